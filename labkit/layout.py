@@ -1,0 +1,236 @@
+"""Where each rank stands: its tensor, context, data and pipeline coordinates, and whom it shares a group with.
+
+The ranks of a job fill a four-dimensional grid, the axis named first in ``order`` fastest, as the
+digits of an odometer do. Every question about groups is then a question about that grid: a group of
+an axis is a line of the grid along it. Integers only: no torch, no process.
+
+Source: the order of groups and of their members is Megatron-LM's (arXiv 2104.04473, section 3;
+``RankGenerator`` in its ``parallel_state.py``).
+"""
+
+import math
+import operator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+AXES = ("tp", "cp", "dp", "pp")
+"""Tensor, context, data and pipeline parallelism, the fastest first in Megatron-LM's default order."""
+
+
+class Coords(NamedTuple):
+    """A rank's place on each axis, counted from 0."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+
+
+class Neighbours(NamedTuple):
+    """The ranks that hold the pipeline stages before and after; None at the pipeline's ends."""
+
+    previous: int | None
+    next: int | None
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """``world_size`` ranks cut into tensor, context, data and pipeline groups: n = t * c * d * p.
+
+    ``order`` lists the axes fastest first, in any permutation; ``cp`` may be left out of it while
+    ``cp_size`` is 1. ``dp_size`` is what remains of ``world_size``.
+
+    Raises:
+        ValueError: a size that does not fit, with the sizes that would. Nothing is ever clamped.
+
+    Source: facts as in arXiv 2104.04473, section 3.
+
+    >>> layout = ParallelLayout(8, tp_size=2, pp_size=2, order="tp-dp-pp")
+    >>> layout.dp_size, layout.groups("dp")
+    (2, [[0, 2], [1, 3], [4, 6], [5, 7]])
+    """
+
+    world_size: int
+    tp_size: int = 1
+    pp_size: int = 1
+    cp_size: int = 1
+    order: str = "tp-cp-dp-pp"
+
+    def __post_init__(self):
+        for name in ("world_size", "tp_size", "pp_size", "cp_size"):
+            object.__setattr__(self, name, _positive_int(name, getattr(self, name)))
+        _check_order(self.order, self.cp_size)
+        if self.world_size % (self.tp_size * self.pp_size * self.cp_size):
+            raise ValueError(self._misfit())
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel replicas: d = n / (t * c * p)."""
+        return self.world_size // (self.tp_size * self.pp_size * self.cp_size)
+
+    def size(self, axis: str) -> int:
+        """Ranks in one group of ``axis``."""
+        return getattr(self, f"{_check_axis(axis)}_size")
+
+    def groups(self, *axes: str) -> list[list[int]]:
+        """The groups of one axis, or of several taken together, as lists of global ranks.
+
+        ``groups("tp", "pp")`` are the model replicas. Groups and members come in Megatron-LM's
+        order, which depends on the layout's ``order`` and never on that of the arguments.
+
+        >>> ParallelLayout(8, tp_size=2, pp_size=2).groups("tp", "pp")
+        [[0, 1, 4, 5], [2, 3, 6, 7]]
+        """
+        if not axes:
+            raise ValueError("groups() needs at least one axis: use 'tp', 'cp', 'dp' or 'pp'")
+        within = {_check_axis(axis) for axis in axes}
+        slowest_first = self._order[::-1]
+        across = [i for i, axis in enumerate(slowest_first) if axis not in within]
+        along = [i for i, axis in enumerate(slowest_first) if axis in within]
+        members = math.prod(self.size(axis) for axis in within)
+        return self._grid.transpose(across + along).reshape(-1, members).tolist()
+
+    def group_of(self, rank: int, *axes: str) -> list[int]:
+        """The one group of ``axes`` that ``rank`` is a member of."""
+        self._check_rank(rank)
+        return next(group for group in self.groups(*axes) if rank in group)
+
+    def coords(self, rank: int) -> Coords:
+        """Where ``rank`` stands on each axis.
+
+        >>> ParallelLayout(16, tp_size=2, pp_size=4).coords(6)
+        Coords(tp=0, cp=0, dp=1, pp=1)
+        """
+        place, left = {}, self._check_rank(rank)
+        for axis in self._order:
+            left, place[axis] = divmod(left, self.size(axis))
+        return Coords(**place)
+
+    def rank_at(self, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
+        """The rank that stands at these coordinates: the inverse of `coords`.
+
+        >>> ParallelLayout(16, tp_size=2, pp_size=4).rank_at(tp=0, dp=1, pp=1)
+        6
+        """
+        place, rank, stride = Coords(tp, cp, dp, pp), 0, 1
+        for axis in self._order:
+            coordinate, size = getattr(place, axis), self.size(axis)
+            if not 0 <= coordinate < size:
+                raise ValueError(f"{axis}={coordinate} is outside 0..{size - 1}: {axis}_size is {size}")
+            rank, stride = rank + coordinate * stride, stride * size
+        return rank
+
+    def neighbours(self, rank: int) -> Neighbours:
+        """The ranks of the previous and of the next pipeline stage, as ``rank`` sees them."""
+        place = self.coords(rank)._asdict()
+        stage = place.pop("pp")
+        return Neighbours(
+            previous=self.rank_at(**place, pp=stage - 1) if stage > 0 else None,
+            next=self.rank_at(**place, pp=stage + 1) if stage < self.pp_size - 1 else None,
+        )
+
+    def embedding_groups(self) -> list[list[int]]:
+        """The first and the last stage of each pipeline, which share the tied word embedding."""
+        return [group if len(group) == 1 else [group[0], group[-1]] for group in self.groups("pp")]
+
+    def crossings(self, axis: str, gpus_per_node: int) -> list[list[int]]:
+        """The groups of ``axis`` with members in more than one node of ``gpus_per_node`` ranks.
+
+        >>> ParallelLayout(16, tp_size=2, pp_size=4).crossings("tp", gpus_per_node=8)
+        []
+        """
+        gpus_per_node = _positive_int("gpus_per_node", gpus_per_node)
+        nodes = np.asarray(groups := self.groups(axis)) // gpus_per_node
+        leaves = (nodes != nodes[:, :1]).any(axis=1)
+        return [group for group, leaving in zip(groups, leaves) if leaving]
+
+    def __str__(self) -> str:
+        """Pipeline stages down, data (and context) replicas across, a tensor group in each cell."""
+        replicas = [(cp, dp) for dp in range(self.dp_size) for cp in range(self.cp_size)]
+        shown, stages = replicas[:8], range(min(self.pp_size, 16))
+        heads = [f"dp {dp}" + (f" cp {cp}" if self.cp_size > 1 else "") for cp, dp in shown]
+        rows = [[self._tensor_group_text(cp, dp, pp) for cp, dp in shown] for pp in stages]
+        widths = [max(map(len, column)) for column in zip(heads, *rows)]
+        stub = len(f"pp {len(stages) - 1}")
+        lines = [self._summary(), _row("".ljust(stub), heads, widths)]
+        lines += [_row(f"pp {pp}".ljust(stub), row, widths) for pp, row in zip(stages, rows)]
+        if len(shown) < len(replicas) or len(stages) < self.pp_size:
+            lines.append(f"(only {len(stages)} of {self.pp_size} stages, {len(shown)} of {len(replicas)} replicas shown)")
+        return "\n".join(lines)
+
+    def _summary(self) -> str:
+        factors = " x ".join(f"{axis} {self.size(axis)}" for axis in self._order if axis != "cp" or self.cp_size > 1)
+        return f"{self.world_size} ranks = {factors}, fastest axis first"
+
+    def _tensor_group_text(self, cp: int, dp: int, pp: int) -> str:
+        ranks = [self.rank_at(tp=tp, cp=cp, dp=dp, pp=pp) for tp in range(self.tp_size)]
+        return " ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]} {ranks[1]} .. {ranks[-1]}"
+
+    @cached_property
+    def _order(self) -> list[str]:
+        named = self.order.split("-")
+        return named if "cp" in named else [*named, "cp"]  # of size 1, so its place does not matter
+
+    @cached_property
+    def _grid(self) -> np.ndarray:
+        shape = [self.size(axis) for axis in self._order]
+        return np.arange(self.world_size).reshape(shape[::-1])  # slowest axis first, as numpy counts
+
+    def _check_rank(self, rank: int) -> int:
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank={rank} is outside this layout: ranks run from 0 to {self.world_size - 1}")
+        return rank
+
+    def _misfit(self) -> str:
+        sizes = {axis: self.size(axis) for axis in ("tp", "cp", "pp") if axis != "cp" or self.cp_size > 1}
+        product = math.prod(sizes.values())
+        ways = []
+        for axis, size in sizes.items():
+            rest = product // size
+            if self.world_size % rest == 0:
+                ways.append(f"{axis}_size {_either(_divisors(self.world_size // rest))}")
+        below = self.world_size // product * product
+        ways.append(f"world_size {_either([n for n in (below, below + product) if n])}")
+        named = " * ".join(f"{axis}_size={size}" for axis, size in sizes.items())
+        return f"{named} = {product} does not divide world_size={self.world_size}: use " + ", or ".join(ways)
+
+
+def _positive_int(name: str, value) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < 1:
+        raise ValueError(f"{name}={value!r} is not a size: use a whole number from 1 up")
+    return number
+
+
+def _check_axis(axis: str) -> str:
+    if axis not in AXES:
+        raise ValueError(f"axis {axis!r} is unknown: use one of {', '.join(AXES)}")
+    return axis
+
+
+def _check_order(order: str, cp_size: int) -> None:
+    named = order.split("-") if isinstance(order, str) else []
+    if len(set(named)) != len(named) or set(named) | {"cp"} != set(AXES):
+        raise ValueError(f"order={order!r} is not an order of the axes: use each of tp, dp, pp (and cp) once, as in 'tp-cp-dp-pp'")
+    if "cp" not in named and cp_size > 1:
+        raise ValueError(f"order={order!r} leaves out cp while cp_size={cp_size}: name cp in it, as in 'tp-cp-dp-pp'")
+
+
+def _divisors(number: int) -> list[int]:
+    low = [k for k in range(1, math.isqrt(number) + 1) if number % k == 0]
+    return sorted({*low, *(number // k for k in low)})
+
+
+def _either(numbers: list[int]) -> str:
+    shown = [str(n) for n in numbers[:8]] + (["..."] if len(numbers) > 8 else [])
+    return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + " or " + shown[-1]
+
+
+def _row(stub: str, cells: list[str], widths: list[int]) -> str:
+    return f"{stub} | " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip()
