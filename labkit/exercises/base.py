@@ -1,0 +1,179 @@
+"""What an exercise is: a reference solution, cases to try, hints, and the mistakes people usually make.
+
+A typical mistake is kept as the wrong function that makes it. `Exercise.check` recognises it because
+the learner's values equal that function's values, so the advice fits the mistake and not a guess.
+"""
+
+import copy
+import inspect
+import linecache
+import textwrap
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.exercises.values import same, show
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong ``function`` that people often write, and the ``advice`` for them."""
+
+    function: Callable
+    advice: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found: ``status`` is passed, not attempted, wrong, raised or stuck."""
+
+    status: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One answer of the learner's function: ``given`` says for what, ``who`` gave it."""
+
+    who: str
+    given: str
+    got: Any
+    expected: Any
+
+    @property
+    def right(self) -> bool:
+        return same(self.got, self.expected)
+
+
+@dataclass(frozen=True)
+class Raised:
+    """Takes the place of an answer when the function raised instead."""
+
+    text: str = field(compare=False)
+
+
+@dataclass
+class Exercise:
+    """A function for the learner to write, checked in this process.
+
+    ``cases`` are tuples of arguments, for each of which ``solution`` gives the expected answer. They
+    go from simple to telling: the report names the first that goes wrong.
+
+    >>> double = Exercise("double", lambda x: 2 * x, [(0,), (3,)], [Mistake(lambda x: x * x, "You squared it.")])
+    >>> double.check(lambda x: x * x)
+    double: not right yet.
+      double(3)
+        gave      9
+        expected  6
+      What this usually is: You squared it.
+    """
+
+    name: str
+    solution_function: Callable
+    cases: Sequence[tuple]
+    mistakes: Sequence[Mistake] = ()
+    hints: Sequence[str] = ()
+    _hints_shown: int = field(default=0, init=False, repr=False)
+
+    def check(self, function: Callable) -> None:
+        """Try the learner's ``function`` and print what was found; never raises for the learner's faults."""
+        print(self.verdict(function).text)
+
+    def verdict(self, function: Callable) -> Verdict:
+        """What `check` prints, as data."""
+        for case in self.cases:
+            trials = self.trials(function, case)
+            if all(is_blank(trial.got) for trial in trials):
+                return Verdict(
+                    "not attempted", f"{self.name}: not attempted yet (your function returns nothing so far)."
+                )
+            wrong = next((trial for trial in trials if not trial.right), None)
+            if wrong is not None and isinstance(wrong.got, Raised):
+                return Verdict("raised", f"{self.name}: {wrong.given} raised an error.\n{_indent(wrong.got.text)}")
+            if wrong is not None:
+                return Verdict("wrong", self._report(wrong, self.recognise(function, case)))
+        return Verdict("passed", f"{self.name}: correct, {self.cases_text()}.")
+
+    def trials(self, function: Callable, case: tuple) -> list[Trial]:
+        """The learner's answers to one case."""
+        given = f"{self.name}({', '.join(map(show, case))})"
+        return [Trial("", given, answer(function, case), self.solution_function(*copy.deepcopy(case)))]
+
+    def recognise(self, function: Callable, case: tuple) -> str | None:
+        """The advice for the mistake that gives the learner's values in every case, if there is one."""
+        del case  # here all cases are cheap enough to compare
+        got = [answer(function, each) for each in self.cases]
+        for mistake in self.mistakes:
+            if same(got, [answer(mistake.function, each) for each in self.cases]):
+                return mistake.advice
+        return None
+
+    def cases_text(self) -> str:
+        """How much was tried, for the good news."""
+        return f"all {len(self.cases)} cases" if len(self.cases) > 1 else "as expected"
+
+    def hint(self) -> "Folded":
+        """The next hint; calling it again gives the one after."""
+        if self._hints_shown >= len(self.hints):
+            return Folded("No more hints", f"That was all. `{self.name}.solution()` shows one way to do it.")
+        self._hints_shown += 1
+        return Folded(f"Hint {self._hints_shown} of {len(self.hints)}", self.hints[self._hints_shown - 1])
+
+    def solution(self) -> "Folded":
+        """The source of the reference solution: the very function that `check` compares with."""
+        source = textwrap.dedent(inspect.getsource(self.solution_function)).strip()
+        return Folded("Solution", f"```python\n{source}\n```", plain_text=source)
+
+    def _report(self, wrong: Trial, advice: str | None) -> str:
+        lines = [f"{self.name}: not right yet.", f"  {wrong.given}"]
+        lines.append(f"    {wrong.who}gave      {show(wrong.got)}")
+        lines.append(f"    {' ' * len(wrong.who)}expected  {show(wrong.expected)}")
+        if advice:
+            lines.append(
+                textwrap.fill(f"What this usually is: {advice}", 100, initial_indent="  ", subsequent_indent="  ")
+            )
+        return "\n".join(lines)
+
+
+class Folded:
+    """Text that a notebook shows behind a triangle to click, and a terminal as it is."""
+
+    def __init__(self, title: str, markdown: str, plain_text: str | None = None):
+        self.title, self.markdown, self.plain_text = title, markdown, plain_text or f"{title}: {markdown}"
+
+    def __repr__(self) -> str:
+        return self.plain_text
+
+    def _repr_markdown_(self) -> str:
+        return f"<details><summary>{self.title}</summary>\n\n{self.markdown}\n\n</details>"
+
+
+def answer(function: Callable, case: tuple):
+    """What ``function`` answers; None if it is still a stub, `Raised` if it fails."""
+    try:
+        return function(*copy.deepcopy(case))  # a copy: a function that changes its arguments spoils only its own
+    except NotImplementedError:
+        return None
+    except Exception as error:
+        return Raised(_where(function, error))
+
+
+def is_blank(got) -> bool:
+    """Whether this is what a stub gives that nobody has filled in."""
+    return got is None or got is ...
+
+
+def _where(function: Callable, error: Exception) -> str:
+    """The error, and the line of the learner's function that it came from."""
+    message = f"{type(error).__name__}: {error}"
+    code = getattr(function, "__code__", None)
+    for frame in traceback.extract_tb(error.__traceback__):
+        if code and frame.filename == code.co_filename and frame.lineno:
+            line = linecache.getline(frame.filename, frame.lineno).strip()
+            return f"{message}\nin line {frame.lineno - code.co_firstlineno + 1} of {code.co_name}: {line}"
+    return message
+
+
+def _indent(text: str) -> str:
+    return textwrap.indent(text, "  ")

@@ -1,0 +1,57 @@
+"""When two answers are the same, and how an answer is written in a report.
+
+Tensors and arrays count as the nested lists that they hold, so that an exercise never fails on a
+container, a device or a dtype: only on a value or on a shape.
+"""
+
+import math
+
+TOLERANCE = 1e-5  # relative: float32 sums in another order differ by less
+
+
+def plain(value):
+    """``value`` with every tensor, array and tuple in it turned into lists.
+
+    >>> plain((1, [2.0, (3,)]))
+    [1, [2.0, [3]]]
+    """
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (list, tuple, range)):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+def same(one, other) -> bool:
+    """Whether two answers agree: in shape exactly, in numbers up to rounding.
+
+    >>> same((1, 2), [1.0, 2.0000001]), same([[1, 2]], [1, 2])
+    (True, False)
+    """
+    one, other = plain(one), plain(other)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-8)
+    return type(one) is type(other) and one == other
+
+
+def show(value, longest: int = 16) -> str:
+    """``value`` as short text: whole numbers without ``.0``, long lists cut in the middle.
+
+    >>> show([6.0, 10.0, 0.333333333])
+    '[6, 10, 0.3333]'
+    """
+    value = plain(value)
+    if isinstance(value, list):
+        items = [show(item, longest) for item in value[:longest]]
+        if len(value) > longest:
+            items[-1:] = ["...", show(value[-1], longest)]
+        return f"[{', '.join(items)}]"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 or value != round(value) else f"{value:.0f}"
+    return repr(value)
