@@ -1,0 +1,46 @@
+# make lab        open the lab in JupyterLab         make notebooks  run every notebook and store its outputs
+# make test       every test, one line of counts     make pics       draw the files in pics/
+# make check      the fast checks only               make bench      a table of ratios against peers
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+NOTEBOOKS := Start_Here.ipynb notebooks
+RESULTS := build/tests.xml
+
+JUPYTER_FLAGS := --ip=127.0.0.1 --LabApp.default_url=/lab/tree/Start_Here.ipynb
+ifeq ($(shell id -u),0)
+JUPYTER_FLAGS += --allow-root
+endif
+ifeq ($(DISPLAY)$(WAYLAND_DISPLAY),)
+JUPYTER_FLAGS += --no-browser  # no screen: Jupyter prints the address to open
+endif
+
+.PHONY: lab test check notebooks pics bench
+
+lab: $(READY)
+	$(BIN)/jupyter lab $(JUPYTER_FLAGS)
+
+test: $(READY)
+	@rm -f $(RESULTS)
+	@$(BIN)/python -m pytest tests labkit $(NOTEBOOKS) --nbval --nbval-current-env \
+		--nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 --junit-xml $(RESULTS); \
+	$(BIN)/python tools/closing_line.py $(RESULTS) $$?
+
+check: $(READY)
+	@$(BIN)/python -m pytest -q tests/test_style.py
+
+notebooks: $(READY)
+	$(BIN)/python tools/store_notebooks.py $(NOTEBOOKS)
+
+pics: $(READY)
+	$(BIN)/python -m labkit.plots
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+# Set up once, and again when what is to be installed changes.
+$(READY): requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@

@@ -1,0 +1,71 @@
+"""What holds for every notebook before it is run: stored outputs, no leftovers of a session, working links."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = [ROOT / "Start_Here.ipynb", *sorted((ROOT / "notebooks").glob("*.ipynb"))]
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def unstored_cells(notebook):
+    """Cells that nbval would run without comparing anything, because they were stored without having been run."""
+    return [cell.id for number, cell in enumerate(code_cells(notebook), 1) if cell.execution_count != number]
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def path(request):
+    return request.param
+
+
+def test_outputs_are_stored_in_one_run_from_top_to_bottom(path):
+    notebook = read(path)
+    assert not unstored_cells(notebook), f"run `make notebooks`: {path.name} has cells stored without their outputs"
+    assert any(cell.outputs for cell in code_cells(notebook)), f"{path.name} stores no output at all"
+
+
+def test_a_stripped_notebook_is_caught():
+    notebook = read(NOTEBOOKS[0])
+    for cell in code_cells(notebook):
+        cell.outputs, cell.execution_count = [], None
+    assert len(unstored_cells(notebook)) == len(code_cells(notebook))
+
+
+def test_errors_are_stored_only_where_they_are_meant(path):
+    for cell in code_cells(read(path)):
+        failed = any(output.output_type == "error" for output in cell.outputs)
+        assert failed == ("raises-exception" in cell.metadata.get("tags", [])), f"cell {cell.id} of {path.name}"
+
+
+def test_nothing_of_a_session_is_stored(path):
+    notebook = read(path)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert set(notebook.metadata.language_info) == {"name"}
+    assert not [cell.id for cell in notebook.cells if set(cell.metadata) - {"tags", "jupyter"}]
+    assert "widget-view" not in path.read_text()
+
+
+def test_cells_are_small_enough_to_read(path):
+    long = {cell.id: cell.source.count("\n") + 1 for cell in code_cells(read(path)) if cell.source.count("\n") > 12}
+    assert not long, f"cells of {path.name} with their lines: {long}"
+
+
+@pytest.mark.parametrize("document", [*NOTEBOOKS, ROOT / "README.md"], ids=lambda path: path.stem)
+def test_relative_links_lead_somewhere(document):
+    if document.suffix == ".ipynb":
+        text = "\n".join(cell.source for cell in read(document).cells if cell.cell_type == "markdown")
+    else:
+        text = document.read_text()
+    links = [link for link in LINK.findall(text) if "://" not in link and not link.startswith("attachment:")]
+    assert not [link for link in links if not (document.parent / link).exists()]
