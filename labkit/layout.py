@@ -8,6 +8,7 @@ Source: the order of groups and of their members is Megatron-LM's (arXiv 2104.04
 ``RankGenerator`` in its ``parallel_state.py``).
 """
 
+import itertools
 import math
 import operator
 from dataclasses import dataclass
@@ -84,9 +85,7 @@ class ParallelLayout:
         >>> ParallelLayout(8, tp_size=2, pp_size=2).groups("tp", "pp")
         [[0, 1, 4, 5], [2, 3, 6, 7]]
         """
-        if not axes:
-            raise ValueError("groups() needs at least one axis: use 'tp', 'cp', 'dp' or 'pp'")
-        within = {_check_axis(axis) for axis in axes}
+        within = self._within(axes)
         slowest_first = self._order[::-1]
         across = [i for i, axis in enumerate(slowest_first) if axis not in within]
         along = [i for i, axis in enumerate(slowest_first) if axis in within]
@@ -95,8 +94,9 @@ class ParallelLayout:
 
     def group_of(self, rank: int, *axes: str) -> list[int]:
         """The one group of ``axes`` that ``rank`` is a member of."""
-        self._check_rank(rank)
-        return next(group for group in self.groups(*axes) if rank in group)
+        place, within = self.coords(rank), self._within(axes)
+        line = tuple(slice(None) if axis in within else getattr(place, axis) for axis in self._order[::-1])
+        return self._grid[line].ravel().tolist()
 
     def coords(self, rank: int) -> Coords:
         """Where ``rank`` stands on each axis.
@@ -149,25 +149,21 @@ class ParallelLayout:
 
     def __str__(self) -> str:
         """Pipeline stages down, data (and context) replicas across, a tensor group in each cell."""
-        replicas = [(cp, dp) for dp in range(self.dp_size) for cp in range(self.cp_size)]
-        shown, stages = replicas[:8], range(min(self.pp_size, 16))
-        heads = [f"dp {dp}" + (f" cp {cp}" if self.cp_size > 1 else "") for cp, dp in shown]
-        rows = [[self._tensor_group_text(cp, dp, pp) for cp, dp in shown] for pp in stages]
-        widths = [max(map(len, column)) for column in zip(heads, *rows)]
-        stub = len(f"pp {len(stages) - 1}")
-        lines = [self._summary(), _row("".ljust(stub), heads, widths)]
-        lines += [_row(f"pp {pp}".ljust(stub), row, widths) for pp, row in zip(stages, rows)]
-        if len(shown) < len(replicas) or len(stages) < self.pp_size:
-            lines.append(f"(only {len(stages)} of {self.pp_size} stages, {len(shown)} of {len(replicas)} replicas shown)")
-        return "\n".join(lines)
-
-    def _summary(self) -> str:
+        axes, stages, shown = self._order[::-1], min(self.pp_size, 16), 0
+        ranks = self._grid.transpose([axes.index(axis) for axis in ("pp", "dp", "cp", "tp")])[:stages]
+        rows = ["", *(f"pp {pp}" for pp in range(stages))]
+        rows = [row.ljust(len(rows[-1])) for row in rows]
+        for dp, cp in itertools.product(range(self.dp_size), range(self.cp_size)):
+            column = [f"dp {dp}" + (f" cp {cp}" if self.cp_size > 1 else ""), *map(_ranks_text, ranks[:, dp, cp])]
+            width = max(map(len, column))
+            if shown and len(rows[0]) + 3 + width > 120:
+                break
+            rows, shown = [f"{row} | {cell.ljust(width)}" for row, cell in zip(rows, column)], shown + 1
         factors = " x ".join(f"{axis} {self.size(axis)}" for axis in self._order if axis != "cp" or self.cp_size > 1)
-        return f"{self.world_size} ranks = {factors}, fastest axis first"
-
-    def _tensor_group_text(self, cp: int, dp: int, pp: int) -> str:
-        ranks = [self.rank_at(tp=tp, cp=cp, dp=dp, pp=pp) for tp in range(self.tp_size)]
-        return " ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]} {ranks[1]} .. {ranks[-1]}"
+        lines = [f"{self.world_size} ranks = {factors}, fastest axis first", *map(str.rstrip, rows)]
+        if shown < (replicas := self.dp_size * self.cp_size) or stages < self.pp_size:
+            lines.append(f"(only {stages} of {self.pp_size} stages, {shown} of {replicas} replicas shown)")
+        return "\n".join(lines)
 
     @cached_property
     def _order(self) -> list[str]:
@@ -179,10 +175,18 @@ class ParallelLayout:
         shape = [self.size(axis) for axis in self._order]
         return np.arange(self.world_size).reshape(shape[::-1])  # slowest axis first, as numpy counts
 
+    def _within(self, axes: tuple[str, ...]) -> set[str]:
+        if not axes:
+            raise ValueError("a group needs at least one axis: use 'tp', 'cp', 'dp' or 'pp'")
+        return {_check_axis(axis) for axis in axes}
+
     def _check_rank(self, rank: int) -> int:
-        if not 0 <= rank < self.world_size:
-            raise ValueError(f"rank={rank} is outside this layout: ranks run from 0 to {self.world_size - 1}")
-        return rank
+        number = _whole_number(rank)
+        if number is None or not 0 <= number < self.world_size:
+            raise ValueError(
+                f"rank={rank!r} is outside this layout: use a whole number from 0 to {self.world_size - 1}"
+            )
+        return number
 
     def _misfit(self) -> str:
         sizes = {axis: self.size(axis) for axis in ("tp", "cp", "pp") if axis != "cp" or self.cp_size > 1}
@@ -192,18 +196,24 @@ class ParallelLayout:
             rest = product // size
             if self.world_size % rest == 0:
                 ways.append(f"{axis}_size {_either(_divisors(self.world_size // rest))}")
+        if not ways:  # no single size can be blamed: say what their product may be
+            ways.append(f"sizes whose product is {_either(_divisors(self.world_size))}")
         below = self.world_size // product * product
         ways.append(f"world_size {_either([n for n in (below, below + product) if n])}")
         named = " * ".join(f"{axis}_size={size}" for axis, size in sizes.items())
         return f"{named} = {product} does not divide world_size={self.world_size}: use " + ", or ".join(ways)
 
 
-def _positive_int(name: str, value) -> int:
+def _whole_number(value) -> int | None:
     try:
-        number = operator.index(value)
+        return None if isinstance(value, bool) else operator.index(value)  # numpy's integers count too
     except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or number < 1:
+        return None
+
+
+def _positive_int(name: str, value) -> int:
+    number = _whole_number(value)
+    if number is None or number < 1:
         raise ValueError(f"{name}={value!r} is not a size: use a whole number from 1 up")
     return number
 
@@ -217,7 +227,8 @@ def _check_axis(axis: str) -> str:
 def _check_order(order: str, cp_size: int) -> None:
     named = order.split("-") if isinstance(order, str) else []
     if len(set(named)) != len(named) or set(named) | {"cp"} != set(AXES):
-        raise ValueError(f"order={order!r} is not an order of the axes: use each of tp, dp, pp (and cp) once, as in 'tp-cp-dp-pp'")
+        rule = "use each of tp, dp, pp (and cp) once, as in 'tp-cp-dp-pp'"
+        raise ValueError(f"order={order!r} is not an order of the axes: {rule}")
     if "cp" not in named and cp_size > 1:
         raise ValueError(f"order={order!r} leaves out cp while cp_size={cp_size}: name cp in it, as in 'tp-cp-dp-pp'")
 
@@ -232,5 +243,5 @@ def _either(numbers: list[int]) -> str:
     return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + " or " + shown[-1]
 
 
-def _row(stub: str, cells: list[str], widths: list[int]) -> str:
-    return f"{stub} | " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip()
+def _ranks_text(ranks: np.ndarray) -> str:
+    return " ".join(map(str, ranks)) if len(ranks) <= 4 else f"{ranks[0]} {ranks[1]} .. {ranks[-1]}"
