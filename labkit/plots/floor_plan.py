@@ -1,0 +1,77 @@
+"""Where each GPU's box goes: nodes side by side and below each other, so that the boxes come out as large as can be."""
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+PAD, GAP, HEAD = 0.12, 0.24, 0.50  # around a node's GPUs, between nodes, above a node for its name; one box is 1
+MAX_NAMED_NODES = 16  # beyond, their names cost more room than they are worth
+
+
+@dataclass(frozen=True)
+class FloorPlan:
+    """A grid of nodes, each a grid of GPUs; lengths in boxes, y downwards."""
+
+    world_size: int
+    node_size: int
+    """GPUs drawn in one frame."""
+    columns: int
+    """GPUs side by side in a node."""
+    nodes_across: int
+
+    @property
+    def num_nodes(self) -> int:
+        return ceil(self.world_size / self.node_size)
+
+    @property
+    def head(self) -> float:
+        return HEAD if self.num_nodes <= MAX_NAMED_NODES else 0.0
+
+    @property
+    def frame(self) -> tuple[float, float]:
+        """Width and height of a node's frame."""
+        return self.columns + 2 * PAD, ceil(self.node_size / self.columns) + 2 * PAD
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height of everything."""
+        width, height = self.frame
+        nodes_down = ceil(self.num_nodes / self.nodes_across)
+        return self.nodes_across * (width + GAP) - GAP, nodes_down * (height + GAP + self.head) - GAP
+
+    def node_corners(self) -> np.ndarray:
+        """The upper left corner of each node's frame: [num_nodes, 2]."""
+        width, height = self.frame
+        down, across = np.divmod(np.arange(self.num_nodes), self.nodes_across)
+        return np.stack([across * (width + GAP), down * (height + GAP + self.head) + self.head], axis=1)
+
+    def gpu_centres(self) -> np.ndarray:
+        """The middle of each rank's box: [world_size, 2]."""
+        node, slot = np.divmod(np.arange(self.world_size), self.node_size)
+        down, across = np.divmod(slot, self.columns)
+        return self.node_corners()[node] + PAD + 0.5 + np.stack([across, down], axis=1)
+
+
+def floor_plan(world_size: int, gpus_per_node: int, width: float, height: float) -> FloorPlan:
+    """The plan with the largest boxes in a rectangle of these proportions; among equals, the widest nodes.
+
+    >>> plan = floor_plan(16, gpus_per_node=8, width=8, height=1)
+    >>> plan.columns, plan.nodes_across
+    (8, 2)
+    """
+    node_size = min(gpus_per_node, world_size)
+    columns = [c for c in range(node_size, 0, -1) if node_size % c == 0]
+    num_nodes = ceil(world_size / node_size)
+    plans = [FloorPlan(world_size, node_size, c, across) for c in columns for across in _distinct_rows(num_nodes)]
+    return max(plans, key=lambda plan: round(box_length(plan, width, height), 6))
+
+
+def box_length(plan: FloorPlan, width: float, height: float) -> float:
+    """How long a box may be for the plan to fit into ``width`` by ``height``."""
+    return min(width / plan.size[0], height / plan.size[1])
+
+
+def _distinct_rows(num_nodes: int) -> list[int]:
+    """The fewest nodes across for each possible number of nodes down: 2 sqrt(n) candidates instead of n."""
+    return sorted({ceil(num_nodes / down) for down in range(1, num_nodes + 1)})

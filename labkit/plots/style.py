@@ -1,0 +1,67 @@
+"""The look of every picture: a colour for each idea (Okabe-Ito, told apart by colour-blind readers), and sizes.
+
+Each colour has one meaning in the whole lab. Groups of one axis are tints of that axis's colour and
+carry a letter, so that no picture depends on colour alone.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from matplotlib.colors import to_rgb
+
+TP = "#0072B2"
+PP = "#D55E00"
+DP = "#009E73"
+CP = "#CC79A7"
+FORWARD = "#56B4E9"
+BACKWARD = "#F0E442"
+IDLE = "#E5E7EB"
+INK = "#1F2933"
+MUTED = "#5B6770"
+"""Ink for what a reader may skip: 5.9 to 1 on white, still easy to read."""
+GREY = "#9AA5AE"
+FRAME, FRAME_FILL = "#AEB8C0", "#F5F7F9"
+
+AXIS_COLOR = {"tp": TP, "cp": CP, "dp": DP, "pp": PP}
+AXIS_NAME = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline"}
+
+TITLE_PT = 17
+LABEL_PT = 13
+"""Sizes in points on figures 12 to 15 inches wide: what the back of a room reads."""
+
+TINTS = (0.16, 0.58, 0.34, 0.78)
+"""How much of the axis's colour its groups get in turn; neighbours in this order are far apart."""
+
+
+def group_letter(index: int) -> str:
+    """A, B, ... Z, then AA, AB, ... as a spreadsheet names its columns.
+
+    >>> group_letter(0), group_letter(25), group_letter(26)
+    ('A', 'Z', 'AA')
+    """
+    letters = ""
+    while index >= 0:
+        index, letter = divmod(index, 26)
+        letters, index = chr(ord("A") + letter) + letters, index - 1
+    return letters
+
+
+@lru_cache(maxsize=1024)
+def tint(color: str, strength: float) -> tuple[float, float, float]:
+    """``strength`` of this colour on white: 1.0 is the colour itself, 0.0 is white."""
+    return tuple(1.0 - strength * (1.0 - channel) for channel in to_rgb(color))  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=1024)
+def text_on(background: tuple[float, float, float]) -> tuple[float, float, float]:
+    """White or ink, whichever stands out more on this background (WCAG's contrast ratio)."""
+    ink = to_rgb(INK)
+    on_white = 1.05 / (_luminance(background) + 0.05)
+    on_ink = (_luminance(background) + 0.05) / (_luminance(ink) + 0.05)
+    return (1.0, 1.0, 1.0) if on_white > on_ink else ink
+
+
+def _luminance(color) -> float:
+    channel = np.asarray(color)
+    linear = np.where(channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
