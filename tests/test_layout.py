@@ -1,0 +1,344 @@
+"""ParallelLayout against an independent definition: nested loops over coordinates, written out here.
+
+A layout is a shape (the sizes along ``order``, fastest first) and names for its axes. The loops look at
+shapes only, so one brute-force answer serves all orders that lead to the same shape: that makes it
+possible to cover every size up to 64 ranks under every one of the 24 + 6 orders.
+"""
+
+import itertools
+import math
+import pickle
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.layout import AXES, Coords, ParallelLayout
+
+LARGEST_WORLD = 64
+ORDERS = ["-".join(order) for order in itertools.permutations(AXES)]
+ORDERS_WITHOUT_CP = ["-".join(order) for order in itertools.permutations(("tp", "dp", "pp"))]
+SUBSETS = [subset for k in (1, 2, 3, 4) for subset in itertools.combinations(range(4), k)]  # of positions in the order
+
+
+def shapes(world_size: int, length: int = 4) -> list[tuple[int, ...]]:
+    """Every way to write world_size as a product of ``length`` sizes."""
+    if length == 1:
+        return [(world_size,)]
+    first = [k for k in range(1, world_size + 1) if world_size % k == 0]
+    return [(k, *rest) for k in first for rest in shapes(world_size // k, length - 1)]
+
+
+def brute_force(shape: tuple[int, ...]) -> tuple[list[tuple[int, ...]], dict[tuple[int, ...], list[list[int]]]]:
+    """Coordinates of each rank, and the groups of each subset of positions, by four nested loops."""
+    places = []
+    for d in range(shape[3]):
+        for c in range(shape[2]):
+            for b in range(shape[1]):
+                for a in range(shape[0]):  # the fastest
+                    places.append((a, b, c, d))
+    groups = {}
+    for subset in SUBSETS:
+        outside = [i for i in range(4) if i not in subset]
+        members: dict[tuple[int, ...], list[int]] = {}
+        for rank, place in enumerate(places):  # rank order, so groups come by first member and members ascend
+            members.setdefault(tuple(place[i] for i in outside), []).append(rank)
+        groups[subset] = list(members.values())
+    return places, groups
+
+
+def build(order: str, shape: tuple[int, ...]) -> ParallelLayout:
+    sizes = dict(zip(order.split("-"), shape))
+    return ParallelLayout(math.prod(shape), sizes["tp"], sizes["pp"], sizes.get("cp", 1), order)
+
+
+@pytest.mark.parametrize("world_size", range(1, LARGEST_WORLD + 1))
+def test_every_layout_agrees_with_nested_loops(world_size):
+    """Every shape and order: the groups of each axis and of all axes together, coordinates and their inverse."""
+    for shape in shapes(world_size):
+        places, groups = brute_force(shape)
+        for order in ORDERS:
+            axes, layout = order.split("-"), build(order, shape)
+            assert tuple(map(layout.size, axes)) == shape
+            for subset in SUBSETS:
+                named = [axes[i] for i in subset]
+                assert layout.groups(*named) == groups[subset], (layout, named)
+            for rank in {0, world_size // 3, world_size - 1}:
+                place = Coords(**dict(zip(axes, places[rank])))
+                assert layout.coords(rank) == place
+                assert layout.rank_at(**place._asdict()) == rank
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_rank_of_every_layout_to_24_ranks(order):
+    """What is asked rank by rank: coordinates, the group of a rank, pipeline neighbours, embedding groups."""
+    axes = order.split("-")
+    stage_at = axes.index("pp")
+    for shape in itertools.chain.from_iterable(shapes(n) for n in (1, 6, 8, 12, 16, 24)):
+        places, groups = brute_force(shape)
+        layout = build(order, shape)
+        rank_of = {place: rank for rank, place in enumerate(places)}
+        for rank, place in enumerate(places):
+            assert layout.coords(rank) == Coords(**dict(zip(axes, place)))
+            assert layout.rank_at(**dict(zip(axes, place))) == rank
+            before, after = list(place), list(place)
+            before[stage_at] -= 1
+            after[stage_at] += 1
+            assert layout.neighbours(rank) == (rank_of.get(tuple(before)), rank_of.get(tuple(after)))
+            for subset in ((stage_at,), (0, 2), (0, 1, 2, 3)):
+                expected = next(group for group in groups[subset] if rank in group)
+                assert layout.group_of(rank, *(axes[i] for i in subset)) == expected
+        ends = [sorted({group[0], group[-1]}) for group in groups[(stage_at,)]]
+        assert layout.embedding_groups() == ends
+
+
+@pytest.mark.parametrize("gpus_per_node", [1, 2, 3, 4, 8, 64])
+def test_crossings_are_the_groups_with_members_in_two_nodes(gpus_per_node):
+    for shape in itertools.chain.from_iterable(shapes(n) for n in (8, 12, 16, 48)):
+        for order in ("tp-cp-dp-pp", "dp-pp-cp-tp"):
+            layout = build(order, shape)
+            for axis in AXES:
+                leaving = []
+                for group in layout.groups(axis):
+                    if len({rank // gpus_per_node for rank in group}) > 1:
+                        leaving.append(group)
+                assert layout.crossings(axis, gpus_per_node) == leaving
+
+
+@pytest.mark.parametrize("order", ORDERS_WITHOUT_CP)
+def test_an_order_without_cp_is_one_with_cp_of_size_one_anywhere(order):
+    axes = order.split("-")
+    for world_size in range(1, LARGEST_WORLD + 1):
+        for a, b, c in shapes(world_size, 3):
+            layout = build(order, (a, b, c))
+            groups = brute_force((a, b, c, 1))[1] if world_size <= 16 else None
+            full = [build("-".join([*axes[:i], "cp", *axes[i:]]), (*(a, b, c)[:i], 1, *(a, b, c)[i:])) for i in (0, 3)]
+            for i, axis in enumerate(axes):
+                assert layout.groups(axis) == full[0].groups(axis) == full[1].groups(axis)
+                assert groups is None or layout.groups(axis) == groups[(i,)]
+            assert layout.groups("tp", "pp") == full[0].groups("tp", "cp", "pp")
+            assert layout.groups("cp") == [[rank] for rank in range(world_size)]
+
+
+def test_the_order_in_which_axes_are_named_does_not_matter():
+    layout = ParallelLayout(48, tp_size=2, pp_size=4, cp_size=3, order="cp-dp-tp-pp")
+    for axes in itertools.permutations(("dp", "cp", "pp")):
+        assert layout.groups(*axes) == layout.groups("dp", "cp", "pp")
+    assert layout.groups("dp", "dp") == layout.groups("dp")
+
+
+# The 16 GPUs of two DGX-1 boxes, and the other order in use.
+GOLDEN = [
+    (
+        ParallelLayout(16, tp_size=2, pp_size=4),
+        [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11], [12, 13], [14, 15]],
+        [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]],
+        [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]],
+        [[0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]],
+    ),
+    (
+        ParallelLayout(16, tp_size=4, pp_size=2, order="tp-dp-pp"),
+        [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]],
+        [[0, 4], [1, 5], [2, 6], [3, 7], [8, 12], [9, 13], [10, 14], [11, 15]],
+        [[0, 8], [1, 9], [2, 10], [3, 11], [4, 12], [5, 13], [6, 14], [7, 15]],
+        [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]],
+    ),
+    (
+        ParallelLayout(8, tp_size=2, pp_size=2, order="tp-pp-dp"),
+        [[0, 1], [2, 3], [4, 5], [6, 7]],
+        [[0, 4], [1, 5], [2, 6], [3, 7]],
+        [[0, 2], [1, 3], [4, 6], [5, 7]],
+        [[0, 1, 2, 3], [4, 5, 6, 7]],
+    ),
+]
+
+
+@pytest.mark.parametrize(("layout", "tp", "dp", "pp", "replicas"), GOLDEN)
+def test_published_group_lists(layout, tp, dp, pp, replicas):
+    assert layout.dp_size == 2
+    assert layout.groups("tp") == tp
+    assert layout.groups("dp") == dp
+    assert layout.groups("pp") == pp
+    assert layout.groups("tp", "pp") == replicas
+    assert len(tp) == layout.world_size // layout.tp_size
+
+
+def test_tensor_groups_stay_inside_a_box_of_eight():
+    layout = ParallelLayout(16, tp_size=2, pp_size=4)
+    assert layout.crossings("tp", 8) == []
+    assert layout.crossings("dp", 8) == []
+    assert layout.crossings("pp", 8) == layout.groups("pp")
+
+
+# ---- what does not fit
+
+
+def suggestions(message: str) -> dict[str, list[int]]:
+    """The numbers offered after 'use', by the name of the size they are offered for."""
+    way_out = message.split(": use ")[1]
+    found = re.findall(r"(\w+_size|product is) ([\d, or.]+)", way_out)
+    return {name: [int(number) for number in re.findall(r"\d+", numbers)] for name, numbers in found}
+
+
+def check_way_out(message: str, sizes: dict[str, int]) -> None:
+    """Every number that the message offers makes a legal layout when it is taken."""
+    offered = suggestions(message)
+    assert offered, message
+    for name, numbers in offered.items():
+        assert numbers, message
+        for number in numbers:
+            if name == "product is":
+                assert sizes["world_size"] % number == 0, message
+            else:
+                taken = {**sizes, name: number}
+                assert taken["world_size"] % (taken["tp_size"] * taken["pp_size"] * taken["cp_size"]) == 0, message
+
+
+def try_sizes(world_size: int, tp_size: int, pp_size: int, cp_size: int) -> bool:
+    """True when the layout stands; a refusal must name the numbers and offer sizes that are legal."""
+    sizes = {"world_size": world_size, "tp_size": tp_size, "pp_size": pp_size, "cp_size": cp_size}
+    try:
+        layout = ParallelLayout(world_size, tp_size, pp_size, cp_size)
+    except ValueError as error:
+        message = str(error)
+        product = tp_size * pp_size * cp_size
+        assert f" = {product} does not divide world_size={world_size}: use " in message
+        assert f"tp_size={tp_size} * " in message
+        assert f"pp_size={pp_size} = " in message
+        assert (cp_size == 1) or f"cp_size={cp_size}" in message
+        if product <= 2 * LARGEST_WORLD:  # larger products: their way out is left to the next test
+            check_way_out(message, sizes)
+        return False
+    assert (layout.world_size, layout.tp_size, layout.pp_size, layout.cp_size) == tuple(sizes.values())
+    return True
+
+
+@pytest.mark.parametrize("cp_size", range(1, LARGEST_WORLD + 1))
+def test_sizes_stand_exactly_when_they_multiply_to_the_world(cp_size):
+    """Every tp, pp and cp up to 64, in every world up to 64; one world each where the product is above 128."""
+    sizes = range(1, LARGEST_WORLD + 1)
+    for tp_size, pp_size in itertools.product(sizes, sizes):
+        product = tp_size * pp_size * cp_size
+        worlds = sizes if product <= 2 * LARGEST_WORLD else [(5 * tp_size + 7 * pp_size) % LARGEST_WORLD + 1]
+        for world_size in worlds:
+            legal = any(product * dp_size == world_size for dp_size in range(1, world_size // product + 1))
+            assert try_sizes(world_size, tp_size, pp_size, cp_size) == legal
+
+
+@given(st.integers(1, 200_000), *[st.integers(1, 300)] * 3)
+def test_offered_sizes_are_legal_for_any_world(world_size, tp_size, pp_size, cp_size):
+    sizes = {"world_size": world_size, "tp_size": tp_size, "pp_size": pp_size, "cp_size": cp_size}
+    try:
+        ParallelLayout(**sizes)
+    except ValueError as error:
+        check_way_out(str(error), sizes)
+
+
+MESSAGES = [
+    ({"world_size": 16, "tp_size": 3}, "tp_size=3 * pp_size=1 = 3 does not divide world_size=16: "
+     "use tp_size 1, 2, 4, 8 or 16, or world_size 15 or 18"),
+    ({"world_size": 16, "tp_size": 2, "pp_size": 3, "cp_size": 2}, "tp_size=2 * cp_size=2 * pp_size=3 = 12 "
+     "does not divide world_size=16: use pp_size 1, 2 or 4, or world_size 12 or 24"),
+    ({"world_size": 8, "tp_size": 16, "pp_size": 16}, "tp_size=16 * pp_size=16 = 256 does not divide world_size=8: "
+     "use sizes whose product is 1, 2, 4 or 8, or world_size 256"),
+    ({"world_size": 0}, "world_size=0 is not a size: use a whole number from 1 up"),
+    ({"world_size": 8, "tp_size": -2}, "tp_size=-2 is not a size: use a whole number from 1 up"),
+    ({"world_size": 8, "pp_size": 2.0}, "pp_size=2.0 is not a size: use a whole number from 1 up"),
+    ({"world_size": 8, "cp_size": True}, "cp_size=True is not a size: use a whole number from 1 up"),
+    ({"world_size": "8"}, "world_size='8' is not a size: use a whole number from 1 up"),
+    ({"world_size": None}, "world_size=None is not a size: use a whole number from 1 up"),
+    *[({"world_size": 8, "order": order}, f"order={order!r} is not an order of the axes: "
+       "use each of tp, dp, pp (and cp) once, as in 'tp-cp-dp-pp'")
+      for order in ("tp-dp", "tp-dp-pp-tp", "tp-dp-pp-ep", "", "tp_dp_pp", "tp-dp-pp-", None, ("tp", "dp", "pp"))],
+    ({"world_size": 8, "cp_size": 2, "order": "tp-dp-pp"},
+     "order='tp-dp-pp' leaves out cp while cp_size=2: name cp in it, as in 'tp-cp-dp-pp'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "message"), MESSAGES)
+def test_refusals_name_the_value_the_rule_and_the_way_out(sizes, message):
+    with pytest.raises(ValueError) as refusal:
+        ParallelLayout(**sizes)
+    assert str(refusal.value) == message
+
+
+CALLS = [
+    (lambda it: it.groups(), "a group needs at least one axis: use 'tp', 'cp', 'dp' or 'pp'"),
+    (lambda it: it.group_of(0), "a group needs at least one axis: use 'tp', 'cp', 'dp' or 'pp'"),
+    (lambda it: it.groups("tensor"), "axis 'tensor' is unknown: use one of tp, cp, dp, pp"),
+    (lambda it: it.crossings("ep", 8), "axis 'ep' is unknown: use one of tp, cp, dp, pp"),
+    (lambda it: it.size("world"), "axis 'world' is unknown: use one of tp, cp, dp, pp"),
+    (lambda it: it.crossings("tp", 0), "gpus_per_node=0 is not a size: use a whole number from 1 up"),
+    (lambda it: it.coords(16), "rank=16 is outside this layout: use a whole number from 0 to 15"),
+    (lambda it: it.coords(1.5), "rank=1.5 is outside this layout: use a whole number from 0 to 15"),
+    (lambda it: it.neighbours(-1), "rank=-1 is outside this layout: use a whole number from 0 to 15"),
+    (lambda it: it.group_of("3", "tp"), "rank='3' is outside this layout: use a whole number from 0 to 15"),
+    (lambda it: it.rank_at(tp=2), "tp=2 is outside 0..1: tp_size is 2"),
+    (lambda it: it.rank_at(pp=-1), "pp=-1 is outside 0..3: pp_size is 4"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), CALLS)
+def test_wrong_questions_are_refused_in_words(call, message):
+    with pytest.raises(ValueError) as refusal:
+        call(ParallelLayout(16, tp_size=2, pp_size=4))
+    assert str(refusal.value) == message
+
+
+# ---- as an object
+
+
+def test_numpy_integers_are_whole_numbers():
+    layout = ParallelLayout(np.int64(16), tp_size=np.int32(2), pp_size=np.int8(4))
+    assert layout == ParallelLayout(16, tp_size=2, pp_size=4)
+    assert type(layout.world_size) is int
+    assert layout.coords(np.int64(6)) == (0, 0, 1, 1)
+    assert all(type(number) is int for number in layout.coords(np.int64(6)))
+
+
+def test_frozen_hashable_and_picklable_after_use():
+    layout = ParallelLayout(16, tp_size=2, pp_size=4)
+    layout.groups("dp")
+    with pytest.raises(AttributeError):
+        layout.tp_size = 4  # type: ignore[misc]
+    copy = pickle.loads(pickle.dumps(layout))
+    assert copy == layout
+    assert hash(copy) == hash(layout)
+    assert copy.groups("dp") == layout.groups("dp")
+
+
+def test_table_of_a_small_layout_shows_every_rank():
+    assert str(ParallelLayout(16, tp_size=2, pp_size=4)).split("\n") == [
+        "16 ranks = tp 2 x dp 2 x pp 4, fastest axis first",
+        "     | dp 0  | dp 1",
+        "pp 0 | 0 1   | 2 3",
+        "pp 1 | 4 5   | 6 7",
+        "pp 2 | 8 9   | 10 11",
+        "pp 3 | 12 13 | 14 15",
+    ]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("sizes", [(100_000, 8, 25, 2), (512, 1, 64, 1), (3072, 8, 64, 1), (96, 4, 2, 3), (1, 1, 1, 1)])
+def test_table_is_narrow_and_says_what_it_leaves_out(sizes, order):
+    layout = ParallelLayout(*sizes, order)
+    summary, heads, *rows = str(layout).split("\n")
+    assert max(map(len, [summary, heads, *rows])) <= 120
+    shown = heads.count(" | ")
+    replicas = layout.dp_size * layout.cp_size
+    if shown < replicas or layout.pp_size > 16:
+        assert rows.pop() == f"(only {len(rows)} of {layout.pp_size} stages, {shown} of {replicas} replicas shown)"
+    assert len(rows) == min(layout.pp_size, 16)
+    for pp, row in enumerate(rows):
+        first_replica = [number for number in row.split(" | ")[1].split() if number != ".."]
+        tps = range(layout.tp_size) if layout.tp_size <= 4 else (0, 1, layout.tp_size - 1)
+        assert [int(number) for number in first_replica] == [layout.rank_at(tp=tp, pp=pp) for tp in tps]
+
+
+def test_importing_the_layout_loads_no_torch():
+    code = "import sys, labkit.layout; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
