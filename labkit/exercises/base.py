@@ -34,16 +34,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Trial:
-    """One answer of the learner's function: ``given`` says for what, ``who`` gave it."""
+    """One answer of the learner's function to what is ``given``; ``complaint`` is about how it got there."""
 
-    who: str
     given: str
     got: Any
     expected: Any
-
-    @property
-    def right(self) -> bool:
-        return same(self.got, self.expected)
+    complaint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,20 +81,17 @@ class Exercise:
         for case in self.cases:
             trials = self.trials(function, case)
             if all(is_blank(trial.got) for trial in trials):
-                return Verdict(
-                    "not attempted", f"{self.name}: not attempted yet (your function returns nothing so far)."
-                )
-            wrong = next((trial for trial in trials if not trial.right), None)
-            if wrong is not None and isinstance(wrong.got, Raised):
-                return Verdict("raised", f"{self.name}: {wrong.given} raised an error.\n{_indent(wrong.got.text)}")
-            if wrong is not None:
-                return Verdict("wrong", self._report(wrong, self.recognise(function, case)))
+                text = f"{self.name}: not attempted yet (your function returns nothing so far)."
+                return Verdict("not attempted", text)
+            for trial in trials:
+                if verdict := self._fault(trial, function, case):
+                    return verdict
         return Verdict("passed", f"{self.name}: correct, {self.cases_text()}.")
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
         """The learner's answers to one case."""
         given = f"{self.name}({', '.join(map(show, case))})"
-        return [Trial("", given, answer(function, case), self.solution_function(*copy.deepcopy(case)))]
+        return [Trial(given, answer(function, case), self.solution_function(*copy.deepcopy(case)))]
 
     def recognise(self, function: Callable, case: tuple) -> str | None:
         """The advice for the mistake that gives the learner's values in every case, if there is one."""
@@ -125,15 +118,19 @@ class Exercise:
         source = textwrap.dedent(inspect.getsource(self.solution_function)).strip()
         return Folded("Solution", f"```python\n{source}\n```", plain_text=source)
 
-    def _report(self, wrong: Trial, advice: str | None) -> str:
-        lines = [f"{self.name}: not right yet.", f"  {wrong.given}"]
-        lines.append(f"    {wrong.who}gave      {show(wrong.got)}")
-        lines.append(f"    {' ' * len(wrong.who)}expected  {show(wrong.expected)}")
-        if advice:
-            lines.append(
-                textwrap.fill(f"What this usually is: {advice}", 100, initial_indent="  ", subsequent_indent="  ")
-            )
-        return "\n".join(lines)
+    def _fault(self, trial: Trial, function: Callable, case: tuple) -> Verdict | None:
+        if isinstance(trial.got, Raised):
+            return Verdict("raised", f"{self.name}: {trial.given} raised an error.\n{indent(trial.got.text)}")
+        if not same(trial.got, trial.expected):
+            lines = [f"{self.name}: not right yet.", f"  {trial.given}"]
+            lines += [f"    gave      {show(trial.got)}", f"    expected  {show(trial.expected)}"]
+            if advice := self.recognise(function, case):
+                lines.append(indent(f"What this usually is: {advice}"))
+            return Verdict("wrong", "\n".join(lines))
+        if trial.complaint:
+            heading = f"{self.name}: the values are right, but not the way."
+            return Verdict("wrong", f"{heading}\n  {trial.given}\n{indent(trial.complaint)}")
+        return None
 
 
 class Folded:
@@ -149,13 +146,13 @@ class Folded:
         return f"<details><summary>{self.title}</summary>\n\n{self.markdown}\n\n</details>"
 
 
-def answer(function: Callable, case: tuple):
-    """What ``function`` answers; None if it is still a stub, `Raised` if it fails."""
+def answer(function: Callable, case: tuple, catch=Exception):
+    """What ``function`` answers; None if it is still a stub, `Raised` if it fails with one of ``catch``."""
     try:
         return function(*copy.deepcopy(case))  # a copy: a function that changes its arguments spoils only its own
     except NotImplementedError:
         return None
-    except Exception as error:
+    except catch as error:
         return Raised(_where(function, error))
 
 
@@ -175,5 +172,7 @@ def _where(function: Callable, error: Exception) -> str:
     return message
 
 
-def _indent(text: str) -> str:
-    return textwrap.indent(text, "  ")
+def indent(text: str) -> str:
+    """Each line of ``text`` two spaces in, and none longer than a notebook shows."""
+    lines = [textwrap.fill(line, 100, initial_indent="  ", subsequent_indent="  ") for line in text.splitlines()]
+    return "\n".join(lines)
