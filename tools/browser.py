@@ -1,0 +1,123 @@
+"""A real JupyterLab on a copy of the notebooks, and a headless Chromium that looks at it: for tests and benchmarks."""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import nbformat
+from playwright.sync_api import Page, sync_playwright
+
+ROOT = Path(__file__).parents[1]
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM_FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),  # also runs as root, in a container
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),  # nothing leaves the machine
+]
+SECONDS = 1000
+"""Playwright counts in milliseconds."""
+
+
+def find_chromium() -> str | None:
+    """The path of an installed Chromium or Chrome."""
+    return next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
+
+
+def copy_notebooks(folder: Path) -> None:
+    """Copy the notebooks without their outputs, so that whatever the page shows was made just now."""
+    shutil.copytree(ROOT / "pics", folder / "pics", dirs_exist_ok=True)
+    for path in [ROOT / "Start_Here.ipynb", *(ROOT / "notebooks").glob("*.ipynb")]:
+        notebook = nbformat.read(path, as_version=4)
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                cell.outputs, cell.execution_count = [], None
+        copy = folder / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, copy)
+
+
+@contextmanager
+def jupyterlab(folder: Path) -> Iterator[str]:
+    """Serve ``folder`` by JupyterLab on a free loopback port; yields its address, ending in the token's query.
+
+    What JupyterLab writes (settings, workspaces, logs) goes to a hidden folder beside the notebooks.
+    """
+    private = folder / ".jupyter"
+    news = private / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    news.parent.mkdir(parents=True)
+    news.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))  # else a dialog asks
+    places = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "JUPYTERLAB_WORKSPACES_DIR")
+    environment = os.environ | {name: str(private / name) for name in places}
+    environment |= {"JUPYTERLAB_SETTINGS_DIR": str(private / "settings")}
+    token = secrets.token_hex(16)
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0"]
+    command += [f"--ServerApp.root_dir={folder}", f"--IdentityProvider.token={token}", "--expose-app-in-browser"]
+    log = private / "server.log"
+    with log.open("w") as output:
+        server = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=folder)
+    try:
+        yield f"{_address(server, private / 'JUPYTER_RUNTIME_DIR', log)}lab/tree/{{}}?token={token}"
+    finally:
+        server.terminate()
+        try:
+            server.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _address(server: subprocess.Popen, runtime: Path, log: Path) -> str:
+    """The address that the server wrote down once it was listening."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and server.poll() is None:
+        for path in runtime.glob(f"jpserver-{server.pid}.json"):
+            return json.loads(path.read_text())["url"]
+        time.sleep(0.05)
+    raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-3000:]}")
+
+
+@contextmanager
+def chromium(width: int = 1400, height: int = 1000) -> Iterator[Page]:
+    """A page of a headless Chromium with a new, empty profile."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find_chromium(), headless=True, args=CHROMIUM_FLAGS)
+        try:
+            yield browser.new_page(viewport={"width": width, "height": height})
+        finally:
+            browser.close()
+
+
+def open_notebook(page: Page, address: str, path: str) -> None:
+    """Open a notebook in JupyterLab and wait until its kernel is ready."""
+    page.goto(address.format(path))
+    page.wait_for_function(_in_notebook("panel.sessionContext.session?.kernel?.status === 'idle'"), timeout=90 * SECONDS)
+
+
+def run_all_cells(page: Page, timeout_seconds: float = 120) -> None:
+    """Run all cells from the menu and wait until each has run; raises where one failed that was not meant to."""
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    ended = _in_notebook("cells.every(hasRun) || cells.some(failed)")
+    page.wait_for_function(ended, timeout=timeout_seconds * SECONDS)
+    errors = page.evaluate(_in_notebook("cells.filter(failed).map(cell => cell.sharedModel.getSource())"))
+    if errors:
+        raise AssertionError("these cells raised an error:\n" + "\n---\n".join(errors))
+
+
+def _in_notebook(expression: str) -> str:
+    """JavaScript that looks at the open notebook's model: the page itself holds only the cells in view."""
+    return f"""() => {{
+        const panel = window.jupyterapp?.shell.currentWidget;
+        if (!panel?.content?.model) return false;
+        const cells = [...panel.content.model.cells].filter(cell => cell.type === "code" && cell.sharedModel.getSource());
+        const hasRun = cell => cell.executionCount !== null && cell.executionState !== "running";
+        const meant = cell => (cell.getMetadata("tags") ?? []).includes("raises-exception");
+        const failed = cell => !meant(cell) && cell.outputs.toJSON().some(output => output.output_type === "error");
+        return {expression};
+    }}"""
