@@ -1,0 +1,55 @@
+"""The facts of a layout's picture as text: for screen readers, for a search, and for who wants the exact lists."""
+
+from html import escape
+
+from labkit.layout import ParallelLayout
+from labkit.plots.style import AXIS_COLOR, AXIS_NAME, group_letter
+
+MOST_GROUPS, MOST_MEMBERS = 16, 8  # of a longer list the rest is counted, not shown
+
+
+def layout_table(layout: ParallelLayout, gpus_per_node: int = 8, *, follow: int | None = None) -> str:
+    """An HTML table with a row for each axis: its groups, their letters, and which of them leave a node."""
+    columns = ["axis", "groups", "that cross nodes", "ranks of each group"]
+    if follow is not None:
+        columns.append(f"group of GPU {follow}")
+    axes = [axis for axis in ("tp", "cp", "dp", "pp") if axis != "cp" or layout.cp_size > 1]
+    rows = "".join(_row(layout, axis, gpus_per_node, follow) for axis in axes)
+    heads = "".join(f'<th scope="col">{column}</th>' for column in columns)
+    caption = f"{layout.world_size} GPUs, {gpus_per_node} per node, order {layout.order}"
+    return (
+        f'<table class="labkit-facts"><caption>{escape(caption)}</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def groups_text(groups: list[list[int]]) -> str:
+    """Groups with the letters that they have in the picture.
+
+    >>> groups_text([[0, 1], [2, 3]])
+    'A [0, 1]  B [2, 3]'
+    """
+    shown = [f"{group_letter(i)} {ranks_text(group)}" for i, group in enumerate(groups[:MOST_GROUPS])]
+    hidden = len(groups) - len(shown)
+    return "  ".join(shown) + (f"  and {hidden} more" if hidden else "")
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """A list of ranks, of a long one the first and the last.
+
+    >>> ranks_text(list(range(0, 512, 8)))
+    '[0, 8, 16, 24, 32, 40, 48, ..., 504]'
+    """
+    if len(ranks) <= MOST_MEMBERS:
+        return str(ranks)
+    return f"[{', '.join(map(str, ranks[: MOST_MEMBERS - 1]))}, ..., {ranks[-1]}]"
+
+
+def _row(layout: ParallelLayout, axis: str, gpus_per_node: int, follow: int | None) -> str:
+    groups, crossing = layout.groups(axis), len(layout.crossings(axis, gpus_per_node))
+    cells = [f"{len(groups)} of {layout.size(axis)}", str(crossing) if crossing else "none", groups_text(groups)]
+    if follow is not None:
+        index = next(i for i, group in enumerate(groups) if follow in group)
+        cells.append(f"{group_letter(index)} {ranks_text(groups[index])}")
+    head = f'<th scope="row" style="color:{AXIS_COLOR[axis]}">{AXIS_NAME[axis]} ({axis} {layout.size(axis)})</th>'
+    return f"<tr>{head}<td>{'</td><td>'.join(cells)}</td></tr>"
