@@ -16,13 +16,14 @@ NODE_SIZES = (1, 2, 4, 8, 16, 36, 72)
 ORDERS = ("tp-dp-pp", "tp-pp-dp", "dp-tp-pp", "dp-pp-tp", "pp-tp-dp", "pp-dp-tp")
 
 STYLE = f"""<style>
-.labkit-grids img, img.labkit-grids {{ width: 100%; max-width: 1400px; height: auto; }}
+img.labkit-grids {{ width: 100%; max-width: 1250px; height: auto; }}
 .labkit-says {{ padding: .4em .8em; line-height: 1.4; border-left: 6px solid {DP}; }}
 .labkit-says.misfit {{ border-color: {PP}; background: #FFF1E6; color: {INK}; }}
 .labkit-facts {{ border-collapse: collapse; line-height: 1.45; }}
 .labkit-facts caption {{ text-align: left; padding: .3em 0; }}
 .labkit-facts th, .labkit-facts td {{ text-align: left; vertical-align: top; padding: .2em 1.2em .2em 0; }}
 .labkit-facts tbody tr {{ border-top: 1px solid var(--jp-border-color2, #ddd); }}
+.labkit-facts span {{ white-space: nowrap; margin-right: .7em; }}
 .labkit-stale {{ opacity: .45; }}
 </style>"""
 
@@ -67,10 +68,12 @@ class LayoutExplorer(widgets.VBox):
         self.tp_size = _slider("tensor t", choice.tp_size, 1, 16)
         self.pp_size = _slider("pipeline p", choice.pp_size, 1, 64)
         self.cp_size = _slider("context c", choice.cp_size, 1, 16)
-        self.order = _dropdown("order, fastest first", ORDERS, choice.order)
+        self.order = _dropdown("order", ORDERS, choice.order)
         self.gpus_per_node = _dropdown("GPUs per node", NODE_SIZES, gpus_per_node)
-        self.following = widgets.Checkbox(follow is not None, description="follow one GPU", indent=False)
-        self.follow = _slider("follow GPU g", follow or 0, 0, choice.world_size - 1)
+        self.following = widgets.Checkbox(
+            follow is not None, description="follow a GPU", indent=False, layout={"width": "120px"}
+        )
+        self.follow = _slider("GPU g", follow or 0, 0, choice.world_size - 1)
 
         self.message = widgets.HTML()
         self.picture = widgets.Image(format="png")
@@ -97,14 +100,11 @@ class LayoutExplorer(widgets.VBox):
         return [*chosen, self.gpus_per_node, self.following, self.follow]
 
     def _controls(self) -> list:
-        lines = [
-            [self.world_size, self.tp_size, self.pp_size],
-            [self.order, self.gpus_per_node],
-            [self.following, self.follow],
-        ]
-        more = widgets.Accordion([self.cp_size], titles=["Context parallelism: long sequences, cut among c GPUs"])
-        wrap = widgets.Layout(flex_flow="row wrap")
-        return [*(widgets.Box(line, layout=wrap) for line in lines), more]
+        follow = widgets.HBox([self.following, self.follow])
+        chosen = [self.world_size, self.tp_size, self.pp_size, self.order, self.gpus_per_node, follow]
+        box = widgets.Box(chosen, layout=widgets.Layout(flex_flow="row wrap"))
+        more = widgets.Accordion([self.cp_size], titles=["context parallelism: c GPUs share each sequence"])
+        return [box, more]
 
     def _update(self, change=None) -> None:
         if self._updating:  # the slider that follows was moved by us, not by the reader
@@ -122,11 +122,8 @@ class LayoutExplorer(widgets.VBox):
     def _show(self, misfit: str) -> None:
         node: int = self.gpus_per_node.value  # type: ignore[assignment]
         follow = self.follow.value if self.following.value else None
-        self.message.value = _says(self.shown, misfit)
         self.picture.value = self._painter.png(self.shown, node, follow=follow, dimmed=not self.fits)
-        self.picture.tooltip = (
-            f"Grids of the tensor, data and pipeline groups of {_product(self.shown)}; the table says the same"
-        )
+        self.message.value = _says(self.shown, misfit)
         table = layout_table(self.shown, node, follow=follow)
         self.table.value = table if self.fits else f'<div class="labkit-stale">{table}</div>'
 
@@ -135,29 +132,30 @@ def _says(layout: ParallelLayout, misfit: str) -> str:
     if misfit:
         text = f"<b>This does not fit.</b> {escape(misfit)}. Below, greyed: the last layout that did."
         return f'<div class="labkit-says misfit" role="alert">{text}</div>'
-    return f'<div class="labkit-says" role="status">{_product(layout)}, so d = {layout.dp_size}</div>'
+    copies = f"{layout.dp_size} cop{'y' if layout.dp_size == 1 else 'ies'} of the model"
+    text = f"{_product(layout)}: {copies}, each on {layout.world_size // layout.dp_size} GPUs"
+    return f'<div class="labkit-says" role="status">{text}</div>'
 
 
 def _product(layout: ParallelLayout) -> str:
     factors = {"p": layout.pp_size, "t": layout.tp_size, "c": layout.cp_size, "d": layout.dp_size}
     if layout.cp_size == 1:
         del factors["c"]
-    return f"{' · '.join(factors)} = {' · '.join(map(str, factors.values()))} = {layout.world_size} GPUs"
+    return f"{' · '.join(factors)} = {' · '.join(map(str, factors.values()))} = {layout.world_size} = n"
 
 
-_WIDE = widgets.Layout(width="340px")
-_STYLE = {"description_width": "8.5em"}
+_LOOK = {"layout": {"width": "290px"}, "style": {"description_width": "7.5em"}}  # three in a line at 1400 pixels
 
 
 def _slider(description: str, value: int, low: int, high: int) -> widgets.IntSlider:
-    return widgets.IntSlider(value, low, max(high, value), description=description, layout=_WIDE, style=_STYLE)
+    return widgets.IntSlider(value, low, max(high, value), description=description, **_LOOK)
 
 
 def _selection(description: str, usual: Sequence[int], value: int) -> widgets.SelectionSlider:
     options = sorted({*usual, value})
-    return widgets.SelectionSlider(options=options, value=value, description=description, layout=_WIDE, style=_STYLE)
+    return widgets.SelectionSlider(options=options, value=value, description=description, **_LOOK)
 
 
 def _dropdown(description: str, usual: Sequence, value) -> widgets.Dropdown:
     options = [*usual] if value in usual else [*usual, value]
-    return widgets.Dropdown(options=options, value=value, description=description, layout=_WIDE, style=_STYLE)
+    return widgets.Dropdown(options=options, value=value, description=description, **_LOOK)

@@ -6,6 +6,7 @@ from math import ceil
 import numpy as np
 
 PAD, GAP, HEAD = 0.12, 0.24, 0.50  # around a node's GPUs, between nodes, above a node for its name; one box is 1
+FULL_ROWS = 1.25  # how much smaller boxes may get so that no row of nodes is cut short: patterns then line up
 MAX_NAMED_NODES = 16  # beyond, their names cost more room than they are worth
 
 
@@ -54,7 +55,7 @@ class FloorPlan:
 
 
 def floor_plan(world_size: int, gpus_per_node: int, width: float, height: float) -> FloorPlan:
-    """The plan with the largest boxes in a rectangle of these proportions; among equals, the widest nodes.
+    """The plan with the largest boxes in a rectangle of these proportions; full rows of nodes are worth a little.
 
     >>> plan = floor_plan(16, gpus_per_node=8, width=8, height=1)
     >>> plan.columns, plan.nodes_across
@@ -64,12 +65,16 @@ def floor_plan(world_size: int, gpus_per_node: int, width: float, height: float)
     columns = [c for c in range(node_size, 0, -1) if node_size % c == 0]
     num_nodes = ceil(world_size / node_size)
     plans = [FloorPlan(world_size, node_size, c, across) for c in columns for across in _distinct_rows(num_nodes)]
-    return max(plans, key=lambda plan: round(box_length(plan, width, height), 6))
+    return max(plans, key=lambda plan: box_length(plan, width, height) * (FULL_ROWS if _has_full_rows(plan) else 1))
 
 
 def box_length(plan: FloorPlan, width: float, height: float) -> float:
     """How long a box may be for the plan to fit into ``width`` by ``height``."""
     return min(width / plan.size[0], height / plan.size[1])
+
+
+def _has_full_rows(plan: FloorPlan) -> bool:
+    return plan.num_nodes % plan.nodes_across == 0
 
 
 def _distinct_rows(num_nodes: int) -> list[int]:

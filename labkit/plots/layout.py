@@ -34,9 +34,11 @@ from labkit.plots.style import (
 )
 
 THREE_AXES = ("tp", "dp", "pp")
+FIGURE_INCHES = (11.0, 5.2)
+"""Of three grids: at 100 dots per inch about as wide as a notebook's cell, so that text keeps its size."""
 BOX = 0.92
 """Side of a GPU's box; the rest is the gap to its neighbour."""
-SMALLEST_LABEL_INCHES = 0.10
+SMALLEST_LABEL_INCHES = 0.085
 """Labels that would come out smaller are left out; the text table beside the picture says the same facts."""
 
 
@@ -49,7 +51,7 @@ def draw_layout(
     dimmed: bool = False,
 ) -> list[Axes]:
     """Draw the tensor, data and pipeline groups of one layout in three grids."""
-    axes = three_axes(_new_figure(14, 6)) if axes is None else axes
+    axes = three_axes(_new_figure(*FIGURE_INCHES)) if axes is None else axes
     for axis, ax in zip(THREE_AXES, axes, strict=True):
         draw_grid(layout, axis, gpus_per_node, ax, follow=follow, dimmed=dimmed)
     return list(axes)
@@ -68,7 +70,7 @@ def draw_grid(
 
     ``follow`` puts one rank and its peers in the foreground. ``dimmed`` greys everything: no longer the current one.
     """
-    ax = _new_figure(6, 6).add_axes((0.02, 0.02, 0.96, 0.83)) if ax is None else ax
+    ax = _new_figure(5, 5).add_axes((0.02, 0.02, 0.96, 0.83)) if ax is None else ax
     ax.set_axis_off()
     color = GREY if dimmed else AXIS_COLOR[axis]
     inch = _inches(ax)
@@ -87,11 +89,11 @@ def draw_orders(
     layouts: Sequence[ParallelLayout], gpus_per_node: int = 8, *, follow: int | None = None
 ) -> list[list[Axes]]:
     """Draw layouts that differ in their order side by side: a column for each, an axis in each row."""
-    figure = _new_figure(14, 9.4)
+    figure = _new_figure(11, 7.6)
     width = 1 / len(layouts)
     rows = []
     for row, axis in enumerate(THREE_AXES):
-        rects = [(column * width + 0.01, 0.655 - row * 0.31, width - 0.03, 0.20) for column in range(len(layouts))]
+        rects = [(column * width + 0.01, 0.66 - row * 0.32, width - 0.03, 0.185) for column in range(len(layouts))]
         rows.append([figure.add_axes(rect) for rect in rects])
         for layout, ax in zip(layouts, rows[-1], strict=True):
             draw_grid(layout, axis, gpus_per_node, ax, follow=follow)
@@ -102,24 +104,24 @@ def draw_orders(
 
 def three_axes(figure: Figure) -> list[Axes]:
     """Three equal places side by side, with room for headings above."""
-    return [figure.add_axes((0.008 + column / 3, 0.015, 0.305, 0.865)) for column in range(3)]
+    return [figure.add_axes((0.008 + column / 3, 0.02, 0.31, 0.845)) for column in range(3)]
 
 
 def describe_groups(layout: ParallelLayout, axis: str, gpus_per_node: int) -> str:
     """How many groups, how large, and how many of them leave a node: the heading of a grid.
 
     >>> describe_groups(ParallelLayout(16, tp_size=2, pp_size=4), "pp", gpus_per_node=8)
-    '4 groups of 4, all cross a node boundary'
+    '4 groups of 4, all cross nodes'
     """
-    size = layout.size(axis)
-    groups, crossing = layout.world_size // size, len(layout.crossings(axis, gpus_per_node))
+    size, crossing = layout.size(axis), len(layout.crossings(axis, gpus_per_node))
+    groups = layout.world_size // size
     counted = f"{groups} group{'s' * (groups > 1)} of {size}"
     if size == 1:
         return f"{counted}: nobody to talk to"
     if not crossing:
-        return f"{counted}, {'each inside a node' if groups > 1 else 'inside a node'}"
-    who = "" if groups == 1 else "all " if crossing == groups else f"{crossing} "
-    return f"{counted}, {who}cross{'es' * (crossing == 1)} a node boundary"
+        return f"{counted}, each inside a node" if groups > 1 else f"{counted}, inside a node"
+    who = "all cross" if crossing == groups > 1 else "crosses" if groups == 1 else f"{crossing} cross"
+    return f"{counted}, {who} nodes"
 
 
 def _draw_heading(ax: Axes, layout: ParallelLayout, axis: str, gpus_per_node: int, color, ink) -> None:

@@ -10,7 +10,7 @@ MOST_GROUPS, MOST_MEMBERS = 16, 8  # of a longer list the rest is counted, not s
 
 def layout_table(layout: ParallelLayout, gpus_per_node: int = 8, *, follow: int | None = None) -> str:
     """An HTML table with a row for each axis: its groups, their letters, and which of them leave a node."""
-    columns = ["axis", "groups", "that cross nodes", "ranks of each group"]
+    columns = ["axis", "groups", "cross nodes", "ranks in each group"]
     if follow is not None:
         columns.append(f"group of GPU {follow}")
     axes = [axis for axis in ("tp", "cp", "dp", "pp") if axis != "cp" or layout.cp_size > 1]
@@ -23,15 +23,15 @@ def layout_table(layout: ParallelLayout, gpus_per_node: int = 8, *, follow: int 
     )
 
 
-def groups_text(groups: list[list[int]]) -> str:
-    """Groups with the letters that they have in the picture.
+def groups_text(groups: list[list[int]]) -> list[str]:
+    """Each group with the letter that it has in the picture.
 
     >>> groups_text([[0, 1], [2, 3]])
-    'A [0, 1]  B [2, 3]'
+    ['A [0, 1]', 'B [2, 3]']
     """
     shown = [f"{group_letter(i)} {ranks_text(group)}" for i, group in enumerate(groups[:MOST_GROUPS])]
     hidden = len(groups) - len(shown)
-    return "  ".join(shown) + (f"  and {hidden} more" if hidden else "")
+    return shown + ([f"and {hidden} more"] if hidden else [])
 
 
 def ranks_text(ranks: list[int]) -> str:
@@ -47,9 +47,11 @@ def ranks_text(ranks: list[int]) -> str:
 
 def _row(layout: ParallelLayout, axis: str, gpus_per_node: int, follow: int | None) -> str:
     groups, crossing = layout.groups(axis), len(layout.crossings(axis, gpus_per_node))
-    cells = [f"{len(groups)} of {layout.size(axis)}", str(crossing) if crossing else "none", groups_text(groups)]
+    lists = " ".join(f"<span>{text}</span>" for text in groups_text(groups))  # a span stays on one line
+    cells = [f"{len(groups)} of {layout.size(axis)}", str(crossing) if crossing else "none", lists]
     if follow is not None:
         index = next(i for i, group in enumerate(groups) if follow in group)
-        cells.append(f"{group_letter(index)} {ranks_text(groups[index])}")
-    head = f'<th scope="row" style="color:{AXIS_COLOR[axis]}">{AXIS_NAME[axis]} ({axis} {layout.size(axis)})</th>'
+        cells.append(f"<span>{group_letter(index)} {ranks_text(groups[index])}</span>")
+    name = f"<span>{AXIS_NAME[axis]} ({axis} {layout.size(axis)})</span>"
+    head = f'<th scope="row" style="color:{AXIS_COLOR[axis]}">{name}</th>'
     return f"<tr>{head}<td>{'</td><td>'.join(cells)}</td></tr>"

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from labkit.layout import ParallelLayout
-from labkit.plots.layout import draw_layout, three_axes
+from labkit.plots.layout import FIGURE_INCHES, draw_layout, three_axes
 
 
 class LayoutPainter:
@@ -22,8 +22,8 @@ class LayoutPainter:
     b'PNG'
     """
 
-    def __init__(self, width_inches: float = 14, height_inches: float = 6, dpi: float = 100):
-        self._canvas = FigureCanvasAgg(Figure(figsize=(width_inches, height_inches), dpi=dpi))
+    def __init__(self, dpi: float = 100):
+        self._canvas = FigureCanvasAgg(Figure(figsize=FIGURE_INCHES, dpi=dpi))
         self._axes = three_axes(self._canvas.figure)
 
     def png(self, layout: ParallelLayout, gpus_per_node: int = 8, *, follow: int | None = None, dimmed=False) -> bytes:
