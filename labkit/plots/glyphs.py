@@ -27,6 +27,7 @@ def draw_labels(ax: Axes, texts, centres, em_inches: float, colors, bold: bool =
         transform=Affine2D().scale(em_inches) + ax.figure.dpi_scale_trans,
         facecolors=colors,
         linewidths=0,
+        clip_on=False,
     )
     ax.add_collection(labels, autolim=False)
     return labels

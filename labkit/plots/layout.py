@@ -79,7 +79,8 @@ def draw_grid(
     ax.set_xlim(0, inch[0] / box_inches)
     ax.set_ylim(inch[1] / box_inches, 0)  # ranks go down
 
-    _draw_heading(ax, layout, axis, gpus_per_node, color, GREY if dimmed else INK)
+    title, subtitle = f"{AXIS_NAME[axis]} groups", describe_groups(layout, axis, gpus_per_node)
+    _draw_heading(ax, box_inches, title, subtitle, color, GREY if dimmed else INK)
     _draw_nodes(ax, plan, box_inches)
     _draw_gpus(ax, plan, box_inches, layout, axis, color, dimmed, follow)
     return ax
@@ -124,12 +125,11 @@ def describe_groups(layout: ParallelLayout, axis: str, gpus_per_node: int) -> st
     return f"{counted}, {who} nodes"
 
 
-def _draw_heading(ax: Axes, layout: ParallelLayout, axis: str, gpus_per_node: int, color, ink) -> None:
-    def write(text: str, points_above: float, **style):
-        ax.annotate(text, (0, 1), (0, points_above), "axes fraction", "offset points", annotation_clip=False, **style)
-
-    write(f"{AXIS_NAME[axis]} groups", 30, size=TITLE_PT, weight="bold", color=color)
-    write(describe_groups(layout, axis, gpus_per_node), 10, size=LABEL_PT, color=ink)
+def _draw_heading(ax: Axes, box_inches: float, title: str, subtitle: str, color, ink) -> None:
+    """Two lines above the grid, as glyphs too: as Text they would take a fifth of the time of a redraw."""
+    points = 72 * box_inches  # in a box's side, which is 1 in data coordinates
+    draw_labels(ax, [title], [(0, -36 / points)], TITLE_PT / 72, color, bold=True, align="left")
+    draw_labels(ax, [subtitle], [(0, -15 / points)], LABEL_PT / 72, ink, align="left")
 
 
 def _draw_nodes(ax: Axes, plan: FloorPlan, box_inches: float) -> None:
@@ -194,7 +194,9 @@ def _rectangle(width: float, height: float, corner: float) -> Path:
 def _stamp(ax: Axes, path: Path, centres: np.ndarray, box_inches: float, **colors) -> None:
     """Draw ``path``, given in boxes, around every centre: one artist."""
     scale = Affine2D().scale(box_inches) + ax.figure.dpi_scale_trans
-    stamps = PathCollection([path], offsets=centres, offset_transform=ax.transData, transform=scale, **colors)
+    stamps = PathCollection(
+        [path], offsets=centres, offset_transform=ax.transData, transform=scale, clip_on=False, **colors
+    )
     ax.add_collection(stamps, autolim=False)
 
 
