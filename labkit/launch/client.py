@@ -1,0 +1,167 @@
+"""The notebook's side of the launch server: start it, ask it for ranks, notice when it is gone."""
+
+import atexit
+import contextlib
+import fcntl
+import glob
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from labkit.launch import wire
+
+_DESCRIPTORS_A_MESSAGE = 240  # Linux passes at most 253 at once
+_PACKAGE_PARENT = str(Path(__file__).parents[2])
+
+
+class ServerHandle:
+    """One server process, its private run directory (mode 0700, on tmpfs), and what it has told us."""
+
+    def __init__(self):
+        self.owner = os.getpid()
+        self.dead = False
+        self.exits: dict[int, dict[int, int]] = {}  # world_id -> rank -> wait status
+        self.gpu_counts: dict[str | None, int] = {}  # by the value of CUDA_VISIBLE_DEVICES
+        self._answers: list[tuple] = []
+        self._reader = wire.Reader()
+        _remove_stale_directories()
+        self.directory = tempfile.mkdtemp(prefix="labkit-", dir=_tmpfs())
+        self.connection, theirs = socket.socketpair()
+        with open(f"{self.directory}/server.log", "w") as log, theirs:
+            fcntl.flock(log, fcntl.LOCK_EX)  # the server's stdout keeps it: a free lock marks a dead server
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "labkit.launch.server"]
+                + [str(theirs.fileno()), str(self.owner), self.directory],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=_server_environment(),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # neither Ctrl-C nor the kernel's process group reach it
+            )
+        self.pid = self._process.pid
+        self._await("ready", "importing torch")
+        atexit.register(self.close)
+
+    @property
+    def usable(self) -> bool:
+        return not self.dead and self.owner == os.getpid() and self._process.poll() is None
+
+    def fork(self, world_id: int, num_ranks: int, descriptors: list[int]) -> list[int]:
+        """Fork ranks that own these descriptors, three a rank; returns their process ids."""
+        self.exits[world_id] = {}
+        for first in range(0, len(descriptors), _DESCRIPTORS_A_MESSAGE):
+            batch = descriptors[first : first + _DESCRIPTORS_A_MESSAGE]
+            socket.send_fds(self.connection, [wire.pack("descriptors")], batch)
+        wire.send(self.connection, "fork", world_id, num_ranks)
+        kind, _, answer = self._await(("forked", "refused"), "forking ranks")
+        if kind == "refused":
+            self.close()
+            raise RuntimeError(f"{answer}, so it cannot fork ranks safely; it was closed: run the cell again")
+        return answer
+
+    def signal(self, world_id: int, number: int, rank: int | None = None) -> None:
+        wire.send(self.connection, "signal", world_id, int(number), rank)
+
+    def gpu_count(self) -> int:
+        """The GPUs that ranks could use, asked of CUDA in a process of its own."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible not in self.gpu_counts:
+            wire.send(self.connection, "count_gpus", visible)
+            self.gpu_counts[visible] = self._await("gpus", "counting GPUs")[1]
+        return self.gpu_counts[visible]
+
+    def poll(self) -> None:
+        """Take in what the server has said, without waiting; sets `dead` when it is gone."""
+        while not self.dead:
+            try:
+                data = self.connection.recv(1 << 16, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            self.dead = not data
+            for message in self._reader.feed(data):
+                match message:
+                    case ("exit", world_id, rank, status):
+                        self.exits.setdefault(world_id, {})[rank] = status
+                    case _:
+                        self._answers.append(message)
+
+    def close(self) -> None:
+        """End the server and with it every rank; safe to call again."""
+        if self.owner != os.getpid():  # a fork of the kernel
+            return
+        self.dead = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)  # the server reads the end of the stream and leaves
+        self.connection.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        atexit.unregister(self.close)
+
+    def _await(self, kinds: str | tuple[str, ...], what: str, seconds: float = 120.0) -> tuple:
+        end = time.monotonic() + seconds
+        while True:
+            self.poll()
+            for answer in self._answers:
+                if answer[0] in kinds:
+                    self._answers.remove(answer)
+                    return answer
+            if self.dead or time.monotonic() > end:
+                log = Path(self.directory, "server.log")
+                said = log.read_text()[-2000:] if log.exists() else ""
+                self.close()
+                raise RuntimeError(f"the launch server stopped while {what}:\n{said}".rstrip())
+            time.sleep(0.001)
+
+
+_server: ServerHandle | None = None  # one a process: starting it costs the import of torch
+
+
+def current_server() -> ServerHandle:
+    """This process's server, started when there is none."""
+    global _server
+    if _server is None or not _server.usable:
+        if sys.platform != "linux":
+            raise RuntimeError(f"launch needs Linux (process groups, /proc); this is {sys.platform}")
+        if _server is not None:
+            _server.close()
+        print("Starting the launcher: it imports torch, once for this kernel ...", flush=True)
+        _server = ServerHandle()
+    return _server
+
+
+def _server_environment() -> dict[str, str]:
+    environment = dict(os.environ)
+    # A thread pool made at import would make the server unsafe to fork; ranks set their own number of threads.
+    environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # look for GPUs without starting CUDA
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_PACKAGE_PARENT, os.environ.get("PYTHONPATH")]))
+    return environment
+
+
+def _tmpfs() -> str | None:
+    """Memory rather than a disk or a network home, where there is one."""
+    places = ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"))
+    return next((place for place in places if place and os.access(place, os.W_OK)), None)
+
+
+def _remove_stale_directories() -> None:
+    """What a killed server of this user left."""
+    for directory in glob.glob(f"{_tmpfs() or tempfile.gettempdir()}/labkit-*"):
+        with contextlib.suppress(OSError):
+            if os.stat(directory).st_uid == os.getuid():
+                with open(f"{directory}/server.log") as log:
+                    fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,31 @@
+"""The stop button, taken only where processes and files are in order.
+
+KeyboardInterrupt can strike between any two lines, a launch that is half set up included. Blocking the
+signal is no cure: in a kernel with several threads another one takes it and Python raises it in the main
+thread all the same. So a handler of our own notes the wish, and the launcher acts on it.
+"""
+
+import signal
+import threading
+
+
+class DeferredInterrupt:
+    """While open, SIGINT sets `requested`; on leaving it is raised, unless another error is on its way."""
+
+    def __init__(self):
+        self.requested = False
+
+    def __enter__(self) -> "DeferredInterrupt":
+        self._in_main_thread = threading.current_thread() is threading.main_thread()
+        if self._in_main_thread:  # the only thread that receives signals, or may set handlers
+            self._previous = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def _note(self, *_):
+        self.requested = True
+
+    def __exit__(self, kind, *_):
+        if self._in_main_thread:
+            signal.signal(signal.SIGINT, self._previous)
+        if self.requested and kind is None:
+            raise KeyboardInterrupt

@@ -1,0 +1,113 @@
+"""What ranks print, brought into the launching cell: by rank and in rank order, or live; and the progress bar.
+
+Grouped is the default because lines of different ranks interleave anew in every run, which neither a
+reader nor a notebook test can follow.
+"""
+
+import sys
+from collections import deque
+from dataclasses import dataclass, field
+
+_HEAD_LINES, _TAIL_LINES, _LINE_CHARACTERS = 900, 100, 4000
+_STREAMS = ("stdout", "stderr")
+
+
+@dataclass
+class _Stream:
+    """The lines of one stream of one rank: the first and the last are kept, those between are counted."""
+
+    head: list[str] = field(default_factory=list)
+    tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
+    num_lines: int = 0
+    rest: bytes = b""  # a line that has not ended yet
+
+    def feed(self, data: bytes) -> list[str]:
+        """Take in bytes; returns the lines that are new at the head."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        if len(self.rest) > 1 << 20:  # a line without end: do not let it fill the memory
+            lines, self.rest = [*lines, self.rest], b""
+        fits = max(0, _HEAD_LINES - len(self.head))
+        new = [_text(line) for line in lines[:fits]]
+        self.head += new
+        self.num_lines += len(lines)
+        self.tail.extend(lines[fits:][-_TAIL_LINES:])
+        return new
+
+    def lines(self, skip_head: bool = False) -> list[str]:
+        """All that is kept: the head, a word on what was cut, the tail."""
+        shown = len(self.head) if skip_head else 0
+        if self.rest:  # a last line without newline
+            self.feed(b"\n")
+        cut = self.num_lines - len(self.head) - len(self.tail)
+        note = f"... {cut:,} lines left out: the first {_HEAD_LINES} and the last {_TAIL_LINES} of a rank are shown ..."
+        return self.head[shown:] + [note] * (cut > 0) + [_text(line) for line in self.tail]
+
+    def clear(self) -> None:
+        self.__init__()  # back to empty
+
+
+class Output:
+    """Collects what each rank prints during one call, and shows it."""
+
+    def __init__(self, num_ranks: int, live: bool):
+        self.live = live
+        self._streams = {(rank, name): _Stream() for rank in range(num_ranks) for name in _STREAMS}
+
+    def feed(self, rank: int, stream: str, data: bytes) -> None:
+        new = self._streams[rank, stream].feed(data)
+        if self.live:
+            _show(rank, stream, new)
+
+    def finish(self) -> None:
+        """Show what has not been shown, rank by rank."""
+        for (rank, name), stream in self._streams.items():
+            _show(rank, name, stream.lines(skip_head=self.live))
+            stream.clear()
+
+    def last_words(self, rank: int, num_lines: int = 12) -> list[str]:
+        """The end of what the rank wrote to stderr; it is taken out, so that it is shown only once."""
+        stream = self._streams[rank, "stderr"]
+        lines = stream.lines(skip_head=self.live)
+        stream.clear()
+        return lines[-num_lines:]
+
+
+def note(text: str) -> None:
+    """Say something to the person in front of the cell, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class ProgressBar:
+    """A tqdm bar that follows the lowest rank that reports progress."""
+
+    def __init__(self):
+        self._bar, self._rank = None, None
+
+    def update(self, rank: int, done: float, total: float, text: str) -> None:
+        if self._rank is None or rank < self._rank:
+            self._rank = rank
+        if rank != self._rank:
+            return
+        if self._bar is None:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(total=total, leave=False)
+        self._bar.total, self._bar.n = total, done
+        self._bar.set_description_str(text, refresh=False)
+        self._bar.refresh()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _show(rank: int, stream: str, lines: list[str]) -> None:
+    if lines:
+        text = "".join(f"[rank {rank}] {line}\n" for line in lines)
+        print(text, end="", file=getattr(sys, stream), flush=True)
+
+
+def _text(line: bytes) -> str:
+    text = line.decode("utf-8", "replace").removesuffix("\r")
+    cut = len(text) - _LINE_CHARACTERS
+    return text if cut <= 0 else f"{text[:_LINE_CHARACTERS]} ... {cut:,} more characters"

@@ -1,0 +1,215 @@
+"""What a rank is doing at this moment: the evidence from which the kernel judges a silent world.
+
+Runs in the rank's control thread while its main thread computes, waits in communication, or hangs.
+Sources: the main thread's Python stack, torch's flight recorder (collectives), our own count of sends
+and receives (gloo's point-to-point calls are not in the recorder), and /proc (did anything run at all?).
+"""
+
+import functools
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+Frame = tuple[str, int, str]
+"""File name, line, function."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective that this rank has started and not finished."""
+
+    group: str
+    number: int
+    operation: str
+    shapes: str
+    dtypes: str
+
+
+@dataclass(frozen=True)
+class PointToPoint:
+    """A send or receive that this rank waits in. ``peer`` is a global rank, None for a receive from any."""
+
+    operation: str  # "send" or "recv"
+    peer: int | None
+    tag: int
+    group: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def channel(self) -> tuple:
+        return (self.operation, self.peer, self.tag, self.group)
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """A call that makes process groups: all ranks must make the same ones in the same order."""
+
+    operation: str
+    ranks: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    stack: tuple[Frame, ...]  # of the main thread, innermost last
+    instruction: int  # where in the innermost frame
+    collectives: tuple[Collective, ...]
+    point_to_point: PointToPoint | None
+    set_up: SetUp | None
+    in_torch_distributed: bool
+    posted: dict[tuple, int]  # PointToPoint.channel -> how many were posted so far
+    groups: dict[str, tuple[str, tuple[int, ...]]]  # name -> description, ranks
+    recorded: tuple[int, int]  # collectives entered into, and finished in, the flight recorder
+    context_switches: int  # of the main thread: has it run since the last look?
+    cpu_seconds: float  # of the whole process
+    sleeping: bool  # the main thread is in time.sleep or the like
+
+
+class Probe:
+    """Counts this rank's sends and receives, and takes snapshots."""
+
+    def __init__(self):
+        self.waiting: PointToPoint | None = None
+        self.posted: dict[tuple, int] = {}
+
+    def watch_point_to_point(self) -> None:
+        """Put a counting wrapper around torch.distributed's four point-to-point functions."""
+        import torch.distributed as dist
+        from torch.distributed import distributed_c10d
+
+        for name in ("send", "recv", "isend", "irecv"):
+            wrapper = self._counted(getattr(dist, name))
+            for module in (dist, distributed_c10d):  # batch_isend_irecv looks them up in the second
+                setattr(module, name, wrapper)
+
+    def _counted(self, function):
+        to = "dst" if "send" in function.__name__ else "src"
+
+        @functools.wraps(function)
+        def counted(tensor, *args, **kwargs):
+            call = _describe(function.__name__.removeprefix("i"), to, tensor, args, kwargs)
+            self.posted[call.channel] = self.posted.get(call.channel, 0) + 1
+            if function.__name__.startswith("i"):
+                work = function(tensor, *args, **kwargs)
+                return work if work is None else _Work(self, work, call)
+            return self.wait(call, function, tensor, *args, **kwargs)
+
+        return counted
+
+    def wait(self, call: PointToPoint, function, *args, **kwargs):
+        """Run a blocking function, with a note of what it waits for."""
+        self.waiting = call
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.waiting = None
+
+    def snapshot(self) -> Snapshot:
+        main = threading.main_thread()
+        frame = sys._current_frames()[main.ident]  # pyright: ignore[reportArgumentType]
+        instruction, stack, set_up, in_distributed = frame.f_lasti, [], None, False
+        while frame is not None:
+            code = frame.f_code
+            stack.append((code.co_filename, frame.f_lineno or 0, code.co_name))
+            if "torch/distributed/" in code.co_filename:
+                in_distributed = True
+                if code.co_name in _SET_UP_CALLS:
+                    ranks = frame.f_locals.get("ranks")
+                    set_up = SetUp(code.co_name, tuple(ranks) if ranks else None)
+            frame = frame.f_back
+        collectives, recorded = _flight_recorder()
+        return Snapshot(
+            stack=tuple(stack[::-1][-60:]),
+            instruction=instruction,
+            collectives=collectives,
+            point_to_point=self.waiting,
+            set_up=set_up,
+            in_torch_distributed=in_distributed,
+            posted=dict(self.posted),
+            groups=_groups(),
+            recorded=recorded,
+            context_switches=_context_switches(),
+            cpu_seconds=time.process_time(),
+            sleeping="nanosleep" in _read(f"/proc/self/task/{os.getpid()}/wchan"),
+        )
+
+
+_SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeration", "split_group")
+
+
+class _Work:
+    """The handle of an isend or irecv, whose wait() can be seen from outside."""
+
+    def __init__(self, probe: Probe, work, call: PointToPoint):
+        self._probe, self._work, self._call = probe, work, call
+
+    def wait(self, *args, **kwargs):
+        return self._probe.wait(self._call, self._work.wait, *args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self._work, name)
+
+
+def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> PointToPoint:
+    """Parse ``(tensor, dst, group, tag, group_dst)`` as torch.distributed does."""
+    import torch.distributed as dist
+
+    given = dict(zip((to, "group", "tag", f"group_{to}"), args)) | kwargs
+    group = given.get("group") or dist.group.WORLD
+    peer = given.get(to)
+    if peer is None and given.get(f"group_{to}") is not None:
+        peer = dist.get_global_rank(group, given[f"group_{to}"])  # pyright: ignore[reportArgumentType]
+    return PointToPoint(
+        operation=operation,
+        peer=peer,
+        tag=given.get("tag") or 0,
+        group=getattr(group, "group_name", ""),
+        shape=tuple(getattr(tensor, "shape", ())),
+        dtype=str(getattr(tensor, "dtype", "")).removeprefix("torch."),
+    )
+
+
+def _flight_recorder() -> tuple[tuple[Collective, ...], tuple[int, int]]:
+    """Unfinished collectives, and how many were entered and finished. A private reader: pinned by a test."""
+    from torch._C._distributed_c10d import _dump_fr_trace_json
+
+    entries = json.loads(_dump_fr_trace_json()).get("entries", [])
+    unfinished = tuple(
+        Collective(
+            group=entry["process_group"][0],
+            number=entry["collective_seq_id"],
+            operation=entry["profiling_name"].partition(":")[2],
+            shapes=" ".join(map(str, entry["input_sizes"])),
+            dtypes=" ".join(dict.fromkeys(dtype.lower() for dtype in entry["input_dtypes"])),
+        )
+        for entry in entries
+        if not entry["retired"] and not entry["is_p2p"]
+    )
+    last = max((entry["record_id"] for entry in entries), default=-1)
+    return unfinished, (last, sum(entry["retired"] for entry in entries))
+
+
+def _groups() -> dict[str, tuple[str, tuple[int, ...]]]:
+    from torch.distributed import distributed_c10d
+
+    world = distributed_c10d._world
+    return {
+        str(name): (getattr(group, "group_desc", ""), tuple(sorted(world.pg_group_ranks.get(group, ()))))
+        for group, name in list(world.pg_names.items())
+    }
+
+
+def _context_switches() -> int:
+    lines = _read(f"/proc/self/task/{os.getpid()}/status").splitlines()
+    return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""

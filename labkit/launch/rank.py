@@ -1,0 +1,190 @@
+"""What a freshly forked rank does: join torch.distributed, then run functions until told to leave."""
+
+import contextlib
+import ctypes
+import datetime
+import faulthandler
+import linecache
+import os
+import pickle
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+
+from labkit.launch import wire
+from labkit.launch.probe import Frame, Probe
+
+
+@dataclass(frozen=True)
+class RankError:
+    """An exception on a rank, as the kernel is told of it."""
+
+    kind: str  # the exception's class
+    text: str
+    frames: tuple[Frame, ...]  # innermost last
+    traceback: str
+    seconds: float  # on the machine's monotonic clock, so that ranks can be compared
+    exception: bytes | None  # cloudpickled, when it can be
+
+
+class _Kernel:
+    """This rank's connection to the notebook; both of its threads send."""
+
+    def __init__(self, connection: socket.socket):
+        self.connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, *message) -> None:
+        with self._lock:
+            wire.send(self.connection, *message)
+
+
+_kernel: _Kernel | None = None  # set in a rank only: how `progress` finds the notebook
+_progress_sent = 0.0
+
+
+def progress(done: float, total: float, text: str = "") -> None:
+    """On a rank: move a progress bar in the cell that launched it. Elsewhere, under torchrun say, nothing."""
+    global _progress_sent
+    now = time.monotonic()
+    if _kernel is not None and (done >= total or now - _progress_sent > 0.05):
+        _progress_sent = now
+        _kernel.send("progress", done, total, text)
+
+
+def main(rank: int, connection: socket.socket, settings: dict) -> None:
+    """Never returns: the process ends when the kernel says so, or is gone."""
+    global _kernel
+    _kernel = kernel = _Kernel(connection)
+    _open_streams(f"{settings['directory']}/stack{rank}")
+    probe, calls = Probe(), queue.SimpleQueue()
+    threading.Thread(target=_answer_kernel, args=(kernel, probe, calls), daemon=True, name="labkit-control").start()
+    try:
+        _join(rank, settings, probe)
+        kernel.send("up")
+        while (payload := calls.get()) is not None:
+            _run(kernel, rank, settings["world_size"], payload)
+    except BaseException as error:  # joining failed; whatever a call raises is sent by _run
+        kernel.send("error", describe_error(error))
+        while calls.get() is not None:  # stay, so that the others fail for their own reasons only
+            pass
+    finally:
+        _flush()
+        os._exit(0)  # skips Python's exit: it could wait for peers that have left already
+
+
+def _answer_kernel(kernel: _Kernel, probe: Probe, calls: queue.SimpleQueue) -> None:
+    """The control thread: answers while the main thread computes or is blocked in C++."""
+    try:
+        while True:
+            match wire.receive(kernel.connection):
+                case ("where", question):
+                    kernel.send("where", question, probe.snapshot())
+                case ("call", payload):
+                    calls.put(payload)
+                case ("leave",):
+                    calls.put(None)
+    except (EOFError, OSError):
+        os.killpg(0, signal.SIGKILL)  # the kernel is gone
+
+
+def _join(rank: int, settings: dict, probe: Probe) -> None:
+    """Initialise torch.distributed over a file store on tmpfs: no port, no name look-up."""
+    _apply_environment(settings["environment"], rank, settings["world_size"])
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(settings["num_threads"])
+    dist.set_debug_level_from_env()
+    probe.watch_point_to_point()
+    stores = iter(range(1 << 62))
+
+    def private_rendezvous(*_, **__):
+        """What a learner's own init_process_group() meets: env:// without a TCP port."""
+        store = dist.FileStore(f"{settings['directory']}/store{next(stores)}", settings["world_size"])
+        yield store, rank, settings["world_size"]
+
+    rendezvous = sys.modules["torch.distributed.rendezvous"]  # the module: a function hides it as an attribute
+    rendezvous._rendezvous_handlers["env"] = private_rendezvous  # a private hook: pinned by a test
+    if settings["backend"] == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if settings["backend"] == "nccl" else "gloo",
+        timeout=datetime.timedelta(seconds=settings["timeout_seconds"]),
+    )
+
+
+def _apply_environment(environment: dict[str, str], rank: int, world_size: int) -> None:
+    """The kernel's environment, and over it what torchrun would set."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")  # the flight recorder, which the watchdog reads
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update(LABKIT_RANK=str(rank), GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # nothing beyond this machine
+
+
+def _run(kernel: _Kernel, rank: int, world_size: int, payload: bytes | str) -> None:
+    import cloudpickle
+
+    try:
+        if isinstance(payload, str):  # large: written once, for all ranks
+            with open(payload, "rb") as file:
+                payload = file.read()
+        settings, function = pickle.loads(payload)
+        _apply_environment(settings["environment"], rank, world_size)
+        os.chdir(settings["working_directory"])
+        sys.path[:] = settings["sys_path"]
+        linecache.cache.update(settings["cells"])  # so that tracebacks and inspect find cell sources
+        function, args, kwargs = pickle.loads(function)
+        result = function(*args, **kwargs)
+        try:
+            result = cloudpickle.dumps(result)
+        except Exception as error:
+            raise TypeError(f"the result, of type {type(result).__name__}, cannot be sent back: {error}") from error
+        _flush()
+        kernel.send("result", result)
+    except BaseException as error:
+        _flush()
+        kernel.send("error", describe_error(error))
+
+
+def describe_error(error: BaseException) -> RankError:
+    import cloudpickle
+
+    frames = traceback.extract_tb(error.__traceback__)
+    pickled = None
+    with contextlib.suppress(Exception):
+        pickled = cloudpickle.dumps(error.with_traceback(None))
+    return RankError(
+        kind=type(error).__name__,
+        text=str(error),
+        frames=tuple((frame.filename, frame.lineno or 0, frame.name) for frame in frames),
+        traceback="".join(traceback.format_list(frames)),
+        seconds=time.monotonic(),
+        exception=pickled,
+    )
+
+
+def _open_streams(stack_file: str) -> None:
+    sys.stdin = open(os.devnull)  # noqa: SIM115 - these streams live as long as the process
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = open(descriptor, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    faulthandler.enable(file=2, all_threads=False)
+    # Answers even while C code holds the GIL, when the control thread cannot.
+    faulthandler.register(signal.SIGUSR1, file=open(stack_file, "w"), all_threads=True)  # noqa: SIM115
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)  # what C code has printed

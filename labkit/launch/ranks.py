@@ -1,0 +1,148 @@
+"""The processes of one world, as the kernel holds them: pipes, control sockets, and how each ended."""
+
+import contextlib
+import itertools
+import os
+import selectors
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+from labkit.launch import wire
+from labkit.launch.client import ServerHandle
+
+_world_ids = itertools.count()
+
+
+class Ranks:
+    """Forks ``num_ranks`` ranks and turns all that happens to them into events.
+
+    ``settings`` go to every rank: see `labkit.launch.rank`.
+    """
+
+    def __init__(self, server: ServerHandle, num_ranks: int, settings: dict):
+        self.server, self.num_ranks, self.world_id = server, num_ranks, next(_world_ids)
+        self.directory = f"{server.directory}/world{self.world_id}"
+        self.exits: dict[int, int] = {}  # rank -> wait status
+        self._selector = selectors.DefaultSelector()
+        self._controls: list[socket.socket] = []
+        self._readers = [wire.Reader() for _ in range(num_ranks)]
+        os.mkdir(self.directory, mode=0o700)
+        given = []  # the ranks' ends of everything
+        for rank in range(num_ranks):
+            for stream in ("stdout", "stderr"):
+                ours, theirs = os.pipe()
+                os.set_blocking(ours, False)
+                self._selector.register(ours, selectors.EVENT_READ, (rank, stream))
+                given.append(theirs)
+            control, theirs = socket.socketpair()
+            self._controls.append(control)
+            self._selector.register(control, selectors.EVENT_READ, (rank, "control"))
+            given.append(theirs.detach())
+        self._selector.register(server.connection, selectors.EVENT_READ, (None, "server"))
+        try:
+            self.pids = server.fork(self.world_id, num_ranks, given)
+        except BaseException:
+            self._release()
+            raise
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+        for rank in range(num_ranks):
+            self.send(rank, "settings", {**settings, "directory": self.directory})
+
+    def send(self, rank: int, *message) -> bool:
+        """Send a message to a rank; False when it is gone."""
+        return wire.send(self._controls[rank], *message)
+
+    def signal(self, number: int, rank: int | None = None) -> None:
+        """Signal one rank, or all; SIGKILL takes what they started along."""
+        self.server.signal(self.world_id, number, rank)
+
+    def events(self, timeout: float) -> Iterator[tuple]:
+        """What has happened, waiting up to ``timeout`` seconds for something to.
+
+        ``("output", rank, stream, data)``, ``("exit", rank, status)``, or a rank's own message as
+        ``(kind, rank, *fields)``.
+        """
+        for key, _ in self._selector.select(timeout):
+            rank, source = key.data
+            if source == "server":
+                self.server.poll()
+            elif source == "control":
+                yield from self._read_control(rank, key.fileobj)
+            else:
+                yield from self._read_output(rank, source, key.fd)
+        known = self.server.exits.get(self.world_id, {})
+        for rank in known.keys() - self.exits.keys():
+            yield from self._drain(rank)  # its last words first
+            self.exits[rank] = known[rank]
+            yield ("exit", rank, known[rank])
+
+    def remaining_output(self) -> Iterator[tuple]:
+        """What is in the pipes now; a rank's output is there before its result is sent."""
+        for rank in range(self.num_ranks):
+            yield from self._drain(rank)
+
+    def end(self, kill: bool) -> None:
+        """Let the ranks leave, or kill them, and give back all that they held. Safe to call again."""
+        if kill:
+            self.signal(signal.SIGKILL)
+        else:
+            for rank in range(self.num_ranks):
+                self.send(rank, "leave")
+        deadline = time.monotonic() + 3
+        while len(self.exits) < self.num_ranks and not self.server.dead:
+            if time.monotonic() > deadline:
+                self.signal(signal.SIGKILL)  # a rank that does not leave by itself
+                deadline = time.monotonic() + 3
+            for _ in self.events(0.05):
+                pass
+        if self.server.dead:  # its ranks died with it, but what they started did not
+            for pid in self.pids:
+                with contextlib.suppress(OSError):
+                    os.killpg(pid, signal.SIGKILL)
+        self._release()
+
+    def _read_control(self, rank: int, control) -> Iterator[tuple]:
+        try:
+            data = control.recv(1 << 20, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(control)
+        for kind, *fields in self._readers[rank].feed(data):
+            yield (kind, rank, *fields)
+
+    def _read_output(self, rank: int, stream: str, descriptor: int) -> Iterator[tuple]:
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return
+        if data:
+            yield ("output", rank, stream, data)
+        else:
+            self._selector.unregister(descriptor)
+            os.close(descriptor)
+
+    def _drain(self, rank: int) -> Iterator[tuple]:
+        """All that is on its way from a rank: a pipe holds 64 KiB, which is one read."""
+        for key in list(self._selector.get_map().values()):
+            if key.data == (rank, "control"):
+                yield from self._read_control(rank, key.fileobj)
+            elif key.data[0] == rank:
+                yield from self._read_output(rank, key.data[1], key.fd)
+
+    def _release(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            if key.data[1] in ("stdout", "stderr"):
+                os.close(key.fd)
+        self._selector.close()
+        for control in self._controls:
+            control.close()
+        self.server.exits.pop(self.world_id, None)
+        shutil.rmtree(self.directory, ignore_errors=True)

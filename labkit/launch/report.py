@@ -1,0 +1,264 @@
+"""Says in words what went wrong on the ranks: one report, the first cause first, in the learner's own lines."""
+
+import linecache
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from labkit.launch.probe import Collective, Frame, PointToPoint, Snapshot
+from labkit.launch.rank import RankError
+from labkit.launch.watchdog import Silence
+
+_CONSEQUENCES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "monitoredBarrier",
+    "NCCL error",
+    "Socket Timeout",
+    "Connection refused",
+    "Application timeout caused pair closure",
+)
+_SIGNAL_HINTS = {
+    signal.SIGKILL: "usually the machine ran out of memory, or somebody killed it",
+    signal.SIGSEGV: "a crash in C code; the stack is below if Python could write it",
+    signal.SIGABRT: "C++ code gave up: ranks that call one collective with different shapes, dtypes or "
+    "operations do that. Run it again with strict=True, which names both sides",
+    signal.SIGTERM: "somebody asked it to end",
+    signal.SIGBUS: "usually shared memory (/dev/shm) is full",
+    signal.SIGXCPU: "over its limit of CPU time",
+}
+_LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python3\.\d+/|/labkit/launch/|^<frozen")
+
+
+class RankFailed(RuntimeError):
+    """A rank raised or died. The message is the whole report.
+
+    ``rank`` is the first cause's; ``cause`` the exception it raised, where it could be sent; ``tracebacks``
+    has each failed rank's own traceback as text, for whoever wants to read more.
+    """
+
+    def __init__(self, report: str, rank: int | None = None, cause=None, tracebacks: Mapping[int, str] | None = None):
+        super().__init__(report)
+        self.rank, self.cause, self.tracebacks = rank, cause, dict(tracebacks or {})
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the report alone. The frames of the launcher help nobody."""
+        return f"{type(self).__name__}: {self}".splitlines()
+
+
+class Deadlock(RankFailed):
+    """The ranks wait for each other, or for one that has left, and none can go on."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """A rank's process ended without returning."""
+
+    status: int  # as os.wait gives it
+    last_words: tuple[str, ...]  # what it wrote to stderr
+    seconds: float
+
+    def __str__(self) -> str:
+        if not os.WIFSIGNALED(self.status):
+            return f"left with exit code {os.waitstatus_to_exitcode(self.status)} without returning (os._exit?)"
+        number = signal.Signals(os.WTERMSIG(self.status))
+        hint = _SIGNAL_HINTS.get(number)
+        return f"was killed by {number.name}" + (f": {hint}" if hint else "")
+
+
+Failure = RankError | Death
+
+
+def is_consequence(failure: Failure) -> bool:
+    """Did this rank fail only because another had left it alone?"""
+    return isinstance(failure, RankError) and any(text in failure.text for text in _CONSEQUENCES)
+
+
+def failure_report(failures: Mapping[int, Failure], others: Silence) -> tuple[int, str]:
+    """The rank that failed first, and the report: its error, and where every other rank was."""
+    causes = {rank: failure for rank, failure in failures.items() if not is_consequence(failure)} or failures
+    first = min(causes, key=lambda rank: causes[rank].seconds)
+    lines = [f"rank {first} of {others.num_ranks} {_what_happened(failures[first])}"]
+    for rank in range(others.num_ranks):
+        if rank == first:
+            continue
+        if rank not in failures:
+            lines.append(_line_of(rank, others))
+        elif rank in causes:
+            lines.append(f"  rank {rank}: also {_first_line(_what_happened(failures[rank]))}")
+        else:
+            lines.append(f"  rank {rank}: lost its connection, a consequence")
+    return first, "\n".join(lines)
+
+
+def deadlock_report(silence: Silence) -> str:
+    """Who waits in which operation, who never came, and the line of each rank."""
+    lines = ["no rank can go on."]
+    for (group, number, operation), views in sorted(silence.calls().items()):
+        lines.append(_missing_at(silence, group, number, operation, views))
+    lines += [_line_of(rank, silence) for rank in range(silence.num_ranks)]
+    if len({(number, group) for group, number, _ in silence.calls()}) < len(silence.calls()):
+        lines.append("Different operations meet: every member of a group must call the same ones in the same order.")
+    return "\n".join(lines)
+
+
+def slow_note(silence: Silence, seconds: float) -> str:
+    """Who waits for whom, while a slow rank is left to work."""
+    lines = [_line_of(rank, silence) for rank in range(silence.num_ranks)]
+    return f"No news for {seconds:.0f} s; nothing is wrong yet, some ranks wait for others:\n" + "\n".join(lines)
+
+
+def interrupt_report(silence: Silence) -> str:
+    return "\n".join(["Stopped all ranks. They were:", *(_line_of(rank, silence) for rank in range(silence.num_ranks))])
+
+
+def is_cell(filename: str) -> bool:
+    return "ipykernel_" in filename or filename.startswith("<ipython-input")
+
+
+def in_cell_names(text: str) -> str:
+    """A text of Python's with the cells' file names made readable."""
+    return re.sub(r'"([^"\n]*ipykernel_[^"\n]*\.py)"', lambda match: _file_name(match[1]), text)
+
+
+def busy_stack(faulthandler_text: str) -> str:
+    """Where a rank is that holds the GIL, from what faulthandler wrote."""
+    main = faulthandler_text[
+        max(faulthandler_text.rfind("Thread 0x"), faulthandler_text.rfind("Current thread 0x"), 0) :
+    ]
+    frames = [
+        (name, int(line), function) for name, line, function in re.findall(r'File "(.*)", line (\d+) in (.*)', main)
+    ]
+    return "runs C code that holds the GIL, " + _place(frames[::-1]) if frames else "gives no answer"
+
+
+# -- the parts of a line ------------------------------------------------------------------------------------
+
+
+def _what_happened(failure: Failure) -> str:
+    if isinstance(failure, Death):
+        words = "\n".join(failure.last_words)
+        return f"{failure}" + (f"\n  It wrote:\n{_indent(in_cell_names(words))}" if words else "")
+    call = (
+        f"called sys.exit({failure.text})" if failure.kind == "SystemExit" else f"raised {failure.kind}: {failure.text}"
+    )
+    return "\n".join([call, *(f"    at {_describe(frame)}" for frame in _stack_to_show(failure.frames))])
+
+
+def _stack_to_show(frames: Iterable[Frame]) -> list[Frame]:
+    """The learner's frames and, if the error came from deeper in, the innermost one that is no library's."""
+    own = _own_frames(frames) or list(frames)[-1:]
+    cells = [frame for frame in own if is_cell(frame[0])]
+    return (cells if own[-1] in cells else cells + own[-1:])[-8:] if own else []
+
+
+def _line_of(rank: int, silence: Silence) -> str:
+    if rank in silence.returned:
+        return f"  rank {rank}: has returned"
+    snapshot = silence.snapshots.get(rank)
+    if snapshot is None:
+        return f"  rank {rank}: {silence.busy_stacks.get(rank, 'gave no answer')}"
+    verb = f"waits in {_wait_text(snapshot, silence)}, " if silence.is_waiting(rank) else "runs "
+    return f"  rank {rank}: {verb}{_place(snapshot.stack)}"
+
+
+def _wait_text(snapshot: Snapshot, silence: Silence) -> str:
+    if call := snapshot.point_to_point:
+        return _point_to_point_text(call)
+    if snapshot.collectives:
+        return " and ".join(
+            f"{_call_text(call)} of {_group_text(silence, call.group)}" for call in snapshot.collectives[:3]
+        )
+    if snapshot.set_up:
+        ranks = f" of ranks {list(snapshot.set_up.ranks)}" if snapshot.set_up.ranks else ""
+        return f"{snapshot.set_up.operation}{ranks}"
+    inside = [
+        function for file, _, function in snapshot.stack if "torch/distributed/" in file and function != "wrapper"
+    ]
+    return inside[0] if inside else "communication"
+
+
+def _missing_at(silence: Silence, group: str, number: int, operation: str, views: Mapping[int, Collective]) -> str:
+    missing = [rank for rank in silence.members(group) if rank not in views]
+    returned = [rank for rank in missing if rank in silence.returned]
+    here, never = sorted(views), [rank for rank in missing if rank not in silence.returned]
+    text = (
+        f"  {_call_text(next(iter(views.values())))} of {_group_text(silence, group)}: {_ranks(here, 'waits', 'wait')}"
+    )
+    if never:
+        text += f"; {_ranks(never, 'never came', 'never came')}"
+    if returned:
+        text += f"; {_ranks(returned, 'has returned', 'have returned')} without it"
+    return text
+
+
+def _call_text(call: Collective) -> str:
+    tensors = f" ({call.dtypes} {call.shapes})" if call.shapes else ""
+    return f"{call.operation} number {call.number}{tensors}"
+
+
+def _point_to_point_text(call: PointToPoint) -> str:
+    way = "to" if call.operation == "send" else "from"
+    peer = f"rank {call.peer}" if call.peer is not None else "any rank"
+    return f"{call.operation} {way} {peer} ({call.dtype} {list(call.shape)})"
+
+
+def _group_text(silence: Silence, name: str) -> str:
+    description, ranks = silence.groups.get(name, ("", ()))
+    if description in ("", "default_pg", "undefined"):
+        description = "the world" if len(ranks) in (0, silence.num_ranks) else "a group"
+    members = str(list(ranks)) if len(ranks) <= 16 else f"{len(ranks)} ranks"
+    return description if members in description else f"{description} {members}"
+
+
+def _ranks(ranks: list[int], one: str, many: str) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} {one}"
+    return f"ranks {', '.join(map(str, ranks[:16]))}{', ...' if len(ranks) > 16 else ''} {many}"
+
+
+def _own_frames(frames: Iterable[Frame]) -> list[Frame]:
+    return [frame for frame in frames if is_cell(frame[0]) or not _LIBRARY.search(frame[0])]
+
+
+def _place(frames: Iterable[Frame]) -> str:
+    """The innermost line that is the learner's (or labkit's, with the cell that called it)."""
+    frames = list(frames)
+    own = _own_frames(frames)
+    if not own:
+        return f"in {frames[-1][2]}" if frames else "at an unknown place"
+    cells = [frame for frame in own if is_cell(frame[0])]
+    if cells and cells[-1] != own[-1]:
+        return f"at {_describe(cells[-1], source=False)}, in {_describe(own[-1])}"
+    return f"at {_describe(own[-1])}"
+
+
+def _describe(frame: Frame, source: bool = True) -> str:
+    filename, line, function = frame
+    text = linecache.getline(filename, line).strip() if source else ""
+    where = f"{_file_name(filename)}, line {line}" + ("" if function == "<module>" else f", in {function}")
+    return f"{where}:  {text}" if text else where
+
+
+def _file_name(filename: str) -> str:
+    """``Cell In[3]`` for a cell, a short path for a file."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    compiler = getattr(get_ipython(), "compile", None)
+    number = getattr(compiler, "_filename_map", {}).get(filename)
+    if number is not None:
+        return f"Cell In[{number}]"
+    here = os.path.relpath(filename)
+    return here if not here.startswith("..") else filename
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,0 +1,281 @@
+"""The server: a process that has imported torch once, and forks ranks from itself when asked.
+
+Importing torch takes seconds, forking a process that has done so takes milliseconds. What makes it safe:
+
+- It is started by exec, never forked from the notebook's kernel, whose threads would not survive a fork.
+- It stays single-threaded and never touches CUDA, and refuses to fork when either is no longer so.
+- It imports torch, numpy and cloudpickle only. A rank drops even this package and imports it afresh, so
+  that edits of labkit and of the learner's own modules reach the next launch.
+- It watches the kernel and dies with it; ranks die with the server; what ranks leave behind is
+  re-parented to the server, which ends it.
+"""
+
+import ctypes
+import gc
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+
+from labkit.launch import wire
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PRELOAD = ("numpy", "cloudpickle", "torch", "torch.distributed")
+
+
+class Server:
+    """Forks ranks, reports how they ended, and leaves nothing behind.
+
+    Understands ``("descriptors",)``, which carries three descriptors a rank (stdout, stderr, control socket),
+    ``("fork", world_id, num_ranks)``, ``("signal", world_id, number, rank or None)`` and
+    ``("count_gpus", visible)``. Answers ``("forked", world_id, pids)`` or ``("refused", world_id, why)``,
+    ``("exit", world_id, rank, status)`` and ``("gpus", count)``.
+    """
+
+    def __init__(self, kernel: socket.socket, kernel_pid: int):
+        self.kernel, self.kernel_pid = kernel, kernel_pid
+        self.reader = wire.Reader()
+        self.descriptors: list[int] = []  # received, not yet given to a rank
+        self.ranks: dict[int, tuple[int, int]] = {}  # pid -> (world_id, rank)
+        self.orphans: dict[int, set[int]] = {}  # pid -> the worlds it can belong to
+        self.gpu_counter: int | None = None  # pid of the child that asks CUDA
+        self.stopping = False
+
+    def serve(self) -> None:
+        """Answer the kernel until it leaves, however it leaves."""
+        wakeup, kernel_exit = _wake_on_signals(), _pidfd(self.kernel_pid)
+        poll = select.poll()
+        for descriptor in (self.kernel.fileno(), wakeup, kernel_exit):
+            if descriptor is not None:
+                poll.register(descriptor, select.POLLIN)
+        signal.signal(signal.SIGTERM, self._stop)
+        while not self.stopping:
+            ready = {descriptor for descriptor, _ in poll.poll(1000)}
+            if kernel_exit in ready or os.getppid() != self.kernel_pid:
+                return
+            if wakeup in ready:
+                os.read(wakeup, 4096)
+            self._adopt({world_id for world_id, _ in self.ranks.values()})  # daemons of living ranks
+            self._reap()
+            self._end_orphans()
+            if self.kernel.fileno() in ready and not self._read_kernel():
+                return
+
+    def close(self) -> None:
+        """End every rank and everything they started."""
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline:
+            for pid in list(self.ranks):
+                _kill_group(pid)
+            self._adopt(set())
+            self._reap()
+            self._end_orphans()
+            if not self.ranks and not self.orphans:
+                return
+            time.sleep(0.005)
+
+    def _stop(self, *_):
+        self.stopping = True
+
+    def _read_kernel(self) -> bool:
+        data, descriptors, _, _ = socket.recv_fds(self.kernel, 1 << 16, 250)
+        self.descriptors += descriptors
+        for message in self.reader.feed(data):
+            match message:
+                case ("fork", world_id, num_ranks):
+                    self._fork_ranks(world_id, num_ranks)
+                case ("signal", world_id, number, rank):
+                    self._signal(world_id, number, rank)
+                case ("count_gpus", visible):
+                    self._count_gpus(visible)
+        return bool(data)
+
+    # -- forking ------------------------------------------------------------------------------------------
+
+    def _fork_ranks(self, world_id: int, num_ranks: int) -> None:
+        given, self.descriptors = self.descriptors[: 3 * num_ranks], self.descriptors[3 * num_ranks :]
+        if why := _unsafe_to_fork():
+            wire.send(self.kernel, "refused", world_id, why)
+        else:
+            pids = [self._fork_rank(world_id, rank, given[3 * rank : 3 * rank + 3]) for rank in range(num_ranks)]
+            wire.send(self.kernel, "forked", world_id, pids)
+        for descriptor in given:
+            os.close(descriptor)
+
+    def _fork_rank(self, world_id: int, rank: int, descriptors: list[int]) -> int:
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _become_rank(server, rank, *descriptors)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        _set_own_group(pid)  # in parent and child: whichever runs first
+        self.ranks[pid] = (world_id, rank)
+        return pid
+
+    def _count_gpus(self, visible: str | None) -> None:
+        """Ask CUDA in a child: asking here could start CUDA, and no rank could be forked after that."""
+        self.gpu_counter = os.fork()
+        if self.gpu_counter == 0:
+            count = 0
+            try:
+                os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+                if visible is not None:
+                    os.environ["CUDA_VISIBLE_DEVICES"] = visible
+                import torch
+
+                count = torch.cuda.device_count()
+            finally:
+                os._exit(min(count, 255))  # the exit status is the answer
+
+    # -- ending -------------------------------------------------------------------------------------------
+
+    def _signal(self, world_id: int, number: int, rank: int | None) -> None:
+        for pid, place in list(self.ranks.items()):
+            if place[0] == world_id and rank in (None, place[1]):
+                if number == signal.SIGKILL:
+                    _kill_group(pid)
+                else:
+                    os.kill(pid, number)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.orphans.pop(pid, None)
+            if pid == self.gpu_counter:
+                wire.send(self.kernel, "gpus", os.waitstatus_to_exitcode(status))
+            elif pid in self.ranks:
+                world_id, rank = self.ranks.pop(pid)
+                _kill_group(pid)  # what the rank started, data-loading workers say
+                self._adopt({world_id})
+                wire.send(self.kernel, "exit", world_id, rank, status)
+
+    def _adopt(self, world_ids: set[int]) -> None:
+        """Note the processes that became ours because their parent ended, and whose they can be."""
+        with open(f"/proc/self/task/{os.getpid()}/children") as children:
+            for pid in map(int, children.read().split()):
+                if pid not in self.ranks and pid != self.gpu_counter:
+                    self.orphans.setdefault(pid, world_ids)
+
+    def _end_orphans(self) -> None:
+        alive = {world_id for world_id, _ in self.ranks.values()}
+        for pid, world_ids in self.orphans.items():
+            if not world_ids & alive:
+                _quietly(os.kill, pid, signal.SIGKILL)  # its own children become ours, and end next time
+
+
+def _become_rank(server: int, rank: int, stdout: int, stderr: int, control: int) -> None:
+    """In the forked child: keep nothing of the server but its imported modules, then run the rank."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.setpgid(0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:  # it died before the line above
+        os._exit(1)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    _close_all_but({0, 1, 2, control})
+    connection = socket.socket(fileno=control)
+    _, settings = wire.receive(connection)
+    sys.path[:] = settings["sys_path"]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "labkit"]:
+        del sys.modules[name]
+    from labkit.launch import rank as fresh
+
+    fresh.main(rank, connection, settings)
+
+
+def _unsafe_to_fork() -> str:
+    """Why forking now would be wrong, or ''."""
+    if (threads := len(os.listdir("/proc/self/task"))) != 1:
+        return f"the launch server has {threads} threads"
+    if any("nvidia-uvm" in _link(descriptor) for descriptor in os.listdir("/proc/self/fd")):
+        return "the launch server has touched CUDA"
+    return ""
+
+
+def _close_all_but(keep: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in keep:
+            _quietly(os.close, int(name))
+
+
+def _link(descriptor: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return ""
+
+
+def _wake_on_signals() -> int:
+    """A descriptor that becomes readable when a child ends."""
+    readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    os.set_blocking(writable, False)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return readable
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # an old kernel or a sandbox: the parent's pid is looked at each second instead
+        return None
+
+
+def _kill_group(pid: int) -> None:
+    _quietly(os.killpg, pid, signal.SIGKILL)
+    _quietly(os.kill, pid, signal.SIGKILL)
+
+
+def _set_own_group(pid: int) -> None:
+    _quietly(os.setpgid, pid, pid)
+
+
+def _quietly(function, *arguments) -> None:
+    try:
+        function(*arguments)
+    except OSError:  # already gone
+        pass
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def main(control: int, kernel_pid: int, run_directory: str) -> None:
+    """``python -m labkit.launch.server CONTROL KERNEL_PID RUN_DIRECTORY``: see labkit/launch/client.py."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stop button is the kernel's business
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # inherited: an early stack request must not kill a rank
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    for module in _PRELOAD:
+        __import__(module)
+    gc.collect()
+    gc.freeze()  # a collection in a rank does not copy the server's pages
+    kernel = socket.socket(fileno=control)
+    wire.send(kernel, "ready")
+    server = Server(kernel, kernel_pid)
+    try:
+        server.serve()
+    finally:
+        server.close()
+        shutil.rmtree(run_directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

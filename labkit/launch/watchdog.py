@@ -1,0 +1,141 @@
+"""Is a silent world slow, or will it never go on? Judged from snapshots alone, so that it is tested without processes.
+
+A deadlock is declared only when all of this holds, because each weaker rule has raised a false alarm:
+every rank that has not returned waits in communication; in no group are all members in the same
+collective; no send has met its receive; and in consecutive snapshots nothing has run, neither a main
+thread nor the threads that move data. Everything else is somebody being slow, which is no fault.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from labkit.launch.probe import Collective, Snapshot
+
+_QUIET_SECONDS = 2.0  # nothing printed, returned or reported: start looking
+_PROBE_SECONDS = 0.5
+_NOTE_SECONDS = 5.0  # tell the person who waits for whom
+_NOTE_AGAIN_SECONDS = 30.0
+_IDLE_CPU_SECONDS = 0.02  # what answering a probe may cost
+_STILL_PROBES = 2
+_STILL_PROBES_IN_SET_UP = 4  # set-up polls a file, so that its stillness shows less sharply
+
+
+@dataclass(frozen=True)
+class Silence:
+    """One look at a world: the snapshot of each rank that answered, and who has returned already."""
+
+    num_ranks: int
+    snapshots: Mapping[int, Snapshot]
+    returned: frozenset[int]
+    busy_stacks: Mapping[int, str] = field(default_factory=dict)  # of ranks that could not answer
+
+    @property
+    def groups(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Every process group that any rank knows: name -> description and ranks."""
+        return {name: group for snapshot in self.snapshots.values() for name, group in snapshot.groups.items()}
+
+    def calls(self) -> dict[tuple[str, int, str], dict[int, Collective]]:
+        """The unfinished collectives: (group, number, operation) -> rank -> its view of the call."""
+        calls: dict[tuple[str, int, str], dict[int, Collective]] = {}
+        for rank, snapshot in self.snapshots.items():
+            for call in snapshot.collectives:
+                calls.setdefault((call.group, call.number, call.operation), {})[rank] = call
+        return calls
+
+    def members(self, group: str) -> tuple[int, ...]:
+        return self.groups.get(group, ("", tuple(range(self.num_ranks))))[1]
+
+    def is_waiting(self, rank: int) -> bool:
+        """Is this rank in a communication call that it cannot leave by itself?"""
+        snapshot = self.snapshots.get(rank)
+        if snapshot is None:
+            return False
+        in_call = snapshot.point_to_point or snapshot.set_up or snapshot.in_torch_distributed
+        return bool(in_call or (snapshot.collectives and not snapshot.sleeping))
+
+    def waiting(self) -> set[int]:
+        return {rank for rank in self.snapshots if self.is_waiting(rank)}
+
+    def can_go_on(self) -> bool:
+        """Does some rank run, or some data still have a way to move?"""
+        unfinished = set(range(self.num_ranks)) - self.returned
+        if self.waiting() != unfinished:
+            return True
+        if any(set(self.members(group)) <= views.keys() for (group, _, _), views in self.calls().items()):
+            return True
+        return any(self._is_met(rank) for rank in self.snapshots)
+
+    def _is_met(self, rank: int) -> bool:
+        """Has the other side posted the call that this rank's send or receive waits for?
+
+        Messages of a channel arrive in order, so the n-th receive is met by the n-th send.
+        """
+        mine = self.snapshots[rank]
+        call = mine.point_to_point
+        if call is None:
+            return False
+        other = "recv" if call.operation == "send" else "send"
+        if call.peer is None:  # a receive from anyone
+            posted = sum(
+                snapshot.posted.get((other, rank, call.tag, call.group), 0) for snapshot in self.snapshots.values()
+            )
+        elif call.peer in self.snapshots:
+            posted = self.snapshots[call.peer].posted.get((other, rank, call.tag, call.group), 0)
+        else:
+            return False  # it has returned: had it posted the call, the data would be here
+        return posted >= mine.posted.get(call.channel, 0)
+
+
+class Watchdog:
+    """Decides when to look, and what a series of looks means."""
+
+    def __init__(self, now: float):
+        self._noted = float("-inf")
+        self.sign_of_life(now)
+
+    def sign_of_life(self, now: float) -> None:
+        """A rank printed, returned or reported progress: the silence is over."""
+        self._last_sign, self._next_probe = now, now + _QUIET_SECONDS
+        self._previous: Silence | None = None
+        self._still_probes = 0
+
+    def is_due(self, now: float) -> bool:
+        return now >= self._next_probe
+
+    def judge(self, now: float, silence: Silence) -> str:
+        """``"deadlock"``, ``"note"`` (somebody waits for a slow rank: say so), or ``""``."""
+        previous, self._previous = self._previous, silence
+        self._next_probe = now + _PROBE_SECONDS
+        stuck = not silence.can_go_on() and not _all_in_first_set_up(silence)
+        self._still_probes = self._still_probes + 1 if stuck and _nothing_ran(previous, silence) else 0
+        in_set_up = any(snapshot.set_up for snapshot in silence.snapshots.values())
+        if self._still_probes + 1 >= (_STILL_PROBES_IN_SET_UP if in_set_up else _STILL_PROBES):
+            return "deadlock"
+        slow = silence.waiting() and len(silence.waiting() | silence.returned) < silence.num_ranks
+        if slow and now - self._last_sign > _NOTE_SECONDS and now - self._noted > _NOTE_AGAIN_SECONDS:
+            self._noted = now
+            return "note"
+        return ""
+
+
+def _all_in_first_set_up(silence: Silence) -> bool:
+    """Everybody is still joining: slow on a busy machine, and no fault while nobody has left."""
+    joining = [
+        snapshot.set_up and snapshot.set_up.operation == "init_process_group" for snapshot in silence.snapshots.values()
+    ]
+    return all(joining) and not silence.returned
+
+
+def _nothing_ran(previous: Silence | None, silence: Silence) -> bool:
+    if previous is None or previous.snapshots.keys() != silence.snapshots.keys():
+        return False
+    return all(_still(previous.snapshots[rank], snapshot) for rank, snapshot in silence.snapshots.items())
+
+
+def _still(before: Snapshot, now: Snapshot) -> bool:
+    """Between two snapshots of a rank, nothing has happened on it."""
+    return (
+        (before.stack, before.instruction, before.recorded) == (now.stack, now.instruction, now.recorded)
+        and (before.context_switches == now.context_switches or now.set_up is not None)
+        and now.cpu_seconds - before.cpu_seconds < _IDLE_CPU_SECONDS
+    )

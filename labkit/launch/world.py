@@ -1,0 +1,185 @@
+"""`launch` and `World`: run a function on real ranks from a notebook cell."""
+
+import contextlib
+import linecache
+import operator
+import os
+import pickle
+import sys
+import weakref
+
+import cloudpickle
+
+from labkit.launch import client
+from labkit.launch.call import Call
+from labkit.launch.interrupts import DeferredInterrupt
+from labkit.launch.output import Output
+from labkit.launch.ranks import Ranks
+from labkit.launch.report import is_cell
+
+_MAX_RANKS = 128
+_INLINE_BYTES = 1 << 20  # larger payloads are written once to tmpfs, for all ranks
+
+
+def launch(
+    fn, /, *args, world_size: int, backend: str = "auto", timeout_seconds: float = 60.0, live: bool = False,
+    strict: bool = False, **kwargs,
+) -> list:  # fmt: skip
+    """Run ``fn(*args, **kwargs)`` on ``world_size`` new ranks; returns what they return, in rank order.
+
+    Each rank is a process of its own with torch.distributed initialised. ``fn``, its arguments and its
+    results may be anything made in a notebook cell. What ranks print is shown by rank when all are done,
+    or at once with ``live=True``.
+
+    Args:
+        backend: ``"auto"`` takes NCCL when each rank can have a GPU, gloo on the CPU otherwise.
+        timeout_seconds: how long a rank waits inside one communication before torch gives up.
+        strict: check in every collective that all ranks agree on operation, shape and dtype (slower).
+
+    Raises:
+        ValueError: an argument that does not fit, before any process starts.
+        RankFailed: a rank raised or died; the message is the report. `Deadlock` if they wait for each other.
+    """
+    with World(world_size, backend=backend, timeout_seconds=timeout_seconds, strict=strict) as world:
+        return world.run(fn, *args, live=live, **kwargs)
+
+
+class World:
+    """Ranks that stay alive between calls: ``with World(4) as world: world.run(fn, ...)``.
+
+    Keeps what is slow to start (NCCL takes seconds). After a fault the world has ended: make a new one.
+    The arguments, and what `run` takes and raises, are those of `launch`.
+    """
+
+    def __init__(
+        self, world_size: int, *, backend: str = "auto", timeout_seconds: float = 60.0, strict: bool = False
+    ):  # fmt: skip
+        self.world_size = _check_world_size(world_size)
+        if backend not in ("auto", "gloo", "nccl"):
+            raise ValueError(f"backend={backend!r} is unknown: use 'auto', 'gloo' or 'nccl'")
+        if not timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds={timeout_seconds!r} leaves no time: use a number above 0")
+        if "LABKIT_RANK" in os.environ:
+            raise RuntimeError("launch was called on a rank: only the notebook (or script) itself may launch ranks")
+        server = client.current_server()
+        self.backend = _choose_backend(backend, self.world_size, server.gpu_count())
+        self._ended = ""  # why, once it has
+        settings = {
+            "world_size": self.world_size,
+            "backend": self.backend,
+            "timeout_seconds": timeout_seconds,
+            "num_threads": max(1, len(os.sched_getaffinity(0)) // self.world_size),
+            "environment": {**os.environ, **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if strict else {})},
+            "sys_path": _sys_path(),
+        }
+        with DeferredInterrupt():
+            self._ranks = Ranks(server, self.world_size, settings)
+            self._finalizer = weakref.finalize(self, self._ranks.end, kill=True)  # a world nobody closed
+            self._finalizer.atexit = False  # the server sees to that
+
+    def run(self, fn, /, *args, live: bool = False, **kwargs) -> list:
+        """Call ``fn(*args, **kwargs)`` on every rank; returns the results in rank order."""
+        if self._ended:
+            raise RuntimeError(f"this world has ended ({self._ended}): make a new one")
+        payload = self._write_payload(fn, args, kwargs)
+        with DeferredInterrupt() as interrupt:
+            try:
+                return Call(self._ranks, Output(self.world_size, live), interrupt).run(payload)
+            except BaseException as error:
+                self._end(f"{type(error).__name__} in an earlier call", kill=True)
+                raise
+
+    def close(self) -> None:
+        """Let the ranks leave. Safe to call again."""
+        with DeferredInterrupt():
+            self._end("it was closed", kill=False)
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _end(self, why: str, kill: bool) -> None:
+        if not self._ended:
+            self._ended = why
+            self._finalizer.detach()
+            self._ranks.end(kill)
+
+    def _write_payload(self, fn, args: tuple, kwargs: dict) -> bytes | str:
+        """What every rank is sent: bytes, or the file that holds them."""
+        settings = {
+            "environment": dict(os.environ),
+            "working_directory": os.getcwd(),
+            "sys_path": _sys_path(),
+            "cells": {name: entry for name, entry in linecache.cache.items() if is_cell(name) and len(entry) == 4},
+        }
+        payload = pickle.dumps((settings, _pickle_call(fn, args, kwargs)))
+        if len(payload) > _INLINE_BYTES:
+            path = f"{self._ranks.directory}/payload"
+            with contextlib.suppress(OSError):  # a full /dev/shm: then through the sockets, rank by rank
+                with open(path, "wb") as file:
+                    file.write(payload)
+                return path
+        return payload
+
+
+def _check_world_size(world_size) -> int:
+    try:
+        number = 0 if isinstance(world_size, bool) else operator.index(world_size)
+    except TypeError:
+        number = 0
+    if not 1 <= number <= _MAX_RANKS:
+        raise ValueError(f"world_size={world_size!r} cannot be launched: use a whole number from 1 to {_MAX_RANKS}")
+    return number
+
+
+_last_said = ""  # so that a notebook reads which backend runs once, and again when that changes
+
+
+def _choose_backend(backend: str, world_size: int, num_gpus: int) -> str:
+    global _last_said
+    have = f"this machine has {num_gpus or 'no'} GPU{'s' * (num_gpus > 1)}"
+    if backend == "nccl" and num_gpus < world_size:
+        raise ValueError(
+            f"backend='nccl' needs a GPU for each of the {world_size} ranks and {have}: "
+            "use backend='auto' or 'gloo', or fewer ranks"
+        )
+    if backend == "nccl" or (backend == "auto" and num_gpus >= world_size):
+        chosen, said = "nccl", f"Ranks run on GPUs, one each, and talk through NCCL: {have}."
+    elif backend == "gloo":
+        chosen, said = "gloo", "Ranks run on the CPU and talk through gloo, as asked."
+    else:
+        chosen, said = "gloo", f"Ranks run on the CPU and talk through gloo: {have}."
+        if num_gpus:
+            said = said[:-1] + f", too few for {world_size} ranks."
+    if said != _last_said:
+        print(said, flush=True)
+        _last_said = said
+    return chosen
+
+
+def _sys_path() -> list[str]:
+    return [path or os.getcwd() for path in sys.path]
+
+
+def _pickle_call(fn, args: tuple, kwargs: dict) -> bytes:
+    if not callable(fn):
+        raise ValueError(f"fn={fn!r} cannot be called: pass the function itself, and its arguments after it")
+    try:
+        return cloudpickle.dumps((fn, args, kwargs))
+    except Exception as error:
+        parts = {"the function": fn} | {f"argument {i}": arg for i, arg in enumerate(args)}
+        parts |= {f"argument {name}": arg for name, arg in kwargs.items()}
+        culprits = [f"{name} (a {type(part).__name__})" for name, part in parts.items() if not _can_be_pickled(part)]
+        raise ValueError(
+            f"{' and '.join(culprits)} cannot be sent to the ranks: {error}. Make it inside the function instead"
+        ) from None
+
+
+def _can_be_pickled(value) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
