@@ -72,6 +72,12 @@ class ParallelLayout:
         """Data-parallel replicas: d = n / (t * c * p)."""
         return self.world_size // (self.tp_size * self.pp_size * self.cp_size)
 
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """All four axes, fastest first; one that ``order`` leaves out is of size 1, so its place does not matter."""
+        named = tuple(self.order.split("-"))
+        return named if "cp" in named else (*named, "cp")
+
     def size(self, axis: str) -> int:
         """Ranks in one group of ``axis``."""
         return getattr(self, f"{_check_axis(axis)}_size")
@@ -86,7 +92,7 @@ class ParallelLayout:
         [[0, 1, 4, 5], [2, 3, 6, 7]]
         """
         within = self._within(axes)
-        slowest_first = self._order[::-1]
+        slowest_first = self.axes[::-1]
         across = [i for i, axis in enumerate(slowest_first) if axis not in within]
         along = [i for i, axis in enumerate(slowest_first) if axis in within]
         members = math.prod(self.size(axis) for axis in within)
@@ -95,7 +101,7 @@ class ParallelLayout:
     def group_of(self, rank: int, *axes: str) -> list[int]:
         """The one group of ``axes`` that ``rank`` is a member of."""
         place, within = self.coords(rank), self._within(axes)
-        line = tuple(slice(None) if axis in within else getattr(place, axis) for axis in self._order[::-1])
+        line = tuple(slice(None) if axis in within else getattr(place, axis) for axis in self.axes[::-1])
         return self._grid[line].ravel().tolist()
 
     def coords(self, rank: int) -> Coords:
@@ -105,7 +111,7 @@ class ParallelLayout:
         Coords(tp=0, cp=0, dp=1, pp=1)
         """
         place, left = {}, self._check_rank(rank)
-        for axis in self._order:
+        for axis in self.axes:
             left, place[axis] = divmod(left, self.size(axis))
         return Coords(**place)
 
@@ -116,7 +122,7 @@ class ParallelLayout:
         6
         """
         place, rank, stride = Coords(tp, cp, dp, pp), 0, 1
-        for axis in self._order:
+        for axis in self.axes:
             coordinate, size = getattr(place, axis), self.size(axis)
             if not 0 <= coordinate < size:
                 raise ValueError(f"{axis}={coordinate} is outside 0..{size - 1}: {axis}_size is {size}")
@@ -149,7 +155,7 @@ class ParallelLayout:
 
     def __str__(self) -> str:
         """Pipeline stages down, data (and context) replicas across, a tensor group in each cell."""
-        axes, stages, shown = self._order[::-1], min(self.pp_size, 16), 0
+        axes, stages, shown = self.axes[::-1], min(self.pp_size, 16), 0
         ranks = self._grid.transpose([axes.index(axis) for axis in ("pp", "dp", "cp", "tp")])[:stages]
         rows = ["", *(f"pp {pp}" for pp in range(stages))]
         rows = [row.ljust(len(rows[-1])) for row in rows]
@@ -159,20 +165,15 @@ class ParallelLayout:
             if shown and len(rows[0]) + 3 + width > 120:
                 break
             rows, shown = [f"{row} | {cell.ljust(width)}" for row, cell in zip(rows, column)], shown + 1
-        factors = " x ".join(f"{axis} {self.size(axis)}" for axis in self._order if axis != "cp" or self.cp_size > 1)
+        factors = " x ".join(f"{axis} {self.size(axis)}" for axis in self.axes if axis != "cp" or self.cp_size > 1)
         lines = [f"{self.world_size} ranks = {factors}, fastest axis first", *map(str.rstrip, rows)]
         if shown < (replicas := self.dp_size * self.cp_size) or stages < self.pp_size:
             lines.append(f"(only {stages} of {self.pp_size} stages, {shown} of {replicas} replicas shown)")
         return "\n".join(lines)
 
     @cached_property
-    def _order(self) -> list[str]:
-        named = self.order.split("-")
-        return named if "cp" in named else [*named, "cp"]  # of size 1, so its place does not matter
-
-    @cached_property
     def _grid(self) -> np.ndarray:
-        shape = [self.size(axis) for axis in self._order]
+        shape = [self.size(axis) for axis in self.axes]
         return np.arange(self.world_size).reshape(shape[::-1])  # slowest axis first, as numpy counts
 
     def _within(self, axes: tuple[str, ...]) -> set[str]:

@@ -1,0 +1,160 @@
+"""The process groups of a layout: from lists of ranks to something that collectives can be called on.
+
+``init_groups`` makes exactly the groups that the layout lists, so what was drawn is what communicates. It
+needs a world that is up and does not care what brought it up: `launch`, torchrun or srun.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from labkit.layout import Coords, ParallelLayout
+
+AXES_OF_GROUP = {"tp": ("tp",), "cp": ("cp",), "dp": ("dp",), "pp": ("pp",), "model": ("tp", "cp", "pp")}
+"""Which axes each group runs along; ``model`` is one replica of the model."""
+
+
+@dataclass(eq=False, repr=False)
+class ProcessGroups:
+    """The groups of one rank, and its place in the layout.
+
+    ``tp``, ``cp``, ``dp``, ``pp`` and ``model`` are process groups of which this rank is a member, each with
+    the ranks in the layout's order. ``embedding`` joins the first and the last stage of the pipeline; on the stages
+    between it is torch's ``dist.GroupMember.NON_GROUP_MEMBER``, never None: collectives take None for the whole
+    world, but leave a non-member alone with a warning. A group of one is a group like any other.
+    """
+
+    layout: ParallelLayout
+    rank: int
+    tp: dist.ProcessGroup
+    cp: dist.ProcessGroup
+    dp: dist.ProcessGroup
+    pp: dist.ProcessGroup
+    model: dist.ProcessGroup
+    embedding: dist.ProcessGroup
+    _mesh: DeviceMesh | None = None
+
+    @property
+    def coords(self) -> Coords:
+        """This rank's place on each axis: ``coords.tp``, ``coords.dp``, ``coords.pp``, ``coords.cp``."""
+        return self.layout.coords(self.rank)
+
+    @property
+    def previous_stage(self) -> int | None:
+        """The global rank that sends activations to this one; None on the first stage."""
+        return self.layout.neighbours(self.rank).previous
+
+    @property
+    def next_stage(self) -> int | None:
+        """The global rank that this one sends activations to; None on the last stage."""
+        return self.layout.neighbours(self.rank).next
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank holds the pipeline's first stage, where tokens come in."""
+        return self.previous_stage is None
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank holds the pipeline's last stage, where the loss is."""
+        return self.next_stage is None
+
+    def device_mesh(self) -> DeviceMesh:
+        """The same groups, not copies, as a DeviceMesh with the axes named, slowest first.
+
+        For what takes a mesh: FSDP2 on ``device_mesh()["dp"]``, DTensor, torch.distributed.checkpoint. DTensor
+        remembers a mesh by its shape as long as the process lives: once it has used these groups, keep them.
+        """
+        if self._mesh is None:
+            axes = tuple(reversed(self.layout.axes))
+            ranks = torch.arange(self.layout.world_size).reshape([self.layout.size(axis) for axis in axes])
+            self._mesh = DeviceMesh.from_group(
+                [getattr(self, axis) for axis in axes], local_device().type, ranks, mesh_dim_names=axes
+            )
+        return self._mesh
+
+    def close(self) -> None:
+        """Destroy every group that was made; to be called on every rank, when none of them communicates any more.
+
+        torch ends a group's threads and connections when the last reference to it goes: drop your own too,
+        and those of the mesh. Closing twice is closing once.
+        """
+        self._mesh = None
+        for name in reversed(_NAMES):
+            group = vars(self).pop(name, dist.GroupMember.NON_GROUP_MEMBER)
+            if dist.is_initialized():  # else the world went first, and took its groups with it
+                dist.destroy_process_group(group)
+
+    def __repr__(self) -> str:
+        return f"ProcessGroups(rank={self.rank}, coords={self.coords}{'' if 'tp' in vars(self) else ', closed'})"
+
+    def __enter__(self) -> "ProcessGroups":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    if not TYPE_CHECKING:  # a type checker would take every attribute for known
+
+        def __getattr__(self, name):  # reached only for what close() took away
+            closed = ": these groups are closed, make new ones with init_groups(layout)" if name in _NAMES else ""
+            raise AttributeError(f"ProcessGroups has no {name!r}{closed}")
+
+
+_NAMES = (*AXES_OF_GROUP, "embedding")
+
+
+def init_groups(layout: ParallelLayout) -> ProcessGroups:
+    """Make the layout's process groups; to be called on every rank, with the same layout.
+
+    Raises:
+        ValueError: no world is up, or it has another size than the layout. Nothing has been made then.
+    """
+    if not dist.is_initialized():
+        raise ValueError(
+            "no world is up: call init_groups inside a function given to labkit.launch.launch(), "
+            "or after torch.distributed.init_process_group()"
+        )
+    if dist.get_world_size() != layout.world_size:
+        raise ValueError(
+            f"the layout has world_size={layout.world_size} but {dist.get_world_size()} ranks are running: "
+            f"start {layout.world_size} ranks, or make the layout with world_size={dist.get_world_size()}"
+        )
+    made: dict[str, Any] = {name: _my_group(name, layout.groups(*axes)) for name, axes in AXES_OF_GROUP.items()}
+    made["embedding"] = _my_group("embedding", layout.embedding_groups())
+    if "gloo" in dist.get_backend_config():
+        # Gloo connects at once, and a rank that closed early would hang up on a peer that is still connecting.
+        dist.all_reduce(torch.zeros(1))
+    return ProcessGroups(layout, dist.get_rank(), **made)
+
+
+def _my_group(name: str, groups: list[list[int]]) -> dist.ProcessGroup:
+    """The one of ``groups`` that this rank is in, or torch's non-member.
+
+    Every rank makes every group, in the same order, though it joins only one: that is what numbers the groups
+    alike everywhere. (torch can also let the members alone make theirs. It then names a group after its ranks and takes
+    a former group's addresses for the present ones: groups made a second time fail to connect.)
+    """
+    mine: Any = dist.GroupMember.NON_GROUP_MEMBER
+    for ranks in groups:
+        group = dist.new_group(ranks, group_desc=f"{name} {_ranks_text(ranks)}")  # what a deadlock report calls it
+        if group != dist.GroupMember.NON_GROUP_MEMBER:
+            mine = group
+    return mine
+
+
+def _ranks_text(ranks: list[int]) -> str:
+    shown = ranks if len(ranks) <= 8 else [*ranks[:3], "...", ranks[-1]]
+    return f"[{', '.join(map(str, shown))}]"
+
+
+def local_device() -> torch.device:
+    """The device whose tensors this world's collectives take: this rank's own GPU under NCCL, else the CPU."""
+    if not dist.is_initialized() or "nccl" not in dist.get_backend_config():
+        return torch.device("cpu")
+    local_rank = next((int(os.environ[name]) for name in ("LOCAL_RANK", "SLURM_LOCALID") if name in os.environ), 0)
+    return torch.device("cuda", local_rank % torch.cuda.device_count())  # Slurm may show each task one GPU only
