@@ -146,7 +146,7 @@ class Folded:
         return f"<details><summary>{self.title}</summary>\n\n{self.markdown}\n\n</details>"
 
 
-def answer(function: Callable, case: tuple, catch=Exception):
+def answer(function: Callable, case: tuple, catch: Any = Exception):
     """What ``function`` answers; None if it is still a stub, `Raised` if it fails with one of ``catch``."""
     try:
         return function(*copy.deepcopy(case))  # a copy: a function that changes its arguments spoils only its own
