@@ -10,9 +10,12 @@ from labkit.layout import ParallelLayout
 from labkit.plots.layout_table import layout_table
 from labkit.plots.painter import LayoutPainter
 from labkit.plots.style import DP, INK, PP
+from labkit.sizing import GPT, step_traffic
 
 WORLD_SIZES = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 NODE_SIZES = (1, 2, 4, 8, 16, 36, 72)
+MODEL, BATCH_SIZE = GPT(num_layers=36, hidden_size=4096, seq_length=2048, vocab_size=51200), 512
+"""Whose bytes the table counts: one of the models in table 1 of arXiv 2104.04473."""
 ORDERS = ("tp-dp-pp", "tp-pp-dp", "dp-tp-pp", "dp-pp-tp", "pp-tp-dp", "pp-dp-tp")
 
 STYLE = f"""<style>
@@ -124,7 +127,8 @@ class LayoutExplorer(widgets.VBox):
         follow = self.follow.value if self.following.value else None
         self.picture.value = self._painter.png(self.shown, node, follow=follow, dimmed=not self.fits)
         self.message.value = _says(self.shown, misfit)
-        table = layout_table(self.shown, node, follow=follow)
+        traffic = step_traffic(MODEL, self.shown, gpus_per_node=node, batch_size=BATCH_SIZE)
+        table = layout_table(self.shown, node, follow=follow, traffic=traffic, traffic_of=_MODEL_TEXT)
         self.table.value = table if self.fits else f'<div class="labkit-stale">{table}</div>'
 
 
@@ -144,6 +148,9 @@ def _product(layout: ParallelLayout) -> str:
     return f"{' · '.join(factors)} = {' · '.join(map(str, factors.values()))} = {layout.world_size} = n"
 
 
+_MODEL_TEXT = (
+    f"a GPT of {MODEL.num_parameters / 1e9:.1f} billion parameters, {BATCH_SIZE} sequences of {MODEL.seq_length} tokens"
+)
 _LOOK = {"layout": {"width": "290px"}, "style": {"description_width": "7.5em"}}  # three in a line at 1400 pixels
 
 

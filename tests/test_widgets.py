@@ -8,8 +8,10 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from labkit.layout import ParallelLayout
+from labkit.plots.layout_table import bytes_text
 from labkit.plots.painter import LayoutPainter
-from labkit.widgets import layout_explorer
+from labkit.sizing import step_traffic
+from labkit.widgets import BATCH_SIZE, MODEL, layout_explorer
 
 
 @pytest.fixture
@@ -71,6 +73,17 @@ def test_a_smaller_world_takes_the_followed_gpu_along(explorer):
     assert "group of GPU 7" in explorer.table.value
 
 
+def test_the_bytes_are_those_of_the_stated_model(explorer):
+    traffic = step_traffic(MODEL, explorer.shown, gpus_per_node=8, batch_size=BATCH_SIZE)
+    assert traffic["tp"].crossing_bytes == 0 < traffic["pp"].crossing_bytes
+    for volume in traffic.values():
+        assert (
+            f"<td>{bytes_text(volume.total_bytes)}</td><td>{bytes_text(volume.crossing_bytes)}</td>"
+            in explorer.table.value
+        )
+    assert "7.5 billion parameters" in explorer.table.value
+
+
 def test_a_misfit_says_so_in_place_and_keeps_the_last_grid_dimmed(explorer):
     picture, table = explorer.picture.value, explorer.table.value
     explorer.tp_size.value = 3
@@ -89,16 +102,15 @@ def test_a_misfit_says_so_in_place_and_keeps_the_last_grid_dimmed(explorer):
     assert (explorer.picture.value, explorer.table.value) == (picture, table)
 
 
-def test_500_moves_leave_no_figure_behind(explorer):
+def test_200_moves_leave_no_figure_behind(explorer):
     def figures():
         gc.collect()
         return sum(isinstance(thing, Figure) for thing in gc.get_objects())
 
-    explorer._painter = LayoutPainter(dpi=20)  # the same artists, on fewer pixels
     before, artists = figures(), len(explorer._painter._axes[0].get_children())
-    for move in range(500):
+    for move in range(200):
         explorer.tp_size.value = 1 + move % 4
-    assert figures() == before
+    assert figures() <= before  # of other tests, some may have been freed meanwhile
     assert len(explorer._painter._axes[0].get_children()) == artists
     assert pyplot.get_fignums() == []
 

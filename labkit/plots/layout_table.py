@@ -1,26 +1,54 @@
 """The facts of a layout's picture as text: for screen readers, for a search, and for who wants the exact lists."""
 
+import math
+from collections.abc import Mapping
 from html import escape
 
 from labkit.layout import ParallelLayout
 from labkit.plots.style import AXIS_COLOR, AXIS_NAME, group_letter
+from labkit.sizing import Traffic
 
 MOST_GROUPS, MOST_MEMBERS = 16, 8  # of a longer list the rest is counted, not shown
 
 
-def layout_table(layout: ParallelLayout, gpus_per_node: int = 8, *, follow: int | None = None) -> str:
-    """An HTML table with a row for each axis: its groups, their letters, and which of them leave a node."""
+def layout_table(
+    layout: ParallelLayout,
+    gpus_per_node: int = 8,
+    *,
+    follow: int | None = None,
+    traffic: Mapping[str, Traffic] | None = None,
+    traffic_of: str = "",
+) -> str:
+    """An HTML table with a row for each axis: its groups, their letters, which of them leave a node.
+
+    ``traffic`` adds the bytes that each axis sends in a step, and from node to node; ``traffic_of`` says of what.
+    """
     columns = ["axis", "groups", "cross nodes", "ranks in each group"]
     if follow is not None:
         columns.append(f"group of GPU {follow}")
-    axes = [axis for axis in ("tp", "cp", "dp", "pp") if axis != "cp" or layout.cp_size > 1]
-    rows = "".join(_row(layout, axis, gpus_per_node, follow) for axis in axes)
-    heads = "".join(f'<th scope="col">{column}</th>' for column in columns)
     caption = f"{layout.world_size} GPUs, {gpus_per_node} per node, order {layout.order}"
+    if traffic is not None:
+        columns[3:3] = ["bytes a step", "from node to node"]
+        caption += f"; bytes of {traffic_of}"
+    axes = [axis for axis in ("tp", "cp", "dp", "pp") if axis != "cp" or layout.cp_size > 1]
+    rows = "".join(_row(layout, axis, gpus_per_node, follow, traffic) for axis in axes)
+    heads = "".join(f'<th scope="col">{column}</th>' for column in columns)
     return (
         f'<table class="labkit-facts"><caption>{escape(caption)}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
     )
+
+
+def bytes_text(number: float) -> str:
+    """A volume with three digits and its unit, in powers of 1000.
+
+    >>> bytes_text(927_712_935_936), bytes_text(4.3e12), bytes_text(0)
+    ('928 GB', '4.3 TB', 'none')
+    """
+    if number == 0:
+        return "none"
+    power = min(int(math.log10(number)) // 3, 5)
+    return f"{number / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"
 
 
 def groups_text(groups: list[list[int]]) -> list[str]:
@@ -45,10 +73,13 @@ def ranks_text(ranks: list[int]) -> str:
     return f"[{', '.join(map(str, ranks[: MOST_MEMBERS - 1]))}, ..., {ranks[-1]}]"
 
 
-def _row(layout: ParallelLayout, axis: str, gpus_per_node: int, follow: int | None) -> str:
+def _row(layout: ParallelLayout, axis: str, gpus_per_node: int, follow: int | None, traffic) -> str:
     groups, crossing = layout.groups(axis), len(layout.crossings(axis, gpus_per_node))
     lists = " ".join(f"<span>{text}</span>" for text in groups_text(groups))  # a span stays on one line
-    cells = [f"{len(groups)} of {layout.size(axis)}", str(crossing) if crossing else "none", lists]
+    cells = [f"{len(groups)} of {layout.size(axis)}", str(crossing) if crossing else "none"]
+    if traffic is not None:
+        cells += [bytes_text(volume) for volume in traffic[axis]] if axis in traffic else ["not counted", ""]
+    cells.append(lists)
     if follow is not None:
         index = next(i for i, group in enumerate(groups) if follow in group)
         cells.append(f"<span>{group_letter(index)} {ranks_text(groups[index])}</span>")
