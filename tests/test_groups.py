@@ -1,0 +1,254 @@
+"""Process groups on real ranks, and on worlds that are only pretended (torch's fake backend)."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from labkit.groups import AXES_OF_GROUP, init_groups, local_device
+from labkit.launch import RankFailed, World, launch
+from labkit.layout import ParallelLayout
+
+LAYOUTS = [
+    ParallelLayout(2, tp_size=2),
+    ParallelLayout(2, pp_size=2),
+    ParallelLayout(4, tp_size=2, pp_size=2),
+    ParallelLayout(4, pp_size=4),
+    ParallelLayout(8, tp_size=2, pp_size=2),
+    ParallelLayout(8, tp_size=2, pp_size=2, order="tp-pp-dp"),
+    ParallelLayout(8, tp_size=2, pp_size=2, cp_size=2, order="cp-pp-tp-dp"),
+    ParallelLayout(8, pp_size=4, order="pp-dp-tp"),
+]
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Worlds by their size, kept warm for the whole file."""
+    worlds: dict[int, World] = {}
+
+    def of_size(world_size: int) -> World:
+        if world_size not in worlds:
+            worlds[world_size] = World(world_size).__enter__()
+        return worlds[world_size]
+
+    yield of_size
+    for each in worlds.values():
+        each.__exit__(None, None, None)
+
+
+def sums_and_place(layout):
+    """What one rank finds: the sum of the ranks in each of its groups, and its place."""
+    with init_groups(layout) as groups:
+        sums = {}
+        for name in [*AXES_OF_GROUP, *(["embedding"] if groups.is_first_stage or groups.is_last_stage else [])]:
+            rank = torch.tensor([float(groups.rank), 1.0])
+            dist.all_reduce(rank, group=getattr(groups, name))
+            sums[name] = rank.tolist()
+        place = (groups.coords, groups.previous_stage, groups.next_stage, groups.is_first_stage, groups.is_last_stage)
+        return sums, place, local_device().type
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.world_size} {layout.order} {layout.pp_size}")
+def test_an_all_reduce_of_ranks_gives_each_group_s_sum(world, layout):
+    answers = world(layout.world_size).run(sums_and_place, layout)
+    for rank, (sums, place, device) in enumerate(answers):
+        members = {name: layout.group_of(rank, *axes) for name, axes in AXES_OF_GROUP.items()}
+        members.update(("embedding", group) for group in layout.embedding_groups() if rank in group)
+        assert sums == {name: [sum(group), len(group)] for name, group in members.items()}
+        previous, following = layout.neighbours(rank)
+        assert place == (layout.coords(rank), previous, following, previous is None, following is None)
+        assert device == "cpu"
+
+
+def threads_and_descriptors(settle_seconds=0.0):
+    time.sleep(settle_seconds)  # the kernel lists a thread for a moment after it was joined
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def make_and_close(layout, times, communicate):
+    """What a rank has open before and after; without communication, ranks run apart as far as they can."""
+    init_groups(layout).close()  # what torch sets up once
+    before = threads_and_descriptors(0.2)
+    most = 0
+    for _ in range(times):
+        groups = init_groups(layout)
+        if communicate:
+            groups.device_mesh()
+            for name in AXES_OF_GROUP:
+                dist.all_reduce(torch.ones(1), group=getattr(groups, name))
+        most = max(most, threads_and_descriptors()[0])
+        groups.close()
+    return before, threads_and_descriptors(0.2), most
+
+
+@pytest.mark.parametrize("communicate", [True, False])
+def test_fifty_times_leave_no_thread_and_no_descriptor(world, communicate):
+    layout = ParallelLayout(4, tp_size=2, pp_size=2)
+    for before, after, most in world(4).run(make_and_close, layout, 50, communicate):
+        assert after == before
+        assert most > before[0]  # the groups did have threads, so this test can see them
+
+
+def closed_groups():
+    groups = init_groups(ParallelLayout(2, tp_size=2))
+    groups.close()
+    groups.close()
+    return repr(groups), groups.tp
+
+
+def test_closed_groups_say_so(world):
+    with pytest.raises(RankFailed, match=r"no 'tp': these groups are closed, make new ones with init_groups\(layout\)"):
+        launch(closed_groups, world_size=2)
+
+
+def mesh_facts(layout):
+    with init_groups(layout) as groups:
+        mesh = groups.device_mesh()
+        names = mesh.mesh_dim_names
+        same = all(mesh.get_group(axis) == getattr(groups, axis) for axis in names)
+        ranks = {axis: dist.get_process_group_ranks(mesh.get_group(axis)) for axis in names}
+        lines = {axis: mesh[axis].mesh.tolist() for axis in names}
+        replica = mesh[tuple(axis for axis in names if axis != "dp")].mesh.flatten().tolist()
+        coordinate = dict(zip(names, mesh.get_coordinate()))
+        return same, ranks, lines, replica, coordinate, groups.device_mesh() is mesh
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[4:7], ids=lambda layout: layout.order)
+def test_the_device_mesh_has_the_very_same_groups(world, layout):
+    for rank, (same, ranks, lines, replica, coordinate, kept) in enumerate(world(8).run(mesh_facts, layout)):
+        assert same
+        assert kept
+        assert ranks == lines == {axis: layout.group_of(rank, axis) for axis in layout.axes}
+        assert replica == layout.group_of(rank, "tp", "cp", "pp")
+        assert coordinate == layout.coords(rank)._asdict()
+
+
+def fsdp_step(layout):
+    """One step of FSDP2 over the data-parallel groups, each replica on its own batch."""
+    from torch.distributed.fsdp import fully_shard
+
+    groups = init_groups(layout)  # left open: DTensor remembers the mesh
+    torch.manual_seed(0)
+    model = fully_shard(torch.nn.Linear(4, 2, bias=False), mesh=groups.device_mesh()["dp"])
+    model(torch.full((1, 4), float(groups.coords.dp))).sum().backward()
+    return model.weight.grad.full_tensor().tolist()
+
+
+def test_fsdp2_runs_on_the_mesh():
+    """The mean of the gradients of replicas 0 and 1, whose inputs are 0 and 1, is one half everywhere."""
+    assert launch(fsdp_step, ParallelLayout(4, tp_size=2), world_size=4) == [[[0.5] * 4] * 2] * 4
+
+
+def descriptions(layout):
+    with init_groups(layout) as groups:
+        return [getattr(groups, name).group_desc for name in AXES_OF_GROUP]
+
+
+def test_groups_carry_a_name_that_a_report_can_print(world):
+    first = world(4).run(descriptions, ParallelLayout(4, tp_size=2, pp_size=2))[0]
+    assert first == ["tp [0, 1]", "cp [0]", "dp [0]", "pp [0, 2]", "model [0, 1, 2, 3]"]
+
+
+def refused(layout):
+    try:
+        init_groups(layout)
+    except ValueError as error:
+        return str(error), dist.new_group([0, 1]).group_name  # numbered from 0: no group was made before it
+
+
+def test_a_layout_of_another_size_is_refused_before_anything_is_made():
+    message = "the layout has world_size=8 but 2 ranks are running: start 8 ranks, or make the layout with world_size=2"
+    assert [answer[0] for answer in launch(refused, ParallelLayout(8), world_size=2)] == [message] * 2
+    fresh = launch(lambda: dist.new_group([0, 1]).group_name, world_size=2)
+    assert [answer[1] for answer in launch(refused, ParallelLayout(8), world_size=2)] == fresh
+
+
+def test_without_a_world_it_says_how_to_get_one():
+    with pytest.raises(ValueError, match=r"no world is up: call init_groups inside a function given to .*launch"):
+        init_groups(ParallelLayout(8))
+    assert local_device() == torch.device("cpu")
+
+
+# ---- larger worlds than this machine has: torch's fake backend is one rank that believes in the others
+
+
+@pytest.fixture
+def fake_world():
+    def start(rank, world_size):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+    yield start
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-pp-dp", "dp-pp-cp-tp"])
+@pytest.mark.parametrize(
+    ("sizes", "rank"), [((64, 4, 4), 0), ((64, 4, 4), 37), ((512, 8, 8), 255), ((512, 8, 16), 511)]
+)
+def test_groups_of_a_large_world(fake_world, sizes, rank, order):
+    layout = ParallelLayout(*sizes, order=order)
+    fake_world(rank, layout.world_size)
+    groups = init_groups(layout)
+    for name, axes in AXES_OF_GROUP.items():
+        ranks = layout.group_of(rank, *axes)
+        assert dist.get_process_group_ranks(getattr(groups, name)) == ranks
+        assert dist.get_group_rank(getattr(groups, name), rank) == ranks.index(rank)
+        assert len(getattr(groups, name).group_desc) < 60
+    assert groups.coords == layout.coords(rank)
+    assert groups.device_mesh().get_coordinate() == tuple(groups.coords._asdict()[axis] for axis in layout.axes[::-1])
+    ends = [group for group in layout.embedding_groups() if rank in group]
+    if groups.is_first_stage or groups.is_last_stage:
+        assert [dist.get_process_group_ranks(groups.embedding)] == ends
+    else:
+        assert (groups.embedding, ends) == (dist.GroupMember.NON_GROUP_MEMBER, [])
+    groups.close()
+    assert len(dist.distributed_c10d._world.pg_map) == 1  # the world itself
+
+
+def test_a_middle_stage_can_call_the_embedding_group_without_harm(fake_world):
+    fake_world(5, 8)
+    groups = init_groups(ParallelLayout(8, pp_size=4))  # stages 0,1 2,3 4,5 6,7: rank 5 is in the middle
+    mine = torch.tensor([5.0])
+    with pytest.warns(UserWarning, match="does not belong to the given group"):
+        dist.all_reduce(mine, group=groups.embedding)
+    assert mine.tolist() == [5.0]
+
+
+def test_every_rank_makes_every_group_in_the_same_order(fake_world, monkeypatch):
+    """Groups are numbered by how often new_group was called: a rank that skips one waits for ever."""
+    layout, calls = ParallelLayout(64, tp_size=4, pp_size=4), []
+    real = dist.new_group
+    monkeypatch.setattr(dist, "new_group", lambda ranks, **kwargs: calls[-1].append(ranks) or real(ranks, **kwargs))
+    for rank in (0, 21, 63):
+        calls.append([])
+        fake_world(rank, 64)
+        init_groups(layout)
+        dist.destroy_process_group()
+    assert calls[0] == calls[1] == calls[2]
+    every = [layout.groups(*axes) for axes in AXES_OF_GROUP.values()]
+    assert calls[0] == [ranks for groups in [*every, layout.embedding_groups()] for ranks in groups]
+
+
+def test_torchrun_gives_the_same_groups(tmp_path):
+    """The same call under another launcher: every rank prints the sum of its tensor group."""
+    script = tmp_path / "under_torchrun.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "from labkit.groups import init_groups\n"
+        "from labkit.layout import ParallelLayout\n"
+        "dist.init_process_group('gloo')\n"
+        "with init_groups(ParallelLayout(2, tp_size=2)) as groups:\n"
+        "    rank = torch.tensor([groups.rank + 1])\n"
+        "    dist.all_reduce(rank, group=groups.tp)\n"
+        "    print(f'sum {rank.item()}', flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.count("sum 3") == 2, done.stderr
