@@ -31,7 +31,7 @@ check: $(READY)
 	@$(BIN)/python -m pytest -q tests/test_style.py
 
 notebooks: $(READY)
-	$(BIN)/python tools/store_notebooks.py $(NOTEBOOKS)
+	$(BIN)/python tools/store_notebooks.py $(if $(FRESH),--fresh) $(NOTEBOOKS)
 
 pics: $(READY)
 	$(BIN)/python -m labkit.plots

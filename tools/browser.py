@@ -52,7 +52,13 @@ def jupyterlab(folder: Path) -> Iterator[str]:
     news = private / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
     news.parent.mkdir(parents=True)
     news.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))  # else a dialog asks
-    places = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "JUPYTERLAB_WORKSPACES_DIR")
+    places = (
+        "JUPYTER_CONFIG_DIR",
+        "JUPYTER_DATA_DIR",
+        "JUPYTER_RUNTIME_DIR",
+        "IPYTHONDIR",
+        "JUPYTERLAB_WORKSPACES_DIR",
+    )
     environment = os.environ | {name: str(private / name) for name in places}
     environment |= {"JUPYTERLAB_SETTINGS_DIR": str(private / "settings")}
     token = secrets.token_hex(16)
@@ -96,7 +102,8 @@ def chromium(width: int = 1400, height: int = 1000) -> Iterator[Page]:
 def open_notebook(page: Page, address: str, path: str) -> None:
     """Open a notebook in JupyterLab and wait until its kernel is ready."""
     page.goto(address.format(path))
-    page.wait_for_function(_in_notebook("panel.sessionContext.session?.kernel?.status === 'idle'"), timeout=90 * SECONDS)
+    ready = f"panel.context.path === {path!r} && panel.sessionContext.session?.kernel?.status === 'idle'"
+    page.wait_for_function(_in_notebook(ready), timeout=90 * SECONDS)
 
 
 def run_all_cells(page: Page, timeout_seconds: float = 120) -> None:
@@ -110,12 +117,20 @@ def run_all_cells(page: Page, timeout_seconds: float = 120) -> None:
         raise AssertionError("these cells raised an error:\n" + "\n---\n".join(errors))
 
 
+def scroll_to_cell(page: Page, text: str) -> None:
+    """Bring the first code cell whose source contains ``text`` into view; cells out of view may not be in the page."""
+    has_text = f"cell => cell.type === 'code' && cell.sharedModel.getSource().includes({text!r})"
+    index = f"[...panel.content.model.cells].findIndex({has_text})"
+    page.evaluate(_in_notebook(f"panel.content.scrollToItem({index}, 'start')"))
+
+
 def _in_notebook(expression: str) -> str:
     """JavaScript that looks at the open notebook's model: the page itself holds only the cells in view."""
     return f"""() => {{
         const panel = window.jupyterapp?.shell.currentWidget;
         if (!panel?.content?.model) return false;
-        const cells = [...panel.content.model.cells].filter(cell => cell.type === "code" && cell.sharedModel.getSource());
+        const hasCode = cell => cell.type === "code" && cell.sharedModel.getSource();
+        const cells = [...panel.content.model.cells].filter(hasCode);
         const hasRun = cell => cell.executionCount !== null && cell.executionState !== "running";
         const meant = cell => (cell.getMetadata("tags") ?? []).includes("raises-exception");
         const failed = cell => !meant(cell) && cell.outputs.toJSON().some(output => output.output_type === "error");

@@ -33,7 +33,7 @@ def strip(notebook):
     )
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = [output for output in map(_without_widget, cell.outputs) if output is not None]
+            cell.outputs = _merge_streams([output for output in map(_without_widget, cell.outputs) if output])
     return notebook
 
 
@@ -43,6 +43,17 @@ def _without_widget(output):
     if data.pop(WIDGET_VIEW, None) is not None and set(data) <= {"text/plain"}:
         return None
     return output
+
+
+def _merge_streams(outputs: list) -> list:
+    """Lines printed after each other arrive in one message or in several: make it one."""
+    merged = []
+    for output in outputs:
+        if merged and output.output_type == merged[-1].output_type == "stream" and output.name == merged[-1].name:
+            merged[-1].text += output.text
+        else:
+            merged.append(output)
+    return merged
 
 
 def keep_stored(new, old) -> None:
