@@ -1,0 +1,52 @@
+"""Making the process groups of a layout on real ranks, against PyTorch's init_device_mesh.
+
+init_device_mesh makes one group an axis; init_groups also makes the model replica's and the embedding's.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from labkit.groups import init_groups
+from labkit.launch import World
+from labkit.layout import ParallelLayout
+
+LAYOUTS = [ParallelLayout(2, tp_size=2), ParallelLayout(4, 2, 2), ParallelLayout(8, 2, 2)]
+
+
+def rows() -> Iterator[tuple[str, float, float]]:
+    """The median over a few makings, each as long as its slowest rank."""
+    for layout in LAYOUTS:
+        with World(layout.world_size) as world:
+            ours, peer = zip(*world.run(seconds_of_both, layout, 9))
+        name = f"process groups on {layout.world_size} ranks (6 kinds), against init_device_mesh (4 axes)"
+        yield name, slowest_rank(ours), slowest_rank(peer)
+
+
+def slowest_rank(seconds_by_rank: tuple[list[float], ...]) -> float:
+    return statistics.median(map(max, zip(*seconds_by_rank)))
+
+
+def seconds_of_both(layout: ParallelLayout, times: int) -> tuple[list[float], list[float]]:
+    """On a rank: the seconds of each making by init_groups, and by init_device_mesh, in turn."""
+    axes = layout.axes[::-1]
+    ours, peer = [], []
+    for _ in range(times):
+        dist.barrier()
+        start = time.perf_counter()
+        groups = init_groups(layout)
+        ours.append(time.perf_counter() - start)
+        groups.close()
+        dist.barrier()
+        start = time.perf_counter()
+        mesh = init_device_mesh("cpu", tuple(map(layout.size, axes)), mesh_dim_names=axes)
+        dist.barrier()  # init_groups too returns only when all ranks are connected
+        peer.append(time.perf_counter() - start)
+        for group in map(mesh.get_group, axes):
+            if group != dist.group.WORLD:  # an axis of all ranks is the world itself
+                dist.destroy_process_group(group)
+        del mesh, group
+    return ours, peer
