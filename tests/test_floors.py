@@ -13,11 +13,11 @@ LABKIT = Path(__file__).parents[1] / "labkit"
 FLOORS = [
     ["layout", "schedules", "sizing", "launch"],
     ["groups", "timeline"],
-    ["collectives", "bandwidth"],
+    ["collectives", "bandwidth", "operations", "flow"],
     ["layers", "data_parallel", "pipeline"],
     ["model"],
     ["checkpoint", "train"],
-    ["plots", "widgets", "exercises", "environment"],
+    ["plots", "widgets", "widgets_collectives", "exercises", "environment"],
 ]
 ORDER = [name for floor in FLOORS for name in floor]
 WITHOUT_TORCH = {"layout", "schedules", "sizing"}
