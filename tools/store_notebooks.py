@@ -11,6 +11,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import nbformat
@@ -33,19 +34,17 @@ def strip(notebook):
     )
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = _merge_streams([output for output in map(_without_widget, cell.outputs) if output])
+            cell.outputs = _merge_streams(map(_without_widget, cell.outputs))
     return notebook
 
 
 def _without_widget(output):
-    """A widget's view is an id that means nothing in another session: keep only its text."""
-    data = output.get("data", {})
-    if data.pop(WIDGET_VIEW, None) is not None and set(data) <= {"text/plain"}:
-        return None
+    """A widget's view is an id that means nothing in another session: keep its text."""
+    output.get("data", {}).pop(WIDGET_VIEW, None)
     return output
 
 
-def _merge_streams(outputs: list) -> list:
+def _merge_streams(outputs: Iterable) -> list:
     """Lines printed after each other arrive in one message or in several: make it one."""
     merged = []
     for output in outputs:

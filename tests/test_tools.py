@@ -1,0 +1,86 @@
+"""What `make test` counts and what `make notebooks` stores."""
+
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+
+from tools import closing_line, store_notebooks
+
+TEST_FILE = """
+import pytest
+def test_passes(): pass
+def test_fails(): assert False
+@pytest.fixture
+def broken(): raise OSError
+def test_errs(broken): pass
+@pytest.mark.skip
+def test_skipped(): pass
+"""
+
+
+def test_a_real_run_of_pytest_is_counted(tmp_path):
+    (tmp_path / "test_four.py").write_text(TEST_FILE)
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--junit-xml", "four.xml", "test_four.py"],
+        cwd=tmp_path,
+        capture_output=True,
+    )
+    assert closing_line.counts((tmp_path / "four.xml").read_text()) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("tests", "pytest_status", "line", "status"),
+    [
+        ('tests="3" failures="0" errors="0" skipped="1"', "0", "2 passed, 0 failed, 1 skipped", 0),
+        ('tests="3" failures="1" errors="0" skipped="0"', "1", "2 passed, 1 failed", 1),
+        ('tests="3" failures="0" errors="0" skipped="0"', "2", "3 passed, 1 failed", 1),  # interrupted after three
+        ('tests="0" failures="0" errors="0" skipped="0"', "5", "0 passed, 1 failed", 1),  # found no test
+        (None, "134", "0 passed, 1 failed", 1),  # crashed before it wrote anything
+    ],
+)
+def test_whatever_went_wrong_shows_in_the_closing_line(tmp_path, capsys, tests, pytest_status, line, status):
+    if tests:
+        (tmp_path / "tests.xml").write_text(f"<testsuites><testsuite {tests}/></testsuites>")
+    assert closing_line.main(str(tmp_path / "tests.xml"), pytest_status) == status
+    assert capsys.readouterr().out == line + "\n"
+
+
+def notebook(*texts, tags=()):
+    outputs = [new_output("stream", name="stdout", text=text) for text in texts]
+    cell = new_code_cell("measure()", id="measure", execution_count=1, outputs=outputs, metadata={"tags": list(tags)})
+    return new_notebook(cells=[cell])
+
+
+def stored_text(new, old):
+    store_notebooks.keep_stored(new, old)
+    return new.cells[0].outputs[0].text
+
+
+def test_times_that_are_not_compared_stay_as_stored():
+    tags = ["nbval-ignore-output"]
+    assert stored_text(notebook("took  9.5 ms", tags=tags), notebook("took 10.1 ms", tags=tags)) == "took 10.1 ms"
+    assert stored_text(notebook("needed 9.5 ms", tags=tags), notebook("took 10.1 ms", tags=tags)) == "needed 9.5 ms"
+
+
+def test_what_is_compared_is_stored_as_it_is_now():
+    assert stored_text(notebook("sum 9"), notebook("sum 10")) == "sum 9"
+
+
+def test_stripping_leaves_outputs_and_takes_what_belongs_to_a_session():
+    book = notebook("[rank 0] a\n", "[rank 1] b\n")
+    cell = book.cells[0]
+    cell.metadata.execution = {"iopub.execute_input": "2026-01-01T00:00:00Z"}
+    book.metadata.widgets = {"state": {}}
+    view = {"application/vnd.jupyter.widget-view+json": {"model_id": "5f0c"}, "text/plain": "layout_explorer()"}
+    cell.outputs.append(new_output("display_data", data=view))
+    store_notebooks.strip(book)
+    nbformat.validate(book)
+    printed, widget = cell.outputs
+    assert printed.text == "[rank 0] a\n[rank 1] b\n"
+    assert widget.data == {"text/plain": "layout_explorer()"}
+    assert "execution" not in cell.metadata
+    assert "widgets" not in book.metadata
+    assert cell.execution_count == 1
