@@ -156,6 +156,13 @@ def test_both_orders_side_by_side_differ_in_data_and_pipeline_only():
     assert same == [True, False, False]
 
 
+def test_cropping_to_what_is_drawn_keeps_the_headings():
+    figure = drawing.draw_layout(TWO_NODES)[0].figure
+    kept = figure.get_tightbbox(figure.canvas.get_renderer())
+    pyplot.close("all")
+    assert (kept.width, kept.height) == pytest.approx(drawing.FIGURE_INCHES)
+
+
 def test_the_painter_gives_pngs_and_keeps_no_figure():
     painter = LayoutPainter()
     first = painter.png(TWO_NODES)

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.path import Path
 from matplotlib.transforms import Affine2D
 
@@ -208,4 +209,7 @@ def _inches(ax: Axes) -> tuple[float, float]:
 def _new_figure(width: float, height: float) -> Figure:
     from matplotlib import pyplot  # only here: a figure of pyplot's is shown below its cell, and freed there
 
-    return pyplot.figure(figsize=(width, height))
+    figure = pyplot.figure(figsize=(width, height))
+    # A notebook crops a figure to its artists, and takes a label's size for nothing: give it one that fills the figure.
+    figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, facecolor="none"))
+    return figure
