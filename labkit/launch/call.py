@@ -115,8 +115,6 @@ class Call:
         deadline = time.monotonic() + seconds
         while set(self._unfinished()) - self.snapshots.keys() and time.monotonic() < deadline:
             self._pump(0.05)
-            if self.interrupt.requested:
-                break
         silent = [rank for rank in self._unfinished() if rank not in self.snapshots]
         return Silence(self.ranks.num_ranks, dict(self.snapshots), frozenset(self.results), self._c_stacks(silent))
 

@@ -64,7 +64,7 @@ class Output:
             _show(rank, name, stream.lines(skip_head=self.live))
             stream.clear()
 
-    def last_words(self, rank: int, num_lines: int = 12) -> list[str]:
+    def last_words(self, rank: int, num_lines: int = 60) -> list[str]:
         """The end of what the rank wrote to stderr; it is taken out, so that it is shown only once."""
         stream = self._streams[rank, "stderr"]
         lines = stream.lines(skip_head=self.live)

@@ -34,6 +34,8 @@ _SIGNAL_HINTS = {
 }
 _LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python3\.\d+/|/labkit/launch/|^<frozen")
 
+_NOISE = re.compile(r"^Extension modules: |^(Current t|T)hread 0x|File \".*(/site-packages/|/lib/python3\.|/labkit/launch/|<frozen)")
+
 
 class RankFailed(RuntimeError):
     """A rank raised or died. The message is the whole report.
@@ -142,8 +144,8 @@ def busy_stack(faulthandler_text: str) -> str:
 
 def _what_happened(failure: Failure) -> str:
     if isinstance(failure, Death):
-        words = "\n".join(failure.last_words)
-        return f"{failure}" + (f"\n  It wrote:\n{_indent(in_cell_names(words))}" if words else "")
+        words = [line for line in failure.last_words if line and not _NOISE.search(line)][-12:]
+        return f"{failure}" + "".join(f"\n    | {in_cell_names(line)}" for line in words)
     call = (
         f"called sys.exit({failure.text})" if failure.kind == "SystemExit" else f"raised {failure.kind}: {failure.text}"
     )
@@ -258,7 +260,3 @@ def _file_name(filename: str) -> str:
 
 def _first_line(text: str) -> str:
     return text.partition("\n")[0]
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
