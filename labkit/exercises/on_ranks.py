@@ -60,15 +60,17 @@ class RankExercise(Exercise):
         return launch(_answers_here, functions, self.inputs, rest, self.rule, world_size=world_size)
 
 
-def _answers_here(functions: list[Callable], inputs: Callable, rest: list, rule) -> tuple:
-    """On one rank: its arguments, each function's answer, and the rule's complaint about the first."""
+def _answers_here(functions: list[Callable], inputs: Callable, rest: list, rule: Callable | None) -> tuple:
+    """On one rank: its arguments, each function's answer, and the rule's complaint about the first function."""
     arguments = inputs(*rest)
-    complaint, answers = None, []
-    for function in functions:
+    answers = [plain(answer(function, arguments, catch=())) for function in functions]
+    complaint = None
+    if (
+        rule
+    ):  # once more, with a log: in the first run a deadlock's report should name the learner's line, not the log's
         with communication_log() as log:
-            answers.append(plain(answer(function, arguments, catch=())))
-        complaint = complaint or (rule(log, *arguments) if rule else None)
-        rule = None
+            answer(functions[0], arguments, catch=())
+        complaint = rule(log, *arguments)
     return plain(arguments if len(arguments) > 1 else arguments[0]), answers, complaint
 
 
