@@ -25,7 +25,7 @@ img.labkit-grids {{ width: 100%; max-width: 1250px; height: auto; }}
 .labkit-facts {{ border-collapse: collapse; line-height: 1.45; }}
 .labkit-facts caption {{ text-align: left; padding: .3em 0; }}
 .labkit-facts th, .labkit-facts td {{ text-align: left; vertical-align: top; padding: .2em 1.2em .2em 0; }}
-.labkit-facts tbody tr {{ border-top: 1px solid var(--jp-border-color2, #ddd); }}
+table.labkit-facts tbody {{ border-top: 1px solid var(--jp-border-color2, #ddd); }}
 .labkit-facts span {{ white-space: nowrap; margin-right: .7em; }}
 .labkit-stale {{ opacity: .45; }}
 </style>"""

@@ -19,23 +19,22 @@ def layout_table(
     traffic: Mapping[str, Traffic] | None = None,
     traffic_of: str = "",
 ) -> str:
-    """An HTML table with a row for each axis: its groups, their letters, which of them leave a node.
+    """An HTML table with two rows for each axis: its numbers, and the ranks of its groups under their letters.
 
-    ``traffic`` adds the bytes that each axis sends in a step, and from node to node; ``traffic_of`` says of what.
+    ``traffic`` adds the bytes that each axis sends in a step, and between nodes; ``traffic_of`` says of what.
     """
-    columns = ["axis", "groups", "cross nodes", "ranks in each group"]
-    if follow is not None:
-        columns.append(f"group of GPU {follow}")
+    columns = ["axis", "groups", "cross nodes"]
     caption = f"{layout.world_size} GPUs, {gpus_per_node} per node, order {layout.order}"
     if traffic is not None:
-        columns[3:3] = ["bytes a step", "from node to node"]
+        columns += ["bytes a step", "between nodes"]
         caption += f"; bytes of {traffic_of}"
+    if follow is not None:
+        columns.append(f"group of GPU {follow}")
     axes = [axis for axis in ("tp", "cp", "dp", "pp") if axis != "cp" or layout.cp_size > 1]
-    rows = "".join(_row(layout, axis, gpus_per_node, follow, traffic) for axis in axes)
+    rows = "".join(_rows(layout, axis, gpus_per_node, follow, traffic) for axis in axes)
     heads = "".join(f'<th scope="col">{column}</th>' for column in columns)
     return (
-        f'<table class="labkit-facts"><caption>{escape(caption)}</caption>'
-        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        f'<table class="labkit-facts"><caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead>{rows}</table>'
     )
 
 
@@ -73,16 +72,17 @@ def ranks_text(ranks: list[int]) -> str:
     return f"[{', '.join(map(str, ranks[: MOST_MEMBERS - 1]))}, ..., {ranks[-1]}]"
 
 
-def _row(layout: ParallelLayout, axis: str, gpus_per_node: int, follow: int | None, traffic) -> str:
+def _rows(layout: ParallelLayout, axis: str, gpus_per_node: int, follow: int | None, traffic) -> str:
     groups, crossing = layout.groups(axis), len(layout.crossings(axis, gpus_per_node))
-    lists = " ".join(f"<span>{text}</span>" for text in groups_text(groups))  # a span stays on one line
     cells = [f"{len(groups)} of {layout.size(axis)}", str(crossing) if crossing else "none"]
     if traffic is not None:
         cells += [bytes_text(volume) for volume in traffic[axis]] if axis in traffic else ["not counted", ""]
-    cells.append(lists)
     if follow is not None:
         index = next(i for i, group in enumerate(groups) if follow in group)
-        cells.append(f"<span>{group_letter(index)} {ranks_text(groups[index])}</span>")
-    name = f"<span>{AXIS_NAME[axis]} ({axis} {layout.size(axis)})</span>"
-    head = f'<th scope="row" style="color:{AXIS_COLOR[axis]}">{name}</th>'
-    return f"<tr>{head}<td>{'</td><td>'.join(cells)}</td></tr>"
+        cells.append(f"{group_letter(index)} {ranks_text(groups[index])}")
+    name = f'<span style="color:{AXIS_COLOR[axis]}">{AXIS_NAME[axis]} ({axis} {layout.size(axis)})</span>'
+    lists = " ".join(f"<span>{text}</span>" for text in groups_text(groups))  # a span stays on one line
+    return (
+        f'<tbody><tr><th scope="rowgroup" rowspan="2">{name}</th><td>{"</td><td>".join(cells)}</td></tr>'
+        f'<tr><td colspan="{len(cells)}">{lists}</td></tr></tbody>'
+    )
