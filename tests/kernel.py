@@ -1,7 +1,6 @@
 """A real Jupyter kernel for tests: run cells, interrupt it, kill it, and see what it left behind."""
 
 import contextlib
-import glob
 import os
 import queue
 import re
@@ -89,7 +88,6 @@ def descriptors(pid: int) -> dict[str, int]:
     return {
         "pipes": sum(link.startswith("pipe:") for link in links),
         "sockets": sum(link in unix for link in links),
-        "event queues": sum("anon_inode" in link for link in links),
         "files": sum("labkit" in link for link in links),
     }
 
@@ -113,10 +111,6 @@ def _links(pid: int) -> list[str]:
         with contextlib.suppress(OSError):
             links.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
     return links
-
-
-def run_directories() -> set[str]:
-    return set(glob.glob("/dev/shm/labkit-*"))
 
 
 def is_alive(pid: int) -> bool:

@@ -174,7 +174,7 @@ def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> Poi
 
 def _flight_recorder() -> tuple[tuple[Collective, ...], tuple[int, int]]:
     """Unfinished collectives, and how many were entered and finished. A private reader: pinned by a test."""
-    from torch._C._distributed_c10d import _dump_fr_trace_json
+    from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore[reportAttributeAccessIssue]
 
     entries = json.loads(_dump_fr_trace_json()).get("entries", [])
     unfinished = tuple(

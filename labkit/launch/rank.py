@@ -68,7 +68,7 @@ def main(rank: int, connection: socket.socket, settings: dict) -> None:
         _join(rank, settings, probe)
         kernel.send("up")
         while (payload := calls.get()) is not None:
-            _run(kernel, rank, settings["world_size"], payload)
+            _run(kernel, rank, settings, payload)
     except BaseException as error:  # joining failed; whatever a call raises is sent by _run
         kernel.send("error", describe_error(error))
         while calls.get() is not None:  # stay, so that the others fail for their own reasons only
@@ -95,18 +95,19 @@ def _answer_kernel(kernel: _Kernel, probe: Probe, calls: queue.SimpleQueue) -> N
 
 def _join(rank: int, settings: dict, probe: Probe) -> None:
     """Initialise torch.distributed over a file store on tmpfs: no port, no name look-up."""
-    _apply_environment(settings["environment"], rank, settings["world_size"])
+    _apply_environment(settings["environment"], rank, settings)
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(settings["num_threads"])
-    dist.set_debug_level_from_env()
+    dist.set_debug_level_from_env()  # pyright: ignore[reportPrivateImportUsage]
     probe.watch_point_to_point()
     stores = iter(range(1 << 62))
 
     def private_rendezvous(*_, **__):
         """What a learner's own init_process_group() meets: env:// without a TCP port."""
-        store = dist.FileStore(f"{settings['directory']}/store{next(stores)}", settings["world_size"])
+        path = f"{settings['directory']}/store{next(stores)}"
+        store = dist.FileStore(path, settings["world_size"])  # pyright: ignore[reportPrivateImportUsage]
         yield store, rank, settings["world_size"]
 
     rendezvous = sys.modules["torch.distributed.rendezvous"]  # the module: a function hides it as an attribute
@@ -119,29 +120,30 @@ def _join(rank: int, settings: dict, probe: Probe) -> None:
     )
 
 
-def _apply_environment(environment: dict[str, str], rank: int, world_size: int) -> None:
+def _apply_environment(environment: dict[str, str], rank: int, settings: dict) -> None:
     """The kernel's environment, and over it what torchrun would set."""
     os.environ.clear()
     os.environ.update(environment)
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")  # the flight recorder, which the watchdog reads
+    world_size = settings["world_size"]
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     os.environ.update({name: str(value) for name, value in place.items()})
-    os.environ.update(LABKIT_RANK=str(rank), GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    os.environ.update(LABKIT_WORLD=str(settings["world_id"]), GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # nothing beyond this machine
 
 
-def _run(kernel: _Kernel, rank: int, world_size: int, payload: bytes | str) -> None:
+def _run(kernel: _Kernel, rank: int, settings: dict, payload: bytes | str) -> None:
     import cloudpickle
 
     try:
         if isinstance(payload, str):  # large: written once, for all ranks
             with open(payload, "rb") as file:
                 payload = file.read()
-        settings, function = pickle.loads(payload)
-        _apply_environment(settings["environment"], rank, world_size)
-        os.chdir(settings["working_directory"])
-        sys.path[:] = settings["sys_path"]
-        linecache.cache.update(settings["cells"])  # so that tracebacks and inspect find cell sources
+        caller, function = pickle.loads(payload)
+        _apply_environment(caller["environment"], rank, settings)
+        os.chdir(caller["working_directory"])
+        sys.path[:] = caller["sys_path"]
+        linecache.cache.update(caller["cells"])  # so that tracebacks and inspect find cell sources
         function, args, kwargs = pickle.loads(function)
         result = function(*args, **kwargs)
         try:

@@ -51,7 +51,7 @@ class Ranks:
             for descriptor in given:
                 os.close(descriptor)
         for rank in range(num_ranks):
-            self.send(rank, "settings", {**settings, "directory": self.directory})
+            self.send(rank, "settings", {**settings, "directory": self.directory, "world_id": self.world_id})
 
     def send(self, rank: int, *message) -> bool:
         """Send a message to a rank; False when it is gone."""

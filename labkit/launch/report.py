@@ -34,7 +34,9 @@ _SIGNAL_HINTS = {
 }
 _LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python3\.\d+/|/labkit/launch/|^<frozen")
 
-_NOISE = re.compile(r"^Extension modules: |^(Current t|T)hread 0x|File \".*(/site-packages/|/lib/python3\.|/labkit/launch/|<frozen)")
+_NOISE = re.compile(
+    r"^Extension modules: |^(Current t|T)hread 0x|File \".*(/lib/python3\.\d+/|/labkit/launch/|<frozen)"
+)
 
 
 class RankFailed(RuntimeError):
@@ -207,7 +209,8 @@ def _call_text(call: Collective) -> str:
 def _point_to_point_text(call: PointToPoint) -> str:
     way = "to" if call.operation == "send" else "from"
     peer = f"rank {call.peer}" if call.peer is not None else "any rank"
-    return f"{call.operation} {way} {peer} ({call.dtype} {list(call.shape)})"
+    tag = f", tag {call.tag}" if call.tag else ""
+    return f"{call.operation} {way} {peer} ({call.dtype} {list(call.shape)}{tag})"
 
 
 def _group_text(silence: Silence, name: str) -> str:

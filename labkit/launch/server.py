@@ -13,6 +13,7 @@ Importing torch takes seconds, forking a process that has done so takes millisec
 import ctypes
 import gc
 import os
+import re
 import select
 import shutil
 import signal
@@ -59,8 +60,8 @@ class Server:
                 return
             if wakeup in ready:
                 os.read(wakeup, 4096)
-            self._adopt({world_id for world_id, _ in self.ranks.values()})  # daemons of living ranks
             self._reap()
+            self._adopt()
             self._end_orphans()
             if self.kernel.fileno() in ready and not self._read_kernel():
                 return
@@ -71,8 +72,8 @@ class Server:
         while time.monotonic() < deadline:
             for pid in list(self.ranks):
                 _kill_group(pid)
-            self._adopt(set())
             self._reap()
+            self._adopt()
             self._end_orphans()
             if not self.ranks and not self.orphans:
                 return
@@ -159,21 +160,27 @@ class Server:
             elif pid in self.ranks:
                 world_id, rank = self.ranks.pop(pid)
                 _kill_group(pid)  # what the rank started, data-loading workers say
-                self._adopt({world_id})
                 wire.send(self.kernel, "exit", world_id, rank, status)
 
-    def _adopt(self, world_ids: set[int]) -> None:
-        """Note the processes that became ours because their parent ended, and whose they can be."""
-        with open(f"/proc/self/task/{os.getpid()}/children") as children:
-            for pid in map(int, children.read().split()):
-                if pid not in self.ranks and pid != self.gpu_counter:
-                    self.orphans.setdefault(pid, world_ids)
+    def _adopt(self) -> None:
+        """Note the processes that became ours because their parent ended, and whose they can be.
+
+        A program that a rank ran, however indirectly, has the rank's environment. A process that never
+        ran another program does not show one: it can belong to any world that lives.
+        """
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            children = set(map(int, file.read().split()))
+        for pid in children - self.ranks.keys() - self.orphans.keys() - {self.gpu_counter}:
+            marked = re.search(rb"(?:^|\0)LABKIT_WORLD=(\d+)", _environment(pid))
+            self.orphans[pid] = {int(marked[1])} if marked else self._living_worlds()
 
     def _end_orphans(self) -> None:
-        alive = {world_id for world_id, _ in self.ranks.values()}
         for pid, world_ids in self.orphans.items():
-            if not world_ids & alive:
+            if not world_ids & self._living_worlds():
                 _quietly(os.kill, pid, signal.SIGKILL)  # its own children become ours, and end next time
+
+    def _living_worlds(self) -> set[int]:
+        return {world_id for world_id, _ in self.ranks.values()}
 
 
 def _become_rank(server: int, rank: int, stdout: int, stderr: int, control: int) -> None:
@@ -212,6 +219,14 @@ def _close_all_but(keep: set[int]) -> None:
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in keep:
             _quietly(os.close, int(name))
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _link(descriptor: str) -> str:

@@ -112,7 +112,7 @@ class Watchdog:
         if self._still_probes + 1 >= (_STILL_PROBES_IN_SET_UP if in_set_up else _STILL_PROBES):
             return "deadlock"
         slow = silence.waiting() and len(silence.waiting() | silence.returned) < silence.num_ranks
-        if slow and now - self._last_sign > _NOTE_SECONDS and now - self._noted > _NOTE_AGAIN_SECONDS:
+        if slow and now - self._last_sign > _NOTE_SECONDS and now - self._noted >= _NOTE_AGAIN_SECONDS:
             self._noted = now
             return "note"
         return ""

@@ -59,7 +59,7 @@ class World:
             raise ValueError(f"backend={backend!r} is unknown: use 'auto', 'gloo' or 'nccl'")
         if not timeout_seconds > 0:
             raise ValueError(f"timeout_seconds={timeout_seconds!r} leaves no time: use a number above 0")
-        if "LABKIT_RANK" in os.environ:
+        if "LABKIT_WORLD" in os.environ:
             raise RuntimeError("launch was called on a rank: only the notebook (or script) itself may launch ranks")
         server = client.current_server()
         self.backend = _choose_backend(backend, self.world_size, server.gpu_count())

@@ -1,0 +1,370 @@
+"""What launch and World promise when all goes well."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from labkit.launch import RankFailed, World, client, launch, progress
+from labkit.launch.interrupts import DeferredInterrupt
+from labkit.launch.output import Output
+
+
+def sum_of_ranks() -> float:
+    x = torch.tensor(float(dist.get_rank()))
+    dist.all_reduce(x)
+    return x.item()
+
+
+def test_results_come_in_rank_order():
+    assert launch(lambda: dist.get_rank(), world_size=3) == [0, 1, 2]
+    assert launch(sum_of_ranks, world_size=4) == [6.0] * 4
+
+
+def test_a_world_of_one():
+    assert launch(sum_of_ranks, world_size=1) == [0.0]
+
+
+def test_anything_made_in_a_cell_travels():
+    scale = 3
+
+    class Pair:
+        def __init__(self, x):
+            self.x = x * scale
+
+    results = launch(lambda x, *, y: (Pair(x), y + 1, {x}), 2, y=np.ones(2), world_size=2)
+    assert all(isinstance(pair, Pair) and pair.x == 6 for pair, _, _ in results)
+    assert all((y == 2).all() and z == {2} for _, y, z in results)
+
+
+def test_tensors_and_their_gradients_travel():
+    weight = torch.arange(4.0, requires_grad=True)
+
+    def gradient(weight):
+        (weight * dist.get_rank()).sum().backward()
+        return weight.grad
+
+    zeros, ones = launch(gradient, weight, world_size=2)
+    assert torch.equal(zeros, torch.zeros(4)) and torch.equal(ones, torch.ones(4))
+
+
+def test_large_arguments_and_results_travel():
+    big = torch.arange(1_500_000)
+    results = launch(lambda x: x + dist.get_rank(), big, world_size=2)
+    assert torch.equal(results[1], big + 1)
+
+
+def test_large_argument_when_tmpfs_is_full(monkeypatch):
+    monkeypatch.setattr("builtins.open", _no_room(open))
+    assert launch(len, b"x" * 3_000_000, world_size=2) == [3_000_000] * 2
+
+
+def _no_room(real_open):
+    def fake(path, mode="r", *args, **kwargs):
+        if str(path).endswith("/payload") and "w" in mode:
+            raise OSError(28, "No space left on device")
+        return real_open(path, mode, *args, **kwargs)
+
+    return fake
+
+
+def test_output_is_grouped_by_rank_in_rank_order(capfd):
+    def talk():
+        for i in range(3):
+            dist.barrier()
+            print("line", i)
+        print("to stderr", file=sys.stderr)
+        os.write(1, b"from C, without newline")
+
+    launch(talk, world_size=2)
+    out, err = capfd.readouterr()
+    lines = [line for line in out.splitlines() if line.startswith("[rank")]
+    expected = ["line 0", "line 1", "line 2", "from C, without newline"]
+    assert lines == [f"[rank {rank}] {line}" for rank in (0, 1) for line in expected]
+    assert err.splitlines() == ["[rank 0] to stderr", "[rank 1] to stderr"]
+
+
+def test_live_output_comes_while_ranks_run(capsys):
+    seen = []
+
+    def talk():
+        print("before")
+        time.sleep(1)
+        print("after")
+
+    def watch():
+        time.sleep(0.7)
+        seen.append(capsys.readouterr().out)
+
+    launch(sum_of_ranks, world_size=2)  # the server is up
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    launch(talk, world_size=2, live=True)
+    watcher.join()
+    assert "[rank 1] before" in seen[0] and "after" not in seen[0]
+    assert "[rank 1] after" in capsys.readouterr().out
+
+
+def test_the_cut_of_many_lines_is_stated(capsys):
+    output = Output(num_ranks=1, live=False)
+    for start in range(0, 5000, 100):
+        output.feed(0, "stdout", b"".join(b"%d\n" % i for i in range(start, start + 100)))
+    output.finish()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[899:902] == ["[rank 0] 899", lines[900], "[rank 0] 4900"]
+    assert "4,000 lines left out" in lines[900]
+    assert lines[-1] == "[rank 0] 4999"
+
+
+def test_progress_moves_a_bar(capsys):
+    def work():
+        for i in range(5):
+            progress(i + 1, 5, "training")
+            time.sleep(0.06)
+
+    launch(work, world_size=2)
+    assert "training: 100%" in capsys.readouterr().err
+
+
+def test_progress_outside_a_rank_does_nothing():
+    assert progress(1, 2) is None
+
+
+def test_environment_directory_and_path_travel_with_each_call(tmp_path, monkeypatch):
+    with World(2) as world:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("LAB_SETTING", "7")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        (tmp_path / "my_module.py").write_text("value = 41\n")
+
+        def look():
+            import my_module  # pyright: ignore[reportMissingImports]
+
+            return os.getcwd(), os.environ["LAB_SETTING"], my_module.value + 1
+
+        assert world.run(look) == [(str(tmp_path), "7", 42)] * 2
+
+
+def test_edits_of_the_learners_module_reach_the_next_launch(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def look():
+        import edited  # pyright: ignore[reportMissingImports]
+
+        return edited.value, sorted(name for name in sys.modules if name in ("labkit.layout", "labkit.groups"))
+
+    for value in ("before", "after"):
+        (tmp_path / "edited.py").write_text(f"value = {value!r}\n")
+        assert launch(look, world_size=1) == [(value, [])]
+
+
+def test_a_world_keeps_its_ranks_between_calls():
+    with World(2) as world:
+        assert world.run(os.getpid) == world.run(os.getpid)
+        assert world.run(sum_of_ranks) == [1.0, 1.0]
+    with pytest.raises(RuntimeError, match="this world has ended \\(it was closed\\)"):
+        world.run(os.getpid)
+
+
+def test_two_worlds_at_once():
+    with World(2) as one, World(3) as other:
+        assert one.run(sum_of_ranks) == [1.0, 1.0]
+        assert other.run(sum_of_ranks) == [3.0] * 3
+        assert one.run(sum_of_ranks) == [1.0, 1.0]
+
+
+def test_torchrun_environment():
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    assert launch(lambda: [int(os.environ[name]) for name in names], world_size=2) == [[0, 0, 2, 2], [1, 1, 2, 2]]
+
+
+def test_threads_are_divided_among_ranks():
+    cores = len(os.sched_getaffinity(0))
+    assert launch(torch.get_num_threads, world_size=cores) == [1] * cores
+    assert launch(torch.get_num_threads, world_size=1) == [cores]
+
+
+def test_ranks_own_init_process_group():
+    """Pins the private rendezvous hook: env:// on a rank is our file store, and no port is opened."""
+
+    def again():
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        total = sum_of_ranks()
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", init_method="env://")
+        return total, sum_of_ranks()
+
+    assert launch(again, world_size=2) == [(1.0, 1.0)] * 2
+
+
+def test_flight_recorder_shows_what_waits():
+    """Pins the private reader that the watchdog depends on."""
+
+    def look():
+        from labkit.launch.probe import Probe
+
+        before = Probe().snapshot()
+        if dist.get_rank() == 0:
+            work = dist.all_reduce(torch.ones(2, 3), async_op=True)
+            pending = Probe().snapshot()
+            dist.send(torch.ones(1), 1)  # only now may the other rank join
+        else:
+            dist.recv(torch.ones(1), 0)
+            pending = None
+            work = dist.all_reduce(torch.ones(2, 3), async_op=True)
+        work.wait()
+        time.sleep(0.05)
+        return before.collectives, pending and pending.collectives, Probe().snapshot().collectives
+
+    (before, pending, after), _ = launch(look, world_size=2)
+    assert before == after == ()
+    (call,) = pending
+    assert (call.group, call.number, call.operation) == ("0", 1, "all_reduce")
+    assert (call.shapes, call.dtypes) == ("[2, 3]", "float")
+
+
+def test_ranks_listen_on_loopback_only():
+    listening = launch(_listening, world_size=4)
+    assert all(any(address.startswith("127.0.0.1:") for address in addresses) for addresses in listening)
+    assert all(address.startswith("127.0.0.1:") for addresses in listening for address in addresses)
+
+
+def _listening() -> list[str]:
+    """The addresses that this rank listens on, as `ss` sees them."""
+    dist.barrier()
+    lines = subprocess.run(["ss", "-tulnpH"], capture_output=True, text=True, check=True).stdout.splitlines()
+    mine = [line.split()[4] for line in lines if f"pid={os.getpid()}," in line]
+    dist.barrier()
+    return mine
+
+
+def test_run_directory_is_private():
+    launch(os.getpid, world_size=1)
+    directory = client.current_server().directory
+    assert os.stat(directory).st_mode & 0o777 == 0o700
+    with World(1):
+        worlds = [name for name in os.listdir(directory) if name.startswith("world")]
+        assert [os.stat(f"{directory}/{name}").st_mode & 0o777 for name in worlds] == [0o700]
+
+
+def test_stale_run_directory_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(client, "_tmpfs", lambda: str(tmp_path))
+    for name in ("labkit-stale", "labkit-starting"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "labkit-stale" / "server.log").touch()  # and nobody holds its lock
+    client._remove_stale_directories()
+    assert os.listdir(tmp_path) == ["labkit-starting"]
+
+
+def test_nothing_accumulates_over_200_launches():
+    def state():
+        pid, server = os.getpid(), client.current_server()
+        return (
+            len(os.listdir("/proc/self/fd")),
+            len(os.listdir(f"/proc/{server.pid}/fd")),
+            open(f"/proc/{pid}/task/{pid}/children").read(),
+            threading.active_count(),
+            os.listdir(server.directory),
+            [name for name in os.listdir("/dev/shm") if not name.startswith("labkit-")],
+        )
+
+    launch(os.getpid, world_size=2)
+    before = state()
+    for _ in range(200):
+        assert launch(dist.get_rank, world_size=2) == [0, 1]
+    assert state() == before
+    server = client.current_server().pid
+    with open(f"/proc/{server}/task/{server}/children") as children:
+        assert children.read() == ""
+
+
+def test_the_server_refuses_to_fork_with_a_second_thread():
+    from labkit.launch.server import _unsafe_to_fork
+
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        assert "threads" in _unsafe_to_fork()
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_interrupt_is_deferred():
+    import signal
+
+    def press_stop() -> None:
+        with DeferredInterrupt() as interrupt:
+            signal.raise_signal(signal.SIGINT)
+            reached.append(interrupt.requested)
+
+    reached = []
+    with pytest.raises(KeyboardInterrupt):
+        press_stop()
+    assert reached == [True]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)  # as before
+
+
+def test_collectives_time_out_after_timeout_seconds():
+    def work():
+        if dist.get_rank() == 1:
+            end = time.time() + 6
+            while time.time() < end:
+                pass
+        dist.barrier()
+
+    start = time.monotonic()
+    with pytest.raises(RankFailed, match="Timed out"):
+        launch(work, world_size=2, timeout_seconds=1.0)
+    assert time.monotonic() - start < 5
+
+
+def test_bad_timeout():
+    with pytest.raises(ValueError, match="timeout_seconds=0 leaves no time"):
+        launch(os.getpid, world_size=1, timeout_seconds=0)
+
+
+def test_not_a_function():
+    with pytest.raises(ValueError, match="fn=3 cannot be called"):
+        launch(3, world_size=1)
+
+
+@pytest.mark.parametrize(("gpus", "size", "chosen"), [(0, 2, "gloo"), (8, 8, "nccl"), (4, 8, "gloo"), (1, 1, "nccl")])
+def test_backend_is_chosen_by_the_gpus_there_are(gpus, size, chosen, capsys, monkeypatch):
+    from labkit.launch import world
+
+    monkeypatch.setattr(world, "_last_said", "")
+    assert world._choose_backend("auto", size, gpus) == chosen
+    said = capsys.readouterr().out
+    assert said.count(".") == 1
+    assert ("NCCL" in said) == (chosen == "nccl")
+    assert ("too few for 8 ranks" in said) == (gpus == 4)
+    assert world._choose_backend("auto", size, gpus) == chosen
+    assert capsys.readouterr().out == ""  # said once
+
+
+SCRIPT = """
+import torch, torch.distributed as dist
+from test_launch import sum_of_ranks
+dist.init_process_group("gloo")
+print("RESULT", dist.get_rank(), sum_of_ranks())
+"""
+
+
+def test_same_function_under_torchrun(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
+    ran = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    lines = sorted(line for line in ran.stdout.splitlines() if line.startswith("RESULT"))
+    assert lines == [f"RESULT {rank} {total}" for rank, total in enumerate(launch(sum_of_ranks, world_size=2))], ran
