@@ -1,4 +1,4 @@
-"""The nine operations of torch.distributed, each as a function from a rank's tensor to the tensor it then has.
+"""The nine operations of torch.distributed (and a ring made of the last), each as a function from a rank's tensor to the tensor it then has.
 
 torch writes results into tensors that the caller provides; here they are made on the way. Run them on ranks,
 as `labkit.flow.trace_flow` does. ``root`` is the one rank that gives, or takes.
@@ -73,6 +73,17 @@ def send_receive(x: torch.Tensor) -> torch.Tensor:
     for request in dist.batch_isend_irecv([send, receive]):
         request.wait()
     return arrived
+
+
+def ring_all_reduce(x: torch.Tensor, num_steps: int) -> torch.Tensor:
+    """The first steps of an all-reduce on a ring: n-1 of them add, as many more hand the sums around."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    pieces = list(x.chunk(world_size))
+    for step in range(num_steps):
+        mine, theirs = (rank - step) % world_size, (rank - step - 1) % world_size
+        arrived = send_receive(pieces[mine])
+        pieces[theirs] = pieces[theirs] + arrived if step < world_size - 1 else arrived
+    return torch.cat(pieces)
 
 
 WITH_ROOT = {"broadcast": broadcast, "scatter": scatter, "gather": gather, "reduce": reduce}

@@ -99,3 +99,12 @@ def test_other_numbers_of_ranks(world_size):
     flow = trace_flow(operations.all_reduce, numbered(world_size, 2))
     triangle = world_size * (world_size - 1) / 2
     assert flow.after == [[triangle, triangle + world_size]] * world_size
+
+
+def test_a_ring_adds_then_hands_around():
+    after_one = flow_of(operations.ring_all_reduce, num_steps=1)
+    assert after_one.after[0] == [0, 1, 2, 6 + 3]  # the last piece of rank 3, added to that of rank 0
+    assert after_one.sources[0] == [(0,), (0,), (0,), (0, 3)]
+    half = flow_of(operations.ring_all_reduce, num_steps=3)
+    assert [row.count(ALL) for row in half.sources] == [1, 1, 1, 1]
+    assert flow_of(operations.ring_all_reduce, num_steps=6).after == [SUMS] * 4

@@ -134,7 +134,7 @@ class Exercise:
 
 
 class Folded:
-    """Text that a notebook shows behind a triangle to click, and a terminal as it is."""
+    """Text that a notebook shows under a title that folds it away, and a terminal as it is."""
 
     def __init__(self, title: str, markdown: str, plain_text: str | None = None):
         self.title, self.markdown, self.plain_text = title, markdown, plain_text or f"{title}: {markdown}"
@@ -143,7 +143,7 @@ class Folded:
         return self.plain_text
 
     def _repr_markdown_(self) -> str:
-        return f"<details><summary>{self.title}</summary>\n\n{self.markdown}\n\n</details>"
+        return f"<details open><summary>{self.title}</summary>\n\n{self.markdown}\n\n</details>"
 
 
 def answer(function: Callable, case: tuple, catch: Any = Exception):

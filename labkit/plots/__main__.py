@@ -8,15 +8,30 @@ from pathlib import Path
 
 import matplotlib
 
+from labkit import operations
+from labkit.flow import numbered, row_and_column, trace_flow
 from labkit.layout import ParallelLayout
+from labkit.plots.collectives import draw_flows
 from labkit.plots.layout import draw_layout, draw_orders
 
 TWO_NODES = ParallelLayout(16, tp_size=2, pp_size=4)  # the 16 GPUs of notebook 01
 OTHER_ORDER = ParallelLayout(16, tp_size=2, pp_size=4, order="tp-pp-dp")
 
+
+def four_collectives():
+    """The four without a root that training is made of, on real ranks."""
+    return {
+        "reduce-scatter": trace_flow(operations.reduce_scatter, numbered(4)),
+        "all-gather": trace_flow(operations.all_gather, numbered(4, 2)),
+        "all-reduce": trace_flow(operations.all_reduce, numbered(4)),
+        "all-to-all": trace_flow(operations.all_to_all, row_and_column(4)),
+    }
+
+
 FIGURES = {
     "group_layout": lambda: draw_layout(TWO_NODES, gpus_per_node=8),
     "group_layout_orders": lambda: draw_orders([TWO_NODES, OTHER_ORDER], gpus_per_node=8),
+    "collectives": lambda: draw_flows(four_collectives()),  # by real ranks
 }
 
 

@@ -34,9 +34,10 @@ def draw_bandwidth(
             line = {"color": color, "linewidth": 1.8, "label": f"{label}, ring model"}
             time_ax.plot(sizes, seconds * 1e3, **line)
             bandwidth_ax.plot(sizes, sizes * bus_factor(operation, world_size) / seconds / 1e9, **line)
-    _label(time_ax, f"{operation}: time", "milliseconds")
-    _label(bandwidth_ax, f"{operation}: bus bandwidth", "GB/s (1 GB = 1e9 bytes)")
-    time_ax.legend(fontsize=LABEL_PT - 2, frameon=False)
+    name = operation.replace("_", "-")
+    _label(time_ax, f"{name}: time", "milliseconds")
+    _label(bandwidth_ax, f"{name}: bus bandwidth", "GB/s (1 GB = 1e9 bytes)")
+    bandwidth_ax.legend(loc="lower right", fontsize=LABEL_PT - 1, frameon=False)  # where no curve comes
     return [time_ax, bandwidth_ax]
 
 
@@ -44,6 +45,7 @@ def _label(ax: Axes, title: str, unit: str) -> None:
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.xaxis.set_major_formatter(lambda size, _: _size_text(size))
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.set_title(title, loc="left", size=TITLE_PT, weight="bold", color=INK)
     ax.set_xlabel("message size", size=LABEL_PT, color=INK)
     ax.set_ylabel(unit, size=LABEL_PT, color=INK)
