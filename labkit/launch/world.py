@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import weakref
+from pathlib import Path
 
 import cloudpickle
 
@@ -88,6 +89,9 @@ class World:
             except BaseException as error:
                 self._end(f"{type(error).__name__} in an earlier call", kill=True)
                 raise
+            finally:
+                if isinstance(payload, str):
+                    Path(payload).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let the ranks leave. Safe to call again."""
