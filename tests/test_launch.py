@@ -318,6 +318,51 @@ def test_interrupt_is_deferred():
         signal.raise_signal(signal.SIGINT)  # as before
 
 
+RANDOM_INTERRUPTS = """
+import os, random, signal, sys, threading, time
+from labkit.launch import launch, client
+
+def work():
+    import torch, torch.distributed as dist
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.1)
+
+launch(work, world_size=2)
+server = client.current_server()
+before, hits, random_times = len(os.listdir("/proc/self/fd")), 0, random.Random(5)
+for _ in range(60):
+    timer = threading.Timer(random_times.uniform(0, 0.2), os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        launch(work, world_size=2)
+        time.sleep(1)  # until the timer strikes
+    except KeyboardInterrupt:
+        hits += 1
+    timer.join()
+    sys.last_exc = sys.last_value = sys.last_traceback = None
+assert client.current_server() is server
+launch(work, world_size=2)
+children = open(f"/proc/{server.pid}/task/{server.pid}/children").read()
+print(hits, len(os.listdir("/proc/self/fd")) - before, children.split(), os.listdir(server.directory))
+"""
+
+
+def test_random_interrupts_leave_nothing():
+    ran = subprocess.run([sys.executable, "-c", RANDOM_INTERRUPTS], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.splitlines()[-1] == "60 0 [] ['server.log']", ran
+
+
+def test_interrupt_while_the_server_starts():
+    code = "import os, threading, signal; from labkit.launch import launch, client\n"
+    code += "threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+    code += "try: launch(os.getpid, world_size=1)\n"
+    code += "except KeyboardInterrupt: print(open(f'/proc/{os.getpid()}/task/{os.getpid()}/children').read().split())\n"
+    code += "print(len(launch(os.getpid, world_size=2)))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    lines = [line for line in ran.stdout.splitlines() if not line.startswith(("Starting", "Ranks run"))]
+    assert lines in (["[]", "2"], ["2"]), ran  # the second if the server was faster than the timer
+
+
 def test_collectives_time_out_after_timeout_seconds():
     def work():
         if dist.get_rank() == 1:

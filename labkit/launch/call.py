@@ -98,9 +98,8 @@ class Call:
 
     def _show_output(self) -> None:
         if not self.ranks.server.dead:
-            for _, rank, *what in self.ranks.remaining_output():
-                if what[0] in ("stdout", "stderr"):
-                    self.output.feed(rank, *what)
+            for rank, stream, data in self.ranks.remaining_output():
+                self.output.feed(rank, stream, data)
         self.progress_bar.close()
         self.output.finish()
 

@@ -46,8 +46,13 @@ class ServerHandle:
                 start_new_session=True,  # neither Ctrl-C nor the kernel's process group reach it
             )
         self.pid = self._process.pid
-        self._await("ready", "importing torch")
         atexit.register(self.close)
+        try:
+            self._await("ready", "importing torch")
+        except BaseException:  # the stop button, say
+            self._process.kill()
+            self.close()
+            raise
 
     @property
     def usable(self) -> bool:

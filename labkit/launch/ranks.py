@@ -81,10 +81,12 @@ class Ranks:
             self.exits[rank] = known[rank]
             yield ("exit", rank, known[rank])
 
-    def remaining_output(self) -> Iterator[tuple]:
-        """What is in the pipes now; a rank's output is there before its result is sent."""
+    def remaining_output(self) -> Iterator[tuple[int, str, bytes]]:
+        """What is in the pipes now, as (rank, stream, data); all that a rank prints is there before its result."""
         for rank in range(self.num_ranks):
-            yield from self._drain(rank)
+            for kind, *fields in self._drain(rank):
+                if kind == "output":
+                    yield tuple(fields)
 
     def end(self, kill: bool) -> None:
         """Let the ranks leave, or kill them, and give back all that they held. Safe to call again."""

@@ -73,8 +73,11 @@ class World:
             "environment": {**os.environ, **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if strict else {})},
             "sys_path": _sys_path(),
         }
-        with DeferredInterrupt():
+        with DeferredInterrupt() as interrupt:
             self._ranks = Ranks(server, self.world_size, settings)
+            if interrupt.requested:
+                self._ranks.end(kill=True)
+                self._ended = "it was interrupted while it started"
             self._finalizer = weakref.finalize(self, self._ranks.end, kill=True)  # a world nobody closed
             self._finalizer.atexit = False  # the server sees to that
 
