@@ -1,7 +1,8 @@
-"""The nine operations of torch.distributed (and a ring made of the last), each as a function from a rank's tensor to the tensor it then has.
+"""The nine operations of torch.distributed, each as a function from a rank's tensor to the tensor it then has.
 
 torch writes results into tensors that the caller provides; here they are made on the way. Run them on ranks,
-as `labkit.flow.trace_flow` does. ``root`` is the one rank that gives, or takes.
+as `labkit.flow.trace_flow` does. ``root`` is the one rank that gives, or takes. A ring all-reduce, made of the
+last of them, can be stopped after any step.
 """
 
 import torch
