@@ -62,6 +62,7 @@ def stored_text(new, old):
 def test_times_that_are_not_compared_stay_as_stored():
     tags = ["nbval-ignore-output"]
     assert stored_text(notebook("took  9.5 ms", tags=tags), notebook("took 10.1 ms", tags=tags)) == "took 10.1 ms"
+    assert stored_text(notebook("6.1e-05 GB/s", tags=tags), notebook(" 1,024 GB/s", tags=tags)) == " 1,024 GB/s"
     assert stored_text(notebook("needed 9.5 ms", tags=tags), notebook("took 10.1 ms", tags=tags)) == "needed 9.5 ms"
 
 

@@ -70,7 +70,7 @@ def _shape(outputs) -> str:
     """The outputs as text, without numbers and pictures."""
     text = json.dumps(outputs, sort_keys=True)
     text = re.sub(r'"image/png": "[^"]*"', '"image/png": ""', text)
-    return re.sub(r"\s*\d[\d.,]*\s*", "0", text)  # with the spaces that align them
+    return re.sub(r"\s*\d[\d.,]*(e[+-]?\d+)?\s*", "0", text)  # with the spaces that align them
 
 
 def store(path: Path, fresh: bool, strip_only: bool) -> bool:
