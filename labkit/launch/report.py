@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from labkit.launch.probe import Collective, Frame, PointToPoint, Snapshot
 from labkit.launch.rank import RankError
@@ -34,6 +35,7 @@ _SIGNAL_HINTS = {
 }
 _LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python3\.\d+/|/labkit/launch/|^<frozen")
 
+_LABKIT = str(Path(__file__).parents[1]) + os.sep
 _NOISE = re.compile(
     r"^Extension modules: |^(Current t|T)hread 0x|File \".*(/lib/python3\.\d+/|/labkit/launch/|<frozen)"
 )
@@ -155,10 +157,9 @@ def _what_happened(failure: Failure) -> str:
 
 
 def _stack_to_show(frames: Iterable[Frame]) -> list[Frame]:
-    """The learner's frames and, if the error came from deeper in, the innermost one that is no library's."""
-    own = _own_frames(frames) or list(frames)[-1:]
-    cells = [frame for frame in own if is_cell(frame[0])]
-    return (cells if own[-1] in cells else cells + own[-1:])[-8:] if own else []
+    """The learner's frames and, if the error came from deeper in, labkit's innermost one."""
+    learners, labkits = _own_frames(frames)
+    return (learners + labkits[-1:])[-8:] or list(frames)[-1:]
 
 
 def _line_of(rank: int, silence: Silence) -> str:
@@ -227,20 +228,21 @@ def _ranks(ranks: list[int], one: str, many: str) -> str:
     return f"ranks {', '.join(map(str, ranks[:16]))}{', ...' if len(ranks) > 16 else ''} {many}"
 
 
-def _own_frames(frames: Iterable[Frame]) -> list[Frame]:
-    return [frame for frame in frames if is_cell(frame[0]) or not _LIBRARY.search(frame[0])]
+def _own_frames(frames: Iterable[Frame]) -> tuple[list[Frame], list[Frame]]:
+    """The frames of the learner's code, and those of labkit further in; torch's and Python's are left out."""
+    own = [frame for frame in frames if is_cell(frame[0]) or not _LIBRARY.search(frame[0])]
+    labkits = []
+    while own and own[-1][0].startswith(_LABKIT):
+        labkits.insert(0, own.pop())
+    return own, labkits
 
 
 def _place(frames: Iterable[Frame]) -> str:
-    """The innermost line that is the learner's (or labkit's, with the cell that called it)."""
-    frames = list(frames)
-    own = _own_frames(frames)
-    if not own:
-        return f"in {frames[-1][2]}" if frames else "at an unknown place"
-    cells = [frame for frame in own if is_cell(frame[0])]
-    if cells and cells[-1] != own[-1]:
-        return f"at {_describe(cells[-1], source=False)}, in {_describe(own[-1])}"
-    return f"at {_describe(own[-1])}"
+    """The learner's innermost line and, if it is inside a function of labkit's, where there."""
+    learners, labkits = _own_frames(frames)
+    places = [f"at {_describe(frame)}" for frame in learners[-1:]]
+    places += [f"in {_describe(frame, source=not learners)}" for frame in labkits[-1:]]
+    return ", ".join(places) or "outside your code"
 
 
 def _describe(frame: Frame, source: bool = True) -> str:

@@ -1,0 +1,134 @@
+"""Heavy but healthy work, which the watchdog must leave alone: long transfers, uneven compute, a rank that loads.
+
+`make test` runs each once, on two ranks. The whole trial is 48 runs, about nine minutes:
+``HEALTHY_ROUNDS=2 HEALTHY_WORLDS=2,4 pytest tests/test_launch_healthy.py``.
+"""
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from labkit.launch import launch
+
+ROUNDS = int(os.environ.get("HEALTHY_ROUNDS", "1"))
+WORLDS = [int(size) for size in os.environ.get("HEALTHY_WORLDS", "2").split(",")]
+GIB = 2**28  # elements of float32
+
+
+def long_all_reduce():
+    x = torch.ones(GIB)
+    for _ in range(2):
+        dist.all_reduce(x)
+
+
+def send_of_2_gib():
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    x = torch.ones(2 * GIB)
+    if rank == 0:
+        dist.send(x, last)
+    elif rank == last:
+        dist.recv(x, 0)
+
+
+def exchange_with_asynchronous_sends():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x = torch.ones(GIB // 2)
+    sending = dist.isend(x, (rank + 1) % size)
+    dist.recv(torch.empty_like(x), (rank - 1) % size)
+    sending.wait()
+
+
+def uneven_compute():
+    for step in range(4):
+        end = time.time() + (2.5 if step % dist.get_world_size() == dist.get_rank() else 0.1)
+        while time.time() < end:
+            torch.ones(200, 200) @ torch.ones(200, 200)
+        dist.all_reduce(torch.ones(10))
+
+
+def rank_0_loads():
+    if dist.get_rank() == 0:
+        time.sleep(6)
+        torch.rand(10**7).sort()
+    dist.barrier()
+
+
+def broadcast_whose_root_leaves():
+    dist.broadcast(torch.ones(GIB), 0)
+
+
+def sleep_beside_an_asynchronous_collective():
+    rank = dist.get_rank()
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(10), async_op=True)
+        time.sleep(5)
+        dist.send(torch.ones(1), 1)
+        work.wait()
+        return
+    if rank == 1:
+        dist.recv(torch.ones(1), 0)
+    dist.all_reduce(torch.ones(10))
+
+
+def many_groups():
+    size = dist.get_world_size()
+    for _ in range(3):
+        for rank in range(size):
+            dist.new_group([rank, (rank + 1) % size])
+    for _ in range(1500):
+        dist.all_reduce(torch.ones(100))
+
+
+def scatter_and_gather():
+    size, is_root = dist.get_world_size(), dist.get_rank() == 0
+    piece = torch.empty(GIB // 4)
+    dist.scatter(piece, [torch.ones(GIB // 4) for _ in range(size)] if is_root else None, 0)
+    dist.gather(piece, [torch.empty(GIB // 4) for _ in range(size)] if is_root else None, 0)
+
+
+def all_gather():
+    x = torch.ones(GIB // 4)
+    dist.all_gather([torch.empty_like(x) for _ in range(dist.get_world_size())], x)
+
+
+def pipeline():
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    for _ in range(4):
+        x = torch.ones(10**6)
+        if rank > 0:
+            dist.recv(x, rank - 1)
+        time.sleep(0.8)
+        if rank < last:
+            dist.send(x, rank + 1)
+
+
+def holds_the_gil():
+    if dist.get_rank() == 0:
+        sum(range(3 * 10**8))
+    dist.barrier()
+
+
+WORK = [
+    long_all_reduce,
+    send_of_2_gib,
+    exchange_with_asynchronous_sends,
+    uneven_compute,
+    rank_0_loads,
+    broadcast_whose_root_leaves,
+    sleep_beside_an_asynchronous_collective,
+    many_groups,
+    scatter_and_gather,
+    all_gather,
+    pipeline,
+    holds_the_gil,
+]
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
+@pytest.mark.parametrize("_round", range(ROUNDS))
+def test_no_false_alarm(_round, work, world_size):
+    assert launch(work, world_size=world_size, timeout_seconds=120) == [None] * world_size
