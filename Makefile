@@ -25,13 +25,13 @@ test: $(READY)
 	@rm -f $(RESULTS)
 	@$(BIN)/python -m pytest tests labkit $(NOTEBOOKS) --nbval --nbval-current-env \
 		--nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 --junit-xml $(RESULTS); \
-	$(BIN)/python tools/closing_line.py $(RESULTS) $$?
+	$(BIN)/python tests/support/closing_line.py $(RESULTS) $$?
 
 check: $(READY)
 	@$(BIN)/python -m pytest -q tests/test_style.py
 
 notebooks: $(READY)
-	$(BIN)/python tools/store_notebooks.py $(if $(FRESH),--fresh) $(NOTEBOOKS)
+	$(BIN)/python tests/support/store_notebooks.py $(if $(FRESH),--fresh) $(NOTEBOOKS)
 
 pics: $(READY)
 	$(BIN)/python -m labkit.plots

@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 from playwright.sync_api import Page
 
-from tools import browser
+from tests.support import browser
 
 GOAL_SECONDS = {64: 0.1, 1024: 0.2}
 PRESSES = 60

@@ -5,7 +5,7 @@ The notebooks are copies without outputs, so that all that is seen was made in t
 
 import pytest
 
-from tools import browser
+from tests.support import browser
 
 pytestmark = pytest.mark.skipif(not browser.find_chromium(), reason="needs Chromium or Chrome, and none is installed")
 

@@ -402,10 +402,11 @@ def test_backend_is_chosen_by_the_gpus_there_are(gpus, size, chosen, capsys, mon
 
 
 SCRIPT = """
-import torch, torch.distributed as dist
+import sys, torch, torch.distributed as dist
 from test_launch import sum_of_ranks
 dist.init_process_group("gloo")
-print("RESULT", dist.get_rank(), sum_of_ranks())
+total = sum_of_ranks()
+sys.stdout.write(f"RESULT {dist.get_rank()} {total}\\n")  # in one piece: ranks share the terminal
 """
 
 

@@ -10,7 +10,8 @@ import signal
 import time
 
 import pytest
-from kernel import Kernel, children, descriptors, is_alive, listening, wait_until
+
+from tests.support.kernel import Kernel, children, descriptors, is_alive, listening, wait_until
 
 HELLO = "print(launch(lambda: dist.get_rank(), world_size=2))"
 

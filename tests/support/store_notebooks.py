@@ -34,14 +34,15 @@ def strip(notebook):
     )
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = _merge_streams(map(_without_widget, cell.outputs))
+            cell.outputs = _merge_streams(filter(None, map(_without_widget, cell.outputs)))
     return notebook
 
 
 def _without_widget(output):
-    """A widget's view is an id that means nothing in another session: keep its text."""
-    output.get("data", {}).pop(WIDGET_VIEW, None)
-    return output
+    """A widget's view is an id that means nothing in another session: keep its text; of a progress bar, nothing."""
+    widget = output.get("data", {}).pop(WIDGET_VIEW, None)
+    is_bar = widget is not None and re.match(r"\s*\d+%\|", output["data"].get("text/plain", ""))
+    return None if is_bar else output
 
 
 def _merge_streams(outputs: Iterable) -> list:

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from tools import closing_line, store_notebooks
+from tests.support import closing_line, store_notebooks
 
 TEST_FILE = """
 import pytest
@@ -77,6 +77,8 @@ def test_stripping_leaves_outputs_and_takes_what_belongs_to_a_session():
     book.metadata.widgets = {"state": {}}
     view = {"application/vnd.jupyter.widget-view+json": {"model_id": "5f0c"}, "text/plain": "layout_explorer()"}
     cell.outputs.append(new_output("display_data", data=view))
+    bar = {**view, "text/plain": "  0%|          | 0/8 [00:00<?, ?it/s]"}  # what the end of a bar leaves behind
+    cell.outputs.append(new_output("display_data", data=bar))
     store_notebooks.strip(book)
     nbformat.validate(book)
     printed, widget = cell.outputs
