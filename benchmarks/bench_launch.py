@@ -6,7 +6,9 @@ loopback and one thread, so that only the launching differs.
 """
 
 import json
+import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,14 +26,23 @@ def rows() -> Iterator[tuple[str, float, float]]:
         for peer, peer_name in PEERS.items():
             theirs = _in_new_interpreter(peer, world_size)
             for which in ("first", "repeated"):
-                yield f"{which} launch of {world_size} ranks, against {peer_name}", ours[which], theirs[which]
+                name = f"{which} launch of {world_size} ranks, against {peer_name}"
+                yield (name, ours[which], theirs[which]) if theirs else (f"{name} (hung)", ours[which], math.nan)
 
 
-def _in_new_interpreter(launcher: str, world_size: int) -> dict[str, float]:
+def _in_new_interpreter(launcher: str, world_size: int) -> dict[str, float] | None:
+    """The seconds of the first and of repeated launches; None if they did not end in two minutes."""
     command = [sys.executable, "-m", "benchmarks.bench_launch", launcher, str(world_size)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(run.stdout.splitlines()[-1])
+    run = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        printed, _ = run.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)  # with the ranks that it waits for
+        run.communicate()
+        return None
+    assert run.returncode == 0, f"{launcher} failed with {world_size} ranks"
+    return json.loads(printed.splitlines()[-1])
 
 
 def all_reduce_ones() -> float:

@@ -4,8 +4,8 @@ Importing torch takes seconds, forking a process that has done so takes millisec
 
 - It is started by exec, never forked from the notebook's kernel, whose threads would not survive a fork.
 - It stays single-threaded and never touches CUDA, and refuses to fork when either is no longer so.
-- It imports torch, numpy and cloudpickle only. A rank drops even this package and imports it afresh, so
-  that edits of labkit and of the learner's own modules reach the next launch.
+- It imports torch, numpy, cloudpickle and this package only: a rank imports the rest of labkit and the
+  learner's own modules itself, so that edits of them reach the next launch.
 - It watches the kernel and dies with it; ranks die with the server; what ranks leave behind is
   re-parented to the server, which ends it.
 """
@@ -23,6 +23,7 @@ import time
 import traceback
 
 from labkit.launch import wire
+from labkit.launch.rank import main as run_rank
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PRELOAD = ("numpy", "cloudpickle", "torch", "torch.distributed")
@@ -198,12 +199,7 @@ def _become_rank(server: int, rank: int, stdout: int, stderr: int, control: int)
     _close_all_but({0, 1, 2, control})
     connection = socket.socket(fileno=control)
     _, settings = wire.receive(connection)
-    sys.path[:] = settings["sys_path"]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "labkit"]:
-        del sys.modules[name]
-    from labkit.launch import rank as fresh
-
-    fresh.main(rank, connection, settings)
+    run_rank(rank, connection, settings)
 
 
 def _unsafe_to_fork() -> str:

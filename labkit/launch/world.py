@@ -71,7 +71,6 @@ class World:
             "timeout_seconds": timeout_seconds,
             "num_threads": max(1, len(os.sched_getaffinity(0)) // self.world_size),
             "environment": {**os.environ, **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if strict else {})},
-            "sys_path": _sys_path(),
         }
         with DeferredInterrupt() as interrupt:
             self._ranks = Ranks(server, self.world_size, settings)
