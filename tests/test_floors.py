@@ -13,7 +13,7 @@ LABKIT = Path(__file__).parents[1] / "labkit"
 FLOORS = [
     ["layout", "schedules", "sizing", "launch"],
     ["groups", "timeline"],
-    ["collectives", "bandwidth", "operations", "flow"],
+    ["communication", "collectives", "bandwidth", "operations", "flow"],
     ["layers", "data_parallel", "pipeline"],
     ["model"],
     ["checkpoint", "train"],

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from labkit import collectives
+from labkit import communication
 from labkit.launch.probe import Collective, PointToPoint, SetUp, Snapshot
 from labkit.launch.report import deadlock_report, slow_note
 from labkit.launch.watchdog import Silence, Watchdog
@@ -142,9 +142,9 @@ def test_report_says_who_waits_and_who_never_came():
 
 
 def test_report_names_the_learners_line_and_where_in_labkit():
-    deeper = (("train.py", 3, "work"), (collectives.__file__, 5, "wait"), ("/lib/python3.11/threading.py", 1, "wait"))
+    deeper = (("train.py", 3, "work"), (communication.__file__, 5, "wait"), ("/lib/python3.11/threading.py", 1, "wait"))
     report = deadlock_report(world(replace(in_collective(), stack=deeper), None, returned=[1]))
-    assert "at train.py, line 3, in work, in labkit/collectives.py, line 5, in wait" in report
+    assert "at train.py, line 3, in work, in labkit/communication.py, line 5, in wait" in report
 
 
 def test_report_of_point_to_point():

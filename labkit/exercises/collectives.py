@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.bandwidth import bus_factor
-from labkit.collectives import CommunicationLog
+from labkit.communication import CommunicationLog
 from labkit.exercises.base import Mistake
 from labkit.exercises.on_ranks import RankExercise, only
 from labkit.groups import local_device

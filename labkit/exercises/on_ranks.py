@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from labkit.collectives import CommunicationLog, communication_log
+from labkit.communication import CommunicationLog, communication_log
 from labkit.exercises.base import Exercise, Trial, Verdict, answer, indent
 from labkit.exercises.values import plain, same, show
 from labkit.launch import Deadlock, RankFailed, launch

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from labkit import operations
-from labkit.collectives import Communication, CommunicationLog, communication_log
+from labkit.communication import Communication, CommunicationLog, communication_log
 from labkit.launch import World
 
 FLOAT = 4  # bytes
