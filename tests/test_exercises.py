@@ -50,9 +50,26 @@ def test_each_mistake_gets_its_own_advice(exercise, mistake):
 
 def test_report_names_the_first_wrong_case_and_both_values(exercise):
     text = exercise.verdict(interleaved_halves).text  # right for two values, wrong for four
-    assert "halves([1, 2, 3, 4])" in text
+    assert "halves(values=[1, 2, 3, 4])" in text
     assert "gave      [[1, 3], [2, 4]]" in text
     assert "expected  [[1, 2], [3, 4]]" in text
+
+
+def test_report_says_where_nested_lists_differ(exercise):
+    assert "differs   at [0]: [1, 3], expected [1, 2]" in exercise.verdict(interleaved_halves).text
+    assert "differs   1 part, expected 2" in exercise.verdict(lambda values: [values]).text
+
+
+def test_a_branch_without_return_is_wrong_and_not_a_stub(exercise):
+    verdict = exercise.verdict(lambda values: halves(values) if len(values) == 2 else None)
+    assert verdict.status == "wrong"
+    assert "gave      None" in verdict.text
+
+
+def test_a_called_function_is_told_apart_from_a_function(exercise):
+    verdict = exercise.verdict(halves([1, 2]))
+    assert verdict.status == "wrong"
+    assert "without parentheses" in verdict.text
 
 
 def test_an_unknown_mistake_gets_no_advice(exercise):
@@ -76,7 +93,7 @@ def test_an_error_names_the_learners_line(exercise):
 
     verdict = exercise.verdict(broken)
     assert verdict.status == "raised"
-    assert "halves([1, 2]) raised an error" in verdict.text
+    assert "halves(values=[1, 2]) raised an error" in verdict.text
     assert "ZeroDivisionError" in verdict.text
     assert "in line 2 of broken: middle = 1 // 0" in verdict.text
 
@@ -103,7 +120,7 @@ def test_check_prints_the_verdict(exercise, capsys):
 def test_hints_come_one_after_another_and_end(exercise):
     shown = [repr(exercise.hint()) for _ in range(4)]
     assert shown[0] == "Hint 1 of 2: First hint."
-    assert shown[1] == "Hint 2 of 2: Second hint."
+    assert shown[1] == "Hint 2 of 2: First hint.\n\nSecond hint."  # the first is no longer on the screen
     assert shown[2] == shown[3]
     assert "halves.solution()" in shown[2]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.exercises.values import same, show
+from labkit.exercises.values import difference, same, show
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Exercise:
     >>> double = Exercise("double", lambda x: 2 * x, [(0,), (3,)], [Mistake(lambda x: x * x, "You squared it.")])
     >>> double.check(lambda x: x * x)
     double: not right yet.
-      double(3)
+      double(x=3)
         gave      9
         expected  6
       What this usually is: You squared it.
@@ -78,10 +78,13 @@ class Exercise:
 
     def verdict(self, function: Callable) -> Verdict:
         """What `check` prints, as data."""
-        for case in self.cases:
+        if not callable(function):
+            text = f"{self.name}: check wants the function itself, without parentheses behind its name."
+            return Verdict("wrong", text)
+        for number, case in enumerate(self.cases):
             trials = self.trials(function, case)
-            if all(is_blank(trial.got) for trial in trials):
-                text = f"{self.name}: not attempted yet (your function returns nothing so far)."
+            if number == 0 and all(is_blank(trial.got) for trial in trials):
+                text = f"{self.name}: not attempted yet (it returns nothing so far)."
                 return Verdict("not attempted", text)
             for trial in trials:
                 if verdict := self._fault(trial, function, case):
@@ -90,7 +93,8 @@ class Exercise:
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
         """The learner's answers to one case."""
-        given = f"{self.name}({', '.join(map(show, case))})"
+        names = inspect.signature(self.solution_function).parameters
+        given = f"{self.name}({', '.join(f'{name}={show(value)}' for name, value in zip(names, case))})"
         return [Trial(given, answer(function, case), self.solution_function(*copy.deepcopy(case)))]
 
     def recognise(self, function: Callable, case: tuple) -> str | None:
@@ -107,11 +111,13 @@ class Exercise:
         return f"all {len(self.cases)} cases" if len(self.cases) > 1 else "as expected"
 
     def hint(self) -> "Folded":
-        """The next hint; calling it again gives the one after."""
+        """The hints so far and one more, because what a cell shows now replaces what it showed before."""
         if self._hints_shown >= len(self.hints):
-            return Folded("No more hints", f"That was all. `{self.name}.solution()` shows one way to do it.")
+            last = f"That was all. `{self.name}.solution()` shows one way to do it."
+            return Folded("No more hints", "\n\n".join([*self.hints, last]))
         self._hints_shown += 1
-        return Folded(f"Hint {self._hints_shown} of {len(self.hints)}", self.hints[self._hints_shown - 1])
+        title = f"Hint {self._hints_shown} of {len(self.hints)}"
+        return Folded(title, "\n\n".join(self.hints[: self._hints_shown]))
 
     def solution(self) -> "Folded":
         """The source of the reference solution: the very function that `check` compares with."""
@@ -124,6 +130,8 @@ class Exercise:
         if not same(trial.got, trial.expected):
             lines = [f"{self.name}: not right yet.", f"  {trial.given}"]
             lines += [f"    gave      {show(trial.got)}", f"    expected  {show(trial.expected)}"]
+            if where := difference(trial.got, trial.expected):
+                lines.append(f"    differs   {where}")
             if advice := self.recognise(function, case):
                 lines.append(indent(f"What this usually is: {advice}"))
             return Verdict("wrong", "\n".join(lines))
@@ -173,6 +181,6 @@ def _where(function: Callable, error: Exception) -> str:
 
 
 def indent(text: str) -> str:
-    """Each line of ``text`` two spaces in, and none longer than a notebook shows."""
-    lines = [textwrap.fill(line, 100, initial_indent="  ", subsequent_indent="  ") for line in text.splitlines()]
+    """Each line of ``text`` two spaces in, and none longer than a notebook shows in a window 1024 pixels wide."""
+    lines = [textwrap.fill(line, 72, initial_indent="  ", subsequent_indent="  ") for line in text.splitlines()]
     return "\n".join(lines)

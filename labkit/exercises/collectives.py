@@ -90,6 +90,11 @@ def _ring_once_around(x):
     return _ring(x, n - 1, lambda rank, step: rank - step, keeps_from=n)
 
 
+def _ring_one_step_short(x):
+    n = dist.get_world_size()
+    return _ring(x, 2 * (n - 1) - 1, lambda rank, step: rank - step, keeps_from=n - 1)
+
+
 def _ring_that_always_adds(x):
     n = dist.get_world_size()
     return _ring(x, 2 * (n - 1), lambda rank, step: rank - step, keeps_from=2 * n)
@@ -159,6 +164,10 @@ ring_all_reduce = RankExercise(
             "Once around is the reduce-scatter: each rank has one complete sum. Another n-1 steps carry them to all.",
         ),
         Mistake(
+            _ring_one_step_short,
+            "One step is missing: n-1 steps add and n-1 more copy, 2(n-1) in all. `range(a, b)` ends before b.",
+        ),
+        Mistake(
             _ring_that_always_adds,
             "The second time around adds again. By then what arrives is already the sum: it replaces the piece.",
         ),
@@ -172,11 +181,14 @@ ring_all_reduce = RankExercise(
     hints=[
         "First time around, n-1 steps: in step s, send piece (rank - s) % n to the right, receive piece "
         "(rank - s - 1) % n from the left, and add it to your own.",
-        "Second time around, n-1 more steps with the same piece numbers: now what arrives replaces your piece.",
+        "Second time around, n-1 more steps; count s on, the piece numbers stay as they are. Now what arrives replaces "
+        "your piece: `pieces[i].copy_(arriving)`, because `pieces[i] = arriving` keeps the buffer that the next "
+        "receive overwrites.",
         "`dist.send` waits for its receiver. If all ranks send first, nobody receives. Post both together: "
         "`dist.batch_isend_irecv([dist.P2POp(dist.isend, piece, right), dist.P2POp(dist.irecv, arriving, left)])`, "
         "then `wait()` for each request it returns.",
     ],
-    if_stuck="every rank calls `send` first, so that nobody is left to receive. Post the send and the receive "
-    "together, with `dist.batch_isend_irecv`, then wait for both.",
+    if_stuck="a send that nobody receives. Where every rank calls `send` first, nobody is left to receive; where only "
+    "some ranks send, the others do not know of it. On every rank post the send and the receive together, with "
+    "`dist.batch_isend_irecv`, then wait for both.",
 )

@@ -1,6 +1,7 @@
 """Exercises of notebook 01: where a rank stands, who is in its groups, and which layout suits a cluster.
 
-All three use the order tp-dp-pp, in which tensor ranks are neighbours and pipeline stages are far apart.
+All three use the order tp-dp-pp, in which tensor ranks are neighbours and pipeline stages are far apart. The
+functions named my_... are the solutions.
 """
 
 import math
@@ -9,7 +10,7 @@ from labkit.exercises.base import Exercise, Mistake
 from labkit.layout import ParallelLayout
 
 
-def _rank_to_coordinates(rank: int, tp_size: int, dp_size: int) -> tuple[int, int, int]:
+def my_coordinates(rank: int, tp_size: int, dp_size: int) -> tuple[int, int, int]:
     tp_rank = rank % tp_size  # the fastest axis: it turns at every step, like the last digit of an odometer
     dp_rank = rank // tp_size % dp_size  # turns once the tensor ranks are through
     pp_rank = rank // (tp_size * dp_size)  # the slowest: what is left
@@ -18,7 +19,7 @@ def _rank_to_coordinates(rank: int, tp_size: int, dp_size: int) -> tuple[int, in
 
 rank_to_coordinates = Exercise(
     "rank_to_coordinates",
-    _rank_to_coordinates,
+    my_coordinates,
     cases=[(0, 2, 2), (5, 2, 2), (14, 2, 2), (13, 4, 2), (100, 8, 4), (27, 3, 5)],
     mistakes=[
         Mistake(
@@ -38,6 +39,14 @@ rank_to_coordinates = Exercise(
             "you let the data axis run fastest. In tp-dp-pp the first name, tp, runs fastest.",
         ),
         Mistake(
+            lambda rank, t, d: (rank % t, rank // (t * d), rank // t % d),
+            "data and pipeline coordinate changed places: return tensor, data, pipeline.",
+        ),
+        Mistake(
+            lambda rank, t, d: (rank % t, rank / t % d, rank / (t * d)),
+            "coordinates are whole numbers: `/` gives fractions, `//` leaves them out.",
+        ),
+        Mistake(
             lambda rank, t, d: (rank // (t * d), rank // t % d, rank % t),
             "the three numbers are right, in the opposite order: return tensor, data, pipeline.",
         ),
@@ -53,7 +62,7 @@ rank_to_coordinates = Exercise(
 )
 
 
-def _group_lists(world_size: int, tp_size: int, pp_size: int) -> tuple[list, list, list]:
+def my_group_lists(world_size: int, tp_size: int, pp_size: int) -> tuple[list, list, list]:
     stage_size = world_size // pp_size  # ranks in one pipeline stage: tp_size * dp_size
     tp_groups = [list(range(first, first + tp_size)) for first in range(0, world_size, tp_size)]
     dp_groups = [
@@ -74,8 +83,13 @@ def _groups_in_order(order: str, axes=("tp", "dp", "pp")):
 
 
 def _data_groups_across_stages(world_size: int, tp_size: int, pp_size: int) -> tuple[list, list, list]:
-    tp_groups, _, pp_groups = _group_lists(world_size, tp_size, pp_size)
+    tp_groups, _, pp_groups = my_group_lists(world_size, tp_size, pp_size)
     return tp_groups, [list(range(tp_rank, world_size, tp_size)) for tp_rank in range(tp_size)], pp_groups
+
+
+def _pipelines_a_pipeline_apart(world_size: int, tp_size: int, pp_size: int) -> tuple[list, list, list]:
+    tp_groups, dp_groups, _ = my_group_lists(world_size, tp_size, pp_size)
+    return tp_groups, dp_groups, [list(range(first, world_size, pp_size)) for first in range(pp_size)]
 
 
 def _neighbours_in_every_group(world_size: int, tp_size: int, pp_size: int) -> list:
@@ -84,12 +98,12 @@ def _neighbours_in_every_group(world_size: int, tp_size: int, pp_size: int) -> l
 
 
 def _last_member_missing(world_size: int, tp_size: int, pp_size: int) -> list:
-    return [[group[:-1] for group in groups] for groups in _group_lists(world_size, tp_size, pp_size)]
+    return [[group[:-1] for group in groups] for groups in my_group_lists(world_size, tp_size, pp_size)]
 
 
 group_lists = Exercise(
     "group_lists",
-    _group_lists,
+    my_group_lists,
     cases=[(8, 2, 2), (16, 2, 4), (16, 4, 2), (24, 2, 3)],
     mistakes=[
         Mistake(
@@ -114,6 +128,11 @@ group_lists = Exercise(
             "nothing to average: a data group stays inside one stage of tp_size * dp_size ranks.",
         ),
         Mistake(
+            _pipelines_a_pipeline_apart,
+            "members of your pipeline groups are pp_size apart. pp_size is how many they are; "
+            "they are one stage apart, which is tp_size * dp_size ranks.",
+        ),
+        Mistake(
             _neighbours_in_every_group,
             "you made every group of neighbours. Only tensor ranks are; members of other groups are a stride apart.",
         ),
@@ -130,22 +149,38 @@ group_lists = Exercise(
 )
 
 
-def _layout_for_cluster(world_size: int, gpus_per_node: int, gpus_per_replica: int) -> tuple[int, int, int]:
+def my_layout(world_size: int, gpus_per_node: int, gpus_per_replica: int) -> tuple[int, int, int]:
     tp_size = math.gcd(gpus_per_node, gpus_per_replica)  # the largest that divides both: no group straddles two nodes
     pp_size = gpus_per_replica // tp_size
     dp_size = world_size // gpus_per_replica
     return tp_size, pp_size, dp_size
 
 
+def _largest_that_is_no_larger_than_a_node(
+    world_size: int, gpus_per_node: int, gpus_per_replica: int
+) -> tuple[int, int, int]:
+    tp_size = max(t for t in range(1, gpus_per_node + 1) if gpus_per_replica % t == 0)
+    return tp_size, gpus_per_replica // tp_size, world_size // gpus_per_replica
+
+
 layout_for_cluster = Exercise(
     "layout_for_cluster",
-    _layout_for_cluster,
+    my_layout,
     cases=[(16, 8, 8), (64, 8, 4), (64, 8, 16), (48, 6, 4), (96, 8, 12), (32, 4, 16)],
     mistakes=[
         Mistake(
             lambda n, node, replica: (min(node, replica), replica // min(node, replica), n // replica),
             "a tensor group that is smaller than a node can still straddle two: with 6 GPUs per node, the ranks 4 to 7 "
             "lie in both. tp_size has to divide the GPUs of a node.",
+        ),
+        Mistake(
+            _largest_that_is_no_larger_than_a_node,
+            "your tp_size divides the replica, but not always the node: a group of 4 that begins at the last but one "
+            "of 6 GPUs ends in the next node. tp_size has to divide both.",
+        ),
+        Mistake(
+            lambda n, node, replica: (math.gcd(node, replica), n // replica, replica // math.gcd(node, replica)),
+            "pipeline and data sizes changed places: return tp_size, pp_size, dp_size.",
         ),
         Mistake(
             lambda n, node, replica: (replica, 1, n // replica),

@@ -40,6 +40,28 @@ def same(one, other) -> bool:
     return type(one) is type(other) and one == other
 
 
+def difference(got, expected) -> str:
+    """Where two nested lists first differ; empty for flat ones, in which the eye finds it.
+
+    >>> difference([[0, 1], [2, 3]], [[0, 1], [2, 4]])
+    'at [1]: [2, 3], expected [2, 4]'
+    >>> difference([[0, 1]], [[0, 1], [2, 4]])
+    '1 part, expected 2'
+    """
+    got, expected, path = plain(got), plain(expected), ""
+    while _is_nested(expected) and isinstance(got, list) and len(got) == len(expected):
+        index = next(i for i, (one, other) in enumerate(zip(got, expected)) if not same(one, other))
+        got, expected, path = got[index], expected[index], f"{path}[{index}]"
+    where = f"at {path}: " if path else ""
+    if _is_nested(expected) and isinstance(got, list):
+        return f"{where}{len(got)} part{'s' * (len(got) != 1)}, expected {len(expected)}"
+    return f"{where}{show(got)}, expected {show(expected)}" if path else ""
+
+
+def _is_nested(value) -> bool:
+    return isinstance(value, list) and any(isinstance(item, list) for item in value)
+
+
 def show(value, longest: int = 16) -> str:
     """``value`` as short text: whole numbers without ``.0``, long lists cut in the middle.
 
