@@ -159,10 +159,18 @@ def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Ten
 
 def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
     """This rank's slice along ``dim`` of the sum of all ranks' x."""
+    mine, travelling = start_reduce_scatter(x, group, dim)
+    travelling.wait()
+    return mine
+
+
+def start_reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> tuple[torch.Tensor, dist.Work]:
+    """The same, under way: the slice is there when the handle's ``wait()`` returns."""
     pieces = [piece.contiguous() for piece in _slices(x, group, dim)]
     mine = torch.empty_like(pieces[0])
-    dist.reduce_scatter(mine, pieces, group=group)
-    return mine
+    travelling = dist.reduce_scatter(mine, pieces, group=group, async_op=True)
+    assert travelling is not None  # this rank is in the group
+    return mine, travelling
 
 
 def own_slice(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:

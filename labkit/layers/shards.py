@@ -1,0 +1,68 @@
+"""Which piece of a weight a rank keeps, and how all ranks come to cut the same weight.
+
+Every rank draws the whole *master weight* from the same seed and keeps its shard. So the weights, and
+with them all results, do not depend on how many ranks share them.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from labkit.groups import local_device
+
+
+def draw_master_weight(
+    shape: Sequence[int], init_method: Callable[[torch.Tensor], object], group: dist.ProcessGroup, dtype=None
+) -> torch.Tensor:
+    """The weight before it is cut, drawn on the CPU from torch's default generator.
+
+    Raises:
+        ValueError: it is not the same on all ranks of the group, because their seeds differ.
+    """
+    master = torch.empty(*shape, dtype=dtype, device="cpu")
+    init_method(master)
+    if group.size() > 1:
+        fingerprint = master.double().sum().nan_to_num().item()
+        highest = torch.tensor([fingerprint, -fingerprint], dtype=torch.float64, device=local_device())
+        dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
+        if highest[0] != -highest[1]:
+            raise ValueError(
+                f"the ranks of this tensor-parallel group drew different weights of shape {list(shape)}: "
+                "set the same seed on all of them before the layer is made, torch.manual_seed(1234) say"
+            )
+    return master
+
+
+def own_shard(master: torch.Tensor, group: dist.ProcessGroup, dim: int, stride: int = 1) -> torch.Tensor:
+    """This rank's part of a master weight, cut along ``dim`` by Megatron-LM's stride rule.
+
+    The dim is cut into t * stride chunks, and rank r keeps chunks r, r + t, r + 2t, ... With stride=3, a fused
+    [Q; K; V] gives each rank its own heads of Q, of K and of V.
+    """
+    chunks = master.chunk(group.size() * stride, dim)
+    return torch.cat(chunks[group.rank() :: group.size()], dim)
+
+
+def chunks_by_rank(x: torch.Tensor, tp_size: int, stride: int) -> torch.Tensor:
+    """Reorder the last dim so that the chunks of one rank are next to each other: 0 2 1 3 for t = 2, stride = 2."""
+    return x.unflatten(-1, (stride, tp_size, -1)).transpose(-3, -2).flatten(-3) if stride > 1 else x
+
+
+def chunks_in_order(x: torch.Tensor, tp_size: int, stride: int) -> torch.Tensor:
+    """The inverse of `chunks_by_rank`."""
+    return chunks_by_rank(x, stride, tp_size) if stride > 1 else x
+
+
+def check_divides(tp_size: int, name: str, size: int, stride: int = 1) -> None:
+    """Refuse a size that cannot be cut into equal chunks."""
+    if stride < 1:
+        raise ValueError(f"stride={stride} is not a number of chunks: use 1 or more")
+    pieces = tp_size * stride
+    if size < 1 or size % pieces:
+        cut = f"tp_size={tp_size}" + (f" * stride={stride}" if stride > 1 else "")
+        ways = [n for n in range(1, size + 1) if size % (n * stride) == 0]
+        lower, upper = size // pieces * pieces, (size // pieces + 1) * pieces
+        sizes = " or ".join(str(n) for n in (lower, upper) if n > 0)
+        fits = f"tp_size {', '.join(map(str, ways[:8]))}, or " if ways else ""
+        raise ValueError(f"{cut} does not divide {name}={size}: use {fits}{name} {sizes}")
