@@ -70,12 +70,11 @@ class LayoutExplorer(widgets.VBox):
         self.world_size = _selection("world size n", WORLD_SIZES, choice.world_size)
         self.tp_size = _slider("tensor t", choice.tp_size, 1, 16)
         self.pp_size = _slider("pipeline p", choice.pp_size, 1, 64)
+        self.context = _checkbox("context parallelism", choice.cp_size > 1)
         self.cp_size = _slider("context c", choice.cp_size, 1, 16)
         self.order = _dropdown("order", ORDERS, choice.order)
         self.gpus_per_node = _dropdown("GPUs per node", NODE_SIZES, gpus_per_node)
-        self.following = widgets.Checkbox(
-            follow is not None, description="follow a GPU", indent=False, layout={"width": "120px"}
-        )
+        self.following = _checkbox("follow a GPU", follow is not None)
         self.follow = _slider("GPU g", follow or 0, 0, choice.world_size - 1)
 
         self.message = widgets.HTML()
@@ -104,10 +103,17 @@ class LayoutExplorer(widgets.VBox):
 
     def _controls(self) -> list:
         follow = widgets.HBox([self.following, self.follow])
-        chosen = [self.world_size, self.tp_size, self.pp_size, self.order, self.gpus_per_node, follow]
-        box = widgets.Box(chosen, layout=widgets.Layout(flex_flow="row wrap"))
-        more = widgets.Accordion([self.cp_size], titles=["context parallelism: c GPUs share each sequence"])
-        return [box, more]
+        context = widgets.HBox([self.context, self.cp_size])
+        chosen = [self.world_size, self.tp_size, self.pp_size, self.order, self.gpus_per_node, follow, context]
+        self.context.observe(self._fold_context, "value")
+        self._fold_context()
+        return [widgets.Box(chosen, layout=widgets.Layout(flex_flow="row wrap"))]
+
+    def _fold_context(self, change=None) -> None:
+        """The slider of c appears when it is asked for: by a checkbox, as no key opens an accordion of ipywidgets."""
+        self.cp_size.layout.display = None if self.context.value else "none"
+        if not self.context.value:
+            self.cp_size.value = 1
 
     def _update(self, change=None) -> None:
         if self._updating:  # the slider that follows was moved by us, not by the reader
@@ -156,6 +162,10 @@ _LOOK = {"layout": {"width": "290px"}, "style": {"description_width": "7.5em"}} 
 
 def _slider(description: str, value: int, low: int, high: int) -> widgets.IntSlider:
     return widgets.IntSlider(value, low, max(high, value), description=description, **_LOOK)
+
+
+def _checkbox(description: str, value: bool) -> widgets.Checkbox:
+    return widgets.Checkbox(value, description=description, indent=False, layout={"width": "165px"})
 
 
 def _selection(description: str, usual: Sequence[int], value: int) -> widgets.SelectionSlider:

@@ -57,6 +57,16 @@ def test_context_parallelism_gets_its_row(explorer):
     assert groups_in_table(explorer.table.value) == [layout.groups(axis) for axis in ("tp", "cp", "dp", "pp")]
 
 
+def test_context_parallelism_is_folded_away_by_its_checkbox(explorer):
+    assert explorer.cp_size.layout.display == "none"
+    explorer.context.value = True
+    assert explorer.cp_size.layout.display is None
+    explorer.cp_size.value = 2
+    explorer.context.value = False
+    assert explorer.cp_size.layout.display == "none"
+    assert explorer.shown == ParallelLayout(16, 2, 4, order="tp-dp-pp")
+
+
 def test_follow_shows_that_gpus_groups(explorer):
     explorer.following.value = True
     before = explorer.picture.value
