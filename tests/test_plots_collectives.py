@@ -49,6 +49,14 @@ def test_whole_tensors_are_written_on_every_rank_before_and_after(written):
     assert [text for text, _ in written if "rank" in text] == ["rank 0", "rank 1"]
 
 
+def test_without_the_tensors_before_there_is_room_for_larger_boxes(written):
+    draw_flow(ALL_REDUCE, before=False)
+    numbers = [(text, round(y - 0.3 - collectives.HEAD)) for text, (_, y) in written if text.isdigit()]
+    assert numbers == [("1", 0), ("3", 0), ("1", 1), ("3", 1)]
+    assert "before" not in [text for text, _ in written]
+    assert collectives.flow_size(ALL_REDUCE, before=False)[0] < collectives.flow_size(ALL_REDUCE)[0] / 1.5
+
+
 def test_a_sum_has_a_stripe_and_a_word_for_each_rank(written):
     colors, num_frames = boxes(draw_flow(ALL_REDUCE))
     assert colors == list(RANK_COLOR[:2]) * 4  # four boxes, each of two ranks

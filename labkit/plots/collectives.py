@@ -25,9 +25,9 @@ LABEL = 1.5  # left of the tensors: room for "rank 0"
 HEAD = 0.75  # above them: room for "before" and "after"
 
 
-def draw_flow(flow: Flow, title: str = "", ax: Axes | None = None) -> Axes:
-    """Draw every rank's tensor before (left) and after (right)."""
-    width, height = flow_size(flow)
+def draw_flow(flow: Flow, title: str = "", ax: Axes | None = None, *, before: bool = True) -> Axes:
+    """Draw every rank's tensor before (left) and after (right), or only the latter where ``before`` is False."""
+    width, height = flow_size(flow, before)
     if ax is None:
         inches, head = min(0.75, 12 / width), 0.45 if title else 0.0
         figure = _new_figure(width * inches, height * inches + head)
@@ -38,28 +38,29 @@ def draw_flow(flow: Flow, title: str = "", ax: Axes | None = None) -> Axes:
     ax.set_aspect("equal", anchor="W")
     em = _inches_per_unit(ax, width, height)
 
-    before = max(map(len, flow.before))
-    after_x = LABEL + before + GAP
-    own = [[(rank,)] * len(values) for rank, values in enumerate(flow.before)]
-    _draw_tensors(ax, flow.before, own, LABEL, em, words=False)
+    after_x = LABEL + _width_before(flow, before)
+    if before:
+        own = [[(rank,)] * len(values) for rank, values in enumerate(flow.before)]
+        _draw_tensors(ax, flow.before, own, LABEL, em, words=False)
+        draw_labels(ax, ["before"], [(LABEL + 0.03, HEAD / 2)], 0.27 * em, MUTED, align="left")
     _draw_tensors(ax, flow.after, flow.sources, after_x, em, words=True)
 
     ranks = [f"rank {rank}" for rank in range(len(flow.before))]
     draw_labels(ax, ranks, [(0.08, HEAD + rank + 0.5) for rank in range(len(ranks))], 0.27 * em, INK, align="left")
-    heads, places = ["before", "after"], [(LABEL + 0.03, HEAD / 2), (after_x + 0.03, HEAD / 2)]
-    draw_labels(ax, heads, places, 0.27 * em, MUTED, align="left")
-    middle = HEAD + len(ranks) / 2
-    arrow = {"arrowstyle": "simple,head_width=0.9,head_length=0.7,tail_width=0.3", "color": MUTED}
-    ax.annotate("", (after_x - 0.35, middle), (after_x - GAP + 0.35, middle), arrowprops=arrow)
+    draw_labels(ax, ["after"], [(after_x + 0.03, HEAD / 2)], 0.27 * em, MUTED, align="left")
+    if before:
+        middle = HEAD + len(ranks) / 2
+        arrow = {"arrowstyle": "simple,head_width=0.9,head_length=0.7,tail_width=0.3", "color": MUTED}
+        ax.annotate("", (after_x - 0.35, middle), (after_x - GAP + 0.35, middle), arrowprops=arrow)
     if title:
         ax.set_title(title, loc="left", size=TITLE_PT, weight="bold", color=INK)
     return ax
 
 
-def draw_flows(flows: Mapping[str, Flow], num_columns: int = 2) -> list[Axes]:
-    """Draw several flows, each under its name, in columns."""
+def draw_flows(flows: Mapping[str, Flow], num_columns: int = 2, *, before: bool = True) -> list[Axes]:
+    """Draw several flows, each under its name, in columns; ``before`` as in `draw_flow`."""
     rows = -(-len(flows) // num_columns)
-    sizes = [flow_size(flow) for flow in flows.values()]
+    sizes = [flow_size(flow, before) for flow in flows.values()]
     width, height = max(size[0] for size in sizes), max(size[1] for size in sizes)
     inches = 15 / num_columns / (width + 0.5)
     figure_height = rows * (height * inches + 0.6)
@@ -71,14 +72,18 @@ def draw_flows(flows: Mapping[str, Flow], num_columns: int = 2) -> list[Axes]:
         ax = figure.add_axes(
             (column / num_columns + 0.005, bottom, 0.97 / num_columns, height * inches / figure_height)
         )
-        axes.append(draw_flow(flow, name, ax))
+        axes.append(draw_flow(flow, name, ax, before=before))
     return axes
 
 
-def flow_size(flow: Flow) -> tuple[float, float]:
-    """Width and height of a flow's picture, in boxes."""
+def flow_size(flow: Flow, before: bool = True) -> tuple[float, float]:
+    """Width and height of a flow's picture, in boxes; without the tensors before if ``before`` is False."""
     after = max((len(values) for values in flow.after if values is not None), default=1)
-    return LABEL + max(map(len, flow.before)) + GAP + after + 0.1, HEAD + len(flow.before) + 0.1
+    return LABEL + _width_before(flow, before) + after + 0.1, HEAD + len(flow.before) + 0.1
+
+
+def _width_before(flow: Flow, before: bool) -> float:
+    return max(map(len, flow.before)) + GAP if before else 0.0
 
 
 def source_text(sources: Sequence[int]) -> str:
