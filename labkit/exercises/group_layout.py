@@ -150,6 +150,8 @@ group_lists = Exercise(
 
 
 def my_layout(world_size: int, gpus_per_node: int, gpus_per_replica: int) -> tuple[int, int, int]:
+    import math  # here, so that the shown solution runs as it stands
+
     tp_size = math.gcd(gpus_per_node, gpus_per_replica)  # the largest that divides both: no group straddles two nodes
     pp_size = gpus_per_replica // tp_size
     dp_size = world_size // gpus_per_replica
