@@ -11,16 +11,16 @@ LABKIT = Path(__file__).parents[1] / "labkit"
 
 # From the ground up. On one floor, a name may import those to its left: so no cycles. A package is one name.
 FLOORS = [
-    ["layout", "schedules", "sizing", "launch"],
+    ["layout", "schedules", "sizing", "sharding", "launch"],
     ["groups", "timeline"],
     ["communication", "collectives", "bandwidth", "operations", "flow"],
     ["layers", "data_parallel", "pipeline"],
     ["model"],
     ["checkpoint", "train"],
-    ["plots", "widgets", "widgets_collectives", "exercises", "environment"],
+    ["plots", "widgets", "widgets_collectives", "widgets_sharding", "exercises", "environment"],
 ]
 ORDER = [name for floor in FLOORS for name in floor]
-WITHOUT_TORCH = {"layout", "schedules", "sizing"}
+WITHOUT_TORCH = {"layout", "schedules", "sizing", "sharding"}
 
 
 def module_of(path: Path) -> str:
