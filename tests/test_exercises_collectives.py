@@ -94,3 +94,5 @@ def test_an_error_on_one_rank_becomes_a_report():
     verdict = collectives.all_reduce_from_halves.verdict(fails_on_rank_one)
     assert verdict.status == "raised"
     assert "rank 1 of 4 raised KeyError" in verdict.text
+    assert 'raise KeyError("lost")' in verdict.text
+    assert "labkit/exercises" not in verdict.text  # only the learner's own lines

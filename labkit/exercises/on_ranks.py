@@ -1,5 +1,6 @@
 """Exercises whose function runs on several ranks at once, each with data of its own."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -31,7 +32,7 @@ class RankExercise(Exercise):
             advice = f"\n{indent(f'What this usually is: {self.if_stuck}')}" if self.if_stuck else ""
             return Verdict("stuck", f"{self.name}: the ranks wait for each other.\n{stuck}{advice}")
         except RankFailed as failed:
-            return Verdict("raised", f"{self.name}: a rank raised an error.\n{failed}")
+            return Verdict("raised", f"{self.name}: a rank raised an error.\n{_without_our_lines(str(failed))}")
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
         """The answers of all ranks to one case, in rank order."""
@@ -72,6 +73,12 @@ def _answers_here(functions: list[Callable], inputs: Callable, rest: list, rule:
             answer(functions[0], arguments, catch=())
         complaint = rule(log, *arguments)
     return plain(arguments if len(arguments) > 1 else arguments[0]), answers, complaint
+
+
+def _without_our_lines(report: str) -> str:
+    """The launcher's report without the calls in this package, which lead to the learner's line but are not theirs."""
+    ours = re.compile(r"\s+at .*labkit/exercises/\w+\.py, line \d+, in ")
+    return "\n".join(line for line in report.splitlines() if not ours.match(line))
 
 
 def only(*operations: str) -> Callable[..., str | None]:
