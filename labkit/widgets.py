@@ -70,11 +70,11 @@ class LayoutExplorer(widgets.VBox):
         self.world_size = _selection("world size n", WORLD_SIZES, choice.world_size)
         self.tp_size = _slider("tensor t", choice.tp_size, 1, 16)
         self.pp_size = _slider("pipeline p", choice.pp_size, 1, 64)
-        self.context = _checkbox("context parallelism", choice.cp_size > 1)
+        self.context = _checkbox("context parallelism", choice.cp_size > 1, "c GPUs share each sequence")
         self.cp_size = _slider("context c", choice.cp_size, 1, 16)
         self.order = _dropdown("order", ORDERS, choice.order)
         self.gpus_per_node = _dropdown("GPUs per node", NODE_SIZES, gpus_per_node)
-        self.following = _checkbox("follow a GPU", follow is not None)
+        self.following = _checkbox("follow a GPU", follow is not None, "show the peers of GPU g")
         self.follow = _slider("GPU g", follow or 0, 0, choice.world_size - 1)
 
         self.message = widgets.HTML()
@@ -164,8 +164,8 @@ def _slider(description: str, value: int, low: int, high: int) -> widgets.IntSli
     return widgets.IntSlider(value, low, max(high, value), description=description, **_LOOK)
 
 
-def _checkbox(description: str, value: bool) -> widgets.Checkbox:
-    return widgets.Checkbox(value, description=description, indent=False, layout={"width": "165px"})
+def _checkbox(description: str, value: bool, tooltip: str) -> widgets.Checkbox:
+    return widgets.Checkbox(value, description=description, tooltip=tooltip, indent=False, layout={"width": "165px"})
 
 
 def _selection(description: str, usual: Sequence[int], value: int) -> widgets.SelectionSlider:
