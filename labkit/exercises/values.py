@@ -75,5 +75,6 @@ def show(value, longest: int = 16) -> str:
             items[-1:] = ["...", show(value[-1], longest)]
         return f"[{', '.join(items)}]"
     if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1e4 or value != round(value) else f"{value:.0f}"
+        is_large_whole = math.isfinite(value) and abs(value) >= 1e4 and value == round(value)
+        return f"{value:.0f}" if is_large_whole else f"{value:.4g}"
     return repr(value)
