@@ -93,6 +93,11 @@ def test_killed(kernel, name):
     assert ("ran out of memory" in report) == (name == "SIGKILL")
 
 
+def test_killed_by_a_signal_without_a_name(kernel):
+    report = fails(kernel, "if rank == 1: os.kill(os.getpid(), signal.SIGRTMIN + 2)\ndist.barrier()", within=2)
+    assert f"rank 1 of 3 was killed by signal {signal.SIGRTMIN + 2}" in report
+
+
 def test_crash_in_c_code(kernel):
     report = fails(kernel, "import ctypes\nif rank == 1: ctypes.string_at(0)\ndist.barrier()", within=2)
     assert "rank 1 of 3 was killed by SIGSEGV" in report

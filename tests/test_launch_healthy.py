@@ -1,10 +1,12 @@
 """Heavy but healthy work, which the watchdog must leave alone: long transfers, uneven compute, a rank that loads.
 
-`make test` runs each once, on two ranks. The whole trial is 48 runs, about nine minutes:
+`make test` runs each once, on two ranks. The whole trial is 56 runs, about ten minutes:
 ``HEALTHY_ROUNDS=2 HEALTHY_WORLDS=2,4 pytest tests/test_launch_healthy.py``.
 """
 
 import os
+import subprocess
+import tempfile
 import time
 
 import pytest
@@ -105,6 +107,34 @@ def pipeline():
             dist.send(x, rank + 1)
 
 
+def pipeline_of_torch_with_a_slow_stage():
+    """The learner's forward runs inside torch.distributed's frames."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    class Stage(torch.nn.Linear):
+        def forward(self, input):
+            time.sleep(4 if dist.get_rank() == 0 else 0)
+            return super().forward(input)
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    stage = PipelineStage(Stage(4, 4), rank, size, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 1, loss_fn=torch.nn.functional.mse_loss)
+    schedule.step(*[torch.ones(2, 4)] * (rank == 0), target=torch.ones(2, 4) if rank == size - 1 else None)
+
+
+def checkpoint_on_a_slow_disk():
+    import torch.distributed.checkpoint as checkpoint
+
+    class Writer(checkpoint.FileSystemWriter):
+        def write_data(self, *args):
+            subprocess.run(["sleep", "4" if dist.get_rank() == 0 else "0"])
+            return super().write_data(*args)
+
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint.save({"x": torch.ones(4)}, storage_writer=Writer(f"{directory}/{os.environ['LABKIT_WORLD']}"))
+        dist.barrier()
+
+
 def holds_the_gil():
     if dist.get_rank() == 0:
         sum(range(3 * 10**8))
@@ -123,6 +153,8 @@ WORK = [
     scatter_and_gather,
     all_gather,
     pipeline,
+    pipeline_of_torch_with_a_slow_stage,
+    checkpoint_on_a_slow_disk,
     holds_the_gil,
 ]
 

@@ -21,7 +21,7 @@ RUNNING = Snapshot(
     recorded=(4, 4),
     context_switches=7,
     cpu_seconds=1.0,
-    sleeping=False,
+    elsewhere=False,
 )
 
 
@@ -71,9 +71,13 @@ ABLE_TO_GO_ON = {
     ),
     "anyone's send": world(in_point_to_point("recv", None), in_point_to_point("send", 0)),
     "sleeps beside an asynchronous collective": world(
-        replace(in_collective(), in_torch_distributed=False, sleeping=True), in_point_to_point("recv", 0)
+        replace(in_collective(), in_torch_distributed=False, elsewhere=True), in_point_to_point("recv", 0)
+    ),
+    "writes a file inside torch.distributed": world(
+        replace(RUNNING, in_torch_distributed=True, elsewhere=True), in_collective()
     ),
     "everybody joins": world(*[replace(RUNNING, set_up=SetUp("init_process_group", None))] * 2),
+    "everybody makes the same group": world(*[replace(RUNNING, set_up=SetUp("new_group", (0, 1)))] * 2),
 }
 
 
@@ -145,6 +149,14 @@ def test_report_names_the_learners_line_and_where_in_labkit():
     deeper = (("train.py", 3, "work"), (communication.__file__, 5, "wait"), ("/lib/python3.11/threading.py", 1, "wait"))
     report = deadlock_report(world(replace(in_collective(), stack=deeper), None, returned=[1]))
     assert "at train.py, line 3, in work, in labkit/communication.py, line 5, in wait" in report
+
+
+def test_report_tells_a_group_of_all_ranks_from_the_world():
+    look = world(in_collective(), in_collective(group="2"))
+    groups = {**RUNNING.groups, "2": ("undefined", (0, 1))}
+    report = deadlock_report(replace(look, snapshots={r: replace(s, groups=groups) for r, s in look.snapshots.items()}))
+    assert "all_reduce number 1 (float [4]) of the world [0, 1]: rank 0 waits" in report
+    assert "all_reduce number 1 (float [4]) of a group [0, 1]: rank 1 waits" in report
 
 
 def test_report_of_point_to_point():

@@ -59,13 +59,13 @@ class Snapshot:
     collectives: tuple[Collective, ...]
     point_to_point: PointToPoint | None
     set_up: SetUp | None
-    in_torch_distributed: bool
+    in_torch_distributed: bool  # and not in a function of the learner's that torch.distributed has called
     posted: dict[tuple, int]  # PointToPoint.channel -> how many were posted so far
     groups: dict[str, tuple[str, tuple[int, ...]]]  # name -> description, ranks
     recorded: tuple[int, int]  # collectives entered into, and finished in, the flight recorder
     context_switches: int  # of the main thread: has it run since the last look?
     cpu_seconds: float  # of the whole process
-    sleeping: bool  # the main thread is in time.sleep or the like
+    elsewhere: bool  # the main thread sleeps, or waits for a file, a process or a thread
 
 
 class Probe:
@@ -110,12 +110,13 @@ class Probe:
     def snapshot(self) -> Snapshot:
         main = threading.main_thread()
         frame = sys._current_frames()[main.ident]  # pyright: ignore[reportArgumentType]
-        instruction, stack, set_up, in_distributed = frame.f_lasti, [], None, False
+        instruction, stack, set_up, in_torch, in_distributed = frame.f_lasti, [], None, True, False
         while frame is not None:
             code = frame.f_code
             stack.append((code.co_filename, frame.f_lineno or 0, code.co_name))
+            in_torch = in_torch and "/torch/" in code.co_filename
             if "torch/distributed/" in code.co_filename:
-                in_distributed = True
+                in_distributed = in_distributed or in_torch
                 if code.co_name in _SET_UP_CALLS:
                     ranks = frame.f_locals.get("ranks")
                     set_up = SetUp(code.co_name, tuple(ranks) if ranks else None)
@@ -133,10 +134,11 @@ class Probe:
             recorded=recorded,
             context_switches=_context_switches(),
             cpu_seconds=time.process_time(),
-            sleeping="nanosleep" in _read(f"/proc/self/task/{os.getpid()}/wchan"),
+            elsewhere=_is_elsewhere(stack[0][0]),
         )
 
 
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeration", "split_group")
 
 
@@ -200,6 +202,14 @@ def _groups() -> dict[str, tuple[str, tuple[int, ...]]]:
         str(name): (getattr(group, "group_desc", ""), tuple(sorted(world.pg_group_ranks.get(group, ()))))
         for group, name in list(world.pg_names.items())
     }
+
+
+def _is_elsewhere(innermost_file: str) -> bool:
+    """Is the main thread blocked, but not in communication? Torch waits on futexes; Python's own locks do so too."""
+    blocked_in = _read(f"/proc/self/task/{os.getpid()}/wchan")  # "0" while it runs
+    if blocked_in not in ("", "0") and "futex" not in blocked_in:
+        return True
+    return innermost_file.startswith(_STANDARD_LIBRARY) and "-packages/" not in innermost_file
 
 
 def _context_switches() -> int:

@@ -24,7 +24,7 @@ _CONSEQUENCES = (
     "Connection refused",
     "Application timeout caused pair closure",
 )
-_SIGNAL_HINTS = {
+_SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "usually the machine ran out of memory, or somebody killed it",
     signal.SIGSEGV: "a crash in C code; the stack is below if Python could write it",
     signal.SIGABRT: "C++ code gave up: ranks that call one collective with different shapes, dtypes or "
@@ -72,9 +72,10 @@ class Death:
     def __str__(self) -> str:
         if not os.WIFSIGNALED(self.status):
             return f"left with exit code {os.waitstatus_to_exitcode(self.status)} without returning (os._exit?)"
-        number = signal.Signals(os.WTERMSIG(self.status))
+        number = os.WTERMSIG(self.status)
+        name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
         hint = _SIGNAL_HINTS.get(number)
-        return f"was killed by {number.name}" + (f": {hint}" if hint else "")
+        return f"was killed by {name}" + (f": {hint}" if hint else "")
 
 
 Failure = RankError | Death
@@ -217,7 +218,7 @@ def _point_to_point_text(call: PointToPoint) -> str:
 def _group_text(silence: Silence, name: str) -> str:
     description, ranks = silence.groups.get(name, ("", ()))
     if description in ("", "default_pg", "undefined"):
-        description = "the world" if len(ranks) in (0, silence.num_ranks) else "a group"
+        description = "a group" if description == "undefined" else "the world"
     members = str(list(ranks)) if len(ranks) <= 16 else f"{len(ranks)} ranks"
     return description if members in description else f"{description} {members}"
 

@@ -50,8 +50,8 @@ class Silence:
         snapshot = self.snapshots.get(rank)
         if snapshot is None:
             return False
-        in_call = snapshot.point_to_point or snapshot.set_up or snapshot.in_torch_distributed
-        return bool(in_call or (snapshot.collectives and not snapshot.sleeping))
+        in_call = snapshot.point_to_point or snapshot.in_torch_distributed or snapshot.collectives
+        return bool(snapshot.set_up or (in_call and not snapshot.elsewhere))
 
     def waiting(self) -> set[int]:
         return {rank for rank in self.snapshots if self.is_waiting(rank)}
@@ -106,7 +106,7 @@ class Watchdog:
         """``"deadlock"``, ``"note"`` (somebody waits for a slow rank: say so), or ``""``."""
         previous, self._previous = self._previous, silence
         self._next_probe = now + _PROBE_SECONDS
-        stuck = not silence.can_go_on() and not _all_in_first_set_up(silence)
+        stuck = not silence.can_go_on() and not _all_in_one_set_up(silence)
         self._still_probes = self._still_probes + 1 if stuck and _nothing_ran(previous, silence) else 0
         in_set_up = any(snapshot.set_up for snapshot in silence.snapshots.values())
         if self._still_probes + 1 >= (_STILL_PROBES_IN_SET_UP if in_set_up else _STILL_PROBES):
@@ -118,12 +118,10 @@ class Watchdog:
         return ""
 
 
-def _all_in_first_set_up(silence: Silence) -> bool:
-    """Everybody is still joining: slow on a busy machine, and no fault while nobody has left."""
-    joining = [
-        snapshot.set_up and snapshot.set_up.operation == "init_process_group" for snapshot in silence.snapshots.values()
-    ]
-    return all(joining) and not silence.returned
+def _all_in_one_set_up(silence: Silence) -> bool:
+    """Everybody is joining, or making the same group: slow on a busy machine, and no fault while nobody has left."""
+    calls = {snapshot.set_up for snapshot in silence.snapshots.values()}
+    return len(calls) == 1 and None not in calls and not silence.returned
 
 
 def _nothing_ran(previous: Silence | None, silence: Silence) -> bool:
