@@ -38,8 +38,8 @@ class Call:
         self.watchdog = Watchdog(self.started)
         self.results: dict[int, bytes] = {}
         self.failures: dict[int, Failure] = {}
-        self.snapshots: dict[int, Snapshot] = {}  # answers to the latest question
-        self.question = 0
+        self.snapshots: dict[int, Snapshot] = {}  # answers since the latest look
+        self.asked: set[int] = set()  # who still owes an answer: asking on would fill its socket, and block us
 
     def run(self, payload: bytes | str) -> list:
         """The results in rank order. Raises RankFailed, Deadlock or KeyboardInterrupt, with its report."""
@@ -81,9 +81,9 @@ class Call:
                     self.failures[rank] = error
                 case ("exit", rank, status):
                     self._note_exit(rank, status)
-                case ("where", rank, question, snapshot):
-                    if question == self.question:
-                        self.snapshots[rank] = snapshot
+                case ("where", rank, snapshot):
+                    self.asked.discard(rank)
+                    self.snapshots[rank] = snapshot
                     continue  # our own question is no sign of life
             self.last_sign = time.monotonic()
             self.watchdog.sign_of_life(self.last_sign)
@@ -107,10 +107,10 @@ class Call:
 
     def _ask(self, seconds: float) -> Silence:
         """Ask every unfinished rank where it is, and wait for the answers."""
-        self.question += 1
         self.snapshots = {}
-        for rank in self._unfinished():
-            self.ranks.send(rank, "where", self.question)
+        for rank in set(self._unfinished()) - self.asked:
+            self.asked.add(rank)
+            self.ranks.send(rank, "where")
         deadline = time.monotonic() + seconds
         while set(self._unfinished()) - self.snapshots.keys() and time.monotonic() < deadline:
             self._pump(0.05)

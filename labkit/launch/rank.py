@@ -83,8 +83,8 @@ def _answer_kernel(kernel: _Kernel, probe: Probe, calls: queue.SimpleQueue) -> N
     try:
         while True:
             match wire.receive(kernel.connection):
-                case ("where", question):
-                    kernel.send("where", question, probe.snapshot())
+                case ("where",):
+                    kernel.send("where", probe.snapshot())
                 case ("call", payload):
                     calls.put(payload)
                 case ("leave",):
