@@ -1,18 +1,23 @@
 """What launch and World promise when all goes well."""
 
+import io
 import os
+import resource
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from labkit.launch import RankFailed, World, client, launch, progress
+from labkit.launch import RankFailed, World, client, launch, progress, wire
 from labkit.launch.interrupts import DeferredInterrupt
 from labkit.launch.output import Output
 
@@ -63,17 +68,18 @@ def test_large_arguments_and_results_travel():
 
 
 def test_large_argument_when_tmpfs_is_full(monkeypatch):
-    monkeypatch.setattr("builtins.open", _no_room(open))
-    assert launch(len, b"x" * 3_000_000, world_size=2) == [3_000_000] * 2
+    real_write = Path.write_bytes
 
+    def no_room(path, data):
+        real_write(path, data[:100])
+        raise OSError(28, "No space left on device")
 
-def _no_room(real_open):
-    def fake(path, mode="r", *args, **kwargs):
-        if str(path).endswith("/payload") and "w" in mode:
-            raise OSError(28, "No space left on device")
-        return real_open(path, mode, *args, **kwargs)
+    def work(data, directory):
+        return len(data), os.path.exists(f"{directory}/payload")  # the part that was written must not stay
 
-    return fake
+    monkeypatch.setattr(Path, "write_bytes", no_room)
+    with World(2) as world:
+        assert world.run(work, b"x" * 3_000_000, world._ranks.directory) == [(3_000_000, False)] * 2
 
 
 def test_output_is_grouped_by_rank_in_rank_order(capfd):
@@ -122,6 +128,15 @@ def test_the_cut_of_many_lines_is_stated(capsys):
     assert lines[899:902] == ["[rank 0] 899", lines[900], "[rank 0] 4900"]
     assert "4,000 lines left out" in lines[900]
     assert lines[-1] == "[rank 0] 4999"
+
+
+def test_letters_that_the_terminal_lacks_are_replaced(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    output = Output(num_ranks=1, live=False)
+    output.feed(0, "stdout", "caf\u00e9 \u2192\n".encode())
+    output.finish()
+    assert terminal.buffer.getvalue() == b"[rank 0] caf? ?\n"
 
 
 def test_progress_moves_a_bar(capsys):
@@ -233,6 +248,128 @@ def test_flight_recorder_shows_what_waits():
     assert (call.shapes, call.dtypes) == ("[2, 3]", "float")
 
 
+def test_snapshots_tell_communication_from_other_waiting():
+    """A rank with an asynchronous collective under way may wait for something else, and then goes on by itself."""
+
+    def look(wait):
+        from labkit.launch.probe import Probe
+
+        seen, probe = [], Probe()
+        watcher = threading.Timer(0.3, lambda: seen.append(probe.snapshot().elsewhere))
+        watcher.start()
+        wait()
+        watcher.join()
+        return seen[0]
+
+    def wait_for_a_thread():
+        thread = threading.Thread(target=time.sleep, args=(0.6,))
+        thread.start()
+        thread.join()
+
+    def wait_in_communication():
+        if dist.get_rank() == 0:
+            time.sleep(0.6)
+        dist.barrier()
+
+    with World(2) as world:
+        for wait in (lambda: time.sleep(0.6), lambda: subprocess.run(["sleep", "0.6"]), wait_for_a_thread):
+            assert world.run(look, wait) == [True, True]
+        assert world.run(look, wait_in_communication) == [True, False]
+
+
+def test_questions_to_a_stopped_rank_do_not_block_the_kernel(monkeypatch):
+    from labkit.launch.call import Call
+
+    monkeypatch.setattr(Call, "_c_stacks", lambda self, ranks: {})  # quicker
+    with World(1) as world:
+        (pid,) = world.run(os.getpid)
+        os.kill(pid, signal.SIGSTOP)
+        call = Call(world._ranks, Output(1, live=False), DeferredInterrupt())
+        for _ in range(1000):  # more than fit its socket
+            call._ask(0.0)
+        os.kill(pid, signal.SIGCONT)
+        assert call._ask(5.0).snapshots.keys() == {0}
+
+
+def test_too_many_open_files_leave_nothing():
+    launch(os.getpid, world_size=1)
+    before, limits = _held(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(before[0]) + 40, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            launch(os.getpid, world_size=16)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert _held() == before
+
+
+def _held() -> tuple[list[str], list[str]]:
+    return os.listdir("/proc/self/fd"), os.listdir(client.current_server().directory)
+
+
+def test_a_run_directory_that_was_removed_is_made_anew():
+    """As systemd does with /dev/shm when a user logs out."""
+    launch(os.getpid, world_size=1)
+    old = client.current_server()
+    shutil.rmtree(old.directory)
+    assert launch(dist.get_rank, world_size=2) == [0, 1]
+    assert client.current_server() is not old and old.dead
+
+
+def test_threads_may_launch_at_once(monkeypatch):
+    client.current_server().close()  # they start it together
+    results = {}
+
+    def launch_some(size):
+        results[size] = [launch(os.getppid, world_size=size) for _ in range(5)]
+
+    threads = [threading.Thread(target=launch_some, args=(size,)) for size in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {size: [[client.current_server().pid] * size] * 5 for size in (1, 2, 3)}
+
+
+def test_calls_of_one_world_from_two_threads_take_turns():
+    results = []
+    with World(2) as world:
+        threads = [threading.Thread(target=lambda: results.append(world.run(sum_of_ranks))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == [[1.0, 1.0]] * 4
+
+
+def test_a_fork_of_the_kernel_does_not_end_its_ranks():
+    with World(2) as world:
+        pids = world.run(os.getpid)
+        if (child := os.fork()) == 0:
+            world.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert world.run(os.getpid) == pids
+
+
+def test_reading_while_a_message_is_unpickled_loses_nothing(monkeypatch):
+    """Unpickling can collect garbage, a forgotten World among it, whose end reads from the same server."""
+
+    class ReadsAgain:
+        reader, inner = wire.Reader(), []
+
+        def __reduce__(self):
+            return _read_again, ()
+
+    monkeypatch.setattr(sys, "reads_again", ReadsAgain, raising=False)
+    outer = ReadsAgain.reader.feed(wire.pack("first", ReadsAgain()) + wire.pack("second", 2))
+    assert (outer, ReadsAgain.inner) == ([("first", None)], [("second", 2)])
+
+
+def _read_again() -> None:
+    sys.reads_again.inner += sys.reads_again.reader.feed(b"")  # pyright: ignore[reportAttributeAccessIssue]
+
+
 @pytest.mark.skipif(shutil.which("ss") is None, reason="needs ss, of Debian's package iproute2")
 def test_ranks_listen_on_loopback_only():
     listening = launch(_listening, world_size=4)
@@ -290,21 +427,34 @@ def test_nothing_accumulates_over_200_launches():
 
 
 def test_the_server_refuses_to_fork_with_a_second_thread():
-    from labkit.launch.server import _unsafe_to_fork
+    from labkit.launch.server import _check_safe_to_fork
 
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
     thread.start()
     try:
-        assert "threads" in _unsafe_to_fork()
+        with pytest.raises(OSError, match="threads"):
+            _check_safe_to_fork()
     finally:
         stop.set()
         thread.join()
 
 
-def test_interrupt_is_deferred():
-    import signal
+def test_a_fork_that_the_system_refuses_is_said(monkeypatch):
+    from labkit.launch import server
 
+    def refuse():
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(server, "_check_safe_to_fork", lambda: None)
+    monkeypatch.setattr(os, "fork", refuse)
+    kernel, theirs = socket.socketpair()
+    with kernel, theirs:
+        server.Server(theirs, os.getpid())._fork_ranks(world_id=7, num_ranks=2)
+        assert wire.receive(kernel) == ("refused", 7, "[Errno 11] Resource temporarily unavailable")
+
+
+def test_interrupt_is_deferred():
     def press_stop() -> None:
         with DeferredInterrupt() as interrupt:
             signal.raise_signal(signal.SIGINT)
@@ -377,9 +527,10 @@ def test_collectives_time_out_after_timeout_seconds():
     assert time.monotonic() - start < 5
 
 
-def test_bad_timeout():
-    with pytest.raises(ValueError, match="timeout_seconds=0 leaves no time"):
-        launch(os.getpid, world_size=1, timeout_seconds=0)
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_bad_timeout(seconds):
+    with pytest.raises(ValueError, match=f"timeout_seconds={seconds} cannot be"):
+        launch(os.getpid, world_size=1, timeout_seconds=seconds)
 
 
 def test_not_a_function():

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from labkit.launch import wire
 
 _DESCRIPTORS_A_MESSAGE = 240  # Linux passes at most 253 at once
 _PACKAGE_PARENT = str(Path(__file__).parents[2])
+_lock = threading.RLock()  # two threads may launch at once: a question and its answer belong together
 
 
 class ServerHandle:
@@ -32,8 +34,9 @@ class ServerHandle:
         _remove_stale_directories()
         self.directory = tempfile.mkdtemp(prefix="labkit-", dir=_tmpfs())
         self.connection, theirs = socket.socketpair()
-        with open(f"{self.directory}/server.log", "w") as log, theirs:
+        with open(f"{self.directory}/starting.log", "w") as log, theirs:
             fcntl.flock(log, fcntl.LOCK_EX)  # the server's stdout keeps it: a free lock marks a dead server
+            os.rename(log.name, f"{self.directory}/server.log")  # so that nobody ever sees it free before
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "labkit.launch.server"]
                 + [str(theirs.fileno()), str(self.owner), self.directory],
@@ -56,19 +59,21 @@ class ServerHandle:
 
     @property
     def usable(self) -> bool:
-        return not self.dead and self.owner == os.getpid() and self._process.poll() is None
+        alive = not self.dead and self.owner == os.getpid() and self._process.poll() is None
+        return alive and os.path.isdir(self.directory)  # some systems empty /dev/shm when a user logs out
 
     def fork(self, world_id: int, num_ranks: int, descriptors: list[int]) -> list[int]:
         """Fork ranks that own these descriptors, three a rank; returns their process ids."""
         self.exits[world_id] = {}
-        for first in range(0, len(descriptors), _DESCRIPTORS_A_MESSAGE):
-            batch = descriptors[first : first + _DESCRIPTORS_A_MESSAGE]
-            socket.send_fds(self.connection, [wire.pack("descriptors")], batch)
-        wire.send(self.connection, "fork", world_id, num_ranks)
-        kind, _, answer = self._await(("forked", "refused"), "forking ranks")
+        with _lock:
+            for first in range(0, len(descriptors), _DESCRIPTORS_A_MESSAGE):
+                batch = descriptors[first : first + _DESCRIPTORS_A_MESSAGE]
+                socket.send_fds(self.connection, [wire.pack("descriptors")], batch)
+            wire.send(self.connection, "fork", world_id, num_ranks)
+            kind, _, answer = self._await(("forked", "refused"), "forking ranks")
         if kind == "refused":
             self.close()
-            raise RuntimeError(f"{answer}, so it cannot fork ranks safely; it was closed: run the cell again")
+            raise RuntimeError(f"the launch server cannot fork ranks: {answer}. It was closed: run the cell again")
         return answer
 
     def signal(self, world_id: int, number: int, rank: int | None = None) -> None:
@@ -77,27 +82,29 @@ class ServerHandle:
     def gpu_count(self) -> int:
         """The GPUs that ranks could use, asked of CUDA in a process of its own."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if visible not in self.gpu_counts:
-            wire.send(self.connection, "count_gpus", visible)
-            self.gpu_counts[visible] = self._await("gpus", "counting GPUs")[1]
+        with _lock:
+            if visible not in self.gpu_counts:
+                wire.send(self.connection, "count_gpus", visible)
+                self.gpu_counts[visible] = self._await("gpus", "counting GPUs")[1]
         return self.gpu_counts[visible]
 
     def poll(self) -> None:
         """Take in what the server has said, without waiting; sets `dead` when it is gone."""
-        while not self.dead:
-            try:
-                data = self.connection.recv(1 << 16, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            self.dead = not data
-            for message in self._reader.feed(data):
-                match message:
-                    case ("exit", world_id, rank, status):
-                        self.exits.setdefault(world_id, {})[rank] = status
-                    case _:
-                        self._answers.append(message)
+        with _lock:
+            while not self.dead:
+                try:
+                    data = self.connection.recv(1 << 16, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return
+                except OSError:
+                    data = b""
+                self.dead = not data
+                for message in self._reader.feed(data):
+                    match message:
+                        case ("exit", world_id, rank, status):
+                            self.exits.setdefault(world_id, {})[rank] = status
+                        case _:
+                            self._answers.append(message)
 
     def close(self) -> None:
         """End the server and with it every rank; safe to call again."""
@@ -137,14 +144,15 @@ _server: ServerHandle | None = None  # one a process: starting it costs the impo
 def current_server() -> ServerHandle:
     """This process's server, started when there is none."""
     global _server
-    if _server is None or not _server.usable:
-        if sys.platform != "linux":
-            raise RuntimeError(f"launch needs Linux (process groups, /proc); this is {sys.platform}")
-        if _server is not None:
-            _server.close()
-        print("Starting the launcher: it imports torch, once for this kernel ...", flush=True)
-        _server = ServerHandle()
-    return _server
+    with _lock:
+        if _server is None or not _server.usable:
+            if sys.platform != "linux":
+                raise RuntimeError(f"launch needs Linux (process groups, /proc); this is {sys.platform}")
+            if _server is not None:
+                _server.close()
+            print("Starting the launcher: it imports torch, once for this kernel ...", flush=True)
+            _server = ServerHandle()
+        return _server
 
 
 def _server_environment() -> dict[str, str]:

@@ -103,8 +103,9 @@ class ProgressBar:
 
 def _show(rank: int, stream: str, lines: list[str]) -> None:
     if lines:
-        text = "".join(f"[rank {rank}] {line}\n" for line in lines)
-        print(text, end="", file=getattr(sys, stream), flush=True)
+        text, file = "".join(f"[rank {rank}] {line}\n" for line in lines), getattr(sys, stream)
+        encoding = getattr(file, "encoding", None) or "utf-8"  # a terminal's may lack letters that a rank prints
+        print(text.encode(encoding, "replace").decode(encoding), end="", file=file, flush=True)
 
 
 def _text(line: bytes) -> str:

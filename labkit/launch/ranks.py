@@ -31,20 +31,20 @@ class Ranks:
         self._readers = [wire.Reader() for _ in range(num_ranks)]
         os.mkdir(self.directory, mode=0o700)
         given = []  # the ranks' ends of everything
-        for rank in range(num_ranks):
-            for stream in ("stdout", "stderr"):
-                ours, theirs = os.pipe()
-                os.set_blocking(ours, False)
-                self._selector.register(ours, selectors.EVENT_READ, (rank, stream))
-                given.append(theirs)
-            control, theirs = socket.socketpair()
-            self._controls.append(control)
-            self._selector.register(control, selectors.EVENT_READ, (rank, "control"))
-            given.append(theirs.detach())
-        self._selector.register(server.connection, selectors.EVENT_READ, (None, "server"))
         try:
+            for rank in range(num_ranks):
+                for stream in ("stdout", "stderr"):
+                    ours, theirs = os.pipe()
+                    given.append(theirs)
+                    os.set_blocking(ours, False)
+                    self._selector.register(ours, selectors.EVENT_READ, (rank, stream))
+                control, theirs = socket.socketpair()
+                given.append(theirs.detach())
+                self._controls.append(control)
+                self._selector.register(control, selectors.EVENT_READ, (rank, "control"))
+            self._selector.register(server.connection, selectors.EVENT_READ, (None, "server"))
             self.pids = server.fork(self.world_id, num_ranks, given)
-        except BaseException:
+        except BaseException:  # too many open files, say
             self._release()
             raise
         finally:
@@ -89,7 +89,9 @@ class Ranks:
                     yield tuple(fields)
 
     def end(self, kill: bool) -> None:
-        """Let the ranks leave, or kill them, and give back all that they held. Safe to call again."""
+        """Let the ranks leave, or kill them, and give back all that they held."""
+        if self.server.owner != os.getpid():  # a fork of the kernel: they are not its own
+            return
         if kill:
             self.signal(signal.SIGKILL)
         else:

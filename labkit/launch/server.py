@@ -100,11 +100,12 @@ class Server:
 
     def _fork_ranks(self, world_id: int, num_ranks: int) -> None:
         given, self.descriptors = self.descriptors[: 3 * num_ranks], self.descriptors[3 * num_ranks :]
-        if why := _unsafe_to_fork():
-            wire.send(self.kernel, "refused", world_id, why)
-        else:
+        try:
+            _check_safe_to_fork()
             pids = [self._fork_rank(world_id, rank, given[3 * rank : 3 * rank + 3]) for rank in range(num_ranks)]
             wire.send(self.kernel, "forked", world_id, pids)
+        except OSError as error:  # also fork's own: too many processes, too little memory
+            wire.send(self.kernel, "refused", world_id, str(error))
         for descriptor in given:
             os.close(descriptor)
 
@@ -145,7 +146,7 @@ class Server:
                 if number == signal.SIGKILL:
                     _kill_group(pid)
                 else:
-                    os.kill(pid, number)
+                    _quietly(os.kill, pid, number)
 
     def _reap(self) -> None:
         while True:
@@ -169,9 +170,7 @@ class Server:
         A program that a rank ran, however indirectly, has the rank's environment. A process that never
         ran another program does not show one: it can belong to any world that lives.
         """
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            children = set(map(int, file.read().split()))
-        for pid in children - self.ranks.keys() - self.orphans.keys() - {self.gpu_counter}:
+        for pid in _children() - self.ranks.keys() - self.orphans.keys() - {self.gpu_counter}:
             marked = re.search(rb"(?:^|\0)LABKIT_WORLD=(\d+)", _environment(pid))
             self.orphans[pid] = {int(marked[1])} if marked else self._living_worlds()
 
@@ -202,19 +201,26 @@ def _become_rank(server: int, rank: int, stdout: int, stderr: int, control: int)
     run_rank(rank, connection, settings)
 
 
-def _unsafe_to_fork() -> str:
-    """Why forking now would be wrong, or ''."""
+def _check_safe_to_fork() -> None:
+    """Raises OSError, as fork does, when forking now would be wrong."""
     if (threads := len(os.listdir("/proc/self/task"))) != 1:
-        return f"the launch server has {threads} threads"
+        raise OSError(f"it has {threads} threads")
     if any("nvidia-uvm" in _link(descriptor) for descriptor in os.listdir("/proc/self/fd")):
-        return "the launch server has touched CUDA"
-    return ""
+        raise OSError("it has touched CUDA")
 
 
 def _close_all_but(keep: set[int]) -> None:
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in keep:
             _quietly(os.close, int(name))
+
+
+def _children() -> set[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return set(map(int, file.read().split()))
+    except OSError:  # a sandbox that lacks it: only what stays in a rank's process group is ended with it
+        return set()
 
 
 def _environment(pid: int) -> bytes:
@@ -245,7 +251,7 @@ def _wake_on_signals() -> int:
 def _pidfd(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
-    except OSError:  # an old kernel or a sandbox: the parent's pid is looked at each second instead
+    except (OSError, AttributeError):  # an old Linux, a sandbox, conda's Python: the parent is looked at each second
         return None
 
 
@@ -285,7 +291,7 @@ def main(control: int, kernel_pid: int, run_directory: str) -> None:
         server.serve()
     finally:
         server.close()
-        shutil.rmtree(run_directory, ignore_errors=True)
+    shutil.rmtree(run_directory, ignore_errors=True)  # not after an error: the kernel reads its traceback there
 
 
 if __name__ == "__main__":

@@ -44,8 +44,9 @@ class Reader:
             end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
             if len(self._buffer) < end:
                 break
-            messages.append(pickle.loads(self._buffer[_LENGTH.size : end]))
-            del self._buffer[:end]
+            body = self._buffer[_LENGTH.size : end]
+            del self._buffer[:end]  # first: unpickling can collect garbage, a forgotten World say, which reads too
+            messages.append(pickle.loads(body))
         return messages
 
 

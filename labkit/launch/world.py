@@ -1,11 +1,11 @@
 """`launch` and `World`: run a function on real ranks from a notebook cell."""
 
-import contextlib
 import linecache
 import operator
 import os
 import pickle
 import sys
+import threading
 import weakref
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from labkit.launch.ranks import Ranks
 from labkit.launch.report import is_cell
 
 _MAX_RANKS = 128
-_INLINE_BYTES = 1 << 20  # larger payloads are written once to tmpfs, for all ranks
+_MAX_SECONDS = 1e6  # eleven days; torch counts in nanoseconds of 64 bits
+_INLINE_BYTES = 1 << 16  # larger payloads are written once to tmpfs, for all ranks; these fit a socket's buffer
 
 
 def launch(
@@ -58,13 +59,14 @@ class World:
         self.world_size = _check_world_size(world_size)
         if backend not in ("auto", "gloo", "nccl"):
             raise ValueError(f"backend={backend!r} is unknown: use 'auto', 'gloo' or 'nccl'")
-        if not timeout_seconds > 0:
-            raise ValueError(f"timeout_seconds={timeout_seconds!r} leaves no time: use a number above 0")
+        if not 0 < timeout_seconds <= _MAX_SECONDS:
+            raise ValueError(f"timeout_seconds={timeout_seconds!r} cannot be: use a number above 0, up to a million")
         if "LABKIT_WORLD" in os.environ:
             raise RuntimeError("launch was called on a rank: only the notebook (or script) itself may launch ranks")
         server = client.current_server()
         self.backend = _choose_backend(backend, self.world_size, server.gpu_count())
         self._ended = ""  # why, once it has
+        self._one_call = threading.Lock()  # at a time: a second thread waits for its turn
         settings = {
             "world_size": self.world_size,
             "backend": self.backend,
@@ -82,10 +84,10 @@ class World:
 
     def run(self, fn, /, *args, live: bool = False, **kwargs) -> list:
         """Call ``fn(*args, **kwargs)`` on every rank; returns the results in rank order."""
-        if self._ended:
-            raise RuntimeError(f"this world has ended ({self._ended}): make a new one")
-        payload = self._write_payload(fn, args, kwargs)
-        with DeferredInterrupt() as interrupt:
+        with self._one_call, DeferredInterrupt() as interrupt:
+            if self._ended:
+                raise RuntimeError(f"this world has ended ({self._ended}): make a new one")
+            payload = self._write_payload(fn, args, kwargs)
             try:
                 return Call(self._ranks, Output(self.world_size, live), interrupt).run(payload)
             except BaseException as error:
@@ -122,11 +124,12 @@ class World:
         }
         payload = pickle.dumps((settings, _pickle_call(fn, args, kwargs)))
         if len(payload) > _INLINE_BYTES:
-            path = f"{self._ranks.directory}/payload"
-            with contextlib.suppress(OSError):  # a full /dev/shm: then through the sockets, rank by rank
-                with open(path, "wb") as file:
-                    file.write(payload)
-                return path
+            file = Path(self._ranks.directory, "payload")
+            try:
+                file.write_bytes(payload)
+                return str(file)
+            except OSError:  # a full /dev/shm: then through the sockets, rank by rank
+                file.unlink(missing_ok=True)
         return payload
 
 
