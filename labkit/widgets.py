@@ -143,7 +143,8 @@ def _says(layout: ParallelLayout, misfit: str) -> str:
         text = f"<b>This does not fit.</b> {escape(misfit)}. Below, greyed: the last layout that did."
         return f'<div class="labkit-says misfit" role="alert">{text}</div>'
     copies = f"{layout.dp_size} cop{'y' if layout.dp_size == 1 else 'ies'} of the model"
-    text = f"{_product(layout)}: {copies}, each on {layout.world_size // layout.dp_size} GPUs"
+    each = "each " if layout.dp_size > 1 else ""
+    text = f"{_product(layout)}: {copies}, {each}on {layout.world_size // layout.dp_size} GPUs"
     return f'<div class="labkit-says" role="status">{text}</div>'
 
 
