@@ -36,7 +36,8 @@ def launch(
     Args:
         backend: ``"auto"`` takes NCCL when each rank can have a GPU, gloo on the CPU otherwise.
         timeout_seconds: how long a rank waits inside one communication before torch gives up.
-        strict: check in every collective that all ranks agree on operation, shape and dtype (slower).
+        strict: check in every collective that all ranks agree on operation, shape and dtype. Slower, and torch
+            2.13 crashes (SIGSEGV) when DistributedDataParallel meets it on gloo, under torchrun too.
 
     Raises:
         ValueError: an argument that does not fit, before any process starts.
