@@ -164,6 +164,8 @@ def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> Poi
     peer = given.get(to)
     if peer is None and given.get(f"group_{to}") is not None:
         peer = dist.get_global_rank(group, given[f"group_{to}"])  # pyright: ignore[reportArgumentType]
+    if peer is not None and not 0 <= peer < (num_ranks := dist.get_world_size()):  # gloo would wait for it
+        raise ValueError(f"{to}={peer} is no rank: ranks run from 0 to {num_ranks - 1}; in a ring use % {num_ranks}")
     return PointToPoint(
         operation=operation,
         peer=peer,
