@@ -18,6 +18,7 @@ from labkit.launch import launch
 from labkit.layout import ParallelLayout
 
 INPUT_SIZE, OUTPUT_SIZE, NUM_TOKENS = 1024, 512, 4
+DOES_NOT_RUN = "does not run"
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,8 @@ class Fault:
         lines = [f"{self.name}: yes, {found_by!r} gives it away.", f"    {'':<19}{'right':<15}here"]
         for name in QUANTITIES:
             mark = "*" if here[name] != right[name] else " "
-            value, _, error = here[name].partition(": ")
-            lines.append(f"  {mark} {name:<19}{right[name]:<15}{value}")
-            if error and indent(error) not in lines:
-                lines.append(indent(error))
+            lines.append(f"  {mark} {name:<19}{right[name]:<15}{here[name].partition(': ')[0]}")
+        lines += sorted({indent(value) for value in here.values() if value.startswith(DOES_NOT_RUN)})
         return Verdict("passed", "\n".join([*lines, indent(f"{self.what} {self.why}")]))
 
     def measure(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -185,7 +184,7 @@ def _value(quantity: Callable[[Built], str], built: Built) -> str:
     try:
         return quantity(built)
     except RuntimeError as error:  # shapes that do not fit: every rank finds that, so none waits for another
-        return f"does not run: {error}"
+        return f"{DOES_NOT_RUN}: {error}"
 
 
 def _example_input() -> torch.Tensor:
