@@ -236,19 +236,20 @@ def kernel_server(kernel: Kernel) -> int:
     raise AssertionError("the kernel has no server")
 
 
+SLEEP_SECONDS = 100_000 + os.getpid()  # known by it, also when two runs of these tests meet on a machine
 LEAVES_PROCESSES = """
 import subprocess
 def work():
-    subprocess.Popen(["sleep", "321"])
-    subprocess.Popen(["setsid", "sleep", "321"])
-    subprocess.run(["sh", "-c", "setsid sh -c 'sleep 321 & sleep 321' & exit"])
+    subprocess.Popen(["sleep", "{seconds}"])
+    subprocess.Popen(["setsid", "sleep", "{seconds}"])
+    subprocess.run(["sh", "-c", "setsid sh -c 'sleep {seconds} & sleep {seconds}' & exit"])
     {then}
 launch(work, world_size=2)
 """
 
 
 def sleepers() -> int:
-    return sum("sleep\x00321" in _command(pid) for pid in os.listdir("/proc") if pid.isdigit())
+    return sum(f"sleep\x00{SLEEP_SECONDS}" in _command(pid) for pid in os.listdir("/proc") if pid.isdigit())
 
 
 def _command(pid: str) -> str:
@@ -261,13 +262,13 @@ def _command(pid: str) -> str:
 
 @pytest.mark.parametrize("then", ["pass", "os.kill(os.getpid(), 9)"])
 def test_what_a_rank_started_ends_with_it(kernel, then):
-    kernel.run(LEAVES_PROCESSES.format(then=then))
+    kernel.run(LEAVES_PROCESSES.format(seconds=SLEEP_SECONDS, then=then))
     assert wait_until(lambda: sleepers() == 0, 2)
 
 
 def test_what_a_rank_started_outlives_no_world_though_another_lives(kernel):
     kernel.run("other = World(2)")
-    kernel.run(LEAVES_PROCESSES.format(then="pass"))
+    kernel.run(LEAVES_PROCESSES.format(seconds=SLEEP_SECONDS, then="pass"))
     assert wait_until(lambda: sleepers() == 0, 2)
     assert "[0, 1]" in kernel.run("print(other.run(dist.get_rank)); other.close()").stdout
 
@@ -275,7 +276,7 @@ def test_what_a_rank_started_outlives_no_world_though_another_lives(kernel):
 @pytest.mark.parametrize("how", ["killed", "restarted"])
 def test_kernel_is_gone(tmp_path, how):
     kernel = Kernel(tmp_path)
-    kernel.start(LEAVES_PROCESSES.format(then="time.sleep(100)"))
+    kernel.start(LEAVES_PROCESSES.format(seconds=SLEEP_SECONDS, then="time.sleep(100)"))
     assert wait_until(lambda: sleepers() == 8, 20)
     server = kernel_server(kernel)
     ranks, directory = children(server), _command(str(server)).split("\0")[-2]

@@ -13,6 +13,7 @@ from labkit.flow import numbered, row_and_column, trace_flow
 from labkit.layout import ParallelLayout
 from labkit.plots.collectives import draw_flows
 from labkit.plots.layout import draw_layout, draw_orders
+from labkit.plots.sharding import draw_column, draw_row
 
 TWO_NODES = ParallelLayout(16, tp_size=2, pp_size=4)  # the 16 GPUs of notebook 01
 OTHER_ORDER = ParallelLayout(16, tp_size=2, pp_size=4, order="tp-pp-dp")
@@ -32,6 +33,8 @@ FIGURES = {
     "group_layout": lambda: draw_layout(TWO_NODES, gpus_per_node=8),
     "group_layout_orders": lambda: draw_orders([TWO_NODES, OTHER_ORDER], gpus_per_node=8),
     "collectives": lambda: draw_flows(four_collectives()),  # by real ranks
+    "column_parallel": lambda: draw_column(1024, 512, tp_size=2),
+    "row_parallel": lambda: draw_row(1024, 512, tp_size=2),
 }
 
 
