@@ -454,7 +454,15 @@ def test_a_fork_that_the_system_refuses_is_said(monkeypatch):
         assert wire.receive(kernel) == ("refused", 7, "[Errno 11] Resource temporarily unavailable")
 
 
-def test_interrupt_is_deferred():
+@pytest.fixture
+def sigint_raises():
+    """A job in the background inherits that SIGINT is ignored."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+def test_interrupt_is_deferred(sigint_raises):
     def press_stop() -> None:
         with DeferredInterrupt() as interrupt:
             signal.raise_signal(signal.SIGINT)
@@ -477,6 +485,7 @@ def work():
     dist.all_reduce(torch.ones(1))
     time.sleep(0.1)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
 launch(work, world_size=2)
 server = client.current_server()
 before, hits, random_times = len(os.listdir("/proc/self/fd")), 0, random.Random(5)
@@ -504,6 +513,7 @@ def test_random_interrupts_leave_nothing():
 
 def test_interrupt_while_the_server_starts():
     code = "import os, threading, signal; from labkit.launch import launch, client\n"
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += "threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
     code += "try: launch(os.getpid, world_size=1)\n"
     code += "except KeyboardInterrupt: print(open(f'/proc/{os.getpid()}/task/{os.getpid()}/children').read().split())\n"
