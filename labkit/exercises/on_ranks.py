@@ -1,6 +1,5 @@
 """Exercises whose function runs on several ranks at once, each with data of its own."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -32,7 +31,7 @@ class RankExercise(Exercise):
             advice = f"\n{indent(f'What this usually is: {self.if_stuck}')}" if self.if_stuck else ""
             return Verdict("stuck", f"{self.name}: the ranks wait for each other.\n{stuck}{advice}")
         except RankFailed as failed:
-            return Verdict("raised", f"{self.name}: a rank raised an error.\n{_without_our_lines(str(failed))}")
+            return Verdict("raised", f"{self.name}: a rank raised an error.\n{failed}")
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
         """The answers of all ranks to one case, in rank order."""
@@ -66,19 +65,11 @@ def _answers_here(functions: list[Callable], inputs: Callable, rest: list, rule:
     arguments = inputs(*rest)
     answers = [plain(answer(function, arguments, catch=())) for function in functions]
     complaint = None
-    if (
-        rule
-    ):  # once more, with a log: in the first run a deadlock's report should name the learner's line, not the log's
+    if rule:  # in a run of its own: a deadlock's report should not lead through the log
         with communication_log() as log:
             answer(functions[0], arguments, catch=())
         complaint = rule(log, *arguments)
     return plain(arguments if len(arguments) > 1 else arguments[0]), answers, complaint
-
-
-def _without_our_lines(report: str) -> str:
-    """The launcher's report without the calls in this package, which lead to the learner's line but are not theirs."""
-    ours = re.compile(r"\s+at .*labkit/exercises/\w+\.py, line \d+, in ")
-    return "\n".join(line for line in report.splitlines() if not ours.match(line))
 
 
 def only(*operations: str) -> Callable[..., str | None]:

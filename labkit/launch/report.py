@@ -230,12 +230,10 @@ def _ranks(ranks: list[int], one: str, many: str) -> str:
 
 
 def _own_frames(frames: Iterable[Frame]) -> tuple[list[Frame], list[Frame]]:
-    """The frames of the learner's code, and those of labkit further in; torch's and Python's are left out."""
+    """The frames of the learner's code, and those of labkit further in; torch's, Python's and callers are left out."""
     own = [frame for frame in frames if is_cell(frame[0]) or not _LIBRARY.search(frame[0])]
-    labkits = []
-    while own and own[-1][0].startswith(_LABKIT):
-        labkits.insert(0, own.pop())
-    return own, labkits
+    learners = [frame for frame in own if not frame[0].startswith(_LABKIT)]
+    return learners, own[len(own) - own[::-1].index(learners[-1]) :] if learners else own
 
 
 def _place(frames: Iterable[Frame]) -> str:
