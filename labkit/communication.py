@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from labkit.timeline import Trace
+from labkit.timeline.spans import COMMUNICATION, WAIT
+
 
 @dataclass
 class Communication:
@@ -65,10 +68,12 @@ class CommunicationLog:
 
 
 @contextmanager
-def communication_log() -> Iterator[CommunicationLog]:
+def communication_log(trace: Trace | None = None) -> Iterator[CommunicationLog]:
     """Record what this rank communicates until the block ends; afterwards torch is as it was.
 
-    Use it inside a rank; the log can be returned from it.
+    Use it inside a rank; the log can be returned from it. A ``trace`` gets each call too: a span while it is under
+    way, and one while this rank waits for it. (Where torch does not say when a call was done, which is so for gloo's
+    reduce-scatter and messages and for all of NCCL, the first span lasts until the end of the wait.)
 
     >>> with communication_log() as log:
     ...     pass  # dist.all_reduce(x) here would be one record
@@ -79,7 +84,7 @@ def communication_log() -> Iterator[CommunicationLog]:
     settle: list[Callable[[], None]] = []
     originals = {name: vars(dist.ProcessGroup)[name] for name in _FULL_BUFFER if name in vars(dist.ProcessGroup)}
     for name, method in originals.items():
-        setattr(dist.ProcessGroup, name, _recorded(name, method, log, settle))
+        setattr(dist.ProcessGroup, name, _recorded(name, method, log, settle, trace))
     try:
         yield log
     finally:
@@ -112,7 +117,7 @@ _FULL_BUFFER: dict[str, tuple[str, Callable]] = {
 """For each method of ProcessGroup (older and newer names): what to call it, and which argument is the full buffer."""
 
 
-def _recorded(name: str, method: Callable, log: CommunicationLog, settle: list) -> Callable:
+def _recorded(name: str, method: Callable, log: CommunicationLog, settle: list, trace: Trace | None) -> Callable:
     operation, full_buffer = _FULL_BUFFER[name]
 
     def record_and_call(group, *args, **kwargs):
@@ -123,8 +128,11 @@ def _recorded(name: str, method: Callable, log: CommunicationLog, settle: list) 
         log.records.append(record)
         clock = _GpuClock(record) if any(tensor.is_cuda for tensor in tensors) else _Clock(record)
         settle.append(clock.settle)
+        start = trace.now() if trace else None
         work = method(group, *args, **kwargs)
-        return work if work is None else _TimedWork(work, clock)
+        if work is None:
+            return None
+        return _TracedWork(work, clock, trace, operation, start) if trace else _TimedWork(work, clock)
 
     return record_and_call
 
@@ -142,6 +150,33 @@ class _TimedWork:
 
     def __getattr__(self, name: str):
         return getattr(self._work, name)
+
+
+class _TracedWork(_TimedWork):
+    """The same, which also notes in a trace when the call was under way, and when somebody waited."""
+
+    def __init__(self, work, clock, trace: Trace, operation: str, start):
+        super().__init__(work, clock)
+        self._trace, self._operation, self._start = trace, operation, start
+        self._tells_its_end = False
+        if isinstance(clock, _Clock):  # on the CPU, where the end is when gloo's thread says so
+            try:
+                work.get_future().add_done_callback(lambda _: self._note_end())
+                self._tells_its_end = True
+            except RuntimeError:  # not implemented
+                pass
+
+    def wait(self, *args, **kwargs):
+        begin = self._trace.now()
+        result = super().wait(*args, **kwargs)
+        self._trace.add(WAIT, self._operation, begin, self._trace.now())
+        if not self._tells_its_end:
+            self._tells_its_end = True  # whoever waits again waits for nothing
+            self._note_end()
+        return result
+
+    def _note_end(self) -> None:
+        self._trace.add(COMMUNICATION, self._operation, self._start, self._trace.now())
 
 
 class _Clock:

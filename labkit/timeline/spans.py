@@ -1,0 +1,144 @@
+"""A timeline: for each rank, spans of computing, of messages under way, and of waiting for them.
+
+A rank has two lanes. On the first it computes, and each wait inside is time that it did not compute. On the
+second are its messages, which may travel meanwhile: that is what overlap means. Plain data, no torch.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+COMPUTING = ("forward", "backward", "weight_gradient", "optimizer")
+"""Kinds of work. Where backward is split in two, ``backward`` is its first half, the gradient of the input."""
+COMMUNICATION, WAIT = "communication", "wait"
+KINDS = (*COMPUTING, COMMUNICATION, WAIT)
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a rank did from ``start`` to ``end``, in seconds; the ``label`` (F3, all_reduce) is what a picture shows."""
+
+    rank: int
+    kind: str
+    label: str
+    start: float
+    end: float
+
+    def __post_init__(self):
+        if self.kind not in KINDS:
+            raise ValueError(f"kind={self.kind!r} is unknown: use {', '.join(KINDS)}")
+        if self.end < self.start:
+            raise ValueError(f"{self.label} ends at {self.end}, before it starts at {self.start}")
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The spans of all ranks; ``source`` says where they are from: measured, simulated or paced.
+
+    >>> spans = [Span(0, "forward", "F0", 0, 1), Span(1, "wait", "recv", 0, 1), Span(1, "forward", "F0", 1, 2)]
+    >>> timeline = Timeline(spans, "simulated")
+    >>> timeline.makespan_seconds, timeline.computing_seconds(1), timeline.bubble_share
+    (2, 1, 0.5)
+    """
+
+    spans: tuple[Span, ...]
+    source: str
+
+    def __init__(self, spans: Iterable[Span], source: str):
+        object.__setattr__(self, "spans", tuple(sorted(spans, key=lambda span: (span.rank, span.start, -span.end))))
+        object.__setattr__(self, "source", source)
+
+    def from_zero(self) -> "Timeline":
+        """The same, with the first span's start as time zero."""
+        begin = min((span.start for span in self.spans), default=0.0)
+        return Timeline((replace(s, start=s.start - begin, end=s.end - begin) for s in self.spans), self.source)
+
+    def of(self, rank: int, *kinds: str) -> Iterator[Span]:
+        """The spans of one rank by their start, of these kinds; of every kind when none is named."""
+        return (span for span in self.spans if span.rank == rank and (not kinds or span.kind in kinds))
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that did anything."""
+        return sorted({span.rank for span in self.spans})
+
+    @property
+    def makespan_seconds(self) -> float:
+        """From the first start on any rank to the last end."""
+        return max((s.end for s in self.spans), default=0.0) - min((s.start for s in self.spans), default=0.0)
+
+    def computing_seconds(self, rank: int) -> float:
+        """How long this rank computed: its spans of work, without the waits inside them."""
+        working = [(span.start, span.end) for span in self.of(rank, *COMPUTING)]
+        waiting = [(span.start, span.end) for span in self.of(rank, WAIT)]
+        return _covered(working + waiting) - _covered(waiting)
+
+    def waiting_seconds(self, rank: int) -> float:
+        """How long this rank stood still for a message: communication that nothing hid."""
+        return _covered([(span.start, span.end) for span in self.of(rank, WAIT)])
+
+    def communicating_seconds(self, rank: int) -> float:
+        """How long any message of this rank was under way, whether it computed meanwhile or not."""
+        return _covered([(span.start, span.end) for span in self.of(rank, COMMUNICATION)])
+
+    def utilisation(self, rank: int) -> float:
+        """The share of the makespan in which this rank computed."""
+        return self.computing_seconds(rank) / self.makespan_seconds
+
+    @property
+    def bubble_share(self) -> float:
+        """Idle over total: the share of all ranks' time in which they did not compute."""
+        return 1.0 - sum(map(self.utilisation, self.ranks)) / len(self.ranks)
+
+    @property
+    def bubble_over_ideal(self) -> float:
+        """Idle over ideal: the same idle time, as a multiple of the time spent computing."""
+        return self.bubble_share / (1.0 - self.bubble_share)
+
+    def __str__(self) -> str:
+        """A table in milliseconds: for each rank its computing, its waiting, its messages, and its utilisation."""
+        lines = [f"rank{'computing':>12}{'waiting':>12}{'messages':>12}{'utilisation':>14}    ms, {self.source}"]
+        for rank in self.ranks:
+            parts = (self.computing_seconds, self.waiting_seconds, self.communicating_seconds)
+            cells = "".join(f"{part(rank) * 1e3:>12.2f}" for part in parts)
+            lines.append(f"{rank:>4}{cells}{self.utilisation(rank):>13.0%}")
+        return "\n".join(lines)
+
+    def chrome_trace(self) -> dict:
+        """The trace event format that https://ui.perfetto.dev opens: a process for each rank, messages above its work."""
+        events: list[dict] = []
+        for rank in self.ranks:
+            events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
+            events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": 0, "args": {"name": "work and waits"}})
+        for number, span in enumerate(self.spans):
+            event = {"name": span.label, "cat": span.kind, "pid": span.rank, "tid": 0, "ts": span.start * 1e6}  # us
+            if span.kind == COMMUNICATION:  # several may be under way at once, which only async events can show
+                end = {**event, "ph": "e", "id": number, "ts": span.end * 1e6}
+                events += [{**event, "ph": "b", "id": number}, end]
+            else:
+                events.append({**event, "ph": "X", "dur": span.seconds * 1e6})
+        return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"source": self.source}}
+
+    def save_chrome_trace(self, path: str | Path) -> Path:
+        """Write `chrome_trace` to a file; in https://ui.perfetto.dev, choose Open trace file."""
+        path = Path(path)
+        path.write_text(json.dumps(self.chrome_trace()))
+        return path
+
+
+def _covered(intervals: list[tuple[float, float]]) -> float:
+    """The length of what the intervals cover together.
+
+    >>> _covered([(0, 2), (1, 3), (5, 6)])
+    4
+    """
+    total, reached = 0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
