@@ -116,6 +116,7 @@ class _Bucket:
     def put(self, parameter: nn.Parameter, num_replicas: int) -> None:
         """Add this rank's part of the average: divided before the sum, which then cannot overflow."""
         view = self.views[parameter]
+        assert parameter.grad is not None
         torch.div(parameter.grad, num_replicas, out=view)
         parameter.grad = view
         self.arrived.add(parameter)

@@ -63,6 +63,7 @@ class ShardedOptimizer(Optimizer):
         loss = self.local.step(closure)
         sent = [dist.broadcast(b, group_src=rank, group=self.group, async_op=True) for rank, b in self._buffers]
         for travelling in sent:
+            assert travelling is not None  # this rank is in the group
             travelling.wait()
         return loss
 

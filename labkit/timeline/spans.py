@@ -110,7 +110,7 @@ class Timeline:
         return "\n".join(lines)
 
     def chrome_trace(self) -> dict:
-        """The trace event format that https://ui.perfetto.dev opens: a process for each rank, messages above its work."""
+        """The trace event format that https://ui.perfetto.dev opens; each rank is a process there."""
         events: list[dict] = []
         for rank in self.ranks:
             events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
