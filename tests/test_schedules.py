@@ -1,0 +1,171 @@
+"""Schedules: the published orders and formulas, and for every small size each op once and nothing before its time."""
+
+import re
+from itertools import product
+
+import pytest
+
+from labkit.schedules import Op, Schedule, check, gpipe, interleaved, one_f_one_b, zero_bubble
+
+F, B, W = "forward", "backward", "weight_gradient"
+SIZES = list(product(range(1, 9), range(1, 17)))  # p, m
+
+
+def every_schedule(p, m):
+    yield from (gpipe(p, m), one_f_one_b(p, m))
+    yield from (interleaved(p, m, v) for v in range(1, 5))
+    yield from (zero_bubble(p, m, extra) for extra in range(p))
+
+
+def order(text):
+    """Ops from their short names, read independently of how Op writes itself."""
+    kinds = {"F": F, "B": B, "W": W}
+    parts = [re.fullmatch(r"([FBW])(\d+)(?:\.(\d+))?", word).groups() for word in text.split()]
+    return tuple(Op(kinds[kind], int(i), int(chunk or 0)) for kind, i, chunk in parts)
+
+
+# Figure 4 of arXiv 2104.04473 (p=4, m=8, v=2; its micro-batches count from 1). The split backward: by the rule of
+# arXiv 2401.10241, section 2, worked out by hand.
+    (one_f_one_b(4, 8), 0, "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7"),
+    (one_f_one_b(4, 8), 3, "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7"),
+    (one_f_one_b(4, 2), 0, "F0 F1 B0 B1"),
+    (gpipe(4, 3), 2, "F0 F1 F2 B0 B1 B2"),
+    (
+        interleaved(4, 8, 2), 3,
+        "F0 F1 F2 F3 F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1 F4 B0 F5 B1 F6 B2 F7 B3 "
+        "F4.1 B4.1 F5.1 B5.1 F6.1 B6.1 F7.1 B7.1 B4 B5 B6 B7",
+    ),
+    (
+        interleaved(4, 8, 2), 0,
+        "F0 F1 F2 F3 F0.1 F1.1 F2.1 F3.1 F4 F5 F6 B0.1 F7 B1.1 F4.1 B2.1 F5.1 B3.1 F6.1 B0 F7.1 B1 B2 B3 "
+        "B4.1 B5.1 B6.1 B7.1 B4 B5 B6 B7",
+    ),
+    (zero_bubble(4, 5), 0, "F0 F1 F2 F3 B0 W0 F4 B1 W1 B2 W2 B3 W3 B4 W4"),
+    (zero_bubble(4, 5), 3, "F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 W2 W3 W4"),
+    (zero_bubble(2, 4, extra_in_flight=1), 0, "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schedule", "rank", "expected"), GOLDEN)
+def test_orders_are_the_published_ones(schedule, rank, expected):
+    assert schedule.ranks[rank] == order(expected)
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+def test_each_op_runs_once_and_after_what_it_needs(p, m):
+    for schedule in every_schedule(p, m):
+        check(schedule)
+        done = set()
+        for rank, op in schedule.in_order():
+            chunk, stage = op.chunk, op.chunk * p + rank
+            if op.kind == F and stage > 0:
+                assert (F, op.micro_batch, stage - 1) in done
+            if op.kind == B:
+                assert (F, op.micro_batch, stage) in done
+                assert stage == p * schedule.num_chunks - 1 or (B, op.micro_batch, stage + 1) in done
+            if op.kind == W:
+                assert (B, op.micro_batch, stage) in done
+            assert 0 <= chunk < schedule.num_chunks
+            done.add((op.kind, op.micro_batch, stage))
+        assert len(done) == sum(map(len, schedule.ranks)) == len(schedule.kinds) * m * p * schedule.num_chunks
+        check(schedule.forward_only())
+        assert schedule.forward_only().ranks == tuple(tuple(op for op in ops if op.kind == F) for ops in schedule.ranks)
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+def test_peaks_in_flight(p, m):
+    for rank in range(p):
+        assert gpipe(p, m).peak_in_flight(rank) == m
+        assert one_f_one_b(p, m).peak_in_flight(rank) == min(p - rank, m)
+        for extra in range(p):
+            peaks = [zero_bubble(p, m, extra).peak_in_flight(rank) for rank in range(p)]
+            assert max(peaks) == min(m, p + extra)
+        assert zero_bubble(p, m).peak_in_flight(rank) == min(m, p)
+        for v in range(2, 5):
+            round_size = -(-m // max(1, m // p))
+            expected = min(v * m, 2 * (p - rank - 1) + (v - 1) * round_size + 1)
+            assert interleaved(p, m, v).peak_in_flight(rank) == expected
+
+
+def test_interleaving_costs_the_published_memory():
+    for p, v in product(range(1, 9), range(2, 5)):
+        peak = interleaved(p, 2 * p, v).peak_in_flight(0) / v  # in whole micro-batches
+        assert peak == pytest.approx(one_f_one_b(p, 2 * p).peak_in_flight(0) * (1 + (p - 1) / (p * v)))
+
+
+def test_places_of_chunks():
+    schedule = interleaved(3, 3, 2)
+    places = [schedule.place_of(stage) for stage in range(-1, 7)]
+    assert places == [None, (0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), None]
+    assert [schedule.stage_of(*place) for place in places[1:-1]] == list(range(schedule.num_model_chunks))
+
+
+def test_a_forward_crosses_from_the_last_rank_to_the_first_chunk_after():
+    schedule = interleaved(3, 3, 2)
+    assert schedule.needs(0, Op(F, 1, 1)) == [(2, Op(F, 1, 0))]
+    assert schedule.needs(2, Op(B, 1, 0)) == [(0, Op(B, 1, 1)), (2, Op(F, 1, 0))]
+    assert schedule.needs(2, Op(B, 1, 1)) == [(2, Op(F, 1, 1))]
+    assert schedule.needs(0, Op(F, 1, 0)) == []
+    assert zero_bubble(2, 2).needs(1, Op(W, 1)) == [(1, Op(B, 1))]
+
+
+def own(*rows, m=2, **sizes):
+    return Schedule("own", len(rows), m, [order(row) for row in rows], **sizes)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        (own("F0 B0 F1 B1", "F0 B0 F1"), "rank 1 lacks B1: each rank runs forward, backward once for each of 2 micro-"),
+        (own("F0 F1", "F0 F1 B0 B1"), "rank 0 lacks B0 and 1 more"),
+        (own("F0 F0 B0 F1 B1"), "rank 0 has F0 2 times"),
+        (own("F0 B0 F1 B1 F2"), "rank 0 has F2, which this schedule has no use for"),
+        (own("F0 W0 B0 F1 B1 W1"), "rank 0 has W0, which this schedule has no use for"),
+        (own("F0 B0 F1 B1", num_chunks=2), "rank 0 lacks F0.1 and 3 more: each rank runs forward, backward once for "
+         "each of 2 micro-batches and 2 chunks"),
+        (Schedule("own", 2, 1, [order("F0 B0")]), "'own' has lists for 1 rank, and num_stages=2: give each rank one"),
+        (own("B0 F0", m=1), "deadlock in 'own': rank 0 waits at B0 for F0 of rank 0: move an op"),
+        (
+            own("F0 B0 F1 B1", "F0 F1 B0 B1"),
+            "deadlock in 'own': rank 0 waits at B0 for B0 of rank 1; rank 1 waits at F1 for F1 of rank 0: move an op",
+        ),
+    ],
+)  # fmt: skip
+def test_check_names_what_is_wrong(schedule, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check(schedule)
+
+
+def test_a_finished_rank_is_not_in_the_report_of_a_deadlock():
+    with pytest.raises(ValueError) as told:
+        check(own("F0 F1 B0 B1", "F0 B0 F1 B1", "F0 F1 B1 B0"))
+    assert "rank 2" in str(told.value).split(": ", 1)[1]  # it holds B0 back, which rank 1 waits for before it gives F1
+    schedule = Schedule("forward", 3, 1, [[Op(F, 0)], [], [Op(F, 0)]], kinds=(F,))
+    with pytest.raises(ValueError, match=r"'forward': rank 2 waits at F0 for F0 of rank 1: "):
+        list(schedule.in_order())
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: gpipe(0, 4), "num_stages=0 is not a size: use a whole number from 1 up"),
+        (lambda: one_f_one_b(4, -1), "num_micro_batches=-1"),
+        (lambda: one_f_one_b(4, 2.5), "num_micro_batches=2.5"),
+        (lambda: interleaved(4, 8, True), "num_chunks=True"),
+        (lambda: zero_bubble(4, 8, 4), "extra_in_flight=4 with num_stages=4: use 0 (ZB-H1) to 3 (ZB-H2)"),
+        (lambda: zero_bubble(4, "8"), "num_micro_batches='8'"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_with_a_way_out(make, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        make()
+
+
+def test_a_long_schedule_is_wrapped_under_its_rank():
+    lines = str(gpipe(11, 40)).splitlines()
+    assert lines[0] == "GPipe: 11 ranks, 40 micro-batches"
+    assert lines[1].startswith("rank 0  | F0 F1")
+    assert lines[2].startswith("        | ")
+    assert max(map(len, lines)) <= 100
+    ops = " ".join(line.split("| ")[1] for line in lines[1:] if line.startswith(("rank 0", "     ")))
+    assert order(ops)[: 2 * 40] == gpipe(11, 40).ranks[0]
