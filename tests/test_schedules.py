@@ -26,6 +26,7 @@ def order(text):
 
 # Figure 4 of arXiv 2104.04473 (p=4, m=8, v=2; its micro-batches count from 1). The split backward: by the rule of
 # arXiv 2401.10241, section 2, worked out by hand.
+GOLDEN = [
     (one_f_one_b(4, 8), 0, "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7"),
     (one_f_one_b(4, 8), 3, "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7"),
     (one_f_one_b(4, 2), 0, "F0 F1 B0 B1"),
