@@ -152,6 +152,11 @@ def _ranks_text(ranks: list[int]) -> str:
     return f"[{', '.join(map(str, shown))}]"
 
 
+def group_of_one() -> dist.ProcessGroup:
+    """A group for a process by itself, where no world is up: layers keep everything whole, and send nothing."""
+    return dist.ProcessGroup(0, 1)  # pyright: ignore[reportCallIssue]  (its stub knows the other constructor only)
+
+
 def local_device() -> torch.device:
     """The device whose tensors this world's collectives take: this rank's own GPU under NCCL, else the CPU."""
     if not dist.is_initialized() or "nccl" not in dist.get_backend_config():

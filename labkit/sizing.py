@@ -14,7 +14,7 @@ from labkit.layout import ParallelLayout
 
 @dataclass(frozen=True)
 class GPT:
-    """The shape of a GPT: l layers of width h, sequences of s tokens, a vocabulary of V.
+    """The shape of a GPT: l layers of width h, sequences of s tokens, a vocabulary of V, and a attention heads.
 
     >>> round(GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200).num_parameters / 1e9, 1)
     174.6
@@ -24,6 +24,7 @@ class GPT:
     hidden_size: int
     seq_length: int
     vocab_size: int
+    num_attention_heads: int | None = None  # the number of parameters does not depend on it
 
     @property
     def num_parameters(self) -> int:

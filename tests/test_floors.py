@@ -11,7 +11,7 @@ LABKIT = Path(__file__).parents[1] / "labkit"
 
 # From the ground up. On one floor, a name may import those to its left: so no cycles. A package is one name.
 FLOORS = [
-    ["layout", "schedules", "sizing", "sharding", "launch"],
+    ["layout", "schedules", "sizing", "sharding", "text", "launch"],
     ["groups", "timeline"],
     ["communication", "collectives", "bandwidth", "operations", "flow"],
     ["layers", "data_parallel", "pipeline"],
@@ -20,7 +20,7 @@ FLOORS = [
     ["plots", "widgets", "widgets_collectives", "widgets_sharding", "exercises", "environment"],
 ]
 ORDER = [name for floor in FLOORS for name in floor]
-WITHOUT_TORCH = {"layout", "schedules", "sizing", "sharding"}
+WITHOUT_TORCH = {"layout", "schedules", "sizing", "sharding", "text"}
 
 
 def module_of(path: Path) -> str:

@@ -2,8 +2,8 @@
 
 from labkit.layers.blocks import ParallelMLP, ParallelSelfAttention
 from labkit.layers.dropout import ShardedDropout, seed_replicas, sharded_dropout
-from labkit.layers.linear import ColumnParallelLinear, RowParallelLinear
-from labkit.layers.shards import own_shard
+from labkit.layers.linear import ColumnParallelLinear, RowParallelLinear, column_linear
+from labkit.layers.shards import cut_like, gather_whole, own_shard, shard_of
 from labkit.layers.vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 
 __all__ = [
@@ -13,8 +13,12 @@ __all__ = [
     "RowParallelLinear",
     "ShardedDropout",
     "VocabParallelEmbedding",
+    "column_linear",
+    "cut_like",
+    "gather_whole",
     "own_shard",
     "seed_replicas",
+    "shard_of",
     "sharded_dropout",
     "vocab_parallel_cross_entropy",
 ]

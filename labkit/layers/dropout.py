@@ -6,8 +6,12 @@ draw one common seed from that generator and each derives its own from it. So th
 common; and `torch.utils.checkpoint`, which restores it for recomputation, replays every mask.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
 from labkit.groups import ProcessGroups
@@ -22,6 +26,15 @@ def seed_replicas(seed: int, groups: ProcessGroups) -> None:
     torch.manual_seed(seed + 1 + (place.pp * layout.dp_size + place.dp) * layout.cp_size + place.cp)
 
 
+@contextmanager
+def own_random_stream(group: dist.ProcessGroup, device: torch.device) -> Iterator[None]:
+    """Inside the block torch's default generator is this rank's own; afterwards it is as if one number was drawn."""
+    common_seed = int(torch.randint(1 << 40, ()))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(common_seed * group.size() + group.rank())
+        yield
+
+
 def sharded_dropout(x: torch.Tensor, p: float, group: dist.ProcessGroup, training: bool = True) -> torch.Tensor:
     """`torch.nn.functional.dropout` of a shard, with a mask of this rank's own.
 
@@ -32,10 +45,8 @@ def sharded_dropout(x: torch.Tensor, p: float, group: dist.ProcessGroup, trainin
         raise ValueError(f"p={p} is not a probability to drop: use a number from 0 up to, not including, 1")
     if not training or p == 0.0:
         return x
-    common_seed = int(torch.randint(1 << 40, ()))
-    generator = torch.Generator(x.device).manual_seed(common_seed * group.size() + group.rank())
-    keep = torch.rand(x.shape, generator=generator, device=x.device) >= p
-    return x * keep / (1.0 - p)
+    with own_random_stream(group, x.device):
+        return F.dropout(x, p)
 
 
 class ShardedDropout(nn.Module):

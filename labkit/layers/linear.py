@@ -26,10 +26,12 @@ from labkit.collectives import (
     start_reduce_scatter,
 )
 from labkit.layers.shards import (
+    Shard,
     check_divides,
     chunks_by_rank,
     chunks_in_order,
     draw_master_weight,
+    mark_shard,
     own_shard,
 )
 
@@ -80,16 +82,15 @@ class ColumnParallelLinear(nn.Module):
         self.skip_bias_add, self.sequence_parallel = skip_bias_add, sequence_parallel
         master = draw_master_weight((output_size, input_size), init_method, group, dtype)
         self.master_weight = master if keep_master_weight_for_test else None
-        self.weight = nn.Parameter(own_shard(master, group, 0, stride).to(device))
-        self.bias = nn.Parameter(torch.zeros(output_size // group.size(), device=device, dtype=dtype)) if bias else None
+        weight, zeros = own_shard(master, group, 0, stride), torch.zeros(output_size // group.size(), dtype=dtype)
+        shard = Shard(0, output_size, stride)
+        self.weight = mark_shard(nn.Parameter(weight.to(device)), shard)
+        self.bias = mark_shard(nn.Parameter(zeros.to(device)), shard) if bias else None
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         _check_width(x, self.input_size, "input_size")
         bias = None if self.skip_bias_add else self.bias
-        if self.group.size() == 1:
-            output = F.linear(x, self.weight, bias)
-        else:
-            output = _ColumnLinear.apply(x, self.weight, bias, self.group, self.sequence_parallel)
+        output = column_linear(x, self.weight, bias, self.group, self.sequence_parallel)
         output_bias = self.bias if self.skip_bias_add else None
         if self.gather_output:
             output = self._gathered(output)
@@ -144,7 +145,8 @@ class RowParallelLinear(nn.Module):
         self.skip_bias_add, self.sequence_parallel = skip_bias_add, sequence_parallel
         master = draw_master_weight((output_size, input_size), init_method, group, dtype)
         self.master_weight = master if keep_master_weight_for_test else None
-        self.weight = nn.Parameter(own_shard(master, group, 1, stride).to(device))
+        weight = own_shard(master, group, 1, stride)
+        self.weight = mark_shard(nn.Parameter(weight.to(device)), Shard(1, input_size, stride))
         self.bias = nn.Parameter(torch.zeros(output_size, device=device, dtype=dtype)) if bias else None
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -168,6 +170,19 @@ class RowParallelLinear(nn.Module):
     def extra_repr(self) -> str:
         sizes = f"{self.input_size} / {self.group.size()} ranks, {self.output_size}"
         return f"{sizes}, input_is_parallel={self.input_is_parallel}"
+
+
+def column_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    group: dist.ProcessGroup,
+    sequence_parallel: bool = False,
+) -> torch.Tensor:
+    """This rank's outputs [..., out/t] from its weight [out/t, in]: for a weight that a layer shares with another."""
+    if group.size() == 1:
+        return F.linear(x, weight, bias)
+    return _ColumnLinear.apply(x, weight, bias, group, sequence_parallel)  # pyright: ignore[reportReturnType]
 
 
 class _ColumnLinear(torch.autograd.Function):

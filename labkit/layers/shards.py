@@ -5,10 +5,14 @@ with them all results, do not depend on how many ranks share them.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
 
+from labkit.collectives import all_gather
 from labkit.groups import local_device
 
 
@@ -42,6 +46,44 @@ def own_shard(master: torch.Tensor, group: dist.ProcessGroup, dim: int, stride: 
     """
     chunks = master.chunk(group.size() * stride, dim)
     return torch.cat(chunks[group.rank() :: group.size()], dim)
+
+
+class Shard(NamedTuple):
+    """How a parameter was cut from its master weight: along which dim, of what size there, with which stride."""
+
+    dim: int
+    whole_size: int  # without padding
+    stride: int = 1
+
+
+def mark_shard(parameter: nn.Parameter, shard: Shard) -> nn.Parameter:
+    """Note on a parameter what it is a shard of; one without the note is the same on every rank."""
+    parameter.shard = shard  # type: ignore[attr-defined]
+    return parameter
+
+
+def shard_of(parameter: nn.Parameter) -> Shard | None:
+    """How a parameter is cut; None for one that every rank has whole."""
+    return getattr(parameter, "shard", None)
+
+
+def gather_whole(tensor: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.Tensor:
+    """The whole of a tensor that is cut like the parameter (its values, its gradient), on every rank."""
+    shard = shard_of(parameter)
+    if shard is None or group.size() == 1:
+        return tensor
+    joined = all_gather(tensor.detach(), group, shard.dim).movedim(shard.dim, -1)
+    return chunks_in_order(joined, group.size(), shard.stride)[..., : shard.whole_size].movedim(-1, shard.dim)
+
+
+def cut_like(whole: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.Tensor:
+    """The inverse of `gather_whole`: this rank's part of a whole tensor, which is padded with zeros if need be."""
+    shard = shard_of(parameter)
+    if shard is None:
+        return whole
+    padding = parameter.size(shard.dim) * group.size() - shard.whole_size
+    padded = F.pad(whole.movedim(shard.dim, -1), (0, padding)).movedim(-1, shard.dim)
+    return own_shard(padded, group, shard.dim, shard.stride)
 
 
 def chunks_by_rank(x: torch.Tensor, tp_size: int, stride: int) -> torch.Tensor:

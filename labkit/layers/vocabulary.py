@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit.collectives import all_reduce, reduce_from_tp, reduce_scatter_to_sequence
-from labkit.layers.shards import draw_master_weight
+from labkit.layers.shards import Shard, draw_master_weight, mark_shard
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -46,7 +46,8 @@ class VocabParallelEmbedding(nn.Module):
         rows = -(-num_embeddings // group.size())
         self.first_word = group.rank() * rows
         padded = F.pad(master, (0, 0, 0, rows * group.size() - num_embeddings))
-        self.weight = nn.Parameter(padded[self.first_word : self.first_word + rows].clone().to(device))
+        weight = padded[self.first_word : self.first_word + rows].clone()
+        self.weight = mark_shard(nn.Parameter(weight.to(device)), Shard(0, num_embeddings))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         _check_words("ids", ids, self.num_embeddings)

@@ -1,0 +1,174 @@
+"""A small GPT made of the sharded layers: one definition for one process and for many ranks.
+
+Pre-norm, causal attention, learned positions, the output layer tied to the embedding. Each weight is drawn from a
+generator of its own, seeded by the weight's name: so every layout of ranks, tensor- and pipeline-parallel, starts from
+the same model and has the same names in its state_dict.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from labkit.collectives import copy_to_tp, scatter_to_sequence
+from labkit.layers import (
+    ParallelMLP,
+    ParallelSelfAttention,
+    ShardedDropout,
+    VocabParallelEmbedding,
+    column_linear,
+    vocab_parallel_cross_entropy,
+)
+from labkit.sizing import GPT
+
+STD = 0.02  # of a new weight; GPT-2's
+
+
+class ParallelGPT(nn.Module):
+    """A GPT, or one stage of it, on the ranks of a tensor-parallel group.
+
+    ``forward(x)`` takes token ids [batch, seq] on the first stage, and hidden states after it; it gives logits
+    [batch, seq, V'/t] of this rank's words on the last stage, and hidden states before it. Hidden states are
+    [batch, seq, hidden], with ``sequence_parallel`` this rank's [batch, seq/t, hidden].
+
+    Args:
+        shape: the number of layers and heads, the widths; its feed-forward layers are 4 hidden wide.
+        group: the tensor-parallel group; `labkit.groups.group_of_one()` where no world is up.
+        stage, num_stages: which of the model's consecutive parts this is; each has equally many layers, or one more.
+            First and last stage both hold the tied embedding, alike at the start: add up their gradients.
+        seed: decides the weights, together with their names.
+        recompute: keep only each layer's input, and compute the rest again in backward.
+
+    Raises:
+        ValueError: sizes that do not fit together, before any communication.
+    """
+
+    def __init__(
+        self,
+        shape: GPT,
+        group: dist.ProcessGroup,
+        *,
+        stage: int = 0,
+        num_stages: int = 1,
+        seed: int = 0,
+        dropout: float = 0.0,
+        sequence_parallel: bool = False,
+        recompute: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__()
+        _check(shape, group, stage, num_stages, sequence_parallel)
+        self.shape, self.group, self.recompute = shape, group, recompute
+        self.is_first, self.is_last = stage == 0, stage == num_stages - 1
+        self.sequence_parallel = sequence_parallel
+        place: dict[str, Any] = dict(dtype=dtype, device=device)
+        options = place | {"sequence_parallel": sequence_parallel}
+        if self.is_first or self.is_last:
+            self.embedding = VocabParallelEmbedding(
+                shape.vocab_size, shape.hidden_size, group, init_method=normal("embedding", seed), **options
+            )
+        if self.is_first:
+            self.positions = nn.Parameter(torch.empty(shape.seq_length, shape.hidden_size, **place))
+            normal("positions", seed)(self.positions)
+            self.dropout = _dropout(dropout, group, sequence_parallel)
+        layers = range(shape.num_layers * stage // num_stages, shape.num_layers * (stage + 1) // num_stages)
+        self.layers = nn.ModuleDict(
+            {str(i): TransformerLayer(shape, group, f"layers.{i}", seed, dropout, **options) for i in layers}
+        )
+        if self.is_last:
+            self.norm = ReplicatedLayerNorm(shape.hidden_size, group, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_first:
+            if x.size(-1) > self.shape.seq_length:
+                raise ValueError(f"{x.size(-1)} tokens are more than seq_length={self.shape.seq_length}: give fewer")
+            positions = self.positions[: x.size(-1)]  # [seq, hidden]
+            if self.sequence_parallel:
+                positions = scatter_to_sequence(positions, self.group)
+            x = self.dropout(self.embedding(x) + positions)
+        for layer in self.layers.values():
+            x = checkpoint(layer, x, use_reentrant=False) if self.recompute and self.training else layer(x)
+        if self.is_last:
+            x = column_linear(self.norm(x), self.embedding.weight, None, self.group, self.sequence_parallel)
+        return x
+
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean cross-entropy in nats; targets [batch, seq] are the tokens that come next, whole on every rank."""
+        return vocab_parallel_cross_entropy(logits, targets, self.group, vocab_size=self.shape.vocab_size)
+
+
+class TransformerLayer(nn.Module):
+    """x + attention(norm(x)), then the same with the MLP: two all-reduces forward, two backward."""
+
+    def __init__(self, shape: GPT, group, name: str, seed: int, dropout: float, **options):
+        super().__init__()
+        assert shape.num_attention_heads is not None
+        h, outer_std = shape.hidden_size, STD / math.sqrt(2 * shape.num_layers)  # many layers add up to x
+
+        def init_methods(inner: str, outer: str) -> dict:
+            inner_init, outer_init = normal(f"{name}.{inner}", seed), normal(f"{name}.{outer}", seed, outer_std)
+            return options | {"init_method": inner_init, "output_layer_init_method": outer_init}
+
+        self.attention_norm = ReplicatedLayerNorm(h, group, **options)
+        self.attention = ParallelSelfAttention(
+            h, shape.num_attention_heads, group, dropout=dropout, **init_methods("attention.qkv", "attention.out")
+        )
+        self.mlp_norm = ReplicatedLayerNorm(h, group, **options)
+        self.mlp = ParallelMLP(h, 4 * h, group, **init_methods("mlp.up", "mlp.down"))
+        self.dropout = _dropout(dropout, group, options["sequence_parallel"])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+
+class ReplicatedLayerNorm(nn.LayerNorm):
+    """LayerNorm with its weight on every rank; where each sees some of the tokens, the gradients are added up."""
+
+    def __init__(self, hidden_size: int, group, sequence_parallel: bool, **place):
+        super().__init__(hidden_size, **place)
+        self.group, self.sequence_parallel = group, sequence_parallel
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.sequence_parallel:
+            return super().forward(x)
+        weight, bias = copy_to_tp(torch.stack([self.weight, self.bias]), self.group)  # one message for both
+        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
+def normal(name: str, seed: int, std: float = STD) -> Callable[[torch.Tensor], object]:
+    """An init method: normally distributed values that the name and the seed decide, the same in every precision."""
+    key = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest()
+
+    def fill(weight: torch.Tensor) -> None:
+        generator = torch.Generator().manual_seed(int.from_bytes(key, "big"))
+        with torch.no_grad():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * std)
+
+    return fill
+
+
+def _dropout(p: float, group, sequence_parallel: bool) -> nn.Module:
+    """Of hidden states: another mask on each rank where each has other tokens, and one mask where all have the same."""
+    return ShardedDropout(p, group) if sequence_parallel else nn.Dropout(p)
+
+
+def _check(shape: GPT, group, stage: int, num_stages: int, sequence_parallel: bool) -> None:
+    if shape.num_attention_heads is None:
+        raise ValueError(f"{shape} does not say its num_attention_heads: give a number that divides hidden_size")
+    if not 1 <= num_stages <= shape.num_layers:
+        raise ValueError(f"num_stages={num_stages} does not fit num_layers={shape.num_layers}: use 1 to num_layers")
+    if not 0 <= stage < num_stages:
+        raise ValueError(f"stage={stage} is not one of num_stages={num_stages}: use 0 to {num_stages - 1}")
+    if sequence_parallel and shape.seq_length % group.size():
+        raise ValueError(
+            f"tp_size={group.size()} does not divide seq_length={shape.seq_length}: "
+            "use another seq_length, or sequence_parallel=False"
+        )

@@ -1,0 +1,96 @@
+"""What the small GPT learns: text that the project makes itself, whose best possible loss is known; or any file.
+
+The made text is a random sequence of invented words, some frequent and some rare. A reader who knows the words can
+predict the letters inside one, but not which word comes next: so the loss has a floor above zero, which is computed.
+Each sample is drawn by its number alone, so that the order of the data does not depend on who reads it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+LETTERS = " abcdefghijklmnopqrstuvwxyz"
+
+
+class InventedText:
+    """Sentences of ``num_words`` invented words; the rank of a word decides how frequent it is (Zipf's law).
+
+    >>> text = InventedText(seed=1)
+    >>> text.decode(text.sample(0, 40)) == text.decode(text.sample(0, 40))
+    True
+    """
+
+    vocab_size = len(LETTERS)
+
+    def __init__(self, num_words: int = 64, seed: int = 0):
+        if num_words < 2:
+            raise ValueError(f"num_words={num_words} leaves nothing to predict: use 2 or more")
+        self.seed = seed
+        self.words = _invent(num_words, np.random.default_rng(seed))
+        self.frequency = 1.0 / np.arange(1, num_words + 1)
+        self.frequency /= self.frequency.sum()
+        self._lengths = np.array([len(word) + 1 for word in self.words])  # with the space behind it
+
+    @property
+    def floor_nats(self) -> float:
+        """The loss per letter that no model can beat in the long run: a word's entropy over its mean length."""
+        return float(-(self.frequency @ np.log(self.frequency)) / (self.frequency @ self._lengths))
+
+    def sample(self, number: int, num_tokens: int) -> np.ndarray:
+        """The tokens of sample ``number``: [num_tokens], from a random place in the text."""
+        generator = np.random.default_rng([self.seed, number])
+        # A random place lies in a long word more often than in a short one, and anywhere in it.
+        longer = self.frequency * self._lengths
+        first = generator.choice(len(self.words), p=longer / longer.sum())
+        skipped = generator.integers(self._lengths[first])
+        rest = generator.choice(len(self.words), size=num_tokens // 3 + 1, p=self.frequency)
+        text = " ".join(self.words[i] for i in [first, *rest])[skipped:] + " "
+        return np.array([LETTERS.index(letter) for letter in text[:num_tokens]])
+
+    def decode(self, tokens) -> str:
+        """Tokens as letters."""
+        return "".join(LETTERS[token] for token in tokens)
+
+
+@dataclass
+class TextFile:
+    """Any file, byte by byte; samples start at random places. No floor is known: ``floor_nats`` is None."""
+
+    path: str | Path
+    seed: int = 0
+    vocab_size = 256
+    floor_nats = None
+
+    def __post_init__(self):
+        self._bytes = np.frombuffer(Path(self.path).read_bytes(), dtype=np.uint8)
+
+    def sample(self, number: int, num_tokens: int) -> np.ndarray:
+        """The tokens of sample ``number``: [num_tokens].
+
+        Raises:
+            ValueError: the file is shorter than that.
+        """
+        if len(self._bytes) < num_tokens:
+            raise ValueError(
+                f"{self.path} has {len(self._bytes)} bytes, a sample takes {num_tokens}: name a longer file, "
+                "or use a shorter sequence"
+            )
+        start = np.random.default_rng([self.seed, number]).integers(len(self._bytes) - num_tokens + 1)
+        return self._bytes[start : start + num_tokens].astype(np.int64)
+
+    def decode(self, tokens) -> str:
+        """Tokens as text; bytes that are no text come out as a replacement sign."""
+        return bytes(list(tokens)).decode("utf-8", errors="replace")
+
+
+def _invent(num_words: int, generator: np.random.Generator) -> list[str]:
+    """Different words of one to three syllables, as fa, mori, tulevo."""
+    words: dict[str, None] = {}
+    while len(words) < num_words:
+        syllables = (
+            generator.choice(list("bdfgklmnprstvz")) + generator.choice(list("aeiou"))
+            for _ in range(generator.integers(1, 4))
+        )
+        words["".join(syllables)] = None
+    return list(words)
