@@ -98,8 +98,8 @@ class Schedule:
         place = self.place_of(from_stage)
         return own if place is None else [(place[0], Op(kind, micro_batch, place[1])), *own]
 
-    def in_order(self) -> Iterator[tuple[int, Op]]:
-        """Every (rank, op), in an order in which they can run: each rank in its own, and no op before what it needs.
+    def in_order(self) -> Iterator[tuple[int, Op, list[tuple[int, Op]]]]:
+        """Every rank, op, and what it needs, in an order in which they can run: each rank in its own, needs first.
 
         A message waits where it arrives, however long: no rank waits to get rid of one.
 
@@ -112,11 +112,12 @@ class Schedule:
             before = len(done)
             for rank, ops in enumerate(self.ranks):
                 while position[rank] < len(ops):
-                    step = (rank, ops[position[rank]])
-                    if not done.issuperset(self.needs(*step)):
+                    op = ops[position[rank]]
+                    needs = self.needs(rank, op)
+                    if not done.issuperset(needs):
                         break
-                    yield step
-                    done.add(step)
+                    yield rank, op, needs
+                    done.add((rank, op))
                     position[rank] += 1
         stuck = [(rank, ops[position[rank]]) for rank, ops in enumerate(self.ranks) if position[rank] < len(ops)]
         if stuck:
@@ -224,17 +225,18 @@ def interleaved(num_stages: int, num_micro_batches: int, num_chunks: int) -> Sch
 def zero_bubble(num_stages: int, num_micro_batches: int, extra_in_flight: int = 0) -> Schedule:
     """1F1B with the backward split in two, weight gradients put off until a rank would else stand idle.
 
-    With t_b for the gradient of the input, t_w <= t_f, t_b for that of the weights, and e = ``extra_in_flight``:
+    With t_b for the gradient of the input, t_w <= t_f, t_b for that of the weights, and e = ``extra_in_flight``, the
+    busiest rank is idle between its first op and its last for (p-1)(t_f + t_b) - (min(m, p+e)-1) t_w, if that is above
+    zero; on 1F1B it would be (p-1)(t_f + t_b + t_w). Peak in flight: min(m, p+e).
 
-    - e = 0 is ZB-H1. Idle time of the slowest rank: (p-1)(t_f + t_b) - (min(m, p)-1) t_w, where 1F1B's is
-      (p-1)(t_f + t_b + t_w). Peak in flight: min(m, p) on every rank, as on 1F1B's rank 0.
-    - e up to p-1, which is ZB-H2, takes e t_w off that idle time (for m >= p+e). Peak in flight: min(m, p+e).
+    - e = 0 is ZB-H1: for m >= p idle for (p-1)(t_f + t_b - t_w), with the memory of 1F1B's rank 0 on every rank.
+    - e = p-1 is ZB-H2: for m >= 2p-1 idle for (p-1)(t_f + t_b - 2 t_w), for almost twice the memory.
 
     No schedule saves the (p-1) t_f that the last rank waits for its first input. With t_f = t_b = t_w ZB-H1 has no
-    other idle time in a step; ZB-H2 then moves it: each rank is busy from its first op to its last, and ranks start and
+    other idle time in a step. ZB-H2 then moves it: each rank is busy from its first op to its last, and ranks start and
     stop one after the other. That saves time only if steps follow each other with nothing that all ranks wait for.
 
-    Source: arXiv 2401.10241, section 2 and table 2.
+    Source: arXiv 2401.10241, section 2; the case m < p is ours.
 
     >>> print(zero_bubble(2, 3))
     zero bubble (ZB-H1): 2 ranks, 3 micro-batches

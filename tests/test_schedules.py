@@ -57,7 +57,7 @@ def test_each_op_runs_once_and_after_what_it_needs(p, m):
     for schedule in every_schedule(p, m):
         check(schedule)
         done = set()
-        for rank, op in schedule.in_order():
+        for rank, op, _ in schedule.in_order():
             chunk, stage = op.chunk, op.chunk * p + rank
             if op.kind == F and stage > 0:
                 assert (F, op.micro_batch, stage - 1) in done

@@ -7,6 +7,7 @@ second are its messages, which may travel meanwhile: that is what overlap means.
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 COMPUTING = ("forward", "backward", "weight_gradient", "optimizer")
@@ -60,14 +61,21 @@ class Timeline:
 
     def of(self, rank: int, *kinds: str) -> Iterator[Span]:
         """The spans of one rank by their start, of these kinds; of every kind when none is named."""
-        return (span for span in self.spans if span.rank == rank and (not kinds or span.kind in kinds))
+        return (span for span in self._of_rank.get(rank, ()) if not kinds or span.kind in kinds)
+
+    @cached_property
+    def _of_rank(self) -> dict[int, list[Span]]:
+        found: dict[int, list[Span]] = {}
+        for span in self.spans:
+            found.setdefault(span.rank, []).append(span)
+        return found
 
     @property
     def ranks(self) -> list[int]:
         """The ranks that did anything."""
-        return sorted({span.rank for span in self.spans})
+        return sorted(self._of_rank)
 
-    @property
+    @cached_property
     def makespan_seconds(self) -> float:
         """From the first start on any rank to the last end."""
         return max((s.end for s in self.spans), default=0.0) - min((s.start for s in self.spans), default=0.0)
@@ -86,11 +94,29 @@ class Timeline:
         """How long any message of this rank was under way, whether it computed meanwhile or not."""
         return _covered([(span.start, span.end) for span in self.of(rank, COMMUNICATION)])
 
+    def in_flight(self, rank: int) -> list[tuple[float, int]]:
+        """Of how many micro-batches this rank holds the activations, from when on: [(seconds, count), ...].
+
+        From a forward's start until the end of its backward, or of its weight gradient where there are any; where
+        nothing goes backward, until the forward's own end. With v chunks a rank each pass counts, as in
+        `Schedule.peak_in_flight`.
+        """
+        kinds = {span.kind for span in self.of(rank)}
+        last = next((kind for kind in ("weight_gradient", "backward") if kind in kinds), "forward")
+        changes = [(span.start, 1) for span in self.of(rank, "forward")]
+        changes += [(span.end, -1) for span in self.of(rank, last)]
+        held = 0
+        steps = {0.0: 0}
+        for seconds, change in sorted(changes):  # at the same moment, one leaves before the next comes
+            held += change
+            steps[seconds] = held
+        return list(steps.items())
+
     def utilisation(self, rank: int) -> float:
         """The share of the makespan in which this rank computed."""
         return self.computing_seconds(rank) / self.makespan_seconds
 
-    @property
+    @cached_property
     def bubble_share(self) -> float:
         """Idle over total: the share of all ranks' time in which they did not compute."""
         return 1.0 - sum(map(self.utilisation, self.ranks)) / len(self.ranks)

@@ -1,0 +1,81 @@
+"""When each op of a schedule would run: a prediction from the times of the ops, without running any."""
+
+from collections.abc import Iterable, Sequence
+
+from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
+from labkit.timeline.spans import COMMUNICATION, Span, Timeline
+
+
+def simulate(
+    schedule: Schedule,
+    forward_seconds: float | Sequence[float] = 1.0,
+    backward_seconds: float | Sequence[float] = 2.0,
+    *,
+    message_seconds: float = 0.0,
+    weight_gradient_share: float = 0.5,
+) -> Timeline:
+    """Each op starts when its rank is free, in the rank's order, and what it needs has arrived.
+
+    ``forward_seconds`` and ``backward_seconds`` are the time that a rank takes for one micro-batch, the same on every
+    rank: with v chunks a rank, each chunk takes 1/v of it. Or a list, one time for each of the p*v model chunks.
+    ``backward_seconds`` is the whole backward; where the schedule splits it, ``weight_gradient_share`` of it is for the
+    weights. A message to another rank arrives ``message_seconds`` after the op that made it, while its sender goes on;
+    any number may be under way at once.
+
+    Raises:
+        ValueError: a time that is none, a list of another length, or a schedule that deadlocks.
+
+    >>> from labkit.schedules import one_f_one_b
+    >>> timeline = simulate(one_f_one_b(4, 8))
+    >>> timeline.makespan_seconds, round(timeline.bubble_over_ideal, 3), round(timeline.bubble_share, 4)
+    (33.0, 0.375, 0.2727)
+    """
+    seconds = _seconds_of_kinds(schedule, forward_seconds, backward_seconds, weight_gradient_share)
+    _check_time("message_seconds", message_seconds)
+    ended: dict[tuple[int, Op], float] = {}
+    free_at, spans = [0.0] * schedule.num_stages, []
+    for rank, op, needs in schedule.in_order():
+        start = free_at[rank]
+        for need in needs:
+            arrived, sender = ended[need], need[0]
+            if sender != rank and message_seconds:
+                sent, arrived = arrived, arrived + message_seconds
+                spans.append(Span(sender, COMMUNICATION, f"send {need[1]}", sent, arrived))
+            start = max(start, arrived)
+        free_at[rank] = ended[rank, op] = start + seconds[op.kind][schedule.stage_of(rank, op.chunk)]
+        spans.append(Span(rank, op.kind, str(op), start, free_at[rank]))
+    return Timeline(spans, "simulated")
+
+
+def _seconds_of_kinds(schedule: Schedule, forward, backward, weight_gradient_share) -> dict[str, list[float]]:
+    """For each kind of op the time that each model chunk takes for it."""
+    _check_time("weight_gradient_share", weight_gradient_share)
+    if weight_gradient_share > 1:
+        raise ValueError(f"weight_gradient_share={weight_gradient_share} is more than all of it: use 0 to 1")
+    forwards = _per_model_chunk(schedule, "forward_seconds", forward)
+    backwards = _per_model_chunk(schedule, "backward_seconds", backward)
+    if not schedule.splits_backward:
+        return {FORWARD: forwards, BACKWARD: backwards}
+    weights = [weight_gradient_share * whole for whole in backwards]
+    inputs = [whole - part for whole, part in zip(backwards, weights)]
+    return {FORWARD: forwards, BACKWARD: inputs, WEIGHT_GRADIENT: weights}
+
+
+def _per_model_chunk(schedule: Schedule, name: str, value: float | Sequence[float]) -> list[float]:
+    count = schedule.num_model_chunks
+    if not isinstance(value, Iterable):
+        _check_time(name, value)
+        return [float(value) / schedule.num_chunks] * count
+    times = list(value)
+    if len(times) != count:
+        raise ValueError(
+            f"{name} has {len(times)} times for {count} model chunks: give one for each, or one number for all"
+        )
+    for index, seconds in enumerate(times):
+        _check_time(f"{name}[{index}]", seconds)
+    return times
+
+
+def _check_time(name: str, value: float) -> None:
+    if not 0 <= value < float("inf"):  # also false for nan
+        raise ValueError(f"{name}={value} is no length of time: use a finite number from 0 up")
