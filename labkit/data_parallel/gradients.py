@@ -56,6 +56,10 @@ class DataParallel(nn.Module):
                 parameter.register_post_accumulate_grad_hook(lambda p, bucket=bucket: self._arrived(p, bucket))
 
     def forward(self, *args, **kwargs):
+        if self._in_backward:  # an error ended it, so that nobody received
+            self._next, self._in_backward = 0, False
+            for bucket in self._buckets:
+                bucket.forget()
         return self.module(*args, **kwargs)
 
     @contextmanager
@@ -91,6 +95,12 @@ class DataParallel(nn.Module):
             self._in_backward = True
             Variable._execution_engine.queue_callback(self.sync_gradients)  # runs when this backward is done
         if self.overlap:
+            if parameter in bucket.arrived:  # and may be on its way
+                name = next(name for name, each in self.module.named_parameters() if each is parameter)
+                raise ValueError(
+                    f"{name} got a second gradient in one backward, as happens when two parts under reentrant "
+                    "checkpointing use it: take checkpoint(..., use_reentrant=False), or overlap=False"
+                )
             bucket.put(parameter, self.group.size())
             while self._next < len(self._buckets) and self._buckets[self._next].is_full:
                 self._buckets[self._next].send(self.group)
@@ -143,6 +153,13 @@ class _Bucket:
             for parameter, anywhere in zip(self.parameters, self.flags.tolist()):
                 if anywhere:
                     parameter.grad = self.views[parameter]
+        self.arrived.clear()
+        self.travelling = None
+
+    def forget(self) -> None:
+        """Wait for what is under way, and take none of it."""
+        if self.travelling is not None:
+            self.travelling.wait()
         self.arrived.clear()
         self.travelling = None
 

@@ -68,11 +68,19 @@ class ShardedOptimizer(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Take from a state dict what belongs to this rank's parameters."""
+        """Take from a state dict what belongs to this rank's parameters.
+
+        Raises:
+            ValueError: there are states, but none of this rank's: a state dict that another rank saved alone.
+        """
         parameters = [parameter for each in self.param_groups for parameter in each["params"]]
-        states = {
-            n: state for n, state in state_dict["state"].items() if self.owner[parameters[n]] == self.group.rank()
-        }
+        mine = [n for n, parameter in enumerate(parameters) if self.owner[parameter] == self.group.rank()]
+        states = {n: state_dict["state"][n] for n in mine if n in state_dict["state"]}
+        if state_dict["state"] and not states and any(parameters[n].requires_grad for n in mine):
+            raise ValueError(
+                f"the state dict has states of parameters {sorted(state_dict['state'])}, rank {self.group.rank()} owns "
+                f"{mine}: each rank saves its own part, give the parts of all ranks together"
+            )
         super().load_state_dict({**state_dict, "state": states})
         self.local.state = self.state
 

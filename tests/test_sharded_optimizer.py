@@ -1,0 +1,445 @@
+"""With its states divided among the ranks, an optimizer makes the very steps that it makes undivided: bit by bit."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+
+from labkit.data_parallel import DataParallel, ShardedOptimizer
+from labkit.groups import init_groups
+from labkit.launch import RankFailed, World
+from labkit.layout import ParallelLayout
+
+ROWS, WIDTH, STEPS = 12, 6, 10
+OPTIMIZERS = {
+    "SGD": (torch.optim.SGD, dict(lr=0.1)),
+    "SGD with momentum": (torch.optim.SGD, dict(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)),
+    "Adam": (torch.optim.Adam, dict(lr=0.01)),
+    "Adam one by one": (torch.optim.Adam, dict(lr=0.01, foreach=False, amsgrad=True)),
+    "AdamW": (torch.optim.AdamW, dict(lr=0.01, weight_decay=0.1)),
+    "AdamW foreach": (torch.optim.AdamW, dict(lr=0.01, foreach=True)),
+    "AdamW fused": (torch.optim.AdamW, dict(lr=0.01, fused=True)),
+    "AdamW, lr a tensor": (torch.optim.AdamW, dict(lr=torch.tensor(0.01), foreach=False)),
+    "Adagrad": (torch.optim.Adagrad, dict(lr=0.1)),
+    "Adafactor": (torch.optim.Adafactor, dict(lr=0.01)),
+    "RMSprop": (torch.optim.RMSprop, dict(lr=0.01, momentum=0.5)),
+    "NAdam": (torch.optim.NAdam, dict(lr=0.01)),
+}
+if hasattr(torch.optim, "Muon"):  # since torch 2.9
+    OPTIMIZERS["Muon"] = (torch.optim.Muon, dict(lr=0.01))  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def on_ranks():
+    """Runs a test on every rank, where what fails there fails here; the ranks are kept warm for the whole file."""
+    worlds: dict[int, World] = {}
+
+    def run(test, *args, world_size=2):
+        if world_size not in worlds:
+            worlds[world_size] = World(world_size).__enter__()
+        try:
+            return worlds[world_size].run(test, *args)
+        except RankFailed:
+            worlds.pop(world_size).__exit__(None, None, None)
+            raise
+
+    yield run
+    for each in worlds.values():
+        each.__exit__(None, None, None)
+
+
+def world():
+    return dist.group.WORLD
+
+
+def linear(inputs=WIDTH, outputs=WIDTH, bias=True):
+    return nn.Linear(inputs, outputs, bias, dtype=torch.float64)
+
+
+class Tied(nn.Module):
+    """A weight used twice, one that is frozen, one that nobody uses, and a number."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.first, self.frozen, self.unused = (linear(bias=bias) for _ in range(3))
+        self.last = linear(WIDTH, 5, bias=bias)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x):
+        return self.last(F.gelu(F.linear(F.gelu(self.frozen(F.gelu(self.first(x)))), self.first.weight)))
+
+
+def make(optimizer_class=None):
+    torch.manual_seed(3)
+    return Tied(bias=optimizer_class is None or optimizer_class.__name__ != "Muon")  # which takes matrices only
+
+
+def batches(num_steps=STEPS):
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator) for _ in range(num_steps)]
+
+
+def loss_of(output):
+    return output.square().mean()
+
+
+def train(module, optimizer, xs=None, scheduler=None):
+    """Steps on whole batches, the same on every rank; yields the weights after each."""
+    for x in batches() if xs is None else xs:
+        optimizer.zero_grad()
+        loss_of(module(x)).backward()
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+        yield [p.detach().clone() for p in module.parameters()]
+
+
+def assert_equal(weights_of_steps, others):
+    """Bit by bit: every operation of these optimizers is on one parameter, whoever else is in the group."""
+    number = 0
+    for number, (weights, expected) in enumerate(zip(weights_of_steps, others, strict=True), 1):
+        assert all(map(torch.equal, weights, expected)), f"step {number}"
+    assert number > 0
+
+
+def pair(optimizer_class, params_of=nn.Module.parameters, **options):
+    """A module with the plain optimizer and one with ours."""
+    plain, divided = make(optimizer_class), make(optimizer_class)
+    ours = ShardedOptimizer(params_of(divided), optimizer_class, world(), **options)
+    return plain, optimizer_class(params_of(plain), **options), divided, ours
+
+
+# -- the same weights --------------------------------------------------------------------------------------------------
+
+
+def ten_steps(name):
+    optimizer_class, options = OPTIMIZERS[name]
+    plain, optimizer, divided, ours = pair(optimizer_class, **options)
+    expected = list(train(plain, optimizer))
+    assert not torch.equal(expected[0][0], expected[-1][0])
+    assert_equal(train(divided, ours), expected)
+    by_torch = make(optimizer_class)
+    theirs = ZeroRedundancyOptimizer(by_torch.parameters(), optimizer_class, **options)
+    if name != "AdamW, lr a tensor":  # of which ZeroRedundancyOptimizer makes another copy a step
+        assert_equal(train(by_torch, theirs), expected)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_ten_steps_equal_the_plain_optimizer_and_torch(on_ranks, name, world_size):
+    on_ranks(ten_steps, name, world_size=world_size)
+
+
+def with_data_parallel(world_size):
+    """Rows divided, gradients averaged, states divided: against one process on the whole batch, undivided."""
+    alone, module = make(), make()
+    model = DataParallel(module, world(), bucket_bytes=200)
+    options = dict(lr=0.01, weight_decay=0.1)
+    ours = ShardedOptimizer(model.parameters(), torch.optim.AdamW, world(), **options)
+    expected = train(alone, torch.optim.AdamW(alone.parameters(), **options))
+    steps = train(model, ours, [x.chunk(world_size)[world().rank()] for x in batches()])
+    for weights, others in zip(steps, expected, strict=True):
+        for one, other in zip(weights, others):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_together_with_averaged_gradients(on_ranks, world_size):
+    on_ranks(with_data_parallel, world_size, world_size=world_size)
+
+
+def two_groups(module):
+    """Weights decay, biases learn faster."""
+    named = list(module.named_parameters())
+    return [
+        dict(params=[p for name, p in named if name.endswith("weight")], weight_decay=0.1, lr=0.01),
+        dict(params=[p for name, p in named if name.endswith("bias")], weight_decay=0.0, betas=(0.5, 0.9)),
+    ]
+
+
+def parameter_groups():
+    plain, optimizer, divided, ours = pair(torch.optim.AdamW, two_groups, lr=0.05)
+    assert_equal(train(divided, ours), list(train(plain, optimizer)))
+    for each, other in zip(ours.param_groups, optimizer.param_groups, strict=True):
+        assert each.keys() == other.keys()
+        assert all(each[key] == other[key] for key in each if key != "params")
+    plain, optimizer, divided, ours = pair(torch.optim.AdamW, nn.Module.named_parameters, lr=0.05)
+    assert_equal(train(divided, ours), list(train(plain, optimizer)))
+
+
+def test_parameter_groups_keep_their_own_options(on_ranks):
+    on_ranks(parameter_groups)
+
+
+SCHEDULERS = [
+    lambda optimizer: CosineAnnealingLR(optimizer, T_max=STEPS),
+    lambda optimizer: OneCycleLR(optimizer, max_lr=[0.05, 0.1], total_steps=STEPS),  # changes betas too
+]
+
+
+def scheduled(scheduler_of):
+    plain, optimizer, divided, ours = pair(torch.optim.AdamW, two_groups, lr=0.05)
+    expected = list(train(plain, optimizer, scheduler=scheduler_of(optimizer)))
+    assert_equal(train(divided, ours, scheduler=scheduler_of(ours)), expected)
+    assert ours.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] != 0.01
+
+
+@pytest.mark.parametrize("number", range(len(SCHEDULERS)))
+def test_a_schedule_of_learning_rates(on_ranks, number):
+    on_ranks(scheduled, SCHEDULERS[number])
+
+
+def closure():
+    plain, optimizer, divided, ours = pair(torch.optim.SGD, lr=0.1, momentum=0.9)
+    for x in batches(3):
+        losses = []
+        for module, each in ((plain, optimizer), (divided, ours)):
+
+            def compute(module=module, each=each, x=x):
+                each.zero_grad()
+                loss = loss_of(module(x))
+                loss.backward()
+                return loss
+
+            losses.append(each.step(compute))
+        assert torch.equal(*losses)
+        assert all(map(torch.equal, plain.parameters(), divided.parameters()))
+
+
+def test_a_closure_is_called_and_its_loss_returned(on_ranks):
+    on_ranks(closure)
+
+
+def gradients_of_none():
+    plain, optimizer, divided, ours = pair(torch.optim.Adam, lr=0.1)
+    before = [p.detach().clone() for p in divided.parameters()]
+    ours.step()  # nobody has a gradient yet
+    assert all(map(torch.equal, divided.parameters(), before))
+    assert_equal(train(divided, ours), list(train(plain, optimizer)))
+    ours.zero_grad()
+    assert all(p.grad is None for p in divided.parameters())
+
+
+def test_a_step_without_gradients_changes_nothing(on_ranks):
+    on_ranks(gradients_of_none)
+
+
+# -- who owns what -----------------------------------------------------------------------------------------------------
+
+
+def few_parameters():
+    torch.manual_seed(3)
+    plain, divided = (nn.Linear(WIDTH, 1, dtype=torch.float64) for _ in range(2))
+    divided.load_state_dict(plain.state_dict())
+    ours = ShardedOptimizer(divided.parameters(), torch.optim.AdamW, world(), lr=0.1)
+    assert_equal(train(divided, ours), list(train(plain, torch.optim.AdamW(plain.parameters(), lr=0.1))))
+    return len(ours.state_dict()["state"])
+
+
+def test_more_ranks_than_parameters(on_ranks):
+    assert on_ranks(few_parameters, world_size=4) == [1, 1, 0, 0]
+
+
+class Odd(nn.Module):
+    """Several types, a number, nothing at all, and an image filter in another memory order."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4, dtype=t) for t in (torch.float32, torch.float64, torch.bfloat16))
+        self.number, self.nothing = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.empty(0))
+        self.conv = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def odd_parameters():
+    torch.manual_seed(world().rank())  # what the owner has is what counts after a step: here the start must be alike
+    plain, divided = Odd(), Odd()
+    DataParallel(plain, world())
+    divided.load_state_dict(plain.state_dict())
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    ours = ShardedOptimizer(divided.parameters(), torch.optim.AdamW, world(), lr=0.1)
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(3):
+        for one, other in zip(plain.parameters(), divided.parameters()):
+            one.grad = torch.randn(one.shape, generator=generator).to(one.dtype)
+            other.grad = one.grad.clone()
+        optimizer.step()
+        ours.step()
+        assert all(map(torch.equal, plain.parameters(), divided.parameters()))
+    plain.load_state_dict(divided.state_dict())
+    return sorted(map(str, {p.dtype for p in divided.parameters()}))
+
+
+def test_parameters_of_several_types_and_shapes(on_ranks):
+    types = ["torch.bfloat16", "torch.float32", "torch.float64"]
+    assert on_ranks(odd_parameters) == [types] * 2
+
+
+def bytes_of(optimizer):
+    tensors = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
+    return sum(x.nbytes for x in tensors if x.dim() > 0)  # not the count of steps
+
+
+def memory(optimizer_class, num_layers):
+    torch.manual_seed(3)
+    module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(num_layers)))
+    ours = ShardedOptimizer(module.parameters(), optimizer_class, world(), lr=0.1)
+    list(train(module, ours, [torch.randn(ROWS, 64)]))
+    return bytes_of(ours)
+
+
+@pytest.mark.parametrize(("optimizer_class", "bytes_per_parameter"), [(torch.optim.Adam, 8), (torch.optim.Adagrad, 4)])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_each_rank_keeps_its_part_of_the_states(on_ranks, optimizer_class, bytes_per_parameter, world_size):
+    """Psi parameters of 4 bytes, 8 bytes of states each for Adam: 8 Psi / d where d divides the layers evenly."""
+    num_parameters = 4 * (64 * 64 + 64)
+    expected = bytes_per_parameter * num_parameters / world_size
+    assert on_ranks(memory, optimizer_class, 4, world_size=world_size) == [expected] * world_size
+
+
+def test_where_whole_parameters_do_not_divide_evenly_no_rank_has_more_than_one_too_many(on_ranks):
+    counts = [each / 8 for each in on_ranks(memory, torch.optim.Adam, 5, world_size=4)]
+    assert sum(counts) == 5 * (64 * 64 + 64)
+    assert max(counts) - min(counts) <= 64 * 64
+
+
+def within_dp_group():
+    """Two tensor ranks with other weights each: their data-parallel groups divide their own states."""
+    with init_groups(ParallelLayout(4, tp_size=2)) as groups:
+        results = []
+        for divided in (False, True):
+            torch.manual_seed(groups.coords.tp)
+            module = nn.Sequential(linear(), nn.GELU(), linear())
+            if divided:
+                optimizer = ShardedOptimizer(module.parameters(), torch.optim.Adam, groups.dp, lr=0.1)
+            else:
+                optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
+            results.append(list(train(module, optimizer)))
+        assert_equal(*results)
+        return len(optimizer.state)
+
+
+def test_within_the_data_parallel_groups_of_a_layout(on_ranks):
+    assert on_ranks(within_dp_group, world_size=4) == [2, 2, 2, 2]
+
+
+# -- states that are saved ---------------------------------------------------------------------------------------------
+
+OF_STATES = {
+    "AdamW": (torch.optim.AdamW, dict(lr=0.05)),
+    "SGD with momentum": (torch.optim.SGD, dict(lr=0.05, momentum=0.9)),
+}
+
+
+def parts(name):
+    """The state dicts of all ranks, after five steps; and of the plain optimizer, the weights of five more."""
+    optimizer_class, options = OF_STATES[name]
+    plain, optimizer, divided, ours = pair(optimizer_class, two_groups_of_any, **options)
+    list(train(plain, optimizer, batches()[:5]))
+    list(train(divided, ours, batches()[:5]))
+    middle = [p.detach().clone() for p in plain.parameters()]
+    after = list(train(plain, optimizer, batches()[5:]))
+    return ours.state_dict(), middle, after
+
+
+def two_groups_of_any(module):
+    named = list(module.named_parameters())
+    weights, biases = ([p for name, p in named if name.endswith(kind)] for kind in ("weight", "bias"))
+    return [dict(params=weights, weight_decay=0.1), dict(params=biases, lr=0.1)]
+
+
+def continued(name, state_dict, middle, after, divided):
+    """A new module and a new optimizer, with other options, go on from the state dict."""
+    optimizer_class, options = OF_STATES[name]
+    module = make()
+    with torch.no_grad():
+        for p, value in zip(module.parameters(), middle):
+            p.copy_(value)
+    options = options | {"lr": 7.0}
+    if divided:
+        optimizer = ShardedOptimizer(two_groups_of_any(module), optimizer_class, world(), **options)
+    else:
+        optimizer = optimizer_class(two_groups_of_any(module), **options)
+    optimizer.load_state_dict(copy.deepcopy(state_dict))  # torch takes the tensors themselves, and changes them
+    assert_equal(train(module, optimizer, batches()[5:]), after)
+    return sorted(optimizer.state_dict()["state"])
+
+
+def whole(state_dicts):
+    """What the ranks together have."""
+    states = {n: state for each in state_dicts for n, state in each["state"].items()}
+    return state_dicts[0] | {"state": states}
+
+
+@pytest.mark.parametrize("name", OF_STATES)
+@pytest.mark.parametrize("loading_ranks", [2, 3])
+def test_the_parts_together_go_into_a_plain_optimizer_and_into_any_number_of_ranks(on_ranks, name, loading_ranks):
+    saved = on_ranks(parts, name, world_size=2)
+    state_dicts, (middle, *_), (after, *_) = zip(*saved)
+    keys = [set(each["state"]) for each in state_dicts]
+    assert not keys[0] & keys[1]
+    assert all(keys)
+    state_dict = whole(list(state_dicts))
+    assert continued(name, state_dict, middle, after, False) == sorted(keys[0] | keys[1])
+    loaded = on_ranks(continued, name, state_dict, middle, after, True, world_size=loading_ranks)
+    assert sorted(n for each in loaded for n in each) == sorted(keys[0] | keys[1])
+
+
+@pytest.mark.parametrize("name", OF_STATES)
+def test_each_rank_can_load_its_own_part(on_ranks, name):
+    def save_and_load():
+        state_dict, middle, after = parts(name)
+        continued(name, state_dict, middle, after, True)
+
+    on_ranks(save_and_load)
+
+
+def test_the_part_of_another_rank_is_refused(on_ranks):
+    def load_only():
+        module = make()
+        ours = ShardedOptimizer(module.parameters(), torch.optim.Adam, world(), lr=0.1)
+        list(train(module, ours, batches(1)))
+        container = [ours.state_dict()]
+        dist.broadcast_object_list(container, src=0)
+        try:
+            ours.load_state_dict(container[0])
+        except ValueError as error:
+            return str(error)
+
+    texts = on_ranks(load_only)
+    assert texts[0] is None
+    assert "rank 1 owns" in texts[1] and "give the parts of all ranks together" in texts[1]
+
+
+# -- what it refuses ---------------------------------------------------------------------------------------------------
+
+
+def refused(make_it):
+    try:
+        make_it(make())
+    except ValueError as error:
+        return str(error)
+
+
+def later(module):
+    optimizer = ShardedOptimizer(module.first.parameters(), torch.optim.Adam, world(), lr=0.1)
+    optimizer.add_param_group({"params": list(module.last.parameters())})
+
+
+def test_what_it_cannot_divide_is_refused(on_ranks):
+    def lbfgs(module):
+        ShardedOptimizer(module.parameters(), torch.optim.LBFGS, world())
+
+    for text in on_ranks(refused, lbfgs):
+        assert text.startswith("LBFGS makes one step of all parameters together")
+    for text in on_ranks(refused, later):
+        assert "give it all groups when it is made" in text
+
+
+def test_no_parameters_at_all_is_what_torch_refuses(on_ranks):
+    for text in on_ranks(refused, lambda module: ShardedOptimizer([], torch.optim.Adam, world())):
+        assert "empty parameter list" in text
