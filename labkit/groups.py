@@ -5,7 +5,7 @@ needs a world that is up and does not care what brought it up: `launch`, torchru
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +36,7 @@ class ProcessGroups:
     pp: dist.ProcessGroup
     model: dist.ProcessGroup
     embedding: dist.ProcessGroup
+    _channels: dict[tuple[str, bool], dist.ProcessGroup] = field(default_factory=dict)
     _mesh: DeviceMesh | None = None
 
     @property
@@ -63,6 +64,15 @@ class ProcessGroups:
         """Whether this rank holds the pipeline's last stage, where the loss is."""
         return self.next_stage is None
 
+    def channel(self, kind: str, wraps: bool) -> dist.ProcessGroup:
+        """The group for the pipeline's messages of one kind ("forward", "backward") and direction.
+
+        ``wraps``: between the last rank and the first, where a model chunk ends and the next begins. With gloo, where
+        tags tell messages apart, it is always ``pp``. NCCL delivers in the order of sending, and receives that
+        are posted ahead must not hold up a message the other way: so each kind and direction has its own.
+        """
+        return self._channels.get((kind, wraps), self.pp)
+
     def device_mesh(self) -> DeviceMesh:
         """The same groups, not copies, as a DeviceMesh with the axes named, slowest first.
 
@@ -84,6 +94,8 @@ class ProcessGroups:
         and those of the mesh. Closing twice is closing once.
         """
         self._mesh = None
+        while self._channels and dist.is_initialized():
+            dist.destroy_process_group(self._channels.popitem()[1])
         for name in reversed(_NAMES):
             group = vars(self).pop(name, dist.GroupMember.NON_GROUP_MEMBER)
             if dist.is_initialized():  # else the world went first, and took its groups with it
@@ -126,10 +138,14 @@ def init_groups(layout: ParallelLayout) -> ProcessGroups:
         )
     made: dict[str, Any] = {name: _my_group(name, layout.groups(*axes)) for name, axes in AXES_OF_GROUP.items()}
     made["embedding"] = _my_group("embedding", layout.embedding_groups())
+    channels = {}
+    if "nccl" in dist.get_backend_config():
+        kinds = [(kind, wraps) for kind in ("forward", "backward") for wraps in (False, True)]
+        channels = {each: _my_group(f"pp {each[0]}", layout.groups("pp")) for each in kinds}
     if "gloo" in dist.get_backend_config():
         # Gloo connects at once, and a rank that closed early would hang up on a peer that is still connecting.
         dist.all_reduce(torch.zeros(1))
-    return ProcessGroups(layout, dist.get_rank(), **made)
+    return ProcessGroups(layout, dist.get_rank(), **made, _channels=channels)
 
 
 def _my_group(name: str, groups: list[list[int]]) -> dist.ProcessGroup:

@@ -1,0 +1,92 @@
+"""A training step of a pipeline, labkit.pipeline against torch.distributed.pipelining.
+
+Paced stages sleep 20 ms forward and 40 ms backward, so that the result is about the runtime and not about the cores;
+computing stages are what they are. Rounds of the two alternate in one world; the result is the median round of the
+slowest rank. The text says both as multiples of the makespan that the schedule allows, by simulation.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import pipelining as peer
+
+from labkit import pipeline, schedules
+from labkit.groups import init_groups
+from labkit.launch import launch
+from labkit.layout import ParallelLayout
+from labkit.timeline import simulate
+
+FORWARD_SECONDS, BACKWARD_SECONDS = 0.020, 0.040
+P, M = 4, 8
+WIDTH, ROWS = 512, 64  # of a computing stage's layers, and of a micro-batch
+SCHEDULES = {
+    "1F1B": (schedules.one_f_one_b(P, M), peer.Schedule1F1B),
+    "interleaved, v = 2": (schedules.interleaved(P, M, 2), peer.ScheduleInterleaved1F1B),
+    "GPipe": (schedules.gpipe(P, M), peer.ScheduleGPipe),
+}
+NUM_ROUNDS = 7
+
+
+def rows() -> Iterator[tuple[str, float, float]]:
+    for name, (schedule, peer_schedule) in SCHEDULES.items():
+        ours, theirs = run_both(schedule, peer_schedule, paced)
+        ideal = simulate(schedule, FORWARD_SECONDS, BACKWARD_SECONDS).makespan_seconds
+        yield f"paced {name}, {ours / ideal:.3f} of ideal, pipelining {theirs / ideal:.3f}", ours, theirs
+    for name, (schedule, peer_schedule) in SCHEDULES.items():
+        ours, theirs = run_both(schedule, peer_schedule, computing)
+        yield f"computing {name}, 4 ranks, against pipelining", ours, theirs
+
+
+def run_both(schedule: schedules.Schedule, peer_schedule: Callable, make_chunk: Callable) -> tuple[float, float]:
+    return launch(compare, schedule, peer_schedule, make_chunk, world_size=P, backend="gloo", timeout_seconds=300)[0]
+
+
+def paced(num_chunks: int) -> nn.Module:
+    return pipeline.PacedStage(FORWARD_SECONDS / num_chunks, BACKWARD_SECONDS / num_chunks)
+
+
+def computing(num_chunks: int) -> nn.Module:
+    layers = [layer for _ in range(8 // num_chunks) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
+    return nn.Sequential(*layers)
+
+
+def compare(schedule: schedules.Schedule, peer_schedule: Callable, make_chunk: Callable) -> tuple[float, float]:
+    """Median seconds of a step of ours and of torch's, the same on every rank."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    groups, rank = init_groups(ParallelLayout(P, pp_size=P)), dist.get_rank()
+    x = torch.randn(M * ROWS, WIDTH)
+    chunks = [make_chunk(schedule.num_chunks) for _ in range(schedule.num_chunks)]
+    theirs = [make_chunk(schedule.num_chunks) for _ in range(schedule.num_chunks)]
+    stages = [
+        peer.PipelineStage(chunk, schedule.stage_of(rank, number), schedule.num_model_chunks, torch.device("cpu"))
+        for number, chunk in enumerate(theirs)
+    ]
+    peers_loss = {"loss_fn": lambda output, target: output.square().mean()}
+    runtime = peer_schedule(stages if schedule.num_chunks > 1 else stages[0], M, **peers_loss)
+    target = {"target": x} if rank == P - 1 else {}
+
+    def our_step():
+        pipeline.run(schedule, chunks, groups, x.chunk(M), loss=lambda output, _: output.square().mean())
+
+    def their_step():
+        runtime.step(*([x] if rank == 0 else []), **target)
+
+    seconds: dict[Callable, list[float]] = {our_step: [], their_step: []}
+    for _ in range(2 + NUM_ROUNDS):
+        for step, taken in seconds.items():
+            taken.append(timed(step))
+    medians = torch.tensor([statistics.median(taken[2:]) for taken in seconds.values()])  # the first two warm up
+    dist.all_reduce(medians, dist.ReduceOp.MAX)
+    return medians[0].item(), medians[1].item()
+
+
+def timed(step: Callable) -> float:
+    dist.barrier()
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start

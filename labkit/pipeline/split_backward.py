@@ -1,0 +1,97 @@
+"""A backward pass in two halves: first the gradient of the input, which another rank waits for; the weights' later.
+
+The graph of a stage is a way from the output back to the input, with weights beside it. The first half goes along
+the way and keeps the gradient that arrives at each node with weights beside it; the second half starts from there.
+Source of the idea: arXiv 2401.10241, section 2.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+
+class SplitBackward:
+    """The backward of ``output`` with respect to ``x``, a leaf, and to the weights in between.
+
+    Where x has no gradient (token numbers), there is no first half, and the second is all of backward. If a weight
+    is used at two nodes, the second half goes the whole way again: right, but nothing is saved.
+    """
+
+    def __init__(self, output: torch.Tensor, x: torch.Tensor):
+        self.output, self.x = output, x
+        self.grad: torch.Tensor | None = None
+        self.arrived: dict[Node, Sequence[torch.Tensor | None]] = {}
+        self.weights_at: dict[Node, set[torch.Tensor]] = {}
+        self.has_first_half = output.requires_grad and x.requires_grad
+        if self.has_first_half:
+            self.weights_at = _weights_beside(get_gradient_edge(output).node, get_gradient_edge(x).node)
+
+    def input_gradient(self, grad: torch.Tensor | None) -> None:
+        """Fill ``x.grad``, given the gradient of the output (None for a scalar)."""
+        self.grad = grad
+        if self.has_first_half:
+            hooks = [node.register_prehook(self._keep(node)) for node in self.weights_at]
+            torch.autograd.backward(self.output, grad, inputs=[self.x], retain_graph=True)
+            for hook in hooks:
+                hook.remove()
+
+    def weight_gradient(self) -> None:
+        """Add to the gradients of the weights."""
+        beside = list(self.weights_at.values())
+        weights = set().union(*beside)
+        if not self.has_first_half:
+            if self.output.requires_grad:
+                torch.autograd.backward(self.output, self.grad)
+        elif len(weights) < sum(map(len, beside)):
+            torch.autograd.backward(self.output, self.grad, inputs=list(weights))
+        else:
+            for node, grads in self.arrived.items():
+                given = [index for index, grad in enumerate(grads) if grad is not None]
+                edges = [GradientEdge(node, index) for index in given]
+                weights = list(self.weights_at[node])
+                torch.autograd.backward(edges, [grads[index] for index in given], inputs=weights)
+
+    def _keep(self, node: Node) -> Callable:
+        def keep(grads):
+            self.arrived[node] = grads
+
+        return keep
+
+
+def _weights_beside(root: Node, x: Node) -> dict[Node, set[torch.Tensor]]:
+    """For each node on the way from the output to x: the weights that are reached from it, but not on the way."""
+    leads_to_x: dict[Node, bool] = {}
+    leaves: dict[Node, set[torch.Tensor]] = {}  # of nodes that do not lead to x
+    beside: dict[Node, set[torch.Tensor]] = {}
+    for node in _children_first(root):
+        children = _children(node)
+        leads_to_x[node] = node is x or any(leads_to_x[child] for child in children)
+        found = set().union(*(leaves[child] for child in children if not leads_to_x[child]))
+        if not leads_to_x[node]:
+            leaf = getattr(node, "variable", None)
+            leaves[node] = found if leaf is None else {leaf}
+        elif found:
+            beside[node] = found
+    return beside
+
+
+def _children(node: Node) -> list[Node]:
+    return [child for child, _ in node.next_functions if child is not None]
+
+
+def _children_first(root: Node) -> list[Node]:
+    """All nodes of a graph, each behind those that it leads to. (No recursion: graphs may be deep.)"""
+    order: list[Node] = []
+    seen, stack = {root}, [(root, iter(_children(root)))]
+    while stack:
+        node, children = stack[-1]
+        for child in children:
+            if child not in seen:
+                seen.add(child)
+                stack.append((child, iter(_children(child))))
+                break
+        else:
+            order.append(node)
+            stack.pop()
+    return order
