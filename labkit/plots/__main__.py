@@ -14,6 +14,9 @@ from labkit.layout import ParallelLayout
 from labkit.plots.collectives import draw_flows
 from labkit.plots.layout import draw_layout, draw_orders
 from labkit.plots.sharding import draw_column, draw_row
+from labkit.plots.timeline import draw_timelines
+from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.timeline import simulate
 
 TWO_NODES = ParallelLayout(16, tp_size=2, pp_size=4)  # the 16 GPUs of notebook 01
 OTHER_ORDER = ParallelLayout(16, tp_size=2, pp_size=4, order="tp-pp-dp")
@@ -29,12 +32,19 @@ def four_collectives():
     }
 
 
+def four_schedules():
+    """Predictions for 4 ranks and 8 micro-batches, on one scale, with what each rank holds."""
+    schedules = [gpipe(4, 8), one_f_one_b(4, 8), interleaved(4, 8, num_chunks=2), zero_bubble(4, 8)]
+    return draw_timelines([simulate(each) for each in schedules], [each.name for each in schedules], in_flight=True)
+
+
 FIGURES = {
     "group_layout": lambda: draw_layout(TWO_NODES, gpus_per_node=8),
     "group_layout_orders": lambda: draw_orders([TWO_NODES, OTHER_ORDER], gpus_per_node=8),
     "collectives": lambda: draw_flows(four_collectives()),  # by real ranks
     "column_parallel": lambda: draw_column(1024, 512, tp_size=2),
     "row_parallel": lambda: draw_row(1024, 512, tp_size=2),
+    "pipeline_schedules": four_schedules,
 }
 
 
