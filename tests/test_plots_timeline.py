@@ -159,7 +159,7 @@ def test_narrow_boxes_shorten_their_labels_and_then_lose_them(written):
     assert stacked == [label[0] for label in whole] + [label[1] for label in whole]
     letters, numbers = written[: len(whole)], written[len(whole) :]
     assert all(letter[1][0] == number[1][0] and letter[1][1] < number[1][1] for letter, number in zip(letters, numbers))
-    assert set(labels_in(1, timeline, written)) == {"B", "0", "1", "2", "3"}  # a backward is twice as wide
+    assert set(labels_in(1.4, timeline, written)) == {"B", "0", "1", "2", "3"}  # a backward is twice as wide
     assert labels_in(0.5, timeline, written) == []
 
 

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from labkit.plots.glyphs import draw_labels, label_path
 from labkit.plots.style import text_on
 
-LARGEST, COMFORTABLE, SMALLEST = 0.17, 0.125, 0.085
+LARGEST, COMFORTABLE, SMALLEST = 0.17, 0.13, 0.085
 """Sizes of labels, in inches an em: no larger; another way of writing is tried below; left out below."""
-PAD_INCHES = 0.03
+PAD_INCHES = 0.04
 """Between a label and its box's sides, together."""
 
 
@@ -40,13 +40,14 @@ def write_labels(ax: Axes, labels: Sequence[str], lefts, rights, tops, height: f
     not fit even so are left out: the text beside the picture says the same facts.
     """
     width, box_inches = inches(ax) * (1.0, height) / (abs(np.diff(ax.get_xlim())[0]), abs(np.diff(ax.get_ylim())[0]))
-    room = (rights - lefts) * width - PAD_INCHES
+    room = np.maximum((rights - lefts) * width - PAD_INCHES, 0)
     ways = []
     for write in (_whole, _without_chunk, _stacked):
         lines = [write(label) for label in labels]
         fits = room / np.array([max(map(width_ems, line)) for line in lines])
         tallest = box_inches * (0.39 if write is _stacked else 0.72)
-        size = min(LARGEST, tallest, max(SMALLEST, 0.999 * float(np.quantile(fits, 0.1))))  # a few may go without
+        usual = np.quantile(fits, 0.1)  # a few that are much smaller go without
+        size = min(LARGEST, tallest, max(SMALLEST, fits[fits >= 0.7 * usual].min()))
         shown = np.flatnonzero(fits >= size) if size >= SMALLEST else []
         ways.append((len(shown), size, lines, shown))
         if size >= COMFORTABLE:
