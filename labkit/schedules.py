@@ -268,7 +268,7 @@ def check(schedule: Schedule) -> None:
             f"{schedule.num_stages}: give each rank one list"
         )
     m, v = schedule.num_micro_batches, schedule.num_chunks
-    wanted = {Op(kind, i, chunk) for kind in schedule.kinds for i in range(m) for chunk in range(v)}
+    wanted = dict.fromkeys(Op(kind, i, chunk) for i in range(m) for chunk in range(v) for kind in schedule.kinds)
     rule = f"each rank runs {', '.join(schedule.kinds)} once for each of {_count(m, 'micro-batch')}" + (
         f" and {_count(v, 'chunk')}" if v > 1 else ""
     )
@@ -279,7 +279,7 @@ def check(schedule: Schedule) -> None:
                 raise ValueError(f"rank {rank} has {op}, which this schedule has no use for: {rule}")
             if times[op] > 1:
                 raise ValueError(f"rank {rank} has {op} {times[op]} times: {rule}")
-        if missing := sorted(wanted - set(times), key=lambda op: (op.micro_batch, op.chunk)):
+        if missing := [op for op in wanted if op not in times]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise ValueError(f"rank {rank} lacks {missing[0]}{more}: {rule}")
     for _ in schedule.in_order():
