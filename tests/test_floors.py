@@ -14,7 +14,7 @@ FLOORS = [
     ["layout", "schedules", "sizing", "sharding", "text", "launch"],
     ["groups", "timeline"],
     ["communication", "collectives", "bandwidth", "operations", "flow"],
-    ["layers", "data_parallel", "pipeline"],
+    ["parity", "layers", "data_parallel", "pipeline"],
     ["model"],
     ["checkpoint", "train"],
     ["plots", "widgets", "widgets_collectives", "widgets_sharding", "exercises", "environment"],

@@ -1,0 +1,115 @@
+"""Has a rank what one process has? The question behind every parallel method, asked by parameter name.
+
+Beside the error stands the factor between the two, because it names most mistakes: gradients that are d times too
+large were summed over d replicas and not averaged.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+Tensors = Mapping[str, torch.Tensor | None]
+
+
+def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Copies of the gradients as they are now, by parameter name; None where there is none."""
+    return {name: None if p.grad is None else p.grad.detach().clone() for name, p in module.named_parameters()}
+
+
+def weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the parameters as they are now, by name."""
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one tensor differs from what one process has, |x| being the root of the sum of squares.
+
+    ``error`` is |got - expected| / |expected|. ``ratio`` is the factor that brings expected closest to got, and
+    ``rest`` the error that is left then: about 0 where the tensor is right up to a factor.
+    """
+
+    name: str
+    error: float
+    ratio: float
+    rest: float
+
+
+def compare(got: Tensors, expected: Tensors) -> list[Difference]:
+    """One `Difference` for each tensor in ``got``; a rank may have fewer than one process has. None counts as zeros.
+
+    >>> ones = torch.ones(4)
+    >>> compare({"weight": 4 * ones}, {"weight": ones, "bias": ones})
+    [Difference(name='weight', error=3.0, ratio=4.0, rest=0.0)]
+
+    Raises:
+        ValueError: a name that ``expected`` has not, or another shape.
+    """
+    return [_difference(name, tensor, expected) for name, tensor in got.items()]
+
+
+@dataclass(frozen=True)
+class Parity:
+    """What `compare` found on every rank, in rank order; as text, the worst of each rank.
+
+    >>> print(Parity([compare({"a": torch.ones(2)}, {"a": torch.ones(2)})] * 2))
+    rank     error    ratio  worst at
+       0   0.0e+00   1.0000  a
+       1   0.0e+00   1.0000  a
+    """
+
+    ranks: Sequence[Sequence[Difference]]
+
+    def worst(self, rank: int) -> Difference:
+        """The largest error of one rank."""
+        return max(self.ranks[rank], key=lambda difference: difference.error)
+
+    @property
+    def worst_rank(self) -> int:
+        """The rank with the largest error of all; the first of them."""
+        return max(range(len(self.ranks)), key=lambda rank: self.worst(rank).error)
+
+    @property
+    def error(self) -> float:
+        """The largest error of all ranks and parameters."""
+        return self.worst(self.worst_rank).error
+
+    @property
+    def common_ratio(self) -> float | None:
+        """The factor by which everything on every rank differs from what one process has; None if there is no such."""
+        found = [difference for differences in self.ranks for difference in differences]
+        first = found[0].ratio
+        alike = all(math.isclose(each.ratio, first, rel_tol=1e-4) and each.rest < 1e-4 for each in found)
+        return first if alike else None
+
+    def __str__(self) -> str:
+        lines = [f"rank{'error':>10}{'ratio':>9}  worst at"]
+        for rank in range(len(self.ranks)):
+            worst = self.worst(rank)
+            lines.append(f"{rank:>4}{worst.error:>10.1e}{worst.ratio:>9.4f}  {worst.name}")
+        if self.common_ratio is not None and not math.isclose(self.common_ratio, 1, rel_tol=1e-4):
+            lines.append(f"everything is {self.common_ratio:.4g} times what one process has")
+        return "\n".join(lines)
+
+
+def _difference(name: str, got: torch.Tensor | None, expected_tensors: Tensors) -> Difference:
+    if name not in expected_tensors:
+        raise ValueError(f"one process has no {name}: it has {', '.join(expected_tensors)}")
+    expected = expected_tensors[name]
+    if got is not None and expected is not None and got.shape != expected.shape:
+        shapes = f"{list(got.shape)} here and {list(expected.shape)} in one process"
+        raise ValueError(f"{name} is {shapes}: compare a shard with the same shard of the whole")
+    one, other = (torch.zeros(1) if x is None else x.detach().cpu() for x in (got, expected))
+    one, other = torch.broadcast_tensors(one.double(), other.double())
+    size = other.norm().item()
+    if size == 0:  # nothing to be relative to
+        is_zero = one.norm().item() == 0
+        return Difference(name, 0.0, 1.0, 0.0) if is_zero else Difference(name, math.inf, math.inf, math.inf)
+    ratio = (one * other).sum().item() / size**2
+    error, rest = ((one - factor * other).norm().item() / size for factor in (1.0, ratio))
+    if not math.isfinite(error):  # an overflow is not close to anything
+        return Difference(name, math.inf, ratio, math.inf)
+    return Difference(name, error, ratio, rest)
