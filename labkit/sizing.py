@@ -33,6 +33,29 @@ class GPT:
         return self.num_layers * (12 * h * h + 13 * h) + (self.vocab_size + self.seq_length) * h
 
 
+PEAK_FLOPS = {"V100": 125e12, "A100": 312e12, "H100": 989e12, "H200": 989e12}
+"""FLOP/s of 16-bit matrix products without sparsity, SXM models. Source: NVIDIA's data sheets."""
+
+
+def peak_flops(device_name: str) -> float | None:
+    """The peak of the GPU that calls itself so; None for one that is not in `PEAK_FLOPS`.
+
+    >>> peak_flops("NVIDIA A100-SXM4-80GB")
+    312000000000000.0
+    """
+    return next((peak for name, peak in PEAK_FLOPS.items() if name in device_name), None)
+
+
+def flops_per_step(model: GPT, batch_size: int, recompute: bool = True) -> float:
+    """FLOPs of a training step on ``batch_size`` sequences, in matrix products; a quarter less without recomputation.
+
+    F = 96 B s l h^2 (1 + s/(6h) + V/(16 l h)). Source: arXiv 2104.04473, equation 3.
+    """
+    s, h, layers = model.seq_length, model.hidden_size, model.num_layers
+    factor = 96 if recompute else 72
+    return factor * batch_size * s * layers * h * h * (1 + s / (6 * h) + model.vocab_size / (16 * layers * h))
+
+
 class Traffic(NamedTuple):
     """Bytes that one axis moves in a training step, over all ranks; ``crossing_bytes`` of them leave a node."""
 

@@ -48,13 +48,14 @@ _kernel: _Kernel | None = None  # set in a rank only: how `progress` finds the n
 _progress_sent = 0.0
 
 
-def progress(done: float, total: float, text: str = "") -> None:
-    """On a rank: move a progress bar in the cell that launched it. Elsewhere, under torchrun say, nothing."""
+def progress(done: float, total: float, text: str = "") -> bool:
+    """On a rank: move a progress bar in the cell that launched it. False where there is none, under torchrun say."""
     global _progress_sent
     now = time.monotonic()
     if _kernel is not None and (done >= total or now - _progress_sent > 0.05):
         _progress_sent = now
         _kernel.send("progress", done, total, text)
+    return _kernel is not None
 
 
 def main(rank: int, connection: socket.socket, settings: dict) -> None:

@@ -1,0 +1,160 @@
+"""Everything that decides a training run, in one object: the same in a notebook and on the command line."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from tyro.conf import arg
+
+from labkit import schedules
+from labkit.layout import ParallelLayout
+from labkit.schedules import Schedule
+from labkit.sizing import GPT
+from labkit.text import InventedText, TextFile
+
+SCHEDULES = {
+    "gpipe": lambda p, m, v: schedules.gpipe(p, m),
+    "1f1b": lambda p, m, v: schedules.one_f_one_b(p, m),
+    "interleaved": schedules.interleaved,
+    "zero-bubble": lambda p, m, v: schedules.zero_bubble(p, m),
+}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a GPT with data, tensor and pipeline parallelism.
+
+    The data-parallel size is what the number of ranks leaves: world size / (tp * pp).
+    """
+
+    steps: int = 100
+    """Steps of the optimizer."""
+    batch_size: int = 16
+    """Sequences in a step, over all replicas."""
+    micro_batch_size: int = 4
+    """Sequences that a rank computes at once."""
+    seq_length: int = 64
+    """Tokens in a sequence."""
+    num_layers: int = 4
+    """Transformer layers."""
+    hidden_size: int = 64
+    """Width of the hidden states."""
+    num_attention_heads: int = 4
+    """Attention heads in a layer."""
+    text: str = "invented"
+    """A file to learn, byte by byte; or "invented": words that labkit makes up, with a known best loss."""
+
+    tp_size: Annotated[int, arg(aliases=["--tp"])] = 1
+    """Tensor parallelism: ranks that share each layer."""
+    pp_size: Annotated[int, arg(aliases=["--pp"])] = 1
+    """Pipeline parallelism: ranks that layers are divided among."""
+    order: str = "tp-cp-dp-pp"
+    """Axes of the layout, fastest first."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
+    """The order of forward and backward in the pipeline."""
+    num_chunks: int = 1
+    """Chunks of layers on each rank; more than 1 needs the interleaved schedule."""
+    sequence_parallel: bool = False
+    """Divide also what is between the tensor-parallel layers, along the sequence."""
+    sharded_optimizer: bool = False
+    """ZeRO-1: divide the optimizer's states among the data-parallel ranks."""
+    recompute: bool = False
+    """Keep only each layer's input, and compute the rest again in backward."""
+
+    precision: Literal["float32", "float64", "bfloat16"] = "float32"
+    """Of weights and activations; bfloat16 keeps float32 master weights in the optimizer."""
+    learning_rate: float = 3e-3
+    """The highest learning rate of AdamW."""
+    min_learning_rate: float = 3e-4
+    """The learning rate after the last step of a cosine."""
+    warmup_steps: int = 10
+    """Steps in which the learning rate rises to its highest."""
+    weight_decay: float = 0.1
+    """AdamW's, for matrices."""
+    clip_norm: float = 1.0
+    """Gradients are scaled down to this global norm; 0 leaves them as they are."""
+    dropout: float = 0.0
+    """Probability to drop, in attention and hidden states."""
+    seed: int = 0
+    """Decides weights, data and dropout."""
+
+    eval_interval: int = 0
+    """Steps between evaluations; 0 for none."""
+    checkpoint_dir: str | None = None
+    """Where checkpoints are written, and read by --resume."""
+    save_interval: int = 0
+    """Steps between checkpoints; 0 for one at the end."""
+    resume: bool = False
+    """Continue from the newest complete checkpoint in checkpoint_dir, whatever layout it was written in."""
+
+    def __post_init__(self):
+        for name in ("steps", "batch_size", "micro_batch_size", "seq_length", "num_layers", "hidden_size",
+                     "num_attention_heads", "tp_size", "pp_size", "num_chunks"):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: use 1 or more")
+        if self.num_chunks > 1 and self.schedule != "interleaved":
+            raise ValueError(f"num_chunks={self.num_chunks} needs schedule='interleaved', not {self.schedule!r}")
+        if self.schedule == "interleaved" and self.num_chunks == 1:
+            raise ValueError("schedule='interleaved' needs num_chunks=2 or more: with one, use '1f1b'")
+        stages = self.pp_size * self.num_chunks
+        if stages > self.num_layers:
+            raise ValueError(
+                f"pp_size={self.pp_size} * num_chunks={self.num_chunks} = {stages} stages for num_layers="
+                f"{self.num_layers}: use {stages} layers or more, or fewer stages"
+            )
+        if (self.resume or self.save_interval) and self.checkpoint_dir is None:
+            raise ValueError("resume and save_interval need a checkpoint_dir: name a folder")
+        for name in ("num_attention_heads", "hidden_size") + ("seq_length",) * self.sequence_parallel:
+            if getattr(self, name) % self.tp_size:
+                raise ValueError(
+                    f"tp_size={self.tp_size} does not divide {name}={getattr(self, name)}: use one that does, "
+                    f"or {name}={-(-getattr(self, name) // self.tp_size) * self.tp_size}"
+                )
+
+    def layout(self, world_size: int) -> ParallelLayout:
+        """The ranks on their grid.
+
+        Raises:
+            ValueError: tp_size * pp_size does not divide the world, or its replicas cannot share the batch equally.
+        """
+        layout = ParallelLayout(world_size, self.tp_size, self.pp_size, order=self.order)
+        multiple = layout.dp_size * self.micro_batch_size
+        if self.batch_size % multiple:
+            lower, upper = self.batch_size // multiple * multiple, (self.batch_size // multiple + 1) * multiple
+            raise ValueError(
+                f"dp_size={layout.dp_size} * micro_batch_size={self.micro_batch_size} does not divide "
+                f"batch_size={self.batch_size}: use batch_size {f'{lower} or ' if lower else ''}{upper}"
+            )
+        return layout
+
+    def num_micro_batches(self, world_size: int) -> int:
+        """m: how many micro-batches each pipeline takes in a step."""
+        return self.batch_size // (self.layout(world_size).dp_size * self.micro_batch_size)
+
+    def make_schedule(self, world_size: int) -> Schedule:
+        """What each rank of a pipeline does in a step."""
+        return SCHEDULES[self.schedule](self.pp_size, self.num_micro_batches(world_size), self.num_chunks)
+
+    def make_text(self) -> InventedText | TextFile:
+        """What there is to learn."""
+        return InventedText(seed=self.seed) if self.text == "invented" else TextFile(self.text, self.seed)
+
+    @property
+    def shape(self) -> GPT:
+        """The model's shape; its vocabulary is the text's."""
+        vocab_size = (InventedText if self.text == "invented" else TextFile).vocab_size
+        return GPT(self.num_layers, self.hidden_size, self.seq_length, vocab_size, self.num_attention_heads)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision as a torch dtype."""
+        return getattr(torch, self.precision)
+
+    def learning_rate_at(self, step: int) -> float:
+        """The rate of a step, counted from 0: up in a line, then down in half a cosine."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+        return self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * cosine

@@ -1,0 +1,37 @@
+"""The norm of all gradients of the model, each parameter counted once, whatever ranks share or copy it."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labkit.groups import ProcessGroups, local_device
+from labkit.layers import shard_of
+
+
+def global_grad_norm(
+    parameters: Iterable[nn.Parameter], copies: Iterable[nn.Parameter], groups: ProcessGroups
+) -> float:
+    """The Euclidean norm of the whole model's gradient, the same on every rank.
+
+    Shards add up over the tensor group. What every rank of it has whole counts on the first alone; ``copies`` (the last
+    stage's copy of the tied embedding) do not count at all. To be called when replicas have averaged their gradients.
+    """
+    not_counted = set(copies)
+    squares = torch.zeros((), dtype=torch.float64, device=local_device())
+    for parameter in parameters:
+        is_once = shard_of(parameter) is not None or groups.coords.tp == 0
+        if parameter.grad is not None and is_once and parameter not in not_counted:
+            dtype = torch.promote_types(parameter.grad.dtype, torch.float32)
+            squares += torch.linalg.vector_norm(parameter.grad, dtype=dtype).double() ** 2
+    dist.all_reduce(squares, group=groups.model)
+    return squares.sqrt().item()
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, highest: float) -> None:
+    """Scale all gradients so that their norm is ``highest`` at most; 0 leaves them as they are."""
+    if 0 < highest < norm:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(highest / norm)

@@ -1,0 +1,64 @@
+"""Weights in bfloat16 for the computation, and the same in float32 for the optimizer.
+
+bfloat16 has 8 bits of precision: a weight of 1 cannot grow by 0.001. So the optimizer adds its small steps to
+a float32 copy, the master weight, and the model gets that copy rounded. Source: arXiv 1710.03740, section 3.1.
+"""
+
+import copy
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.optim import Optimizer
+
+
+class MasterWeights(Optimizer):
+    """A torch optimizer on float32 copies of the parameters; its states have the copy as ``master_weight``.
+
+    optimizer = MasterWeights(torch.optim.AdamW, model.parameters(), lr=1e-3)
+    """
+
+    def __init__(self, optimizer_class: Callable[..., Optimizer], params: Iterable, **options):
+        super().__init__(params, {})
+        self.masters = {
+            p: p.detach().float().clone().requires_grad_() for each in self.param_groups for p in each["params"]
+        }
+        groups = [{**each, "params": [self.masters[p] for p in each["params"]]} for each in self.param_groups]
+        self.inner = optimizer_class(groups, **options)
+        self.defaults = self.inner.defaults
+        for each, inner in zip(self.param_groups, self.inner.param_groups):
+            each.update({name: value for name, value in inner.items() if name != "params"})
+        self._show_states()
+
+    @torch.no_grad()
+    def step(self, closure: Callable | None = None):
+        """Update the master weights, and round them to the parameters."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for each, inner in zip(self.param_groups, self.inner.param_groups):
+            inner.update({name: value for name, value in each.items() if name != "params"})
+        for parameter, master in self.masters.items():
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+        self.inner.step()
+        for parameter, master in self.masters.items():
+            master.grad = None
+            parameter.copy_(master)
+        self._show_states()
+        return loss
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """As every optimizer's; the master weights come with the states."""
+        for each, given in zip(self.param_groups, state_dict["param_groups"]):
+            each.update({name: value for name, value in given.items() if name != "params"})
+        for number, (parameter, master) in enumerate(self.masters.items()):
+            if number in state_dict["state"]:
+                state = copy.deepcopy(state_dict["state"][number])
+                with torch.no_grad():
+                    parameter.copy_(master.copy_(state.pop("master_weight")))
+                self.inner.state[master] = state
+        self._show_states()
+
+    def _show_states(self) -> None:
+        for parameter, master in self.masters.items():
+            self.state[parameter] = {"master_weight": master.detach(), **self.inner.state.get(master, {})}
