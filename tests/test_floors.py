@@ -11,16 +11,24 @@ LABKIT = Path(__file__).parents[1] / "labkit"
 
 # From the ground up. On one floor, a name may import those to its left: so no cycles. A package is one name.
 FLOORS = [
-    ["layout", "schedules", "sizing", "sharding", "text", "launch"],
+    ["layout", "schedules", "sizing", "sharding", "batch", "text", "launch"],
     ["groups", "timeline"],
     ["communication", "collectives", "bandwidth", "operations", "flow"],
     ["parity", "layers", "data_parallel", "pipeline"],
     ["model"],
     ["checkpoint", "train"],
-    ["plots", "widgets", "widgets_collectives", "widgets_sharding", "exercises", "environment"],
+    [
+        "plots",
+        "widgets",
+        "widgets_collectives",
+        "widgets_sharding",
+        "widgets_data_parallel",
+        "exercises",
+        "environment",
+    ],
 ]
 ORDER = [name for floor in FLOORS for name in floor]
-WITHOUT_TORCH = {"layout", "schedules", "sizing", "sharding", "text"}
+WITHOUT_TORCH = {"batch", "layout", "schedules", "sizing", "sharding", "text"}
 
 
 def module_of(path: Path) -> str:

@@ -9,8 +9,10 @@ from pathlib import Path
 import matplotlib
 
 from labkit import operations
+from labkit.batch import BatchCut
 from labkit.flow import numbered, row_and_column, trace_flow
 from labkit.layout import ParallelLayout
+from labkit.plots.batch import draw_replicas
 from labkit.plots.collectives import draw_flows
 from labkit.plots.layout import draw_layout, draw_orders
 from labkit.plots.sharding import draw_column, draw_row
@@ -44,6 +46,7 @@ FIGURES = {
     "collectives": lambda: draw_flows(four_collectives()),  # by real ranks
     "column_parallel": lambda: draw_column(1024, 512, tp_size=2),
     "row_parallel": lambda: draw_row(1024, 512, tp_size=2),
+    "data_parallel": lambda: draw_replicas(BatchCut(128, dp_size=4)),
     "pipeline_schedules": four_schedules,
 }
 
