@@ -150,7 +150,7 @@ def test_progress_moves_a_bar(capsys):
 
 
 def test_progress_outside_a_rank_does_nothing():
-    assert progress(1, 2) is None
+    assert progress(1, 2) is False
 
 
 def test_environment_directory_and_path_travel_with_each_call(tmp_path, monkeypatch):

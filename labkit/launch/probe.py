@@ -66,6 +66,7 @@ class Snapshot:
     context_switches: int  # of the main thread: has it run since the last look?
     cpu_seconds: float  # of the whole process
     elsewhere: bool  # the main thread sleeps, or waits for a file, a process or a thread
+    purpose: str = ""  # of a wait: what the innermost function with a variable ``purpose`` has in it
 
 
 class Probe:
@@ -110,11 +111,13 @@ class Probe:
     def snapshot(self) -> Snapshot:
         main = threading.main_thread()
         frame = sys._current_frames()[main.ident]  # pyright: ignore[reportArgumentType]
-        instruction, stack, set_up, in_torch, in_distributed = frame.f_lasti, [], None, True, False
+        instruction, stack, set_up, purpose, in_torch, in_distributed = frame.f_lasti, [], None, "", True, False
         while frame is not None:
             code = frame.f_code
             stack.append((code.co_filename, frame.f_lineno or 0, code.co_name))
             in_torch = in_torch and "/torch/" in code.co_filename
+            if not purpose and code.co_filename.startswith(_LABKIT) and "purpose" in code.co_varnames:
+                purpose = str(frame.f_locals.get("purpose", ""))
             if "torch/distributed/" in code.co_filename:
                 in_distributed = in_distributed or in_torch
                 if code.co_name in _SET_UP_CALLS:
@@ -135,9 +138,11 @@ class Probe:
             context_switches=_context_switches(),
             cpu_seconds=time.process_time(),
             elsewhere=_is_elsewhere(stack[0][0]),
+            purpose=purpose,
         )
 
 
+_LABKIT = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeration", "split_group")
 

@@ -175,7 +175,7 @@ def _line_of(rank: int, silence: Silence) -> str:
 
 def _wait_text(snapshot: Snapshot, silence: Silence) -> str:
     if call := snapshot.point_to_point:
-        return _point_to_point_text(call)
+        return _point_to_point_text(call) + (f" for {snapshot.purpose}" if snapshot.purpose else "")
     if snapshot.collectives:
         return " and ".join(
             f"{_call_text(call)} of {_group_text(silence, call.group)}" for call in snapshot.collectives[:3]

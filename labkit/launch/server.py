@@ -4,14 +4,15 @@ Importing torch takes seconds, forking a process that has done so takes millisec
 
 - It is started by exec, never forked from the notebook's kernel, whose threads would not survive a fork.
 - It stays single-threaded and never touches CUDA, and refuses to fork when either is no longer so.
-- It imports torch, numpy, cloudpickle and this package only: a rank imports the rest of labkit and the
-  learner's own modules itself, so that edits of them reach the next launch.
+- It imports torch, numpy, cloudpickle, what those import, and this package only: a rank imports the rest of labkit
+  and the learner's own modules itself, so that edits of them reach the next launch.
 - It watches the kernel and dies with it; ranks die with the server; what ranks leave behind is
   re-parented to the server, which ends it.
 """
 
 import ctypes
 import gc
+import importlib
 import os
 import re
 import select
@@ -27,6 +28,10 @@ from labkit.launch.rank import main as run_rank
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PRELOAD = ("numpy", "cloudpickle", "torch", "torch.distributed")
+_PRELOAD_WHEN_IDLE = ("sympy", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo")
+"""What torch itself imports when an optimizer is made: 1.5 seconds of every rank's time. In steps, to stay watchful.
+
+Not where there are GPUs: nobody promises that these modules leave CUDA alone, and such machines have many cores."""
 
 
 class Server:
@@ -45,7 +50,8 @@ class Server:
         self.ranks: dict[int, tuple[int, int]] = {}  # pid -> (world_id, rank)
         self.orphans: dict[int, set[int]] = {}  # pid -> the worlds it can belong to
         self.gpu_counter: int | None = None  # pid of the child that asks CUDA
-        self.stopping = False
+        self.has_forked = self.stopping = False
+        self.to_import = [] if os.path.exists("/dev/nvidiactl") else list(_PRELOAD_WHEN_IDLE)
 
     def serve(self) -> None:
         """Answer the kernel until it leaves, however it leaves."""
@@ -56,7 +62,8 @@ class Server:
                 poll.register(descriptor, select.POLLIN)
         signal.signal(signal.SIGTERM, self._stop)
         while not self.stopping:
-            ready = {descriptor for descriptor, _ in poll.poll(1000)}
+            is_idle = self.has_forked and not self.ranks and bool(self.to_import)
+            ready = {descriptor for descriptor, _ in poll.poll(0 if is_idle else 1000)}
             if kernel_exit in ready or os.getppid() != self.kernel_pid:
                 return
             if wakeup in ready:
@@ -66,6 +73,8 @@ class Server:
             self._end_orphans()
             if self.kernel.fileno() in ready and not self._read_kernel():
                 return
+            if is_idle and not ready:
+                importlib.import_module(self.to_import.pop(0))
 
     def close(self) -> None:
         """End every rank and everything they started."""
@@ -104,6 +113,7 @@ class Server:
             _check_safe_to_fork()
             pids = [self._fork_rank(world_id, rank, given[3 * rank : 3 * rank + 3]) for rank in range(num_ranks)]
             wire.send(self.kernel, "forked", world_id, pids)
+            self.has_forked = True
         except OSError as error:  # also fork's own: too many processes, too little memory
             wire.send(self.kernel, "refused", world_id, str(error))
         for descriptor in given:
