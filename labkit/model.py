@@ -64,7 +64,7 @@ class ParallelGPT(nn.Module):
         device: torch.device | str | None = None,
     ):
         super().__init__()
-        _check(shape, group, stage, num_stages, sequence_parallel)
+        _check(shape, group, stage, num_stages, dropout, sequence_parallel)
         self.shape, self.group, self.recompute = shape, group, recompute
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
         self.sequence_parallel = sequence_parallel
@@ -150,7 +150,7 @@ def normal(name: str, seed: int, std: float = STD) -> Callable[[torch.Tensor], o
     def fill(weight: torch.Tensor) -> None:
         generator = torch.Generator().manual_seed(int.from_bytes(key, "big"))
         with torch.no_grad():
-            weight.copy_(torch.randn(weight.shape, generator=generator) * std)
+            weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float32) * std)
 
     return fill
 
@@ -160,13 +160,15 @@ def _dropout(p: float, group, sequence_parallel: bool) -> nn.Module:
     return ShardedDropout(p, group) if sequence_parallel else nn.Dropout(p)
 
 
-def _check(shape: GPT, group, stage: int, num_stages: int, sequence_parallel: bool) -> None:
+def _check(shape: GPT, group, stage: int, num_stages: int, dropout: float, sequence_parallel: bool) -> None:
     if shape.num_attention_heads is None:
         raise ValueError(f"{shape} does not say its num_attention_heads: give a number that divides hidden_size")
     if not 1 <= num_stages <= shape.num_layers:
         raise ValueError(f"num_stages={num_stages} does not fit num_layers={shape.num_layers}: use 1 to num_layers")
     if not 0 <= stage < num_stages:
         raise ValueError(f"stage={stage} is not one of num_stages={num_stages}: use 0 to {num_stages - 1}")
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout={dropout} is not a probability to drop: use a number from 0 up to, not including, 1")
     if sequence_parallel and shape.seq_length % group.size():
         raise ValueError(
             f"tp_size={group.size()} does not divide seq_length={shape.seq_length}: "

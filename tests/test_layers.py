@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.communication import communication_log
-from labkit.groups import init_groups
+from labkit.groups import group_of_one, init_groups
 from labkit.launch import RankFailed, launch
 from labkit.layers import (
     ColumnParallelLinear,
@@ -19,11 +19,16 @@ from labkit.layers import (
     RowParallelLinear,
     ShardedDropout,
     VocabParallelEmbedding,
+    column_linear,
+    cut_like,
+    gather_whole,
     own_shard,
     seed_replicas,
+    shard_of,
     sharded_dropout,
     vocab_parallel_cross_entropy,
 )
+from labkit.layers.dropout import own_random_stream
 from labkit.layout import ParallelLayout
 
 SIZES = [1, 2, 3, 4]
@@ -275,6 +280,95 @@ def test_the_input_gradient_travels_while_the_weight_gradient_is_computed(sequen
     assert launch(order, sequence_parallel, operation, world_size=2) == [expected] * 2
 
 
+def layers_of_every_kind(group):
+    options = {"keep_master_weight_for_test": True, "dtype": torch.float64}
+    return [
+        ColumnParallelLinear(5, 36, group, **options),
+        ColumnParallelLinear(5, 36, group, stride=3, **options),
+        RowParallelLinear(36, 5, group, **options),
+        RowParallelLinear(36, 5, group, stride=3, **options),
+        VocabParallelEmbedding(10, 3, group, **options),  # 10 words: rows of padding on 3 and on 4 ranks
+        VocabParallelEmbedding(2, 3, group, **options),  # on 4 ranks, two have nothing but padding
+    ]
+
+
+def gather_and_cut(group):
+    """What is gathered is the master weight, and the master cut again is the shard; for gradients and biases too."""
+    torch.manual_seed(6)
+    for layer in layers_of_every_kind(group):
+        weight, master = layer.weight, layer.master_weight
+        whole = gather_whole(weight, weight, group)
+        assert torch.equal(whole, master)
+        assert torch.equal(cut_like(master, weight, group), weight)
+        gradient = master * 3
+        weight.grad = cut_like(gradient, weight, group)
+        assert weight.grad.shape == weight.shape
+        assert torch.equal(gather_whole(weight.grad, weight, group), gradient)
+    column, fused, row, *_ = layers_of_every_kind(group)
+    (values,) = randoms((36,), dtype=torch.float64)
+    for layer in (column, fused):  # the bias is cut as the weight's rows are
+        layer.bias.data = cut_like(values, layer.bias, group)
+        assert torch.equal(layer.bias, own_shard(values, group, 0, shard_of(layer.weight).stride))
+        assert torch.equal(gather_whole(layer.bias, layer.bias, group), values)
+    assert shard_of(row.bias) is None
+    assert gather_whole(row.bias, row.bias, group) is row.bias
+    assert cut_like(row.bias, row.bias, group) is row.bias
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_gather_whole_and_cut_like(world_size):
+    on_ranks(lambda: gather_and_cut(dist.group.WORLD), world_size=world_size)
+
+
+def test_gathering_in_a_group_of_one_needs_no_world():
+    gather_and_cut(group_of_one())
+
+
+def test_parameters_say_how_they_are_cut():
+    def shards():
+        layers = layers_of_every_kind(dist.group.WORLD)
+        return [tuple(shard_of(layer.weight)) for layer in layers], shard_of(nn.Linear(2, 2).weight)
+
+    of_layers, of_plain = launch(shards, world_size=2)[0]
+    assert of_layers == [(0, 36, 1), (0, 36, 3), (1, 36, 1), (1, 36, 3), (0, 10, 1), (0, 2, 1)]
+    assert of_plain is None
+
+
+def tied(sequence_parallel, bias):
+    """A weight that embeds and predicts gets the sum of both gradients, as in one process."""
+    group, dtype = dist.group.WORLD, torch.float64
+    torch.manual_seed(8)
+    layer = VocabParallelEmbedding(24, 6, group, keep_master_weight_for_test=True, dtype=dtype)
+    ids = torch.randint(24, (BATCH, SEQUENCE), generator=torch.Generator().manual_seed(1))
+    values, grad, x = randoms((24,), (BATCH, SEQUENCE, 24), (BATCH, SEQUENCE, 6), dtype=dtype)
+    whole_bias = values.clone().requires_grad_() if bias else None
+    whole_x, master = x.clone().requires_grad_(), layer.master_weight.clone().requires_grad_()
+    expected = F.linear(F.embedding(ids, master) * whole_x, master, whole_bias)
+    expected.backward(grad)
+
+    mine = x.clone().requires_grad_()
+    my_bias = own_shard(values, group, 0).requires_grad_() if bias else None
+    hidden = sequence_slice(layer(ids) * mine, sequence_parallel)
+    hidden.retain_grad()
+    output = column_linear(hidden, layer.weight, my_bias, group, sequence_parallel)
+    output.backward(own_shard(grad, group, -1))
+    assert_same(output, own_shard(expected, group, -1), "output")
+    if bias:
+        assert_same(my_bias.grad, own_shard(whole_bias.grad, group, 0), "bias gradient")
+    if not sequence_parallel:  # else each rank cut its slice by hand, and knows only its own part
+        assert_same(mine.grad, whole_x.grad, "input gradient")
+        assert_same(layer.weight.grad, own_shard(master.grad, group, 0), "weight gradient")
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_a_weight_shared_by_two_layers(world_size):
+    def each_way():
+        for case in product([False, True], [False, True]):
+            tied(*case)
+
+    on_ranks(each_way, world_size=world_size)
+
+
 def one_process_mlp(up, down):
     return lambda x: F.linear(F.gelu(F.linear(x, up)), down)
 
@@ -503,6 +597,21 @@ def test_dropout_masks():
     assert not torch.equal(replicated[0], replicated[2])
     different = {tuple(mask.tolist()) for mask in sharded}
     assert len(different) == 4
+
+
+def test_an_own_random_stream_leaves_the_common_one_as_if_one_number_was_drawn():
+    def draw(how_many):
+        torch.manual_seed(9)
+        with own_random_stream(dist.group.WORLD, torch.device("cpu")):
+            own = torch.rand(how_many)
+        common = torch.rand(3)
+        torch.manual_seed(9)
+        torch.randint(1 << 40, ())
+        return own[0].item(), common.tolist(), torch.rand(3).tolist()
+
+    ranks = launch(draw, 5, world_size=3) + launch(draw, 50, world_size=3)
+    assert len({own for own, _, _ in ranks}) == 3  # the same ranks draw the same, however much
+    assert all(common == expected == ranks[0][1] for _, common, expected in ranks)
 
 
 def test_dropout_keeps_the_mean_and_is_off_outside_training():
