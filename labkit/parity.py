@@ -64,8 +64,8 @@ class Parity:
     ranks: Sequence[Sequence[Difference]]
 
     def worst(self, rank: int) -> Difference:
-        """The largest error of one rank."""
-        return max(self.ranks[rank], key=lambda difference: difference.error)
+        """The largest error of one rank; the first of those that are equal but for rounding."""
+        return max(self.ranks[rank], key=lambda difference: float(f"{difference.error:.4g}"))
 
     @property
     def worst_rank(self) -> int:

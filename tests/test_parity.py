@@ -74,6 +74,12 @@ def test_the_worst_is_named_by_rank_and_parameter():
     assert "everything" not in str(parity)
 
 
+def test_of_errors_that_differ_by_rounding_the_first_is_named():
+    found = compare(tensors(first=[12.0, 16.0], second=[[0.0, 8.000001]]), EXPECTED)
+    assert found[1].error > found[0].error
+    assert Parity([found]).worst(0).name == "first"
+
+
 def test_a_common_factor_is_said():
     summed = compare({name: 4 * EXPECTED[name] for name in ("first", "second")}, EXPECTED)
     assert Parity([summed, summed]).common_ratio == 4

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from labkit.plots.glyphs import draw_labels, label_path
 from labkit.plots.style import text_on
@@ -119,4 +120,7 @@ def new_figure(width: float, height: float) -> Figure:
     """A figure of pyplot's, which is shown below its cell; a widget brings its own."""
     from matplotlib import pyplot
 
-    return pyplot.figure(figsize=(width, height))
+    figure = pyplot.figure(figsize=(width, height))
+    # A notebook crops a figure to its artists, and takes a label's size for nothing: give it one that fills the figure.
+    figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, facecolor="none"))
+    return figure

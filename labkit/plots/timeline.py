@@ -194,7 +194,22 @@ def _draw_messages(ax: Axes, timeline: Timeline, row: _Row) -> None:
     in_row, height = row.lane(np.array(_lanes(timeline)))
     draw_boxes(ax, lefts, rights, tops + in_row, height, **MESSAGE_LOOK)
     fills = [MESSAGE_LOOK["facecolor"]] * len(messages)
-    write_labels(ax, [span.label for span in messages], lefts, rights, tops + in_row, height, fills)
+    seen = _seen_until(lefts, rights, tops + in_row)
+    write_labels(ax, [span.label for span in messages], lefts, seen, tops + in_row, height, fills)
+
+
+def _seen_until(lefts: np.ndarray, rights: np.ndarray, tops: np.ndarray) -> np.ndarray:
+    """Where the next box in the same lane covers one, or else its own end.
+
+    >>> _seen_until(np.array([0, 1, 2]), np.array([5, 2, 3]), np.array([0, 0.5, 0])).tolist()
+    [2, 2, 3]
+    """
+    seen, last = rights.copy(), {}
+    for number, top in enumerate(tops):
+        if top in last:
+            seen[last[top]] = min(seen[last[top]], lefts[number])
+        last[top] = number
+    return seen
 
 
 def _lanes(timeline: Timeline) -> list[int]:
