@@ -12,6 +12,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 FORWARD, BACKWARD, WEIGHT_GRADIENT = "forward", "backward", "weight_gradient"
@@ -262,6 +263,13 @@ def check(schedule: Schedule) -> None:
     Raises:
         ValueError: names the rank and the op; for a deadlock, where each rank waits and for whom.
     """
+    check_ops(schedule)
+    for _ in schedule.in_order():
+        pass
+
+
+def check_ops(schedule: Schedule) -> None:
+    """See that each rank has each op once, and none of its own too early. Whether ranks wait for each other is open."""
     if len(schedule.ranks) != schedule.num_stages:
         raise ValueError(
             f"{schedule.name!r} has lists for {_count(len(schedule.ranks), 'rank')}, and num_stages="
@@ -282,8 +290,11 @@ def check(schedule: Schedule) -> None:
         if missing := [op for op in wanted if op not in times]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise ValueError(f"rank {rank} lacks {missing[0]}{more}: {rule}")
-    for _ in schedule.in_order():
-        pass
+        place = {op: index for index, op in enumerate(ops)}
+        for earlier, later in pairwise(schedule.kinds):
+            for op in ops:
+                if op.kind == later and place[op] < place[before := op._replace(kind=earlier)]:
+                    raise ValueError(f"rank {rank} has {op} before {before}, from which it starts: swap them")
 
 
 _WAY_OUT_OF_DEADLOCK = "move an op that another rank waits for before the op at which its own rank waits"

@@ -125,7 +125,7 @@ def own(*rows, m=2, **sizes):
         (own("F0 B0 F1 B1", num_chunks=2), "rank 0 lacks F0.1 and 3 more: each rank runs forward, backward once for "
          "each of 2 micro-batches and 2 chunks"),
         (Schedule("own", 2, 1, [order("F0 B0")]), "'own' has lists for 1 rank, and num_stages=2: give each rank one"),
-        (own("B0 F0", m=1), "deadlock in 'own': rank 0 waits at B0 for F0 of rank 0: move an op"),
+        (own("B0 F0", m=1), "rank 0 has B0 before F0, from which it starts: swap them"),
         (
             own("F0 B0 F1 B1", "F0 F1 B0 B1"),
             "deadlock in 'own': rank 0 waits at B0 for B0 of rank 1; rank 1 waits at F1 for F1 of rank 0: move an op",

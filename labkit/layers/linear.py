@@ -198,7 +198,7 @@ class _ColumnLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
-        need_x, need_weight, need_bias, *_ = ctx.needs_input_grad
+        need_x, need_weight, need_bias, *_ = _wanted(ctx)
         grad_x = grad_weight = grad_bias = travelling = None
         whole_x = all_gather(x, ctx.group, SEQUENCE_DIM) if need_weight and ctx.sequence_parallel else x
         if need_x:
@@ -215,6 +215,19 @@ class _ColumnLinear(torch.autograd.Function):
         if travelling is not None:
             travelling.wait()
         return grad_x, grad_weight, grad_bias, None, None
+
+
+def _wanted(ctx) -> tuple[bool, ...]:
+    """Of which inputs this pass of backward wants the gradient; ``ctx.needs_input_grad`` says of which any pass may.
+
+    A pass for some inputs only is half of a split backward. The engine knows what it goes on to, and tells its own
+    functions; to ask it from Python is private to torch, and a test holds that it works.
+    """
+    may = ctx.needs_input_grad
+    try:
+        return tuple(m and torch._C._will_engine_execute_node(ctx.next_functions[i][0]) for i, m in enumerate(may))
+    except RuntimeError:  # in torch.autograd.grad() it does not tell about leaves
+        return may
 
 
 def _check_width(x: torch.Tensor, width: int, name: str) -> None:

@@ -64,12 +64,12 @@ class Messages:
             return self._handed_over.pop(op, None)
         if not self.expect(op):
             announcement, travelling = self._announcements[op.chunk]
-            travelling.wait()
+            _wait(travelling, purpose=op)
             dtype, micro_batch, num_dims, *sizes = announcement.tolist()
             self._activation[op.chunk] = _Form(tuple(sizes[:num_dims]), DTYPES[dtype], micro_batch)
             self.expect(op)
         tensor, travelling = self._arriving.pop(op)
-        travelling.wait()
+        _wait(travelling, purpose=op)
         if op.kind == BACKWARD:  # then the activation has arrived there, too
             self._let_go(op._replace(kind=FORWARD))
         return tensor
@@ -100,7 +100,7 @@ class Messages:
 
     def _let_go(self, op: Op) -> None:
         for travelling, _ in self._leaving.pop(op):
-            travelling.wait()
+            _wait(travelling, purpose=op)
 
     def _partner(self, op: Op, step: int) -> tuple[int, int] | None:
         """The (rank, chunk) that ``op`` hears from (-1) or writes to (+1); None at the pipeline's ends."""
@@ -134,7 +134,13 @@ class Messages:
     def _channel(self, op: Op, sender: int, is_announcement: bool) -> tuple[dist.ProcessGroup, int]:
         """The group and the tag of a message that the model's chunk ``sender`` sends."""
         kind = 2 if is_announcement else int(op.kind == BACKWARD)
-        tag = (kind * self.schedule.num_model_chunks + sender) * self.schedule.num_micro_batches + op.micro_batch
+        tag = (kind * self.schedule.num_model_chunks + sender) * self.schedule.num_micro_batches
+        tag += 0 if is_announcement else op.micro_batch  # sender and receiver may start with different ones
         receiver = sender + (1 if op.kind == FORWARD else -1)
         wraps = sender // self.schedule.num_stages != receiver // self.schedule.num_stages
         return self.groups.channel(op.kind, wraps), tag
+
+
+def _wait(travelling: dist.Work, purpose: Op) -> None:
+    """Wait for a message of this op. Should it never come, the launcher's report names the ``purpose``."""
+    travelling.wait()

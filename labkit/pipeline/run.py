@@ -15,11 +15,8 @@ from torch import nn
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
 from labkit.pipeline.split_backward import SplitBackward
-from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
+from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, check_ops
 from labkit.timeline import Trace
-
-AHEAD = 4
-"""For how many ops the receives are posted in advance."""
 
 
 def run(
@@ -32,6 +29,7 @@ def run(
     targets: Sequence[torch.Tensor] | None = None,
     tied: Sequence[nn.Parameter] = (),
     trace: Trace | None = None,
+    ahead: int = 4,
 ) -> torch.Tensor | None:
     """One step of a pipeline: forward and backward of all micro-batches; to be called on every rank of it.
 
@@ -46,11 +44,14 @@ def run(
         targets: the m targets, for the last stage; without, ``loss`` gets None.
         tied: this rank's copies of a weight that first and last stage share; their gradients are added up.
         trace: gets a span for each op, and one for each wait.
+        ahead: for how many ops receives are posted in advance; 0 to post each when its op is next, and wait at once.
 
     Raises:
-        ValueError: sizes that do not fit the schedule, before any communication.
+        ValueError: sizes that do not fit the schedule, or ops that are missing, before any communication.
     """
     _check(schedule, chunks, groups, inputs, targets)
+    tied = [weight for weight in dict.fromkeys(tied) if weight.requires_grad and BACKWARD in schedule.kinds]
+    earlier_gradients = _set_aside(tied)
     rank = groups.coords.pp
     numbers = [schedule.stage_of(rank, chunk) for chunk in range(schedule.num_chunks)]
     stages = [
@@ -62,8 +63,9 @@ def run(
     ops, total = schedule.ranks[rank], None
 
     for position, op in enumerate(ops):
-        for upcoming in ops[position : position + AHEAD]:
-            messages.expect(upcoming)
+        for upcoming in ops[position : position + ahead]:
+            if not messages.expect(upcoming):
+                break  # a message's size must be known first; and NCCL wants receives in the order of the ops
         stage = stages[op.chunk]
         with trace.span("wait", f"for {op}") if trace and messages.comes_from_elsewhere(op) else nullcontext():
             arrived = messages.take(op)
@@ -82,8 +84,7 @@ def run(
         if op.kind in (FORWARD, BACKWARD):
             messages.send(op, result)
     messages.flush()
-    if schedule.kinds != (FORWARD,):
-        _add_up_tied(tied, groups)
+    _add_up_tied(tied, earlier_gradients, groups)
     return total
 
 
@@ -99,8 +100,9 @@ class _Stage:
     outputs: dict[int, torch.Tensor] = field(default_factory=dict)
     halves: dict[int, SplitBackward] = field(default_factory=dict)
 
-    def forward(self, op: Op, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, op: Op, x: torch.Tensor | None) -> torch.Tensor:
         """The chunk's output; kept with its graph if there will be a backward."""
+        assert x is not None  # the first stage has its inputs, all others got something
         trains = BACKWARD in self.kinds
         x = x.detach()
         if trains and x.is_floating_point() and (not self.is_first or WEIGHT_GRADIENT in self.kinds):
@@ -126,7 +128,15 @@ class _Stage:
         self.halves.pop(op.micro_batch).weight_gradient()
 
 
-def _add_up_tied(tied: Sequence[nn.Parameter], groups: ProcessGroups) -> None:
+def _set_aside(tied: Sequence[nn.Parameter]) -> list[torch.Tensor | None]:
+    """Take away the gradients from before this step, and return them: the copies have them already alike."""
+    earlier = [parameter.grad for parameter in tied]
+    for parameter in tied:
+        parameter.grad = None
+    return earlier
+
+
+def _add_up_tied(tied: Sequence[nn.Parameter], earlier: Sequence[torch.Tensor | None], groups: ProcessGroups) -> None:
     """Give all copies of a shared weight, on this rank and on its partner, the sum of their gradients."""
     if not tied:
         return
@@ -136,8 +146,8 @@ def _add_up_tied(tied: Sequence[nn.Parameter], groups: ProcessGroups) -> None:
             total += parameter.grad
     if groups.embedding.size() > 1:
         dist.all_reduce(total, group=groups.embedding)
-    for parameter in tied:
-        parameter.grad = total.clone()
+    for parameter, before in zip(tied, earlier):
+        parameter.grad = total.clone() if before is None else before.add_(total)
 
 
 def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets) -> None:
@@ -146,6 +156,7 @@ def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets) -
         raise ValueError(
             f"{schedule.name!r} is for {schedule.num_stages} ranks, the layout has pp_size={p}: they must agree"
         )
+    check_ops(schedule)
     if len(chunks) != schedule.num_chunks:
         raise ValueError(f"{len(chunks)} chunks for a schedule of num_chunks={schedule.num_chunks}: give that many")
     for name, given in (("inputs", inputs), ("targets", targets)):

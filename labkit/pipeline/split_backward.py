@@ -14,8 +14,9 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 class SplitBackward:
     """The backward of ``output`` with respect to ``x``, a leaf, and to the weights in between.
 
-    Where x has no gradient (token numbers), there is no first half, and the second is all of backward. If a weight
-    is used at two nodes, the second half goes the whole way again: right, but nothing is saved.
+    Where there is no way from output to x (token numbers have no gradient), the second half is all of backward. If
+    a weight is used at two nodes, the second half goes the whole way again: right, but nothing is saved. Nor is
+    anything by layers under checkpointing: they are computed again for the first half, and for each node of the second.
     """
 
     def __init__(self, output: torch.Tensor, x: torch.Tensor):
@@ -23,9 +24,10 @@ class SplitBackward:
         self.grad: torch.Tensor | None = None
         self.arrived: dict[Node, Sequence[torch.Tensor | None]] = {}
         self.weights_at: dict[Node, set[torch.Tensor]] = {}
-        self.has_first_half = output.requires_grad and x.requires_grad
-        if self.has_first_half:
-            self.weights_at = _weights_beside(get_gradient_edge(output).node, get_gradient_edge(x).node)
+        self.has_first_half = False
+        if output.requires_grad and x.requires_grad:
+            root = get_gradient_edge(output).node
+            self.has_first_half, self.weights_at = _weights_beside(root, get_gradient_edge(x).node)
 
     def input_gradient(self, grad: torch.Tensor | None) -> None:
         """Fill ``x.grad``, given the gradient of the output (None for a scalar)."""
@@ -59,8 +61,8 @@ class SplitBackward:
         return keep
 
 
-def _weights_beside(root: Node, x: Node) -> dict[Node, set[torch.Tensor]]:
-    """For each node on the way from the output to x: the weights that are reached from it, but not on the way."""
+def _weights_beside(root: Node, x: Node) -> tuple[bool, dict[Node, set[torch.Tensor]]]:
+    """Whether there is a way from the output to x; for each node on it, the weights that are reached beside it."""
     leads_to_x: dict[Node, bool] = {}
     leaves: dict[Node, set[torch.Tensor]] = {}  # of nodes that do not lead to x
     beside: dict[Node, set[torch.Tensor]] = {}
@@ -73,7 +75,7 @@ def _weights_beside(root: Node, x: Node) -> dict[Node, set[torch.Tensor]]:
             leaves[node] = found if leaf is None else {leaf}
         elif found:
             beside[node] = found
-    return beside
+    return leads_to_x[root], beside
 
 
 def _children(node: Node) -> list[Node]:
