@@ -38,5 +38,5 @@ class Progress:
         peak = peak_flops(torch.cuda.get_device_name()) if local_device().type == "cuda" else None
         if peak is None:
             return ""
-        achieved = flops_per_step(self.config.shape, self.config.batch_size, recompute=False) / seconds
+        achieved = flops_per_step(self.config.shape, self.config.batch_size, "none") / seconds
         return f", {achieved / (peak * dist.get_world_size()):.0%} of peak"

@@ -1,59 +1,15 @@
-"""What a training run costs before it is run. For now: the parameters of a GPT, and the bytes that a layout moves.
+"""The bytes that a layout moves in a training step, by axis, and how many of them leave a node.
 
-Formulas, not measurements, and no torch. The volumes follow arXiv 2104.04473, section 3, with every collective a
-ring over the group's ranks in ascending order: each of its n edges carries 2(n-1)/n of the message.
+The volumes follow arXiv 2104.04473, section 3, with every collective a ring over the group's ranks in ascending
+order: each of its n edges carries 2(n-1)/n of the message.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from labkit.layout import ParallelLayout
-
-
-@dataclass(frozen=True)
-class GPT:
-    """The shape of a GPT: l layers of width h, sequences of s tokens, a vocabulary of V, and a attention heads.
-
-    >>> round(GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200).num_parameters / 1e9, 1)
-    174.6
-    """
-
-    num_layers: int
-    hidden_size: int
-    seq_length: int
-    vocab_size: int
-    num_attention_heads: int | None = None  # the number of parameters does not depend on it
-
-    @property
-    def num_parameters(self) -> int:
-        """P = 12 l h^2 (1 + 13/(12h) + (V+s)/(12 l h)), an exact integer. Source: arXiv 2104.04473, equation 2."""
-        h = self.hidden_size
-        return self.num_layers * (12 * h * h + 13 * h) + (self.vocab_size + self.seq_length) * h
-
-
-PEAK_FLOPS = {"V100": 125e12, "A100": 312e12, "H100": 989e12, "H200": 989e12}
-"""FLOP/s of 16-bit matrix products without sparsity, SXM models. Source: NVIDIA's data sheets."""
-
-
-def peak_flops(device_name: str) -> float | None:
-    """The peak of the GPU that calls itself so; None for one that is not in `PEAK_FLOPS`.
-
-    >>> peak_flops("NVIDIA A100-SXM4-80GB")
-    312000000000000.0
-    """
-    return next((peak for name, peak in PEAK_FLOPS.items() if name in device_name), None)
-
-
-def flops_per_step(model: GPT, batch_size: int, recompute: bool = True) -> float:
-    """FLOPs of a training step on ``batch_size`` sequences, in matrix products; a quarter less without recomputation.
-
-    F = 96 B s l h^2 (1 + s/(6h) + V/(16 l h)). Source: arXiv 2104.04473, equation 3.
-    """
-    s, h, layers = model.seq_length, model.hidden_size, model.num_layers
-    factor = 96 if recompute else 72
-    return factor * batch_size * s * layers * h * h * (1 + s / (6 * h) + model.vocab_size / (16 * layers * h))
+from labkit.sizing.shape import GPT
 
 
 class Traffic(NamedTuple):
