@@ -46,7 +46,7 @@ def forward_flops(model: GPT, batch_size: int) -> tuple[float, float, float]:
 def flops_per_step(model: GPT, batch_size: int, recompute: str = "full") -> float:
     """FLOPs of a training step on ``batch_size`` sequences: forward, twice that for backward, and what is recomputed.
 
-    With full recomputation F = 96 B s l h^2 (1 + s/(6h) + V/(16 l h)). What the model needs is that of "none": model FLOPs
+    With full recomputation F = 96 B s l h^2 (1 + s/(6h) + V/(16 l h)). What the model needs is "none": model FLOPs
     utilisation counts those, hardware FLOPs utilisation all that were done. Source: arXiv 2104.04473, equation 3.
     """
     weights, attention, logits = forward_flops(model, batch_size)
