@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from labkit.exercises.progress import note_solved
 from labkit.exercises.values import difference, same, show
 
 
@@ -74,7 +75,7 @@ class Exercise:
 
     def check(self, function: Callable) -> None:
         """Try the learner's ``function`` and print what was found; never raises for the learner's faults."""
-        print(self.verdict(function).text)
+        report(self.name, self.verdict(function))
 
     def verdict(self, function: Callable) -> Verdict:
         """What `check` prints, as data."""
@@ -139,6 +140,13 @@ class Exercise:
             heading = f"{self.name}: the values are right, but not the way."
             return Verdict("wrong", f"{heading}\n  {trial.given}\n{indent(trial.complaint)}")
         return None
+
+
+def report(name: str, verdict: Verdict) -> None:
+    """Print what a check found, and remember the exercise if it is solved."""
+    if verdict.status == "passed":
+        note_solved(name)
+    print(verdict.text)
 
 
 class Folded:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.collectives import all_gather
-from labkit.exercises.base import Folded, Verdict, indent
+from labkit.exercises.base import Folded, Verdict, indent, report
 from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
@@ -118,7 +118,7 @@ class Fault:
 
     def check(self, found_by: str | None = None) -> None:
         """Say whether ``found_by`` gives the fault away: it is computed for the faulty and for the right layer."""
-        print(self.verdict(found_by).text)
+        report(self.name, self.verdict(found_by))
 
     def verdict(self, found_by: str | None = None) -> Verdict:
         """What `check` prints, as data."""
