@@ -10,8 +10,12 @@ import resource
 import shutil
 import socket
 import subprocess
+import sys
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 GIB = 2**30
 MIB = 2**20
@@ -64,6 +68,20 @@ def check() -> None:
     print(what_runs_here(machine))
 
 
+def main() -> int:
+    """For whoever prepares a node: the same, then a real launch; 1 if something needed is missing, with what to do."""
+    check()
+    missing = what_is_missing(this_machine()) + packages_to_mend()
+    if not missing:
+        try:
+            _launch_four()
+        except Exception as error:
+            missing.append(f"LAUNCH: four ranks could not be started and add up their numbers: {error}")
+    for line in missing:
+        print(f"MISSING  {line}", file=sys.stderr)
+    return 1 if missing else 0
+
+
 # --- words ---------------------------------------------------------------------------------------------------------
 
 
@@ -94,7 +112,7 @@ def what_runs_here(machine: Machine) -> str:
     Every notebook runs here. Ranks are processes on 8 CPU cores and talk through gloo.
     """
     if not machine.loopback_works:
-        return "LOOPBACK: nothing can listen on 127.0.0.1, so ranks cannot reach each other. Switch `lo` on first."
+        return what_is_missing(machine)[0]
     return "\n".join([*_how_ranks_run(machine), *_what_to_mend(machine)])
 
 
@@ -150,6 +168,61 @@ def _what_to_mend(machine: Machine) -> list[str]:
     if machine.open_files_limit < 1024:
         lines.append(f"OPEN FILES: {machine.open_files_limit} is little. Run `ulimit -n 4096` before `make lab`.")
     return lines
+
+
+def what_is_missing(machine: Machine) -> list[str]:
+    """What the lab cannot run without, and how to mend it; empty on a machine that will do."""
+    missing = []
+    if not machine.loopback_works:
+        missing.append(
+            "LOOPBACK: nothing can listen on 127.0.0.1, so ranks cannot reach each other: `ip link set lo up`."
+        )
+    if machine.free_memory_bytes < 4 * RANK_BYTES + GIB:
+        missing.append(
+            f"MEMORY: {_size(machine.free_memory_bytes)} free is not enough for 4 ranks: close other programs."
+        )
+    are_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""  # to use the CPU on purpose
+    if machine.gpus and not machine.usable_gpus and not are_hidden and machine.torch_version.endswith("+cpu"):
+        missing.append(
+            f"CUDA: this node has GPUs, and PyTorch {machine.torch_version} is built without CUDA: install a CUDA build "
+            'or start from an NGC container; or say that the CPU is meant, CUDA_VISIBLE_DEVICES="".'
+        )
+    return missing
+
+
+def packages_to_mend() -> list[str]:
+    """Packages of a workshop that are not installed, or in a version outside of the range."""
+    to_mend = []
+    for text in metadata.requires("megatron-lab") or []:
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": "lab"}):
+            try:
+                version = metadata.version(requirement.name)
+            except metadata.PackageNotFoundError:
+                version = "missing"
+            if version == "missing" or not requirement.specifier.contains(version, prereleases=True):
+                to_mend.append(f"PACKAGE: {requirement.name} is {version}: pip install '{requirement}'".split(" ;")[0])
+    return to_mend
+
+
+def _launch_four() -> None:
+    """Four real ranks, and a sum over them."""
+    from labkit.launch import launch
+
+    if launch(_sum_of_ranks, world_size=4) != [6.0] * 4:
+        raise RuntimeError("their sum is wrong")
+    print("Four ranks were launched and added up their numbers.")
+
+
+def _sum_of_ranks() -> float:
+    import torch
+    import torch.distributed as dist
+
+    from labkit.groups import local_device
+
+    total = torch.tensor([float(dist.get_rank())], device=local_device())
+    dist.all_reduce(total)
+    return total.item()
 
 
 def _ways_between(machine: Machine) -> str:
@@ -277,3 +350,7 @@ def _loopback_works() -> bool:
             return True
     except OSError:
         return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

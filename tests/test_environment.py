@@ -1,12 +1,27 @@
 """The check of this machine: what is read from nvidia-smi, and what is said of machines that are not here."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from importlib import metadata
 
 import pytest
 
 from labkit import environment
-from labkit.environment import GIB, MIB, Gpu, Machine, facts, parse_gpus, parse_topology, this_machine, what_runs_here
+from labkit.environment import (
+    GIB,
+    MIB,
+    Gpu,
+    Machine,
+    facts,
+    packages_to_mend,
+    parse_gpus,
+    parse_topology,
+    this_machine,
+    what_is_missing,
+    what_runs_here,
+)
 
 LAPTOP = Machine(
     cores=8,
@@ -146,3 +161,38 @@ def test_this_machine_is_looked_at_for_real():
     assert 0 < machine.free_memory_bytes <= machine.memory_bytes
     assert machine.torch_version in facts(machine)
     assert what_runs_here(machine).startswith("Every notebook runs here.")
+
+
+def test_what_the_lab_cannot_do_without():
+    assert what_is_missing(LAPTOP) == what_is_missing(DGX) == []
+    [loopback] = what_is_missing(replace(LAPTOP, loopback_works=False))
+    assert "ip link set lo up" in loopback
+    [memory] = what_is_missing(replace(LAPTOP, free_memory_bytes=GIB))
+    assert "1.0 GiB" in memory and "close" in memory
+    [cuda] = what_is_missing(replace(DGX, usable_gpus=0, torch_version="2.13.0+cpu"))
+    assert "2.13.0+cpu" in cuda and "NGC" in cuda
+
+
+def test_packages_outside_of_their_range_are_named(monkeypatch):
+    assert packages_to_mend() == []
+    version = metadata.version
+
+    def other_version(name: str) -> str:
+        if name == "ipywidgets":
+            raise metadata.PackageNotFoundError(name)
+        return "0.1" if name == "tqdm" else version(name)
+
+    monkeypatch.setattr(metadata, "version", other_version)
+    widgets, tqdm = sorted(packages_to_mend())
+    assert widgets.startswith("PACKAGE: ipywidgets is missing: pip install 'ipywidgets>=")
+    assert tqdm.startswith("PACKAGE: tqdm is 0.1: pip install 'tqdm>=")
+
+
+def test_the_check_of_a_node_ends_with_its_verdict():
+    node = subprocess.run([sys.executable, "-m", "labkit.environment"], capture_output=True, text=True, check=False)
+    assert node.returncode == 0, node.stderr
+    assert "Four ranks were launched" in node.stdout
+    code = "import labkit.environment as e; e.what_is_missing = lambda m: ['LOOPBACK: none']; exit(e.main())"
+    broken = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert broken.returncode == 1 and "MISSING  LOOPBACK: none" in broken.stderr
+    assert "launched" not in broken.stdout
