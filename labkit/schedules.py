@@ -8,6 +8,7 @@ a micro-batch visits every rank v times. "Model chunk" and "stage" are the same 
 """
 
 import operator
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,27 @@ class Op(NamedTuple):
 
     def __str__(self) -> str:
         return f"{LETTER.get(self.kind, self.kind)}{self.micro_batch}" + (f".{self.chunk}" if self.chunk else "")
+
+
+def read_ops(text: str) -> list[Op]:
+    """Ops as they are printed, separated by spaces, for a schedule of your own.
+
+    >>> [op == Op("forward", 3) for op in read_ops("F3 B0.1")]
+    [True, False]
+
+    Raises:
+        ValueError: a word that is no op.
+    """
+    kinds = {letter: kind for kind, letter in LETTER.items()}
+    ops = []
+    for word in text.split():
+        parts = re.fullmatch(r"([FBW])(\d+)(?:\.(\d+))?", word)
+        if not parts:
+            raise ValueError(
+                f"{word!r} is no op: write F, B or W, the micro-batch, and .chunk above chunk 0, as in F3.1"
+            )
+        ops.append(Op(kinds[parts[1]], int(parts[2]), int(parts[3] or 0)))
+    return ops
 
 
 @dataclass(frozen=True)
