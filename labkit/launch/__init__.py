@@ -5,11 +5,12 @@ The way of a call, one file a step: `world` (what the caller sees) asks the serv
 holds them as `ranks`. `call` follows one function call; when ranks fall silent it asks each for a
 snapshot (`probe`), and `watchdog` judges whether they are slow or stuck. `report` puts faults into words,
 `output` brings what ranks print into the cell, `wire` carries the messages, `interrupts` defers the stop
-button to safe moments.
+button to safe moments. `stream` makes a conversation of it: a value at a time, from ranks that go on.
 """
 
 from labkit.launch.rank import progress
 from labkit.launch.report import Deadlock, RankFailed
+from labkit.launch.stream import stream
 from labkit.launch.world import World, launch
 
-__all__ = ["Deadlock", "RankFailed", "World", "launch", "progress"]
+__all__ = ["Deadlock", "RankFailed", "World", "launch", "progress", "stream"]

@@ -17,6 +17,7 @@ from labkit.plots.collectives import draw_flows
 from labkit.plots.layout import draw_layout, draw_orders
 from labkit.plots.sharding import draw_column, draw_row
 from labkit.plots.timeline import draw_timelines
+from labkit.plots.transformer import draw_transformer_layers
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.timeline import simulate
 
@@ -47,6 +48,7 @@ FIGURES = {
     "column_parallel": lambda: draw_column(1024, 512, tp_size=2),
     "row_parallel": lambda: draw_row(1024, 512, tp_size=2),
     "data_parallel": lambda: draw_replicas(BatchCut(128, dp_size=4)),
+    "tensor_parallel": draw_transformer_layers,
     "pipeline_schedules": four_schedules,
 }
 
