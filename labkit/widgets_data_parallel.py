@@ -119,4 +119,4 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-_LOOK = {"layout": {"width": "330px"}, "style": {"description_width": "8em"}}
+_LOOK = {"layout": {"width": "340px"}, "style": {"description_width": "9.5em"}}
