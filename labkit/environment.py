@@ -184,8 +184,8 @@ def what_is_missing(machine: Machine) -> list[str]:
     are_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""  # to use the CPU on purpose
     if machine.gpus and not machine.usable_gpus and not are_hidden and machine.torch_version.endswith("+cpu"):
         missing.append(
-            f"CUDA: this node has GPUs, and PyTorch {machine.torch_version} is built without CUDA: install a CUDA build "
-            'or start from an NGC container; or say that the CPU is meant, CUDA_VISIBLE_DEVICES="".'
+            f"CUDA: this node has GPUs, and PyTorch {machine.torch_version} is built without CUDA: install another, "
+            'start from an NGC container, or say that the CPU is meant: CUDA_VISIBLE_DEVICES="".'
         )
     return missing
 
