@@ -43,7 +43,7 @@ def memory(plan: Plan, stage: int = 0) -> Memory:
 
 
 def fullest(plan: Plan) -> Memory:
-    """The memory of the stage that needs most."""
+    """The memory of the stage that needs most: the first, with most micro-batches, or the last, with the logits."""
     return max((memory(plan, stage) for stage in {0, plan.pp_size - 1}), key=lambda each: each.total)
 
 
@@ -77,7 +77,10 @@ def activation_bytes_per_layer(
 
 
 def in_flight(plan: Plan, stage: int) -> int:
-    """The most passes through a chunk whose activations a GPU holds: 1F1B, or interleaved."""
+    """The most passes through a chunk whose activations a GPU holds: with 1F1B, or with v chunks interleaved.
+
+    The same as `labkit.schedules.Schedule.peak_in_flight`, by formula.
+    """
     p, m, v = plan.pp_size, plan.num_micro_batches, plan.num_chunks
     return min(p - stage, m) if v == 1 else min(v * m, 2 * (p - stage - 1) + (v - 1) * p + 1)
 

@@ -1,7 +1,8 @@
 """A plan for a run: the model, the cluster's size, and how the one is laid over the other."""
 
+import operator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from labkit.layout import ParallelLayout
 from labkit.sizing.shape import GPT, RECOMPUTE
@@ -34,45 +35,66 @@ class Plan:
     """Of each gradient: Megatron-LM adds up in 4 bytes, ZeRO's count has 2."""
 
     def __post_init__(self):
-        t, p, model = self.tp_size, self.pp_size, self.model
         for name in ("world_size", "batch_size", "tp_size", "pp_size", "micro_batch_size", "num_chunks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: use 1 or more")
+            _check_size(name, getattr(self, name))
         if self.recompute not in RECOMPUTE:
             raise ValueError(f"recompute={self.recompute!r} is unknown: use {', '.join(RECOMPUTE)}")
         if self.zero_stage not in (0, 1, 2, 3):
             raise ValueError(f"zero_stage={self.zero_stage} is unknown: use 0, 1, 2 or 3")
-        if model.num_attention_heads is None:
-            raise ValueError(f"{model} does not say its num_attention_heads: attention's memory depends on it")
-        if model.num_attention_heads % t:
-            raise ValueError(f"tp_size={t} does not divide num_attention_heads={model.num_attention_heads}")
+        if self.gradient_bytes not in (2, 4):
+            raise ValueError(f"gradient_bytes={self.gradient_bytes} is unknown: use 2 or 4")
+        self._check_tensor_parallel()
+        t, p, v = self.tp_size, self.pp_size, self.num_chunks
         if self.world_size % (t * p):
-            raise ValueError(f"tp_size * pp_size = {t * p} does not divide world_size={self.world_size}")
-        if model.num_layers % (p * self.num_chunks):
             raise ValueError(
-                f"pp_size * num_chunks = {p * self.num_chunks} does not divide num_layers={model.num_layers}"
+                f"tp_size={t} * pp_size={p} = {t * p} does not divide world_size={self.world_size}: "
+                f"use a product of {_choices(self.world_size)}"
             )
-        if self.batch_size % (self.dp_size * self.micro_batch_size):
+        if self.model.num_layers % (p * v):
             raise ValueError(
-                f"dp_size * micro_batch_size = {self.dp_size * self.micro_batch_size} does not divide "
-                f"batch_size={self.batch_size}"
+                f"pp_size={p} * num_chunks={v} = {p * v} does not divide num_layers={self.model.num_layers}: "
+                f"use a product of {_choices(self.model.num_layers)}"
             )
-        if self.num_chunks > 1 and (p == 1 or self.num_micro_batches % p):
+        multiple = self.dp_size * self.micro_batch_size
+        if self.batch_size % multiple:
             raise ValueError(
-                f"interleaving (num_chunks={self.num_chunks}) needs a pipeline, and pp_size={p} to divide "
-                f"the {self.num_micro_batches} micro-batches"
+                f"dp_size={self.dp_size} * micro_batch_size={self.micro_batch_size} = {multiple} does not divide "
+                f"batch_size={self.batch_size}: use a batch_size of {-(-self.batch_size // multiple) * multiple}, "
+                f"or a product of {_choices(self.batch_size)}"
+            )
+        if v > 1 and p == 1:
+            raise ValueError(f"num_chunks={v} with pp_size=1: only a pipeline interleaves, use num_chunks=1")
+        if v > 1 and self.num_micro_batches % p:
+            raise ValueError(
+                f"pp_size={p} does not divide the {self.num_micro_batches} micro-batches: use num_chunks=1, or "
+                f"another micro-batch size (to interleave in rounds of p is Megatron-LM's rule)"
+            )
+
+    def _check_tensor_parallel(self):
+        t, heads, seq_length = self.tp_size, self.model.num_attention_heads, self.model.seq_length
+        if heads is None:
+            raise ValueError(f"{self.model} does not say its num_attention_heads: attention's memory depends on it")
+        if heads % t:
+            raise ValueError(f"tp_size={t} does not divide num_attention_heads={heads}: use {_choices(heads)}")
+        if self.sequence_parallel and seq_length % t:
+            raise ValueError(
+                f"tp_size={t} does not divide seq_length={seq_length}: use {_choices(seq_length)}, "
+                "or sequence_parallel=False"
             )
 
     @property
     def dp_size(self) -> int:
+        """d, the copies of the model: what t and p leave of the GPUs."""
         return self.world_size // (self.tp_size * self.pp_size)
 
     @property
     def num_micro_batches(self) -> int:
+        """m, of each pipeline in a step."""
         return self.batch_size // (self.dp_size * self.micro_batch_size)
 
     @property
     def layers_per_chunk(self) -> int:
+        """Of the model's layers, how many stand between two messages of the pipeline."""
         return self.model.num_layers // (self.pp_size * self.num_chunks)
 
     @cached_property
@@ -84,3 +106,34 @@ class Plan:
     def bubble_over_ideal(self) -> float:
         """Idle over ideal: (p-1)/(v m)."""
         return (self.pp_size - 1) / (self.num_chunks * self.num_micro_batches)
+
+
+def _check_size(name: str, value) -> None:
+    try:
+        fits = not isinstance(value, bool) and operator.index(value) >= 1
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{name}={value!r} is not a size: use a whole number from 1 up")
+
+
+@lru_cache(maxsize=1024)
+def divisors(number: int) -> tuple[int, ...]:
+    """All of them, in order.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    return tuple(size for size in range(1, number + 1) if number % size == 0)
+
+
+@lru_cache(maxsize=1024)
+def _choices(number: int) -> str:
+    """The divisors as words.
+
+    >>> _choices(6), _choices(96)
+    ('1, 2, 3 or 6', '1, 2, 3, 4, 6, 8, 12, 16, ... or 96')
+    """
+    *others, last = map(str, divisors(number))
+    shown = others if len(others) <= 8 else [*others[:8], "..."]
+    return f"{', '.join(shown)} or {last}" if others else last

@@ -1,9 +1,15 @@
 """What was published, to hold the estimates against: table 1 of arXiv 2104.04473, on DGX A100 80GB."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
+from labkit.sizing.hardware import Hardware
 from labkit.sizing.plan import Plan
-from labkit.sizing.shape import GPT
+from labkit.sizing.shape import GPT, flops_per_step
+from labkit.sizing.step_time import step_time
 
 
 class Published(NamedTuple):
@@ -12,6 +18,12 @@ class Published(NamedTuple):
     billions: float
     plan: Plan
     flops_per_gpu: float
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, as follows from the FLOP/s."""
+        plan = self.plan
+        return flops_per_step(plan.model, plan.batch_size) / (plan.world_size * self.flops_per_gpu)
 
 
 def table_1() -> list[Published]:
@@ -24,6 +36,31 @@ def table_1() -> list[Published]:
         )
         for billions, heads, hidden, layers, t, p, v, gpus, micro_batch, batch, teraflops in _ROWS
     ]
+
+
+def fitted(rows: Sequence[Published], hardware: Hardware) -> Hardware:
+    """``hardware`` with the efficiency of products and the overhead of a layer that come closest to these rows.
+
+    A step's time is a sum, with 1/efficiency and the overhead as factors of two of its parts: so this is linear, and
+    least squares of the relative errors finds both.
+
+    Raises:
+        ValueError: fewer than two rows, for two unknowns.
+    """
+    if len(rows) < 2:
+        raise ValueError(f"{len(rows)} rows cannot decide two numbers: give two or more")
+    unit = replace(hardware, product_efficiency=1.0, layer_overhead_seconds=0.0)
+    none = [step_time(row.plan, replace(unit, product_efficiency=np.inf)).total for row in rows]
+    products = [step_time(row.plan, unit).total for row in rows]
+    overhead = [step_time(row.plan, replace(unit, layer_overhead_seconds=1.0)).total for row in rows]
+    rest, seconds = np.array(none), np.array([row.seconds for row in rows])
+    columns = np.stack([(products - rest) / seconds, (np.array(overhead) - products) / seconds], axis=1)
+    inverse_efficiency, overhead_seconds = np.linalg.lstsq(columns, 1 - rest / seconds, rcond=None)[0]
+    return replace(
+        hardware,
+        product_efficiency=1 / float(inverse_efficiency),
+        layer_overhead_seconds=float(overhead_seconds),
+    )
 
 
 # P/1e9, heads, h, l, t, p, v, n, b, B, teraFLOP/s per GPU

@@ -1,12 +1,14 @@
 """Every way to lay a model over a cluster: which fit the memory, which is fastest, and why the others are out."""
 
+import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
 from labkit.sizing.hardware import Hardware
-from labkit.sizing.memory import fullest
-from labkit.sizing.plan import Plan
+from labkit.sizing.memory import Memory, fullest
+from labkit.sizing.plan import Plan, divisors
 from labkit.sizing.shape import GPT, RECOMPUTE
 from labkit.sizing.step_time import StepTime, step_time
 
@@ -49,12 +51,16 @@ def search(
 
     ``memory_share`` of a GPU may be planned; the rest is for what `memory` does not count. ``options`` go to `Plan`:
     sequence_parallel, zero_stage, gradient_bytes.
+
+    Raises:
+        ValueError: what no choice could mend, as a model without attention heads or a share above 1.
     """
-    sizes = [size for size in range(1, world_size + 1) if world_size % size == 0]
+    step_time(Plan(model, 1, batch_size, **options), hardware)  # what is wrong with every choice raises here
+    if not 0 < memory_share <= 1:
+        raise ValueError(f"memory_share={memory_share} is no share of the memory: use a number above 0, up to 1")
+    sizes = [(t, p) for t in divisors(world_size) for p in divisors(world_size // t)]
     limit, found = hardware.memory_bytes * memory_share, []
-    grid = product([(t, p) for t in sizes for p in sizes if world_size % (t * p) == 0], micro_batch_sizes, num_chunks)
-    choices = [(t, p, b, v, how) for (t, p), b, v in grid for how in recompute]
-    for t, p, b, v, how in choices:
+    for (t, p), b, v, how in product(sizes, micro_batch_sizes, num_chunks, recompute):
         try:
             plan = Plan(model, world_size, batch_size, t, p, b, v, how, **options)
         except ValueError as error:
@@ -62,10 +68,29 @@ def search(
             continue
         needed = fullest(plan)
         if needed.total > limit:
-            parts = {"activations": needed.activations, "weights and optimizer": needed.total - needed.activations}
-            most = max(parts, key=lambda part: parts[part])
-            why = f"needs {needed.total / 1e9:.0f} GB of {limit / 1e9:.0f}, {parts[most] / 1e9:.0f} of them for {most}"
+            why = _too_large(needed, limit)
             found.append(Candidate(t, p, b, v, how, plan, needed.total, rejected=why))
         else:
             found.append(Candidate(t, p, b, v, how, plan, needed.total, step_time(plan, hardware)))
     return sorted(found, key=lambda each: (each.estimate is None, each.estimate.total if each.estimate else 0.0))
+
+
+def reasons(candidates: Iterable[Candidate]) -> dict[str, int]:
+    """How many are out by each rule, its numbers left out; the rule that most fail comes first.
+
+    >>> reasons([Candidate(1, 1, 1, 1, "full", rejected=f"needs {size} GB of 72: more GPUs") for size in (90, 120)])
+    {'needs # GB of #': 2}
+    """
+    rules = (re.sub(r"\d[\d.]*", "#", each.rejected).partition(":")[0] for each in candidates if each.rejected)
+    return dict(Counter(rules).most_common())
+
+
+def _too_large(needed: Memory, limit: float) -> str:
+    """How far it is from fitting, what takes most, and what makes that smaller."""
+    states = needed.total - needed.activations
+    text = f"needs {needed.total / 1e9:.0f} GB of the {limit / 1e9:.0f} to plan with"
+    if needed.activations > states:
+        return (
+            f"{text}: {needed.activations / 1e9:.0f} GB are activations, recompute more or take smaller micro-batches"
+        )
+    return f"{text}: {states / 1e9:.0f} GB are weights, gradients and optimizer, divide them by a larger t * p"

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from labkit.layout import ParallelLayout
+from labkit.sizing.plan import Plan
 from labkit.sizing.shape import GPT
+from labkit.sizing.step_time import ALL_REDUCES
 
 
 class Traffic(NamedTuple):
@@ -26,16 +28,20 @@ def step_traffic(
     gpus_per_node: int,
     batch_size: int,
     bytes_per_element: int = 2,
-    gradient_bytes_per_element: int = 4,
+    gradient_bytes_per_element: float = 4,
+    recompute: str = "none",
+    num_chunks: int = 1,
 ) -> dict[str, Traffic]:
     """What tensor, data and pipeline parallelism each send in one step of ``batch_size`` sequences, by axis.
 
     With B/d sequences a replica, l/p layers a stage, s/c tokens a sequence (whatever the micro-batch: m of size b
     move what one of size m*b moves; what does not divide is averaged):
 
-    - tp: 4 all-reduces a layer, 2 forward and 2 backward, of the activations, B/d * s/c * h elements;
+    - tp: 4 all-reduces a layer, 2 forward and 2 backward, of the activations, B/d * s/c * h elements; with full
+      recomputation 2 more;
     - dp: one all-reduce of a rank's gradients, P/(t*p) elements, over the ranks that share its weights (dp and cp);
-    - pp: the activations to the next stage and as many gradients back, from each rank of a stage.
+    - pp: the activations to the next stage and as many gradients back, from each rank of a stage; with v chunks a rank
+      v times, and v - 1 times from the last stage to the first.
 
     Not counted: attention over context shards (cp), and the tied embedding's gradient.
 
@@ -53,10 +59,30 @@ def step_traffic(
     stage_layers = model.num_layers / layout.pp_size
     gradient_bytes = model.num_parameters / (layout.tp_size * layout.pp_size) * gradient_bytes_per_element
     return {
-        "tp": _ring_all_reduce(layout.groups("tp"), 4 * stage_layers * activation_bytes, gpus_per_node),
+        "tp": _ring_all_reduce(
+            layout.groups("tp"), ALL_REDUCES[recompute] * stage_layers * activation_bytes, gpus_per_node
+        ),
         "dp": _ring_all_reduce(layout.groups("dp", "cp"), gradient_bytes, gpus_per_node),
-        "pp": _between_neighbours(layout.groups("pp"), 2 * activation_bytes, gpus_per_node),
+        "pp": _along_pipelines(layout.groups("pp"), 2 * activation_bytes, gpus_per_node, num_chunks),
     }
+
+
+def plan_traffic(plan: Plan, gpus_per_node: int) -> dict[str, Traffic]:
+    """The same of a plan, with what it recomputes, interleaves and, by ZeRO-1, gathers again.
+
+    The pipeline's messages count whole, as `labkit.pipeline` sends them; Megatron-LM can let each GPU of a tensor group
+    send 1/t and gather, which is what `step_time` reckons with.
+    """
+    gathered = 2 if plan.zero_stage else plan.gradient_bytes  # the second half of an all-reduce, or weights
+    return step_traffic(
+        plan.model,
+        plan.layout,
+        gpus_per_node=gpus_per_node,
+        batch_size=plan.batch_size,
+        gradient_bytes_per_element=(plan.gradient_bytes + gathered) / 2,
+        recompute=plan.recompute,
+        num_chunks=plan.num_chunks,
+    )
 
 
 def _ring_all_reduce(groups: list[list[int]], message_bytes: float, gpus_per_node: int) -> Traffic:
@@ -68,8 +94,10 @@ def _ring_all_reduce(groups: list[list[int]], message_bytes: float, gpus_per_nod
     return Traffic(nodes.size * edge_bytes, crossing * edge_bytes)
 
 
-def _between_neighbours(groups: list[list[int]], edge_bytes: float, gpus_per_node: int) -> Traffic:
-    """Each rank exchanges with the next one in its group; the last has no next."""
+def _along_pipelines(groups: list[list[int]], edge_bytes: float, gpus_per_node: int, num_chunks: int) -> Traffic:
+    """Each rank exchanges with the next one in its group, for each chunk; between chunks the last with the first."""
     nodes = np.asarray(groups) // gpus_per_node
-    crossing = int(np.count_nonzero(nodes[:, 1:] != nodes[:, :-1]))
-    return Traffic(nodes[:, 1:].size * edge_bytes, crossing * edge_bytes)
+    times = np.full(nodes.shape[1], num_chunks)
+    times[-1] = num_chunks - 1 if nodes.shape[1] > 1 else 0
+    crossing = int(((nodes != np.roll(nodes, -1, axis=1)) * times).sum())
+    return Traffic(len(nodes) * int(times.sum()) * edge_bytes, crossing * edge_bytes)
