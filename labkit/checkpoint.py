@@ -5,11 +5,13 @@ torch.distributed.checkpoint. A checkpoint is written under another name and ren
 that is killed while it saves leaves the one before.
 """
 
+import fcntl
 import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from labkit.groups import ProcessGroups
 from labkit.layers import shard_of
 from labkit.sizing import GPT
 
-DESCRIPTION = "labkit.json"
+DESCRIPTION, LOCK = "labkit.json", "labkit.lock"
 
 
 @dataclass(frozen=True)
@@ -40,26 +42,75 @@ class State:
     shape: GPT
 
 
-def save(folder: str | Path, state: State, step: int) -> Path:
-    """Write the checkpoint of a step, on every rank of the world together; returns where it is."""
+@contextmanager
+def claim(folder: str | Path, resume: bool) -> Iterator[None]:
+    """Inside the block the folder is this run's; to be called on every rank. What a killed save left is removed.
+
+    Raises:
+        ValueError: another run writes there; or has written there, and this one does not resume it.
+    """
+    folder, locked = Path(folder), None
+
+    def take() -> None:
+        nonlocal locked
+        if (folder / DESCRIPTION).exists():
+            raise ValueError(f"checkpoint_dir={folder} is a checkpoint: name the folder that it is in, {folder.parent}")
+        folder.mkdir(parents=True, exist_ok=True)
+        locked = open(folder / LOCK, "w")  # noqa: SIM115 - held as long as the run; the system frees it if we are killed
+        try:
+            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"checkpoint_dir={folder} is in use by another run: name another folder") from None
+        except OSError:
+            pass  # a file system without locks
+        path = newest(folder)
+        if path is not None and not resume:
+            raise ValueError(f"checkpoint_dir={folder} has {path.name} already: resume it, or name another folder")
+        for partial in folder.glob("step_*.partial"):
+            shutil.rmtree(partial, ignore_errors=True)
+
+    try:
+        _together(take if dist.get_rank() == 0 else None)
+        yield
+    finally:
+        if locked is not None:
+            locked.close()
+
+
+def save(folder: str | Path, state: State, step: int, num_samples: int) -> Path:
+    """Write the checkpoint of a step, on every rank of the world together; returns where it is.
+
+    Args:
+        num_samples: how many samples of the data the run has seen.
+
+    Raises:
+        ValueError: not all files have come to this folder.
+    """
     final = Path(folder) / f"step_{step:08d}"
     partial = final.with_suffix(".partial")
-    if dist.get_rank() == 0:
+
+    def begin() -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-    dist.barrier()
-    save_tensors(dict(_tensors(state)), checkpoint_id=partial)
-    dist.barrier()
-    if dist.get_rank() == 0:
+
+    def finish() -> None:
+        written = FileSystemReader(partial).read_metadata().storage_data.values()
+        lost = {info.relative_path for info in written} - {path.name for path in partial.iterdir()}
+        if lost:
+            raise ValueError(f"{partial} lacks {min(lost)}: checkpoint_dir must be a folder that all nodes share")
         sums = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
-        description = {"step": step, "shape": asdict(state.shape), "optimizer": _kind(state), "checksums": sums}
+        about = {"step": step, "num_samples": num_samples, **_about(state), "checksums": sums}
         with open(partial / DESCRIPTION, "w") as file:
-            json.dump(description, file, indent=1)
+            json.dump(about, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
-    dist.barrier()
+
+    is_first = dist.get_rank() == 0
+    _together(begin if is_first else None)
+    save_tensors(dict(_tensors(state)), checkpoint_id=partial)
+    _together(finish if is_first else None)
     return final
 
 
@@ -68,20 +119,24 @@ def newest(folder: str | Path) -> Path | None:
     return max((path.parent for path in Path(folder).glob(f"step_????????/{DESCRIPTION}")), default=None)
 
 
-def load_newest(folder: str | Path, state: State) -> int:
-    """Restore the newest complete checkpoint of a folder on every rank, and return its step; 0 if there is none.
+def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
+    """Restore the newest complete checkpoint of a folder on every rank: its step and samples; 0, 0 if there is none.
 
     Raises:
         ValueError: it is damaged, or of another model or optimizer; the message says what does not fit.
     """
-    path = newest(folder)
+    found = [newest(folder)]
+    dist.broadcast_object_list(found)  # one rank looks, for all
+    path = found[0]
     if path is None:
-        return 0
-    load(path, state)
-    step = json.loads((path / DESCRIPTION).read_text())["step"]
+        text, done = f"No checkpoint in {folder}: starting with step 1", (0, 0)
+    else:
+        load(path, state)
+        about = json.loads((path / DESCRIPTION).read_text())
+        text, done = f"Resuming behind step {about['step']}, from {path}", (about["step"], about["num_samples"])
     if dist.get_rank() == 0:
-        print(f"Resuming behind step {step}, from {path}")
-    return step
+        print(text, flush=True)
+    return done
 
 
 def load(path: Path, state: State) -> None:
@@ -90,40 +145,54 @@ def load(path: Path, state: State) -> None:
     Raises:
         ValueError: as `load_newest`.
     """
-    check(path, state)
+    _together(lambda: _check(path, state))
     _make_states(state.optimizer)
     tensors = dict(_tensors(state))
-    missing = sorted(tensors.keys() - FileSystemReader(path).read_metadata().state_dict_metadata.keys())
-    if missing:
-        raise ValueError(f"{path} has no {missing[0]} ({len(missing)} tensors are missing): it is of another model")
+
+    def check_names() -> None:
+        missing = sorted(tensors.keys() - FileSystemReader(path).read_metadata().state_dict_metadata.keys())
+        if missing:
+            raise ValueError(f"{path} has no {missing[0]} ({len(missing)} tensors are missing): it is of another model")
+
+    _together(check_names)
     load_tensors(tensors, checkpoint_id=path)
 
 
-def check(path: Path, state: State) -> None:
-    """See that a checkpoint is whole, and of this model.
-
-    Raises:
-        ValueError: names the file, or the sizes, that do not fit.
-    """
+def _check(path: Path, state: State) -> None:
+    """See that a checkpoint is whole, and of this model. The files are divided among the ranks."""
     try:
-        description = json.loads((path / DESCRIPTION).read_text())
-        theirs, optimizer, sums = (description[key] for key in ("shape", "optimizer", "checksums"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        about = json.loads((path / DESCRIPTION).read_text())
+        theirs = {name: about[name] for name in ("step", "num_samples", *_about(state))}
+        sums = sorted(about["checksums"].items())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path / DESCRIPTION} is not the description of a labkit checkpoint: {error!r}") from error
     differing = [
-        f"{name} is {theirs.get(name)} there and {value} here"
-        for name, value in asdict(state.shape).items()
-        if theirs.get(name) != value
+        f"{name} is {theirs[name]} there and {value} here"
+        for name, value in _about(state).items()
+        if theirs[name] != value
     ]
-    if optimizer != _kind(state):
-        differing.append(f"the optimizer is {optimizer} there and {_kind(state)} here")
     if differing:
         raise ValueError(f"{path} does not fit: {'; '.join(differing)}")
-    for name, checksum in sums.items():
+    for name, checksum in sums[dist.get_rank() :: dist.get_world_size()]:
         file = path / name
         if not file.exists() or _checksum(file) != checksum:
             what = "is missing" if not file.exists() else "has changed since it was written"
-            raise ValueError(f"{file} {what}: this checkpoint is damaged, resume from an older one")
+            raise ValueError(f"{file} {what}: remove {path.name} to resume from the checkpoint before it")
+
+
+def _together(work: Callable[[], None] | None) -> None:
+    """Do something on this rank, wait for the others, and raise on all ranks if it failed on one."""
+    error = None
+    try:
+        if work:
+            work()
+    except (ValueError, OSError) as raised:
+        error = str(raised)
+    errors: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, error)
+    first = next((each for each in errors if each), None)
+    if first:
+        raise ValueError(first)
 
 
 def _tensors(state: State) -> Iterator[tuple[str, torch.Tensor]]:
@@ -180,11 +249,13 @@ def _make_states(optimizer: torch.optim.Optimizer) -> None:
         param_group["lr"] = rate
 
 
-def _kind(state: State) -> str:
-    """Which states there are; the sharded optimizer has the same as the plain one."""
-    optimizer: Any = getattr(state.optimizer, "local", state.optimizer)
+def _about(state: State) -> dict[str, Any]:
+    """What must be the same to resume; the layout is not among it."""
+    optimizer: Any = getattr(state.optimizer, "local", state.optimizer)  # a sharded one has the same states
     inner = getattr(optimizer, "inner", None)
-    return type(optimizer).__name__ if inner is None else f"{type(inner).__name__} with master weights"
+    kind = type(optimizer).__name__ if inner is None else f"{type(inner).__name__} with master weights"
+    dtype = str(next(state.models[0].parameters()).dtype).removeprefix("torch.")
+    return {**asdict(state.shape), "precision": dtype, "optimizer": kind}
 
 
 def _checksum(path: Path) -> int:

@@ -63,7 +63,10 @@ class TextFile:
     floor_nats = None
 
     def __post_init__(self):
-        self._bytes = np.frombuffer(Path(self.path).read_bytes(), dtype=np.uint8)
+        try:
+            self._bytes = np.frombuffer(Path(self.path).read_bytes(), dtype=np.uint8)
+        except OSError as error:
+            raise ValueError(f"the text {self.path} cannot be read ({error.strerror}): name a file") from error
 
     def sample(self, number: int, num_tokens: int) -> np.ndarray:
         """The tokens of sample ``number``: [num_tokens].

@@ -75,14 +75,21 @@ class ShardedOptimizer(Optimizer):
         """
         parameters = [parameter for each in self.param_groups for parameter in each["params"]]
         mine = [n for n, parameter in enumerate(parameters) if self.owner[parameter] == self.group.rank()]
-        states = {n: state_dict["state"][n] for n in mine if n in state_dict["state"]}
+        states = {number: state_dict["state"][n] for number, n in enumerate(mine) if n in state_dict["state"]}
         if state_dict["state"] and not states and any(parameters[n].requires_grad for n in mine):
             raise ValueError(
                 f"the state dict has states of parameters {sorted(state_dict['state'])}, rank {self.group.rank()} owns "
                 f"{mine}: each rank saves its own part, give the parts of all ranks together"
             )
-        super().load_state_dict({**state_dict, "state": states})
-        self.local.state = self.state
+        super().load_state_dict({**state_dict, "state": {}})
+        # The states are for the optimizer itself to take: it knows their types, and numbers its own parameters from 0.
+        numbers = iter(range(len(mine)))
+        local_groups = [
+            _options(each) | {"params": [next(numbers) for _ in local["params"]]}
+            for each, local in zip(self.param_groups, self.local.param_groups)
+        ]
+        self.local.load_state_dict({"state": states, "param_groups": local_groups})
+        self.state = self.local.state
 
     def add_param_group(self, param_group: dict) -> None:
         """Only while the optimizer is made: afterwards every parameter has its owner."""

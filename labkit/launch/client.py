@@ -159,6 +159,8 @@ def _server_environment() -> dict[str, str]:
     environment = dict(os.environ)
     # A thread pool made at import would make the server unsafe to fork; ranks set their own number of threads.
     environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    # Ranks with several threads: let them not spin for long, on cores that somebody else may need (15 times slower).
+    environment.setdefault("GOMP_SPINCOUNT", "1000")
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # look for GPUs without starting CUDA
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_PACKAGE_PARENT, os.environ.get("PYTHONPATH")]))
     return environment

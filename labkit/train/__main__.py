@@ -1,23 +1,55 @@
 """The command line: ``python -m labkit.train --help``, also under torchrun and srun."""
 
+import io
+import os
 import sys
+import textwrap
+from contextlib import redirect_stderr, redirect_stdout
 
+import torch.distributed as dist
 import tyro
 
 from labkit.train.config import TrainConfig
+from labkit.train.progress import describe_end, describe_start
 from labkit.train.trainer import train
-from labkit.train.world import world
+from labkit.train.world import is_first_rank, say_once, world
 
 
 def main() -> int:
     """0 when all steps are done; 2 when the options do not fit, 1 when the numbers ran away."""
+    printed = io.StringIO()
     try:
-        config = tyro.cli(TrainConfig, prog="python -m labkit.train", config=(tyro.conf.FlagCreatePairsOff,))
+        with redirect_stdout(printed), redirect_stderr(printed):  # every rank would say the same
+            config = tyro.cli(TrainConfig, prog="python -m labkit.train", config=(tyro.conf.FlagCreatePairsOff,))
+    except SystemExit as left:
+        return tell(textwrap.dedent(printed.getvalue()).strip(), int(left.code or 0))
+    with world():
+        return run(config)
+
+
+def tell(text: str, code: int) -> int:
+    """The help, or what is wrong with the options."""
+    if code != 0:
         with world():
-            train(config)
+            say_once(text)
+    elif is_first_rank(os.environ):
+        print(text)
+    return code
+
+
+def run(config: TrainConfig) -> int:
+    """On a rank of a world that is up."""
+    is_first = dist.get_rank() == 0
+    try:
+        start = describe_start(config, dist.get_world_size())
+        if is_first:
+            print(start, flush=True)
+        steps = train(config)
     except (ValueError, FloatingPointError) as error:
-        print(f"labkit.train: {error}", file=sys.stderr)
+        say_once(f"labkit.train: {error}")
         return 2 if isinstance(error, ValueError) else 1
+    if is_first:
+        print(describe_end(config, steps), flush=True)
     return 0
 
 

@@ -19,6 +19,7 @@ SCHEDULES = {
     "interleaved": schedules.interleaved,
     "zero-bubble": lambda p, m, v: schedules.zero_bubble(p, m),
 }
+PRECISIONS = ("float32", "float64", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,24 @@ class TrainConfig:
     def __post_init__(self):
         for name in ("steps", "batch_size", "micro_batch_size", "seq_length", "num_layers", "hidden_size",
                      "num_attention_heads", "tp_size", "pp_size", "num_chunks"):  # fmt: skip
-            if getattr(self, name) < 1:
+            if not getattr(self, name) >= 1:
                 raise ValueError(f"{name}={getattr(self, name)}: use 1 or more")
+        for name in ("min_learning_rate", "warmup_steps", "weight_decay", "clip_norm", "eval_interval",
+                     "save_interval", "seed"):  # fmt: skip
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)}: use 0 or more")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate={self.learning_rate}: use a number above 0, 0.003 say")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} is no probability to drop: use 0 or more, below 1")
+        for name, known in (("schedule", tuple(SCHEDULES)), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {', '.join(known)}")
         if self.num_chunks > 1 and self.schedule != "interleaved":
-            raise ValueError(f"num_chunks={self.num_chunks} needs schedule='interleaved', not {self.schedule!r}")
+            raise ValueError(
+                f"num_chunks={self.num_chunks} needs schedule='interleaved', not {self.schedule!r}: "
+                "use that, or num_chunks=1"
+            )
         if self.schedule == "interleaved" and self.num_chunks == 1:
             raise ValueError("schedule='interleaved' needs num_chunks=2 or more: with one, use '1f1b'")
         stages = self.pp_size * self.num_chunks
@@ -103,14 +118,18 @@ class TrainConfig:
                 f"pp_size={self.pp_size} * num_chunks={self.num_chunks} = {stages} stages for num_layers="
                 f"{self.num_layers}: use {stages} layers or more, or fewer stages"
             )
+        self._check_divides("num_attention_heads", "hidden_size")
+        for name in ("num_attention_heads",) + ("seq_length",) * self.sequence_parallel:
+            self._check_divides("tp_size", name)
         if (self.resume or self.save_interval) and self.checkpoint_dir is None:
             raise ValueError("resume and save_interval need a checkpoint_dir: name a folder")
-        for name in ("num_attention_heads", "hidden_size") + ("seq_length",) * self.sequence_parallel:
-            if getattr(self, name) % self.tp_size:
-                raise ValueError(
-                    f"tp_size={self.tp_size} does not divide {name}={getattr(self, name)}: use one that does, "
-                    f"or {name}={-(-getattr(self, name) // self.tp_size) * self.tp_size}"
-                )
+        self.make_text()
+
+    def _check_divides(self, divisor: str, name: str) -> None:
+        divides, value = getattr(self, divisor), getattr(self, name)
+        if value % divides:
+            fits = ", ".join(str(n) for n in range(1, value + 1) if value % n == 0)
+            raise ValueError(f"{divisor}={divides} does not divide {name}={value}: use {fits}, or another {name}")
 
     def layout(self, world_size: int) -> ParallelLayout:
         """The ranks on their grid.

@@ -1,69 +1,88 @@
 """Where did the NaN come from? After one or two ops it is everywhere; this looks for the place where it was first."""
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 from torch import nn
 
+if TYPE_CHECKING:
+    from labkit.train.trainer import Trainer
 
-def first_not_finite(trainer: Any, inputs, targets, loss: float, norm: float) -> str:
+
+class Place(NamedTuple):
+    """Where a rank has its first number that is not finite. Of all ranks' places, the smallest is the cause."""
+
+    phase: int  # 0 the parameters before the step, 1 forward, 2 backward
+    stage: int  # negative in backward, which comes from the last
+    position: int  # in that stage, in the order of computation; tensor-parallel ranks compute the same
+    rank: int
+    what: str
+
+
+def first_not_finite(trainer: "Trainer", inputs, targets, loss: float, norm: float) -> str:
     """A sentence with the step, the rank and the module or parameter in which a number first was not finite.
 
-    The parameters are those before the step. They are looked at first; then the batch runs forward once more,
-    now with an eye on what every module gives; what is left is the backward pass. To be called on every rank.
+    The parameters are those before the step. They are looked at first; then the batch runs once more, with
+    the same dropout, with an eye on what every module gives, and with gradients that no replica has averaged
+    and no tied weight has added up. To be called on every rank.
     """
-    place, layout = trainer.groups.coords, trainer.groups.layout
-    found = []
-    for number, chunk in enumerate(trainer.chunks):
-        stage = trainer.schedule.stage_of(place.pp, number)
-        for name, parameter in chunk.module.named_parameters():
-            if not parameter.isfinite().all():
-                found.append(
-                    (0, stage, 0, place.tp, trainer.groups.rank, f"the parameter {name} has it before the step")
-                )
-    outputs = _Outputs(trainer)
-    trainer._run(trainer.schedule.forward_only(), inputs, targets)
-    found += outputs.found
-    outputs.remove()
-    for number, chunk in enumerate(trainer.chunks):
-        stage = trainer.schedule.stage_of(place.pp, number)
-        for name, parameter in reversed(list(chunk.module.named_parameters())):
-            if parameter.grad is not None and not parameter.grad.isfinite().all():
-                found.append((2, -stage, 0, place.tp, trainer.groups.rank, f"the gradient of {name}"))
-                break
-    everywhere: list[Any] = [None] * layout.world_size
+    found = list(_parameters(trainer))
+    trainer.optimizer.zero_grad()
+    trainer.seed_dropout()
+    with _watched_outputs(trainer, found):
+        trainer.run(trainer.schedule, inputs, targets, tied=())
+    found += _gradients(trainer)
+    everywhere: list[Any] = [None] * trainer.groups.layout.world_size
     dist.all_gather_object(everywhere, min(found, default=None))
-    first = min((each for each in everywhere if each is not None), default=None)
+    first = min((place for place in everywhere if place is not None), default=None)
     values = f"step {trainer.steps_done + 1}: the loss is {loss:g}, the gradient norm {norm:g}"
     if first is None:
-        return f"{values}; no rank could find where it came from"
-    *_, rank, what = first
-    return f"{values}. First on rank {rank}, {layout.coords(rank)}: {what}. Nothing was updated in this step."
+        return f"{values}. Every rank's own numbers are finite: it came from adding them up over ranks"
+    return f"{values}. First on rank {first.rank}: {first.what}. Nothing was updated in this step"
 
 
-class _Outputs:
-    """Hooks that note the first module on this rank whose output is not finite."""
+def _chunks(trainer: "Trainer") -> Iterator[tuple[int, nn.Module]]:
+    for number, model in enumerate(trainer.models):
+        yield trainer.schedule.stage_of(trainer.groups.coords.pp, number), model
 
-    def __init__(self, trainer: Any):
-        self.found: list[tuple] = []
-        self.trainer, self.calls, self.handles = trainer, 0, []
-        for number, chunk in enumerate(trainer.chunks):
-            stage = trainer.schedule.stage_of(trainer.groups.coords.pp, number)
-            for name, module in chunk.module.named_modules():
-                if not list(module.children()):
-                    self.handles.append(module.register_forward_hook(self._look(name, stage)))
 
-    def _look(self, name: str, stage: int):
+def _parameters(trainer: "Trainer") -> Iterator[Place]:
+    for stage, model in _chunks(trainer):
+        for position, (name, parameter) in enumerate(model.named_parameters()):
+            if not parameter.isfinite().all():
+                what = f"the parameter {name}, before the step"
+                yield Place(0, stage, position, trainer.groups.rank, what)
+
+
+def _gradients(trainer: "Trainer") -> Iterator[Place]:
+    for stage, model in _chunks(trainer):
+        for position, (name, parameter) in enumerate(reversed(list(model.named_parameters()))):
+            if parameter.grad is not None and not parameter.grad.isfinite().all():
+                yield Place(2, -stage, position, trainer.groups.rank, f"the gradient of {name}")
+
+
+@contextmanager
+def _watched_outputs(trainer: "Trainer", found: list[Place]) -> Iterator[None]:
+    """Inside the block, modules whose output is not finite are noted, each with how many had computed before."""
+    handles, calls = [], dict.fromkeys([stage for stage, _ in _chunks(trainer)], 0)
+
+    def watch(name: str, stage: int):
         def look(module: nn.Module, inputs: tuple, output: Any) -> None:
-            self.calls += 1
+            calls[stage] += 1
             tensor = output[0] if isinstance(output, tuple) else output
-            if not self.found and not tensor.isfinite().all():
-                place = self.trainer.groups.coords
-                text = f"the output of {name} in stage {stage}"
-                self.found.append((1, stage, self.calls, place.tp, self.trainer.groups.rank, text))
+            if not tensor.isfinite().all():
+                found.append(Place(1, stage, calls[stage], trainer.groups.rank, f"the output of {name}"))
 
         return look
 
-    def remove(self) -> None:
-        for handle in self.handles:
+    for stage, model in _chunks(trainer):
+        for name, module in model.named_modules():
+            if not list(module.children()):
+                handles.append(module.register_forward_hook(watch(name, stage)))
+    try:
+        yield
+    finally:
+        for handle in handles:
             handle.remove()

@@ -1,5 +1,8 @@
 """What a run shows while it runs: a bar with the loss and the speed, in the cell that launched it or in a terminal."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
@@ -8,6 +11,9 @@ from labkit.groups import local_device
 from labkit.launch import progress
 from labkit.sizing import flops_per_step, peak_flops
 from labkit.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from labkit.train.trainer import Step
 
 
 class Progress:
@@ -20,8 +26,8 @@ class Progress:
             initial=steps_done, total=config.steps, unit="step", disable=in_a_cell or not self.is_first_rank
         )
 
-    def show(self, step) -> None:
-        """Move the bar to a step that is done."""
+    def show(self, step: "Step") -> "Step":
+        """Move the bar to a step that is done; returns the step."""
         if self.is_first_rank:
             text = f"loss {step.loss:.4f}, {step.tokens_per_second:,.0f} tokens/s{self._share_of_peak(step.seconds)}"
             progress(step.number, self.config.steps, text)
@@ -29,8 +35,12 @@ class Progress:
             self.bar.update()
             if step.evaluation_loss is not None:
                 self.bar.write(f"step {step.number}: evaluation loss {step.evaluation_loss:.4f}")
+        return step
 
-    def close(self) -> None:
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_) -> None:
         self.bar.close()
 
     def _share_of_peak(self, seconds: float) -> str:
@@ -40,3 +50,34 @@ class Progress:
             return ""
         achieved = flops_per_step(self.config.shape, self.config.batch_size, "none") / seconds
         return f", {achieved / (peak * dist.get_world_size()):.0%} of peak"
+
+
+def describe_start(config: TrainConfig, world_size: int) -> str:
+    """One line: what is about to run.
+
+    Raises:
+        ValueError: the config does not fit the number of ranks.
+    """
+    layout, text = config.layout(world_size), config.make_text()
+    sizes = f"tp {layout.tp_size}, pp {layout.pp_size}, dp {layout.dp_size}"
+    on_gpus, threads = local_device().type == "cuda", torch.get_num_threads()
+    return "; ".join(
+        [
+            f"{world_size} {'rank' if world_size == 1 else 'ranks'} ({sizes})",
+            "NCCL on GPUs"
+            if on_gpus
+            else f"gloo on the CPU, {threads} {'thread' if threads == 1 else 'threads'} a rank",
+            f"{config.shape.num_parameters:,} parameters in {config.precision}",
+            f"{config.batch_size * config.seq_length:,} tokens a step",
+            f"the text's floor is {text.floor_nats:.4f}" if text.floor_nats else f"no floor is known for {config.text}",
+        ]
+    )
+
+
+def describe_end(config: TrainConfig, steps: Sequence["Step"]) -> str:
+    """One line: where the loss has come to."""
+    if not steps:
+        return f"Nothing to do: the checkpoint has all {config.steps} steps. Give more --steps"
+    floor = config.make_text().floor_nats
+    above = f", {steps[-1].loss - floor:.4f} above the text's floor" if floor else ""
+    return f"Step {steps[-1].number}: loss {steps[-1].loss:.4f}{above}"

@@ -6,14 +6,15 @@ layout: weights are drawn by their names, data by sample numbers.
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim import AdamW
 
 from labkit import checkpoint, pipeline
@@ -45,35 +46,41 @@ class Step:
     evaluation_loss: float | None = None
 
 
-def train(config: TrainConfig, on_step: Callable[[Step], None] | None = None) -> list[Step]:
+def train(config: TrainConfig) -> list[Step]:
     """Run the steps of ``config`` on this rank; to be called on every rank of a world that is up.
 
     ``launch(train, config, world_size=8)`` does it from a notebook, and ``python -m labkit.train`` in a terminal,
-    alone, under torchrun or under srun. ``on_step`` is called on this rank after each step.
+    alone, under torchrun or under srun.
 
     Raises:
         ValueError: the config does not fit the number of ranks, or a checkpoint does not fit the config.
         FloatingPointError: the loss or a gradient is no finite number; says at which step, and on which rank first.
     """
+    with training(config) as trainer, Progress(config, trainer.steps_done) as progress:
+        return [progress.show(step) for step in trainer.steps()]
+
+
+def steps(config: TrainConfig) -> Iterator[Step]:
+    """`train`, one step at a time: for ``stream(world, steps, config)``, where a cell draws each step and may stop."""
+    with training(config) as trainer:
+        yield from trainer.steps()
+
+
+@contextmanager
+def training(config: TrainConfig) -> Iterator["Trainer"]:
+    """What is up while a run lasts: the process groups, this rank's `Trainer`, its claim on the checkpoint folder."""
     layout = config.layout(dist.get_world_size())
-    steps = []
-    with init_groups(layout) as groups:
-        trainer = Trainer(config, groups)
-        progress = Progress(config, trainer.steps_done)
-        while trainer.steps_done < config.steps:
-            steps.append(trainer.step())
-            progress.show(steps[-1])
-            if on_step:
-                on_step(steps[-1])
-        progress.close()
-    return steps
+    folder = config.checkpoint_dir
+    with checkpoint.claim(folder, config.resume) if folder else nullcontext(), init_groups(layout) as groups:
+        yield Trainer(config, groups)
 
 
 class Trainer:
     """A rank's chunks of the model, its optimizer, and its place in the data."""
 
     def __init__(self, config: TrainConfig, groups: ProcessGroups):
-        self.config, self.groups, self.steps_done = config, groups, 0
+        self.config, self.groups = config, groups
+        self.steps_done = self.samples_done = 0
         world_size, rank = groups.layout.world_size, groups.coords.pp
         self.schedule, self.text = config.make_schedule(world_size), config.make_text()
         stages = [self.schedule.stage_of(rank, chunk) for chunk in range(config.num_chunks)]
@@ -85,20 +92,20 @@ class Trainer:
         self.parameters = [parameter for model in models for parameter in model.parameters()]
         self.optimizer = self._make_optimizer()
         if config.resume and config.checkpoint_dir:
-            self.steps_done = checkpoint.load_newest(config.checkpoint_dir, self._state())
+            self.steps_done, self.samples_done = checkpoint.load_newest(config.checkpoint_dir, self._state())
+
+    def steps(self) -> Iterator[Step]:
+        """The steps that are left to do."""
+        while self.steps_done < self.config.steps:
+            yield self.step()
 
     def step(self) -> Step:
         """Forward and backward of this replica's rows, the average over replicas, and a step of the optimizer."""
         config, start = self.config, time.perf_counter()
-        seed_replicas(
-            config.seed + self.steps_done, self.groups
-        )  # dropout's masks: by step, so that they can be resumed
-        inputs, targets = self._batch(self.steps_done * config.batch_size)
+        self.seed_dropout()
+        inputs, targets = self._batch(self.samples_done)
         self.optimizer.zero_grad()
-        with ExitStack() as stack:
-            for chunk in self.chunks:
-                stack.enter_context(chunk.no_sync())
-            loss = self._run(self.schedule, inputs, targets)
+        loss = self.run(self.schedule, inputs, targets)
         for chunk in self.chunks:
             chunk.sync_gradients()
         norm = global_grad_norm(self.parameters, self.copies, self.groups)
@@ -110,6 +117,7 @@ class Trainer:
             param_group["lr"] = learning_rate
         self.optimizer.step()
         self.steps_done += 1
+        self.samples_done += config.batch_size
         seconds = time.perf_counter() - start
         is_evaluated = config.eval_interval and self.steps_done % config.eval_interval == 0
         evaluation_loss = self.evaluate() if is_evaluated else None
@@ -117,20 +125,28 @@ class Trainer:
         tokens = config.batch_size * config.seq_length
         return Step(self.steps_done, loss, norm, learning_rate, seconds, tokens / seconds, evaluation_loss)
 
+    def seed_dropout(self) -> None:
+        """The masks follow from the step, so that they can be resumed; and differ from step to step and by replica."""
+        seed_replicas(self.config.seed + self.steps_done * self.groups.layout.world_size, self.groups)
+
     def evaluate(self) -> float:
         """The loss on one batch that is not trained on, without dropout."""
         for chunk in self.chunks:
             chunk.eval()
-        loss = self._run(self.schedule.forward_only(), *self._batch(EVALUATION_SAMPLES))
+        loss = self.run(self.schedule.forward_only(), *self._batch(EVALUATION_SAMPLES))
         for chunk in self.chunks:
             chunk.train()
         return loss
 
-    def _run(self, schedule: Schedule, inputs, targets) -> float:
-        """The pipeline's loss, averaged over the replicas, on every rank."""
-        loss = pipeline.run(
-            schedule, self.chunks, self.groups, inputs, targets=targets, loss=self.models[-1].loss, tied=self.tied
-        )
+    def run(self, schedule: Schedule, inputs, targets, tied: Sequence[nn.Parameter] | None = None) -> float:
+        """The pipeline's loss, averaged over the replicas, on every rank; gradients are this replica's own."""
+        with ExitStack() as stack:
+            for chunk in self.chunks:
+                stack.enter_context(chunk.no_sync())
+            tied, loss_function = self.tied if tied is None else tied, cast(Callable, self.models[-1].loss)
+            loss = pipeline.run(
+                schedule, self.chunks, self.groups, inputs, targets=targets, loss=loss_function, tied=tied
+            )
         total = torch.zeros((), dtype=torch.float64, device=local_device())
         if loss is not None:  # on the last stage only
             dist.all_reduce(total.add_(loss), group=self.groups.dp)
@@ -179,4 +195,4 @@ class Trainer:
     def _save_if_due(self) -> None:
         interval, is_last = self.config.save_interval, self.steps_done == self.config.steps
         if self.config.checkpoint_dir and (is_last or (interval and self.steps_done % interval == 0)):
-            checkpoint.save(self.config.checkpoint_dir, self._state(), self.steps_done)
+            checkpoint.save(self.config.checkpoint_dir, self._state(), self.steps_done, self.samples_done)

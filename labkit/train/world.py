@@ -1,9 +1,14 @@
 """The world of ranks that a run is in: brought up by launch, by torchrun, by Slurm's srun, or by nobody (one rank)."""
 
+import json
 import os
 import re
-from collections.abc import Iterator
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +27,8 @@ def world() -> Iterator[None]:
     os.environ.update(slurm_as_torchrun(os.environ))
     place: dict[str, Any] = {} if "RANK" in os.environ else {"store": HashStore(), "rank": 0, "world_size": 1}
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    dist.init_process_group("nccl" if torch.cuda.device_count() >= ranks_here else "gloo", **place)
+    torch.set_num_threads(num_threads(ranks_here, os.environ))
+    dist.init_process_group("nccl" if has_gpu(ranks_here, torch.cuda.device_count(), os.environ) else "gloo", **place)
     if local_device().type == "cuda":
         torch.cuda.set_device(local_device())
     try:
@@ -31,7 +37,54 @@ def world() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def slurm_as_torchrun(environment) -> dict[str, str]:
+def is_first_rank(environment: Mapping[str, str]) -> bool:
+    """Whether this process will be rank 0: known before the world is up."""
+    return environment.get("RANK", environment.get("SLURM_PROCID", "0")) == "0"
+
+
+def has_gpu(ranks_here: int, gpus_seen: int, environment: Mapping[str, str]) -> bool:
+    """Whether each rank of this node can have a GPU; Slurm may show each task only its own."""
+    return gpus_seen >= ranks_here or (gpus_seen > 0 and "SLURM_GPUS_PER_TASK" in environment)
+
+
+def num_threads(ranks_here: int, environment: Mapping[str, str]) -> int:
+    """torch's own number for a process alone, or what the user has said; else this rank's share of the cores."""
+    if ranks_here == 1 or "OMP_NUM_THREADS" in environment:
+        return torch.get_num_threads()
+    share = max(1, len(os.sched_getaffinity(0)) // ranks_here)
+    return int(environment.get("SLURM_CPUS_PER_TASK", share))
+
+
+def say_once(text: str) -> None:
+    """On stderr, by the first of the ranks that have it to say at their end; torchrun repeats it below its report.
+
+    The ranks agree through the store that they met in, and wait for each other a moment: torchrun ends all others
+    when one has left with an error.
+    """
+    is_said_here = True
+    if dist.is_initialized():
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            is_said_here = store.add(f"labkit.train {zlib.crc32(text.encode())}", 1) == 1
+        except RuntimeError:  # the store has gone, and with it the rank that kept it: that one has said why
+            is_said_here = False
+    if is_said_here:
+        print(text, file=sys.stderr, flush=True)
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        about = {"message": text if is_said_here else "as on another rank", "timestamp": int(time.time())}
+        about["timestamp"] += not is_said_here  # torchrun takes the earliest for the root cause, and shows it last
+        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(about))
+    if dist.is_initialized():
+        try:
+            left, deadline = store.add("labkit.train left", 1), time.monotonic() + 2.0
+            while left < dist.get_world_size() and time.monotonic() < deadline:
+                time.sleep(0.02)
+                left = store.add("labkit.train left", 0)
+        except RuntimeError:
+            pass
+
+
+def slurm_as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that torchrun would set, from those that srun sets for each task; nothing outside of srun.
 
     >>> srun = {"SLURM_PROCID": "9", "SLURM_NTASKS": "16", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "70001"}
