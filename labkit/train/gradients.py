@@ -30,8 +30,12 @@ def global_grad_norm(
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, highest: float) -> None:
-    """Scale all gradients so that their norm is ``highest`` at most; 0 leaves them as they are."""
-    if 0 < highest < norm:
+    """Scale all gradients so that their norm is ``highest`` at most; 0 leaves them as they are.
+
+    By the same factor as `torch.nn.utils.clip_grad_norm_`, which adds 1e-6 to the norm.
+    """
+    factor = highest / (norm + 1e-6)
+    if 0 < factor < 1:
         for parameter in parameters:
             if parameter.grad is not None:
-                parameter.grad.mul_(highest / norm)
+                parameter.grad.mul_(factor)
