@@ -65,7 +65,7 @@ class ScheduleExplorer(widgets.VBox):
         self.num_chunks = _slider("chunks a rank v", choice.num_chunks, 1, 4)
         self.forward = _time("forward t_f", choice.forward, 0.25, 4)
         self.backward = _time("backward t_b", choice.backward, 0.25, 4)
-        self.message = _time("a message takes", choice.message, 0, 2)
+        self.message = _time("message time", choice.message, 0, 2)
         self.says, self.facts = widgets.HTML(), widgets.HTML()
         self.picture = widgets.Image(format="png")
         self.picture.add_class("labkit-grids")
@@ -128,7 +128,7 @@ def _table(choice: Choice, timelines: dict[str, Timeline]) -> str:
     return f'<table class="labkit-facts">{caption}<thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 
 
-_LOOK: dict[str, Any] = {"layout": {"width": "290px"}, "style": {"description_width": "8em"}}
+_LOOK: dict[str, Any] = {"layout": {"width": "310px"}, "style": {"description_width": "9.5em"}}
 
 
 def _slider(description: str, value: int, low: int, high: int) -> widgets.IntSlider:
