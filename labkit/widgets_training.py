@@ -2,7 +2,6 @@
 
 import io
 import time
-from collections.abc import Sequence
 
 from IPython.display import Image, display
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -17,14 +16,14 @@ class LiveLosses:
     """A picture of losses in the cell, until its block ends; what stays is the last one.
 
     >>> with LiveLosses(num_steps=2) as picture:  # doctest: +SKIP
-    ...     picture.add("one process", [3.3])
+    ...     picture.add("one process", 3.3)
     """
 
     def __init__(self, num_steps: int, floor_nats: float | None = None):
         self.num_steps, self.floor_nats = num_steps, floor_nats
         self.curves: dict[str, list[float]] = {}
 
-    def add(self, name: str, losses: Sequence[float]) -> None:
+    def add(self, name: str, *losses: float) -> None:
         """Lengthen a curve; the picture follows at once, or a moment later."""
         self.curves.setdefault(name, []).extend(losses)
         if time.monotonic() - self._drawn > SECONDS_BETWEEN_DRAWINGS:

@@ -109,9 +109,9 @@ def place(monkeypatch):
 def test_the_picture_grows_and_the_last_one_has_everything(place, monkeypatch):
     monkeypatch.setattr(widgets_training, "SECONDS_BETWEEN_DRAWINGS", 0.0)
     with LiveLosses(num_steps=4, floor_nats=0.5) as picture:
-        picture.add("one", [3.0, 2.0])
-        picture.add("one", [1.0])
-        picture.add("two", [3.0])
+        picture.add("one", 3.0, 2.0)
+        picture.add("one", 1.0)
+        picture.add("two", 3.0)
     assert picture.curves == {"one": [3.0, 2.0, 1.0], "two": [3.0]}
     assert len(place.images) == 5  # empty, three times more, and the end
     assert all(image.data.startswith(b"\x89PNG") for image in place.images)
@@ -122,7 +122,7 @@ def test_the_picture_grows_and_the_last_one_has_everything(place, monkeypatch):
 def test_it_is_not_drawn_more_often_than_one_can_see(place):
     with LiveLosses(num_steps=1000) as picture:
         for step in range(1000):
-            picture.add("one", [float(step)])
+            picture.add("one", float(step))
     assert len(place.images) < 20
     assert picture.curves["one"][-1] == 999.0
 
@@ -130,7 +130,7 @@ def test_it_is_not_drawn_more_often_than_one_can_see(place):
 def test_losses_are_kept_when_training_fails(place):
     def fails():
         with LiveLosses(num_steps=2) as picture:
-            picture.add("one", [2.5])
+            picture.add("one", 2.5)
             raise KeyError
 
     with pytest.raises(KeyError):
@@ -141,4 +141,4 @@ def test_losses_are_kept_when_training_fails(place):
 def test_outside_a_notebook_nothing_fails(monkeypatch):
     monkeypatch.setattr(widgets_training, "display", lambda image, display_id: None)
     with LiveLosses(num_steps=1) as picture:
-        picture.add("one", [1.0])
+        picture.add("one", 1.0)
