@@ -16,17 +16,19 @@ FLOORS = [
     ["communication", "collectives", "bandwidth", "operations", "flow"],
     ["parity", "layers", "data_parallel", "pipeline"],
     ["model"],
-    ["checkpoint", "train"],
+    ["checkpoint", "train", "utilisation"],
     [
         "plots",
         "widgets",
         "widgets_collectives",
         "widgets_sharding",
+        "widgets_sizing",
         "widgets_training",
         "widgets_data_parallel",
         "widgets_pipeline",
         "exercises",
         "environment",
+        "this_machine",
     ],
 ]
 ORDER = [name for floor in FLOORS for name in floor]
