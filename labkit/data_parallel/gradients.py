@@ -5,6 +5,7 @@ collected in *buckets*, and a bucket that is full travels while the layers in fr
 Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv 2006.15704), section 3.2.
 """
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -51,9 +52,10 @@ class DataParallel(nn.Module):
         self._accumulating = self._in_backward = False
         self._buckets = _make_buckets([p for p in module.parameters() if p.requires_grad], bucket_bytes)
         self._next = 0  # the bucket to be sent next: all ranks send them in one order
-        for bucket in self._buckets:
-            for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(lambda p, bucket=bucket: self._arrived(p, bucket))
+        self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
+        me = weakref.ref(self)  # a parameter that held its replica would keep the group alive, with threads and sockets
+        for parameter in self._bucket_of:
+            parameter.register_post_accumulate_grad_hook(lambda p: replica._arrived(p) if (replica := me()) else None)
 
     def forward(self, *args, **kwargs):
         if self._in_backward:  # an error ended it, so that nobody received
@@ -87,10 +89,11 @@ class DataParallel(nn.Module):
         """As the plain module's."""
         return self.module.load_state_dict(*args, **kwargs)
 
-    def _arrived(self, parameter: nn.Parameter, bucket: "_Bucket") -> None:
+    def _arrived(self, parameter: nn.Parameter) -> None:
         """Backward has computed this gradient."""
         if self._accumulating:
             return
+        bucket = self._bucket_of[parameter]
         if not self._in_backward:
             self._in_backward = True
             Variable._execution_engine.queue_callback(self.sync_gradients)  # runs when this backward is done

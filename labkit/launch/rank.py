@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import datetime
 import faulthandler
+import gc
 import linecache
 import os
 import pickle
@@ -70,6 +71,7 @@ def main(rank: int, connection: socket.socket, settings: dict) -> None:
         kernel.send("up")
         while (payload := calls.get()) is not None:
             _run(kernel, rank, settings, payload)
+            gc.collect()  # a model in a cycle holds its process groups, whose threads turn on sockets that peers closed
     except BaseException as error:  # joining failed; whatever a call raises is sent by _run
         kernel.send("error", describe_error(error))
         while calls.get() is not None:  # stay, so that the others fail for their own reasons only

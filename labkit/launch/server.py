@@ -75,6 +75,7 @@ class Server:
                 return
             if is_idle and not ready:
                 importlib.import_module(self.to_import.pop(0))
+                gc.freeze()  # as in _preload
 
     def close(self) -> None:
         """End every rank and everything they started."""
