@@ -3,6 +3,8 @@
 Each tensor is stored as the whole model has it, under its name; every rank writes and reads its part by
 torch.distributed.checkpoint. A checkpoint is written under another name and renamed when it is complete, so a run
 that is killed while it saves leaves the one before.
+
+What is imported inside functions takes long to import, and most runs save nothing.
 """
 
 import fcntl
@@ -19,11 +21,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
-from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor import Shard as DTensorShard
 
 from labkit.groups import ProcessGroups
 from labkit.layers import shard_of
@@ -86,6 +83,8 @@ def save(folder: str | Path, state: State, step: int, num_samples: int) -> Path:
     Raises:
         ValueError: not all files have come to this folder.
     """
+    from torch.distributed.checkpoint import filesystem, state_dict_saver
+
     final = Path(folder) / f"step_{step:08d}"
     partial = final.with_suffix(".partial")
 
@@ -94,7 +93,7 @@ def save(folder: str | Path, state: State, step: int, num_samples: int) -> Path:
         partial.mkdir(parents=True)
 
     def finish() -> None:
-        written = FileSystemReader(partial).read_metadata().storage_data.values()
+        written = filesystem.FileSystemReader(partial).read_metadata().storage_data.values()
         lost = {info.relative_path for info in written} - {path.name for path in partial.iterdir()}
         if lost:
             raise ValueError(f"{partial} lacks {min(lost)}: checkpoint_dir must be a folder that all nodes share")
@@ -109,7 +108,7 @@ def save(folder: str | Path, state: State, step: int, num_samples: int) -> Path:
 
     is_first = dist.get_rank() == 0
     _together(begin if is_first else None)
-    save_tensors(dict(_tensors(state)), checkpoint_id=partial)
+    state_dict_saver.save(dict(_tensors(state)), checkpoint_id=partial)
     _together(finish if is_first else None)
     return final
 
@@ -145,17 +144,19 @@ def load(path: Path, state: State) -> None:
     Raises:
         ValueError: as `load_newest`.
     """
+    from torch.distributed.checkpoint import filesystem, state_dict_loader
+
     _together(lambda: _check(path, state))
     _make_states(state.optimizer)
     tensors = dict(_tensors(state))
 
     def check_names() -> None:
-        missing = sorted(tensors.keys() - FileSystemReader(path).read_metadata().state_dict_metadata.keys())
+        missing = sorted(tensors.keys() - filesystem.FileSystemReader(path).read_metadata().state_dict_metadata.keys())
         if missing:
             raise ValueError(f"{path} has no {missing[0]} ({len(missing)} tensors are missing): it is of another model")
 
     _together(check_names)
-    load_tensors(tensors, checkpoint_id=path)
+    state_dict_loader.load(tensors, checkpoint_id=path)
 
 
 def _check(path: Path, state: State) -> None:
@@ -212,6 +213,9 @@ def _whole_parts(
     name: str, tensor: torch.Tensor, parameter: nn.Parameter, groups: ProcessGroups
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """A tensor that is cut like its parameter, as part of the whole; of fused matrices (stride 3) each by itself."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import Shard as DTensorShard
+
     shard = shard_of(parameter)
     if shard is None:
         yield name, tensor

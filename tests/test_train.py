@@ -482,7 +482,7 @@ def test_the_first_rank_and_place_is_found(how, rank, where, what):
     text = str(caught.value.cause)
     assert text.startswith("step 2: ")
     assert f"First on rank {rank}: {what}." in text
-    assert str(caught.value).count("raised FloatingPointError") == 8  # every rank stops, none waits for another
+    assert "lost its connection" not in str(caught.value)  # every rank stops by itself
 
 
 def test_a_learning_rate_that_is_far_too_high_stops_the_run():

@@ -62,6 +62,8 @@ class Call:
                 self._raise_interrupt()
             if self._unfinished() and self.watchdog.is_due(time.monotonic()):
                 self._look()
+        if self.failures:  # the last ranks failed during a look
+            self._raise_failure()
 
     def _unfinished(self) -> list[int]:
         return [rank for rank in range(self.ranks.num_ranks) if rank not in self.results and rank not in self.failures]

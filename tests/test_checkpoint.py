@@ -1,0 +1,349 @@
+"""Checkpoints: saved in one layout, resumed in any other; killed, damaged, foreign and contested ones."""
+
+import json
+import os
+import re
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import filesystem, state_dict_saver
+
+from labkit import checkpoint
+from labkit.launch import RankFailed, World, launch, stream
+from labkit.train import TrainConfig, steps, train, training
+
+TINY = TrainConfig(
+    steps=8, batch_size=8, micro_batch_size=2, seq_length=8, hidden_size=16, num_attention_heads=8, num_layers=4,
+    precision="float64", warmup_steps=3, learning_rate=0.01, min_learning_rate=0.001, eval_interval=4,
+)  # fmt: skip
+
+# (World size, what differs from one process.)
+# InventedText has 27 letters, which neither 2 nor 4 nor 8 divides.
+RELAY = [
+    (1, {}),
+    (8, {"tp_size": 2, "pp_size": 2, "sharded_optimizer": True, "sequence_parallel": True}),
+    (4, {"tp_size": 4}),
+    (4, {"pp_size": 2, "num_chunks": 2, "schedule": "interleaved", "sharded_optimizer": True}),
+    (2, {"tp_size": 2, "recompute": True}),
+    (4, {"pp_size": 4, "schedule": "zero-bubble"}),
+    (8, {"tp_size": 4, "sharded_optimizer": True}),
+    (1, {"recompute": True}),
+]
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    """Warm ranks for what does not fail."""
+    made = {size: World(size) for size in (1, 2, 4, 8)}
+    yield made
+    for world in made.values():
+        world.close()
+
+
+def one_step(config):
+    """Resume if there is something, make a step, save."""
+    with training(config) as trainer:
+        step = trainer.step()
+        return step.number, step.loss, step.grad_norm, step.evaluation_loss or 0.0
+
+
+def saves_in(folder, **options):
+    """A config whose run saves after every step, and resumes."""
+    return replace(TINY, checkpoint_dir=str(folder), save_interval=1, resume=True, **options)
+
+
+@pytest.fixture
+def two_steps_saved(worlds):
+    """Fills a folder with checkpoints of steps 1 and 2."""
+
+    def fill(folder, **options):
+        worlds[2].run(train, saves_in(folder, steps=2, **options))
+        assert sorted(path.name for path in folder.glob("step_*")) == ["step_00000001", "step_00000002"]
+
+    return fill
+
+
+def refused_here(config):
+    """On a rank: what a run that is refused says."""
+    try:
+        train(config)
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.fixture
+def refusal(worlds):
+    """What a run on two ranks says that is refused; all say the same, so that none waits for another."""
+
+    def text_of(config):
+        texts = worlds[2].run(refused_here, config)
+        assert texts[0] == texts[1]
+        assert texts[0] is not None, f"{config} was not refused"
+        return texts[0]
+
+    return text_of
+
+
+# -- from layout to layout ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision", "rel"), [("float64", 1e-10), ("float32", 1e-5)])
+def test_a_relay_of_layouts_has_the_losses_of_one_run(worlds, tmp_path, precision, rel):
+    relay = RELAY if precision == "float64" else RELAY[2:6]
+    unbroken = worlds[1].run(train, replace(TINY, precision=precision))[0]
+    for expected, (world_size, options) in zip(unbroken, relay):  # each resumes what the one before has saved
+        for number, *values in worlds[world_size].run(one_step, saves_in(tmp_path, precision=precision, **options)):
+            assert number == expected.number
+            want = [expected.loss, expected.grad_norm, expected.evaluation_loss or 0.0]
+            assert values == pytest.approx(want, rel=rel, abs=0), f"step {number}, {options}"
+    assert len(relay) == len(list(tmp_path.glob("step_*")))
+
+
+def test_master_weights_change_the_layout_too(worlds, tmp_path):
+    """A break in the same layout changes nothing; another layout rounds elsewhere, so it comes close."""
+    config = saves_in(tmp_path, precision="bfloat16", num_layers=2)
+    unbroken = worlds[2].run(train, replace(config, checkpoint_dir=None, save_interval=0, resume=False, steps=4))[0]
+    for expected in unbroken[:3]:
+        sharded = replace(config, sharded_optimizer=expected.number % 2 == 0, steps=4)
+        _, *values = worlds[2].run(one_step, sharded)[0]
+        assert values == [expected.loss, expected.grad_norm, expected.evaluation_loss or 0.0]
+    _, loss, _, _ = worlds[4].run(one_step, replace(config, tp_size=2, pp_size=2, steps=4))[0]
+    assert loss == pytest.approx(unbroken[3].loss, rel=0.01)
+
+
+def test_dropout_goes_on_where_it_was(worlds, tmp_path):
+    config = replace(TINY, dropout=0.2, steps=4, num_layers=2, tp_size=2)
+    unbroken = worlds[4].run(train, config)[0]
+    saving = saves_in(tmp_path, dropout=0.2, steps=4, num_layers=2, tp_size=2)
+    resumed = [worlds[4].run(one_step, saving)[0] for _ in range(4)]
+    assert [loss for _, loss, _, _ in resumed] == [step.loss for step in unbroken]
+
+
+def position(config):
+    with training(config) as trainer:
+        trainer.step()
+        return trainer.steps_done, trainer.samples_done
+
+
+def test_another_batch_size_goes_on_with_the_next_sample(worlds, tmp_path):
+    assert worlds[2].run(position, saves_in(tmp_path)) == [(1, 8)] * 2
+    assert worlds[1].run(position, saves_in(tmp_path, batch_size=4)) == [(2, 12)]
+    assert worlds[2].run(position, saves_in(tmp_path, batch_size=16)) == [(3, 28)] * 2
+
+
+def test_nothing_is_left_to_do(worlds, tmp_path, capsys):
+    assert len(worlds[2].run(train, saves_in(tmp_path, steps=2))[0]) == 2
+    assert worlds[2].run(train, saves_in(tmp_path, steps=2)) == [[], []]
+    said = capsys.readouterr().out
+    assert f"[rank 0] No checkpoint in {tmp_path}: starting with step 1" in said
+    assert f"[rank 0] Resuming behind step 2, from {tmp_path}/step_00000002" in said
+
+
+def test_checkpoints_are_written_when_asked_for(worlds, tmp_path):
+    for name, save_interval, expected in (("a", 0, [4]), ("b", 3, [3, 4]), ("c", 2, [2, 4])):
+        folder = tmp_path / name
+        config = replace(TINY, steps=4, checkpoint_dir=str(folder), save_interval=save_interval, num_layers=1)
+        worlds[2].run(train, config)
+        assert sorted(int(path.name[5:]) for path in folder.glob("step_*")) == expected
+
+
+def test_tensors_are_stored_whole_and_by_name(worlds, tmp_path):
+    """Any tool of PyTorch's can read them: here its own loader, into one process' model."""
+    worlds[8].run(one_step, saves_in(tmp_path, tp_size=4, sharded_optimizer=True))
+    reader = filesystem.FileSystemReader(tmp_path / "step_00000001")
+    sizes = {name: tuple(about.size) for name, about in reader.read_metadata().state_dict_metadata.items()}
+    assert sizes["model.embedding.weight.0"] == (27, 16)  # without the padding to 28
+    assert {sizes[f"model.layers.0.attention.qkv.weight.{part}"] for part in range(3)} == {(16, 16)}
+    assert sizes["optimizer.layers.3.mlp.down.weight.exp_avg.0"] == (16, 64)
+
+
+# -- killed in the middle of a save ------------------------------------------------------------------------------------
+
+
+def killed_while_saving(config, rank, how_many):
+    """Train; one rank is killed when, in the second save, it is about to sync or rename for the n-th time."""
+    done, sync, rename = [], os.fsync, Path.rename
+
+    def count(really, *args):
+        partial_steps = Path(config.checkpoint_dir).glob("step_00000002.partial")
+        if dist.get_rank() == rank and any(partial_steps):
+            done.append(1)
+            if len(done) == how_many:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return really(*args)
+
+    os.fsync, Path.rename = (lambda *args: count(sync, *args)), (lambda *args: count(rename, *args))
+    try:
+        return len(train(config))
+    finally:
+        os.fsync, Path.rename = sync, rename
+
+
+@pytest.mark.parametrize(("rank", "how_many"), [(0, 1), (0, 3), (0, 4), (0, 5), (1, 1)])
+def test_killed_in_the_middle_of_a_save(worlds, tmp_path, capsys, rank, how_many):
+    """Before each of the points at which files become lasting; also of a rank that is not the first."""
+    config = saves_in(tmp_path, steps=2, num_layers=2, pp_size=2)
+    with pytest.raises(RankFailed, match=f"rank {rank} of 2 was killed by SIGKILL"):
+        launch(killed_while_saving, config, rank, how_many, world_size=2)
+    assert checkpoint.newest(tmp_path).name == "step_00000001"
+    assert (tmp_path / "step_00000002.partial").exists()
+    capsys.readouterr()
+    assert [step.number for step in worlds[2].run(train, replace(config, pp_size=1))[0]] == [2]
+    assert f"[rank 0] Resuming behind step 1, from {tmp_path}/step_00000001" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_00000001", "step_00000002"]
+
+
+def test_no_point_was_missed(worlds, tmp_path):
+    """Rank 0 passes five points in a save: its data, DCP's metadata and that file's name, our file and the folder's."""
+    config = saves_in(tmp_path, steps=2, num_layers=2, pp_size=2)
+    assert worlds[2].run(killed_while_saving, config, 0, 6) == [2, 2]
+
+
+# -- damaged, foreign, unfitting ---------------------------------------------------------------------------------------
+
+
+def flip(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    file.write_bytes(bytes(data))
+
+
+def truncate(file):
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp", ".metadata"])
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_not(
+    worlds, two_steps_saved, refusal, tmp_path, damage, name, capsys
+):
+    folder = tmp_path / "original"
+    two_steps_saved(folder, num_layers=1, tp_size=2)
+    damage(folder / "step_00000002" / name)
+    config = saves_in(folder, steps=3, num_layers=1, tp_size=2)
+    text = refusal(config)
+    assert f"step_00000002/{name} " in text
+    assert ("is missing" if damage is Path.unlink else "has changed since it was written") in text
+    assert "remove step_00000002 to resume from the checkpoint before it" in text
+    shutil.rmtree(folder / "step_00000002")
+    capsys.readouterr()
+    assert [step.number for step in worlds[2].run(train, config)[0]] == [2, 3]
+    assert "Resuming behind step 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["", "no json", "[]", '{"step": 2}', '{"checksums": 3, "step": 1}'])
+def test_a_folder_of_something_else_is_refused(refusal, tmp_path, content):
+    (tmp_path / "step_00000007").mkdir()
+    (tmp_path / "step_00000007" / checkpoint.DESCRIPTION).write_text(content)
+    text = refusal(saves_in(tmp_path))
+    assert "step_00000007/labkit.json is not the description of a labkit checkpoint" in text
+
+
+def test_a_checkpoint_of_other_tensors_is_refused(two_steps_saved, refusal, tmp_path):
+    """Files that are whole and say the right sizes, but come from elsewhere."""
+    two_steps_saved(tmp_path, num_layers=1)
+    shutil.rmtree(tmp_path / "step_00000002")
+    about = json.loads((tmp_path / "step_00000001" / checkpoint.DESCRIPTION).read_text())
+    about["num_layers"] = 2
+    (tmp_path / "step_00000001" / checkpoint.DESCRIPTION).write_text(json.dumps(about))
+    text = refusal(saves_in(tmp_path, num_layers=2))
+    assert re.search(
+        r"step_00000001 has no model.layers.1.\S+ \(\d+ tensors are missing\): it is of another model", text
+    )
+
+
+def test_another_run_is_refused_by_name(worlds, refusal, tmp_path):
+    worlds[2].run(train, saves_in(tmp_path, steps=1, num_layers=2, precision="float32"))
+    right = saves_in(tmp_path, num_layers=2, precision="float32")
+    file = tmp_path / "text.txt"
+    file.write_text("to be or not to be " * 10)
+    for options, message in [
+        ({"hidden_size": 32}, "hidden_size is 16 there and 32 here"),
+        ({"num_layers": 3, "seq_length": 4}, "num_layers is 2 there and 3 here; seq_length is 8 there and 4 here"),
+        ({"num_attention_heads": 4}, "num_attention_heads is 8 there and 4 here"),
+        ({"text": str(file)}, "vocab_size is 27 there and 256 here"),
+        ({"precision": "float64"}, "precision is float32 there and float64 here"),
+        ({"precision": "bfloat16"}, "optimizer is AdamW there and AdamW with master weights here"),
+    ]:
+        text = refusal(replace(right, **options))
+        assert text.startswith(f"{tmp_path}/step_00000001 does not fit: ")
+        assert message in text
+    assert worlds[1].run(train, replace(right, steps=1)) == [[]]  # it itself fits
+
+
+# -- one folder, two runs ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_does_not_resume_leaves_a_run_alone(two_steps_saved, refusal, tmp_path):
+    two_steps_saved(tmp_path, num_layers=1)
+    text = refusal(replace(saves_in(tmp_path, num_layers=1), resume=False))
+    assert text == f"checkpoint_dir={tmp_path} has step_00000002 already: resume it, or name another folder"
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_00000001", "step_00000002"]
+
+
+def test_two_runs_at_once_in_one_folder(worlds, refusal, tmp_path):
+    config = saves_in(tmp_path, num_layers=1)
+    with World(1) as first:
+        running = stream(first, steps, config)
+        assert next(running)[0].number == 1
+        text = refusal(config)
+        assert text == f"checkpoint_dir={tmp_path} is in use by another run: name another folder"
+        assert next(running)[0].number == 2  # which did not disturb the first
+    assert [step.number for step in worlds[2].run(train, replace(config, steps=3))[0]] == [
+        3
+    ]  # a lock dies with its run
+
+
+def test_folders_that_cannot_be_used(two_steps_saved, refusal, tmp_path):
+    two_steps_saved(tmp_path / "run", num_layers=1)
+    text = refusal(saves_in(tmp_path / "run" / "step_00000001", num_layers=1))
+    assert text.endswith(f"is a checkpoint: name the folder that it is in, {tmp_path}/run")
+    (tmp_path / "file").write_text("")
+    assert f"'{tmp_path}/file'" in refusal(saves_in(tmp_path / "file"))
+
+
+def save_where_only_some_see_it(config):
+    """As on nodes that do not share the folder: what other ranks write does not come to rank 0."""
+    save = state_dict_saver.save
+
+    def lose(*args, checkpoint_id, **kwargs):
+        save(*args, checkpoint_id=checkpoint_id, **kwargs)
+        if dist.get_rank() == 1:
+            (checkpoint_id / "__1_0.distcp").unlink()
+        dist.barrier()
+
+    state_dict_saver.save = lose
+    try:
+        return refused_here(config)
+    finally:
+        state_dict_saver.save = save
+
+
+def test_a_folder_that_nodes_do_not_share_is_noticed(worlds, tmp_path):
+    for text in worlds[2].run(save_where_only_some_see_it, saves_in(tmp_path, tp_size=2, num_layers=1)):
+        assert "lacks __1_0.distcp: checkpoint_dir must be a folder that all nodes share" in text
+    assert checkpoint.newest(tmp_path) is None
+
+
+def test_the_newest_is_the_highest_step(tmp_path):
+    assert checkpoint.newest(tmp_path / "nowhere") is None
+    for name in ("step_00000009", "step_00000010", "step_00000011.partial", "step_x"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / checkpoint.DESCRIPTION).touch()
+    (tmp_path / "step_00000012").mkdir()  # without a description
+    assert checkpoint.newest(tmp_path).name == "step_00000010"
+
+
+def test_loading_makes_states_without_a_step():
+    """The zero step that makes the optimizer's states changes no weight, whatever the weight decay."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.5)
+    checkpoint._make_states(optimizer)
+    assert torch.equal(parameter, torch.ones(3))
+    assert set(optimizer.state[parameter]) == {"step", "exp_avg", "exp_avg_sq"}
+    assert optimizer.param_groups[0]["lr"] == 0.1
