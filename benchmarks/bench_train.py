@@ -1,0 +1,99 @@
+"""Training a GPT: 8 ranks in five layouts against one process with two threads; how soon a run starts; and a GPU.
+
+On one machine 8 ranks share the cores that the one process has for itself, so no layout can be faster than it: how
+far from 1.0 a ratio stays is what communication costs here, where it takes the cores' time too. Each row says how
+much of a traced step the ranks spend in waiting for messages, those of others' computing included.
+
+A start counts from the launch to the first step's result. On a GPU, the model has 121 million parameters: 17 layers of
+GPT-2's width instead of 12, because letters need none of the 39 million that GPT-2 gives to its words.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from math import nan
+
+import torch
+
+from labkit.launch import World, stream
+from labkit.sizing import flops_per_step, peak_flops
+from labkit.train import TrainConfig, steps, training
+
+ON_CPU = TrainConfig(
+    batch_size=16, micro_batch_size=2, seq_length=128, num_layers=8, hidden_size=256, num_attention_heads=8
+)
+LAYOUTS = {
+    "dp 8": {},
+    "tp 8": {"tp_size": 8},
+    "pp 8": {"pp_size": 8},
+    "tp 2, pp 2, dp 2": {"tp_size": 2, "pp_size": 2},
+    "pp 2, 2 chunks, dp 4, divided optimizer": {
+        "pp_size": 2, "num_chunks": 2, "schedule": "interleaved", "sharded_optimizer": True,
+    },
+}  # fmt: skip
+ON_GPU = TrainConfig(
+    batch_size=64, micro_batch_size=16, seq_length=1024, num_layers=17, hidden_size=768, num_attention_heads=12,
+    precision="bfloat16",
+)  # fmt: skip
+NUM_STEPS = 5
+
+
+def rows() -> Iterator[tuple[str, float, float]]:
+    tokens = ON_CPU.batch_size * ON_CPU.seq_length
+    with World(1, backend="gloo") as world:
+        alone, _ = world.run(measure, ON_CPU, 2)[0]
+    with World(8, backend="gloo", timeout_seconds=300) as world:
+        for name, options in LAYOUTS.items():
+            ranks = world.run(measure, replace(ON_CPU, **options), 1)
+            seconds, waiting = (statistics.mean(values) for values in zip(*ranks))
+            text = f"train, {name}: {tokens / seconds:,.0f} tokens/s, {waiting:.0%} waiting; one process"
+            yield text, seconds, alone
+    yield "first step of 8 ranks from a new kernel", in_new_kernel(), nan
+    yield "first step of 8 ranks, launched again", first_step_seconds(), nan
+    if torch.cuda.is_available():
+        with World(1, backend="nccl") as world:
+            seconds, _ = world.run(measure, ON_GPU, None)[0]
+        size, name = ON_GPU.shape, torch.cuda.get_device_name()
+        achieved, peak = flops_per_step(size, ON_GPU.batch_size, "none") / seconds, peak_flops(name)
+        share = f", {achieved / peak:.0%} of {name}'s peak" if peak else ""
+        tokens_per_second = ON_GPU.batch_size * ON_GPU.seq_length / seconds
+        text = f"{size.num_parameters / 1e6:.0f} million parameters, bf16: {tokens_per_second:,.0f} tokens/s{share}"
+        yield text, seconds, nan
+
+
+def measure(config: TrainConfig, num_threads: int | None) -> tuple[float, float]:
+    """On a rank: the median seconds of a step, and which share of one more step it spent in waiting."""
+    from labkit.communication import communication_log
+    from labkit.timeline import Timeline, Trace
+
+    if num_threads:
+        torch.set_num_threads(num_threads)
+    with training(replace(config, steps=NUM_STEPS + 3)) as trainer:
+        taken = [trainer.step().seconds for _ in range(NUM_STEPS + 2)]
+        trace = Trace(trainer.groups.rank)
+        with communication_log(trace):
+            traced = trainer.step()
+    timeline = Timeline(trace.spans(), "measured")
+    return statistics.median(taken[2:]), timeline.waiting_seconds(trainer.groups.rank) / traced.seconds
+
+
+def first_step_seconds() -> float:
+    """From `World` to what the first step gives, in the kernel."""
+    start = time.perf_counter()
+    with World(8, backend="gloo") as world:
+        next(stream(world, steps, replace(ON_CPU, tp_size=2, pp_size=2)))
+        return time.perf_counter() - start
+
+
+def in_new_kernel() -> float:
+    """The same, in an interpreter that has yet to start the launcher."""
+    command = [sys.executable, "-m", "benchmarks.bench_train"]
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    return float(run.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    print(first_step_seconds())
