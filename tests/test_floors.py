@@ -13,7 +13,7 @@ LABKIT = Path(__file__).parents[1] / "labkit"
 FLOORS = [
     ["layout", "schedules", "sizing", "sharding", "batch", "text", "launch"],
     ["groups", "timeline"],
-    ["communication", "collectives", "bandwidth", "operations", "flow"],
+    ["communication", "collectives", "bandwidth", "operations", "flow", "by_axis"],
     ["parity", "layers", "data_parallel", "pipeline"],
     ["model"],
     ["checkpoint", "train", "utilisation"],
@@ -24,6 +24,7 @@ FLOORS = [
         "widgets_sharding",
         "widgets_sizing",
         "widgets_training",
+        "widgets_three_axes",
         "widgets_data_parallel",
         "widgets_pipeline",
         "exercises",

@@ -4,6 +4,7 @@ One line in ``FIGURES`` a picture: its file's name and the call that draws it.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -16,10 +17,14 @@ from labkit.plots.batch import draw_replicas
 from labkit.plots.collectives import draw_flows
 from labkit.plots.layout import draw_layout, draw_orders
 from labkit.plots.sharding import draw_column, draw_row
+from labkit.plots.three_axes import draw_holdings
 from labkit.plots.timeline import draw_timelines
 from labkit.plots.transformer import draw_transformer_layers
+from labkit.plots.utilisation import draw_steps
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.sizing import GPT, Plan
 from labkit.timeline import simulate
+from labkit.utilisation import predict_step
 
 TWO_NODES = ParallelLayout(16, tp_size=2, pp_size=4)  # the 16 GPUs of notebook 01
 OTHER_ORDER = ParallelLayout(16, tp_size=2, pp_size=4, order="tp-pp-dp")
@@ -41,6 +46,13 @@ def four_schedules():
     return draw_timelines([simulate(each) for each in schedules], [each.name for each in schedules], in_flight=True)
 
 
+def naive_and_tuned():
+    """One step of 8 ranks, predicted: the batch as one micro-batch, and the same work in 16, interleaved."""
+    naive = Plan(GPT(16, 8192, 2048, 51200, 64), 8, 16, pp_size=8, micro_batch_size=16, recompute="selective")
+    steps = [predict_step(naive), predict_step(replace(naive, micro_batch_size=1, num_chunks=2))]
+    return draw_steps(steps, ["one micro-batch", "16 micro-batches, interleaved"])
+
+
 FIGURES = {
     "group_layout": lambda: draw_layout(TWO_NODES, gpus_per_node=8),
     "group_layout_orders": lambda: draw_orders([TWO_NODES, OTHER_ORDER], gpus_per_node=8),
@@ -50,6 +62,8 @@ FIGURES = {
     "data_parallel": lambda: draw_replicas(BatchCut(128, dp_size=4)),
     "tensor_parallel": draw_transformer_layers,
     "pipeline_schedules": four_schedules,
+    "utilisation": naive_and_tuned,
+    "three_axes": lambda: draw_holdings(ParallelLayout(8, tp_size=2, pp_size=2), num_layers=4, batch_size=16),
 }
 
 

@@ -47,7 +47,7 @@ class Symptoms:
         ]
         columns = zip(self.expected.losses, self.ranks[0].losses, self.expected.norms, self.ranks[0].norms, strict=True)
         for step, (loss, here, norm, norm_here) in enumerate(columns, 1):
-            lines.append(f"{step:<12}{loss:<14.6f}{here:<11.6f}{norm:<14.6f}{norm_here:.6f}")
+            lines.append(f"{step:<12}{loss:<14.5f}{here:<11.5f}{norm:<14.5f}{norm_here:.5f}")
         return lines
 
     def _by_rank(self) -> list[str]:
@@ -61,7 +61,7 @@ class Symptoms:
             same = "".join(f"{each[rank]:<8}" for each in letters).rstrip()
             place = LAYOUT.coords(rank)
             where = f"{rank}  t{place.tp} d{place.dp} p{place.pp}"
-            lines.append(f"{where:<12}{start:<12}{seen.losses[0]:<11.6f}{seen.norms[0]:<10.6f}{same}")
+            lines.append(f"{where:<12}{start:<12}{seen.losses[0]:<11.5f}{seen.norms[0]:<10.5f}{same}")
         return lines
 
     def _gradients(self) -> list[str]:

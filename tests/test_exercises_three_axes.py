@@ -1,0 +1,85 @@
+"""The exercises of notebook 08: solutions pass and agree with labkit, and each mistake gets its own advice."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from labkit.exercises import three_axes
+from labkit.exercises.progress import exercises
+from labkit.groups import init_groups
+from labkit.launch import launch
+from labkit.layers import gather_whole
+from labkit.layers.shards import Shard, mark_shard
+from labkit.layout import ParallelLayout
+from labkit.train.gradients import global_grad_norm
+
+EXERCISES = [three_axes.place, three_axes.norm, three_axes.tied]
+MISTAKES = [(exercise, index) for exercise in EXERCISES for index in range(len(exercise.mistakes))]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_the_solution_passes(exercise):
+    verdict = exercise.verdict(exercise.solution_function)
+    assert verdict.status == "passed", verdict.text
+
+
+@pytest.mark.parametrize(
+    ("exercise", "index"), MISTAKES, ids=[f"{e.name}-{e.mistakes[i].function.__name__}" for e, i in MISTAKES]
+)
+def test_each_mistake_gets_its_own_advice(exercise, index):
+    verdict = exercise.verdict(exercise.mistakes[index].function)
+    text = " ".join(verdict.text.split())
+    assert verdict.status == "wrong"
+    assert [mistake.advice in text for mistake in exercise.mistakes] == [
+        i == index for i in range(len(exercise.mistakes))
+    ]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_a_blank_stub_is_not_attempted(exercise):
+    assert exercise.verdict(lambda *_: ...).status == "not attempted"
+    assert len(exercise.mistakes) >= 4 and len(exercise.hints) >= 3
+
+
+def test_each_case_of_place_teaches_something_else():
+    found = [three_axes.my_place(*case) for case in three_axes.place.cases]
+    assert found == [(1, 1, 8), (2, 1, 4), (2, 2, 2), (1, 4, 2), (1, 2, 4), (2, 4, 1), (4, 2, 1), None]
+    assert all(t * p * d == three_axes.NUM_RANKS for t, p, d in found[:-1])
+
+
+def as_the_trainer_counts(num_stages):
+    """The same gradients on parameters, counted by `global_grad_norm`."""
+    with init_groups(ParallelLayout(2 * num_stages, tp_size=2, pp_size=num_stages)) as groups:
+        gradients, kinds, tp_rank = three_axes.norm_inputs(num_stages)
+        assert (groups.coords.tp, groups.coords.pp) == (tp_rank, dist.get_rank() // 2)
+        parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+        for parameter, gradient, kind in zip(parameters, gradients, kinds, strict=True):
+            parameter.grad = gradient
+            if kind != "whole":
+                mark_shard(parameter, Shard(0, 2 * len(parameter)))
+        copies = [parameter for parameter, kind in zip(parameters, kinds, strict=True) if kind == "copy"]
+        assert gather_whole(parameters[0], parameters[0], groups.tp).shape == (6,)
+        counted = global_grad_norm(parameters, copies, groups)
+    return counted, three_axes.my_norm(gradients, kinds, tp_rank).item()
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+def test_the_norm_is_the_trainers(num_stages):
+    for counted, mine in launch(as_the_trainer_counts, num_stages, world_size=2 * num_stages, backend="gloo"):
+        assert counted == pytest.approx(mine, rel=1e-6)
+
+
+def forgotten_by_one_end(gradient, num_stages):
+    ends = dist.new_group([0, num_stages - 1])
+    if dist.get_rank() == 0:
+        dist.all_reduce(gradient, group=ends)
+    return gradient
+
+
+def test_an_all_reduce_by_one_end_alone_is_a_deadlock_with_advice():
+    verdict = three_axes.tied.verdict(forgotten_by_one_end)
+    assert verdict.status == "stuck" and "`new_group` is called by every rank" in " ".join(verdict.text.split())
+
+
+def test_they_are_notebook_08s():
+    assert {"place", "norm", "tied"} <= set(exercises()["08"])
