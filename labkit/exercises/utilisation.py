@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from labkit.exercises.base import Exercise, Mistake, Raised, Verdict, answer, indent, is_blank
+from labkit.launch import World
 from labkit.sizing import GPT, Plan, fullest
 from labkit.utilisation import Pace, Step, measure_step, predict_step
 
@@ -312,7 +313,8 @@ class Challenge(Exercise):
         if fault := self._fault_of(plan):
             return Verdict("wrong", f"{self.name}: not yet.\n{indent(fault)}{self._advice(plan)}")
         assert isinstance(plan, Plan)  # or it would have had a fault
-        ours, theirs = measure_step(plan, pace=PACE), measure_step(self.given, pace=PACE)
+        with World(self.given.world_size) as world:
+            ours, theirs = (measure_step(each, pace=PACE, world=world) for each in (plan, self.given))
         factor = theirs.seconds / ours.seconds
         facts = f"{ours.seconds * 1e3:.0f} ms a step, given {theirs.seconds * 1e3:.0f} ({ours.timeline.source})"
         if factor < MEASURED_FACTOR:

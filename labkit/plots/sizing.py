@@ -70,8 +70,9 @@ def draw_memory(plans: Mapping[str, Plan], hardware: Hardware, ax: Axes | None =
     ax.axvline(limit, color=PP, linewidth=3)
     for number, row in enumerate(rows):
         total = sum(row.values())
-        said = f" {total:.3g} GB{'' if total <= limit else ': too much'}"
-        place = max(total, limit) if limit - 0.15 * end < total <= limit else total  # not across the line
+        is_close = limit - 0.1 * end < total <= limit  # its number would stand across the line: beyond it, then
+        verdict = ": too much" if total > limit else ": fits" if is_close else ""
+        said, place = f" {total:.3g} GB{verdict}", limit if is_close else total
         ax.text(place, number, said, size=LABEL_PT, weight="bold", color=INK, va="center")
     ax.set_title("memory of a GPU", loc="left", size=TITLE_PT, weight="bold", color=INK)
     ax.set_title(f"limit {limit:.0f} GB", loc="right", size=LABEL_PT, color=PP)

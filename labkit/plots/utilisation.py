@@ -17,6 +17,7 @@ from labkit.plots.timeline import (
     WAIT_LOOK,
     WORK_INCHES,
     draw_timeline,
+    time_text,
 )
 from labkit.timeline import Timeline
 from labkit.timeline.spans import COMPUTING
@@ -25,6 +26,7 @@ from labkit.utilisation import Step
 FIGURE_INCHES, BARS_INCHES, BETWEEN_INCHES = 14.0, 3.3, 0.35
 COMPUTING_LOOK: dict[str, Any] = dict(facecolor=FORWARD, linewidth=0)
 IDLE_LOOK: dict[str, Any] = dict(facecolor=IDLE, linewidth=0)
+WAITING = "waits for a message under way"
 LOOKS = COMPUTING_LOOK, WAIT_LOOK, IDLE_LOOK
 
 
@@ -68,6 +70,8 @@ def draw_steps(steps: Sequence[Step], titles: Sequence[str]) -> list[Axes]:
     for step, title, height in zip(steps, titles, heights, strict=True):
         ax = add_axes(figure, LEFT_INCHES, down, width, height)
         draw_timeline(_as_in_bars(step), ax, end_seconds=end, title=title, unit=unit, legend=step is steps[-1])
+        said = f"{step.timeline.source}:  {time_text(step.seconds, unit)},  {step.mean_shares.computing:.0%} computing"
+        ax.set_title(said, loc="right", size=LABEL_PT, color=INK)  # what is hatched is not idle
         bars = add_axes(figure, LEFT_INCHES + width + BETWEEN_INCHES, down, BARS_INCHES - 0.7, height)
         draw_shares(step, bars, legend=False)
         if step is not steps[-1]:
@@ -76,6 +80,9 @@ def draw_steps(steps: Sequence[Step], titles: Sequence[str]) -> list[Axes]:
                 each.set_xlabel("")
         down += height + 0.1 + HEAD_INCHES
         axes.append(ax)
+    for words in axes[-1].get_legend().get_texts():
+        if words.get_text() == "waits":
+            words.set_text(WAITING)
     return axes
 
 
@@ -87,7 +94,7 @@ def _as_in_bars(step: Step) -> Timeline:
 
 
 def _draw_legend(ax: Axes) -> None:
-    words = "computing", "waits for a message under way", "idle"
+    words = "computing", WAITING, "idle"
     handles = [Patch(**look, label=label) for look, label in zip(LOOKS, words)]
     ax.legend(
         handles=handles, loc="upper left", bbox_to_anchor=(0, -0.40 / inches(ax)[1]), ncols=3, frameon=False,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from labkit import pipeline
 from labkit.communication import communication_log
 from labkit.groups import init_groups, local_device
-from labkit.launch import launch, progress
+from labkit.launch import World, launch, progress
 from labkit.schedules import Schedule, interleaved, read_ops
 from labkit.sizing import Plan, fullest
 from labkit.timeline import Timeline, Trace, measured, simulate
@@ -135,18 +135,18 @@ def measure_step(
     schedule: Schedule | None = None,
     pace: Pace | None = None,
     *,
-    backend: str = "auto",
+    world: World | None = None,
     num_steps: int = 2,
 ) -> Step:
     """Run the plan on as many real ranks, and keep the fastest of a few steps, after one to warm up.
 
     On GPUs they compute (a GPT as deep, but no wider than 2048). On the CPU they are paced: each layer sleeps as
-    ``pace`` says, and the messages between ranks are real. Optimizer steps are left out.
+    ``pace`` says, and the messages between ranks are real. Optimizer steps are left out. In a ``world`` of that size
+    ranks need not start anew for each plan.
     """
     schedule, pace = schedule or default_schedule(plan), pace or Pace()
-    ranks = launch(
-        _run_steps, plan, schedule, pace, num_steps, world_size=plan.world_size, backend=backend, timeout_seconds=300
-    )
+    run = world.run if world else partial(launch, world_size=plan.world_size, timeout_seconds=300)
+    ranks = run(_run_steps, plan, schedule, pace, num_steps)
     paced = ranks[0][0]
     source = f"paced: {pace.layer_seconds * 1e3:g} ms a layer" if paced else "measured"
     timelines = [measured([spans[number] for _, spans in ranks], source) for number in range(num_steps)]
