@@ -30,7 +30,7 @@ LAYOUTS = {
     "tp 8": {"tp_size": 8},
     "pp 8": {"pp_size": 8},
     "tp 2, pp 2, dp 2": {"tp_size": 2, "pp_size": 2},
-    "pp 2, 2 chunks, dp 4, divided optimizer": {
+    "pp 2 x 2, dp 4, ZeRO-1": {
         "pp_size": 2, "num_chunks": 2, "schedule": "interleaved", "sharded_optimizer": True,
     },
 }  # fmt: skip
