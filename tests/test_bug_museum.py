@@ -40,8 +40,8 @@ def shown():
 
 def differs(one, other):
     """Whether a reader of the table sees a difference: it shows five decimals."""
-    assert not 1e-5 < abs(one - other) < 1e-4, "too close to call"
-    return abs(one - other) > 2e-5
+    assert not 5e-6 < abs(one - other) < 1.5e-5, "too close to call"
+    return abs(one - other) > 1e-5
 
 
 def found_in(shown):
@@ -94,6 +94,7 @@ def test_the_healthy_run_shows_nothing(shown):
 @pytest.mark.parametrize("name", SYMPTOMS)
 def test_each_fault_shows(shown, name):
     assert found_in(shown[name]) == SYMPTOMS[name]
+    assert shown[name].ranks[0].losses == sorted(shown[name].ranks[0].losses, reverse=True)  # and yet it seems to learn
 
 
 def test_no_two_faults_look_alike(shown):
