@@ -49,9 +49,9 @@ class TrainingExplorer(widgets.VBox):
         self.pp_size = _selection("pipeline p", SIZES, config.pp_size)
         self.schedule = _selection("schedule", SCHEDULES, config.schedule)
         self.message, self.table = widgets.HTML(), widgets.HTML()
-        self.holdings, self.curves = widgets.Image(format="png"), widgets.Image(format="png")
-        for picture in (self.holdings, self.curves):
-            picture.add_class("labkit-grids")
+        self.holdings, self.curves = (
+            widgets.Image(format="png", layout={"width": "min(100%, 800px)"}) for _ in range(2)
+        )
         self.button = widgets.Button(description="Train", icon="play", button_style="primary")
         self.bar = widgets.IntProgress(0, 0, config.steps, layout={"width": "300px"})
         self.said = widgets.HTML()
@@ -141,7 +141,7 @@ class TrainingExplorer(widgets.VBox):
     def _draw_losses(self) -> None:
         floor, num_steps = self.shown.make_text().floor_nats, self.shown.steps
         self.curves.value = _png(
-            (11.0, 3.6), lambda ax: draw_losses(self.losses, floor_nats=floor, num_steps=num_steps, ax=ax)
+            (11.0, 4.0), lambda ax: draw_losses(self.losses, floor_nats=floor, num_steps=num_steps, ax=ax)
         )
 
 

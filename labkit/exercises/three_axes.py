@@ -19,11 +19,11 @@ NUM_RANKS, BYTES_PER_PARAMETER = 8, 16
 SIZES = (1, 2, 4, 8)
 
 
-def my_place(num_parameters, num_heads, num_layers, gpus_per_node, memory_bytes):
+def my_place(num_parameters, num_heads, num_layers, node_size, memory_bytes):
     fitting = []
     for t in (1, 2, 4, 8):
         for p in (1, 2, 4, 8):
-            can_be_cut = num_heads % t == 0 and num_layers % p == 0 and t <= gpus_per_node
+            can_be_cut = num_heads % t == 0 and num_layers % p == 0 and t <= node_size
             if t * p <= 8 and can_be_cut and 16 * num_parameters / (t * p) <= memory_bytes:
                 fitting.append((t * p, p, t))  # few ranks a replica, then few stages
     if not fitting:
@@ -33,7 +33,7 @@ def my_place(num_parameters, num_heads, num_layers, gpus_per_node, memory_bytes)
 
 
 def _place(
-    num_parameters, num_heads, num_layers, gpus_per_node, memory_bytes, *,
+    num_parameters, num_heads, num_layers, node_size, memory_bytes, *,
     order=lambda t, p: (t * p, p), parts=lambda t, p: t * p, heads=True, layers=True, node=True, bytes_each=16,
 ):  # fmt: skip
     """`my_place` with one thing wrong."""
@@ -44,7 +44,7 @@ def _place(
         if t * p <= NUM_RANKS
         and not (heads and num_heads % t)
         and not (layers and num_layers % p)
-        and not (node and t > gpus_per_node)
+        and not (node and t > node_size)
         and bytes_each * num_parameters / parts(t, p) <= memory_bytes
     ]
     if not fitting:
@@ -132,7 +132,7 @@ place = Exercise(
     ],
     hints=[
         "There are ten ways to choose t and p from 1, 2, 4, 8 with t · p ≤ 8. Try them all: two loops.",
-        "A choice is possible if t divides the heads, p divides the layers, t ≤ gpus_per_node, and "
+        "A choice is possible if t divides the heads, p divides the layers, t ≤ node_size, and "
         "16 · num_parameters / (t · p) ≤ memory_bytes.",
         "Of the possible ones: the smallest t · p, and of those the smallest p. `min` of tuples (t * p, p, t) "
         "does it. None if there is no possible one.",

@@ -49,5 +49,5 @@ def draw_losses(
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
     if ax.lines:
-        ax.legend(loc="upper right", fontsize=LABEL_PT, frameon=False)
+        ax.legend(loc="best", fontsize=LABEL_PT, frameon=False)
     return ax

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
+from string import ascii_uppercase
 
 from labkit.exercises.base import Folded, Verdict, indent, report
 from labkit.exercises.bug_museum.faults import FAULTS, Fault
 from labkit.exercises.bug_museum.tiny_run import LAYOUT, Run, Seen, in_one_process, on_rank
 from labkit.launch import launch
 from labkit.parity import Difference, Parity
-from labkit.plots.style import group_letter
 
 EQUAL = 1e-10
 """Relative errors below this are rounding: all is in float64."""
@@ -35,7 +35,7 @@ class Symptoms:
         """For each rank a letter, alike where the fingerprints ``name`` are: "copies", "hidden" or "heads"."""
         found = [getattr(seen, name) for seen in self.ranks]
         order = list(dict.fromkeys(found))
-        return [group_letter(order.index(each)) for each in found]
+        return [ascii_uppercase[order.index(each)] for each in found]
 
     def __repr__(self) -> str:
         return "\n".join([*self._by_step(), "", *self._by_rank(), "", *self._gradients()])
