@@ -28,6 +28,7 @@ from labkit.launch.rank import main as run_rank
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PRELOAD = ("numpy", "cloudpickle", "torch", "torch.distributed")
+_IDLE_SECONDS = 3.0
 _PRELOAD_WHEN_IDLE = ("sympy", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo")
 """What torch itself imports when an optimizer is made: 1.5 seconds of every rank's time. In steps, to stay watchful.
 
@@ -51,6 +52,7 @@ class Server:
         self.orphans: dict[int, set[int]] = {}  # pid -> the worlds it can belong to
         self.gpu_counter: int | None = None  # pid of the child that asks CUDA
         self.has_forked = self.stopping = False
+        self.last_request = 0.0
         self.to_import = [] if os.path.exists("/dev/nvidiactl") else list(_PRELOAD_WHEN_IDLE)
 
     def serve(self) -> None:
@@ -62,7 +64,7 @@ class Server:
                 poll.register(descriptor, select.POLLIN)
         signal.signal(signal.SIGTERM, self._stop)
         while not self.stopping:
-            is_idle = self.has_forked and not self.ranks and bool(self.to_import)
+            is_idle = self._is_idle()
             ready = {descriptor for descriptor, _ in poll.poll(0 if is_idle else 1000)}
             if kernel_exit in ready or os.getppid() != self.kernel_pid:
                 return
@@ -90,11 +92,17 @@ class Server:
                 return
             time.sleep(0.005)
 
+    def _is_idle(self) -> bool:
+        """Whether there is time to import something: nobody has asked for a while, so probably nobody will just now."""
+        asked_long_ago = time.monotonic() - self.last_request > _IDLE_SECONDS
+        return self.has_forked and not self.ranks and bool(self.to_import) and asked_long_ago
+
     def _stop(self, *_):
         self.stopping = True
 
     def _read_kernel(self) -> bool:
         data, descriptors, _, _ = socket.recv_fds(self.kernel, 1 << 16, 250)
+        self.last_request = time.monotonic()
         self.descriptors += descriptors
         for message in self.reader.feed(data):
             match message:
