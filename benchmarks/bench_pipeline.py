@@ -3,10 +3,14 @@
 Paced stages sleep 20 ms forward and 40 ms backward, so that the result is about the runtime and not about the cores;
 computing stages are what they are. Rounds of the two alternate in one world; the result is the median round of the
 slowest rank. The text says both as multiples of the makespan that the schedule allows, by simulation.
+
+Where stages compute, one more round of ours is traced, and simulated with the times that its ops took: how far the
+simulated makespan is from the measured one is what messages cost, and waiting for a core.
 """
 
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import torch
@@ -18,7 +22,8 @@ from labkit import pipeline, schedules
 from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
-from labkit.timeline import simulate
+from labkit.schedules import Schedule
+from labkit.timeline import Span, Timeline, Trace, measured, simulate
 
 FORWARD_SECONDS, BACKWARD_SECONDS = 0.020, 0.040
 P, M = 4, 8
@@ -33,16 +38,32 @@ NUM_ROUNDS = 7
 
 def rows() -> Iterator[tuple[str, float, float]]:
     for name, (schedule, peer_schedule) in SCHEDULES.items():
-        ours, theirs = run_both(schedule, peer_schedule, paced)
+        ours, theirs, _ = run_both(schedule, peer_schedule, paced)
         ideal = simulate(schedule, FORWARD_SECONDS, BACKWARD_SECONDS).makespan_seconds
         yield f"paced {name}, {ours / ideal:.3f} of ideal, pipelining {theirs / ideal:.3f}", ours, theirs
     for name, (schedule, peer_schedule) in SCHEDULES.items():
-        ours, theirs = run_both(schedule, peer_schedule, computing)
-        yield f"computing {name}, 4 ranks, against pipelining", ours, theirs
+        ours, theirs, timeline = run_both(schedule, peer_schedule, computing)
+        error = simulated_like(timeline, schedule).makespan_seconds / timeline.makespan_seconds - 1
+        yield f"computing {name}, {P} ranks, simulated {error:+.0%}; pipelining", ours, theirs
 
 
-def run_both(schedule: schedules.Schedule, peer_schedule: Callable, make_chunk: Callable) -> tuple[float, float]:
-    return launch(compare, schedule, peer_schedule, make_chunk, world_size=P, backend="gloo", timeout_seconds=300)[0]
+def run_both(schedule: Schedule, peer_schedule: Callable, make_chunk: Callable) -> tuple[float, float, Timeline]:
+    ranks = launch(compare, schedule, peer_schedule, make_chunk, world_size=P, backend="gloo", timeout_seconds=300)
+    ours, theirs, _ = ranks[0]
+    return ours, theirs, measured([spans for _, _, spans in ranks])
+
+
+def simulated_like(timeline: Timeline, schedule: Schedule) -> Timeline:
+    """A simulation whose ops take what those of each model chunk took on average."""
+    taken: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for span in timeline.spans:
+        if span.kind in schedule.kinds:
+            [op] = schedules.read_ops(span.label)
+            taken[op.kind, schedule.stage_of(span.rank, op.chunk)].append(span.seconds)
+    forward, backward = (
+        [statistics.mean(taken[kind, stage]) for stage in range(schedule.num_model_chunks)] for kind in schedule.kinds
+    )
+    return simulate(schedule, forward, backward)
 
 
 def paced(num_chunks: int) -> nn.Module:
@@ -54,8 +75,8 @@ def computing(num_chunks: int) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def compare(schedule: schedules.Schedule, peer_schedule: Callable, make_chunk: Callable) -> tuple[float, float]:
-    """Median seconds of a step of ours and of torch's, the same on every rank."""
+def compare(schedule: Schedule, peer_schedule: Callable, make_chunk: Callable) -> tuple[float, float, list[Span]]:
+    """Median seconds of a step of ours and of torch's, the same on every rank; and the spans of one more of ours."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     groups, rank = init_groups(ParallelLayout(P, pp_size=P)), dist.get_rank()
@@ -70,8 +91,8 @@ def compare(schedule: schedules.Schedule, peer_schedule: Callable, make_chunk: C
     runtime = peer_schedule(stages if schedule.num_chunks > 1 else stages[0], M, **peers_loss)
     target = {"target": x} if rank == P - 1 else {}
 
-    def our_step():
-        pipeline.run(schedule, chunks, groups, x.chunk(M), loss=lambda output, _: output.square().mean())
+    def our_step(trace: Trace | None = None):
+        pipeline.run(schedule, chunks, groups, x.chunk(M), loss=lambda output, _: output.square().mean(), trace=trace)
 
     def their_step():
         runtime.step(*([x] if rank == 0 else []), **target)
@@ -82,7 +103,9 @@ def compare(schedule: schedules.Schedule, peer_schedule: Callable, make_chunk: C
             taken.append(timed(step))
     medians = torch.tensor([statistics.median(taken[2:]) for taken in seconds.values()])  # the first two warm up
     dist.all_reduce(medians, dist.ReduceOp.MAX)
-    return medians[0].item(), medians[1].item()
+    trace = Trace(rank)
+    timed(lambda: our_step(trace))
+    return medians[0].item(), medians[1].item(), trace.spans()
 
 
 def timed(step: Callable) -> float:

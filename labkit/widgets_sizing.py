@@ -1,7 +1,7 @@
 """Choose a model, a cluster and a plan: the memory of a GPU against its limit, a step's time, traffic, and days."""
 
 import io
-from dataclasses import replace
+from collections.abc import Mapping
 from html import escape
 from typing import Any, NamedTuple
 
@@ -62,7 +62,7 @@ class Choice(NamedTuple):
 
 def sizing_explorer(
     model: str = "GPT-3, 175 billion",
-    cluster: str = DGX_A100.name,
+    cluster: str | Hardware = DGX_A100.name,
     world_size: int = 1024,
     batch_size: int = 1536,
     tp_size: int = 8,
@@ -74,8 +74,15 @@ def sizing_explorer(
     sharded_optimizer: bool = False,
     billion_tokens: int = 300,
 ) -> "SizingExplorer":
-    """A plan with a control for everything that decides it; ValueError if the start does not fit together."""
-    return SizingExplorer(Choice(**locals()))
+    """A plan with a control for everything that decides it; ``cluster`` may be `measured_hardware()` of yours.
+
+    Raises:
+        ValueError: the start does not fit together.
+    """
+    given, clusters = locals(), dict(CLUSTERS)
+    if isinstance(cluster, Hardware):
+        clusters[cluster.name], given["cluster"] = cluster, cluster.name
+    return SizingExplorer(Choice(**given), clusters)
 
 
 class SizingExplorer(widgets.VBox):
@@ -84,10 +91,10 @@ class SizingExplorer(widgets.VBox):
     ``shown`` is the plan in the picture, the last whose sizes fitted together; ``fits`` says whether it is chosen now.
     """
 
-    def __init__(self, choice: Choice):
-        self.shown, self.fits = choice.plan(), True
+    def __init__(self, choice: Choice, clusters: Mapping[str, Hardware] = CLUSTERS):
+        self.shown, self.fits, self.clusters = choice.plan(), True, clusters
         self.model = _dropdown("model", MODELS, choice.model)
-        self.cluster = _dropdown("cluster", CLUSTERS, choice.cluster)
+        self.cluster = _dropdown("cluster", clusters, choice.cluster)
         self.world_size = _selection("GPUs n", WORLD_SIZES, choice.world_size)
         self.batch_size = _selection("batch B", BATCH_SIZES, choice.batch_size)
         self.tp_size = _selection("tensor t", SIZES[:-1], choice.tp_size)
@@ -123,7 +130,7 @@ class SizingExplorer(widgets.VBox):
             self.shown, self.fits = choice.plan(), True
         except ValueError as error:
             self.fits, misfit = False, str(error)
-        hardware = CLUSTERS[choice.cluster]
+        hardware = self.clusters[choice.cluster]
         estimate = step_time(self.shown, hardware)
         self.says.value = _misfit(misfit) if misfit else _says(estimate, choice.billion_tokens * 1e9)
         self.picture.value = _png(estimate)
@@ -187,11 +194,6 @@ def _table(estimate: StepTime) -> str:
     body = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
     caption = f"<caption>{escape(hardware.name)}, estimated</caption>"
     return f'<table class="labkit-facts">{caption}<tbody>{body}</tbody></table>'
-
-
-def explore_hardware(hardware: Hardware) -> None:
-    """Add a cluster of yours to those that the explorer offers, as `measured_hardware()`."""
-    CLUSTERS[hardware.name] = replace(hardware)
 
 
 _LOOK: dict[str, Any] = {"layout": {"width": "285px"}, "style": {"description_width": "7em"}}

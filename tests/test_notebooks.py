@@ -1,6 +1,8 @@
 """What holds for every notebook before it is run: stored outputs, no leftovers of a session, working links."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -59,6 +61,23 @@ def test_nothing_of_a_session_is_stored(path):
 def test_cells_are_small_enough_to_read(path):
     long = {cell.id: cell.source.count("\n") + 1 for cell in code_cells(read(path)) if cell.source.count("\n") > 12}
     assert not long, f"cells of {path.name} with their lines: {long}"
+
+
+def test_every_section_runs_behind_the_setup_alone(path):
+    """The setup is what stands before the first section with code; names are looked up as ruff does it."""
+    sections = [[]]
+    for cell in read(path).cells:
+        if cell.cell_type == "code":
+            sections[-1].append(cell.source)
+        elif sections[-1] and re.search(r"^## ", cell.source, re.MULTILINE):
+            sections.append([])
+    setup, *others = sections
+    for section in others:
+        found = subprocess.run(
+            [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821", "--output-format=concise", "-"],
+            input="\n".join([*setup, *section]), capture_output=True, text=True,
+        )  # fmt: skip
+        assert found.returncode == 0, f"{path.name}, a section that begins with {section[0]!r}: {found.stdout}"
 
 
 @pytest.mark.parametrize("document", [*NOTEBOOKS, ROOT / "README.md"], ids=lambda path: path.stem)

@@ -9,7 +9,7 @@ from labkit.sizing import GPT, Plan, fullest
 from labkit.timeline import Span, Timeline
 from labkit.utilisation import GpuMonitor, Pace, Shares, Step, measure_step, predict_step, table
 from labkit.utilisation.monitor import read_samples
-from labkit.utilisation.step import measured_pace, memory_bytes
+from labkit.utilisation.step import _pace_of, memory_bytes
 
 MODEL = GPT(num_layers=8, hidden_size=256, seq_length=32, vocab_size=64, num_attention_heads=4)
 NAIVE = Plan(MODEL, 4, 8, pp_size=4, micro_batch_size=8, recompute="none")
@@ -112,7 +112,7 @@ def test_a_wait_in_a_collective_is_no_computing():
 
 def test_the_pace_of_a_run_is_found_again():
     step = predict_step(replace(NAIVE, num_chunks=2, micro_batch_size=2), pace=Pace(0.007))
-    assert measured_pace(step).layer_seconds == pytest.approx(0.007)
+    assert _pace_of(step).layer_seconds == pytest.approx(0.007)
 
 
 def test_the_table_has_a_row_for_each_step():

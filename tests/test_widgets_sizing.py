@@ -4,7 +4,7 @@ import pytest
 from matplotlib import pyplot
 
 from labkit.sizing import DGX_A100, step_time
-from labkit.widgets_sizing import MODELS, explore_hardware, sizing_explorer
+from labkit.widgets_sizing import MODELS, sizing_explorer
 
 
 @pytest.fixture
@@ -85,8 +85,7 @@ def test_a_start_that_does_not_fit_is_refused():
 def test_a_machine_of_ones_own_can_be_chosen():
     from dataclasses import replace
 
-    explore_hardware(replace(DGX_A100, name="mine", peak_flops=1e12))
-    explorer = sizing_explorer(cluster="mine")
+    explorer = sizing_explorer(cluster=replace(DGX_A100, name="mine", peak_flops=1e12))
     assert "mine, estimated" in explorer.facts.value
 
 

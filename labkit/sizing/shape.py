@@ -26,11 +26,6 @@ class GPT:
         h = self.hidden_size
         return self.num_layers * (12 * h * h + 13 * h) + (self.vocab_size + self.seq_length) * h
 
-    @property
-    def layer_parameters(self) -> int:
-        """Of one transformer layer."""
-        return 12 * self.hidden_size**2 + 13 * self.hidden_size
-
 
 def forward_flops(model: GPT, batch_size: int) -> tuple[float, float, float]:
     """FLOPs of the matrix products of a forward pass: of all layers' weights, of attention's core, of the logits.

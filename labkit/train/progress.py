@@ -81,7 +81,3 @@ def describe_end(config: TrainConfig, steps: Sequence["Step"]) -> str:
     floor = config.make_text().floor_nats
     above = f", {steps[-1].loss - floor:.4f} above the text's floor" if floor else ""
     return f"Step {steps[-1].number}: loss {steps[-1].loss:.4f}{above}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

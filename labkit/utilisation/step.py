@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from statistics import median
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from labkit import pipeline
 from labkit.communication import communication_log
 from labkit.groups import init_groups, local_device
 from labkit.launch import World, launch, progress
-from labkit.schedules import Schedule, interleaved, read_ops
+from labkit.schedules import FORWARD, Schedule, interleaved, read_ops
 from labkit.sizing import Plan, fullest
 from labkit.timeline import Timeline, Trace, measured, simulate
 from labkit.timeline.spans import COMPUTING, WAIT, Span
@@ -153,11 +154,18 @@ def measure_step(
     return Step(plan, schedule, min(timelines, key=lambda timeline: timeline.makespan_seconds))
 
 
-def measured_pace(step: Step) -> Pace:
-    """The pace at which the layers of a step really went forward, for predictions of others."""
-    forward = [span.seconds for span in step.timeline.spans if span.kind == COMPUTING[0]]
-    usual = sorted(forward)[len(forward) // 2]
-    return Pace(usual / Pace(1.0).forward_seconds(step.plan))
+def pace_here(plan: Plan, world: World) -> Pace:
+    """The pace at which runs in this world should be predicted: of GPUs that of a step of ``plan``, measured now.
+
+    On the CPU layers are paced, so it is the pace that they are given.
+    """
+    return _pace_of(measure_step(plan, world=world, num_steps=1)) if world.backend == "nccl" else Pace()
+
+
+def _pace_of(step: Step) -> Pace:
+    """The pace at which the layers of a step went forward: the median's."""
+    seconds = median(span.seconds for span in step.timeline.spans if span.kind == FORWARD)
+    return Pace(seconds / Pace(1.0).forward_seconds(step.plan))
 
 
 def _run_steps(plan: Plan, schedule: Schedule, pace: Pace, num_steps: int) -> tuple[bool, list[list[Span]]]:

@@ -9,8 +9,10 @@ usage: store_notebooks.py [--fresh | --strip-only] NOTEBOOK_OR_FOLDER...
 
 import argparse
 import json
+import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -105,10 +107,12 @@ def main() -> int:
     notebooks = [nb for path in args.paths for nb in ([path] if path.is_file() else sorted(path.glob("*.ipynb")))]
     bar = tqdm(notebooks, disable=args.strip_only)
     changed = []
-    for path in bar:
-        bar.set_description(path.name)
-        if store(path, args.fresh, args.strip_only):
-            changed.append(path.name)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LABKIT_PROGRESS"] = f"{folder}/progress.json"  # the page of somebody who has solved nothing yet
+        for path in bar:
+            bar.set_description(path.name)
+            if store(path, args.fresh, args.strip_only):
+                changed.append(path.name)
     print("changed: " + ", ".join(changed) if changed else "nothing changed")
     return 1 if args.strip_only and changed else 0
 
