@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 NOTEBOOKS := Start_Here.ipynb notebooks
-RESULTS := build/tests.xml
+RESULTS := build/tests.xml build/tests_alone.xml
 
 JUPYTER_FLAGS := --ip=127.0.0.1 --LabApp.default_url=/lab/tree/Start_Here.ipynb
 ifeq ($(shell id -u),0)
@@ -23,9 +23,11 @@ lab: $(READY)
 
 test: $(READY)
 	@rm -f $(RESULTS)
-	@$(BIN)/python -m pytest tests labkit $(NOTEBOOKS) --nbval --nbval-current-env \
-		--nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 --junit-xml $(RESULTS); \
-	$(BIN)/python tests/support/closing_line.py $(RESULTS) $$?
+	@$(BIN)/python -m pytest tests labkit -m "not alone" -n 2 --dist loadfile --junit-xml $(firstword $(RESULTS)); \
+	status=$$?; \
+	$(BIN)/python -m pytest tests $(NOTEBOOKS) -m alone --nbval --nbval-current-env \
+		--nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 --junit-xml $(lastword $(RESULTS)); \
+	$(BIN)/python tests/support/closing_line.py $(RESULTS) $$((status + $$?))
 
 check: $(READY)
 	@$(BIN)/python -m pytest -q tests/test_style.py

@@ -38,6 +38,7 @@ def test_there_are_at_least_four_typical_mistakes_and_three_hints(exercise):
     assert len(exercise.hints) == 3
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("exercise", "index"), MISTAKES, ids=[f"{e.name}-{e.mistakes[i].function.__name__}" for e, i in MISTAKES]
 )

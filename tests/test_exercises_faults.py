@@ -103,6 +103,7 @@ def test_an_unknown_quantity_is_answered_with_the_list():
     assert ", ".join(QUANTITIES) in text
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_an_answer_comes_within_two_seconds(case, measured):
     assert min(seconds_of(lambda: case.check(found_by="weight shape")) for _ in range(3)) < 2

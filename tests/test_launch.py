@@ -21,6 +21,8 @@ from labkit.launch import RankFailed, World, client, launch, progress, wire
 from labkit.launch.interrupts import DeferredInterrupt
 from labkit.launch.output import Output
 
+pytestmark = pytest.mark.alone
+
 
 def sum_of_ranks() -> float:
     x = torch.tensor(float(dist.get_rank()))

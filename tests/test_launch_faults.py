@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.kernel import Kernel, children, descriptors, is_alive, listening, wait_until
 
+pytestmark = pytest.mark.alone
+
 HELLO = "print(launch(lambda: dist.get_rank(), world_size=2))"
 
 

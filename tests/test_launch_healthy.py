@@ -15,6 +15,8 @@ import torch.distributed as dist
 
 from labkit.launch import launch
 
+pytestmark = pytest.mark.alone
+
 ROUNDS = int(os.environ.get("HEALTHY_ROUNDS", "1"))
 WORLDS = [int(size) for size in os.environ.get("HEALTHY_WORLDS", "2").split(",")]
 GIB = 2**28  # elements of float32

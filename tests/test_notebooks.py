@@ -80,6 +80,31 @@ def test_every_section_runs_behind_the_setup_alone(path):
         assert found.returncode == 0, f"{path.name}, a section that begins with {section[0]!r}: {found.stdout}"
 
 
+def counted_minutes(notebook):
+    """To read and run, and for the exercises; INSTRUCTOR.md says by which rule."""
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    code = "\n".join(cell.source for cell in code_cells(notebook))
+    words, lines = len(re.findall(r"\w+", text)), len(code.splitlines())
+    reading = (
+        words / 200 + lines / 20 + text.count("**Predict") + 5 * len(re.findall(r"^#+ Explore", text, re.MULTILINE))
+    )
+    checks = re.findall(r"^(?:\w+\.)?(\w+)\.check\(", code, re.MULTILINE)
+    short = sum(12 if name == "museum" else name.startswith("case_") for name in checks)
+    return reading, 3 * short + 8 * sum(name != "museum" and not name.startswith("case") for name in checks)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)
+def test_the_minutes_that_are_promised_were_counted(path):
+    notebook = read(path)
+    said = re.search(r"About (\d+) minutes to read and run, (\d+) for the exercises", notebook.cells[0].source)
+    assert said, f"counted for {path.name}: {counted_minutes(notebook)}"
+    for number, counted in zip(map(int, said.groups()), counted_minutes(notebook)):
+        assert number % 5 == 0
+        assert abs(number - counted) <= 5, f"{path.name}: {counted_minutes(notebook)}"
+    [row] = [line for line in read(NOTEBOOKS[0]).cells[1].source.splitlines() if path.name in line]
+    assert f"| {said[1]} + {said[2]} |" in row
+
+
 @pytest.mark.parametrize("document", [*NOTEBOOKS, ROOT / "README.md"], ids=lambda path: path.stem)
 def test_relative_links_lead_somewhere(document):
     if document.suffix == ".ipynb":

@@ -44,8 +44,16 @@ def test_a_real_run_of_pytest_is_counted(tmp_path):
 def test_whatever_went_wrong_shows_in_the_closing_line(tmp_path, capsys, tests, pytest_status, line, status):
     if tests:
         (tmp_path / "tests.xml").write_text(f"<testsuites><testsuite {tests}/></testsuites>")
-    assert closing_line.main(str(tmp_path / "tests.xml"), pytest_status) == status
+    assert closing_line.main(str(tmp_path / "tests.xml"), pytest_status=pytest_status) == status
     assert capsys.readouterr().out == line + "\n"
+
+
+def test_the_closing_line_adds_up_both_runs(tmp_path, capsys):
+    for name in ("first", "second"):
+        (tmp_path / name).write_text('<testsuite tests="3" failures="0" errors="0" skipped="1"/>')
+    assert closing_line.main(str(tmp_path / "first"), str(tmp_path / "second"), pytest_status="0") == 0
+    assert closing_line.main(str(tmp_path / "first"), str(tmp_path / "missing"), pytest_status="0") == 1
+    assert capsys.readouterr().out == "4 passed, 0 failed, 2 skipped\n2 passed, 1 failed, 1 skipped\n"
 
 
 def notebook(*texts, tags=()):

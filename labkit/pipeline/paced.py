@@ -25,14 +25,15 @@ class PacedStage(nn.Module):
         self.weight = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(self.forward_seconds)
+        start = time.perf_counter()
         if torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # the first stage takes its time as the others do
-        x = _SleepInBackward.apply(x, self.input_seconds)
-        return x + _SleepInBackward.apply(self.weight, self.weight_seconds)
+        output = _PacedBackward.apply(x, self.input_seconds) + _PacedBackward.apply(self.weight, self.weight_seconds)
+        _sleep_until(start + self.forward_seconds)
+        return output
 
 
-class _SleepInBackward(torch.autograd.Function):
+class _PacedBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, seconds):
         ctx.seconds = seconds
@@ -40,5 +41,9 @@ class _SleepInBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        time.sleep(ctx.seconds)
+        _sleep_until(time.perf_counter() + ctx.seconds)
         return grad, None
+
+
+def _sleep_until(end: float) -> None:
+    time.sleep(max(0.0, end - time.perf_counter()))

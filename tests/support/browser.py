@@ -43,15 +43,17 @@ def copy_notebooks(folder: Path) -> None:
 
 
 @contextmanager
-def jupyterlab(folder: Path) -> Iterator[str]:
+def jupyterlab(folder: Path, theme: str = "JupyterLab Light") -> Iterator[str]:
     """Serve ``folder`` by JupyterLab on a free loopback port; yields its address, ending in the token's query.
 
     What JupyterLab writes (settings, workspaces, logs) goes to a hidden folder beside the notebooks.
     """
     private = folder / ".jupyter"
-    news = private / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
-    news.parent.mkdir(parents=True)
-    news.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))  # else a dialog asks
+    settings = private / "settings/@jupyterlab/apputils-extension"
+    settings.mkdir(parents=True)
+    no_news = {"fetchNews": "false", "checkForUpdates": False}  # else a dialog asks
+    (settings / "notification.jupyterlab-settings").write_text(json.dumps(no_news))
+    (settings / "themes.jupyterlab-settings").write_text(json.dumps({"theme": theme}))
     places = (
         "JUPYTER_CONFIG_DIR",
         "JUPYTER_DATA_DIR",

@@ -1,6 +1,6 @@
-"""Print how many tests passed and failed, from a JUnit file, as the one closing line of `make test`.
+"""Print how many tests passed and failed, from JUnit files, as the one closing line of `make test`.
 
-usage: closing_line.py JUNIT_FILE EXIT_STATUS_OF_PYTEST
+usage: closing_line.py JUNIT_FILE... EXIT_STATUS_OF_PYTEST
 """
 
 import sys
@@ -18,9 +18,10 @@ def counts(junit_xml: str) -> tuple[int, int, int]:
     return max(total - failed - skipped, 0), failed, skipped
 
 
-def main(junit_file: str, pytest_status: str) -> int:
-    path = Path(junit_file)
-    passed, failed, skipped = counts(path.read_text()) if path.exists() else (0, 1, 0)  # pytest died before writing
+def main(*junit_files: str, pytest_status: str) -> int:
+    paths = [Path(file) for file in junit_files]
+    each = [counts(path.read_text()) if path.exists() else (0, 1, 0) for path in paths]  # pytest died before writing
+    passed, failed, skipped = map(sum, zip(*each))
     if pytest_status != "0" and not failed:
         failed = 1  # it was interrupted, or could not collect anything
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
@@ -28,4 +29,4 @@ def main(junit_file: str, pytest_status: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:-1], pytest_status=sys.argv[-1]))

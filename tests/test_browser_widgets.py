@@ -1,0 +1,89 @@
+"""Every explorer of the lab in JupyterLab's dark theme, moved by keys alone: on one page, with no other cells."""
+
+import json
+
+import nbformat
+import pytest
+
+from tests.support import browser
+
+pytestmark = pytest.mark.skipif(not browser.find_chromium(), reason="needs Chromium or Chrome, and none is installed")
+
+EXPLORERS = {
+    "layout_explorer()": "labkit.widgets",
+    "collective_explorer()": "labkit.widgets_collectives",
+    "shard_explorer()": "labkit.widgets_sharding",
+    "batch_explorer()": "labkit.widgets_data_parallel",
+    "schedule_explorer()": "labkit.widgets_pipeline",
+    "sizing_explorer()": "labkit.widgets_sizing",
+    "training_explorer(TrainConfig(steps=2))": "labkit.widgets_three_axes",
+}
+CONTROLS = "[role=slider], select, button, input:not([type=hidden])"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lab")
+    cells = [
+        nbformat.v4.new_code_cell(f"from {module} import {call.partition('(')[0]}\n{call}")
+        for call, module in EXPLORERS.items()
+    ]
+    cells[-1].source = f"from labkit.train import TrainConfig\n{cells[-1].source}"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "all.ipynb")
+    with browser.jupyterlab(folder, theme="JupyterLab Dark") as address, browser.chromium() as page:
+        browser.open_notebook(page, address, "all.ipynb")
+        browser.run_all_cells(page)
+        yield page
+
+
+@pytest.fixture(params=EXPLORERS)
+def explorer(request, page):
+    browser.scroll_to_cell(page, request.param)
+    cell = page.locator(".jp-CodeCell", has_text=request.param)
+    cell.locator(".widget-vbox").first.wait_for()
+    return cell.locator(".jp-Cell-outputWrapper")
+
+
+def test_tab_reaches_every_control(page, explorer):
+    controls = explorer.locator(CONTROLS).locator("visible=true")
+    controls.first.focus()
+    reached = 1
+    for _ in range(controls.count() - 1):
+        page.keyboard.press("Tab")
+        reached += explorer.evaluate(f"cell => cell.contains(document.activeElement?.closest({json.dumps(CONTROLS)}))")
+    assert reached == controls.count() > 1
+
+
+def test_keys_change_what_is_shown(page, explorer):
+    shown = explorer.inner_html()
+    page.screenshot(path=browser.ROOT / "screenshots" / "x.png")
+    explorer.locator("[role=slider], select").locator("visible=true").first.press("ArrowRight")
+    page.wait_for_function("([cell, shown]) => cell.innerHTML !== shown", arg=[explorer.element_handle(), shown])
+
+
+def test_words_stand_out_from_the_dark_page(page, explorer):
+    """The contrast of every word that the lab writes, by WCAG 2.2, success criterion 1.4.3: at least 4.5."""
+    assert explorer.evaluate(LOWEST_CONTRAST) >= 4.5
+
+
+LOWEST_CONTRAST = """root => {
+    const parts = colour => colour.match(/[\\d.]+/g).map(Number);
+    const linear = part => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+    const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+    const behind = element => {
+        for (; element; element = element.parentElement) {
+            const colour = parts(getComputedStyle(element).backgroundColor);
+            if (colour.length < 4 || colour[3] > 0) return colour;
+        }
+        return [255, 255, 255];
+    };
+    const words = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+    let lowest = 21;
+    while (words.nextNode()) {
+        const element = words.currentNode.parentElement;
+        if (!words.currentNode.data.trim() || element.closest("style") || !element.checkVisibility()) continue;
+        const pair = [light(parts(getComputedStyle(element).color)), light(behind(element))];
+        lowest = Math.min(lowest, (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05));
+    }
+    return lowest;
+}"""
