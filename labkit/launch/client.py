@@ -69,7 +69,8 @@ class ServerHandle:
             for first in range(0, len(descriptors), _DESCRIPTORS_A_MESSAGE):
                 batch = descriptors[first : first + _DESCRIPTORS_A_MESSAGE]
                 socket.send_fds(self.connection, [wire.pack("descriptors")], batch)
-            wire.send(self.connection, "fork", world_id, num_ranks)
+            will_train = "labkit.train" in sys.modules
+            wire.send(self.connection, "fork", world_id, num_ranks, will_train)
             kind, _, answer = self._await(("forked", "refused"), "forking ranks")
         if kind == "refused":
             self.close()

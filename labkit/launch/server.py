@@ -22,6 +22,7 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import suppress
 
 from labkit.launch import wire
 from labkit.launch.rank import main as run_rank
@@ -29,8 +30,9 @@ from labkit.launch.rank import main as run_rank
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PRELOAD = ("numpy", "cloudpickle", "torch", "torch.distributed")
 _IDLE_SECONDS = 3.0
-_PRELOAD_WHEN_IDLE = ("sympy", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo")
-"""What torch itself imports when an optimizer is made: 1.5 seconds of every rank's time. In steps, to stay watchful.
+_PRELOAD_TO_TRAIN = ("sympy", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo")
+"""What torch itself imports when an optimizer is made: 1.5 seconds of every rank's time. Before the first ranks of a
+kernel that will train; else when nobody has asked for a while, in steps, to stay watchful.
 
 Not where there are GPUs: nobody promises that these modules leave CUDA alone, and such machines have many cores."""
 
@@ -39,7 +41,7 @@ class Server:
     """Forks ranks, reports how they ended, and leaves nothing behind.
 
     Understands ``("descriptors",)``, which carries three descriptors a rank (stdout, stderr, control socket),
-    ``("fork", world_id, num_ranks)``, ``("signal", world_id, number, rank or None)`` and
+    ``("fork", world_id, num_ranks, will_train)``, ``("signal", world_id, number, rank or None)`` and
     ``("count_gpus", visible)``. Answers ``("forked", world_id, pids)`` or ``("refused", world_id, why)``,
     ``("exit", world_id, rank, status)`` and ``("gpus", count)``.
     """
@@ -53,7 +55,7 @@ class Server:
         self.gpu_counter: int | None = None  # pid of the child that asks CUDA
         self.has_forked = self.stopping = False
         self.last_request = 0.0
-        self.to_import = [] if os.path.exists("/dev/nvidiactl") else list(_PRELOAD_WHEN_IDLE)
+        self.to_import = [] if os.path.exists("/dev/nvidiactl") else list(_PRELOAD_TO_TRAIN)
 
     def serve(self) -> None:
         """Answer the kernel until it leaves, however it leaves."""
@@ -76,8 +78,7 @@ class Server:
             if self.kernel.fileno() in ready and not self._read_kernel():
                 return
             if is_idle and not ready:
-                importlib.import_module(self.to_import.pop(0))
-                gc.freeze()  # as in _preload
+                self._import_next()
 
     def close(self) -> None:
         """End every rank and everything they started."""
@@ -97,6 +98,11 @@ class Server:
         asked_long_ago = time.monotonic() - self.last_request > _IDLE_SECONDS
         return self.has_forked and not self.ranks and bool(self.to_import) and asked_long_ago
 
+    def _import_next(self) -> None:
+        with suppress(ImportError):  # another version of torch may not have it
+            importlib.import_module(self.to_import.pop(0))
+        gc.freeze()  # as in _preload
+
     def _stop(self, *_):
         self.stopping = True
 
@@ -106,7 +112,9 @@ class Server:
         self.descriptors += descriptors
         for message in self.reader.feed(data):
             match message:
-                case ("fork", world_id, num_ranks):
+                case ("fork", world_id, num_ranks, will_train):
+                    while will_train and self.to_import:
+                        self._import_next()
                     self._fork_ranks(world_id, num_ranks)
                 case ("signal", world_id, number, rank):
                     self._signal(world_id, number, rank)
