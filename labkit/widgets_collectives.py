@@ -1,16 +1,16 @@
 """Choose an operation, its root and the number of ranks; real ranks run it, and the picture shows what came out."""
 
-import io
 from functools import partial
 from html import escape
 
 import ipywidgets as widgets
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from labkit.explorer import Explorer
 from labkit.flow import Flow, numbered, row_and_column, trace_flow
 from labkit.operations import WITH_ROOT, WITHOUT_ROOT
 from labkit.plots.collectives import draw_flow, flow_size
+from labkit.plots.painter import png
 
 FULL_WIDTH = 1200  # pixels that the widest picture takes, two of them in the file for one on the screen
 
@@ -20,38 +20,33 @@ def collective_explorer(operation: str = "broadcast", world_size: int = 4, root:
     return CollectiveExplorer(operation, world_size, root)
 
 
-class CollectiveExplorer(widgets.VBox):
+class CollectiveExplorer(Explorer):
     """Controls, a picture and its text; ``flow`` is what the ranks last did."""
+
+    function, fields = "collective_explorer", ("operation", "world_size", "root")
 
     def __init__(self, operation: str, world_size: int, root: int):
         names = [*WITH_ROOT, *WITHOUT_ROOT]
         self.operation = widgets.Dropdown(options=names, value=operation, description="operation")
         self.world_size = widgets.IntSlider(world_size, 2, 8, description="ranks", continuous_update=False)
         self.root = widgets.IntSlider(root, 0, world_size - 1, description="root", continuous_update=False)
-        self.picture, self.says = widgets.Image(format="png"), widgets.HTML()
-        controls = widgets.Box([self.operation, self.world_size, self.root], layout={"flex_flow": "row wrap"})
-        super().__init__([controls, self.says, self.picture])
-        for control in (self.operation, self.world_size, self.root):
-            control.observe(self._update, "value")
-        self._update()
+        super().__init__(self.choice)
 
-    def __repr__(self) -> str:
-        """Short, because it is what a stored notebook keeps of a widget."""
-        return f"collective_explorer({self.operation.value!r}, {self.world_size.value}, {self.root.value})"
+    def _chosen(self) -> tuple:
+        self.root.disabled = self.operation.value not in WITH_ROOT
+        self.root.max = self.world_size.value - 1
+        return self.choice
 
-    def _update(self, change=None) -> None:
-        name: str = self.operation.value  # type: ignore[assignment]
-        self.root.disabled = name not in WITH_ROOT
-        last = self.world_size.value - 1
-        root_leaves = self.root.value > last
-        self.root.max = last
-        if root_leaves:
-            return  # the slider has moved to the last rank, and that change has drawn everything
-        self.flow = run_example(name, self.world_size.value, self.root.value)
-        self.picture.value = _png(self.flow)
-        self.picture.width = int(min(FULL_WIDTH, 60 * flow_size(self.flow)[0]))
+    def _parts(self) -> tuple[bytes, str, str]:
+        self.flow = run_example(*self.shown)
+        width, height = flow_size(self.flow)
+        self.picture.layout.width = f"min(100%, {min(FULL_WIDTH, 60 * width):.0f}px)"
+        figure = Figure(figsize=(width * 0.6, height * 0.6), dpi=150)
+        draw_flow(self.flow, ax=figure.add_axes((0, 0, 1, 1)))
+        name = self.shown[0]
         sentence = (WITH_ROOT.get(name) or WITHOUT_ROOT[name]).__doc__
-        self.says.value = f'<p>{escape(sentence or "")}</p><pre role="status">{escape(str(self.flow))}</pre>'
+        # All that the ranks did is said, above the picture: there are no facts besides.
+        return png(figure), f'<p>{escape(sentence or "")}</p><pre role="status">{escape(str(self.flow))}</pre>', ""
 
 
 def run_example(name: str, world_size: int, root: int = 0) -> Flow:
@@ -62,12 +57,3 @@ def run_example(name: str, world_size: int, root: int = 0) -> Flow:
     if name in ("gather", "all-gather"):
         return trace_flow(function, numbered(world_size, 2 if world_size <= 4 else 1))
     return trace_flow(function, numbered(world_size, world_size))
-
-
-def _png(flow: Flow) -> bytes:
-    width, height = flow_size(flow)
-    canvas = FigureCanvasAgg(Figure(figsize=(width * 0.6, height * 0.6), dpi=150))
-    draw_flow(flow, ax=canvas.figure.add_axes((0, 0, 1, 1)))
-    file = io.BytesIO()
-    canvas.print_png(file)
-    return file.getvalue()

@@ -1,18 +1,13 @@
 """Choose the batch, the replicas and the micro-batches: who sees which rows, and what that costs in messages."""
 
-import io
-from collections.abc import Sequence
-from html import escape
-
-import ipywidgets as widgets
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from labkit.bandwidth import bus_factor
 from labkit.batch import BatchCut
+from labkit.explorer import Controls, Explorer, facts_html, says_html
 from labkit.plots.batch import FIGURE_INCHES, draw_batch
 from labkit.plots.layout_table import bytes_text
-from labkit.widgets import STYLE
+from labkit.plots.painter import clear, png
 
 BATCH_SIZES = (8, 16, 32, 64, 96, 128, 192, 256, 512, 1024)
 GRADIENT_BYTES = 4 * 4 * (1024 * 1024 + 1024)
@@ -24,73 +19,39 @@ def batch_explorer(batch_size: int = 128, dp_size: int = 4, num_micro_batches: i
     return BatchExplorer(BatchCut(batch_size, dp_size, num_micro_batches))
 
 
-class BatchExplorer(widgets.VBox):
-    """Controls, a picture and its facts as text; ``shown`` is the cut in the picture: the last that fitted."""
+class BatchExplorer(Explorer):
+    """Controls, a picture and its facts; ``shown`` is a cut of the batch."""
+
+    function, fields = "batch_explorer", ("batch_size", "dp_size", "num_micro_batches")
 
     def __init__(self, shown: BatchCut):
-        self.shown, self.fits = shown, True
-        sizes = sorted({*BATCH_SIZES, shown.batch_size})
-        self.batch_size = widgets.SelectionSlider(
-            options=sizes, value=shown.batch_size, description="batch B, rows", **_LOOK
-        )
-        self.dp_size = widgets.IntSlider(shown.dp_size, 1, max(16, shown.dp_size), description="replicas d", **_LOOK)
-        most = max(8, shown.num_micro_batches)
-        self.num_micro_batches = widgets.IntSlider(
-            shown.num_micro_batches, 1, most, description="micro-batches m", **_LOOK
-        )
-        self.message, self.facts = widgets.HTML(), widgets.HTML()
-        self.picture = widgets.Image(format="png")
-        self.picture.add_class("labkit-grids")
-        self._canvas = FigureCanvasAgg(Figure(figsize=FIGURE_INCHES, dpi=100))
-        self._axes = self._canvas.figure.add_axes((0, 0, 1, 1))
+        make = Controls("340px", "9.5em")
+        self.batch_size = make.selection("batch B, rows", BATCH_SIZES, shown.batch_size)
+        self.dp_size = make.slider("replicas d", shown.dp_size, 1, 16)
+        self.num_micro_batches = make.slider("micro-batches m", shown.num_micro_batches, 1, 8)
+        self._figure = Figure(figsize=FIGURE_INCHES, dpi=100)
+        self._axes = self._figure.add_axes((0, 0, 1, 1))
+        super().__init__(shown)
 
-        inputs = [self.batch_size, self.dp_size, self.num_micro_batches]
-        controls = widgets.Box(inputs, layout=widgets.Layout(flex_flow="row wrap"))
-        super().__init__([widgets.HTML(STYLE), controls, self.message, self.picture, self.facts])
-        for control in inputs:
-            control.observe(self._update, "value")
-        self._update()
+    def _chosen(self) -> BatchCut:
+        return BatchCut(*self.choice)
 
-    def __repr__(self) -> str:
-        """Short, because it is what a stored notebook keeps of a widget."""
-        return f"batch_explorer({', '.join(map(str, self._choice()))})"
-
-    def _choice(self) -> Sequence[int]:
-        return [control.value for control in (self.batch_size, self.dp_size, self.num_micro_batches)]
-
-    def _update(self, change=None) -> None:
-        try:
-            self.shown, self.fits, misfit = BatchCut(*self._choice()), True, ""
-        except ValueError as error:
-            self.fits, misfit = False, str(error)
-        self.picture.value = self._png()
-        facts = facts_table(self.shown)
-        self.facts.value = facts if self.fits else f'<div class="labkit-stale">{facts}</div>'
-        self.message.value = _says(self.shown, misfit)
-
-    def _png(self) -> bytes:
-        for artist in list(self._axes.collections):
-            artist.remove()
+    def _parts(self) -> tuple[bytes, str, str]:
+        clear(self._axes)
         draw_batch(self.shown, self._axes, dimmed=not self.fits)
-        file = io.BytesIO()
-        self._canvas.print_png(file)
-        return file.getvalue()
+        return png(self._figure), _says(self.shown), facts_table(self.shown)
 
 
 def facts_table(cut: BatchCut) -> str:
     """What a rank has at once, how much a row counts, and what is sent in a step, as an HTML table."""
     m, d, b = cut.num_micro_batches, cut.dp_size, cut.micro_batch_size
     steps = f"{_count(m, 'backward')} of {_count(b, 'row')}"
-    rows = [
-        ("each rank", f"{steps}: activations of {_count(b, 'row')} at a time"),
-        ("a row counts", f"1/{b} in its micro-batch · 1/{m} in its rank · 1/{d} in the average = 1/{cut.batch_size}"),
-        ("sent in a step", _messages_text(cut)),
-    ]
-    body = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows)
-    return (
-        f'<table class="labkit-facts"><caption>for four layers of width 1024, in float32</caption>'
-        f"<tbody>{body}</tbody></table>"
-    )
+    facts = {
+        "each rank": f"{steps}: activations of {_count(b, 'row')} at a time",
+        "a row counts": f"1/{b} in its micro-batch · 1/{m} in its rank · 1/{d} in the average = 1/{cut.batch_size}",
+        "sent in a step": _messages_text(cut),
+    }
+    return facts_html("for four layers of width 1024, in float32", facts)
 
 
 def _messages_text(cut: BatchCut) -> str:
@@ -104,19 +65,12 @@ def _messages_text(cut: BatchCut) -> str:
     return text
 
 
-def _says(cut: BatchCut, misfit: str) -> str:
-    if misfit:
-        text = f"<b>This does not fit.</b> {escape(misfit)}. Below, greyed: the last that did."
-        return f'<div class="labkit-says misfit" role="alert">{text}</div>'
-    per_rank = _count(cut.batch_size // cut.dp_size, "row")
-    text = f"Each of {cut.dp_size} ranks sees {per_rank} of {cut.batch_size} in a step"
+def _says(cut: BatchCut) -> str:
     if cut.dp_size == 1:
-        text = f"One rank sees all {cut.batch_size} rows"
-    return f'<div class="labkit-says" role="status">{text}</div>'
+        return says_html(f"One rank sees all {cut.batch_size} rows")
+    per_rank = _count(cut.batch_size // cut.dp_size, "row")
+    return says_html(f"Each of {cut.dp_size} ranks sees {per_rank} of {cut.batch_size} in a step")
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
-
-
-_LOOK = {"layout": {"width": "340px"}, "style": {"description_width": "9.5em"}}

@@ -1,19 +1,17 @@
 """Choose a schedule, its sizes and the times of its ops: the timeline, the bubble, and what each rank holds."""
 
-import io
 from functools import lru_cache, partial
 from html import escape
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import ipywidgets as widgets
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from labkit.explorer import Controls, Explorer, says_html
 from labkit.plots.in_flight import peaks_in_flight
+from labkit.plots.painter import png
 from labkit.plots.timeline import draw_timelines
 from labkit.schedules import Schedule, gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.timeline import Timeline, simulate
-from labkit.widgets import STYLE
 
 NAMES = ("GPipe", "1F1B", "interleaved", "zero bubble (ZB-H1)", "zero bubble (ZB-H2)")
 FIGURE_INCHES = (12.5, 5.2)
@@ -55,64 +53,49 @@ def schedule_explorer(
     return ScheduleExplorer(Choice(name, num_stages, num_micro_batches, num_chunks, forward, backward, message))
 
 
-class ScheduleExplorer(widgets.VBox):
-    """Controls, a picture, and a table of all schedules at these sizes."""
+class ScheduleExplorer(Explorer):
+    """Controls, a picture, and a table of all schedules at these sizes; ``shown`` is what the controls say."""
+
+    function, fields = "schedule_explorer", Choice._fields
 
     def __init__(self, choice: Choice):
-        self.name = widgets.Dropdown(options=NAMES, value=choice.name, description="schedule", **_LOOK)
-        self.num_stages = _slider("ranks p", choice.num_stages, 1, 8)
-        self.num_micro_batches = _slider("micro-batches m", choice.num_micro_batches, 1, 24)
-        self.num_chunks = _slider("chunks a rank v", choice.num_chunks, 1, 4)
-        self.forward = _time("forward t_f", choice.forward, 0.25, 4)
-        self.backward = _time("backward t_b", choice.backward, 0.25, 4)
-        self.message = _time("message time", choice.message, 0, 2)
-        self.says, self.facts = widgets.HTML(), widgets.HTML()
-        self.picture = widgets.Image(format="png")
-        self.picture.add_class("labkit-grids")
-        inputs = [getattr(self, name) for name in Choice._fields]
-        controls = widgets.Box(inputs, layout=widgets.Layout(flex_flow="row wrap"))
-        super().__init__([widgets.HTML(STYLE), controls, self.says, self.picture, self.facts])
-        for control in inputs:
-            control.observe(self._update, "value")
-        self._update()
-
-    def __repr__(self) -> str:
-        """Short, because it is what a stored notebook keeps of a widget."""
-        return f"schedule_explorer({', '.join(map(repr, self.choice))})"
+        make = Controls("310px", "9.5em")
+        self.name = make.dropdown("schedule", NAMES, choice.name)
+        self.num_stages = make.slider("ranks p", choice.num_stages, 1, 8)
+        self.num_micro_batches = make.slider("micro-batches m", choice.num_micro_batches, 1, 24)
+        self.num_chunks = make.slider("chunks a rank v", choice.num_chunks, 1, 4)
+        self.forward = make.time("forward t_f", choice.forward, 0.25, 4)
+        self.backward = make.time("backward t_b", choice.backward, 0.25, 4)
+        self.message = make.time("message time", choice.message, 0, 2)
+        super().__init__(choice)
 
     @property
     def choice(self) -> Choice:
         """What the controls say now."""
-        return Choice(*(getattr(self, name).value for name in Choice._fields))
+        return Choice(*super().choice)
 
-    def _update(self, change=None) -> None:
-        choice = self.choice
-        self.num_chunks.disabled = choice.name != "interleaved"
-        timelines = {name: _timeline(choice._replace(name=name)) for name in NAMES}
-        self.picture.value = _png(timelines[choice.name], choice.schedule().name)
-        self.says.value = _says(choice, timelines[choice.name])
-        self.facts.value = _table(choice, timelines)
+    def _chosen(self) -> Choice:
+        self.num_chunks.disabled = self.name.value != "interleaved"
+        return self.choice
 
-
-def _png(timeline: Timeline, title: str) -> bytes:
-    canvas = FigureCanvasAgg(Figure(figsize=FIGURE_INCHES, dpi=100))
-    draw_timelines([timeline], [title], in_flight=True, unit="time units", figure=canvas.figure)
-    file = io.BytesIO()
-    canvas.print_png(file, pil_kwargs={"compress_level": 1})  # quick: this is not sent far
-    return file.getvalue()
+    def _parts(self) -> tuple[bytes, str, str]:
+        timelines = {name: _timeline(self.shown._replace(name=name)) for name in NAMES}
+        timeline = timelines[self.shown.name]
+        figure, title = Figure(figsize=FIGURE_INCHES, dpi=100), self.shown.schedule().name
+        draw_timelines([timeline], [title], in_flight=True, unit="time units", figure=figure)
+        return png(figure), _says(self.shown, timeline), facts_table(self.shown, timelines)
 
 
 def _says(choice: Choice, timeline: Timeline) -> str:
     """The makespan, and the bubble by both of its definitions."""
     ideal = choice.num_micro_batches * (choice.forward + choice.backward)
-    text = (
+    return says_html(
         f"{timeline.makespan_seconds:.4g} time units, of which {ideal:.4g} would do if no rank ever waited. Bubble: "
         f"<b>{timeline.bubble_over_ideal:.3f} idle / ideal</b>, {timeline.bubble_share:.1%} of the total"
     )
-    return f'<div class="labkit-says" role="status">{text}</div>'
 
 
-def _table(choice: Choice, timelines: dict[str, Timeline]) -> str:
+def facts_table(choice: Choice, timelines: dict[str, Timeline]) -> str:
     """The same facts for every schedule, the chosen one in bold."""
     rows = []
     for name, timeline in timelines.items():
@@ -126,15 +109,3 @@ def _table(choice: Choice, timelines: dict[str, Timeline]) -> str:
     head = "".join(f"<th>{name}</th>" for name in names)
     caption = "<caption>all schedules at these sizes, simulated</caption>"
     return f'<table class="labkit-facts">{caption}<thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-
-
-_LOOK: dict[str, Any] = {"layout": {"width": "310px"}, "style": {"description_width": "9.5em"}}
-
-
-def _slider(description: str, value: int, low: int, high: int) -> widgets.IntSlider:
-    return widgets.IntSlider(value, low, max(high, value), description=description, **_LOOK)
-
-
-def _time(description: str, value: float, low: float, high: float) -> widgets.FloatSlider:
-    high = max(high, value)
-    return widgets.FloatSlider(value, min=low, max=high, step=0.25, description=description, **_LOOK)

@@ -1,18 +1,16 @@
 """Choose the sizes of Y = XA + b, the cut and t: the shards, what a rank holds, and what the ranks send."""
 
-import io
 from collections.abc import Sequence
-from html import escape
 
 import ipywidgets as widgets
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from labkit.bandwidth import bus_factor
+from labkit.explorer import Controls, Explorer, facts_html, says_html
 from labkit.plots.layout_table import bytes_text
+from labkit.plots.painter import clear, png
 from labkit.plots.sharding import FIGURE_INCHES, draw_cut
 from labkit.sharding import CUTS, LinearCut, Message
-from labkit.widgets import STYLE
 
 SIZES = (64, 128, 256, 512, 1000, 1024, 2048, 4096, 8192)
 BYTES_PER_ELEMENT = 4  # float32
@@ -26,70 +24,45 @@ def shard_explorer(
     return ShardExplorer(LinearCut(cut, input_size, output_size, tp_size, batch_size))
 
 
-class ShardExplorer(widgets.VBox):
-    """Controls, a picture and its facts as text; ``shown`` is the cut in the picture: the last that fitted."""
+class ShardExplorer(Explorer):
+    """Controls, a picture and its facts; ``shown`` is a cut of A."""
+
+    function, fields = "shard_explorer", ("cut", "input_size", "output_size", "tp_size", "batch_size")
 
     def __init__(self, shown: LinearCut):
-        self.shown, self.fits = shown, True
-        self.cut = widgets.Dropdown(options=CUTS, value=shown.cut, description="cut A by", **_LOOK)
-        self.input_size = _selection("in", SIZES, shown.input_size)
-        self.output_size = _selection("out", SIZES, shown.output_size)
-        self.batch_size = _selection("batch", SIZES, shown.batch_size)
-        self.tp_size = widgets.IntSlider(shown.tp_size, 1, max(16, shown.tp_size), description="tensor t", **_LOOK)
+        make = Controls("290px", "5em")
+        self.cut = make.dropdown("cut A by", CUTS, shown.cut)
+        self.input_size = make.selection("in", SIZES, shown.input_size)
+        self.output_size = make.selection("out", SIZES, shown.output_size)
+        self.batch_size = make.selection("batch", SIZES, shown.batch_size)
+        self.tp_size = make.slider("tensor t", shown.tp_size, 1, 16)
         self.whole = widgets.Checkbox(False, description="X and Y whole on every rank", indent=False)
-        self.message, self.facts = widgets.HTML(), widgets.HTML()
-        self.picture = widgets.Image(format="png")
-        self.picture.add_class("labkit-grids")
-        self._canvas = FigureCanvasAgg(Figure(figsize=FIGURE_INCHES, dpi=100))
-        self._axes = self._canvas.figure.add_axes((0, 0, 1, 1))
+        self._figure = Figure(figsize=FIGURE_INCHES, dpi=100)
+        self._axes = self._figure.add_axes((0, 0, 1, 1))
+        row = [self.cut, self.input_size, self.output_size, self.batch_size, self.tp_size, self.whole]
+        super().__init__(shown, others=[self.whole], row=row)
 
-        inputs = [self.cut, self.input_size, self.output_size, self.batch_size, self.tp_size, self.whole]
-        controls = widgets.Box(inputs, layout=widgets.Layout(flex_flow="row wrap"))
-        super().__init__([widgets.HTML(STYLE), controls, self.message, self.picture, self.facts])
-        for control in inputs:
-            control.observe(self._update, "value")
-        self._update()
+    def _chosen(self) -> LinearCut:
+        return LinearCut(*self.choice)
 
-    def __repr__(self) -> str:
-        """Short, because it is what a stored notebook keeps of a widget."""
-        return f"shard_explorer({', '.join(map(repr, self._choice()))})"
-
-    def _choice(self) -> tuple:
-        controls = (self.cut, self.input_size, self.output_size, self.tp_size, self.batch_size)
-        return tuple(control.value for control in controls)
-
-    def _update(self, change=None) -> None:
-        try:
-            self.shown, self.fits, misfit = LinearCut(*self._choice()), True, ""
-        except ValueError as error:
-            self.fits, misfit = False, str(error)
-        self.picture.value = self._png()
-        whole: bool = self.whole.value  # type: ignore[assignment]
-        facts = facts_table(self.shown, whole)
-        self.facts.value = facts if self.fits else f'<div class="labkit-stale">{facts}</div>'
-        self.message.value = _says(self.shown, misfit)
-
-    def _png(self) -> bytes:
-        for artist in list(self._axes.collections):
-            artist.remove()
+    def _parts(self) -> tuple[bytes, str, str]:
+        clear(self._axes)
         draw_cut(self.shown, self._axes, dimmed=not self.fits)
-        file = io.BytesIO()
-        self._canvas.print_png(file)
-        return file.getvalue()
+        whole: bool = self.whole.value  # type: ignore[assignment]
+        return png(self._figure), _says(self.shown), facts_table(self.shown, whole)
 
 
 def facts_table(cut: LinearCut, whole: bool) -> str:
     """The shapes, what a rank holds, and what it communicates forward and backward, as an HTML table."""
     holds = [("weight", cut.weight_shard), ("bias", cut.b_shard), ("X", cut.x_shard), ("Y", cut.y_shard)]
     words = ", ".join(f"{name} {list(shape)} {bytes_text(_num_bytes(shape))}" for name, shape in holds)
-    rows = [
-        ("each rank holds", words),
-        ("sent forward", _messages_text(cut, cut.forward_messages(whole))),
-        ("sent backward", _messages_text(cut, cut.backward_messages(whole))),
-    ]
-    body = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows)
+    facts = {
+        "each rank holds": words,
+        "sent forward": _messages_text(cut, cut.forward_messages(whole)),
+        "sent backward": _messages_text(cut, cut.backward_messages(whole)),
+    }
     ends = f"with {WHOLE_MEANS[cut.cut]}" if whole else "with shards left as they are"
-    return f'<table class="labkit-facts"><caption>in float32, {ends}</caption><tbody>{body}</tbody></table>'
+    return facts_html(f"in float32, {ends}", facts)
 
 
 def _messages_text(cut: LinearCut, messages: list[Message]) -> str:
@@ -110,17 +83,6 @@ def _num_bytes(shape: Sequence[int]) -> int:
     return size
 
 
-def _says(cut: LinearCut, misfit: str) -> str:
-    if misfit:
-        text = f"<b>This does not fit.</b> {escape(misfit)}. Below, greyed: the last that did."
-        return f'<div class="labkit-says misfit" role="alert">{text}</div>'
+def _says(cut: LinearCut) -> str:
     what = "columns" if cut.cut == "column" else "rows"
-    text = f"Each of {cut.tp_size} ranks has {cut.partition_size} {what} of A"
-    return f'<div class="labkit-says" role="status">{text}</div>'
-
-
-_LOOK = {"layout": {"width": "290px"}, "style": {"description_width": "5em"}}
-
-
-def _selection(description: str, usual: Sequence[int], value: int) -> widgets.SelectionSlider:
-    return widgets.SelectionSlider(options=sorted({*usual, value}), value=value, description=description, **_LOOK)
+    return says_html(f"Each of {cut.tp_size} ranks has {cut.partition_size} {what} of A")

@@ -1,25 +1,25 @@
 """Choose t, p and a schedule for 8 ranks, and train: who holds what, the loss while it comes, and a stop button."""
 
-import io
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
 
 import ipywidgets as widgets
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from labkit.explorer import Explorer, says_html
 from labkit.launch import World
 from labkit.launch.stream import stream
 from labkit.plots.curves import LOOKS, draw_losses
+from labkit.plots.painter import png
 from labkit.plots.three_axes import FIGURE_INCHES, draw_holdings, holdings_text
 from labkit.train import Step, TrainConfig, steps
-from labkit.widgets import STYLE
 
 NUM_RANKS = 8
 SIZES = (1, 2, 4, 8)
 SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
+WIDTH = "min(100%, 800px)"  # of the pictures
 MOST_RUNS = len(LOOKS)
 """More curves on each other cannot be told apart."""
 
@@ -33,75 +33,55 @@ def training_explorer(config: TrainConfig) -> "TrainingExplorer":
     return TrainingExplorer(config)
 
 
-class TrainingExplorer(widgets.VBox):
+class TrainingExplorer(Explorer):
     """Controls, the picture of who holds what, a button to start and stop, and the losses of the last runs.
 
-    ``shown`` is the config in the picture: the last that fitted. ``losses`` has a list for each run, by its name.
+    ``shown`` is a config. ``losses`` has a list for each run, by its name.
     """
+
+    function, fields = "training_explorer", ("tp_size", "pp_size", "schedule")
 
     def __init__(self, config: TrainConfig):
         config.layout(NUM_RANKS)
-        self.shown, self.fits = config, True
         self.losses: dict[str, list[float]] = {}
         self._thread: threading.Thread | None = None
         self._is_stopped = threading.Event()
         self.tp_size = _selection("tensor t", SIZES, config.tp_size)
         self.pp_size = _selection("pipeline p", SIZES, config.pp_size)
         self.schedule = _selection("schedule", SCHEDULES, config.schedule)
-        self.message, self.table = widgets.HTML(), widgets.HTML()
-        self.holdings, self.curves = (
-            widgets.Image(format="png", layout={"width": "min(100%, 800px)"}) for _ in range(2)
-        )
         self.button = widgets.Button(description="Train", icon="play", button_style="primary")
         self.bar = widgets.IntProgress(0, 0, config.steps, layout={"width": "300px"})
-        self.said = widgets.HTML()
+        self.progress = widgets.HTML()
+        self.curves = widgets.Image(format="png", layout={"width": WIDTH})
         self.button.on_click(self._start_or_stop)
-        controls = [self.tp_size, self.pp_size, self.schedule]
-        super().__init__(
-            [
-                widgets.HTML(STYLE),
-                widgets.Box(controls, layout=widgets.Layout(flex_flow="row wrap")),
-                self.message,
-                self.holdings,
-                widgets.HBox([self.button, self.bar, self.said]),
-                self.curves,
-                self.table,
-            ]
-        )
-        for control in controls:
-            control.observe(self._update, "value")
-        self._update()
+        super().__init__(config, below=[widgets.HBox([self.button, self.bar, self.progress]), self.curves])
+        self.picture.layout.width = WIDTH
         self._draw_losses()
 
     def __repr__(self) -> str:
-        """Short, because it is what a stored notebook keeps of a widget."""
-        return f"training_explorer(t={self.tp_size.value}, p={self.pp_size.value}, {self.schedule.value!r})"
+        """Short, as the config is not: what the controls say."""
+        return f"{self.function}(t={self.tp_size.value}, p={self.pp_size.value}, {self.schedule.value!r})"
 
     def wait(self) -> None:
         """Until the run that was started has ended: for tests, and for who clicks by program."""
         if self._thread is not None:
             self._thread.join()
 
+    def _chosen(self) -> TrainConfig:
+        config = replace(self.shown, **dict(zip(self.fields, self.choice)))
+        config.layout(NUM_RANKS)
+        return config
+
+    def _parts(self) -> tuple[bytes, str, str]:
+        sizes = self.shown.layout(NUM_RANKS), self.shown.num_layers, self.shown.batch_size
+        figure = Figure(figsize=FIGURE_INCHES, dpi=100)
+        draw_holdings(*sizes, ax=figure.add_axes((0, 0, 1, 1)))
+        facts = f"<details><summary>who holds what, as text</summary><pre>{holdings_text(*sizes)}</pre></details>"
+        return png(figure), _says(self.shown), facts
+
     def _update(self, change=None) -> None:
-        try:
-            chosen = replace(
-                self.shown,
-                tp_size=self.tp_size.value,
-                pp_size=self.pp_size.value,
-                schedule=self.schedule.value,
-            )
-            chosen.layout(NUM_RANKS)
-            self.shown, self.fits, misfit = chosen, True, ""
-        except ValueError as error:
-            self.fits, misfit = False, str(error)
-        layout = self.shown.layout(NUM_RANKS)
-        self.message.value = _says(self.shown, misfit)
+        super()._update(change)
         self.button.disabled = not self.fits
-        sizes = layout, self.shown.num_layers, self.shown.batch_size
-        self.holdings.value = _png(FIGURE_INCHES, lambda ax: draw_holdings(*sizes, ax=ax), is_filled=True)
-        self.table.value = (
-            f"<details><summary>who holds what, as text</summary><pre>{holdings_text(*sizes)}</pre></details>"
-        )
 
     def _start_or_stop(self, button=None) -> None:
         if self._thread is not None and self._thread.is_alive():
@@ -117,7 +97,7 @@ class TrainingExplorer(widgets.VBox):
         name = _name(config)
         self.losses = dict(list({**self.losses, name: []}.items())[-MOST_RUNS:])
         self.losses[name] = []
-        self.bar.value, self.said.value = 0, "starting ranks ..."
+        self.bar.value, self.progress.value = 0, "starting ranks ..."
         try:
             with World(NUM_RANKS) as world:
                 for ranks in stream(world, steps, config):
@@ -125,9 +105,9 @@ class TrainingExplorer(widgets.VBox):
                     if self._is_stopped.is_set():
                         break
             stopped = " Stopped." if len(self.losses[name]) < config.steps else ""
-            self.said.value = escape(f"{differences_text(self.losses)}{stopped}")
+            self.progress.value = escape(f"{differences_text(self.losses)}{stopped}")
         except Exception as error:
-            self.said.value = f"<pre>{escape(str(error))}</pre>"
+            self.progress.value = f"<pre>{escape(str(error))}</pre>"
         finally:
             self.button.description, self.button.icon, self.button.button_style = "Train", "play", "primary"
             self._draw_losses()
@@ -135,14 +115,14 @@ class TrainingExplorer(widgets.VBox):
     def _show(self, name: str, step: Step) -> None:
         self.losses[name].append(step.loss)
         self.bar.value = step.number
-        self.said.value = f"step {step.number} of {self.bar.max}: loss {step.loss:.4f}, norm {step.grad_norm:.4f}"
+        self.progress.value = f"step {step.number} of {self.bar.max}: loss {step.loss:.4f}, norm {step.grad_norm:.4f}"
         self._draw_losses()
 
     def _draw_losses(self) -> None:
         floor, num_steps = self.shown.make_text().floor_nats, self.shown.steps
-        self.curves.value = _png(
-            (11.0, 4.0), lambda ax: draw_losses(self.losses, floor_nats=floor, num_steps=num_steps, ax=ax)
-        )
+        figure = Figure(figsize=(11.0, 4.0), dpi=100, layout="constrained")
+        draw_losses(self.losses, floor_nats=floor, num_steps=num_steps, ax=figure.subplots())
+        self.curves.value = png(figure)
 
 
 def differences_text(losses: Mapping[str, Sequence[float]]) -> str:
@@ -164,25 +144,12 @@ def _name(config: TrainConfig) -> str:
     return f"t={layout.tp_size} p={layout.pp_size} d={layout.dp_size}, {config.schedule}"
 
 
-def _says(config: TrainConfig, misfit: str) -> str:
-    if misfit:
-        text = f"<b>This does not fit.</b> {escape(misfit)}. Below: the last that did."
-        return f'<div class="labkit-says misfit" role="alert">{text}</div>'
+def _says(config: TrainConfig) -> str:
     layout, m = config.layout(NUM_RANKS), config.num_micro_batches(NUM_RANKS)
-    text = (
+    return says_html(
         f"p · t · d = {layout.pp_size} · {layout.tp_size} · {layout.dp_size} = {NUM_RANKS}; each replica takes "
         f"{config.batch_size // layout.dp_size} of {config.batch_size} rows, in {m} micro-batch{'es' * (m != 1)}"
     )
-    return f'<div class="labkit-says" role="status">{text}</div>'
-
-
-def _png(inches: tuple[float, float], draw, is_filled: bool = False) -> bytes:
-    canvas = FigureCanvasAgg(Figure(figsize=inches, dpi=100, layout=None if is_filled else "constrained"))
-    figure = canvas.figure
-    draw(figure.add_axes((0, 0, 1, 1)) if is_filled else figure.subplots())
-    file = io.BytesIO()
-    canvas.print_png(file)
-    return file.getvalue()
 
 
 def _selection(description: str, options: Sequence, value) -> widgets.ToggleButtons:

@@ -155,7 +155,7 @@ def test_every_control_changes_the_picture_and_the_facts(explorer, control, valu
 
 def test_the_facts_are_rows_and_bytes(explorer):
     assert GRADIENT_BYTES == 16_793_600
-    assert "Each of 4 ranks sees 32 rows of 128 in a step" in explorer.message.value
+    assert "Each of 4 ranks sees 32 rows of 128 in a step" in explorer.says.value
     facts = explorer.facts.value
     assert "2 backwards of 16 rows: activations of 16 rows at a time" in facts
     assert "1/16 in its micro-batch · 1/2 in its rank · 1/4 in the average = 1/128" in facts
@@ -168,8 +168,8 @@ def test_a_misfit_says_so_in_place_and_keeps_the_last_picture_dimmed(explorer):
     explorer.dp_size.value = 3
     assert not explorer.fits
     assert explorer.shown.dp_size == 4
-    assert 'role="alert"' in explorer.message.value
-    assert "6 pieces, which do not divide batch_size=128: use batch_size 126 or 132" in explorer.message.value
+    assert 'role="alert"' in explorer.says.value
+    assert "6 pieces, which do not divide batch_size=128: use batch_size 126 or 132" in explorer.says.value
     assert explorer.picture.value != picture
     assert "labkit-stale" in explorer.facts.value
     explorer.dp_size.value = 4

@@ -19,6 +19,7 @@ FLOORS = [
     ["checkpoint", "train", "utilisation"],
     [
         "plots",
+        "explorer",
         "widgets",
         "widgets_collectives",
         "widgets_sharding",

@@ -36,25 +36,25 @@ def test_the_picture_is_that_of_the_layout(explorer):
     [("tp_size", 4), ("pp_size", 2), ("world_size", 32), ("order", "tp-pp-dp"), ("gpus_per_node", 4)],
 )
 def test_every_control_changes_the_picture_and_the_facts(explorer, control, value):
-    picture, table = explorer.picture.value, explorer.table.value
+    picture, facts = explorer.picture.value, explorer.facts.value
     getattr(explorer, control).value = value
     assert explorer.fits
     assert explorer.picture.value != picture
-    assert explorer.table.value != table
+    assert explorer.facts.value != facts
 
 
 @pytest.mark.parametrize("order", ["tp-dp-pp", "tp-pp-dp", "pp-dp-tp"])
 def test_the_tables_facts_are_the_layouts(explorer, order):
     explorer.order.value = order
     layout = ParallelLayout(16, 2, 4, order=order)
-    assert groups_in_table(explorer.table.value) == [layout.groups(axis) for axis in ("tp", "dp", "pp")]
+    assert groups_in_table(explorer.facts.value) == [layout.groups(axis) for axis in ("tp", "dp", "pp")]
 
 
 def test_context_parallelism_gets_its_row(explorer):
     explorer.cp_size.value = 2
     layout = ParallelLayout(16, 2, 4, 2, order="tp-cp-dp-pp")
     assert explorer.shown == layout
-    assert groups_in_table(explorer.table.value) == [layout.groups(axis) for axis in ("tp", "cp", "dp", "pp")]
+    assert groups_in_table(explorer.facts.value) == [layout.groups(axis) for axis in ("tp", "cp", "dp", "pp")]
 
 
 def test_context_parallelism_is_folded_away_by_its_checkbox(explorer):
@@ -72,7 +72,7 @@ def test_follow_shows_that_gpus_groups(explorer):
     before = explorer.picture.value
     explorer.follow.value = 6
     assert explorer.picture.value != before
-    assert [groups[0] for groups in groups_in_table(explorer.table.value)] == [[6, 7], [4, 6], [2, 6, 10, 14]]
+    assert [groups[0] for groups in groups_in_table(explorer.facts.value)] == [[6, 7], [4, 6], [2, 6, 10, 14]]
 
 
 def test_a_smaller_world_takes_the_followed_gpu_along(explorer):
@@ -80,7 +80,7 @@ def test_a_smaller_world_takes_the_followed_gpu_along(explorer):
     explorer.follow.value = 15
     explorer.world_size.value = 8
     assert explorer.follow.value == 7
-    assert "group of GPU 7" in explorer.table.value
+    assert "group of GPU 7" in explorer.facts.value
 
 
 def test_the_bytes_are_those_of_the_stated_model(explorer):
@@ -89,27 +89,27 @@ def test_the_bytes_are_those_of_the_stated_model(explorer):
     for volume in traffic.values():
         assert (
             f"<td>{bytes_text(volume.total_bytes)}</td><td>{bytes_text(volume.crossing_bytes)}</td>"
-            in explorer.table.value
+            in explorer.facts.value
         )
-    assert "7.5 billion parameters" in explorer.table.value
+    assert "7.5 billion parameters" in explorer.facts.value
 
 
 def test_a_misfit_says_so_in_place_and_keeps_the_last_grid_dimmed(explorer):
-    picture, table = explorer.picture.value, explorer.table.value
+    picture, facts = explorer.picture.value, explorer.facts.value
     explorer.tp_size.value = 3
     with pytest.raises(ValueError) as error:
         ParallelLayout(16, 3, 4, order="tp-dp-pp")
     assert not explorer.fits
-    assert 'role="alert"' in explorer.message.value
-    assert str(error.value) in explorer.message.value
+    assert 'role="alert"' in explorer.says.value
+    assert str(error.value) in explorer.says.value
     assert explorer.picture.value == LayoutPainter().png(ParallelLayout(16, 2, 4), 8, dimmed=True)
-    assert table in explorer.table.value
-    assert "labkit-stale" in explorer.table.value
+    assert facts in explorer.facts.value
+    assert "labkit-stale" in explorer.facts.value
 
     explorer.tp_size.value = 2
     assert explorer.fits
-    assert "alert" not in explorer.message.value
-    assert (explorer.picture.value, explorer.table.value) == (picture, table)
+    assert "alert" not in explorer.says.value
+    assert (explorer.picture.value, explorer.facts.value) == (picture, facts)
 
 
 def test_200_moves_leave_no_figure_behind(explorer):

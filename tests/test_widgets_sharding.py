@@ -46,13 +46,13 @@ def test_a_misfit_says_so_in_place_and_keeps_the_last_picture_dimmed(explorer):
     explorer.tp_size.value = 3
     assert not explorer.fits
     assert explorer.shown.tp_size == 2
-    assert 'role="alert"' in explorer.message.value
-    assert "tp_size=3 does not divide output_size=512" in explorer.message.value
+    assert 'role="alert"' in explorer.says.value
+    assert "tp_size=3 does not divide output_size=512" in explorer.says.value
     assert explorer.picture.value != picture
     assert "labkit-stale" in explorer.facts.value
     explorer.tp_size.value = 2
     assert explorer.fits
-    assert "alert" not in explorer.message.value
+    assert "alert" not in explorer.says.value
     assert (explorer.picture.value, explorer.facts.value) == (picture, facts)
 
 

@@ -1,18 +1,36 @@
-"""Draw layouts again and again, as PNG bytes: what the widget shows while a slider moves.
+"""Draw again and again, as PNG bytes: what an explorer shows while a slider moves.
 
-One figure for ever, outside pyplot's list of figures, so that a thousand redraws leave nothing behind; axes stay,
-only what was drawn in them goes.
+Figures outside pyplot's list, so that a thousand redraws leave nothing behind. Where one figure serves for ever, its
+axes stay, and only what was drawn in them goes.
 """
 
 import io
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
 from labkit.layout import ParallelLayout
 from labkit.plots.layout import FIGURE_INCHES, draw_layout, three_axes
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG file's bytes, written quickly: it is not sent far."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    file = io.BytesIO()
+    picture.save(file, "png", compress_level=1)  # three times as fast as level 6, for half as many bytes again
+    return file.getvalue()
+
+
+def clear(*axes: Axes) -> None:
+    """Remove what was drawn, and keep the axes."""
+    for ax in axes:
+        for artist in [*ax.collections, *ax.texts]:
+            artist.remove()
 
 
 class LayoutPainter:
@@ -23,17 +41,11 @@ class LayoutPainter:
     """
 
     def __init__(self, dpi: float = 100):
-        self._canvas = FigureCanvasAgg(Figure(figsize=FIGURE_INCHES, dpi=dpi))
-        self._axes = three_axes(self._canvas.figure)
+        self._figure = Figure(figsize=FIGURE_INCHES, dpi=dpi)
+        self._axes = three_axes(self._figure)
 
     def png(self, layout: ParallelLayout, gpus_per_node: int = 8, *, follow: int | None = None, dimmed=False) -> bytes:
         """The picture that `draw_layout` draws, as a PNG file's bytes."""
-        for ax in self._axes:
-            for artist in [*ax.collections, *ax.texts]:
-                artist.remove()
+        clear(*self._axes)
         draw_layout(layout, gpus_per_node, self._axes, follow=follow, dimmed=dimmed)
-        self._canvas.draw()
-        picture = Image.fromarray(np.asarray(self._canvas.buffer_rgba())).convert("RGB")
-        file = io.BytesIO()
-        picture.save(file, "png", compress_level=1)  # three times as fast as level 6, for half as many bytes again
-        return file.getvalue()
+        return png(self._figure)
