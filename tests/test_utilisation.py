@@ -74,10 +74,15 @@ def test_another_schedule_can_be_run():
     plan = replace(NAIVE, micro_batch_size=2)
     step = measure_step(plan, gpipe(4, 4), QUICK, num_steps=1)
     assert [span.label for span in step.timeline.of(0, "forward", "backward")][:4] == ["F0", "F1", "F2", "F3"]
-    assert memory_bytes(plan, gpipe(4, 4)) == memory_bytes(plan, one_f_one_b(4, 4)) == fullest(plan).total
-    many = replace(NAIVE, micro_batch_size=1)
-    held = fullest(many)
-    assert memory_bytes(many, gpipe(4, 8)) == pytest.approx(held.total + held.activations)  # 8 instead of 4
+
+
+def test_gpipe_holds_the_whole_batch_on_each_stage():
+    plan, many = replace(NAIVE, micro_batch_size=2), replace(NAIVE, micro_batch_size=1)
+    assert memory_bytes(plan, one_f_one_b(4, 4)) == fullest(plan).total
+    whole = pytest.approx(memory_bytes(NAIVE, gpipe(4, 1)))
+    assert memory_bytes(plan, gpipe(4, 4)) == whole  # m micro-batches of B/m sequences
+    assert memory_bytes(many, gpipe(4, 8)) == whole
+    assert memory_bytes(many, one_f_one_b(4, 8)) < whole.expected
 
 
 def step_of(*spans):

@@ -32,6 +32,10 @@ def _not_clipped(spans, start, end):
     return sum(finish - begin for begin, finish in inside) / (end - start)
 
 
+def _waits_count_and_not_clipped(spans, start, end):
+    return sum(finish - begin for _, begin, finish in spans) / (end - start)
+
+
 def _whole_spans_only(spans, start, end):
     inside = [(begin, finish) for kind, begin, finish in spans if kind != "wait" and start <= begin and finish <= end]
     return sum(finish - begin for begin, finish in inside) / (end - start)
@@ -68,6 +72,10 @@ utilisation = Exercise(
         Mistake(
             _waits_count,
             "Waits are counted as work. A rank that waits for a message holds its GPU and computes nothing.",
+        ),
+        Mistake(
+            _waits_count_and_not_clipped,
+            "Two things: waits are counted as work, and a span that reaches beyond the window counts whole.",
         ),
         Mistake(
             _not_clipped,
@@ -112,6 +120,18 @@ def _by_all_gpus(num_parameters, t, p, d, sharded_optimizer):
     return my_state_bytes(num_parameters, t, p, d, sharded_optimizer) / d
 
 
+def _by_all_gpus_and_never_sharded(num_parameters, t, p, d, sharded_optimizer):
+    return 18 * num_parameters / (t * p * d)
+
+
+def _never_sharded(num_parameters, t, p, d, sharded_optimizer):
+    return 18 * num_parameters / (t * p)
+
+
+def _two_byte_gradients_and_never_sharded(num_parameters, t, p, d, sharded_optimizer):
+    return 16 * num_parameters / (t * p)
+
+
 def _whole_model(num_parameters, t, p, d, sharded_optimizer):
     return my_state_bytes(num_parameters, 1, 1, d, sharded_optimizer)
 
@@ -149,6 +169,17 @@ state_bytes = Exercise(
             _by_all_gpus,
             "You divided by d as well. The d replicas each hold the whole model: data parallelism saves no memory, "
             "unless the optimizer is sharded.",
+        ),
+        Mistake(
+            _by_all_gpus_and_never_sharded,
+            "You divided everything by d, sharded or not. Each replica holds weights and gradients of the whole model; "
+            "only a sharded optimizer is divided among them.",
+        ),
+        Mistake(_never_sharded, "With sharded_optimizer, the optimizer's 12 bytes are divided by d; you left it out."),
+        Mistake(
+            _two_byte_gradients_and_never_sharded,
+            "You have 2 bytes for a gradient; here, as in Megatron-LM, they are added up in 4. And with "
+            "sharded_optimizer the optimizer's 12 bytes are divided by d.",
         ),
         Mistake(_whole_model, "That is the whole model. Of its parameters a GPU has 1/(t p)."),
         Mistake(_tensor_only, "p is missing: each stage of the pipeline has 1/p of the layers."),
@@ -214,6 +245,14 @@ def _in_hours(*args):
     return math.ceil(_gpus(*args, seconds=3600))
 
 
+def _no_units(*args):
+    return _gpus(*args, seconds=1) / 1e6
+
+
+def _no_billions(*args):
+    return math.ceil(_gpus(*args) / 1e6)
+
+
 def _at_the_peak(billion_tokens, billion_parameters, days, teraflops):
     return math.ceil(_gpus(billion_tokens, billion_parameters, days, 312))
 
@@ -234,6 +273,10 @@ gpus_needed = Exercise(
         Mistake(_rounded_down, "Rounded down, the run is a little late. Round up."),
         Mistake(_not_rounded, "There are no parts of GPUs: round up to a whole number."),
         Mistake(_in_seconds, "FLOP/s are per second, and a day has 86400 seconds."),
+        Mistake(
+            _no_units, "The units are missing: T and P are in billions (1e9), X in tera (1e12), a day has 86400 s."
+        ),
+        Mistake(_no_billions, "T and P are in billions, and X in tera: 1e9 each above the line, 1e12 below."),
         Mistake(_in_hours, "A day has 86400 seconds; 3600 is an hour."),
         Mistake(
             _at_the_peak,

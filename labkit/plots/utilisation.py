@@ -49,7 +49,7 @@ def draw_shares(step: Step, ax: Axes | None = None, *, legend: bool = True) -> A
     for number, look in enumerate(LOOKS):
         draw_boxes(ax, ends[:, number] - shares[:, number], ends[:, number], tops, WORK_INCHES / row, **look)
     for rank, share in enumerate(shares[:, 0]):
-        ax.text(1.03, rank + 0.5, f"{share:.0%}", size=LABEL_PT, color=INK, va="center", clip_on=False)
+        ax.text(1.03, rank + 0.5, f"{round(share, 6):.0%}", size=LABEL_PT, color=INK, va="center", clip_on=False)
     ax.set_title("computing", loc="right", size=LABEL_PT, color=INK)
     ax.set_xticks([0, 0.5, 1], ["0", "50", "100 %"])
     ax.tick_params("x", labelsize=LABEL_PT, labelcolor=MUTED)

@@ -13,7 +13,7 @@ from labkit.communication import communication_log
 from labkit.groups import init_groups, local_device
 from labkit.launch import World, launch, progress
 from labkit.schedules import FORWARD, Schedule, interleaved, read_ops
-from labkit.sizing import Plan, fullest
+from labkit.sizing import Plan, memory
 from labkit.timeline import Timeline, Trace, measured, simulate
 from labkit.timeline.spans import COMPUTING, WAIT, Span
 from labkit.utilisation.work import Pace, computing_work, paced_work
@@ -107,10 +107,13 @@ def table(steps: Mapping[str, Step]) -> str:
 
 
 def memory_bytes(plan: Plan, schedule: Schedule) -> float:
-    """What the fullest GPU holds; with GPipe that is the activations of every micro-batch."""
-    held = fullest(plan)
-    usual = default_schedule(plan).peak_in_flight(0)
-    return held.total + held.activations * (schedule.peak_in_flight(0) / usual - 1)
+    """What the fullest GPU holds; with GPipe each stage, the last with its logits too, holds every micro-batch."""
+    usual, found = default_schedule(plan), []
+    for stage in {0, plan.pp_size - 1}:
+        held = memory(plan, stage)
+        times = schedule.peak_in_flight(stage) / usual.peak_in_flight(stage)
+        found.append(held.total + held.activations * (times - 1))
+    return max(found)
 
 
 def default_schedule(plan: Plan) -> Schedule:
