@@ -80,7 +80,8 @@ def _rows(layout: ParallelLayout, axis: str, gpus_per_node: int, follow: int | N
     if follow is not None:
         index = next(i for i, group in enumerate(groups) if follow in group)
         cells.append(f"{group_letter(index)} {ranks_text(groups[index])}")
-    name = f'<span style="color:{AXIS_COLOR[axis]}">{AXIS_NAME[axis]} ({axis} {layout.size(axis)})</span>'
+    look = f"border-left: .5em solid {AXIS_COLOR[axis]}; padding-left: .5em"  # words in it would be pale on a dark page
+    name = f'<span style="{look}">{AXIS_NAME[axis]} ({axis} {layout.size(axis)})</span>'
     lists = " ".join(f"<span>{text}</span>" for text in groups_text(groups))  # a span stays on one line
     return (
         f'<tbody><tr><th scope="rowgroup" rowspan="2">{name}</th><td>{"</td><td>".join(cells)}</td></tr>'
