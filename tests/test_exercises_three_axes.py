@@ -81,5 +81,14 @@ def test_an_all_reduce_by_one_end_alone_is_a_deadlock_with_advice():
     assert verdict.status == "stuck" and "`new_group` is called by every rank" in " ".join(verdict.text.split())
 
 
+def group_made_by_its_members(gradient, num_stages):
+    return gradient if gradient is None else three_axes.my_tied(gradient, num_stages)
+
+
+def test_a_group_that_only_its_members_make_is_noticed_though_the_gradients_are_right():
+    verdict = three_axes.tied.verdict(group_made_by_its_members)
+    assert verdict.status == "wrong" and "Only some ranks call `new_group`" in " ".join(verdict.text.split())
+
+
 def test_they_are_notebook_08s():
     assert {"place", "norm", "tied"} <= set(exercises()["08"])

@@ -305,11 +305,25 @@ def _zeros_between(gradient, num_stages):
     return total
 
 
+def _made_by_all(log: CommunicationLog, *_) -> str | None:
+    """Whether all ranks made equally many groups. torch numbers those that it names, on members and others alike."""
+    made = dist.distributed_c10d._world.group_count
+    highest_and_lowest = torch.tensor([made, -made])
+    dist.all_reduce(highest_and_lowest, op=dist.ReduceOp.MAX)
+    if highest_and_lowest.sum() == 0:
+        return None
+    return (
+        "Only some ranks call `new_group`. It goes well here, but torch asks every rank of the world to call it, "
+        "members or not: a group gets its name by counting, and the ranks now count differently."
+    )
+
+
 tied = RankExercise(
     "tied",
     my_tied,
     cases=[(2,), (4,)],
     inputs=tied_inputs,
+    rule=_made_by_all,
     mistakes=[
         Mistake(
             _left_alone,

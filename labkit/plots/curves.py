@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from labkit.plots.style import GREY, INK, LABEL_PT, MUTED, TITLE_PT
 
@@ -40,6 +41,7 @@ def draw_losses(
     if floor_nats is not None:
         ax.axhline(floor_nats, color=INK, linewidth=1.8, linestyle=(0, (6, 4)), label="the text's floor")
     ax.set_xlim(0, longest + 1)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_ylim(bottom=0)
     ax.set_title("loss", loc="left", size=TITLE_PT, weight="bold", color=INK)
     ax.set_xlabel("step", size=LABEL_PT, color=INK)

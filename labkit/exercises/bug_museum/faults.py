@@ -194,7 +194,8 @@ FAULTS = [
     Fault(
         "tied embedding not reduced",
         "First and last stage both hold the embedding, and do not add up their gradients of it.",
-        "One parameter alone would be wrong, embedding.weight, on the first stage and on the last.",
+        "One parameter alone would be wrong, embedding.weight, on the first stage and on the last. The ratios of the "
+        "two would add up to 1: each has its part of the sum.",
         "uw-syfi/piper issue #13; a relative of it is NVIDIA/Megatron-LM issue #844",
         tied_embedding_not_reduced,
     ),
