@@ -28,6 +28,7 @@ def draw_labels(ax: Axes, texts, centres, em_inches: float, colors, bold: bool =
         facecolors=colors,
         linewidths=0,
         clip_on=False,
+        snap=False,  # to whole pixels, letters of straight lines lose some: a small F its middle bar
     )
     ax.add_collection(labels, autolim=False)
     return labels
