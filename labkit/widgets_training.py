@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from labkit.plots.curves import FIGURE_INCHES, draw_losses
 
-SECONDS_BETWEEN_DRAWINGS = 0.25  # the ranks wait while the cell draws
+SECONDS_BETWEEN_DRAWINGS = 0.5  # the ranks wait while the cell draws, a tenth of a second
 
 
 class LiveLosses:

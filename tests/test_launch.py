@@ -509,14 +509,14 @@ print(hits, len(os.listdir("/proc/self/fd")) - before, children.split(), os.list
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="where there are GPUs nothing more is preloaded")
-@pytest.mark.parametrize("will_train", [False, True])
-def test_ranks_that_will_train_find_imported_what_an_optimizer_needs(will_train):
+@pytest.mark.parametrize("imported", ["", "labkit.train", "labkit.widgets_training"])
+def test_ranks_that_will_train_find_imported_what_an_optimizer_needs(imported):
     """Eight ranks would each import it, on the cores that they share."""
     code = "import sys; from labkit.launch import launch\n"
-    code += "import labkit.train\n" if will_train else ""
+    code += f"import {imported}\n" if imported else ""
     code += "print(launch(lambda: 'torch._dynamo' in sys.modules and 'labkit.train' not in sys.modules, world_size=2))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert ran.stdout.splitlines()[-1] == str([will_train] * 2), ran
+    assert ran.stdout.splitlines()[-1] == str([bool(imported)] * 2), ran
 
 
 def test_random_interrupts_leave_nothing():

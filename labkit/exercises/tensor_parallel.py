@@ -64,6 +64,10 @@ def _whole_grad_weight(grad_y, x, weight):
     return my_gather_backward(grad_y, x, weight)[0], grad_y.T @ x
 
 
+def _returns_what_all_reduce_returns(grad_y, x, weight):
+    return None, _no_reduction(grad_y, x, weight)[1]
+
+
 def _transposed_grad_weight(grad_y, x, weight):
     grad_x, grad_weight = my_gather_backward(grad_y, x, weight)
     return grad_x, grad_weight.T
@@ -112,6 +116,10 @@ gather_backward = RankExercise(
             _whole_grad_weight,
             "That is the gradient of the whole weight. This rank holds [out/t, in] of it, and needs only the "
             "columns of the gradient that it computed itself.",
+        ),
+        Mistake(
+            _returns_what_all_reduce_returns,
+            "`dist.all_reduce` adds up in place and returns None: name the tensor, all-reduce it, return the tensor.",
         ),
         Mistake(_transposed_grad_weight, "The weight gradient is transposed: it has the weight's shape, [out/t, in]."),
     ],
@@ -201,6 +209,11 @@ spread = Exercise(
         Mistake(
             _spreads(math.sqrt, lambda t: 1 / math.sqrt(t), _one),
             "A smaller width makes *larger* weights: 1/sqrt(n/t) is more than 1/sqrt(n).",
+        ),
+        Mistake(
+            _spreads(math.sqrt, _one, math.sqrt),
+            "The local width changes the output too: 1/sqrt(n/t) is sqrt(t) times 1/sqrt(n), so the weights of B are "
+            "sqrt(t) times too large.",
         ),
         Mistake(
             _spreads(_itself, _itself, lambda t: t**2),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from labkit.launch import wire
 
+_USED_TO_TRAIN = ("labkit.train", "labkit.widgets_training")  # a kernel that has imported one will train
 _DESCRIPTORS_A_MESSAGE = 240  # Linux passes at most 253 at once
 _PACKAGE_PARENT = str(Path(__file__).parents[2])
 _lock = threading.RLock()  # two threads may launch at once: a question and its answer belong together
@@ -69,7 +70,7 @@ class ServerHandle:
             for first in range(0, len(descriptors), _DESCRIPTORS_A_MESSAGE):
                 batch = descriptors[first : first + _DESCRIPTORS_A_MESSAGE]
                 socket.send_fds(self.connection, [wire.pack("descriptors")], batch)
-            will_train = "labkit.train" in sys.modules
+            will_train = any(module in sys.modules for module in _USED_TO_TRAIN)
             wire.send(self.connection, "fork", world_id, num_ranks, will_train)
             kind, _, answer = self._await(("forked", "refused"), "forking ranks")
         if kind == "refused":
