@@ -95,3 +95,14 @@ def test_stripping_leaves_outputs_and_takes_what_belongs_to_a_session():
     assert "execution" not in cell.metadata
     assert "widgets" not in book.metadata
     assert cell.execution_count == 1
+
+
+def test_a_note_about_a_busy_machine_is_not_stored():
+    book = notebook("sum 9\n")
+    note = (
+        "No news for 8 s; nothing is wrong yet, some ranks wait for others:\n  rank 0: runs at Cell In[2]\n    line 5\n"
+    )
+    book.cells[0].outputs.append(new_output("stream", name="stderr", text=f"{note}{note}"))
+    book.cells[0].outputs.append(new_output("stream", name="stderr", text="\na warning\n"))
+    store_notebooks.strip(book)
+    assert [output.text.strip() for output in book.cells[0].outputs] == ["sum 9", "a warning"]

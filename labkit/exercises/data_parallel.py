@@ -60,6 +60,10 @@ def _largest(gradients):
     return [_total(gradient, dist.ReduceOp.MAX) / dist.get_world_size() for gradient in gradients]
 
 
+def _what_all_reduce_returns(gradients):
+    return [dist.all_reduce(gradient.clone()) for gradient in gradients]
+
+
 average = RankExercise(
     "average",
     my_average,
@@ -84,12 +88,16 @@ average = RankExercise(
             _mean_of_elements,
             "You took the mean over a gradient's own elements. The average is over the ranks, element by element.",
         ),
+        Mistake(
+            _what_all_reduce_returns,
+            "dist.all_reduce returns None. The sum is in the tensor that you gave it: divide that.",
+        ),
         Mistake(_largest, "You reduced with MAX. The gradient of a mean of losses is the mean of their gradients."),
     ],
     hints=[
         "`dist.all_reduce(gradient)` adds up all ranks' tensors, in place. It returns None.",
         "The sum has `dist.get_world_size()` terms.",
-        "Gloo cannot do ReduceOp.AVG: sum, then divide. (Or divide first, so that the sum cannot overflow.)",
+        "Not every gloo can do ReduceOp.AVG: sum, then divide. (Or divide first, so that the sum cannot overflow.)",
     ],
     if_stuck=SOME_RANKS_ONLY,
 )

@@ -36,7 +36,8 @@ def strip(notebook):
     )
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = _merge_streams(filter(None, map(_without_widget, cell.outputs)))
+            outputs = filter(None, map(_without_widget, cell.outputs))
+            cell.outputs = list(filter(None, map(_without_note, _merge_streams(outputs))))
     return notebook
 
 
@@ -45,6 +46,14 @@ def _without_widget(output):
     widget = output.get("data", {}).pop(WIDGET_VIEW, None)
     is_bar = widget is not None and re.match(r"\s*\d+%\|", output["data"].get("text/plain", ""))
     return None if is_bar else output
+
+
+def _without_note(output):
+    """That ranks were slow says only how busy the machine was while this was stored."""
+    if output.output_type == "stream" and output.name == "stderr":
+        output.text = re.sub(r"^No news for [^\n]*\n( +[^\n]*\n?)*", "", output.text, flags=re.MULTILINE)
+        return output if output.text.strip() else None
+    return output
 
 
 def _merge_streams(outputs: Iterable) -> list:
