@@ -76,7 +76,7 @@ def test_the_rows_to_be_mended_do_deadlock_and_between_ranks_1_and_2():
         launch(run_small, stuck_schedule(), world_size=3)
 
 
-@pytest.mark.parametrize("row", ["F1 F0 B0 F2 B1 B2", "F0 F1 B0 B1 F2 B2"])
+@pytest.mark.parametrize("row", ["F1 F0 B0 F2 B1 B2", "F0 F1 B0 B1 F2 B2", ["F0", "F1", "B0", "F2", "B1", "B2"]])
 def test_any_row_that_runs_on_little_memory_is_right(row):
     assert isinstance(mended_row, RowExercise)
     assert mended_row.verdict(lambda: row).status == "passed"

@@ -516,7 +516,10 @@ def test_a_schedule_that_deadlocks_is_reported_with_the_ops_that_wait(lines, sai
     assert time.monotonic() - start < 15
     for pattern in said:
         assert re.search(pattern, str(stuck.value))
+    assert str(stuck.value).count("\n    at ") == len(lines)  # in whose code, on a line of its own
     assert "test_pipeline.py" in str(stuck.value)
+    assert "messages.py" not in str(stuck.value)
+    assert ", tag " not in str(stuck.value)
     with pytest.raises(ValueError, match="deadlock in 'own': rank 0 waits at B0 for B0 of rank 1"):
         check(schedule)
 

@@ -64,6 +64,20 @@ def _too_few_micro_batches(rank, num_stages, num_micro_batches):
     return _in_turn(num_stages - rank - 1, num_micro_batches, clipped=False)
 
 
+def _runs_past_the_end(rank, num_stages, num_micro_batches):
+    """A forward with every backward, also when none is left."""
+    num_warmup = num_stages - rank - 1
+    turns = [op for i in range(num_micro_batches) for op in (f"F{num_warmup + i}", f"B{i}")]
+    return [f"F{i}" for i in range(num_warmup)] + turns
+
+
+def _backward_first_in_turn(rank, num_stages, num_micro_batches):
+    num_warmup = min(num_stages - rank - 1, num_micro_batches)
+    turns = [op for i in range(num_micro_batches - num_warmup) for op in (f"B{i}", f"F{num_warmup + i}")]
+    order = [f"F{i}" for i in range(num_warmup)] + turns
+    return order + [f"B{i}" for i in range(num_micro_batches - num_warmup, num_micro_batches)]
+
+
 def _last_in_first_out(rank, num_stages, num_micro_batches):
     """Each backward takes the newest micro-batch that is held."""
     order, held = [], []
@@ -104,6 +118,15 @@ one_f_one_b_order = Exercise(
             _too_few_micro_batches,
             "With fewer micro-batches than ranks there are forwards of micro-batches that do not exist: "
             "there can be no more at the start than m.",
+        ),
+        Mistake(
+            _runs_past_the_end,
+            "There are forwards of micro-batches that do not exist: with m of them the last forward is F(m - 1). "
+            "Behind it only backwards are left.",
+        ),
+        Mistake(
+            _backward_first_in_turn,
+            "In each turn the forward comes first: on the last rank B0 needs the F0 before it.",
         ),
         Mistake(
             _last_in_first_out,
@@ -152,6 +175,10 @@ def _chunks_on_top(p, m, v):
     return v * (p - 1) / m, v * (p - 1) / (m + v * (p - 1))
 
 
+def _idle_in_chunks_twice(p, m, v):
+    return my_bubble(p, m, v)[0], my_bubble(p, m, 1)[1] / v
+
+
 def _share_without_chunks(p, m, v):
     return my_bubble(p, m, v)[0], my_bubble(p, m, 1)[1]
 
@@ -183,6 +210,10 @@ bubble = Exercise(
         Mistake(
             _chunks_on_top,
             "v is on the wrong side: more chunks make the bubble smaller, not larger.",
+        ),
+        Mistake(
+            _idle_in_chunks_twice,
+            "The first is right. In the share, v multiplies the work only: v·m slots of work, and p - 1 idle ones.",
         ),
         Mistake(
             _share_without_chunks,
@@ -243,6 +274,10 @@ def _by_rows(x, micro_batches):
     return len(x) / sum(map(len, micro_batches))
 
 
+def _rows_here(x, micro_batches):
+    return len(x)
+
+
 def _twice(x, micro_batches):
     return _by_rows(x, micro_batches) ** 2
 
@@ -253,6 +288,7 @@ _never_averaged = partial(_step, share=_whole, reported=_whole)
 _all_alike = partial(_step, share=_one_of_m, reported=_one_of_m)
 _loss_not_averaged = partial(_step, share=_by_rows, reported=_whole)
 _only_the_last = partial(_step, share=_by_rows, reported=_by_rows, forgets=True)
+_sum_of_rows = partial(_step, share=_rows_here, reported=_rows_here)
 _averaged_twice = partial(_step, share=_twice, reported=_by_rows)
 
 _TOO_LARGE = (
@@ -278,6 +314,7 @@ average_gradient = Exercise(
             "Only the last micro-batch is in the gradient: it was set back in between. Gradients are to add up until "
             "the optimizer steps.",
         ),
+        Mistake(_sum_of_rows, "Loss and gradient are both sums over the rows: divide by the number of all rows."),
         Mistake(_averaged_twice, "The gradient is averaged twice, and too small."),
     ],
     hints=[
@@ -348,6 +385,7 @@ class RowExercise(Exercise):
 
     @staticmethod
     def _what_happens(row) -> str:
+        row = " ".join(map(str, row)) if isinstance(row, list) else row  # as in the exercise of the order
         try:
             schedule = stuck_schedule([STUCK_ROWS[0], row, STUCK_ROWS[2]])
             check(schedule)

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labkit.launch.probe import Collective, Frame, PointToPoint, Snapshot
@@ -169,13 +169,20 @@ def _line_of(rank: int, silence: Silence) -> str:
     snapshot = silence.snapshots.get(rank)
     if snapshot is None:
         return f"  rank {rank}: {silence.busy_stacks.get(rank, 'gave no answer')}"
-    verb = f"waits in {_wait_text(snapshot, silence)}, " if silence.is_waiting(rank) else "runs "
-    return f"  rank {rank}: {verb}{_place(snapshot.stack)}"
+    if not silence.is_waiting(rank):
+        return f"  rank {rank}: runs {_place(snapshot.stack)}"
+    wait = f"  rank {rank}: waits in {_wait_text(snapshot, silence)}"
+    if snapshot.purpose:  # which says more than the place inside labkit
+        learners, labkits = _own_frames(snapshot.stack)
+        return f"{wait}\n    {_place(learners or labkits)}"
+    return f"{wait}, {_place(snapshot.stack)}"
 
 
 def _wait_text(snapshot: Snapshot, silence: Silence) -> str:
     if call := snapshot.point_to_point:
-        return _point_to_point_text(call) + (f" for {snapshot.purpose}" if snapshot.purpose else "")
+        if snapshot.purpose:  # then labkit sends, and its tags say nothing to the learner
+            return f"{_point_to_point_text(replace(call, tag=0))} for {snapshot.purpose}"
+        return _point_to_point_text(call)
     if snapshot.collectives:
         return " and ".join(
             f"{_call_text(call)} of {_group_text(silence, call.group)}" for call in snapshot.collectives[:3]
