@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from labkit.explorer import Controls, Explorer, checkbox, facts_html, misfit_html, says_html
 from labkit.plots.painter import png
 from labkit.plots.sizing import WORDS, draw_memory, draw_step_time
+from labkit.plots.style import three_digits
 from labkit.sizing import (
     DGX_A100,
     DGX_H100,
@@ -133,7 +134,7 @@ def _says(estimate: StepTime, num_tokens: float) -> str:
     if needed > limit:
         return misfit_html(f"{sizes}: {needed / 1e9:.0f} GB for a GPU of {limit / 1e9:.0f} GB")
     return says_html(
-        f"{sizes}. <b>{estimate.days(num_tokens):.3g} days</b> for {num_tokens / 1e9:g} billion tokens, "
+        f"{sizes}. <b>{three_digits(estimate.days(num_tokens))} days</b> for {num_tokens / 1e9:g} billion tokens, "
         f"{estimate.flops_per_gpu / 1e12:.0f} teraFLOP/s per GPU: {estimate.hardware_flops_utilisation:.0%} of the "
         f"peak, {estimate.model_flops_utilisation:.0%} without what is recomputed"
     )
@@ -145,19 +146,19 @@ def facts_table(estimate: StepTime) -> str:
     held = fullest(plan)
     parts = {"weights": held.weights, "gradients": held.gradients, "optimizer": held.optimizer}
     parts["activations"] = held.activations
-    memory = ", ".join(f"{name} {value / 1e9:.3g}" for name, value in parts.items())
+    memory = ", ".join(f"{name} {three_digits(value / 1e9)}" for name, value in parts.items())
     seconds = ", ".join(
-        f"{WORDS.get(name, name)} {value:.3g}" for name, value in estimate.parts.items() if value > 0.0005
+        f"{WORDS.get(name, name)} {three_digits(value)}" for name, value in estimate.parts.items() if value > 0.0005
     )
     facts = {
-        "memory of the fullest GPU": f"{held.total / 1e9:.3g} GB of {hardware.memory_bytes / 1e9:.0f}: {memory}",
-        "a step": f"{estimate.total:.3g} s: {seconds}",
-        "bubble": f"{plan.bubble_over_ideal:.3g} idle / ideal, {estimate.bubble / estimate.total:.1%} of the step",
+        "memory of the fullest GPU": f"{three_digits(held.total / 1e9)} GB of {hardware.memory_bytes / 1e9:.0f}: {memory}",
+        "a step": f"{three_digits(estimate.total)} s: {seconds}",
+        "bubble": f"{three_digits(plan.bubble_over_ideal)} idle / ideal, {estimate.bubble / estimate.total:.1%} of the step",
     }
     names = {"tp": "tensor", "dp": "data", "pp": "pipeline"}
     for axis, traffic in plan_traffic(plan, hardware.gpus_per_node).items():
         each, leaves = (value / plan.world_size / 1e9 for value in traffic)
         facts[f"{names[axis]}-parallel traffic"] = (
-            f"{each:.3g} GB a step from each GPU, {leaves:.3g} GB of it to another node"
+            f"{three_digits(each)} GB a step from each GPU, {three_digits(leaves)} GB of it to another node"
         )
     return facts_html(f"{hardware.name}, estimated", facts)

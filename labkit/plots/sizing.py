@@ -23,6 +23,7 @@ from labkit.plots.style import (
     WEIGHT_GRADIENT,
     text_on,
     tint,
+    three_digits,
 )
 from labkit.sizing import Hardware, Plan, Published, StepTime, memory, step_time
 
@@ -72,7 +73,7 @@ def draw_memory(plans: Mapping[str, Plan], hardware: Hardware, ax: Axes | None =
         total = sum(row.values())
         is_close = limit - 0.1 * end < total <= limit  # its number would stand across the line: beyond it, then
         verdict = ": too much" if total > limit else ": fits" if is_close else ""
-        said, place = f" {total:.3g} GB{verdict}", limit if is_close else total
+        said, place = f" {three_digits(total)} GB{verdict}", limit if is_close else total
         ax.text(place, number, said, size=LABEL_PT, weight="bold", color=INK, va="center")
     ax.set_title("memory of a GPU", loc="left", size=TITLE_PT, weight="bold", color=INK)
     ax.set_title(f"limit {limit:.0f} GB", loc="right", size=LABEL_PT, color=PP)
@@ -87,7 +88,13 @@ def draw_step_time(estimates: Mapping[str, StepTime], ax: Axes | None = None) ->
     _draw_bars(ax, list(estimates), [estimate.parts for estimate in estimates.values()], TIME_LOOKS, end)
     for number, estimate in enumerate(estimates.values()):
         ax.text(
-            estimate.total, number, f" {estimate.total:.3g} s", size=LABEL_PT, weight="bold", color=INK, va="center"
+            estimate.total,
+            number,
+            f" {three_digits(estimate.total)} s",
+            size=LABEL_PT,
+            weight="bold",
+            color=INK,
+            va="center",
         )
     ax.set_title("a step, estimated", loc="left", size=TITLE_PT, weight="bold", color=INK)
     ax.set_xlabel("seconds", size=LABEL_PT, color=MUTED)
@@ -127,7 +134,9 @@ def _draw_bars(ax: Axes, names: Sequence[str], rows: Sequence[Mapping[str, float
             if value >= LEAST_LABELLED * end:
                 place, color = left + value / 2, text_on(look["facecolor"])
                 box = dict(facecolor=look["facecolor"], edgecolor="none", pad=1.5) if "hatch" in look else None
-                ax.text(place, number, f"{value:.3g}", size=LABEL_PT, color=color, ha="center", va="center", bbox=box)
+                ax.text(
+                    place, number, three_digits(value), size=LABEL_PT, color=color, ha="center", va="center", bbox=box
+                )
     ax.set_yticks(range(len(rows)), names)
     ax.set_xlim(0, end)
     ax.set_ylim(len(rows) - 0.4, -0.6)  # the first on top

@@ -67,3 +67,12 @@ def _luminance(color) -> float:
     channel = np.asarray(color)
     linear = np.where(channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4)
     return float(linear @ (0.2126, 0.7152, 0.0722))
+
+
+def three_digits(value: float) -> str:
+    """A number as a reader wants it in a picture.
+
+    >>> three_digits(0.04567), three_digits(12.345), three_digits(1302.4)
+    ('0.0457', '12.3', '1,302')
+    """
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
