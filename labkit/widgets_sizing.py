@@ -150,10 +150,11 @@ def facts_table(estimate: StepTime) -> str:
     seconds = ", ".join(
         f"{WORDS.get(name, name)} {three_digits(value)}" for name, value in estimate.parts.items() if value > 0.0005
     )
+    needed, bubble = three_digits(held.total / 1e9), three_digits(plan.bubble_over_ideal)
     facts = {
-        "memory of the fullest GPU": f"{three_digits(held.total / 1e9)} GB of {hardware.memory_bytes / 1e9:.0f}: {memory}",
+        "memory of the fullest GPU": f"{needed} GB of {hardware.memory_bytes / 1e9:.0f}: {memory}",
         "a step": f"{three_digits(estimate.total)} s: {seconds}",
-        "bubble": f"{three_digits(plan.bubble_over_ideal)} idle / ideal, {estimate.bubble / estimate.total:.1%} of the step",
+        "bubble": f"{bubble} idle / ideal, {estimate.bubble / estimate.total:.1%} of the step",
     }
     names = {"tp": "tensor", "dp": "data", "pp": "pipeline"}
     for axis, traffic in plan_traffic(plan, hardware.gpus_per_node).items():

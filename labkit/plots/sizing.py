@@ -22,8 +22,8 @@ from labkit.plots.style import (
     TP,
     WEIGHT_GRADIENT,
     text_on,
-    tint,
     three_digits,
+    tint,
 )
 from labkit.sizing import Hardware, Plan, Published, StepTime, memory, step_time
 
