@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from labkit.collectives import all_gather_single, reduce_scatter_single
 from labkit.groups import local_device
 from labkit.launch import progress
 
@@ -143,8 +144,3 @@ def _seconds(call) -> float:
 def _wait_for_gpu() -> None:
     if local_device().type == "cuda":
         torch.cuda.synchronize(local_device())
-
-
-# torch 2.13 renamed the forms that take one tensor and warns about the older names.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

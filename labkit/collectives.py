@@ -166,11 +166,16 @@ def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch
 
 def start_reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> tuple[torch.Tensor, dist.Work]:
     """The same, under way: the slice is there when the handle's ``wait()`` returns."""
-    pieces = [piece.contiguous() for piece in _slices(x, group, dim)]
-    mine = torch.empty_like(pieces[0])
-    travelling = dist.reduce_scatter(mine, pieces, group=group, async_op=True)
+    pieces = torch.cat(_slices(x, group, dim))  # one below the other: as a list gloo would reduce them one by one
+    mine = torch.empty_like(pieces[: len(pieces) // group.size()])
+    travelling = reduce_scatter_single(mine, pieces, group=group, async_op=True)
     assert travelling is not None  # this rank is in the group
     return mine, travelling
+
+
+# torch 2.13 renamed the forms that take one tensor and warns about the older names.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def own_slice(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
