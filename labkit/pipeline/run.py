@@ -60,12 +60,12 @@ def run(
     ]
     messages = Messages(schedule, groups, [len(rows) for rows in inputs])
     num_rows = sum(len(rows) for rows in inputs)
-    ops, total = schedule.ranks[rank], None
+    ops, total, num_posted = schedule.ranks[rank], None, 0
 
     for position, op in enumerate(ops):
-        for upcoming in ops[position : position + ahead]:
-            if not messages.expect(upcoming):
-                break  # a message's size must be known first; and NCCL wants receives in the order of the ops
+        num_posted = max(num_posted, position)
+        while num_posted < min(position + ahead, len(ops)) and messages.expect(ops[num_posted]):
+            num_posted += 1  # in the order of the ops, as NCCL wants it, and as long as the message's size is known
         stage = stages[op.chunk]
         with trace.span("wait", f"for {op}") if trace and messages.comes_from_elsewhere(op) else nullcontext():
             arrived = messages.take(op)
