@@ -142,6 +142,10 @@ class _ReduceScatter(torch.autograd.Function):
 
 # -- the communication under them: out of place, along any dim, right on strided tensors ------------------------
 
+# torch 2.13 renamed the forms that take one tensor and warns about the older names.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """The sum of all ranks' x, in a new tensor. (gloo adds the wrong elements of a strided one.)"""
@@ -171,11 +175,6 @@ def start_reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) ->
     travelling = reduce_scatter_single(mine, pieces, group=group, async_op=True)
     assert travelling is not None  # this rank is in the group
     return mine, travelling
-
-
-# torch 2.13 renamed the forms that take one tensor and warns about the older names.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def own_slice(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:

@@ -58,9 +58,8 @@ def test_tab_reaches_every_control(page, explorer):
 
 def shown(explorer):
     """What Python has drawn and written, not what the browser makes of a control."""
-    return explorer.locator(".widget-html-content").all_inner_texts(), explorer.locator("img").first.get_attribute(
-        "src"
-    )
+    texts = explorer.locator(".widget-html-content").all_inner_texts()
+    return texts, explorer.locator("img").first.get_attribute("src")
 
 
 def test_keys_change_what_is_shown(page, explorer):

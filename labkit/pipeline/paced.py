@@ -28,12 +28,13 @@ class PacedStage(nn.Module):
         start = time.perf_counter()
         if torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # the first stage takes its time as the others do
-        output = _PacedBackward.apply(x, self.input_seconds) + _PacedBackward.apply(self.weight, self.weight_seconds)
-        _sleep_until(start + self.forward_seconds)
+        x = _SleepInBackward.apply(x, self.input_seconds)
+        output = x + _SleepInBackward.apply(self.weight, self.weight_seconds)
+        time.sleep(max(0.0, start + self.forward_seconds - time.perf_counter()))
         return output
 
 
-class _PacedBackward(torch.autograd.Function):
+class _SleepInBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, seconds):
         ctx.seconds = seconds
@@ -41,9 +42,5 @@ class _PacedBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        _sleep_until(time.perf_counter() + ctx.seconds)
+        time.sleep(ctx.seconds)
         return grad, None
-
-
-def _sleep_until(end: float) -> None:
-    time.sleep(max(0.0, end - time.perf_counter()))
