@@ -6,6 +6,7 @@ needs a world that is up and does not care what brought it up: `launch`, torchru
 
 import os
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,6 +74,11 @@ class ProcessGroups:
         """
         return self._channels.get((kind, wraps), self.pp)
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether each channel has a group of its own, in which a message waits until the one before is received."""
+        return bool(self._channels)
+
     def device_mesh(self) -> DeviceMesh:
         """The same groups, not copies, as a DeviceMesh with the axes named, slowest first.
 
@@ -138,10 +144,7 @@ def init_groups(layout: ParallelLayout) -> ProcessGroups:
         )
     made: dict[str, Any] = {name: _my_group(name, layout.groups(*axes)) for name, axes in AXES_OF_GROUP.items()}
     made["embedding"] = _my_group("embedding", layout.embedding_groups())
-    channels = {}
-    if "nccl" in dist.get_backend_config():
-        kinds = [(kind, wraps) for kind in ("forward", "backward") for wraps in (False, True)]
-        channels = {each: _my_group(f"pp {each[0]}", layout.groups("pp")) for each in kinds}
+    channels = _make_channels(layout) if "nccl" in dist.get_backend_config() else {}
     if "gloo" in dist.get_backend_config():
         # Gloo connects at once, and a rank that closed early would hang up on a peer that is still connecting.
         dist.all_reduce(torch.zeros(1))
@@ -161,6 +164,27 @@ def _my_group(name: str, groups: list[list[int]]) -> dist.ProcessGroup:
         if group != dist.GroupMember.NON_GROUP_MEMBER:
             mine = group
     return mine
+
+
+def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.ProcessGroup]:
+    """A group for each kind and direction of the pipeline's messages, with its neighbours connected.
+
+    NCCL connects two ranks at their first message, and whoever comes first stands still until the other comes: with
+    receives posted ahead, ranks would wait for each other. So a first message goes here, from pair to pair.
+    """
+    if layout.pp_size == 1:
+        return {}
+    channels, last, me = {}, layout.pp_size - 1, layout.coords(dist.get_rank()).pp
+    first_message = torch.zeros(1, device=local_device())
+    for kind in ("forward", "backward"):
+        for wraps in (False, True):
+            group = channels[kind, wraps] = _my_group(f"pp {kind}", layout.groups("pp"))
+            for one, other in [(0, last)] if wraps else pairwise(range(layout.pp_size)):
+                if me == one:
+                    dist.send(first_message, group=group, group_dst=other)
+                elif me == other:
+                    dist.recv(first_message, group=group, group_src=one)
+    return channels
 
 
 def _ranks_text(ranks: list[int]) -> str:

@@ -493,8 +493,8 @@ server = client.current_server()
 before, hits, random_times = len(os.listdir("/proc/self/fd")), 0, random.Random(5)
 for _ in range(60):
     timer = threading.Timer(random_times.uniform(0, 0.2), os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     try:
+        timer.start()
         launch(work, world_size=2)
         time.sleep(1)  # until the timer strikes
     except KeyboardInterrupt:

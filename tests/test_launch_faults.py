@@ -288,14 +288,16 @@ def test_kernel_is_gone(tmp_path, how):
     else:
         kernel.manager.restart_kernel(now=True)
     assert wait_until(lambda: not any(map(is_alive, [server, *ranks])) and sleepers() == 0, 2)
-    assert not os.path.exists(directory)
+    assert wait_until(lambda: not os.path.exists(directory), 2)
     kernel.close()
 
 
-def test_server_is_killed(kernel):
-    message_id = kernel.start("launch(lambda: time.sleep(60), world_size=2)")
+def test_server_is_killed(kernel, tmp_path):
+    message_id = kernel.start(
+        f"launch(lambda: (os.mkdir(f'{tmp_path}/{{os.getpid()}}'), time.sleep(60)), world_size=2)"
+    )
     server = kernel_server(kernel)
-    assert wait_until(lambda: len(children(server)) == 2, 5)
+    assert wait_until(lambda: len(os.listdir(tmp_path)) == 2, 5)
     ranks = children(server)
     os.kill(server, signal.SIGKILL)
     ran = kernel.finish(message_id)

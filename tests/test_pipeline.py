@@ -18,7 +18,7 @@ from torch import nn
 
 from labkit import pipeline
 from labkit.data_parallel import DataParallel
-from labkit.groups import ProcessGroups, group_of_one, init_groups
+from labkit.groups import ProcessGroups, _make_channels, group_of_one, init_groups
 from labkit.launch import Deadlock, RankFailed, World, launch
 from labkit.layers import cut_like
 from labkit.layout import ParallelLayout
@@ -26,6 +26,7 @@ from labkit.model import ParallelGPT
 from labkit.schedules import Op, Schedule, check, gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.sizing import GPT
 from labkit.timeline import Trace, measured, simulate
+from tests.support.as_on_nccl import as_on_nccl
 
 KINDS = {"F": "forward", "B": "backward", "W": "weight_gradient"}
 WIDTHS = [6, 5, 9, 4, 7]  # of what stages take and give, over and over
@@ -418,6 +419,22 @@ def test_each_channel_receives_in_the_order_in_which_it_sends(p):
             assert sent == received, schedule.name
             for kind, wraps, sender, receiver in sent:
                 assert (kind, wraps, receiver, sender) not in sent  # one way only: a message waits for none going back
+
+
+def parity_as_on_nccl(schedule, rows):
+    torch.set_default_dtype(torch.float64)
+    layout = ParallelLayout(schedule.num_stages, pp_size=schedule.num_stages)
+    with as_on_nccl(), init_groups(layout) as groups:
+        groups._channels = _make_channels(layout)
+        compare(schedule, rows, model_chunks, False, groups, {})
+
+
+@pytest.mark.parametrize(("p", "sizes"), [(2, [1, 2, 5]), (4, [2, 6])])
+def test_nobody_waits_for_ever_by_the_rules_of_nccl(p, sizes):
+    with World(p) as world:
+        for m in sizes:
+            for schedule in every_schedule(p, m):
+                world.run(parity_as_on_nccl, schedule, [3] * (m - 1) + [2])
 
 
 # -- what goes wrong ------------------------------------------------------------------------------------------------

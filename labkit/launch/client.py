@@ -136,7 +136,7 @@ class ServerHandle:
                 log = Path(self.directory, "server.log")
                 said = log.read_text()[-2000:] if log.exists() else ""
                 self.close()
-                raise RuntimeError(f"the launch server stopped while {what}:\n{said}".rstrip())
+                raise RuntimeError(f"the launch server stopped while {what}: run the cell again\n{said}".rstrip())
             time.sleep(0.001)
 
 

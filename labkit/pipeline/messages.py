@@ -45,9 +45,15 @@ class Messages:
         return place is not None and place[0] != self.rank
 
     def expect(self, op: Op) -> bool:
-        """Start to receive what ``op`` needs; False if nobody knows yet how large it is."""
+        """Start to receive what ``op`` needs; False if that must wait.
+
+        It must while nobody knows how large the message is. On a GPU also while another is to come first in the same
+        channel: a receive that stands in a queue there can hold up the computation that the other one waits for.
+        """
         if op in self._arriving or not self.comes_from_elsewhere(op):
             return True
+        if self.groups.keeps_order and self._way_in(op) in map(self._way_in, self._arriving):
+            return False
         form = self._activation.get(op.chunk) if op.kind == FORWARD else self._gradient.get(op)
         if form is None:
             if op.kind == FORWARD and op.chunk not in self._announcements:
@@ -122,23 +128,30 @@ class Messages:
         return wanted, *form.shape[1:]
 
     def _send(self, tensor: torch.Tensor, op: Op, place: tuple[int, int], is_announcement: bool = False) -> dist.Work:
-        stage = self.schedule.stage_of(self.rank, op.chunk)
-        group, tag = self._channel(op, stage, is_announcement)
+        sender = self.schedule.stage_of(self.rank, op.chunk)
+        group, tag = self._channel(op.kind, sender), self._tag(op, sender, is_announcement)
         return dist.isend(tensor, group=group, group_dst=place[0], tag=tag)  # type: ignore[return-value]
 
     def _receive(self, tensor: torch.Tensor, op: Op, is_announcement: bool = False) -> dist.Work:
-        rank, chunk = self._partner(op, -1)  # type: ignore[misc]
-        group, tag = self._channel(op, self.schedule.stage_of(rank, chunk), is_announcement)
-        return dist.irecv(tensor, group=group, group_src=rank, tag=tag)  # type: ignore[return-value]
+        tag = self._tag(op, self._sender(op), is_announcement)
+        return dist.irecv(tensor, group=self._way_in(op), group_src=self._partner(op, -1)[0], tag=tag)  # type: ignore
 
-    def _channel(self, op: Op, sender: int, is_announcement: bool) -> tuple[dist.ProcessGroup, int]:
-        """The group and the tag of a message that the model's chunk ``sender`` sends."""
+    def _sender(self, op: Op) -> int:
+        """The model's chunk that sends what ``op`` needs."""
+        return self.schedule.stage_of(self.rank, op.chunk) - (1 if op.kind == FORWARD else -1)
+
+    def _way_in(self, op: Op) -> dist.ProcessGroup:
+        return self._channel(op.kind, self._sender(op))
+
+    def _channel(self, kind: str, sender: int) -> dist.ProcessGroup:
+        """The group for what the model's chunk ``sender`` sends."""
+        receiver = sender + (1 if kind == FORWARD else -1)
+        return self.groups.channel(kind, sender // self.schedule.num_stages != receiver // self.schedule.num_stages)
+
+    def _tag(self, op: Op, sender: int, is_announcement: bool) -> int:
         kind = 2 if is_announcement else int(op.kind == BACKWARD)
         tag = (kind * self.schedule.num_model_chunks + sender) * self.schedule.num_micro_batches
-        tag += 0 if is_announcement else op.micro_batch  # sender and receiver may start with different ones
-        receiver = sender + (1 if op.kind == FORWARD else -1)
-        wraps = sender // self.schedule.num_stages != receiver // self.schedule.num_stages
-        return self.groups.channel(op.kind, wraps), tag
+        return tag if is_announcement else tag + op.micro_batch  # sender and receiver may start with different ones
 
 
 def _wait(travelling: dist.Work, purpose: Op) -> None:
