@@ -100,6 +100,8 @@ class ProcessGroups:
         and those of the mesh. Closing twice is closing once.
         """
         self._mesh = None
+        if dist.is_initialized() and local_device().type == "cuda":
+            torch.cuda.synchronize()  # the last messages may still be on their way
         while self._channels and dist.is_initialized():
             dist.destroy_process_group(self._channels.popitem()[1])
         for name in reversed(_NAMES):

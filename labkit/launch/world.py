@@ -157,7 +157,7 @@ def _choose_backend(backend: str, world_size: int, num_gpus: int) -> str:
         )
     if backend == "nccl" or (backend == "auto" and num_gpus >= world_size):
         chosen, said = "nccl", f"Ranks run on GPUs, one each, and talk through NCCL: {have}."
-    elif backend == "gloo":
+    elif backend == "gloo" and num_gpus:
         chosen, said = "gloo", "Ranks run on the CPU and talk through gloo, as asked."
     else:
         chosen, said = "gloo", f"Ranks run on the CPU and talk through gloo: {have}."

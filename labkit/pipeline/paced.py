@@ -15,6 +15,9 @@ class PacedStage(nn.Module):
 
     Where the schedule splits the backward, ``weight_gradient_share`` of it is the weight gradient's, the rest the input
     gradient's. ``weight`` is a number that is zero, so that there is a gradient to compute.
+
+    Raises:
+        ValueError: an input on a GPU.
     """
 
     def __init__(self, forward_seconds: float, backward_seconds: float, weight_gradient_share: float = 0.5):
@@ -25,6 +28,11 @@ class PacedStage(nn.Module):
         self.weight = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda:
+            raise ValueError(
+                f"a paced stage got an input on {x.device}, where it would sleep before that has arrived: "
+                "use CPU ranks, backend='gloo'"
+            )
         start = time.perf_counter()
         if torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # the first stage takes its time as the others do

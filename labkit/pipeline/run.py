@@ -45,6 +45,7 @@ def run(
         tied: this rank's copies of a weight that first and last stage share; their gradients are added up.
         trace: gets a span for each op, and one for each wait.
         ahead: for how many ops receives are posted in advance; 0 to post each when its op is next, and wait at once.
+            With NCCL at most one of each kind and direction.
 
     Raises:
         ValueError: sizes that do not fit the schedule, or ops that are missing, before any communication.
