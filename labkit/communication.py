@@ -130,7 +130,14 @@ def _recorded(name: str, method: Callable, log: CommunicationLog, settle: list, 
         settle.append(clock.settle)
         start = trace.now() if trace else None
         work = method(group, *args, **kwargs)
-        if work is None:
+        if (
+            work is None
+        ):  # nothing to wait for: NCCL's stream runs it where it is called, or it is one message of a batch
+            if operation not in ("send", "recv"):
+                clock.stop()
+                if trace:
+                    trace.add(COMMUNICATION, operation, start, end := trace.now())
+                    trace.add(WAIT, operation, start, end)
             return None
         return _TracedWork(work, clock, trace, operation, start) if trace else _TimedWork(work, clock)
 

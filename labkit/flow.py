@@ -57,7 +57,7 @@ def trace_flow(function: Callable, start: Sequence[Sequence[float]]) -> Flow:
     ``function`` gets its rank's row as a float32 tensor and returns the tensor that the rank then has, or None. It
     must be linear, as sums, copies and moves are, or the sources mean nothing.
     """
-    rows = launch(_trace_here, function, start, world_size=len(start))
+    rows = launch(_trace_here, function, start, world_size=len(start), backend="gloo")
     return Flow([list(row) for row in start], [after for after, _ in rows], [sources for _, sources in rows])
 
 

@@ -115,8 +115,9 @@ class ProcessGroups:
     def __enter__(self) -> "ProcessGroups":
         return self
 
-    def __exit__(self, *_) -> None:
-        self.close()
+    def __exit__(self, error_type, *_) -> None:
+        if error_type is None or local_device().type == "cpu":
+            self.close()  # not after an error on a GPU: a message to or from this rank might be waited for in vain
 
     if not TYPE_CHECKING:  # a type checker would take every attribute for known
 
@@ -171,8 +172,8 @@ def _my_group(name: str, groups: list[list[int]]) -> dist.ProcessGroup:
 def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.ProcessGroup]:
     """A group for each kind and direction of the pipeline's messages, with its neighbours connected.
 
-    NCCL connects two ranks at their first message, and whoever comes first stands still until the other comes: with
-    receives posted ahead, ranks would wait for each other. So a first message goes here, from pair to pair.
+    NCCL connects two ranks at the first message of a direction, and whoever comes first stands still until the other
+    comes: with receives posted ahead, ranks would wait for each other. So a first message goes here, from pair to pair.
     """
     if layout.pp_size == 1:
         return {}
@@ -181,11 +182,12 @@ def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.Proces
     for kind in ("forward", "backward"):
         for wraps in (False, True):
             group = channels[kind, wraps] = _my_group(f"pp {kind}", layout.groups("pp"))
-            for one, other in [(0, last)] if wraps else pairwise(range(layout.pp_size)):
-                if me == one:
-                    dist.send(first_message, group=group, group_dst=other)
-                elif me == other:
-                    dist.recv(first_message, group=group, group_src=one)
+            for pair in [(last, 0)] if wraps else pairwise(range(layout.pp_size)):
+                sender, receiver = pair if kind == "forward" else reversed(pair)
+                if me == sender:
+                    dist.send(first_message, group=group, group_dst=receiver)
+                elif me == receiver:
+                    dist.recv(first_message, group=group, group_src=sender)
     return channels
 
 

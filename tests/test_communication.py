@@ -9,6 +9,7 @@ import torch.distributed as dist
 from labkit import operations
 from labkit.communication import Communication, CommunicationLog, communication_log
 from labkit.launch import World
+from labkit.timeline import Trace
 
 FLOAT = 4  # bytes
 
@@ -108,6 +109,28 @@ def test_a_rank_that_arrives_early_counts_its_waiting(world):
     seconds = world.run(work)
     assert min(seconds[0], seconds[1], seconds[3]) > 0.3
     assert seconds[2] < 0.3
+
+
+def test_a_call_that_leaves_nothing_to_wait_for_is_timed_too(world):
+    """As on NCCL, whose blocking calls run in the stream."""
+
+    def blocking():
+        allreduce = dist.ProcessGroup.allreduce
+
+        def as_nccl(*args, **kwargs):
+            allreduce(*args, **kwargs).wait()
+
+        trace = Trace(dist.get_rank())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist.ProcessGroup, "allreduce", as_nccl)
+            with communication_log(trace) as log:
+                dist.all_reduce(torch.ones(4))
+        [communication, wait] = trace.spans()
+        return log.total_seconds(), communication.kind, wait.kind, communication.seconds, wait.seconds
+
+    for seconds, *kinds, lasting, waiting in world.run(blocking):
+        assert kinds == ["communication", "wait"]
+        assert seconds > 0 and lasting == waiting > 0
 
 
 def test_a_barrier_carries_no_bytes(world):

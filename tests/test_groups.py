@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -118,6 +119,18 @@ def mesh_facts(layout):
         replica = mesh[tuple(axis for axis in names if axis != "dp")].mesh.flatten().tolist()
         coordinate = dict(zip(names, mesh.get_coordinate()))
         return same, ranks, lines, replica, coordinate, groups.device_mesh() is mesh
+
+
+@pytest.mark.parametrize(("device", "are_closed"), [("cpu", True), ("cuda", False)])
+def test_an_error_is_not_held_up_by_messages_that_a_gpu_waits_for(world, device, are_closed):
+    def fails():
+        groups = init_groups(ParallelLayout(4, tp_size=2))
+        with pytest.MonkeyPatch.context() as patch, suppress(ArithmeticError), groups:
+            patch.setattr("labkit.groups.local_device", lambda: torch.device(device))
+            raise ArithmeticError
+        return "closed" in repr(groups), groups.close()
+
+    assert world(4).run(fails) == [(are_closed, None)] * 4
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[4:7], ids=lambda layout: layout.order)

@@ -20,6 +20,8 @@ import torch.distributed as dist
 from labkit.launch import RankFailed, World, client, launch, progress, wire
 from labkit.launch.interrupts import DeferredInterrupt
 from labkit.launch.output import Output
+from labkit.launch.report import Death, failure_report
+from labkit.launch.watchdog import Silence
 
 pytestmark = pytest.mark.alone
 
@@ -517,6 +519,27 @@ def test_ranks_that_will_train_find_imported_what_an_optimizer_needs(imported):
     code += "print(launch(lambda: 'torch._dynamo' in sys.modules and 'labkit.train' not in sys.modules, world_size=2))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert ran.stdout.splitlines()[-1] == str([bool(imported)] * 2), ran
+
+
+def test_a_tensor_on_a_gpu_comes_back_on_the_cpu():
+    class OnAGpu(torch.Tensor):
+        is_cuda = True
+
+        def cpu(self):
+            return torch.arange(3)
+
+    [back] = launch(lambda: {"found": [torch.zeros(3).as_subclass(OnAGpu)]}, world_size=1)
+    assert type(back["found"][0]) is torch.Tensor and back["found"][0].tolist() == [0, 1, 2]
+
+
+def test_what_nccl_says_when_a_rank_never_comes_is_said_in_words():
+    words = (
+        "[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE) ran for 60004 ms",
+        *(f"frame #{number}: <unknown function> + 0x1 (0x7f in libc.so.6)" for number in range(30)),
+    )
+    report = failure_report({0: Death(signal.SIGABRT, words, 1.0)}, Silence(1, {}, frozenset()))[1]
+    assert "SIGABRT: its GPU waited timeout_seconds in an operation, named below" in report
+    assert "OpType=ALLREDUCE" in report and "frame #" not in report and "strict" not in report
 
 
 def test_random_interrupts_leave_nothing():

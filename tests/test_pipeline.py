@@ -450,6 +450,12 @@ INPUTS = list(torch.zeros(4, 2, 4))
         (one_f_one_b(2, 5), {}, "4 inputs for a schedule of num_micro_batches=5"),
         (one_f_one_b(2, 4), {"targets": INPUTS[:3]}, "3 targets for a schedule of num_micro_batches=4"),
         (one_f_one_b(2, 4), {"inputs": [*INPUTS[:3], INPUTS[3][:0]]}, "micro-batch 3 of 4 has no rows"),
+        (
+            one_f_one_b(2, 2),
+            {"inputs": [INPUTS[0], torch.zeros(2, 3)]},
+            r"micro-batch 1 is float32 \[2, 3\], micro-batch 0 is float32 \[2, 4\]: they may differ in the",
+        ),
+        (one_f_one_b(2, 2), {"inputs": [INPUTS[0], INPUTS[1].double()]}, r"micro-batch 1 is float64 \[2, 4\]"),
         (own("F0 F1 B0 B1", "F0 B0 F1", m=2), {"inputs": INPUTS[:2]}, "rank 1 lacks B1"),
         (own("F0 B0", "B0 F0", m=1), {"inputs": INPUTS[:1]}, "rank 1 has B0 before F0, from which it starts"),
     ],
@@ -514,6 +520,23 @@ def test_a_micro_batch_of_other_size_needs_rows_in_front():
 
     with pytest.raises(RankFailed, match=r"micro-batch 0 has 3 rows, but activations of shape \[12\]"):
         launch(run_stage, gpipe(2, 2), stage_of_rank, [3, 1], world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("give", "said"),
+    [
+        (lambda y: (y, y), "F0 gave a tuple: a stage must give one tensor of floats, of 8 dims at most"),
+        (lambda y: y.detach().long(), "F0 gave a torch.int64 of 2 dims: a stage"),
+        (lambda y: y.reshape(2, 4, *[1] * 7), "F0 gave a torch.float32 of 9 dims: a stage"),
+    ],
+)
+def test_a_stage_that_gives_something_else_is_told(give, said):
+    class Gives(nn.Linear):
+        def forward(self, x):
+            return give(super().forward(x))
+
+    with pytest.raises(RankFailed, match=re.escape(said)):
+        launch(run_stage, gpipe(2, 2), lambda rank: Gives(4, 4) if rank == 0 else nn.Identity(), world_size=2)
 
 
 DEADLOCKS = [

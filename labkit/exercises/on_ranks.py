@@ -11,7 +11,7 @@ from labkit.launch import Deadlock, RankFailed, launch
 
 @dataclass
 class RankExercise(Exercise):
-    """An exercise on real ranks.
+    """An exercise on real ranks: on the CPU, also where there are GPUs, for there a deadlock gets a report.
 
     ``cases`` are tuples: first the number of ranks, then what goes to ``inputs``, which runs on every rank,
     where torch.distributed is up, and returns the arguments that the learner's function gets there.
@@ -57,7 +57,7 @@ class RankExercise(Exercise):
 
     def _answers(self, functions: list[Callable], case: tuple) -> list[tuple]:
         world_size, *rest = case
-        return launch(_answers_here, functions, self.inputs, rest, self.rule, world_size=world_size)
+        return launch(_answers_here, functions, self.inputs, rest, self.rule, world_size=world_size, backend="gloo")
 
 
 def _answers_here(functions: list[Callable], inputs: Callable, rest: list, rule: Callable | None) -> tuple:

@@ -392,7 +392,7 @@ class RowExercise(Exercise):
         except (ValueError, AttributeError) as error:
             waits = re.search(r"rank 1 waits[^;:]*", str(error))
             return f"deadlock: {waits[0]}" if waits else str(error).partition(":")[0]
-        launch(run_small, schedule, world_size=3)
+        launch(run_small, schedule, world_size=3, backend="gloo")
         return f"all ranks finish; rank 1 holds {schedule.peak_in_flight(1)} micro-batches"
 
 

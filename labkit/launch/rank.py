@@ -5,6 +5,7 @@ import ctypes
 import datetime
 import faulthandler
 import gc
+import io
 import linecache
 import os
 import pickle
@@ -116,6 +117,9 @@ def _join(rank: int, settings: dict, probe: Probe) -> None:
     rendezvous = sys.modules["torch.distributed.rendezvous"]  # the module: a function hides it as an attribute
     rendezvous._rendezvous_handlers["env"] = private_rendezvous  # a private hook: pinned by a test
     if settings["backend"] == "nccl":
+        # CUDA loads a kernel at its first launch, and waits for all that runs: for ever, if that is a receive.
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+        torch.set_float32_matmul_precision("highest")  # also in NGC containers, whose default has 10 bits
         torch.cuda.set_device(rank)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if settings["backend"] == "nccl" else "gloo",
@@ -136,8 +140,6 @@ def _apply_environment(environment: dict[str, str], rank: int, settings: dict) -
 
 
 def _run(kernel: _Kernel, rank: int, settings: dict, payload: bytes | str) -> None:
-    import cloudpickle
-
     try:
         if isinstance(payload, str):  # large: written once, for all ranks
             with open(payload, "rb") as file:
@@ -150,7 +152,7 @@ def _run(kernel: _Kernel, rank: int, settings: dict, payload: bytes | str) -> No
         function, args, kwargs = pickle.loads(function)
         result = function(*args, **kwargs)
         try:
-            result = cloudpickle.dumps(result)
+            result = _dumps(result)
         except Exception as error:
             raise TypeError(f"the result, of type {type(result).__name__}, cannot be sent back: {error}") from error
         _flush()
@@ -158,6 +160,22 @@ def _run(kernel: _Kernel, rank: int, settings: dict, payload: bytes | str) -> No
     except BaseException as error:
         _flush()
         kernel.send("error", describe_error(error))
+
+
+def _dumps(result) -> bytes:
+    """Pickled, with tensors of GPUs as tensors of the CPU: else the kernel would start CUDA, on every rank's GPU."""
+    import cloudpickle
+    import torch
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, obj):
+            if isinstance(obj, torch.Tensor) and obj.is_cuda:
+                return obj.cpu().__reduce_ex__(self.proto)
+            return super().reducer_override(obj)
+
+    file = io.BytesIO()
+    Pickler(file).dump(result)
+    return file.getvalue()
 
 
 def describe_error(error: BaseException) -> RankError:

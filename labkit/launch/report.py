@@ -37,7 +37,7 @@ _LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python3\.\d+/|/labk
 
 _LABKIT = str(Path(__file__).parents[1]) + os.sep
 _NOISE = re.compile(
-    r"^Extension modules: |^(Current t|T)hread 0x|File \".*(/lib/python3\.\d+/|/labkit/launch/|<frozen)"
+    r"^Extension modules: |^frame #\d+: |^(Current t|T)hread 0x|File \".*(/lib/python3\.\d+/|/labkit/launch/|<frozen)"
 )
 
 
@@ -75,6 +75,8 @@ class Death:
         number = os.WTERMSIG(self.status)
         name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
         hint = _SIGNAL_HINTS.get(number)
+        if any("collective operation timeout" in line for line in self.last_words):  # NCCL's watchdog
+            hint = "its GPU waited timeout_seconds in an operation, named below, that another rank never came to"
         return f"was killed by {name}" + (f": {hint}" if hint else "")
 
 

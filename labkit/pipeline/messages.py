@@ -85,6 +85,11 @@ class Messages:
         place = self._partner(op, +1)
         if place is None:
             return
+        if not isinstance(result, torch.Tensor) or result.dtype not in DTYPES or result.dim() > MAX_DIMS:
+            what = (
+                f"{result.dtype} of {result.dim()} dims" if isinstance(result, torch.Tensor) else type(result).__name__
+            )
+            raise ValueError(f"{op} gave a {what}: a stage must give one tensor of floats, of {MAX_DIMS} dims at most")
         tensor = result.detach().contiguous()
         if place[0] == self.rank:
             self._handed_over[op._replace(chunk=place[1])] = tensor

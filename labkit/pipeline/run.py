@@ -166,3 +166,12 @@ def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets) -
     for number, rows in enumerate(inputs):
         if len(rows) == 0:
             raise ValueError(f"micro-batch {number} of {m} has no rows: use fewer micro-batches or a larger batch")
+        if (rows.shape[1:], rows.dtype) != (inputs[0].shape[1:], inputs[0].dtype):
+            raise ValueError(
+                f"micro-batch {number} is {_describe(rows)}, micro-batch 0 is {_describe(inputs[0])}: "
+                "they may differ in the number of rows only, so pad them to one size"
+            )
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,9 +1,9 @@
 """Messages by NCCL's rules, made of gloo's: what they demand of a pipeline, where there are no GPUs to ask.
 
-There are no tags. Two ranks of a group connect at their first message, and who comes first stands still until the other
-comes. A message is done when the other side receives, and until then the next one in its channel holds up its rank:
-as hardware queues do on a GPU, in the worst case. Source: NCCL's documentation of point-to-point calls, and
-`pointToPoint` in PyTorch's ProcessGroupNCCL.
+There are no tags. Two ranks of a group connect at the first message of a direction, and who comes first stands still
+until the other comes. A message is done when the other side receives, and until then the next one in its channel holds
+up its rank: as hardware queues do on a GPU, in the worst case. Source: NCCL's documentation of point-to-point, and
+`pointToPoint` in PyTorch's ProcessGroupNCCL; `ncclTransportP2pSetup` in NCCL.
 """
 
 from contextlib import contextmanager
@@ -32,15 +32,15 @@ def as_on_nccl():
     isend, irecv = gloo[2:]
     connected, sent, received = set(), {}, {}
 
-    def connect(group, other):
-        if (group, other) not in connected:
-            connected.add((group, other))
+    def connect(group, other, direction):
+        if (group, other, direction) not in connected:
+            connected.add((group, other, direction))
             greeting = isend(torch.zeros(1), group=group, group_dst=other, tag=HELLO)
             irecv(torch.zeros(1), group=group, group_src=other, tag=HELLO).wait()
             greeting.wait()
 
     def send(tensor, *, group, group_dst, tag=0):
-        connect(group, group_dst)
+        connect(group, group_dst, "there")
         if (group, group_dst) in sent:
             sent[group, group_dst].wait()
         receipt = irecv(torch.zeros(1), group=group, group_src=group_dst, tag=RECEIPT)
@@ -49,7 +49,7 @@ def as_on_nccl():
         return sent[group, group_dst]
 
     def receive(tensor, *, group, group_src, tag=0):
-        connect(group, group_src)
+        connect(group, group_src, "here")
         before = received.get((group, group_src))
         assert before is None or before.is_done, "a receive would stand in a queue behind another"
         receipt = isend(torch.zeros(1), group=group, group_dst=group_src, tag=RECEIPT)

@@ -173,7 +173,7 @@ def _watched_attention(masks: list[torch.Tensor]) -> Iterator[None]:
     attention = F.scaled_dot_product_attention
 
     def watch(q, k, v, **options):
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             each_word = torch.eye(k.size(-2), dtype=v.dtype, device=v.device).expand(*k.shape[:-1], -1)
             masks.append(attention(torch.zeros_like(q), torch.zeros_like(k), each_word, **options) != 0)
         return attention(q, k, v, **options)
