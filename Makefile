@@ -23,10 +23,10 @@ lab: $(READY)
 
 test: $(READY)
 	@rm -f $(RESULTS)
-	@$(BIN)/python -m pytest tests labkit -m "not alone" -n 2 --dist loadfile --junit-xml $(firstword $(RESULTS)); \
+	@$(BIN)/python -m pytest tests labkit $(NOTEBOOKS) -m "not alone" -n 2 --dist loadfile --nbval --nbval-current-env \
+		--nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 --junit-xml $(firstword $(RESULTS)); \
 	status=$$?; \
-	$(BIN)/python -m pytest tests $(NOTEBOOKS) -m alone --nbval --nbval-current-env \
-		--nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 --junit-xml $(lastword $(RESULTS)); \
+	$(BIN)/python -m pytest tests -m alone --junit-xml $(lastword $(RESULTS)); \
 	$(BIN)/python tests/support/closing_line.py $(RESULTS) $$((status + $$?))
 
 check: $(READY)

@@ -2,15 +2,23 @@
 
 import pytest
 
-
-def pytest_collection_modifyitems(items):
-    """Notebooks say in their outputs when a rank has to wait for long: nothing should run beside them."""
-    for item in items:
-        if item.path.suffix == ".ipynb":
-            item.add_marker(pytest.mark.alone)
+from labkit.launch.client import ServerHandle
 
 
 @pytest.fixture(autouse=True)
 def own_progress(tmp_path_factory, monkeypatch):
     """Exercises that tests solve are not noted as solved by whoever runs the tests."""
     monkeypatch.setenv("LABKIT_PROGRESS", str(tmp_path_factory.mktemp("progress") / "progress.json"))
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Grows by the number of ranks at every launch: a launch takes about a tenth of a second."""
+    fork, counted = ServerHandle.fork, []
+
+    def fork_and_count(self, world_id, num_ranks, descriptors):
+        counted.append(num_ranks)
+        return fork(self, world_id, num_ranks, descriptors)
+
+    monkeypatch.setattr(ServerHandle, "fork", fork_and_count)
+    return counted

@@ -1,7 +1,5 @@
 """The exercises of notebook 03: solutions pass and agree with torch, each typical mistake gets its own advice."""
 
-import time
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -38,15 +36,12 @@ def test_there_are_at_least_four_typical_mistakes_and_three_hints(exercise):
     assert len(exercise.hints) == 3
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("exercise", "index"), MISTAKES, ids=[f"{e.name}-{e.mistakes[i].function.__name__}" for e, i in MISTAKES]
 )
-def test_each_mistake_gets_its_own_advice_in_time(exercise, index):
-    launch(dist.get_rank, world_size=2)  # the launcher's start is not feedback time
-    start = time.perf_counter()
+def test_each_mistake_gets_its_own_advice_soon(exercise, index, launches):
     verdict = exercise.verdict(exercise.mistakes[index].function)
-    assert time.perf_counter() - start < 2.0
+    assert len(launches) <= 6  # about a second
     text = " ".join(verdict.text.split())
     assert verdict.status == "wrong"
     assert [mistake.advice in text for mistake in exercise.mistakes] == [

