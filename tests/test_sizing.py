@@ -30,6 +30,21 @@ def test_parameters_counted_piece_by_piece():
     assert model.num_parameters == 2 * (attention + mlp + norms) + embeddings == 560
 
 
+@pytest.mark.parametrize(("sizes", "says"), [
+    ({"num_layers": -4}, "num_layers=-4 is not a size: use a whole number from 1 up"),
+    ({"num_layers": 0}, "num_layers=0 is not a size"),
+    ({"hidden_size": 2.5}, "hidden_size=2.5 is not a size"),
+    ({"seq_length": 0}, "seq_length=0 is not a size"),
+    ({"vocab_size": True}, "vocab_size=True is not a size"),
+    ({"num_attention_heads": 0}, "num_attention_heads=0 is not a size"),
+    ({"num_attention_heads": 3}, "num_attention_heads=3 does not divide hidden_size=100: use 1, 2, 4, 5, 10, "),
+])  # fmt: skip
+def test_shapes_that_no_model_has_are_refused(sizes, says):
+    known = dict(num_layers=2, hidden_size=100, seq_length=8, vocab_size=10, num_attention_heads=4)
+    with pytest.raises(ValueError, match=says):
+        GPT(**known | sizes)
+
+
 TINY = GPT(num_layers=2, hidden_size=4, seq_length=8, vocab_size=10)  # 560 parameters
 
 

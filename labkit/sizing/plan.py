@@ -1,11 +1,11 @@
 """A plan for a run: the model, the cluster's size, and how the one is laid over the other."""
 
-import operator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from labkit.layout import ParallelLayout
 from labkit.sizing.shape import GPT, RECOMPUTE
+from labkit.sizing.sizes import check_size, choices
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Plan:
 
     def __post_init__(self):
         for name in ("world_size", "batch_size", "tp_size", "pp_size", "micro_batch_size", "num_chunks"):
-            _check_size(name, getattr(self, name))
+            check_size(name, getattr(self, name))
         if self.recompute not in RECOMPUTE:
             raise ValueError(f"recompute={self.recompute!r} is unknown: use {', '.join(RECOMPUTE)}")
         if self.zero_stage not in (0, 1, 2, 3):
@@ -48,19 +48,19 @@ class Plan:
         if self.world_size % (t * p):
             raise ValueError(
                 f"tp_size={t} * pp_size={p} = {t * p} does not divide world_size={self.world_size}: "
-                f"use a product of {_choices(self.world_size)}"
+                f"use a product of {choices(self.world_size)}"
             )
         if self.model.num_layers % (p * v):
             raise ValueError(
                 f"pp_size={p} * num_chunks={v} = {p * v} does not divide num_layers={self.model.num_layers}: "
-                f"use a product of {_choices(self.model.num_layers)}"
+                f"use a product of {choices(self.model.num_layers)}"
             )
         multiple = self.dp_size * self.micro_batch_size
         if self.batch_size % multiple:
             raise ValueError(
                 f"dp_size={self.dp_size} * micro_batch_size={self.micro_batch_size} = {multiple} does not divide "
                 f"batch_size={self.batch_size}: use a batch_size of {-(-self.batch_size // multiple) * multiple}, "
-                f"or a product of {_choices(self.batch_size)}"
+                f"or a product of {choices(self.batch_size)}"
             )
         if v > 1 and p == 1:
             raise ValueError(f"num_chunks={v} with pp_size=1: only a pipeline interleaves, use num_chunks=1")
@@ -75,10 +75,10 @@ class Plan:
         if heads is None:
             raise ValueError(f"{self.model} does not say its num_attention_heads: attention's memory depends on it")
         if heads % t:
-            raise ValueError(f"tp_size={t} does not divide num_attention_heads={heads}: use {_choices(heads)}")
+            raise ValueError(f"tp_size={t} does not divide num_attention_heads={heads}: use {choices(heads)}")
         if self.sequence_parallel and seq_length % t:
             raise ValueError(
-                f"tp_size={t} does not divide seq_length={seq_length}: use {_choices(seq_length)}, "
+                f"tp_size={t} does not divide seq_length={seq_length}: use {choices(seq_length)}, "
                 "or sequence_parallel=False"
             )
 
@@ -106,34 +106,3 @@ class Plan:
     def bubble_over_ideal(self) -> float:
         """Idle over ideal: (p-1)/(v m)."""
         return (self.pp_size - 1) / (self.num_chunks * self.num_micro_batches)
-
-
-def _check_size(name: str, value) -> None:
-    try:
-        fits = not isinstance(value, bool) and operator.index(value) >= 1
-    except TypeError:
-        fits = False
-    if not fits:
-        raise ValueError(f"{name}={value!r} is not a size: use a whole number from 1 up")
-
-
-@lru_cache(maxsize=1024)
-def divisors(number: int) -> tuple[int, ...]:
-    """All of them, in order.
-
-    >>> divisors(12)
-    (1, 2, 3, 4, 6, 12)
-    """
-    return tuple(size for size in range(1, number + 1) if number % size == 0)
-
-
-@lru_cache(maxsize=1024)
-def _choices(number: int) -> str:
-    """The divisors as words.
-
-    >>> _choices(6), _choices(96)
-    ('1, 2, 3 or 6', '1, 2, 3, 4, 6, 8, 12, 16, ... or 96')
-    """
-    *others, last = map(str, divisors(number))
-    shown = others if len(others) <= 8 else [*others[:8], "..."]
-    return f"{', '.join(shown)} or {last}" if others else last

@@ -8,8 +8,9 @@ from itertools import product
 
 from labkit.sizing.hardware import Hardware
 from labkit.sizing.memory import Memory, fullest
-from labkit.sizing.plan import Plan, divisors
+from labkit.sizing.plan import Plan
 from labkit.sizing.shape import GPT, RECOMPUTE
+from labkit.sizing.sizes import divisors
 from labkit.sizing.step_time import StepTime, step_time
 
 

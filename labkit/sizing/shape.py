@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from labkit.sizing.sizes import check_size, choices
+
 RECOMPUTE = ("none", "selective", "full")
 """What backward computes again instead of keeping: nothing, the core of the attention, or whole layers."""
 
@@ -12,6 +14,9 @@ class GPT:
 
     >>> round(GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200).num_parameters / 1e9, 1)
     174.6
+
+    Raises:
+        ValueError: names the value, the rule and the way out.
     """
 
     num_layers: int
@@ -19,6 +24,17 @@ class GPT:
     seq_length: int
     vocab_size: int
     num_attention_heads: int | None = None  # the number of parameters does not depend on it
+
+    def __post_init__(self):
+        for name in ("num_layers", "hidden_size", "seq_length", "vocab_size"):
+            check_size(name, getattr(self, name))
+        if (heads := self.num_attention_heads) is not None:
+            check_size("num_attention_heads", heads)
+            if self.hidden_size % heads:
+                raise ValueError(
+                    f"num_attention_heads={heads} does not divide hidden_size={self.hidden_size}: "
+                    f"use {choices(self.hidden_size)}"
+                )
 
     @property
     def num_parameters(self) -> int:
