@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.schedules import interleaved, one_f_one_b
+from labkit.schedules import BACKWARD, FORWARD, interleaved, one_f_one_b
 from labkit.sizing import (
     DGX_A100,
     GPT,
@@ -26,8 +26,8 @@ from labkit.sizing import (
     training_days,
     zero_state_bytes,
 )
-from labkit.sizing.memory import in_flight
-from labkit.sizing.step_time import link_rate
+from labkit.sizing.memory import in_flight, stage_activation_bytes
+from labkit.sizing.step_time import layer_seconds, link_rate, memory_rate, product_rate
 
 GPT_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200, num_attention_heads=96)
 ROWS = table_1()
@@ -74,6 +74,7 @@ def test_eight_flops_a_token_and_parameter_are_nearly_the_formula():
 @pytest.mark.parametrize(("t", "options", "gib"), [
     (1, {}, 2.672), (8, {}, 0.539), (8, {"sequence_parallel": True}, 0.334),
     (8, {"sequence_parallel": True, "recompute": "selective"}, 0.100), (8, {"recompute": "full"}, 0.047),
+    (8, {"sequence_parallel": True, "recompute": "full"}, 0.006),
 ])  # fmt: skip
 def test_activations_of_a_layer_of_gpt_3(t, options, gib):
     assert round(activation_bytes_per_layer(GPT_3, 1, t, **options) / 2**30, 3) == gib
@@ -113,6 +114,21 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(p, v, rounds):
     model = replace(GPT_3, num_layers=p * v)
     plan = Plan(model, p, m, pp_size=p, num_chunks=v)
     assert [in_flight(plan, stage) for stage in range(p)] == [schedule.peak_in_flight(rank) for rank in range(p)]
+
+
+@pytest.mark.parametrize(("p", "v"), [(8, 1), (8, 2), (4, 3)])
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_masks_of_the_embedding_are_those_of_the_micro_batches_under_way(p, v, rounds):
+    m = rounds * p
+    plan = Plan(replace(GPT_3, num_layers=p * v), p, m, pp_size=p, num_chunks=v)
+    held = most = 0
+    for op in interleaved(p, m, v).ranks[0]:
+        held += {FORWARD: 1, BACKWARD: -1}[op.kind] if op.chunk == 0 else 0
+        most = max(most, held)
+    layers = in_flight(plan, 0) * activation_bytes_per_layer(plan.model, 1, recompute="full")
+    one_whole = activation_bytes_per_layer(plan.model, 1)
+    masks = stage_activation_bytes(plan, 0) - layers - one_whole
+    assert masks == pytest.approx(most * GPT_3.seq_length * GPT_3.hidden_size)
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 5])
@@ -210,10 +226,35 @@ def test_which_groups_stay_inside_a_node():
     assert link_rate(Plan(GPT_3, 8, 8, 2, 4), DGX_A100, "pp") == inside
 
 
+def test_sequence_parallelism_sends_more_in_a_layer_and_less_between_stages():
+    """Each layer gathers two inputs again, half an all-reduce each; nothing is gathered behind a pipeline message."""
+    plan = Plan(GPT_3, 64, 64, 8, 8, recompute="selective")
+    plain, divided = (step_time(replace(plan, sequence_parallel=way), DGX_A100) for way in (False, True))
+    assert divided.tensor_parallel == pytest.approx(5 / 4 * plain.tensor_parallel)
+    size = 2 * GPT_3.seq_length * GPT_3.hidden_size  # bytes of a micro-batch of one sequence
+    messages = 2 * (64 + 7)  # m and the bubble's, there and back
+    assert divided.pipeline_messages == pytest.approx(messages * size / 8 / (25e9 * 0.8))
+    gathered = messages * 7 / 8 * size / (300e9 * 0.8)
+    assert plain.pipeline_messages - divided.pipeline_messages == pytest.approx(gathered)
+
+
+def test_selective_recomputation_moves_the_scores_once_more():
+    """All that the core of the attention does is done again: its products, and its softmax and dropout."""
+    plan = Plan(GPT_3, 8, 8, 8, recompute="none")
+    none, selective = (layer_seconds(replace(plan, recompute=how), DGX_A100) for how in ("none", "selective"))
+    s, h, a = GPT_3.seq_length, GPT_3.hidden_size, 96
+    products, scores = 4 * s * s * h / 8, 13 * a * s * s / 8
+    assert selective["products"] - none["products"] == pytest.approx(products / product_rate(DGX_A100))
+    assert selective["memory_bound"] - none["memory_bound"] == pytest.approx(scores / memory_rate(DGX_A100))
+    assert selective["overhead"] == none["overhead"]
+
+
 @pytest.mark.parametrize("zero_stage", [2, 3])
 def test_what_is_not_modelled_is_refused(zero_stage):
-    with pytest.raises(ValueError, match=f"zero_stage={zero_stage}: .* use 0 or 1"):
-        step_time(Plan(GPT_3, 8, 8, zero_stage=zero_stage), DGX_A100)
+    plan = Plan(GPT_3, 8, 8, zero_stage=zero_stage)
+    for estimate in (lambda: step_time(plan, DGX_A100), lambda: plan_traffic(plan, 8)):
+        with pytest.raises(ValueError, match=f"zero_stage={zero_stage}: .* use 0 or 1"):
+            estimate()
 
 
 # -- traffic --------------------------------------------------------------------------------------------------------
@@ -225,6 +266,9 @@ def test_traffic_of_a_plan_counts_what_it_recomputes_interleaves_and_gathers():
     known = dict(gpus_per_node=8, batch_size=64)
     assert plain == step_traffic(GPT_3, base.layout, **known)
     assert plan_traffic(replace(base, recompute="full"), 8)["tp"].total_bytes == 1.5 * plain["tp"].total_bytes
+    divided = plan_traffic(replace(base, sequence_parallel=True), 8)
+    assert divided["tp"].total_bytes == 5 / 4 * plain["tp"].total_bytes
+    assert divided["pp"].total_bytes == plain["pp"].total_bytes / 4
     zero = plan_traffic(replace(base, zero_stage=1), 8)["dp"].total_bytes
     assert zero == pytest.approx(6 / 8 * plain["dp"].total_bytes)
     # 3 edges twice, and once from the last stage to the first: 7 hand-overs instead of 3

@@ -1,4 +1,6 @@
-"""Sizing against real models: parameters of every stage and shard, and FLOPs that torch counted while they ran."""
+"""Sizing against real models: parameters, FLOPs that torch counted, what is kept for backward, and messages."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,10 +9,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
+from labkit.by_axis import sent_by_axis
+from labkit.communication import communication_log
 from labkit.groups import group_of_one
 from labkit.launch import launch
+from labkit.layout import ParallelLayout
 from labkit.model import ParallelGPT
-from labkit.sizing import GPT, Plan, flops_per_step, stage_parameters
+from labkit.sizing import GPT, Plan, activation_bytes_per_layer, flops_per_step, stage_parameters, step_traffic
 
 SHAPE = GPT(num_layers=12, hidden_size=16, seq_length=8, vocab_size=32, num_attention_heads=4)
 
@@ -63,3 +68,74 @@ def test_flops_are_those_that_torch_counts():
 def test_flops_with_recomputation_are_those_that_torch_counts():
     counted, shape = counted_flops(recompute=True)
     assert counted == flops_per_step(shape, 2, "full")
+
+
+def saved_numbers(num_layers, sequence_parallel, batch_size=2):
+    """What a model that recomputes its layers keeps for backward, weights left out."""
+    shape = replace(SHAPE, num_layers=num_layers)
+    model = ParallelGPT(shape, dist.group.WORLD, recompute=True, sequence_parallel=sequence_parallel)
+    saved = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.setdefault(x.data_ptr(), x), lambda x: x):
+        model(torch.zeros(batch_size, shape.seq_length, dtype=torch.long))
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+    return sum(kept.numel() for place, kept in saved.items() if place not in weights)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_what_a_recomputed_layer_keeps_is_what_real_ranks_keep(sequence_parallel):
+    few, many = (launch(saved_numbers, count, sequence_parallel, world_size=4)[0] for count in (1, 3))
+    formula = activation_bytes_per_layer(SHAPE, 2, 4, sequence_parallel=sequence_parallel, recompute="full")
+    assert (many - few) / 2 == formula / 2  # bytes, 2 for each number
+
+
+def layers_messages(num_layers, sequence_parallel, recompute, early_stop=False):
+    shape = replace(SHAPE, num_layers=num_layers)
+    model = ParallelGPT(shape, dist.group.WORLD, recompute=recompute, sequence_parallel=sequence_parallel)
+    tokens = torch.zeros(2, shape.seq_length, dtype=torch.long)
+    with communication_log() as log, set_checkpoint_early_stop(early_stop):
+        model.loss(model(tokens), tokens).backward()
+    return log
+
+
+def counted_bytes(sequence_parallel, recompute, early_stop=False):
+    """What two layers more send: what is not a layer's drops out."""
+    layout, sums = ParallelLayout(2, tp_size=2), []
+    for num_layers in (1, 3):
+        logs = launch(layers_messages, num_layers, sequence_parallel, recompute, early_stop, world_size=2)
+        sent = sent_by_axis(logs, layout)
+        if sequence_parallel:
+            sums.append(sent["tp", "all_gather"] + sent["tp", "reduce_scatter"])
+        else:
+            sums.append(sent["tp", "all_reduce"])
+    return sums[1] - sums[0]
+
+
+def formula_bytes(sequence_parallel, recompute):
+    known = dict(gpus_per_node=8, batch_size=2, bytes_per_element=4)
+    options = dict(sequence_parallel=sequence_parallel, recompute="full" if recompute else "none")
+    return step_traffic(replace(SHAPE, num_layers=2), ParallelLayout(2, tp_size=2), **known, **options)[
+        "tp"
+    ].total_bytes
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_tensor_messages_of_layers_are_those_of_real_ranks(sequence_parallel, recompute):
+    assert counted_bytes(sequence_parallel, recompute) == formula_bytes(sequence_parallel, recompute)
+
+
+def test_torch_stops_before_the_last_message_of_a_recomputed_layer():
+    each = formula_bytes(False, False) / 4  # one all-reduce in each of the layers
+    assert counted_bytes(False, True, early_stop=True) == formula_bytes(False, True) - each
+
+
+def handed_over(sequence_parallel):
+    model = ParallelGPT(SHAPE, dist.group.WORLD, num_stages=2, sequence_parallel=sequence_parallel)
+    return model(torch.zeros(2, SHAPE.seq_length, dtype=torch.long)).nbytes
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_what_a_stage_hands_over_is_what_real_ranks_hand_over(sequence_parallel):
+    known = dict(gpus_per_node=8, batch_size=2, bytes_per_element=4, sequence_parallel=sequence_parallel)
+    formula = step_traffic(SHAPE, ParallelLayout(4, tp_size=2, pp_size=2), **known)["pp"].total_bytes
+    assert formula == 2 * sum(launch(handed_over, sequence_parallel, world_size=2))  # there and back

@@ -64,12 +64,12 @@ def activation_bytes_per_layer(
 ) -> float:
     """Bytes that one transformer layer keeps of one micro-batch.
 
-    none: sbh(10 + 24/t + 5as/(ht)), all over t with sequence parallelism; selective: without 5as/(ht); full: 2sbh.
-    Source: arXiv 2205.05198, table 2.
+    none: sbh(10 + 24/t + 5as/(ht)), all over t with sequence parallelism; selective: without 5as/(ht); full: the
+    layer's input, 2sbh, or 2sbh/t where the sequence is divided. Source: arXiv 2205.05198, table 2.
     """
     s, h, t = model.seq_length, model.hidden_size, tp_size
     if recompute == "full":
-        return 2.0 * s * micro_batch_size * h
+        return 2.0 * s * micro_batch_size * h / (t if sequence_parallel else 1)
     assert model.num_attention_heads is not None
     scores = 5 * model.num_attention_heads * s / h if recompute == "none" else 0.0
     per_element = (34 + scores) / t if sequence_parallel else 10 + (24 + scores) / t
@@ -94,8 +94,9 @@ def stage_activation_bytes(plan: Plan, stage: int) -> float:
     if plan.recompute == "full":  # one layer at a time is there in full, while backward goes through it
         total += activation_bytes_per_layer(model, b, t, sequence_parallel=divided)
     hidden = model.seq_length * b * model.hidden_size / (t if divided else 1)
-    if stage == 0:
-        total += min(plan.pp_size, plan.num_micro_batches) * hidden  # the mask of the embedding's dropout
+    if stage == 0:  # the mask of the embedding's dropout; interleaving, two rounds of p micro-batches are under way
+        rounds = 1 if plan.num_chunks == 1 else 2
+        total += min(rounds * plan.pp_size, plan.num_micro_batches) * hidden
     if stage == plan.pp_size - 1:
         total += 4 * hidden + 4 * model.seq_length * b * model.vocab_size / t  # last norm, logits and their float32
     return total

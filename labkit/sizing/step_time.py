@@ -18,6 +18,8 @@ PASSES = {"none": 3, "selective": 3, "full": 4}
 """How much a layer computes in a step, by what is recomputed: forward counts 1, backward 2, forward again 1."""
 ALL_REDUCES = {"none": 4, "selective": 4, "full": 6}
 """Of a layer's activations, by what is recomputed: two forward, two backward, two in forward again."""
+GATHERED_AGAIN = 1
+"""With sequence parallelism on top: backward gathers two inputs again, each gather half an all-reduce."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,7 @@ def step_time(plan: Plan, hardware: Hardware) -> StepTime:
     Raises:
         ValueError: ZeRO stages 2 and 3, which send in the middle of a step: that is not modelled.
     """
-    if plan.zero_stage > 1:
-        raise ValueError(f"zero_stage={plan.zero_stage}: what it sends in a step is not modelled, use 0 or 1")
+    check_is_modelled(plan)
     m, bubble_slots = plan.num_micro_batches, (plan.pp_size - 1) / plan.num_chunks
     layers = plan.num_chunks * plan.layers_per_chunk
     layer, logits = layer_seconds(plan, hardware), logits_seconds(plan, hardware)
@@ -94,23 +95,34 @@ def step_time(plan: Plan, hardware: Hardware) -> StepTime:
     )
 
 
+def check_is_modelled(plan: Plan) -> None:
+    """Raise ValueError for ZeRO stages 2 and 3, whose messages no formula here counts."""
+    if plan.zero_stage > 1:
+        raise ValueError(f"zero_stage={plan.zero_stage}: what it sends in a step is not modelled, use 0 or 1")
+
+
+def all_reduces(recompute: str, sequence_parallel: bool) -> int:
+    """How many all-reduces of its activations a layer's messages in a step come to, for each micro-batch."""
+    return ALL_REDUCES[recompute] + (GATHERED_AGAIN if sequence_parallel else 0)
+
+
 def layer_seconds(plan: Plan, hardware: Hardware) -> dict[str, float]:
     """Of one layer and one micro-batch on one GPU: forward, backward, and what is recomputed."""
     model, t, b = plan.model, plan.tp_size, plan.micro_batch_size
     s, h, a = model.seq_length, model.hidden_size, model.num_attention_heads
     assert a is not None
     passes = PASSES[plan.recompute]
-    flops = passes * (24 * b * s * h * h + 4 * b * s * s * h) / t
-    if plan.recompute == "selective":
-        flops += 4 * b * s * s * h / t  # the core of the attention, once more
+    core_passes = passes + 1 if plan.recompute == "selective" else passes  # of the attention: products and scores
+    flops = (passes * 24 * b * s * h * h + core_passes * 4 * b * s * s * h) / t
     whole_unless_divided = 22 / (t if plan.sequence_parallel else 1)  # norms, dropout and residuals
-    bytes_moved = b * s * h * (whole_unless_divided + 28 / t) + 13 * a * s * s * b / t  # GeLU, transposes; the scores
+    bytes_moved = passes * b * s * h * (whole_unless_divided + 28 / t)  # 28: GeLU, transposes
+    bytes_moved += core_passes * 13 * a * s * s * b / t  # softmax and dropout of the scores
     all_reduce = 2 * (t - 1) / t * activation_bytes(plan) / link_rate(plan, hardware, "tp")
     return {
         "products": flops / product_rate(hardware),
-        "memory_bound": passes * bytes_moved / memory_rate(hardware),
+        "memory_bound": bytes_moved / memory_rate(hardware),
         "overhead": passes * hardware.layer_overhead_seconds,
-        "tensor_parallel": ALL_REDUCES[plan.recompute] * all_reduce,
+        "tensor_parallel": all_reduces(plan.recompute, plan.sequence_parallel) * all_reduce,
     }
 
 
@@ -124,9 +136,13 @@ def logits_seconds(plan: Plan, hardware: Hardware) -> dict[str, float]:
 
 
 def message_seconds(plan: Plan, hardware: Hardware) -> float:
-    """Activations of a micro-batch to the next stage: each GPU of a tensor group sends 1/t, then they gather."""
+    """Activations of a micro-batch to the next stage: each GPU of a tensor group sends 1/t, then they gather.
+
+    With sequence parallelism there is nothing to gather: each GPU goes on with its own tokens.
+    """
     size, t = activation_bytes(plan), plan.tp_size
-    return size / t / link_rate(plan, hardware, "pp") + (t - 1) / t * size / link_rate(plan, hardware, "tp")
+    gather = 0.0 if plan.sequence_parallel else (t - 1) / t * size / link_rate(plan, hardware, "tp")
+    return size / t / link_rate(plan, hardware, "pp") + gather
 
 
 def gradients_seconds(plan: Plan, hardware: Hardware) -> float:

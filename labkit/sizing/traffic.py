@@ -11,7 +11,7 @@ import numpy as np
 from labkit.layout import ParallelLayout
 from labkit.sizing.plan import Plan
 from labkit.sizing.shape import GPT
-from labkit.sizing.step_time import ALL_REDUCES
+from labkit.sizing.step_time import all_reduces, check_is_modelled
 
 
 class Traffic(NamedTuple):
@@ -30,6 +30,7 @@ def step_traffic(
     bytes_per_element: int = 2,
     gradient_bytes_per_element: float = 4,
     recompute: str = "none",
+    sequence_parallel: bool = False,
     num_chunks: int = 1,
 ) -> dict[str, Traffic]:
     """What tensor, data and pipeline parallelism each send in one step of ``batch_size`` sequences, by axis.
@@ -38,12 +39,14 @@ def step_traffic(
     move what one of size m*b moves; what does not divide is averaged):
 
     - tp: 4 all-reduces a layer, 2 forward and 2 backward, of the activations, B/d * s/c * h elements; with full
-      recomputation 2 more;
+      recomputation 2 more (`labkit.model` sends 1 more: torch stops before the last message, which no gradient needs);
+      with sequence parallelism 1 more, or rather two halves: backward gathers two inputs again;
     - dp: one all-reduce of a rank's gradients, P/(t*p) elements, over the ranks that share its weights (dp and cp);
-    - pp: the activations to the next stage and as many gradients back, from each rank of a stage; with v chunks a rank
-      v times, and v - 1 times from the last stage to the first.
+    - pp: the activations to the next stage and as many gradients back, from each rank of a stage, whole or, with
+      sequence parallelism, 1/t of them; with v chunks a rank v times, and v - 1 times from the last stage to the first.
 
-    Not counted: attention over context shards (cp), and the tied embedding's gradient.
+    Not counted: attention over context shards (cp), the tied embedding's gradient, and what tensor groups send for the
+    embedding, the output layer, the loss and, with sequence parallelism, the gradients of norms and biases.
 
     >>> gpt = GPT(num_layers=24, hidden_size=2304, seq_length=2048, vocab_size=51200)
     >>> step_traffic(gpt, ParallelLayout(16, tp_size=2, pp_size=4), gpus_per_node=8, batch_size=512)["tp"]
@@ -57,22 +60,29 @@ def step_traffic(
     tokens = batch_size / layout.dp_size * model.seq_length / layout.cp_size
     activation_bytes = tokens * model.hidden_size * bytes_per_element
     stage_layers = model.num_layers / layout.pp_size
+    handed_over = activation_bytes / (layout.tp_size if sequence_parallel else 1)
     gradient_bytes = model.num_parameters / (layout.tp_size * layout.pp_size) * gradient_bytes_per_element
     return {
         "tp": _ring_all_reduce(
-            layout.groups("tp"), ALL_REDUCES[recompute] * stage_layers * activation_bytes, gpus_per_node
+            layout.groups("tp"),
+            all_reduces(recompute, sequence_parallel) * stage_layers * activation_bytes,
+            gpus_per_node,
         ),
         "dp": _ring_all_reduce(layout.groups("dp", "cp"), gradient_bytes, gpus_per_node),
-        "pp": _along_pipelines(layout.groups("pp"), 2 * activation_bytes, gpus_per_node, num_chunks),
+        "pp": _along_pipelines(layout.groups("pp"), 2 * handed_over, gpus_per_node, num_chunks),
     }
 
 
 def plan_traffic(plan: Plan, gpus_per_node: int) -> dict[str, Traffic]:
     """The same of a plan, with what it recomputes, interleaves and, by ZeRO-1, gathers again.
 
-    The pipeline's messages count whole, as `labkit.pipeline` sends them; Megatron-LM can let each GPU of a tensor group
-    send 1/t and gather, which is what `step_time` reckons with.
+    The pipeline's messages are those that `labkit.pipeline` sends. Where they are whole, without sequence parallelism,
+    Megatron-LM can let each GPU of a tensor group send 1/t and gather, which is what `step_time` reckons with.
+
+    Raises:
+        ValueError: ZeRO stages 2 and 3, as in `step_time`.
     """
+    check_is_modelled(plan)
     gathered = 2 if plan.zero_stage else plan.gradient_bytes  # the second half of an all-reduce, or weights
     return step_traffic(
         plan.model,
@@ -81,6 +91,7 @@ def plan_traffic(plan: Plan, gpus_per_node: int) -> dict[str, Traffic]:
         batch_size=plan.batch_size,
         gradient_bytes_per_element=(plan.gradient_bytes + gathered) / 2,
         recompute=plan.recompute,
+        sequence_parallel=plan.sequence_parallel,
         num_chunks=plan.num_chunks,
     )
 
