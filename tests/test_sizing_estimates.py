@@ -333,6 +333,38 @@ def test_what_fits_fits_and_what_is_too_large_is(found):
             assert (candidate.memory_bytes <= 0.9 * 80e9) == (candidate.rejected is None)
 
 
+LONG = GPT(32, 4096, 32768, 51200, 32)
+
+
+@pytest.mark.parametrize(("plan", "options", "way_out"), [
+    (Plan(GPT_3, 64, 64, 8, 8, recompute="selective"), {},  # t * p is all GPUs
+     "51 GB are weights, gradients and optimizer; it fits with recompute='full' or sequence_parallel=True"),
+    (Plan(GPT_3, 512, 1536, 8, 2), {"zero_stage": 1}, "it fits with sequence_parallel=True or tp_size=16 or pp_size=4"),
+    (Plan(GPT_3, 512, 1536, 8, 2), {}, "best is zero_stage=1: 75 GB, still too much"),
+    (Plan(LONG, 8, 64, 1, 8, recompute="selective"), {},  # full recomputation would need more
+     "147 GB are activations; best is tp_size=2 and pp_size=4: 114 GB, still too much"),
+    (Plan(GPT_3, 8, 64, 8), {}, "393 GB are weights, gradients and optimizer; use more GPUs"),
+    (Plan(LONG, 1, 64), {}, "use more GPUs"),  # one sequence, recomputed in full, on one GPU
+])  # fmt: skip
+def test_what_is_too_large_is_told_what_would_help(plan, options, way_out):
+    found = search(plan.model, plan.world_size, plan.batch_size, DGX_A100, **options)
+    [rejected] = [each.rejected for each in found if each.plan == replace(plan, **options)]
+    assert rejected.endswith(way_out)
+
+
+def test_what_is_said_to_fit_fits():
+    """Every change that any message of a search names, made."""
+    said = set()
+    for candidate in search(GPT_3, 64, 64, DGX_A100):
+        for change in re.findall(r"(?:it fits with| or) (\w+=\S+(?: and \w+=\S+)?)", candidate.rejected or ""):
+            other = eval(
+                f"replace(plan, {change.replace(' and ', ', ')})", {"replace": replace, "plan": candidate.plan}
+            )
+            assert fullest(other).total <= 0.9 * 80e9 < candidate.memory_bytes
+            said.add(re.sub(r"\d+", "#", change))
+    assert len(said) > 5
+
+
 def test_reasons_count_every_rejection(found):
     counts = reasons(found)
     assert sum(counts.values()) == sum(candidate.rejected is not None for candidate in found)

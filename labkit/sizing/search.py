@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import product
 
 from labkit.sizing.hardware import Hardware
@@ -69,7 +70,7 @@ def search(
             continue
         needed = fullest(plan)
         if needed.total > limit:
-            why = _too_large(needed, limit)
+            why = _too_large(plan, needed, limit)
             found.append(Candidate(t, p, b, v, how, plan, needed.total, rejected=why))
         else:
             found.append(Candidate(t, p, b, v, how, plan, needed.total, step_time(plan, hardware)))
@@ -86,12 +87,36 @@ def reasons(candidates: Iterable[Candidate]) -> dict[str, int]:
     return dict(Counter(rules).most_common())
 
 
-def _too_large(needed: Memory, limit: float) -> str:
-    """How far it is from fitting, what takes most, and what makes that smaller."""
+def _too_large(plan: Plan, needed: Memory, limit: float) -> str:
+    """How far it is from fitting, what takes most, and which single change would help."""
     states = needed.total - needed.activations
-    text = f"needs {needed.total / 1e9:.0f} GB of the {limit / 1e9:.0f} to plan with"
-    if needed.activations > states:
-        return (
-            f"{text}: {needed.activations / 1e9:.0f} GB are activations, recompute more or take smaller micro-batches"
-        )
-    return f"{text}: {states / 1e9:.0f} GB are weights, gradients and optimizer, divide them by a larger t * p"
+    most, what = max((needed.activations, "activations"), (states, "weights, gradients and optimizer"))
+    text = f"needs {needed.total / 1e9:.0f} GB of the {limit / 1e9:.0f} to plan with: {most / 1e9:.0f} GB are {what}"
+    found = {change: fullest(other).total for change, other in _single_changes(plan)}
+    if fitting := [change for change, total in found.items() if total <= limit]:
+        return f"{text}; it fits with {' or '.join(fitting)}"
+    best = min(found, key=lambda change: found[change], default="")
+    if not best or found[best] >= needed.total or (plan.dp_size == 1 and states > limit):  # one replica, on all GPUs
+        return f"{text}; use more GPUs"
+    return f"{text}; best is {best}: {found[best] / 1e9:.0f} GB, still too much"
+
+
+def _single_changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """Changes that may need less memory, in words, and the plans that they make."""
+    t, p, changes = plan.tp_size, plan.pp_size, []
+    if plan.micro_batch_size > 1:
+        changes.append({"micro_batch_size": 1})
+    if plan.num_chunks > 1:
+        changes.append({"num_chunks": 1})
+    changes += [{"recompute": more} for more in RECOMPUTE[RECOMPUTE.index(plan.recompute) + 1 :]]
+    if t > 1 and not plan.sequence_parallel:
+        changes.append({"sequence_parallel": True})
+    if plan.dp_size > 1:
+        changes += [{"zero_stage": 1}] if plan.zero_stage == 0 else []
+        changes += [{"tp_size": 2 * t}, {"pp_size": 2 * p}]
+    elif p > 1:
+        changes.append({"tp_size": 2 * t, "pp_size": p // 2})
+    for change in changes:
+        with suppress(ValueError):  # sizes that do not fit together
+            other = replace(plan, **change)
+            yield " and ".join(f"{name}={value!r}" for name, value in change.items()), other
