@@ -185,16 +185,35 @@ def test_a_fit_finds_the_constants_that_made_the_times():
         fitted(rows[:1], DGX_A100)
 
 
+def flops_by_tp_size(batch_size, gpus_per_node):
+    """Of the 162-billion model on 64 GPUs (arXiv 2104.04473, section 5.4.1), in nodes of a size."""
+    model, hardware = GPT(32, 20480, 2048, 51200, 128), replace(DGX_A100, gpus_per_node=gpus_per_node)
+    plans = {t: Plan(model, 64, batch_size, t, 64 // t) for t in (2, 4, 8, 16, 32)}
+    return {t: step_time(plan, hardware).flops_per_gpu for t, plan in plans.items()}
+
+
 @pytest.mark.parametrize("batch_size", [32, 128])
 def test_tensor_parallelism_as_wide_as_a_node_is_best(batch_size):
-    """The 162-billion model on 64 GPUs (arXiv 2104.04473, section 5.4.1)."""
-    model = GPT(32, 20480, 2048, 51200, 128)
-    pairs = [(2, 32), (4, 16), (8, 8), (16, 4), (32, 2)]
-    flops = {t: step_time(Plan(model, 64, batch_size, t, p), DGX_A100).flops_per_gpu for p, t in pairs}
-    assert round(model.num_parameters / 1e9) == 162
+    flops = flops_by_tp_size(batch_size, 8)
     assert max(flops, key=lambda t: flops[t]) == 8
     assert flops[2] < 0.9 * flops[8]
     assert flops[32] < 0.75 * flops[8]
+
+
+def test_in_smaller_nodes_narrower_tensor_parallelism_is_best():
+    flops = flops_by_tp_size(128, 4)
+    assert max(flops, key=lambda t: flops[t]) == 4
+    assert flops[8] < 0.9 * flops[4]
+
+
+@pytest.mark.parametrize("batch_size", [32, 128])
+def test_wider_tensor_parallelism_loses_even_inside_a_node_and_more_outside(batch_size):
+    """Passes and messages double with t wherever the ranks are; what leaves the node is also 1.5 times slower."""
+    nodes, one_node = flops_by_tp_size(batch_size, 8), flops_by_tp_size(batch_size, 64)
+    for t in (16, 32):
+        assert nodes[t] / nodes[8] < 0.95 * one_node[t] / one_node[8] < 0.95
+    plan = Plan(GPT_3, 64, 64, 16)
+    assert link_rate(plan, replace(DGX_A100, gpus_per_node=64), "tp") / link_rate(plan, DGX_A100, "tp") == 1.5
 
 
 def test_parts_add_up_and_utilisations_count_what_they_say():
