@@ -110,6 +110,10 @@ def _ring_that_never_adds(x):
     return _ring(x, 2 * (n - 1), lambda rank, step: rank - step, keeps_from=0)
 
 
+def _list_of_pieces(x):
+    return list(my_all_reduce(x).chunk(dist.get_world_size()))
+
+
 def _unchanged(x):
     return x
 
@@ -140,6 +144,7 @@ all_reduce_from_halves = RankExercise(
             "The pieces are gathered, but nothing was added: what goes into all_gather is the rank's own piece "
             "and should be the sum that came out of reduce_scatter.",
         ),
+        Mistake(_list_of_pieces, "The pieces are right, and still a list: `torch.cat` makes one tensor of them."),
         Mistake(_all_gather_of_everything, "Everybody's whole tensor was gathered, and nothing was added."),
         Mistake(_unchanged, "This is the rank's own tensor. Return what the collectives wrote, not what they read."),
     ],
@@ -175,7 +180,11 @@ ring_all_reduce = RankExercise(
             _ring_that_sends_its_own_piece,
             "Every step sends the same piece. Each step must pass on the piece that arrived in the step before.",
         ),
-        Mistake(_ring_that_never_adds, "The first time around must add what arrives to the rank's own piece."),
+        Mistake(
+            _ring_that_never_adds,
+            "The first time around must add what arrives to the rank's own piece. If yours does: the second must start "
+            "from the piece that is finished, (rank + 1) % n.",
+        ),
         Mistake(_unchanged, "This is the rank's own tensor: nothing that arrived was put into it."),
     ],
     hints=[

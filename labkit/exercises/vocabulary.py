@@ -81,6 +81,10 @@ def _no_mask(logits, target):
     return _loss(logits, target, masked=False)
 
 
+def _wrapped(logits, target):
+    return _loss(logits, target % logits.size(-1), offset=False)
+
+
 def _own_sum(logits, target):
     return _loss(logits, target, reduced=False)
 
@@ -135,6 +139,11 @@ vocab_cross_entropy = RankExercise(
         Mistake(
             _no_mask,
             "Every rank put in a logit for every target. Only one rank has the target's id: the others add 0.",
+        ),
+        Mistake(
+            _wrapped,
+            "`%` finds a place for every target on every rank, so each logit came in t times, from other words. A rank "
+            "has the target only if its id lies in the rank's slice: the others add 0.",
         ),
         Mistake(
             _own_sum,
