@@ -148,7 +148,8 @@ def load(path: Path, state: State) -> None:
 
     _together(lambda: _check(path, state))
     _make_states(state.optimizer)
-    tensors = dict(_tensors(state))
+    parts = list(_tensors(state))
+    tensors = dict(parts)
 
     def check_names() -> None:
         missing = sorted(tensors.keys() - filesystem.FileSystemReader(path).read_metadata().state_dict_metadata.keys())
@@ -157,6 +158,9 @@ def load(path: Path, state: State) -> None:
 
     _together(check_names)
     state_dict_loader.load(tensors, checkpoint_id=path)
+    for name, tensor in parts:
+        if tensor is not tensors[name]:  # a rank with the first and the last stage has the tied embedding twice
+            tensor.copy_(tensors[name])
 
 
 def _check(path: Path, state: State) -> None:
