@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
+EVALUATION_SAMPLES = 1 << 40
+"""From this number on samples are for evaluation: no run trains on them, or on their part of a file."""
 
 
 class InventedText:
@@ -55,7 +57,11 @@ class InventedText:
 
 @dataclass
 class TextFile:
-    """Any file, byte by byte; samples start at random places. No floor is known: ``floor_nats`` is None."""
+    """Any file, byte by byte; samples start at random places. No floor is known: ``floor_nats`` is None.
+
+    The last tenth is for evaluation, or as much as a sample takes where that is more; all other samples come from what
+    stands before it.
+    """
 
     path: str | Path
     seed: int = 0
@@ -72,15 +78,18 @@ class TextFile:
         """The tokens of sample ``number``: [num_tokens].
 
         Raises:
-            ValueError: the file is shorter than that.
+            ValueError: the file is shorter than two of that: one to train on, one for evaluation.
         """
-        if len(self._bytes) < num_tokens:
+        size = len(self._bytes)
+        if size < 2 * num_tokens:
             raise ValueError(
-                f"{self.path} has {len(self._bytes)} bytes, a sample takes {num_tokens}: name a longer file, "
-                "or use a shorter sequence"
+                f"{self.path} has {size} bytes, a sample takes {num_tokens} and another is kept for evaluation: "
+                f"name a file of {2 * num_tokens} or more, or use a shorter sequence"
             )
-        start = np.random.default_rng([self.seed, number]).integers(len(self._bytes) - num_tokens + 1)
-        return self._bytes[start : start + num_tokens].astype(np.int64)
+        kept = max(size // 10, num_tokens)
+        part = self._bytes[-kept:] if number >= EVALUATION_SAMPLES else self._bytes[:-kept]
+        start = np.random.default_rng([self.seed, number]).integers(len(part) - num_tokens + 1)
+        return part[start : start + num_tokens].astype(np.int64)
 
     def decode(self, tokens) -> str:
         """Tokens as text; bytes that are no text come out as a replacement sign."""

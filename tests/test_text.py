@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from labkit.text import LETTERS, InventedText, TextFile
+from labkit.text import EVALUATION_SAMPLES, LETTERS, InventedText, TextFile
 
 TEXT = InventedText(seed=1)
 
@@ -105,7 +105,8 @@ def test_any_file(tmp_path):
         assert bytes(sample.tolist()) in content.encode()
         assert np.array_equal(sample, TextFile(str(path), seed=1).sample(number, 10))
     assert len({bytes(text.sample(number, 10).tolist()) for number in range(50)}) > 10
-    assert text.decode(text.sample(0, size)) == content  # all of it, from its only place
+    halves = [text.sample(number, size // 2).tolist() for number in (0, EVALUATION_SAMPLES)]
+    assert text.decode(sum(halves, [])) == content  # all of it, each half from its only place
     assert text.decode([0xC3]) == "\N{REPLACEMENT CHARACTER}"
     assert text.vocab_size == 256
     assert text.floor_nats is None
@@ -113,12 +114,28 @@ def test_any_file(tmp_path):
 
 def test_every_place_of_a_file_is_drawn(tmp_path):
     path = tmp_path / "abc"
-    path.write_bytes(b"abcde")
+    path.write_bytes(b"abcdeXYZ")
     assert {bytes(TextFile(path).sample(number, 3).tolist()) for number in range(60)} == {b"abc", b"bcd", b"cde"}
 
 
-def test_a_short_file_is_refused(tmp_path):
+def test_no_run_trains_on_what_it_is_evaluated_on(tmp_path):
+    """The last tenth of a file, or a sample's length of a short one: every place is drawn, in its own part only."""
+    path = tmp_path / "numbers"
+    for size, num_tokens, first_kept in ((200, 5, 180), (20, 5, 15), (10, 5, 5), (209, 21, 188)):
+        path.write_bytes(bytes(range(size)))
+        text = TextFile(path)
+        seen, kept = (
+            {token for number in range(first, first + 2000) for token in text.sample(number, num_tokens).tolist()}
+            for first in (0, EVALUATION_SAMPLES)
+        )
+        assert seen == set(range(first_kept))
+        assert kept == set(range(first_kept, size))
+
+
+@pytest.mark.parametrize("number", [0, EVALUATION_SAMPLES])
+def test_a_short_file_is_refused(tmp_path, number):
+    """For any sample: a run should not learn of it at its first evaluation."""
     path = tmp_path / "short"
-    path.write_bytes(b"abc")
-    with pytest.raises(ValueError, match=r"short has 3 bytes, a sample takes 4: name a longer file"):
-        TextFile(path).sample(0, 4)
+    path.write_bytes(b"abcdefg")
+    with pytest.raises(ValueError, match=r"short has 7 bytes, a sample takes 4 and another is kept for evaluation: "):
+        TextFile(path).sample(number, 4)

@@ -21,10 +21,10 @@ from labkit.data_parallel import ShardedOptimizer
 from labkit.groups import group_of_one, local_device
 from labkit.launch import RankFailed, World, launch, stream
 from labkit.model import ParallelGPT
+from labkit.text import EVALUATION_SAMPLES
 from labkit.train import TrainConfig, steps, train, training
 from labkit.train.gradients import clip_gradients
 from labkit.train.master_weights import MasterWeights
-from labkit.train.trainer import EVALUATION_SAMPLES
 
 TINY = TrainConfig(
     steps=10, batch_size=8, micro_batch_size=2, seq_length=8, hidden_size=16, num_attention_heads=8, num_layers=4,
@@ -553,7 +553,7 @@ def test_a_world_that_does_not_fit_is_reported_by_launch():
 def test_a_file_that_is_too_short_says_so(tmp_path):
     file = tmp_path / "short.txt"
     file.write_text("short")
-    with pytest.raises(RankFailed, match=r"short.txt has 5 bytes, a sample takes 9: name a longer file"):
+    with pytest.raises(RankFailed, match=r"short.txt has 5 bytes, a sample takes 9 and another is"):
         launch(train, replace(TINY, text=str(file)), world_size=2)
 
 

@@ -44,7 +44,8 @@ class TrainConfig:
     num_attention_heads: int = 4
     """Attention heads in a layer."""
     text: str = "invented"
-    """A file to learn, byte by byte; or "invented": words that labkit makes up, with a known best loss."""
+    """A file to learn, byte by byte, its last tenth kept for evaluation; or "invented": words that labkit makes up,
+    with a known best loss."""
 
     tp_size: Annotated[int, arg(aliases=["--tp"])] = 1
     """Tensor parallelism: ranks that share each layer."""

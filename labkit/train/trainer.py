@@ -23,14 +23,12 @@ from labkit.groups import ProcessGroups, init_groups, local_device
 from labkit.layers import seed_replicas
 from labkit.model import ParallelGPT
 from labkit.schedules import Schedule
+from labkit.text import EVALUATION_SAMPLES
 from labkit.train.config import TrainConfig
 from labkit.train.gradients import clip_gradients, global_grad_norm
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
 from labkit.train.progress import Progress
-
-EVALUATION_SAMPLES = 1 << 40
-"""Where the numbers of the samples for evaluation begin: no run trains on them."""
 
 
 @dataclass(frozen=True)
