@@ -14,7 +14,7 @@ import labkit.train
 from labkit.text import InventedText
 from labkit.train import TrainConfig
 from labkit.train.__main__ import main
-from labkit.train.world import has_gpu, num_threads, slurm_as_torchrun
+from labkit.train.world import has_gpu, is_first_rank, num_threads, slurm_as_torchrun
 
 ROOT = Path(__file__).parents[1]
 TINY = "--steps 3 --seq-length 8 --hidden-size 16 --num-layers 2 --batch-size 8 --micro-batch-size 2 --warmup-steps 2"
@@ -108,9 +108,9 @@ def free_port():
 def slurm(task, port, num_tasks=4, **more):
     """What srun sets for a task; on a machine that is no cluster, rank 0 waits at localhost."""
     variables = {
-        "SLURM_PROCID": task, "SLURM_NTASKS": num_tasks, "SLURM_LOCALID": task % 2, "SLURM_JOB_ID": 4242,
-        "SLURM_STEP_NODELIST": "dgx[01-02]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "MASTER_ADDR": "localhost",
-        "MASTER_PORT": port,
+        "SLURM_PROCID": task, "SLURM_NTASKS": 16, "SLURM_LOCALID": task % 2, "SLURM_JOB_ID": 4242,
+        "SLURM_STEP_NUM_TASKS": num_tasks, "SLURM_STEP_NODELIST": "dgx[01-02]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "MASTER_ADDR": "localhost", "MASTER_PORT": port,
     }  # fmt: skip
     return {name: str(value) for name, value in (variables | more).items()}
 
@@ -131,8 +131,19 @@ def test_slurms_variables_are_read():
     expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "dgx01"}
     assert slurm_as_torchrun(task) == expected | {"MASTER_PORT": "24242"}
     assert slurm_as_torchrun(task | {"RANK": "0"}) == {}  # torchrun inside a Slurm job
-    assert slurm_as_torchrun(task | {"SLURM_NTASKS": "1"}) == {}
+    assert slurm_as_torchrun(task | {"SLURM_STEP_NUM_TASKS": "1"}) == {}
     assert slurm_as_torchrun({}) == {}
+    assert not is_first_rank(task)
+    assert is_first_rank(task | {"RANK": "0"})
+    assert is_first_rank({})
+
+
+def test_a_script_of_sbatch_is_a_process_alone():
+    """There sbatch itself has set the variables of a first task; nobody else will come."""
+    script = {"SLURM_JOB_ID": "4242", "SLURM_JOB_NODELIST": "dgx[01-02]", "SLURM_TASKS_PER_NODE": "8(x2)"}
+    script |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "16"}
+    assert slurm_as_torchrun(script) == {}
+    assert is_first_rank(script)
 
 
 def test_who_gets_a_gpu_and_how_many_threads():

@@ -39,7 +39,7 @@ def world() -> Iterator[None]:
 
 def is_first_rank(environment: Mapping[str, str]) -> bool:
     """Whether this process will be rank 0: known before the world is up."""
-    return environment.get("RANK", environment.get("SLURM_PROCID", "0")) == "0"
+    return {**environment, **slurm_as_torchrun(environment)}.get("RANK", "0") == "0"
 
 
 def has_gpu(ranks_here: int, gpus_seen: int, environment: Mapping[str, str]) -> bool:
@@ -87,21 +87,22 @@ def say_once(text: str) -> None:
 def slurm_as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that torchrun would set, from those that srun sets for each task; nothing outside of srun.
 
-    >>> srun = {"SLURM_PROCID": "9", "SLURM_NTASKS": "16", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "70001"}
+    A script of sbatch has SLURM_PROCID and SLURM_NTASKS too, although nobody else is there: only what is named STEP
+    comes from srun.
+
+    >>> srun = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "70001"}
     >>> srun |= {"SLURM_STEP_NODELIST": "dgx[07-08]", "SLURM_STEP_TASKS_PER_NODE": "8(x2)"}
     >>> slurm_as_torchrun(srun)["MASTER_ADDR"], slurm_as_torchrun(srun)["LOCAL_WORLD_SIZE"]
     ('dgx07', '8')
     """
-    if "RANK" in environment or "SLURM_PROCID" not in environment or environment.get("SLURM_NTASKS", "1") == "1":
+    if "RANK" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return {}
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment["SLURM_JOB_NODELIST"]
-    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment["SLURM_TASKS_PER_NODE"]
     variables = {
         "RANK": environment["SLURM_PROCID"],
-        "WORLD_SIZE": environment["SLURM_NTASKS"],
+        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
         "LOCAL_RANK": environment["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": re.match(r"\d+", tasks)[0],  # type: ignore[index]
-        "MASTER_ADDR": _first_node(nodes),
+        "LOCAL_WORLD_SIZE": re.match(r"\d+", environment["SLURM_STEP_TASKS_PER_NODE"])[0],  # type: ignore[index]
+        "MASTER_ADDR": _first_node(environment["SLURM_STEP_NODELIST"]),
         "MASTER_PORT": str(20000 + int(environment["SLURM_JOB_ID"]) % 20000),  # jobs that share a node differ
     }
     return {name: environment.get(name, value) for name, value in variables.items()}
