@@ -517,6 +517,7 @@ def test_a_learning_rate_that_is_far_too_high_stops_the_run():
         ({"tp_size": 3}, "tp_size=3 does not divide num_attention_heads=8: use 1, 2, 4, 8, or"),
         ({"seq_length": 9, "tp_size": 2, "sequence_parallel": True}, "does not divide seq_length=9: use 1, 3, 9"),
         ({"resume": True}, "resume and save_interval need a checkpoint_dir: name a folder"),
+        ({"checkpoint_dir": ""}, "checkpoint_dir='' is no folder: name one, or leave it out"),
         ({"save_interval": 5}, "resume and save_interval need a checkpoint_dir: name a folder"),
         ({"text": "no/such/file"}, "the text no/such/file cannot be read (No such file or directory): name a file"),
         ({"text": "."}, "the text . cannot be read (Is a directory): name a file"),

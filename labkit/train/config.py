@@ -122,6 +122,8 @@ class TrainConfig:
         self._check_divides("num_attention_heads", "hidden_size")
         for name in ("num_attention_heads",) + ("seq_length",) * self.sequence_parallel:
             self._check_divides("tp_size", name)
+        if self.checkpoint_dir == "":
+            raise ValueError("checkpoint_dir='' is no folder: name one, or leave it out")
         if (self.resume or self.save_interval) and self.checkpoint_dir is None:
             raise ValueError("resume and save_interval need a checkpoint_dir: name a folder")
         self.make_text()
