@@ -44,7 +44,7 @@ def claim(folder: str | Path, resume: bool) -> Iterator[None]:
     """Inside the block the folder is this run's; to be called on every rank. What a killed save left is removed.
 
     Raises:
-        ValueError: another run writes there; or has written there, and this one does not resume it.
+        ValueError: another run writes there, or has written there and this one does not resume it; or nobody can.
     """
     folder, locked = Path(folder), None
 
@@ -52,8 +52,9 @@ def claim(folder: str | Path, resume: bool) -> Iterator[None]:
         nonlocal locked
         if (folder / DESCRIPTION).exists():
             raise ValueError(f"checkpoint_dir={folder} is a checkpoint: name the folder that it is in, {folder.parent}")
-        folder.mkdir(parents=True, exist_ok=True)
-        locked = open(folder / LOCK, "w")  # noqa: SIM115 - held as long as the run; the system frees it if we are killed
+        with _writing(f"checkpoint_dir={folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            locked = open(folder / LOCK, "w")  # noqa: SIM115 - held as long as the run, and freed if that is killed
         try:
             fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -81,17 +82,19 @@ def save(folder: str | Path, state: State, step: int, num_samples: int) -> Path:
         num_samples: how many samples of the data the run has seen.
 
     Raises:
-        ValueError: not all files have come to this folder.
+        ValueError: it cannot be written, or not all files have come to this folder. Nothing of it is left.
     """
-    from torch.distributed.checkpoint import filesystem, state_dict_saver
+    from torch.distributed.checkpoint import filesystem
 
     final = Path(folder) / f"step_{step:08d}"
     partial = final.with_suffix(".partial")
 
+    @_writing(str(final))
     def begin() -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
 
+    @_writing(str(final))
     def finish() -> None:
         written = filesystem.FileSystemReader(partial).read_metadata().storage_data.values()
         lost = {info.relative_path for info in written} - {path.name for path in partial.iterdir()}
@@ -107,9 +110,15 @@ def save(folder: str | Path, state: State, step: int, num_samples: int) -> Path:
         partial.rename(final)
 
     is_first = dist.get_rank() == 0
-    _together(begin if is_first else None)
-    state_dict_saver.save(dict(_tensors(state)), checkpoint_id=partial)
-    _together(finish if is_first else None)
+    try:
+        _together(begin if is_first else None)
+        with _writing(str(final)):
+            _write(dict(_tensors(state)), partial)
+        _together(finish if is_first else None)
+    except ValueError:
+        if is_first:
+            shutil.rmtree(partial, ignore_errors=True)  # what it takes may be what others lack
+        raise
     return final
 
 
@@ -161,6 +170,37 @@ def load(path: Path, state: State) -> None:
     for name, tensor in parts:
         if tensor is not tensors[name]:  # a rank with the first and the last stage has the tied embedding twice
             tensor.copy_(tensors[name])
+
+
+@contextmanager
+def _writing(what: str) -> Iterator[None]:
+    """Inside the block an error of the file system becomes one that says what cannot be written, and the way out."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"{what} cannot be written ({error.strerror or error}): make space, or name a folder that you may write to"
+        ) from error
+
+
+def _write(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """torch's own save. What it raises on all ranks is no `Exception`: here it becomes what the first rank met.
+
+    Raises:
+        OSError: a file could not be written.
+        KeyboardInterrupt: the run was interrupted meanwhile.
+    """
+    from torch.distributed.checkpoint import state_dict_saver
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        state_dict_saver.save(tensors, checkpoint_id=folder)
+    except CheckpointException as error:
+        causes = [cause for cause, _ in error.failures.values()]
+        cause = next((each for each in causes if not isinstance(each, Exception)), causes[0])
+        if isinstance(cause, OSError) or not isinstance(cause, Exception):
+            raise cause from error
+        raise OSError(str(cause)) from error  # torch's writer in C++ only counts bytes that are missing
 
 
 def _check(path: Path, state: State) -> None:

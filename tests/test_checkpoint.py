@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 from dataclasses import replace
@@ -304,8 +305,64 @@ def test_folders_that_cannot_be_used(two_steps_saved, refusal, tmp_path):
     two_steps_saved(tmp_path / "run", num_layers=1)
     text = refusal(saves_in(tmp_path / "run" / "step_00000001", num_layers=1))
     assert text.endswith(f"is a checkpoint: name the folder that it is in, {tmp_path}/run")
+    way_out = "make space, or name a folder that you may write to"
     (tmp_path / "file").write_text("")
-    assert f"'{tmp_path}/file'" in refusal(saves_in(tmp_path / "file"))
+    for folder, why in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "a", "Not a directory")):
+        assert refusal(saves_in(folder)) == f"checkpoint_dir={folder} cannot be written ({why}): {way_out}"
+    (tmp_path / "run" / "step_00000003").write_text("of somebody else")
+    text = refusal(saves_in(tmp_path / "run", steps=3, num_layers=1))
+    assert text == f"{tmp_path}/run/step_00000003 cannot be written (Not a directory): {way_out}"
+
+
+def refused_on_a_full_disk(config, rank, num_bytes):
+    """On a rank: what a run says when on one rank no file can grow above so many bytes."""
+    save, limits = state_dict_saver.save, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def save_little(*args, **kwargs):
+        if dist.get_rank() == rank:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+        try:
+            save(*args, **kwargs)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    state_dict_saver.save = save_little
+    try:
+        return refused_here(config)
+    finally:
+        state_dict_saver.save = save
+
+
+@pytest.mark.parametrize(("rank", "num_bytes"), [(0, 100), (0, 10_000), (1, 100), (1, 10_000)])
+def test_a_full_disk_is_said_in_a_line_and_nothing_stays_on_it(worlds, tmp_path, rank, num_bytes):
+    """Python, or torch's writer in C++, runs into it."""
+    config = saves_in(tmp_path, num_layers=1)
+    worlds[2].run(train, replace(config, steps=1))
+    for text in worlds[2].run(refused_on_a_full_disk, replace(config, steps=2), rank, num_bytes):
+        assert re.fullmatch(
+            rf"{tmp_path}/step_00000002 cannot be written \(.+\): make space, or name a folder .*", text
+        )
+    assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000001"]
+    assert [step.number for step in worlds[2].run(train, replace(config, steps=2))[0]] == [2]
+
+
+def interrupted_while_saving(config):
+    """On a rank: the stop button in the middle of torch's save."""
+
+    def stop(_):
+        raise KeyboardInterrupt
+
+    sync, os.fsync = os.fsync, stop
+    try:
+        train(config)
+    except KeyboardInterrupt:
+        return "interrupted"
+    finally:
+        os.fsync = sync
+
+
+def test_an_interrupt_stays_one_in_the_middle_of_a_save(worlds, tmp_path):
+    assert worlds[1].run(interrupted_while_saving, saves_in(tmp_path, steps=1, num_layers=1)) == ["interrupted"]
 
 
 def save_where_only_some_see_it(config):
