@@ -301,6 +301,14 @@ def test_two_runs_at_once_in_one_folder(worlds, refusal, tmp_path):
     ]  # a lock dies with its run
 
 
+def test_a_stream_that_is_left_early_leaves_its_folder(tmp_path):
+    config = saves_in(tmp_path, num_layers=1, steps=3)
+    with World(2) as world:
+        for _ in stream(world, steps, config):
+            break
+        assert [step.number for step in world.run(train, config)[0]] == [2, 3]
+
+
 def test_folders_that_cannot_be_used(two_steps_saved, refusal, tmp_path):
     two_steps_saved(tmp_path / "run", num_layers=1)
     text = refusal(saves_in(tmp_path / "run" / "step_00000001", num_layers=1))

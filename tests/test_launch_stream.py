@@ -48,6 +48,52 @@ def test_a_value_arrives_before_the_next_is_computed():
         assert next(again) == [2, 2]
 
 
+def held(folder):
+    """Holds a file on each rank as long as it runs, as a training run holds its checkpoint folder."""
+    file = folder / f"held by rank {dist.get_rank()}"
+    file.touch()
+    try:
+        while True:
+            yield len(list(folder.iterdir()))
+            dist.barrier()
+    finally:
+        file.unlink()
+
+
+def test_a_loop_that_is_left_early_frees_what_the_ranks_held(tmp_path):
+    with World(2) as world:
+        for _ in stream(world, held, tmp_path):
+            break
+        assert list(tmp_path.iterdir()) == []
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012 - as a cell does it
+            for _ in stream(world, held, tmp_path):
+                raise ZeroDivisionError
+        assert list(tmp_path.iterdir()) == []
+        assert world.run(dist.get_rank) == [0, 1]  # the world lives on
+
+
+def test_a_new_stream_ends_the_one_before_and_is_not_ended_by_it(tmp_path):
+    def counted():
+        yield from range(3)
+
+    with World(2) as world:
+        first = stream(world, held, tmp_path)
+        next(first)
+        second = stream(world, counted)
+        assert next(second) == [0, 0]
+        assert list(tmp_path.iterdir()) == []
+        assert list(first) == []
+        first.close()
+        assert list(second) == [[1, 1], [2, 2]]
+
+
+def test_a_stream_that_outlives_its_world_is_silent(tmp_path):
+    with World(2) as world:
+        values = stream(world, held, tmp_path)
+        next(values)
+    values.close()
+
+
 def test_none_is_a_value_and_no_value_is_none():
     def nothing():
         yield None

@@ -5,18 +5,21 @@ module, because a function arrives there anew with each call.
 """
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from labkit.launch.world import World
 
-_running: Iterator | None = None  # on a rank only
+_numbers = itertools.count()  # of streams, in the kernel
+_running: dict[int, Iterator] = {}  # on a rank: the stream that has begun last
 
 
 def stream(world: World, fn: Callable[..., Iterator], /, *args, **kwargs) -> Iterator[list]:
     """Iterate over what ``fn(*args, **kwargs)`` yields on the ranks: each time a list of their values, in rank order.
 
-    All ranks must yield equally often. Faults are reported as by `World.run`.
+    All ranks must yield equally often. Faults are reported as by `World.run`. A loop that is left early ends the
+    generators on the ranks too, so that what they held is free; and so does the next stream in the same world.
 
     Raises:
         ValueError: ``fn`` is no generator function.
@@ -25,28 +28,42 @@ def stream(world: World, fn: Callable[..., Iterator], /, *args, **kwargs) -> Ite
     if not inspect.isgeneratorfunction(fn):
         name = getattr(fn, "__name__", repr(fn))
         raise ValueError(f"fn={name} has no yield: write one where a value is ready, or use World.run")
-    world.run(_begin, fn, args, kwargs)
-    while True:
-        goes_on, values = zip(*world.run(_advance), strict=True)
-        if not any(goes_on):
-            return
-        if not all(goes_on):
-            ended = [rank for rank, still in enumerate(goes_on) if not still]
-            raise RuntimeError(f"{fn.__name__} has ended on ranks {ended} but goes on elsewhere: yield equally often")
-        yield list(values)
-
-
-def _begin(fn: Callable[..., Iterator], args: tuple, kwargs: dict) -> None:
-    global _running
-    _running = fn(*args, **kwargs)
-
-
-def _advance() -> tuple[bool, Any]:
-    """On a rank: whether there was a next value, and the value."""
-    global _running
-    assert _running is not None
+    number = next(_numbers)
+    world.run(_begin, number, fn, args, kwargs)
     try:
-        return True, next(_running)
-    except StopIteration:
-        _running = None  # and with it the model that it held
+        while True:
+            goes_on, values = zip(*world.run(_advance, number), strict=True)
+            if not any(goes_on):
+                return
+            if not all(goes_on):
+                ended = [rank for rank, still in enumerate(goes_on) if not still]
+                raise RuntimeError(
+                    f"{fn.__name__} has ended on ranks {ended} but goes on elsewhere: yield equally often"
+                )
+            yield list(values)
+    except BaseException:  # GeneratorExit above all: the caller wants no more
+        # Python may collect a forgotten stream in the middle of another call, which it cannot wait for.
+        if not (world._ended or world._one_call.locked()):
+            world.run(_end, number)
+        raise
+
+
+def _begin(number: int, fn: Callable[..., Iterator], args: tuple, kwargs: dict) -> None:
+    _running.clear()
+    _running[number] = fn(*args, **kwargs)
+
+
+def _advance(number: int) -> tuple[bool, Any]:
+    """On a rank: whether there was a next value, and the value."""
+    if number not in _running:  # another stream has begun since
         return False, None
+    try:
+        return True, next(_running[number])
+    except StopIteration:
+        _end(number)
+        return False, None
+
+
+def _end(number: int) -> None:
+    """On a rank: drop the generator, and with it the model that it holds."""
+    _running.pop(number, None)
