@@ -70,6 +70,8 @@ class TextFile:
 
     def __post_init__(self):
         try:
+            if Path(self.path).exists() and not Path(self.path).is_file():
+                raise ValueError(f"the text {self.path} is a folder, a pipe or a device: name a file")
             self._bytes = np.frombuffer(Path(self.path).read_bytes(), dtype=np.uint8)
         except OSError as error:
             raise ValueError(f"the text {self.path} cannot be read ({error.strerror}): name a file") from error

@@ -1,5 +1,6 @@
 """Text with a known floor: the floor is what word counts and a perfect reader say, and samples stand on their own."""
 
+import os
 from collections import Counter
 
 import numpy as np
@@ -105,11 +106,20 @@ def test_any_file(tmp_path):
         assert bytes(sample.tolist()) in content.encode()
         assert np.array_equal(sample, TextFile(str(path), seed=1).sample(number, 10))
     assert len({bytes(text.sample(number, 10).tolist()) for number in range(50)}) > 10
-    halves = [text.sample(number, size // 2).tolist() for number in (0, EVALUATION_SAMPLES)]
-    assert text.decode(sum(halves, [])) == content  # all of it, each half from its only place
+    halves = [text.sample(number, size // 2) for number in (0, EVALUATION_SAMPLES)]
+    assert text.decode(np.concatenate(halves)) == content  # all of it, each half from its only place
     assert text.decode([0xC3]) == "\N{REPLACEMENT CHARACTER}"
     assert text.vocab_size == 256
     assert text.floor_nats is None
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    """Every rank reads it for itself, so a pipe would be empty for all but the first, and a device may never end."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (tmp_path, pipe, "/dev/zero"):
+        with pytest.raises(ValueError, match=f"the text {path} is a folder, a pipe or a device: name a file"):
+            TextFile(path)
 
 
 def test_every_place_of_a_file_is_drawn(tmp_path):

@@ -520,7 +520,7 @@ def test_a_learning_rate_that_is_far_too_high_stops_the_run():
         ({"checkpoint_dir": ""}, "checkpoint_dir='' is no folder: name one, or leave it out"),
         ({"save_interval": 5}, "resume and save_interval need a checkpoint_dir: name a folder"),
         ({"text": "no/such/file"}, "the text no/such/file cannot be read (No such file or directory): name a file"),
-        ({"text": "."}, "the text . cannot be read (Is a directory): name a file"),
+        ({"text": "."}, "the text . is a folder, a pipe or a device: name a file"),
     ],
     ids=str,
 )  # fmt: skip

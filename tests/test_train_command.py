@@ -12,7 +12,7 @@ import pytest
 
 import labkit.train
 from labkit.text import InventedText
-from labkit.train import TrainConfig
+from labkit.train import TrainConfig, train
 from labkit.train.__main__ import main
 from labkit.train.world import has_gpu, is_first_rank, num_threads, slurm_as_torchrun
 
@@ -236,7 +236,23 @@ def test_a_text_file_and_a_resumed_run(command, tmp_path):
     code, out, _ = command(*options, "--resume")
     assert code == 0
     assert f"Resuming behind step 3, from {tmp_path}/step_00000003" in out
-    assert "Nothing to do: the checkpoint has all 3 steps. Give more --steps" in out
+    assert "Nothing to do: the checkpoint has 3 steps or more. Give more --steps" in out
+
+
+def test_a_text_that_goes_while_the_run_lasts(command, tmp_path, monkeypatch):
+    """It was read when the run began."""
+    file = tmp_path / "text.txt"
+    file.write_text("to be or not to be " * 10)
+
+    def train_and_remove(config):
+        steps = train(config)
+        file.unlink()
+        return steps
+
+    monkeypatch.setattr(labkit.train.__main__, "train", train_and_remove)
+    code, out, _ = command(*TINY.split(), "--text", file)
+    assert code == 0
+    assert "Step 3: loss" in out
 
 
 def test_torchrun_does_not_drown_the_message():

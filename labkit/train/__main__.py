@@ -41,7 +41,8 @@ def run(config: TrainConfig) -> int:
     """On a rank of a world that is up."""
     is_first = dist.get_rank() == 0
     try:
-        start = describe_start(config, dist.get_world_size())
+        floor_nats = config.make_text().floor_nats  # the text may have gone when the run ends
+        start = describe_start(config, dist.get_world_size(), floor_nats)
         if is_first:
             print(start, flush=True)
         steps = train(config)
@@ -49,7 +50,7 @@ def run(config: TrainConfig) -> int:
         say_once(f"labkit.train: {error}")
         return 2 if isinstance(error, ValueError) else 1
     if is_first:
-        print(describe_end(config, steps), flush=True)
+        print(describe_end(config, steps, floor_nats), flush=True)
     return 0
 
 

@@ -52,13 +52,13 @@ class Progress:
         return f", {achieved / (peak * dist.get_world_size()):.0%} of peak"
 
 
-def describe_start(config: TrainConfig, world_size: int) -> str:
+def describe_start(config: TrainConfig, world_size: int, floor_nats: float | None) -> str:
     """One line: what is about to run.
 
     Raises:
         ValueError: the config does not fit the number of ranks.
     """
-    layout, text = config.layout(world_size), config.make_text()
+    layout = config.layout(world_size)
     sizes = f"tp {layout.tp_size}, pp {layout.pp_size}, dp {layout.dp_size}"
     on_gpus, threads = local_device().type == "cuda", torch.get_num_threads()
     return "; ".join(
@@ -69,15 +69,14 @@ def describe_start(config: TrainConfig, world_size: int) -> str:
             else f"gloo on the CPU, {threads} {'thread' if threads == 1 else 'threads'} a rank",
             f"{config.shape.num_parameters:,} parameters in {config.precision}",
             f"{config.batch_size * config.seq_length:,} tokens a step",
-            f"the text's floor is {text.floor_nats:.4f}" if text.floor_nats else f"no floor is known for {config.text}",
+            f"the text's floor is {floor_nats:.4f}" if floor_nats else f"no floor is known for {config.text}",
         ]
     )
 
 
-def describe_end(config: TrainConfig, steps: Sequence["Step"]) -> str:
+def describe_end(config: TrainConfig, steps: Sequence["Step"], floor_nats: float | None) -> str:
     """One line: where the loss has come to."""
     if not steps:
-        return f"Nothing to do: the checkpoint has all {config.steps} steps. Give more --steps"
-    floor = config.make_text().floor_nats
-    above = f", {steps[-1].loss - floor:.4f} above the text's floor" if floor else ""
+        return f"Nothing to do: the checkpoint has {config.steps} steps or more. Give more --steps"
+    above = f", {steps[-1].loss - floor_nats:.4f} above the text's floor" if floor_nats else ""
     return f"Step {steps[-1].number}: loss {steps[-1].loss:.4f}{above}"
