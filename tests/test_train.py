@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -502,12 +503,25 @@ def test_a_learning_rate_that_is_far_too_high_stops_the_run():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "steps=0: use 1 or more"),
-        ({"micro_batch_size": -1}, "micro_batch_size=-1: use 1 or more"),
-        ({"warmup_steps": -1}, "warmup_steps=-1: use 0 or more"),
-        ({"clip_norm": math.nan}, "clip_norm=nan: use 0 or more"),
-        ({"learning_rate": 0.0}, "learning_rate=0.0: use a number above 0"),
+        ({"steps": 0}, "steps=0: use a whole number from 1 up"),
+        ({"steps": 2.5}, "steps=2.5: use a whole number from 1 up"),
+        ({"steps": "4"}, "steps='4': use a whole number from 1 up"),
+        ({"micro_batch_size": -1}, "micro_batch_size=-1: use a whole number from 1 up"),
+        ({"hidden_size": 16.0}, "hidden_size=16.0: use a whole number from 1 up"),
+        ({"pp_size": True}, "pp_size=True: use a whole number from 1 up"),
+        ({"warmup_steps": -1}, "warmup_steps=-1: use a whole number from 0 up"),
+        ({"eval_interval": 1.5}, "eval_interval=1.5: use a whole number from 0 up"),
+        ({"save_interval": 1.5}, "save_interval=1.5: use a whole number from 0 up"),
+        ({"seed": 1.5}, "seed=1.5: use a whole number from 0 up"),
+        ({"seed": 1 << 63}, "seed=9223372036854775808 has more than 63 bits: use a smaller number"),
+        ({"clip_norm": math.nan}, "clip_norm=nan: use a finite number from 0 up"),
+        ({"weight_decay": "0.1"}, "weight_decay='0.1': use a finite number from 0 up"),
+        ({"min_learning_rate": -1}, "min_learning_rate=-1: use a finite number from 0 up"),
+        ({"learning_rate": math.inf}, "learning_rate=inf: use a finite number from 0 up"),
+        ({"learning_rate": 0.0}, "learning_rate=0 learns nothing: use a number above 0, 0.003 say"),
         ({"dropout": 1.0}, "dropout=1.0 is no probability to drop: use 0 or more, below 1"),
+        ({"dropout": "0.1"}, "dropout='0.1' is no probability to drop: use 0 or more, below 1"),
+        ({"text": None}, "text=None is no file: name one, or use 'invented'"),
         ({"schedule": "2f2b"}, "schedule='2f2b' is unknown: use gpipe, 1f1b, interleaved, zero-bubble"),
         ({"precision": "float16"}, "precision='float16' is unknown: use float32, float64, bfloat16"),
         ({"num_chunks": 2}, "num_chunks=2 needs schedule='interleaved', not '1f1b': use that, or num_chunks=1"),
@@ -528,6 +542,16 @@ def test_a_config_that_does_not_fit_is_refused(options, message):
     with pytest.raises(ValueError) as caught:
         replace(TINY, **options)
     assert message in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    config = replace(TINY, steps=np.int64(4), hidden_size=np.int32(16), learning_rate=np.float32(0.5))
+    assert (type(config.steps), type(config.hidden_size)) == (int, int)
+    assert config == replace(TINY, steps=4, hidden_size=16, learning_rate=0.5)
+
+
+def test_the_highest_seed_trains(on_ranks):
+    assert len(on_ranks(2, train, replace(TINY, seed=(1 << 63) - 1, steps=1, dropout=0.1))[0]) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import labkit.train
 from labkit.text import InventedText
@@ -200,7 +201,7 @@ def test_help_explains_every_option(command):
         (["--stepz", "3"], "Perhaps you meant: --steps INT"),
         (["--tp", "x"], "Error parsing --tp"),
         (["--schedule", "2f2b"], "gpipe"),
-        (["--steps", "0"], "steps=0: use 1 or more"),
+        (["--steps", "0"], "steps=0: use a whole number from 1 up"),
         (["--tp", "3"], "tp_size=3 does not divide num_attention_heads=4: use 1, 2, 4, or another num_attention_heads"),
         (["--text", "nowhere.txt"], "the text nowhere.txt cannot be read (No such file or directory): name a file"),
         (["--tp", "2"], "tp_size=2 * pp_size=1 = 2 does not divide world_size=1: use tp_size 1, or world_size 2"),
@@ -221,6 +222,38 @@ def test_numbers_that_run_away(command):
     assert re.search(r"labkit.train: step 2: the loss is nan, the gradient norm nan. First on rank 0: ", error)
     assert out.startswith("1 rank")
     assert "Step" not in out
+
+
+def test_memory_that_runs_out(command, monkeypatch):
+    monkeypatch.setattr(labkit.train.__main__, "train", lambda config: torch.empty(1 << 50))
+    code, _, error = command(*TINY.split())
+    assert code == 1
+    assert re.search(r"labkit.train: out of memory \(.* can't allocate memory: .*\): use a smaller model or", error)
+    monkeypatch.setattr(labkit.train.__main__, "train", lambda config: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):  # any other error keeps its traceback
+        command(*TINY.split())
+
+
+def test_an_interrupted_run(command, monkeypatch):
+    def stop(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(labkit.train.__main__, "train", stop)
+    code, out, error = command(*TINY.split())
+    assert (code, error) == (130, "labkit.train: interrupted ")
+    assert out.startswith("1 rank")
+
+
+@pytest.mark.parametrize("options", [TINY.split(), ["--stepz", "3"]], ids=str)
+def test_a_rank_of_a_world_that_is_nowhere(command, monkeypatch, options):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    code, out, error = command(*options)
+    assert (code, out) == (2, "")
+    assert error == (
+        "labkit.train: RANK=3 is set, but not MASTER_ADDR and MASTER_PORT: start the ranks by torchrun or srun, "
+        "or unset RANK to train alone "
+    )
 
 
 def test_a_text_file_and_a_resumed_run(command, tmp_path):

@@ -6,6 +6,7 @@ import sys
 import textwrap
 from contextlib import redirect_stderr, redirect_stdout
 
+import torch
 import torch.distributed as dist
 import tyro
 
@@ -16,7 +17,19 @@ from labkit.train.world import is_first_rank, say_once, world
 
 
 def main() -> int:
-    """0 when all steps are done; 2 when the options do not fit, 1 when the numbers ran away."""
+    """0: all steps are done. 2: the options do not fit. 1: numbers ran away, or memory ran out. 130: interrupted."""
+    try:
+        return start()
+    except ValueError as error:  # of what should bring the world up
+        say_once(f"labkit.train: {error}")
+        return 2
+    except KeyboardInterrupt:
+        say_once("labkit.train: interrupted")
+        return 130
+
+
+def start() -> int:
+    """Read the options and obey them."""
     printed = io.StringIO()
     try:
         with redirect_stdout(printed), redirect_stderr(printed):  # every rank would say the same
@@ -42,16 +55,28 @@ def run(config: TrainConfig) -> int:
     is_first = dist.get_rank() == 0
     try:
         floor_nats = config.make_text().floor_nats  # the text may have gone when the run ends
-        start = describe_start(config, dist.get_world_size(), floor_nats)
+        about = describe_start(config, dist.get_world_size(), floor_nats)
         if is_first:
-            print(start, flush=True)
+            print(about, flush=True)
         steps = train(config)
     except (ValueError, FloatingPointError) as error:
         say_once(f"labkit.train: {error}")
         return 2 if isinstance(error, ValueError) else 1
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        say_once(
+            f"labkit.train: out of memory ({error}): use a smaller model or micro_batch_size, or more --tp or --pp"
+        )
+        return 1
     if is_first:
         print(describe_end(config, steps, floor_nats), flush=True)
     return 0
+
+
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """On a CPU torch raises an error of no kind of its own."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """Everything that decides a training run, in one object: the same in a notebook and on the command line."""
 
 import math
+import operator
 from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
@@ -93,16 +96,18 @@ class TrainConfig:
     def __post_init__(self):
         for name in ("steps", "batch_size", "micro_batch_size", "seq_length", "num_layers", "hidden_size",
                      "num_attention_heads", "tp_size", "pp_size", "num_chunks"):  # fmt: skip
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: use 1 or more")
-        for name in ("min_learning_rate", "warmup_steps", "weight_decay", "clip_norm", "eval_interval",
-                     "save_interval", "seed"):  # fmt: skip
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}: use 0 or more")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate={self.learning_rate}: use a number above 0, 0.003 say")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} is no probability to drop: use 0 or more, below 1")
+            self._make_whole(name, 1)
+        for name in ("warmup_steps", "eval_interval", "save_interval", "seed"):
+            self._make_whole(name, 0)
+        if self.seed >= 1 << 63:
+            raise ValueError(f"seed={self.seed} has more than 63 bits: use a smaller number")
+        for name in ("learning_rate", "min_learning_rate", "weight_decay", "clip_norm"):
+            if not (_is_finite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name}={getattr(self, name)!r}: use a finite number from 0 up")
+        if self.learning_rate == 0:
+            raise ValueError("learning_rate=0 learns nothing: use a number above 0, 0.003 say")
+        if not (_is_finite(self.dropout) and 0 <= self.dropout < 1):
+            raise ValueError(f"dropout={self.dropout!r} is no probability to drop: use 0 or more, below 1")
         for name, known in (("schedule", tuple(SCHEDULES)), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {', '.join(known)}")
@@ -122,11 +127,23 @@ class TrainConfig:
         self._check_divides("num_attention_heads", "hidden_size")
         for name in ("num_attention_heads",) + ("seq_length",) * self.sequence_parallel:
             self._check_divides("tp_size", name)
+        if not isinstance(self.text, str | Path):
+            raise ValueError(f"text={self.text!r} is no file: name one, or use 'invented'")
         if self.checkpoint_dir == "":
             raise ValueError("checkpoint_dir='' is no folder: name one, or leave it out")
         if (self.resume or self.save_interval) and self.checkpoint_dir is None:
             raise ValueError("resume and save_interval need a checkpoint_dir: name a folder")
         self.make_text()
+
+    def _make_whole(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        try:
+            number = operator.index(value)  # numpy's integers count too
+        except TypeError:
+            number = least - 1
+        if number < least or isinstance(value, bool):
+            raise ValueError(f"{name}={value!r}: use a whole number from {least} up")
+        object.__setattr__(self, name, number)
 
     def _check_divides(self, divisor: str, name: str) -> None:
         divides, value = getattr(self, divisor), getattr(self, name)
@@ -180,3 +197,7 @@ class TrainConfig:
         done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
         return self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * cosine
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)

@@ -20,11 +20,21 @@ from labkit.groups import local_device
 
 @contextmanager
 def world() -> Iterator[None]:
-    """Inside the block torch.distributed is up; a world that was brought up here is taken down again."""
+    """Inside the block torch.distributed is up; a world that was brought up here is taken down again.
+
+    Raises:
+        ValueError: some variables say that there are other ranks, but not where.
+    """
     if dist.is_initialized():
         yield
         return
     os.environ.update(slurm_as_torchrun(os.environ))
+    missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if "RANK" in os.environ and missing:
+        raise ValueError(
+            f"RANK={os.environ['RANK']} is set, but not {' and '.join(missing)}: start the ranks by torchrun or srun, "
+            "or unset RANK to train alone"
+        )
     place: dict[str, Any] = {} if "RANK" in os.environ else {"store": HashStore(), "rank": 0, "world_size": 1}
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     torch.set_num_threads(num_threads(ranks_here, os.environ))
