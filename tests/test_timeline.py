@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from labkit.schedules import Op, Schedule, gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.schedules import Schedule, gpipe, interleaved, one_f_one_b, read_ops, zero_bubble
 from labkit.timeline import Span, Timeline, Trace, measured, simulate
 
 SIZES = list(product(range(1, 9), range(1, 17)))  # p, m
@@ -142,9 +142,36 @@ def test_times_that_are_none_are_refused(arguments, said):
 
 
 def test_a_schedule_that_deadlocks_has_no_timeline():
-    ops = [Op("forward", 0), Op("backward", 0)]
-    with pytest.raises(ValueError, match="deadlock in 'own': rank 1 waits at B0 for F0 of rank 1"):
-        simulate(Schedule("own", 2, 1, [ops[:1], ops[::-1]]))
+    rows = [read_ops("F0 B0 F1 B1"), read_ops("F0 F1 B0 B1")]
+    with pytest.raises(ValueError, match="deadlock in 'own': rank 0 waits at B0 for B0 of rank 1; rank 1 waits at F1"):
+        simulate(Schedule("own", 2, 2, rows))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["F0 B0 W0"], "rank 0 has W0, which this schedule has no use for"),
+        (["F0 B0 F0.1 B0.1"], "rank 0 has F0.1, which this schedule has no use for"),
+        (["F7 B7"], "rank 0 has F7, which this schedule has no use for"),
+        (["F0 B0 F0 B0"], "rank 0 has F0 2 times"),
+        (["F0"], "rank 0 lacks B0"),
+        (["F0 B0", "F0 B0"], "'own' has lists for 2 ranks, and num_stages=1: give each rank one list"),
+    ],
+)
+def test_a_schedule_that_is_none_has_no_timeline(rows, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        simulate(Schedule("own", 1, 1, [read_ops(row) for row in rows]))
+
+
+def test_no_time_is_not_idle_and_only_waiting_is_all_idle():
+    no_time = simulate(gpipe(2, 2), 0, 0)
+    assert (no_time.makespan_seconds, no_time.bubble_share, no_time.bubble_over_ideal) == (0, 0, 0)
+    assert str(no_time).splitlines()[1].split() == ["0", "0.00", "0.00", "0.00", "100%"]
+    only_messages = simulate(gpipe(2, 2), 0, 0, message_seconds=1)
+    assert (only_messages.makespan_seconds, only_messages.bubble_share) == (2, 1)
+    assert only_messages.bubble_over_ideal == float("inf")
+    nobody = Timeline([], "measured")
+    assert (nobody.makespan_seconds, nobody.bubble_share, nobody.bubble_over_ideal) == (0, 0, 0)
 
 
 def overlapped():

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
+from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, check_ops
 from labkit.timeline.spans import COMMUNICATION, Span, Timeline
 
 
@@ -23,13 +23,14 @@ def simulate(
     any number may be under way at once.
 
     Raises:
-        ValueError: a time that is none, a list of another length, or a schedule that deadlocks.
+        ValueError: a time that is none, a list of another length, or what `labkit.schedules.check` finds wrong.
 
     >>> from labkit.schedules import one_f_one_b
     >>> timeline = simulate(one_f_one_b(4, 8))
     >>> timeline.makespan_seconds, round(timeline.bubble_over_ideal, 3), round(timeline.bubble_share, 4)
     (33.0, 0.375, 0.2727)
     """
+    check_ops(schedule)  # the deadlocks come to light below
     seconds = _seconds_of_kinds(schedule, forward_seconds, backward_seconds, weight_gradient_share)
     _check_time("message_seconds", message_seconds)
     ended: dict[tuple[int, Op], float] = {}

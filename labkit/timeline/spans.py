@@ -5,6 +5,7 @@ second are its messages, which may travel meanwhile: that is what overlap means.
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -113,18 +114,18 @@ class Timeline:
         return list(steps.items())
 
     def utilisation(self, rank: int) -> float:
-        """The share of the makespan in which this rank computed."""
-        return self.computing_seconds(rank) / self.makespan_seconds
+        """The share of the makespan in which this rank computed; all of it if that is no time."""
+        return self.computing_seconds(rank) / self.makespan_seconds if self.makespan_seconds else 1.0
 
     @cached_property
     def bubble_share(self) -> float:
         """Idle over total: the share of all ranks' time in which they did not compute."""
-        return 1.0 - sum(map(self.utilisation, self.ranks)) / len(self.ranks)
+        return 1.0 - sum(map(self.utilisation, self.ranks)) / len(self.ranks) if self.ranks else 0.0
 
     @property
     def bubble_over_ideal(self) -> float:
-        """Idle over ideal: the same idle time, as a multiple of the time spent computing."""
-        return self.bubble_share / (1.0 - self.bubble_share)
+        """Idle over ideal: the same idle time, as a multiple of the time spent computing; infinite if none was."""
+        return self.bubble_share / (1.0 - self.bubble_share) if self.bubble_share < 1.0 else math.inf
 
     def __str__(self) -> str:
         """A table in milliseconds: for each rank its computing, its waiting, its messages, and its utilisation."""
