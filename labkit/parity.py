@@ -6,7 +6,7 @@ large were summed over d replicas and not averaged.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -30,12 +30,14 @@ class Difference:
 
     ``error`` is |got - expected| / |expected|. ``ratio`` is the factor that brings expected closest to got, and
     ``rest`` the error that is left then: about 0 where the tensor is right up to a factor.
+    ``both_zero``: there is nothing on either side, to which any factor fits.
     """
 
     name: str
     error: float
     ratio: float
     rest: float
+    both_zero: bool = field(default=False, repr=False)
 
 
 def compare(got: Tensors, expected: Tensors) -> list[Difference]:
@@ -65,7 +67,8 @@ class Parity:
 
     def worst(self, rank: int) -> Difference:
         """The largest error of one rank; the first of those that are equal but for rounding."""
-        return max(self.ranks[rank], key=lambda difference: float(f"{difference.error:.4g}"))
+        nothing = Difference("(it has none)", 0.0, 1.0, 0.0, both_zero=True)  # a rank without parameters
+        return max(self.ranks[rank], key=lambda difference: float(f"{difference.error:.4g}"), default=nothing)
 
     @property
     def worst_rank(self) -> int:
@@ -80,8 +83,8 @@ class Parity:
     @property
     def common_ratio(self) -> float | None:
         """The factor by which everything on every rank differs from what one process has; None if there is no such."""
-        found = [difference for differences in self.ranks for difference in differences]
-        first = found[0].ratio
+        found = [each for differences in self.ranks for each in differences if not each.both_zero]
+        first = found[0].ratio if found else 1.0
         alike = all(math.isclose(each.ratio, first, rel_tol=1e-4) and each.rest < 1e-4 for each in found)
         return first if alike else None
 
@@ -106,8 +109,9 @@ def _difference(name: str, got: torch.Tensor | None, expected_tensors: Tensors) 
     one, other = torch.broadcast_tensors(one.double(), other.double())
     size = other.norm().item()
     if size == 0:  # nothing to be relative to
-        is_zero = one.norm().item() == 0
-        return Difference(name, 0.0, 1.0, 0.0) if is_zero else Difference(name, math.inf, math.inf, math.inf)
+        if one.norm().item() == 0:
+            return Difference(name, 0.0, 1.0, 0.0, both_zero=True)
+        return Difference(name, math.inf, math.inf, math.inf)
     ratio = (one * other).sum().item() / size**2
     error, rest = ((one - factor * other).norm().item() / size for factor in (1.0, ratio))
     if not math.isfinite(error):  # an overflow is not close to anything

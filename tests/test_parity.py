@@ -88,6 +88,24 @@ def test_a_common_factor_is_said():
     assert Parity([summed, other]).common_ratio is None
 
 
+def test_a_common_factor_is_said_beside_tensors_that_are_zero():
+    """A frozen parameter has no gradient, nor has one that nothing used."""
+    expected = {**EXPECTED, "none": None}
+    summed = compare({name: None if x is None else 4 * x for name, x in expected.items()}, expected)
+    assert Parity([summed, summed]).common_ratio == 4
+    right = compare({"first": EXPECTED["first"]}, EXPECTED)
+    assert Parity([summed, right]).common_ratio is None
+    assert Parity([compare({"zeros": EXPECTED["zeros"], "none": None}, expected)]).common_ratio == 1
+
+
+def test_a_rank_without_parameters_has_no_error():
+    summed = compare({"first": 4 * EXPECTED["first"]}, EXPECTED)
+    parity = Parity([[], summed])
+    assert (parity.worst_rank, parity.error, parity.common_ratio) == (1, 3, 4)
+    assert str(parity).splitlines()[1] == "   0   0.0e+00   1.0000  (it has none)"
+    assert Parity([[], []]).error == 0
+
+
 def test_all_right_says_nothing_of_a_factor():
     differences = compare({name: EXPECTED[name] * (1 + 1e-13) for name in ("first", "second")}, EXPECTED)
     parity = Parity([differences] * 2)
