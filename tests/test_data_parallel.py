@@ -653,3 +653,22 @@ def test_ranks_of_a_smaller_group_are_named_by_their_number_in_the_world(on_rank
     assert texts[0] == texts[2] == None  # noqa: E711
     assert texts[1] == texts[3]
     assert "0.weight is [4, 6] float64 on rank 1, [3, 6] float64 on rank 3" in texts[1]
+
+
+def refusal_of_the_unfrozen():
+    module = nn.Sequential(linear(), linear())
+    module[0].requires_grad_(False)
+    model, x = DataParallel(module, world()), torch.ones(2, WIDTH, dtype=torch.float64)
+    model(x).sum().backward()
+    module[0].bias.requires_grad_(True)
+    try:
+        model(x)
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_parameter_that_is_unfrozen_later_is_refused(on_ranks):
+    """It is in no bucket: its replicas would drift apart."""
+    texts = on_ranks(refusal_of_the_unfrozen)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("0.bias was frozen when DataParallel was made, so that its gradient is not averaged: ")

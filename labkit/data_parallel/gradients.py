@@ -37,7 +37,8 @@ class DataParallel(nn.Module):
 
     Raises:
         ValueError: the replicas' parameters or buffers are not the same in names, shapes and types; on every
-            rank, at construction. Their values are those of the group's first rank afterwards.
+            rank, at construction. Their values are those of the group's first rank afterwards. In forward: a
+            parameter that was frozen then is trained now, and has no place in a bucket.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class DataParallel(nn.Module):
         self.module, self.group, self.overlap = module, group, overlap
         self._accumulating = self._in_backward = False
         self._buckets = _make_buckets([p for p in module.parameters() if p.requires_grad], bucket_bytes)
+        self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
         self._next = 0  # the bucket to be sent next: all ranks send them in one order
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         me = weakref.ref(self)  # a parameter that held its replica would keep the group alive, with threads and sockets
@@ -58,6 +60,13 @@ class DataParallel(nn.Module):
             parameter.register_post_accumulate_grad_hook(lambda p: replica._arrived(p) if (replica := me()) else None)
 
     def forward(self, *args, **kwargs):
+        for parameter in self._frozen:
+            if parameter.requires_grad:
+                name = self._name_of(parameter)
+                raise ValueError(
+                    f"{name} was frozen when DataParallel was made, so that its gradient is not averaged: unfreeze it "
+                    "before that, or make DataParallel again"
+                )
         if self._in_backward:  # an error ended it, so that nobody received
             self._next, self._in_backward = 0, False
             for bucket in self._buckets:
@@ -89,6 +98,9 @@ class DataParallel(nn.Module):
         """As the plain module's."""
         return self.module.load_state_dict(*args, **kwargs)
 
+    def _name_of(self, parameter: nn.Parameter) -> str:
+        return next(name for name, each in self.module.named_parameters() if each is parameter)
+
     def _arrived(self, parameter: nn.Parameter) -> None:
         """Backward has computed this gradient."""
         if self._accumulating:
@@ -99,7 +111,7 @@ class DataParallel(nn.Module):
             Variable._execution_engine.queue_callback(self.sync_gradients)  # runs when this backward is done
         if self.overlap:
             if parameter in bucket.arrived:  # and may be on its way
-                name = next(name for name, each in self.module.named_parameters() if each is parameter)
+                name = self._name_of(parameter)
                 raise ValueError(
                     f"{name} got a second gradient in one backward, as happens when two parts under reentrant "
                     "checkpointing use it: take checkpoint(..., use_reentrant=False), or overlap=False"
