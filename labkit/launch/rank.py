@@ -117,14 +117,21 @@ def _join(rank: int, settings: dict, probe: Probe) -> None:
     rendezvous = sys.modules["torch.distributed.rendezvous"]  # the module: a function hides it as an attribute
     rendezvous._rendezvous_handlers["env"] = private_rendezvous  # a private hook: pinned by a test
     if settings["backend"] == "nccl":
-        # CUDA loads a kernel at its first launch, and waits for all that runs: for ever, if that is a receive.
-        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-        torch.set_float32_matmul_precision("highest")  # also in NGC containers, whose default has 10 bits
+        prepare_gpu()
         torch.cuda.set_device(rank)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if settings["backend"] == "nccl" else "gloo",
         timeout=datetime.timedelta(seconds=settings["timeout_seconds"]),
     )
+
+
+def prepare_gpu() -> None:
+    """Before a rank first touches CUDA: what its defaults do to messages that wait, and to float32."""
+    import torch
+
+    # Lazy loading waits, at a kernel's first launch, for all that runs: for ever, if that is a receive posted ahead.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    torch.set_float32_matmul_precision("highest")  # NGC containers multiply with 10 bits
 
 
 def _apply_environment(environment: dict[str, str], rank: int, settings: dict) -> None:

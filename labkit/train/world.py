@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from labkit.groups import local_device
+from labkit.launch.rank import prepare_gpu
 
 
 @contextmanager
@@ -38,13 +39,19 @@ def world() -> Iterator[None]:
     place: dict[str, Any] = {} if "RANK" in os.environ else {"store": HashStore(), "rank": 0, "world_size": 1}
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     torch.set_num_threads(num_threads(ranks_here, os.environ))
-    dist.init_process_group("nccl" if has_gpu(ranks_here, torch.cuda.device_count(), os.environ) else "gloo", **place)
+    on_gpu = has_gpu(ranks_here, torch.cuda.device_count(), os.environ)
+    if on_gpu:
+        prepare_gpu()
+    dist.init_process_group("nccl" if on_gpu else "gloo", **place)
     if local_device().type == "cuda":
         torch.cuda.set_device(local_device())
+    has_failed = True
     try:
         yield
+        has_failed = False
     finally:
-        dist.destroy_process_group()
+        if not (has_failed and on_gpu):  # a message to or from this rank might be waited for in vain
+            dist.destroy_process_group()
 
 
 def is_first_rank(environment: Mapping[str, str]) -> bool:
