@@ -262,6 +262,10 @@ def _step(weight, micro_batches, share: Callable, reported: Callable, forgets: b
     return total, weight.grad
 
 
+def _only_the_loss(weight, micro_batches):
+    return my_step(weight, micro_batches)[0]
+
+
 def _whole(x, micro_batches):
     return 1.0
 
@@ -315,6 +319,7 @@ average_gradient = Exercise(
             "the optimizer steps.",
         ),
         Mistake(_sum_of_rows, "Loss and gradient are both sums over the rows: divide by the number of all rows."),
+        Mistake(_only_the_loss, "Only the loss came back. Return two things: the loss, and `weight.grad`."),
         Mistake(_averaged_twice, "The gradient is averaged twice, and too small."),
     ],
     hints=[
