@@ -1,6 +1,7 @@
 """The bug museum: each fault shows in a way of its own, a healthy run shows none, and nothing of a fault stays."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -183,3 +184,8 @@ def test_the_solution_shows_the_lines(capsys):
 def test_the_museum_counts_as_an_exercise_of_notebook_08():
     assert "bug_museum" in progress.exercises()["08"]
     assert isinstance(museum, Museum) and cases.one_process.cache_info().currsize <= 1
+
+
+def test_the_instructor_has_the_key():
+    text = " ".join((Path(__file__).parents[1] / "INSTRUCTOR.md").read_text().split())
+    assert f"**Its key:** {', '.join(f'{case.number} {case._fault.name}' for case in CASES)}." in text
