@@ -35,6 +35,19 @@ def test_a_blank_stub_is_not_attempted(exercise):
     assert exercise.verdict(lambda *_: ...).status == "not attempted"
 
 
+def one_cut(spans, start, end):
+    return sum(max(0, min(finish, end) - begin) for kind, begin, finish in spans if kind != "wait") / (end - start)
+
+
+def no_cut(spans, start, end):
+    return sum(finish - begin for kind, begin, finish in spans if kind != "wait") / (end - start)
+
+
+@pytest.mark.parametrize(("function", "advice"), [(one_cut, "not at its start"), (no_cut, "wherever they lie")])
+def test_spans_that_are_not_cut_at_both_ends_are_recognised(function, advice):
+    assert advice in " ".join(utilisation.verdict(function).text.split())
+
+
 def test_utilisation_is_that_of_a_timeline():
     spans = [("forward", 0.0, 2.0), ("wait", 2.0, 5.0), ("backward", 5.0, 9.0)]
     timeline = Timeline((Span(0, kind, kind, begin, end) for kind, begin, end in spans), "measured")

@@ -32,6 +32,36 @@ def _not_clipped(spans, start, end):
     return sum(finish - begin for begin, finish in inside) / (end - start)
 
 
+def _cut(spans, start, end, at_start=True, at_end=True, floor=True):
+    """`my_utilisation` with spans cut at some ends of the window alone, and perhaps without the 0."""
+    parts = [
+        (min(finish, end) if at_end else finish) - (max(begin, start) if at_start else begin)
+        for kind, begin, finish in spans
+        if kind != "wait"
+    ]
+    return sum(max(0.0, part) if floor else part for part in parts) / (end - start)
+
+
+def _never_cut(spans, start, end):
+    return _cut(spans, start, end, at_start=False, at_end=False)
+
+
+def _cut_at_the_end(spans, start, end):
+    return _cut(spans, start, end, at_start=False)
+
+
+def _cut_at_the_end_no_floor(spans, start, end):
+    return _cut(spans, start, end, at_start=False, floor=False)
+
+
+def _cut_at_the_start(spans, start, end):
+    return _cut(spans, start, end, at_end=False)
+
+
+def _cut_at_the_start_no_floor(spans, start, end):
+    return _cut(spans, start, end, at_end=False, floor=False)
+
+
 def _waits_count_and_not_clipped(spans, start, end):
     return sum(finish - begin for _, begin, finish in spans) / (end - start)
 
@@ -42,8 +72,7 @@ def _whole_spans_only(spans, start, end):
 
 
 def _no_floor(spans, start, end):
-    cut = [(max(begin, start), min(finish, end)) for kind, begin, finish in spans if kind != "wait"]
-    return sum(finish - begin for begin, finish in cut) / (end - start)
+    return _cut(spans, start, end, floor=False)
 
 
 def _of_the_spans(spans, start, end):
@@ -58,6 +87,15 @@ def _by_the_end(spans, start, end):
 def _in_percent(spans, start, end):
     return 100 * my_utilisation(spans, start, end)
 
+
+_START_FORGOTTEN = (
+    "Spans are cut at the window's end, but not at its start. What comes before counts neither: begin at "
+    "`max(begin, start)`, and take 0 at least."
+)
+_END_FORGOTTEN = (
+    "Spans are cut at the window's start, but not at its end. What comes after counts neither: stop at "
+    "`min(finish, end)`, and take 0 at least."
+)
 
 utilisation = Exercise(
     "utilisation",
@@ -82,6 +120,15 @@ utilisation = Exercise(
             "A span that reaches beyond the window counts whole. Only its part inside does: from the later of both "
             "starts to the earlier of both ends.",
         ),
+        Mistake(
+            _never_cut,
+            "Spans count whole, wherever they lie. Only the part inside the window does: from the later of both "
+            "starts to the earlier of both ends, and nothing where that is empty.",
+        ),
+        Mistake(_cut_at_the_end, _START_FORGOTTEN),
+        Mistake(_cut_at_the_end_no_floor, _START_FORGOTTEN),
+        Mistake(_cut_at_the_start, _END_FORGOTTEN),
+        Mistake(_cut_at_the_start_no_floor, _END_FORGOTTEN),
         Mistake(
             _whole_spans_only,
             "Spans that reach beyond the window do not count at all. Their part inside the window does.",
