@@ -63,6 +63,19 @@ def as_the_trainer_counts(num_stages):
     return counted, three_axes.my_norm(gradients, kinds, tp_rank).item()
 
 
+def norm_by_average(gradients, kinds, tp_rank):
+    total = torch.zeros(())
+    for gradient, kind in zip(gradients, kinds, strict=True):
+        if kind == "shard" or (kind == "whole" and tp_rank == 0):
+            total += gradient.square().sum()
+    dist.all_reduce(total, op=dist.ReduceOp.AVG)
+    return total.sqrt()
+
+
+def test_an_average_of_the_squares_is_recognised():
+    assert "squares were averaged" in " ".join(three_axes.norm.verdict(norm_by_average).text.split())
+
+
 @pytest.mark.parametrize("num_stages", [1, 2, 4])
 def test_the_norm_is_the_trainers(num_stages):
     for counted, mine in launch(as_the_trainer_counts, num_stages, world_size=2 * num_stages, backend="gloo"):
@@ -79,6 +92,21 @@ def forgotten_by_one_end(gradient, num_stages):
 def test_an_all_reduce_by_one_end_alone_is_a_deadlock_with_advice():
     verdict = three_axes.tied.verdict(forgotten_by_one_end)
     assert verdict.status == "stuck" and "`new_group` is called by every rank" in " ".join(verdict.text.split())
+
+
+def reduced_in_the_world(gradient, num_stages):
+    dist.new_group([0, num_stages - 1])
+    if gradient is not None:
+        dist.all_reduce(gradient)  # group= is forgotten
+    return gradient
+
+
+def test_an_all_reduce_without_the_group_is_a_deadlock_with_advice_and_no_crash():
+    """The stages between meet a collective of the check's own then: gloo must not take one for the other."""
+    verdict = three_axes.tied.verdict(reduced_in_the_world)
+    text = " ".join(verdict.text.split())
+    assert verdict.status == "stuck" and "pass `group=`" in text
+    assert "of the world [0, 1, 2, 3]: ranks 0, 3 wait; ranks 1, 2 never came" in text
 
 
 def group_made_by_its_members(gradient, num_stages):

@@ -193,6 +193,10 @@ def _norms_added(gradients, kinds, tp_rank):
     return summed(_own_norm(gradients, kinds, tp_rank))
 
 
+def _squares_averaged(gradients, kinds, tp_rank):
+    return my_norm(gradients, kinds, tp_rank) / dist.get_world_size() ** 0.5
+
+
 def _no_root(gradients, kinds, tp_rank):
     return my_norm(gradients, kinds, tp_rank) ** 2
 
@@ -234,6 +238,11 @@ norm = RankExercise(
         Mistake(
             _norms_added,
             "You added up norms. Squares add up: sum the squares over the ranks, and take the root at the end.",
+        ),
+        Mistake(
+            _squares_averaged,
+            "The squares were averaged over the ranks: ReduceOp.AVG, or a division. Ranks hold different parts here, "
+            "so their squares add up: ReduceOp.SUM, which is what `dist.all_reduce` does if nothing is said.",
         ),
         Mistake(_no_root, "The sum of the squares is right. The norm is its root."),
         Mistake(_whole_left_out, "The whole parameters are missing: each counts once, on tp_rank 0."),
@@ -306,11 +315,14 @@ def _zeros_between(gradient, num_stages):
 
 
 def _made_by_all(log: CommunicationLog, *_) -> str | None:
-    """Whether all ranks made equally many groups. torch numbers those that it names, on members and others alike."""
-    made = dist.distributed_c10d._world.group_count
-    highest_and_lowest = torch.tensor([made, -made])
-    dist.all_reduce(highest_and_lowest, op=dist.ReduceOp.MAX)
-    if highest_and_lowest.sum() == 0:
+    """Whether all ranks made equally many groups. torch numbers those that it names, on members and others alike.
+
+    It asks by an all-gather: gloo would take an all-reduce for the learner's, where the ends call theirs in the world.
+    """
+    made = torch.tensor(dist.distributed_c10d._world.group_count)
+    by_rank = [torch.zeros_like(made) for _ in range(dist.get_world_size())]
+    dist.all_gather(by_rank, made)
+    if len(set(map(int, by_rank))) == 1:
         return None
     return (
         "Only some ranks call `new_group`. It goes well here, but torch asks every rank of the world to call it, "
@@ -354,6 +366,7 @@ tied = RankExercise(
         "`dist.new_group([0, num_stages - 1])` makes a group of the two ends. All ranks must call it.",
         "Then the two ends, and nobody else, call `dist.all_reduce(gradient, group=...)`.",
     ],
-    if_stuck="a group that not all ranks made, or an all-reduce by one end alone. `new_group` is called by every rank, "
-    "the all-reduce by both members.",
+    if_stuck="where the report says all_reduce of the world: it waits for all ranks, so pass `group=`. Else a group "
+    "that not all ranks made, or an all-reduce by one end alone: `new_group` is called by every rank, the all-reduce "
+    "by both members.",
 )
