@@ -1,5 +1,6 @@
 """The bug museum: each fault shows in a way of its own, a healthy run shows none, and nothing of a fault stays."""
 
+import json
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from labkit.exercises import progress
 from labkit.exercises.bug_museum import Museum, cases, museum
 from labkit.exercises.bug_museum.cases import CASES, EQUAL, NAMES, nothing, symptoms
 from labkit.exercises.bug_museum.faults import FAULTS
-from labkit.exercises.bug_museum.tiny_run import LAYOUT, NUM_MICRO_BATCHES
+from labkit.exercises.bug_museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES
 
 HEALTHY_LETTERS = {"copies": "AAAABBBB", "hidden": "AABBCCDD", "heads": "ABCDEFGH"}
 """For ranks 0 to 7: tensor ranks are 0 1, 2 3, ...; ranks 0 and 2 are replicas; ranks 4 to 7 are the second stage."""
@@ -127,8 +128,28 @@ def test_the_text_shows_what_there_is_to_see(shown):
     assert healthy.count("equal") == 2 * LAYOUT.world_size
     assert "everything is 3 times what one process has" in scaled
     assert "3.0000   " in scaled and "equal" in scaled  # the weights were
-    assert max(map(len, (healthy + scaled).splitlines())) <= 72
+    assert max(len(line) for symptoms in shown.values() for line in repr(symptoms).splitlines()) <= 72
     assert "embedding.weight" in repr(shown["tied embedding not reduced"])
+
+
+def test_the_text_tells_one_wrong_gradient_from_all(shown):
+    """On ranks of the first stage, then of the last."""
+    for name, wrong in {
+        "gradient norm counted per stage": (0, 0),
+        "tied embedding not reduced": (1, 1),
+        "only the last micro-batch counts": (14, 15),
+        "missing backward all-reduce": (14, 15),
+    }.items():
+        rows = repr(shown[name]).splitlines()[-LAYOUT.world_size :]
+        counts = [f"{wrong[0]} of 14", f"{wrong[1]} of 15"]
+        assert [" ".join(row.split()[1:4]) for row in rows] == [counts[0]] * 4 + [counts[1]] * 4, name
+
+
+def test_notebook_08_tells_the_limit_of_clipping_and_every_step_is_above_it(shown):
+    notebook = json.loads((Path(__file__).parents[1] / "notebooks/08_3d_parallel.ipynb").read_text())
+    cells = {cell["id"]: " ".join("".join(cell["source"]).split()) for cell in notebook["cells"]}
+    assert f"clipping at {CLIP_NORM}," in cells["museum"] and f"above {CLIP_NORM} " in cells["museum-answers"]
+    assert all(norm > CLIP_NORM for symptoms in shown.values() for seen in symptoms.ranks for norm in seen.norms)
 
 
 @pytest.fixture(autouse=True)

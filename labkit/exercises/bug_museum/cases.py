@@ -65,9 +65,11 @@ class Symptoms:
         return lines
 
     def _gradients(self) -> list[str]:
-        lines = ["step 1      gradients", "rank        error       ratio    worst at"]
-        for rank in range(len(self.ranks)):
-            lines.append(f"{rank:<12}{_worst_text(self.parity.worst(rank))}")
+        lines = ["step 1      gradients", "rank        wrong     error     ratio    worst at"]
+        for rank, seen in enumerate(self.ranks):
+            wrong = sum(each.error >= EQUAL for each in seen.gradients)
+            count = f"{wrong} of {len(seen.gradients)}"
+            lines.append(f"{rank:<12}{count:<10}{_worst_text(self.parity.worst(rank))}")
         if self.parity.common_ratio is not None and abs(self.parity.common_ratio - 1) > 1e-4:
             lines.append(f"everything is {self.parity.common_ratio:.4g} times what one process has")
         return lines
@@ -126,7 +128,7 @@ HINT = """Go down this list, and stop at the first that is not as it should be.
 
 1. Are the weights those of one process, before the first step? Else it is how they were made.
 2. Is the loss of step 1 right, and the same on all ranks? Else it is the forward pass, or the data.
-3. Are the gradients of step 1 right? Else read the ratio, then which parameters, which ranks, and who agrees.
+3. Are the gradients of step 1 right? Else read how many are wrong, the ratio, which ranks, and who agrees.
 4. Is the norm of step 1 right, and the same on all ranks? Else it is how the norm is counted.
 5. Do the masks differ where they should? Ranks 0 and 1 share every layer; ranks 0 and 2 are replicas.
 6. Do the later steps drift, although step 1 is right in everything? What is zero in step 1, and not in step 2?"""
@@ -169,4 +171,4 @@ def _error_text(error: float) -> str:
 def _worst_text(worst: Difference) -> str:
     if worst.error < EQUAL:
         return "equal"
-    return f"{_error_text(worst.error):<12}{worst.ratio:<9.4f}{worst.name}"
+    return f"{_error_text(worst.error):<10}{worst.ratio:<9.4f}{worst.name}"
