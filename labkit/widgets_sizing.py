@@ -48,10 +48,10 @@ class Choice(NamedTuple):
     sharded_optimizer: bool
     billion_tokens: int
 
-    def plan(self) -> Plan:
+    def plan(self, models: Mapping[str, GPT] = MODELS) -> Plan:
         """The plan of these sizes; ValueError if they do not fit together."""
         return Plan(
-            MODELS[self.model],
+            models[self.model],
             *self[2:9],
             sequence_parallel=self.sequence_parallel,
             zero_stage=1 if self.sharded_optimizer else 0,
@@ -59,7 +59,7 @@ class Choice(NamedTuple):
 
 
 def sizing_explorer(
-    model: str = "GPT-3, 175 billion",
+    model: str | GPT = "GPT-3, 175 billion",
     cluster: str | Hardware = DGX_A100.name,
     world_size: int = 1024,
     batch_size: int = 1536,
@@ -72,15 +72,23 @@ def sizing_explorer(
     sharded_optimizer: bool = False,
     billion_tokens: int = 300,
 ) -> "SizingExplorer":
-    """A plan with a control for everything that decides it; ``cluster`` may be `measured_hardware()` of yours.
+    """A plan with a control for everything that decides it.
+
+    ``model`` may be a GPT of yours, and ``cluster`` may be `measured_hardware()`.
 
     Raises:
-        ValueError: the start does not fit together.
+        ValueError: a name is unknown, or the start does not fit together.
     """
-    given, clusters = locals(), dict(CLUSTERS)
+    given, models, clusters = locals(), dict(MODELS), dict(CLUSTERS)
+    if isinstance(model, GPT):
+        given["model"] = f"yours, {three_digits(model.num_parameters / 1e9)} billion"
+        models[given["model"]] = model
     if isinstance(cluster, Hardware):
         clusters[cluster.name], given["cluster"] = cluster, cluster.name
-    return SizingExplorer(Choice(**given), clusters)
+    for what, known, own in (("model", models, "a GPT"), ("cluster", clusters, "a Hardware")):
+        if given[what] not in known:
+            raise ValueError(f"{what}={given[what]!r} is unknown: use {own} of yours, or {', '.join(known)}")
+    return SizingExplorer(Choice(**given), models, clusters)
 
 
 class SizingExplorer(Explorer):
@@ -88,9 +96,10 @@ class SizingExplorer(Explorer):
 
     function, fields = "sizing_explorer", Choice._fields
 
-    def __init__(self, choice: Choice, clusters: Mapping[str, Hardware]):
-        shown, make, self.clusters = choice.plan(), Controls("285px", "7em"), clusters
-        self.model = make.dropdown("model", MODELS, choice.model)
+    def __init__(self, choice: Choice, models: Mapping[str, GPT], clusters: Mapping[str, Hardware]):
+        self.models, self.clusters, make = models, clusters, Controls("285px", "7em")
+        shown = choice.plan(models)
+        self.model = make.dropdown("model", models, choice.model)
         self.cluster = make.dropdown("cluster", clusters, choice.cluster)
         self.world_size = make.selection("GPUs n", WORLD_SIZES, choice.world_size)
         self.batch_size = make.selection("batch B", BATCH_SIZES, choice.batch_size)
@@ -110,7 +119,7 @@ class SizingExplorer(Explorer):
         return Choice(*super().choice)
 
     def _chosen(self) -> Plan:
-        return self.choice.plan()
+        return self.choice.plan(self.models)
 
     def _parts(self) -> tuple[bytes, str, str]:
         choice = self.choice

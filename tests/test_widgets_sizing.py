@@ -3,7 +3,7 @@
 import pytest
 from matplotlib import pyplot
 
-from labkit.sizing import DGX_A100, step_time
+from labkit.sizing import DGX_A100, GPT, step_time
 from labkit.widgets_sizing import MODELS, sizing_explorer
 
 
@@ -87,6 +87,29 @@ def test_a_machine_of_ones_own_can_be_chosen():
 
     explorer = sizing_explorer(cluster=replace(DGX_A100, name="mine", peak_flops=1e12))
     assert "mine, estimated" in explorer.facts.value
+
+
+def test_a_model_of_ones_own_can_be_chosen():
+    mine = GPT(80, 8192, 4096, 128256, 64)
+    explorer = sizing_explorer(mine)
+    assert explorer.shown.model == mine
+    assert explorer.choice.model == "yours, 65.5 billion"
+    explorer.pp_size.value = 4
+    assert explorer.fits
+    explorer.model.value = "GPT-3, 175 billion"
+    assert explorer.shown.model == MODELS["GPT-3, 175 billion"]
+
+
+@pytest.mark.parametrize(
+    ("start", "says"),
+    [
+        ({"model": "70 billion"}, r"model='70 billion' is unknown: use a GPT of yours, or 1.7 billion, .*175 billion"),
+        ({"cluster": "mine"}, "cluster='mine' is unknown: use a Hardware of yours, or DGX A100 80GB, DGX H100"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_those_that_are_known(start, says):
+    with pytest.raises(ValueError, match=says):
+        sizing_explorer(**start)
 
 
 def test_its_repr_is_short_and_could_be_typed(explorer):
