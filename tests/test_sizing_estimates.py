@@ -310,7 +310,7 @@ def test_traffic_of_a_plan_counts_what_it_recomputes_interleaves_and_gathers():
     ({"pp_size": 3}, r"tp_size=1 \* pp_size=3 = 3 does not divide world_size=64: use a product of 1, 2, 4, 8"),
     ({"pp_size": 64, "num_chunks": 2}, r"pp_size=64 \* num_chunks=2 = 128 does not divide num_layers=96"),
     ({"micro_batch_size": 3}, r"dp_size=64 \* micro_batch_size=3 = 192 does not divide batch_size=128: use a batch"),
-    ({"num_chunks": 2}, r"num_chunks=2 with pp_size=1: only a pipeline interleaves, use num_chunks=1"),
+    ({"num_chunks": 2}, r"num_chunks=2 needs a pipeline of several stages: pp_size=1 has one, use num_chunks=1"),
     ({"pp_size": 16, "num_chunks": 2, "micro_batch_size": 4}, r"pp_size=16 does not divide the 8 micro-batches"),
     ({"sequence_parallel": True, "tp_size": 32, "model": replace(GPT_3, seq_length=100)},
      r"tp_size=32 does not divide seq_length=100: .* or sequence_parallel=False"),

@@ -63,7 +63,7 @@ class Plan:
                 f"or a product of {choices(self.batch_size)}"
             )
         if v > 1 and p == 1:
-            raise ValueError(f"num_chunks={v} with pp_size=1: only a pipeline interleaves, use num_chunks=1")
+            raise ValueError(f"num_chunks={v} needs a pipeline of several stages: pp_size=1 has one, use num_chunks=1")
         if v > 1 and self.num_micro_batches % p:
             raise ValueError(
                 f"pp_size={p} does not divide the {self.num_micro_batches} micro-batches: use num_chunks=1, or "
