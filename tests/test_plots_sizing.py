@@ -36,7 +36,7 @@ def test_memory_is_stacked_to_the_total_of_each_stage():
     for row, stage in enumerate((0, 7)):
         widths = [bars[row].get_width() * 1e9 for bars in ax.containers]
         assert widths == pytest.approx(list(asdict(memory(PLAN, stage)).values()))
-        assert f"{memory(PLAN, stage).total / 1e9:.3g} GB" in texts(ax)
+        assert f"{memory(PLAN, stage).total / 1e9:.3g} GB: fits" in texts(ax)
     [limit] = [line.get_xdata()[0] for line in ax.lines]
     assert limit == 80
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
@@ -49,6 +49,17 @@ def test_what_does_not_fit_is_said_and_ends_inside_the_picture():
     assert any(text.endswith("too much") for text in texts(ax))
     assert ax.get_xlim()[1] > max(bar.get_x() + bar.get_width() for bars in ax.containers for bar in bars)
     assert draw_memory({"": replace(PLAN, pp_size=1)}, DGX_A100).get_yticklabels()[0].get_text() == "each GPU"
+
+
+def test_sums_stand_in_one_column_beyond_the_limit_and_every_bar():
+    plans = {how: replace(PLAN, micro_batch_size=16, recompute=how) for how in ("none", "selective", "full")}
+    ax = draw_memory(plans, DGX_A100)
+    sums = [text for text in ax.texts if "GB" in text.get_text()]
+    assert [text.get_text().partition(": ")[2] for text in sums] == [*["too much"] * 2, *["fits"] * 4]
+    [place] = {text.get_position()[0] for text in sums}
+    assert place > max(80, *(bar.get_x() + bar.get_width() for bars in ax.containers for bar in bars))
+    ax.figure.canvas.draw()
+    assert max(text.get_window_extent().x1 for text in sums) <= ax.get_window_extent().x1
 
 
 def test_parts_of_a_step_follow_each_other():

@@ -66,15 +66,14 @@ def draw_memory(plans: Mapping[str, Plan], hardware: Hardware, ax: Axes | None =
             rows.append({part: held / 1e9 for part, held in asdict(memory(plan, stage)).items()})
     limit = hardware.memory_bytes / 1e9
     ax = ax or _axes(len(rows))
-    end = 1.25 * max([limit, *(sum(row.values()) for row in rows)])
+    longest = max([limit, *(sum(row.values()) for row in rows)])
+    end = 1.27 * longest
     _draw_bars(ax, names, rows, MEMORY_LOOKS, end)
     ax.axvline(limit, color=PP, linewidth=3)
     for number, row in enumerate(rows):
-        total = sum(row.values())
-        is_close = limit - 0.1 * end < total <= limit  # its number would stand across the line: beyond it, then
-        verdict = ": too much" if total > limit else ": fits" if is_close else ""
-        said, place = f" {three_digits(total)} GB{verdict}", limit if is_close else total
-        ax.text(place, number, said, size=LABEL_PT, weight="bold", color=INK, va="center")
+        total = sum(row.values())  # all sums in one column, beyond the limit's line and every bar
+        said = f"{three_digits(total)} GB: {'too much' if total > limit else 'fits'}"
+        ax.text(1.015 * longest, number, said, size=LABEL_PT, weight="bold", color=INK, va="center")
     ax.set_title("memory of a GPU", loc="left", size=TITLE_PT, weight="bold", color=INK)
     ax.set_title(f"limit {limit:.0f} GB", loc="right", size=LABEL_PT, color=PP)
     ax.set_xlabel("GB", size=LABEL_PT, color=MUTED)
