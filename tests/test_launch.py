@@ -458,6 +458,16 @@ def test_a_fork_that_the_system_refuses_is_said(monkeypatch):
         assert wire.receive(kernel) == ("refused", 7, "[Errno 11] Resource temporarily unavailable")
 
 
+def test_a_kernel_killed_before_it_read_everything_is_gone_like_any_other():
+    from labkit.launch import server
+
+    kernel, theirs = socket.socketpair()
+    wire.send(theirs, "exit", 0, 0, 0)
+    kernel.close()  # with that message unread
+    with theirs:
+        assert server.Server(theirs, os.getpid())._read_kernel() is False
+
+
 @pytest.fixture
 def sigint_raises():
     """A job in the background inherits that SIGINT is ignored."""

@@ -107,7 +107,10 @@ class Server:
         self.stopping = True
 
     def _read_kernel(self) -> bool:
-        data, descriptors, _, _ = socket.recv_fds(self.kernel, 1 << 16, 250)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self.kernel, 1 << 16, 250)
+        except ConnectionResetError:  # it was killed before it had read all that was sent to it
+            return False
         self.last_request = time.monotonic()
         self.descriptors += descriptors
         for message in self.reader.feed(data):
