@@ -130,9 +130,7 @@ def _recorded(name: str, method: Callable, log: CommunicationLog, settle: list, 
         settle.append(clock.settle)
         start = trace.now() if trace else None
         work = method(group, *args, **kwargs)
-        if (
-            work is None
-        ):  # nothing to wait for: NCCL's stream runs it where it is called, or it is one message of a batch
+        if work is None:  # NCCL: its stream runs the call where it stands; or it is one message of a batch
             if operation not in ("send", "recv"):
                 clock.stop()
                 if trace:

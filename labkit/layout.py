@@ -10,12 +10,14 @@ Source: the order of groups and of their members is Megatron-LM's (arXiv 2104.04
 
 import itertools
 import math
-import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+
+from labkit.sizes import check_size, divisors, whole_number
 
 AXES = ("tp", "cp", "dp", "pp")
 """Tensor, context, data and pipeline parallelism, the fastest first in Megatron-LM's default order."""
@@ -62,7 +64,7 @@ class ParallelLayout:
 
     def __post_init__(self):
         for name in ("world_size", "tp_size", "pp_size", "cp_size"):
-            object.__setattr__(self, name, _positive_int(name, getattr(self, name)))
+            object.__setattr__(self, name, check_size(name, getattr(self, name)))
         _check_order(self.order, self.cp_size)
         if self.world_size % (self.tp_size * self.pp_size * self.cp_size):
             raise ValueError(self._misfit())
@@ -148,7 +150,7 @@ class ParallelLayout:
         >>> ParallelLayout(16, tp_size=2, pp_size=4).crossings("tp", gpus_per_node=8)
         []
         """
-        gpus_per_node = _positive_int("gpus_per_node", gpus_per_node)
+        gpus_per_node = check_size("gpus_per_node", gpus_per_node)
         nodes = np.asarray(groups := self.groups(axis)) // gpus_per_node
         leaves = (nodes != nodes[:, :1]).any(axis=1)
         return [group for group, leaving in zip(groups, leaves) if leaving]
@@ -182,7 +184,7 @@ class ParallelLayout:
         return {_check_axis(axis) for axis in axes}
 
     def _check_rank(self, rank: int) -> int:
-        number = _whole_number(rank)
+        number = whole_number(rank)
         if number is None or not 0 <= number < self.world_size:
             raise ValueError(
                 f"rank={rank!r} is outside this layout: use a whole number from 0 to {self.world_size - 1}"
@@ -196,27 +198,13 @@ class ParallelLayout:
         for axis, size in sizes.items():
             rest = product // size
             if self.world_size % rest == 0:
-                ways.append(f"{axis}_size {_either(_divisors(self.world_size // rest))}")
+                ways.append(f"{axis}_size {_either(divisors(self.world_size // rest))}")
         if not ways:  # no single size can be blamed: say what their product may be
-            ways.append(f"sizes whose product is {_either(_divisors(self.world_size))}")
+            ways.append(f"sizes whose product is {_either(divisors(self.world_size))}")
         below = self.world_size // product * product
         ways.append(f"world_size {_either([n for n in (below, below + product) if n])}")
         named = " * ".join(f"{axis}_size={size}" for axis, size in sizes.items())
         return f"{named} = {product} does not divide world_size={self.world_size}: use " + ", or ".join(ways)
-
-
-def _whole_number(value) -> int | None:
-    try:
-        return None if isinstance(value, bool) else operator.index(value)  # numpy's integers count too
-    except TypeError:
-        return None
-
-
-def _positive_int(name: str, value) -> int:
-    number = _whole_number(value)
-    if number is None or number < 1:
-        raise ValueError(f"{name}={value!r} is not a size: use a whole number from 1 up")
-    return number
 
 
 def _check_axis(axis: str) -> str:
@@ -234,12 +222,7 @@ def _check_order(order: str, cp_size: int) -> None:
         raise ValueError(f"order={order!r} leaves out cp while cp_size={cp_size}: name cp in it, as in 'tp-cp-dp-pp'")
 
 
-def _divisors(number: int) -> list[int]:
-    low = [k for k in range(1, math.isqrt(number) + 1) if number % k == 0]
-    return sorted({*low, *(number // k for k in low)})
-
-
-def _either(numbers: list[int]) -> str:
+def _either(numbers: Sequence[int]) -> str:
     shown = [str(n) for n in numbers[:8]] + (["..."] if len(numbers) > 8 else [])
     return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + " or " + shown[-1]
 

@@ -7,7 +7,6 @@ With interleaving each rank has v chunks of the model instead of one: chunk c of
 a micro-batch visits every rank v times. "Model chunk" and "stage" are the same thing where v is 1.
 """
 
-import operator
 import re
 import textwrap
 from collections import Counter
@@ -15,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
+
+from labkit.sizes import check_size
 
 FORWARD, BACKWARD, WEIGHT_GRADIENT = "forward", "backward", "weight_gradient"
 LETTER = {FORWARD: "F", BACKWARD: "B", WEIGHT_GRADIENT: "W"}
@@ -83,7 +84,7 @@ class Schedule:
 
     def __post_init__(self):
         for name in ("num_stages", "num_micro_batches", "num_chunks"):
-            object.__setattr__(self, name, _size(name, getattr(self, name)))
+            object.__setattr__(self, name, check_size(name, getattr(self, name)))
         object.__setattr__(self, "ranks", tuple(tuple(ops) for ops in self.ranks))
 
     @property
@@ -195,7 +196,7 @@ def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
     rank 0 | F0 F1 F2 B0 B1 B2
     rank 1 | F0 F1 F2 B0 B1 B2
     """
-    p, m = _size("num_stages", num_stages), _size("num_micro_batches", num_micro_batches)
+    p, m = check_size("num_stages", num_stages), check_size("num_micro_batches", num_micro_batches)
     ops = [Op(kind, i) for kind in (FORWARD, BACKWARD) for i in range(m)]
     return Schedule("GPipe", p, m, [ops] * p)
 
@@ -211,7 +212,7 @@ def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
     rank 0 | F0 F1 B0 F2 B1 B2
     rank 1 | F0 B0 F1 B1 F2 B2
     """
-    p, m = _size("num_stages", num_stages), _size("num_micro_batches", num_micro_batches)
+    p, m = check_size("num_stages", num_stages), check_size("num_micro_batches", num_micro_batches)
     forwards, backwards = ([Op(kind, i) for i in range(m)] for kind in (FORWARD, BACKWARD))
     return Schedule("1F1B", p, m, [_in_turn(forwards, backwards, num_warmup=p - rank - 1) for rank in range(p)])
 
@@ -232,8 +233,8 @@ def interleaved(num_stages: int, num_micro_batches: int, num_chunks: int) -> Sch
     rank 0 | F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1
     rank 1 | F0 F1 F0.1 B0.1 F1.1 B1.1 B0 B1
     """
-    p, m = _size("num_stages", num_stages), _size("num_micro_batches", num_micro_batches)
-    v = _size("num_chunks", num_chunks)
+    p, m = check_size("num_stages", num_stages), check_size("num_micro_batches", num_micro_batches)
+    v = check_size("num_chunks", num_chunks)
     if v == 1:  # nothing to interleave
         return one_f_one_b(p, m)
     num_rounds = max(1, m // p)
@@ -266,7 +267,7 @@ def zero_bubble(num_stages: int, num_micro_batches: int, extra_in_flight: int = 
     rank 0 | F0 F1 B0 W0 F2 B1 W1 B2 W2
     rank 1 | F0 B0 F1 B1 W0 F2 B2 W1 W2
     """
-    p, m = _size("num_stages", num_stages), _size("num_micro_batches", num_micro_batches)
+    p, m = check_size("num_stages", num_stages), check_size("num_micro_batches", num_micro_batches)
     if extra_in_flight not in range(p):
         raise ValueError(f"extra_in_flight={extra_in_flight!r} with num_stages={p}: use 0 (ZB-H1) to {p - 1} (ZB-H2)")
     name = {0: "zero bubble (ZB-H1)", p - 1: "zero bubble (ZB-H2)"} if p > 1 else {0: "zero bubble"}
@@ -343,16 +344,6 @@ def _with_weights_put_off(to_the_end: int, m: int, p: int, extra: int) -> list[O
             ops.append(Op(FORWARD, num_forwards))
             num_forwards += 1
     return ops + [Op(WEIGHT_GRADIENT, i) for i in range(num_weights, m)]
-
-
-def _size(name: str, value) -> int:
-    try:
-        number = 0 if isinstance(value, bool) else operator.index(value)  # numpy's integers count too
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise ValueError(f"{name}={value!r} is not a size: use a whole number from 1 up")
-    return number
 
 
 def _count(number: int, noun: str) -> str:

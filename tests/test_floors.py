@@ -11,7 +11,7 @@ LABKIT = Path(__file__).parents[1] / "labkit"
 
 # From the ground up. On one floor, a name may import those to its left: so no cycles. A package is one name.
 FLOORS = [
-    ["layout", "schedules", "sizing", "sharding", "batch", "text", "launch"],
+    ["sizes", "layout", "schedules", "sizing", "sharding", "batch", "text", "launch"],
     ["groups", "timeline"],
     ["communication", "collectives", "bandwidth", "operations", "flow", "by_axis"],
     ["parity", "layers", "data_parallel", "pipeline"],
@@ -34,7 +34,7 @@ FLOORS = [
     ],
 ]
 ORDER = [name for floor in FLOORS for name in floor]
-WITHOUT_TORCH = {"batch", "layout", "schedules", "sizing", "sharding", "text"}
+WITHOUT_TORCH = {"batch", "layout", "schedules", "sizes", "sizing", "sharding", "text"}
 
 
 def module_of(path: Path) -> str:

@@ -6,6 +6,7 @@ The functions named my_... are the solutions; those with a leading underscore ma
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from labkit.exercises.base import Exercise, Mistake, Raised, Verdict, answer, indent, is_blank
 from labkit.launch import World
@@ -42,24 +43,12 @@ def _cut(spans, start, end, at_start=True, at_end=True, floor=True):
     return sum(max(0.0, part) if floor else part for part in parts) / (end - start)
 
 
-def _never_cut(spans, start, end):
-    return _cut(spans, start, end, at_start=False, at_end=False)
-
-
-def _cut_at_the_end(spans, start, end):
-    return _cut(spans, start, end, at_start=False)
-
-
-def _cut_at_the_end_no_floor(spans, start, end):
-    return _cut(spans, start, end, at_start=False, floor=False)
-
-
-def _cut_at_the_start(spans, start, end):
-    return _cut(spans, start, end, at_end=False)
-
-
-def _cut_at_the_start_no_floor(spans, start, end):
-    return _cut(spans, start, end, at_end=False, floor=False)
+_never_cut = partial(_cut, at_start=False, at_end=False)
+_cut_at_the_end = partial(_cut, at_start=False)
+_cut_at_the_end_no_floor = partial(_cut, at_start=False, floor=False)
+_cut_at_the_start = partial(_cut, at_end=False)
+_cut_at_the_start_no_floor = partial(_cut, at_end=False, floor=False)
+_no_floor = partial(_cut, floor=False)
 
 
 def _waits_count_and_not_clipped(spans, start, end):
@@ -69,10 +58,6 @@ def _waits_count_and_not_clipped(spans, start, end):
 def _whole_spans_only(spans, start, end):
     inside = [(begin, finish) for kind, begin, finish in spans if kind != "wait" and start <= begin and finish <= end]
     return sum(finish - begin for begin, finish in inside) / (end - start)
-
-
-def _no_floor(spans, start, end):
-    return _cut(spans, start, end, floor=False)
 
 
 def _of_the_spans(spans, start, end):

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from labkit.layout import ParallelLayout
+from labkit.sizes import check_size, choices
 from labkit.sizing.shape import GPT, RECOMPUTE
-from labkit.sizing.sizes import check_size, choices
 
 
 @dataclass(frozen=True)

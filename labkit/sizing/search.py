@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 
+from labkit.sizes import divisors
 from labkit.sizing.hardware import Hardware
 from labkit.sizing.memory import Memory, fullest
 from labkit.sizing.plan import Plan
 from labkit.sizing.shape import GPT, RECOMPUTE
-from labkit.sizing.sizes import divisors
 from labkit.sizing.step_time import StepTime, step_time
 
 

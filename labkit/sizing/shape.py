@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from labkit.sizing.sizes import check_size, choices
+from labkit.sizes import check_size, choices
 
 RECOMPUTE = ("none", "selective", "full")
 """What backward computes again instead of keeping: nothing, the core of the attention, or whole layers."""

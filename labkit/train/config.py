@@ -1,7 +1,6 @@
 """Everything that decides a training run, in one object: the same in a notebook and on the command line."""
 
 import math
-import operator
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -13,6 +12,7 @@ from tyro.conf import arg
 from labkit import schedules
 from labkit.layout import ParallelLayout
 from labkit.schedules import Schedule
+from labkit.sizes import whole_number
 from labkit.sizing import GPT
 from labkit.text import InventedText, TextFile
 
@@ -137,11 +137,8 @@ class TrainConfig:
 
     def _make_whole(self, name: str, least: int) -> None:
         value = getattr(self, name)
-        try:
-            number = operator.index(value)  # numpy's integers count too
-        except TypeError:
-            number = least - 1
-        if number < least or isinstance(value, bool):
+        number = whole_number(value)
+        if number is None or number < least:
             raise ValueError(f"{name}={value!r}: use a whole number from {least} up")
         object.__setattr__(self, name, number)
 

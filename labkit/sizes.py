@@ -1,17 +1,24 @@
-"""Whole numbers: what is one, and what divides it."""
+"""Whole numbers: what is one, which is a size, and what divides it."""
 
+import math
 import operator
 from functools import lru_cache
 
 
-def check_size(name: str, value) -> None:
-    """Raise ValueError for what is no whole number from 1 up."""
+def whole_number(value) -> int | None:
+    """The value as an int, numpy's integers too; None if it is no whole number, as a bool is none."""
     try:
-        fits = not isinstance(value, bool) and operator.index(value) >= 1
+        return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        fits = False
-    if not fits:
+        return None
+
+
+def check_size(name: str, value) -> int:
+    """The value as an int; ValueError for what is no whole number from 1 up."""
+    number = whole_number(value)
+    if number is None or number < 1:
         raise ValueError(f"{name}={value!r} is not a size: use a whole number from 1 up")
+    return number
 
 
 @lru_cache(maxsize=1024)
@@ -21,7 +28,8 @@ def divisors(number: int) -> tuple[int, ...]:
     >>> divisors(12)
     (1, 2, 3, 4, 6, 12)
     """
-    return tuple(size for size in range(1, number + 1) if number % size == 0)
+    low = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return tuple(sorted({*low, *(number // size for size in low)}))
 
 
 @lru_cache(maxsize=1024)
