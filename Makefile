@@ -23,7 +23,7 @@ lab: $(READY)
 
 test: $(READY)
 	@rm -f $(RESULTS)
-	@$(BIN)/python -m pytest tests labkit $(NOTEBOOKS) -m "not alone" -n 2 --dist loadfile --nbval --nbval-current-env \
+	@$(BIN)/python -m pytest tests labkit course $(NOTEBOOKS) -m "not alone" -n 2 --dist loadfile --nbval --nbval-current-env \
 		--nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 --junit-xml $(firstword $(RESULTS)); \
 	status=$$?; \
 	$(BIN)/python -m pytest tests -m alone --junit-xml $(lastword $(RESULTS)); \
@@ -36,7 +36,7 @@ notebooks: $(READY)
 	$(BIN)/python tests/support/store_notebooks.py $(if $(FRESH),--fresh) $(NOTEBOOKS)
 
 pics: $(READY)
-	$(BIN)/python -m labkit.plots
+	$(BIN)/python -m course.pictures
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -42,7 +42,8 @@ def rows() -> Iterator[tuple[str, float, float]]:
 
 
 def _slider_to_paint_seconds(world_size: int) -> list[float]:
-    source = f"from labkit.widgets import layout_explorer\n\nlayout_explorer({world_size}, tp_size=1, pp_size=4)"
+    call = f"layout_explorer({world_size}, tp_size=1, pp_size=4)"
+    source = f"from course.explorers.layout import layout_explorer\n\n{call}"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
     with tempfile.TemporaryDirectory() as folder:

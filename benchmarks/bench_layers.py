@@ -1,4 +1,4 @@
-"""A parallel MLP, forward and backward: labkit.layers against torch.distributed.tensor.parallel (DTensor).
+"""A parallel MLP, forward and backward: labkit.tensor_parallel against torch.distributed.tensor.parallel (DTensor).
 
 Rounds of the two alternate in one world, so that both see the same machine; the result is the median round of the
 slowest rank. One thread a rank.
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit.launch import launch
-from labkit.layers import ParallelMLP
+from labkit.tensor_parallel import ParallelMLP
 
 SIZES = {"large": (512, 512, 2048), "small": (64, 64, 256)}  # tokens, hidden, ffn
 NUM_ROUNDS = 60

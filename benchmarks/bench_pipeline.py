@@ -18,12 +18,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import pipelining as peer
 
+from course.measure.paced import PacedStage
 from labkit import pipeline, schedules
 from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.schedules import Schedule
-from labkit.timeline import Span, Timeline, Trace, measured, simulate
+from labkit.timeline import Span, Timeline, measured, simulate
+from labkit.timeline.trace import Trace
 
 FORWARD_SECONDS, BACKWARD_SECONDS = 0.020, 0.040
 P, M = 4, 8
@@ -67,7 +69,7 @@ def simulated_like(timeline: Timeline, schedule: Schedule) -> Timeline:
 
 
 def paced(num_chunks: int) -> nn.Module:
-    return pipeline.PacedStage(FORWARD_SECONDS / num_chunks, BACKWARD_SECONDS / num_chunks)
+    return PacedStage(FORWARD_SECONDS / num_chunks, BACKWARD_SECONDS / num_chunks)
 
 
 def computing(num_chunks: int) -> nn.Module:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
+from course.pictures.floor_plan import FloorPlan, floor_plan
+from course.pictures.layout import BOX, FIGURE_INCHES, THREE_AXES, three_axes
+from course.pictures.painter import LayoutPainter
+from course.pictures.style import AXIS_COLOR, TINTS, group_letter, tint
 from labkit.layout import ParallelLayout
-from labkit.plots.floor_plan import FloorPlan, floor_plan
-from labkit.plots.layout import BOX, FIGURE_INCHES, THREE_AXES, three_axes
-from labkit.plots.painter import LayoutPainter
-from labkit.plots.style import AXIS_COLOR, TINTS, group_letter, tint
 
 LAYOUTS = [ParallelLayout(n, t, p) for n, t, p in ((16, 2, 4), (64, 4, 4), (256, 8, 4), (1024, 8, 8))]
 GPUS_PER_NODE = 8

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from benchmarks.bench_layout import best_of
-from labkit.sizing import DGX_A100, search, table_1
+from course.sizing import DGX_A100, search, table_1
 
 
 def rows() -> Iterator[tuple[str, float, float]]:

@@ -18,8 +18,8 @@ from math import nan
 
 import torch
 
+from course.sizing import flops_per_step, peak_flops
 from labkit.launch import World, stream
-from labkit.sizing import flops_per_step, peak_flops
 from labkit.train import TrainConfig, steps, training
 
 ON_CPU = TrainConfig(
@@ -67,7 +67,8 @@ def rows() -> Iterator[tuple[str, float, float]]:
 def measure(config: TrainConfig, num_threads: int | None) -> tuple[float, float]:
     """On a rank: the median seconds of a step, and which share of one more step it spent in waiting."""
     from labkit.communication import communication_log
-    from labkit.timeline import Timeline, Trace
+    from labkit.timeline import Timeline
+    from labkit.timeline.trace import Trace
 
     if num_threads:
         torch.set_num_threads(num_threads)

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit.groups import ProcessGroups
-from labkit.layers import shard_of
-from labkit.sizing import GPT
+from labkit.shape import GPT
+from labkit.tensor_parallel import shard_of
 
 DESCRIPTION, LOCK = "labkit.json", "labkit.lock"
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from labkit.timeline import Trace
 from labkit.timeline.spans import COMMUNICATION, WAIT
+from labkit.timeline.trace import Trace
 
 
 @dataclass

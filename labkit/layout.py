@@ -10,14 +10,13 @@ Source: the order of groups and of their members is Megatron-LM's (arXiv 2104.04
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from labkit.sizes import check_size, divisors, whole_number
+from labkit.sizes import check_size, divisors, either, whole_number
 
 AXES = ("tp", "cp", "dp", "pp")
 """Tensor, context, data and pipeline parallelism, the fastest first in Megatron-LM's default order."""
@@ -198,11 +197,11 @@ class ParallelLayout:
         for axis, size in sizes.items():
             rest = product // size
             if self.world_size % rest == 0:
-                ways.append(f"{axis}_size {_either(divisors(self.world_size // rest))}")
+                ways.append(f"{axis}_size {either(divisors(self.world_size // rest))}")
         if not ways:  # no single size can be blamed: say what their product may be
-            ways.append(f"sizes whose product is {_either(divisors(self.world_size))}")
+            ways.append(f"sizes whose product is {either(divisors(self.world_size))}")
         below = self.world_size // product * product
-        ways.append(f"world_size {_either([n for n in (below, below + product) if n])}")
+        ways.append(f"world_size {either([n for n in (below, below + product) if n])}")
         named = " * ".join(f"{axis}_size={size}" for axis, size in sizes.items())
         return f"{named} = {product} does not divide world_size={self.world_size}: use " + ", or ".join(ways)
 
@@ -220,11 +219,6 @@ def _check_order(order: str, cp_size: int) -> None:
         raise ValueError(f"order={order!r} is not an order of the axes: {rule}")
     if "cp" not in named and cp_size > 1:
         raise ValueError(f"order={order!r} leaves out cp while cp_size={cp_size}: name cp in it, as in 'tp-cp-dp-pp'")
-
-
-def _either(numbers: Sequence[int]) -> str:
-    shown = [str(n) for n in numbers[:8]] + (["..."] if len(numbers) > 8 else [])
-    return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + " or " + shown[-1]
 
 
 def _ranks_text(ranks: np.ndarray) -> str:

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from labkit.collectives import copy_to_tp, scatter_to_sequence
-from labkit.layers import (
+from labkit.cuts import layers_of_stage
+from labkit.shape import GPT
+from labkit.tensor_parallel import (
     ParallelMLP,
     ParallelSelfAttention,
     ShardedDropout,
@@ -25,7 +26,7 @@ from labkit.layers import (
     column_linear,
     vocab_parallel_cross_entropy,
 )
-from labkit.sizing import GPT
+from labkit.tensor_parallel.operators import copy_to_tp, scatter_to_sequence
 
 STD = 0.02  # of a new weight; GPT-2's
 
@@ -78,7 +79,7 @@ class ParallelGPT(nn.Module):
             self.positions = nn.Parameter(torch.empty(shape.seq_length, shape.hidden_size, **place))
             normal("positions", seed)(self.positions)
             self.dropout = _dropout(dropout, group, sequence_parallel)
-        layers = range(shape.num_layers * stage // num_stages, shape.num_layers * (stage + 1) // num_stages)
+        layers = layers_of_stage(shape.num_layers, stage, num_stages)
         self.layers = nn.ModuleDict(
             {str(i): TransformerLayer(shape, group, f"layers.{i}", seed, dropout, **options) for i in layers}
         )

@@ -1,29 +1,41 @@
-"""Whole numbers: what is one, which is a size, and what divides it."""
+"""Whole numbers: what counts as one, what counts as a size, what divides it, and how a choice of them is written."""
 
 import math
 import operator
+from collections.abc import Sequence
 from functools import lru_cache
+
+MAX_SIZE = 10**12
+"""No layer, batch or cluster is larger. Above it, even finding the divisors of a number takes too long."""
 
 
 def whole_number(value) -> int | None:
-    """The value as an int, numpy's integers too; None if it is no whole number, as a bool is none."""
+    """Return `value` as an int (numpy integers included), or None if it is not a whole number; a bool is not."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None
 
 
-def check_size(name: str, value) -> int:
-    """The value as an int; ValueError for what is no whole number from 1 up."""
+def check_size(name: str, value, least: int = 1) -> int:
+    """Return `value` as an int.
+
+    Raises:
+        ValueError: it is not a whole number from ``least`` up to a million million.
+    """
     number = whole_number(value)
-    if number is None or number < 1:
-        raise ValueError(f"{name}={value!r} is not a size: use a whole number from 1 up")
+    if number is None:
+        raise ValueError(f"{name}={value!r} must be a whole number")
+    if number < least:
+        raise ValueError(f"{name}={number} must be at least {least}")
+    if number > MAX_SIZE:
+        raise ValueError(f"{name}={number} must be at most {MAX_SIZE:,}")
     return number
 
 
 @lru_cache(maxsize=1024)
 def divisors(number: int) -> tuple[int, ...]:
-    """All of them, in order.
+    """Return all divisors, in order.
 
     >>> divisors(12)
     (1, 2, 3, 4, 6, 12)
@@ -32,13 +44,12 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*low, *(number // size for size in low)}))
 
 
-@lru_cache(maxsize=1024)
-def choices(number: int) -> str:
-    """The divisors as words.
+def either(numbers: Sequence[int]) -> str:
+    """Write a choice of numbers as words; of many, the first eight and the last.
 
-    >>> choices(6), choices(96)
+    >>> either(divisors(6)), either(divisors(96))
     ('1, 2, 3 or 6', '1, 2, 3, 4, 6, 8, 12, 16, ... or 96')
     """
-    *others, last = map(str, divisors(number))
+    *others, last = map(str, numbers)
     shown = others if len(others) <= 8 else [*others[:8], "..."]
     return f"{', '.join(shown)} or {last}" if others else last

@@ -11,13 +11,13 @@ from tests.support import browser
 pytestmark = pytest.mark.skipif(not browser.find_chromium(), reason="needs Chromium or Chrome, and none is installed")
 
 EXPLORERS = {
-    "layout_explorer()": "labkit.widgets",
-    "collective_explorer()": "labkit.widgets_collectives",
-    "shard_explorer()": "labkit.widgets_sharding",
-    "batch_explorer()": "labkit.widgets_data_parallel",
-    "schedule_explorer()": "labkit.widgets_pipeline",
-    "sizing_explorer()": "labkit.widgets_sizing",
-    "training_explorer(TrainConfig(steps=2, micro_batch_size=1))": "labkit.widgets_three_axes",
+    "layout_explorer()": "course.explorers.layout",
+    "collective_explorer()": "course.explorers.collectives",
+    "shard_explorer()": "course.explorers.sharding",
+    "batch_explorer()": "course.explorers.batch",
+    "schedule_explorer()": "course.explorers.schedule",
+    "sizing_explorer()": "course.explorers.sizing",
+    "training_explorer(TrainConfig(steps=2, micro_batch_size=1))": "course.explorers.training",
 }
 CONTROLS = "[role=slider], select, button, input:not([type=hidden])"
 

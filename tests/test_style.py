@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
 TOOLS = {
     "ruff check": ["ruff", "check", "."],
     "ruff format": ["ruff", "format", "--check", "."],
-    "pyright": ["pyright", "--pythonpath", sys.executable, "labkit"],
+    "pyright": ["pyright", "--pythonpath", sys.executable, "labkit", "course"],
+    "import-linter": ["lint-imports", "--no-logo", "--no-cache"],
 }
 
 
 @pytest.mark.parametrize("name", TOOLS)
 def test_style(name):
-    run = subprocess.run([sys.executable, "-m", *TOOLS[name]], cwd=ROOT, capture_output=True, text=True)
+    command, *options = TOOLS[name]
+    run = subprocess.run([BIN / command, *options], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, f"{name} found:\n{run.stdout}{run.stderr}"

@@ -10,7 +10,7 @@ button to safe moments. `stream` makes a conversation of it: a value at a time, 
 
 from labkit.launch.rank import progress
 from labkit.launch.report import Deadlock, RankFailed
-from labkit.launch.stream import stream
+from labkit.launch.streaming import stream
 from labkit.launch.world import World, launch
 
 __all__ = ["Deadlock", "RankFailed", "World", "launch", "progress", "stream"]

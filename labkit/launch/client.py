@@ -16,7 +16,7 @@ from pathlib import Path
 
 from labkit.launch import wire
 
-_USED_TO_TRAIN = ("labkit.train", "labkit.widgets_training")  # a kernel that has imported one will train
+_USED_TO_TRAIN = ("labkit.train", "course.explorers.live_losses")  # a kernel that has imported one will train
 _DESCRIPTORS_A_MESSAGE = 240  # Linux passes at most 253 at once
 _PACKAGE_PARENT = str(Path(__file__).parents[2])
 _lock = threading.RLock()  # two threads may launch at once: a question and its answer belong together

@@ -35,7 +35,8 @@ _SIGNAL_HINTS: dict[int, str] = {
 }
 _LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python3\.\d+/|/labkit/launch/|^<frozen")
 
-_LABKIT = str(Path(__file__).parents[1]) + os.sep
+lab_folders = [str(Path(__file__).parents[1]) + os.sep]
+"""Where the lab's own code is, which a report tells from the learner's. A package above labkit adds its folder."""
 _NOISE = re.compile(
     r"^Extension modules: |^frame #\d+: |^(Current t|T)hread 0x|File \".*(/lib/python3\.\d+/|/labkit/launch/|<frozen)"
 )
@@ -241,7 +242,7 @@ def _ranks(ranks: list[int], one: str, many: str) -> str:
 def _own_frames(frames: Iterable[Frame]) -> tuple[list[Frame], list[Frame]]:
     """The frames of the learner's code, and those of labkit further in; torch's, Python's and callers are left out."""
     own = [frame for frame in frames if is_cell(frame[0]) or not _LIBRARY.search(frame[0])]
-    learners = [frame for frame in own if not frame[0].startswith(_LABKIT)]
+    learners = [frame for frame in own if not frame[0].startswith(tuple(lab_folders))]
     return learners, own[len(own) - own[::-1].index(learners[-1]) :] if learners else own
 
 

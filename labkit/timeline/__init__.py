@@ -1,7 +1,9 @@
-"""Who did what when: predicted from a schedule, or measured on real ranks, in one form that is drawn alike."""
+"""Who did what when: predicted from a schedule, or measured on real ranks, in one form that is drawn alike.
+
+No torch here; `labkit.timeline.trace` is the stopwatch on a rank.
+"""
 
 from labkit.timeline.simulated import simulate
-from labkit.timeline.spans import Span, Timeline
-from labkit.timeline.trace import Trace, measured
+from labkit.timeline.spans import Span, Timeline, measured
 
-__all__ = ["Span", "Timeline", "Trace", "measured", "simulate"]
+__all__ = ["Span", "Timeline", "measured", "simulate"]

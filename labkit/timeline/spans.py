@@ -158,6 +158,11 @@ class Timeline:
         return path
 
 
+def measured(spans_of_ranks: list[list[Span]], source: str = "measured") -> Timeline:
+    """One timeline from what each rank's `labkit.timeline.trace.Trace.spans` gave, its zero at the first start."""
+    return Timeline((span for spans in spans_of_ranks for span in spans), source).from_zero()
+
+
 def _covered(intervals: list[tuple[float, float]]) -> float:
     """The length of what the intervals cover together.
 

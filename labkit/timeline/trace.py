@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from labkit.timeline.spans import Span, Timeline
+from labkit.timeline.spans import Span
 
 
 class Trace:
@@ -62,8 +62,3 @@ class Trace:
             return point
         point.synchronize()
         return self._zero_seconds + self._zero.elapsed_time(point) / 1e3
-
-
-def measured(spans_of_ranks: list[list[Span]], source: str = "measured") -> Timeline:
-    """One timeline from what each rank's `Trace.spans` gave, its zero at the first start."""
-    return Timeline((span for spans in spans_of_ranks for span in spans), source).from_zero()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import tyro
 
 from labkit.train.config import TrainConfig
-from labkit.train.progress import describe_end, describe_start
+from labkit.train.console import describe_end, describe_start
 from labkit.train.trainer import train
 from labkit.train.world import is_first_rank, say_once, world
 

@@ -10,11 +10,11 @@ import torch
 from tyro.conf import arg
 
 from labkit import schedules
+from labkit.data import InventedText, TextFile
 from labkit.layout import ParallelLayout
 from labkit.schedules import Schedule
+from labkit.shape import GPT
 from labkit.sizes import whole_number
-from labkit.sizing import GPT
-from labkit.text import InventedText, TextFile
 
 SCHEDULES = {
     "gpipe": lambda p, m, v: schedules.gpipe(p, m),

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit.groups import ProcessGroups, local_device
-from labkit.layers import shard_of
+from labkit.tensor_parallel import shard_of
 
 
 def global_grad_norm(

@@ -18,17 +18,18 @@ from torch import nn
 from torch.optim import AdamW
 
 from labkit import checkpoint, pipeline
+from labkit.cuts import BatchCut
+from labkit.data import EVALUATION_SAMPLES
 from labkit.data_parallel import DataParallel, ShardedOptimizer
 from labkit.groups import ProcessGroups, init_groups, local_device
-from labkit.layers import seed_replicas
 from labkit.model import ParallelGPT
 from labkit.schedules import Schedule
-from labkit.text import EVALUATION_SAMPLES
+from labkit.tensor_parallel import seed_replicas
 from labkit.train.config import TrainConfig
+from labkit.train.console import Progress
 from labkit.train.gradients import clip_gradients, global_grad_norm
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
-from labkit.train.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,8 @@ class Trainer:
 
     def _batch(self, first_sample: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """This replica's micro-batches of tokens, and of the tokens that come next: [micro-batch, seq] each."""
-        rows = self.config.batch_size // self.groups.layout.dp_size
-        first = first_sample + self.groups.coords.dp * rows
-        samples = [self.text.sample(number, self.config.seq_length + 1) for number in range(first, first + rows)]
+        rows = BatchCut(self.config.batch_size, self.groups.layout.dp_size).rows_of_replica(self.groups.coords.dp)
+        samples = [self.text.sample(first_sample + row, self.config.seq_length + 1) for row in rows]
         tokens = torch.stack([torch.from_numpy(sample) for sample in samples]).to(local_device())
         return tokens[:, :-1].split(self.config.micro_batch_size), tokens[:, 1:].split(self.config.micro_batch_size)
 

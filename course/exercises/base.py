@@ -1,0 +1,194 @@
+"""What an exercise is: a reference solution, cases to try, hints, and the mistakes people usually make.
+
+A typical mistake is kept as the wrong function that makes it. `Exercise.check` recognises it because
+the learner's values equal that function's values, so the advice fits the mistake and not a guess.
+"""
+
+import copy
+import inspect
+import linecache
+import textwrap
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from course.exercises.values import difference, same, show
+from course.progress import note_solved
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong ``function`` that people often write, and the ``advice`` for them."""
+
+    function: Callable
+    advice: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found: ``status`` is passed, not attempted, wrong, raised or stuck."""
+
+    status: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One answer of the learner's function to what is ``given``; ``complaint`` is about how it got there."""
+
+    given: str
+    got: Any
+    expected: Any
+    complaint: str | None = None
+
+
+@dataclass(frozen=True)
+class Raised:
+    """Takes the place of an answer when the function raised instead."""
+
+    text: str = field(compare=False)
+
+
+@dataclass
+class Exercise:
+    """A function for the learner to write, checked in this process.
+
+    ``cases`` are tuples of arguments, for each of which ``solution`` gives the expected answer. They
+    go from simple to telling: the report names the first that goes wrong.
+
+    >>> double = Exercise("double", lambda x: 2 * x, [(0,), (3,)], [Mistake(lambda x: x * x, "You squared it.")])
+    >>> double.check(lambda x: x * x)
+    double: not right yet.
+      double(x=3)
+        gave      9
+        expected  6
+      What this usually is: You squared it.
+    """
+
+    name: str
+    solution_function: Callable
+    cases: Sequence[tuple]
+    mistakes: Sequence[Mistake] = ()
+    hints: Sequence[str] = ()
+    _hints_shown: int = field(default=0, init=False, repr=False)
+
+    def check(self, function: Callable) -> None:
+        """Try the learner's ``function`` and print what was found; never raises for the learner's faults."""
+        report(self.name, self.verdict(function))
+
+    def verdict(self, function: Callable) -> Verdict:
+        """What `check` prints, as data."""
+        if not callable(function):
+            text = f"{self.name}: check wants the function itself, without parentheses behind its name."
+            return Verdict("wrong", text)
+        for number, case in enumerate(self.cases):
+            trials = self.trials(function, case)
+            if number == 0 and all(is_blank(trial.got) for trial in trials):
+                text = f"{self.name}: not attempted yet (it returns nothing so far)."
+                return Verdict("not attempted", text)
+            for trial in trials:
+                if verdict := self._fault(trial, function, case):
+                    return verdict
+        return Verdict("passed", f"{self.name}: correct, {self.cases_text()}.")
+
+    def trials(self, function: Callable, case: tuple) -> list[Trial]:
+        """The learner's answers to one case."""
+        names = inspect.signature(self.solution_function).parameters
+        given = f"{self.name}({', '.join(f'{name}={show(value)}' for name, value in zip(names, case))})"
+        return [Trial(given, answer(function, case), self.solution_function(*copy.deepcopy(case)))]
+
+    def recognise(self, function: Callable, case: tuple) -> str | None:
+        """The advice for the mistake that gives the learner's values in every case, if there is one."""
+        del case  # here all cases are cheap enough to compare
+        got = [answer(function, each) for each in self.cases]
+        for mistake in self.mistakes:
+            if same(got, [answer(mistake.function, each) for each in self.cases]):
+                return mistake.advice
+        return None
+
+    def cases_text(self) -> str:
+        """How much was tried, for the good news."""
+        return f"all {len(self.cases)} cases" if len(self.cases) > 1 else "as expected"
+
+    def hint(self) -> "Folded":
+        """The hints so far and one more, because what a cell shows now replaces what it showed before."""
+        if self._hints_shown >= len(self.hints):
+            last = f"That was all. `{self.name}.solution()` shows one way to do it."
+            return Folded("No more hints", "\n\n".join([*self.hints, last]))
+        self._hints_shown += 1
+        title = f"Hint {self._hints_shown} of {len(self.hints)}"
+        return Folded(title, "\n\n".join(self.hints[: self._hints_shown]))
+
+    def solution(self) -> "Folded":
+        """The source of the reference solution: the very function that `check` compares with."""
+        source = textwrap.dedent(inspect.getsource(self.solution_function)).strip()
+        return Folded("Solution", f"```python\n{source}\n```", plain_text=source)
+
+    def _fault(self, trial: Trial, function: Callable, case: tuple) -> Verdict | None:
+        if isinstance(trial.got, Raised):
+            return Verdict("raised", f"{self.name}: {trial.given} raised an error.\n{indent(trial.got.text)}")
+        if not same(trial.got, trial.expected):
+            lines = [f"{self.name}: not right yet.", f"  {trial.given}"]
+            lines += [f"    gave      {show(trial.got)}", f"    expected  {show(trial.expected)}"]
+            if where := difference(trial.got, trial.expected):
+                lines.append(f"    differs   {where}")
+            if advice := self.recognise(function, case):
+                lines.append(indent(f"What this usually is: {advice}"))
+            return Verdict("wrong", "\n".join(lines))
+        if trial.complaint:
+            heading = f"{self.name}: the values are right, but not the way."
+            return Verdict("wrong", f"{heading}\n  {trial.given}\n{indent(trial.complaint)}")
+        return None
+
+
+def report(name: str, verdict: Verdict) -> None:
+    """Print what a check found, and remember the exercise if it is solved."""
+    if verdict.status == "passed":
+        note_solved(name)
+    print(verdict.text)
+
+
+class Folded:
+    """Text that a notebook shows under a title that folds it away, and a terminal as it is."""
+
+    def __init__(self, title: str, markdown: str, plain_text: str | None = None):
+        self.title, self.markdown, self.plain_text = title, markdown, plain_text or f"{title}: {markdown}"
+
+    def __repr__(self) -> str:
+        return self.plain_text
+
+    def _repr_markdown_(self) -> str:
+        return f"<details open><summary>{self.title}</summary>\n\n{self.markdown}\n\n</details>"
+
+
+def answer(function: Callable, case: tuple, catch: Any = Exception):
+    """What ``function`` answers; None if it is still a stub, `Raised` if it fails with one of ``catch``."""
+    try:
+        return function(*copy.deepcopy(case))  # a copy: a function that changes its arguments spoils only its own
+    except NotImplementedError:
+        return None
+    except catch as error:
+        return Raised(_where(function, error))
+
+
+def is_blank(got) -> bool:
+    """Whether this is what a stub gives that nobody has filled in."""
+    return got is None or got is ...
+
+
+def _where(function: Callable, error: Exception) -> str:
+    """The error, and the line of the learner's function that it came from."""
+    message = f"{type(error).__name__}: {error}"
+    code = getattr(function, "__code__", None)
+    for frame in traceback.extract_tb(error.__traceback__):
+        if code and frame.filename == code.co_filename and frame.lineno:
+            line = linecache.getline(frame.filename, frame.lineno).strip()
+            return f"{message}\nin line {frame.lineno - code.co_firstlineno + 1} of {code.co_name}: {line}"
+    return message
+
+
+def indent(text: str) -> str:
+    """Each line of ``text`` two spaces in, and none longer than a notebook shows in a window 1024 pixels wide."""
+    lines = [textwrap.fill(line, 72, initial_indent="  ", subsequent_indent="  ") for line in text.splitlines()]
+    return "\n".join(lines)

@@ -1,0 +1,322 @@
+"""The exercises of notebook 06: the backward pass of a gathered layer, shards that are all alike, and masks of dropout.
+
+The functions named my_... are the solutions; those with a leading underscore make the typical mistakes.
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+from course.exercises.base import Exercise, Mistake
+from course.exercises.on_ranks import RankExercise, only
+from course.exercises.row_parallel import summed, whole_numbers
+from labkit.communication import CommunicationLog
+from labkit.launch import launch
+
+# -- backward of a column layer whose output is gathered -----------------------------------------------------------
+
+
+def my_gather_backward(grad_y, x, weight):
+    mine = grad_y.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]  # [tokens, out/t]: what this rank computed
+    grad_weight = mine.T @ x  # [out/t, in]: complete
+    grad_x = mine @ weight  # [tokens, in]: one rank's part, because all ranks used this x
+    dist.all_reduce(grad_x)
+    return grad_x, grad_weight
+
+
+def gather_gradient_inputs(in_size: int, out_shard: int):
+    """On each rank: the gradient of the whole output [3, out] and x [3, in], alike everywhere; weight [out/t, in]."""
+    world_size, rank = dist.get_world_size(), dist.get_rank()
+    grad_y = whole_numbers((3, out_shard * world_size), seed=400)
+    return grad_y, whole_numbers((3, in_size), seed=401), whole_numbers((out_shard, in_size), seed=410 + rank)
+
+
+def _own_columns(grad_y):
+    return grad_y.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
+
+
+def _no_reduction(grad_y, x, weight):
+    mine = _own_columns(grad_y)
+    return mine @ weight, mine.T @ x
+
+
+def _reduces_grad_y(grad_y, x, weight):
+    return my_gather_backward(summed(grad_y), x, weight)
+
+
+def _first_columns(grad_y, x, weight):
+    mine = grad_y[:, : weight.size(0)]
+    return summed(mine @ weight), mine.T @ x
+
+
+def _reduces_grad_weight(grad_y, x, weight):
+    grad_x, grad_weight = my_gather_backward(grad_y, x, weight)
+    return grad_x, summed(grad_weight)
+
+
+def _averages_grad_x(grad_y, x, weight):
+    grad_x, grad_weight = my_gather_backward(grad_y, x, weight)
+    return grad_x / dist.get_world_size(), grad_weight
+
+
+def _whole_grad_weight(grad_y, x, weight):
+    return my_gather_backward(grad_y, x, weight)[0], grad_y.T @ x
+
+
+def _returns_what_all_reduce_returns(grad_y, x, weight):
+    return None, _no_reduction(grad_y, x, weight)[1]
+
+
+def _transposed_grad_weight(grad_y, x, weight):
+    grad_x, grad_weight = my_gather_backward(grad_y, x, weight)
+    return grad_x, grad_weight.T
+
+
+def _reduces_only_grad_x(log: CommunicationLog, grad_y, x, weight) -> str | None:
+    if complaint := only("all_reduce")(log):
+        return complaint
+    needed = x.numel() * x.element_size()
+    if log.total_bytes() <= needed:
+        return None
+    return f"It sends {log.total_bytes()} bytes into all-reduces. One of the size of x is enough: {needed} bytes."
+
+
+gather_backward = RankExercise(
+    "gather_backward",
+    my_gather_backward,
+    cases=[(2, 3, 2), (4, 2, 1)],
+    inputs=gather_gradient_inputs,
+    rule=_reduces_only_grad_x,
+    mistakes=[
+        Mistake(
+            _no_reduction,
+            "The gradient of x is one rank's part. All ranks used the same x, each for its own columns: x gets the "
+            "sum of what all of them found.",
+        ),
+        Mistake(
+            _reduces_grad_y,
+            "You added up the gradient of the output. It is the same on every rank already, because every rank "
+            "computed the same loss: all came out t times too large. Backward of this all-gather keeps a slice.",
+        ),
+        Mistake(
+            _first_columns,
+            "Every rank took the first columns of the gradient. Rank r computed the r-th slice of the output.",
+        ),
+        Mistake(
+            _reduces_grad_weight,
+            "You added up the weight gradients. The ranks hold different columns of the weight: nothing to add.",
+        ),
+        Mistake(
+            _averages_grad_x,
+            "You averaged the gradient of x. Averaging is for replicas that saw different data. Here each rank has "
+            "other terms of one sum.",
+        ),
+        Mistake(
+            _whole_grad_weight,
+            "That is the gradient of the whole weight. This rank holds [out/t, in] of it, and needs only the "
+            "columns of the gradient that it computed itself.",
+        ),
+        Mistake(
+            _returns_what_all_reduce_returns,
+            "`dist.all_reduce` adds up in place and returns None: name the tensor, all-reduce it, return the tensor.",
+        ),
+        Mistake(_transposed_grad_weight, "The weight gradient is transposed: it has the weight's shape, [out/t, in]."),
+    ],
+    hints=[
+        "Go backwards. The last thing in the forward pass was the all-gather. Of the whole output, which columns did "
+        "this rank contribute?",
+        "`grad_y.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]`: from there on it is an ordinary linear "
+        "layer, y = x @ weight.T.",
+        "grad_weight = mine.T @ x. And mine @ weight is only this rank's part of the gradient of x: who else used x?",
+    ],
+    if_stuck="a collective that only some ranks call. All ranks must call it.",
+)
+
+# -- shards that are all alike --------------------------------------------------------------------------------------
+
+FAULTS = ("same seed", "local width", "both")
+
+
+def my_spread(tp_size, fault):
+    same_seed = math.sqrt(tp_size)  # t equal terms: t times one. t different terms: sqrt(t) times one.
+    local_width = math.sqrt(tp_size)  # 1/sqrt(n/t) is sqrt(t) times 1/sqrt(n)
+    return {"same seed": same_seed, "local width": local_width, "both": same_seed * local_width}[fault]
+
+
+def measure(tp_size: int, fault: str) -> None:
+    """Print how much larger the pair's output comes out with the fault, on real ranks."""
+    print(f"t = {tp_size}, {fault}: {measured_spread(tp_size, fault):.2f} times the right standard deviation")
+
+
+def measured_spread(tp_size: int, fault: str, num_draws: int = 24) -> float:
+    """The same as a number: the root mean square of the output with the fault, over that without it."""
+    if fault not in FAULTS:
+        raise ValueError(f"fault={fault!r} is unknown: use {', '.join(map(repr, FAULTS))}")
+    with_fault, without = launch(_pair_spreads, fault, num_draws, world_size=tp_size, backend="gloo")[0]
+    return with_fault / without
+
+
+def _pair_spreads(fault: str, num_draws: int, hidden_size: int = 64, ffn_hidden_size: int = 256) -> list[float]:
+    """On each rank: the spread of GeLU(X A) B with the fault and without, each rank drawing its own shards."""
+    rank, shard = dist.get_rank(), ffn_hidden_size // dist.get_world_size()
+    spreads = []
+    for faults in ({"same seed", "local width"} if fault == "both" else {fault}, set()):
+        squares = []
+        for draw in range(num_draws):
+            seed = 1000 * draw + (0 if "same seed" in faults else rank)
+            generator = torch.Generator().manual_seed(seed)
+            up = torch.randn(shard, hidden_size, generator=generator) / math.sqrt(hidden_size)
+            width = shard if "local width" in faults else ffn_hidden_size
+            down = torch.randn(hidden_size, shard, generator=generator) / math.sqrt(width)
+            x = torch.randn(64, hidden_size, generator=torch.Generator().manual_seed(draw))
+            z = torch.nn.functional.gelu(x @ up.T) @ down.T
+            dist.all_reduce(z)
+            squares.append(z.square().mean().item())
+        spreads.append(math.sqrt(sum(squares) / num_draws))
+    return spreads
+
+
+def _spreads(same_seed, local_width, both):
+    def answer(tp_size, fault):
+        return {"same seed": same_seed, "local width": local_width, "both": both}[fault](tp_size)
+
+    return answer
+
+
+def _one(t):
+    return 1.0
+
+
+def _itself(t):
+    return float(t)
+
+
+spread = Exercise(
+    "spread",
+    my_spread,
+    cases=[(4, "same seed"), (16, "same seed"), (4, "local width"), (16, "local width"), (4, "both"), (16, "both")],
+    mistakes=[
+        Mistake(
+            _spreads(_itself, math.sqrt, lambda t: t**1.5),
+            "t equal terms add up to t times one of them: right. But the right layer adds up t *different* terms, "
+            "and random signs cancel in part: that is sqrt(t) times one of them. You want the ratio.",
+        ),
+        Mistake(
+            _spreads(_one, math.sqrt, math.sqrt),
+            "Equal shards do change the output: every rank adds the same partial result, so nothing cancels.",
+        ),
+        Mistake(
+            _spreads(math.sqrt, lambda t: 1 / math.sqrt(t), _one),
+            "A smaller width makes *larger* weights: 1/sqrt(n/t) is more than 1/sqrt(n).",
+        ),
+        Mistake(
+            _spreads(math.sqrt, _one, math.sqrt),
+            "The local width changes the output too: 1/sqrt(n/t) is sqrt(t) times 1/sqrt(n), so the weights of B are "
+            "sqrt(t) times too large.",
+        ),
+        Mistake(
+            _spreads(_itself, _itself, lambda t: t**2),
+            "These are the factors of the variance. The standard deviation is its root.",
+        ),
+        Mistake(
+            _spreads(math.sqrt, math.sqrt, lambda t: 2 * math.sqrt(t)),
+            "Each fault alone is right. Together the factors multiply, they do not add up.",
+        ),
+        Mistake(
+            _spreads(math.sqrt, math.sqrt, math.sqrt),
+            "Each fault alone is right. But one makes the weights larger and the other adds them up without "
+            "cancelling: with both, the output grows twice.",
+        ),
+    ],
+    hints=[
+        "A sum of t independent random numbers of spread s has the spread s * sqrt(t): their variances add up. What "
+        "spread has a sum of t *equal* numbers?",
+        "The weights of B should have the spread 1/sqrt(n), n being all inputs. With the fault it is 1/sqrt(n/t). "
+        "How many times larger is that? The output grows as the weights do.",
+        "`measure(4, 'same seed')` draws both layers on real ranks and compares.",
+    ],
+)
+
+# -- masks of dropout -----------------------------------------------------------------------------------------------
+
+PLACES = ("hidden states", "attention weights")
+ACROSS = ("tensor ranks", "data replicas", "recomputation")
+
+
+def my_mask(place, across, sequence_parallel):
+    if across == "recomputation":
+        return "same"  # or the gradient is that of another function
+    if across == "data replicas":
+        return "different"  # other rows, other noise
+    if place == "attention weights":
+        return "different"  # other heads
+    return "different" if sequence_parallel else "same"  # other tokens, or copies that must stay alike
+
+
+def _ignores_the_sequence(place, across, sequence_parallel):
+    return my_mask(place, across, sequence_parallel=False)
+
+
+def _the_wrong_way_round(place, across, sequence_parallel):
+    return my_mask(place, across, not sequence_parallel)
+
+
+def _ignores_the_place(place, across, sequence_parallel):
+    return my_mask("hidden states", across, sequence_parallel)
+
+
+def _replicas_alike(place, across, sequence_parallel):
+    return "same" if across == "data replicas" else my_mask(place, across, sequence_parallel)
+
+
+def _recomputed_anew(place, across, sequence_parallel):
+    return "different" if across == "recomputation" else my_mask(place, across, sequence_parallel)
+
+
+mask = Exercise(
+    "mask",
+    my_mask,
+    cases=[(place, across, flag) for flag in (False, True) for across in ACROSS for place in PLACES],
+    mistakes=[
+        Mistake(
+            lambda *_: "same",
+            "One mask for all. Then heads that should learn apart drop the same places, and replicas waste their "
+            "second opinion.",
+        ),
+        Mistake(
+            lambda *_: "different",
+            "A mask of its own for each. Then hidden states that all ranks hold as copies stop being copies, and "
+            "recomputation gives the gradient of another function.",
+        ),
+        Mistake(
+            _ignores_the_sequence,
+            "With sequence parallelism each rank holds other tokens: the hidden states are sharded then, no copies.",
+        ),
+        Mistake(
+            _the_wrong_way_round,
+            "Hidden states, the wrong way round: without sequence parallelism all ranks hold copies of the same "
+            "tokens, with it each holds its own.",
+        ),
+        Mistake(
+            _ignores_the_place,
+            "The attention weights are never copies: each rank has other heads, with or without sequence parallelism.",
+        ),
+        Mistake(
+            _replicas_alike,
+            "Data replicas see other rows, as if the batch were longer. In one process every row gets its own mask.",
+        ),
+        Mistake(
+            _recomputed_anew,
+            "Recomputation must give the numbers of the first time again: the loss came from them. With another mask "
+            "the gradient is that of another function.",
+        ),
+    ],
+    hints=[
+        "Ask of each tensor: would one process have this number once, or is it another number on each rank? Copies "
+        "need one mask, different numbers need different ones.",
+        "Hidden states are copies on the tensor ranks, unless the sequence is divided. Attention weights belong to "
+        "heads, and heads are always divided.",
+        "Recomputation is no other place: it is the same tensor a second time.",
+    ],
+)

@@ -1,0 +1,128 @@
+"""What all explorers have in common: controls, a sentence on what they come to, a picture, and its facts as text.
+
+An explorer's own file has its controls, what it draws, and its facts.
+"""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+import ipywidgets as widgets
+
+from course.pictures.style import DP, INK, PP
+
+STYLE = f"""<style>
+img.labkit-grids {{ width: 100%; max-width: 1250px; height: auto; }}
+.labkit-says {{ padding: .4em .8em; line-height: 1.4; border-left: 6px solid {DP}; }}
+.labkit-says.misfit {{ border-color: {PP}; background: #FFF1E6; color: {INK}; }}
+.labkit-facts {{ border-collapse: collapse; line-height: 1.45; }}
+.labkit-facts caption {{ text-align: left; padding: .3em 0; }}
+.labkit-facts th, .labkit-facts td {{ text-align: left; vertical-align: top; padding: .2em 1.2em .2em 0; }}
+table.labkit-facts tbody {{ border-top: 1px solid var(--jp-border-color2, #ddd); }}
+.labkit-facts span {{ white-space: nowrap; margin-right: .7em; }}
+.labkit-stale {{ opacity: .45; }}
+</style>"""
+
+
+class Explorer(widgets.VBox):
+    """A row of controls, and below it what they say: in a sentence, in a picture, and as facts.
+
+    ``shown`` is what the picture shows: the last that fitted. ``fits`` says whether it is what the controls say now.
+    An explorer gives ``function`` and ``fields``, makes its controls before it calls ``__init__`` here, and says in
+    `_chosen` and `_parts` what they come to.
+    """
+
+    function: str
+    """The name of the function that makes it."""
+    fields: Sequence[str]
+    """The names of the controls that are that function's arguments, in its order."""
+
+    def __init__(self, shown: Any, *, others: Sequence = (), row: Sequence = (), below: Sequence = ()):
+        """``others`` are controls besides the fields; ``row`` is how all stand; ``below`` stands under the picture."""
+        inputs = [*(getattr(self, name) for name in self.fields), *others]
+        self.shown, self.fits, self._is_updating = shown, True, False
+        self.says, self.picture, self.facts = widgets.HTML(), widgets.Image(format="png"), widgets.HTML()
+        self.picture.add_class("labkit-grids")
+        controls = widgets.Box(row or inputs, layout=widgets.Layout(flex_flow="row wrap"))
+        super().__init__([widgets.HTML(STYLE), controls, self.says, self.picture, *below, self.facts])
+        for control in inputs:
+            control.observe(self._update, "value")
+        self._update()
+
+    def __repr__(self) -> str:
+        """Short, because it is what a stored notebook keeps of a widget."""
+        return f"{self.function}({', '.join(map(repr, self.choice))})"
+
+    @property
+    def choice(self) -> Any:
+        """What the controls say now; it need not fit."""
+        return tuple(getattr(self, name).value for name in self.fields)
+
+    def _chosen(self) -> Any:
+        """What is to be shown, and set what controls allow each other; ValueError if the choice does not fit."""
+        raise NotImplementedError
+
+    def _parts(self) -> tuple[bytes, str, str]:
+        """The picture of what is shown, as PNG; what is said of it, and its facts, as HTML."""
+        raise NotImplementedError
+
+    def _update(self, change=None) -> None:
+        if self._is_updating:  # a control was moved by another, not by the reader
+            return
+        self._is_updating, misfit = True, ""
+        try:
+            self.shown, self.fits = self._chosen(), True
+        except ValueError as error:
+            self.fits, misfit = False, misfit_html(f"{error}. Below: the last that did.")
+        finally:
+            self._is_updating = False
+        self.picture.value, says, facts = self._parts()
+        self.facts.value = facts if self.fits else f'<div class="labkit-stale">{facts}</div>'
+        self.says.value = misfit or says
+
+
+def says_html(text: str) -> str:
+    """What the choice comes to, ``text`` being HTML; a screen reader reads it out when it changes."""
+    return f'<div class="labkit-says" role="status">{text}</div>'
+
+
+def misfit_html(why: str) -> str:
+    """That the choice does not fit, and ``why``; a screen reader reads it out at once."""
+    return f'<div class="labkit-says misfit" role="alert"><b>This does not fit.</b> {escape(why)}</div>'
+
+
+def facts_html(caption: str, facts: Mapping[str, str]) -> str:
+    """A table with a row for each fact, under its name."""
+    rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in facts.items())
+    return f'<table class="labkit-facts"><caption>{escape(caption)}</caption><tbody>{rows}</tbody></table>'
+
+
+class Controls(NamedTuple):
+    """Makes controls that are all of one width, and so stand in columns; both widths are CSS."""
+
+    width: str
+    description_width: str
+
+    def slider(self, description: str, value: int, low: int, high: int) -> widgets.IntSlider:
+        return widgets.IntSlider(value, low, max(high, value), description=description, **self._look())
+
+    def time(self, description: str, value: float, low: float, high: float) -> widgets.FloatSlider:
+        """A slider in steps of a quarter."""
+        high = max(high, value)
+        return widgets.FloatSlider(value, min=low, max=high, step=0.25, description=description, **self._look())
+
+    def selection(self, description: str, usual: Sequence[int], value: int) -> widgets.SelectionSlider:
+        """A slider over ``usual`` numbers, and ``value``."""
+        options = sorted({*usual, value})
+        return widgets.SelectionSlider(options=options, value=value, description=description, **self._look())
+
+    def dropdown(self, description: str, options: Sequence | Mapping, value: Any) -> widgets.Dropdown:
+        return widgets.Dropdown(options=list(options), value=value, description=description, **self._look())
+
+    def _look(self) -> dict[str, Any]:
+        return {"layout": {"width": self.width}, "style": {"description_width": self.description_width}}
+
+
+def checkbox(description: str, value: bool, tooltip: str | None = None) -> widgets.Checkbox:
+    """As wide as its words need."""
+    return widgets.Checkbox(value, description=description, tooltip=tooltip, indent=False, layout={"width": "165px"})

@@ -1,0 +1,157 @@
+"""Choose t, p and a schedule for 8 ranks, and train: who holds what, the loss while it comes, and a stop button."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from html import escape
+
+import ipywidgets as widgets
+from matplotlib.figure import Figure
+
+from course.explorers.base import Explorer, says_html
+from course.pictures.curves import LOOKS, draw_losses
+from course.pictures.painter import png
+from course.pictures.three_axes import FIGURE_INCHES, draw_holdings, holdings_text
+from labkit.launch import World
+from labkit.launch.streaming import stream
+from labkit.train import Step, TrainConfig, steps
+
+NUM_RANKS = 8
+SIZES = (1, 2, 4, 8)
+SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
+WIDTH = "min(100%, 800px)"  # of the pictures
+MOST_RUNS = len(LOOKS)
+"""More curves on each other cannot be told apart."""
+
+
+def training_explorer(config: TrainConfig) -> "TrainingExplorer":
+    """Controls for how ``config`` is laid over 8 ranks, and a button that trains it so.
+
+    Raises:
+        ValueError: the config does not fit 8 ranks.
+    """
+    return TrainingExplorer(config)
+
+
+class TrainingExplorer(Explorer):
+    """Controls, the picture of who holds what, a button to start and stop, and the losses of the last runs.
+
+    ``shown`` is a config. ``losses`` has a list for each run, by its name.
+    """
+
+    function, fields = "training_explorer", ("tp_size", "pp_size", "schedule")
+
+    def __init__(self, config: TrainConfig):
+        config.layout(NUM_RANKS)
+        self.losses: dict[str, list[float]] = {}
+        self._thread: threading.Thread | None = None
+        self._is_stopped = threading.Event()
+        self.tp_size = _selection("tensor t", SIZES, config.tp_size)
+        self.pp_size = _selection("pipeline p", SIZES, config.pp_size)
+        self.schedule = _selection("schedule", SCHEDULES, config.schedule)
+        self.button = widgets.Button(description="Train", icon="play", button_style="primary")
+        self.bar = widgets.IntProgress(0, 0, config.steps, layout={"width": "300px"})
+        self.progress = widgets.HTML()
+        self.curves = widgets.Image(format="png", layout={"width": WIDTH})
+        self.button.on_click(self._start_or_stop)
+        super().__init__(config, below=[widgets.HBox([self.button, self.bar, self.progress]), self.curves])
+        self.picture.layout.width = WIDTH
+        self._draw_losses()
+
+    def __repr__(self) -> str:
+        """Short, as the config is not: what the controls say."""
+        return f"{self.function}(t={self.tp_size.value}, p={self.pp_size.value}, {self.schedule.value!r})"
+
+    def wait(self) -> None:
+        """Until the run that was started has ended: for tests, and for who clicks by program."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _chosen(self) -> TrainConfig:
+        config = replace(self.shown, **dict(zip(self.fields, self.choice)))
+        config.layout(NUM_RANKS)
+        return config
+
+    def _parts(self) -> tuple[bytes, str, str]:
+        sizes = self.shown.layout(NUM_RANKS), self.shown.num_layers, self.shown.batch_size
+        figure = Figure(figsize=FIGURE_INCHES, dpi=100)
+        draw_holdings(*sizes, ax=figure.add_axes((0, 0, 1, 1)))
+        facts = f"<details><summary>who holds what, as text</summary><pre>{holdings_text(*sizes)}</pre></details>"
+        return png(figure), _says(self.shown), facts
+
+    def _update(self, change=None) -> None:
+        super()._update(change)
+        self.button.disabled = not self.fits
+
+    def _start_or_stop(self, button=None) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            self._is_stopped.set()
+            return
+        self._is_stopped.clear()
+        self.button.description, self.button.icon, self.button.button_style = "Stop", "stop", "warning"
+        # In a thread of its own: the kernel stays free for the click that stops it.
+        self._thread = threading.Thread(target=self._train, args=(self.shown,), daemon=True)
+        self._thread.start()
+
+    def _train(self, config: TrainConfig) -> None:
+        name = _name(config)
+        self.losses = dict(list({**self.losses, name: []}.items())[-MOST_RUNS:])
+        self.losses[name] = []
+        self.bar.value, self.progress.value = 0, "starting ranks ..."
+        try:
+            with World(NUM_RANKS) as world:
+                for ranks in stream(world, steps, config):
+                    self._show(name, ranks[0])
+                    if self._is_stopped.is_set():
+                        break
+            stopped = " Stopped." if len(self.losses[name]) < config.steps else ""
+            self.progress.value = escape(f"{differences_text(self.losses)}{stopped}")
+        except Exception as error:
+            self.progress.value = f"<pre>{escape(str(error))}</pre>"
+        finally:
+            self.button.description, self.button.icon, self.button.button_style = "Train", "play", "primary"
+            self._draw_losses()
+
+    def _show(self, name: str, step: Step) -> None:
+        self.losses[name].append(step.loss)
+        self.bar.value = step.number
+        self.progress.value = f"step {step.number} of {self.bar.max}: loss {step.loss:.4f}, norm {step.grad_norm:.4f}"
+        self._draw_losses()
+
+    def _draw_losses(self) -> None:
+        floor, num_steps = self.shown.make_text().floor_nats, self.shown.steps
+        figure = Figure(figsize=(11.0, 4.0), dpi=100, layout="constrained")
+        draw_losses(self.losses, floor_nats=floor, num_steps=num_steps, ax=figure.subplots())
+        self.curves.value = png(figure)
+
+
+def differences_text(losses: Mapping[str, Sequence[float]]) -> str:
+    """The largest difference between the runs, over the steps that they all have.
+
+    >>> differences_text({"one": [3.5, 3.0], "other": [3.5]})
+    '2 runs: the losses of 1 step differ by 0e+00 at most.'
+    """
+    common = min(map(len, losses.values()))
+    if len(losses) < 2 or common == 0:
+        return f"{common} step{'s' * (common != 1)} done. Now choose another layout."
+    largest = max(max(values) - min(values) for values in zip(*losses.values()))
+    steps_text = f"{common} step{'s' * (common != 1)}"
+    return f"{len(losses)} runs: the losses of {steps_text} differ by {largest:.0e} at most."
+
+
+def _name(config: TrainConfig) -> str:
+    layout = config.layout(NUM_RANKS)
+    return f"t={layout.tp_size} p={layout.pp_size} d={layout.dp_size}, {config.schedule}"
+
+
+def _says(config: TrainConfig) -> str:
+    layout, m = config.layout(NUM_RANKS), config.num_micro_batches(NUM_RANKS)
+    return says_html(
+        f"p · t · d = {layout.pp_size} · {layout.tp_size} · {layout.dp_size} = {NUM_RANKS}; each replica takes "
+        f"{config.batch_size // layout.dp_size} of {config.batch_size} rows, in {m} micro-batch{'es' * (m != 1)}"
+    )
+
+
+def _selection(description: str, options: Sequence, value) -> widgets.ToggleButtons:
+    look = {"button_width": "auto", "description_width": "5.5em"}
+    return widgets.ToggleButtons(options=options, value=value, description=description, style=look)

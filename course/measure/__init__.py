@@ -1,0 +1,1 @@
+"""What the machine and the ranks really do: bandwidth, operations, flow, waiting, utilisation."""

@@ -1,0 +1,194 @@
+"""One training step of a plan, predicted or measured on real ranks, and the shares of it: computing, talking, idle."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from statistics import median
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from course.measure.utilisation.work import Pace, computing_work, paced_work
+from course.sizing import Plan, memory
+from labkit import pipeline
+from labkit.communication import communication_log
+from labkit.groups import init_groups, local_device
+from labkit.launch import World, launch, progress
+from labkit.schedules import FORWARD, Schedule, interleaved, read_ops
+from labkit.timeline import Timeline, measured, simulate
+from labkit.timeline.spans import COMPUTING, WAIT, Span
+from labkit.timeline.trace import Trace
+
+BETWEEN_STAGES = ("send", "recv")
+
+
+class Shares(NamedTuple):
+    """What a rank did with a step's time, as shares of it."""
+
+    computing: float
+    communication: float
+    idle: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step and who did what in it when. ``timeline.source`` says whether it was simulated, paced or measured."""
+
+    plan: Plan
+    schedule: Schedule
+    timeline: Timeline
+
+    @property
+    def seconds(self) -> float:
+        """From the first rank's start to the last one's end."""
+        return self.timeline.makespan_seconds
+
+    @property
+    def sequences_per_second(self) -> float:
+        """The speed that all this is about."""
+        return self.plan.batch_size / self.seconds
+
+    @cached_property
+    def shares(self) -> list[Shares]:
+        """Of each rank; the waits are those of `waits_for_messages`."""
+        found = []
+        for rank in self.timeline.ranks:
+            waits = sum(span.seconds for span in self.waits_for_messages if span.rank == rank)
+            computing, communication = self.timeline.utilisation(rank), waits / self.seconds
+            found.append(Shares(computing, communication, max(0.0, 1 - computing - communication)))
+        return found
+
+    @cached_property
+    def waits_for_messages(self) -> list[Span]:
+        """When ranks stood still for a message that was under way.
+
+        As long as what a rank waits for has not been computed, it is idle: no faster link would help. In a collective
+        all of the wait counts, the waiting for the last rank included.
+        """
+        ended = {(span.rank, span.label): span.end for span in self.timeline.spans if span.kind in COMPUTING}
+        return [
+            replace(span, start=max(span.start, min(span.end, self._sent(span, ended))))
+            for span in self.timeline.spans
+            if span.kind == WAIT
+        ]
+
+    @property
+    def mean_shares(self) -> Shares:
+        """Over all ranks."""
+        columns = zip(*self.shares)
+        return Shares(*(sum(column) / len(self.shares) for column in columns))
+
+    def _sent(self, wait: Span, ended: dict[tuple[int, str], float]) -> float:
+        """When the message was there to be sent that a rank waits for; for collectives the wait's own start."""
+        if not wait.label.startswith("for "):
+            return wait.start
+        [op] = read_ops(wait.label.removeprefix("for "))
+        coords = self.plan.layout.coords(wait.rank)
+        stage, needed = self.schedule.needs(coords.pp, op)[0]
+        return ended[self.plan.layout.rank_at(tp=coords.tp, dp=coords.dp, pp=stage), str(needed)]
+
+    def __str__(self) -> str:
+        """A row for each rank."""
+        lines = [f"{'rank':>4}{'computing':>12}{'communication':>16}{'idle':>8}    {self.timeline.source}"]
+        for rank, (computing, communication, idle) in enumerate(self.shares):
+            lines.append(f"{rank:>4}{computing:>12.0%}{communication:>16.0%}{idle:>8.0%}")
+        return "\n".join(lines)
+
+
+def table(steps: Mapping[str, Step]) -> str:
+    """A row for each step: its time, its speed, the shares over all ranks, and the memory that its plan needs."""
+    width = max([*map(len, steps), 4])
+    lines = [f"{'':<{width}}{'ms':>7}{'seq/s':>7}{'computing':>11}{'communication':>15}{'idle':>6}{'GB':>5}"]
+    for name, step in steps.items():
+        computing, communication, idle = step.mean_shares
+        times = f"{step.seconds * 1e3:>7.0f}{step.sequences_per_second:>7.1f}"
+        held = memory_bytes(step.plan, step.schedule) / 1e9
+        lines.append(f"{name:<{width}}{times}{computing:>11.0%}{communication:>15.0%}{idle:>6.0%}{held:>5.0f}")
+    return "\n".join(lines)
+
+
+def memory_bytes(plan: Plan, schedule: Schedule) -> float:
+    """What the fullest GPU holds; with GPipe each stage, the last with its logits too, holds every micro-batch."""
+    usual, found = default_schedule(plan), []
+    for stage in {0, plan.pp_size - 1}:
+        held = memory(plan, stage)
+        times = schedule.peak_in_flight(stage) / usual.peak_in_flight(stage)
+        found.append(held.total + held.activations * (times - 1))
+    return max(found)
+
+
+def default_schedule(plan: Plan) -> Schedule:
+    """1F1B; interleaved if ranks have several chunks."""
+    return interleaved(plan.pp_size, plan.num_micro_batches, plan.num_chunks)
+
+
+def predict_step(plan: Plan, schedule: Schedule | None = None, pace: Pace | None = None) -> Step:
+    """What the step would be if messages took no time: each op starts when its rank is free and its input is there."""
+    schedule, pace = schedule or default_schedule(plan), pace or Pace()
+    forward, backward = (
+        [seconds] * schedule.num_model_chunks for seconds in (pace.forward_seconds(plan), pace.backward_seconds(plan))
+    )
+    of_stage = simulate(schedule, forward, backward)
+    spans = [
+        replace(span, rank=rank) for rank in range(plan.world_size) for span in of_stage.of(plan.layout.coords(rank).pp)
+    ]
+    return Step(plan, schedule, Timeline(spans, of_stage.source))
+
+
+def measure_step(
+    plan: Plan,
+    schedule: Schedule | None = None,
+    pace: Pace | None = None,
+    *,
+    world: World | None = None,
+    num_steps: int = 2,
+) -> Step:
+    """Run the plan on as many real ranks, and keep the fastest of a few steps, after one to warm up.
+
+    On GPUs they compute (a GPT as deep, but no wider than 2048). On the CPU they are paced: each layer sleeps as
+    ``pace`` says, and the messages between ranks are real. Optimizer steps are left out. In a ``world`` of that size
+    ranks need not start anew for each plan.
+    """
+    schedule, pace = schedule or default_schedule(plan), pace or Pace()
+    run = world.run if world else partial(launch, world_size=plan.world_size, timeout_seconds=300)
+    ranks = run(_run_steps, plan, schedule, pace, num_steps)
+    paced = ranks[0][0]
+    source = f"paced: {pace.layer_seconds * 1e3:g} ms a layer" if paced else "measured"
+    timelines = [measured([spans[number] for _, spans in ranks], source) for number in range(num_steps)]
+    return Step(plan, schedule, min(timelines, key=lambda timeline: timeline.makespan_seconds))
+
+
+def pace_here(plan: Plan, world: World) -> Pace:
+    """The pace at which runs in this world should be predicted: of GPUs that of a step of ``plan``, measured now.
+
+    On the CPU layers are paced, so it is the pace that they are given.
+    """
+    return _pace_of(measure_step(plan, world=world, num_steps=1)) if world.backend == "nccl" else Pace()
+
+
+def _pace_of(step: Step) -> Pace:
+    """The pace at which the layers of a step went forward: the median's."""
+    seconds = median(span.seconds for span in step.timeline.spans if span.kind == FORWARD)
+    return Pace(seconds / Pace(1.0).forward_seconds(step.plan))
+
+
+def _run_steps(plan: Plan, schedule: Schedule, pace: Pace, num_steps: int) -> tuple[bool, list[list[Span]]]:
+    """On a rank: whether it was paced, and its spans in each step."""
+    groups, is_paced = init_groups(plan.layout), local_device().type == "cpu"
+    work = paced_work(plan, schedule, groups, pace) if is_paced else computing_work(plan, schedule, groups)
+    spans = []
+    for done in range(1 + num_steps):
+        progress(done, 1 + num_steps, "steps, the first to warm up")
+        for chunk in work.chunks:
+            chunk.zero_grad()
+        dist.barrier()
+        trace, messages = (Trace(groups.rank, local_device()) for _ in range(2))
+        with communication_log(messages):
+            pipeline.run(schedule, work.chunks, groups, work.inputs, loss=work.loss, targets=work.targets, trace=trace)
+            if plan.dp_size > 1:
+                dist.all_reduce(work.gradients(), group=groups.dp)
+        collectives = [span for span in messages.spans() if span.label not in BETWEEN_STAGES]  # the rest is in trace
+        spans.append(trace.spans() + collectives)
+    progress(1 + num_steps, 1 + num_steps, "steps")
+    groups.close()
+    return is_paced, spans[1:]

@@ -1,0 +1,104 @@
+"""What a rank has to do in a step of a plan: real layers on a GPU, paced ones where ranks share a few cores.
+
+A paced layer sleeps a stated time instead of computing. All else is real: ranks, messages, the schedule, autograd.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from course.measure.paced import PacedStage
+from course.sizing import Plan
+from labkit.groups import ProcessGroups, local_device
+from labkit.model import ParallelGPT
+from labkit.schedules import Schedule
+from labkit.tensor_parallel.operators import copy_to_tp, reduce_from_tp
+
+PACED_WIDTH = 1024
+"""Numbers in a paced message for each sequence: real, but smaller than those of a large model."""
+COMPUTED_WIDTH, COMPUTED_VOCABULARY = 2048, 8192
+"""On GPUs, how wide the real layers are at most: so that they are there within seconds."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long one layer takes for one sequence on one rank; backward twice as long, and longer if it recomputes."""
+
+    layer_seconds: float = 0.003
+
+    def forward_seconds(self, plan: Plan) -> float:
+        """Of one micro-batch in one chunk of the model."""
+        return self.layer_seconds * plan.layers_per_chunk * plan.micro_batch_size / plan.tp_size
+
+    def backward_seconds(self, plan: Plan) -> float:
+        """The same, backward."""
+        model = plan.model
+        core = model.seq_length / (6 * model.hidden_size + model.seq_length)  # the attention's share of a layer's FLOPs
+        again = {"none": 0.0, "selective": core, "full": 1.0}[plan.recompute]
+        return (2 + again) * self.forward_seconds(plan)
+
+
+@dataclass
+class Work:
+    """A rank's chunks of the model, the micro-batches, and what the last stage makes of its output."""
+
+    chunks: list[nn.Module]
+    inputs: list[torch.Tensor]
+    loss: Callable
+    targets: list[torch.Tensor] | None = None
+
+    def gradients(self) -> torch.Tensor:
+        """All of this rank's gradients in one row, for one all-reduce: [numbers]."""
+        found = [p.grad.flatten() for chunk in self.chunks for p in chunk.parameters() if p.grad is not None]
+        return torch.cat(found)
+
+
+def paced_work(plan: Plan, schedule: Schedule, groups: ProcessGroups, pace: Pace) -> Work:
+    """Chunks that sleep; inputs are zeros."""
+    chunks: list[nn.Module] = [PacedLayers(plan, groups, pace) for _ in range(schedule.num_chunks)]
+    inputs = [torch.zeros(plan.micro_batch_size, PACED_WIDTH) for _ in range(schedule.num_micro_batches)]
+    return Work(chunks, inputs, loss=lambda output, _: output.mean())
+
+
+def computing_work(plan: Plan, schedule: Schedule, groups: ProcessGroups) -> Work:
+    """Chunks of a real GPT in bfloat16, as deep but not as wide; inputs are random tokens."""
+    heads = plan.model.num_attention_heads
+    assert heads is not None
+    width = min(plan.model.hidden_size, COMPUTED_WIDTH) // heads * heads
+    vocabulary = min(plan.model.vocab_size, COMPUTED_VOCABULARY)
+    shape = replace(plan.model, hidden_size=width, vocab_size=vocabulary)
+    numbers = [schedule.stage_of(groups.coords.pp, chunk) for chunk in range(schedule.num_chunks)]
+    place = dict(dtype=torch.bfloat16, device=local_device())
+    models = [
+        ParallelGPT(
+            shape,
+            groups.tp,
+            stage=number,
+            num_stages=schedule.num_model_chunks,
+            recompute=plan.recompute == "full",
+            sequence_parallel=plan.sequence_parallel,
+            **place,  # pyright: ignore[reportArgumentType]
+        )
+        for number in numbers
+    ]
+    size = schedule.num_micro_batches, plan.micro_batch_size, shape.seq_length
+    tokens = list(torch.randint(vocabulary, size, device=local_device()))
+    return Work(list(models), tokens, models[-1].loss, tokens)
+
+
+class PacedLayers(nn.Module):
+    """The layers of one chunk, paced; with tensor parallelism 1/t of the time, and two real all-reduces a layer."""
+
+    def __init__(self, plan: Plan, groups: ProcessGroups, pace: Pace):
+        super().__init__()
+        self.group = groups.tp
+        parts = 2 * plan.layers_per_chunk if plan.tp_size > 1 else 1  # attention and MLP, where messages are between
+        forward, backward = pace.forward_seconds(plan) / parts, pace.backward_seconds(plan) / parts
+        self.parts = nn.ModuleList(PacedStage(forward, backward) for _ in range(parts))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = reduce_from_tp(part(copy_to_tp(x, self.group)), self.group)
+        return x

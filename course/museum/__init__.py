@@ -1,0 +1,50 @@
+"""The bug museum of notebook 08: twelve silent faults of real systems, each put into labkit for one run.
+
+museum.healthy()           # what is seen of a run without a fault
+museum.case(3).run()       # what is seen of a run with fault number 3
+museum.case(3).check("row bias added t times")
+"""
+
+from course.exercises.base import Verdict
+from course.museum.cases import CASES, NAMES, Case, Symptoms, nothing, symptoms
+from course.progress import note_solved, solved
+
+
+class Museum:
+    """All cases; solved when each was named."""
+
+    name = "bug_museum"
+
+    def case(self, number: int) -> Case:
+        """Case 1 to 12.
+
+        Raises:
+            ValueError: there is no such case.
+        """
+        if number not in range(1, len(CASES) + 1):
+            raise ValueError(f"there is no case {number!r}: take 1 to {len(CASES)}")
+        return CASES[number - 1]
+
+    def healthy(self) -> Symptoms:
+        """What the run shows without a fault."""
+        return symptoms(nothing)
+
+    def names(self) -> None:
+        """Print the names of the faults, in alphabetical order."""
+        print("\n".join(NAMES))
+
+    def check(self) -> None:
+        """Say how many cases you have named so far."""
+        print(self.verdict().text)
+
+    def verdict(self) -> Verdict:
+        """What `check` prints, as data."""
+        left = [case.number for case in CASES if case.name not in solved()]
+        if not left:
+            note_solved(self.name)
+            return Verdict("passed", f"bug_museum: all {len(CASES)} cases named.")
+        text = f"bug_museum: {len(CASES) - len(left)} of {len(CASES)} named; left: {', '.join(map(str, left))}."
+        return Verdict("not attempted" if len(left) == len(CASES) else "wrong", text)
+
+
+museum = Museum()

@@ -1,0 +1,88 @@
+"""Write the figures of README and notebooks: ``python -m course.pictures pics``.
+
+One line in ``FIGURES`` a picture: its file's name and the call that draws it.
+"""
+
+import sys
+from pathlib import Path
+
+import matplotlib
+
+from course.measure import operations
+from course.measure.flow import numbered, row_and_column, trace_flow
+from course.measure.utilisation import predict_step
+from course.pictures.batch import draw_replicas
+from course.pictures.collectives import draw_flows
+from course.pictures.layout import draw_layout, draw_orders
+from course.pictures.sharding import draw_column, draw_row
+from course.pictures.three_axes import draw_holdings
+from course.pictures.timeline import draw_timelines
+from course.pictures.transformer import draw_transformer_layers
+from course.pictures.utilisation import draw_steps
+from course.sizing import Plan
+from labkit.cuts import BatchCut
+from labkit.layout import ParallelLayout
+from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.shape import GPT
+from labkit.timeline import simulate
+
+TWO_NODES = ParallelLayout(16, tp_size=2, pp_size=4)  # the 16 GPUs of notebook 01
+OTHER_ORDER = ParallelLayout(16, tp_size=2, pp_size=4, order="tp-pp-dp")
+
+
+def four_collectives():
+    """The four without a root that training is made of, on real ranks."""
+    return {
+        "reduce-scatter": trace_flow(operations.reduce_scatter, numbered(4)),
+        "all-gather": trace_flow(operations.all_gather, numbered(4, 2)),
+        "all-reduce": trace_flow(operations.all_reduce, numbered(4)),
+        "all-to-all": trace_flow(operations.all_to_all, row_and_column(4)),
+    }
+
+
+def four_schedules():
+    """Predictions for 4 ranks and 8 micro-batches, on one scale, with what each rank holds."""
+    schedules = [gpipe(4, 8), one_f_one_b(4, 8), interleaved(4, 8, num_chunks=2), zero_bubble(4, 8)]
+    return draw_timelines([simulate(each) for each in schedules], [each.name for each in schedules], in_flight=True)
+
+
+def tuned_step():
+    """One step of the 8 ranks of notebook 09 after its cures, predicted; what it begins with is asked for there."""
+    model = GPT(16, 8192, 2048, 51200, 64)
+    plan = Plan(model, 8, 16, pp_size=8, num_chunks=2, recompute="selective")
+    return draw_steps([predict_step(plan)], ["16 micro-batches, interleaved"])
+
+
+FIGURES = {
+    "group_layout": lambda: draw_layout(TWO_NODES, gpus_per_node=8),
+    "group_layout_orders": lambda: draw_orders([TWO_NODES, OTHER_ORDER], gpus_per_node=8),
+    "collectives": lambda: draw_flows(four_collectives()),  # by real ranks
+    "column_parallel": lambda: draw_column(1024, 512, tp_size=2),
+    "row_parallel": lambda: draw_row(1024, 512, tp_size=2),
+    "data_parallel": lambda: draw_replicas(BatchCut(128, dp_size=4)),
+    "tensor_parallel": draw_transformer_layers,
+    "pipeline_schedules": four_schedules,
+    "utilisation": tuned_step,
+    "three_axes": lambda: draw_holdings(ParallelLayout(8, tp_size=2, pp_size=2), num_layers=4, batch_size=16),
+}
+
+
+def write_figures(folder: Path) -> list[Path]:
+    """Draw every figure into ``folder`` as PNG, and say which files those are."""
+    from matplotlib import pyplot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, draw in FIGURES.items():
+        draw()
+        path = folder / f"{name}.png"
+        pyplot.gcf().savefig(path, dpi=120, metadata={"Software": None})  # the same bytes from every matplotlib release
+        pyplot.close()
+        paths.append(path)
+    return paths
+
+
+if __name__ == "__main__":
+    matplotlib.use("agg")
+    for path in write_figures(Path(sys.argv[1] if len(sys.argv) > 1 else "pics")):
+        print(path)

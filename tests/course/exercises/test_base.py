@@ -1,0 +1,155 @@
+"""The exercise framework: what check, hint and solution say to a learner."""
+
+import numpy as np
+import pytest
+
+from course.exercises.base import Exercise, Mistake
+from course.exercises.values import same, show
+
+
+def halves(values):
+    middle = len(values) // 2
+    return values[:middle], values[middle:]
+
+
+def swapped_halves(values):
+    return halves(values)[::-1]
+
+
+def interleaved_halves(values):
+    return values[::2], values[1::2]
+
+
+@pytest.fixture
+def exercise():
+    mistakes = [
+        Mistake(swapped_halves, "The halves are the wrong way round."),
+        Mistake(interleaved_halves, "These are every second value, not halves."),
+    ]
+    cases = [([1, 2],), ([1, 2, 3, 4],)]
+    return Exercise("halves", halves, cases, mistakes, ["First hint.", "Second hint."])
+
+
+def test_the_solution_passes(exercise):
+    verdict = exercise.verdict(halves)
+    assert verdict.status == "passed"
+    assert verdict.text == "halves: correct, all 2 cases."
+
+
+def test_another_container_passes(exercise):
+    assert exercise.verdict(lambda values: np.array(halves(values))).status == "passed"
+
+
+@pytest.mark.parametrize("mistake", [0, 1])
+def test_each_mistake_gets_its_own_advice(exercise, mistake):
+    verdict = exercise.verdict(exercise.mistakes[mistake].function)
+    assert verdict.status == "wrong"
+    assert exercise.mistakes[mistake].advice in verdict.text
+    assert exercise.mistakes[1 - mistake].advice not in verdict.text
+
+
+def test_report_names_the_first_wrong_case_and_both_values(exercise):
+    text = exercise.verdict(interleaved_halves).text  # right for two values, wrong for four
+    assert "halves(values=[1, 2, 3, 4])" in text
+    assert "gave      [[1, 3], [2, 4]]" in text
+    assert "expected  [[1, 2], [3, 4]]" in text
+
+
+def test_report_says_where_nested_lists_differ(exercise):
+    assert "differs   at [0]: [1, 3], expected [1, 2]" in exercise.verdict(interleaved_halves).text
+    assert "differs   1 part, expected 2" in exercise.verdict(lambda values: [values]).text
+
+
+def test_a_branch_without_return_is_wrong_and_not_a_stub(exercise):
+    verdict = exercise.verdict(lambda values: halves(values) if len(values) == 2 else None)
+    assert verdict.status == "wrong"
+    assert "gave      None" in verdict.text
+
+
+def test_a_called_function_is_told_apart_from_a_function(exercise):
+    verdict = exercise.verdict(halves([1, 2]))
+    assert verdict.status == "wrong"
+    assert "without parentheses" in verdict.text
+
+
+def test_an_unknown_mistake_gets_no_advice(exercise):
+    verdict = exercise.verdict(lambda values: 7)
+    assert verdict.status == "wrong"
+    assert "usually" not in verdict.text
+
+
+@pytest.mark.parametrize("stub", [lambda values: None, lambda values: ..., "raises"])
+def test_a_blank_stub_is_not_attempted(exercise, stub):
+    def raises(values):
+        raise NotImplementedError
+
+    assert exercise.verdict(raises if stub == "raises" else stub).status == "not attempted"
+
+
+def test_an_error_names_the_learners_line(exercise):
+    def broken(values):
+        middle = 1 // 0
+        return values[:middle]
+
+    verdict = exercise.verdict(broken)
+    assert verdict.status == "raised"
+    assert "halves(values=[1, 2]) raised an error" in verdict.text
+    assert "ZeroDivisionError" in verdict.text
+    assert "in line 2 of broken: middle = 1 // 0" in verdict.text
+
+
+def test_a_wrong_signature_is_reported_not_raised(exercise):
+    assert "TypeError" in exercise.verdict(lambda: 1).text
+
+
+def test_changing_the_arguments_does_not_spoil_the_check(exercise):
+    def destructive(values):
+        result = halves(list(values))
+        values.clear()
+        return result
+
+    assert exercise.verdict(destructive).status == "passed"
+    assert exercise.cases[0] == ([1, 2],)
+
+
+def test_check_prints_the_verdict(exercise, capsys):
+    assert exercise.check(swapped_halves) is None
+    assert capsys.readouterr().out.strip() == exercise.verdict(swapped_halves).text
+
+
+def test_hints_come_one_after_another_and_end(exercise):
+    shown = [repr(exercise.hint()) for _ in range(4)]
+    assert shown[0] == "Hint 1 of 2: First hint."
+    assert shown[1] == "Hint 2 of 2: First hint.\n\nSecond hint."  # the first is no longer on the screen
+    assert shown[2] == shown[3]
+    assert "halves.solution()" in shown[2]
+
+
+def test_solution_shows_the_reference_source(exercise):
+    folded = exercise.solution()
+    assert repr(folded).startswith("def halves(values):")
+    assert "return values[:middle], values[middle:]" in repr(folded)
+    assert "```python\ndef halves" in folded._repr_markdown_()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (np.array([1.0, 2.0]), [1, 2], True),
+        (0.1 + 0.2, 0.3, True),
+        ([1, 2], [1, 2, 3], False),
+        ([[1, 2]], [1, 2], False),
+        ({"a": (1,)}, {"a": [1]}, True),
+        ({"a": 1}, {"b": 1}, False),
+        ("1", 1, False),
+        (None, 0, False),
+        (float("nan"), 1.0, False),
+    ],
+)
+def test_same(one, other, expected):
+    assert same(one, other) is expected
+
+
+def test_show_cuts_long_answers_in_the_middle():
+    assert show(list(range(100)), longest=4) == "[0, 1, 2, ..., 99]"
+    assert show(np.array([6.0, 10.5])) == "[6, 10.5]"

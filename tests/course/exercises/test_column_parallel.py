@@ -1,0 +1,104 @@
+"""The exercises of notebook 03: solutions pass and agree with torch, each typical mistake gets its own advice."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from course.exercises.column_parallel import column_backward, column_forward, stride_shard
+from labkit.launch import launch
+from labkit.tensor_parallel import own_shard
+
+EXERCISES = [column_forward, column_backward, stride_shard]
+MISTAKES = [(exercise, index) for exercise in EXERCISES for index in range(len(exercise.mistakes))]
+
+
+def by_name(exercise):
+    return exercise.name
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=by_name)
+def test_the_solution_passes(exercise):
+    verdict = exercise.verdict(exercise.solution_function)
+    assert verdict.status == "passed", verdict.text
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=by_name)
+def test_a_blank_stub_is_not_attempted(exercise):
+    def stub(*arguments): ...
+
+    assert exercise.verdict(stub).status == "not attempted"
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=by_name)
+def test_there_are_at_least_four_typical_mistakes_and_three_hints(exercise):
+    assert len({mistake.advice for mistake in exercise.mistakes}) == len(exercise.mistakes) >= 4
+    assert len(exercise.hints) == 3
+
+
+@pytest.mark.parametrize(
+    ("exercise", "index"), MISTAKES, ids=[f"{e.name}-{e.mistakes[i].function.__name__}" for e, i in MISTAKES]
+)
+def test_each_mistake_gets_its_own_advice_soon(exercise, index, launches):
+    verdict = exercise.verdict(exercise.mistakes[index].function)
+    assert len(launches) <= 6  # about a second
+    text = " ".join(verdict.text.split())
+    assert verdict.status == "wrong"
+    assert [mistake.advice in text for mistake in exercise.mistakes] == [
+        i == index for i in range(len(exercise.mistakes))
+    ]
+
+
+def test_forward_is_that_of_the_whole_layer_but_must_not_be_computed_whole():
+    verdict = column_forward.verdict(F.linear)  # x, weight, bias: all of it, on every rank
+    assert "the values are right" in verdict.text
+    assert "each computed all of Y" in " ".join(verdict.text.split())
+
+
+def test_forward_that_gathers_the_weight_as_well_is_told_its_bytes():
+    def gathers_twice(x, master_weight, master_bias):
+        column_forward.solution_function(x, master_weight, master_bias)
+        return column_forward.solution_function(x, master_weight, master_bias)
+
+    text = " ".join(column_forward.verdict(gathers_twice).text.split())
+    assert "Y has 16 bytes, and 32 were gathered" in text
+
+
+def test_backward_is_that_of_autograd_through_the_whole_layer():
+    def by_autograd(x, weight, grad_output):
+        def gathered(shard, dim):
+            shards = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+            dist.all_gather(shards, shard)
+            return torch.cat(shards, dim)
+
+        whole_x, whole_weight = x.clone().requires_grad_(), gathered(weight, 0).requires_grad_()
+        bias = torch.zeros(len(whole_weight), requires_grad=True)
+        F.linear(whole_x, whole_weight, bias).backward(gathered(grad_output, -1))
+        gradients = whole_x.grad, whole_weight.grad, bias.grad
+        assert all(gradient is not None for gradient in gradients)
+        rank, tp_size = dist.get_rank(), dist.get_world_size()
+        return gradients[0], gradients[1].chunk(tp_size)[rank], gradients[2].chunk(tp_size)[rank]
+
+    verdict = column_backward.verdict(by_autograd)
+    assert "the values are right" in verdict.text
+    assert "It calls all_gather" in verdict.text
+
+
+def test_backward_that_reduces_more_than_it_must_is_told():
+    def reduces_twice(x, weight, grad_output):
+        gradients = column_backward.solution_function(x, weight, grad_output)
+        dist.all_reduce(gradients[2].clone())
+        return gradients
+
+    text = " ".join(column_backward.verdict(reduces_twice).text.split())
+    assert "dX has 16 bytes, and 24 were reduced. One all-reduce, of dX alone, is enough" in text
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+def test_the_stride_rule_is_the_layers(stride):
+    def by_layer(rank, master):
+        return own_shard(master, dist.group.WORLD, 0, stride).tolist()
+
+    master = torch.arange(24).view(12, 2)
+    got = launch(lambda: by_layer(dist.get_rank(), master), world_size=2)
+    assert got == [stride_shard.solution_function(master, rank, 2, stride).tolist() for rank in range(2)]

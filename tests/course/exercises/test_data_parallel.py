@@ -1,0 +1,145 @@
+"""The exercises of notebook 05, on real ranks: solutions pass and agree with one process; mistakes are recognised."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course.exercises import data_parallel
+from course.exercises.values import plain, same
+from labkit.launch import launch
+
+EXERCISES = [
+    data_parallel.average,
+    data_parallel.bucketed_average,
+    data_parallel.train,
+    data_parallel.unequal_average,
+]
+MISTAKES = [(exercise, index) for exercise in EXERCISES for index in range(len(exercise.mistakes))]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_the_solution_passes(exercise):
+    verdict = exercise.verdict(exercise.solution_function)
+    assert verdict.status == "passed", verdict.text
+    assert verdict.text.endswith("correct, on 2 and 4 ranks.")
+
+
+@pytest.mark.parametrize(
+    ("exercise", "index"), MISTAKES, ids=[f"{e.name}-{e.mistakes[i].function.__name__}" for e, i in MISTAKES]
+)
+def test_each_mistake_gets_its_own_advice(exercise, index):
+    verdict = exercise.verdict(exercise.mistakes[index].function)
+    text = " ".join(verdict.text.split())
+    assert verdict.status == "wrong"
+    given = [mistake.advice in text for mistake in exercise.mistakes]
+    assert given == [i == index for i in range(len(exercise.mistakes))], verdict.text
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_a_blank_stub_is_not_attempted(exercise):
+    assert exercise.verdict(lambda *_: ...).status == "not attempted"
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_an_answer_comes_soon(exercise, launches):
+    exercise.verdict(exercise.mistakes[-1].function)
+    assert len(launches) <= 6  # about a second
+
+
+def ours_and_all(sizes):
+    """On one rank: the two averages by the solutions, and what all ranks started from."""
+    [gradients] = data_parallel.gradient_inputs(*sizes)
+    everybodys = [None] * dist.get_world_size()
+    dist.all_gather_object(everybodys, gradients)
+    return data_parallel.my_average(gradients), data_parallel.my_bucketed_average(gradients, 4), everybodys
+
+
+def test_averages_agree_with_numbers_in_one_process():
+    for average, bucketed, everybodys in launch(ours_and_all, [(2,), (2, 2), (1,), (4,)], world_size=4):
+        expected = [torch.stack(each).mean(dim=0) for each in zip(*everybodys)]
+        assert same(average, expected)
+        assert same(bucketed, expected)
+
+
+def trained():
+    weight, steps, lr = data_parallel.training_inputs(3, 2)
+    return data_parallel.my_train(weight, steps, lr).tolist(), steps, lr
+
+
+def test_the_training_loop_agrees_with_torch_on_the_whole_batch():
+    ranks = launch(trained, world_size=4)
+    weight = torch.nn.Parameter(torch.tensor([8.0, -4.0]))
+    optimizer = torch.optim.SGD([weight], lr=ranks[0][2])
+    for number in range(3):
+        rows = torch.cat([x for _, steps, _ in ranks for x in steps[number]])
+        optimizer.zero_grad()
+        (rows @ weight).square().mean().backward()
+        optimizer.step()
+    for got, *_ in ranks:
+        assert same(got, plain(weight))
+
+
+def unequal(rows_of_ranks):
+    """The solution's gradient for the mean of (x w)^2, from unequal rows; and the rows."""
+    w = torch.tensor([1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    rows = torch.randn(rows_of_ranks[dist.get_rank()], 2, dtype=torch.float64, generator=generator)
+    (rows @ w).square().mean().backward()
+    return data_parallel.my_unequal_average(w.grad, len(rows)), rows
+
+
+def test_unequal_rows_agree_with_one_process_on_all_rows():
+    ranks = launch(unequal, [3, 3, 2, 2], world_size=4)
+    w = torch.tensor([1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    (torch.cat([rows for _, rows in ranks]) @ w).square().mean().backward()
+    for got, _ in ranks:
+        assert same(got, w.grad)
+
+
+@pytest.mark.parametrize(
+    ("exercise", "function", "complaint"),
+    [
+        (
+            data_parallel.bucketed_average,
+            lambda gradients, bucket_size: data_parallel.my_average(gradients),
+            "It sends 3 messages. Gradients of [2, 4, 1] numbers, in buckets that are full at 4, are 2.",
+        ),
+        (
+            data_parallel.bucketed_average,
+            lambda gradients, bucket_size: data_parallel.my_bucketed_average(gradients, 100),
+            "It sends 1 message. Gradients of [2, 4, 1] numbers",
+        ),
+    ],
+)
+def test_right_values_the_wrong_way(exercise, function, complaint):
+    text = " ".join(exercise.verdict(function).text.split())
+    assert "the values are right, but not the way" in text
+    assert complaint in text
+
+
+def test_a_message_for_each_micro_batch_is_told_so():
+    def reduces_each(weight, steps, lr):
+        for micro_batches in steps:
+            total = torch.zeros_like(weight)
+            for x in micro_batches:
+                weight.grad = None
+                (x @ weight).square().mean().backward()
+                dist.all_reduce(weight.grad)
+                total += weight.grad / dist.get_world_size() / len(micro_batches)
+            with torch.no_grad():
+                weight -= lr * total
+        return weight
+
+    text = " ".join(data_parallel.train.verdict(reduces_each).text.split())
+    assert "It calls 4 all-reduces in 2 steps. One a step is enough" in text
+
+
+def test_a_collective_on_one_rank_only_gets_advice():
+    def only_rank_0(gradients):
+        if dist.get_rank() == 0:
+            dist.all_reduce(gradients[0])
+        return gradients
+
+    verdict = data_parallel.average.verdict(only_rank_0)
+    assert verdict.status == "stuck"
+    assert "only some ranks call" in " ".join(verdict.text.split())

@@ -1,0 +1,87 @@
+"""The exercises of notebook 07: solutions pass and agree with the library, and each mistake gets its own advice."""
+
+import pytest
+import torch
+
+from course.exercises.pipeline_parallel import (
+    RowExercise,
+    average_gradient,
+    bubble,
+    mended_row,
+    my_bubble,
+    my_order,
+    my_step,
+    one_f_one_b_order,
+    run_small,
+    step_cases,
+    stuck_schedule,
+)
+from labkit.launch import Deadlock, launch
+from labkit.schedules import check, gpipe, interleaved, one_f_one_b
+from labkit.timeline import simulate
+
+EXERCISES = [one_f_one_b_order, bubble, average_gradient, mended_row]
+MISTAKES = [(exercise, index) for exercise in EXERCISES for index in range(len(exercise.mistakes))]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_the_solution_passes(exercise):
+    verdict = exercise.verdict(exercise.solution_function)
+    assert verdict.status == "passed", verdict.text
+    assert len(exercise.mistakes) >= 4
+
+
+@pytest.mark.parametrize(("exercise", "index"), MISTAKES, ids=[f"{e.name}-{i}" for e, i in MISTAKES])
+def test_each_mistake_gets_its_own_advice(exercise, index):
+    verdict = exercise.verdict(exercise.mistakes[index].function)
+    text = "".join(verdict.text.split())
+    assert verdict.status == "wrong"
+    given = {mistake.advice for mistake in exercise.mistakes if "".join(mistake.advice.split()) in text}
+    assert given == {exercise.mistakes[index].advice}
+    assert max(map(len, verdict.text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_a_blank_stub_is_not_attempted(exercise):
+    assert exercise.verdict(lambda *_: ...).status == "not attempted"
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 5), (4, 8), (5, 3), (8, 16)])
+def test_the_order_is_that_of_the_library(p, m):
+    for rank, ops in enumerate(one_f_one_b(p, m).ranks):
+        assert my_order(rank, p, m) == list(map(str, ops))
+
+
+@pytest.mark.parametrize(("p", "m", "v"), [(1, 1, 1), (4, 8, 1), (4, 8, 2), (3, 7, 4)])
+def test_the_formula_of_the_bubble_is_what_a_simulation_gives(p, m, v):
+    timeline = simulate(interleaved(p, m, v))
+    assert my_bubble(p, m, v) == pytest.approx((timeline.bubble_over_ideal, timeline.bubble_share))
+    plain = simulate(gpipe(p, m))
+    assert my_bubble(p, m, 1) == pytest.approx((plain.bubble_over_ideal, plain.bubble_share))
+
+
+def test_the_gradient_is_that_of_the_whole_batch():
+    for weight, micro_batches in step_cases():
+        loss, grad = my_step(weight.detach().clone().requires_grad_(), micro_batches)
+        expected = (torch.cat(micro_batches) @ weight).square().mean()
+        expected.backward()
+        assert loss == pytest.approx(expected.item())
+        torch.testing.assert_close(grad, weight.grad)
+
+
+def test_the_rows_to_be_mended_do_deadlock_and_between_ranks_1_and_2():
+    with pytest.raises(ValueError, match="rank 1 waits at B0 for B0 of rank 2; rank 2 waits at F1 for F1 of rank 1"):
+        check(stuck_schedule())
+    with pytest.raises(Deadlock, match=r"rank 2: waits in recv from rank 1 .* for F1"):
+        launch(run_small, stuck_schedule(), world_size=3)
+
+
+@pytest.mark.parametrize("row", ["F1 F0 B0 F2 B1 B2", "F0 F1 B0 B1 F2 B2", ["F0", "F1", "B0", "F2", "B1", "B2"]])
+def test_any_row_that_runs_on_little_memory_is_right(row):
+    assert isinstance(mended_row, RowExercise)
+    assert mended_row.verdict(lambda: row).status == "passed"
+
+
+@pytest.mark.parametrize("row", ["F0 X1", 5])
+def test_a_row_of_something_else_is_wrong_and_no_error(row):
+    assert mended_row.verdict(lambda: row).status == "wrong"

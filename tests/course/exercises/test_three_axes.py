@@ -1,0 +1,122 @@
+"""The exercises of notebook 08: solutions pass and agree with labkit, and each mistake gets its own advice."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course.exercises import three_axes
+from course.progress import exercises
+from labkit.groups import init_groups
+from labkit.launch import launch
+from labkit.layout import ParallelLayout
+from labkit.tensor_parallel import gather_whole
+from labkit.tensor_parallel.shards import Shard, mark_shard
+from labkit.train.gradients import global_grad_norm
+
+EXERCISES = [three_axes.place, three_axes.norm, three_axes.tied]
+MISTAKES = [(exercise, index) for exercise in EXERCISES for index in range(len(exercise.mistakes))]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_the_solution_passes(exercise):
+    verdict = exercise.verdict(exercise.solution_function)
+    assert verdict.status == "passed", verdict.text
+
+
+@pytest.mark.parametrize(
+    ("exercise", "index"), MISTAKES, ids=[f"{e.name}-{e.mistakes[i].function.__name__}" for e, i in MISTAKES]
+)
+def test_each_mistake_gets_its_own_advice(exercise, index):
+    verdict = exercise.verdict(exercise.mistakes[index].function)
+    text = " ".join(verdict.text.split())
+    assert verdict.status == "wrong"
+    assert [mistake.advice in text for mistake in exercise.mistakes] == [
+        i == index for i in range(len(exercise.mistakes))
+    ]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_a_blank_stub_is_not_attempted(exercise):
+    assert exercise.verdict(lambda *_: ...).status == "not attempted"
+    assert len(exercise.mistakes) >= 4 and len(exercise.hints) >= 3
+
+
+def test_each_case_of_place_teaches_something_else():
+    found = [three_axes.my_place(*case) for case in three_axes.place.cases]
+    assert found == [(1, 1, 8), (2, 1, 4), (2, 2, 2), (1, 4, 2), (1, 2, 4), (2, 4, 1), (4, 2, 1), None]
+    assert all(t * p * d == three_axes.NUM_RANKS for t, p, d in found[:-1])
+
+
+def as_the_trainer_counts(num_stages):
+    """The same gradients on parameters, counted by `global_grad_norm`."""
+    with init_groups(ParallelLayout(2 * num_stages, tp_size=2, pp_size=num_stages)) as groups:
+        gradients, kinds, tp_rank = three_axes.norm_inputs(num_stages)
+        assert (groups.coords.tp, groups.coords.pp) == (tp_rank, dist.get_rank() // 2)
+        parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+        for parameter, gradient, kind in zip(parameters, gradients, kinds, strict=True):
+            parameter.grad = gradient
+            if kind != "whole":
+                mark_shard(parameter, Shard(0, 2 * len(parameter)))
+        copies = [parameter for parameter, kind in zip(parameters, kinds, strict=True) if kind == "copy"]
+        assert gather_whole(parameters[0], parameters[0], groups.tp).shape == (6,)
+        counted = global_grad_norm(parameters, copies, groups)
+    return counted, three_axes.my_norm(gradients, kinds, tp_rank).item()
+
+
+def norm_by_average(gradients, kinds, tp_rank):
+    total = torch.zeros(())
+    for gradient, kind in zip(gradients, kinds, strict=True):
+        if kind == "shard" or (kind == "whole" and tp_rank == 0):
+            total += gradient.square().sum()
+    dist.all_reduce(total, op=dist.ReduceOp.AVG)
+    return total.sqrt()
+
+
+def test_an_average_of_the_squares_is_recognised():
+    assert "squares were averaged" in " ".join(three_axes.norm.verdict(norm_by_average).text.split())
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+def test_the_norm_is_the_trainers(num_stages):
+    for counted, mine in launch(as_the_trainer_counts, num_stages, world_size=2 * num_stages, backend="gloo"):
+        assert counted == pytest.approx(mine, rel=1e-6)
+
+
+def forgotten_by_one_end(gradient, num_stages):
+    ends = dist.new_group([0, num_stages - 1])
+    if dist.get_rank() == 0:
+        dist.all_reduce(gradient, group=ends)
+    return gradient
+
+
+def test_an_all_reduce_by_one_end_alone_is_a_deadlock_with_advice():
+    verdict = three_axes.tied.verdict(forgotten_by_one_end)
+    assert verdict.status == "stuck" and "`new_group` is called by every rank" in " ".join(verdict.text.split())
+
+
+def reduced_in_the_world(gradient, num_stages):
+    dist.new_group([0, num_stages - 1])
+    if gradient is not None:
+        dist.all_reduce(gradient)  # group= is forgotten
+    return gradient
+
+
+def test_an_all_reduce_without_the_group_is_a_deadlock_with_advice_and_no_crash():
+    """The stages between meet a collective of the check's own then: gloo must not take one for the other."""
+    verdict = three_axes.tied.verdict(reduced_in_the_world)
+    text = " ".join(verdict.text.split())
+    assert verdict.status == "stuck" and "pass `group=`" in text
+    assert "of the world [0, 1, 2, 3]: ranks 0, 3 wait; ranks 1, 2 never came" in text
+
+
+def group_made_by_its_members(gradient, num_stages):
+    return gradient if gradient is None else three_axes.my_tied(gradient, num_stages)
+
+
+def test_a_group_that_only_its_members_make_is_noticed_though_the_gradients_are_right():
+    verdict = three_axes.tied.verdict(group_made_by_its_members)
+    assert verdict.status == "wrong" and "Only some ranks call `new_group`" in " ".join(verdict.text.split())
+
+
+def test_they_are_notebook_08s():
+    assert {"place", "norm", "tied"} <= set(exercises()["08"])

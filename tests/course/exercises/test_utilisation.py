@@ -1,0 +1,120 @@
+"""The exercises of notebook 09: solutions pass and agree with the library, and each mistake gets its own advice."""
+
+from dataclasses import replace
+
+import pytest
+
+from course.exercises import utilisation as exercises
+from course.exercises.utilisation import GIVEN, beat, gpus_needed, state_bytes, utilisation
+from course.measure.utilisation import Step, predict_step
+from course.sizing import Plan, memory, training_days
+from labkit.timeline import Span, Timeline
+
+EXERCISES = [utilisation, state_bytes, gpus_needed]
+MISTAKES = [(each, index) for each in [*EXERCISES, beat] for index in range(len(each.mistakes))]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_the_solution_passes(exercise):
+    verdict = exercise.verdict(exercise.solution_function)
+    assert verdict.status == "passed", verdict.text
+    assert len(exercise.mistakes) >= 4
+
+
+@pytest.mark.parametrize(("exercise", "index"), MISTAKES, ids=[f"{e.name}-{i}" for e, i in MISTAKES])
+def test_each_mistake_gets_its_own_advice(exercise, index):
+    verdict = exercise.verdict(exercise.mistakes[index].function)
+    text, advice = " ".join(verdict.text.split()), exercise.mistakes[index].advice
+    assert verdict.status in ("wrong", "raised")
+    assert {mistake.advice for mistake in exercise.mistakes if mistake.advice in text} == {advice}
+    assert max(map(len, verdict.text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("exercise", [*EXERCISES, beat], ids=lambda exercise: exercise.name)
+def test_a_blank_stub_is_not_attempted(exercise):
+    assert exercise.verdict(lambda *_: ...).status == "not attempted"
+
+
+def one_cut(spans, start, end):
+    return sum(max(0, min(finish, end) - begin) for kind, begin, finish in spans if kind != "wait") / (end - start)
+
+
+def no_cut(spans, start, end):
+    return sum(finish - begin for kind, begin, finish in spans if kind != "wait") / (end - start)
+
+
+@pytest.mark.parametrize(("function", "advice"), [(one_cut, "not at its start"), (no_cut, "wherever they lie")])
+def test_spans_that_are_not_cut_at_both_ends_are_recognised(function, advice):
+    assert advice in " ".join(utilisation.verdict(function).text.split())
+
+
+def test_utilisation_is_that_of_a_timeline():
+    spans = [("forward", 0.0, 2.0), ("wait", 2.0, 5.0), ("backward", 5.0, 9.0)]
+    timeline = Timeline((Span(0, kind, kind, begin, end) for kind, begin, end in spans), "measured")
+    assert exercises.my_utilisation(spans, 0, 9) == pytest.approx(timeline.utilisation(0))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_bytes_are_those_of_sizing(sharded):
+    plan = Plan(GIVEN.model, 16, 16, 2, 4, zero_stage=int(sharded))
+    held = memory(plan)
+    ours = exercises.my_state_bytes(plan.model.num_parameters, 2, 4, 2, sharded)
+    assert held.total - held.activations == pytest.approx(ours, rel=0.15)  # the embedding is on one stage of four
+
+
+def test_the_gpus_meet_the_deadline_and_one_less_does_not():
+    gpus = exercises.my_gpus_needed(300, 175, 34, 140)
+    assert training_days(300e9, 175e9, gpus, 140e12) <= 34 < training_days(300e9, 175e9, gpus - 1, 140e12)
+
+
+def slowed(seconds_of):
+    """Steps that take so many seconds by their plan."""
+
+    def measure(plan, **_):
+        spans = [Span(rank, "forward", "F0", 0, seconds_of(plan)) for rank in range(plan.world_size)]
+        return Step(plan, predict_step(plan).schedule, Timeline(spans, "measured"))
+
+    return measure
+
+
+def test_the_challenge_is_won_by_running_it(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        exercises, "measure_step", slowed(lambda plan: asked.append(plan) or (1.5 if plan == GIVEN else 0.5))
+    )
+    assert beat.verdict(exercises.my_plan).status == "passed"
+    assert list(dict.fromkeys(asked)) == [exercises.my_plan(), GIVEN]
+
+
+def test_a_plan_that_is_slow_on_the_ranks_does_not_win(monkeypatch):
+    monkeypatch.setattr(exercises, "measure_step", slowed(lambda plan: 1.5 if plan == GIVEN else 1.2))
+    verdict = beat.verdict(exercises.my_plan)
+    assert verdict.status == "wrong"
+    assert "1.25 times as fast" in verdict.text
+
+
+def test_real_ranks_run_the_challenge():
+    """How fast they are depends on what else runs here: a factor is not tested."""
+    verdict = beat.verdict(exercises.my_plan)
+    assert verdict.status in ("passed", "wrong")
+    assert "ms a step" in verdict.text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"micro_batch_size": 1, "recompute": "none"},
+        {"micro_batch_size": 1, "recompute": "selective"},
+        {"micro_batch_size": 1, "recompute": "selective", "pp_size": 4, "zero_stage": 1, "num_chunks": 4},
+    ],
+)
+def test_there_are_several_ways_to_win(monkeypatch, changes):
+    monkeypatch.setattr(exercises, "measure_step", slowed(lambda plan: predict_step(plan).seconds))
+    assert beat.verdict(lambda: replace(GIVEN, **changes)).status == "passed"
+
+
+@pytest.mark.parametrize(("returned", "says"), [(5, "return a Plan"), (replace(GIVEN, zero_stage=3), "use 0 or 1")])
+def test_something_else_is_wrong_and_no_error(returned, says):
+    verdict = beat.verdict(lambda: returned)
+    assert verdict.status == "wrong"
+    assert says in " ".join(verdict.text.split())

@@ -1,0 +1,199 @@
+"""The check of this machine: what is read from nvidia-smi, and what is said of machines that are not here."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import metadata
+
+import pytest
+
+from course.measure import environment
+from course.measure.environment import (
+    GIB,
+    MIB,
+    Gpu,
+    Machine,
+    facts,
+    packages_to_mend,
+    parse_gpus,
+    parse_topology,
+    this_machine,
+    what_is_missing,
+    what_runs_here,
+)
+
+LAPTOP = Machine(
+    cores=8,
+    memory_bytes=16 * GIB,
+    free_memory_bytes=9 * GIB,
+    free_shared_memory_bytes=8 * GIB,
+    open_files_limit=1024,
+    loopback_works=True,
+    torch_version="2.13.0",
+)
+DGX = Machine(
+    cores=224,
+    memory_bytes=2048 * GIB,
+    free_memory_bytes=1900 * GIB,
+    free_shared_memory_bytes=1024 * GIB,
+    open_files_limit=1048576,
+    loopback_works=True,
+    torch_version="2.13.0+cu130",
+    nccl_version="2.28.3",
+    usable_gpus=8,
+    gpus=(Gpu("NVIDIA H100 80GB HBM3", 81559 * MIB),) * 8,
+    links={(a, b): "NV18" for a in range(8) for b in range(a + 1, 8)},
+)
+
+
+def matrix(ways, network_cards=0, underline=True):
+    """What `nvidia-smi topo -m` prints: tabs, an underlined heading, affinities, and a legend."""
+    num_gpus = len(ways)
+    names = [f"GPU{gpu}" for gpu in range(num_gpus)] + [f"NIC{card}" for card in range(network_cards)]
+    heading = "\t".join(["", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])
+    lines = [f"\x1b[4m{heading}\x1b[0m" if underline else heading]
+    for gpu, row in enumerate(ways):
+        lines.append(
+            "\t".join(
+                [f"GPU{gpu}", *(f" {way} " if way == "X" else way for way in row)]
+                + ["PXB"] * network_cards
+                + ["0-55,112-167", "0", "N/A"]
+            )
+        )
+    for card in range(network_cards):
+        lines.append("\t".join([f"NIC{card}"] + ["PXB"] * num_gpus + ["X"] * network_cards))
+    return "\n".join([*lines, "", "Legend:", "", "  X    = Self", "  SYS  = Connection traversing PCIe as well as ..."])
+
+
+def all_to_all(way, num_gpus):
+    return [["X" if a == b else way for b in range(num_gpus)] for a in range(num_gpus)]
+
+
+@pytest.mark.parametrize("network_cards", [0, 10])
+@pytest.mark.parametrize("underline", [True, False])
+def test_topology_of_a_dgx(network_cards, underline):
+    assert parse_topology(matrix(all_to_all("NV18", 8), network_cards, underline)) == DGX.links
+
+
+def test_topology_keeps_the_way_of_each_pair():
+    ways = [["X", "NV4", "SYS"], ["NV4", "X", "PHB"], ["SYS", "PHB", "X"]]
+    assert parse_topology(matrix(ways)) == {(0, 1): "NV4", (0, 2): "SYS", (1, 2): "PHB"}
+
+
+@pytest.mark.parametrize("text", ["", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."])
+def test_no_driver_means_no_gpus(text):
+    assert parse_topology(text) == {}
+    assert parse_gpus(text) == ()
+
+
+def test_gpus_without_a_memory_of_their_own_are_still_listed():
+    listed = parse_gpus("NVIDIA H100 80GB HBM3, 81559\nNVIDIA GB10, [N/A]\n")
+    assert listed == (Gpu("NVIDIA H100 80GB HBM3", 81559 * MIB), Gpu("NVIDIA GB10", 0))
+
+
+def test_a_laptop_runs_on_gloo_and_needs_no_mending():
+    said = what_runs_here(LAPTOP)
+    assert "8 CPU cores" in said and "gloo" in said and "NCCL" not in said
+    assert "Up to 8 ranks really run at the same time" in said
+    assert not re.search(r"^[A-Z ]+:", said, re.M)
+    assert "GPUs           none" in facts(LAPTOP)
+
+
+def test_a_dgx_runs_on_nccl_with_tensor_groups_anywhere():
+    said = what_runs_here(DGX)
+    assert "Up to 8 ranks run on GPUs, one each, through NCCL" in said
+    assert "NVLink joins every pair" in said
+    assert "8 x NVIDIA H100 80GB HBM3 (80 GiB)" in facts(DGX)
+    assert "28 pairs by NV18 (18 NVLinks)" in facts(DGX)
+
+
+def test_nvlink_between_some_pairs_only_is_named():
+    two_pairs = {(0, 1): "NV4", (2, 3): "NV4", (0, 2): "SYS", (0, 3): "SYS", (1, 2): "SYS", (1, 3): "SYS"}
+    machine = replace(DGX, usable_gpus=4, links=two_pairs)
+    assert "NVLink joins only the GPUs 0-1, 2-3" in what_runs_here(machine)
+    assert "2 pairs by NV4 (4 NVLinks); 4 pairs by SYS (the link between CPU sockets)" in facts(machine)
+
+
+def test_pcie_only_machines_are_told_what_will_be_slow():
+    assert "tensor parallelism will be slow" in what_runs_here(replace(DGX, usable_gpus=2, links={(0, 1): "PHB"}))
+
+
+def test_gpus_that_this_torch_cannot_use_are_explained():
+    said = what_runs_here(replace(DGX, usable_gpus=0, torch_version="2.13.0+cpu"))
+    assert "8 GPUs cannot be used by this PyTorch (2.13.0+cpu)" in said and "through gloo" not in said.split("\n")[1]
+
+
+def test_one_gpu_holds_one_rank():
+    said = what_runs_here(replace(DGX, usable_gpus=1, gpus=DGX.gpus[:1], links={}))
+    assert "gloo" in said and "one rank only" in said
+
+
+def test_a_container_with_the_default_shared_memory_is_told_how_to_start():
+    said = what_runs_here(replace(LAPTOP, free_shared_memory_bytes=64 * MIB))
+    assert "SHARED MEMORY: 64 MiB" in said and "--ipc=host or --shm-size=8g" in said
+
+
+def test_little_memory_and_few_files_are_named_with_the_way_out():
+    said = what_runs_here(replace(LAPTOP, free_memory_bytes=GIB, open_files_limit=256))
+    assert re.search(r"MEMORY: room for about \d ranks", said)
+    assert "OPEN FILES: 256" in said and "ulimit -n" in said
+
+
+def test_without_loopback_nothing_is_promised():
+    said = what_runs_here(replace(LAPTOP, loopback_works=False))
+    assert "LOOPBACK" in said and "runs here" not in said
+
+
+def test_a_containers_limits_count(tmp_path, monkeypatch):
+    files = {"cpu.max": ["200000 100000", "max 100000"], "memory.max": [str(4 * GIB), "max"]}
+    files |= {"memory.current": [str(3 * GIB), str(5 * GIB)], "memory.stat": [f"anon 1\ninactive_file {GIB}\n"] * 2}
+    monkeypatch.setattr(environment, "_cgroup_files", files.__getitem__)
+    monkeypatch.setattr(environment.os, "sched_getaffinity", lambda pid: set(range(64)))
+    assert environment._cores() == 2
+    total, free = environment._memory()
+    assert total == 4 * GIB and free <= 2 * GIB
+
+
+def test_this_machine_is_looked_at_for_real():
+    machine = this_machine()
+    assert machine.cores >= 1 and machine.loopback_works
+    assert 0 < machine.free_memory_bytes <= machine.memory_bytes
+    assert machine.torch_version in facts(machine)
+    assert what_runs_here(machine).startswith("Every notebook runs here.")
+
+
+def test_what_the_lab_cannot_do_without():
+    assert what_is_missing(LAPTOP) == what_is_missing(DGX) == []
+    [loopback] = what_is_missing(replace(LAPTOP, loopback_works=False))
+    assert "ip link set lo up" in loopback
+    [memory] = what_is_missing(replace(LAPTOP, free_memory_bytes=GIB))
+    assert "1.0 GiB" in memory and "close" in memory
+    [cuda] = what_is_missing(replace(DGX, usable_gpus=0, torch_version="2.13.0+cpu"))
+    assert "2.13.0+cpu" in cuda and "NGC" in cuda
+
+
+def test_packages_outside_of_their_range_are_named(monkeypatch):
+    assert packages_to_mend() == []
+    version = metadata.version
+
+    def other_version(name: str) -> str:
+        if name == "ipywidgets":
+            raise metadata.PackageNotFoundError(name)
+        return "0.1" if name == "tqdm" else version(name)
+
+    monkeypatch.setattr(metadata, "version", other_version)
+    widgets, tqdm = sorted(packages_to_mend())
+    assert widgets.startswith("PACKAGE: ipywidgets is missing: pip install 'ipywidgets>=")
+    assert tqdm.startswith("PACKAGE: tqdm is 0.1: pip install 'tqdm>=")
+
+
+def test_the_check_of_a_node_ends_with_its_verdict():
+    command = [sys.executable, "-m", "course.measure.environment"]
+    node = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert node.returncode == 0, node.stderr
+    assert "Four ranks were launched" in node.stdout
+    code = "import course.measure.environment as e; e.what_is_missing = lambda m: ['LOOPBACK: none']; exit(e.main())"
+    broken = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert broken.returncode == 1 and "MISSING  LOOPBACK: none" in broken.stderr
+    assert "launched" not in broken.stdout

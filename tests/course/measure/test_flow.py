@@ -1,0 +1,110 @@
+"""What becomes of each rank's numbers, and where they came from, for all nine operations on real ranks."""
+
+from functools import partial
+
+import pytest
+
+from course.measure import operations
+from course.measure.flow import Flow, numbered, row_and_column, trace_flow
+
+ALL = (0, 1, 2, 3)
+START = numbered(4)  # [0,1,2,3] + rank
+SUMS = [6, 10, 14, 18]
+
+
+def flow_of(function, start=START, **options) -> Flow:
+    return trace_flow(partial(function, **options), start)
+
+
+def test_the_start():
+    assert START == [[0, 1, 2, 3], [1, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6]]
+
+
+def test_all_reduce():
+    flow = flow_of(operations.all_reduce)
+    assert flow.after == [SUMS] * 4
+    assert flow.sources == [[ALL] * 4] * 4
+
+
+def test_reduce_scatter_then_all_gather_is_all_reduce():
+    half = flow_of(operations.reduce_scatter)
+    assert half.after == [[6], [10], [14], [18]]
+    assert half.sources == [[ALL]] * 4
+    whole = flow_of(operations.all_gather, half.after)
+    assert whole.after == [SUMS] * 4
+    assert whole.sources == [[(0,), (1,), (2,), (3,)]] * 4
+
+
+def test_broadcast():
+    flow = flow_of(operations.broadcast, root=1)
+    assert flow.after == [START[1]] * 4
+    assert flow.sources == [[(1,)] * 4] * 4
+
+
+def test_scatter():
+    flow = flow_of(operations.scatter, root=2)
+    assert flow.after == [[2], [3], [4], [5]]
+    assert flow.sources == [[(2,)]] * 4
+
+
+def test_gather():
+    flow = flow_of(operations.gather, numbered(4, 1), root=3)
+    assert flow.after == [None, None, None, [0, 1, 2, 3]]
+    assert flow.sources == [None, None, None, [(0,), (1,), (2,), (3,)]]
+
+
+def test_reduce():
+    flow = flow_of(operations.reduce, root=0)
+    assert flow.after == [SUMS, None, None, None]
+    assert flow.sources == [[ALL] * 4, None, None, None]
+
+
+def test_all_to_all_is_a_transposition():
+    flow = flow_of(operations.all_to_all, row_and_column(4))
+    assert flow.after == [[r, 10 + r, 20 + r, 30 + r] for r in range(4)]
+    assert flow.sources == [[(0,), (1,), (2,), (3,)]] * 4
+
+
+def test_send_and_receive():
+    flow = flow_of(operations.send_receive)
+    assert flow.after == [START[3], START[0], START[1], START[2]]
+    assert [row[0] for row in flow.sources] == [(3,), (0,), (1,), (2,)]
+
+
+def test_a_partial_sum_names_its_ranks():
+    def add_left_neighbour(x):
+        return x + operations.send_receive(x)
+
+    flow = flow_of(add_left_neighbour)
+    assert flow.sources[0] == [(0, 3)] * 4
+    assert flow.sources[2] == [(1, 2)] * 4
+
+
+def test_before_is_what_went_in_even_when_the_function_writes_into_it():
+    def overwrite(x):
+        x.zero_()
+        return x
+
+    flow = trace_flow(overwrite, [[1, 2]])
+    assert (flow.before, flow.after, flow.sources) == ([[1, 2]], [[0, 0]], [[(), ()]])
+
+
+def test_as_text():
+    text = str(Flow([[0, 1], [1, 2]], [[1.5, 3], None], [[(0, 1), (0, 1)], None]))
+    assert text == "rank 0  [0, 1]  ->  [1.5, 3]\nrank 1  [1, 2]  ->  nothing"
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_other_numbers_of_ranks(world_size):
+    flow = trace_flow(operations.all_reduce, numbered(world_size, 2))
+    triangle = world_size * (world_size - 1) / 2
+    assert flow.after == [[triangle, triangle + world_size]] * world_size
+
+
+def test_a_ring_adds_then_hands_around():
+    after_one = flow_of(operations.ring_all_reduce, num_steps=1)
+    assert after_one.after[0] == [0, 1, 2, 6 + 3]  # the last piece of rank 3, added to that of rank 0
+    assert after_one.sources[0] == [(0,), (0,), (0,), (0, 3)]
+    half = flow_of(operations.ring_all_reduce, num_steps=3)
+    assert [row.count(ALL) for row in half.sources] == [1, 1, 1, 1]
+    assert flow_of(operations.ring_all_reduce, num_steps=6).after == [SUMS] * 4

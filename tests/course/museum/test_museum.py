@@ -1,0 +1,212 @@
+"""The bug museum: each fault shows in a way of its own, a healthy run shows none, and nothing of a fault stays."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from course import progress
+from course.museum import Museum, cases, museum
+from course.museum.cases import CASES, EQUAL, NAMES, nothing, symptoms
+from course.museum.faults import FAULTS
+from course.museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES
+
+HEALTHY_LETTERS = {"copies": "AAAABBBB", "hidden": "AABBCCDD", "heads": "ABCDEFGH"}
+"""For ranks 0 to 7: tensor ranks are 0 1, 2 3, ...; ranks 0 and 2 are replicas; ranks 4 to 7 are the second stage."""
+
+SYMPTOMS = {  # what differs from one process, in the order in which the hint asks
+    "row bias added t times": {"later steps"},
+    "missing backward all-reduce": {"gradients: all", "norm", "copies ABABCDCD", "later steps"},
+    "shards with one seed": {"weights", "loss", "gradients: all", "norm", "later steps"},
+    "label smoothing over the local shard": {
+        "loss", "losses of tensor ranks", "gradients: all", "norm", "later steps",
+    },
+    "micro-batch losses not averaged": {"gradients: 3 times", "norm"},
+    "only the last micro-batch counts": {"gradients: all", "norm", "later steps"},
+    "tied embedding not reduced": {"gradients: embedding.weight", "norm", "later steps"},
+    "dp and pp groups swapped": {"loss", "gradients: all", "norm", "later steps"},
+    "gradient norm counted per stage": {"norm", "norms of stages", "later steps"},
+    "replicated parameters counted twice": {"norm", "later steps"},
+    "same dropout mask on every shard": {"heads AABBCCDD"},
+    "same dropout mask on every replica": {"hidden AAAABBBB", "heads ABABCDCD"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shown():
+    """The healthy run before all faults, each fault's, and the healthy run behind them."""
+    before = symptoms(nothing)
+    return {"before": before, **{fault.name: symptoms(fault.apply) for fault in FAULTS}, "after": symptoms(nothing)}
+
+
+def differs(one, other):
+    """Whether a reader of the table sees a difference: it shows five decimals."""
+    assert not 5e-6 < abs(one - other) < 1.5e-5, "too close to call"
+    return abs(one - other) > 1e-5
+
+
+def found_in(shown):
+    """The symptoms as a set of words; each can be read in the printed text."""
+    expected, ranks, found = shown.expected, shown.ranks, set()
+    first = ranks[0]
+    if any(each.error >= EQUAL for seen in ranks for each in seen.weights):
+        found.add("weights")
+    if any(differs(seen.losses[0], expected.losses[0]) for seen in ranks):
+        found.add("loss")
+    if any(differs(seen.losses[0], first.losses[0]) for seen in ranks):
+        assert [seen.losses[0] for seen in ranks[::2]] == [first.losses[0]] * 4  # by tensor rank
+        found.add("losses of tensor ranks")
+    if any(differs(seen.norms[0], expected.norms[0]) for seen in ranks):
+        found.add("norm")
+    if any(differs(seen.norms[0], first.norms[0]) for seen in ranks):
+        assert [seen.norms[0] for seen in ranks] == [first.norms[0]] * 4 + [ranks[4].norms[0]] * 4  # by stage
+        found.add("norms of stages")
+    if gradients := gradients_text(shown):
+        found.add(f"gradients: {gradients}")
+    for name, healthy in HEALTHY_LETTERS.items():
+        if (letters := "".join(shown.letters(name))) != healthy:
+            found.add(f"{name} {letters}")
+    later = zip(first.losses[1:], expected.losses[1:], strict=True)
+    if any(differs(loss, right) for loss, right in later):
+        found.add("later steps")
+    return found
+
+
+def gradients_text(shown):
+    everything = {each.name for seen in shown.ranks for each in seen.gradients}
+    wrong = {each.name for seen in shown.ranks for each in seen.gradients if each.error >= EQUAL}
+    ratio = shown.parity.common_ratio
+    if wrong and ratio is not None:
+        return f"{ratio:.0f} times"
+    return "all" if len(wrong) > len(everything) / 2 else ", ".join(sorted(wrong))
+
+
+def test_there_are_at_least_ten_faults_and_each_says_who_met_it():
+    assert len(FAULTS) >= 10 and {fault.name for fault in FAULTS} == set(SYMPTOMS) == set(NAMES)
+    for fault in FAULTS:
+        assert re.search(r"[\w.-]+/[\w.-]+ (issue|pull request) #\d+", fault.seen_at), fault.name
+    assert f"m = {NUM_MICRO_BATCHES} times" in next(f.shows for f in FAULTS if f.name.startswith("micro-batch"))
+
+
+def test_the_healthy_run_shows_nothing(shown):
+    assert found_in(shown["before"]) == set()
+
+
+@pytest.mark.parametrize("name", SYMPTOMS)
+def test_each_fault_shows(shown, name):
+    assert found_in(shown[name]) == SYMPTOMS[name]
+    assert shown[name].ranks[0].losses == sorted(shown[name].ranks[0].losses, reverse=True)  # and yet it seems to learn
+
+
+def test_no_two_faults_look_alike(shown):
+    for one in SYMPTOMS:
+        assert [other for other in SYMPTOMS if found_in(shown[other]) == found_in(shown[one])] == [one]
+
+
+def test_nothing_stays_of_a_fault(shown):
+    before, after = shown["before"], shown["after"]
+    assert found_in(after) == set()
+    assert repr(after) == repr(before)
+
+
+def test_a_fault_is_put_in_on_ranks_only(shown):
+    for fault in FAULTS:
+        assert "bug_museum" in fault.apply.__module__
+    from labkit import pipeline
+    from labkit.tensor_parallel import RowParallelLinear, blocks, dropout, linear, vocabulary
+    from labkit.train import gradients
+
+    here = [pipeline.run, RowParallelLinear.forward, blocks.own_random_stream, dropout.seed_replicas, linear.own_shard,
+            linear.column_linear, vocabulary.vocab_parallel_cross_entropy, gradients.shard_of,
+            gradients.global_grad_norm]  # fmt: skip
+    assert not [function.__module__ for function in here if "bug_museum" in function.__module__]
+
+
+def test_the_text_shows_what_there_is_to_see(shown):
+    healthy, scaled = repr(shown["before"]), repr(shown["micro-batch losses not averaged"])
+    assert healthy.count("equal") == 2 * LAYOUT.world_size
+    assert "everything is 3 times what one process has" in scaled
+    assert "3.0000   " in scaled and "equal" in scaled  # the weights were
+    assert max(len(line) for symptoms in shown.values() for line in repr(symptoms).splitlines()) <= 72
+    assert "embedding.weight" in repr(shown["tied embedding not reduced"])
+
+
+def test_the_text_tells_one_wrong_gradient_from_all(shown):
+    """On ranks of the first stage, then of the last."""
+    for name, wrong in {
+        "gradient norm counted per stage": (0, 0),
+        "tied embedding not reduced": (1, 1),
+        "only the last micro-batch counts": (14, 15),
+        "missing backward all-reduce": (14, 15),
+    }.items():
+        rows = repr(shown[name]).splitlines()[-LAYOUT.world_size :]
+        counts = [f"{wrong[0]} of 14", f"{wrong[1]} of 15"]
+        assert [" ".join(row.split()[1:4]) for row in rows] == [counts[0]] * 4 + [counts[1]] * 4, name
+
+
+def test_notebook_08_tells_the_limit_of_clipping_and_every_step_is_above_it(shown):
+    notebook = json.loads((Path(__file__).parents[3] / "notebooks/08_3d_parallel.ipynb").read_text())
+    cells = {cell["id"]: " ".join("".join(cell["source"]).split()) for cell in notebook["cells"]}
+    assert f"clipping at {CLIP_NORM}," in cells["museum"] and f"above {CLIP_NORM} " in cells["museum-answers"]
+    assert all(norm > CLIP_NORM for symptoms in shown.values() for seen in symptoms.ranks for norm in seen.norms)
+
+
+@pytest.fixture(autouse=True)
+def own_progress(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_PROGRESS", str(tmp_path / "progress.json"))
+
+
+def test_the_check_confirms_the_name_and_says_where_it_was_seen(capsys):
+    for case in CASES:
+        case.check(case._fault.name)
+        text = " ".join(capsys.readouterr().out.split())
+        assert text.startswith(f"case {case.number}: yes, '{case._fault.name}'") and case._fault.seen_at in text
+    assert museum.verdict().status == "passed"
+    assert progress.solved().keys() >= {"case 1", "case 12"}
+
+
+@pytest.mark.parametrize("guessed", FAULTS, ids=lambda fault: fault.name)
+def test_a_wrong_name_says_what_it_would_have_shown(guessed):
+    for case in CASES:
+        if case._fault is not guessed:
+            verdict = case.verdict(guessed.name)
+            assert verdict.status == "wrong"
+            assert guessed.shows in " ".join(verdict.text.split())
+            assert case._fault.what not in " ".join(verdict.text.split())
+
+
+def test_names_that_are_none():
+    case = museum.case(1)
+    assert case.verdict().status == case.verdict(...).status == "not attempted"
+    assert "Did you mean 'row bias added t times'?" in case.verdict("row bias").text
+    assert "`names()`" in case.verdict("zzzz").text
+    assert museum.verdict().status == "not attempted"
+    with pytest.raises(ValueError, match="there is no case 13: take 1 to 12"):
+        museum.case(13)
+
+
+def test_a_case_does_not_say_what_it_is():
+    for case in CASES:
+        assert case._fault.name not in repr(case)
+    assert [case._fault for case in CASES] != FAULTS
+    assert sorted(case._fault.name for case in CASES) == NAMES
+
+
+def test_the_solution_shows_the_lines(capsys):
+    for case in CASES:
+        text = repr(case.solution())
+        assert f"def {case._fault.apply.__name__}()" in text and case._fault.name in text
+    assert "Go down this list" in repr(museum.case(1).hint())
+    museum.names()
+    assert capsys.readouterr().out.split("\n")[:-1] == NAMES
+
+
+def test_the_museum_counts_as_an_exercise_of_notebook_08():
+    assert "bug_museum" in progress.exercises()["08"]
+    assert isinstance(museum, Museum) and cases.one_process.cache_info().currsize <= 1
+
+
+def test_the_instructor_has_the_key():
+    text = " ".join((Path(__file__).parents[3] / "INSTRUCTOR.md").read_text().split())
+    assert f"**Its key:** {', '.join(f'{case.number} {case._fault.name}' for case in CASES)}." in text

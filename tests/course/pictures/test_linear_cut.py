@@ -1,0 +1,64 @@
+"""How Y = XA + b is cut: the shapes of the table in the literature, and messages that add up."""
+
+import re
+
+import pytest
+
+from course.pictures.linear_cut import LinearCut, Message
+
+# layer, t -> a rank's part of A, the weight as stored, partition size; for in 1024 and out 512
+KNOWN = {
+    ("column", 2): ((1024, 256), (256, 1024), 256),
+    ("row", 2): ((512, 512), (512, 512), 512),
+    ("column", 16): ((1024, 32), (32, 1024), 32),
+    ("row", 16): ((64, 512), (512, 64), 64),
+}
+
+
+@pytest.mark.parametrize(("cut", "tp_size"), KNOWN)
+def test_shards_have_the_known_shapes(cut, tp_size):
+    shape = LinearCut(cut, 1024, 512, tp_size)
+    assert (shape.a_shard, shape.weight_shard, shape.partition_size) == KNOWN[cut, tp_size]
+
+
+@pytest.mark.parametrize("cut", ["column", "row"])
+def test_the_product_of_the_shards_has_the_shape_of_ys_shard(cut):
+    shape = LinearCut(cut, 12, 8, tp_size=4, batch_size=5)
+    assert shape.x_shard[1] == shape.a_shard[0]
+    assert shape.y_shard == (shape.x_shard[0], shape.a_shard[1])
+    assert shape.b_shard == (shape.y_shard[1],)
+
+
+def test_messages_of_each_cut_with_cut_and_with_whole_ends():
+    column, row = (LinearCut(cut, 12, 8, tp_size=4, batch_size=5) for cut in ("column", "row"))
+    assert (column.forward_messages(), column.backward_messages()) == ([], [Message("all_reduce", "dX", (5, 12))])
+    assert column.forward_messages(whole=True) == [Message("all_gather", "Y", (5, 8))]
+    assert (row.forward_messages(), row.backward_messages()) == ([Message("all_reduce", "Y", (5, 8))], [])
+    assert row.backward_messages(whole=True) == [Message("all_gather", "dX", (5, 12))]
+    assert column.backward_messages()[0].size_bytes() == 5 * 12 * 4
+
+
+@pytest.mark.parametrize("cut", ["column", "row"])
+def test_a_group_of_one_is_silent(cut):
+    shape = LinearCut(cut, 12, 8, tp_size=1)
+    assert not (shape.forward_messages(True) or shape.backward_messages(True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("column", 12, 10, 4), "with this tp_size use output_size 8 or 12, or tp_size 2 or 5"),
+        (("row", 3, 8, 4), "tp_size=4 does not divide input_size=3: with this tp_size use input_size 4, or tp_size 3"),
+        (("row", 12, 8, 0), "tp_size=0 is no size"),
+        (("diagonal", 12, 8, 2), "use 'column' or 'row'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_with_a_way_out(arguments, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        LinearCut(*arguments)
+
+
+def test_the_table_says_every_shape():
+    text = str(LinearCut("row", 1024, 512, 2, batch_size=128))
+    for shape in ("[128, 1024]", "[128, 512] of partial sums", "[512, 512]", "[512, 1024]"):
+        assert shape in text

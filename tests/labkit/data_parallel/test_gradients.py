@@ -1,0 +1,674 @@
+"""Parity: on any number of ranks the averaged gradients and the weights are those of one process on the whole batch."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from labkit.communication import communication_log
+from labkit.data_parallel import DataParallel
+from labkit.groups import init_groups
+from labkit.launch import RankFailed, World
+from labkit.layout import ParallelLayout
+from labkit.tensor_parallel import ColumnParallelLinear
+from labkit.timeline.trace import Trace
+
+ROWS, WIDTH, STEPS = 12, 6, 10  # 2, 3 and 4 ranks divide the rows
+FORMS = {
+    "naive": dict(bucket_bytes=0, overlap=False),
+    "bucketed": dict(bucket_bytes=300, overlap=False),
+    "one bucket": dict(overlap=False),
+    "overlapped": dict(bucket_bytes=300),
+    "overlapped, a message each": dict(bucket_bytes=0),
+    "default": dict(),
+}
+
+
+@pytest.fixture(scope="module")
+def on_ranks():
+    """Runs a test on every rank, where what fails there fails here; the ranks are kept warm for the whole file."""
+    worlds: dict[int, World] = {}
+
+    def run(test, *args, world_size=2):
+        if world_size not in worlds:
+            worlds[world_size] = World(world_size).__enter__()
+        try:
+            return worlds[world_size].run(test, *args)
+        except RankFailed:
+            worlds.pop(world_size).__exit__(None, None, None)
+            raise
+
+    yield run
+    for each in worlds.values():
+        each.__exit__(None, None, None)
+
+
+def world():
+    return dist.group.WORLD
+
+
+def linear(inputs=WIDTH, outputs=WIDTH, dtype=torch.float64):
+    return nn.Linear(inputs, outputs, dtype=dtype)
+
+
+# -- models: each a function that makes the module, the same one every time --------------------------------------------
+
+
+class Tied(nn.Module):
+    """A weight that is used three times: at the bottom, in the middle and on top."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = linear(), linear()
+        self.last.weight = self.first.weight
+
+    def forward(self, x):
+        return F.linear(self.last(F.gelu(self.first(x))), self.first.weight)
+
+
+class Frozen(nn.Module):
+    """Some parameters are not trained: a bias, and a whole layer between two that are."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(linear(), nn.GELU(), linear(), nn.GELU(), linear())
+        self.layers[0].bias.requires_grad_(False)
+        self.layers[2].requires_grad_(False)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Unused(nn.Module):
+    """A parameter that no rank ever uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused, self.last = linear(), linear(), linear()
+
+    def forward(self, x):
+        return self.last(F.gelu(self.used(x)))
+
+
+class Experts(nn.Module):
+    """Of two experts, the positive rows take one and the negative rows the other; nobody takes the third.
+
+    A rank whose rows are all positive has no gradient for the second expert.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(linear() for _ in range(3))
+        self.last = linear()
+
+    def forward(self, x):
+        mine = x[:, 0] < 0
+        parts = [F.gelu(self.experts[which](x[mine == which])) for which in (0, 1) if (mine == which).any()]
+        return self.last(torch.cat(parts))
+
+
+class Checkpointed(nn.Module):
+    """The inner layers are computed a second time during backward; both segments may share a weight."""
+
+    def __init__(self, use_reentrant, tied):
+        super().__init__()
+        self.segments = nn.ModuleList(nn.Sequential(linear(), nn.GELU(), linear()) for _ in range(2))
+        if tied:
+            self.segments[1][0].weight = self.segments[0][0].weight
+        self.first, self.last, self.use_reentrant = linear(), linear(), use_reentrant
+
+    def forward(self, x):
+        x = self.first(x)
+        for segment in self.segments:
+            x = checkpoint(segment, x, use_reentrant=self.use_reentrant)
+        return self.last(x)
+
+
+class Types(nn.Module):
+    """Layers of three types by turns, so that buckets of one type are not neighbours in the model."""
+
+    def __init__(self):
+        super().__init__()
+        types = torch.float64, torch.float32, torch.bfloat16, torch.float64, torch.float32
+        self.layers = nn.ModuleList(linear(dtype=dtype) for dtype in types)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = F.gelu(layer(x.to(layer.weight.dtype)))
+        return x.double()
+
+
+class Shapes(nn.Module):
+    """Parameters that are no matrices: a number, nothing at all, and images in another memory order."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+        self.nothing = nn.Parameter(torch.empty(0, 3, dtype=torch.float64))
+        conv = nn.Conv2d(2, 3, 3, padding=1, dtype=torch.float64)
+        self.conv = conv.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.turned = nn.Parameter(0.1 * torch.randn(WIDTH, 9, dtype=torch.float64).T)
+
+    def forward(self, x):
+        images = x.view(-1, 1, 2, 3).expand(-1, 2, -1, -1)
+        return self.conv(images).flatten(1)[:, :9] @ self.turned * self.scale + self.nothing.sum()
+
+
+def deep_mlp():
+    return nn.Sequential(*(layer for _ in range(4) for layer in (linear(), nn.GELU())))
+
+
+MODELS = {
+    "deep MLP": deep_mlp,
+    "tied": Tied,
+    "frozen": Frozen,
+    "unused": Unused,
+    "experts": Experts,
+    "checkpointed": lambda: Checkpointed(use_reentrant=False, tied=True),
+    "checkpointed, reentrant": lambda: Checkpointed(use_reentrant=True, tied=False),
+    "types": Types,
+    "shapes": Shapes,
+}
+TOLERANCE = {"types": 0.02}
+"""Of the largest element; else 1e-10. Of numbers in bfloat16, sums of other rows differ in the third digit."""
+
+
+def make(name, seed=3):
+    torch.manual_seed(seed)
+    return MODELS[name]()
+
+
+def batches(num_ranks, num_steps=STEPS):
+    """The whole batch of each step. The first column has the same sign in all rows of a rank, for the experts."""
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(num_steps):
+        x = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator)
+        signs = (torch.arange(num_ranks) % 2 * -2 + 1).repeat_interleave(ROWS // num_ranks)
+        x[:, 0] = x[:, 0].abs() * signs
+        yield x
+
+
+def loss_of(output):
+    return output.square().mean()
+
+
+def train(module, model, x_of_steps, set_to_none=True):
+    """Ten steps; yields after each the gradients and the weights by name. ``model`` is the module, or wraps it."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    for x in x_of_steps:
+        optimizer.zero_grad(set_to_none)
+        loss_of(model(x)).backward()
+        gradients = {name: None if p.grad is None else p.grad.clone() for name, p in module.named_parameters()}
+        optimizer.step()
+        yield gradients, {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
+def mine_of(xs, group=None):
+    group = group or world()
+    return [x.chunk(group.size())[group.rank()] for x in xs]
+
+
+def assert_same(got, expected, what, exactly=False, tolerance=1e-10):
+    assert got.keys() == expected.keys(), what
+    for name in got:
+        one, other = got[name], expected[name]
+        assert (one is None) == (other is None), f"{what}, {name}: {one} and {other}"
+        if one is not None:
+            assert one.dtype == other.dtype and one.shape == other.shape
+            error = (one - other).abs().max().item() if one.numel() else 0.0
+            largest = other.abs().max().item() if one.numel() else 0.0
+            allowed = 0.0 if exactly else tolerance * largest
+            assert error <= allowed, f"{what}, {name}: {error} off, where the largest is {largest}"
+
+
+def assert_same_training(steps, expected, what, **how):
+    number = 0
+    for number, (one, other) in enumerate(zip(steps, expected, strict=True), 1):
+        assert_same(one[0], other[0], f"{what}: gradients of step {number}", **how)
+        assert_same(one[1], other[1], f"{what}: weights after step {number}", **how)
+    assert number == len(expected)
+
+
+# -- parity ------------------------------------------------------------------------------------------------------------
+
+
+def parity(name, set_to_none=True):
+    num_ranks = world().size()
+    xs = list(batches(num_ranks))
+    module = make(name)
+    expected = list(train(module, module, xs, set_to_none))
+    module = make(name)
+    model = DistributedDataParallel(module, find_unused_parameters=name in ("unused", "experts"))
+    trained_by_torch = list(train(module, model, mine_of(xs), set_to_none))
+    for form, options in FORMS.items():
+        module = make(name, seed=3 + world().rank())  # what rank 0 has is what counts
+        steps = list(train(module, DataParallel(module, world(), **options), mine_of(xs), set_to_none))
+        tolerance = TOLERANCE.get(name, 1e-10)
+        assert_same_training(steps, expected, f"{form}, against one process", tolerance=tolerance)
+        how = dict(exactly=num_ranks == 2, tolerance=tolerance)  # with more, sums may run in another order
+        assert_same_training(steps, trained_by_torch, f"{form}, against torch", **how)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_ten_steps_equal_one_process_and_torch(on_ranks, name, world_size):
+    on_ranks(parity, name, world_size=world_size)
+
+
+def test_three_ranks(on_ranks):
+    on_ranks(parity, "deep MLP", world_size=3)
+
+
+def test_gradients_set_to_zero_instead_of_none(on_ranks):
+    on_ranks(parity, "experts", False, world_size=2)
+
+
+def test_the_experts_really_are_used_on_some_ranks_only(on_ranks):
+    def used():
+        module = make("experts")
+        loss_of(module(mine_of(batches(2, 1))[0])).backward()
+        return [expert.weight.grad is not None for expert in module.experts]
+
+    assert on_ranks(used, world_size=2) == [[True, False, False], [False, True, False]]
+
+
+def reentrant_and_tied(form):
+    """Two segments share a weight, whose gradient then arrives in two parts."""
+    torch.manual_seed(3)
+    module = Checkpointed(use_reentrant=True, tied=True)
+    model = DataParallel(module, world(), **FORMS[form])
+    xs = list(batches(world().size()))
+    try:
+        steps = list(train(module, model, mine_of(xs)))
+    except ValueError as error:
+        return str(error)
+    torch.manual_seed(3)
+    alone = Checkpointed(use_reentrant=True, tied=True)
+    assert_same_training(steps, list(train(alone, alone, xs)), form)
+
+
+def test_a_gradient_that_arrives_in_two_parts_is_refused_while_backward_sends(on_ranks):
+    assert on_ranks(reentrant_and_tied, "bucketed") == [None, None]
+    for text in on_ranks(reentrant_and_tied, "overlapped"):
+        assert text.startswith("segments.0.0.weight got a second gradient")
+        assert "use_reentrant=False" in text
+
+
+def within_dp_group():
+    """Sharded layers whose replicas are the data-parallel group: their shards differ within the tensor group."""
+    with init_groups(ParallelLayout(4, tp_size=2)) as groups:
+        xs = list(batches(2))
+
+        def module():
+            torch.manual_seed(5)
+            return ColumnParallelLinear(WIDTH, 8, groups.tp, dtype=torch.float64)
+
+        alone, together = module(), module()
+        model = DataParallel(together, groups.dp, bucket_bytes=0)
+        expected = train(alone, lambda x: alone(x)[0], xs)
+        steps = train(together, lambda x: model(x)[0], mine_of(xs, groups.dp))
+        assert_same_training(steps, list(expected), "in a group of the layout")
+
+
+def test_within_the_data_parallel_groups_of_a_layout(on_ranks):
+    on_ranks(within_dp_group, world_size=4)
+
+
+# -- accumulation ------------------------------------------------------------------------------------------------------
+
+
+def accumulate(name, form, last_in_no_sync):
+    """Three micro-batches a step, twice; the second step also adds to what the first left."""
+    options = FORMS[form]
+    alone, module = make(name), make(name)
+    model = DataParallel(module, world(), **options)
+    for step, x in enumerate(batches(world().size(), 2)):
+        loss_of(alone(x)).backward()
+        micro_batches = mine_of([x])[0].chunk(3)
+        with communication_log() as log:
+            for number, micro_batch in enumerate(micro_batches):
+                loss = loss_of(model(micro_batch)) / len(micro_batches)
+                if number < len(micro_batches) - 1 or last_in_no_sync:
+                    with model.no_sync():
+                        loss.backward()
+                    assert not log.records
+                else:
+                    loss.backward()
+            if last_in_no_sync:
+                model.sync_gradients()
+        gradients = [{n: p.grad for n, p in each.named_parameters()} for each in (module, alone)]
+        assert_same(*gradients, f"step {step}")
+        sent = [record.operation for record in log.records]
+        num_trained = sum(p.requires_grad for p in module.parameters())
+        assert set(sent) == {"all_reduce"}
+        assert len(sent) == (num_trained if options.get("bucket_bytes") == 0 else len(model._buckets))
+        gradient_bytes = sum(p.nbytes + p.element_size() for p in module.parameters() if p.requires_grad)
+        assert log.total_bytes() == gradient_bytes  # once, with a flag for each parameter
+
+
+@pytest.mark.parametrize("form", ["naive", "bucketed", "overlapped"])
+@pytest.mark.parametrize("last_in_no_sync", [False, True])
+def test_accumulation_sends_once_and_gradients_add_up(on_ranks, form, last_in_no_sync):
+    for name in ("tied", "frozen", "experts"):
+        on_ranks(accumulate, name, form, last_in_no_sync)
+
+
+def nested_no_sync():
+    model = DataParallel(make("deep MLP"), world())
+    x = mine_of(batches(2, 1))[0]
+    with communication_log() as log:
+        try:
+            with model.no_sync():
+                with model.no_sync():
+                    loss_of(model(x)).backward()
+                loss_of(model(x)).backward()  # the outer one still holds
+                raise KeyError
+        except KeyError:
+            pass
+        assert not log.records
+        loss_of(model(x)).backward()
+        assert log.records
+
+
+def test_no_sync_nests_and_ends_with_an_error(on_ranks):
+    on_ranks(nested_no_sync)
+
+
+def twice_without_zero_grad(form):
+    alone, module = make("deep MLP"), make("deep MLP")
+    model = DataParallel(module, world(), **FORMS[form])
+    for x in batches(world().size(), 3):
+        loss_of(alone(x)).backward()
+        loss_of(model(mine_of([x])[0])).backward()
+        gradients = [{n: p.grad for n, p in each.named_parameters()} for each in (module, alone)]
+        assert_same(*gradients, "the sum of all backwards so far")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_backward_without_zero_grad_adds_to_what_was_there(on_ranks, form):
+    on_ranks(twice_without_zero_grad, form)
+
+
+def backward_that_fails(form):
+    alone, module = make("deep MLP"), make("deep MLP")
+    model = DataParallel(module, world(), **FORMS[form])
+    failing = True
+
+    def fail(grad):
+        if failing:
+            raise KeyError("in the middle of backward")
+
+    module[4].weight.register_hook(fail)
+    for x in batches(world().size(), 3):
+        if failing:
+            with pytest.raises(KeyError):
+                loss_of(model(mine_of([x])[0])).backward()
+            model.zero_grad()
+            failing = False
+        else:
+            alone.zero_grad()
+            model.zero_grad()
+            loss_of(alone(x)).backward()
+            loss_of(model(mine_of([x])[0])).backward()
+            gradients = [{n: p.grad for n, p in each.named_parameters()} for each in (module, alone)]
+            assert_same(*gradients, "after a backward that failed")
+
+
+@pytest.mark.parametrize("form", ["naive", "overlapped"])
+def test_a_backward_that_failed_does_not_spoil_the_next(on_ranks, form):
+    on_ranks(backward_that_fails, form)
+
+
+# -- when messages leave -----------------------------------------------------------------------------------------------
+
+
+def order_of_events(form):
+    """What happens during one backward: gradients as they arrive, and messages as they are called."""
+    module = make("deep MLP")
+    events = []
+    for name, parameter in module.named_parameters():
+        parameter.register_hook(lambda grad, name=name: events.append(name))
+    model = DataParallel(module, world(), **FORMS[form])
+    loss = loss_of(model(mine_of(batches(2, 1))[0]))
+    all_reduce = dist.all_reduce
+
+    def noted(*args, **kwargs):
+        events.append("send")
+        return all_reduce(*args, **kwargs)
+
+    dist.all_reduce = noted
+    try:
+        loss.backward()
+    finally:
+        dist.all_reduce = all_reduce
+    return events
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_overlapped_buckets_leave_before_backward_is_done(on_ranks, form):
+    for events in on_ranks(order_of_events, form, world_size=2):
+        gradients = [number for number, event in enumerate(events) if event != "send"]
+        early = events[: gradients[-1]].count("send")
+        assert len(gradients) == 8
+        sends = events.count("send")
+        if form.startswith("overlapped"):
+            assert sends >= 3 and early == sends - 1  # all but the last, which the last gradient fills
+        else:
+            assert early == 0
+        if form in ("naive", "overlapped, a message each"):
+            assert sends == 8
+        if form in ("one bucket", "default"):
+            assert sends == 1
+
+
+def waits_and_messages(overlap):
+    """The spans of one backward, noted by hand around it and by the log inside it."""
+    module = make("deep MLP")
+    model = DataParallel(module, world(), bucket_bytes=0, overlap=overlap)
+    trace = Trace(world().rank())
+    with communication_log(trace):
+        x = mine_of(batches(2, 1))[0]
+        with trace.span("forward", "F"):
+            loss = loss_of(model(x))
+        with trace.span("backward", "B"):
+            loss.backward()
+    spans = trace.spans()
+    [backward] = [span for span in spans if span.kind == "backward"]
+    waits = [span for span in spans if span.kind == "wait"]
+    messages = [span for span in spans if span.kind == "communication"]
+    assert len(waits) == len(messages) == 8
+    for span in (*waits, *messages):
+        assert backward.start <= span.start <= span.end <= backward.end
+    assert all(message.start <= waits[0].start for message in messages)  # all under way before the first wait
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_trace_has_every_message_and_every_wait_within_backward(on_ranks, overlap):
+    on_ranks(waits_and_messages, overlap)
+
+
+def buckets_of(bucket_bytes, name="deep MLP"):
+    module = make(name)
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    model = DataParallel(module, world(), bucket_bytes=bucket_bytes)
+    return [[names[parameter] for parameter in bucket.parameters] for bucket in model._buckets]
+
+
+def test_buckets_run_from_the_last_layer_to_the_first_and_hold_about_what_was_asked(on_ranks):
+    one_each, by_layer = (on_ranks(buckets_of, size, world_size=2)[0] for size in (0, WIDTH * (WIDTH + 1) * 8))
+    assert one_each == [[f"{layer}.{part}"] for layer in (6, 4, 2, 0) for part in ("bias", "weight")]
+    assert by_layer == [[f"{layer}.bias", f"{layer}.weight"] for layer in (6, 4, 2, 0)]
+
+
+def test_a_bucket_has_one_type_and_a_negative_size_is_refused(on_ranks):
+    buckets = on_ranks(buckets_of, 10**6, "types", world_size=2)[0]
+    assert [{name[:8] for name in bucket} for bucket in buckets] == [
+        {"layers.4", "layers.1"},
+        {"layers.3", "layers.0"},
+        {"layers.2"},
+    ]
+    with pytest.raises(RankFailed, match="bucket_bytes=-1 is no size: use 0"):
+        on_ranks(buckets_of, -1, world_size=2)
+
+
+# -- one start ---------------------------------------------------------------------------------------------------------
+
+
+class WithBuffers(nn.Module):
+    def __init__(self, rank):
+        super().__init__()
+        self.layer = linear()
+        self.register_buffer("count", torch.tensor(rank + 5))
+        self.register_buffer("mask", torch.tensor([rank == 0, True]))
+        self.register_buffer("turned", torch.full((2, 3), float(rank)).T)
+        self.register_buffer("hidden", torch.tensor([rank + 0.5]), persistent=False)
+
+
+def broadcast_at_construction(root):
+    """Everybody has what the group's first rank had: the world's first, or that of a smaller group."""
+    ranks = list(range(root, world().size()))
+    group = dist.new_group(ranks)
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    module = WithBuffers(rank)
+    if rank in ranks:
+        DataParallel(module, group)
+        torch.manual_seed(root)
+        expected = WithBuffers(root)
+        for (name, got), other in zip(
+            [*module.named_parameters(), *module.named_buffers()], [*expected.parameters(), *expected.buffers()]
+        ):
+            assert torch.equal(got, other), name
+        assert module.turned.stride() == expected.turned.stride()
+    dist.barrier()
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_parameters_and_buffers_start_as_the_first_rank_s(on_ranks, root):
+    on_ranks(broadcast_at_construction, root, world_size=3)
+
+
+def state_dicts():
+    plain, module = make("tied"), make("tied")
+    model = DataParallel(module, world())
+    state = model.state_dict()
+    assert list(state) == list(plain.state_dict())
+    x = mine_of(batches(2, 1))[0]
+    list(train(module, model, [x]))
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(plain(x), model(x))
+    other = make("tied", seed=8)
+    assert model.load_state_dict(other.state_dict()).missing_keys == []
+    assert torch.equal(other(x), model(x))
+    xs = list(batches(2))
+    expected = list(train(other, other, xs))
+    assert_same_training(train(module, model, mine_of(xs)), expected, "after load_state_dict")
+
+
+def test_state_dicts_go_into_the_plain_module_and_back(on_ranks):
+    on_ranks(state_dicts)
+
+
+# -- replicas that differ ----------------------------------------------------------------------------------------------
+
+
+def another_shape(rank):
+    return nn.Sequential(linear(), linear(WIDTH, 3 if rank == 2 else 4))
+
+
+def a_parameter_missing(rank):
+    return nn.Sequential(linear(), nn.Linear(WIDTH, WIDTH, bias=rank > 0, dtype=torch.float64))
+
+
+def another_type(rank):
+    return nn.Sequential(linear(dtype=torch.float32 if rank in (1, 3) else torch.float64))
+
+
+def frozen_on_one(rank):
+    module = nn.Sequential(linear(), linear())
+    module[1].weight.requires_grad_(rank != 3)
+    return module
+
+
+def tied_on_one(rank):
+    module = nn.Sequential(linear(), linear())
+    if rank == 0:
+        module[1].weight = module[0].weight
+    return module
+
+
+def another_order(rank):
+    module = nn.Module()
+    for name in ("a", "b") if rank else ("b", "a"):
+        module.register_parameter(name, nn.Parameter(torch.zeros(2)))
+    return module
+
+
+def another_buffer(rank):
+    module = linear()
+    module.register_buffer("scale", torch.zeros(2 + (rank == 1)))
+    return module
+
+
+DIFFERENCES = {
+    another_shape: "1.weight is [4, 6] float64 on ranks 0, 1, 3, [3, 6] float64 on rank 2",
+    a_parameter_missing: "1.bias is missing on rank 0, [6] float64 on ranks 1, 2, 3",
+    another_type: "0.weight is [6, 6] float64 on ranks 0, 2, [6, 6] float32 on ranks 1, 3",
+    frozen_on_one: "1.weight is [6, 6] float64 on ranks 0, 1, 2, [6, 6] float64, frozen on rank 3",
+    tied_on_one: "1.weight is missing on rank 0",
+    another_order: "the same parameters in another order",
+    another_buffer: "scale is [2] float32 on ranks 0, 2, 3, [3] float32 on rank 1",
+}
+
+
+def refusal(different):
+    try:
+        DataParallel(different(dist.get_rank()), world())
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("different", DIFFERENCES, ids=lambda function: function.__name__)
+def test_replicas_that_differ_are_refused_on_every_rank(on_ranks, different):
+    texts = on_ranks(refusal, different, world_size=4)
+    assert len(set(texts)) == 1
+    assert DIFFERENCES[different] in texts[0]
+    assert "on every rank" in texts[0]
+
+
+def refusal_in_a_group():
+    with init_groups(ParallelLayout(4, tp_size=2)) as groups:
+        different = nn.Sequential(linear(WIDTH, 3 if dist.get_rank() == 3 else 4))
+        try:
+            DataParallel(different, groups.dp)
+        except ValueError as error:
+            return str(error)
+
+
+def test_ranks_of_a_smaller_group_are_named_by_their_number_in_the_world(on_ranks):
+    texts = on_ranks(refusal_in_a_group, world_size=4)
+    assert texts[0] == texts[2] == None  # noqa: E711
+    assert texts[1] == texts[3]
+    assert "0.weight is [4, 6] float64 on rank 1, [3, 6] float64 on rank 3" in texts[1]
+
+
+def refusal_of_the_unfrozen():
+    module = nn.Sequential(linear(), linear())
+    module[0].requires_grad_(False)
+    model, x = DataParallel(module, world()), torch.ones(2, WIDTH, dtype=torch.float64)
+    model(x).sum().backward()
+    module[0].bias.requires_grad_(True)
+    try:
+        model(x)
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_parameter_that_is_unfrozen_later_is_refused(on_ranks):
+    """It is in no bucket: its replicas would drift apart."""
+    texts = on_ranks(refusal_of_the_unfrozen)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("0.bias was frozen when DataParallel was made, so that its gradient is not averaged: ")

@@ -1,0 +1,187 @@
+"""The conjugate operators: their values, their gradients, and exactly the bytes that each should move."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course.sizing.ring import bus_factor
+from labkit.communication import communication_log
+from labkit.launch import World
+from labkit.tensor_parallel import operators
+from labkit.tensor_parallel.operators import (
+    copy_to_tp,
+    gather_from_sequence,
+    gather_from_tp,
+    reduce_from_tp,
+    reduce_scatter_to_sequence,
+    scatter_to_sequence,
+    scatter_to_tp,
+)
+
+
+@pytest.fixture(params=[2, 4])
+def world(request):
+    with World(request.param) as world:
+        yield world
+
+
+def everybodys(shape, seed=0):
+    """A tensor for each rank, of whole numbers: their sums are exact in any order."""
+    generators = [torch.Generator().manual_seed(100 * seed + rank) for rank in range(dist.get_world_size())]
+    return [torch.randint(-9, 10, shape, generator=generator).double() for generator in generators]
+
+
+def mine(shape, seed=0):
+    """This rank's own."""
+    return everybodys(shape, seed)[dist.get_rank()]
+
+
+def layouts(x):
+    """The same values in memory in three ways."""
+    wide = torch.zeros(*x.shape[:-1], 2 * x.shape[-1], dtype=x.dtype)
+    wide[..., ::2] = x
+    return [x, x.transpose(0, -1).contiguous().transpose(0, -1), wide[..., ::2]]
+
+
+SHAPE = (3, 4, 8)  # batch, sequence, hidden: 4 ranks divide the last two
+
+
+def expected(name, tensors, rank):
+    """What is on ``rank`` after an operation on the tensors of all; forward and backward are both such operations."""
+    size = len(tensors)
+    return {
+        "identity": lambda: tensors[rank],
+        "all-reduce": lambda: sum(tensors),
+        "slice of hidden": lambda: tensors[rank].chunk(size, -1)[rank],
+        "all-gather of hidden": lambda: torch.cat(tensors, -1),
+        "slice of sequence": lambda: tensors[rank].chunk(size, -2)[rank],
+        "all-gather of sequence": lambda: torch.cat(tensors, -2),
+        "reduce-scatter of sequence": lambda: sum(tensors).chunk(size, -2)[rank],
+    }[name]()
+
+
+OPERATORS = {
+    copy_to_tp: ("identity", "all-reduce"),
+    reduce_from_tp: ("all-reduce", "identity"),
+    scatter_to_tp: ("slice of hidden", "all-gather of hidden"),
+    gather_from_tp: ("all-gather of hidden", "slice of hidden"),
+    scatter_to_sequence: ("slice of sequence", "all-gather of sequence"),
+    gather_from_sequence: ("all-gather of sequence", "reduce-scatter of sequence"),
+    reduce_scatter_to_sequence: ("reduce-scatter of sequence", "all-gather of sequence"),
+}
+BY_NAME = {operator.__name__: operator for operator in OPERATORS}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_values_and_gradients_on_any_memory_layout(world, name):
+    def compare():
+        operator = BY_NAME[name]
+        forward, backward = OPERATORS[operator]
+        rank = dist.get_rank()
+        for x in layouts(mine(SHAPE)):
+            before = x.clone()
+            x = x.detach().requires_grad_()
+            y = operator(x, dist.group.WORLD)
+            assert torch.equal(y, expected(forward, everybodys(SHAPE), rank))
+            for grad in layouts(mine(y.shape, seed=1)):
+                (got,) = torch.autograd.grad(y, x, grad, retain_graph=True)
+                assert torch.equal(got, expected(backward, everybodys(y.shape, seed=1), rank))
+                assert torch.equal(grad, mine(y.shape, seed=1)), "the caller's gradient was changed"
+            assert torch.equal(x, before), "the caller's tensor was changed"
+
+    world.run(compare)
+
+
+def test_gather_before_replicated_work_keeps_the_own_slice(world):
+    def compare():
+        x = mine(SHAPE).requires_grad_()
+        y = gather_from_sequence(x, dist.group.WORLD, tensor_parallel_output_grad=False)
+        y.backward(everybodys(y.shape, seed=1)[0])  # replicated
+        return torch.equal(x.grad, everybodys(y.shape, seed=1)[0].chunk(dist.get_world_size(), -2)[dist.get_rank()])
+
+    assert all(world.run(compare))
+
+
+def shard_of_weights(*shape):
+    """Different on every rank: stands for sharded work."""
+    return mine(shape, seed=2)
+
+
+REGIONS = {
+    "copy, reduce": lambda x, g: reduce_from_tp(copy_to_tp(x, g) * shard_of_weights(8), g),
+    "scatter, gather": lambda x, g: gather_from_tp(scatter_to_tp(x, g).sin(), g),
+    "sequence": lambda x, g: gather_from_sequence(
+        reduce_scatter_to_sequence(
+            gather_from_sequence(scatter_to_sequence(x, g).sin(), g) * shard_of_weights(8), g
+        ).cos(),
+        g,
+        tensor_parallel_output_grad=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_gradcheck(world, region):
+    """From a replicated tensor through sharded work to a replicated one: the derivative is that of the whole."""
+
+    def check():
+        x = everybodys((1, 4, 8))[0].requires_grad_()
+        return torch.autograd.gradcheck(lambda x: REGIONS[region](x, dist.group.WORLD), x)
+
+    assert all(world.run(check))
+
+
+COMMUNICATION = {  # operation of forward and of backward; all move the full tensor, in the sense of nccl-tests
+    copy_to_tp: (None, "all_reduce"),
+    reduce_from_tp: ("all_reduce", None),
+    scatter_to_tp: (None, "all_gather"),
+    gather_from_tp: ("all_gather", None),
+    scatter_to_sequence: (None, "all_gather"),
+    gather_from_sequence: ("all_gather", "reduce_scatter"),
+    reduce_scatter_to_sequence: ("reduce_scatter", "all_gather"),
+}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_bytes(world, name):
+    def count():
+        operator, size = BY_NAME[name], dist.get_world_size()
+        with communication_log() as forward:
+            x = mine(SHAPE).requires_grad_()
+            y = operator(x, dist.group.WORLD)
+        with communication_log() as backward:
+            y.sum().backward()
+        full_bytes = 8 * max(x.numel(), y.numel())
+        logs = [(r.operation, r.message_bytes) for log in (forward, backward) for r in log.records]
+        assert logs == [(operation, full_bytes) for operation in COMMUNICATION[operator] if operation]
+        halves = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # of a ring, (n-1)/n of the message each
+        for operation, sent in logs:
+            assert bus_factor(operation, size) * sent == halves[operation] * (size - 1) / size * full_bytes
+
+    world.run(count)
+
+
+def test_a_group_of_one_is_the_identity_without_communication(world):
+    def count():
+        alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+        x = mine(SHAPE).requires_grad_()
+        with communication_log() as log:
+            same = all(operator(x, alone) is x for operator in OPERATORS)
+        return same, len(log)
+
+    assert set(world.run(count)) == {(True, 0)}
+
+
+def test_a_size_that_the_group_does_not_divide(world):
+    def fail():
+        with pytest.raises(ValueError, match="does not divide dim -1 of size 7: use a size of") as error:
+            scatter_to_tp(torch.ones(2, 7), dist.group.WORLD)
+        return str(error.value)
+
+    size = world.world_size
+    assert world.run(fail)[0].endswith(f"use a size of {7 // size * size} or {(7 // size + 1) * size}")
+
+
+def test_the_table_in_the_docstring_names_every_operator():
+    rows = [line for line in operators.__doc__.splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == list(BY_NAME)

@@ -1,0 +1,252 @@
+"""Timelines: the published makespans and bubbles of every small schedule, overlap counted, and what Perfetto reads."""
+
+import json
+import re
+import time
+from itertools import product
+
+import pytest
+
+from labkit.schedules import Schedule, gpipe, interleaved, one_f_one_b, read_ops, zero_bubble
+from labkit.timeline import Span, Timeline, measured, simulate
+from labkit.timeline.trace import Trace
+
+SIZES = list(product(range(1, 9), range(1, 17)))  # p, m
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "makespan", "over_ideal", "share"),
+    [(4, 8, 33, 0.375, 3 / 11), (4, 4, 21, 3 / 4, 3 / 7), (2, 4, 15, 1 / 4, 1 / 5)],
+)
+@pytest.mark.parametrize("make", [gpipe, one_f_one_b])
+def test_known_examples(make, p, m, makespan, over_ideal, share):
+    timeline = simulate(make(p, m), forward_seconds=1, backward_seconds=2)
+    assert timeline.makespan_seconds == makespan
+    assert timeline.bubble_over_ideal == pytest.approx(over_ideal)
+    assert timeline.bubble_share == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+def test_makespan_of_gpipe_1f1b_and_interleaved(p, m):
+    for schedule in (gpipe(p, m), one_f_one_b(p, m)):
+        assert simulate(schedule).makespan_seconds == (m + p - 1) * 3
+    for v in range(1, 5):
+        timeline = simulate(interleaved(p, m, v), forward_seconds=v, backward_seconds=2 * v)  # a chunk takes 1 and 2
+        assert timeline.makespan_seconds == (v * max(m, p) + min(m, p) - 1) * 3
+        if m >= p:
+            assert timeline.bubble_over_ideal == pytest.approx((p - 1) / (v * m))
+
+
+TIMES = [(1, 2, 0.5), (1, 1.5, 0.25), (2, 2, 0.5), (1, 1, 0.25)]  # t_f, whole backward, share of it for the weights
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+@pytest.mark.parametrize(("forward", "backward", "share"), TIMES)
+def test_zero_bubbles_idle_time(p, m, forward, backward, share):
+    weights = share * backward
+    for extra in range(p):
+        timeline = simulate(zero_bubble(p, m, extra), forward, backward, weight_gradient_share=share)
+        idle_between = max(busy_from_first_to_last(timeline, rank) for rank in range(p)) - m * (forward + backward)
+        idle = timeline.makespan_seconds - m * (forward + backward)
+        hidden = (min(m, p + extra) - 1) * weights
+        assert idle_between == max(0, (p - 1) * (forward + backward - weights) - hidden)
+        assert idle == max((p - 1) * forward, idle_between)
+
+
+def busy_from_first_to_last(timeline, rank):
+    spans = list(timeline.of(rank))
+    return spans[-1].end - spans[0].start
+
+
+def test_zb_h2_leaves_no_rank_idle_between_its_first_op_and_its_last():
+    timeline = simulate(zero_bubble(4, 8, extra_in_flight=3))
+    assert [busy_from_first_to_last(timeline, rank) for rank in range(4)] == [24] * 4
+    assert [next(timeline.of(rank)).start for rank in range(4)] == [0, 1, 2, 3]
+    assert timeline.makespan_seconds == simulate(zero_bubble(4, 8)).makespan_seconds == 27
+
+
+def test_every_op_starts_as_early_as_it_can():
+    schedule = interleaved(3, 7, 2)
+    timeline = simulate(schedule, 0.7, 1.9, message_seconds=0.2)
+    ends = {(span.rank, span.label): span.end for span in timeline.spans if span.kind != "communication"}
+    for rank, ops in enumerate(schedule.ranks):
+        free_at = 0.0
+        for op, span in zip(ops, timeline.of(rank, "forward", "backward")):
+            assert span.label == str(op)
+            arrived = [ends[who, str(need)] + (0.2 if who != rank else 0) for who, need in schedule.needs(rank, op)]
+            assert span.start == max([free_at, *arrived])
+            free_at = span.end
+
+
+def test_stages_of_different_speed():
+    timeline = simulate(gpipe(2, 2), forward_seconds=[1, 3], backward_seconds=[2, 6])
+    assert [(s.label, s.start, s.end) for s in timeline.of(1)] == [
+        ("F0", 1, 4), ("F1", 4, 7), ("B0", 7, 13), ("B1", 13, 19),
+    ]  # fmt: skip
+    assert timeline.makespan_seconds == 21
+    chunks = simulate(interleaved(1, 1, 2), forward_seconds=[1, 3], backward_seconds=[2, 6])
+    assert [(s.label, s.seconds) for s in chunks.of(0)] == [("F0", 1), ("F0.1", 3), ("B0.1", 6), ("B0", 2)]
+
+
+def test_a_message_delays_its_receiver_and_not_its_sender():
+    timeline = simulate(gpipe(2, 2), message_seconds=0.5)
+    assert [(s.label, s.start, s.end) for s in timeline.of(0, "communication")] == [
+        ("send F0", 1, 1.5),
+        ("send F1", 2, 2.5),
+    ]
+    assert [s.start for s in timeline.of(0, "forward")] == [0, 1]
+    assert [s.start for s in timeline.of(1, "forward")] == [1.5, 2.5]
+    assert timeline.makespan_seconds == (2 + 2 - 1) * 3 + 2 * 0.5
+    alone = simulate(interleaved(1, 3, 2), message_seconds=0.5)  # between chunks of one rank nothing travels
+    assert not [span for span in alone.spans if span.kind == "communication"]
+    assert alone.makespan_seconds == 3 * 3
+
+
+def test_messages_cost_the_interleaved_schedule_more():
+    def added(schedule):
+        return simulate(schedule, message_seconds=0.1).makespan_seconds - simulate(schedule).makespan_seconds
+
+    assert added(interleaved(4, 8, 2)) > 1.5 * added(gpipe(4, 8)) > 0
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (4, 8), (3, 2), (8, 16)])
+def test_in_flight_over_time_peaks_where_the_schedule_says(p, m):
+    for schedule in (gpipe(p, m), one_f_one_b(p, m), interleaved(p, m, 3), zero_bubble(p, m), zero_bubble(p, m, p - 1)):
+        timeline = simulate(schedule)
+        for rank in range(p):
+            steps = timeline.in_flight(rank)
+            assert max(count for _, count in steps) == schedule.peak_in_flight(rank)
+            assert [seconds for seconds, _ in steps] == sorted({seconds for seconds, _ in steps})
+            assert steps[-1][1] == 0
+
+
+def test_in_flight_step_by_step():
+    assert simulate(gpipe(1, 2)).in_flight(0) == [(0, 1), (1, 2), (4, 1), (6, 0)]
+    assert simulate(one_f_one_b(1, 2)).in_flight(0) == [(0, 1), (3, 1), (6, 0)]
+    assert simulate(gpipe(2, 2).forward_only()).in_flight(1) == [(0, 0), (1, 1), (2, 1), (3, 0)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (dict(forward_seconds=-1), "forward_seconds=-1 is no length of time: use a finite number from 0 up"),
+        (dict(backward_seconds=float("nan")), "backward_seconds=nan"),
+        (dict(forward_seconds=[1, 2, 3]), "forward_seconds has 3 times for 2 model chunks: give one for each"),
+        (dict(backward_seconds=[1, -2]), "backward_seconds[1]=-2"),
+        (dict(message_seconds=float("inf")), "message_seconds=inf"),
+        (dict(weight_gradient_share=1.5), "weight_gradient_share=1.5 is more than all of it: use 0 to 1"),
+    ],
+)
+def test_times_that_are_none_are_refused(arguments, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        simulate(gpipe(2, 3), **arguments)
+
+
+def test_a_schedule_that_deadlocks_has_no_timeline():
+    rows = [read_ops("F0 B0 F1 B1"), read_ops("F0 F1 B0 B1")]
+    with pytest.raises(ValueError, match="deadlock in 'own': rank 0 waits at B0 for B0 of rank 1; rank 1 waits at F1"):
+        simulate(Schedule("own", 2, 2, rows))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["F0 B0 W0"], "rank 0 has W0, which this schedule has no use for"),
+        (["F0 B0 F0.1 B0.1"], "rank 0 has F0.1, which this schedule has no use for"),
+        (["F7 B7"], "rank 0 has F7, which this schedule has no use for"),
+        (["F0 B0 F0 B0"], "rank 0 has F0 2 times"),
+        (["F0"], "rank 0 lacks B0"),
+        (["F0 B0", "F0 B0"], "'own' has lists for 2 ranks, and num_stages=1: give each rank one list"),
+    ],
+)
+def test_a_schedule_that_is_none_has_no_timeline(rows, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        simulate(Schedule("own", 1, 1, [read_ops(row) for row in rows]))
+
+
+def test_no_time_is_not_idle_and_only_waiting_is_all_idle():
+    no_time = simulate(gpipe(2, 2), 0, 0)
+    assert (no_time.makespan_seconds, no_time.bubble_share, no_time.bubble_over_ideal) == (0, 0, 0)
+    assert str(no_time).splitlines()[1].split() == ["0", "0.00", "0.00", "0.00", "100%"]
+    only_messages = simulate(gpipe(2, 2), 0, 0, message_seconds=1)
+    assert (only_messages.makespan_seconds, only_messages.bubble_share) == (2, 1)
+    assert only_messages.bubble_over_ideal == float("inf")
+    nobody = Timeline([], "measured")
+    assert (nobody.makespan_seconds, nobody.bubble_share, nobody.bubble_over_ideal) == (0, 0, 0)
+
+
+def overlapped():
+    """Rank 0 computes 0 to 4 and 5 to 6, stands still 1 to 2 of that; two messages, which overlap 3 to 4."""
+    return Timeline(
+        [
+            Span(0, "forward", "F0", 0, 4), Span(0, "wait", "recv", 1, 2), Span(0, "wait", "recv", 4, 4.5),
+            Span(0, "backward", "B0", 5, 6), Span(0, "communication", "all_reduce", 2, 4),
+            Span(0, "communication", "all_reduce", 3, 5.5), Span(2, "optimizer", "step", 0, 8),
+        ],
+        "measured",
+    )  # fmt: skip
+
+
+def test_lanes_are_summed_without_counting_twice():
+    timeline = overlapped()
+    assert timeline.ranks == [0, 2]
+    assert timeline.makespan_seconds == 8
+    assert timeline.computing_seconds(0) == 4
+    assert timeline.waiting_seconds(0) == 1.5
+    assert timeline.communicating_seconds(0) == 3.5
+    assert (timeline.utilisation(0), timeline.utilisation(2)) == (0.5, 1)
+    assert timeline.bubble_share == 0.25
+    assert timeline.bubble_over_ideal == pytest.approx(1 / 3)
+    assert [span.label for span in timeline.of(0, "forward", "backward")] == ["F0", "B0"]
+    row = str(timeline).splitlines()[1].split()
+    assert row == ["0", "4000.00", "1500.00", "3500.00", "50%"]
+
+
+def test_a_timeline_can_start_at_zero():
+    later = Timeline([Span(1, "forward", "F0", 7, 9), Span(0, "forward", "F0", 5, 6)], "measured")
+    assert [(span.rank, span.start, span.end) for span in later.from_zero().spans] == [(0, 0, 1), (1, 2, 4)]
+    assert later.from_zero().makespan_seconds == later.makespan_seconds == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((0, "foward", "F0", 0, 1), "kind='foward' is unknown: use forward, "), ((0, "wait", "recv", 2, 1), "ends at 1")],
+)
+def test_impossible_spans_are_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        Span(*arguments)
+
+
+def test_a_trace_measures_what_happens():
+    trace = Trace(rank=3)
+    with trace.span("forward", "F0"):
+        time.sleep(0.02)
+    start = trace.now()
+    with pytest.raises(KeyError), trace.span("backward", "B0"):
+        raise KeyError
+    trace.add("communication", "send F0", start, trace.now())
+    forward, backward, send = trace.spans()
+    assert (forward.rank, forward.kind, forward.label) == (3, "forward", "F0")
+    assert 0.02 <= forward.seconds < 0.5
+    assert forward.end <= start <= backward.start <= backward.end <= send.end  # noted although it failed
+    timeline = measured([trace.spans(), [Span(0, "forward", "F0", forward.start - 1, forward.start)]])
+    assert timeline.source == "measured"
+    assert next(timeline.of(0)).start == 0
+    assert next(timeline.of(3)).start == 1
+
+
+def test_chrome_trace_holds_every_span_in_microseconds(tmp_path):
+    timeline = overlapped()
+    written = json.loads(timeline.save_chrome_trace(tmp_path / "trace.json").read_text())
+    events = written["traceEvents"]
+    assert written["otherData"] == {"source": "measured"}
+    names = [(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M" and e["name"] == "process_name"]
+    assert names == [(0, "rank 0"), (2, "rank 2")]
+    slices = sorted((e["pid"], e["name"], e["cat"], e["ts"], e["dur"]) for e in events if e["ph"] == "X")
+    assert slices == sorted(
+        (s.rank, s.label, s.kind, s.start * 1e6, s.seconds * 1e6) for s in timeline.spans if s.kind != "communication"
+    )
+    begins, ends = ({e["id"]: e["ts"] for e in events if e["ph"] == phase} for phase in "be")
+    assert begins.keys() == ends.keys()
+    assert sorted((begins[key], ends[key]) for key in begins) == [(2e6, 4e6), (3e6, 5.5e6)]
+    assert all(e["name"] == "all_reduce" and e["cat"] == "communication" for e in events if e["ph"] in "be")
