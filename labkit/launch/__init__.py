@@ -8,9 +8,10 @@ snapshot (`probe`), and `watchdog` judges whether they are slow or stuck. `repor
 button to safe moments. `stream` makes a conversation of it: a value at a time, from ranks that go on.
 """
 
+from labkit.launch.probe import waiting_for
 from labkit.launch.rank import progress
 from labkit.launch.report import Deadlock, RankFailed
 from labkit.launch.streaming import stream
 from labkit.launch.world import World, launch
 
-__all__ = ["Deadlock", "RankFailed", "World", "launch", "progress", "stream"]
+__all__ = ["Deadlock", "RankFailed", "World", "launch", "progress", "stream", "waiting_for"]

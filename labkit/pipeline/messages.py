@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.groups import ProcessGroups, local_device
+from labkit.launch import waiting_for
 from labkit.schedules import BACKWARD, FORWARD, Op, Schedule
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -70,12 +71,12 @@ class Messages:
             return self._handed_over.pop(op, None)
         if not self.expect(op):
             announcement, travelling = self._announcements[op.chunk]
-            _wait(travelling, purpose=op)
+            _wait(travelling, op)
             dtype, micro_batch, num_dims, *sizes = announcement.tolist()
             self._activation[op.chunk] = _Form(tuple(sizes[:num_dims]), DTYPES[dtype], micro_batch)
             self.expect(op)
         tensor, travelling = self._arriving.pop(op)
-        _wait(travelling, purpose=op)
+        _wait(travelling, op)
         if op.kind == BACKWARD:  # then the activation has arrived there, too
             self._let_go(op._replace(kind=FORWARD))
         return tensor
@@ -111,7 +112,7 @@ class Messages:
 
     def _let_go(self, op: Op) -> None:
         for travelling, _ in self._leaving.pop(op):
-            _wait(travelling, purpose=op)
+            _wait(travelling, op)
 
     def _partner(self, op: Op, step: int) -> tuple[int, int] | None:
         """The (rank, chunk) that ``op`` hears from (-1) or writes to (+1); None at the pipeline's ends."""
@@ -159,6 +160,7 @@ class Messages:
         return tag if is_announcement else tag + op.micro_batch  # sender and receiver may start with different ones
 
 
-def _wait(travelling: dist.Work, purpose: Op) -> None:
-    """Wait for a message of this op. Should it never come, the launcher's report names the ``purpose``."""
-    travelling.wait()
+def _wait(travelling: dist.Work, op: Op) -> None:
+    """Wait for a message of this op; if it never comes, the launcher's report names the op."""
+    with waiting_for(op):
+        travelling.wait()
