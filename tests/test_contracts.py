@@ -1,0 +1,51 @@
+"""Each of import-linter's contracts fails when what it forbids is planted: a contract that cannot fail holds nothing."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLANTS = {
+    "labkit never imports course": ("labkit/layout.py", "import course.sizing"),
+    "labkit: a file imports only from lower floors": ("labkit/groups.py", "import labkit.model"),
+    "course: a file imports only from lower floors": ("course/sizing/plan.py", "import course.pictures.style"),
+    "no circle among files": ("labkit/train/config.py", "import labkit.train.trainer"),
+    "the plain files need no torch": ("labkit/schedules.py", "import torch"),
+}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A copy of the project in which a test may plant things."""
+    folder = tmp_path_factory.mktemp("project")
+    for package in ("labkit", "course"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def broken(folder: Path) -> set[str]:
+    """The names of the contracts that import-linter finds broken."""
+    command = [Path(sys.executable).parent / "lint-imports", "--no-logo", "--no-cache"]
+    said = subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+    assert "Contracts: " in said, said
+    return set(re.findall(r"^(.*) BROKEN", said, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_contract_finds_what_it_forbids(copy, name):
+    path, line = PLANTS[name]
+    source = (copy / path).read_text()
+    (copy / path).write_text(f"{source}\n\n{line}\n")
+    try:
+        assert name in broken(copy)
+    finally:
+        (copy / path).write_text(source)
+
+
+def test_every_contract_is_planted_once():
+    assert set(re.findall(r'^name = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1:]) == set(PLANTS)
