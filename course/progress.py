@@ -1,73 +1,55 @@
-"""Which exercises somebody has solved: kept in a small file of their own, shown in Start_Here.
+"""What a participant has solved and what is left, notebook by notebook: the table in Start_Here.
 
-Which there are is not written down again: every exercise in this package counts, for the notebook that its file names.
+The exercises are not listed here a second time: every one in `course.exercises` counts, and so does the museum.
 """
 
 import importlib
-import json
-import os
 import pkgutil
 import re
-from datetime import date
-from pathlib import Path
 from typing import Any
 
+import course.exercises
+from course.exercises.solved import clear, solved
+from course.museum import museum
 
-def file() -> Path:
-    """Where it is kept: ``LABKIT_PROGRESS``, or else among this user's application states."""
-    states = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(os.environ.get("LABKIT_PROGRESS") or Path(states) / "labkit" / "progress.json")
-
-
-def solved() -> dict[str, str]:
-    """The names of the exercises that were solved, and when; empty if the file cannot be read."""
-    try:
-        content = json.loads(file().read_text())
-        return content if isinstance(content, dict) else {}
-    except (OSError, ValueError):
-        return {}
+__all__ = ["all_exercises", "clear", "exercises", "solved", "table"]
 
 
-def note_solved(name: str) -> None:
-    """Remember that an exercise was solved. Where nothing can be written, nothing is remembered."""
-    path, content = file(), solved()
-    if name not in content:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(f".{os.getpid()}")
-            temporary.write_text(json.dumps(content | {name: str(date.today())}, indent=1))
-            temporary.replace(path)
-        except OSError:
-            pass
+def all_exercises() -> list[Any]:
+    """Return everything that a participant can solve, notebook by notebook, in the order of its definition.
 
-
-def clear() -> None:
-    """Forget everything that was solved."""
-    file().unlink(missing_ok=True)
-    print("Forgotten: no exercise counts as solved.")
+    Each has a ``name``, the number of its ``notebook`` and a ``verdict``; most are an `Exercise`.
+    """
+    found = [museum]
+    for module_info in pkgutil.iter_modules(course.exercises.__path__, "course.exercises."):
+        module = importlib.import_module(module_info.name)
+        in_docstring = re.search(r"notebook (\d\d)", (module.__doc__ or "").partition("\n")[0])  # the old form
+        for thing in vars(module).values():
+            if isinstance(thing, type) or not hasattr(thing, "verdict"):
+                continue
+            if in_docstring and not getattr(thing, "notebook", ""):
+                object.__setattr__(thing, "notebook", in_docstring[1])
+            if thing.notebook:
+                found.append(thing)
+    return sorted(found, key=lambda thing: thing.notebook)
 
 
 def exercises() -> dict[str, list[str]]:
-    """The names of all exercises, by the number of their notebook."""
-    package = importlib.import_module("course.exercises")
+    """Return the names of all exercises, by the number of their notebook."""
     found: dict[str, list[str]] = {}
-    for module_info in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"course.exercises.{module_info.name}")
-        notebook = re.search(r"notebook (\d\d)", (module.__doc__ or "").partition("\n")[0])
-        if notebook:
-            names = [thing.name for thing in vars(module).values() if _is_exercise(thing)]
-            found.setdefault(notebook[1], []).extend(names)
-    return dict(sorted(found.items()))
+    for exercise in all_exercises():
+        found.setdefault(exercise.notebook, []).append(exercise.name)
+    return found
 
 
 def table() -> "Table":
-    """What is solved and what is left, notebook by notebook."""
+    """Return what is solved and what is left, notebook by notebook."""
     done = solved()
     return Table([(number, [(name, name in done) for name in names]) for number, names in exercises().items()])
 
 
 class Table:
-    """Shown as a table in a notebook, and as the same words in a terminal."""
+    """A table of solved exercises, shown as such in a notebook and as the same words in a terminal."""
 
     def __init__(self, rows: list[tuple[str, list[tuple[str, bool]]]]):
         self.rows = rows
@@ -88,7 +70,3 @@ def _count(marks: list[tuple[str, bool]]) -> str:
 
 def _words(marks: list[tuple[str, bool]]) -> str:
     return ", ".join(f"{name} ✓" if is_solved else name for name, is_solved in marks)
-
-
-def _is_exercise(thing: Any) -> bool:
-    return not isinstance(thing, type) and hasattr(thing, "verdict") and isinstance(getattr(thing, "name", None), str)

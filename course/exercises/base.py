@@ -11,10 +11,12 @@ import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from course.exercises.solved import note_solved
 from course.exercises.values import difference, same, show
-from course.progress import note_solved
+
+Wrong = TypeVar("Wrong", bound=Callable)
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,19 @@ class Exercise:
     name: str
     solution_function: Callable
     cases: Sequence[tuple]
-    mistakes: Sequence[Mistake] = ()
+    mistakes: list[Mistake] = field(default_factory=list)
     hints: Sequence[str] = ()
+    notebook: str = field(default="", kw_only=True)
     _hints_shown: int = field(default=0, init=False, repr=False)
+
+    def mistake(self, advice: str) -> Callable[[Wrong], Wrong]:
+        """Note the decorated function as a typical mistake, and ``advice`` for those who make it."""
+
+        def note(function: Wrong) -> Wrong:
+            self.mistakes.append(Mistake(function, advice))
+            return function
+
+        return note
 
     def check(self, function: Callable) -> None:
         """Try the learner's ``function`` and print what was found; never raises for the learner's faults."""

@@ -3,9 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+import torch.distributed as dist
+
 from course.exercises.base import Exercise, Trial, Verdict, answer, indent
 from course.exercises.values import plain, same, show
 from labkit.communication import CommunicationLog, communication_log
+from labkit.groups import local_device
 from labkit.launch import Deadlock, RankFailed, launch
 
 
@@ -80,3 +84,16 @@ def only(*operations: str) -> Callable[..., str | None]:
         return other and f"It calls {other}, but here it is to be built from {' and '.join(operations)} alone."
 
     return complain
+
+
+def summed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of all ranks' tensors."""
+    total = tensor.contiguous().clone()
+    dist.all_reduce(total)
+    return total
+
+
+def whole_numbers(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """Return small whole numbers from -4 to 5, so that a report can be checked by hand; ``seed`` chooses them."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-4, 6, shape, generator=generator).float().to(local_device())

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from course.exercises.base import Mistake
-from course.exercises.on_ranks import RankExercise, only
+from course.exercises.on_ranks import RankExercise, only, summed, whole_numbers
 from labkit.communication import CommunicationLog
 from labkit.groups import local_device
 
@@ -208,16 +208,3 @@ row_backward = RankExercise(
     ],
     if_stuck="a collective that only some ranks call. Count again whether you need one at all.",
 )
-
-
-def summed(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of all ranks' tensors."""
-    total = tensor.contiguous().clone()
-    dist.all_reduce(total)
-    return total
-
-
-def whole_numbers(shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Small whole numbers from -4 to 5, for reports that one can check by hand; the seed decides."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-4, 6, shape, generator=generator).float().to(local_device())

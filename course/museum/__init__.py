@@ -6,14 +6,14 @@ museum.case(3).check("row bias added t times")
 """
 
 from course.exercises.base import Verdict
+from course.exercises.solved import note_solved, solved
 from course.museum.cases import CASES, NAMES, Case, Symptoms, nothing, symptoms
-from course.progress import note_solved, solved
 
 
 class Museum:
     """All cases; solved when each was named."""
 
-    name = "bug_museum"
+    name, notebook = "bug_museum", "08"
 
     def case(self, number: int) -> Case:
         """Case 1 to 12.
