@@ -1,4 +1,4 @@
-"""Whole numbers: what counts as one, what counts as a size, what divides it, and how a choice of them is written."""
+"""Whole numbers: what counts as one, what counts as a size, what divides it, and the error for those that do not fit."""
 
 import math
 import operator
@@ -7,6 +7,23 @@ from functools import lru_cache
 
 MAX_SIZE = 10**12
 """No layer, batch or cluster is larger. Above it, even finding the divisors of a number takes too long."""
+
+
+class Misfit(ValueError):
+    """Things that do not fit together: the ``rule`` they break, the ``fault`` in their numbers, and ``advice``.
+
+    The words of the rule are the same whatever the numbers, so that misfits can be counted by rule.
+
+    >>> print(Misfit("a divides b", "a=3 does not divide b=4", "use 1, 2 or 4"))
+    a=3 does not divide b=4: use 1, 2 or 4
+    """
+
+    def __init__(self, rule: str, fault: str, advice: str):
+        super().__init__(rule, fault, advice)
+        self.rule, self.fault, self.advice = rule, fault, advice
+
+    def __str__(self) -> str:
+        return f"{self.fault}: {self.advice}"
 
 
 def whole_number(value) -> int | None:
