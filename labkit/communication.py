@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from labkit.sizes import ranks_text
 from labkit.timeline.spans import COMMUNICATION, WAIT
 from labkit.timeline.trace import Trace
 
@@ -60,7 +61,7 @@ class CommunicationLog:
         for operation, group in dict.fromkeys((record.operation, record.group) for record in self.records):
             chosen = CommunicationLog([r for r in self.records if (r.operation, r.group) == (operation, group)])
             cells = f"{len(chosen):>6}{chosen.total_bytes():>15,}{chosen.total_seconds() * 1e3:>10.2f}"
-            lines.append(f"{operation:<15}{_ranks_text(group):<20}{cells}")
+            lines.append(f"{operation:<15}{ranks_text(group, most=4):<20}{cells}")
         return "\n".join(lines)
 
     def _of(self, operations: tuple[str, ...]) -> list[Communication]:
@@ -223,8 +224,3 @@ def _tensors(nested) -> Iterator[torch.Tensor]:
     else:
         for item in nested:
             yield from _tensors(item)
-
-
-def _ranks_text(ranks: tuple[int, ...]) -> str:
-    text = str(list(ranks))
-    return text if len(text) < 19 else f"[{ranks[0]}, {ranks[1]}, .., {ranks[-1]}]"

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from labkit.layout import Coords, ParallelLayout
+from labkit.sizes import ranks_text
 
 AXES_OF_GROUP = {"tp": ("tp",), "cp": ("cp",), "dp": ("dp",), "pp": ("pp",), "model": ("tp", "cp", "pp")}
 """Which axes each group runs along; ``model`` is one replica of the model."""
@@ -163,7 +164,7 @@ def _my_group(name: str, groups: list[list[int]]) -> dist.ProcessGroup:
     """
     mine: Any = dist.GroupMember.NON_GROUP_MEMBER
     for ranks in groups:
-        group = dist.new_group(ranks, group_desc=f"{name} {_ranks_text(ranks)}")  # what a deadlock report calls it
+        group = dist.new_group(ranks, group_desc=f"{name} {ranks_text(ranks)}")  # what a deadlock report calls it
         if group != dist.GroupMember.NON_GROUP_MEMBER:
             mine = group
     return mine
@@ -189,11 +190,6 @@ def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.Proces
                 elif me == receiver:
                     dist.recv(first_message, group=group, group_src=sender)
     return channels
-
-
-def _ranks_text(ranks: list[int]) -> str:
-    shown = ranks if len(ranks) <= 8 else [*ranks[:3], "...", ranks[-1]]
-    return f"[{', '.join(map(str, shown))}]"
 
 
 def group_of_one() -> dist.ProcessGroup:

@@ -161,7 +161,7 @@ class ParallelLayout:
         rows = ["", *(f"pp {pp}" for pp in range(stages))]
         rows = [row.ljust(len(rows[-1])) for row in rows]
         for dp, cp in itertools.product(range(self.dp_size), range(self.cp_size)):
-            column = [f"dp {dp}" + (f" cp {cp}" if self.cp_size > 1 else ""), *map(_ranks_text, ranks[:, dp, cp])]
+            column = [f"dp {dp}" + (f" cp {cp}" if self.cp_size > 1 else ""), *map(_cell, ranks[:, dp, cp])]
             width = max(map(len, column))
             if shown and len(rows[0]) + 3 + width > 120:
                 break
@@ -221,5 +221,5 @@ def _check_order(order: str, cp_size: int) -> None:
         raise ValueError(f"order={order!r} leaves out cp while cp_size={cp_size}: name cp in it, as in 'tp-cp-dp-pp'")
 
 
-def _ranks_text(ranks: np.ndarray) -> str:
+def _cell(ranks: np.ndarray) -> str:
     return " ".join(map(str, ranks)) if len(ranks) <= 4 else f"{ranks[0]} {ranks[1]} .. {ranks[-1]}"

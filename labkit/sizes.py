@@ -70,3 +70,22 @@ def either(numbers: Sequence[int]) -> str:
     *others, last = map(str, numbers)
     shown = others if len(others) <= 8 else [*others[:8], "..."]
     return f"{', '.join(shown)} or {last}" if others else last
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun, in the plural unless it is 1.
+
+    >>> counted(1, "rank"), counted(8, "micro-batch")
+    ('1 rank', '8 micro-batches')
+    """
+    return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
+
+
+def ranks_text(ranks: Sequence[int], most: int = 8) -> str:
+    """Write a list of ranks; of more than ``most``, the first three and the last.
+
+    >>> ranks_text([0, 1]), ranks_text(range(0, 512, 8))
+    ('[0, 1]', '[0, 8, 16, ..., 504]')
+    """
+    shown = list(ranks) if len(ranks) <= most else [*ranks[:3], "...", ranks[-1]]
+    return f"[{', '.join(map(str, shown))}]"

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from labkit.sizes import counted
+
 GIB = 2**30
 MIB = 2**20
 
@@ -117,7 +119,7 @@ def what_runs_here(machine: Machine) -> str:
 
 
 def _how_ranks_run(machine: Machine) -> list[str]:
-    cores = _count(machine.cores, "CPU core")
+    cores = counted(machine.cores, "CPU core")
     if machine.usable_gpus > 1:
         lines = [f"Every notebook runs here. Up to {machine.usable_gpus} ranks run on GPUs, one each, through NCCL."]
         lines.append(f"Launches of more ranks than that run as processes on {cores}, through gloo.")
@@ -127,13 +129,13 @@ def _how_ranks_run(machine: Machine) -> list[str]:
         lines.append("The one GPU can hold one rank only: NCCL refuses two on the same GPU.")
     elif machine.gpus:
         lines.append(
-            f"The {_count(len(machine.gpus), 'GPU')} cannot be used by this PyTorch ({machine.torch_version}): "
+            f"The {counted(len(machine.gpus), 'GPU')} cannot be used by this PyTorch ({machine.torch_version}): "
             "it is a build without CUDA, or CUDA_VISIBLE_DEVICES hides them."
         )
     lines.append("Calls, groups and results are the same as on GPUs; only the seconds differ.")
     if machine.cores < MOST_RANKS:
         lines.append(
-            f"Up to {_count(machine.cores, 'rank')} really run at the same time. More take turns: right, but slower, "
+            f"Up to {counted(machine.cores, 'rank')} really run at the same time. More take turns: right, but slower, "
             "so read the shape of a timing here, not its size."
         )
     return lines
@@ -158,7 +160,7 @@ def _what_to_mend(machine: Machine) -> list[str]:
     room = int(machine.free_memory_bytes // RANK_BYTES)
     if room < MOST_RANKS:
         lines.append(
-            f"MEMORY: room for about {_count(room, 'rank')}; notebooks launch up to {MOST_RANKS}. Close others."
+            f"MEMORY: room for about {counted(room, 'rank')}; notebooks launch up to {MOST_RANKS}. Close others."
         )
     if machine.free_shared_memory_bytes < GIB:
         lines.append(
@@ -229,17 +231,12 @@ def _ways_between(machine: Machine) -> str:
     """How many pairs of GPUs each kind of link joins."""
     ways = list(machine.links.values())
     kinds = sorted(set(ways), key=lambda way: (not way.startswith("NV"), list(LINKS).index(way) if way in LINKS else 0))
-    return "; ".join(f"{_count(ways.count(way), 'pair')} by {_way_name(way)}" for way in kinds)
+    return "; ".join(f"{counted(ways.count(way), 'pair')} by {_way_name(way)}" for way in kinds)
 
 
 def _way_name(way: str) -> str:
-    return (
-        f"{way} ({_count(int(way[2:]), 'NVLink')})" if re.fullmatch(r"NV\d+", way) else f"{way} ({LINKS.get(way, '?')})"
-    )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    words = counted(int(way[2:]), "NVLink") if re.fullmatch(r"NV\d+", way) else LINKS.get(way, "?")
+    return f"{way} ({words})"
 
 
 def _size(size_bytes: int) -> str:

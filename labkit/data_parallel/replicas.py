@@ -19,7 +19,9 @@ def check_replicas(module: nn.Module, group: dist.ProcessGroup) -> None:
         found = [replica.get(name, "missing") for replica in replicas]
         if len(set(found)) > 1:
             who = {what: [rank for rank, its in zip(ranks, found) if its == what] for what in dict.fromkeys(found)}
-            text = ", ".join(f"{what} on {_ranks_text(having)}" for what, having in who.items())
+            text = ", ".join(
+                f"{what} on rank{'s' * (len(having) > 1)} {', '.join(map(str, having))}" for what, having in who.items()
+            )
             raise ValueError(f"the replicas differ: {name} is {text}; make the same module on every rank")
     if any(list(replica) != names for replica in replicas):
         raise ValueError("the replicas have the same parameters in another order: make them in one order on every rank")
@@ -38,7 +40,3 @@ def _describe(module: nn.Module) -> dict[str, str]:
     trained = {name: "" if parameter.requires_grad else ", frozen" for name, parameter in module.named_parameters()}
     tensors = [*module.named_parameters(), *module.named_buffers()]
     return {name: f"{list(x.shape)} {str(x.dtype)[6:]}{trained.get(name, '')}" for name, x in tensors}
-
-
-def _ranks_text(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
