@@ -1,7 +1,7 @@
 """What an exercise is: a reference solution, cases to try, hints, and the mistakes people usually make.
 
 A typical mistake is kept as the wrong function that makes it. `Exercise.check` recognises it because
-the learner's values equal that function's values, so the advice fits the mistake and not a guess.
+the learner's values equal that function's values, so the advice is about that mistake and not a guess.
 """
 
 import copy
@@ -21,7 +21,7 @@ Wrong = TypeVar("Wrong", bound=Callable)
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong ``function`` that people often write, and the ``advice`` for them."""
+    """A wrong ``function`` that people often write, and the ``advice`` for those who do."""
 
     function: Callable
     advice: str
@@ -37,7 +37,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Trial:
-    """One answer of the learner's function to what is ``given``; ``complaint`` is about how it got there."""
+    """One answer of the learner's function to what was ``given``; a ``complaint`` is about how it got there."""
 
     given: str
     got: Any
@@ -47,7 +47,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Raised:
-    """Takes the place of an answer when the function raised instead."""
+    """Stands in for the answer of a function that raised an error."""
 
     text: str = field(compare=False)
 
@@ -56,10 +56,14 @@ class Raised:
 class Exercise:
     """A function for the learner to write, checked in this process.
 
-    ``cases`` are tuples of arguments, for each of which ``solution`` gives the expected answer. They
-    go from simple to telling: the report names the first that goes wrong.
+    Each of the ``cases`` is a tuple of arguments, for which ``solution_function`` gives the expected answer. They
+    go from simple to telling, because the report names the first that goes wrong. ``notebook`` is the number of the
+    notebook that has the exercise. Mistakes are tried in the order of their definition.
 
-    >>> double = Exercise("double", lambda x: 2 * x, [(0,), (3,)], [Mistake(lambda x: x * x, "You squared it.")])
+    >>> double = Exercise("double", lambda x: 2 * x, [(0,), (3,)])
+    >>> @double.mistake("You squared it.")
+    ... def square(x):
+    ...     return x * x
     >>> double.check(lambda x: x * x)
     double: not right yet.
       double(x=3)
@@ -90,9 +94,9 @@ class Exercise:
         report(self.name, self.verdict(function))
 
     def verdict(self, function: Callable) -> Verdict:
-        """What `check` prints, as data."""
+        """Return what `check` prints, as data."""
         if not callable(function):
-            text = f"{self.name}: check wants the function itself, without parentheses behind its name."
+            text = f"{self.name}: check needs the function itself: write its name without parentheses."
             return Verdict("wrong", text)
         for number, case in enumerate(self.cases):
             trials = self.trials(function, case)
@@ -105,14 +109,14 @@ class Exercise:
         return Verdict("passed", f"{self.name}: correct, {self.cases_text()}.")
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
-        """The learner's answers to one case."""
+        """Return the learner's answers to one case."""
         names = inspect.signature(self.solution_function).parameters
         given = f"{self.name}({', '.join(f'{name}={show(value)}' for name, value in zip(names, case))})"
         return [Trial(given, answer(function, case), self.solution_function(*copy.deepcopy(case)))]
 
     def recognise(self, function: Callable, case: tuple) -> str | None:
-        """The advice for the mistake that gives the learner's values in every case, if there is one."""
-        del case  # here all cases are cheap enough to compare
+        """Return the advice for the mistake that gives the learner's values in every case, if there is one."""
+        del case  # without ranks, all cases are cheap enough to compare
         got = [answer(function, each) for each in self.cases]
         for mistake in self.mistakes:
             if same(got, [answer(mistake.function, each) for each in self.cases]):
@@ -120,11 +124,11 @@ class Exercise:
         return None
 
     def cases_text(self) -> str:
-        """How much was tried, for the good news."""
+        """Say how much was tried, for the good news."""
         return f"all {len(self.cases)} cases" if len(self.cases) > 1 else "as expected"
 
     def hint(self) -> "Folded":
-        """The hints so far and one more, because what a cell shows now replaces what it showed before."""
+        """Return one more hint, after those already shown: a cell that runs again replaces what it showed."""
         if self._hints_shown >= len(self.hints):
             last = f"That was all. `{self.name}.solution()` shows one way to do it."
             return Folded("No more hints", "\n\n".join([*self.hints, last]))
@@ -133,7 +137,7 @@ class Exercise:
         return Folded(title, "\n\n".join(self.hints[: self._hints_shown]))
 
     def solution(self) -> "Folded":
-        """The source of the reference solution: the very function that `check` compares with."""
+        """Return the source of the reference solution: the very function that `check` compares with."""
         source = textwrap.dedent(inspect.getsource(self.solution_function)).strip()
         return Folded("Solution", f"```python\n{source}\n```", plain_text=source)
 
@@ -141,28 +145,28 @@ class Exercise:
         if isinstance(trial.got, Raised):
             return Verdict("raised", f"{self.name}: {trial.given} raised an error.\n{indent(trial.got.text)}")
         if not same(trial.got, trial.expected):
-            lines = [f"{self.name}: not right yet.", f"  {trial.given}"]
-            lines += [f"    gave      {show(trial.got)}", f"    expected  {show(trial.expected)}"]
+            lines = [f"{self.name}: not right yet.", _broken(f"  {trial.given}")]
+            lines += [_broken(f"    gave      {show(trial.got)}"), _broken(f"    expected  {show(trial.expected)}")]
             if where := difference(trial.got, trial.expected):
-                lines.append(f"    differs   {where}")
+                lines.append(_broken(f"    differs   {where}"))
             if advice := self.recognise(function, case):
                 lines.append(indent(f"What this usually is: {advice}"))
             return Verdict("wrong", "\n".join(lines))
         if trial.complaint:
-            heading = f"{self.name}: the values are right, but not the way."
-            return Verdict("wrong", f"{heading}\n  {trial.given}\n{indent(trial.complaint)}")
+            heading = f"{self.name}: the values are right, but not the way they were computed."
+            return Verdict("wrong", f"{heading}\n{_broken(f'  {trial.given}')}\n{indent(trial.complaint)}")
         return None
 
 
 def report(name: str, verdict: Verdict) -> None:
-    """Print what a check found, and remember the exercise if it is solved."""
+    """Print what a check found, and remember the exercise if it was solved."""
     if verdict.status == "passed":
         note_solved(name)
     print(verdict.text)
 
 
 class Folded:
-    """Text that a notebook shows under a title that folds it away, and a terminal as it is."""
+    """Text that a notebook shows below a title that folds it away, and a terminal as it is."""
 
     def __init__(self, title: str, markdown: str, plain_text: str | None = None):
         self.title, self.markdown, self.plain_text = title, markdown, plain_text or f"{title}: {markdown}"
@@ -175,9 +179,9 @@ class Folded:
 
 
 def answer(function: Callable, case: tuple, catch: Any = Exception):
-    """What ``function`` answers; None if it is still a stub, `Raised` if it fails with one of ``catch``."""
+    """Return what ``function`` answers: None if it is still a stub, `Raised` if it fails with one of ``catch``."""
     try:
-        return function(*copy.deepcopy(case))  # a copy: a function that changes its arguments spoils only its own
+        return function(*copy.deepcopy(case))  # a function that changes its arguments spoils only this copy
     except NotImplementedError:
         return None
     except catch as error:
@@ -185,12 +189,12 @@ def answer(function: Callable, case: tuple, catch: Any = Exception):
 
 
 def is_blank(got) -> bool:
-    """Whether this is what a stub gives that nobody has filled in."""
+    """Whether this is what an unfilled stub returns."""
     return got is None or got is ...
 
 
 def _where(function: Callable, error: Exception) -> str:
-    """The error, and the line of the learner's function that it came from."""
+    """Return the error's text, and the line of the learner's function that it came from."""
     message = f"{type(error).__name__}: {error}"
     code = getattr(function, "__code__", None)
     for frame in traceback.extract_tb(error.__traceback__):
@@ -200,7 +204,12 @@ def _where(function: Callable, error: Exception) -> str:
     return message
 
 
+def _broken(line: str) -> str:
+    """Return a line of values, broken where it is too wide for a notebook."""
+    return textwrap.fill(line, 100, subsequent_indent=" " * 14, break_on_hyphens=False, break_long_words=False)
+
+
 def indent(text: str) -> str:
-    """Each line of ``text`` two spaces in, and none longer than a notebook shows in a window 1024 pixels wide."""
+    """Return ``text`` two spaces in, with no line longer than a notebook shows in a window 1024 pixels wide."""
     lines = [textwrap.fill(line, 72, initial_indent="  ", subsequent_indent="  ") for line in text.splitlines()]
     return "\n".join(lines)

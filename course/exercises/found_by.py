@@ -1,6 +1,6 @@
-"""What is wrong here? A faulty sharded layer, the right one, and the quantities that may tell them apart.
+"""What is wrong here? A flawed sharded layer, the right one, and the quantities that may tell them apart.
 
-Nothing here knows which quantity gives a fault away: the check computes all of them on real ranks, for both layers.
+Nothing here knows which quantity gives a flaw away: the check computes all of them on real ranks, for both layers.
 """
 
 import inspect
@@ -23,9 +23,9 @@ DOES_NOT_RUN = "does not run"
 
 @dataclass(frozen=True)
 class ShardedLinear:
-    """Y = XA + b on the ranks of a group, as its steps; master and weight are [out, in], as PyTorch stores them."""
+    """Y = XA + b on the ranks of a group, step by step; master and weight are [out, in], as PyTorch stores them."""
 
-    dim: int  # along which the master weight is cut: 0 column parallel, 1 row parallel
+    dim: int  # along which the master weight is cut: 0 for column parallel, 1 for row parallel
     cut: Callable[[torch.Tensor, int, int], torch.Tensor]  # (master, rank in the group, tp_size) -> this rank's weight
     forward: Callable[..., torch.Tensor]  # (x, weight, bias, group) -> y, whole on every rank
 
@@ -40,7 +40,7 @@ class Built:
     group: dist.ProcessGroup
 
     def output(self, x: torch.Tensor) -> torch.Tensor:
-        """What the layer gives for x, with a bias of ones."""
+        """Return the layer's output for x, with a bias of ones."""
         return self.layer.forward(x, self.weight, torch.ones(self.weight.size(0)), self.group)
 
 
@@ -67,7 +67,7 @@ def _output_shape(built: Built) -> str:
 def _output_error(built: Built) -> str:
     x = _example_input()
     output, right = built.output(x), torch.nn.functional.linear(x, built.master, torch.ones(OUTPUT_SIZE))
-    return "another shape" if output.shape != right.shape else f"{(output - right).abs().max():.1f}"
+    return "wrong shape" if output.shape != right.shape else f"{(output - right).abs().max():.1f}"
 
 
 def _output_of_zeros(built: Built) -> str:
@@ -83,55 +83,54 @@ QUANTITIES: dict[str, Callable[[Built], str]] = {
     "output error": _output_error,
     "output for x = 0": _output_of_zeros,
 }
-"""What can be computed of any sharded layer. Each function runs on every rank, and rank 0's value counts.
+"""What can be computed for any sharded layer. Each function runs on every rank, and rank 0's value counts.
 
 - weight shape: of one rank's weight;
 - weight spread: the standard deviation of one rank's weights;
 - shards joined: whether the weights of the group, side by side, are the master weight;
-- output shape: of what a rank has after the forward pass;
+- output shape: of what one rank has after the forward pass;
 - output error: the largest difference from torch.nn.functional.linear with the master weight;
 - output for x = 0: only the bias is left, which is 1 everywhere here.
 """
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A sharded layer with a fault: its ``code`` to read, and a `check` of what gives it away.
+class FlawedLayer:
+    """A sharded layer with a flaw: its ``code`` to read, and a `check` of what gives the flaw away.
 
-    ``tp_size`` is what was asked for. The faulty layer runs on ``num_ranks``, the right one on ``num_ranks_right``.
+    ``tp_size`` is what was asked for. Both layers run on ``num_ranks``, unless the right one needs ``num_ranks_right``.
     """
 
     name: str
     task: str
-    faulty: ShardedLinear
+    flawed: ShardedLinear
     right: ShardedLinear
     tp_size: int
     num_ranks: int
     what: str
     why: str
     hint_text: str
-    num_ranks_right: int
+    num_ranks_right: int | None = None
+    notebook: str = "04"
 
     def code(self) -> Folded:
-        """What was asked for, and the lines that do something else."""
-        return _source(self.task, self._part(self.faulty))
+        """Return what was asked for, and the lines that do something else."""
+        return _source(self.task, self._part(self.flawed))
 
     def check(self, found_by: str | None = None) -> None:
-        """Say whether ``found_by`` gives the fault away: it is computed for the faulty and for the right layer."""
+        """Say whether ``found_by`` gives the flaw away: it is computed for the flawed and for the right layer."""
         report(self.name, self.verdict(found_by))
 
     def verdict(self, found_by: str | None = None) -> Verdict:
-        """What `check` prints, as data."""
+        """Return what `check` prints, as data."""
         if found_by is None or found_by is ...:
             return Verdict("not attempted", f"{self.name}: not attempted yet (found_by is still {found_by}).")
         if found_by not in QUANTITIES:
-            choice = ", ".join(QUANTITIES)
-            return Verdict(
-                "wrong", f"{self.name}: {found_by!r} is not computed here.\n{indent(f'Choose from: {choice}.')}"
-            )
+            choice = indent(f"Choose from: {', '.join(QUANTITIES)}.")
+            return Verdict("wrong", f"{self.name}: {found_by!r} is not computed here.\n{choice}")
         here, right = self.measure()
         if here[found_by] == right[found_by]:
-            same = f"{found_by!r} is the same with and without the fault ({right[found_by]}). Look again."
+            same = f"{found_by!r} is the same with and without the flaw ({right[found_by]}). Look again."
             return Verdict("wrong", f"{self.name}: {same}")
         lines = [f"{self.name}: yes, {found_by!r} gives it away.", f"    {'':<19}{'right':<15}here"]
         for name in QUANTITIES:
@@ -141,25 +140,25 @@ class Fault:
         return Verdict("passed", "\n".join([*lines, indent(f"{self.what} {self.why}")]))
 
     def measure(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Every quantity on rank 0: of the faulty layer, and of the right one."""
-        if self.num_ranks_right == self.num_ranks:
-            here, right = _measure([self.faulty, self.right], self.tp_size, self.num_ranks)
+        """Return every quantity on rank 0: for the flawed layer, and for the right one."""
+        if self.num_ranks_right is None:
+            here, right = _measure([self.flawed, self.right], self.tp_size, self.num_ranks)
         else:
-            [here] = _measure([self.faulty], self.tp_size, self.num_ranks)
+            [here] = _measure([self.flawed], self.tp_size, self.num_ranks)
             [right] = _measure([self.right], self.tp_size, self.num_ranks_right)
         return here, right
 
     def hint(self) -> Folded:
-        """Where to look."""
+        """Return a hint where to look."""
         return Folded("Hint", self.hint_text)
 
     def solution(self) -> Folded:
-        """The same lines without the fault."""
-        return _source("Without the fault", self._part(self.right))
+        """Return the same lines without the flaw."""
+        return _source("Without the flaw", self._part(self.right))
 
     def _part(self, layer: ShardedLinear) -> Callable:
-        """The function in which the two layers differ."""
-        return layer.cut if self.faulty.cut is not self.right.cut else layer.forward
+        """Return the function in which the two layers differ."""
+        return layer.cut if self.flawed.cut is not self.right.cut else layer.forward
 
 
 def _measure(layers: list[ShardedLinear], tp_size: int, num_ranks: int) -> list[dict[str, str]]:
@@ -168,10 +167,10 @@ def _measure(layers: list[ShardedLinear], tp_size: int, num_ranks: int) -> list[
 
 
 def _measure_here(layers: list[ShardedLinear], tp_size: int) -> list[dict[str, str]]:
-    """On one rank: build each layer and compute every quantity of it."""
-    torch.set_deterministic_debug_mode("error")  # torch now fills new memory with nan: what nobody wrote shows
+    """On one rank: build each layer and compute every quantity for it."""
+    torch.set_deterministic_debug_mode("error")  # torch now fills new memory with nan, so what nobody wrote shows
     world_size = dist.get_world_size()
-    groups = init_groups(ParallelLayout(world_size, tp_size=min(tp_size, world_size)))  # asking for more is a fault
+    groups = init_groups(ParallelLayout(world_size, tp_size=min(tp_size, world_size)))  # asking for more is a flaw
     torch.manual_seed(0)  # the same master weight on every rank
     master = torch.nn.init.xavier_normal_(torch.empty(OUTPUT_SIZE, INPUT_SIZE))
     built = [
@@ -183,7 +182,7 @@ def _measure_here(layers: list[ShardedLinear], tp_size: int) -> list[dict[str, s
 def _value(quantity: Callable[[Built], str], built: Built) -> str:
     try:
         return quantity(built)
-    except RuntimeError as error:  # shapes that do not fit: every rank finds that, so none waits for another
+    except RuntimeError as error:  # shapes that do not fit: every rank finds that, so no rank waits for another
         return f"{DOES_NOT_RUN}: {error}"
 
 

@@ -1,18 +1,17 @@
-"""Exercises of notebook 01: where a rank stands, who is in its groups, and which layout suits a cluster.
+"""The exercises of notebook 01: where a rank stands, who is in its groups, and which layout suits a cluster.
 
-All three use the order tp-dp-pp, in which tensor ranks are neighbours and pipeline stages are far apart. The
-functions named my_... are the solutions.
+All three use the order tp-dp-pp, in which tensor ranks are neighbours and pipeline stages are far apart.
 """
 
-import math
-
-from course.exercises.base import Exercise, Mistake
+from course.exercises.base import Exercise
 from labkit.layout import ParallelLayout
+
+# -- the coordinates of a rank ------------------------------------------------------------------------------------
 
 
 def my_coordinates(rank: int, tp_size: int, dp_size: int) -> tuple[int, int, int]:
     tp_rank = rank % tp_size  # the fastest axis: it turns at every step, like the last digit of an odometer
-    dp_rank = rank // tp_size % dp_size  # turns once the tensor ranks are through
+    dp_rank = rank // tp_size % dp_size  # turns when the tensor ranks have turned once
     pp_rank = rank // (tp_size * dp_size)  # the slowest: what is left
     return tp_rank, dp_rank, pp_rank
 
@@ -20,46 +19,59 @@ def my_coordinates(rank: int, tp_size: int, dp_size: int) -> tuple[int, int, int
 rank_to_coordinates = Exercise(
     "rank_to_coordinates",
     my_coordinates,
+    notebook="01",
     cases=[(0, 2, 2), (5, 2, 2), (14, 2, 2), (13, 4, 2), (100, 8, 4), (27, 3, 5)],
-    mistakes=[
-        Mistake(
-            lambda rank, t, d: (rank % t, rank // t, rank // (t * d)),
-            "your data coordinate never turns back to 0: it also needs `% dp_size`.",
-        ),
-        Mistake(
-            lambda rank, t, d: (rank % t, rank % d, rank // (t * d)),
-            "your data coordinate moves with every rank. It moves once per tensor group: divide by tp_size first.",
-        ),
-        Mistake(
-            lambda rank, t, d: (rank % t, rank // t % d, rank // d),
-            "a stage holds tp_size * dp_size ranks, not dp_size: divide by both to find the stage.",
-        ),
-        Mistake(
-            lambda rank, t, d: (rank // d % t, rank % d, rank // (t * d)),
-            "you let the data axis run fastest. In tp-dp-pp the first name, tp, runs fastest.",
-        ),
-        Mistake(
-            lambda rank, t, d: (rank % t, rank // (t * d), rank // t % d),
-            "data and pipeline coordinate changed places: return tensor, data, pipeline.",
-        ),
-        Mistake(
-            lambda rank, t, d: (rank % t, rank / t % d, rank / (t * d)),
-            "coordinates are whole numbers: `/` gives fractions, `//` leaves them out.",
-        ),
-        Mistake(
-            lambda rank, t, d: (rank // (t * d), rank // t % d, rank % t),
-            "the three numbers are right, in the opposite order: return tensor, data, pipeline.",
-        ),
-        Mistake(
-            lambda rank, t, d: (rank % t + 1, rank // t % d + 1, rank // (t * d) + 1),
-            "you count from 1; ranks and coordinates count from 0.",
-        ),
-    ],
     hints=[
         "Think of an odometer with three wheels. The tensor wheel has tp_size digits and turns with every rank.",
         "`rank % tp_size` reads the fastest wheel, `rank // tp_size` takes it away. Do the same with the next wheel.",
     ],
 )
+
+
+@rank_to_coordinates.mistake("Your data coordinate never turns back to 0: it also needs `% dp_size`.")
+def data_never_turns_back(rank, tp_size, dp_size):
+    return rank % tp_size, rank // tp_size, rank // (tp_size * dp_size)
+
+
+@rank_to_coordinates.mistake(
+    "Your data coordinate moves with every rank. It moves once per tensor group: divide by tp_size first."
+)
+def data_moves_with_every_rank(rank, tp_size, dp_size):
+    return rank % tp_size, rank % dp_size, rank // (tp_size * dp_size)
+
+
+@rank_to_coordinates.mistake("A stage holds tp_size * dp_size ranks, not dp_size: divide by both to find the stage.")
+def stages_of_dp_size(rank, tp_size, dp_size):
+    return rank % tp_size, rank // tp_size % dp_size, rank // dp_size
+
+
+@rank_to_coordinates.mistake("You let the data axis run fastest. In tp-dp-pp the first name, tp, runs fastest.")
+def data_runs_fastest(rank, tp_size, dp_size):
+    return rank // dp_size % tp_size, rank % dp_size, rank // (tp_size * dp_size)
+
+
+@rank_to_coordinates.mistake("The data and the pipeline coordinate are swapped: return tensor, data, pipeline.")
+def data_and_pipeline_swapped(rank, tp_size, dp_size):
+    tp_rank, dp_rank, pp_rank = my_coordinates(rank, tp_size, dp_size)
+    return tp_rank, pp_rank, dp_rank
+
+
+@rank_to_coordinates.mistake("Coordinates are whole numbers: `/` gives fractions, and `//` drops them.")
+def fractions(rank, tp_size, dp_size):
+    return rank % tp_size, rank / tp_size % dp_size, rank / (tp_size * dp_size)
+
+
+@rank_to_coordinates.mistake("The three numbers are right, but in the opposite order: return tensor, data, pipeline.")
+def opposite_order(rank, tp_size, dp_size):
+    return my_coordinates(rank, tp_size, dp_size)[::-1]
+
+
+@rank_to_coordinates.mistake("You count from 1. Ranks and coordinates count from 0.")
+def counts_from_1(rank, tp_size, dp_size):
+    return tuple(1 + coordinate for coordinate in my_coordinates(rank, tp_size, dp_size))
+
+
+# -- the groups of a layout ---------------------------------------------------------------------------------------
 
 
 def my_group_lists(world_size: int, tp_size: int, pp_size: int) -> tuple[list, list, list]:
@@ -74,79 +86,85 @@ def my_group_lists(world_size: int, tp_size: int, pp_size: int) -> tuple[list, l
     return tp_groups, dp_groups, pp_groups
 
 
-def _groups_in_order(order: str, axes=("tp", "dp", "pp")):
-    def wrong(world_size: int, tp_size: int, pp_size: int) -> list:
-        layout = ParallelLayout(world_size, tp_size, pp_size, order=order)
-        return [layout.groups(axis) for axis in axes]
+group_lists = Exercise(
+    "group_lists",
+    my_group_lists,
+    notebook="01",
+    cases=[(8, 2, 2), (16, 2, 4), (16, 4, 2), (24, 2, 3)],
+    hints=[
+        "Start with dp_size = world_size // (tp_size * pp_size). One stage is tp_size * dp_size consecutive ranks.",
+        "The members of a tensor group are 1 apart, those of a data group tp_size apart, and those of a pipeline group "
+        "one stage apart.",
+        "`range(first, end, step)` makes one group. What is left to find is where each group begins.",
+    ],
+)
 
-    return wrong
+
+def groups_in_order(order: str, world_size: int, tp_size: int, pp_size: int) -> list:
+    layout = ParallelLayout(world_size, tp_size, pp_size, order=order)
+    return [layout.groups(axis) for axis in ("tp", "dp", "pp")]
 
 
-def _data_groups_across_stages(world_size: int, tp_size: int, pp_size: int) -> tuple[list, list, list]:
+@group_lists.mistake(
+    "These are the groups of the order tp-pp-dp. In tp-dp-pp a stage is tp_size * dp_size consecutive ranks."
+)
+def data_slowest(world_size, tp_size, pp_size):
+    return groups_in_order("tp-pp-dp", world_size, tp_size, pp_size)
+
+
+@group_lists.mistake(
+    "You let the data axis run fastest. In tp-dp-pp neighbours share a tensor group: [0, 1], [2, 3], ..."
+)
+def data_fastest(world_size, tp_size, pp_size):
+    return groups_in_order("dp-tp-pp", world_size, tp_size, pp_size)
+
+
+@group_lists.mistake("You read the order from right to left: the axis that is named first runs fastest.")
+def read_from_right_to_left(world_size, tp_size, pp_size):
+    return groups_in_order("pp-dp-tp", world_size, tp_size, pp_size)
+
+
+@group_lists.mistake(
+    "The lists are right, but the data and the pipeline groups are swapped: return tensor, data, pipeline."
+)
+def lists_swapped(world_size, tp_size, pp_size):
+    tp_groups, dp_groups, pp_groups = my_group_lists(world_size, tp_size, pp_size)
+    return tp_groups, pp_groups, dp_groups
+
+
+@group_lists.mistake(
+    "Your data groups run through all stages. Ranks of different stages hold different layers and have nothing to "
+    "average: a data group stays inside one stage of tp_size * dp_size ranks."
+)
+def data_groups_across_stages(world_size, tp_size, pp_size):
     tp_groups, _, pp_groups = my_group_lists(world_size, tp_size, pp_size)
     return tp_groups, [list(range(tp_rank, world_size, tp_size)) for tp_rank in range(tp_size)], pp_groups
 
 
-def _pipelines_a_pipeline_apart(world_size: int, tp_size: int, pp_size: int) -> tuple[list, list, list]:
+@group_lists.mistake(
+    "The members of your pipeline groups are pp_size apart. pp_size is how many members there are; they are one stage "
+    "apart, which is tp_size * dp_size ranks."
+)
+def pipelines_in_steps_of_pp_size(world_size, tp_size, pp_size):
     tp_groups, dp_groups, _ = my_group_lists(world_size, tp_size, pp_size)
     return tp_groups, dp_groups, [list(range(first, world_size, pp_size)) for first in range(pp_size)]
 
 
-def _neighbours_in_every_group(world_size: int, tp_size: int, pp_size: int) -> list:
+@group_lists.mistake(
+    "You made every group out of neighbours. Only tensor ranks are neighbours; the members of the other groups are a "
+    "stride apart."
+)
+def neighbours_in_every_group(world_size, tp_size, pp_size):
     sizes = tp_size, world_size // (tp_size * pp_size), pp_size
     return [[list(range(i, i + size)) for i in range(0, world_size, size)] for size in sizes]
 
 
-def _last_member_missing(world_size: int, tp_size: int, pp_size: int) -> list:
+@group_lists.mistake("Every group lacks its last member: the end of a range is not part of it.")
+def last_member_missing(world_size, tp_size, pp_size):
     return [[group[:-1] for group in groups] for groups in my_group_lists(world_size, tp_size, pp_size)]
 
 
-group_lists = Exercise(
-    "group_lists",
-    my_group_lists,
-    cases=[(8, 2, 2), (16, 2, 4), (16, 4, 2), (24, 2, 3)],
-    mistakes=[
-        Mistake(
-            _groups_in_order("tp-pp-dp"),
-            "these are the groups of the order tp-pp-dp. In tp-dp-pp a stage is tp_size * dp_size ranks in a row.",
-        ),
-        Mistake(
-            _groups_in_order("dp-tp-pp"),
-            "you let the data axis run fastest. In tp-dp-pp neighbours share a tensor group: [0, 1], [2, 3], ...",
-        ),
-        Mistake(
-            _groups_in_order("pp-dp-tp"),
-            "you read the order from right to left: the axis that is named first runs fastest.",
-        ),
-        Mistake(
-            _groups_in_order("tp-dp-pp", axes=("tp", "pp", "dp")),
-            "the lists are right, but data and pipeline groups changed places: return tensor, data, pipeline.",
-        ),
-        Mistake(
-            _data_groups_across_stages,
-            "your data groups run through all stages. Ranks of different stages hold different layers and have "
-            "nothing to average: a data group stays inside one stage of tp_size * dp_size ranks.",
-        ),
-        Mistake(
-            _pipelines_a_pipeline_apart,
-            "members of your pipeline groups are pp_size apart. pp_size is how many they are; "
-            "they are one stage apart, which is tp_size * dp_size ranks.",
-        ),
-        Mistake(
-            _neighbours_in_every_group,
-            "you made every group of neighbours. Only tensor ranks are; members of other groups are a stride apart.",
-        ),
-        Mistake(
-            _last_member_missing,
-            "every group lacks its last member: the end of a range is not part of it.",
-        ),
-    ],
-    hints=[
-        "Start with dp_size = world_size // (tp_size * pp_size). One stage is tp_size * dp_size ranks in a row.",
-        "Members of a tensor group are 1 apart, of a data group tp_size apart, of a pipeline group one stage apart.",
-        "`range(first, end, step)` makes one group. What is left is where each group begins.",
-    ],
-)
+# -- the layout for a cluster -------------------------------------------------------------------------------------
 
 
 def my_layout(world_size: int, gpus_per_node: int, gpus_per_replica: int) -> tuple[int, int, int]:
@@ -158,58 +176,67 @@ def my_layout(world_size: int, gpus_per_node: int, gpus_per_replica: int) -> tup
     return tp_size, pp_size, dp_size
 
 
-def _largest_that_is_no_larger_than_a_node(
-    world_size: int, gpus_per_node: int, gpus_per_replica: int
-) -> tuple[int, int, int]:
-    tp_size = max(t for t in range(1, gpus_per_node + 1) if gpus_per_replica % t == 0)
-    return tp_size, gpus_per_replica // tp_size, world_size // gpus_per_replica
-
-
 layout_for_cluster = Exercise(
     "layout_for_cluster",
     my_layout,
+    notebook="01",
     cases=[(16, 8, 8), (64, 8, 4), (64, 8, 16), (48, 6, 4), (96, 8, 12), (32, 4, 16)],
-    mistakes=[
-        Mistake(
-            lambda n, node, replica: (min(node, replica), replica // min(node, replica), n // replica),
-            "a tensor group that is smaller than a node can still straddle two: with 6 GPUs per node, the ranks 4 to 7 "
-            "lie in both. tp_size has to divide the GPUs of a node.",
-        ),
-        Mistake(
-            _largest_that_is_no_larger_than_a_node,
-            "your tp_size divides the replica, but not always the node: a group of 4 that begins at the last but one "
-            "of 6 GPUs ends in the next node. tp_size has to divide both.",
-        ),
-        Mistake(
-            lambda n, node, replica: (math.gcd(node, replica), n // replica, replica // math.gcd(node, replica)),
-            "pipeline and data sizes changed places: return tp_size, pp_size, dp_size.",
-        ),
-        Mistake(
-            lambda n, node, replica: (replica, 1, n // replica),
-            "you gave the whole replica to tensor parallelism, which leaves the node as soon as the replica does. "
-            "Let pipeline stages take what a node cannot hold.",
-        ),
-        Mistake(
-            lambda n, node, replica: (1, replica, n // replica),
-            "tensor groups of 1 never leave a node, but then every GPU is a pipeline stage. "
-            "Take the largest tp_size that stays inside.",
-        ),
-        Mistake(
-            lambda n, node, replica: (node, replica // node, n // replica),
-            "tp_size = gpus_per_node only works where it divides the replica: "
-            "tp_size * pp_size must be exactly gpus_per_replica.",
-        ),
-        Mistake(
-            lambda n, node, replica: (
-                replica // math.gcd(node, replica),
-                math.gcd(node, replica),
-                n // replica,
-            ),
-            "tensor and pipeline sizes changed places: return tp_size, pp_size, dp_size.",
-        ),
-    ],
     hints=[
         "Tensor ranks are neighbours, so the groups stay inside nodes exactly when tp_size divides gpus_per_node.",
         "tp_size must divide gpus_per_replica too. Which number is the largest that divides both?",
     ],
 )
+
+
+@layout_for_cluster.mistake(
+    "A tensor group that is smaller than a node can still straddle two: with 6 GPUs per node, the ranks 4 to 7 are "
+    "on both. tp_size has to divide the GPUs of a node."
+)
+def smaller_than_a_node(world_size, gpus_per_node, gpus_per_replica):
+    tp_size = min(gpus_per_node, gpus_per_replica)
+    return tp_size, gpus_per_replica // tp_size, world_size // gpus_per_replica
+
+
+@layout_for_cluster.mistake(
+    "Your tp_size divides the replica, but not always the node: a group of 4 that begins at the fifth of 6 GPUs ends "
+    "on the next node. tp_size has to divide both."
+)
+def divides_the_replica_only(world_size, gpus_per_node, gpus_per_replica):
+    tp_size = max(t for t in range(1, gpus_per_node + 1) if gpus_per_replica % t == 0)
+    return tp_size, gpus_per_replica // tp_size, world_size // gpus_per_replica
+
+
+@layout_for_cluster.mistake("The pipeline and the data size are swapped: return tp_size, pp_size, dp_size.")
+def pipeline_and_data_swapped(world_size, gpus_per_node, gpus_per_replica):
+    tp_size, pp_size, dp_size = my_layout(world_size, gpus_per_node, gpus_per_replica)
+    return tp_size, dp_size, pp_size
+
+
+@layout_for_cluster.mistake(
+    "You gave the whole replica to tensor parallelism, which leaves the node as soon as the replica does. Let pipeline "
+    "stages take what a node cannot hold."
+)
+def tensor_parallelism_only(world_size, gpus_per_node, gpus_per_replica):
+    return gpus_per_replica, 1, world_size // gpus_per_replica
+
+
+@layout_for_cluster.mistake(
+    "Tensor groups of 1 never leave a node, but then every GPU is a pipeline stage. Take the largest tp_size that "
+    "stays inside a node."
+)
+def pipeline_only(world_size, gpus_per_node, gpus_per_replica):
+    return 1, gpus_per_replica, world_size // gpus_per_replica
+
+
+@layout_for_cluster.mistake(
+    "tp_size = gpus_per_node only works where it divides the replica: tp_size * pp_size must be exactly "
+    "gpus_per_replica."
+)
+def always_a_whole_node(world_size, gpus_per_node, gpus_per_replica):
+    return gpus_per_node, gpus_per_replica // gpus_per_node, world_size // gpus_per_replica
+
+
+@layout_for_cluster.mistake("The tensor and the pipeline size are swapped: return tp_size, pp_size, dp_size.")
+def tensor_and_pipeline_swapped(world_size, gpus_per_node, gpus_per_replica):
+    tp_size, pp_size, dp_size = my_layout(world_size, gpus_per_node, gpus_per_replica)
+    return pp_size, tp_size, dp_size

@@ -1,4 +1,4 @@
-"""Exercises whose function runs on several ranks at once, each with data of its own."""
+"""Exercises whose function runs on several ranks at once, each with its own data; and what their mistakes share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,42 +12,47 @@ from labkit.communication import CommunicationLog, communication_log
 from labkit.groups import local_device
 from labkit.launch import Deadlock, RankFailed, launch
 
+SOME_RANKS_ONLY = "a collective that only some ranks call, as inside an `if rank == ...`. Every rank must call it."
+
 
 @dataclass
 class RankExercise(Exercise):
-    """An exercise on real ranks: on the CPU, also where there are GPUs, for there a deadlock gets a report.
+    """An exercise on real ranks. They run on the CPU even if there are GPUs, because only there a deadlock is reported.
 
-    ``cases`` are tuples: first the number of ranks, then what goes to ``inputs``, which runs on every rank,
-    where torch.distributed is up, and returns the arguments that the learner's function gets there.
+    Each of the ``cases`` is a tuple: the number of ranks, then the arguments of ``inputs``. That function runs on
+    every rank, with torch.distributed set up, and returns the arguments for the learner's function there.
     ``rule`` may object to how a right answer was reached: it gets this rank's communication log and
     arguments, and returns a complaint or None. ``if_stuck`` is the advice for a deadlock.
     """
 
     inputs: Callable = field(kw_only=True)
     rule: Callable[..., str | None] | None = field(default=None, kw_only=True)
-    if_stuck: str = field(default="", kw_only=True)
+    if_stuck: str = field(default=SOME_RANKS_ONLY, kw_only=True)
+    _expected: dict[tuple, list] = field(default_factory=dict, init=False, repr=False)
 
     def verdict(self, function: Callable) -> Verdict:
-        """What `check` prints, as data; an error or a deadlock on the ranks becomes part of it."""
+        """Return what `check` prints, as data; an error or a deadlock on the ranks becomes part of it."""
         try:
             return super().verdict(function)
         except Deadlock as stuck:
-            advice = f"\n{indent(f'What this usually is: {self.if_stuck}')}" if self.if_stuck else ""
-            return Verdict("stuck", f"{self.name}: the ranks wait for each other.\n{stuck}{advice}")
+            advice = indent(f"What this usually is: {self.if_stuck}")
+            return Verdict("stuck", f"{self.name}: the ranks wait for each other.\n{stuck}\n{advice}")
         except RankFailed as failed:
             return Verdict("raised", f"{self.name}: a rank raised an error.\n{failed}")
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
-        """The answers of all ranks to one case, in rank order."""
-        expected = self._answers([self.solution_function], case)
-        rows = self._answers([function], case)
+        """Return the answers of all ranks to one case, in rank order."""
+        if case not in self._expected:
+            self._expected[case] = [right for _, [right], _ in self._answers([self.solution_function], case)]
         return [
             Trial(f"rank {rank} of {case[0]}, starting from {show(arguments)}", got, right, complaint)
-            for rank, ((arguments, [got], complaint), (_, [right], _)) in enumerate(zip(rows, expected))
+            for rank, ((arguments, [got], complaint), right) in enumerate(
+                zip(self._answers([function], case), self._expected[case])
+            )
         ]
 
     def recognise(self, function: Callable, case: tuple) -> str | None:
-        """The advice for the mistake that gives the learner's values on every rank of this case."""
+        """Return the advice for the mistake that gives the learner's values on every rank in this case."""
         rows = self._answers([function, *(mistake.function for mistake in self.mistakes)], case)
         for index, mistake in enumerate(self.mistakes):
             if all(same(answers[0], answers[1 + index]) for _, answers, _ in rows):
@@ -55,7 +60,7 @@ class RankExercise(Exercise):
         return None
 
     def cases_text(self) -> str:
-        """On how many ranks it was right."""
+        """Say on how many ranks it was right."""
         *others, last = [str(world_size) for world_size in dict.fromkeys(case[0] for case in self.cases)]
         return f"on {', '.join(others)} and {last} ranks" if others else f"on {last} ranks"
 
@@ -65,11 +70,11 @@ class RankExercise(Exercise):
 
 
 def _answers_here(functions: list[Callable], inputs: Callable, rest: list, rule: Callable | None) -> tuple:
-    """On one rank: its arguments, each function's answer, and the rule's complaint about the first function."""
+    """On one rank: return its arguments, each function's answer, and the rule's complaint about the first function."""
     arguments = inputs(*rest)
     answers = [plain(answer(function, arguments, catch=())) for function in functions]
     complaint = None
-    if rule:  # in a run of its own: a deadlock's report should not lead through the log
+    if rule:  # in a run of its own, so that the report of a deadlock does not lead through the log
         with communication_log() as log:
             answer(functions[0], arguments, catch=())
         complaint = rule(log, *arguments)
@@ -77,11 +82,11 @@ def _answers_here(functions: list[Callable], inputs: Callable, rest: list, rule:
 
 
 def only(*operations: str) -> Callable[..., str | None]:
-    """A rule that allows these operations and no others."""
+    """Return a rule that allows these operations and no others."""
 
     def complain(log: CommunicationLog, *_) -> str | None:
         other = next((record.operation for record in log.records if record.operation not in operations), None)
-        return other and f"It calls {other}, but here it is to be built from {' and '.join(operations)} alone."
+        return other and f"It calls {other}, but here it must be built from {' and '.join(operations)} alone."
 
     return complain
 
@@ -91,6 +96,13 @@ def summed(tensor: torch.Tensor) -> torch.Tensor:
     total = tensor.contiguous().clone()
     dist.all_reduce(total)
     return total
+
+
+def gathered(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return all ranks' tensors, joined along ``dim``."""
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor.contiguous())
+    return torch.cat(parts, dim)
 
 
 def whole_numbers(shape: tuple[int, ...], seed: int) -> torch.Tensor:

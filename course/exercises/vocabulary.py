@@ -1,15 +1,12 @@
 """The exercise of notebook 04 on the vocabulary: cross-entropy of logits that are split over the ranks, never gathered.
 
-The tensor group is the whole world. `my_cross_entropy` is the solution; the functions with a leading underscore make
-the typical mistakes.
+The tensor group is the whole world.
 """
 
 import torch
 import torch.distributed as dist
 
-from course.exercises.base import Mistake
-from course.exercises.on_ranks import RankExercise, only
-from course.exercises.row_parallel import summed, whole_numbers
+from course.exercises.on_ranks import RankExercise, only, summed, whole_numbers
 from labkit.communication import CommunicationLog
 from labkit.groups import local_device
 
@@ -32,16 +29,48 @@ def my_cross_entropy(logits, target):
 
 
 def logit_inputs(shard_size: int, scale: float):
-    """On each rank its slice [4, V/t] of the same logits, and the same four targets, from the first id to the last."""
+    """Return a rank's slice [4, V/t] of the same logits, and the same four targets, from the first id to the last."""
     rank, vocab_size = dist.get_rank(), shard_size * dist.get_world_size()
     logits = scale * whole_numbers((4, vocab_size), seed=7)
     target = torch.tensor([0, vocab_size - 1, shard_size, vocab_size // 2 - 1], device=local_device())
     return logits[:, rank * shard_size : (rank + 1) * shard_size].contiguous(), target
 
 
-def _loss(logits, target, *, highest=None, put_back=0.0, offset=True, masked=True, reduced=True):
-    """The loss with one step wrong: in its maximum, its offset, its mask or its sum."""
-    highest = _highest(logits) if highest is None else highest
+def sends_three_numbers_per_token(log: CommunicationLog, logits, target) -> str | None:
+    if complaint := only("all_reduce")(log):
+        return complaint
+    enough = 3 * len(target) * logits.element_size()
+    if log.total_bytes() <= enough:
+        return None
+    return (
+        f"It sends {log.total_bytes()} bytes into all-reduces. Three numbers per token are enough, {enough} bytes: "
+        "the highest logit, the sum of the exponentials and the target's logit."
+    )
+
+
+vocab_cross_entropy = RankExercise(
+    "vocab_cross_entropy",
+    my_cross_entropy,
+    notebook="04",
+    cases=[(2, 4, 1.0), (4, 4, 100.0)],
+    inputs=logit_inputs,
+    rule=sends_three_numbers_per_token,
+    hints=[
+        "Start from the formula: loss = log(sum of exp(logit)) - logit of the target. Which two numbers does each "
+        "rank know a part of?",
+        "Three all-reduces of one number per token: the highest logit (op=dist.ReduceOp.MAX; subtract it everywhere), "
+        "the sum of the exponentials, and the target's logit.",
+        "`place = target - rank * shard_size` is where this rank would have the target; it has it if that is from 0 to "
+        "shard_size - 1. Clamp it before `gather`, and use `torch.where` to put 0 where the target is not yours.",
+    ],
+    if_stuck="a collective that only some ranks call, as inside `if is_mine.any()`. Every rank must call it: those "
+    "that do not have the target add 0.",
+)
+
+
+def loss(logits, target, *, highest=None, put_back=0.0, offset=True, masked=True, reduced=True):
+    """Compute the loss with one step wrong: its maximum, its offset, its mask or its sum."""
+    highest = highest_logit(logits) if highest is None else highest
     logits, shard_size = logits - highest[:, None], logits.size(-1)
     total = logits.exp().sum(dim=-1)
     place = target - (dist.get_rank() * shard_size if offset else 0)
@@ -51,114 +80,71 @@ def _loss(logits, target, *, highest=None, put_back=0.0, offset=True, masked=Tru
     return (summed(total) if reduced else total).log() - summed(chosen) + put_back
 
 
-def _highest(logits, op=dist.ReduceOp.MAX):
+def highest_logit(logits, op=dist.ReduceOp.MAX):
     highest = logits.max(dim=-1).values
     dist.all_reduce(highest, op=op)
     return highest
 
 
-def _own_maximum(logits, target):
-    return _loss(logits, target, highest=logits.max(dim=-1).values)
-
-
-def _no_maximum(logits, target):
-    return _loss(logits, target, highest=torch.zeros_like(logits[:, 0]))
-
-
-def _sum_of_maxima(logits, target):
-    return _loss(logits, target, highest=_highest(logits, dist.ReduceOp.SUM))
-
-
-def _maximum_in_half(logits, target):
-    return _loss(logits, target, put_back=_highest(logits))
-
-
-def _no_offset(logits, target):
-    return _loss(logits, target, offset=False)
-
-
-def _no_mask(logits, target):
-    return _loss(logits, target, masked=False)
-
-
-def _wrapped(logits, target):
-    return _loss(logits, target % logits.size(-1), offset=False)
-
-
-def _own_sum(logits, target):
-    return _loss(logits, target, reduced=False)
-
-
-def _wrong_sign(logits, target):
-    return -_loss(logits, target)
-
-
-def _sends_numbers_per_token(log: CommunicationLog, logits, target) -> str | None:
-    if complaint := only("all_reduce")(log):
-        return complaint
-    enough = 3 * len(target) * logits.element_size()
-    if log.total_bytes() <= enough:
-        return None
-    return (
-        f"It sends {log.total_bytes()} bytes into all-reduces. Three numbers a token are enough, {enough} bytes: "
-        "the highest logit, the sum of the exponentials and the target's logit."
-    )
-
-
-vocab_cross_entropy = RankExercise(
-    "vocab_cross_entropy",
-    my_cross_entropy,
-    cases=[(2, 4, 1.0), (4, 4, 100.0)],
-    inputs=logit_inputs,
-    rule=_sends_numbers_per_token,
-    mistakes=[
-        Mistake(
-            _own_maximum,
-            "Each rank subtracted the maximum of its own slice. The exponentials then have different scales and must "
-            "not be added: all-reduce the maximum first, with op=dist.ReduceOp.MAX.",
-        ),
-        Mistake(
-            _no_maximum,
-            "The formula is right and the numbers overflow: exp(1000) is infinite. Subtract the highest logit of the "
-            "whole vocabulary first.",
-        ),
-        Mistake(
-            _sum_of_maxima,
-            "The maxima were added up: dist.all_reduce adds unless told otherwise. Then too much is subtracted, and "
-            "every exponential becomes 0. Use op=dist.ReduceOp.MAX.",
-        ),
-        Mistake(
-            _maximum_in_half,
-            "The maximum was subtracted in the sum of the exponentials but not from the target's logit. Subtract it "
-            "in both, or add it back to the logarithm.",
-        ),
-        Mistake(
-            _no_offset,
-            "Targets are ids of the whole vocabulary. Subtract where this rank's slice begins, rank * V/t.",
-        ),
-        Mistake(
-            _no_mask,
-            "Every rank put in a logit for every target. Only one rank has the target's id: the others add 0.",
-        ),
-        Mistake(
-            _wrapped,
-            "`%` finds a place for every target on every rank, so each logit came in t times, from other words. A rank "
-            "has the target only if its id lies in the rank's slice: the others add 0.",
-        ),
-        Mistake(
-            _own_sum,
-            "The exponentials of this rank's slice alone were added up: all-reduce their sum too.",
-        ),
-        Mistake(_wrong_sign, "The sign is turned: the loss is log(sum of exponentials) minus the target's logit."),
-    ],
-    hints=[
-        "Start from the formula: loss = log(sum of exp(logit)) - logit of the target. Which two numbers does each "
-        "rank know a part of?",
-        "Three all-reduces of one number a token: the highest logit (op=dist.ReduceOp.MAX; subtract it everywhere), "
-        "the sum of the exponentials, and the target's logit.",
-        "`place = target - rank * shard_size` is where this rank would have the target; it has it if that is from 0 to "
-        "shard_size - 1. Clamp it before `gather`, and put 0 with `torch.where` where it is not yours.",
-    ],
-    if_stuck="a collective that only some ranks call, as inside `if is_mine.any()`. All ranks must call it: those that "
-    "do not have the target add 0.",
+@vocab_cross_entropy.mistake(
+    "Each rank subtracted the maximum of its own slice. The exponentials then have different scales and must not be "
+    "added: all-reduce the maximum first, with op=dist.ReduceOp.MAX."
 )
+def own_maximum(logits, target):
+    return loss(logits, target, highest=logits.max(dim=-1).values)
+
+
+@vocab_cross_entropy.mistake(
+    "The formula is right, but the numbers overflow: exp(1000) is infinite. Subtract the highest logit of the whole "
+    "vocabulary first."
+)
+def no_maximum(logits, target):
+    return loss(logits, target, highest=torch.zeros_like(logits[:, 0]))
+
+
+@vocab_cross_entropy.mistake(
+    "The maxima were added up: dist.all_reduce adds unless told otherwise. Then too much is subtracted, and every "
+    "exponential becomes 0. Use op=dist.ReduceOp.MAX."
+)
+def sum_of_maxima(logits, target):
+    return loss(logits, target, highest=highest_logit(logits, dist.ReduceOp.SUM))
+
+
+@vocab_cross_entropy.mistake(
+    "The maximum was subtracted in the sum of the exponentials but not from the target's logit. Subtract it in both, "
+    "or add it back to the logarithm."
+)
+def maximum_in_one_half(logits, target):
+    return loss(logits, target, put_back=highest_logit(logits))
+
+
+@vocab_cross_entropy.mistake(
+    "Targets are ids of the whole vocabulary. Subtract the id at which this rank's slice begins, rank * V/t."
+)
+def no_offset(logits, target):
+    return loss(logits, target, offset=False)
+
+
+@vocab_cross_entropy.mistake(
+    "Every rank put in a logit for every target. Only one rank has the target's id: the others add 0."
+)
+def no_mask(logits, target):
+    return loss(logits, target, masked=False)
+
+
+@vocab_cross_entropy.mistake(
+    "`%` finds a place for every target on every rank, so the sum has t logits, t - 1 of them of other words. A rank "
+    "has the target only if its id lies in the rank's slice: the others add 0."
+)
+def wrapped(logits, target):
+    return loss(logits, target % logits.size(-1), offset=False)
+
+
+@vocab_cross_entropy.mistake("Only the exponentials of this rank's slice were added up: all-reduce their sum too.")
+def own_sum(logits, target):
+    return loss(logits, target, reduced=False)
+
+
+@vocab_cross_entropy.mistake("The sign is wrong: the loss is log(sum of exponentials) minus the target's logit.")
+def wrong_sign(logits, target):
+    return -loss(logits, target)

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from course.exercises.base import Exercise, Mistake
-from course.exercises.values import same, show
+from course.exercises.base import Exercise
 
 
 def halves(values):
@@ -22,12 +21,11 @@ def interleaved_halves(values):
 
 @pytest.fixture
 def exercise():
-    mistakes = [
-        Mistake(swapped_halves, "The halves are the wrong way round."),
-        Mistake(interleaved_halves, "These are every second value, not halves."),
-    ]
     cases = [([1, 2],), ([1, 2, 3, 4],)]
-    return Exercise("halves", halves, cases, mistakes, ["First hint.", "Second hint."])
+    halves_exercise = Exercise("halves", halves, cases, hints=["First hint.", "Second hint."], notebook="00")
+    halves_exercise.mistake("The halves are the wrong way round.")(swapped_halves)
+    halves_exercise.mistake("These are every second value, not halves.")(interleaved_halves)
+    return halves_exercise
 
 
 def test_the_solution_passes(exercise):
@@ -48,6 +46,11 @@ def test_each_mistake_gets_its_own_advice(exercise, mistake):
     assert exercise.mistakes[1 - mistake].advice not in verdict.text
 
 
+def test_noting_a_mistake_leaves_the_function_as_it_is(exercise):
+    assert exercise.mistake("A third.")(swapped_halves) is swapped_halves
+    assert [mistake.advice for mistake in exercise.mistakes][2:] == ["A third."]
+
+
 def test_report_names_the_first_wrong_case_and_both_values(exercise):
     text = exercise.verdict(interleaved_halves).text  # right for two values, wrong for four
     assert "halves(values=[1, 2, 3, 4])" in text
@@ -58,6 +61,12 @@ def test_report_names_the_first_wrong_case_and_both_values(exercise):
 def test_report_says_where_nested_lists_differ(exercise):
     assert "differs   at [0]: [1, 3], expected [1, 2]" in exercise.verdict(interleaved_halves).text
     assert "differs   1 part, expected 2" in exercise.verdict(lambda values: [values]).text
+
+
+def test_a_long_answer_is_broken_into_lines(exercise):
+    lines = exercise.verdict(lambda values: [list(range(1000, 1016))] * 2).text.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "    gave      [[1000, 1001, " in "\n".join(lines)
 
 
 def test_a_branch_without_return_is_wrong_and_not_a_stub(exercise):
@@ -130,26 +139,3 @@ def test_solution_shows_the_reference_source(exercise):
     assert repr(folded).startswith("def halves(values):")
     assert "return values[:middle], values[middle:]" in repr(folded)
     assert "```python\ndef halves" in folded._repr_markdown_()
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        (np.array([1.0, 2.0]), [1, 2], True),
-        (0.1 + 0.2, 0.3, True),
-        ([1, 2], [1, 2, 3], False),
-        ([[1, 2]], [1, 2], False),
-        ({"a": (1,)}, {"a": [1]}, True),
-        ({"a": 1}, {"b": 1}, False),
-        ("1", 1, False),
-        (None, 0, False),
-        (float("nan"), 1.0, False),
-    ],
-)
-def test_same(one, other, expected):
-    assert same(one, other) is expected
-
-
-def test_show_cuts_long_answers_in_the_middle():
-    assert show(list(range(100)), longest=4) == "[0, 1, 2, ..., 99]"
-    assert show(np.array([6.0, 10.5])) == "[6, 10.5]"

@@ -1,4 +1,4 @@
-"""The exercises of notebook 03: solutions pass and agree with torch, each typical mistake gets its own advice."""
+"""The exercises of notebook 03: solutions agree with torch, and the rules say what was sent for nothing."""
 
 import pytest
 import torch
@@ -8,45 +8,6 @@ import torch.nn.functional as F
 from course.exercises.column_parallel import column_backward, column_forward, stride_shard
 from labkit.launch import launch
 from labkit.tensor_parallel import own_shard
-
-EXERCISES = [column_forward, column_backward, stride_shard]
-MISTAKES = [(exercise, index) for exercise in EXERCISES for index in range(len(exercise.mistakes))]
-
-
-def by_name(exercise):
-    return exercise.name
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=by_name)
-def test_the_solution_passes(exercise):
-    verdict = exercise.verdict(exercise.solution_function)
-    assert verdict.status == "passed", verdict.text
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=by_name)
-def test_a_blank_stub_is_not_attempted(exercise):
-    def stub(*arguments): ...
-
-    assert exercise.verdict(stub).status == "not attempted"
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=by_name)
-def test_there_are_at_least_four_typical_mistakes_and_three_hints(exercise):
-    assert len({mistake.advice for mistake in exercise.mistakes}) == len(exercise.mistakes) >= 4
-    assert len(exercise.hints) == 3
-
-
-@pytest.mark.parametrize(
-    ("exercise", "index"), MISTAKES, ids=[f"{e.name}-{e.mistakes[i].function.__name__}" for e, i in MISTAKES]
-)
-def test_each_mistake_gets_its_own_advice_soon(exercise, index, launches):
-    verdict = exercise.verdict(exercise.mistakes[index].function)
-    assert len(launches) <= 6  # about a second
-    text = " ".join(verdict.text.split())
-    assert verdict.status == "wrong"
-    assert [mistake.advice in text for mistake in exercise.mistakes] == [
-        i == index for i in range(len(exercise.mistakes))
-    ]
 
 
 def test_forward_is_that_of_the_whole_layer_but_must_not_be_computed_whole():

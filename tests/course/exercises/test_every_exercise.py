@@ -1,0 +1,70 @@
+"""Every exercise of the course, by one set of rules. What is particular to one is in the test of its own file."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from course.exercises import Exercise, utilisation
+from course.museum import museum
+from course.progress import all_exercises
+
+NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
+ALL = all_exercises()
+EXERCISES = [each for each in ALL if isinstance(each, Exercise)]
+MISTAKES = [
+    pytest.param(exercise, mistake, id=f"{exercise.name}-{index}")
+    for exercise in EXERCISES
+    for index, mistake in enumerate(exercise.mistakes)
+]
+
+
+def by_name(exercise):
+    return exercise.name
+
+
+def without_spaces(text):
+    return "".join(text.split())  # the report breaks long lines
+
+
+def test_names_are_unique():
+    names = [exercise.name for exercise in ALL]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("exercise", [each for each in ALL if each is not museum], ids=by_name)
+def test_its_notebook_checks_it_under_its_name(exercise):
+    [path] = NOTEBOOKS.glob(f"{exercise.notebook}_*.ipynb")
+    code = "\n".join("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
+    assert re.search(rf"\b{exercise.name}\.check\(", code)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=by_name)
+def test_it_has_hints_and_at_least_four_typical_mistakes(exercise):
+    assert len(exercise.hints) >= 2
+    assert len(exercise.mistakes) >= 4
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=by_name)
+def test_a_blank_stub_is_not_attempted(exercise):
+    assert exercise.verdict(lambda *_: ...).status == "not attempted"
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=by_name)
+def test_the_solution_passes(exercise, monkeypatch):
+    # Real ranks may be slow when something else runs beside them, so no test depends on what `beat` measures.
+    monkeypatch.setattr(utilisation, "measure_step", lambda plan, **_: utilisation.predict_step(plan))
+    verdict = exercise.verdict(exercise.solution_function)
+    assert verdict.status == "passed", verdict.text
+
+
+@pytest.mark.parametrize(("exercise", "mistake"), MISTAKES)
+def test_each_mistake_gets_its_own_advice_soon(exercise, mistake, launches):
+    verdict = exercise.verdict(mistake.function)
+    assert verdict.status in ("wrong", "raised")
+    text = without_spaces(verdict.text)
+    given = {other.advice for other in exercise.mistakes if without_spaces(other.advice) in text}
+    assert given == {mistake.advice}, verdict.text
+    assert max(map(len, verdict.text.splitlines())) <= 100
+    assert len(launches) <= 6  # about a second
