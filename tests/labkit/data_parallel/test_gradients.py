@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from labkit.communication import communication_log
 from labkit.data_parallel import DataParallel
 from labkit.groups import init_groups
-from labkit.launch import RankFailed, World
+from labkit.launch import RankFailed
 from labkit.layout import ParallelLayout
 from labkit.tensor_parallel import ColumnParallelLinear
 from labkit.timeline.trace import Trace
@@ -25,25 +25,6 @@ FORMS = {
     "overlapped, a message each": dict(bucket_bytes=0),
     "default": dict(),
 }
-
-
-@pytest.fixture(scope="module")
-def on_ranks():
-    """Runs a test on every rank, where what fails there fails here; the ranks are kept warm for the whole file."""
-    worlds: dict[int, World] = {}
-
-    def run(test, *args, world_size=2):
-        if world_size not in worlds:
-            worlds[world_size] = World(world_size).__enter__()
-        try:
-            return worlds[world_size].run(test, *args)
-        except RankFailed:
-            worlds.pop(world_size).__exit__(None, None, None)
-            raise
-
-    yield run
-    for each in worlds.values():
-        each.__exit__(None, None, None)
 
 
 def world():

@@ -12,7 +12,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 from labkit.data_parallel import DataParallel, ShardedOptimizer
 from labkit.groups import init_groups
-from labkit.launch import RankFailed, World
 from labkit.layout import ParallelLayout
 
 ROWS, WIDTH, STEPS = 12, 6, 10
@@ -32,25 +31,6 @@ OPTIMIZERS = {
 }
 if hasattr(torch.optim, "Muon"):  # since torch 2.9
     OPTIMIZERS["Muon"] = (torch.optim.Muon, dict(lr=0.01))  # type: ignore[attr-defined]
-
-
-@pytest.fixture(scope="module")
-def on_ranks():
-    """Runs a test on every rank, where what fails there fails here; the ranks are kept warm for the whole file."""
-    worlds: dict[int, World] = {}
-
-    def run(test, *args, world_size=2):
-        if world_size not in worlds:
-            worlds[world_size] = World(world_size).__enter__()
-        try:
-            return worlds[world_size].run(test, *args)
-        except RankFailed:
-            worlds.pop(world_size).__exit__(None, None, None)
-            raise
-
-    yield run
-    for each in worlds.values():
-        each.__exit__(None, None, None)
 
 
 def world():

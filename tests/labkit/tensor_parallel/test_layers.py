@@ -37,11 +37,6 @@ DTYPES = [torch.float32, torch.float64]
 BATCH, SEQUENCE, INPUT, OUTPUT = 2, 12, 36, 72  # t and t * 3 divide all but the batch, for every t up to 4
 
 
-def on_ranks(test, *args, world_size):
-    """Run a test on every rank; what fails there fails here."""
-    launch(test, *args, world_size=world_size)
-
-
 def assert_same(got, expected, what=""):
     exact = got.dtype == torch.float64
     rtol, atol = (1e-10, 1e-10) if exact else (2e-5, 2e-5)
@@ -148,7 +143,7 @@ def all_linears(kind, second, dtype):
     ("kind", "second"), [(ColumnParallelLinear, "gather_output"), (RowParallelLinear, "input_is_parallel")]
 )
 def test_linear(kind, second, dtype, world_size):
-    on_ranks(all_linears, kind, second, dtype, world_size=world_size)
+    launch(all_linears, kind, second, dtype, world_size=world_size)
 
 
 def test_options_are_tried_in_every_combination():
@@ -176,7 +171,7 @@ def test_seeds_that_differ_are_reported_on_every_rank():
             kind(*sizes, dist.group.WORLD)
 
     for kind, sizes in [(ColumnParallelLinear, (4, 6)), (RowParallelLinear, (6, 4)), (VocabParallelEmbedding, (5, 2))]:
-        on_ranks(make, kind, *sizes, world_size=3)
+        launch(make, kind, *sizes, world_size=3)
 
 
 def test_weights_that_no_seed_decides_need_none():
@@ -184,7 +179,7 @@ def test_weights_that_no_seed_decides_need_none():
         torch.manual_seed(dist.get_rank())
         ColumnParallelLinear(4, 4, dist.group.WORLD, init_method=nn.init.zeros_)
 
-    on_ranks(make, world_size=2)
+    launch(make, world_size=2)
 
 
 def test_shapes_of_the_shards():
@@ -223,7 +218,7 @@ def test_frozen_weights(kind):
         assert layer.weight.grad is None
         assert_same(x.grad, layer.master_weight.sum(0).expand(3, 4))
 
-    on_ranks(freeze, kind, world_size=2)
+    launch(freeze, kind, world_size=2)
 
 
 def test_an_input_that_needs_no_gradient_costs_no_communication():
@@ -319,7 +314,7 @@ def gather_and_cut(group):
 
 @pytest.mark.parametrize("world_size", SIZES)
 def test_gather_whole_and_cut_like(world_size):
-    on_ranks(lambda: gather_and_cut(dist.group.WORLD), world_size=world_size)
+    launch(lambda: gather_and_cut(dist.group.WORLD), world_size=world_size)
 
 
 def test_gathering_in_a_group_of_one_needs_no_world():
@@ -368,7 +363,7 @@ def test_a_weight_shared_by_two_layers(world_size):
         for case in product([False, True], [False, True]):
             tied(*case)
 
-    on_ranks(each_way, world_size=world_size)
+    launch(each_way, world_size=world_size)
 
 
 def one_process_mlp(up, down):
@@ -470,7 +465,7 @@ def test_embedding(world_size):
         for size, sequence_parallel, dtype in product([24, 10, 3], [False, True], DTYPES):
             embedding_parity(size, sequence_parallel, dtype)
 
-    on_ranks(all_embeddings, world_size=world_size)
+    launch(all_embeddings, world_size=world_size)
 
 
 def cross_entropy_parity(vocab_size, label_smoothing, reduction, dtype, scale):
@@ -503,7 +498,7 @@ def test_cross_entropy(world_size):
         for case in product([24, 10], [0.0, 0.1], ["mean", "sum", "none"], DTYPES, [1.0, 200.0]):
             cross_entropy_parity(*case)
 
-    on_ranks(all_losses, world_size=world_size)
+    launch(all_losses, world_size=world_size)
 
 
 def test_cross_entropy_sends_three_numbers_a_token():
@@ -560,7 +555,7 @@ def test_mistakes_are_refused_before_any_communication():
             made = [record for record in log.records if record.message_bytes > 16]  # a layer made is checked once
             assert not made, message
 
-    on_ranks(refuse, world_size=2)
+    launch(refuse, world_size=2)
 
 
 def test_a_report_names_the_line_of_the_learner():
