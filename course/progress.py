@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 import course.exercises
-from course.exercises.solved import clear, solved
+from course.exercises.record import clear, solved
 from course.museum import museum
 
 __all__ = ["all_exercises", "clear", "exercises", "solved", "table"]

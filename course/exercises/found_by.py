@@ -141,12 +141,8 @@ class FlawedLayer:
 
     def measure(self) -> tuple[dict[str, str], dict[str, str]]:
         """Return every quantity on rank 0: for the flawed layer, and for the right one."""
-        if self.num_ranks_right is None:
-            here, right = _measure([self.flawed, self.right], self.tp_size, self.num_ranks)
-        else:
-            [here] = _measure([self.flawed], self.tp_size, self.num_ranks)
-            [right] = _measure([self.right], self.tp_size, self.num_ranks_right)
-        return here, right
+        here = _measure(self.flawed, self.tp_size, self.num_ranks)
+        return here, _measure(self.right, self.tp_size, self.num_ranks_right or self.num_ranks)
 
     def hint(self) -> Folded:
         """Return a hint where to look."""
@@ -161,22 +157,21 @@ class FlawedLayer:
         return layer.cut if self.flawed.cut is not self.right.cut else layer.forward
 
 
-def _measure(layers: list[ShardedLinear], tp_size: int, num_ranks: int) -> list[dict[str, str]]:
+def _measure(layer: ShardedLinear, tp_size: int, num_ranks: int) -> dict[str, str]:
     # On the CPU, with or without GPUs: the values are the same everywhere.
-    return launch(_measure_here, layers, tp_size, world_size=num_ranks, backend="gloo")[0]
+    return launch(_measure_here, layer, tp_size, world_size=num_ranks, backend="gloo")[0]
 
 
-def _measure_here(layers: list[ShardedLinear], tp_size: int) -> list[dict[str, str]]:
-    """On one rank: build each layer and compute every quantity for it."""
+def _measure_here(layer: ShardedLinear, tp_size: int) -> dict[str, str]:
+    """On one rank: build the layer and compute every quantity for it."""
     torch.set_deterministic_debug_mode("error")  # torch now fills new memory with nan, so what nobody wrote shows
     world_size = dist.get_world_size()
     groups = init_groups(ParallelLayout(world_size, tp_size=min(tp_size, world_size)))  # asking for more is a flaw
     torch.manual_seed(0)  # the same master weight on every rank
     master = torch.nn.init.xavier_normal_(torch.empty(OUTPUT_SIZE, INPUT_SIZE))
-    built = [
-        Built(layer, master, layer.cut(master, groups.coords.tp, tp_size).contiguous(), groups.tp) for layer in layers
-    ]
-    return [{name: _value(quantity, each) for name, quantity in QUANTITIES.items()} for each in built]
+    weight = layer.cut(master, groups.coords.tp, tp_size).contiguous()
+    built = Built(layer, master, weight, groups.tp)
+    return {name: _value(quantity, built) for name, quantity in QUANTITIES.items()}
 
 
 def _value(quantity: Callable[[Built], str], built: Built) -> str:

@@ -1,16 +1,16 @@
 """When two answers are the same, and how an answer is written in a report.
 
-Tensors and arrays count as the nested lists that they hold, so that an exercise never fails on a
-container, a device or a dtype: only on a value or on a shape.
+Tensors and arrays count as the nested lists that they hold, so an exercise never fails because of a
+container, a device or a dtype: only because of a value or a shape.
 """
 
 import math
 
-TOLERANCE = 1e-5  # relative: float32 sums in another order differ by less
+TOLERANCE = 1e-5  # relative; float32 sums in a different order differ by less
 
 
 def plain(value):
-    """``value`` with every tensor, array and tuple in it turned into lists.
+    """Return ``value`` with every tensor, array and tuple in it turned into lists.
 
     >>> plain((1, [2.0, (3,)]))
     [1, [2.0, [3]]]
@@ -41,7 +41,7 @@ def same(one, other) -> bool:
 
 
 def difference(got, expected) -> str:
-    """Where two nested lists first differ; empty for flat ones, in which the eye finds it.
+    """Say where two nested lists first differ; nothing for flat ones, where the eye finds it.
 
     >>> difference([[0, 1], [2, 3]], [[0, 1], [2, 4]])
     'at [1]: [2, 3], expected [2, 4]'
@@ -63,7 +63,7 @@ def _is_nested(value) -> bool:
 
 
 def show(value, longest: int = 16) -> str:
-    """``value`` as short text: whole numbers without ``.0``, long lists cut in the middle.
+    """Return ``value`` as short text: whole numbers without ``.0``, long lists cut in the middle.
 
     >>> show([6.0, 10.0, 0.333333333])
     '[6, 10, 0.3333]'

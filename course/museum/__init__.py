@@ -6,7 +6,7 @@ museum.case(3).check("row bias added t times")
 """
 
 from course.exercises.base import Verdict
-from course.exercises.solved import note_solved, solved
+from course.exercises.record import note_solved, solved
 from course.museum.cases import CASES, NAMES, Case, Symptoms, nothing, symptoms
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from course import progress
+from course.exercises.record import note_solved
 from course.exercises.row_parallel import row_forward
-from course.exercises.solved import note_solved
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
