@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from course.exercises.solved import note_solved
+from course.exercises.record import note_solved
 from course.exercises.values import difference, same, show
 
 Wrong = TypeVar("Wrong", bound=Callable)
