@@ -14,7 +14,7 @@ PLANTS = {
     "labkit: a file imports only from lower floors": ("labkit/groups.py", "import labkit.model"),
     "course: a file imports only from lower floors": ("course/sizing/plan.py", "import course.pictures.style"),
     "no circle among files": ("labkit/train/config.py", "import labkit.train.trainer"),
-    "the plain files need no torch": ("labkit/schedules.py", "import torch"),
+    "the plain files need no torch": ("labkit/schedules/schedule.py", "import torch"),
 }
 
 

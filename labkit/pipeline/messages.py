@@ -1,12 +1,15 @@
 """What travels between this rank and its neighbours: activations down the pipeline, gradients up.
 
-Each message has a tag of its own, so that none is taken for another: with interleaving on two ranks both
-neighbours are the same rank. NCCL knows no tags and delivers in the order of sending; there each kind and direction
-has a group of its own (`ProcessGroups.channel`), in which schedules send in the order in which they receive.
+Each message has its own tag, so that none is taken for another: with interleaving on two ranks both neighbours are the
+same rank. NCCL knows no tags and delivers in the order of sending; there each kind and direction has its own group
+(`ProcessGroups.channel`), in which schedules send in the order in which they receive.
 """
 
+from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,96 +17,81 @@ import torch.distributed as dist
 from labkit.groups import ProcessGroups, local_device
 from labkit.launch import waiting_for
 from labkit.schedules import BACKWARD, FORWARD, Op, Schedule
+from labkit.timeline.spans import WAIT
+from labkit.timeline.trace import Trace
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MAX_DIMS = 8
 
 
-class _Form(NamedTuple):
-    """What a tensor looks like that will come in."""
+class _Way(NamedTuple):
+    """How messages travel between two chunks: the other one's rank and number, their group, and their first tag."""
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    micro_batch: int
+    rank: int
+    chunk: int
+    group: dist.ProcessGroup
+    first_tag: int  # micro-batch i has the i-th after it, the announcement the one after all of these
 
 
 class Messages:
-    """The mail of one rank in one step; ``rows`` says how many rows each micro-batch has."""
+    """The mail of one rank in one step.
 
-    def __init__(self, schedule: Schedule, groups: ProcessGroups, rows: Sequence[int]):
-        self.schedule, self.groups, self.rows = schedule, groups, rows
+    ``rows`` says how many rows each micro-batch has. Receives start for ``ahead`` ops in advance. Each wait for a
+    message becomes a span of ``trace``.
+    """
+
+    def __init__(self, schedule: Schedule, groups: ProcessGroups, rows: Sequence[int], trace: Trace, ahead: int):
+        self.schedule, self.groups, self.rows, self.trace, self.ahead = schedule, groups, rows, trace, ahead
         self.rank, self.device = groups.coords.pp, local_device()
-        self._announcements: dict[int, tuple[torch.Tensor, dist.Work]] = {}  # of a chunk's first activation: its form
-        self._activation: dict[int, _Form] = {}  # for each chunk, once announced
-        self._gradient: dict[Op, _Form] = {}  # for each backward: as the activation that was sent
-        self._arriving: dict[Op, tuple[torch.Tensor, dist.Work]] = {}
+        self._to_take = deque(schedule.ranks[self.rank])
+        self._announcements: dict[int, tuple[torch.Tensor, Any]] = {}  # by chunk: its form, under way
+        self._forms: dict[int, list[int]] = {}  # by chunk, once announced
+        self._announced: set[int] = set()  # the chunks whose own form has been sent
+        self._arriving: dict[Op, tuple[torch.Tensor, Any, dist.ProcessGroup]] = {}
         self._handed_over: dict[Op, torch.Tensor] = {}  # from one chunk of this rank to another
         self._leaving: dict[Op, list] = {}  # tensors and works: what is sent must live until it has left
 
-    def comes_from_elsewhere(self, op: Op) -> bool:
-        """Whether ``op`` needs a message from another rank."""
-        place = self._partner(op, -1)
-        return place is not None and place[0] != self.rank
-
-    def expect(self, op: Op) -> bool:
-        """Start to receive what ``op`` needs; False if that must wait.
-
-        It must while nobody knows how large the message is. On a GPU also while another is to come first in the same
-        channel: a receive that stands in a queue there can hold up the computation that the other one waits for.
-        """
-        if op in self._arriving or not self.comes_from_elsewhere(op):
-            return True
-        if self.groups.keeps_order and self._way_in(op) in map(self._way_in, self._arriving):
-            return False
-        form = self._activation.get(op.chunk) if op.kind == FORWARD else self._gradient.get(op)
-        if form is None:
-            if op.kind == FORWARD and op.chunk not in self._announcements:
-                announcement = torch.empty(3 + MAX_DIMS, dtype=torch.int64, device=self.device)
-                self._announcements[op.chunk] = announcement, self._receive(announcement, op, is_announcement=True)
-            return False
-        tensor = torch.empty(self._shape(form, op), dtype=form.dtype, device=self.device)
-        self._arriving[op] = tensor, self._receive(tensor, op)
-        return True
-
     def take(self, op: Op) -> torch.Tensor | None:
-        """What ``op`` needs, waited for; None where it needs nothing."""
-        if not self.comes_from_elsewhere(op):
+        """Return what ``op``, the schedule's next, needs; wait if it is not here yet. None if it needs nothing."""
+        for coming in islice(self._to_take, self.ahead):
+            if not self._expect(coming):
+                break  # receives start in the order of the ops, as NCCL wants it
+        self._to_take.popleft()
+        if not self._comes_from_elsewhere(op):
             return self._handed_over.pop(op, None)
-        if not self.expect(op):
-            announcement, travelling = self._announcements[op.chunk]
-            _wait(travelling, op)
-            dtype, micro_batch, num_dims, *sizes = announcement.tolist()
-            self._activation[op.chunk] = _Form(tuple(sizes[:num_dims]), DTYPES[dtype], micro_batch)
-            self.expect(op)
-        tensor, travelling = self._arriving.pop(op)
-        _wait(travelling, op)
-        if op.kind == BACKWARD:  # then the activation has arrived there, too
-            self._let_go(op._replace(kind=FORWARD))
+        with self.trace.span(WAIT, f"for {op}", op), waiting_for(op):
+            if not self._expect(op):
+                announcement, travelling = self._announcements[op.chunk]
+                travelling.wait()
+                self._forms[op.chunk] = announcement.tolist()
+                self._expect(op)
+            tensor, travelling, _ = self._arriving.pop(op)
+            travelling.wait()
+            if op.kind == BACKWARD:  # then the activation has arrived there, too
+                self._let_go(op._replace(kind=FORWARD))
         return tensor
 
-    def send(self, op: Op, result: torch.Tensor) -> None:
-        """Start to send what ``op`` has given to the stage that needs it."""
-        place = self._partner(op, +1)
-        if place is None:
+    def send(self, op: Op, result: torch.Tensor | None) -> None:
+        """Start to send what ``op`` gave to the stage that needs it; do nothing if none does."""
+        way = self._way(op, is_incoming=False)
+        if way is None:
             return
         if not isinstance(result, torch.Tensor) or result.dtype not in DTYPES or result.dim() > MAX_DIMS:
-            what = (
-                f"{result.dtype} of {result.dim()} dims" if isinstance(result, torch.Tensor) else type(result).__name__
-            )
-            raise ValueError(f"{op} gave a {what}: a stage must give one tensor of floats, of {MAX_DIMS} dims at most")
+            is_tensor = isinstance(result, torch.Tensor)
+            what = f"{result.dtype} of {result.dim()} dims" if is_tensor else type(result).__name__
+            raise ValueError(f"{op} gave a {what}: a stage must give one tensor of floats, of at most {MAX_DIMS} dims")
         tensor = result.detach().contiguous()
-        if place[0] == self.rank:
-            self._handed_over[op._replace(chunk=place[1])] = tensor
+        if way.rank == self.rank:
+            self._handed_over[op._replace(chunk=way.chunk)] = tensor
             return
-        works = self._leaving[op] = []
-        if op.kind == FORWARD:
-            if not any(other.chunk == op.chunk for other in self._gradient):
-                form = [DTYPES.index(tensor.dtype), op.micro_batch, tensor.dim(), *tensor.shape]
-                form += [0] * (3 + MAX_DIMS - len(form))
-                announcement = torch.tensor(form, device=self.device)
-                works.append((self._send(announcement, op, place, is_announcement=True), announcement))
-            self._gradient[op._replace(kind=BACKWARD)] = _Form(tuple(tensor.shape), tensor.dtype, op.micro_batch)
-        works.append((self._send(tensor, op, place), tensor))
+        leaving, isend = [], partial(dist.isend, group=way.group, group_dst=way.rank)
+        if op.kind == FORWARD and op.chunk not in self._announced:
+            self._announced.add(op.chunk)
+            form = [DTYPES.index(tensor.dtype), op.micro_batch, tensor.dim(), *tensor.shape]
+            announcement = torch.tensor(form + [0] * (3 + MAX_DIMS - len(form)), device=self.device)
+            leaving.append((isend(announcement, tag=way.first_tag + len(self.rows)), announcement))
+        leaving.append((isend(tensor, tag=way.first_tag + op.micro_batch), tensor))
+        self._leaving[op] = leaving
 
     def flush(self) -> None:
         """Wait until everything has left."""
@@ -111,56 +99,62 @@ class Messages:
             self._let_go(op)
 
     def _let_go(self, op: Op) -> None:
-        for travelling, _ in self._leaving.pop(op):
-            _wait(travelling, op)
+        with waiting_for(op):
+            for travelling, _ in self._leaving.pop(op):
+                travelling.wait()
 
-    def _partner(self, op: Op, step: int) -> tuple[int, int] | None:
-        """The (rank, chunk) that ``op`` hears from (-1) or writes to (+1); None at the pipeline's ends."""
+    def _comes_from_elsewhere(self, op: Op) -> bool:
+        """Return whether ``op`` needs a message from a different rank."""
+        way = self._way(op, is_incoming=True)
+        return way is not None and way.rank != self.rank
+
+    def _expect(self, op: Op) -> bool:
+        """Start to receive what ``op`` needs, if anything; return False if that must wait.
+
+        It must wait while nobody knows how large the message is. On a GPU it must also wait while another message is to
+        come first in the same channel: a receive that stands in a queue there can hold up the computation that the
+        other one waits for.
+        """
+        way = self._way(op, is_incoming=True)
+        if op in self._arriving or way is None or way.rank == self.rank:
+            return True
+        if self.groups.keeps_order and way.group in (group for *_, group in self._arriving.values()):
+            return False
+        tensor, irecv = self._room_for(op), partial(dist.irecv, group=way.group, group_src=way.rank)
+        if tensor is not None:
+            self._arriving[op] = tensor, irecv(tensor, tag=way.first_tag + op.micro_batch), way.group
+        elif op.kind == FORWARD and op.chunk not in self._announcements:
+            announcement = torch.empty(3 + MAX_DIMS, dtype=torch.int64, device=self.device)
+            self._announcements[op.chunk] = announcement, irecv(announcement, tag=way.first_tag + len(self.rows))
+        return tensor is not None
+
+    def _room_for(self, op: Op) -> torch.Tensor | None:
+        """Return an empty tensor for what ``op`` needs, or None while nobody knows how large it will be."""
+        if op.kind == BACKWARD:  # as large as the activation that was sent
+            sent = self._leaving.get(op._replace(kind=FORWARD))
+            return torch.empty_like(sent[-1][1]) if sent else None
+        if op.chunk not in self._forms:
+            return None
+        dtype, announced, num_dims, *shape = self._forms[op.chunk]
+        shape, known, wanted = shape[:num_dims], self.rows[announced], self.rows[op.micro_batch]
+        if known != wanted:
+            if shape[:1] != [known]:
+                raise ValueError(
+                    f"micro-batch {announced} has {known} rows, but activations of shape {shape}: "
+                    "where micro-batches differ in size, the first dim of what a stage gives must be the rows"
+                )
+            shape[0] = wanted
+        return torch.empty(shape, dtype=DTYPES[dtype], device=self.device)
+
+    def _way(self, op: Op, is_incoming: bool) -> _Way | None:
+        """Return how the message travels that ``op`` needs, or else gives; None if there is none."""
         if op.kind not in (FORWARD, BACKWARD):
             return None
-        onward = step if op.kind == FORWARD else -step
-        return self.schedule.place_of(self.schedule.stage_of(self.rank, op.chunk) + onward)
-
-    def _shape(self, form: _Form, op: Op) -> tuple[int, ...]:
-        """The form is that of the first micro-batch: others differ in the number of rows at most."""
-        known, wanted = self.rows[form.micro_batch], self.rows[op.micro_batch]
-        if known == wanted:
-            return form.shape
-        if form.shape[:1] != (known,):
-            raise ValueError(
-                f"micro-batch {form.micro_batch} has {known} rows, but activations of shape {list(form.shape)}: "
-                "where micro-batches differ in size, the first dim of what a stage gives must be the rows"
-            )
-        return wanted, *form.shape[1:]
-
-    def _send(self, tensor: torch.Tensor, op: Op, place: tuple[int, int], is_announcement: bool = False) -> dist.Work:
-        sender = self.schedule.stage_of(self.rank, op.chunk)
-        group, tag = self._channel(op.kind, sender), self._tag(op, sender, is_announcement)
-        return dist.isend(tensor, group=group, group_dst=place[0], tag=tag)  # type: ignore[return-value]
-
-    def _receive(self, tensor: torch.Tensor, op: Op, is_announcement: bool = False) -> dist.Work:
-        tag = self._tag(op, self._sender(op), is_announcement)
-        return dist.irecv(tensor, group=self._way_in(op), group_src=self._partner(op, -1)[0], tag=tag)  # type: ignore
-
-    def _sender(self, op: Op) -> int:
-        """The model's chunk that sends what ``op`` needs."""
-        return self.schedule.stage_of(self.rank, op.chunk) - (1 if op.kind == FORWARD else -1)
-
-    def _way_in(self, op: Op) -> dist.ProcessGroup:
-        return self._channel(op.kind, self._sender(op))
-
-    def _channel(self, kind: str, sender: int) -> dist.ProcessGroup:
-        """The group for what the model's chunk ``sender`` sends."""
-        receiver = sender + (1 if kind == FORWARD else -1)
-        return self.groups.channel(kind, sender // self.schedule.num_stages != receiver // self.schedule.num_stages)
-
-    def _tag(self, op: Op, sender: int, is_announcement: bool) -> int:
-        kind = 2 if is_announcement else int(op.kind == BACKWARD)
-        tag = (kind * self.schedule.num_model_chunks + sender) * self.schedule.num_micro_batches
-        return tag if is_announcement else tag + op.micro_batch  # sender and receiver may start with different ones
-
-
-def _wait(travelling: dist.Work, op: Op) -> None:
-    """Wait for a message of this op; if it never comes, the launcher's report names the op."""
-    with waiting_for(op):
-        travelling.wait()
+        own, onward = self.schedule.stage_of(self.rank, op.chunk), 1 if op.kind == FORWARD else -1
+        sender, receiver = (own - onward, own) if is_incoming else (own, own + onward)
+        place = self.schedule.place_of(sender if is_incoming else receiver)
+        if place is None:  # an end of the pipeline
+            return None
+        p, number = self.schedule.num_stages, sender + (op.kind == BACKWARD) * self.schedule.num_model_chunks
+        group = self.groups.channel(op.kind, wraps=sender // p != receiver // p)
+        return _Way(*place, group, first_tag=number * (len(self.rows) + 1))

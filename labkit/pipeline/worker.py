@@ -1,12 +1,10 @@
-"""A rank obeys a schedule: op by op it takes what arrived, computes, and sends on.
+"""A rank obeys a schedule: op by op it takes what arrived, does its work, and sends on.
 
-Nothing is decided here: the order is the schedule's (`labkit.schedules`). Receives are posted ahead of the op that
-needs them and sends are not waited for, so messages travel while the rank computes.
+Nothing is decided here. The order is the schedule's (`labkit.schedules`), and a `Stage` does the work. `Messages`
+receives ahead of need and does not wait for what it sends, so messages travel while the rank computes.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -14,8 +12,8 @@ from torch import nn
 
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
-from labkit.pipeline.split_backward import SplitBackward
-from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, check_ops
+from labkit.pipeline.stage import Stage
+from labkit.schedules import BACKWARD, Schedule, check_ops
 from labkit.timeline.trace import Trace
 
 
@@ -31,17 +29,17 @@ def run(
     trace: Trace | None = None,
     ahead: int = 4,
 ) -> torch.Tensor | None:
-    """One step of a pipeline: forward and backward of all micro-batches; to be called on every rank of it.
+    """Run one step of a pipeline: forward and backward of all micro-batches. Every rank of the pipeline calls it.
 
-    Gradients are added to ``parameter.grad`` and are those of the mean loss over all rows, as one process would
-    get it from the whole batch. Returns that mean on the rank of the last stage, None on the others.
+    Gradients are added to ``parameter.grad``. They are those of the mean loss over all rows, as one process would
+    get them from the whole batch. Returns that mean on the rank of the last stage, None on the others.
 
     Args:
-        chunks: this rank's parts of the model, in the order of their numbers; one tensor in and one out each.
-        inputs: the m micro-batches, [rows, ...], the same on every rank. Stages after the first read only how many rows
+        chunks: this rank's parts of the model, in the order of their numbers; each takes one tensor and gives one.
+        inputs: the m micro-batches, [rows, ...], the same on every rank. Stages after the first only read how many rows
             there are, of which the last micro-batch may have fewer.
         loss: from a micro-batch's output and target, the mean over its rows.
-        targets: the m targets, for the last stage; without, ``loss`` gets None.
+        targets: the m targets, for the last stage; without them, ``loss`` gets None.
         tied: this rank's copies of a weight that first and last stage share; their gradients are added up.
         trace: gets a span for each op, and one for each wait.
         ahead: for how many ops receives are posted in advance; 0 to post each when its op is next, and wait at once.
@@ -53,84 +51,26 @@ def run(
     _check(schedule, chunks, groups, inputs, targets)
     tied = [weight for weight in dict.fromkeys(tied) if weight.requires_grad and BACKWARD in schedule.kinds]
     earlier_gradients = _set_aside(tied)
-    rank = groups.coords.pp
-    numbers = [schedule.stage_of(rank, chunk) for chunk in range(schedule.num_chunks)]
+    rank, trace = groups.coords.pp, trace or Trace(groups.rank)  # if nobody asked for a trace, nobody reads this one
     stages = [
-        _Stage(chunk, number == 0, number == schedule.num_model_chunks - 1, schedule.kinds)
-        for chunk, number in zip(chunks, numbers)
+        Stage(chunk, schedule.stage_of(rank, number), schedule, inputs, targets, loss)
+        for number, chunk in enumerate(chunks)
     ]
-    messages = Messages(schedule, groups, [len(rows) for rows in inputs])
-    num_rows = sum(len(rows) for rows in inputs)
-    ops, total, num_posted = schedule.ranks[rank], None, 0
+    messages = Messages(schedule, groups, [len(rows) for rows in inputs], trace, ahead)
 
-    for position, op in enumerate(ops):
-        num_posted = max(num_posted, position)
-        while num_posted < min(position + ahead, len(ops)) and messages.expect(ops[num_posted]):
-            num_posted += 1  # in the order of the ops, as NCCL wants it, and as long as the message's size is known
-        stage = stages[op.chunk]
-        with trace.span("wait", f"for {op}") if trace and messages.comes_from_elsewhere(op) else nullcontext():
-            arrived = messages.take(op)
-        with trace.span(op.kind, str(op)) if trace else nullcontext():
-            if op.kind == FORWARD:
-                result = stage.forward(op, inputs[op.micro_batch] if stage.is_first else arrived)
-                if stage.is_last:
-                    target = None if targets is None else targets[op.micro_batch]
-                    share = len(inputs[op.micro_batch]) / num_rows  # 1/m: the one place where losses are averaged
-                    result = stage.outputs[op.micro_batch] = loss(result, target) * share
-                    total = result.detach() if total is None else total + result.detach()
-            elif op.kind == BACKWARD:
-                result = stage.backward(op, arrived)
-            else:
-                stage.weight_gradient(op)
-        if op.kind in (FORWARD, BACKWARD):
-            messages.send(op, result)
+    for op in schedule.ranks[rank]:
+        arrived = messages.take(op)
+        with trace.span(op.kind, str(op), op):
+            result = stages[op.chunk].do(op, arrived)
+        messages.send(op, result)
+
     messages.flush()
     _add_up_tied(tied, earlier_gradients, groups)
-    return total
-
-
-@dataclass
-class _Stage:
-    """One chunk at work: for each micro-batch in flight, what went in and what came out."""
-
-    chunk: nn.Module
-    is_first: bool
-    is_last: bool
-    kinds: tuple[str, ...]
-    inputs: dict[int, torch.Tensor] = field(default_factory=dict)
-    outputs: dict[int, torch.Tensor] = field(default_factory=dict)
-    halves: dict[int, SplitBackward] = field(default_factory=dict)
-
-    def forward(self, op: Op, x: torch.Tensor | None) -> torch.Tensor:
-        """The chunk's output; kept with its graph if there will be a backward."""
-        assert x is not None  # the first stage has its inputs, all others got something
-        trains = BACKWARD in self.kinds
-        x = x.detach()
-        if trains and x.is_floating_point() and (not self.is_first or WEIGHT_GRADIENT in self.kinds):
-            x.requires_grad_()
-        with torch.set_grad_enabled(trains):
-            output = self.chunk(x)
-        if trains:
-            self.inputs[op.micro_batch], self.outputs[op.micro_batch] = x, output
-        return output
-
-    def backward(self, op: Op, grad: torch.Tensor | None) -> torch.Tensor:
-        """The gradient of the input; those of the weights too, unless they are an op of their own."""
-        x, output = self.inputs.pop(op.micro_batch), self.outputs.pop(op.micro_batch)
-        if WEIGHT_GRADIENT in self.kinds:
-            self.halves[op.micro_batch] = halves = SplitBackward(output, x)
-            halves.input_gradient(grad)
-        elif output.requires_grad:
-            torch.autograd.backward(output, grad)
-        return torch.zeros_like(x) if x.grad is None else x.grad
-
-    def weight_gradient(self, op: Op) -> None:
-        """The gradients of the weights, which `backward` left."""
-        self.halves.pop(op.micro_batch).weight_gradient()
+    return stages[-1].total
 
 
 def _set_aside(tied: Sequence[nn.Parameter]) -> list[torch.Tensor | None]:
-    """Take away the gradients from before this step, and return them: the copies have them already alike."""
+    """Take away and return the gradients from before this step: in those the copies agree already."""
     earlier = [parameter.grad for parameter in tied]
     for parameter in tied:
         parameter.grad = None
@@ -155,7 +95,7 @@ def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets) -
     m, p = schedule.num_micro_batches, groups.layout.pp_size
     if schedule.num_stages != p:
         raise ValueError(
-            f"{schedule.name!r} is for {schedule.num_stages} ranks, the layout has pp_size={p}: they must agree"
+            f"{schedule.name!r} is for {schedule.num_stages} ranks, but the layout has pp_size={p}: they must agree"
         )
     check_ops(schedule)
     if len(chunks) != schedule.num_chunks:
@@ -169,7 +109,7 @@ def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets) -
         if (rows.shape[1:], rows.dtype) != (inputs[0].shape[1:], inputs[0].dtype):
             raise ValueError(
                 f"micro-batch {number} is {_describe(rows)}, micro-batch 0 is {_describe(inputs[0])}: "
-                "they may differ in the number of rows only, so pad them to one size"
+                "they may differ only in the number of rows, so pad them to one size"
             )
 
 

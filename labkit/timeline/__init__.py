@@ -1,4 +1,4 @@
-"""Who did what when: predicted from a schedule, or measured on real ranks, in one form that is drawn alike.
+"""Who did what when: predicted from a schedule or measured on real ranks, in one form, so that both are drawn alike.
 
 No torch here; `labkit.timeline.trace` is the stopwatch on a rank.
 """

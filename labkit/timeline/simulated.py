@@ -1,4 +1,4 @@
-"""When each op of a schedule would run: a prediction from the times of the ops, without running any."""
+"""When each op of a schedule would run: a prediction from how long the ops take, without running any."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,48 +14,48 @@ def simulate(
     message_seconds: float = 0.0,
     weight_gradient_share: float = 0.5,
 ) -> Timeline:
-    """Each op starts when its rank is free, in the rank's order, and what it needs has arrived.
+    """Start each op, in its rank's order, as soon as the rank is free and what the op needs has arrived.
 
-    ``forward_seconds`` and ``backward_seconds`` are the time that a rank takes for one micro-batch, the same on every
-    rank: with v chunks a rank, each chunk takes 1/v of it. Or a list, one time for each of the p*v model chunks.
+    ``forward_seconds`` and ``backward_seconds`` are the time that any rank takes for one micro-batch; with v chunks per
+    rank, each chunk takes 1/v of it. Or they are lists, with one time for each of the p*v model chunks.
     ``backward_seconds`` is the whole backward; where the schedule splits it, ``weight_gradient_share`` of it is for the
-    weights. A message to another rank arrives ``message_seconds`` after the op that made it, while its sender goes on;
-    any number may be under way at once.
+    weights. A message to a different rank arrives ``message_seconds`` after the op that made it, while its sender goes
+    on; any number may be under way at once.
 
     Raises:
-        ValueError: a time that is none, a list of another length, or what `labkit.schedules.check` finds wrong.
+        ValueError: an invalid time, a list of the wrong length, or what `labkit.schedules.check` finds wrong.
 
     >>> from labkit.schedules import one_f_one_b
     >>> timeline = simulate(one_f_one_b(4, 8))
     >>> timeline.makespan_seconds, round(timeline.bubble_over_ideal, 3), round(timeline.bubble_share, 4)
     (33.0, 0.375, 0.2727)
     """
-    check_ops(schedule)  # the deadlocks come to light below
+    check_ops(schedule)  # a deadlock shows in the loop below
     seconds = _seconds_of_kinds(schedule, forward_seconds, backward_seconds, weight_gradient_share)
     _check_time("message_seconds", message_seconds)
     ended: dict[tuple[int, Op], float] = {}
     free_at, spans = [0.0] * schedule.num_stages, []
     for rank, op, needs in schedule.in_order():
         start = free_at[rank]
-        for need in needs:
-            arrived, sender = ended[need], need[0]
+        for sender, needed in needs:
+            arrived = ended[sender, needed]
             if sender != rank and message_seconds:
                 sent, arrived = arrived, arrived + message_seconds
-                spans.append(Span(sender, COMMUNICATION, f"send {need[1]}", sent, arrived))
+                spans.append(Span(sender, COMMUNICATION, f"send {needed}", sent, arrived, needed))
             start = max(start, arrived)
         free_at[rank] = ended[rank, op] = start + seconds[op.kind][schedule.stage_of(rank, op.chunk)]
-        spans.append(Span(rank, op.kind, str(op), start, free_at[rank]))
+        spans.append(Span(rank, op.kind, str(op), start, free_at[rank], op))
     return Timeline(spans, "simulated")
 
 
 def _seconds_of_kinds(schedule: Schedule, forward, backward, weight_gradient_share) -> dict[str, list[float]]:
-    """For each kind of op the time that each model chunk takes for it."""
+    """Return for each kind of op how long each model chunk takes for it."""
     _check_time("weight_gradient_share", weight_gradient_share)
     if weight_gradient_share > 1:
-        raise ValueError(f"weight_gradient_share={weight_gradient_share} is more than all of it: use 0 to 1")
+        raise ValueError(f"weight_gradient_share={weight_gradient_share} must be in [0, 1]")
     forwards = _per_model_chunk(schedule, "forward_seconds", forward)
     backwards = _per_model_chunk(schedule, "backward_seconds", backward)
-    if not schedule.splits_backward:
+    if WEIGHT_GRADIENT not in schedule.kinds:
         return {FORWARD: forwards, BACKWARD: backwards}
     weights = [weight_gradient_share * whole for whole in backwards]
     inputs = [whole - part for whole, part in zip(backwards, weights)]
@@ -79,4 +79,4 @@ def _per_model_chunk(schedule: Schedule, name: str, value: float | Sequence[floa
 
 def _check_time(name: str, value: float) -> None:
     if not 0 <= value < float("inf"):  # also false for nan
-        raise ValueError(f"{name}={value} is no length of time: use a finite number from 0 up")
+        raise ValueError(f"{name}={value} must be finite and at least 0")

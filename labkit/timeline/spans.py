@@ -1,6 +1,6 @@
 """A timeline: for each rank, spans of computing, of messages under way, and of waiting for them.
 
-A rank has two lanes. On the first it computes, and each wait inside is time that it did not compute. On the
+A rank has two lanes. On the first it computes, and each wait inside a span is time in which it did not compute. On the
 second are its messages, which may travel meanwhile: that is what overlap means. Plain data, no torch.
 """
 
@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from labkit.schedules import Op
+
 COMPUTING = ("forward", "backward", "weight_gradient", "optimizer")
-"""Kinds of work. Where backward is split in two, ``backward`` is its first half, the gradient of the input."""
+"""Kinds of work. Where the backward is split in two, ``backward`` is its first half, the gradient of the input."""
 COMMUNICATION, WAIT = "communication", "wait"
 KINDS = (*COMPUTING, COMMUNICATION, WAIT)
 
@@ -26,6 +28,8 @@ class Span:
     label: str
     start: float
     end: float
+    op: Op | None = None
+    """The op of a schedule that ran, whose result was sent, or that had to wait; None for anything else."""
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -40,7 +44,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The spans of all ranks; ``source`` says where they are from: measured, simulated or paced.
+    """The spans of all ranks; ``source`` says where they come from: measured, simulated or paced.
 
     >>> spans = [Span(0, "forward", "F0", 0, 1), Span(1, "wait", "recv", 0, 1), Span(1, "forward", "F0", 1, 2)]
     >>> timeline = Timeline(spans, "simulated")
@@ -56,12 +60,12 @@ class Timeline:
         object.__setattr__(self, "source", source)
 
     def from_zero(self) -> "Timeline":
-        """The same, with the first span's start as time zero."""
+        """Return the same timeline, shifted so that its first span starts at zero."""
         begin = min((span.start for span in self.spans), default=0.0)
         return Timeline((replace(s, start=s.start - begin, end=s.end - begin) for s in self.spans), self.source)
 
     def of(self, rank: int, *kinds: str) -> Iterator[Span]:
-        """The spans of one rank by their start, of these kinds; of every kind when none is named."""
+        """Return the spans of one rank by their start: those of these kinds, or all of them when no kind is named."""
         return (span for span in self._of_rank.get(rank, ()) if not kinds or span.kind in kinds)
 
     @cached_property
@@ -83,24 +87,26 @@ class Timeline:
 
     def computing_seconds(self, rank: int) -> float:
         """How long this rank computed: its spans of work, without the waits inside them."""
-        working = [(span.start, span.end) for span in self.of(rank, *COMPUTING)]
-        waiting = [(span.start, span.end) for span in self.of(rank, WAIT)]
-        return _covered(working + waiting) - _covered(waiting)
+        waits = self._intervals(rank, WAIT)
+        return _covered(self._intervals(rank, *COMPUTING) + waits) - _covered(waits)
 
     def waiting_seconds(self, rank: int) -> float:
         """How long this rank stood still for a message: communication that nothing hid."""
-        return _covered([(span.start, span.end) for span in self.of(rank, WAIT)])
+        return _covered(self._intervals(rank, WAIT))
 
     def communicating_seconds(self, rank: int) -> float:
         """How long any message of this rank was under way, whether it computed meanwhile or not."""
-        return _covered([(span.start, span.end) for span in self.of(rank, COMMUNICATION)])
+        return _covered(self._intervals(rank, COMMUNICATION))
+
+    def _intervals(self, rank: int, *kinds: str) -> list[tuple[float, float]]:
+        return [(span.start, span.end) for span in self.of(rank, *kinds)]
 
     def in_flight(self, rank: int) -> list[tuple[float, int]]:
-        """Of how many micro-batches this rank holds the activations, from when on: [(seconds, count), ...].
+        """Return for how many micro-batches this rank holds activations, and from when on: [(seconds, count), ...].
 
-        From a forward's start until the end of its backward, or of its weight gradient where there are any; where
-        nothing goes backward, until the forward's own end. With v chunks a rank each pass counts, as in
-        `Schedule.peak_in_flight`.
+        A micro-batch counts from the start of its forward to the end of its backward, or of its weight gradient where
+        there is one; where nothing goes backward, to the end of its forward. With v chunks per rank each pass through a
+        chunk counts, as in `Schedule.peak_in_flight`.
         """
         kinds = {span.kind for span in self.of(rank)}
         last = next((kind for kind in ("weight_gradient", "backward") if kind in kinds), "forward")
@@ -114,7 +120,7 @@ class Timeline:
         return list(steps.items())
 
     def utilisation(self, rank: int) -> float:
-        """The share of the makespan in which this rank computed; all of it if that is no time."""
+        """The share of the makespan in which this rank computed; 1 if the makespan is zero."""
         return self.computing_seconds(rank) / self.makespan_seconds if self.makespan_seconds else 1.0
 
     @cached_property
@@ -124,11 +130,11 @@ class Timeline:
 
     @property
     def bubble_over_ideal(self) -> float:
-        """Idle over ideal: the same idle time, as a multiple of the time spent computing; infinite if none was."""
+        """Idle over ideal: the same idle time as a multiple of the time spent computing; infinite if none was."""
         return self.bubble_share / (1.0 - self.bubble_share) if self.bubble_share < 1.0 else math.inf
 
     def __str__(self) -> str:
-        """A table in milliseconds: for each rank its computing, its waiting, its messages, and its utilisation."""
+        """Return a table with one row per rank: computing, waiting and messages in milliseconds, and utilisation."""
         lines = [f"rank{'computing':>12}{'waiting':>12}{'messages':>12}{'utilisation':>14}    ms, {self.source}"]
         for rank in self.ranks:
             parts = (self.computing_seconds, self.waiting_seconds, self.communicating_seconds)
@@ -137,7 +143,7 @@ class Timeline:
         return "\n".join(lines)
 
     def chrome_trace(self) -> dict:
-        """The trace event format that https://ui.perfetto.dev opens; each rank is a process there."""
+        """Return the timeline in the trace event format that https://ui.perfetto.dev opens, one process per rank."""
         events: list[dict] = []
         for rank in self.ranks:
             events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
@@ -152,19 +158,19 @@ class Timeline:
         return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"source": self.source}}
 
     def save_chrome_trace(self, path: str | Path) -> Path:
-        """Write `chrome_trace` to a file; in https://ui.perfetto.dev, choose Open trace file."""
+        """Write `chrome_trace` to a file, which "Open trace file" in https://ui.perfetto.dev reads."""
         path = Path(path)
         path.write_text(json.dumps(self.chrome_trace()))
         return path
 
 
 def measured(spans_of_ranks: list[list[Span]], source: str = "measured") -> Timeline:
-    """One timeline from what each rank's `labkit.timeline.trace.Trace.spans` gave, its zero at the first start."""
+    """Return one timeline of what `labkit.timeline.trace.Trace.spans` gave on each rank, starting at zero."""
     return Timeline((span for spans in spans_of_ranks for span in spans), source).from_zero()
 
 
 def _covered(intervals: list[tuple[float, float]]) -> float:
-    """The length of what the intervals cover together.
+    """Return the length of what the intervals cover together.
 
     >>> _covered([(0, 2), (1, 3), (5, 6)])
     4

@@ -1,16 +1,34 @@
 """A stopwatch on a rank: what it did from when to when, as it happens.
 
-Ranks of one machine read the same clock (CLOCK_MONOTONIC), so their spans fit together as they are. On a GPU, where
-the host runs ahead of the work, the times are the stream's, by CUDA events.
+All ranks of one machine read the same clock (CLOCK_MONOTONIC), so their spans fit together as they are. On a GPU, where
+the host runs ahead of the work, the times are the stream's, taken by CUDA events.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+from labkit.schedules import Op
 from labkit.timeline.spans import Span
+
+
+def moment(device: torch.device):
+    """Return the present: on the CPU in seconds, on a GPU an event in its stream."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(start, end) -> float:
+    """Return the time between two moments on the same device; on a GPU, wait until it has reached the second."""
+    if isinstance(start, float):
+        return end - start
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
 
 
 class Trace:
@@ -24,41 +42,35 @@ class Trace:
     """
 
     def __init__(self, rank: int, device: torch.device | str = "cpu"):
-        self.rank, self._notes = rank, []
-        self.now: Callable = time.perf_counter
-        """A point in time, to be given to `add`."""
-        if torch.device(device).type == "cuda":
-            self.now = self._event
+        self.rank, self.device, self._notes = rank, torch.device(device), []
+        self._zero, self._zero_seconds = 0.0, 0.0
+        if self.device.type == "cuda":  # events only know the time between two of them
             torch.cuda.synchronize(device)
-            self._zero, self._zero_seconds = self._event(), time.perf_counter()
+            self._zero, self._zero_seconds = self.now(), time.perf_counter()
+
+    def now(self):
+        """Return a moment to be given to `add`."""
+        return moment(self.device)
 
     @contextmanager
-    def span(self, kind: str, label: str) -> Iterator[None]:
+    def span(self, kind: str, label: str, op: Op | None = None) -> Iterator[None]:
         """Note the time that the block takes."""
         start = self.now()
         try:
             yield
         finally:
-            self.add(kind, label, start, self.now())
+            self.add(kind, label, start, self.now(), op)
 
-    def add(self, kind: str, label: str, start, end) -> None:
-        """Note a span between two points in time that `now` gave."""
-        self._notes.append((kind, label, start, end))
+    def add(self, kind: str, label: str, start, end, op: Op | None = None) -> None:
+        """Note a span between two moments that `now` gave."""
+        self._notes.append((kind, label, start, end, op))
 
     def spans(self) -> list[Span]:
-        """What was noted, in seconds of this machine's clock; on a GPU, waits until the work is done."""
+        """Return what was noted, in seconds of this machine's clock; on a GPU, wait until the work is done."""
         return [
-            Span(self.rank, kind, label, self._seconds(start), self._seconds(end))
-            for kind, label, start, end in self._notes
+            Span(self.rank, kind, label, self._seconds(start), self._seconds(end), op)
+            for kind, label, start, end, op in self._notes
         ]
 
-    def _event(self):
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def _seconds(self, point) -> float:
-        if isinstance(point, float):
-            return point
-        point.synchronize()
-        return self._zero_seconds + self._zero.elapsed_time(point) / 1e3
+        return self._zero_seconds + seconds_between(self._zero, point)

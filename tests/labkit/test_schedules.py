@@ -124,8 +124,8 @@ def own(*rows, m=2, **sizes):
         (own("F0 W0 B0 F1 B1 W1"), "rank 0 has W0, which this schedule has no use for"),
         (own("F0 B0 F1 B1", num_chunks=2), "rank 0 lacks F0.1 and 3 more: each rank runs forward, backward once for "
          "each of 2 micro-batches and 2 chunks"),
-        (Schedule("own", 2, 1, [order("F0 B0")]), "'own' has lists for 1 rank, and num_stages=2: give each rank one"),
-        (own("B0 F0", m=1), "rank 0 has B0 before F0, from which it starts: swap them"),
+        (Schedule("own", 2, 1, [order("F0 B0")]), "'own' has lists for 1 rank, but num_stages=2: give each rank one"),
+        (own("B0 F0", m=1), "rank 0 has B0 before F0, whose result it needs: swap them"),
         (
             own("F0 B0 F1 B1", "F0 F1 B0 B1"),
             "deadlock in 'own': rank 0 waits at B0 for B0 of rank 1; rank 1 waits at F1 for F1 of rank 0: move an op",
@@ -149,9 +149,9 @@ def test_a_finished_rank_is_not_in_the_report_of_a_deadlock():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: gpipe(0, 4), "num_stages=0 is not a size: use a whole number from 1 up"),
-        (lambda: one_f_one_b(4, -1), "num_micro_batches=-1"),
-        (lambda: one_f_one_b(4, 2.5), "num_micro_batches=2.5"),
+        (lambda: gpipe(0, 4), "num_stages=0 must be at least 1"),
+        (lambda: one_f_one_b(4, -1), "num_micro_batches=-1 must be at least 1"),
+        (lambda: one_f_one_b(4, 2.5), "num_micro_batches=2.5 must be a whole number"),
         (lambda: interleaved(4, 8, True), "num_chunks=True"),
         (lambda: zero_bubble(4, 8, 4), "extra_in_flight=4 with num_stages=4: use 0 (ZB-H1) to 3 (ZB-H2)"),
         (lambda: zero_bubble(4, "8"), "num_micro_batches='8'"),

@@ -14,7 +14,7 @@ from course.measure.utilisation import Step, predict_step
 from course.pictures.sizing import draw_memory, draw_published, draw_step_time
 from course.pictures.utilisation import draw_shares, draw_steps
 from course.sizing import DGX_A100, Plan, memory, step_time, table_1
-from labkit.schedules import one_f_one_b
+from labkit.schedules import Op, one_f_one_b
 from labkit.shape import GPT
 from labkit.timeline import Span, Timeline
 
@@ -96,9 +96,10 @@ def test_bars_are_the_shares_of_each_rank():
 
 
 def test_steps_have_one_scale_and_bars_beside_them():
+    op = Op("forward", 0)
     spans = [
-        (0, "forward", "F0", 0, 3), (1, "wait", "for F0", 0, 4), (1, "forward", "F0", 4, 5),
-        (0, "communication", "send F0", 3, 4),
+        (0, "forward", "F0", 0, 3, op), (1, "wait", "for F0", 0, 4, op), (1, "forward", "F0", 4, 5, op),
+        (0, "communication", "send F0", 3, 4, op),
     ]  # fmt: skip
     plan = replace(PLAN, world_size=2, pp_size=2, micro_batch_size=16)
     step = Step(plan, one_f_one_b(2, 1), Timeline([Span(*span) for span in spans], "paced: 3 ms a layer"))

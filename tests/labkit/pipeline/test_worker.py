@@ -447,7 +447,7 @@ INPUTS = list(torch.zeros(4, 2, 4))
 @pytest.mark.parametrize(
     ("schedule", "given", "said"),
     [
-        (one_f_one_b(3, 4), {}, "'1F1B' is for 3 ranks, the layout has pp_size=2"),
+        (one_f_one_b(3, 4), {}, "'1F1B' is for 3 ranks, but the layout has pp_size=2"),
         (interleaved(2, 4, 2), {}, "1 chunks for a schedule of num_chunks=2"),
         (one_f_one_b(2, 5), {}, "4 inputs for a schedule of num_micro_batches=5"),
         (one_f_one_b(2, 4), {"targets": INPUTS[:3]}, "3 targets for a schedule of num_micro_batches=4"),
@@ -455,11 +455,11 @@ INPUTS = list(torch.zeros(4, 2, 4))
         (
             one_f_one_b(2, 2),
             {"inputs": [INPUTS[0], torch.zeros(2, 3)]},
-            r"micro-batch 1 is float32 \[2, 3\], micro-batch 0 is float32 \[2, 4\]: they may differ in the",
+            r"micro-batch 1 is float32 \[2, 3\], micro-batch 0 is float32 \[2, 4\]: they may differ only in the",
         ),
         (one_f_one_b(2, 2), {"inputs": [INPUTS[0], INPUTS[1].double()]}, r"micro-batch 1 is float64 \[2, 4\]"),
         (own("F0 F1 B0 B1", "F0 B0 F1", m=2), {"inputs": INPUTS[:2]}, "rank 1 lacks B1"),
-        (own("F0 B0", "B0 F0", m=1), {"inputs": INPUTS[:1]}, "rank 1 has B0 before F0, from which it starts"),
+        (own("F0 B0", "B0 F0", m=1), {"inputs": INPUTS[:1]}, "rank 1 has B0 before F0, whose result it needs"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(schedule, given, said):
@@ -527,7 +527,7 @@ def test_a_micro_batch_of_other_size_needs_rows_in_front():
 @pytest.mark.parametrize(
     ("give", "said"),
     [
-        (lambda y: (y, y), "F0 gave a tuple: a stage must give one tensor of floats, of 8 dims at most"),
+        (lambda y: (y, y), "F0 gave a tuple: a stage must give one tensor of floats, of at most 8 dims"),
         (lambda y: y.detach().long(), "F0 gave a torch.int64 of 2 dims: a stage"),
         (lambda y: y.reshape(2, 4, *[1] * 7), "F0 gave a torch.float32 of 9 dims: a stage"),
     ],
@@ -561,7 +561,7 @@ def test_a_schedule_that_deadlocks_is_reported_with_the_ops_that_wait(lines, sai
     for pattern in said:
         assert re.search(pattern, str(stuck.value))
     assert str(stuck.value).count("\n    at ") == len(lines)  # in whose code, on a line of its own
-    assert "test_pipeline.py" in str(stuck.value)
+    assert "test_worker.py" in str(stuck.value)
     assert "messages.py" not in str(stuck.value)
     assert ", tag " not in str(stuck.value)
     with pytest.raises(ValueError, match="deadlock in 'own': rank 0 waits at B0 for B0 of rank 1"):

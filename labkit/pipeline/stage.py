@@ -1,0 +1,78 @@
+"""A stage at work: forward and backward of one chunk of the model, micro-batch by micro-batch."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from labkit.pipeline.split_backward import SplitBackward
+from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
+
+
+class Stage:
+    """Model chunk ``number`` of a schedule; it keeps what went in and what came out until the backward.
+
+    The first stage takes its input from ``inputs``. The last one computes the loss of what it gives, and ``total``
+    is the mean loss over all rows so far.
+    """
+
+    def __init__(
+        self,
+        chunk: nn.Module,
+        number: int,
+        schedule: Schedule,
+        inputs: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor] | None,
+        loss: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
+    ):
+        self.chunk, self.inputs, self.targets, self.loss = chunk, inputs, targets, loss
+        self.is_first, self.is_last = number == 0, number == schedule.num_model_chunks - 1
+        self.trains, self.splits_backward = BACKWARD in schedule.kinds, WEIGHT_GRADIENT in schedule.kinds
+        self.num_rows = sum(map(len, inputs))
+        self.total: torch.Tensor | None = None
+        self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # micro-batch -> input, output with its graph
+        self._halves: dict[int, SplitBackward] = {}
+
+    def do(self, op: Op, arrived: torch.Tensor | None) -> torch.Tensor | None:
+        """Run ``op`` on what arrived for it, and return what the next stage needs."""
+        if op.kind == FORWARD:
+            return self.forward(op, arrived)
+        if op.kind == BACKWARD:
+            return self.backward(op, arrived)
+        return self.weight_gradient(op)
+
+    def forward(self, op: Op, x: torch.Tensor | None) -> torch.Tensor:
+        """Return the chunk's output, on the last stage its share of the loss."""
+        x = self.inputs[op.micro_batch] if self.is_first else x
+        assert x is not None  # every other stage was sent something
+        x = x.detach()
+        if self.trains and x.is_floating_point() and (not self.is_first or self.splits_backward):
+            x.requires_grad_()
+        with torch.set_grad_enabled(self.trains):
+            output = self.chunk(x)
+            if self.is_last:
+                output = self._share_of_loss(op, output)
+        if self.trains:
+            self._held[op.micro_batch] = x, output
+        return output
+
+    def _share_of_loss(self, op: Op, output: torch.Tensor) -> torch.Tensor:
+        target = None if self.targets is None else self.targets[op.micro_batch]
+        share = len(self.inputs[op.micro_batch]) / self.num_rows  # 1/m: the one place where losses are averaged
+        loss = self.loss(output, target) * share
+        self.total = loss.detach() if self.total is None else self.total + loss.detach()
+        return loss
+
+    def backward(self, op: Op, grad: torch.Tensor | None) -> torch.Tensor:
+        """Return the gradient of the input; add up those of the weights too, unless they are an op of their own."""
+        x, output = self._held.pop(op.micro_batch)
+        if self.splits_backward:
+            self._halves[op.micro_batch] = halves = SplitBackward(output, x)
+            halves.input_gradient(grad)
+        elif output.requires_grad:
+            torch.autograd.backward(output, grad)
+        return torch.zeros_like(x) if x.grad is None else x.grad
+
+    def weight_gradient(self, op: Op) -> None:
+        """Add up the gradients of the weights, which `backward` left."""
+        self._halves.pop(op.micro_batch).weight_gradient()

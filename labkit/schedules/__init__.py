@@ -1,0 +1,24 @@
+"""Pipeline schedules as data: what each rank does, in which order. No processes, no tensors, no times.
+
+`schedule` says what a schedule is and checks one, `orders` has those that are known. A runtime obeys a schedule
+(`labkit.pipeline`), a simulation says when each op would run (`labkit.timeline`), a picture shows it.
+"""
+
+from labkit.schedules.orders import gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.schedules.schedule import (
+    BACKWARD,
+    FORWARD,
+    LETTER,
+    WEIGHT_GRADIENT,
+    Op,
+    Schedule,
+    ScheduleDeadlock,
+    check,
+    check_ops,
+    read_ops,
+)
+
+__all__ = [
+    "BACKWARD", "FORWARD", "LETTER", "WEIGHT_GRADIENT", "Op", "Schedule", "ScheduleDeadlock",
+    "check", "check_ops", "read_ops", "gpipe", "interleaved", "one_f_one_b", "zero_bubble",
+]  # fmt: skip

@@ -1,0 +1,126 @@
+"""The orders that are known: GPipe, 1F1B, interleaved 1F1B, and zero bubble."""
+
+from labkit.schedules.schedule import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
+from labkit.sizes import check_size
+
+
+def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
+    """All forwards, then all backwards. It is simple, but every rank holds the activations of all m micro-batches.
+
+    Bubble, idle over ideal: (p-1)/m. Peak in flight: m. Source: arXiv 1811.06965, section 2.3.
+
+    >>> print(gpipe(2, 3))
+    GPipe: 2 ranks, 3 micro-batches
+    rank 0 | F0 F1 F2 B0 B1 B2
+    rank 1 | F0 F1 F2 B0 B1 B2
+    """
+    p, m = _sizes(num_stages, num_micro_batches)
+    ops = [Op(kind, i) for kind in (FORWARD, BACKWARD) for i in range(m)]
+    return Schedule("GPipe", p, m, [ops] * p)
+
+
+def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
+    """One forward and one backward in turn, after a warm-up of one forward for each rank below.
+
+    Bubble, idle over ideal: (p-1)/m, as GPipe's. Peak in flight on rank r: only min(p - r, m), because a micro-batch's
+    backward starts as soon as it can. Source: arXiv 2104.04473, section 2.2.1 (there "PipeDream-Flush").
+
+    >>> print(one_f_one_b(2, 3))
+    1F1B: 2 ranks, 3 micro-batches
+    rank 0 | F0 F1 B0 F2 B1 B2
+    rank 1 | F0 B0 F1 B1 F2 B2
+    """
+    p, m = _sizes(num_stages, num_micro_batches)
+    forwards, backwards = ([Op(kind, i) for i in range(m)] for kind in (FORWARD, BACKWARD))
+    return Schedule("1F1B", p, m, [_in_turn(forwards, backwards, num_warmup=p - rank - 1) for rank in range(p)])
+
+
+def interleaved(num_stages: int, num_micro_batches: int, num_chunks: int) -> Schedule:
+    """1F1B with v chunks of the model per rank: a smaller bubble, for v times the messages and more memory.
+
+    Micro-batches go through in rounds of p: each chunk takes the p of a round before the next chunk takes them. Where p
+    does not divide m, rounds are a little larger; if m < p, all m make one round.
+    Bubble, idle over ideal: (p-1)/(v m) for m >= p; in general (v*max(m, p) + min(m, p) - 1)/(v m) - 1.
+    Peak in flight on rank r, in passes through a chunk: min(v m, 2(p-r-1) + (v-1)g + 1) with g the largest round; for
+    g = p that is 1F1B's memory on rank 0 times 1 + (p-1)/(p v).
+
+    Source: arXiv 2104.04473, section 2.2.2; the order is that of Megatron-LM where p divides m.
+
+    >>> print(interleaved(2, 2, num_chunks=2))
+    interleaved 1F1B: 2 ranks, 2 micro-batches, 2 chunks per rank
+    rank 0 | F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1
+    rank 1 | F0 F1 F0.1 B0.1 F1.1 B1.1 B0 B1
+    """
+    p, m = _sizes(num_stages, num_micro_batches)
+    v = check_size("num_chunks", num_chunks)
+    if v == 1:  # nothing to interleave
+        return one_f_one_b(p, m)
+    num_rounds = max(1, m // p)
+    rounds = [range(m * i // num_rounds, m * (i + 1) // num_rounds) for i in range(num_rounds)]
+    forwards = [Op(FORWARD, i, chunk) for members in rounds for chunk in range(v) for i in members]
+    backwards = [Op(BACKWARD, i, chunk) for members in rounds for chunk in reversed(range(v)) for i in members]
+    before_last_chunk = (v - 1) * max(map(len, rounds))  # forwards that come before a micro-batch's last
+    ranks = [_in_turn(forwards, backwards, before_last_chunk + 2 * (p - rank - 1)) for rank in range(p)]
+    return Schedule("interleaved 1F1B", p, m, ranks, v)
+
+
+def zero_bubble(num_stages: int, num_micro_batches: int, extra_in_flight: int = 0) -> Schedule:
+    """1F1B with the backward split in two; weight gradients wait until the rank would otherwise be idle.
+
+    With t_b for the gradient of the input, t_w <= t_f, t_b for that of the weights, and e = ``extra_in_flight``, the
+    busiest rank is idle between its first op and its last for (p-1)(t_f + t_b) - (min(m, p+e)-1) t_w, if that is above
+    zero; with 1F1B it would be (p-1)(t_f + t_b + t_w). Peak in flight: min(m, p+e).
+
+    - e = 0 is ZB-H1: for m >= p idle for (p-1)(t_f + t_b - t_w), with the memory of 1F1B's rank 0 on every rank.
+    - e = p-1 is ZB-H2: for m >= 2p-1 idle for (p-1)(t_f + t_b - 2 t_w), for almost twice the memory.
+
+    No schedule saves the (p-1) t_f that the last rank waits for its first input. With t_f = t_b = t_w ZB-H1 has no
+    other idle time in a step. ZB-H2 then only moves it: each rank is busy from its first op to its last, and ranks
+    start and stop one after the other. That saves time only if a rank can go on to the next step without the others.
+
+    Source: arXiv 2401.10241, section 2; the case m < p is ours.
+
+    >>> print(zero_bubble(2, 3))
+    zero bubble (ZB-H1): 2 ranks, 3 micro-batches
+    rank 0 | F0 F1 B0 W0 F2 B1 W1 B2 W2
+    rank 1 | F0 B0 F1 B1 W0 F2 B2 W1 W2
+    """
+    p, m = _sizes(num_stages, num_micro_batches)
+    if extra_in_flight not in range(p):
+        raise ValueError(f"extra_in_flight={extra_in_flight!r} with num_stages={p}: use 0 (ZB-H1) to {p - 1} (ZB-H2)")
+    name = {0: "zero bubble (ZB-H1)", p - 1: "zero bubble (ZB-H2)"} if p > 1 else {0: "zero bubble"}
+    return Schedule(
+        name.get(extra_in_flight, f"zero bubble, {extra_in_flight} more in flight"),
+        p,
+        m,
+        [_with_weights_put_off(p - rank, m, p, extra_in_flight) for rank in range(p)],
+        kinds=(FORWARD, BACKWARD, WEIGHT_GRADIENT),
+    )
+
+
+def _sizes(num_stages: int, num_micro_batches: int) -> tuple[int, int]:
+    """Return p and m, checked."""
+    return check_size("num_stages", num_stages), check_size("num_micro_batches", num_micro_batches)
+
+
+def _in_turn(forwards: list[Op], backwards: list[Op], num_warmup: int) -> list[Op]:
+    """Return ``num_warmup`` forwards; then a forward and a backward in turn; then the backwards that are left."""
+    ops = forwards[:num_warmup]
+    for index, backward in enumerate(backwards):
+        ops += [*forwards[num_warmup + index : num_warmup + index + 1], backward]
+    return ops
+
+
+def _with_weights_put_off(to_the_end: int, m: int, p: int, extra: int) -> list[Op]:
+    """Return the ops of the rank that is ``to_the_end`` steps from the pipeline's end, itself included."""
+    num_forwards = min(m, to_the_end + min(extra, to_the_end - 1))
+    ops, num_weights = [Op(FORWARD, i) for i in range(num_forwards)], 0
+    for i in range(m):
+        ops.append(Op(BACKWARD, i))
+        if num_forwards == m or num_forwards - num_weights == p + extra:  # no forward is left, or no room for one
+            ops.append(Op(WEIGHT_GRADIENT, num_weights))
+            num_weights += 1
+        if num_forwards < m:
+            ops.append(Op(FORWARD, num_forwards))
+            num_forwards += 1
+    return ops + [Op(WEIGHT_GRADIENT, i) for i in range(num_weights, m)]

@@ -1,0 +1,241 @@
+"""What a schedule is, and how one is checked.
+
+The model is cut into p stages, one per rank, and a batch into m micro-batches. A schedule is p lists of ops.
+
+With interleaving each rank has v chunks of the model instead of one: chunk c of rank r is model chunk c*p + r, so
+a micro-batch visits every rank v times. "Model chunk" and "stage" are the same thing where v is 1.
+"""
+
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from labkit.sizes import Misfit, check_size, counted
+
+FORWARD, BACKWARD, WEIGHT_GRADIENT = "forward", "backward", "weight_gradient"
+LETTER = {FORWARD: "F", BACKWARD: "B", WEIGHT_GRADIENT: "W"}
+
+
+class Op(NamedTuple):
+    """One piece of a rank's work: one ``kind`` of pass of one micro-batch through one of the rank's chunks.
+
+    Where the backward is split, ``backward`` computes the gradient of the input, which the stage before waits for,
+    and ``weight_gradient`` the gradient of the weights, which nobody waits for.
+
+    >>> str(Op("forward", 3)), str(Op("backward", 0, chunk=1))
+    ('F3', 'B0.1')
+    """
+
+    kind: str
+    micro_batch: int
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        return f"{LETTER.get(self.kind, self.kind)}{self.micro_batch}" + (f".{self.chunk}" if self.chunk else "")
+
+
+def read_ops(text: str) -> list[Op]:
+    """Read ops as they are printed, separated by spaces, for a schedule of your own.
+
+    >>> [op == Op("forward", 3) for op in read_ops("F3 B0.1")]
+    [True, False]
+
+    Raises:
+        Misfit: a word is not an op.
+    """
+    kinds = {letter: kind for kind, letter in LETTER.items()}
+    ops = []
+    for word in text.split():
+        parts = re.fullmatch(r"([FBW])(\d+)(?:\.(\d+))?", word)
+        if not parts:
+            raise Misfit(
+                "an op is a letter and numbers",
+                f"{word!r} is not an op",
+                "write F, B or W, the micro-batch, and .chunk above chunk 0, as in F3.1",
+            )
+        ops.append(Op(kinds[parts[1]], int(parts[2]), int(parts[3] or 0)))
+    return ops
+
+
+class ScheduleDeadlock(Misfit):
+    """Ranks that wait for each other; ``waits`` has for each the op that waits, and the rank and op it waits for."""
+
+    def __init__(self, name: str, waits: dict[int, tuple[Op, int, Op]]):
+        texts = [
+            f"rank {rank} waits at {op} for {needed} of rank {other}" for rank, (op, other, needed) in waits.items()
+        ]
+        super().__init__("all ranks finish", f"deadlock in {name!r}: {'; '.join(texts)}", _WAY_OUT_OF_DEADLOCK)
+        self.waits, self.args = waits, (name, waits)  # pickle makes it again from args
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What each of ``num_stages`` ranks does, in order. Write your own, and let `check` look at it.
+
+    >>> mine = Schedule("mine", num_stages=1, num_micro_batches=1, ranks=[[Op("forward", 0), Op("backward", 0)]])
+    >>> print(mine)
+    mine: 1 rank, 1 micro-batch
+    rank 0 | F0 B0
+    """
+
+    name: str
+    num_stages: int
+    """p, the number of ranks in the pipeline."""
+    num_micro_batches: int
+    """m, the number of pieces of a batch."""
+    ranks: Sequence[Sequence[Op]]
+    """The ops of each rank, in its order."""
+    num_chunks: int = 1
+    """v, the number of chunks of the model on each rank."""
+    kinds: tuple[str, ...] = (FORWARD, BACKWARD)
+    """What each chunk does with each micro-batch: forward alone in evaluation, three kinds if the backward is split."""
+
+    def __post_init__(self):
+        for name in ("num_stages", "num_micro_batches", "num_chunks"):
+            object.__setattr__(self, name, check_size(name, getattr(self, name)))
+        object.__setattr__(self, "ranks", tuple(tuple(ops) for ops in self.ranks))
+
+    @property
+    def num_model_chunks(self) -> int:
+        """p*v: the number of pieces of the whole model."""
+        return self.num_stages * self.num_chunks
+
+    def stage_of(self, rank: int, chunk: int = 0) -> int:
+        """Return which model chunk this is, counted from the model's input."""
+        return chunk * self.num_stages + rank
+
+    def place_of(self, stage: int) -> tuple[int, int] | None:
+        """Return the (rank, chunk) that has this model chunk; None before the first and after the last."""
+        chunk, rank = divmod(stage, self.num_stages)
+        return (rank, chunk) if 0 <= chunk < self.num_chunks else None
+
+    def needs(self, rank: int, op: Op) -> list[tuple[int, Op]]:
+        """Return the (rank, op) pairs that must have finished before ``rank`` can start ``op``.
+
+        >>> from labkit.schedules import one_f_one_b
+        >>> for rank, op in one_f_one_b(4, 8).needs(2, Op("backward", 5)):
+        ...     print(f"{op} of rank {rank}")
+        B5 of rank 3
+        F5 of rank 2
+        """
+        kind, micro_batch, chunk = op
+        if kind == WEIGHT_GRADIENT:
+            return [(rank, Op(BACKWARD, micro_batch, chunk))]
+        stage = self.stage_of(rank, chunk)
+        from_stage, own = (stage - 1, []) if kind == FORWARD else (stage + 1, [(rank, Op(FORWARD, micro_batch, chunk))])
+        place = self.place_of(from_stage)
+        return own if place is None else [(place[0], Op(kind, micro_batch, place[1])), *own]
+
+    def in_order(self) -> Iterator[tuple[int, Op, list[tuple[int, Op]]]]:
+        """Yield every rank, op, and what it needs, in an order that can run: each rank's own order, needs first.
+
+        A message may wait at its receiver for any time; its sender goes on at once.
+
+        Raises:
+            ScheduleDeadlock: says at which op each rank waits, and for whom.
+        """
+        done: set[tuple[int, Op]] = set()
+        position, before = [0] * len(self.ranks), -1
+        while len(done) > before:
+            before = len(done)
+            for rank, ops in enumerate(self.ranks):
+                while position[rank] < len(ops):
+                    op = ops[position[rank]]
+                    needs = self.needs(rank, op)
+                    if not done.issuperset(needs):
+                        break
+                    yield rank, op, needs
+                    done.add((rank, op))
+                    position[rank] += 1
+        waits = {}
+        for rank, ops in enumerate(self.ranks):
+            if position[rank] < len(ops):
+                op = ops[position[rank]]
+                waits[rank] = (op, *next(need for need in self.needs(rank, op) if need not in done))
+        if waits:
+            raise ScheduleDeadlock(self.name, waits)
+
+    def peak_in_flight(self, rank: int) -> int:
+        """Return the largest number of micro-batches whose activations ``rank`` holds at once.
+
+        A micro-batch counts from its forward until its backward is done, or its weight gradient where the backward is
+        split. With v chunks each of the v passes counts, and holds 1/v of the rank's activations for a micro-batch.
+
+        >>> from labkit.schedules import gpipe, one_f_one_b
+        >>> [gpipe(4, 8).peak_in_flight(rank) for rank in range(4)]
+        [8, 8, 8, 8]
+        >>> [one_f_one_b(4, 8).peak_in_flight(rank) for rank in range(4)]
+        [4, 3, 2, 1]
+        """
+        peak = held = 0
+        for op in self.ranks[rank]:
+            held += op.kind == FORWARD
+            peak = max(peak, held)
+            held -= op.kind == self.kinds[-1]
+        return peak
+
+    def forward_only(self) -> "Schedule":
+        """Return the same order without gradients, for evaluation."""
+        ranks = [[op for op in ops if op.kind == FORWARD] for ops in self.ranks]
+        return replace(self, name=f"{self.name}, forward only", ranks=ranks, kinds=(FORWARD,))
+
+    def __str__(self) -> str:
+        """Return one row per rank, with its ops in order."""
+        chunks = [counted(self.num_chunks, "chunk") + " per rank"] if self.num_chunks > 1 else []
+        sizes = [counted(self.num_stages, "rank"), counted(self.num_micro_batches, "micro-batch"), *chunks]
+        lines = [f"{self.name}: {', '.join(sizes)}"]
+        for rank, ops in enumerate(self.ranks):
+            head = f"rank {rank:<{len(str(len(self.ranks) - 1))}} | "
+            below = "| ".rjust(len(head))
+            lines.append(textwrap.fill(" ".join(map(str, ops)), 100, initial_indent=head, subsequent_indent=below))
+        return "\n".join(lines)
+
+
+def check(schedule: Schedule) -> None:
+    """Check that a schedule can run: each op is there once, none is unknown, and the order does not deadlock.
+
+    Raises:
+        Misfit: names the rank and the op; a ScheduleDeadlock says where each rank waits, and for whom.
+    """
+    check_ops(schedule)
+    for _ in schedule.in_order():
+        pass
+
+
+def check_ops(schedule: Schedule) -> None:
+    """Check that each rank has each op once, and none before its own earlier ones. Deadlocks are not looked for."""
+    if len(schedule.ranks) != schedule.num_stages:
+        raise Misfit(
+            "each rank has one list",
+            f"{schedule.name!r} has lists for {counted(len(schedule.ranks), 'rank')}, but "
+            f"num_stages={schedule.num_stages}",
+            "give each rank one list",
+        )
+    m, v = schedule.num_micro_batches, schedule.num_chunks
+    wanted = dict.fromkeys(Op(kind, i, chunk) for i in range(m) for chunk in range(v) for kind in schedule.kinds)
+    rule = f"each rank runs {', '.join(schedule.kinds)} once for each of {counted(m, 'micro-batch')}" + (
+        f" and {counted(v, 'chunk')}" if v > 1 else ""
+    )
+    for rank, ops in enumerate(schedule.ranks):
+        times = Counter(ops)
+        for op in times:
+            if op not in wanted:
+                raise Misfit("each op once", f"rank {rank} has {op}, which this schedule has no use for", rule)
+            if times[op] > 1:
+                raise Misfit("each op once", f"rank {rank} has {op} {times[op]} times", rule)
+        if missing := [op for op in wanted if op not in times]:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise Misfit("each op once", f"rank {rank} lacks {missing[0]}{more}", rule)
+        place = {op: index for index, op in enumerate(ops)}
+        for earlier, later in pairwise(schedule.kinds):
+            for op in ops:
+                if op.kind == later and place[op] < place[before := op._replace(kind=earlier)]:
+                    fault = f"rank {rank} has {op} before {before}, whose result it needs"
+                    raise Misfit("an op comes after those it starts from", fault, "swap them")
+
+
+_WAY_OUT_OF_DEADLOCK = "move an op that another rank waits for before the op at which its own rank waits"
