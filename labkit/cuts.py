@@ -1,4 +1,4 @@
-"""Who has what: the rows of a batch, the layers of a model, the chunks of a weight. Integers only, no torch.
+"""How work is cut: the rows of a batch, the layers of a model, the chunks of a weight. Integers only, no torch.
 
 The trainer, the layers and the pictures all ask here, so what is drawn is what trains.
 """
@@ -10,16 +10,16 @@ from labkit.sizes import check_size, divisors, either
 
 @dataclass(frozen=True)
 class BatchCut:
-    """A batch of ``batch_size`` rows on ``dp_size`` replicas, each adding up gradients over some micro-batches.
+    """A batch of ``batch_size`` rows on ``dp_size`` replicas, each of which runs ``num_micro_batches`` per step.
 
-    A replica has neighbouring rows, and takes them in order.
+    A replica gets consecutive rows and takes them in order.
 
     >>> cut = BatchCut(batch_size=8, dp_size=2, num_micro_batches=2)
     >>> [list(cut.rows(1, micro_batch)) for micro_batch in (0, 1)]
     [[4, 5], [6, 7]]
 
     Raises:
-        ValueError: names the value, the rule and the way out.
+        ValueError: the replicas and their micro-batches cannot share the rows equally.
     """
 
     batch_size: int
@@ -48,21 +48,18 @@ class BatchCut:
 
     def rows_of_replica(self, dp_rank: int) -> range:
         """All rows of the batch that a replica sees in a step."""
-        rows = self.micro_batch_size * self.num_micro_batches
-        return range(dp_rank * rows, (dp_rank + 1) * rows)
+        return BatchCut(self.batch_size, self.dp_size).rows(dp_rank, 0)
 
     def __str__(self) -> str:
         """A table of the first and last rows: one line per rank, one column per micro-batch."""
-        names = [f"micro-batch {number}" for number in range(self.num_micro_batches)]
-        lines = ["rank  " + "".join(f"{name:>16}" for name in names)]
-        for dp_rank in range(self.dp_size):
-            ranges = [rows_text(self.rows(dp_rank, number)) for number in range(self.num_micro_batches)]
-            lines.append(f"{dp_rank:>4}  " + "".join(f"{text:>16}" for text in ranges))
-        return "\n".join(lines)
+        numbers = range(self.num_micro_batches)
+        table = [["rank", *(f"micro-batch {number}" for number in numbers)]]
+        table += [[str(rank), *(rows_text(self.rows(rank, n)) for n in numbers)] for rank in range(self.dp_size)]
+        return "\n".join(f"{name:>4}  " + "".join(f"{cell:>16}" for cell in cells) for name, *cells in table)
 
 
 def rows_text(rows: range) -> str:
-    """First and last row.
+    """Write the first and the last of some rows.
 
     >>> rows_text(range(32, 64)), rows_text(range(5, 6))
     ('32-63', '5')
@@ -71,7 +68,7 @@ def rows_text(rows: range) -> str:
 
 
 def layers_of_stage(num_layers: int, stage: int, num_stages: int) -> range:
-    """The layers of one of the model's consecutive stages; some stages have one layer more than others.
+    """Return the layers of one of the model's consecutive stages; some stages may have one layer more than others.
 
     >>> [len(layers_of_stage(10, stage, 4)) for stage in range(4)]
     [2, 3, 2, 3]
@@ -80,10 +77,10 @@ def layers_of_stage(num_layers: int, stage: int, num_stages: int) -> range:
 
 
 def chunks_of_rank(size: int, tp_size: int, tp_rank: int, stride: int = 1) -> list[range]:
-    """What a tensor-parallel rank keeps of a dim of this size, by Megatron-LM's stride rule.
+    """Return what a tensor-parallel rank keeps of a dim of this size, by Megatron-LM's stride rule.
 
-    The dim is cut into t * stride chunks, and rank r keeps chunks r, r + t, r + 2t, ... With stride=3, a fused
-    [Q; K; V] gives each rank its own heads of Q, of K and of V.
+    The dim is cut into t * stride chunks, and rank r keeps chunks r, r + t, r + 2t, ... With stride=3, each rank
+    gets the Q, the K and the V of its own heads from a fused [Q; K; V].
 
     >>> chunks_of_rank(12, tp_size=2, tp_rank=1, stride=3)
     [range(2, 4), range(6, 8), range(10, 12)]
@@ -93,21 +90,24 @@ def chunks_of_rank(size: int, tp_size: int, tp_rank: int, stride: int = 1) -> li
     return [range(start, start + chunk) for start in starts]
 
 
-def check_divides(tp_size: int, name: str, size: int, stride: int = 1) -> None:
-    """Raise a ValueError if a dim of this size cannot be cut into tp_size * stride equal chunks."""
+def check_divides(parts: int, name: str, size: int, stride: int = 1, *, parts_name: str = "tp_size") -> None:
+    """Raise a ValueError if a dim of this size cannot be cut into parts * stride equal chunks.
+
+    >>> check_divides(4, "output_size", 10)
+    Traceback (most recent call last):
+    ValueError: tp_size=4 does not divide output_size=10: use tp_size 1, 2, 5 or 10, or output_size 8 or 12
+    """
     size, stride = check_size(name, size), check_size("stride", stride)
-    pieces = tp_size * stride
-    if size % pieces:
-        cut = f"tp_size={tp_size}" + (f" * stride={stride} = {pieces}" if stride > 1 else "")
-        ways = [] if size % stride else list(divisors(size // stride))
-        fits = f"tp_size {either(ways)}, or " if ways else ""
-        raise ValueError(
-            f"{cut} does not divide {name}={size}: use {fits}{name} {either(multiples_near(size, pieces))}"
-        )
+    chunks = parts * stride
+    if size % chunks:
+        cut = f"{parts_name}={parts}" + (f" * stride={stride} = {chunks}" if stride > 1 else "")
+        fits = "" if size % stride else f"{parts_name} {either(divisors(size // stride))}, or "
+        other_sizes = either(multiples_near(size, chunks))
+        raise ValueError(f"{cut} does not divide {name}={size}: use {fits}{name} {other_sizes}")
 
 
 def multiples_near(number: int, of: int) -> list[int]:
-    """The multiples just below and just above a number; 0 is left out.
+    """Return the multiples just below and just above a number; 0 is left out.
 
     >>> multiples_near(10, of=4), multiples_near(3, of=4)
     ([8, 12], [4])

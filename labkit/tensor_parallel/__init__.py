@@ -1,7 +1,7 @@
 """Layers cut across a tensor-parallel group; each gives what the uncut layer of torch.nn would."""
 
 from labkit.tensor_parallel.blocks import ParallelMLP, ParallelSelfAttention
-from labkit.tensor_parallel.dropout import ShardedDropout, seed_replicas, sharded_dropout
+from labkit.tensor_parallel.dropout import ShardedDropout, seed_replicas
 from labkit.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, column_linear
 from labkit.tensor_parallel.shards import cut_like, gather_whole, own_shard, shard_of
 from labkit.tensor_parallel.vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
@@ -19,6 +19,5 @@ __all__ = [
     "own_shard",
     "seed_replicas",
     "shard_of",
-    "sharded_dropout",
     "vocab_parallel_cross_entropy",
 ]

@@ -1,10 +1,6 @@
 """Linear layers with the weight cut across a tensor-parallel group: by its outputs, or by its inputs.
 
-Y = X A + b with A: [in, out]; PyTorch stores the transpose, [out, in].
-
-Column parallel cuts A by columns, A = [A_1 .. A_t]: each rank computes Y_i = X A_i, a slice of the outputs.
-Row parallel cuts A by rows, and X by columns to fit: Y is the sum over ranks of X_i A_i.
-
+Y = X A + b with A: [in, out]. PyTorch stores the transpose, [out, in]: columns of A are rows of the weight.
 Source: arXiv 1909.08053, section 3; argument names as in Megatron-LM.
 """
 
@@ -16,6 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit.cuts import check_divides
+from labkit.sizes import check_size
+from labkit.tensor_parallel.needed_gradients import needed_gradients
 from labkit.tensor_parallel.operators import (
     SEQUENCE_DIM,
     all_gather,
@@ -26,36 +24,13 @@ from labkit.tensor_parallel.operators import (
     scatter_to_tp,
     start_reduce_scatter,
 )
-from labkit.tensor_parallel.shards import (
-    Shard,
-    chunks_by_rank,
-    chunks_in_order,
-    draw_master_weight,
-    mark_shard,
-    own_shard,
-)
+from labkit.tensor_parallel.shards import Shard, draw_master_weight, mark_shard, own_shard, transpose_chunks
 
 
-class ColumnParallelLinear(nn.Module):
-    """A linear layer whose outputs are divided among the ranks; weight [out/t, in], bias [out/t].
+class _ParallelLinear(nn.Module):
+    """What both layers share: this rank's shard of the weight, and a bias with one number for each of its rows."""
 
-    ``forward(x)`` returns ``(output, output_bias)``, with x: [..., in] replicated, and output [..., out] with
-    ``gather_output``, else this rank's [..., out/t].
-
-    Args:
-        gather_output: give every rank all outputs, at the price of an all-gather. A row-parallel layer behind
-            this one takes the shards as they are: then leave it off.
-        init_method: fills the master weight [out, in], the same on every rank and for every t.
-        stride: how many matrices are fused in the weight, one below the other: see `own_shard`.
-        keep_master_weight_for_test: keep the whole weight as ``master_weight``.
-        skip_bias_add: leave the bias to the caller, who may fuse it with what follows; it is then ``output_bias``
-            (else None).
-        sequence_parallel: x is [..., seq/t, in], this rank's slice of the sequence, and is gathered here.
-
-    Raises:
-        ValueError: a size that t does not divide, options that do not go together, or, in ``forward``, another
-            width of x: all before any communication. Seeds that differ between ranks, at construction.
-    """
+    cut_dim: int  # of the weight [out, in]: 0 cuts the outputs, 1 the inputs
 
     def __init__(
         self,
@@ -64,7 +39,6 @@ class ColumnParallelLinear(nn.Module):
         group: dist.ProcessGroup,
         *,
         bias: bool = True,
-        gather_output: bool = True,
         init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
         stride: int = 1,
         keep_master_weight_for_test: bool = False,
@@ -74,80 +48,94 @@ class ColumnParallelLinear(nn.Module):
         dtype=None,
     ):
         super().__init__()
-        check_divides(group.size(), "output_size", output_size, stride)
-        if sequence_parallel and gather_output:
-            raise ValueError("sequence_parallel=True gives each rank its own outputs: use gather_output=False with it")
-        self.input_size, self.output_size, self.group = input_size, output_size, group
-        self.gather_output, self.stride = gather_output, stride
+        self.input_size = check_size("input_size", input_size)
+        self.output_size = check_size("output_size", output_size)
+        whole_size, name = [(self.output_size, "output_size"), (self.input_size, "input_size")][self.cut_dim]
+        check_divides(group.size(), name, whole_size, stride)
+        self.group, self.stride = group, stride
         self.skip_bias_add, self.sequence_parallel = skip_bias_add, sequence_parallel
-        master = draw_master_weight((output_size, input_size), init_method, group, dtype)
+        master = draw_master_weight((self.output_size, self.input_size), init_method, group, dtype)
         self.master_weight = master if keep_master_weight_for_test else None
-        weight, zeros = own_shard(master, group, 0, stride), torch.zeros(output_size // group.size(), dtype=dtype)
-        shard = Shard(0, output_size, stride)
-        self.weight = mark_shard(nn.Parameter(weight.to(device)), shard)
-        self.bias = mark_shard(nn.Parameter(zeros.to(device)), shard) if bias else None
+        weight = own_shard(master, group, self.cut_dim, stride)
+        self.weight = mark_shard(nn.Parameter(weight.to(device)), Shard(self.cut_dim, whole_size, stride))
+        self.bias = nn.Parameter(torch.zeros(len(weight), device=device, dtype=dtype)) if bias else None
+
+    def extra_repr(self) -> str:
+        return f"input_size={self.input_size}, output_size={self.output_size}, tp_size={self.group.size()}"
+
+
+class ColumnParallelLinear(_ParallelLinear):
+    """A linear layer whose outputs are divided among the ranks; weight [out/t, in], bias [out/t].
+
+        X [ A_1 | A_2 ]  =  [ X A_1 | X A_2 ]  =  [ Y_1 | Y_2 ]          rank i computes Y_i = X A_i
+
+    ``forward(x)`` returns ``(output, output_bias)``. x: [..., in], replicated. Output: [..., out] with
+    ``gather_output``, otherwise this rank's [..., out/t].
+
+    Args:
+        gather_output: give every rank all outputs, at the price of an all-gather. Leave it off when a row-parallel
+            layer follows: it takes the shards as they are.
+        init_method: fills the master weight [out, in], which is the same on every rank and for every t.
+        stride: how many matrices are fused in the weight, one below the other: see `chunks_of_rank`.
+        keep_master_weight_for_test: keep the whole weight as ``master_weight``.
+        skip_bias_add: return the bias as ``output_bias`` (otherwise None), for a caller who fuses it with what follows.
+        sequence_parallel: x is this rank's slice of the sequence, [..., seq/t, in], and is gathered here.
+
+    Raises:
+        ValueError: t does not divide a size, options contradict each other, or, in ``forward``, x has the wrong
+            width; all before any communication. Also, when the layer is made, ranks with different seeds.
+    """
+
+    cut_dim = 0
+
+    def __init__(
+        self, input_size: int, output_size: int, group: dist.ProcessGroup, *, gather_output: bool = True, **options
+    ):
+        if gather_output and options.get("sequence_parallel"):
+            raise ValueError("sequence_parallel=True leaves each rank its own outputs: use gather_output=False with it")
+        super().__init__(input_size, output_size, group, **options)
+        self.gather_output = gather_output
+        if self.bias is not None:
+            mark_shard(self.bias, Shard(0, self.output_size, self.stride))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         _check_width(x, self.input_size, "input_size")
-        bias = None if self.skip_bias_add else self.bias
+        bias, output_bias = (None, self.bias) if self.skip_bias_add else (self.bias, None)
         output = column_linear(x, self.weight, bias, self.group, self.sequence_parallel)
-        output_bias = self.bias if self.skip_bias_add else None
-        if self.gather_output:
-            output = self._gathered(output)
-            output_bias = None if output_bias is None else self._gathered(output_bias)
-        return output, output_bias
+        if not self.gather_output:
+            return output, output_bias
+        return self._gathered(output), None if output_bias is None else self._gathered(output_bias)
 
     def _gathered(self, shard: torch.Tensor) -> torch.Tensor:
-        return chunks_in_order(gather_from_tp(shard, self.group), self.group.size(), self.stride)
-
-    def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.output_size} / {self.group.size()} ranks, gather_output={self.gather_output}"
+        return transpose_chunks(gather_from_tp(shard, self.group), self.group.size(), self.stride)
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(_ParallelLinear):
     """A linear layer whose inputs are divided among the ranks; weight [out, in/t], bias [out].
 
-    ``forward(x)`` returns ``(output, output_bias)``, with x: [..., in/t] if ``input_is_parallel``, else replicated
-    [..., in], and output [..., out]: the ranks' partial products are added up, and the bias once, afterwards.
+                      [ A_1 ]
+        [ X_1 | X_2 ] [-----]  =  X_1 A_1 + X_2 A_2  =  Y            rank i computes X_i A_i, and the ranks add up
+                      [ A_2 ]
+
+    ``forward(x)`` returns ``(output, output_bias)``. x: [..., in/t] with ``input_is_parallel``, otherwise [..., in],
+    replicated. Output: [..., out]. The bias is added once, after the sum.
 
     Args:
         input_is_parallel: x is already divided, as a column-parallel layer leaves it.
-        sequence_parallel: the sum is divided along the sequence: output is [..., seq/t, out].
-        init_method, stride, keep_master_weight_for_test, skip_bias_add: as in `ColumnParallelLinear`; the stride
-            applies to the input dim.
+        sequence_parallel: divide the sum along the sequence: the output is [..., seq/t, out].
 
-    Raises:
-        ValueError: as in `ColumnParallelLinear`.
+    The other options and errors are those of `ColumnParallelLinear`, with the stride along the input dim.
     """
 
+    cut_dim = 1
+
     def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        group: dist.ProcessGroup,
-        *,
-        bias: bool = True,
-        input_is_parallel: bool = False,
-        init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
-        stride: int = 1,
-        keep_master_weight_for_test: bool = False,
-        skip_bias_add: bool = False,
-        sequence_parallel: bool = False,
-        device=None,
-        dtype=None,
+        self, input_size: int, output_size: int, group: dist.ProcessGroup, *, input_is_parallel: bool = False, **options
     ):
-        super().__init__()
-        check_divides(group.size(), "input_size", input_size, stride)
-        if sequence_parallel and not input_is_parallel:
+        if not input_is_parallel and options.get("sequence_parallel"):
             raise ValueError("sequence_parallel=True starts from divided inputs: use input_is_parallel=True with it")
-        self.input_size, self.output_size, self.group = input_size, output_size, group
-        self.input_is_parallel, self.stride = input_is_parallel, stride
-        self.skip_bias_add, self.sequence_parallel = skip_bias_add, sequence_parallel
-        master = draw_master_weight((output_size, input_size), init_method, group, dtype)
-        self.master_weight = master if keep_master_weight_for_test else None
-        weight = own_shard(master, group, 1, stride)
-        self.weight = mark_shard(nn.Parameter(weight.to(device)), Shard(1, input_size, stride))
-        self.bias = nn.Parameter(torch.zeros(output_size, device=device, dtype=dtype)) if bias else None
+        super().__init__(input_size, output_size, group, **options)
+        self.input_is_parallel = input_is_parallel
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         tp_size = self.group.size()
@@ -155,11 +143,11 @@ class RowParallelLinear(nn.Module):
             _check_width(x, self.input_size // tp_size, f"input_size={self.input_size} / tp_size")
         else:
             _check_width(x, self.input_size, "input_size")
-            x = scatter_to_tp(chunks_by_rank(x, tp_size, self.stride), self.group)
-        partial = F.linear(x, self.weight)
+            x = scatter_to_tp(transpose_chunks(x, self.stride, tp_size), self.group)
+        partial = F.linear(x, self.weight)  # X_i A_i
         if self.sequence_parallel:
             output = reduce_scatter_to_sequence(partial, self.group)
-            # Each rank adds the bias to its own slice, so the bias' gradient is partial: copy's backward adds it up.
+            # Each rank adds the bias to its own slice, so its gradient is partial: copy's backward adds the parts up.
             bias = None if self.bias is None else copy_to_tp(self.bias, self.group)
         else:
             output, bias = reduce_from_tp(partial, self.group), self.bias
@@ -167,19 +155,11 @@ class RowParallelLinear(nn.Module):
             return output, bias
         return output + bias, None
 
-    def extra_repr(self) -> str:
-        sizes = f"{self.input_size} / {self.group.size()} ranks, {self.output_size}"
-        return f"{sizes}, input_is_parallel={self.input_is_parallel}"
-
 
 def column_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    group: dist.ProcessGroup,
-    sequence_parallel: bool = False,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: dist.ProcessGroup, sequence_parallel=False
 ) -> torch.Tensor:
-    """This rank's outputs [..., out/t] from its weight [out/t, in]: for a weight that a layer shares with another."""
+    """Return this rank's outputs [..., out/t] for its weight [out/t, in], which may be another layer's too."""
     if group.size() == 1:
         return F.linear(x, weight, bias)
     return _ColumnLinear.apply(x, weight, bias, group, sequence_parallel)  # pyright: ignore[reportReturnType]
@@ -190,7 +170,7 @@ class _ColumnLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, group, sequence_parallel):
-        ctx.save_for_backward(x, weight)  # of a divided sequence the own slice only: that saves the memory
+        ctx.save_for_backward(x, weight)  # of a divided sequence only the own slice: that saves the memory
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
         whole_x = all_gather(x, group, SEQUENCE_DIM) if sequence_parallel else x
         return F.linear(whole_x, weight, bias)
@@ -198,7 +178,7 @@ class _ColumnLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
-        need_x, need_weight, need_bias, *_ = _wanted(ctx)
+        need_x, need_weight, need_bias, *_ = needed_gradients(ctx)
         grad_x = grad_weight = grad_bias = travelling = None
         whole_x = all_gather(x, ctx.group, SEQUENCE_DIM) if need_weight and ctx.sequence_parallel else x
         if need_x:
@@ -215,19 +195,6 @@ class _ColumnLinear(torch.autograd.Function):
         if travelling is not None:
             travelling.wait()
         return grad_x, grad_weight, grad_bias, None, None
-
-
-def _wanted(ctx) -> tuple[bool, ...]:
-    """Of which inputs this pass of backward wants the gradient; ``ctx.needs_input_grad`` says of which any pass may.
-
-    A pass for some inputs only is half of a split backward. The engine knows what it goes on to, and tells its own
-    functions; to ask it from Python is private to torch, and a test holds that it works.
-    """
-    may = ctx.needs_input_grad
-    try:
-        return tuple(m and torch._C._will_engine_execute_node(ctx.next_functions[i][0]) for i, m in enumerate(may))
-    except RuntimeError:  # in torch.autograd.grad() it does not tell about leaves
-        return may
 
 
 def _check_width(x: torch.Tensor, width: int, name: str) -> None:

@@ -1,7 +1,7 @@
 """Which piece of a weight a rank keeps, and how all ranks come to cut the same weight.
 
-Every rank draws the whole *master weight* from the same seed and keeps its shard. So the weights, and
-with them all results, do not depend on how many ranks share them.
+Every rank draws the whole *master weight* from the same seed and keeps its shard. So neither the weights nor any
+result depends on how many ranks share them.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ from labkit.tensor_parallel.operators import all_gather
 def draw_master_weight(
     shape: Sequence[int], init_method: Callable[[torch.Tensor], object], group: dist.ProcessGroup, dtype=None
 ) -> torch.Tensor:
-    """The weight before it is cut, drawn on the CPU from torch's default generator.
+    """Return the weight before it is cut, drawn on the CPU from torch's default generator.
 
     Raises:
-        ValueError: it is not the same on all ranks of the group, because their seeds differ.
+        ValueError: the ranks of the group drew different weights, because their seeds differ.
     """
     master = torch.empty(*shape, dtype=dtype, device="cpu")
     init_method(master)
@@ -34,7 +34,7 @@ def draw_master_weight(
         if highest[0] != -highest[1]:
             raise ValueError(
                 f"the ranks of this tensor-parallel group drew different weights of shape {list(shape)}: "
-                "set the same seed on all of them before the layer is made, torch.manual_seed(1234) say"
+                "set the same seed on all of them before the layer is made, for example torch.manual_seed(1234)"
             )
     return master
 
@@ -46,7 +46,7 @@ def own_shard(master: torch.Tensor, group: dist.ProcessGroup, dim: int, stride: 
 
 
 class Shard(NamedTuple):
-    """How a parameter was cut from its master weight: along which dim, of what size there, with which stride."""
+    """How a parameter was cut from its master weight: along which dim, how long that was, and with which stride."""
 
     dim: int
     whole_size: int  # without padding
@@ -54,27 +54,27 @@ class Shard(NamedTuple):
 
 
 def mark_shard(parameter: nn.Parameter, shard: Shard) -> nn.Parameter:
-    """Note on a parameter what it is a shard of; one without the note is the same on every rank."""
+    """Note on a parameter how it was cut; a parameter without the note is whole on every rank."""
     parameter.shard = shard  # type: ignore[attr-defined]
     return parameter
 
 
 def shard_of(parameter: nn.Parameter) -> Shard | None:
-    """How a parameter is cut; None for one that every rank has whole."""
+    """Return how a parameter was cut, or None if every rank has the whole."""
     return getattr(parameter, "shard", None)
 
 
 def gather_whole(tensor: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.Tensor:
-    """The whole of a tensor that is cut like the parameter (its values, its gradient), on every rank."""
+    """Return on every rank the whole of a tensor that is cut like the parameter: its values, or its gradient."""
     shard = shard_of(parameter)
     if shard is None or group.size() == 1:
         return tensor
     joined = all_gather(tensor.detach(), group, shard.dim).movedim(shard.dim, -1)
-    return chunks_in_order(joined, group.size(), shard.stride)[..., : shard.whole_size].movedim(-1, shard.dim)
+    return transpose_chunks(joined, group.size(), shard.stride)[..., : shard.whole_size].movedim(-1, shard.dim)
 
 
 def cut_like(whole: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.Tensor:
-    """The inverse of `gather_whole`: this rank's part of a whole tensor, which is padded with zeros if need be."""
+    """Return this rank's part of a whole tensor, padded with zeros if need be: the inverse of `gather_whole`."""
     shard = shard_of(parameter)
     if shard is None:
         return whole
@@ -83,11 +83,9 @@ def cut_like(whole: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGr
     return own_shard(padded, group, shard.dim, shard.stride)
 
 
-def chunks_by_rank(x: torch.Tensor, tp_size: int, stride: int) -> torch.Tensor:
-    """Reorder the last dim so that the chunks of one rank are next to each other: 0 2 1 3 for t = 2, stride = 2."""
-    return x.unflatten(-1, (stride, tp_size, -1)).transpose(-3, -2).flatten(-3) if stride > 1 else x
+def transpose_chunks(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Reorder the last dim, a grid of chunks row by row, column by column: 0 1 2 3 4 5 in 2 rows to 0 3 1 4 2 5.
 
-
-def chunks_in_order(x: torch.Tensor, tp_size: int, stride: int) -> torch.Tensor:
-    """The inverse of `chunks_by_rank`."""
-    return chunks_by_rank(x, stride, tp_size) if stride > 1 else x
+    With stride rows and t columns, the chunks of each rank become neighbours; with t rows, they go back.
+    """
+    return x.unflatten(-1, (rows, columns, -1)).transpose(-3, -2).flatten(-3) if min(rows, columns) > 1 else x

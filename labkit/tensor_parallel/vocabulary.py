@@ -1,7 +1,6 @@
-"""The two layers that a large vocabulary makes expensive, cut by words: the embedding, and the loss on its logits.
+"""What a large vocabulary makes expensive, cut by words: the embedding, and the loss on the logits.
 
-Each rank holds the rows of its own words. The loss never gathers the logits: per token, three numbers travel
-instead of V.
+Each rank holds the rows of its own words. The loss never gathers the logits: per token, not V numbers travel but four.
 """
 
 from collections.abc import Callable
@@ -11,19 +10,20 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from labkit.sizes import check_size
 from labkit.tensor_parallel.operators import all_reduce, reduce_from_tp, reduce_scatter_to_sequence
-from labkit.tensor_parallel.shards import Shard, draw_master_weight, mark_shard
+from labkit.tensor_parallel.shards import Shard, draw_master_weight, mark_shard, own_shard
 
 
 class VocabParallelEmbedding(nn.Module):
     """An embedding whose words are divided among the ranks; weight [V'/t, d].
 
-    V' is ``num_embeddings`` rounded up to a multiple of t; the rows added are zero and never looked up.
-    ``forward(ids)`` takes ids: [..., seq] and returns [..., seq, d], replicated, or with ``sequence_parallel``
-    this rank's [..., seq/t, d].
+    V' is ``num_embeddings`` rounded up to a multiple of t. The added rows are zero and never looked up.
+    ``forward(ids)`` takes ids [..., seq] and returns [..., seq, d] on every rank, or with ``sequence_parallel``
+    this rank's [..., seq/t, d]. The other options are as in `ColumnParallelLinear`.
 
     Raises:
-        ValueError: in ``forward``, an id outside the vocabulary, before any communication.
+        ValueError: in ``forward``, before any communication: an id is outside the vocabulary.
     """
 
     def __init__(
@@ -39,21 +39,21 @@ class VocabParallelEmbedding(nn.Module):
         dtype=None,
     ):
         super().__init__()
-        self.num_embeddings, self.embedding_dim, self.group = num_embeddings, embedding_dim, group
-        self.sequence_parallel = sequence_parallel
-        master = draw_master_weight((num_embeddings, embedding_dim), init_method, group, dtype)
+        self.num_embeddings = check_size("num_embeddings", num_embeddings)
+        self.embedding_dim = check_size("embedding_dim", embedding_dim)
+        self.group, self.sequence_parallel = group, sequence_parallel
+        master = draw_master_weight((self.num_embeddings, self.embedding_dim), init_method, group, dtype)
         self.master_weight = master if keep_master_weight_for_test else None
-        rows = -(-num_embeddings // group.size())
+        rows = -(-self.num_embeddings // group.size())
         self.first_word = group.rank() * rows
-        padded = F.pad(master, (0, 0, 0, rows * group.size() - num_embeddings))
-        weight = padded[self.first_word : self.first_word + rows].clone()
-        self.weight = mark_shard(nn.Parameter(weight.to(device)), Shard(0, num_embeddings))
+        padded = F.pad(master, (0, 0, 0, rows * group.size() - self.num_embeddings))
+        weight = own_shard(padded, group, 0)
+        self.weight = mark_shard(nn.Parameter(weight.to(device)), Shard(0, self.num_embeddings))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         _check_words("ids", ids, self.num_embeddings)
-        local = ids - self.first_word
-        elsewhere = (local < 0) | (local >= self.weight.size(0))
-        vectors = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        row, elsewhere = _local_index(ids, self.first_word, self.weight.size(0))
+        vectors = F.embedding(row, self.weight)
         vectors = vectors.masked_fill(elsewhere.unsqueeze(-1), 0.0)  # the rank that has the word adds its vector
         if self.sequence_parallel:
             return reduce_scatter_to_sequence(vectors, self.group)
@@ -73,18 +73,18 @@ def vocab_parallel_cross_entropy(
     reduction: str = "mean",
     vocab_size: int | None = None,
 ) -> torch.Tensor:
-    """`torch.nn.functional.cross_entropy` of logits whose words are divided among the ranks.
+    """Return `torch.nn.functional.cross_entropy` of logits whose words are divided among the ranks.
 
     Args:
         logits_shard: [..., V'/t], this rank's words.
         target: [...], the true words, the same on every rank.
         ignore_index, reduction: as in `torch.nn.functional.cross_entropy`.
-        vocab_size: V, when the last words of V' are padding: they take no part.
+        vocab_size: V, if the last words of V' are padding and do not count.
 
     Raises:
-        ValueError: a target outside the vocabulary, or an unknown reduction, before any communication.
+        ValueError: before any communication: a target is outside the vocabulary, or the reduction is unknown.
 
-    Source: arXiv 1909.08053, section 3. Label smoothing e is that of torch: (1-e) times the loss, plus e/V times the
+    Source: arXiv 1909.08053, section 3. Label smoothing e is torch's: (1-e) times the loss, plus e/V times the
     sum over all words of -log p.
     """
     if reduction not in ("mean", "sum", "none"):
@@ -111,38 +111,38 @@ class _CrossEntropy(torch.autograd.Function):
         if group.size() > 1:
             dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
         logits = logits - highest.unsqueeze(-1)  # no exp can overflow
-        local = target - first
-        elsewhere = (local < 0) | (local >= logits.size(-1))
-        target_logit = logits.gather(-1, local.masked_fill(elsewhere, 0).unsqueeze(-1)).squeeze(-1)
+        column, elsewhere = _local_index(target, first, logits.size(-1))
+        target_logit = logits.gather(-1, column.unsqueeze(-1)).squeeze(-1)
         exponentials = logits.exp()
-        sums = torch.stack(
-            [
-                exponentials.sum(-1),
-                target_logit.masked_fill(elsewhere, 0.0),
-                logits.masked_fill(~is_word, 0.0).sum(-1),  # for label smoothing
-            ]
-        )
-        if group.size() > 1:
-            sums = all_reduce(sums, group)  # all three in one message
-        normaliser, target_logit, all_logits = sums
+        target_logit = target_logit.masked_fill(elsewhere, 0.0)
+        all_logits = logits.masked_fill(~is_word, 0.0).sum(-1)  # for label smoothing
+        sums = torch.stack([exponentials.sum(-1), target_logit, all_logits])
+        normaliser, target_logit, all_logits = all_reduce(sums, group) if group.size() > 1 else sums  # one message
         log_normaliser = normaliser.log()
         softmax = exponentials / normaliser.unsqueeze(-1)
-        ctx.save_for_backward(softmax, local, elsewhere, is_word)
+        ctx.save_for_backward(softmax, column, elsewhere, is_word)
         ctx.label_smoothing, ctx.vocab_size = label_smoothing, vocab_size
         smooth = log_normaliser - all_logits / vocab_size
         return (1 - label_smoothing) * (log_normaliser - target_logit) + label_smoothing * smooth
 
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        softmax, local, elsewhere, is_word = ctx.saved_tensors
+        softmax, column, elsewhere, is_word = ctx.saved_tensors
         wanted = is_word.to(softmax.dtype) * (ctx.label_smoothing / ctx.vocab_size)
         wanted = wanted.expand_as(softmax).clone()
         hit = (~elsewhere).to(softmax.dtype).unsqueeze(-1) * (1 - ctx.label_smoothing)
-        wanted.scatter_add_(-1, local.masked_fill(elsewhere, 0).unsqueeze(-1), hit)
+        wanted.scatter_add_(-1, column.unsqueeze(-1), hit)
         return (softmax - wanted) * grad.unsqueeze(-1), None, None, None, None
+
+
+def _local_index(words: torch.Tensor, first: int, num_words: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each word's index among this rank's own, and where that is meaningless: the words of other ranks."""
+    index = words - first
+    elsewhere = (index < 0) | (index >= num_words)
+    return index.masked_fill(elsewhere, 0), elsewhere
 
 
 def _check_words(name: str, words: torch.Tensor, vocab_size: int) -> None:
     if words.numel() and (words.min() < 0 or words.max() >= vocab_size):
         wrong = words[(words < 0) | (words >= vocab_size)][0].item()
-        raise ValueError(f"{name} contain {wrong}, outside the vocabulary: words run from 0 to {vocab_size - 1}")
+        raise ValueError(f"{name} contains {wrong}, outside the vocabulary: use words from 0 to {vocab_size - 1}")

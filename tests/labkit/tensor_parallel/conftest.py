@@ -1,0 +1,40 @@
+"""What the tests of the sharded layers share: inputs that are the same on every rank, and what "the same" means."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from labkit.communication import communication_log
+
+SIZES = [1, 2, 3, 4]
+DTYPES = [torch.float32, torch.float64]
+BATCH, SEQUENCE = 2, 12  # every t up to 4 divides the sequence
+
+
+def assert_same(got, expected, what=""):
+    exact = got.dtype == torch.float64
+    rtol, atol = (1e-10, 1e-10) if exact else (2e-5, 2e-5)
+    torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, msg=lambda text: f"{what}: {text}")
+
+
+def randoms(*shapes, dtype, seed=1):
+    """Random tensors, the same on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, dtype=dtype, generator=generator) for shape in shapes]
+
+
+def sequence_slice(x, divided):
+    """This rank's slice of the sequence, or all of it."""
+    group = dist.group.WORLD
+    return x.chunk(group.size(), -2)[group.rank()] if divided else x
+
+
+def refused_before_any_communication(mistakes):
+    """Make each mistake on this rank; its error must contain the text that it is listed under."""
+    for message, mistake in mistakes.items():
+        with communication_log() as log, pytest.raises(ValueError) as error:  # noqa: PT012 - the log must end too
+            torch.manual_seed(1)
+            mistake(dist.group.WORLD)
+        assert message in str(error.value)
+        made = [record for record in log.records if record.message_bytes > 16]  # a layer made is checked once
+        assert not made, message

@@ -1,0 +1,97 @@
+"""MLP and self-attention on ranks give what one process gives, with no more messages than the paper needs."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from labkit.communication import communication_log
+from labkit.tensor_parallel import ParallelMLP, ParallelSelfAttention, own_shard
+from tests.labkit.tensor_parallel.conftest import (
+    BATCH,
+    SEQUENCE,
+    SIZES,
+    assert_same,
+    randoms,
+    refused_before_any_communication,
+    sequence_slice,
+)
+
+
+def one_process_mlp(up, down):
+    return lambda x: F.linear(F.gelu(F.linear(x, up)), down)
+
+
+def one_process_attention(qkv, out, num_heads):
+    def attention(x):
+        q, k, v = F.linear(x, qkv).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (num_heads, -1)).transpose(-3, -2) for part in (q, k, v))
+        return F.linear(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(-3, -2).flatten(-2), out)
+
+    return attention
+
+
+def block_parity(kind, sequence_parallel):
+    group, dtype = dist.group.WORLD, torch.float64
+    torch.manual_seed(2)
+    options = {"sequence_parallel": sequence_parallel, "keep_master_weight_for_test": True, "dtype": dtype}
+    if kind is ParallelMLP:
+        block = ParallelMLP(24, 48, group, **options)
+        column, row = block.up, block.down
+        whole = one_process_mlp
+    else:
+        block = ParallelSelfAttention(24, 12, group, **options)
+        column, row = block.qkv, block.out
+
+        def whole(qkv, out):
+            return one_process_attention(qkv, out, num_heads=12)
+
+    masters = [layer.master_weight.clone().requires_grad_() for layer in (column, row)]
+    x, grad = randoms((BATCH, SEQUENCE, 24), (BATCH, SEQUENCE, 24), dtype=dtype)
+    whole_x = x.clone().requires_grad_()
+    expected = whole(*masters)(whole_x)
+    expected.backward(grad)
+
+    mine = sequence_slice(x, sequence_parallel).clone().requires_grad_()
+    with communication_log() as forward:
+        output = block(mine)
+    with communication_log() as backward:
+        output.backward(sequence_slice(grad, sequence_parallel))
+    assert_same(output, sequence_slice(expected, sequence_parallel), "output")
+    assert_same(mine.grad, sequence_slice(whole_x.grad, sequence_parallel), "input gradient")
+    stride = column.stride
+    assert_same(column.weight.grad, own_shard(masters[0].grad, group, 0, stride), "first weight's gradient")
+    assert_same(row.weight.grad, own_shard(masters[1].grad, group, 1), "second weight's gradient")
+    return [[record.operation for record in log.records] for log in (forward, backward)]
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["replicated", "sequence"])
+@pytest.mark.parametrize("kind", [ParallelMLP, ParallelSelfAttention])
+def test_block(on_ranks, kind, sequence_parallel, world_size):
+    forward, backward = on_ranks(block_parity, kind, sequence_parallel, world_size=world_size)[0]
+    if world_size == 1:
+        assert forward == backward == []
+    elif sequence_parallel:
+        assert forward == ["all_gather", "reduce_scatter"]
+        # of the output's gradient; of the input again, for the weight gradient; of the input's; of the row's bias
+        assert sorted(backward) == ["all_gather", "all_gather", "all_reduce", "reduce_scatter"]
+    else:
+        assert forward == backward == ["all_reduce"]
+
+
+MISTAKES = {
+    "tp_size=2 does not divide num_attention_heads=3: use tp_size 1 or 3, or num_attention_heads 2 or 4": lambda g: (
+        ParallelSelfAttention(12, 3, g)
+    ),
+    "num_attention_heads=4 does not divide hidden_size=10: use num_attention_heads 1, 2, 5 or 10, or hidden_size ": (
+        lambda g: ParallelSelfAttention(10, 4, g)
+    ),
+    "num_attention_heads=2.0 must be a whole number": lambda g: ParallelSelfAttention(12, 2.0, g),
+    "hidden_size=12.5 must be a whole number": lambda g: ParallelSelfAttention(12.5, 2, g),
+    "tp_size=2 does not divide output_size=7": lambda g: ParallelMLP(4, 7, g),
+}
+
+
+def test_mistakes_are_refused_before_any_communication(on_ranks):
+    on_ranks(refused_before_any_communication, MISTAKES)

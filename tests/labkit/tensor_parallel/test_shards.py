@@ -1,0 +1,113 @@
+"""Every rank cuts its shard from the same master weight, and the shards together are the whole again."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labkit.groups import group_of_one
+from labkit.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    cut_like,
+    gather_whole,
+    own_shard,
+    shard_of,
+)
+from tests.labkit.tensor_parallel.conftest import SIZES, randoms
+
+
+def test_the_master_weight_does_not_depend_on_the_number_of_ranks(on_ranks):
+    def masters():
+        torch.manual_seed(3)
+        options = {"keep_master_weight_for_test": True}
+        layers = [kind(8, 12, dist.group.WORLD, **options) for kind in (ColumnParallelLinear, RowParallelLinear)]
+        return [layer.master_weight for layer in (*layers, VocabParallelEmbedding(10, 4, dist.group.WORLD, **options))]
+
+    alone = on_ranks(masters, world_size=1)[0]
+    for rank in on_ranks(masters, world_size=4):
+        assert all(torch.equal(got, expected) for got, expected in zip(rank, alone))
+    torch.manual_seed(3)
+    assert torch.equal(alone[0], nn.init.xavier_normal_(torch.empty(12, 8)))
+
+
+def test_seeds_that_differ_are_reported_on_every_rank(on_ranks):
+    def make():
+        torch.manual_seed(dist.get_rank())
+        for kind, *sizes in (ColumnParallelLinear, 4, 6), (RowParallelLinear, 6, 4), (VocabParallelEmbedding, 5, 2):
+            with pytest.raises(ValueError, match=r"drew different weights of shape .* set the same seed on all of "):
+                kind(*sizes, dist.group.WORLD)
+
+    on_ranks(make, world_size=3)
+
+
+def test_weights_that_no_seed_decides_need_none(on_ranks):
+    def make():
+        torch.manual_seed(dist.get_rank())
+        ColumnParallelLinear(4, 4, dist.group.WORLD, init_method=nn.init.zeros_)
+
+    on_ranks(make)
+
+
+def test_stride_gives_each_rank_its_part_of_each_fused_matrix(on_ranks):
+    def first_rows():
+        fused = torch.arange(12.0).unsqueeze(1)  # Q is rows 0-3, K 4-7, V 8-11
+        return own_shard(fused, dist.group.WORLD, 0, stride=3).squeeze(1).tolist()
+
+    assert on_ranks(first_rows, world_size=2) == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
+    assert on_ranks(first_rows, world_size=1) == [list(range(12))]
+
+
+def layers_of_every_kind(group):
+    options = {"keep_master_weight_for_test": True, "dtype": torch.float64}
+    return [
+        ColumnParallelLinear(5, 36, group, **options),
+        ColumnParallelLinear(5, 36, group, stride=3, **options),
+        RowParallelLinear(36, 5, group, **options),
+        RowParallelLinear(36, 5, group, stride=3, **options),
+        VocabParallelEmbedding(10, 3, group, **options),  # 10 words: rows of padding on 3 and on 4 ranks
+        VocabParallelEmbedding(2, 3, group, **options),  # on 4 ranks, two have nothing but padding
+    ]
+
+
+def gather_and_cut(group):
+    """What is gathered is the master weight, and the master cut again is the shard; for gradients and biases too."""
+    torch.manual_seed(6)
+    for layer in layers_of_every_kind(group):
+        weight, master = layer.weight, layer.master_weight
+        whole = gather_whole(weight, weight, group)
+        assert torch.equal(whole, master)
+        assert torch.equal(cut_like(master, weight, group), weight)
+        gradient = master * 3
+        weight.grad = cut_like(gradient, weight, group)
+        assert weight.grad.shape == weight.shape
+        assert torch.equal(gather_whole(weight.grad, weight, group), gradient)
+    column, fused, row, *_ = layers_of_every_kind(group)
+    (values,) = randoms((36,), dtype=torch.float64)
+    for layer in (column, fused):  # the bias is cut as the weight's rows are
+        layer.bias.data = cut_like(values, layer.bias, group)
+        assert torch.equal(layer.bias, own_shard(values, group, 0, shard_of(layer.weight).stride))
+        assert torch.equal(gather_whole(layer.bias, layer.bias, group), values)
+    assert shard_of(row.bias) is None
+    assert gather_whole(row.bias, row.bias, group) is row.bias
+    assert cut_like(row.bias, row.bias, group) is row.bias
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_gather_whole_and_cut_like(on_ranks, world_size):
+    on_ranks(lambda: gather_and_cut(dist.group.WORLD), world_size=world_size)
+
+
+def test_gathering_in_a_group_of_one_needs_no_world():
+    gather_and_cut(group_of_one())
+
+
+def test_parameters_say_how_they_are_cut(on_ranks):
+    def shards():
+        layers = layers_of_every_kind(dist.group.WORLD)
+        return [tuple(shard_of(layer.weight)) for layer in layers], shard_of(nn.Linear(2, 2).weight)
+
+    of_layers, of_plain = on_ranks(shards)[0]
+    assert of_layers == [(0, 36, 1), (0, 36, 3), (1, 36, 1), (1, 36, 3), (0, 10, 1), (0, 2, 1)]
+    assert of_plain is None

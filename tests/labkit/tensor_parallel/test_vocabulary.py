@@ -1,0 +1,125 @@
+"""Embedding and cross-entropy cut by words give what one process gives, padding and ignored targets included."""
+
+from itertools import product
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from labkit.communication import communication_log
+from labkit.tensor_parallel import VocabParallelEmbedding, vocab_parallel_cross_entropy
+from tests.labkit.tensor_parallel.conftest import (
+    BATCH,
+    DTYPES,
+    SEQUENCE,
+    SIZES,
+    assert_same,
+    randoms,
+    refused_before_any_communication,
+    sequence_slice,
+)
+
+
+def embedding_parity(num_embeddings, sequence_parallel, dtype):
+    group = dist.group.WORLD
+    torch.manual_seed(4)
+    options = {"keep_master_weight_for_test": True, "sequence_parallel": sequence_parallel, "dtype": dtype}
+    layer = VocabParallelEmbedding(num_embeddings, 6, group, **options)
+    reference = nn.Embedding(num_embeddings, 6, dtype=dtype)
+    with torch.no_grad():
+        reference.weight.copy_(layer.master_weight)
+    ids = torch.randint(num_embeddings, (BATCH, SEQUENCE), generator=torch.Generator().manual_seed(1))
+    ids[0, :3] = torch.tensor([0, num_embeddings - 1, num_embeddings // 2])
+    (grad,) = randoms((BATCH, SEQUENCE, 6), dtype=dtype)
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (layer, reference)]
+    rows = layer.weight.size(0)
+
+    def shard(weight):
+        padded = F.pad(weight, (0, 0, 0, rows * group.size() - num_embeddings))
+        return padded[group.rank() * rows : (group.rank() + 1) * rows]
+
+    for _ in range(2):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        output, expected = layer(ids), reference(ids)
+        output.backward(sequence_slice(grad, sequence_parallel))
+        expected.backward(grad)
+        assert_same(output, sequence_slice(expected, sequence_parallel), "output")
+        assert_same(layer.weight.grad, shard(reference.weight.grad), "gradient")
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_same(layer.weight, shard(reference.weight), "weight after two steps")
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_embedding(on_ranks, world_size):
+    def all_embeddings():
+        for size, sequence_parallel, dtype in product([24, 10, 3], [False, True], DTYPES):
+            embedding_parity(size, sequence_parallel, dtype)
+
+    on_ranks(all_embeddings, world_size=world_size)
+
+
+def cross_entropy_parity(vocab_size, label_smoothing, reduction, dtype, scale):
+    group = dist.group.WORLD
+    rows = -(-vocab_size // group.size())
+    logits, weights = randoms((BATCH, SEQUENCE, vocab_size), (BATCH, SEQUENCE), dtype=dtype)
+    logits = (logits * scale).requires_grad_()
+    target = torch.randint(vocab_size, (BATCH, SEQUENCE), generator=torch.Generator().manual_seed(1))
+    target[0, 1:3] = -100
+    target[1, 0] = vocab_size - 1
+    options = {"label_smoothing": label_smoothing, "reduction": reduction}
+    expected = F.cross_entropy(logits.flatten(0, 1), target.flatten(), **options)
+    grad = weights if reduction == "none" else torch.tensor(1.7, dtype=dtype)
+    expected.backward(grad.flatten() if reduction == "none" else grad)
+
+    def shard(x, value):
+        padded = F.pad(x, (0, rows * group.size() - vocab_size), value=value)
+        return padded.chunk(group.size(), -1)[group.rank()]
+
+    mine = shard(logits.detach(), 99.0).clone().requires_grad_()  # padding of any value takes no part
+    loss = vocab_parallel_cross_entropy(mine, target, group, vocab_size=vocab_size, **options)
+    loss.backward(grad)
+    assert_same(loss, expected.view(BATCH, SEQUENCE) if reduction == "none" else expected, "loss")
+    assert_same(mine.grad, shard(logits.grad, 0.0), "gradient")
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+def test_cross_entropy(on_ranks, world_size):
+    def all_losses():
+        for case in product([24, 10], [0.0, 0.1], ["mean", "sum", "none"], DTYPES, [1.0, 200.0]):
+            cross_entropy_parity(*case)
+
+    on_ranks(all_losses, world_size=world_size)
+
+
+def test_cross_entropy_sends_four_numbers_per_token(on_ranks):
+    def count():
+        logits = torch.randn(5, 1000, requires_grad=True)
+        with communication_log() as log:
+            vocab_parallel_cross_entropy(logits, torch.zeros(5, dtype=torch.long), dist.group.WORLD).backward()
+        return [(record.operation, record.message_bytes) for record in log.records]
+
+    assert on_ranks(count)[0] == [("all_reduce", 5 * 4), ("all_reduce", 3 * 5 * 4)]
+
+
+MISTAKES = {
+    "ids contains 10, outside the vocabulary: use words from 0 to 9": lambda g: VocabParallelEmbedding(10, 4, g)(
+        torch.tensor([1, 10])
+    ),
+    "ids contains -1, outside the vocabulary": lambda g: VocabParallelEmbedding(10, 4, g)(torch.tensor([[-1]])),
+    "num_embeddings=10.0 must be a whole number": lambda g: VocabParallelEmbedding(10.0, 4, g),
+    "embedding_dim=0 must be at least 1": lambda g: VocabParallelEmbedding(10, 0, g),
+    "target contains 8, outside the vocabulary: use words from 0 to 7": lambda g: vocab_parallel_cross_entropy(
+        torch.ones(1, 4), torch.tensor([8]), g
+    ),
+    "reduction='average' is unknown: use 'mean', 'sum' or 'none'": lambda g: vocab_parallel_cross_entropy(
+        torch.ones(1, 4), torch.tensor([0]), g, reduction="average"
+    ),
+}
+
+
+def test_mistakes_are_refused_before_any_communication(on_ranks):
+    on_ranks(refused_before_any_communication, MISTAKES)
