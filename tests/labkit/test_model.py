@@ -445,7 +445,7 @@ MISTAKES = {
     "9 tokens are more than seq_length=8: give fewer": lambda group: ParallelGPT(SHAPE, group)(
         torch.zeros(1, 9, dtype=torch.long)
     ),
-    "ids contain 13, outside the vocabulary": lambda group: ParallelGPT(SHAPE, group)(torch.tensor([[13]])),
+    "ids contains 13, outside the vocabulary": lambda group: ParallelGPT(SHAPE, group)(torch.tensor([[13]])),
     "dropout=1.0 is not a probability to drop": lambda group: ParallelGPT(SHAPE, group, dropout=1.0),
     "dropout=-0.1 is not a probability to drop": lambda group: ParallelGPT(
         SHAPE, group, dropout=-0.1, sequence_parallel=True
