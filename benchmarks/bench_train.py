@@ -18,8 +18,8 @@ from math import nan
 
 import torch
 
-from course.sizing import flops_per_step, peak_flops
 from labkit.launch import World, stream
+from labkit.shape import flops_per_step
 from labkit.train import TrainConfig, steps, training
 
 ON_CPU = TrainConfig(
@@ -39,6 +39,8 @@ ON_GPU = TrainConfig(
     precision="bfloat16",
 )  # fmt: skip
 NUM_STEPS = 5
+PEAK_FLOPS = {"V100": 125e12, "A100": 312e12, "H100": 989e12, "H200": 989e12}
+"""FLOP/s of dense 16-bit matrix products on SXM models. Source: NVIDIA's data sheets."""
 
 
 def rows() -> Iterator[tuple[str, float, float]]:
@@ -57,7 +59,8 @@ def rows() -> Iterator[tuple[str, float, float]]:
         with World(1, backend="nccl") as world:
             seconds, _ = world.run(measure, ON_GPU, None)[0]
         size, name = ON_GPU.shape, torch.cuda.get_device_name()
-        achieved, peak = flops_per_step(size, ON_GPU.batch_size, "none") / seconds, peak_flops(name)
+        achieved = flops_per_step(size, ON_GPU.batch_size, "none") / seconds
+        peak = next((flops for model, flops in PEAK_FLOPS.items() if model in name), None)
         share = f", {achieved / peak:.0%} of {name}'s peak" if peak else ""
         tokens_per_second = ON_GPU.batch_size * ON_GPU.seq_length / seconds
         text = f"{size.num_parameters / 1e6:.0f} million parameters, bf16: {tokens_per_second:,.0f} tokens/s{share}"

@@ -1,16 +1,19 @@
-"""A plan for a run: the model, the cluster's size, and how the one is laid over the other."""
+"""A plan for a run: the model, the size of the cluster, and how the model is laid over it."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT, RECOMPUTE
-from labkit.sizes import check_size, divisors, either
+from labkit.sizes import Misfit, check_size, divisors, either
+
+_CHOICES = {"recompute": RECOMPUTE, "zero_stage": (0, 1, 2, 3), "gradient_bytes": (2, 4)}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What has to be decided before a run; sizes that do not fit together are refused.
+    """Everything that must be decided before a run; sizes that do not fit together are refused.
 
     >>> gpt = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200, num_attention_heads=96)
     >>> plan = Plan(gpt, world_size=1024, batch_size=1536, tp_size=8, pp_size=16)
@@ -18,7 +21,8 @@ class Plan:
     (8, 192)
 
     Raises:
-        ValueError: names the value, the rule and the way out.
+        Misfit: sizes that do not fit together, with the rule and the way out.
+        ValueError: a value that is wrong on its own.
     """
 
     model: GPT
@@ -32,69 +36,53 @@ class Plan:
     sequence_parallel: bool = False
     zero_stage: int = 0
     gradient_bytes: int = 4
-    """Of each gradient: Megatron-LM adds up in 4 bytes, ZeRO's count has 2."""
+    """Bytes per gradient: Megatron-LM accumulates in 4, the ZeRO paper counts 2."""
 
     def __post_init__(self):
         for name in ("world_size", "batch_size", "tp_size", "pp_size", "micro_batch_size", "num_chunks"):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
-        if self.recompute not in RECOMPUTE:
-            raise ValueError(f"recompute={self.recompute!r} is unknown: use {', '.join(RECOMPUTE)}")
-        if self.zero_stage not in (0, 1, 2, 3):
-            raise ValueError(f"zero_stage={self.zero_stage} is unknown: use 0, 1, 2 or 3")
-        if self.gradient_bytes not in (2, 4):
-            raise ValueError(f"gradient_bytes={self.gradient_bytes} is unknown: use 2 or 4")
-        self._check_tensor_parallel()
-        t, p, v = self.tp_size, self.pp_size, self.num_chunks
-        if self.world_size % (t * p):
-            raise ValueError(
-                f"tp_size={t} * pp_size={p} = {t * p} does not divide world_size={self.world_size}: "
-                f"use a product of {either(divisors(self.world_size))}"
-            )
-        if self.model.num_layers % (p * v):
-            raise ValueError(
-                f"pp_size={p} * num_chunks={v} = {p * v} does not divide num_layers={self.model.num_layers}: "
-                f"use a product of {either(divisors(self.model.num_layers))}"
-            )
-        multiple = self.dp_size * self.micro_batch_size
-        if self.batch_size % multiple:
-            raise ValueError(
-                f"dp_size={self.dp_size} * micro_batch_size={self.micro_batch_size} = {multiple} does not divide "
-                f"batch_size={self.batch_size}: use a batch_size of {-(-self.batch_size // multiple) * multiple}, "
-                f"or a product of {either(divisors(self.batch_size))}"
-            )
-        if v > 1 and p == 1:
-            raise ValueError(f"num_chunks={v} needs a pipeline of several stages: pp_size=1 has one, use num_chunks=1")
-        if v > 1 and self.num_micro_batches % p:
-            raise ValueError(
-                f"pp_size={p} does not divide the {self.num_micro_batches} micro-batches: use num_chunks=1, or "
-                f"another micro-batch size (to interleave in rounds of p is Megatron-LM's rule)"
-            )
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise ValueError(f"{name}={value!r} is unknown: use {either(choices)}")
+        if (heads := self.model.num_attention_heads) is None:
+            raise ValueError(f"{self.model} does not say its num_attention_heads, on which attention's memory depends")
+        _check_divides("num_attention_heads", heads, tp_size=self.tp_size)
+        if self.sequence_parallel:
+            _check_divides("seq_length", self.model.seq_length, "sequence_parallel=False", tp_size=self.tp_size)
+        _check_divides("world_size", self.world_size, tp_size=self.tp_size, pp_size=self.pp_size)
+        _check_divides("num_layers", self.model.num_layers, pp_size=self.pp_size, num_chunks=self.num_chunks)
+        self._check_batch()
 
-    def _check_tensor_parallel(self):
-        t, heads, seq_length = self.tp_size, self.model.num_attention_heads, self.model.seq_length
-        if heads is None:
-            raise ValueError(f"{self.model} does not say its num_attention_heads: attention's memory depends on it")
-        if heads % t:
-            raise ValueError(f"tp_size={t} does not divide num_attention_heads={heads}: use {either(divisors(heads))}")
-        if self.sequence_parallel and seq_length % t:
-            raise ValueError(
-                f"tp_size={t} does not divide seq_length={seq_length}: use {either(divisors(seq_length))}, "
-                "or sequence_parallel=False"
+    def _check_batch(self):
+        d, b, p, v = self.dp_size, self.micro_batch_size, self.pp_size, self.num_chunks
+        larger_batch = f"a batch_size of {-(-self.batch_size // (d * b)) * d * b}"
+        _check_divides("batch_size", self.batch_size, larger_batch, dp_size=d, micro_batch_size=b)
+        if v > 1 and p == 1:
+            raise Misfit(
+                "num_chunks needs a pipeline of several stages",
+                f"num_chunks={v} needs a pipeline of several stages",
+                "pp_size=1 has one, use num_chunks=1",
+            )
+        if v > 1 and self.num_micro_batches % p:
+            raise Misfit(
+                "pp_size must divide the micro-batches of interleaved chunks",
+                f"pp_size={p} does not divide the {self.num_micro_batches} micro-batches",
+                "use num_chunks=1, or a different micro_batch_size (Megatron-LM interleaves in rounds of p)",
             )
 
     @property
     def dp_size(self) -> int:
-        """d, the copies of the model: what t and p leave of the GPUs."""
+        """d, the number of replicas: the GPUs divided by t * p."""
         return self.world_size // (self.tp_size * self.pp_size)
 
     @property
     def num_micro_batches(self) -> int:
-        """m, of each pipeline in a step."""
+        """m, the micro-batches that each pipeline runs in a step."""
         return self.batch_size // (self.dp_size * self.micro_batch_size)
 
     @property
     def layers_per_chunk(self) -> int:
-        """Of the model's layers, how many stand between two messages of the pipeline."""
+        """How many layers lie between two messages of the pipeline."""
         return self.model.num_layers // (self.pp_size * self.num_chunks)
 
     @cached_property
@@ -104,5 +92,19 @@ class Plan:
 
     @property
     def bubble_over_ideal(self) -> float:
-        """Idle over ideal: (p-1)/(v m)."""
+        """Idle time over ideal time: (p-1)/(v m)."""
         return (self.pp_size - 1) / (self.num_chunks * self.num_micro_batches)
+
+
+def _check_divides(name: str, whole: int, other_way_out: str = "", **factors: int) -> None:
+    """Raise Misfit unless the product of ``factors`` divides ``whole``, which is called ``name``."""
+    product = math.prod(factors.values())
+    if whole % product:
+        fault = " * ".join(f"{factor}={size}" for factor, size in factors.items())
+        several = len(factors) > 1
+        ways_out = [("a product of " if several else "") + either(divisors(whole)), other_way_out]
+        raise Misfit(
+            f"{' * '.join(factors)} must divide {name}",
+            f"{fault}{f' = {product}' if several else ''} does not divide {name}={whole}",
+            f"use {', or '.join(filter(None, ways_out))}",
+        )

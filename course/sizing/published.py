@@ -1,4 +1,4 @@
-"""What was published, to hold the estimates against: table 1 of arXiv 2104.04473, on DGX A100 80GB."""
+"""Published runs to compare estimates with: table 1 of arXiv 2104.04473, on DGX A100 80GB."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from labkit.shape import GPT, flops_per_step
 
 
 class Published(NamedTuple):
-    """A row of the table: its plan, and the FLOP/s per GPU that were measured."""
+    """One row of the table: its plan, and the measured FLOP/s per GPU."""
 
     billions: float
     plan: Plan
@@ -21,13 +21,13 @@ class Published(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of a step, as follows from the FLOP/s."""
+        """The seconds of a step, which follow from the FLOP/s."""
         plan = self.plan
         return flops_per_step(plan.model, plan.batch_size) / (plan.world_size * self.flops_per_gpu)
 
 
 def table_1() -> list[Published]:
-    """The ten rows; t, p and the interleaving are those of the paper's published run scripts."""
+    """Return the ten rows; t, p and the interleaving come from the paper's published run scripts."""
     return [
         Published(
             billions,
@@ -39,28 +39,25 @@ def table_1() -> list[Published]:
 
 
 def fitted(rows: Sequence[Published], hardware: Hardware) -> Hardware:
-    """``hardware`` with the efficiency of products and the overhead of a layer that come closest to these rows.
+    """Return ``hardware`` with the product efficiency and the layer overhead that fit these rows best.
 
-    A step's time is a sum, with 1/efficiency and the overhead as factors of two of its parts: so this is linear, and
-    least squares of the relative errors finds both.
+    The time of a step is a sum in which 1/efficiency and the overhead are factors of one part each. So the problem is
+    linear, and least squares of the relative errors finds both.
 
     Raises:
-        ValueError: fewer than two rows, for two unknowns.
+        ValueError: fewer than two rows for the two unknowns.
     """
     if len(rows) < 2:
-        raise ValueError(f"{len(rows)} rows cannot decide two numbers: give two or more")
-    unit = replace(hardware, product_efficiency=1.0, layer_overhead_seconds=0.0)
-    none = [step_time(row.plan, replace(unit, product_efficiency=np.inf)).total for row in rows]
-    products = [step_time(row.plan, unit).total for row in rows]
-    overhead = [step_time(row.plan, replace(unit, layer_overhead_seconds=1.0)).total for row in rows]
-    rest, seconds = np.array(none), np.array([row.seconds for row in rows])
-    columns = np.stack([(products - rest) / seconds, (np.array(overhead) - products) / seconds], axis=1)
-    inverse_efficiency, overhead_seconds = np.linalg.lstsq(columns, 1 - rest / seconds, rcond=None)[0]
-    return replace(
-        hardware,
-        product_efficiency=1 / float(inverse_efficiency),
-        layer_overhead_seconds=float(overhead_seconds),
-    )
+        raise ValueError(f"{len(rows)} rows cannot determine two numbers: give two or more")
+
+    def seconds(efficiency: float, overhead: float) -> np.ndarray:
+        changed = replace(hardware, product_efficiency=efficiency, layer_overhead_seconds=overhead)
+        return np.array([step_time(row.plan, changed).total for row in rows])
+
+    measured, rest = np.array([row.seconds for row in rows]), seconds(np.inf, 0.0)
+    columns = np.stack([seconds(1.0, 0.0) - rest, seconds(np.inf, 1.0) - rest], axis=1) / measured[:, None]
+    inverse_efficiency, overhead = np.linalg.lstsq(columns, 1 - rest / measured, rcond=None)[0]
+    return replace(hardware, product_efficiency=1 / float(inverse_efficiency), layer_overhead_seconds=float(overhead))
 
 
 # P/1e9, heads, h, l, t, p, v, n, b, B, teraFLOP/s per GPU

@@ -1,11 +1,11 @@
-"""What a collective costs on a ring: how many messages each rank sends, and what share of the bytes."""
+"""What a collective costs on a ring: how many messages each rank sends, and how much of the data."""
 
 RING_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 """How often the message goes around the ring: an all-reduce is a reduce-scatter, then an all-gather."""
 
 
 def ring_steps(operation: str, world_size: int) -> int:
-    """How many messages each rank sends, one after the other.
+    """Return how many messages each rank sends, one after the other.
 
     >>> ring_steps("all_reduce", 4)
     6
@@ -14,7 +14,7 @@ def ring_steps(operation: str, world_size: int) -> int:
 
 
 def bus_factor(operation: str, world_size: int) -> float:
-    """The bytes that each rank's link carries, as a share of the message: 2(n-1)/n, or (n-1)/n.
+    """Return the bytes that each rank's link carries, as a share of the message: 2(n-1)/n or (n-1)/n.
 
     >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4)
     (1.5, 0.75)

@@ -1,7 +1,7 @@
 """The bytes that a layout moves in a training step, by axis, and how many of them leave a node.
 
-The volumes follow arXiv 2104.04473, section 3, with every collective a ring over the group's ranks in ascending
-order: each of its n edges carries 2(n-1)/n of the message.
+The volumes are those of arXiv 2104.04473, section 3. Every collective is a ring over the group's ranks in ascending
+order, and each of its n edges carries 2(n-1)/n of the message.
 """
 
 from typing import NamedTuple
@@ -9,13 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from course.sizing.plan import Plan
+from course.sizing.ring import bus_factor
 from course.sizing.step_seconds import all_reduces, check_is_modelled
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
+from labkit.sizes import check_size
 
 
 class Traffic(NamedTuple):
-    """Bytes that one axis moves in a training step, over all ranks; ``crossing_bytes`` of them leave a node."""
+    """Bytes that one axis moves in a training step, summed over all ranks; ``crossing_bytes`` of them leave a node."""
 
     total_bytes: float
     crossing_bytes: float
@@ -33,17 +35,17 @@ def step_traffic(
     sequence_parallel: bool = False,
     num_chunks: int = 1,
 ) -> dict[str, Traffic]:
-    """What tensor, data and pipeline parallelism each send in one step of ``batch_size`` sequences, by axis.
+    """Return what tensor, data and pipeline parallelism send in one step of ``batch_size`` sequences, by axis.
 
-    With B/d sequences a replica, l/p layers a stage, s/c tokens a sequence (whatever the micro-batch: m of size b
-    move what one of size m*b moves; what does not divide is averaged):
+    A replica has B/d sequences of s/c tokens on each context rank, and a stage has l/p layers; fractions are averages.
+    The micro-batch size does not matter: m micro-batches of b sequences move as much as one of m*b.
 
-    - tp: 4 all-reduces a layer, 2 forward and 2 backward, of the activations, B/d * s/c * h elements; with full
-      recomputation 2 more (`labkit.model` sends 1 more: torch stops before the last message, which no gradient needs);
-      with sequence parallelism 1 more, or rather two halves: backward gathers two inputs again;
-    - dp: one all-reduce of a rank's gradients, P/(t*p) elements, over the ranks that share its weights (dp and cp);
-    - pp: the activations to the next stage and as many gradients back, from each rank of a stage, whole or, with
-      sequence parallelism, 1/t of them; with v chunks a rank v times, and v - 1 times from the last stage to the first.
+    - tp: 4 all-reduces per layer, 2 forward and 2 backward, of the activations: B/d * s/c * h elements. Full
+      recomputation adds 2 (`labkit.model` sends only 1 of them: torch stops before the last message, which no gradient
+      needs). Sequence parallelism adds the equivalent of 1: backward gathers two inputs again.
+    - dp: one all-reduce of a rank's gradients, P/(t*p) elements, over the ranks that share its weights (dp and cp).
+    - pp: each rank of a stage sends the activations to the next stage and gets as many gradients back, or 1/t of both
+      with sequence parallelism. With v chunks per rank that happens v times, and v - 1 times from last stage to first.
 
     Not counted: attention over context shards (cp), the tied embedding's gradient, and what tensor groups send for the
     embedding, the output layer, the loss and, with sequence parallelism, the gradients of norms and biases.
@@ -52,38 +54,35 @@ def step_traffic(
     >>> step_traffic(gpt, ParallelLayout(16, tp_size=2, pp_size=4), gpus_per_node=8, batch_size=512)["tp"]
     Traffic(total_bytes=927712935936.0, crossing_bytes=0.0)
 
-    Source: arXiv 2104.04473, sections 3.2 (8bsh(t-1)/t a layer and bsh a stage) and 3.3 ((d-1)/d).
+    Source: arXiv 2104.04473, sections 3.2 (8bsh(t-1)/t per layer and bsh per stage) and 3.3 ((d-1)/d).
     """
-    for name, value in (("gpus_per_node", gpus_per_node), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{name}={value} is not a number of {name.split('_')[0]}: use 1 or more")
+    gpus_per_node, batch_size = check_size("gpus_per_node", gpus_per_node), check_size("batch_size", batch_size)
     tokens = batch_size / layout.dp_size * model.seq_length / layout.cp_size
     activation_bytes = tokens * model.hidden_size * bytes_per_element
     stage_layers = model.num_layers / layout.pp_size
     handed_over = activation_bytes / (layout.tp_size if sequence_parallel else 1)
     gradient_bytes = model.num_parameters / (layout.tp_size * layout.pp_size) * gradient_bytes_per_element
+    layer_bytes = all_reduces(recompute, sequence_parallel) * stage_layers * activation_bytes
+    t, replicas, dp_groups = layout.tp_size, layout.dp_size * layout.cp_size, layout.groups("dp", "cp")
+    first_again = num_chunks - 1 if layout.pp_size > 1 else 0
     return {
-        "tp": _ring_all_reduce(
-            layout.groups("tp"),
-            all_reduces(recompute, sequence_parallel) * stage_layers * activation_bytes,
-            gpus_per_node,
-        ),
-        "dp": _ring_all_reduce(layout.groups("dp", "cp"), gradient_bytes, gpus_per_node),
-        "pp": _along_pipelines(layout.groups("pp"), 2 * handed_over, gpus_per_node, num_chunks),
+        "tp": _to_the_next(layout.groups("tp"), gpus_per_node, bus_factor("all_reduce", t) * layer_bytes),
+        "dp": _to_the_next(dp_groups, gpus_per_node, bus_factor("all_reduce", replicas) * gradient_bytes),
+        "pp": _to_the_next(layout.groups("pp"), gpus_per_node, 2 * handed_over, num_chunks, first_again),
     }
 
 
 def plan_traffic(plan: Plan, gpus_per_node: int) -> dict[str, Traffic]:
-    """The same of a plan, with what it recomputes, interleaves and, by ZeRO-1, gathers again.
+    """Return the same for a plan, with what it recomputes, interleaves and, by ZeRO-1, gathers again.
 
-    The pipeline's messages are those that `labkit.pipeline` sends. Where they are whole, without sequence parallelism,
-    Megatron-LM can let each GPU of a tensor group send 1/t and gather, which is what `step_time` reckons with.
+    The pipeline's messages are those that `labkit.pipeline` sends. Without sequence parallelism they are whole; there
+    Megatron-LM can let each GPU of a tensor group send 1/t and then gather, which is what `step_time` assumes.
 
     Raises:
         ValueError: ZeRO stages 2 and 3, as in `step_time`.
     """
     check_is_modelled(plan)
-    gathered = 2 if plan.zero_stage else plan.gradient_bytes  # the second half of an all-reduce, or weights
+    gathered = 2 if plan.zero_stage else plan.gradient_bytes  # ZeRO-1 gathers weights instead
     return step_traffic(
         plan.model,
         plan.layout,
@@ -96,19 +95,12 @@ def plan_traffic(plan: Plan, gpus_per_node: int) -> dict[str, Traffic]:
     )
 
 
-def _ring_all_reduce(groups: list[list[int]], message_bytes: float, gpus_per_node: int) -> Traffic:
-    """Each rank sends 2(n-1)/n of the message to the next one in its group, the last to the first."""
+def _to_the_next(
+    groups: list[list[int]], gpus_per_node: int, edge_bytes: float, times: int = 1, last_times: int = 1
+) -> Traffic:
+    """Let each rank move ``edge_bytes`` to the next one in its group; the last sends to the first ``last_times``."""
     nodes = np.asarray(groups) // gpus_per_node
-    size = nodes.shape[1]
-    edge_bytes = 2 * (size - 1) / size * message_bytes
-    crossing = int(np.count_nonzero(nodes != np.roll(nodes, -1, axis=1)))
-    return Traffic(nodes.size * edge_bytes, crossing * edge_bytes)
-
-
-def _along_pipelines(groups: list[list[int]], edge_bytes: float, gpus_per_node: int, num_chunks: int) -> Traffic:
-    """Each rank exchanges with the next one in its group, for each chunk; between chunks the last with the first."""
-    nodes = np.asarray(groups) // gpus_per_node
-    times = np.full(nodes.shape[1], num_chunks)
-    times[-1] = num_chunks - 1 if nodes.shape[1] > 1 else 0
-    crossing = int(((nodes != np.roll(nodes, -1, axis=1)) * times).sum())
-    return Traffic(len(nodes) * int(times.sum()) * edge_bytes, crossing * edge_bytes)
+    sends = np.full(nodes.shape[1], times)
+    sends[-1] = last_times
+    crossing = int(((nodes != np.roll(nodes, -1, axis=1)) * sends).sum())
+    return Traffic(len(nodes) * int(sends.sum()) * edge_bytes, crossing * edge_bytes)

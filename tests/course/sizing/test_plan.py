@@ -1,109 +1,63 @@
-"""Parameters against the paper's table; traffic against numbers worked by hand and against a walk over the edges."""
+"""A plan refuses what does not fit together, each misfit with its rule, its numbers and the way out."""
 
-import itertools
+import pickle
+from dataclasses import replace
 
 import pytest
 
-from course.sizing import Traffic, step_traffic
-from labkit.layout import ParallelLayout
+from course.sizing import Plan
 from labkit.shape import GPT
+from labkit.sizes import Misfit
 
-# P in billions, h, l: table 1 of arXiv 2104.04473, with V = 51200 and s = 2048
-TABLE = [
-    (1.7, 2304, 24), (3.6, 3072, 30), (7.5, 4096, 36), (18.4, 6144, 40), (39.1, 8192, 48),
-    (76.1, 10240, 60), (145.6, 12288, 80), (310.1, 16384, 96), (529.6, 20480, 105), (1008.0, 25600, 128),
-]  # fmt: skip
+GPT_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200, num_attention_heads=96)
+KNOWN = dict(model=GPT_3, world_size=64, batch_size=128)
 
 
-@pytest.mark.parametrize(("billions", "hidden_size", "num_layers"), TABLE)
-def test_parameters_of_the_paper(billions, hidden_size, num_layers):
-    model = GPT(num_layers, hidden_size, seq_length=2048, vocab_size=51200)
-    assert round(model.num_parameters / 1e9, 1) == billions
-
-
-def test_parameters_counted_piece_by_piece():
-    h, vocab_size, seq_length = 4, 10, 8
-    attention = (h * 3 * h + 3 * h) + (h * h + h)  # query, key and value; projection
-    mlp = (h * 4 * h + 4 * h) + (4 * h * h + h)
-    norms = 2 * (h + h)
-    embeddings = vocab_size * h + seq_length * h
-    model = GPT(num_layers=2, hidden_size=h, seq_length=seq_length, vocab_size=vocab_size)
-    assert model.num_parameters == 2 * (attention + mlp + norms) + embeddings == 560
-
-
-@pytest.mark.parametrize(("sizes", "says"), [
-    ({"num_layers": -4}, "num_layers=-4 is not a size: use a whole number from 1 up"),
-    ({"num_layers": 0}, "num_layers=0 is not a size"),
-    ({"hidden_size": 2.5}, "hidden_size=2.5 is not a size"),
-    ({"seq_length": 0}, "seq_length=0 is not a size"),
-    ({"vocab_size": True}, "vocab_size=True is not a size"),
-    ({"num_attention_heads": 0}, "num_attention_heads=0 is not a size"),
-    ({"num_attention_heads": 3}, "num_attention_heads=3 does not divide hidden_size=100: use 1, 2, 4, 5, 10, "),
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"world_size": 0}, r"world_size=0 must be at least 1"),
+    ({"tp_size": 2.0}, r"tp_size=2.0 must be a whole number"),
+    ({"micro_batch_size": True}, r"micro_batch_size=True must be a whole number"),
+    ({"recompute": "some"}, r"recompute='some' is unknown: use none, selective or full"),
+    ({"zero_stage": 4}, r"zero_stage=4 is unknown: use 0, 1, 2 or 3"),
+    ({"gradient_bytes": 3}, r"gradient_bytes=3 is unknown: use 2 or 4"),
+    ({"model": replace(GPT_3, num_attention_heads=None)}, r"does not say its num_attention_heads"),
 ])  # fmt: skip
-def test_shapes_that_no_model_has_are_refused(sizes, says):
-    known = dict(num_layers=2, hidden_size=100, seq_length=8, vocab_size=10, num_attention_heads=4)
-    with pytest.raises(ValueError, match=says):
-        GPT(**known | sizes)
+def test_values_that_are_wrong_on_their_own_are_refused(changes, says):
+    with pytest.raises(ValueError, match=says) as refused:
+        Plan(**KNOWN | changes)
+    assert not isinstance(refused.value, Misfit)
 
 
-TINY = GPT(num_layers=2, hidden_size=4, seq_length=8, vocab_size=10)  # 560 parameters
+@pytest.mark.parametrize(("changes", "rule", "fault", "advice"), [
+    ({"tp_size": 5}, "tp_size must divide num_attention_heads", "tp_size=5 does not divide num_attention_heads=96",
+     "use 1, 2, 3, 4, 6, 8, 12, 16, ... or 96"),
+    ({"pp_size": 3}, "tp_size * pp_size must divide world_size",
+     "tp_size=1 * pp_size=3 = 3 does not divide world_size=64", "use a product of 1, 2, 4, 8, 16, 32 or 64"),
+    ({"pp_size": 64, "num_chunks": 2}, "pp_size * num_chunks must divide num_layers",
+     "pp_size=64 * num_chunks=2 = 128 does not divide num_layers=96",
+     "use a product of 1, 2, 3, 4, 6, 8, 12, 16, ... or 96"),
+    ({"micro_batch_size": 3}, "dp_size * micro_batch_size must divide batch_size",
+     "dp_size=64 * micro_batch_size=3 = 192 does not divide batch_size=128",
+     "use a product of 1, 2, 4, 8, 16, 32, 64 or 128, or a batch_size of 192"),
+    ({"num_chunks": 2}, "num_chunks needs a pipeline of several stages",
+     "num_chunks=2 needs a pipeline of several stages", "pp_size=1 has one, use num_chunks=1"),
+    ({"pp_size": 16, "num_chunks": 2, "micro_batch_size": 4},
+     "pp_size must divide the micro-batches of interleaved chunks", "pp_size=16 does not divide the 8 micro-batches",
+     "use num_chunks=1, or a different micro_batch_size (Megatron-LM interleaves in rounds of p)"),
+    ({"sequence_parallel": True, "tp_size": 32, "model": replace(GPT_3, seq_length=100)},
+     "tp_size must divide seq_length", "tp_size=32 does not divide seq_length=100",
+     "use 1, 2, 4, 5, 10, 20, 25, 50 or 100, or sequence_parallel=False"),
+])  # fmt: skip
+def test_a_misfit_knows_its_rule_its_fault_and_the_way_out(changes, rule, fault, advice):
+    with pytest.raises(Misfit) as refused:
+        Plan(**KNOWN | changes)
+    for misfit in (refused.value, pickle.loads(pickle.dumps(refused.value))):
+        assert (misfit.rule, misfit.fault, misfit.advice) == (rule, fault, advice)
+        assert str(misfit) == f"{fault}: {advice}"
 
 
-def test_sixteen_gpus_by_hand():
-    """t=2, p=4, d=2 in two boxes of 8, B=4: a replica's activations are 4/2 * 8 * 4 = 64 elements = 128 bytes."""
-    traffic = step_traffic(
-        TINY, ParallelLayout(16, 2, 4), gpus_per_node=8, batch_size=4, gradient_bytes_per_element=2
-    )  # fmt: skip
-    # half a layer a stage: 2 all-reduces of 128 bytes; on a ring of two each rank sends the whole message once
-    assert traffic["tp"] == Traffic(total_bytes=16 * 2 * 128, crossing_bytes=0)
-    # 560 / 8 = 70 parameters a rank, 140 bytes, sent once; ranks 0 and 2, 1 and 3, ... share a box
-    assert traffic["dp"] == Traffic(total_bytes=16 * 140, crossing_bytes=0)
-    # 4 pipelines of 3 hand-overs, 128 bytes there and 128 back; only 4 -> 8, 5 -> 9, ... leave the box
-    assert traffic["pp"] == Traffic(total_bytes=4 * 3 * 256, crossing_bytes=4 * 256)
-
-
-def test_the_paper_s_volume_per_device():
-    """8bsh(t-1)/t elements per layer, device and micro-batch (section 3.2), here with m = 1."""
-    t, b = 8, 3
-    model = GPT(num_layers=1, hidden_size=64, seq_length=16, vocab_size=100)
-    traffic = step_traffic(model, ParallelLayout(t, t), gpus_per_node=8, batch_size=b, bytes_per_element=1)
-    assert traffic["tp"].total_bytes / t == pytest.approx(8 * b * 16 * 64 * (t - 1) / t)
-
-
-@pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-pp-dp-cp", "dp-tp-pp-cp", "pp-cp-tp-dp"])
-@pytest.mark.parametrize("gpus_per_node", [1, 3, 4, 8, 48])
-def test_crossing_bytes_by_walking_every_edge(order, gpus_per_node):
-    """Rank by rank: what it sends to its successor, and whether that one is in another node."""
-    for t, p, c in itertools.product((1, 2, 4), (1, 2, 3), (1, 2)):
-        layout = ParallelLayout(48, t, p, c, order)
-        traffic = step_traffic(TINY, layout, gpus_per_node=gpus_per_node, batch_size=12)
-        activation_bytes = 12 / layout.dp_size * 8 / c * 4 * 2
-        replicas = layout.dp_size * c
-        per_edge = {
-            "tp": 4 * (2 / p) * activation_bytes * 2 * (t - 1) / t,
-            "dp": 560 / (t * p) * 4 * 2 * (replicas - 1) / replicas,
-            "pp": 2 * activation_bytes,
-        }
-        for axis, edge_bytes in per_edge.items():
-            total = crossing = 0.0
-            for rank in range(48):
-                group = layout.group_of(rank, *(("dp", "cp") if axis == "dp" else (axis,)))
-                place = group.index(rank)
-                if axis == "pp" and place == len(group) - 1:
-                    continue
-                total += edge_bytes
-                if group[(place + 1) % len(group)] // gpus_per_node != rank // gpus_per_node:
-                    crossing += edge_bytes
-            assert traffic[axis] == pytest.approx((total, crossing))
-
-
-def test_one_gpu_moves_nothing():
-    traffic = step_traffic(TINY, ParallelLayout(1), gpus_per_node=8, batch_size=4)
-    assert set(traffic.values()) == {Traffic(0, 0)}
-
-
-@pytest.mark.parametrize("name", ["gpus_per_node", "batch_size"])
-def test_less_than_one_is_refused(name):
-    sizes = {"gpus_per_node": 8, "batch_size": 4, name: 0}
-    with pytest.raises(ValueError, match=f"{name}=0 .* use 1 or more"):
-        step_traffic(TINY, ParallelLayout(8), **sizes)
+def test_the_sizes_that_follow():
+    plan = Plan(GPT_3, 96, 96, tp_size=4, pp_size=2, micro_batch_size=2, num_chunks=2)
+    assert (plan.dp_size, plan.num_micro_batches, plan.layers_per_chunk) == (12, 4, 24)
+    assert plan.bubble_over_ideal == 1 / 8
+    assert plan.layout.groups("pp")[0] == [0, 48]

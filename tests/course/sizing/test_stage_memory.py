@@ -1,0 +1,163 @@
+"""Memory against published tables, against schedules, and against what models on real ranks hold and keep."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course.sizing import Plan, activation_bytes_per_layer, fullest, memory, stage_parameters, table_1
+from course.sizing.stage_memory import in_flight, stage_activation_bytes
+from labkit.groups import group_of_one
+from labkit.launch import launch
+from labkit.model import ParallelGPT
+from labkit.schedules import BACKWARD, FORWARD, interleaved, one_f_one_b
+from labkit.shape import GPT
+
+GPT_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200, num_attention_heads=96)
+SMALL = GPT(num_layers=12, hidden_size=16, seq_length=8, vocab_size=32, num_attention_heads=4)
+
+
+# -- published ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("t", "options", "gib"), [
+    (1, {}, 2.672), (8, {}, 0.539), (8, {"sequence_parallel": True}, 0.334),
+    (8, {"sequence_parallel": True, "recompute": "selective"}, 0.100), (8, {"recompute": "full"}, 0.047),
+    (8, {"sequence_parallel": True, "recompute": "full"}, 0.006),
+])  # fmt: skip
+def test_activations_of_a_layer_of_gpt_3(t, options, gib):
+    assert round(activation_bytes_per_layer(GPT_3, 1, t, **options) / 2**30, 3) == gib
+
+
+def state_bytes_per_parameter(**options) -> float:
+    held = memory(Plan(GPT_3, **options))
+    return (held.total - held.activations) / GPT_3.num_parameters
+
+
+def test_states_are_those_of_the_zero_paper():
+    """Figure 1 of arXiv 1910.02054: 7.5 billion parameters on 64 GPUs."""
+    table = [7.5 * state_bytes_per_parameter(world_size=64, batch_size=64, zero_stage=stage, gradient_bytes=2)
+             for stage in range(4)]  # fmt: skip
+    assert table == pytest.approx([120, 31.4, 16.6, 1.88], abs=0.05)
+
+
+@pytest.mark.parametrize("d", [1, 4, 64])
+def test_states_of_megatron_are_18_bytes_or_6_and_12_over_d(d):
+    assert state_bytes_per_parameter(world_size=d, batch_size=d) == pytest.approx(18, rel=1e-4)
+    assert state_bytes_per_parameter(world_size=d, batch_size=d, zero_stage=1) == pytest.approx(6 + 12 / d, rel=1e-4)
+
+
+def test_all_stages_and_ranks_together_hold_the_model():
+    """They hold the embedding twice where there are stages, and norms and row biases on each of t ranks."""
+    t, p, v = 2, 4, 3
+    plan = Plan(GPT_3, t * p, 4, t, p, 1, v)
+    states = 18 * GPT_3.num_parameters
+    held = sum(memory(plan, stage).total - memory(plan, stage).activations for stage in range(p))
+    twice = 18 * GPT_3.vocab_size * GPT_3.hidden_size
+    whole = 18 * (t - 1) * (96 * 6 * GPT_3.hidden_size + GPT_3.seq_length * GPT_3.hidden_size + 2 * GPT_3.hidden_size)
+    final_norm = 18 * 2 * GPT_3.hidden_size  # which the paper's formula leaves out
+    assert t * held == pytest.approx(states + twice + whole + final_norm, rel=1e-9)
+
+
+def test_what_saves_memory():
+    base = Plan(GPT_3, 1024, 1536, 8, 16, recompute="none")
+    bytes_of = {
+        name: fullest(replace(base, **changes)).total
+        for name, changes in {
+            "base": {}, "selective": {"recompute": "selective"}, "full": {"recompute": "full"},
+            "sequence": {"sequence_parallel": True}, "zero": {"zero_stage": 1}, "interleaved": {"num_chunks": 2},
+        }.items()
+    }  # fmt: skip
+    assert bytes_of["full"] < bytes_of["selective"] < bytes_of["base"] < bytes_of["interleaved"]
+    assert bytes_of["sequence"] < bytes_of["base"] > bytes_of["zero"]
+
+
+def test_the_fullest_stage_is_the_first_or_the_last():
+    for row in table_1():
+        everywhere = [memory(row.plan, stage).total for stage in range(row.plan.pp_size)]
+        assert fullest(row.plan).total == max(everywhere)
+
+
+# -- schedules ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("p", "v"), list(itertools.product([2, 4, 8], [1, 2, 3])))
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_micro_batches_in_flight_are_those_of_the_schedule(p, v, rounds):
+    m = rounds * p
+    schedule = interleaved(p, m, v) if v > 1 else one_f_one_b(p, m)
+    plan = Plan(replace(GPT_3, num_layers=p * v), p, m, pp_size=p, num_chunks=v)
+    assert [in_flight(plan, stage) for stage in range(p)] == [schedule.peak_in_flight(rank) for rank in range(p)]
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 5])
+def test_fewer_micro_batches_than_stages_are_all_in_flight(m):
+    plan = Plan(GPT_3, 4, m, pp_size=4)
+    assert [in_flight(plan, stage) for stage in range(4)] == [one_f_one_b(4, m).peak_in_flight(r) for r in range(4)]
+
+
+@pytest.mark.parametrize(("p", "v"), [(8, 1), (8, 2), (4, 3)])
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_masks_of_the_embedding_are_those_of_the_micro_batches_under_way(p, v, rounds):
+    m = rounds * p
+    plan = Plan(replace(GPT_3, num_layers=p * v), p, m, pp_size=p, num_chunks=v)
+    held = most = 0
+    for op in interleaved(p, m, v).ranks[0]:
+        held += {FORWARD: 1, BACKWARD: -1}[op.kind] if op.chunk == 0 else 0
+        most = max(most, held)
+    layers = in_flight(plan, 0) * activation_bytes_per_layer(plan.model, 1, recompute="full")
+    one_whole = activation_bytes_per_layer(plan.model, 1)
+    masks = stage_activation_bytes(plan, 0) - layers - one_whole
+    assert masks == pytest.approx(most * GPT_3.seq_length * GPT_3.hidden_size)
+
+
+# -- models ---------------------------------------------------------------------------------------------------------
+
+
+def parameters_of(shape, group, stage, num_stages):
+    model = ParallelGPT(shape, group, stage=stage, num_stages=num_stages)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 6])
+def test_parameters_of_each_stage_are_those_of_the_model(p):
+    plan = Plan(SMALL, p, p, pp_size=p)
+    for stage in range(p):
+        assert stage_parameters(plan, stage) == parameters_of(SMALL, group_of_one(), stage, p)
+
+
+@pytest.mark.parametrize(("p", "v"), [(2, 2), (3, 2), (2, 3)])
+def test_parameters_of_a_ranks_chunks(p, v):
+    plan = Plan(SMALL, p, 2 * p, pp_size=p, num_chunks=v)
+    chunks = [parameters_of(SMALL, group_of_one(), number, p * v) for number in range(p * v)]
+    assert [sum(chunks[rank::p]) for rank in range(p)] == [stage_parameters(plan, rank) for rank in range(p)]
+
+
+def on_one_tensor_rank():
+    """The parameters of each stage by the number of stages, and what models of 1 and 3 layers keep for backward."""
+    stages = {p: [parameters_of(SMALL, dist.group.WORLD, stage, p) for stage in range(p)] for p in (1, 3)}
+    return stages, {divided: saved_numbers(3, divided) - saved_numbers(1, divided) for divided in (False, True)}
+
+
+def saved_numbers(num_layers, sequence_parallel, batch_size=2):
+    """What a model that recomputes its layers keeps for backward, weights left out."""
+    shape = replace(SMALL, num_layers=num_layers)
+    model = ParallelGPT(shape, dist.group.WORLD, recompute=True, sequence_parallel=sequence_parallel)
+    saved = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.setdefault(x.data_ptr(), x), lambda x: x):
+        model(torch.zeros(batch_size, shape.seq_length, dtype=torch.long))
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+    return sum(kept.numel() for place, kept in saved.items() if place not in weights)
+
+
+@pytest.mark.parametrize("t", [2, 4])
+def test_real_tensor_ranks_hold_and_keep_what_the_formulas_say(t):
+    for parameters, kept_by_two_layers in launch(on_one_tensor_rank, world_size=t):
+        for p, counted in parameters.items():
+            plan = Plan(SMALL, t * p, 4, t, p)
+            assert counted == [stage_parameters(plan, stage) for stage in range(p)]
+        for divided, numbers in kept_by_two_layers.items():
+            formula = activation_bytes_per_layer(SMALL, 2, t, sequence_parallel=divided, recompute="full")
+            assert 2 * numbers == 2 * formula  # 2 bytes per number, 2 layers

@@ -1,0 +1,210 @@
+"""The parts of a step: what they count, what makes them larger, and numbers that notebook 09 tells."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from course.sizing import DGX_A100, Plan, fullest, step_time, table_1, training_days
+from course.sizing.step_seconds import (
+    ADAM,
+    GELU_AND_HEADS,
+    LOSS,
+    NORMS_AND_DROPOUTS,
+    SCORES,
+    layer_seconds,
+    link_rate,
+)
+from labkit.groups import group_of_one
+from labkit.model import TransformerLayer
+from labkit.shape import GPT
+
+GPT_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200, num_attention_heads=96)
+
+
+# -- bytes beside the matrix products -------------------------------------------------------------------------------
+
+
+class Kernels:
+    """Runs functions as one kernel each, and adds up the bytes of the tensors that go in and come out."""
+
+    num_bytes = 0
+
+    def __call__(self, function, *tensors):
+        results = function(*tensors)
+        results = results if isinstance(results, tuple) else (results,)
+        self.num_bytes += sum(tensor.nbytes for tensor in (*tensors, *results))
+        return results[0]
+
+
+def layer_of_kernels(layer, x, run, num_heads):
+    """labkit's transformer layer as matrix products with kernels between them; its dropouts drop nothing."""
+
+    def by_heads(part):
+        return part.unflatten(-1, (num_heads, -1)).transpose(1, 2).contiguous()
+
+    def scale_and_mask(scores):
+        return (scores / math.sqrt(q.size(-1))).masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
+
+    def dropout(y, mask_bytes=torch.bool):
+        return y.clone(), torch.ones_like(y, dtype=mask_bytes)
+
+    def dropout_and_residual(y, residual):
+        return y + residual, torch.ones_like(y, dtype=torch.bool)
+
+    qkv = layer.attention.qkv(run(layer.attention_norm, x))[0]
+    q, k, v = (run(by_heads, part) for part in qkv.chunk(3, -1))
+    scores = run(scale_and_mask, q @ k.transpose(-1, -2))
+    weights = run(dropout, run(lambda each: each.softmax(-1), scores))
+    attended = layer.attention.out((weights @ v).transpose(1, 2).flatten(-2))[0]
+    x = run(dropout_and_residual, attended, x)
+    inner = run(torch.nn.functional.gelu, layer.mlp.up(run(layer.mlp_norm, x))[0])
+    return run(dropout_and_residual, layer.mlp.down(inner)[0], x)
+
+
+def test_bytes_of_a_layer_are_those_of_its_kernels():
+    b, s, h, a = 2, 8, 16, 4
+    shape = GPT(num_layers=1, hidden_size=h, seq_length=s, vocab_size=11, num_attention_heads=a)
+    layer = TransformerLayer(shape, group_of_one(), "layer", seed=0, dropout=0.0, sequence_parallel=False)
+    x = torch.randn(b, s, h, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(layer_of_kernels(layer.double(), x, Kernels(), a), layer(x))  # nothing is missing
+        kernels = Kernels()
+        layer_of_kernels(layer.bfloat16(), x.bfloat16(), kernels, a)
+    assert kernels.num_bytes == b * s * h * (NORMS_AND_DROPOUTS + GELU_AND_HEADS) + a * s * s * b * SCORES
+
+
+def test_bytes_of_the_loss_are_those_of_its_kernels():
+    logits = torch.randn(3, 5000).bfloat16().requires_grad_()
+    run = Kernels()
+    exact = run(torch.Tensor.float, logits.detach())
+    largest = run(lambda each: each.amax(-1, keepdim=True), exact)
+    total = run(lambda each, most: (each.sub_(most).exp_().sum(-1, keepdim=True), each), exact, largest)
+    gradient = run(lambda each, total: each.div_(total).bfloat16(), exact, total)  # but for one number in each row
+    logits.float().logsumexp(-1).sum().backward()
+    torch.testing.assert_close(gradient, logits.grad)
+    assert run.num_bytes / logits.numel() == pytest.approx(LOSS, rel=1e-3)
+
+
+def test_bytes_of_adam_are_those_of_its_states():
+    sixteen, thirty_two = 2, 4
+    read = thirty_two * len(["gradient", "weight", "first moment", "second moment"])
+    written = thirty_two * len(["gradient of 0", "weight", "first moment", "second moment"]) + sixteen
+    assert read + written == ADAM
+
+
+# -- what makes a step longer ---------------------------------------------------------------------------------------
+
+
+def flops_by_tp_size(batch_size, gpus_per_node):
+    """Of the 162-billion model on 64 GPUs (arXiv 2104.04473, section 5.4.1), in nodes of a size."""
+    model, hardware = GPT(32, 20480, 2048, 51200, 128), replace(DGX_A100, gpus_per_node=gpus_per_node)
+    plans = {t: Plan(model, 64, batch_size, t, 64 // t) for t in (2, 4, 8, 16, 32)}
+    return {t: step_time(plan, hardware).flops_per_gpu for t, plan in plans.items()}
+
+
+@pytest.mark.parametrize("batch_size", [32, 128])
+def test_tensor_parallelism_as_wide_as_a_node_is_best(batch_size):
+    flops = flops_by_tp_size(batch_size, 8)
+    assert max(flops, key=lambda t: flops[t]) == 8
+    assert flops[2] < 0.9 * flops[8]
+    assert flops[32] < 0.75 * flops[8]
+
+
+def test_in_smaller_nodes_narrower_tensor_parallelism_is_best():
+    flops = flops_by_tp_size(128, 4)
+    assert max(flops, key=lambda t: flops[t]) == 4
+    assert flops[8] < 0.9 * flops[4]
+
+
+@pytest.mark.parametrize("batch_size", [32, 128])
+def test_wider_tensor_parallelism_loses_even_inside_a_node_and_more_outside(batch_size):
+    """Passes and messages double with t wherever the ranks are; what leaves the node is also 1.5 times slower."""
+    nodes, one_node = flops_by_tp_size(batch_size, 8), flops_by_tp_size(batch_size, 64)
+    for t in (16, 32):
+        assert nodes[t] / nodes[8] < 0.95 * one_node[t] / one_node[8] < 0.95
+    plan = Plan(GPT_3, 64, 64, 16)
+    assert link_rate(plan, replace(DGX_A100, gpus_per_node=64), "tp") / link_rate(plan, DGX_A100, "tp") == 1.5
+
+
+def test_parts_add_up_and_utilisations_count_what_they_say():
+    estimate = step_time(table_1()[6].plan, DGX_A100)
+    assert sum(estimate.parts.values()) == pytest.approx(estimate.total)
+    assert next(iter(estimate.parts)) == "products"
+    assert estimate.hardware_flops_utilisation == pytest.approx(estimate.flops_per_gpu / 312e12)
+    assert estimate.model_flops_utilisation < estimate.hardware_flops_utilisation
+    plan, tokens = estimate.plan, 300e9
+    days = training_days(tokens, plan.model.num_parameters, plan.world_size, estimate.flops_per_gpu)
+    assert estimate.days(tokens) == pytest.approx(days, rel=0.03)
+
+
+def test_the_bubble_shrinks_with_more_micro_batches_and_with_chunks():
+    plan = Plan(GPT_3, 64, 64, 8, 8)
+    few, many = step_time(plan, DGX_A100), step_time(replace(plan, batch_size=640), DGX_A100)
+    assert few.bubble == pytest.approx(many.bubble)
+    assert few.bubble / few.total > 5 * many.bubble / many.total
+    assert step_time(replace(plan, num_chunks=4), DGX_A100).bubble == pytest.approx(few.bubble / 4)
+
+
+def test_which_groups_stay_inside_a_node():
+    inside, network = 300e9 * 0.8, 25e9 * 0.8
+    plan = Plan(GPT_3, 96, 96, 4, 2)  # d = 12
+    assert link_rate(plan, DGX_A100, "tp") == inside
+    assert link_rate(plan, DGX_A100, "dp") == 2 * network  # two replicas in each node, with a card each
+    assert link_rate(plan, DGX_A100, "pp") == network
+    assert link_rate(Plan(GPT_3, 96, 96, 6), DGX_A100, "tp") == min(inside, 6 * network)  # 6 do not tile a node of 8
+    assert link_rate(Plan(GPT_3, 8, 8, 2, 4), DGX_A100, "pp") == inside
+
+
+def test_sequence_parallelism_sends_more_in_a_layer_and_less_between_stages():
+    """Each layer gathers two inputs again, half an all-reduce each; nothing is gathered after a pipeline message."""
+    plan = Plan(GPT_3, 64, 64, 8, 8, recompute="selective")
+    plain, divided = (step_time(replace(plan, sequence_parallel=way), DGX_A100) for way in (False, True))
+    assert divided.tensor_parallel == pytest.approx(5 / 4 * plain.tensor_parallel)
+    size = 2 * GPT_3.seq_length * GPT_3.hidden_size  # bytes of a micro-batch of one sequence
+    messages = 2 * (64 + 7)  # m and the bubble's, there and back
+    assert divided.pipeline_messages == pytest.approx(messages * size / 8 / (25e9 * 0.8))
+    gathered = messages * 7 / 8 * size / (300e9 * 0.8)
+    assert plain.pipeline_messages - divided.pipeline_messages == pytest.approx(gathered)
+
+
+def test_selective_recomputation_moves_the_scores_once_more():
+    """Everything that the core of the attention does is done again: its products, and its softmax and dropout."""
+    plan = Plan(GPT_3, 8, 8, 8, recompute="none")
+    none, selective = (layer_seconds(replace(plan, recompute=how), DGX_A100) for how in ("none", "selective"))
+    s, h, a = GPT_3.seq_length, GPT_3.hidden_size, 96
+    products, scores = 4 * s * s * h / 8, 13 * a * s * s / 8
+    assert selective["products"] - none["products"] == pytest.approx(products / DGX_A100.product_rate)
+    assert selective["memory_bound"] - none["memory_bound"] == pytest.approx(scores / DGX_A100.memory_rate)
+    assert selective["overhead"] == none["overhead"]
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_what_is_not_modelled_is_refused(zero_stage):
+    with pytest.raises(ValueError, match=f"zero_stage={zero_stage}: .* use 0 or 1"):
+        step_time(Plan(GPT_3, 8, 8, zero_stage=zero_stage), DGX_A100)
+
+
+# -- numbers of notebook 09 -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("changes", "gpus_per_node", "days", "gigabytes"), [
+    ({}, 8, 35, 56), ({"pp_size": 4}, 8, 36, 105), ({"pp_size": 2, "zero_stage": 1}, 8, 36, 73),
+    ({"micro_batch_size": 4}, 8, 38, 73), ({"recompute": "selective"}, 8, 27, 82),
+    ({"recompute": "selective", "sequence_parallel": True}, 8, 27, 61),
+    ({"tp_size": 16}, 8, 46, 31), ({"tp_size": 16}, 16, 43, 31),
+])  # fmt: skip
+def test_numbers_that_notebook_09_tells_of_gpt_3(changes, gpus_per_node, days, gigabytes):
+    plan = replace(Plan(GPT_3, 1024, 1536, 8, 8), **changes)
+    estimate = step_time(plan, replace(DGX_A100, gpus_per_node=gpus_per_node))
+    assert (round(estimate.days(300e9)), round(fullest(plan).total / 1e9)) == (days, gigabytes)
+
+
+def test_why_a_wide_plan_is_slow_as_notebook_09_tells_it():
+    best = Plan(GPT_3, 512, 1536, 4, 16, recompute="selective", zero_stage=1)
+    wide = replace(best, tp_size=16, pp_size=4, recompute="full")
+    estimates = [step_time(plan, DGX_A100) for plan in (best, wide, replace(wide, recompute="selective"))]
+    estimates.append(step_time(wide, replace(DGX_A100, gpus_per_node=16)))
+    assert [round(estimate.total) for estimate in estimates] == [43, 80, 60, 75]
+    assert [round(estimate.overhead) for estimate in estimates[:2]] == [3, 15]
