@@ -1,10 +1,10 @@
-"""Checkpoints that do not know the layout: saved by any ranks, resumed by any others.
+"""Checkpoints that do not depend on the layout: saved on some ranks, resumed on any others.
 
-Each tensor is stored as the whole model has it, under its name; every rank writes and reads its part by
-torch.distributed.checkpoint. A checkpoint is written under another name and renamed when it is complete, so a run
-that is killed while it saves leaves the one before.
+Each tensor is stored as the whole model has it, under its name. Every rank writes and reads its part with
+torch.distributed.checkpoint. A checkpoint gets its final name only when it is complete, so a run that is killed
+while it saves still has the one before.
 
-What is imported inside functions takes long to import, and most runs save nothing.
+torch.distributed.checkpoint is imported inside functions: it takes long to import, and most runs save nothing.
 """
 
 import fcntl
@@ -31,7 +31,7 @@ DESCRIPTION, LOCK = "labkit.json", "labkit.lock"
 
 @dataclass(frozen=True)
 class State:
-    """What a rank saves and restores: its parts of the model, and their states in the optimizer."""
+    """What a rank saves and restores: its parts of the model, with their states in the optimizer."""
 
     models: Sequence[nn.Module]
     optimizer: torch.optim.Optimizer
@@ -41,10 +41,10 @@ class State:
 
 @contextmanager
 def claim(folder: str | Path, resume: bool) -> Iterator[None]:
-    """Inside the block the folder is this run's; to be called on every rank. What a killed save left is removed.
+    """Keep the folder for this run inside the block, and remove what a killed save left there; call it on every rank.
 
     Raises:
-        ValueError: another run writes there, or has written there and this one does not resume it; or nobody can.
+        ValueError: another run writes there, or has written there and this one does not resume it; or nobody can write.
     """
     folder, locked = Path(folder), None
 
@@ -54,16 +54,16 @@ def claim(folder: str | Path, resume: bool) -> Iterator[None]:
             raise ValueError(f"checkpoint_dir={folder} is a checkpoint: name the folder that it is in, {folder.parent}")
         with _writing(f"checkpoint_dir={folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-            locked = open(folder / LOCK, "w")  # noqa: SIM115 - held as long as the run, and freed if that is killed
+            locked = open(folder / LOCK, "w")  # noqa: SIM115 - held while the run lasts, and freed if it is killed
         try:
             fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"checkpoint_dir={folder} is in use by another run: name another folder") from None
+            raise ValueError(f"checkpoint_dir={folder} is in use by another run: name a different folder") from None
         except OSError:
             pass  # a file system without locks
         path = newest(folder)
         if path is not None and not resume:
-            raise ValueError(f"checkpoint_dir={folder} has {path.name} already: resume it, or name another folder")
+            raise ValueError(f"checkpoint_dir={folder} already has {path.name}: resume it, or name a different folder")
         for partial in folder.glob("step_*.partial"):
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -76,13 +76,13 @@ def claim(folder: str | Path, resume: bool) -> Iterator[None]:
 
 
 def save(folder: str | Path, state: State, step: int, num_samples: int) -> Path:
-    """Write the checkpoint of a step, on every rank of the world together; returns where it is.
+    """Write the checkpoint of a step, on all ranks of the world together, and return where it is.
 
     Args:
         num_samples: how many samples of the data the run has seen.
 
     Raises:
-        ValueError: it cannot be written, or not all files have come to this folder. Nothing of it is left.
+        ValueError: it cannot be written, or some files did not arrive in this folder. Nothing of it is left.
     """
     from torch.distributed.checkpoint import filesystem
 
@@ -117,41 +117,41 @@ def save(folder: str | Path, state: State, step: int, num_samples: int) -> Path:
         _together(finish if is_first else None)
     except ValueError:
         if is_first:
-            shutil.rmtree(partial, ignore_errors=True)  # what it takes may be what others lack
+            shutil.rmtree(partial, ignore_errors=True)  # others may need the space
         raise
     return final
 
 
 def newest(folder: str | Path) -> Path | None:
-    """The newest complete checkpoint in a folder; None if there is none."""
+    """Return the newest complete checkpoint in a folder, or None."""
     return max((path.parent for path in Path(folder).glob(f"step_????????/{DESCRIPTION}")), default=None)
 
 
 def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
-    """Restore the newest complete checkpoint of a folder on every rank: its step and samples; 0, 0 if there is none.
+    """Restore a folder's newest complete checkpoint on every rank, and return its step and samples (0, 0 without one).
 
     Raises:
-        ValueError: it is damaged, or of another model or optimizer; the message says what does not fit.
+        ValueError: it is damaged, or of a different model or optimizer; the message says what does not fit.
     """
     found = [newest(folder)]
-    dist.broadcast_object_list(found)  # one rank looks, for all
+    dist.broadcast_object_list(found)  # one rank looks for all
     path = found[0]
     if path is None:
         text, done = f"No checkpoint in {folder}: starting with step 1", (0, 0)
     else:
         load(path, state)
         about = json.loads((path / DESCRIPTION).read_text())
-        text, done = f"Resuming behind step {about['step']}, from {path}", (about["step"], about["num_samples"])
+        text, done = f"Resuming after step {about['step']}, from {path}", (about["step"], about["num_samples"])
     if dist.get_rank() == 0:
         print(text, flush=True)
     return done
 
 
 def load(path: Path, state: State) -> None:
-    """Restore one checkpoint, in place; to be called on every rank of the world.
+    """Restore one checkpoint in place; call it on every rank of the world.
 
     Raises:
-        ValueError: as `load_newest`.
+        ValueError: as in `load_newest`.
     """
     from torch.distributed.checkpoint import filesystem, state_dict_loader
 
@@ -163,7 +163,9 @@ def load(path: Path, state: State) -> None:
     def check_names() -> None:
         missing = sorted(tensors.keys() - filesystem.FileSystemReader(path).read_metadata().state_dict_metadata.keys())
         if missing:
-            raise ValueError(f"{path} has no {missing[0]} ({len(missing)} tensors are missing): it is of another model")
+            raise ValueError(
+                f"{path} has no {missing[0]} ({len(missing)} tensors are missing): it is of a different model"
+            )
 
     _together(check_names)
     state_dict_loader.load(tensors, checkpoint_id=path)
@@ -174,7 +176,7 @@ def load(path: Path, state: State) -> None:
 
 @contextmanager
 def _writing(what: str) -> Iterator[None]:
-    """Inside the block an error of the file system becomes one that says what cannot be written, and the way out."""
+    """Turn an error of the file system inside the block into one that says what cannot be written, and the way out."""
     try:
         yield
     except OSError as error:
@@ -184,7 +186,7 @@ def _writing(what: str) -> Iterator[None]:
 
 
 def _write(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """torch's own save. What it raises on all ranks is no `Exception`: here it becomes what the first rank met.
+    """Let torch save. What it raises on all ranks is not an `Exception`: raise what the first rank met instead.
 
     Raises:
         OSError: a file could not be written.
@@ -200,11 +202,11 @@ def _write(tensors: dict[str, torch.Tensor], folder: Path) -> None:
         cause = next((each for each in causes if not isinstance(each, Exception)), causes[0])
         if isinstance(cause, OSError) or not isinstance(cause, Exception):
             raise cause from error
-        raise OSError(str(cause)) from error  # torch's writer in C++ only counts bytes that are missing
+        raise OSError(str(cause)) from error  # torch's writer in C++ only says that bytes are missing
 
 
 def _check(path: Path, state: State) -> None:
-    """See that a checkpoint is whole, and of this model. The files are divided among the ranks."""
+    """Check that a checkpoint is whole, and of this model. The ranks divide the files among them."""
     try:
         about = json.loads((path / DESCRIPTION).read_text())
         theirs = {name: about[name] for name in ("step", "num_samples", *_about(state))}
@@ -226,7 +228,7 @@ def _check(path: Path, state: State) -> None:
 
 
 def _together(work: Callable[[], None] | None) -> None:
-    """Do something on this rank, wait for the others, and raise on all ranks if it failed on one."""
+    """Do the work of this rank, wait for the others, and raise on all ranks if it failed on one."""
     error = None
     try:
         if work:
@@ -241,7 +243,7 @@ def _together(work: Callable[[], None] | None) -> None:
 
 
 def _tensors(state: State) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of this rank by name: in place, so that loading fills them."""
+    """Yield this rank's tensors by name: those in use, so that loading fills them."""
     for model in state.models:
         for name, parameter in model.named_parameters():
             yield from _whole_parts(f"model.{name}", parameter.detach(), parameter, state.groups)
@@ -256,7 +258,7 @@ def _tensors(state: State) -> Iterator[tuple[str, torch.Tensor]]:
 def _whole_parts(
     name: str, tensor: torch.Tensor, parameter: nn.Parameter, groups: ProcessGroups
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """A tensor that is cut like its parameter, as part of the whole; of fused matrices (stride 3) each by itself."""
+    """Yield a tensor that is cut like its parameter as part of the whole; fused matrices (stride 3) one by one."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor import Shard as DTensorShard
 
@@ -283,7 +285,7 @@ def _whole_parts(
 
 
 def _make_states(optimizer: torch.optim.Optimizer) -> None:
-    """torch makes an optimizer's states in its first step: let it take one that changes nothing."""
+    """Let an optimizer make its states. torch does so in the first step, so take one that changes nothing."""
     if optimizer.state and any("exp_avg" in state for state in optimizer.state.values()):
         return
     rates = [param_group["lr"] for param_group in optimizer.param_groups]
@@ -298,7 +300,7 @@ def _make_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _about(state: State) -> dict[str, Any]:
-    """What must be the same to resume; the layout is not among it."""
+    """Return what must be the same to resume; the layout need not be."""
     optimizer: Any = getattr(state.optimizer, "local", state.optimizer)  # a sharded one has the same states
     inner = getattr(optimizer, "inner", None)
     kind = type(optimizer).__name__ if inner is None else f"{type(inner).__name__} with master weights"

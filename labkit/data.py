@@ -1,8 +1,8 @@
-"""What the small GPT learns: text that the project makes itself, whose best possible loss is known; or any file.
+"""What the small GPT learns: an invented text whose best possible loss is known, or any file.
 
-The made text is a random sequence of invented words, some frequent and some rare. A reader who knows the words can
-predict the letters inside one, but not which word comes next: so the loss has a floor above zero, which is computed.
-Each sample is drawn by its number alone, so that the order of the data does not depend on who reads it.
+The invented text is a random sequence of words, some frequent and some rare. A reader who knows the words can predict
+the letters inside a word, but not which word comes next. So the loss has a floor above zero, which can be computed.
+Each sample is drawn by its number alone, so the order of the data does not depend on who reads it.
 """
 
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ import numpy as np
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
 EVALUATION_SAMPLES = 1 << 40
-"""From this number on samples are for evaluation: no run trains on them, or on their part of a file."""
+"""Samples from this number on are for evaluation: no run trains on them, or on their part of a file."""
 
 
 class InventedText:
-    """Sentences of ``num_words`` invented words; the rank of a word decides how frequent it is (Zipf's law).
+    """A random sequence of ``num_words`` invented words, the n-th of them 1/n as frequent as the first (Zipf's law).
 
     >>> text = InventedText(seed=1)
     >>> text.decode(text.sample(0, 40)) == text.decode(text.sample(0, 40))
@@ -27,12 +27,12 @@ class InventedText:
 
     def __init__(self, num_words: int = 64, seed: int = 0):
         if num_words < 2:
-            raise ValueError(f"num_words={num_words} leaves nothing to predict: use 2 or more")
+            raise ValueError(f"num_words={num_words} leaves nothing to predict: use at least 2")
         self.seed = seed
         self.words = _invent(num_words, np.random.default_rng(seed))
         self.frequency = 1.0 / np.arange(1, num_words + 1)
         self.frequency /= self.frequency.sum()
-        self._lengths = np.array([len(word) + 1 for word in self.words])  # with the space behind it
+        self._lengths = np.array([len(word) + 1 for word in self.words])  # with the space after it
 
     @property
     def floor_nats(self) -> float:
@@ -40,7 +40,7 @@ class InventedText:
         return float(-(self.frequency @ np.log(self.frequency)) / (self.frequency @ self._lengths))
 
     def sample(self, number: int, num_tokens: int) -> np.ndarray:
-        """The tokens of sample ``number``: [num_tokens], from a random place in the text."""
+        """Return the tokens of sample ``number``, from a random place in the text: [num_tokens]."""
         generator = np.random.default_rng([self.seed, number])
         # A random place lies in a long word more often than in a short one, and anywhere in it.
         longer = self.frequency * self._lengths
@@ -51,7 +51,7 @@ class InventedText:
         return np.array([LETTERS.index(letter) for letter in text[:num_tokens]])
 
     def decode(self, tokens) -> str:
-        """Tokens as letters."""
+        """Return tokens as letters."""
         return "".join(LETTERS[token] for token in tokens)
 
 
@@ -59,8 +59,8 @@ class InventedText:
 class TextFile:
     """Any file, byte by byte; samples start at random places. No floor is known: ``floor_nats`` is None.
 
-    The last tenth is for evaluation, or as much as a sample takes where that is more; all other samples come from what
-    stands before it.
+    The last tenth of the file is for evaluation, or one sample's length if that is more. All other samples come from
+    the rest.
     """
 
     path: str | Path
@@ -77,16 +77,16 @@ class TextFile:
             raise ValueError(f"the text {self.path} cannot be read ({error.strerror}): name a file") from error
 
     def sample(self, number: int, num_tokens: int) -> np.ndarray:
-        """The tokens of sample ``number``: [num_tokens].
+        """Return the tokens of sample ``number``: [num_tokens].
 
         Raises:
-            ValueError: the file is shorter than two of that: one to train on, one for evaluation.
+            ValueError: the file is shorter than two samples, one to train on and one for evaluation.
         """
         size = len(self._bytes)
         if size < 2 * num_tokens:
             raise ValueError(
-                f"{self.path} has {size} bytes, a sample takes {num_tokens} and another is kept for evaluation: "
-                f"name a file of {2 * num_tokens} or more, or use a shorter sequence"
+                f"{self.path} has {size} bytes, but a sample takes {num_tokens}, and one more is kept for evaluation: "
+                f"name a file of at least {2 * num_tokens} bytes, or use a shorter sequence"
             )
         kept = max(size // 10, num_tokens)
         part = self._bytes[-kept:] if number >= EVALUATION_SAMPLES else self._bytes[:-kept]
@@ -94,12 +94,12 @@ class TextFile:
         return part[start : start + num_tokens].astype(np.int64)
 
     def decode(self, tokens) -> str:
-        """Tokens as text; bytes that are no text come out as a replacement sign."""
+        """Return tokens as text; bytes that are not valid UTF-8 become replacement characters."""
         return bytes(list(tokens)).decode("utf-8", errors="replace")
 
 
 def _invent(num_words: int, generator: np.random.Generator) -> list[str]:
-    """Different words of one to three syllables, as fa, mori, tulevo."""
+    """Return different words of one to three syllables, such as fa, mori, tulevo."""
     words: dict[str, None] = {}
     while len(words) < num_words:
         syllables = (

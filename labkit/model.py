@@ -1,8 +1,8 @@
 """A small GPT made of the sharded layers: one definition for one process and for many ranks.
 
 Pre-norm, causal attention, learned positions, the output layer tied to the embedding. Each weight is drawn from a
-generator of its own, seeded by the weight's name: so every layout of ranks, tensor- and pipeline-parallel, starts from
-the same model and has the same names in its state_dict.
+generator of its own, seeded by the weight's name. So every layout of ranks starts from the same model, and has the same
+names in its state_dict.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from labkit.cuts import layers_of_stage
+from labkit.cuts import check_divides, layers_of_stage
 from labkit.shape import GPT
 from labkit.tensor_parallel import (
     ParallelMLP,
@@ -28,7 +28,7 @@ from labkit.tensor_parallel import (
 )
 from labkit.tensor_parallel.operators import copy_to_tp, scatter_to_sequence
 
-STD = 0.02  # of a new weight; GPT-2's
+STD = 0.02  # the standard deviation of a new weight, as in GPT-2
 
 
 class ParallelGPT(nn.Module):
@@ -39,15 +39,15 @@ class ParallelGPT(nn.Module):
     [batch, seq, hidden], with ``sequence_parallel`` this rank's [batch, seq/t, hidden].
 
     Args:
-        shape: the number of layers and heads, the widths; its feed-forward layers are 4 hidden wide.
+        shape: the number of layers and heads, and the widths. The MLPs are 4 hidden wide.
         group: the tensor-parallel group; `labkit.groups.group_of_one()` where no world is up.
-        stage, num_stages: which of the model's consecutive parts this is; each has equally many layers, or one more.
-            First and last stage both hold the tied embedding, alike at the start: add up their gradients.
+        stage, num_stages: which of the model's consecutive parts this is; some have one layer more than others. The
+            first and the last stage both hold the tied embedding, equal at the start: add up their gradients.
         seed: decides the weights, together with their names.
         recompute: keep only each layer's input, and compute the rest again in backward.
 
     Raises:
-        ValueError: sizes that do not fit together, before any communication.
+        ValueError: the sizes do not fit together; raised before any communication.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class ParallelGPT(nn.Module):
     ):
         super().__init__()
         _check(shape, group, stage, num_stages, dropout, sequence_parallel)
-        self.shape, self.group, self.recompute = shape, group, recompute
+        self.shape, self.group, self.stage = shape, group, stage
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
-        self.sequence_parallel = sequence_parallel
+        self.recompute, self.sequence_parallel = recompute, sequence_parallel
         place: dict[str, Any] = dict(dtype=dtype, device=device)
         options = place | {"sequence_parallel": sequence_parallel}
         if self.is_first or self.is_last:
@@ -101,13 +101,13 @@ class ParallelGPT(nn.Module):
         return x
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean cross-entropy in nats; targets [batch, seq] are the tokens that come next, whole on every rank."""
+        """Return the mean cross-entropy in nats; targets: [batch, seq], the tokens that come next, on every rank."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 would round a loss of 3 to 0.02
         return vocab_parallel_cross_entropy(logits, targets, self.group, vocab_size=self.shape.vocab_size)
 
 
 class TransformerLayer(nn.Module):
-    """x + attention(norm(x)), then the same with the MLP: two all-reduces forward, two backward."""
+    """x + attention(norm(x)), then the same with an MLP: two all-reduces in forward, two in backward."""
 
     def __init__(self, shape: GPT, group, name: str, seed: int, dropout: float, **options):
         super().__init__()
@@ -132,7 +132,7 @@ class TransformerLayer(nn.Module):
 
 
 class ReplicatedLayerNorm(nn.LayerNorm):
-    """LayerNorm with its weight on every rank; where each sees some of the tokens, the gradients are added up."""
+    """LayerNorm with its weight on every rank. If each rank sees only some tokens, the ranks add up their gradients."""
 
     def __init__(self, hidden_size: int, group, sequence_parallel: bool, **place):
         super().__init__(hidden_size, **place)
@@ -146,7 +146,7 @@ class ReplicatedLayerNorm(nn.LayerNorm):
 
 
 def normal(name: str, seed: int, std: float = STD) -> Callable[[torch.Tensor], object]:
-    """An init method: normally distributed values that the name and the seed decide, the same in every precision."""
+    """Return an init method that draws normally distributed values, by name and seed, the same in every precision."""
     key = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest()
 
     def fill(weight: torch.Tensor) -> None:
@@ -158,21 +158,18 @@ def normal(name: str, seed: int, std: float = STD) -> Callable[[torch.Tensor], o
 
 
 def _dropout(p: float, group, sequence_parallel: bool) -> nn.Module:
-    """Of hidden states: another mask on each rank where each has other tokens, and one mask where all have the same."""
+    """Return the dropout of hidden states: a mask per rank if ranks have different tokens, else one for all ranks."""
     return ShardedDropout(p, group) if sequence_parallel else nn.Dropout(p)
 
 
 def _check(shape: GPT, group, stage: int, num_stages: int, dropout: float, sequence_parallel: bool) -> None:
     if shape.num_attention_heads is None:
-        raise ValueError(f"{shape} does not say its num_attention_heads: give a number that divides hidden_size")
+        raise ValueError(f"{shape} has no num_attention_heads: give a number that divides hidden_size")
     if not 1 <= num_stages <= shape.num_layers:
-        raise ValueError(f"num_stages={num_stages} does not fit num_layers={shape.num_layers}: use 1 to num_layers")
+        raise ValueError(f"num_stages={num_stages} must be between 1 and num_layers={shape.num_layers}")
     if not 0 <= stage < num_stages:
         raise ValueError(f"stage={stage} is not one of num_stages={num_stages}: use 0 to {num_stages - 1}")
     if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout={dropout} is not a probability to drop: use a number from 0 up to, not including, 1")
-    if sequence_parallel and shape.seq_length % group.size():
-        raise ValueError(
-            f"tp_size={group.size()} does not divide seq_length={shape.seq_length}: "
-            "use another seq_length, or sequence_parallel=False"
-        )
+        raise ValueError(f"dropout={dropout} must be in [0, 1)")
+    if sequence_parallel:
+        check_divides(group.size(), "seq_length", shape.seq_length)

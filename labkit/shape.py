@@ -1,4 +1,4 @@
-"""The shape of a GPT, and what follows from it alone: its parameters, and the FLOPs of a training step."""
+"""The shape of a GPT, and what follows from it alone: its number of parameters, and the FLOPs of a training step."""
 
 from dataclasses import dataclass
 
@@ -44,9 +44,9 @@ class GPT:
 
 
 def forward_flops(model: GPT, batch_size: int) -> tuple[float, float, float]:
-    """FLOPs of the matrix products of a forward pass: of all layers' weights, of attention's core, of the logits.
+    """Return the FLOPs of the matrix products in forward: with all layers' weights, in attention's core, of the logits.
 
-    A product of [m, k] and [k, n] counts 2mkn. Source: arXiv 2104.04473, appendix.
+    A product of [m, k] and [k, n] takes 2mkn. Source: arXiv 2104.04473, appendix.
     """
     tokens = batch_size * model.seq_length
     weights = 24 * tokens * model.hidden_size**2 * model.num_layers
@@ -55,10 +55,10 @@ def forward_flops(model: GPT, batch_size: int) -> tuple[float, float, float]:
 
 
 def flops_per_step(model: GPT, batch_size: int, recompute: str = "full") -> float:
-    """FLOPs of a training step on ``batch_size`` sequences: forward, twice that for backward, and what is recomputed.
+    """Return the FLOPs of a step on ``batch_size`` sequences: forward, twice that for backward, and what is recomputed.
 
-    With full recomputation F = 96 B s l h^2 (1 + s/(6h) + V/(16 l h)). What the model needs is "none": model FLOPs
-    utilisation counts those, hardware FLOPs utilisation all that were done. Source: arXiv 2104.04473, equation 3.
+    With full recomputation F = 96 B s l h^2 (1 + s/(6h) + V/(16 l h)). Model FLOPs utilisation counts what the model
+    needs (recompute="none"), hardware FLOPs utilisation all that was computed. Source: arXiv 2104.04473, equation 3.
     """
     weights, attention, logits = forward_flops(model, batch_size)
     again = {"none": 0.0, "selective": attention, "full": weights + attention}
@@ -68,7 +68,7 @@ def flops_per_step(model: GPT, batch_size: int, recompute: str = "full") -> floa
 
 
 def training_days(num_tokens: float, num_parameters: float, num_gpus: int, flops_per_gpu: float) -> float:
-    """8 T P / (n X) in days, X being what a GPU achieves with full recomputation.
+    """Return 8 T P / (n X) in days, where X is what a GPU achieves with full recomputation.
 
     >>> round(training_days(300e9, 175e9, 1024, 140e12), 1), round(training_days(450e9, 1e12, 3072, 163e12), 1)
     (33.9, 83.2)

@@ -1,7 +1,7 @@
 """The bug museum of notebook 08: twelve silent faults of real systems, each put into labkit for one run.
 
-museum.healthy()           # what is seen of a run without a fault
-museum.case(3).run()       # what is seen of a run with fault number 3
+museum.healthy()           # what a run without a fault shows
+museum.case(3).run()       # what a run with fault number 3 shows
 museum.case(3).check("row bias added t times")
 """
 
@@ -11,22 +11,22 @@ from course.museum.cases import CASES, NAMES, Case, Symptoms, nothing, symptoms
 
 
 class Museum:
-    """All cases; solved when each was named."""
+    """All cases; solved when each has been named."""
 
     name, notebook = "bug_museum", "08"
 
     def case(self, number: int) -> Case:
-        """Case 1 to 12.
+        """Return case 1 to 12.
 
         Raises:
             ValueError: there is no such case.
         """
         if number not in range(1, len(CASES) + 1):
-            raise ValueError(f"there is no case {number!r}: take 1 to {len(CASES)}")
+            raise ValueError(f"there is no case {number!r}: use 1 to {len(CASES)}")
         return CASES[number - 1]
 
     def healthy(self) -> Symptoms:
-        """What the run shows without a fault."""
+        """Return what the run shows without a fault."""
         return symptoms(nothing)
 
     def names(self) -> None:
@@ -38,7 +38,7 @@ class Museum:
         print(self.verdict().text)
 
     def verdict(self) -> Verdict:
-        """What `check` prints, as data."""
+        """Return what `check` prints, as data."""
         left = [case.number for case in CASES if case.name not in solved()]
         if not left:
             note_solved(self.name)

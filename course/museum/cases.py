@@ -16,23 +16,23 @@ from labkit.launch import launch
 from labkit.parity import Difference, Parity
 
 EQUAL = 1e-10
-"""Relative errors below this are rounding: all is in float64."""
+"""Relative errors below this are rounding: everything is in float64."""
 
 
 @dataclass(frozen=True, repr=False)
 class Symptoms:
-    """What a run shows from outside, as text: by step, by rank, and the checker's view of the gradients of step 1."""
+    """What a run shows from outside, as three tables: by step, by rank, and the gradients of step 1."""
 
     expected: Run
     ranks: Sequence[Seen]
 
     @property
     def parity(self) -> Parity:
-        """Of the gradients of step 1, before clipping and optimizer."""
+        """How the gradients of step 1 differ, before clipping and optimizer."""
         return Parity([seen.gradients for seen in self.ranks])
 
     def letters(self, name: str) -> list[str]:
-        """For each rank a letter, alike where the fingerprints ``name`` are: "copies", "hidden" or "heads"."""
+        """Return a letter per rank, the same for equal fingerprints ``name``: "copies", "hidden" or "heads"."""
         found = [getattr(seen, name) for seen in self.ranks]
         order = list(dict.fromkeys(found))
         return [ascii_uppercase[order.index(each)] for each in found]
@@ -41,26 +41,22 @@ class Symptoms:
         return "\n".join([*self._by_step(), "", *self._by_rank(), "", *self._gradients()])
 
     def _by_step(self) -> list[str]:
-        lines = [
-            "            loss                     gradient norm",
-            "step        one process   rank 0     one process   rank 0",
-        ]
+        lines = ["            loss                     gradient norm"]
+        lines += ["step        one process   rank 0     one process   rank 0"]
         columns = zip(self.expected.losses, self.ranks[0].losses, self.expected.norms, self.ranks[0].norms, strict=True)
         for step, (loss, here, norm, norm_here) in enumerate(columns, 1):
             lines.append(f"{step:<12}{loss:<14.5f}{here:<11.5f}{norm:<14.5f}{norm_here:.5f}")
         return lines
 
     def _by_rank(self) -> list[str]:
-        lines = [
-            "step 1      weights                         same letter: the same",
-            "rank        before it   loss       norm      copies  hidden  heads",
-        ]
+        lines = ["step 1      weights                         same letter: the same"]
+        lines += ["rank        before it   loss       norm      copies  hidden  heads"]
         letters = [self.letters(name) for name in ("copies", "hidden", "heads")]
         for rank, seen in enumerate(self.ranks):
             start = _error_text(max(each.error for each in seen.weights))
             same = "".join(f"{each[rank]:<8}" for each in letters).rstrip()
-            place = LAYOUT.coords(rank)
-            where = f"{rank}  t{place.tp} d{place.dp} p{place.pp}"
+            coords = LAYOUT.coords(rank)
+            where = f"{rank}  t{coords.tp} d{coords.dp} p{coords.pp}"
             lines.append(f"{where:<12}{start:<12}{seen.losses[0]:<11.5f}{seen.norms[0]:<10.5f}{same}")
         return lines
 
@@ -87,18 +83,18 @@ class Case:
         return f"case {self.number}"
 
     def run(self) -> Symptoms:
-        """Train with the fault on eight ranks, and show what can be seen of it."""
+        """Train with the fault on eight ranks, and return what can be seen of it."""
         return symptoms(self._fault.apply)
 
     def check(self, guess: str | None = None) -> None:
-        """Say whether ``guess`` names the fault; a wrong guess says what that fault would have shown."""
+        """Say whether ``guess`` names the fault; if not, say what the fault of that name would have shown."""
         report(self.name, self.verdict(guess))
 
     def verdict(self, guess: str | None = None) -> Verdict:
-        """What `check` prints, as data."""
+        """Return what `check` prints, as data."""
         if guess is None or guess is ...:
             return Verdict("not attempted", f"{self.name}: not attempted yet. Choose a name from `names()`.")
-        guessed = find(guess)
+        guessed = next((fault for fault in FAULTS if fault.name == str(guess).strip().lower()), None)
         if guessed is None:
             near = get_close_matches(str(guess), NAMES, n=1, cutoff=0.4)
             meant = f" Did you mean {near[0]!r}?" if near else " `names()` lists them."
@@ -114,54 +110,45 @@ class Case:
         )
 
     def hint(self) -> Folded:
-        """Which of the symptoms to read first."""
+        """Show which symptoms to read first."""
         return Folded("Hint", HINT)
 
     def solution(self) -> Folded:
-        """The name of the fault, and the lines that put it into labkit on a rank."""
+        """Show the name of the fault, and the lines that put it into labkit on a rank."""
         source = textwrap.dedent(inspect.getsource(self._fault.apply)).strip()
         about = f"{self._fault.name}. {self._fault.what} Seen: {self._fault.seen_at}."
         return Folded("Solution", f"{about}\n\n```python\n{source}\n```", plain_text=f"# {about}\n{source}")
 
 
-HINT = """Go down this list, and stop at the first that is not as it should be.
+HINT = """Go down this list, and stop at the first answer that is not what it should be.
 
-1. Are the weights those of one process, before the first step? Else it is how they were made.
-2. Is the loss of step 1 right, and the same on all ranks? Else it is the forward pass, or the data.
-3. Are the gradients of step 1 right? Else read how many are wrong, the ratio, which ranks, and who agrees.
-4. Is the norm of step 1 right, and the same on all ranks? Else it is how the norm is counted.
+1. Are the weights those of one process before the first step? If not, look at how they are made.
+2. Is the loss of step 1 right, and the same on all ranks? If not, look at the forward pass, or the data.
+3. Are the gradients of step 1 right? If not, read how many are wrong, the ratio, which ranks, and which ranks agree.
+4. Is the norm of step 1 right, and the same on all ranks? If not, look at how the norm is counted.
 5. Do the masks differ where they should? Ranks 0 and 1 share every layer; ranks 0 and 2 are replicas.
-6. Do the later steps drift, although step 1 is right in everything? What is zero in step 1, and not in step 2?"""
+6. Do the later steps drift, although everything in step 1 is right? What is zero in step 1, and not in step 2?"""
 
 
 def symptoms(apply: Callable[[], None]) -> Symptoms:
-    """What the run shows when ``apply`` was called on each rank before it."""
-    expected = one_process()  # on the CPU, with or without GPUs: the same numbers everywhere
+    """Return what the run shows if ``apply`` is called on each rank before it."""
+    expected = one_process()  # on the CPU even if there are GPUs: the same numbers everywhere
     return Symptoms(expected, launch(on_rank, apply, expected, world_size=LAYOUT.world_size, backend="gloo"))
 
 
 @cache
 def one_process() -> Run:
-    """The measure, run once for all cases."""
+    """Return the run that all cases are compared with."""
     return launch(in_one_process, world_size=1, backend="gloo")[0]
 
 
 def nothing() -> None:
-    """Puts no fault anywhere."""
-
-
-def find(name: str) -> Fault | None:
-    """The fault of a name."""
-    return next((fault for fault in FAULTS if fault.name == str(name).strip().lower()), None)
-
-
-def _shuffled(fault: Fault) -> bytes:
-    return hashlib.blake2b(fault.name.encode()).digest()
+    """Put in no fault."""
 
 
 NAMES = sorted(fault.name for fault in FAULTS)
-CASES = [Case(number, fault) for number, fault in enumerate(sorted(FAULTS, key=_shuffled), 1)]
-"""In an order that says nothing."""
+_IN_NO_ORDER = sorted(FAULTS, key=lambda fault: hashlib.blake2b(fault.name.encode()).digest())
+CASES = [Case(number, fault) for number, fault in enumerate(_IN_NO_ORDER, 1)]
 
 
 def _error_text(error: float) -> str:

@@ -1,7 +1,7 @@
 """The faults of the museum: what each does to labkit on a rank, how it shows, and who met it.
 
-Each ``apply`` replaces something in the process in which it is called. The museum calls it on ranks only, which end
-with their run.
+Each ``apply`` replaces something of labkit in the process that calls it. The museum calls it on ranks only, which are
+processes that end with their run.
 """
 
 from collections.abc import Callable
@@ -11,28 +11,25 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from course.museum import tiny_run
-from labkit import model, pipeline, tensor_parallel
+from labkit import model, pipeline
+from labkit.cuts import BatchCut
 from labkit.layout import ParallelLayout
-from labkit.pipeline.worker import _Stage
+from labkit.pipeline.stage import Stage
 from labkit.tensor_parallel import RowParallelLinear, blocks, dropout, linear, vocabulary
 from labkit.tensor_parallel.operators import reduce_from_tp
 from labkit.tensor_parallel.shards import Shard
-from labkit.train import gradients as norms
+from labkit.train import Trainer, gradients, trainer
 
 
 @dataclass(frozen=True)
 class Fault:
-    """``what`` is wrong, how it ``shows`` in the museum's run, and where it was ``seen_at``."""
+    """What is wrong (``what``), how it ``shows`` in the museum's run, where it was seen (``seen_at``), and the code."""
 
     name: str
     what: str
     shows: str
     seen_at: str
     apply: Callable[[], None]
-
-
-# -- tensor parallelism -------------------------------------------------------------------------------------------
 
 
 def row_bias_added_t_times():
@@ -45,7 +42,7 @@ def row_bias_added_t_times():
 
 def missing_backward_all_reduce():
     def column_linear(x, weight, bias, group, sequence_parallel=False):
-        return F.linear(x, weight, bias)  # x is handed over as it is, without copy_to_tp
+        return F.linear(x, weight, bias)  # x is used as it is, without copy_to_tp
 
     linear.column_linear = model.column_linear = column_linear
 
@@ -69,9 +66,6 @@ def label_smoothing_over_the_local_shard():
     vocabulary.vocab_parallel_cross_entropy = cross_entropy
 
 
-# -- pipeline and micro-batches -----------------------------------------------------------------------------------
-
-
 def micro_batch_losses_not_averaged():
     right = pipeline.run
 
@@ -84,52 +78,40 @@ def micro_batch_losses_not_averaged():
 
 
 def only_the_last_micro_batch_counts():
-    right = _Stage.backward
+    right = Stage.backward
 
     def backward(self, op, grad):
         self.chunk.zero_grad()  # and with it the gradients of the micro-batches before
         return right(self, op, grad)
 
-    _Stage.backward = backward
+    Stage.backward = backward
 
 
 def tied_embedding_not_reduced():
     right = pipeline.run
-
-    def run(*args, tied, **options):
-        return right(*args, tied=(), **options)  # first and last stage keep their own gradients
-
-    pipeline.run = run
+    pipeline.run = lambda *args, tied, **options: right(*args, tied=(), **options)  # each stage keeps its own gradients
 
 
 def dp_and_pp_swapped():
-    def my_samples(step, groups):
+    def rows(self):
         other_order = ParallelLayout(8, tp_size=2, pp_size=2, order="tp-pp-dp")
-        dp_rank = other_order.coords(groups.rank).dp  # here: the pipeline rank
-        rows = tiny_run.BATCH_SIZE // other_order.dp_size
-        first = step * tiny_run.BATCH_SIZE + dp_rank * rows
-        return range(first, first + rows)
+        dp_rank = other_order.coords(self.groups.rank).dp  # here: the pipeline rank
+        return BatchCut(self.config.batch_size, other_order.dp_size).rows_of_replica(dp_rank)
 
-    tiny_run.my_samples = my_samples
-
-
-# -- the norm of the gradient -------------------------------------------------------------------------------------
+    Trainer.rows = rows
 
 
 def gradient_norm_per_stage():
-    right = norms.global_grad_norm
+    right = trainer.global_grad_norm
 
     def global_grad_norm(parameters, copies, groups):
-        return right(parameters, copies, replace(groups, model=groups.tp))  # adds up over tensor ranks alone
+        return right(parameters, copies, replace(groups, model=groups.tp))  # adds up over tensor ranks only
 
-    norms.global_grad_norm = global_grad_norm
+    trainer.global_grad_norm = global_grad_norm
 
 
 def copies_counted_twice_in_the_norm():
-    norms.shard_of = lambda parameter: Shard(dim=0, whole_size=0)  # takes every parameter for a shard
-
-
-# -- dropout ------------------------------------------------------------------------------------------------------
+    gradients.shard_of = lambda parameter: Shard(dim=0, whole_size=0)  # takes every parameter for a shard
 
 
 def same_mask_on_every_shard():
@@ -137,10 +119,7 @@ def same_mask_on_every_shard():
 
 
 def same_mask_on_every_replica():
-    def seed_replicas(seed, groups):
-        torch.manual_seed(seed + 1 + groups.coords.pp)  # the same for every groups.coords.dp
-
-    dropout.seed_replicas = tensor_parallel.seed_replicas = seed_replicas
+    trainer.seed_replicas = lambda seed, groups: torch.manual_seed(seed + 1 + groups.coords.pp)  # for every coords.dp
 
 
 FAULTS = [
@@ -154,25 +133,25 @@ FAULTS = [
     ),
     Fault(
         "missing backward all-reduce",
-        "The input of a column-parallel layer is handed over without copy_to_tp: in backward nobody adds up the "
-        "gradients that the tensor ranks have for it.",
+        "The input of a column-parallel layer is used without copy_to_tp, so in backward nobody adds up the gradients "
+        "that the tensor ranks have for it.",
         "The loss of step 1 would be right. The gradients would not, on any rank, and the two ranks of a tensor group "
         "would disagree about the gradients of what both hold whole.",
-        "NVIDIA/Megatron-LM issue #5337: the sum went into a temporary copy, and the tensor that was not summed was "
-        "returned (for strided tensors)",
+        "NVIDIA/Megatron-LM issue #5337: for strided tensors, the sum went into a temporary copy, and the tensor "
+        "without the sum was returned",
         missing_backward_all_reduce,
     ),
     Fault(
         "shards with one seed",
         "Each rank draws its own shard, and all draw from the same seed: the shards are equal.",
-        "The weights would differ from one process before the first step, and with them everything after.",
+        "The weights would differ from those of one process before the first step, and so would everything after it.",
         "modelscope/ms-swift pull request #7944",
         shards_with_one_seed,
     ),
     Fault(
         "label smoothing over the local shard",
-        "The mean log-probability of label smoothing is taken over the words of this rank, not over all.",
-        "The two ranks of a tensor group would show two losses, from step 1 on, though weights are right.",
+        "The mean log-probability of label smoothing is taken over the words of each rank, not over all words.",
+        "The two ranks of a tensor group would show two losses from step 1 on, although the weights are right.",
         "NVIDIA/Megatron-LM issue #737",
         label_smoothing_over_the_local_shard,
     ),
@@ -186,7 +165,7 @@ FAULTS = [
     Fault(
         "only the last micro-batch counts",
         "The gradients of earlier micro-batches are thrown away before the last one is added.",
-        "The loss of step 1 would be right; every gradient wrong and by no common factor, and yet the ranks of a "
+        "The loss of step 1 would be right. Every gradient would be wrong, by no common factor, and yet the ranks of a "
         "tensor group would agree with each other.",
         "NVIDIA-NeMo/Automodel pull request #3530",
         only_the_last_micro_batch_counts,
@@ -194,46 +173,46 @@ FAULTS = [
     Fault(
         "tied embedding not reduced",
         "First and last stage both hold the embedding, and do not add up their gradients of it.",
-        "One parameter alone would be wrong, embedding.weight, on the first stage and on the last. The ratios of the "
+        "Only the gradient of embedding.weight would be wrong, on the first stage and on the last. The ratios of the "
         "two would add up to 1: each has its part of the sum.",
-        "uw-syfi/piper issue #13; a relative of it is NVIDIA/Megatron-LM issue #844",
+        "uw-syfi/piper issue #13; a related one is NVIDIA/Megatron-LM issue #844",
         tied_embedding_not_reduced,
     ),
     Fault(
         "dp and pp groups swapped",
-        "Rows are dealt out by one order of the ranks, groups are made by another: stages of one pipeline see "
-        "different rows, and the targets do not belong to the inputs.",
+        "Rows are dealt out by one order of the ranks, and groups are made by a different one. Stages of one pipeline "
+        "see different rows, so the targets do not belong to the inputs.",
         "The weights would be right, and the loss of step 1 already wrong, the same on all ranks.",
         "facebookresearch/fairscale issue #1189: the groups that are made are not those that the comment lists",
         dp_and_pp_swapped,
     ),
     Fault(
         "gradient norm counted per stage",
-        "The squares are added up within the stage alone, and each stage clips by a norm of its own.",
+        "The squares are added up within each stage only, so each stage clips by a norm of its own.",
         "The gradients of step 1 would be right, but the two stages would show two norms, both too small.",
         "pytorch/torchtitan issue #596",
         gradient_norm_per_stage,
     ),
     Fault(
         "replicated parameters counted twice",
-        "What every tensor rank holds whole (norms, row biases) counts t times in the norm.",
+        "What every tensor rank holds whole (norms, row biases) counts t times in the gradient norm.",
         "The gradients of step 1 would be right, and the norm too large, the same on all ranks.",
         "NVIDIA-NeMo/RL pull request #3788; ROCm/TransformerEngine pull request #715",
         copies_counted_twice_in_the_norm,
     ),
     Fault(
         "same dropout mask on every shard",
-        "All ranks of a tensor group drop the same places in attention, though they hold different heads.",
-        "Losses, norms and gradients would be right (they are without dropout). The two ranks of a tensor group "
-        "would have one letter for the masks of their heads.",
+        "All ranks of a tensor group drop the same places in attention, although they hold different heads.",
+        "Losses, norms and gradients would be right (that run has no dropout). The two ranks of a tensor group would "
+        "have the same letter for the masks of their heads.",
         "tenstorrent/tt-metal issue #55947; ecmwf/anemoi-core issue #595",
         same_mask_on_every_shard,
     ),
     Fault(
         "same dropout mask on every replica",
-        "All replicas seed alike, so they drop the same places in different rows.",
-        "Losses, norms and gradients would be right (they are without dropout). Both replicas would have one letter "
-        "for the masks of a stage.",
+        "All replicas use the same seed, so they drop the same places in different rows.",
+        "Losses, norms and gradients would be right (that run has no dropout). Both replicas would have the same "
+        "letter for the masks of a stage.",
         "huggingface/transformers issue #31412",
         same_mask_on_every_replica,
     ),

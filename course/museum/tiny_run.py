@@ -1,36 +1,62 @@
 """One tiny training run of the museum, in one process or on eight ranks, and what can be seen of it from outside.
 
 Nothing here knows a fault. A fault changes labkit on the rank that runs it, before the run starts. That rank is a
-process of its own and ends with the run, so nothing of it stays.
+process of its own and ends with the run, so nothing of the fault stays.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from labkit import pipeline
-from labkit.data import InventedText
-from labkit.data_parallel import DataParallel
-from labkit.groups import ProcessGroups, init_groups, local_device
+from labkit.groups import ProcessGroups, init_groups
 from labkit.layout import ParallelLayout
-from labkit.model import ParallelGPT
 from labkit.parity import Difference, compare, gradients, weights
-from labkit.schedules import one_f_one_b
 from labkit.shape import GPT
-from labkit.tensor_parallel import cut_like, dropout, shard_of, vocabulary
-from labkit.train import gradients as norms
+from labkit.tensor_parallel import cut_like, shard_of, vocabulary
+from labkit.train import TrainConfig, Trainer
 
-LAYOUT = ParallelLayout(8, tp_size=2, pp_size=2)
-SHAPE = GPT(num_layers=2, hidden_size=16, seq_length=8, vocab_size=28, num_attention_heads=2)
-NUM_STEPS, BATCH_SIZE, MICRO_BATCH_SIZE = 3, 12, 2
-NUM_MICRO_BATCHES = BATCH_SIZE // LAYOUT.dp_size // MICRO_BATCH_SIZE  # 3: neither t, nor p, nor d
 LABEL_SMOOTHING, CLIP_NORM, LEARNING_RATE = 0.1, 0.2, 0.5
+
+
+class TinyConfig(TrainConfig):
+    """A config whose vocabulary is one word larger than its text's 27, so that two ranks divide it equally."""
+
+    @property
+    def shape(self) -> GPT:
+        return replace(super().shape, vocab_size=28)
+
+
+CONFIG = TinyConfig(
+    steps=3, batch_size=12, micro_batch_size=2, seq_length=8, num_layers=2, hidden_size=16, num_attention_heads=2,
+    tp_size=2, pp_size=2, precision="float64", clip_norm=CLIP_NORM,
+    learning_rate=LEARNING_RATE, min_learning_rate=LEARNING_RATE, warmup_steps=0,
+)  # fmt: skip
+LAYOUT = CONFIG.layout(world_size=8)
+NUM_MICRO_BATCHES = CONFIG.num_micro_batches(LAYOUT.world_size)  # 3: not the size of any axis
+
+
+class TinyTrainer(Trainer):
+    """`labkit.train`'s trainer with plain gradient descent and label smoothing; it notes the gradients of step 1."""
+
+    first_gradients: dict[str, torch.Tensor]
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters)  # AdamW would hide a gradient that is too large as a whole
+
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
+        assert targets is not None
+        return vocabulary.vocab_parallel_cross_entropy(logits, targets, self.groups.tp, LABEL_SMOOTHING)
+
+    def compute_gradients(self) -> tuple[float, float]:
+        loss, norm = super().compute_gradients()
+        if self.steps_done == 0:  # before clipping and optimizer
+            found = gradients(self.models[0])
+            self.first_gradients = {name: grad for name, grad in found.items() if grad is not None}
+        return loss, norm
 
 
 @dataclass(frozen=True)
@@ -45,10 +71,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank shows: its run, held against one process, and fingerprints that are alike where tensors are.
+    """What one rank shows: its run, compared with one process, and fingerprints, which are equal for equal tensors.
 
-    ``copies`` is of the gradients of what every tensor rank holds whole; ``hidden`` and ``heads`` of the dropout masks
-    on hidden states and in attention.
+    ``copies`` is of the gradients of what every tensor rank holds whole; ``hidden`` and ``heads`` are of the dropout
+    masks on hidden states and in attention.
     """
 
     losses: list[float]
@@ -61,133 +87,56 @@ class Seen:
 
 
 def in_one_process() -> Run:
-    """The run of a process that holds the whole model; to be called in a world of one rank."""
+    """Train in a process that holds the whole model; call it in a world of one rank."""
     with init_groups(ParallelLayout(1)) as groups:
-        return train(make_stage(groups), groups)
+        return train(TinyTrainer(replace(CONFIG, tp_size=1, pp_size=1), groups))
 
 
 def on_rank(apply: Callable[[], None], expected: Run) -> Seen:
-    """The run of one of eight ranks, on which ``apply`` has put a fault; held against that of one process."""
+    """Put a fault on this rank, one of eight; train there, and compare that with the run of one process."""
     apply()
     with init_groups(LAYOUT) as groups:
-        stage = make_stage(groups)
-        run = train(stage, groups)
-        parameters = dict(stage.named_parameters())
+        trainer = TinyTrainer(CONFIG, groups)
+        run = train(trainer)
+        parameters = dict(trainer.models[0].named_parameters())
         copies = [run.gradients[name] for name, parameter in parameters.items() if shard_of(parameter) is None]
-        hidden, heads = dropout_masks(groups)
 
-        def held_against(found: dict, whole: dict) -> list[Difference]:
+        def compared(found: dict, whole: dict) -> list[Difference]:
             return compare(found, {name: cut_like(whole[name], p, groups.tp) for name, p in parameters.items()})
 
         return Seen(
             run.losses,
             run.norms,
-            held_against(run.weights, expected.weights),
-            held_against(run.gradients, expected.gradients),
-            *map(fingerprint, (copies, hidden, heads)),
+            compared(run.weights, expected.weights),
+            compared(run.gradients, expected.gradients),
+            *map(fingerprint, (copies, *dropout_masks(groups))),
         )
 
 
-def make_stage(groups: ProcessGroups, dropout: float = 0.0) -> ParallelGPT:
-    """This rank's part of the model."""
-    stage, num_stages = groups.coords.pp, groups.layout.pp_size
-    place = {"dtype": torch.float64, "device": local_device()}
-    return ParallelGPT(SHAPE, groups.tp, stage=stage, num_stages=num_stages, dropout=dropout, **place)
-
-
-def train(stage: ParallelGPT, groups: ProcessGroups) -> Run:
-    """All steps on this rank: what `labkit.train` does, without its options."""
-    replica, parameters = DataParallel(stage, groups.dp), list(stage.parameters())
-    tied = [stage.embedding.weight] if stage.is_first != stage.is_last else []
-    run = Run([], [], weights(stage), {})
-    for step in range(NUM_STEPS):
-        replica.zero_grad()
-        run.losses.append(forward_and_backward(replica, tied, step, groups))
-        replica.sync_gradients()
-        run.norms.append(norms.global_grad_norm(parameters, tied if stage.is_last else [], groups))
-        if step == 0:
-            run.gradients.update({name: grad for name, grad in gradients(stage).items() if grad is not None})
-        norms.clip_gradients(parameters, run.norms[-1], CLIP_NORM)
-        with torch.no_grad():  # plain gradient descent: AdamW would hide a gradient that is too large as a whole
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter -= LEARNING_RATE * parameter.grad
-    return run
-
-
-def forward_and_backward(replica: DataParallel, tied: list[nn.Parameter], step: int, groups: ProcessGroups) -> float:
-    """The gradients of this replica's rows; returns the loss, averaged over replicas, on every rank."""
-    num_micro_batches = BATCH_SIZE // groups.layout.dp_size // MICRO_BATCH_SIZE
-    text = InventedText()
-    samples = [text.sample(number, SHAPE.seq_length + 1) for number in my_samples(step, groups)]
-    tokens = torch.stack([torch.from_numpy(sample) for sample in samples]).to(local_device())
-    inputs, targets = (part.split(MICRO_BATCH_SIZE) for part in (tokens[:, :-1], tokens[:, 1:]))
-    with replica.no_sync():
-        loss = pipeline.run(
-            one_f_one_b(groups.layout.pp_size, num_micro_batches),
-            [replica],
-            groups,
-            inputs,
-            targets=targets,
-            loss=lambda logits, words: smoothed_loss(logits, words, groups),
-            tied=tied,
-        )
-    total = torch.zeros((), dtype=torch.float64, device=local_device())
-    if loss is not None:  # on the last stage only
-        dist.all_reduce(total.add_(loss), group=groups.dp)
-    dist.all_reduce(total, group=groups.pp)
-    return total.item() / groups.layout.dp_size
-
-
-def smoothed_loss(logits: torch.Tensor, words: torch.Tensor | None, groups: ProcessGroups) -> torch.Tensor:
-    """The mean cross-entropy of a micro-batch, with label smoothing."""
-    assert words is not None
-    return vocabulary.vocab_parallel_cross_entropy(logits, words, groups.tp, LABEL_SMOOTHING)
-
-
-def my_samples(step: int, groups: ProcessGroups) -> range:
-    """The numbers of the samples that this rank's replica sees in a step."""
-    rows = BATCH_SIZE // groups.layout.dp_size
-    first = step * BATCH_SIZE + groups.coords.dp * rows
-    return range(first, first + rows)
+def train(trainer: TinyTrainer) -> Run:
+    """Run all steps on this rank."""
+    start, steps = weights(trainer.models[0]), list(trainer.steps())
+    return Run([step.loss for step in steps], [step.grad_norm for step in steps], start, trainer.first_gradients)
 
 
 def dropout_masks(groups: ProcessGroups) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """What a forward pass of this stage keeps: of its hidden states, and of the weights in its attention heads."""
-    stage, hidden, heads = make_stage(groups, dropout=0.5), [], []
-    for module in stage.modules():
+    """Return what a step with dropout keeps of the hidden states here, and what decides the masks in attention."""
+    trainer, attention = TinyTrainer(replace(CONFIG, dropout=0.5), groups), F.scaled_dot_product_attention
+    hidden: list[torch.Tensor] = []
+    heads: list[torch.Tensor] = []
+    for module in trainer.models[0].modules():
         if isinstance(module, nn.Dropout):
-            module.register_forward_hook(lambda module, inputs, output: hidden.append(output != 0))
-    dropout.seed_replicas(0, groups)
-    words = torch.zeros(1, SHAPE.seq_length, dtype=torch.long, device=local_device())
-    states = torch.linspace(-1, 1, SHAPE.seq_length * SHAPE.hidden_size, dtype=torch.float64, device=local_device())
-    states = states.square().reshape(1, SHAPE.seq_length, SHAPE.hidden_size)  # no tensor of zeros comes of these
-    with _watched_attention(heads):
-        stage(words if stage.is_first else states)
+            module.register_forward_hook(lambda module, inputs, output: hidden.append(output.ne(0)))
+
+    def noted_attention(*args, **options):
+        heads.append(torch.get_rng_state())  # the same state draws the same mask
+        return attention(*args, **options)
+
+    F.scaled_dot_product_attention = noted_attention  # on this rank, which ends with its run
+    trainer.step()
     return hidden, heads
 
 
-@contextmanager
-def _watched_attention(masks: list[torch.Tensor]) -> Iterator[None]:
-    """Inside the block each attention also notes its mask: what the same draw keeps where all values are 1."""
-    attention = F.scaled_dot_product_attention
-
-    def watch(q, k, v, **options):
-        with torch.random.fork_rng(devices=[]):
-            each_word = torch.eye(k.size(-2), dtype=v.dtype, device=v.device).expand(*k.shape[:-1], -1)
-            masks.append(attention(torch.zeros_like(q), torch.zeros_like(k), each_word, **options) != 0)
-        return attention(q, k, v, **options)
-
-    F.scaled_dot_product_attention = watch
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention = attention
-
-
 def fingerprint(tensors: Iterable[torch.Tensor]) -> str:
-    """The same text for the same tensors."""
-    found = hashlib.blake2b(digest_size=8)
-    for tensor in tensors:
-        found.update(tensor.cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+    """Return the same text for the same tensors."""
+    return hashlib.blake2b(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()

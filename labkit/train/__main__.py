@@ -17,10 +17,10 @@ from labkit.train.world import is_first_rank, say_once, world
 
 
 def main() -> int:
-    """0: all steps are done. 2: the options do not fit. 1: numbers ran away, or memory ran out. 130: interrupted."""
+    """Return 0 if all steps are done, 2 if options do not fit, 1 if numbers or memory ran out, 130 if interrupted."""
     try:
         return start()
-    except ValueError as error:  # of what should bring the world up
+    except ValueError as error:  # from bringing the world up
         say_once(f"labkit.train: {error}")
         return 2
     except KeyboardInterrupt:
@@ -29,10 +29,10 @@ def main() -> int:
 
 
 def start() -> int:
-    """Read the options and obey them."""
+    """Read the options, and train as they say."""
     printed = io.StringIO()
     try:
-        with redirect_stdout(printed), redirect_stderr(printed):  # every rank would say the same
+        with redirect_stdout(printed), redirect_stderr(printed):  # or every rank would say the same
             config = tyro.cli(TrainConfig, prog="python -m labkit.train", config=(tyro.conf.FlagCreatePairsOff,))
     except SystemExit as left:
         return tell(textwrap.dedent(printed.getvalue()).strip(), int(left.code or 0))
@@ -41,7 +41,7 @@ def start() -> int:
 
 
 def tell(text: str, code: int) -> int:
-    """The help, or what is wrong with the options."""
+    """Print the help, or what is wrong with the options, and return the exit code."""
     if code != 0:
         with world():
             say_once(text)
@@ -51,10 +51,10 @@ def tell(text: str, code: int) -> int:
 
 
 def run(config: TrainConfig) -> int:
-    """On a rank of a world that is up."""
+    """Train on a rank of a world that is up, and return the exit code."""
     is_first = dist.get_rank() == 0
     try:
-        floor_nats = config.make_text().floor_nats  # the text may have gone when the run ends
+        floor_nats = config.make_text().floor_nats  # the file may be gone when the run ends
         about = describe_start(config, dist.get_world_size(), floor_nats)
         if is_first:
             print(about, flush=True)
@@ -75,7 +75,7 @@ def run(config: TrainConfig) -> int:
 
 
 def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """On a CPU torch raises an error of no kind of its own."""
+    """Return whether memory ran out; on a CPU, torch raises a plain RuntimeError."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 

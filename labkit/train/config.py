@@ -4,17 +4,18 @@ import math
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import torch
 from tyro.conf import arg
 
 from labkit import schedules
+from labkit.cuts import check_divides, multiples_near
 from labkit.data import InventedText, TextFile
 from labkit.layout import ParallelLayout
 from labkit.schedules import Schedule
 from labkit.shape import GPT
-from labkit.sizes import whole_number
+from labkit.sizes import check_size, either, whole_number
 
 SCHEDULES = {
     "gpipe": lambda p, m, v: schedules.gpipe(p, m),
@@ -22,38 +23,38 @@ SCHEDULES = {
     "interleaved": schedules.interleaved,
     "zero-bubble": lambda p, m, v: schedules.zero_bubble(p, m),
 }
-PRECISIONS = ("float32", "float64", "bfloat16")
+Precision = Literal["float32", "float64", "bfloat16"]
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Train a GPT with data, tensor and pipeline parallelism.
 
-    The data-parallel size is what the number of ranks leaves: world size / (tp * pp).
+    The data-parallel size follows from the number of ranks: world size / (tp * pp).
     """
 
     steps: int = 100
     """Steps of the optimizer."""
     batch_size: int = 16
-    """Sequences in a step, over all replicas."""
+    """Sequences per step, over all replicas."""
     micro_batch_size: int = 4
     """Sequences that a rank computes at once."""
     seq_length: int = 64
-    """Tokens in a sequence."""
+    """Tokens per sequence."""
     num_layers: int = 4
     """Transformer layers."""
     hidden_size: int = 64
     """Width of the hidden states."""
     num_attention_heads: int = 4
-    """Attention heads in a layer."""
+    """Attention heads per layer."""
     text: str = "invented"
-    """A file to learn, byte by byte, its last tenth kept for evaluation; or "invented": words that labkit makes up,
+    """A file to learn byte by byte, with its last tenth kept for evaluation; or "invented": words that labkit makes up,
     with a known best loss."""
 
     tp_size: Annotated[int, arg(aliases=["--tp"])] = 1
     """Tensor parallelism: ranks that share each layer."""
     pp_size: Annotated[int, arg(aliases=["--pp"])] = 1
-    """Pipeline parallelism: ranks that layers are divided among."""
+    """Pipeline parallelism: ranks that the layers are divided among."""
     order: str = "tp-cp-dp-pp"
     """Axes of the layout, fastest first."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
@@ -61,54 +62,56 @@ class TrainConfig:
     num_chunks: int = 1
     """Chunks of layers on each rank; more than 1 needs the interleaved schedule."""
     sequence_parallel: bool = False
-    """Divide also what is between the tensor-parallel layers, along the sequence."""
+    """Also divide what lies between the tensor-parallel layers, along the sequence."""
     sharded_optimizer: bool = False
     """ZeRO-1: divide the optimizer's states among the data-parallel ranks."""
     recompute: bool = False
     """Keep only each layer's input, and compute the rest again in backward."""
 
-    precision: Literal["float32", "float64", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     """Of weights and activations; bfloat16 keeps float32 master weights in the optimizer."""
     learning_rate: float = 3e-3
     """The highest learning rate of AdamW."""
     min_learning_rate: float = 3e-4
     """The learning rate after the last step of a cosine."""
     warmup_steps: int = 10
-    """Steps in which the learning rate rises to its highest."""
+    """Steps in which the learning rate rises to its highest value."""
     weight_decay: float = 0.1
-    """AdamW's, for matrices."""
+    """Weight decay of AdamW, for matrices only."""
     clip_norm: float = 1.0
     """Gradients are scaled down to this global norm; 0 leaves them as they are."""
     dropout: float = 0.0
     """Probability to drop, in attention and hidden states."""
     seed: int = 0
-    """Decides weights, data and dropout."""
+    """Decides the weights, the data and the dropout."""
 
     eval_interval: int = 0
     """Steps between evaluations; 0 for none."""
     checkpoint_dir: str | None = None
     """Where checkpoints are written, and read by --resume."""
     save_interval: int = 0
-    """Steps between checkpoints; 0 for one at the end."""
+    """Steps between checkpoints; 0 for one at the end only."""
     resume: bool = False
     """Continue from the newest complete checkpoint in checkpoint_dir, whatever layout it was written in."""
 
     def __post_init__(self):
         for name in ("steps", "batch_size", "micro_batch_size", "seq_length", "num_layers", "hidden_size",
                      "num_attention_heads", "tp_size", "pp_size", "num_chunks"):  # fmt: skip
-            self._make_whole(name, 1)
-        for name in ("warmup_steps", "eval_interval", "save_interval", "seed"):
-            self._make_whole(name, 0)
-        if self.seed >= 1 << 63:
-            raise ValueError(f"seed={self.seed} has more than 63 bits: use a smaller number")
+            object.__setattr__(self, name, check_size(name, getattr(self, name)))
+        for name in ("warmup_steps", "eval_interval", "save_interval"):
+            object.__setattr__(self, name, check_size(name, getattr(self, name), least=0))
+        seed = whole_number(self.seed)
+        if seed is None or not 0 <= seed < 1 << 63:
+            raise ValueError(f"seed={self.seed!r} must be a whole number from 0 up, of at most 63 bits")
+        object.__setattr__(self, "seed", seed)
         for name in ("learning_rate", "min_learning_rate", "weight_decay", "clip_norm"):
             if not (_is_finite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(f"{name}={getattr(self, name)!r}: use a finite number from 0 up")
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a finite number, at least 0")
         if self.learning_rate == 0:
-            raise ValueError("learning_rate=0 learns nothing: use a number above 0, 0.003 say")
+            raise ValueError("learning_rate=0 learns nothing: use a number above 0, such as 0.003")
         if not (_is_finite(self.dropout) and 0 <= self.dropout < 1):
-            raise ValueError(f"dropout={self.dropout!r} is no probability to drop: use 0 or more, below 1")
-        for name, known in (("schedule", tuple(SCHEDULES)), ("precision", PRECISIONS)):
+            raise ValueError(f"dropout={self.dropout!r} must be in [0, 1)")
+        for name, known in (("schedule", tuple(SCHEDULES)), ("precision", get_args(Precision))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {', '.join(known)}")
         if self.num_chunks > 1 and self.schedule != "interleaved":
@@ -124,61 +127,48 @@ class TrainConfig:
                 f"pp_size={self.pp_size} * num_chunks={self.num_chunks} = {stages} stages for num_layers="
                 f"{self.num_layers}: use {stages} layers or more, or fewer stages"
             )
-        self._check_divides("num_attention_heads", "hidden_size")
-        for name in ("num_attention_heads",) + ("seq_length",) * self.sequence_parallel:
-            self._check_divides("tp_size", name)
+        check_divides(self.num_attention_heads, "hidden_size", self.hidden_size, parts_name="num_attention_heads")
+        check_divides(self.tp_size, "num_attention_heads", self.num_attention_heads)
+        if self.sequence_parallel:
+            check_divides(self.tp_size, "seq_length", self.seq_length)
         if not isinstance(self.text, str | Path):
-            raise ValueError(f"text={self.text!r} is no file: name one, or use 'invented'")
+            raise ValueError(f"text={self.text!r} is not a file: name one, or use 'invented'")
         if self.checkpoint_dir == "":
-            raise ValueError("checkpoint_dir='' is no folder: name one, or leave it out")
+            raise ValueError("checkpoint_dir='' is not a folder: name one, or leave it out")
         if (self.resume or self.save_interval) and self.checkpoint_dir is None:
             raise ValueError("resume and save_interval need a checkpoint_dir: name a folder")
         self.make_text()
 
-    def _make_whole(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        number = whole_number(value)
-        if number is None or number < least:
-            raise ValueError(f"{name}={value!r}: use a whole number from {least} up")
-        object.__setattr__(self, name, number)
-
-    def _check_divides(self, divisor: str, name: str) -> None:
-        divides, value = getattr(self, divisor), getattr(self, name)
-        if value % divides:
-            fits = ", ".join(str(n) for n in range(1, value + 1) if value % n == 0)
-            raise ValueError(f"{divisor}={divides} does not divide {name}={value}: use {fits}, or another {name}")
-
     def layout(self, world_size: int) -> ParallelLayout:
-        """The ranks on their grid.
+        """Return the ranks on their grid.
 
         Raises:
             ValueError: tp_size * pp_size does not divide the world, or its replicas cannot share the batch equally.
         """
         layout = ParallelLayout(world_size, self.tp_size, self.pp_size, order=self.order)
-        multiple = layout.dp_size * self.micro_batch_size
-        if self.batch_size % multiple:
-            lower, upper = self.batch_size // multiple * multiple, (self.batch_size // multiple + 1) * multiple
+        rows_at_once = layout.dp_size * self.micro_batch_size
+        if self.batch_size % rows_at_once:
             raise ValueError(
                 f"dp_size={layout.dp_size} * micro_batch_size={self.micro_batch_size} does not divide "
-                f"batch_size={self.batch_size}: use batch_size {f'{lower} or ' if lower else ''}{upper}"
+                f"batch_size={self.batch_size}: use batch_size {either(multiples_near(self.batch_size, rows_at_once))}"
             )
         return layout
 
     def num_micro_batches(self, world_size: int) -> int:
-        """m: how many micro-batches each pipeline takes in a step."""
+        """Return m, how many micro-batches each pipeline takes in a step."""
         return self.batch_size // (self.layout(world_size).dp_size * self.micro_batch_size)
 
     def make_schedule(self, world_size: int) -> Schedule:
-        """What each rank of a pipeline does in a step."""
+        """Return what each rank of a pipeline does in a step."""
         return SCHEDULES[self.schedule](self.pp_size, self.num_micro_batches(world_size), self.num_chunks)
 
     def make_text(self) -> InventedText | TextFile:
-        """What there is to learn."""
+        """Return what there is to learn."""
         return InventedText(seed=self.seed) if self.text == "invented" else TextFile(self.text, self.seed)
 
     @property
     def shape(self) -> GPT:
-        """The model's shape; its vocabulary is the text's."""
+        """The model's shape; its vocabulary is that of the text."""
         vocab_size = (InventedText if self.text == "invented" else TextFile).vocab_size
         return GPT(self.num_layers, self.hidden_size, self.seq_length, vocab_size, self.num_attention_heads)
 
@@ -188,7 +178,7 @@ class TrainConfig:
         return getattr(torch, self.precision)
 
     def learning_rate_at(self, step: int) -> float:
-        """The rate of a step, counted from 0: up in a line, then down in half a cosine."""
+        """Return the rate of a step, counted from 0: it rises in a line, then falls in half a cosine."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)

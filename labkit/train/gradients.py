@@ -1,4 +1,4 @@
-"""The norm of all gradients of the model, each parameter counted once, whatever ranks share or copy it."""
+"""The norm of the whole model's gradient: each parameter counts once, whichever ranks share or copy it."""
 
 from collections.abc import Iterable
 
@@ -13,16 +13,17 @@ from labkit.tensor_parallel import shard_of
 def global_grad_norm(
     parameters: Iterable[nn.Parameter], copies: Iterable[nn.Parameter], groups: ProcessGroups
 ) -> float:
-    """The Euclidean norm of the whole model's gradient, the same on every rank.
+    """Return the Euclidean norm of the whole model's gradient, the same on every rank.
 
-    Shards add up over the tensor group. What every rank of it has whole counts on the first alone; ``copies`` (the last
-    stage's copy of the tied embedding) do not count at all. To be called when replicas have averaged their gradients.
+    Shards add up over the tensor group. What every rank of it holds whole counts on the first rank alone, and
+    ``copies`` (the last stage's copy of the tied embedding) do not count at all. Call it when replicas have averaged
+    their gradients.
     """
     not_counted = set(copies)
     squares = torch.zeros((), dtype=torch.float64, device=local_device())
     for parameter in parameters:
-        is_once = shard_of(parameter) is not None or groups.coords.tp == 0
-        if parameter.grad is not None and is_once and parameter not in not_counted:
+        counts_here = shard_of(parameter) is not None or groups.coords.tp == 0
+        if parameter.grad is not None and counts_here and parameter not in not_counted:
             dtype = torch.promote_types(parameter.grad.dtype, torch.float32)
             squares += torch.linalg.vector_norm(parameter.grad, dtype=dtype).double() ** 2
     dist.all_reduce(squares, group=groups.model)
@@ -30,9 +31,9 @@ def global_grad_norm(
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, highest: float) -> None:
-    """Scale all gradients so that their norm is ``highest`` at most; 0 leaves them as they are.
+    """Scale all gradients down so that their norm is at most ``highest``; 0 leaves them as they are.
 
-    By the same factor as `torch.nn.utils.clip_grad_norm_`, which adds 1e-6 to the norm.
+    The factor is that of `torch.nn.utils.clip_grad_norm_`, which adds 1e-6 to the norm.
     """
     factor = highest / (norm + 1e-6)
     if 0 < factor < 1:

@@ -1,4 +1,4 @@
-"""Weights in bfloat16 for the computation, and the same in float32 for the optimizer.
+"""Weights in bfloat16 for the computation, and the same weights in float32 for the optimizer.
 
 bfloat16 has 8 bits of precision: a weight of 1 cannot grow by 0.001. So the optimizer adds its small steps to
 a float32 copy, the master weight, and the model gets that copy rounded. Source: arXiv 1710.03740, section 3.1.
@@ -6,18 +6,19 @@ a float32 copy, the master weight, and the model gets that copy rounded. Source:
 
 import copy
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 
 class MasterWeights(Optimizer):
-    """A torch optimizer on float32 copies of the parameters; its states have the copy as ``master_weight``.
+    """A torch optimizer on float32 copies of the parameters, which it keeps as ``master_weight`` in its states.
 
-    optimizer = MasterWeights(torch.optim.AdamW, model.parameters(), lr=1e-3)
+    optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-3)
     """
 
-    def __init__(self, optimizer_class: Callable[..., Optimizer], params: Iterable, **options):
+    def __init__(self, params: Iterable, optimizer_class: Callable[..., Optimizer], **options: Any):
         super().__init__(params, {})
         self.masters = {
             p: p.detach().float().clone().requires_grad_() for each in self.param_groups for p in each["params"]
@@ -25,8 +26,7 @@ class MasterWeights(Optimizer):
         groups = [{**each, "params": [self.masters[p] for p in each["params"]]} for each in self.param_groups]
         self.inner = optimizer_class(groups, **options)
         self.defaults = self.inner.defaults
-        for each, inner in zip(self.param_groups, self.inner.param_groups):
-            each.update({name: value for name, value in inner.items() if name != "params"})
+        _copy_options(self.inner.param_groups, self.param_groups)
         self._show_states()
 
     @torch.no_grad()
@@ -36,8 +36,7 @@ class MasterWeights(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for each, inner in zip(self.param_groups, self.inner.param_groups):
-            inner.update({name: value for name, value in each.items() if name != "params"})
+        _copy_options(self.param_groups, self.inner.param_groups)  # a learning rate that a schedule has changed, say
         for parameter, master in self.masters.items():
             master.grad = None if parameter.grad is None else parameter.grad.float()
         self.inner.step()
@@ -48,9 +47,8 @@ class MasterWeights(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """As every optimizer's; the master weights come with the states."""
-        for each, given in zip(self.param_groups, state_dict["param_groups"]):
-            each.update({name: value for name, value in given.items() if name != "params"})
+        """Load states as any optimizer does; the master weights come with them, and go to the parameters."""
+        _copy_options(state_dict["param_groups"], self.param_groups)
         for number, (parameter, master) in enumerate(self.masters.items()):
             if number in state_dict["state"]:
                 state = copy.deepcopy(state_dict["state"][number])
@@ -62,3 +60,8 @@ class MasterWeights(Optimizer):
     def _show_states(self) -> None:
         for parameter, master in self.masters.items():
             self.state[parameter] = {"master_weight": master.detach(), **self.inner.state.get(master, {})}
+
+
+def _copy_options(given: list[dict], param_groups: list[dict]) -> None:
+    for source, target in zip(given, param_groups):
+        target.update({name: value for name, value in source.items() if name != "params"})

@@ -1,21 +1,18 @@
 """One rank of a training run: its part of the model, its rows of the data, and what it does in a step.
 
 Loss and gradient norm of every step are those of one process with the whole model and the whole batch, whatever the
-layout: weights are drawn by their names, data by sample numbers.
+layout: each weight is drawn by its name, each sample by its number.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 from labkit import checkpoint, pipeline
 from labkit.cuts import BatchCut
@@ -26,48 +23,38 @@ from labkit.model import ParallelGPT
 from labkit.schedules import Schedule
 from labkit.tensor_parallel import seed_replicas
 from labkit.train.config import TrainConfig
-from labkit.train.console import Progress
+from labkit.train.console import ProgressBar
 from labkit.train.gradients import clip_gradients, global_grad_norm
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
+from labkit.train.step import Step
 
-
-@dataclass(frozen=True)
-class Step:
-    """What a step came to, the same on every rank: ``number`` counts from 1."""
-
-    number: int
-    loss: float
-    grad_norm: float
-    learning_rate: float
-    seconds: float
-    tokens_per_second: float
-    evaluation_loss: float | None = None
+MicroBatches = Sequence[torch.Tensor]
 
 
 def train(config: TrainConfig) -> list[Step]:
-    """Run the steps of ``config`` on this rank; to be called on every rank of a world that is up.
+    """Run the steps of ``config`` on this rank; call it on every rank of a world that is up.
 
-    ``launch(train, config, world_size=8)`` does it from a notebook, and ``python -m labkit.train`` in a terminal,
+    ``launch(train, config, world_size=8)`` does so from a notebook. ``python -m labkit.train`` does so from a terminal,
     alone, under torchrun or under srun.
 
     Raises:
         ValueError: the config does not fit the number of ranks, or a checkpoint does not fit the config.
-        FloatingPointError: the loss or a gradient is no finite number; says at which step, and on which rank first.
+        FloatingPointError: the loss or a gradient is not finite; says at which step, and on which rank first.
     """
-    with training(config) as trainer, Progress(config, trainer.steps_done) as progress:
-        return [progress.show(step) for step in trainer.steps()]
+    with training(config) as trainer, ProgressBar(config, trainer.steps_done) as bar:
+        return [bar.show(step) for step in trainer.steps()]
 
 
 def steps(config: TrainConfig) -> Iterator[Step]:
-    """`train`, one step at a time: for ``stream(world, steps, config)``, where a cell draws each step and may stop."""
+    """Run `train` one step at a time: with ``stream(world, steps, config)`` a cell draws each step, and may stop."""
     with training(config) as trainer:
         yield from trainer.steps()
 
 
 @contextmanager
 def training(config: TrainConfig) -> Iterator["Trainer"]:
-    """What is up while a run lasts: the process groups, this rank's `Trainer`, its claim on the checkpoint folder."""
+    """Hold what a run needs while it lasts: the process groups, this rank's `Trainer`, the claim on the checkpoints."""
     layout = config.layout(dist.get_world_size())
     folder = config.checkpoint_dir
     with checkpoint.claim(folder, config.resume) if folder else nullcontext(), init_groups(layout) as groups:
@@ -75,41 +62,35 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
 
 
 class Trainer:
-    """A rank's chunks of the model, its optimizer, and its place in the data."""
+    """A rank's chunks of the model, its optimizer, and its place in the data.
+
+    A run that differs in one thing overrides one method: `make_optimizer`, `loss` or `rows`.
+    """
 
     def __init__(self, config: TrainConfig, groups: ProcessGroups):
         self.config, self.groups = config, groups
         self.steps_done = self.samples_done = 0
-        world_size, rank = groups.layout.world_size, groups.coords.pp
-        self.schedule, self.text = config.make_schedule(world_size), config.make_text()
-        stages = [self.schedule.stage_of(rank, chunk) for chunk in range(config.num_chunks)]
-        self.models = models = [self._make_model(stage) for stage in stages]
-        self.chunks = [DataParallel(model, groups.dp) for model in models]
-        embeddings = [(m, m.embedding.weight) for m in models if m.is_first != m.is_last and (m.is_first or m.is_last)]
-        self.tied = [weight for _, weight in embeddings]
-        self.copies = [weight for model, weight in embeddings if model.is_last]
-        self.parameters = [parameter for model in models for parameter in model.parameters()]
-        self.optimizer = self._make_optimizer()
+        self.schedule, self.text = config.make_schedule(groups.layout.world_size), config.make_text()
+        stages = [self.schedule.stage_of(groups.coords.pp, chunk) for chunk in range(config.num_chunks)]
+        self.models = [self._make_model(stage) for stage in stages]
+        self.chunks = [DataParallel(model, groups.dp) for model in self.models]
+        holding_half = [model for model in self.models if model.is_first != model.is_last]
+        self.tied = [model.embedding.weight for model in holding_half]
+        self.copies = [model.embedding.weight for model in holding_half if model.is_last]
+        self.parameters = [parameter for model in self.models for parameter in model.parameters()]
+        self.optimizer = self.make_optimizer()
         if config.resume and config.checkpoint_dir:
             self.steps_done, self.samples_done = checkpoint.load_newest(config.checkpoint_dir, self._state())
 
     def steps(self) -> Iterator[Step]:
-        """The steps that are left to do."""
+        """Run the steps that are left to do."""
         while self.steps_done < self.config.steps:
             yield self.step()
 
     def step(self) -> Step:
-        """Forward and backward of this replica's rows, the average over replicas, and a step of the optimizer."""
+        """Compute gradients, clip them, and update the weights; then evaluate and save if it is time."""
         config, start = self.config, time.perf_counter()
-        self.seed_dropout()
-        inputs, targets = self._batch(self.samples_done)
-        self.optimizer.zero_grad()
-        loss = self.run(self.schedule, inputs, targets)
-        for chunk in self.chunks:
-            chunk.sync_gradients()
-        norm = global_grad_norm(self.parameters, self.copies, self.groups)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise FloatingPointError(first_not_finite(self, inputs, targets, loss, norm))
+        loss, norm = self.compute_gradients()
         clip_gradients(self.parameters, norm, config.clip_norm)
         learning_rate = config.learning_rate_at(self.steps_done)
         for param_group in self.optimizer.param_groups:
@@ -124,27 +105,41 @@ class Trainer:
         tokens = config.batch_size * config.seq_length
         return Step(self.steps_done, loss, norm, learning_rate, seconds, tokens / seconds, evaluation_loss)
 
-    def seed_dropout(self) -> None:
-        """The masks follow from the step, so that they can be resumed; and differ from step to step and by replica."""
-        seed_replicas(self.config.seed + self.steps_done * self.groups.layout.world_size, self.groups)
+    def compute_gradients(self) -> tuple[float, float]:
+        """Leave the gradients of the whole batch in the parameters; return its loss and their norm.
+
+        Raises:
+            FloatingPointError: one of the two is not finite; says on which rank a number first was not.
+        """
+        batch = self.micro_batches(self.samples_done)
+        loss = self._forward_and_backward(*batch)
+        for chunk in self.chunks:
+            chunk.sync_gradients()
+        norm = global_grad_norm(self.parameters, self.copies, self.groups)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            where = first_not_finite(self.models, self.groups, lambda: self._forward_and_backward(*batch))
+            values = f"the loss is {loss:g}, the gradient norm {norm:g}"
+            raise FloatingPointError(f"step {self.steps_done + 1}: {values}. {where}")
+        return loss, norm
 
     def evaluate(self) -> float:
-        """The loss on one batch that is not trained on, without dropout."""
+        """Return the loss on one batch that no step trains on, without dropout."""
         for chunk in self.chunks:
             chunk.eval()
-        loss = self.run(self.schedule.forward_only(), *self._batch(EVALUATION_SAMPLES))
+        loss = self.run(self.schedule.forward_only(), *self.micro_batches(EVALUATION_SAMPLES))
         for chunk in self.chunks:
             chunk.train()
         return loss
 
-    def run(self, schedule: Schedule, inputs, targets, tied: Sequence[nn.Parameter] | None = None) -> float:
-        """The pipeline's loss, averaged over the replicas, on every rank; gradients are this replica's own."""
+    def run(self, schedule: Schedule, inputs: MicroBatches, targets: MicroBatches) -> float:
+        """Run the pipeline, and return the replicas' average loss on every rank. Gradients stay this replica's own."""
         with ExitStack() as stack:
             for chunk in self.chunks:
+                # No micro-batch is averaged during its backward, not even the last, so nothing overlaps here:
+                # compute_gradients sends all buckets when the pipeline is done.
                 stack.enter_context(chunk.no_sync())
-            tied, loss_function = self.tied if tied is None else tied, cast(Callable, self.models[-1].loss)
             loss = pipeline.run(
-                schedule, self.chunks, self.groups, inputs, targets=targets, loss=loss_function, tied=tied
+                schedule, self.chunks, self.groups, inputs, targets=targets, loss=self.loss, tied=self.tied
             )
         total = torch.zeros((), dtype=torch.float64, device=local_device())
         if loss is not None:  # on the last stage only
@@ -152,12 +147,39 @@ class Trainer:
         dist.all_reduce(total, group=self.groups.pp)
         return total.item() / self.groups.layout.dp_size
 
-    def _batch(self, first_sample: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """This replica's micro-batches of tokens, and of the tokens that come next: [micro-batch, seq] each."""
-        rows = BatchCut(self.config.batch_size, self.groups.layout.dp_size).rows_of_replica(self.groups.coords.dp)
-        samples = [self.text.sample(first_sample + row, self.config.seq_length + 1) for row in rows]
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
+        """Return the mean loss of a micro-batch, on the rank of the last stage."""
+        assert targets is not None  # `run` has given them
+        return self.models[-1].loss(logits, targets)
+
+    def rows(self) -> range:
+        """Return which rows of a batch this rank's replica has."""
+        return BatchCut(self.config.batch_size, self.groups.layout.dp_size).rows_of_replica(self.groups.coords.dp)
+
+    def micro_batches(self, first_sample: int) -> tuple[MicroBatches, MicroBatches]:
+        """Return this replica's tokens, and the tokens that come next: a list of [micro-batch, seq] each."""
+        samples = [self.text.sample(first_sample + row, self.config.seq_length + 1) for row in self.rows()]
         tokens = torch.stack([torch.from_numpy(sample) for sample in samples]).to(local_device())
         return tokens[:, :-1].split(self.config.micro_batch_size), tokens[:, 1:].split(self.config.micro_batch_size)
+
+    def make_optimizer(self) -> Optimizer:
+        """Return AdamW, with weight decay for matrices only, master weights for bfloat16, and sharded if asked for."""
+        config = self.config
+        matrices = [parameter for parameter in self.parameters if parameter.dim() > 1]
+        others = [parameter for parameter in self.parameters if parameter.dim() <= 1]
+        param_groups = [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        adamw = partial(AdamW, lr=config.learning_rate, betas=(0.9, 0.95))
+        make = partial(MasterWeights, optimizer_class=adamw) if config.precision == "bfloat16" else adamw
+        return ShardedOptimizer(param_groups, make, self.groups.dp) if config.sharded_optimizer else make(param_groups)
+
+    def _forward_and_backward(self, inputs: MicroBatches, targets: MicroBatches) -> float:
+        # Every step and replica has its own dropout masks. The step decides them, so a resumed run draws the same.
+        seed_replicas(self.config.seed + self.steps_done * self.groups.layout.world_size, self.groups)
+        self.optimizer.zero_grad()
+        return self.run(self.schedule, inputs, targets)
 
     def _make_model(self, stage: int) -> ParallelGPT:
         config = self.config
@@ -173,19 +195,6 @@ class Trainer:
             dtype=config.dtype,
             device=local_device(),
         )
-
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        """AdamW; weight decay for matrices only. With master weights for bfloat16, and sharded if asked for."""
-        matrices = [parameter for parameter in self.parameters if parameter.dim() > 1]
-        others = [parameter for parameter in self.parameters if parameter.dim() <= 1]
-        param_groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-        options: dict[str, Any] = dict(
-            lr=self.config.learning_rate, weight_decay=self.config.weight_decay, betas=(0.9, 0.95)
-        )
-        make = partial(MasterWeights, AdamW) if self.config.precision == "bfloat16" else AdamW
-        if self.config.sharded_optimizer:
-            return ShardedOptimizer(param_groups, make, self.groups.dp, **options)
-        return make(param_groups, **options)
 
     def _state(self) -> checkpoint.State:
         return checkpoint.State(self.models, self.optimizer, self.groups, self.config.shape)

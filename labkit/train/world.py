@@ -1,4 +1,4 @@
-"""The world of ranks that a run is in: brought up by launch, by torchrun, by Slurm's srun, or by nobody (one rank)."""
+"""The ranks of a run, whoever started them: launch, torchrun, Slurm's srun, or nobody (then there is one rank)."""
 
 import json
 import os
@@ -21,10 +21,10 @@ from labkit.launch.rank import prepare_gpu
 
 @contextmanager
 def world() -> Iterator[None]:
-    """Inside the block torch.distributed is up; a world that was brought up here is taken down again.
+    """Keep torch.distributed up inside the block; what was brought up here is taken down again.
 
     Raises:
-        ValueError: some variables say that there are other ranks, but not where.
+        ValueError: the environment says that there are other ranks, but not where.
     """
     if dist.is_initialized():
         yield
@@ -33,8 +33,8 @@ def world() -> Iterator[None]:
     missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if "RANK" in os.environ and missing:
         raise ValueError(
-            f"RANK={os.environ['RANK']} is set, but not {' and '.join(missing)}: start the ranks by torchrun or srun, "
-            "or unset RANK to train alone"
+            f"RANK={os.environ['RANK']} is set, but not {' and '.join(missing)}: start the ranks with torchrun or "
+            "srun, or unset RANK to train alone"
         )
     place: dict[str, Any] = {} if "RANK" in os.environ else {"store": HashStore(), "rank": 0, "world_size": 1}
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -50,22 +50,22 @@ def world() -> Iterator[None]:
         yield
         has_failed = False
     finally:
-        if not (has_failed and on_gpu):  # a message to or from this rank might be waited for in vain
+        if not (has_failed and on_gpu):  # it would wait for messages that never come
             dist.destroy_process_group()
 
 
 def is_first_rank(environment: Mapping[str, str]) -> bool:
-    """Whether this process will be rank 0: known before the world is up."""
+    """Return whether this process will be rank 0, before the world is up."""
     return {**environment, **slurm_as_torchrun(environment)}.get("RANK", "0") == "0"
 
 
 def has_gpu(ranks_here: int, gpus_seen: int, environment: Mapping[str, str]) -> bool:
-    """Whether each rank of this node can have a GPU; Slurm may show each task only its own."""
+    """Return whether each rank of this node can have a GPU; Slurm may show each task only its own."""
     return gpus_seen >= ranks_here or (gpus_seen > 0 and "SLURM_GPUS_PER_TASK" in environment)
 
 
 def num_threads(ranks_here: int, environment: Mapping[str, str]) -> int:
-    """torch's own number for a process alone, or what the user has said; else this rank's share of the cores."""
+    """Return torch's own number for a process alone or if the user has set it, else this rank's share of the cores."""
     if ranks_here == 1 or "OMP_NUM_THREADS" in environment:
         return torch.get_num_threads()
     share = max(1, len(os.sched_getaffinity(0)) // ranks_here)
@@ -73,23 +73,23 @@ def num_threads(ranks_here: int, environment: Mapping[str, str]) -> int:
 
 
 def say_once(text: str) -> None:
-    """On stderr, by the first of the ranks that have it to say at their end; torchrun repeats it below its report.
+    """Print a last message on stderr, once for all ranks that say it; torchrun repeats it below its report.
 
-    The ranks agree through the store that they met in, and wait for each other a moment: torchrun ends all others
-    when one has left with an error.
+    The ranks agree through the store in which they met. They also wait a moment for each other, because torchrun ends
+    all others when one has left with an error.
     """
     is_said_here = True
     if dist.is_initialized():
         try:
             store = dist.distributed_c10d._get_default_store()
             is_said_here = store.add(f"labkit.train {zlib.crc32(text.encode())}", 1) == 1
-        except RuntimeError:  # the store has gone, and with it the rank that kept it: that one has said why
+        except RuntimeError:  # the store has gone, with the rank that kept it: that rank has said why
             is_said_here = False
     if is_said_here:
         print(text, file=sys.stderr, flush=True)
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         about = {"message": text if is_said_here else "as on another rank", "timestamp": int(time.time())}
-        about["timestamp"] += not is_said_here  # torchrun takes the earliest for the root cause, and shows it last
+        about["timestamp"] += not is_said_here  # torchrun takes the earliest as the root cause, and shows it last
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(about))
     if dist.is_initialized():
         try:
@@ -102,10 +102,10 @@ def say_once(text: str) -> None:
 
 
 def slurm_as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that torchrun would set, from those that srun sets for each task; nothing outside of srun.
+    """Return the variables that torchrun would set, from those that srun sets for each task; none outside of srun.
 
-    A script of sbatch has SLURM_PROCID and SLURM_NTASKS too, although nobody else is there: only what is named STEP
-    comes from srun.
+    A script of sbatch has SLURM_PROCID and SLURM_NTASKS too, although it runs alone: only the variables with STEP in
+    their name come from srun.
 
     >>> srun = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "70001"}
     >>> srun |= {"SLURM_STEP_NODELIST": "dgx[07-08]", "SLURM_STEP_TASKS_PER_NODE": "8(x2)"}
@@ -120,13 +120,13 @@ def slurm_as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_RANK": environment["SLURM_LOCALID"],
         "LOCAL_WORLD_SIZE": re.match(r"\d+", environment["SLURM_STEP_TASKS_PER_NODE"])[0],  # type: ignore[index]
         "MASTER_ADDR": _first_node(environment["SLURM_STEP_NODELIST"]),
-        "MASTER_PORT": str(20000 + int(environment["SLURM_JOB_ID"]) % 20000),  # jobs that share a node differ
+        "MASTER_PORT": str(20000 + int(environment["SLURM_JOB_ID"]) % 20000),  # two jobs on one node need two ports
     }
     return {name: environment.get(name, value) for name, value in variables.items()}
 
 
 def _first_node(nodes: str) -> str:
-    """The first host of a Slurm node list.
+    """Return the first host of a Slurm node list.
 
     >>> _first_node("dgx[07-08,11]"), _first_node("a1,a2"), _first_node("rack2-[3,5]")
     ('dgx07', 'a1', 'rack2-3')

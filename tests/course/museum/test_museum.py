@@ -10,7 +10,11 @@ from course import progress
 from course.museum import Museum, cases, museum
 from course.museum.cases import CASES, EQUAL, NAMES, nothing, symptoms
 from course.museum.faults import FAULTS
-from course.museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES
+from course.museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES, TinyTrainer
+from labkit import pipeline
+from labkit.pipeline.stage import Stage
+from labkit.tensor_parallel import RowParallelLinear, blocks, linear, vocabulary
+from labkit.train import Trainer, gradients, trainer
 
 HEALTHY_LETTERS = {"copies": "AAAABBBB", "hidden": "AABBCCDD", "heads": "ABCDEFGH"}
 """For ranks 0 to 7: tensor ranks are 0 1, 2 3, ...; ranks 0 and 2 are replicas; ranks 4 to 7 are the second stage."""
@@ -35,7 +39,7 @@ SYMPTOMS = {  # what differs from one process, in the order in which the hint as
 
 @pytest.fixture(scope="module")
 def shown():
-    """The healthy run before all faults, each fault's, and the healthy run behind them."""
+    """The healthy run before all faults, the run of each fault, and the healthy run after them."""
     before = symptoms(nothing)
     return {"before": before, **{fault.name: symptoms(fault.apply) for fault in FAULTS}, "after": symptoms(nothing)}
 
@@ -112,15 +116,17 @@ def test_nothing_stays_of_a_fault(shown):
 
 def test_a_fault_is_put_in_on_ranks_only(shown):
     for fault in FAULTS:
-        assert "bug_museum" in fault.apply.__module__
-    from labkit import pipeline
-    from labkit.tensor_parallel import RowParallelLinear, blocks, dropout, linear, vocabulary
-    from labkit.train import gradients
-
-    here = [pipeline.run, RowParallelLinear.forward, blocks.own_random_stream, dropout.seed_replicas, linear.own_shard,
+        assert fault.apply.__module__ == "course.museum.faults"
+    here = [pipeline.run, Stage.backward, RowParallelLinear.forward, blocks.own_random_stream, linear.own_shard,
             linear.column_linear, vocabulary.vocab_parallel_cross_entropy, gradients.shard_of,
-            gradients.global_grad_norm]  # fmt: skip
-    assert not [function.__module__ for function in here if "bug_museum" in function.__module__]
+            trainer.global_grad_norm, trainer.seed_replicas, Trainer.rows]  # fmt: skip
+    assert {function.__module__.partition(".")[0] for function in here} == {"labkit"}
+
+
+def test_the_run_is_the_trainers():
+    """Only the loss, the optimizer and a look at the gradients are the museum's own."""
+    own = {name for name, value in vars(TinyTrainer).items() if callable(value)}
+    assert own == {"make_optimizer", "loss", "compute_gradients"}
 
 
 def test_the_text_shows_what_there_is_to_see(shown):
@@ -182,7 +188,7 @@ def test_names_that_are_none():
     assert "Did you mean 'row bias added t times'?" in case.verdict("row bias").text
     assert "`names()`" in case.verdict("zzzz").text
     assert museum.verdict().status == "not attempted"
-    with pytest.raises(ValueError, match="there is no case 13: take 1 to 12"):
+    with pytest.raises(ValueError, match="there is no case 13: use 1 to 12"):
         museum.case(13)
 
 

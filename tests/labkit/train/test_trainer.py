@@ -34,25 +34,6 @@ TINY = TrainConfig(
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
 
-@pytest.fixture(scope="module")
-def on_ranks():
-    """Runs a function on every rank of a world that is kept warm for the whole file, until something fails there."""
-    worlds: dict[int, World] = {}
-
-    def run(world_size, fn, *args):
-        if world_size not in worlds:
-            worlds[world_size] = World(world_size)
-        try:
-            return worlds[world_size].run(fn, *args)
-        except RankFailed:
-            worlds.pop(world_size).close()
-            raise
-
-    yield run
-    for world in worlds.values():
-        world.close()
-
-
 def numbers(all_steps):
     """What must be the same in every layout."""
     return [value for step in all_steps for value in (step.loss, step.grad_norm, step.evaluation_loss or 0.0)]
@@ -137,7 +118,7 @@ def train_plainly(config):
 def test_one_process_trains_as_torch_does(on_ranks, clip_norm):
     config = replace(TINY, clip_norm=clip_norm)
     expected = train_plainly(config)
-    assert numbers(on_ranks(1, train, config)[0]) == pytest.approx(expected, rel=1e-10, abs=0)
+    assert numbers(on_ranks(train, config, world_size=1)[0]) == pytest.approx(expected, rel=1e-10, abs=0)
     norms = expected[1::3]
     assert all(norm > 0.7 for norm in norms[:3]), "0.7 would clip nothing"
     assert expected[0] - expected[-3] > 0.2, "nothing was learned"
@@ -217,10 +198,12 @@ def chosen_runs():
 
 def compare_with_one_process(on_ranks, runs):
     kinds = {(config.precision, config.num_layers) for _, config in runs}
-    alone = {kind: on_ranks(1, train, replace(TINY, precision=kind[0], num_layers=kind[1]))[0] for kind in kinds}
+    alone = {
+        kind: on_ranks(train, replace(TINY, precision=kind[0], num_layers=kind[1]), world_size=1)[0] for kind in kinds
+    }
     worst = dict.fromkeys(OPTIONS["precision"], 0.0)
     for world_size, config in runs:
-        for rank, got in enumerate(on_ranks(world_size, train, config)):
+        for rank, got in enumerate(on_ranks(train, config, world_size=world_size)):
             expected, rel = numbers(alone[config.precision, config.num_layers]), TOLERANCE[config.precision]
             assert numbers(got) == pytest.approx(expected, rel=rel, abs=0), f"rank {rank} of {world_size}, {config}"
             worst[config.precision] = max(
@@ -250,9 +233,9 @@ def test_whole_product(on_ranks, layout):
 
 @pytest.mark.parametrize("order", ["tp-pp-dp", "pp-dp-tp"])
 def test_another_order_of_the_axes(on_ranks, order):
-    alone = on_ranks(1, train, replace(TINY, steps=2))[0]
+    alone = on_ranks(train, replace(TINY, steps=2), world_size=1)[0]
     config = replace(TINY, steps=2, tp_size=2, pp_size=2, order=order)
-    for got in on_ranks(8, train, config):
+    for got in on_ranks(train, config, world_size=8):
         assert numbers(got) == pytest.approx(numbers(alone), rel=1e-10)
 
 
@@ -261,7 +244,7 @@ def test_another_order_of_the_axes(on_ranks, order):
 
 def samples_of(config):
     with training(config) as trainer:
-        batches = [trainer._batch(first)[0] for first in (0, config.batch_size)]
+        batches = [trainer.micro_batches(first)[0] for first in (0, config.batch_size)]
     return [[row.tolist() for rows in batch for row in rows] for batch in batches]
 
 
@@ -269,7 +252,7 @@ def test_each_sample_is_seen_once_and_in_one_order(on_ranks):
     config = replace(TINY, micro_batch_size=1, tp_size=2)
     text = config.make_text()
     expected = [text.sample(number, config.seq_length + 1)[:-1].tolist() for number in range(16)]
-    ranks = on_ranks(8, samples_of, config)
+    ranks = on_ranks(samples_of, config, world_size=8)
     first_of_each_replica = ranks[::2]
     assert ranks[1::2] == first_of_each_replica  # tensor-parallel ranks see the same
     for step in range(2):
@@ -286,7 +269,7 @@ def seeds_of(config):
 
 
 def test_dropout_masks_differ_by_step_and_replica(on_ranks):
-    ranks = on_ranks(4, seeds_of, replace(TINY, steps=5, tp_size=2, num_layers=2))
+    ranks = on_ranks(seeds_of, replace(TINY, steps=5, tp_size=2, num_layers=2), world_size=4)
     assert ranks[0] == ranks[1], "tensor-parallel ranks must draw alike"
     assert ranks[2] == ranks[3]
     assert len({*ranks[0], *ranks[2]}) == 10
@@ -295,17 +278,17 @@ def test_dropout_masks_differ_by_step_and_replica(on_ranks):
 @pytest.mark.parametrize("options", [{}, {"tp_size": 2, "sequence_parallel": True}, {"pp_size": 2}], ids=str)
 def test_dropout_is_the_same_again_and_with_recomputation(on_ranks, options):
     config = replace(TINY, steps=3, dropout=0.2, num_layers=2, **options)
-    once, again = on_ranks(2, train, config)[0], on_ranks(2, train, config)[0]
+    once, again = on_ranks(train, config)[0], on_ranks(train, config)[0]
     assert numbers(once) == numbers(again)
-    without = on_ranks(2, train, replace(config, dropout=0.0))[0]
+    without = on_ranks(train, replace(config, dropout=0.0))[0]
     assert abs(once[0].loss - without[0].loss) > 1e-4
-    recomputed = on_ranks(2, train, replace(config, recompute=True))[0]
+    recomputed = on_ranks(train, replace(config, recompute=True))[0]
     assert numbers(recomputed) == pytest.approx(numbers(once), rel=1e-10)
 
 
 def test_evaluation_leaves_the_training_alone(on_ranks):
     config = replace(TINY, steps=4, dropout=0.1, num_layers=2)
-    evaluated, not_evaluated = (on_ranks(2, train, replace(config, eval_interval=interval))[0] for interval in (1, 0))
+    evaluated, not_evaluated = (on_ranks(train, replace(config, eval_interval=interval))[0] for interval in (1, 0))
     assert [step.loss for step in evaluated] == [step.loss for step in not_evaluated]
     assert {step.evaluation_loss for step in not_evaluated} == {None}
     assert len({step.evaluation_loss for step in evaluated}) == 4
@@ -317,7 +300,7 @@ def test_evaluation_leaves_the_training_alone(on_ranks):
 
 def test_steps_arrive_one_by_one_and_are_those_of_train(on_ranks):
     config = replace(TINY, steps=3, tp_size=2)
-    expected = numbers(on_ranks(2, train, config)[0])
+    expected = numbers(on_ranks(train, config)[0])
     with World(2) as world:
         arrived = [ranks[0] for ranks in stream(world, steps, config)]
         assert numbers(arrived) == pytest.approx(expected, rel=1e-12)
@@ -360,7 +343,7 @@ def give_gradients(model, number):
 
 def test_master_weights_against_a_loop_by_hand():
     model, by_hand = a_model(torch.bfloat16), a_model(torch.bfloat16)
-    optimizer = MasterWeights(torch.optim.AdamW, model.parameters(), lr=1e-3)
+    optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-3)
     masters = [p.detach().float().requires_grad_() for p in by_hand.parameters()]
     inner = torch.optim.AdamW(masters, lr=1e-3)
     rounded_only = a_model(torch.bfloat16)
@@ -390,12 +373,12 @@ def test_master_weights_against_a_loop_by_hand():
 
 def test_master_weights_are_resumed_bit_by_bit():
     model = a_model(torch.bfloat16)
-    optimizer = MasterWeights(torch.optim.AdamW, model.parameters(), lr=1e-2)
+    optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-2)
     for number in range(3):
         give_gradients(model, number)
         optimizer.step()
     other = a_model(torch.bfloat16)
-    resumed = MasterWeights(torch.optim.AdamW, other.parameters(), lr=1.0)
+    resumed = MasterWeights(other.parameters(), torch.optim.AdamW, lr=1.0)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for number in range(3, 6):
         for each, its_optimizer in ((model, optimizer), (other, resumed)):
@@ -407,7 +390,7 @@ def test_master_weights_are_resumed_bit_by_bit():
 def sharded_master_weights():
     """On a rank: against the same optimizer undivided, also after loading; and what is kept here."""
     models = [a_model(torch.bfloat16) for _ in range(3)]
-    make = partial(MasterWeights, torch.optim.AdamW)
+    make = partial(MasterWeights, optimizer_class=torch.optim.AdamW)
     plain = make(models[0].parameters(), lr=1e-2)
     sharded = ShardedOptimizer(models[1].parameters(), make, dist.group.WORLD, lr=1e-2)
     for number in range(3):
@@ -430,7 +413,7 @@ def sharded_master_weights():
 
 def test_master_weights_in_a_sharded_optimizer(on_ranks):
     num_parameters = sum(p.numel() for p in a_model(torch.float32).parameters())
-    ranks = on_ranks(2, sharded_master_weights)
+    ranks = on_ranks(sharded_master_weights)
     assert [kinds for kinds, _ in ranks] == [{torch.float32}] * 2
     assert {whole for _, (whole, _) in ranks} == {12 * num_parameters}  # master weight, two averages: 4 bytes each
     assert sum(own for _, (_, own) in ranks) == 12 * num_parameters
@@ -441,8 +424,8 @@ def test_master_weights_in_a_sharded_optimizer(on_ranks):
 )
 def test_bfloat16_learns_as_float32_does(on_ranks, options):
     config = replace(TINY, precision="bfloat16", num_layers=2, **options)
-    got = [step.loss for step in on_ranks(2, train, config)[0]]
-    expected = [step.loss for step in on_ranks(1, train, replace(config, precision="float32", tp_size=1))[0]]
+    got = [step.loss for step in on_ranks(train, config)[0]]
+    expected = [step.loss for step in on_ranks(train, replace(config, precision="float32", tp_size=1), world_size=1)[0]]
     assert got == pytest.approx(expected, rel=0.01)
     assert got[-1] < got[0] - 0.2
     assert got != expected
@@ -551,7 +534,7 @@ def test_numbers_of_numpy_are_numbers():
 
 
 def test_the_highest_seed_trains(on_ranks):
-    assert len(on_ranks(2, train, replace(TINY, seed=(1 << 63) - 1, steps=1, dropout=0.1))[0]) == 1
+    assert len(on_ranks(train, replace(TINY, seed=(1 << 63) - 1, steps=1, dropout=0.1))[0]) == 1
 
 
 @pytest.mark.parametrize(
@@ -587,4 +570,4 @@ def test_ranks_compute_where_the_world_is(on_ranks):
         with training(config) as trainer:
             return {parameter.device.type for parameter in trainer.parameters} == {local_device().type}
 
-    assert on_ranks(2, devices, TINY) == [True, True]
+    assert on_ranks(devices, TINY) == [True, True]
