@@ -60,8 +60,7 @@ def simulated_like(timeline: Timeline, schedule: Schedule) -> Timeline:
     taken: dict[tuple[str, int], list[float]] = defaultdict(list)
     for span in timeline.spans:
         if span.kind in schedule.kinds:
-            [op] = schedules.read_ops(span.label)
-            taken[op.kind, schedule.stage_of(span.rank, op.chunk)].append(span.seconds)
+            taken[span.kind, schedule.stage_of(span.rank, span.op.chunk)].append(span.seconds)
     forward, backward = (
         [statistics.mean(taken[kind, stage]) for stage in range(schedule.num_model_chunks)] for kind in schedule.kinds
     )

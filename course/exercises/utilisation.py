@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from course.exercises.base import Exercise, Mistake, Raised, Verdict, answer, indent, is_blank
-from course.measure.utilisation import Pace, Step, measure_step, predict_step
+from course.measure.utilisation import Pace, TimedStep, measure_step, predict_step
 from course.sizing import Plan, fullest
 from labkit.launch import World
 from labkit.shape import GPT
@@ -443,7 +443,7 @@ def _kind(plan) -> str:
     return {(True, False): "recomputes", (False, True): "bubble"}.get(tuple(changed), "other")  # type: ignore[arg-type]
 
 
-def _why_slow(step: Step) -> str:
+def _why_slow(step: TimedStep) -> str:
     computing, communication, idle = step.mean_shares
     shares = f"Computing {computing:.0%}, messages {communication:.0%}, idle {idle:.0%}."
     if communication > 0.25:

@@ -11,13 +11,13 @@ from torch import nn
 
 
 class PacedStage(nn.Module):
-    """Gives its input on, after a sleep; its backward sleeps too.
+    """Return the input after a sleep; the backward sleeps too.
 
-    Where the schedule splits the backward, ``weight_gradient_share`` of it is the weight gradient's, the rest the input
-    gradient's. ``weight`` is a number that is zero, so that there is a gradient to compute.
+    Where the schedule splits the backward, ``weight_gradient_share`` of its time is for the weight gradient, the rest
+    for the input gradient. ``weight`` is a single zero, there so that it has a gradient to compute.
 
     Raises:
-        ValueError: an input on a GPU.
+        ValueError: the input is on a GPU.
     """
 
     def __init__(self, forward_seconds: float, backward_seconds: float, weight_gradient_share: float = 0.5):
@@ -30,25 +30,19 @@ class PacedStage(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_cuda:
             raise ValueError(
-                f"a paced stage got an input on {x.device}, where it would sleep before that has arrived: "
+                f"a paced stage got an input on {x.device}, where it would sleep before the input has arrived: "
                 "use CPU ranks, backend='gloo'"
             )
         start = time.perf_counter()
         if torch.is_grad_enabled() and not x.requires_grad:
-            x = x.detach().requires_grad_()  # the first stage takes its time as the others do
-        x = _SleepInBackward.apply(x, self.input_seconds)
-        output = x + _SleepInBackward.apply(self.weight, self.weight_seconds)
+            x = x.detach().requires_grad_()  # so that the first stage takes as long as the others
+        output = _sleep_in_backward(x, self.input_seconds) + _sleep_in_backward(self.weight, self.weight_seconds)
         time.sleep(max(0.0, start + self.forward_seconds - time.perf_counter()))
         return output
 
 
-class _SleepInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, seconds):
-        ctx.seconds = seconds
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        time.sleep(ctx.seconds)
-        return grad, None
+def _sleep_in_backward(x: torch.Tensor, seconds: float) -> torch.Tensor:
+    x = x.view_as(x)
+    if x.requires_grad:
+        x.register_hook(lambda _: time.sleep(seconds))
+    return x

@@ -1,5 +1,6 @@
 """What a monitor shows beside a run: nvidia-smi's utilisation of each GPU, sampled while a block runs."""
 
+import re
 import subprocess
 from collections import defaultdict
 
@@ -7,10 +8,10 @@ QUERY = ["nvidia-smi", "--query-gpu=index,utilization.gpu", "--format=csv,nohead
 
 
 class GpuMonitor:
-    """Sample the GPUs while the block runs; afterwards ``samples`` are percents, by GPU.
+    """Sample the GPUs while the block runs; afterwards ``samples`` has percents, by GPU.
 
     nvidia-smi's number is the share of its last sampling period, a sixth of a second to a second, in which any kernel
-    ran. So it does not say how much of a GPU worked, nor who waited: a kernel of NCCL that waits for a message counts.
+    ran. So it says neither how much of a GPU worked nor who waited: a kernel of NCCL that waits for a message counts.
 
     >>> with GpuMonitor() as monitor:
     ...     pass  # measure_step(plan)
@@ -33,7 +34,7 @@ class GpuMonitor:
             self.samples = read_samples(self._process.communicate()[0])
 
     def __str__(self) -> str:
-        """A row for each GPU: lowest, mean and highest."""
+        """Return one row per GPU: lowest, mean and highest."""
         if not self.samples:
             return "no GPU to look at: nvidia-smi is missing, or saw none"
         lines = ["GPU  lowest  mean  highest   % of nvidia-smi's sampling periods"]
@@ -44,14 +45,12 @@ class GpuMonitor:
 
 
 def read_samples(text: str) -> dict[int, list[int]]:
-    """The percents of each GPU in what nvidia-smi printed; a last line that was cut off does not count.
+    """Return the percents of each GPU in what nvidia-smi printed, without a last line that was cut off.
 
     >>> read_samples("0, 12\\n1, 97\\n0, 14\\n1, [N/A]\\n0, 1")
     {0: [12, 14], 1: [97]}
     """
     samples: defaultdict[int, list[int]] = defaultdict(list)
-    for line in text.splitlines(keepends=True):
-        index, _, percent = line.partition(",")
-        if line.endswith("\n") and percent.strip().isdigit():
-            samples[int(index)].append(int(percent))
+    for gpu, percent in re.findall(r"^(\d+), (\d+)\n", text, re.MULTILINE):
+        samples[int(gpu)].append(int(percent))
     return dict(samples)

@@ -1,4 +1,4 @@
-"""One training step of a plan, predicted or measured on real ranks, and the shares of it: computing, talking, idle."""
+"""One training step of a plan, predicted or measured on real ranks, and its shares: computing, communication, idle."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,12 +14,10 @@ from labkit import pipeline
 from labkit.communication import communication_log
 from labkit.groups import init_groups, local_device
 from labkit.launch import World, launch, progress
-from labkit.schedules import FORWARD, Schedule, interleaved, read_ops
+from labkit.schedules import FORWARD, Schedule, interleaved
 from labkit.timeline import Timeline, measured, simulate
 from labkit.timeline.spans import COMPUTING, WAIT, Span
 from labkit.timeline.trace import Trace
-
-BETWEEN_STAGES = ("send", "recv")
 
 
 class Shares(NamedTuple):
@@ -31,8 +29,8 @@ class Shares(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step and who did what in it when. ``timeline.source`` says whether it was simulated, paced or measured."""
+class TimedStep:
+    """A step, and who did what in it when. ``timeline.source`` says whether it was simulated, paced or measured."""
 
     plan: Plan
     schedule: Schedule
@@ -50,7 +48,7 @@ class Step:
 
     @cached_property
     def shares(self) -> list[Shares]:
-        """Of each rank; the waits are those of `waits_for_messages`."""
+        """The shares of each rank; communication is the waits of `waits_for_messages`."""
         found = []
         for rank in self.timeline.ranks:
             waits = sum(span.seconds for span in self.waits_for_messages if span.rank == rank)
@@ -58,45 +56,39 @@ class Step:
             found.append(Shares(computing, communication, max(0.0, 1 - computing - communication)))
         return found
 
+    @property
+    def mean_shares(self) -> Shares:
+        """The mean over all ranks."""
+        return Shares(*(sum(column) / len(self.shares) for column in zip(*self.shares)))
+
     @cached_property
     def waits_for_messages(self) -> list[Span]:
         """When ranks stood still for a message that was under way.
 
-        As long as what a rank waits for has not been computed, it is idle: no faster link would help. In a collective
-        all of the wait counts, the waiting for the last rank included.
+        As long as what a rank waits for has not been computed, the rank is idle: no faster link would help. In a
+        collective the whole wait counts, including the wait for the last rank.
         """
-        ended = {(span.rank, span.label): span.end for span in self.timeline.spans if span.kind in COMPUTING}
-        return [
-            replace(span, start=max(span.start, min(span.end, self._sent(span, ended))))
-            for span in self.timeline.spans
-            if span.kind == WAIT
-        ]
-
-    @property
-    def mean_shares(self) -> Shares:
-        """Over all ranks."""
-        columns = zip(*self.shares)
-        return Shares(*(sum(column) / len(self.shares) for column in columns))
-
-    def _sent(self, wait: Span, ended: dict[tuple[int, str], float]) -> float:
-        """When the message was there to be sent that a rank waits for; for collectives the wait's own start."""
-        if not wait.label.startswith("for "):
-            return wait.start
-        [op] = read_ops(wait.label.removeprefix("for "))
-        coords = self.plan.layout.coords(wait.rank)
-        stage, needed = self.schedule.needs(coords.pp, op)[0]
-        return ended[self.plan.layout.rank_at(tp=coords.tp, dp=coords.dp, pp=stage), str(needed)]
+        ended = {(span.rank, span.op): span.end for span in self.timeline.spans if span.kind in COMPUTING}
+        found, layout = [], self.plan.layout
+        for wait in (span for span in self.timeline.spans if span.kind == WAIT):
+            sent = wait.start
+            if wait.op:  # not a collective
+                place = layout.coords(wait.rank)
+                stage, needed = self.schedule.needs(place.pp, wait.op)[0]
+                sent = ended[layout.rank_at(**place._replace(pp=stage)._asdict()), needed]
+            found.append(replace(wait, start=max(wait.start, min(wait.end, sent))))
+        return found
 
     def __str__(self) -> str:
-        """A row for each rank."""
+        """Return one row per rank."""
         lines = [f"{'rank':>4}{'computing':>12}{'communication':>16}{'idle':>8}    {self.timeline.source}"]
         for rank, (computing, communication, idle) in enumerate(self.shares):
             lines.append(f"{rank:>4}{computing:>12.0%}{communication:>16.0%}{idle:>8.0%}")
         return "\n".join(lines)
 
 
-def table(steps: Mapping[str, Step]) -> str:
-    """A row for each step: its time, its speed, the shares over all ranks, and the memory that its plan needs."""
+def table(steps: Mapping[str, TimedStep]) -> str:
+    """Return one row per step: its time, its speed, its mean shares, and the memory that its plan needs."""
     width = max([*map(len, steps), 4])
     lines = [f"{'':<{width}}{'ms':>7}{'seq/s':>7}{'computing':>11}{'communication':>15}{'idle':>6}{'GB':>5}"]
     for name, step in steps.items():
@@ -108,31 +100,30 @@ def table(steps: Mapping[str, Step]) -> str:
 
 
 def memory_bytes(plan: Plan, schedule: Schedule) -> float:
-    """What the fullest GPU holds; with GPipe each stage, the last with its logits too, holds every micro-batch."""
-    usual, found = default_schedule(plan), []
-    for stage in {0, plan.pp_size - 1}:
-        held = memory(plan, stage)
-        times = schedule.peak_in_flight(stage) / usual.peak_in_flight(stage)
-        found.append(held.total + held.activations * (times - 1))
-    return max(found)
+    """Return what the fullest GPU holds: the first or the last stage, with what it has in flight in this schedule."""
+    usual = default_schedule(plan)
+
+    def held(stage: int) -> float:
+        of_stage, times = memory(plan, stage), schedule.peak_in_flight(stage) / usual.peak_in_flight(stage)
+        return of_stage.total + of_stage.activations * (times - 1)
+
+    return max(held(0), held(plan.pp_size - 1))
 
 
 def default_schedule(plan: Plan) -> Schedule:
-    """1F1B; interleaved if ranks have several chunks."""
+    """Return 1F1B, interleaved if ranks have several chunks."""
     return interleaved(plan.pp_size, plan.num_micro_batches, plan.num_chunks)
 
 
-def predict_step(plan: Plan, schedule: Schedule | None = None, pace: Pace | None = None) -> Step:
-    """What the step would be if messages took no time: each op starts when its rank is free and its input is there."""
+def predict_step(plan: Plan, schedule: Schedule | None = None, pace: Pace | None = None) -> TimedStep:
+    """Return what the step would be if messages took no time."""
     schedule, pace = schedule or default_schedule(plan), pace or Pace()
-    forward, backward = (
-        [seconds] * schedule.num_model_chunks for seconds in (pace.forward_seconds(plan), pace.backward_seconds(plan))
-    )
-    of_stage = simulate(schedule, forward, backward)
+    v = schedule.num_chunks
+    of_stage = simulate(schedule, v * pace.forward_seconds(plan), v * pace.backward_seconds(plan))
     spans = [
         replace(span, rank=rank) for rank in range(plan.world_size) for span in of_stage.of(plan.layout.coords(rank).pp)
     ]
-    return Step(plan, schedule, Timeline(spans, of_stage.source))
+    return TimedStep(plan, schedule, Timeline(spans, of_stage.source))
 
 
 def measure_step(
@@ -142,12 +133,12 @@ def measure_step(
     *,
     world: World | None = None,
     num_steps: int = 2,
-) -> Step:
-    """Run the plan on as many real ranks, and keep the fastest of a few steps, after one to warm up.
+) -> TimedStep:
+    """Run the plan on as many real ranks, and return the fastest of a few steps, after one to warm up.
 
-    On GPUs they compute (a GPT as deep, but no wider than 2048). On the CPU they are paced: each layer sleeps as
-    ``pace`` says, and the messages between ranks are real. Optimizer steps are left out. In a ``world`` of that size
-    ranks need not start anew for each plan.
+    On GPUs the ranks compute (a GPT as deep, but no wider than 2048). On the CPU they are paced: each layer sleeps as
+    ``pace`` says, and the messages between ranks are real. Optimizer steps are left out. Given a ``world`` of that
+    size, the ranks need not start again for each plan.
     """
     schedule, pace = schedule or default_schedule(plan), pace or Pace()
     run = world.run if world else partial(launch, world_size=plan.world_size, timeout_seconds=300)
@@ -155,25 +146,25 @@ def measure_step(
     paced = ranks[0][0]
     source = f"paced: {pace.layer_seconds * 1e3:g} ms a layer" if paced else "measured"
     timelines = [measured([spans[number] for _, spans in ranks], source) for number in range(num_steps)]
-    return Step(plan, schedule, min(timelines, key=lambda timeline: timeline.makespan_seconds))
+    return TimedStep(plan, schedule, min(timelines, key=lambda timeline: timeline.makespan_seconds))
 
 
 def pace_here(plan: Plan, world: World) -> Pace:
-    """The pace at which runs in this world should be predicted: of GPUs that of a step of ``plan``, measured now.
+    """Return the pace at which to predict runs in this world.
 
-    On the CPU layers are paced, so it is the pace that they are given.
+    On GPUs it is that of a step of ``plan``, measured now. On the CPU layers are paced: it is the pace they are given.
     """
     return _pace_of(measure_step(plan, world=world, num_steps=1)) if world.backend == "nccl" else Pace()
 
 
-def _pace_of(step: Step) -> Pace:
-    """The pace at which the layers of a step went forward: the median's."""
+def _pace_of(step: TimedStep) -> Pace:
+    """Return the median pace at which the layers of a step went forward."""
     seconds = median(span.seconds for span in step.timeline.spans if span.kind == FORWARD)
     return Pace(seconds / Pace(1.0).forward_seconds(step.plan))
 
 
 def _run_steps(plan: Plan, schedule: Schedule, pace: Pace, num_steps: int) -> tuple[bool, list[list[Span]]]:
-    """On a rank: whether it was paced, and its spans in each step."""
+    """Run the steps on a rank; return whether it was paced, and its spans in each step but the first."""
     groups, is_paced = init_groups(plan.layout), local_device().type == "cpu"
     work = paced_work(plan, schedule, groups, pace) if is_paced else computing_work(plan, schedule, groups)
     spans = []
@@ -187,7 +178,7 @@ def _run_steps(plan: Plan, schedule: Schedule, pace: Pace, num_steps: int) -> tu
             pipeline.run(schedule, work.chunks, groups, work.inputs, loss=work.loss, targets=work.targets, trace=trace)
             if plan.dp_size > 1:
                 dist.all_reduce(work.gradients(), group=groups.dp)
-        collectives = [span for span in messages.spans() if span.label not in BETWEEN_STAGES]  # the rest is in trace
+        collectives = [span for span in messages.spans() if span.label not in ("send", "recv")]  # those are in trace
         spans.append(trace.spans() + collectives)
     progress(1 + num_steps, 1 + num_steps, "steps")
     groups.close()

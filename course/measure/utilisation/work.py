@@ -17,9 +17,9 @@ from labkit.schedules import Schedule
 from labkit.tensor_parallel.operators import copy_to_tp, reduce_from_tp
 
 PACED_WIDTH = 1024
-"""Numbers in a paced message for each sequence: real, but smaller than those of a large model."""
+"""The numbers per sequence in a paced message: real, but smaller than a large model's."""
 COMPUTED_WIDTH, COMPUTED_VOCABULARY = 2048, 8192
-"""On GPUs, how wide the real layers are at most: so that they are there within seconds."""
+"""The most that real layers have on GPUs, so that they are made within seconds."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Pace:
     layer_seconds: float = 0.003
 
     def forward_seconds(self, plan: Plan) -> float:
-        """Of one micro-batch in one chunk of the model."""
+        """Return the time of one micro-batch in one chunk of the model."""
         return self.layer_seconds * plan.layers_per_chunk * plan.micro_batch_size / plan.tp_size
 
     def backward_seconds(self, plan: Plan) -> float:
-        """The same, backward."""
+        """Return the same for backward."""
         model = plan.model
         core = model.seq_length / (6 * model.hidden_size + model.seq_length)  # the attention's share of a layer's FLOPs
         again = {"none": 0.0, "selective": core, "full": 1.0}[plan.recompute]
@@ -50,46 +50,43 @@ class Work:
     targets: list[torch.Tensor] | None = None
 
     def gradients(self) -> torch.Tensor:
-        """All of this rank's gradients in one row, for one all-reduce: [numbers]."""
-        found = [p.grad.flatten() for chunk in self.chunks for p in chunk.parameters() if p.grad is not None]
-        return torch.cat(found)
+        """Return all of this rank's gradients as one vector, for one all-reduce."""
+        return torch.cat([p.grad.flatten() for chunk in self.chunks for p in chunk.parameters() if p.grad is not None])
 
 
 def paced_work(plan: Plan, schedule: Schedule, groups: ProcessGroups, pace: Pace) -> Work:
-    """Chunks that sleep; inputs are zeros."""
+    """Return chunks that sleep, and inputs of zeros."""
     chunks: list[nn.Module] = [PacedLayers(plan, groups, pace) for _ in range(schedule.num_chunks)]
     inputs = [torch.zeros(plan.micro_batch_size, PACED_WIDTH) for _ in range(schedule.num_micro_batches)]
     return Work(chunks, inputs, loss=lambda output, _: output.mean())
 
 
 def computing_work(plan: Plan, schedule: Schedule, groups: ProcessGroups) -> Work:
-    """Chunks of a real GPT in bfloat16, as deep but not as wide; inputs are random tokens."""
+    """Return chunks of a real GPT in bfloat16, as deep but not as wide, and inputs of random tokens."""
     heads = plan.model.num_attention_heads
     assert heads is not None
     width = min(plan.model.hidden_size, COMPUTED_WIDTH) // heads * heads
-    vocabulary = min(plan.model.vocab_size, COMPUTED_VOCABULARY)
-    shape = replace(plan.model, hidden_size=width, vocab_size=vocabulary)
-    numbers = [schedule.stage_of(groups.coords.pp, chunk) for chunk in range(schedule.num_chunks)]
-    place = dict(dtype=torch.bfloat16, device=local_device())
+    shape = replace(plan.model, hidden_size=width, vocab_size=min(plan.model.vocab_size, COMPUTED_VOCABULARY))
     models = [
         ParallelGPT(
             shape,
             groups.tp,
-            stage=number,
+            stage=schedule.stage_of(groups.coords.pp, chunk),
             num_stages=schedule.num_model_chunks,
             recompute=plan.recompute == "full",
             sequence_parallel=plan.sequence_parallel,
-            **place,  # pyright: ignore[reportArgumentType]
+            dtype=torch.bfloat16,
+            device=local_device(),
         )
-        for number in numbers
+        for chunk in range(schedule.num_chunks)
     ]
     size = schedule.num_micro_batches, plan.micro_batch_size, shape.seq_length
-    tokens = list(torch.randint(vocabulary, size, device=local_device()))
+    tokens = list(torch.randint(shape.vocab_size, size, device=local_device()))
     return Work(list(models), tokens, models[-1].loss, tokens)
 
 
 class PacedLayers(nn.Module):
-    """The layers of one chunk, paced; with tensor parallelism 1/t of the time, and two real all-reduces a layer."""
+    """The layers of one chunk, paced; with tensor parallelism 1/t of the time, and two real all-reduces per layer."""
 
     def __init__(self, plan: Plan, groups: ProcessGroups, pace: Pace):
         super().__init__()

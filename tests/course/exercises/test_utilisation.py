@@ -6,7 +6,7 @@ import pytest
 
 from course.exercises import utilisation as exercises
 from course.exercises.utilisation import GIVEN, beat, gpus_needed, state_bytes, utilisation
-from course.measure.utilisation import Step, predict_step
+from course.measure.utilisation import TimedStep, predict_step
 from course.sizing import Plan, memory, training_days
 from labkit.timeline import Span, Timeline
 
@@ -72,7 +72,7 @@ def slowed(seconds_of):
 
     def measure(plan, **_):
         spans = [Span(rank, "forward", "F0", 0, seconds_of(plan)) for rank in range(plan.world_size)]
-        return Step(plan, predict_step(plan).schedule, Timeline(spans, "measured"))
+        return TimedStep(plan, predict_step(plan).schedule, Timeline(spans, "measured"))
 
     return measure
 

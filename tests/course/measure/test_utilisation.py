@@ -4,17 +4,24 @@ from dataclasses import replace
 
 import pytest
 
-from course.measure.utilisation import GpuMonitor, Pace, Shares, Step, measure_step, predict_step, table
+from course.measure.utilisation import GpuMonitor, Pace, Shares, TimedStep, measure_step, predict_step, table
 from course.measure.utilisation.monitor import read_samples
 from course.measure.utilisation.step import _pace_of, memory_bytes
 from course.sizing import Plan, fullest
-from labkit.schedules import gpipe, one_f_one_b
+from labkit.launch import World
+from labkit.schedules import Op, gpipe, one_f_one_b
 from labkit.shape import GPT
 from labkit.timeline import Span, Timeline
 
 MODEL = GPT(num_layers=8, hidden_size=256, seq_length=32, vocab_size=64, num_attention_heads=4)
 NAIVE = Plan(MODEL, 4, 8, pp_size=4, micro_batch_size=8, recompute="none")
 QUICK = Pace(0.0005)
+
+
+@pytest.fixture(scope="module")
+def world():
+    with World(4) as four_ranks:
+        yield four_ranks
 
 
 def test_the_naive_run_has_one_rank_at_work_at_a_time():
@@ -47,9 +54,9 @@ def test_a_rank_s_work_follows_the_plan(changes, factor):
     {"tp_size": 2, "pp_size": 2, "micro_batch_size": 4}, {"recompute": "full"},
     {"tp_size": 2, "pp_size": 1, "micro_batch_size": 4},
 ])  # fmt: skip
-def test_real_ranks_do_every_op_of_the_plan_in_order(changes):
+def test_real_ranks_do_every_op_of_the_plan_in_order(world, changes):
     plan = replace(NAIVE, **changes)
-    step = measure_step(plan, pace=QUICK, num_steps=1)
+    step = measure_step(plan, pace=QUICK, world=world, num_steps=1)
     assert step.timeline.source == "paced: 0.5 ms a layer"
     assert step.timeline.ranks == [0, 1, 2, 3]
     for rank in range(4):
@@ -63,17 +70,17 @@ def test_real_ranks_do_every_op_of_the_plan_in_order(changes):
         assert len(collectives) == (plan.dp_size > 1)
 
 
-def test_shares_of_a_measured_step_add_up():
-    step = measure_step(replace(NAIVE, micro_batch_size=2), pace=QUICK, num_steps=1)
+def test_shares_of_a_measured_step_add_up(world):
+    step = measure_step(replace(NAIVE, micro_batch_size=2), pace=QUICK, world=world, num_steps=1)
     for shares in step.shares:
         assert sum(shares) == pytest.approx(1)
         assert min(shares) >= 0
         assert shares.computing > 0
 
 
-def test_another_schedule_can_be_run():
+def test_a_different_schedule_can_be_run():
     plan = replace(NAIVE, micro_batch_size=2)
-    step = measure_step(plan, gpipe(4, 4), QUICK, num_steps=1)
+    step = measure_step(plan, gpipe(4, 4), QUICK, num_steps=1)  # without a world: it launches its own ranks
     assert [span.label for span in step.timeline.of(0, "forward", "backward")][:4] == ["F0", "F1", "F2", "F3"]
 
 
@@ -88,13 +95,16 @@ def test_gpipe_holds_the_whole_batch_on_each_stage():
 
 def step_of(*spans):
     plan = replace(NAIVE, world_size=2, pp_size=2)
-    return Step(plan, one_f_one_b(2, 1), Timeline([Span(*span) for span in spans], "measured"))
+    return TimedStep(plan, one_f_one_b(2, 1), Timeline([Span(*span) for span in spans], "measured"))
+
+
+F0, B0 = Op("forward", 0), Op("backward", 0)
 
 
 def test_a_wait_is_idle_until_the_other_has_computed_and_communication_from_then_on():
     step = step_of(
-        (0, "forward", "F0", 0, 3), (1, "wait", "for F0", 0, 4), (1, "forward", "F0", 4, 5),
-        (1, "backward", "B0", 5, 7), (0, "wait", "for B0", 3, 7.5), (0, "backward", "B0", 7.5, 10),
+        (0, "forward", "F0", 0, 3, F0), (1, "wait", "for F0", 0, 4, F0), (1, "forward", "F0", 4, 5, F0),
+        (1, "backward", "B0", 5, 7, B0), (0, "wait", "for B0", 3, 7.5, B0), (0, "backward", "B0", 7.5, 10, B0),
     )  # fmt: skip
     assert step.shares == [pytest.approx((0.55, 0.05, 0.4)), pytest.approx((0.3, 0.1, 0.6))]
     assert [(span.rank, span.start, span.end) for span in step.waits_for_messages] == [(0, 7, 7.5), (1, 3, 4)]
@@ -102,8 +112,8 @@ def test_a_wait_is_idle_until_the_other_has_computed_and_communication_from_then
 
 def test_a_wait_for_what_was_there_already_is_all_communication():
     step = step_of(
-        (0, "forward", "F0", 0, 3), (1, "wait", "for F0", 5, 6), (1, "forward", "F0", 6, 7),
-        (1, "backward", "B0", 7, 9), (0, "wait", "for B0", 8, 8.5), (0, "backward", "B0", 9, 10),
+        (0, "forward", "F0", 0, 3, F0), (1, "wait", "for F0", 5, 6, F0), (1, "forward", "F0", 6, 7, F0),
+        (1, "backward", "B0", 7, 9, B0), (0, "wait", "for B0", 8, 8.5, B0), (0, "backward", "B0", 9, 10, B0),
     )  # fmt: skip
     assert step.shares[1].communication == pytest.approx(0.1)
     assert step.shares[0].communication == 0  # what it waited for came after it had stopped waiting

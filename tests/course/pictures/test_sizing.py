@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from matplotlib import pyplot
 
-from course.measure.utilisation import Step, predict_step
+from course.measure.utilisation import TimedStep, predict_step
 from course.pictures.sizing import draw_memory, draw_published, draw_step_time
 from course.pictures.utilisation import draw_shares, draw_steps
 from course.sizing import DGX_A100, Plan, memory, step_time, table_1
@@ -102,7 +102,7 @@ def test_steps_have_one_scale_and_bars_beside_them():
         (0, "communication", "send F0", 3, 4, op),
     ]  # fmt: skip
     plan = replace(PLAN, world_size=2, pp_size=2, micro_batch_size=16)
-    step = Step(plan, one_f_one_b(2, 1), Timeline([Span(*span) for span in spans], "paced: 3 ms a layer"))
+    step = TimedStep(plan, one_f_one_b(2, 1), Timeline([Span(*span) for span in spans], "paced: 3 ms a layer"))
     first, second = draw_steps([predict_step(plan), step], ["predicted", "run"])
     assert first.get_xlim() == second.get_xlim()
     assert second.get_title("right").startswith("paced: 3 ms a layer")
