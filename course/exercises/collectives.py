@@ -61,9 +61,7 @@ def all_gather_of_own_pieces(x):
     return gathered(x.chunk(dist.get_world_size())[dist.get_rank()], dim=0)
 
 
-@all_reduce_from_halves.mistake(
-    "The pieces are right, but they are still a list: `torch.cat` makes one tensor of them."
-)
+@all_reduce_from_halves.mistake("The pieces are right, but still a list: `torch.cat` makes one tensor of them.")
 def list_of_pieces(x):
     return list(my_all_reduce(x).chunk(dist.get_world_size()))
 
@@ -137,18 +135,23 @@ ring_all_reduce = RankExercise(
 )
 
 
-def ring(x, num_steps: int, piece_of_step, keeps_from: int):
-    """Run a ring whose loop can be wrong: in its length, in the piece it sends, in when it stops adding."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    pieces = list(x.clone().chunk(world_size))
+def ring(
+    x,
+    num_steps=lambda n: 2 * (n - 1),
+    piece_of_step=lambda rank, step: rank - step,
+    adds=lambda step, n: step < n - 1,
+):
+    """Run a ring whose loop can be wrong: in its length, in the piece it sends, in when it adds."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    pieces = list(x.clone().chunk(n))
     arriving = torch.empty_like(pieces[0])
-    for step in range(num_steps):
-        send = dist.P2POp(dist.isend, pieces[piece_of_step(rank, step) % world_size].clone(), (rank + 1) % world_size)
-        receive = dist.P2POp(dist.irecv, arriving, (rank - 1) % world_size)
+    for step in range(num_steps(n)):
+        send = dist.P2POp(dist.isend, pieces[piece_of_step(rank, step) % n].clone(), (rank + 1) % n)
+        receive = dist.P2POp(dist.irecv, arriving, (rank - 1) % n)
         for request in dist.batch_isend_irecv([send, receive]):
             request.wait()
-        incoming = pieces[piece_of_step((rank - 1) % world_size, step) % world_size]
-        incoming.copy_(arriving if step >= keeps_from else incoming + arriving)
+        incoming = pieces[piece_of_step((rank - 1) % n, step) % n]
+        incoming.copy_(incoming + arriving if adds(step, n) else arriving)
     return torch.cat(pieces)
 
 
@@ -156,32 +159,22 @@ def ring(x, num_steps: int, piece_of_step, keeps_from: int):
     "Once around is the reduce-scatter: each rank has one complete sum. n-1 more steps carry the sums to all ranks."
 )
 def ring_once_around(x):
-    n = dist.get_world_size()
-    return ring(x, n - 1, lambda rank, step: rank - step, keeps_from=n)
+    return ring(x, num_steps=lambda n: n - 1)
 
 
-@ring_all_reduce.mistake(
-    "One step is missing: n-1 steps add and n-1 more copy, 2(n-1) in all. `range(a, b)` ends before b."
-)
+@ring_all_reduce.mistake("One step is missing: n-1 steps add and n-1 more copy. `range(a, b)` ends before b.")
 def ring_one_step_short(x):
-    n = dist.get_world_size()
-    return ring(x, 2 * (n - 1) - 1, lambda rank, step: rank - step, keeps_from=n - 1)
+    return ring(x, num_steps=lambda n: 2 * (n - 1) - 1)
 
 
-@ring_all_reduce.mistake(
-    "The second time around adds again. By then what arrives is already the sum: it replaces the piece."
-)
+@ring_all_reduce.mistake("The second time around adds again. What arrives then is the sum: it replaces the piece.")
 def ring_that_always_adds(x):
-    n = dist.get_world_size()
-    return ring(x, 2 * (n - 1), lambda rank, step: rank - step, keeps_from=2 * n)
+    return ring(x, adds=lambda step, n: True)
 
 
-@ring_all_reduce.mistake(
-    "Every step sends the same piece. Each step must pass on the piece that arrived in the previous step."
-)
+@ring_all_reduce.mistake("Every step sends the same piece. It must pass on the piece that arrived in the step before.")
 def ring_that_sends_its_own_piece(x):
-    n = dist.get_world_size()
-    return ring(x, 2 * (n - 1), lambda rank, step: rank, keeps_from=n - 1)
+    return ring(x, piece_of_step=lambda rank, step: rank)
 
 
 @ring_all_reduce.mistake(
@@ -189,8 +182,7 @@ def ring_that_sends_its_own_piece(x):
     "the piece that is finished, (rank + 1) % n."
 )
 def ring_that_never_adds(x):
-    n = dist.get_world_size()
-    return ring(x, 2 * (n - 1), lambda rank, step: rank - step, keeps_from=0)
+    return ring(x, adds=lambda step, n: False)
 
 
 @ring_all_reduce.mistake("This is the rank's own tensor: nothing that arrived was put into it.")

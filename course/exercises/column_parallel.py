@@ -77,9 +77,7 @@ def not_gathered(x, master_weight, master_bias):
     return F.linear(x, own(master_weight), own(master_bias))
 
 
-@column_forward.mistake(
-    "The shards were joined one below the other. They are columns of Y: join them along the last dim."
-)
+@column_forward.mistake("The shards were stacked along the batch. They are columns of Y: join them along the last dim.")
 def joined_along_the_batch(x, master_weight, master_bias):
     return gathered(not_gathered(x, master_weight, master_bias), dim=0)
 
@@ -89,9 +87,7 @@ def no_bias(x, master_weight, master_bias):
     return gathered(F.linear(x, own(master_weight)), dim=-1)
 
 
-@column_forward.mistake(
-    "Every rank added the first piece of the bias. Each needs the piece that belongs to its own columns."
-)
+@column_forward.mistake("Every rank added the first piece of the bias. Each needs the piece for its own columns.")
 def bias_of_rank_0(x, master_weight, master_bias):
     bias = master_bias.chunk(dist.get_world_size())[0]
     return gathered(F.linear(x, own(master_weight), bias), dim=-1)
@@ -150,9 +146,7 @@ column_backward = RankExercise(
 )
 
 
-@column_backward.mistake(
-    "The gradient of x is only what came through this rank's columns. Every rank used x: add up all parts."
-)
+@column_backward.mistake("This dX only came through this rank's columns. Every rank used x: add up all parts.")
 def dx_not_reduced(x, weight, grad_output):
     return grad_output @ weight, grad_output.T @ x, grad_output.sum(0)
 
@@ -180,9 +174,7 @@ def dx_gathered(x, weight, grad_output):
     return gathered(grad_x, dim=-1), *others
 
 
-@column_backward.mistake(
-    "The weight's gradient is transposed: PyTorch stores the transpose of A, so it must be [out/t, in]."
-)
+@column_backward.mistake("The weight's gradient is transposed: PyTorch stores the transpose of A, [out/t, in].")
 def gradient_of_a(x, weight, grad_output):
     grad_x, grad_weight, grad_bias = my_column_backward(x, weight, grad_output)
     return grad_x, grad_weight.T, grad_bias
@@ -225,16 +217,12 @@ stride_shard = Exercise(
 )
 
 
-@stride_shard.mistake(
-    "These are strided rows, but the rule says strided chunks: cut first, then take every t-th chunk."
-)
+@stride_shard.mistake("These are strided rows. The rule says strided chunks: cut first, then take every t-th chunk.")
 def strided_rows(master, rank, tp_size, stride):
     return master[rank::tp_size]
 
 
-@stride_shard.mistake(
-    "This is one block of rows, as for stride 1. A fused [Q; K; V] has to be cut inside each of its parts."
-)
+@stride_shard.mistake("This is one block of rows, as for stride 1. A fused [Q; K; V] must be cut inside each part.")
 def one_block(master, rank, tp_size, stride):
     return master.chunk(tp_size)[rank]
 

@@ -33,9 +33,7 @@ def data_never_turns_back(rank, tp_size, dp_size):
     return rank % tp_size, rank // tp_size, rank // (tp_size * dp_size)
 
 
-@rank_to_coordinates.mistake(
-    "Your data coordinate moves with every rank. It moves once per tensor group: divide by tp_size first."
-)
+@rank_to_coordinates.mistake("Your data coordinate moves with each rank, not once per tensor group: divide by tp_size.")
 def data_moves_with_every_rank(rank, tp_size, dp_size):
     return rank % tp_size, rank % dp_size, rank // (tp_size * dp_size)
 
@@ -105,16 +103,12 @@ def groups_in_order(order: str, world_size: int, tp_size: int, pp_size: int) -> 
     return [layout.groups(axis) for axis in ("tp", "dp", "pp")]
 
 
-@group_lists.mistake(
-    "These are the groups of the order tp-pp-dp. In tp-dp-pp a stage is tp_size * dp_size consecutive ranks."
-)
+@group_lists.mistake("These are the groups of tp-pp-dp. In tp-dp-pp a stage is tp_size * dp_size consecutive ranks.")
 def data_slowest(world_size, tp_size, pp_size):
     return groups_in_order("tp-pp-dp", world_size, tp_size, pp_size)
 
 
-@group_lists.mistake(
-    "You let the data axis run fastest. In tp-dp-pp neighbours share a tensor group: [0, 1], [2, 3], ..."
-)
+@group_lists.mistake("You let the data axis run fastest. In tp-dp-pp neighbours share a tensor group: [0, 1], ...")
 def data_fastest(world_size, tp_size, pp_size):
     return groups_in_order("dp-tp-pp", world_size, tp_size, pp_size)
 
@@ -124,9 +118,7 @@ def read_from_right_to_left(world_size, tp_size, pp_size):
     return groups_in_order("pp-dp-tp", world_size, tp_size, pp_size)
 
 
-@group_lists.mistake(
-    "The lists are right, but the data and the pipeline groups are swapped: return tensor, data, pipeline."
-)
+@group_lists.mistake("The data and the pipeline groups are swapped: return tensor, data, pipeline.")
 def lists_swapped(world_size, tp_size, pp_size):
     tp_groups, dp_groups, pp_groups = my_group_lists(world_size, tp_size, pp_size)
     return tp_groups, pp_groups, dp_groups

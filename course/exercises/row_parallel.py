@@ -139,9 +139,7 @@ def grad_y_summed(grad_y, x, weight):
     return my_row_backward(summed(grad_y), x, weight)
 
 
-@row_backward.mistake(
-    "You added up the weight gradients. The ranks hold different slices of the weight: there is nothing to add."
-)
+@row_backward.mistake("You added up the weight gradients. The ranks hold different slices: there is nothing to add.")
 def grad_weight_summed(grad_y, x, weight):
     grad_x, grad_weight, grad_bias = my_row_backward(grad_y, x, weight)
     return grad_x, summed(grad_weight), grad_bias

@@ -125,9 +125,7 @@ def no_offset(logits, target):
     return loss(logits, target, offset=False)
 
 
-@vocab_cross_entropy.mistake(
-    "Every rank put in a logit for every target. Only one rank has the target's id: the others add 0."
-)
+@vocab_cross_entropy.mistake("Each rank added a logit for each target. Only one rank has the target: the others add 0.")
 def no_mask(logits, target):
     return loss(logits, target, masked=False)
 
