@@ -138,7 +138,7 @@ class Exercise:
 
     def solution(self) -> "Folded":
         """Return the source of the reference solution: the very function that `check` compares with."""
-        source = textwrap.dedent(inspect.getsource(self.solution_function)).strip()
+        source = source_of(self.solution_function)
         return Folded("Solution", f"```python\n{source}\n```", plain_text=source)
 
     def _fault(self, trial: Trial, function: Callable, case: tuple) -> Verdict | None:
@@ -176,6 +176,11 @@ class Folded:
 
     def _repr_markdown_(self) -> str:
         return f"<details open><summary>{self.title}</summary>\n\n{self.markdown}\n\n</details>"
+
+
+def source_of(function: Callable) -> str:
+    """Return a function's source, as it would stand at the top of a file."""
+    return textwrap.dedent(inspect.getsource(function)).strip()
 
 
 def answer(function: Callable, case: tuple, catch: Any = Exception):

@@ -146,7 +146,7 @@ column_backward = RankExercise(
 )
 
 
-@column_backward.mistake("This dX only came through this rank's columns. Every rank used x: add up all parts.")
+@column_backward.mistake("This is the part of dX through this rank's columns. Every rank used x: add up all parts.")
 def dx_not_reduced(x, weight, grad_output):
     return grad_output @ weight, grad_output.T @ x, grad_output.sum(0)
 

@@ -3,15 +3,13 @@
 Nothing here knows which quantity gives a flaw away: the check computes all of them on real ranks, for both layers.
 """
 
-import inspect
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from course.exercises.base import Folded, Verdict, indent, report
+from course.exercises.base import Folded, Verdict, indent, report, source_of
 from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
@@ -186,5 +184,5 @@ def _example_input() -> torch.Tensor:
 
 
 def _source(title: str, function: Callable) -> Folded:
-    source = textwrap.dedent(inspect.getsource(function)).strip()
+    source = source_of(function)
     return Folded(title, f"```python\n{source}\n```", plain_text=f"# {title}\n{source}")

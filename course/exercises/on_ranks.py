@@ -17,7 +17,7 @@ SOME_RANKS_ONLY = "a collective that only some ranks call, as inside an `if rank
 
 @dataclass
 class RankExercise(Exercise):
-    """An exercise on real ranks. They run on the CPU even if there are GPUs, because only there a deadlock is reported.
+    """An exercise on real ranks. They run on the CPU even if there are GPUs, because a deadlock is reported only there.
 
     Each of the ``cases`` is a tuple: the number of ranks, then the arguments of ``inputs``. That function runs on
     every rank, with torch.distributed set up, and returns the arguments for the learner's function there.
