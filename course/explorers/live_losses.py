@@ -1,19 +1,19 @@
-"""Loss curves that grow in the cell while ranks train: one picture, drawn anew when losses come in."""
+"""Loss curves that grow in the cell while ranks train: one picture, redrawn as losses come in."""
 
-import io
 import time
 
 from IPython.display import Image, display
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from course.pictures.curves import FIGURE_INCHES, draw_losses
+from course.pictures.curves import losses_png
+from labkit.launch.client import will_train
 
 SECONDS_BETWEEN_DRAWINGS = 0.5  # the ranks wait while the cell draws, a tenth of a second
 
+will_train()
+
 
 class LiveLosses:
-    """A picture of losses in the cell, until its block ends; what stays is the last one.
+    """A picture of losses in the cell, redrawn until its block ends; the last one stays.
 
     >>> with LiveLosses(num_steps=2) as picture:  # doctest: +SKIP
     ...     picture.add("one process", 3.3)
@@ -24,7 +24,7 @@ class LiveLosses:
         self.curves: dict[str, list[float]] = {}
 
     def add(self, name: str, *losses: float) -> None:
-        """Lengthen a curve; the picture follows at once, or a moment later."""
+        """Lengthen a curve; the picture follows at once or a moment later."""
         self.curves.setdefault(name, []).extend(losses)
         if time.monotonic() - self._drawn > SECONDS_BETWEEN_DRAWINGS:
             self._redraw()
@@ -43,9 +43,6 @@ class LiveLosses:
         self._drawn = time.monotonic()
 
     def _image(self) -> Image:
-        canvas = FigureCanvasAgg(Figure(figsize=FIGURE_INCHES, layout="constrained"))
-        draw_losses(self.curves, floor_nats=self.floor_nats, num_steps=self.num_steps, ax=canvas.figure.subplots())
-        file = io.BytesIO()
-        canvas.print_png(file)
         said = [f"{name}: {losses[0]:.2f} to {losses[-1]:.2f}" for name, losses in self.curves.items() if losses]
-        return Image(file.getvalue(), alt="Loss curves. " + "; ".join(said))
+        picture = losses_png(self.curves, floor_nats=self.floor_nats, num_steps=self.num_steps)
+        return Image(picture, alt="Loss curves. " + "; ".join(said))

@@ -14,12 +14,20 @@ import threading
 import time
 from pathlib import Path
 
-from labkit.launch import wire
+from labkit.launch.wire import Connection
 
-_USED_TO_TRAIN = ("labkit.train", "course.explorers.live_losses")  # a kernel that has imported one will train
-_DESCRIPTORS_A_MESSAGE = 240  # Linux passes at most 253 at once
 _PACKAGE_PARENT = str(Path(__file__).parents[2])
 _lock = threading.RLock()  # two threads may launch at once: a question and its answer belong together
+_ranks_will_train = False
+
+
+def will_train() -> None:
+    """Say that this kernel's ranks will train: the server then imports what an optimizer needs before it forks them.
+
+    Modules that train call it when they are imported.
+    """
+    global _ranks_will_train
+    _ranks_will_train = True
 
 
 class ServerHandle:
@@ -27,20 +35,18 @@ class ServerHandle:
 
     def __init__(self):
         self.owner = os.getpid()
-        self.dead = False
         self.exits: dict[int, dict[int, int]] = {}  # world_id -> rank -> wait status
         self.gpu_counts: dict[str | None, int] = {}  # by the value of CUDA_VISIBLE_DEVICES
         self._answers: list[tuple] = []
-        self._reader = wire.Reader()
         _remove_stale_directories()
         self.directory = tempfile.mkdtemp(prefix="labkit-", dir=_tmpfs())
-        self.connection, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self.connection = Connection(ours)
         with open(f"{self.directory}/starting.log", "w") as log, theirs:
             fcntl.flock(log, fcntl.LOCK_EX)  # the server's stdout keeps it: a free lock marks a dead server
             os.rename(log.name, f"{self.directory}/server.log")  # so that nobody ever sees it free before
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "labkit.launch.server"]
-                + [str(theirs.fileno()), str(self.owner), self.directory],
+                [sys.executable, "-m", "labkit.launch.server", str(theirs.fileno()), str(self.owner), self.directory],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -59,19 +65,19 @@ class ServerHandle:
             raise
 
     @property
+    def dead(self) -> bool:
+        return not self.connection.is_open
+
+    @property
     def usable(self) -> bool:
         alive = not self.dead and self.owner == os.getpid() and self._process.poll() is None
         return alive and os.path.isdir(self.directory)  # some systems empty /dev/shm when a user logs out
 
     def fork(self, world_id: int, num_ranks: int, descriptors: list[int]) -> list[int]:
-        """Fork ranks that own these descriptors, three a rank; returns their process ids."""
+        """Fork ranks that own these descriptors, three per rank. Return their process ids."""
         self.exits[world_id] = {}
         with _lock:
-            for first in range(0, len(descriptors), _DESCRIPTORS_A_MESSAGE):
-                batch = descriptors[first : first + _DESCRIPTORS_A_MESSAGE]
-                socket.send_fds(self.connection, [wire.pack("descriptors")], batch)
-            will_train = any(module in sys.modules for module in _USED_TO_TRAIN)
-            wire.send(self.connection, "fork", world_id, num_ranks, will_train)
+            self.connection.send("fork", world_id, num_ranks, _ranks_will_train, descriptors=descriptors)
             kind, _, answer = self._await(("forked", "refused"), "forking ranks")
         if kind == "refused":
             self.close()
@@ -79,29 +85,22 @@ class ServerHandle:
         return answer
 
     def signal(self, world_id: int, number: int, rank: int | None = None) -> None:
-        wire.send(self.connection, "signal", world_id, int(number), rank)
+        self.connection.send("signal", world_id, int(number), rank)
 
     def gpu_count(self) -> int:
-        """The GPUs that ranks could use, asked of CUDA in a process of its own."""
+        """Return how many GPUs ranks could use; CUDA is asked in a process of its own."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         with _lock:
             if visible not in self.gpu_counts:
-                wire.send(self.connection, "count_gpus", visible)
+                self.connection.send("count_gpus", visible)
                 self.gpu_counts[visible] = self._await("gpus", "counting GPUs")[1]
         return self.gpu_counts[visible]
 
     def poll(self) -> None:
-        """Take in what the server has said, without waiting; sets `dead` when it is gone."""
+        """Take in what the server has said, without waiting."""
         with _lock:
-            while not self.dead:
-                try:
-                    data = self.connection.recv(1 << 16, socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    return
-                except OSError:
-                    data = b""
-                self.dead = not data
-                for message in self._reader.feed(data):
+            while not self.dead and (messages := self.connection.arrived()):
+                for message in messages:
                     match message:
                         case ("exit", world_id, rank, status):
                             self.exits.setdefault(world_id, {})[rank] = status
@@ -112,10 +111,7 @@ class ServerHandle:
         """End the server and with it every rank; safe to call again."""
         if self.owner != os.getpid():  # a fork of the kernel
             return
-        self.dead = True
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)  # the server reads the end of the stream and leaves
-        self.connection.close()
+        self.connection.close()  # the server reads the end of the stream and leaves
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
-"""What ranks print, brought into the launching cell: by rank and in rank order, or live; and the progress bar.
+"""What ranks print, brought into the launching cell: grouped by rank in rank order, or live; and the progress bar.
 
-Grouped is the default because lines of different ranks interleave anew in every run, which neither a
+Grouped is the default because lines of different ranks interleave differently in every run, which neither a
 reader nor a notebook test can follow.
 """
 
@@ -22,7 +22,7 @@ class _Stream:
     rest: bytes = b""  # a line that has not ended yet
 
     def feed(self, data: bytes) -> list[str]:
-        """Take in bytes; returns the lines that are new at the head."""
+        """Take in bytes. Return the lines that are new at the head."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         if len(self.rest) > 1 << 20:  # a line without end: do not let it fill the memory
             lines, self.rest = [*lines, self.rest], b""
@@ -34,16 +34,13 @@ class _Stream:
         return new
 
     def lines(self, skip_head: bool = False) -> list[str]:
-        """All that is kept: the head, a word on what was cut, the tail."""
+        """Return what is kept: the head, a word on what was cut, the tail."""
         shown = len(self.head) if skip_head else 0
         if self.rest:  # a last line without newline
             self.feed(b"\n")
         cut = self.num_lines - len(self.head) - len(self.tail)
         note = f"... {cut:,} lines left out: the first {_HEAD_LINES} and the last {_TAIL_LINES} of a rank are shown ..."
         return self.head[shown:] + [note] * (cut > 0) + [_text(line) for line in self.tail]
-
-    def clear(self) -> None:
-        self.__init__()  # back to empty
 
 
 class Output:
@@ -62,14 +59,11 @@ class Output:
         """Show what has not been shown, rank by rank."""
         for (rank, name), stream in self._streams.items():
             _show(rank, name, stream.lines(skip_head=self.live))
-            stream.clear()
 
     def last_words(self, rank: int, num_lines: int = 60) -> list[str]:
-        """The end of what the rank wrote to stderr; it is taken out, so that it is shown only once."""
-        stream = self._streams[rank, "stderr"]
-        lines = stream.lines(skip_head=self.live)
-        stream.clear()
-        return lines[-num_lines:]
+        """Take out the end of what the rank wrote to stderr; it is then shown only once."""
+        stream, self._streams[rank, "stderr"] = self._streams[rank, "stderr"], _Stream()
+        return stream.lines(skip_head=self.live)[-num_lines:]
 
 
 def note(text: str) -> None:

@@ -159,7 +159,7 @@ class Probe:
             context_switches=_context_switches(),
             cpu_seconds=time.process_time(),
             elsewhere=_is_elsewhere(stack[0][0]),
-            purpose=str(_purposes.get(main.ident, "")),
+            purpose=str(_purposes.get(main.ident or 0, "")),
         )
 
 
@@ -233,20 +233,21 @@ def _groups() -> dict[str, tuple[str, tuple[int, ...]]]:
 
 def _is_elsewhere(innermost_file: str) -> bool:
     """Is the main thread blocked, but not in communication? Torch waits on futexes; Python's own locks do so too."""
-    blocked_in = _read(f"/proc/self/task/{os.getpid()}/wchan")  # "0" while it runs
+    blocked_in = read_text(f"/proc/self/task/{os.getpid()}/wchan")  # "0" while it runs
     if blocked_in not in ("", "0") and "futex" not in blocked_in:
         return True
     return innermost_file.startswith(_STANDARD_LIBRARY) and "-packages/" not in innermost_file
 
 
 def _context_switches() -> int:
-    lines = _read(f"/proc/self/task/{os.getpid()}/status").splitlines()
+    lines = read_text(f"/proc/self/task/{os.getpid()}/status").splitlines()
     return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
 
 
-def _read(path: str) -> str:
+def read_text(path: str) -> str:
+    """Read a file of /proc; return "" if it is gone, or hidden."""
     try:
-        with open(path) as file:
+        with open(path, errors="replace") as file:
             return file.read()
     except OSError:
         return ""

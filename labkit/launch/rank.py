@@ -16,10 +16,11 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from labkit.launch import wire
 from labkit.launch.probe import Frame, Probe
+from labkit.launch.wire import Connection
 
 
 @dataclass(frozen=True)
@@ -34,24 +35,12 @@ class RankError:
     exception: bytes | None  # cloudpickled, when it can be
 
 
-class _Kernel:
-    """This rank's connection to the notebook; both of its threads send."""
-
-    def __init__(self, connection: socket.socket):
-        self.connection = connection
-        self._lock = threading.Lock()
-
-    def send(self, *message) -> None:
-        with self._lock:
-            wire.send(self.connection, *message)
-
-
-_kernel: _Kernel | None = None  # set in a rank only: how `progress` finds the notebook
+_kernel: Connection | None = None  # set in a rank only: how `progress` finds the notebook
 _progress_sent = 0.0
 
 
 def progress(done: float, total: float, text: str = "") -> bool:
-    """On a rank: move a progress bar in the cell that launched it. False where there is none, under torchrun say."""
+    """Move a progress bar in the cell that launched this rank. Return False if there is none, as under torchrun."""
     global _progress_sent
     now = time.monotonic()
     if _kernel is not None and (done >= total or now - _progress_sent > 0.05):
@@ -60,18 +49,20 @@ def progress(done: float, total: float, text: str = "") -> bool:
     return _kernel is not None
 
 
-def main(rank: int, connection: socket.socket, settings: dict) -> None:
+def main(control: socket.socket) -> None:
     """Never returns: the process ends when the kernel says so, or is gone."""
     global _kernel
-    _kernel = kernel = _Kernel(connection)
-    _open_streams(f"{settings['directory']}/stack{rank}")
-    probe, calls = Probe(), queue.SimpleQueue()
-    threading.Thread(target=_answer_kernel, args=(kernel, probe, calls), daemon=True, name="labkit-control").start()
+    _kernel = kernel = Connection(control)
+    messages, probe, calls = kernel.messages(), Probe(), queue.SimpleQueue()
+    _, settings = next(messages)
+    _open_streams(f"{settings['directory']}/stack{settings['rank']}")
+    answering = threading.Thread(target=_answer, args=(messages, probe, calls), daemon=True, name="labkit-control")
+    answering.start()
     try:
-        _join(rank, settings, probe)
+        _join(settings, probe)
         kernel.send("up")
         while (payload := calls.get()) is not None:
-            _run(kernel, rank, settings, payload)
+            kernel.send(*_run(settings, payload))
             gc.collect()  # a model in a cycle holds its process groups, whose threads turn on sockets that peers closed
     except BaseException as error:  # joining failed; whatever a call raises is sent by _run
         kernel.send("error", describe_error(error))
@@ -79,27 +70,25 @@ def main(rank: int, connection: socket.socket, settings: dict) -> None:
             pass
     finally:
         _flush()
-        os._exit(0)  # skips Python's exit: it could wait for peers that have left already
+        os._exit(0)  # skips Python's exit, which could wait for peers that have left already
 
 
-def _answer_kernel(kernel: _Kernel, probe: Probe, calls: queue.SimpleQueue) -> None:
+def _answer(messages: Iterator[tuple], probe: Probe, calls: queue.SimpleQueue) -> None:
     """The control thread: answers while the main thread computes or is blocked in C++."""
-    try:
-        while True:
-            match wire.receive(kernel.connection):
-                case ("where",):
-                    kernel.send("where", probe.snapshot())
-                case ("call", payload):
-                    calls.put(payload)
-                case ("leave",):
-                    calls.put(None)
-    except (EOFError, OSError):
-        os.killpg(0, signal.SIGKILL)  # the kernel is gone
+    for message in messages:
+        match message:
+            case ("where",):
+                _kernel.send("where", probe.snapshot())  # pyright: ignore[reportOptionalMemberAccess]
+            case ("call", payload):
+                calls.put(payload)
+            case ("leave",):
+                calls.put(None)
+    os.killpg(0, signal.SIGKILL)  # the kernel is gone
 
 
-def _join(rank: int, settings: dict, probe: Probe) -> None:
+def _join(settings: dict, probe: Probe) -> None:
     """Initialise torch.distributed over a file store on tmpfs: no port, no name look-up."""
-    _apply_environment(settings["environment"], rank, settings)
+    _apply_environment(settings["environment"], settings)
     import torch
     import torch.distributed as dist
 
@@ -112,13 +101,13 @@ def _join(rank: int, settings: dict, probe: Probe) -> None:
         """What a learner's own init_process_group() meets: env:// without a TCP port."""
         path = f"{settings['directory']}/store{next(stores)}"
         store = dist.FileStore(path, settings["world_size"])  # pyright: ignore[reportPrivateImportUsage]
-        yield store, rank, settings["world_size"]
+        yield store, settings["rank"], settings["world_size"]
 
     rendezvous = sys.modules["torch.distributed.rendezvous"]  # the module: a function hides it as an attribute
     rendezvous._rendezvous_handlers["env"] = private_rendezvous  # a private hook: pinned by a test
     if settings["backend"] == "nccl":
         prepare_gpu()
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(settings["rank"])
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if settings["backend"] == "nccl" else "gloo",
         timeout=datetime.timedelta(seconds=settings["timeout_seconds"]),
@@ -126,51 +115,51 @@ def _join(rank: int, settings: dict, probe: Probe) -> None:
 
 
 def prepare_gpu() -> None:
-    """Before a rank first touches CUDA: what its defaults do to messages that wait, and to float32."""
+    """Change CUDA's defaults for messages that wait, and for float32, before a rank first touches it."""
     import torch
 
-    # Lazy loading waits, at a kernel's first launch, for all that runs: for ever, if that is a receive posted ahead.
+    # Lazy loading makes a kernel's first launch wait for all that runs: for ever, if that is a receive posted ahead.
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     torch.set_float32_matmul_precision("highest")  # NGC containers multiply with 10 bits
 
 
-def _apply_environment(environment: dict[str, str], rank: int, settings: dict) -> None:
-    """The kernel's environment, and over it what torchrun would set."""
+def _apply_environment(environment: dict[str, str], settings: dict) -> None:
+    """Take over the kernel's environment, then set what torchrun would set."""
+    rank, world_size = settings["rank"], settings["world_size"]
     os.environ.clear()
     os.environ.update(environment)
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")  # the flight recorder, which the watchdog reads
-    world_size = settings["world_size"]
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ.update(LABKIT_WORLD=str(settings["world_id"]), GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # nothing beyond this machine
 
 
-def _run(kernel: _Kernel, rank: int, settings: dict, payload: bytes | str) -> None:
+def _run(settings: dict, payload: bytes | str) -> tuple:
+    """Call the function; return the message for the kernel: its result or its error."""
     try:
         if isinstance(payload, str):  # large: written once, for all ranks
             with open(payload, "rb") as file:
                 payload = file.read()
         caller, function = pickle.loads(payload)
-        _apply_environment(caller["environment"], rank, settings)
+        _apply_environment(caller["environment"], settings)
         os.chdir(caller["working_directory"])
         sys.path[:] = caller["sys_path"]
         linecache.cache.update(caller["cells"])  # so that tracebacks and inspect find cell sources
         function, args, kwargs = pickle.loads(function)
         result = function(*args, **kwargs)
         try:
-            result = _dumps(result)
+            return "result", _dumps(result)
         except Exception as error:
             raise TypeError(f"the result, of type {type(result).__name__}, cannot be sent back: {error}") from error
-        _flush()
-        kernel.send("result", result)
     except BaseException as error:
+        return "error", describe_error(error)
+    finally:
         _flush()
-        kernel.send("error", describe_error(error))
 
 
 def _dumps(result) -> bytes:
-    """Pickled, with tensors of GPUs as tensors of the CPU: else the kernel would start CUDA, on every rank's GPU."""
+    """Pickle, with GPU tensors moved to the CPU: else the kernel would start CUDA, on every rank's GPU."""
     import cloudpickle
     import torch
 

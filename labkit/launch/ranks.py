@@ -10,8 +10,8 @@ import socket
 import time
 from collections.abc import Iterator
 
-from labkit.launch import wire
 from labkit.launch.client import ServerHandle
+from labkit.launch.wire import Connection
 
 _world_ids = itertools.count()
 
@@ -27,8 +27,7 @@ class Ranks:
         self.directory = f"{server.directory}/world{self.world_id}"
         self.exits: dict[int, int] = {}  # rank -> wait status
         self._selector = selectors.DefaultSelector()
-        self._controls: list[socket.socket] = []
-        self._readers = [wire.Reader() for _ in range(num_ranks)]
+        self._controls: list[Connection] = []
         os.mkdir(self.directory, mode=0o700)
         given = []  # the ranks' ends of everything
         try:
@@ -38,10 +37,10 @@ class Ranks:
                     given.append(theirs)
                     os.set_blocking(ours, False)
                     self._selector.register(ours, selectors.EVENT_READ, (rank, stream))
-                control, theirs = socket.socketpair()
+                ours, theirs = socket.socketpair()
                 given.append(theirs.detach())
-                self._controls.append(control)
-                self._selector.register(control, selectors.EVENT_READ, (rank, "control"))
+                self._controls.append(Connection(ours))
+                self._selector.register(self._controls[rank], selectors.EVENT_READ, (rank, "control"))
             self._selector.register(server.connection, selectors.EVENT_READ, (None, "server"))
             self.pids = server.fork(self.world_id, num_ranks, given)
         except BaseException:  # too many open files, say
@@ -51,46 +50,40 @@ class Ranks:
             for descriptor in given:
                 os.close(descriptor)
         for rank in range(num_ranks):
-            self.send(rank, "settings", {**settings, "directory": self.directory, "world_id": self.world_id})
+            place = {"rank": rank, "directory": self.directory, "world_id": self.world_id}
+            self.send(rank, "settings", {**settings, **place})
 
     def send(self, rank: int, *message) -> bool:
-        """Send a message to a rank; False when it is gone."""
-        return wire.send(self._controls[rank], *message)
+        """Send a message to a rank. Return False when it is gone."""
+        return self._controls[rank].send(*message)
 
     def signal(self, number: int, rank: int | None = None) -> None:
-        """Signal one rank, or all; SIGKILL takes what they started along."""
+        """Signal one rank, or all; SIGKILL also ends what they started."""
         self.server.signal(self.world_id, number, rank)
 
     def events(self, timeout: float) -> Iterator[tuple]:
-        """What has happened, waiting up to ``timeout`` seconds for something to.
+        """Yield what has happened, waiting up to ``timeout`` seconds for something to happen.
 
         ``("output", rank, stream, data)``, ``("exit", rank, status)``, or a rank's own message as
         ``(kind, rank, *fields)``.
         """
         for key, _ in self._selector.select(timeout):
-            rank, source = key.data
-            if source == "server":
-                self.server.poll()
-            elif source == "control":
-                yield from self._read_control(rank, key.fileobj)
-            else:
-                yield from self._read_output(rank, source, key.fd)
+            yield from self._read(key)
         known = self.server.exits.get(self.world_id, {})
         for rank in known.keys() - self.exits.keys():
-            yield from self._drain(rank)  # its last words first
+            yield from self.drain(rank)  # its last words first
             self.exits[rank] = known[rank]
             yield ("exit", rank, known[rank])
 
-    def remaining_output(self) -> Iterator[tuple[int, str, bytes]]:
-        """What is in the pipes now, as (rank, stream, data); all that a rank prints is there before its result."""
-        for rank in range(self.num_ranks):
-            for kind, *fields in self._drain(rank):
-                if kind == "output":
-                    yield tuple(fields)
+    def drain(self, rank: int) -> Iterator[tuple]:
+        """Yield all that is on its way from a rank: a pipe holds 64 KiB, which is one read."""
+        for key in list(self._selector.get_map().values()):
+            if key.data[0] == rank:
+                yield from self._read(key)
 
     def end(self, kill: bool) -> None:
         """Let the ranks leave, or kill them, and give back all that they held."""
-        if self.server.owner != os.getpid():  # a fork of the kernel: they are not its own
+        if self.server.owner != os.getpid():  # a fork of the kernel, which has no ranks of its own
             return
         if kill:
             self.signal(signal.SIGKILL)
@@ -104,42 +97,33 @@ class Ranks:
                 deadline = time.monotonic() + 3
             for _ in self.events(0.05):
                 pass
-        if self.server.dead:  # its ranks died with it, but what they started did not
+        if self.server.dead:  # its ranks died with it, but not what they started
             for pid in self.pids:
                 with contextlib.suppress(OSError):
                     os.killpg(pid, signal.SIGKILL)
         self._release()
 
-    def _read_control(self, rank: int, control) -> Iterator[tuple]:
-        try:
-            data = control.recv(1 << 20, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._selector.unregister(control)
-        for kind, *fields in self._readers[rank].feed(data):
-            yield (kind, rank, *fields)
-
-    def _read_output(self, rank: int, stream: str, descriptor: int) -> Iterator[tuple]:
-        try:
-            data = os.read(descriptor, 1 << 16)
-        except BlockingIOError:
-            return
-        if data:
-            yield ("output", rank, stream, data)
+    def _read(self, key: selectors.SelectorKey) -> Iterator[tuple]:
+        rank, source = key.data
+        if source == "server":
+            self.server.poll()
+        elif source == "control":
+            control = self._controls[rank]
+            messages = control.arrived()
+            if not control.is_open:
+                self._selector.unregister(control)
+            for kind, *fields in messages:
+                yield (kind, rank, *fields)
         else:
-            self._selector.unregister(descriptor)
-            os.close(descriptor)
-
-    def _drain(self, rank: int) -> Iterator[tuple]:
-        """All that is on its way from a rank: a pipe holds 64 KiB, which is one read."""
-        for key in list(self._selector.get_map().values()):
-            if key.data == (rank, "control"):
-                yield from self._read_control(rank, key.fileobj)
-            elif key.data[0] == rank:
-                yield from self._read_output(rank, key.data[1], key.fd)
+            try:
+                data = os.read(key.fd, 1 << 16)
+            except BlockingIOError:
+                return
+            if data:
+                yield ("output", rank, source, data)
+            else:
+                self._selector.unregister(key.fd)
+                os.close(key.fd)
 
     def _release(self) -> None:
         for key in list(self._selector.get_map().values()):

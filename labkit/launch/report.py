@@ -1,4 +1,4 @@
-"""Says in words what went wrong on the ranks: one report, the first cause first, in the learner's own lines."""
+"""What went wrong on the ranks, in words: one report, the first cause first, with the learner's own lines."""
 
 import linecache
 import os
@@ -6,14 +6,13 @@ import re
 import signal
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
-from labkit.launch.probe import Collective, Frame, PointToPoint, Snapshot
+from labkit.launch.probe import Collective, Frame, Snapshot
 from labkit.launch.rank import RankError
 from labkit.launch.watchdog import Silence
 
-_CONSEQUENCES = (
+_CONSEQUENCES = (  # what a rank raises when its peer has gone
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
@@ -34,19 +33,24 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGXCPU: "over its limit of CPU time",
 }
 _LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python3\.\d+/|/labkit/launch/|^<frozen")
-
-lab_folders = [str(Path(__file__).parents[1]) + os.sep]
-"""Where the lab's own code is, which a report tells from the learner's. A package above labkit adds its folder."""
 _NOISE = re.compile(
     r"^Extension modules: |^frame #\d+: |^(Current t|T)hread 0x|File \".*(/lib/python3\.\d+/|/labkit/launch/|<frozen)"
 )
+_FAULTHANDLER_FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
+_lab_folders = (os.path.dirname(os.path.dirname(__file__)) + os.sep,)
+
+
+def add_lab_package(init_file: str) -> None:
+    """Count a package's code as the lab's, which a report tells from the learner's; pass the package's ``__file__``."""
+    global _lab_folders
+    _lab_folders += (os.path.dirname(init_file) + os.sep,)
 
 
 class RankFailed(RuntimeError):
     """A rank raised or died. The message is the whole report.
 
-    ``rank`` is the first cause's; ``cause`` the exception it raised, where it could be sent; ``tracebacks``
-    has each failed rank's own traceback as text, for whoever wants to read more.
+    ``rank`` is the rank that failed first; ``cause`` is the exception that it raised, if it could be sent;
+    ``tracebacks`` has each failed rank's own traceback as text, for those who want to read more.
     """
 
     def __init__(self, report: str, rank: int | None = None, cause=None, tracebacks: Mapping[int, str] | None = None):
@@ -54,7 +58,7 @@ class RankFailed(RuntimeError):
         self.rank, self.cause, self.tracebacks = rank, cause, dict(tracebacks or {})
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: the report alone. The frames of the launcher help nobody."""
+        """Return what IPython shows: the report alone. The frames of the launcher help nobody."""
         return f"{type(self).__name__}: {self}".splitlines()
 
 
@@ -77,7 +81,7 @@ class Death:
         name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
         hint = _SIGNAL_HINTS.get(number)
         if any("collective operation timeout" in line for line in self.last_words):  # NCCL's watchdog
-            hint = "its GPU waited timeout_seconds in an operation, named below, that another rank never came to"
+            hint = "its GPU waited timeout_seconds in an operation, named below, that some rank never entered"
         return f"was killed by {name}" + (f": {hint}" if hint else "")
 
 
@@ -85,85 +89,66 @@ Failure = RankError | Death
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Did this rank fail only because another had left it alone?"""
+    """Did this rank fail only because a different rank had left it alone?"""
     return isinstance(failure, RankError) and any(text in failure.text for text in _CONSEQUENCES)
 
 
 def failure_report(failures: Mapping[int, Failure], others: Silence) -> tuple[int, str]:
-    """The rank that failed first, and the report: its error, and where every other rank was."""
+    """Return the rank that failed first, and the report: its error, and where every other rank was."""
     causes = {rank: failure for rank, failure in failures.items() if not is_consequence(failure)} or failures
     first = min(causes, key=lambda rank: causes[rank].seconds)
     lines = [f"rank {first} of {others.num_ranks} {_what_happened(failures[first])}"]
-    for rank in range(others.num_ranks):
-        if rank == first:
-            continue
+    for rank in sorted(set(range(others.num_ranks)) - {first}):
         if rank not in failures:
             lines.append(_line_of(rank, others))
         elif rank in causes:
-            lines.append(f"  rank {rank}: also {_first_line(_what_happened(failures[rank]))}")
+            lines.append(f"  rank {rank}: also {_what_happened(failures[rank]).splitlines()[0]}")
         else:
             lines.append(f"  rank {rank}: lost its connection, a consequence")
     return first, "\n".join(lines)
 
 
 def deadlock_report(silence: Silence) -> str:
-    """Who waits in which operation, who never came, and the line of each rank."""
+    """Say who waits in which operation, who never came, and the line of each rank."""
     lines = ["no rank can go on."]
-    for (group, number, operation), views in sorted(silence.calls().items()):
-        lines.append(_missing_at(silence, group, number, operation, views))
-    lines += [_line_of(rank, silence) for rank in range(silence.num_ranks)]
+    lines += [_missing_at(silence, views) for _, views in sorted(silence.calls().items())]
+    lines += _lines(silence)
     if len({(number, group) for group, number, _ in silence.calls()}) < len(silence.calls()):
         lines.append("Different operations meet: every member of a group must call the same ones in the same order.")
     return "\n".join(lines)
 
 
 def slow_note(silence: Silence, seconds: float) -> str:
-    """Who waits for whom, while a slow rank is left to work."""
-    lines = [_line_of(rank, silence) for rank in range(silence.num_ranks)]
-    return f"No news for {seconds:.0f} s; nothing is wrong yet, some ranks wait for others:\n" + "\n".join(lines)
+    """Say who waits for whom, while a slow rank is left to work."""
+    first = f"No news for {seconds:.0f} s; nothing is wrong yet, some ranks wait for others:"
+    return "\n".join([first, *_lines(silence)])
 
 
 def interrupt_report(silence: Silence) -> str:
-    return "\n".join(["Stopped all ranks. They were:", *(_line_of(rank, silence) for rank in range(silence.num_ranks))])
-
-
-def is_cell(filename: str) -> bool:
-    return "ipykernel_" in filename or filename.startswith("<ipython-input")
-
-
-def in_cell_names(text: str) -> str:
-    """A text of Python's with the cells' file names made readable."""
-    return re.sub(r'"([^"\n]*ipykernel_[^"\n]*\.py)"', lambda match: _file_name(match[1]), text)
+    """Say where each rank was when the learner stopped it."""
+    return "\n".join(["Stopped all ranks. They were:", *_lines(silence)])
 
 
 def busy_stack(faulthandler_text: str) -> str:
-    """Where a rank is that holds the GIL, from what faulthandler wrote."""
-    main = faulthandler_text[
-        max(faulthandler_text.rfind("Thread 0x"), faulthandler_text.rfind("Current thread 0x"), 0) :
-    ]
-    frames = [
-        (name, int(line), function) for name, line, function in re.findall(r'File "(.*)", line (\d+) in (.*)', main)
-    ]
+    """Say where a rank is that holds the GIL, from what faulthandler wrote."""
+    main = re.split("(?:Current t|T)hread 0x", faulthandler_text)[-1]
+    frames = [(file, int(line), function) for file, line, function in re.findall(_FAULTHANDLER_FRAME, main)]
     return "runs C code that holds the GIL, " + _place(frames[::-1]) if frames else "gives no answer"
-
-
-# -- the parts of a line ------------------------------------------------------------------------------------
 
 
 def _what_happened(failure: Failure) -> str:
     if isinstance(failure, Death):
         words = [line for line in failure.last_words if line and not _NOISE.search(line)][-12:]
-        return f"{failure}" + "".join(f"\n    | {in_cell_names(line)}" for line in words)
-    call = (
-        f"called sys.exit({failure.text})" if failure.kind == "SystemExit" else f"raised {failure.kind}: {failure.text}"
-    )
-    return "\n".join([call, *(f"    at {_describe(frame)}" for frame in _stack_to_show(failure.frames))])
+        return str(failure) + "".join(f"\n    | {_with_cell_names(line)}" for line in words)
+    is_exit = failure.kind == "SystemExit"
+    call = f"called sys.exit({failure.text})" if is_exit else f"raised {failure.kind}: {failure.text}"
+    learners, labs = _own_frames(failure.frames)
+    stack = (learners + labs[-1:])[-8:] or failure.frames[-1:]
+    return "\n".join([call, *(f"    at {_describe(frame)}" for frame in stack)])
 
 
-def _stack_to_show(frames: Iterable[Frame]) -> list[Frame]:
-    """The learner's frames and, if the error came from deeper in, labkit's innermost one."""
-    learners, labkits = _own_frames(frames)
-    return (learners + labkits[-1:])[-8:] or list(frames)[-1:]
+def _lines(silence: Silence) -> list[str]:
+    return [_line_of(rank, silence) for rank in range(silence.num_ranks)]
 
 
 def _line_of(rank: int, silence: Silence) -> str:
@@ -176,36 +161,34 @@ def _line_of(rank: int, silence: Silence) -> str:
         return f"  rank {rank}: runs {_place(snapshot.stack)}"
     wait = f"  rank {rank}: waits in {_wait_text(snapshot, silence)}"
     if snapshot.purpose:  # which says more than the place inside labkit
-        learners, labkits = _own_frames(snapshot.stack)
-        return f"{wait}\n    {_place(learners or labkits)}"
+        learners, labs = _own_frames(snapshot.stack)
+        return f"{wait}\n    {_place(learners or labs)}"
     return f"{wait}, {_place(snapshot.stack)}"
 
 
 def _wait_text(snapshot: Snapshot, silence: Silence) -> str:
     if call := snapshot.point_to_point:
-        if snapshot.purpose:  # then labkit sends, and its tags say nothing to the learner
-            return f"{_point_to_point_text(replace(call, tag=0))} for {snapshot.purpose}"
-        return _point_to_point_text(call)
+        way = "to" if call.operation == "send" else "from"
+        peer = f"rank {call.peer}" if call.peer is not None else "any rank"
+        tag = f", tag {call.tag}" if call.tag and not snapshot.purpose else ""  # labkit's tags say nothing
+        purpose = f" for {snapshot.purpose}" if snapshot.purpose else ""
+        return f"{call.operation} {way} {peer} ({call.dtype} {list(call.shape)}{tag}){purpose}"
     if snapshot.collectives:
-        return " and ".join(
-            f"{_call_text(call)} of {_group_text(silence, call.group)}" for call in snapshot.collectives[:3]
-        )
+        return " and ".join(_call_text(silence, call) for call in snapshot.collectives[:3])
     if snapshot.set_up:
         ranks = f" of ranks {list(snapshot.set_up.ranks)}" if snapshot.set_up.ranks else ""
         return f"{snapshot.set_up.operation}{ranks}"
-    inside = [
-        function for file, _, function in snapshot.stack if "torch/distributed/" in file and function != "wrapper"
-    ]
-    return inside[0] if inside else "communication"
+    inside = (name for file, _, name in snapshot.stack if "torch/distributed/" in file and name != "wrapper")
+    return next(inside, "communication")
 
 
-def _missing_at(silence: Silence, group: str, number: int, operation: str, views: Mapping[int, Collective]) -> str:
-    missing = [rank for rank in silence.members(group) if rank not in views]
+def _missing_at(silence: Silence, views: Mapping[int, Collective]) -> str:
+    """Say which ranks wait in a collective, and which members of its group are not there."""
+    call = next(iter(views.values()))
+    missing = [rank for rank in silence.members(call.group) if rank not in views]
     returned = [rank for rank in missing if rank in silence.returned]
-    here, never = sorted(views), [rank for rank in missing if rank not in silence.returned]
-    text = (
-        f"  {_call_text(next(iter(views.values())))} of {_group_text(silence, group)}: {_ranks(here, 'waits', 'wait')}"
-    )
+    never = [rank for rank in missing if rank not in silence.returned]
+    text = f"  {_call_text(silence, call)}: {_ranks(sorted(views), 'waits', 'wait')}"
     if never:
         text += f"; {_ranks(never, 'never came', 'never came')}"
     if returned:
@@ -213,24 +196,14 @@ def _missing_at(silence: Silence, group: str, number: int, operation: str, views
     return text
 
 
-def _call_text(call: Collective) -> str:
+def _call_text(silence: Silence, call: Collective) -> str:
     tensors = f" ({call.dtypes} {call.shapes})" if call.shapes else ""
-    return f"{call.operation} number {call.number}{tensors}"
-
-
-def _point_to_point_text(call: PointToPoint) -> str:
-    way = "to" if call.operation == "send" else "from"
-    peer = f"rank {call.peer}" if call.peer is not None else "any rank"
-    tag = f", tag {call.tag}" if call.tag else ""
-    return f"{call.operation} {way} {peer} ({call.dtype} {list(call.shape)}{tag})"
-
-
-def _group_text(silence: Silence, name: str) -> str:
-    description, ranks = silence.groups.get(name, ("", ()))
+    description, ranks = silence.groups.get(call.group, ("", ()))
     if description in ("", "default_pg", "undefined"):
         description = "a group" if description == "undefined" else "the world"
     members = str(list(ranks)) if len(ranks) <= 16 else f"{len(ranks)} ranks"
-    return description if members in description else f"{description} {members}"
+    group = description if members in description else f"{description} {members}"
+    return f"{call.operation} number {call.number}{tensors} of {group}"
 
 
 def _ranks(ranks: list[int], one: str, many: str) -> str:
@@ -240,17 +213,17 @@ def _ranks(ranks: list[int], one: str, many: str) -> str:
 
 
 def _own_frames(frames: Iterable[Frame]) -> tuple[list[Frame], list[Frame]]:
-    """The frames of the learner's code, and those of labkit further in; torch's, Python's and callers are left out."""
+    """Return the frames of the learner's code, and those of the lab further in, without torch's and Python's."""
     own = [frame for frame in frames if is_cell(frame[0]) or not _LIBRARY.search(frame[0])]
-    learners = [frame for frame in own if not frame[0].startswith(tuple(lab_folders))]
+    learners = [frame for frame in own if not frame[0].startswith(_lab_folders)]
     return learners, own[len(own) - own[::-1].index(learners[-1]) :] if learners else own
 
 
 def _place(frames: Iterable[Frame]) -> str:
-    """The learner's innermost line and, if it is inside a function of labkit's, where there."""
-    learners, labkits = _own_frames(frames)
+    """Say the learner's innermost line and, if it calls a function of the lab's, where in there."""
+    learners, labs = _own_frames(frames)
     places = [f"at {_describe(frame)}" for frame in learners[-1:]]
-    places += [f"in {_describe(frame, source=not learners)}" for frame in labkits[-1:]]
+    places += [f"in {_describe(frame, source=not learners)}" for frame in labs[-1:]]
     return ", ".join(places) or "outside your code"
 
 
@@ -261,8 +234,17 @@ def _describe(frame: Frame, source: bool = True) -> str:
     return f"{where}:  {text}" if text else where
 
 
+def is_cell(filename: str) -> bool:
+    return "ipykernel_" in filename or filename.startswith("<ipython-input")
+
+
+def _with_cell_names(text: str) -> str:
+    """Make the file names of cells readable in a text that Python wrote."""
+    return re.sub(r'"([^"\n]*ipykernel_[^"\n]*\.py)"', lambda match: _file_name(match[1]), text)
+
+
 def _file_name(filename: str) -> str:
-    """``Cell In[3]`` for a cell, a short path for a file."""
+    """Return ``Cell In[3]`` for a cell, a short path for a file."""
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
     compiler = getattr(get_ipython(), "compile", None)
     number = getattr(compiler, "_filename_map", {}).get(filename)
@@ -270,7 +252,3 @@ def _file_name(filename: str) -> str:
         return f"Cell In[{number}]"
     here = os.path.relpath(filename)
     return here if not here.startswith("..") else filename
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]

@@ -1,6 +1,6 @@
 """Values from ranks while they work: what a generator function yields on each of them comes to the cell at once.
 
-Between two values the ranks wait and the cell is free: to draw, or to stop. The generators stay on the ranks, in this
+Between two values the ranks wait and the cell is free to draw, or to stop. The generators stay on the ranks, in this
 module, because a function arrives there anew with each call.
 """
 
@@ -12,17 +12,17 @@ from typing import Any
 from labkit.launch.world import World
 
 _numbers = itertools.count()  # of streams, in the kernel
-_running: dict[int, Iterator] = {}  # on a rank: the stream that has begun last
+_running: dict[int, Iterator] = {}  # on a rank: the stream that began last
 
 
 def stream(world: World, fn: Callable[..., Iterator], /, *args, **kwargs) -> Iterator[list]:
-    """Iterate over what ``fn(*args, **kwargs)`` yields on the ranks: each time a list of their values, in rank order.
+    """Iterate over what ``fn(*args, **kwargs)`` yields on the ranks: a list of their values at a time, in rank order.
 
-    All ranks must yield equally often. Faults are reported as by `World.run`. A loop that is left early ends the
-    generators on the ranks too, so that what they held is free; and so does the next stream in the same world.
+    All ranks must yield equally often. Faults are reported as by `World.run`. Leaving the loop early ends the
+    generators on the ranks too and frees what they held; so does the next stream in the same world.
 
     Raises:
-        ValueError: ``fn`` is no generator function.
+        ValueError: ``fn`` is not a generator function.
         RuntimeError: some ranks have ended while others go on.
     """
     if not inspect.isgeneratorfunction(fn):
@@ -43,7 +43,7 @@ def stream(world: World, fn: Callable[..., Iterator], /, *args, **kwargs) -> Ite
             yield list(values)
     except BaseException:  # GeneratorExit above all: the caller wants no more
         # Python may collect a forgotten stream in the middle of another call, which it cannot wait for.
-        if not (world._ended or world._one_call.locked()):
+        if world.is_ready:
             world.run(_end, number)
         raise
 
@@ -54,8 +54,8 @@ def _begin(number: int, fn: Callable[..., Iterator], args: tuple, kwargs: dict) 
 
 
 def _advance(number: int) -> tuple[bool, Any]:
-    """On a rank: whether there was a next value, and the value."""
-    if number not in _running:  # another stream has begun since
+    """On a rank: return whether there was a next value, and the value."""
+    if number not in _running:  # a newer stream has begun
         return False, None
     try:
         return True, next(_running[number])

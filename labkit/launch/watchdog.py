@@ -95,7 +95,7 @@ class Watchdog:
 
     def sign_of_life(self, now: float) -> None:
         """A rank printed, returned or reported progress: the silence is over."""
-        self._last_sign, self._next_probe = now, now + _QUIET_SECONDS
+        self.last_sign, self._next_probe = now, now + _QUIET_SECONDS
         self._previous: Silence | None = None
         self._still_probes = 0
 
@@ -112,7 +112,7 @@ class Watchdog:
         if self._still_probes + 1 >= (_STILL_PROBES_IN_SET_UP if in_set_up else _STILL_PROBES):
             return "deadlock"
         slow = silence.waiting() and len(silence.waiting() | silence.returned) < silence.num_ranks
-        if slow and now - self._last_sign > _NOTE_SECONDS and now - self._noted >= _NOTE_AGAIN_SECONDS:
+        if slow and now - self.last_sign > _NOTE_SECONDS and now - self._noted >= _NOTE_AGAIN_SECONDS:
             self._noted = now
             return "note"
         return ""

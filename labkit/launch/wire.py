@@ -1,43 +1,78 @@
 """Messages between the notebook, the server and the ranks: a length, then a pickled tuple ``(kind, *fields)``.
 
-They travel over unnamed socket pairs inherited by fork and exec: no address, no port, nobody else can
-connect, so unpickling them is as safe as calling a function of one's own.
+They travel over unnamed socket pairs that are inherited through fork and exec. There is no address and no port and
+nobody else can connect, so unpickling them is as safe as calling a function of one's own.
 """
 
+import contextlib
 import pickle
 import socket
 import struct
+import threading
+from collections.abc import Iterator, Sequence
 
 _LENGTH = struct.Struct("!Q")
+_MAX_DESCRIPTORS = 250  # Linux passes at most 253 at once
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
 
 
-def pack(*message) -> bytes:
-    """The bytes of one message."""
-    body = pickle.dumps(message, protocol=5)
-    return _LENGTH.pack(len(body)) + body
+class Connection:
+    """One end of a socket pair: any thread may send, one at a time may read.
 
-
-def send(connection: socket.socket, *message) -> bool:
-    """Send one message; False when the other side is gone."""
-    try:
-        connection.sendall(pack(*message))
-    except OSError:
-        return False
-    return True
-
-
-class Reader:
-    """Cuts the bytes of a stream back into messages, whatever the pieces they arrive in.
-
-    >>> reader, data = Reader(), pack("result", 7)
-    >>> reader.feed(data[:5]), reader.feed(data[5:])
-    ([], [('result', 7)])
+    >>> ours, theirs = map(Connection, socket.socketpair())
+    >>> ours.send("result", 7) and theirs.arrived()
+    [('result', 7)]
     """
 
-    def __init__(self):
+    def __init__(self, end: socket.socket):
+        self.socket, self.is_open = end, True
+        self.descriptors: list[int] = []  # received, and not yet taken from here
         self._buffer = bytearray()
+        self._sending = threading.RLock()
 
-    def feed(self, data: bytes) -> list[tuple]:
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def send(self, *message, descriptors: Sequence[int] = ()) -> bool:
+        """Send one message, and ahead of it open files for another process. Return False when that is gone."""
+        body = pickle.dumps(message, protocol=5)
+        try:
+            with self._sending:
+                for first in range(0, len(descriptors), _MAX_DESCRIPTORS):
+                    batch = descriptors[first : first + _MAX_DESCRIPTORS]
+                    socket.send_fds(self.socket, [_LENGTH.pack(0)], batch)  # they need a byte at least to go with
+                self.socket.sendall(_LENGTH.pack(len(body)) + body)
+        except OSError:
+            return False
+        return True
+
+    def arrived(self, flags: int = socket.MSG_DONTWAIT) -> list[tuple]:
+        """Return the messages that have come in. Clear `is_open` when the other side is gone."""
+        try:
+            data, carried, _, _ = self.socket.recvmsg(1 << 18, _ANCILLARY_BYTES, flags)  # recv_fds ignores the flags
+        except BlockingIOError:
+            return []
+        except OSError:  # it was killed before it had read all that was sent to it
+            data, carried = b"", []
+        self.is_open = bool(data)
+        for _, _, descriptors in carried:
+            self.descriptors += memoryview(descriptors).cast("i")
+        return self._cut(data)
+
+    def messages(self) -> Iterator[tuple]:
+        """Yield messages as they come, until the other side is gone."""
+        while self.is_open:
+            yield from self.arrived(flags=0)
+
+    def close(self) -> None:
+        """Close the connection for the other side too, even if a fork of this process holds it open."""
+        self.is_open = False
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+    def _cut(self, data: bytes) -> list[tuple]:
+        """Cut what has come in into messages, whatever the pieces it arrives in."""
         self._buffer += data
         messages = []
         while len(self._buffer) >= _LENGTH.size:
@@ -45,22 +80,7 @@ class Reader:
             if len(self._buffer) < end:
                 break
             body = self._buffer[_LENGTH.size : end]
-            del self._buffer[:end]  # first: unpickling can collect garbage, a forgotten World say, which reads too
-            messages.append(pickle.loads(body))
+            del self._buffer[:end]  # first: unpickling can collect garbage, such as a forgotten World, which reads too
+            if body:
+                messages.append(pickle.loads(body))
         return messages
-
-
-def receive(connection: socket.socket) -> tuple:
-    """Wait for one message. Raises EOFError when the other side is gone."""
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    return pickle.loads(_exactly(connection, length))
-
-
-def _exactly(connection: socket.socket, num_bytes: int) -> bytearray:
-    data = bytearray()
-    while len(data) < num_bytes:
-        piece = connection.recv(min(1 << 20, num_bytes - len(data)))
-        if not piece:
-            raise EOFError("the other side is gone")
-        data += piece
-    return data

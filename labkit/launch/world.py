@@ -1,7 +1,6 @@
 """`launch` and `World`: run a function on real ranks from a notebook cell."""
 
 import linecache
-import operator
 import os
 import pickle
 import sys
@@ -17,6 +16,7 @@ from labkit.launch.interrupts import DeferredInterrupt
 from labkit.launch.output import Output
 from labkit.launch.ranks import Ranks
 from labkit.launch.report import is_cell
+from labkit.sizes import whole_number
 
 _MAX_RANKS = 128
 _MAX_SECONDS = 1e6  # eleven days; torch counts in nanoseconds of 64 bits
@@ -27,20 +27,20 @@ def launch(
     fn, /, *args, world_size: int, backend: str = "auto", timeout_seconds: float = 60.0, live: bool = False,
     strict: bool = False, **kwargs,
 ) -> list:  # fmt: skip
-    """Run ``fn(*args, **kwargs)`` on ``world_size`` new ranks; returns what they return, in rank order.
+    """Run ``fn(*args, **kwargs)`` on ``world_size`` new ranks. Return what they return, in rank order.
 
     Each rank is a process of its own with torch.distributed initialised. ``fn``, its arguments and its
     results may be anything made in a notebook cell. What ranks print is shown by rank when all are done,
     or at once with ``live=True``.
 
     Args:
-        backend: ``"auto"`` takes NCCL when each rank can have a GPU, gloo on the CPU otherwise.
+        backend: ``"auto"`` takes NCCL when each rank can have a GPU, and gloo on the CPU otherwise.
         timeout_seconds: how long a rank waits inside one communication before torch gives up.
-        strict: check in every collective that all ranks agree on operation, shape and dtype. Slower, and torch
-            2.13 crashes (SIGSEGV) when DistributedDataParallel meets it on gloo, under torchrun too.
+        strict: check in every collective that all ranks agree on operation, shape and dtype. This is slower, and
+            torch 2.13 crashes (SIGSEGV) when DistributedDataParallel meets it on gloo, under torchrun too.
 
     Raises:
-        ValueError: an argument that does not fit, before any process starts.
+        ValueError: an argument does not fit; no process was started.
         RankFailed: a rank raised or died; the message is the report. `Deadlock` if they wait for each other.
     """
     with World(world_size, backend=backend, timeout_seconds=timeout_seconds, strict=strict) as world:
@@ -50,24 +50,26 @@ def launch(
 class World:
     """Ranks that stay alive between calls: ``with World(4) as world: world.run(fn, ...)``.
 
-    Keeps what is slow to start (NCCL takes seconds). After a fault the world has ended: make a new one.
+    It keeps what is slow to start (NCCL takes seconds). A fault ends the world: make a new one then.
     The arguments, and what `run` takes and raises, are those of `launch`.
     """
 
     def __init__(
         self, world_size: int, *, backend: str = "auto", timeout_seconds: float = 60.0, strict: bool = False
     ):  # fmt: skip
-        self.world_size = _check_world_size(world_size)
+        self.world_size = whole_number(world_size) or 0
+        if not 1 <= self.world_size <= _MAX_RANKS:
+            raise ValueError(f"world_size={world_size!r} must be a whole number from 1 to {_MAX_RANKS}")
         if backend not in ("auto", "gloo", "nccl"):
             raise ValueError(f"backend={backend!r} is unknown: use 'auto', 'gloo' or 'nccl'")
         if not 0 < timeout_seconds <= _MAX_SECONDS:
-            raise ValueError(f"timeout_seconds={timeout_seconds!r} cannot be: use a number above 0, up to a million")
+            raise ValueError(f"timeout_seconds={timeout_seconds!r} must be above 0, and at most a million")
         if "LABKIT_WORLD" in os.environ:
-            raise RuntimeError("launch was called on a rank: only the notebook (or script) itself may launch ranks")
+            raise RuntimeError("launch was called on a rank: only the notebook (or script) itself can launch ranks")
         server = client.current_server()
         self.backend = _choose_backend(backend, self.world_size, server.gpu_count())
         self._ended = ""  # why, once it has
-        self._one_call = threading.Lock()  # at a time: a second thread waits for its turn
+        self._one_call = threading.Lock()  # at a time: a second thread waits its turn
         settings = {
             "world_size": self.world_size,
             "backend": self.backend,
@@ -77,14 +79,13 @@ class World:
         }
         with DeferredInterrupt() as interrupt:
             self._ranks = Ranks(server, self.world_size, settings)
-            if interrupt.requested:
-                self._ranks.end(kill=True)
-                self._ended = "it was interrupted while it started"
-            self._finalizer = weakref.finalize(self, self._ranks.end, kill=True)  # a world nobody closed
+            self._finalizer = weakref.finalize(self, self._ranks.end, kill=True)  # a world that nobody closed
             self._finalizer.atexit = False  # the server sees to that
+            if interrupt.requested:
+                self._end("it was interrupted while it started", kill=True)
 
     def run(self, fn, /, *args, live: bool = False, **kwargs) -> list:
-        """Call ``fn(*args, **kwargs)`` on every rank; returns the results in rank order."""
+        """Call ``fn(*args, **kwargs)`` on every rank. Return the results in rank order."""
         with self._one_call, DeferredInterrupt() as interrupt:
             if self._ended:
                 raise RuntimeError(f"this world has ended ({self._ended}): make a new one")
@@ -97,6 +98,11 @@ class World:
             finally:
                 if isinstance(payload, str):
                     Path(payload).unlink(missing_ok=True)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `run` would start at once: the world has not ended, and no call is under way."""
+        return not self._ended and not self._one_call.locked()
 
     def close(self) -> None:
         """Let the ranks leave. Safe to call again."""
@@ -116,11 +122,11 @@ class World:
             self._ranks.end(kill)
 
     def _write_payload(self, fn, args: tuple, kwargs: dict) -> bytes | str:
-        """What every rank is sent: bytes, or the file that holds them."""
+        """Return what every rank is sent: bytes, or the file that holds them."""
         settings = {
             "environment": dict(os.environ),
             "working_directory": os.getcwd(),
-            "sys_path": _sys_path(),
+            "sys_path": [path or os.getcwd() for path in sys.path],
             "cells": {name: entry for name, entry in linecache.cache.items() if is_cell(name) and len(entry) == 4},
         }
         payload = pickle.dumps((settings, _pickle_call(fn, args, kwargs)))
@@ -129,19 +135,9 @@ class World:
             try:
                 file.write_bytes(payload)
                 return str(file)
-            except OSError:  # a full /dev/shm: then through the sockets, rank by rank
+            except OSError:  # /dev/shm is full: send it through the sockets, rank by rank
                 file.unlink(missing_ok=True)
         return payload
-
-
-def _check_world_size(world_size) -> int:
-    try:
-        number = 0 if isinstance(world_size, bool) else operator.index(world_size)
-    except TypeError:
-        number = 0
-    if not 1 <= number <= _MAX_RANKS:
-        raise ValueError(f"world_size={world_size!r} cannot be launched: use a whole number from 1 to {_MAX_RANKS}")
-    return number
 
 
 _last_said = ""  # so that a notebook reads which backend runs once, and again when that changes
@@ -155,22 +151,16 @@ def _choose_backend(backend: str, world_size: int, num_gpus: int) -> str:
             f"backend='nccl' needs a GPU for each of the {world_size} ranks and {have}: "
             "use backend='auto' or 'gloo', or fewer ranks"
         )
-    if backend == "nccl" or (backend == "auto" and num_gpus >= world_size):
+    if backend != "gloo" and num_gpus >= world_size:
         chosen, said = "nccl", f"Ranks run on GPUs, one each, and talk through NCCL: {have}."
-    elif backend == "gloo" and num_gpus:
-        chosen, said = "gloo", "Ranks run on the CPU and talk through gloo, as asked."
     else:
-        chosen, said = "gloo", f"Ranks run on the CPU and talk through gloo: {have}."
-        if num_gpus:
-            said = said[:-1] + f", too few for {world_size} ranks."
+        too_few = f", too few for {world_size} ranks" if num_gpus else ""
+        why = ", as asked" if backend == "gloo" and num_gpus else f": {have}{too_few}"
+        chosen, said = "gloo", f"Ranks run on the CPU and talk through gloo{why}."
     if said != _last_said:
         print(said, flush=True)
         _last_said = said
     return chosen
-
-
-def _sys_path() -> list[str]:
-    return [path or os.getcwd() for path in sys.path]
 
 
 def _pickle_call(fn, args: tuple, kwargs: dict) -> bytes:
@@ -179,8 +169,8 @@ def _pickle_call(fn, args: tuple, kwargs: dict) -> bytes:
     try:
         return cloudpickle.dumps((fn, args, kwargs))
     except Exception as error:
-        parts = {"the function": fn} | {f"argument {i}": arg for i, arg in enumerate(args)}
-        parts |= {f"argument {name}": arg for name, arg in kwargs.items()}
+        parts = {"the function": fn}
+        parts |= {f"argument {name}": argument for name, argument in (*enumerate(args), *kwargs.items())}
         culprits = [f"{name} (a {type(part).__name__})" for name, part in parts.items() if not _can_be_pickled(part)]
         raise ValueError(
             f"{' and '.join(culprits)} cannot be sent to the ranks: {error}. Make it inside the function instead"

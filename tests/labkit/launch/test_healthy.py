@@ -2,7 +2,7 @@
 
 `make test` runs each once, on two ranks, beside other tests: a busy machine is no reason for an alarm either.
 The whole trial is 56 runs, about ten minutes:
-``HEALTHY_ROUNDS=2 HEALTHY_WORLDS=2,4 pytest tests/test_launch_healthy.py``.
+``HEALTHY_ROUNDS=2 HEALTHY_WORLDS=2,4 pytest tests/labkit/launch/test_healthy.py``.
 """
 
 import os
@@ -45,8 +45,8 @@ def exchange_with_asynchronous_sends():
 
 
 def uneven_compute():
-    for step in range(4):
-        end = time.time() + (2.5 if step % dist.get_world_size() == dist.get_rank() else 0.1)
+    for step in range(max(2, dist.get_world_size())):
+        end = time.time() + (3.5 if step % dist.get_world_size() == dist.get_rank() else 0.1)
         while time.time() < end:
             torch.ones(200, 200) @ torch.ones(200, 200)
         dist.all_reduce(torch.ones(10))
@@ -54,7 +54,7 @@ def uneven_compute():
 
 def rank_0_loads():
     if dist.get_rank() == 0:
-        time.sleep(6)
+        time.sleep(4)
         torch.rand(10**7).sort()
     dist.barrier()
 
@@ -67,7 +67,7 @@ def sleep_beside_an_asynchronous_collective():
     rank = dist.get_rank()
     if rank == 0:
         work = dist.all_reduce(torch.ones(10), async_op=True)
-        time.sleep(5)
+        time.sleep(4)
         dist.send(torch.ones(1), 1)
         work.wait()
         return
