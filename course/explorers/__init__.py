@@ -1,1 +1,1 @@
-"""Widgets that redraw a picture when a number changes: one file for each subject."""
+"""Widgets that redraw a picture when a control moves: one file per subject."""

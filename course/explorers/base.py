@@ -1,9 +1,9 @@
-"""What all explorers have in common: controls, a sentence on what they come to, a picture, and its facts as text.
+"""What all explorers share: controls, a sentence on what they come to, a picture, and its facts as text.
 
-An explorer's own file has its controls, what it draws, and its facts.
+An explorer's own file has its controls, its picture and its facts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -25,21 +25,21 @@ table.labkit-facts tbody {{ border-top: 1px solid var(--jp-border-color2, #ddd);
 
 
 class Explorer(widgets.VBox):
-    """A row of controls, and below it what they say: in a sentence, in a picture, and as facts.
+    """A row of controls, and below it what they come to: as a sentence, as a picture, and as facts.
 
-    ``shown`` is what the picture shows: the last that fitted. ``fits`` says whether it is what the controls say now.
-    An explorer gives ``function`` and ``fields``, makes its controls before it calls ``__init__`` here, and says in
+    ``shown`` is what the picture shows: the last choice that fitted. ``fits`` says whether the controls still say that.
+    A subclass has ``function`` and ``choice_type``, makes its controls before it calls ``__init__`` here, and says in
     `_chosen` and `_parts` what they come to.
     """
 
     function: str
-    """The name of the function that makes it."""
-    fields: Sequence[str]
-    """The names of the controls that are that function's arguments, in its order."""
+    """The name of the function that makes the explorer."""
+    choice_type: Any
+    """A named tuple of what the controls say: its fields are the controls' names, and the function's arguments."""
 
     def __init__(self, shown: Any, *, others: Sequence = (), row: Sequence = (), below: Sequence = ()):
-        """``others`` are controls besides the fields; ``row`` is how all stand; ``below`` stands under the picture."""
-        inputs = [*(getattr(self, name) for name in self.fields), *others]
+        """``others`` are controls that no choice names; ``row`` puts all in order; ``below`` is under the picture."""
+        inputs = [*(getattr(self, name) for name in self.choice_type._fields), *others]
         self.shown, self.fits, self._is_updating = shown, True, False
         self.says, self.picture, self.facts = widgets.HTML(), widgets.Image(format="png"), widgets.HTML()
         self.picture.add_class("labkit-grids")
@@ -50,24 +50,24 @@ class Explorer(widgets.VBox):
         self._update()
 
     def __repr__(self) -> str:
-        """Short, because it is what a stored notebook keeps of a widget."""
+        """Return the call that makes this explorer: it is all that a stored notebook keeps of a widget."""
         return f"{self.function}({', '.join(map(repr, self.choice))})"
 
     @property
     def choice(self) -> Any:
         """What the controls say now; it need not fit."""
-        return tuple(getattr(self, name).value for name in self.fields)
+        return self.choice_type(*(getattr(self, name).value for name in self.choice_type._fields))
 
     def _chosen(self) -> Any:
-        """What is to be shown, and set what controls allow each other; ValueError if the choice does not fit."""
+        """Limit the controls by each other, and return what to show; ValueError if the choice does not fit."""
         raise NotImplementedError
 
     def _parts(self) -> tuple[bytes, str, str]:
-        """The picture of what is shown, as PNG; what is said of it, and its facts, as HTML."""
+        """Return the picture of what is shown as PNG, and the sentence on it and its facts as HTML."""
         raise NotImplementedError
 
     def _update(self, change=None) -> None:
-        if self._is_updating:  # a control was moved by another, not by the reader
+        if self._is_updating:  # another control moved this one, not the reader
             return
         self._is_updating, misfit = True, ""
         try:
@@ -82,23 +82,23 @@ class Explorer(widgets.VBox):
 
 
 def says_html(text: str) -> str:
-    """What the choice comes to, ``text`` being HTML; a screen reader reads it out when it changes."""
+    """Say what the choice comes to (``text`` is HTML); a screen reader reads it out when it changes."""
     return f'<div class="labkit-says" role="status">{text}</div>'
 
 
 def misfit_html(why: str) -> str:
-    """That the choice does not fit, and ``why``; a screen reader reads it out at once."""
+    """Say that the choice does not fit, and ``why``; a screen reader reads it out at once."""
     return f'<div class="labkit-says misfit" role="alert"><b>This does not fit.</b> {escape(why)}</div>'
 
 
 def facts_html(caption: str, facts: Mapping[str, str]) -> str:
-    """A table with a row for each fact, under its name."""
+    """Return a table with one row per fact, each under its name."""
     rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in facts.items())
     return f'<table class="labkit-facts"><caption>{escape(caption)}</caption><tbody>{rows}</tbody></table>'
 
 
 class Controls(NamedTuple):
-    """Makes controls that are all of one width, and so stand in columns; both widths are CSS."""
+    """Makes controls of one width, so that they stand in columns; both widths are CSS."""
 
     width: str
     description_width: str
@@ -107,22 +107,25 @@ class Controls(NamedTuple):
         return widgets.IntSlider(value, low, max(high, value), description=description, **self._look())
 
     def time(self, description: str, value: float, low: float, high: float) -> widgets.FloatSlider:
-        """A slider in steps of a quarter."""
-        high = max(high, value)
-        return widgets.FloatSlider(value, min=low, max=high, step=0.25, description=description, **self._look())
+        """Return a slider in steps of a quarter."""
+        return widgets.FloatSlider(
+            value, min=low, max=max(high, value), step=0.25, description=description, **self._look()
+        )
 
     def selection(self, description: str, usual: Sequence[int], value: int) -> widgets.SelectionSlider:
-        """A slider over ``usual`` numbers, and ``value``."""
+        """Return a slider over the ``usual`` numbers and ``value``."""
         options = sorted({*usual, value})
         return widgets.SelectionSlider(options=options, value=value, description=description, **self._look())
 
-    def dropdown(self, description: str, options: Sequence | Mapping, value: Any) -> widgets.Dropdown:
-        return widgets.Dropdown(options=list(options), value=value, description=description, **self._look())
+    def dropdown(self, description: str, usual: Iterable, value: Any) -> widgets.Dropdown:
+        """Return a menu of the ``usual`` values and ``value``."""
+        options = list(dict.fromkeys([*usual, value]))
+        return widgets.Dropdown(options=options, value=value, description=description, **self._look())
 
     def _look(self) -> dict[str, Any]:
         return {"layout": {"width": self.width}, "style": {"description_width": self.description_width}}
 
 
 def checkbox(description: str, value: bool, tooltip: str | None = None) -> widgets.Checkbox:
-    """As wide as its words need."""
+    """Return a checkbox that is only as wide as its words need."""
     return widgets.Checkbox(value, description=description, tooltip=tooltip, indent=False, layout={"width": "165px"})

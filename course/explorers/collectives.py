@@ -1,5 +1,6 @@
 """Choose an operation, its root and the number of ranks; real ranks run it, and the picture shows what came out."""
 
+from collections import namedtuple
 from functools import partial
 from html import escape
 
@@ -12,18 +13,18 @@ from course.measure.operations import WITH_ROOT, WITHOUT_ROOT
 from course.pictures.collectives import draw_flow, flow_size
 from course.pictures.painter import png
 
-FULL_WIDTH = 1200  # pixels that the widest picture takes, two of them in the file for one on the screen
+FULL_WIDTH = 1200  # pixels on the screen that the widest picture takes; its file has two for each
 
 
 def collective_explorer(operation: str = "broadcast", world_size: int = 4, root: int = 0) -> "CollectiveExplorer":
-    """Controls for one operation, and its picture from real ranks."""
+    """Show one operation as real ranks run it, with a control for its root and the number of ranks."""
     return CollectiveExplorer(operation, world_size, root)
 
 
 class CollectiveExplorer(Explorer):
     """Controls, a picture and its text; ``flow`` is what the ranks last did."""
 
-    function, fields = "collective_explorer", ("operation", "world_size", "root")
+    function, choice_type = "collective_explorer", namedtuple("Choice", "operation world_size root")
 
     def __init__(self, operation: str, world_size: int, root: int):
         names = [*WITH_ROOT, *WITHOUT_ROOT]
@@ -43,16 +44,15 @@ class CollectiveExplorer(Explorer):
         self.picture.layout.width = f"min(100%, {min(FULL_WIDTH, 60 * width):.0f}px)"
         figure = Figure(figsize=(width * 0.6, height * 0.6), dpi=150)
         draw_flow(self.flow, ax=figure.add_axes((0, 0, 1, 1)))
-        name = self.shown[0]
-        sentence = (WITH_ROOT.get(name) or WITHOUT_ROOT[name]).__doc__
-        # All that the ranks did is said, above the picture: there are no facts besides.
-        return png(figure), f'<p>{escape(sentence or "")}</p><pre role="status">{escape(str(self.flow))}</pre>', ""
+        sentence = {**WITH_ROOT, **WITHOUT_ROOT}[self.shown.operation].__doc__ or ""
+        # All that the ranks did is said above the picture: there are no other facts.
+        return png(figure), f'<p>{escape(sentence)}</p><pre role="status">{escape(str(self.flow))}</pre>', ""
 
 
 def run_example(name: str, world_size: int, root: int = 0) -> Flow:
     """Run one operation on real ranks, on a tensor that suits it."""
     function = partial(WITH_ROOT[name], root=root) if name in WITH_ROOT else WITHOUT_ROOT[name]
-    if name == "all-to-all":  # whose result on 0, 1, 2, ... plus the rank looks as if nothing had moved
+    if name == "all-to-all":  # its result on 0, 1, 2, ... plus the rank looks as if nothing had moved
         return trace_flow(function, row_and_column(world_size, world_size))
     if name in ("gather", "all-gather"):
         return trace_flow(function, numbered(world_size, 2 if world_size <= 4 else 1))

@@ -5,8 +5,9 @@ from typing import NamedTuple
 import ipywidgets as widgets
 
 from course.explorers.base import Controls, Explorer, checkbox, says_html
+from course.pictures.layout import FIGURE_INCHES, THREE_PLACES, draw_layout
 from course.pictures.layout_table import layout_table
-from course.pictures.painter import LayoutPainter
+from course.pictures.painter import Canvas
 from course.sizing import step_traffic
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
@@ -14,7 +15,7 @@ from labkit.shape import GPT
 WORLD_SIZES = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 NODE_SIZES = (1, 2, 4, 8, 16, 36, 72)
 MODEL, BATCH_SIZE = GPT(num_layers=36, hidden_size=4096, seq_length=2048, vocab_size=51200), 512
-"""Whose bytes the table counts: one of the models in table 1 of arXiv 2104.04473."""
+"""The model whose bytes the table counts: one of those in table 1 of arXiv 2104.04473."""
 ORDERS = ("tp-dp-pp", "tp-pp-dp", "dp-tp-pp", "dp-pp-tp", "pp-tp-dp", "pp-dp-tp")
 
 
@@ -28,7 +29,7 @@ class Choice(NamedTuple):
     order: str
 
     def layout(self) -> ParallelLayout:
-        """The layout of these sizes; ValueError if they do not fit."""
+        """Return the layout of these sizes; ValueError if they do not fit."""
         order = self.order if "cp" in self.order or self.cp_size == 1 else self.order.replace("tp", "tp-cp")
         return ParallelLayout(self.world_size, self.tp_size, self.pp_size, self.cp_size, order)
 
@@ -42,14 +43,18 @@ def layout_explorer(
     gpus_per_node: int = 8,
     follow: int | None = None,
 ) -> "LayoutExplorer":
-    """The grids of a layout with a control for everything that decides it; ValueError if the start does not fit."""
+    """Show the grids of a layout, with a control for everything that decides it.
+
+    Raises:
+        ValueError: the start does not fit.
+    """
     return LayoutExplorer(Choice(world_size, tp_size, pp_size, cp_size, order), gpus_per_node, follow)
 
 
 class LayoutExplorer(Explorer):
     """Controls, three grids and their facts; ``shown`` is a layout."""
 
-    function, fields = "layout_explorer", Choice._fields
+    function, choice_type = "layout_explorer", Choice
 
     def __init__(self, choice: Choice, gpus_per_node: int, follow: int | None):
         shown, make = choice.layout(), Controls("290px", "7.5em")  # three in a line at 1400 pixels
@@ -58,30 +63,25 @@ class LayoutExplorer(Explorer):
         self.pp_size = make.slider("pipeline p", choice.pp_size, 1, 64)
         self.context = checkbox("context parallelism", choice.cp_size > 1, "c GPUs share each sequence")
         self.cp_size = make.slider("context c", choice.cp_size, 1, 16)
-        self.order = make.dropdown("order", dict.fromkeys([*ORDERS, choice.order]), choice.order)
-        self.gpus_per_node = make.dropdown("GPUs per node", dict.fromkeys([*NODE_SIZES, gpus_per_node]), gpus_per_node)
+        self.order = make.dropdown("order", ORDERS, choice.order)
+        self.gpus_per_node = make.dropdown("GPUs per node", NODE_SIZES, gpus_per_node)
         self.following = checkbox("follow a GPU", follow is not None, "show the peers of GPU g")
         self.follow = make.slider("GPU g", follow or 0, 0, choice.world_size - 1)
         self.context.observe(self._fold_context, "value")
         self._fold_context()
-        self._painter = LayoutPainter()
+        self._canvas = Canvas(FIGURE_INCHES, THREE_PLACES)
 
         folded = [widgets.HBox([self.following, self.follow]), widgets.HBox([self.context, self.cp_size])]
         row = [self.world_size, self.tp_size, self.pp_size, self.order, self.gpus_per_node, *folded]
         super().__init__(shown, others=[self.gpus_per_node, self.following, self.follow], row=row)
 
     def __repr__(self) -> str:
-        """With the names, as there are five sizes."""
+        """Return the call with the names of its arguments, because there are many."""
         sizes = ", ".join(f"{name}={value!r}" for name, value in self.choice._asdict().items())
         return f"{self.function}({sizes}, gpus_per_node={self.gpus_per_node.value})"
 
-    @property
-    def choice(self) -> Choice:
-        """What the controls say now; it need not fit."""
-        return Choice(*super().choice)
-
     def _fold_context(self, change=None) -> None:
-        """The slider of c appears when it is asked for: by a checkbox, as no key opens an accordion of ipywidgets."""
+        """Show the slider of c when the checkbox asks for it; an ipywidgets accordion cannot be opened by a key."""
         self.cp_size.layout.display = None if self.context.value else "none"
         if not self.context.value:
             self.cp_size.value = 1
@@ -95,23 +95,20 @@ class LayoutExplorer(Explorer):
     def _parts(self) -> tuple[bytes, str, str]:
         node: int = self.gpus_per_node.value  # type: ignore[assignment]
         follow = self.follow.value if self.following.value else None
-        picture = self._painter.png(self.shown, node, follow=follow, dimmed=not self.fits)
+        dimmed = not self.fits
+        picture = self._canvas.png(lambda *axes: draw_layout(self.shown, node, axes, follow=follow, dimmed=dimmed))
         traffic = step_traffic(MODEL, self.shown, gpus_per_node=node, batch_size=BATCH_SIZE)
         facts = layout_table(self.shown, node, follow=follow, traffic=traffic, traffic_of=_MODEL_TEXT)
         return picture, _says(self.shown), facts
 
 
 def _says(layout: ParallelLayout) -> str:
-    copies = f"{layout.dp_size} cop{'y' if layout.dp_size == 1 else 'ies'} of the model"
-    each = "each " if layout.dp_size > 1 else ""
-    return says_html(f"{_product(layout)}: {copies}, {each}on {layout.world_size // layout.dp_size} GPUs")
-
-
-def _product(layout: ParallelLayout) -> str:
     factors = {"p": layout.pp_size, "t": layout.tp_size, "c": layout.cp_size, "d": layout.dp_size}
     if layout.cp_size == 1:
         del factors["c"]
-    return f"{' · '.join(factors)} = {' · '.join(map(str, factors.values()))} = {layout.world_size} = n"
+    product = f"{' · '.join(factors)} = {' · '.join(map(str, factors.values()))} = {layout.world_size} = n"
+    copies = "1 copy of the model," if layout.dp_size == 1 else f"{layout.dp_size} copies of the model, each"
+    return says_html(f"{product}: {copies} on {layout.world_size // layout.dp_size} GPUs")
 
 
 _MODEL_TEXT = (

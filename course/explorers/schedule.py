@@ -1,4 +1,4 @@
-"""Choose a schedule, its sizes and the times of its ops: the timeline, the bubble, and what each rank holds."""
+"""Choose a schedule, its sizes and the times of its ops: its timeline, its bubble, and what each rank holds."""
 
 from functools import lru_cache, partial
 from html import escape
@@ -49,14 +49,14 @@ def schedule_explorer(
     backward: float = 2.0,
     message: float = 0.0,
 ) -> "ScheduleExplorer":
-    """The timeline of a schedule with a control for everything that decides it."""
+    """Show the timeline of a schedule, with a control for everything that decides it."""
     return ScheduleExplorer(Choice(name, num_stages, num_micro_batches, num_chunks, forward, backward, message))
 
 
 class ScheduleExplorer(Explorer):
     """Controls, a picture, and a table of all schedules at these sizes; ``shown`` is what the controls say."""
 
-    function, fields = "schedule_explorer", Choice._fields
+    function, choice_type = "schedule_explorer", Choice
 
     def __init__(self, choice: Choice):
         make = Controls("310px", "9.5em")
@@ -68,11 +68,6 @@ class ScheduleExplorer(Explorer):
         self.backward = make.time("backward t_b", choice.backward, 0.25, 4)
         self.message = make.time("message time", choice.message, 0, 2)
         super().__init__(choice)
-
-    @property
-    def choice(self) -> Choice:
-        """What the controls say now."""
-        return Choice(*super().choice)
 
     def _chosen(self) -> Choice:
         self.num_chunks.disabled = self.name.value != "interleaved"
@@ -87,7 +82,7 @@ class ScheduleExplorer(Explorer):
 
 
 def _says(choice: Choice, timeline: Timeline) -> str:
-    """The makespan, and the bubble by both of its definitions."""
+    """Say how long the schedule takes, and its bubble by both definitions."""
     ideal = choice.num_micro_batches * (choice.forward + choice.backward)
     return says_html(
         f"{timeline.makespan_seconds:.4g} time units, of which {ideal:.4g} would do if no rank ever waited. Bubble: "
@@ -96,7 +91,7 @@ def _says(choice: Choice, timeline: Timeline) -> str:
 
 
 def facts_table(choice: Choice, timelines: dict[str, Timeline]) -> str:
-    """The same facts for every schedule, the chosen one in bold."""
+    """Return the same facts of every schedule as an HTML table, the chosen one in bold."""
     rows = []
     for name, timeline in timelines.items():
         held = ", ".join(f"{peak:.3g}" for peak in peaks_in_flight(timeline))

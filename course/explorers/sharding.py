@@ -1,14 +1,14 @@
 """Choose the sizes of Y = XA + b, the cut and t: the shards, what a rank holds, and what the ranks send."""
 
-from collections.abc import Sequence
+from collections import namedtuple
+from math import prod
 
 import ipywidgets as widgets
-from matplotlib.figure import Figure
 
 from course.explorers.base import Controls, Explorer, facts_html, says_html
 from course.pictures.layout_table import bytes_text
 from course.pictures.linear_cut import CUTS, LinearCut, Message
-from course.pictures.painter import clear, png
+from course.pictures.painter import Canvas
 from course.pictures.sharding import FIGURE_INCHES, draw_cut
 from course.sizing.ring import bus_factor
 
@@ -20,14 +20,18 @@ WHOLE_MEANS = {"column": "gather_output=True", "row": "input_is_parallel=False"}
 def shard_explorer(
     cut: str = "column", input_size: int = 1024, output_size: int = 512, tp_size: int = 2, batch_size: int = 256
 ) -> "ShardExplorer":
-    """The picture of a cut with a control for everything that decides it; ValueError if the start does not fit."""
+    """Show a cut of a linear layer, with a control for everything that decides it.
+
+    Raises:
+        ValueError: the start does not fit.
+    """
     return ShardExplorer(LinearCut(cut, input_size, output_size, tp_size, batch_size))
 
 
 class ShardExplorer(Explorer):
     """Controls, a picture and its facts; ``shown`` is a cut of A."""
 
-    function, fields = "shard_explorer", ("cut", "input_size", "output_size", "tp_size", "batch_size")
+    function, choice_type = "shard_explorer", namedtuple("Choice", "cut input_size output_size tp_size batch_size")
 
     def __init__(self, shown: LinearCut):
         make = Controls("290px", "5em")
@@ -37,8 +41,7 @@ class ShardExplorer(Explorer):
         self.batch_size = make.selection("batch", SIZES, shown.batch_size)
         self.tp_size = make.slider("tensor t", shown.tp_size, 1, 16)
         self.whole = widgets.Checkbox(False, description="X and Y whole on every rank", indent=False)
-        self._figure = Figure(figsize=FIGURE_INCHES, dpi=100)
-        self._axes = self._figure.add_axes((0, 0, 1, 1))
+        self._canvas = Canvas(FIGURE_INCHES)
         row = [self.cut, self.input_size, self.output_size, self.batch_size, self.tp_size, self.whole]
         super().__init__(shown, others=[self.whole], row=row)
 
@@ -46,16 +49,16 @@ class ShardExplorer(Explorer):
         return LinearCut(*self.choice)
 
     def _parts(self) -> tuple[bytes, str, str]:
-        clear(self._axes)
-        draw_cut(self.shown, self._axes, dimmed=not self.fits)
-        whole: bool = self.whole.value  # type: ignore[assignment]
-        return png(self._figure), _says(self.shown), facts_table(self.shown, whole)
+        picture = self._canvas.png(lambda ax: draw_cut(self.shown, ax, dimmed=not self.fits))
+        what = "columns" if self.shown.cut == "column" else "rows"
+        says = says_html(f"Each of {self.shown.tp_size} ranks has {self.shown.partition_size} {what} of A")
+        return picture, says, facts_table(self.shown, bool(self.whole.value))
 
 
 def facts_table(cut: LinearCut, whole: bool) -> str:
-    """The shapes, what a rank holds, and what it communicates forward and backward, as an HTML table."""
+    """Return what a rank holds, and what it sends forward and backward, as an HTML table."""
     holds = [("weight", cut.weight_shard), ("bias", cut.b_shard), ("X", cut.x_shard), ("Y", cut.y_shard)]
-    words = ", ".join(f"{name} {list(shape)} {bytes_text(_num_bytes(shape))}" for name, shape in holds)
+    words = ", ".join(f"{name} {list(shape)} {bytes_text(prod(shape) * BYTES_PER_ELEMENT)}" for name, shape in holds)
     facts = {
         "each rank holds": words,
         "sent forward": _messages_text(cut, cut.forward_messages(whole)),
@@ -66,7 +69,7 @@ def facts_table(cut: LinearCut, whole: bool) -> str:
 
 
 def _messages_text(cut: LinearCut, messages: list[Message]) -> str:
-    """What is sent, how large it is, and what leaves each rank when the collective is a ring."""
+    """Say what is sent, how large it is, and what each rank sends if the collective is a ring."""
     if not messages:
         return "nothing"
     [message] = messages
@@ -74,15 +77,3 @@ def _messages_text(cut: LinearCut, messages: list[Message]) -> str:
     sent = bytes_text(size * bus_factor(message.operation, cut.tp_size))
     name = message.operation.replace("_", "-")
     return f"{name} of {message.tensor} {list(message.shape)}, {bytes_text(size)}; on a ring each rank sends {sent}"
-
-
-def _num_bytes(shape: Sequence[int]) -> int:
-    size = BYTES_PER_ELEMENT
-    for length in shape:
-        size *= length
-    return size
-
-
-def _says(cut: LinearCut) -> str:
-    what = "columns" if cut.cut == "column" else "rows"
-    return says_html(f"Each of {cut.tp_size} ranks has {cut.partition_size} {what} of A")

@@ -1,6 +1,7 @@
-"""Choose a model, a cluster and a plan: the memory of a GPU against its limit, a step's time, traffic, and days."""
+"""Choose a model, a cluster and a plan: a GPU's memory against its limit, the time of a step, its traffic, and days."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
@@ -8,7 +9,7 @@ from matplotlib.figure import Figure
 from course.explorers.base import Controls, Explorer, checkbox, facts_html, misfit_html, says_html
 from course.pictures.painter import png
 from course.pictures.sizing import WORDS, draw_memory, draw_step_time
-from course.pictures.style import three_digits
+from course.pictures.style import AXIS_NAME, three_digits
 from course.sizing import (
     DGX_A100,
     DGX_H100,
@@ -49,13 +50,8 @@ class Choice(NamedTuple):
     billion_tokens: int
 
     def plan(self, models: Mapping[str, GPT] = MODELS) -> Plan:
-        """The plan of these sizes; ValueError if they do not fit together."""
-        return Plan(
-            models[self.model],
-            *self[2:9],
-            sequence_parallel=self.sequence_parallel,
-            zero_stage=1 if self.sharded_optimizer else 0,
-        )
+        """Return the plan of these sizes; ValueError if they do not fit together."""
+        return Plan(models[self.model], *self[2:10], zero_stage=int(self.sharded_optimizer))
 
 
 def sizing_explorer(
@@ -72,9 +68,9 @@ def sizing_explorer(
     sharded_optimizer: bool = False,
     billion_tokens: int = 300,
 ) -> "SizingExplorer":
-    """A plan with a control for everything that decides it.
+    """Show a plan, with a control for everything that decides it.
 
-    ``model`` may be a GPT of yours, and ``cluster`` may be `measured_hardware()`.
+    ``model`` may be a GPT of your own, and ``cluster`` may be `measured_hardware()`.
 
     Raises:
         ValueError: a name is unknown, or the start does not fit together.
@@ -94,7 +90,7 @@ def sizing_explorer(
 class SizingExplorer(Explorer):
     """Controls, what they come to, two pictures, and the same as a table; ``shown`` is a plan."""
 
-    function, fields = "sizing_explorer", Choice._fields
+    function, choice_type = "sizing_explorer", Choice
 
     def __init__(self, choice: Choice, models: Mapping[str, GPT], clusters: Mapping[str, Hardware]):
         self.models, self.clusters, make = models, clusters, Controls("285px", "7em")
@@ -112,11 +108,6 @@ class SizingExplorer(Explorer):
         self.sharded_optimizer = checkbox("sharded optimizer", choice.sharded_optimizer)
         self.billion_tokens = make.selection("tokens, 10⁹", (10, 30, 100, 300, 450, 1000, 2000), choice.billion_tokens)
         super().__init__(shown)
-
-    @property
-    def choice(self) -> Choice:
-        """What the controls say now; it need not fit."""
-        return Choice(*super().choice)
 
     def _chosen(self) -> Plan:
         return self.choice.plan(self.models)
@@ -150,12 +141,10 @@ def _says(estimate: StepTime, num_tokens: float) -> str:
 
 
 def facts_table(estimate: StepTime) -> str:
-    """Memory, time and traffic as text."""
+    """Return memory, time and traffic as an HTML table."""
     plan, hardware = estimate.plan, estimate.hardware
     held = fullest(plan)
-    parts = {"weights": held.weights, "gradients": held.gradients, "optimizer": held.optimizer}
-    parts["activations"] = held.activations
-    memory = ", ".join(f"{name} {three_digits(value / 1e9)}" for name, value in parts.items())
+    memory = ", ".join(f"{name} {three_digits(value / 1e9)}" for name, value in asdict(held).items())
     seconds = ", ".join(
         f"{WORDS.get(name, name)} {three_digits(value)}" for name, value in estimate.parts.items() if value > 0.0005
     )
@@ -165,10 +154,9 @@ def facts_table(estimate: StepTime) -> str:
         "a step": f"{three_digits(estimate.total)} s: {seconds}",
         "bubble": f"{bubble} idle / ideal, {estimate.bubble / estimate.total:.1%} of the step",
     }
-    names = {"tp": "tensor", "dp": "data", "pp": "pipeline"}
     for axis, traffic in plan_traffic(plan, hardware.gpus_per_node).items():
         each, leaves = (value / plan.world_size / 1e9 for value in traffic)
-        facts[f"{names[axis]}-parallel traffic"] = (
+        facts[f"{AXIS_NAME[axis]}-parallel traffic"] = (
             f"{three_digits(each)} GB a step from each GPU, {three_digits(leaves)} GB of it to another node"
         )
     return facts_html(f"{hardware.name}, estimated", facts)

@@ -1,19 +1,21 @@
-"""Choose t, p and a schedule for 8 ranks, and train: who holds what, the loss while it comes, and a stop button."""
+"""Choose t, p and a schedule for 8 ranks, and train: who holds what, the losses as they come, and a stop button."""
 
 import threading
+from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
 
 import ipywidgets as widgets
-from matplotlib.figure import Figure
 
 from course.explorers.base import Explorer, says_html
-from course.pictures.curves import LOOKS, draw_losses
-from course.pictures.painter import png
+from course.pictures.curves import LOOKS, losses_png
+from course.pictures.painter import Canvas
 from course.pictures.three_axes import FIGURE_INCHES, draw_holdings, holdings_text
+from labkit.cuts import BatchCut
 from labkit.launch import World
 from labkit.launch.streaming import stream
+from labkit.sizes import counted
 from labkit.train import Step, TrainConfig, steps
 
 NUM_RANKS = 8
@@ -21,11 +23,11 @@ SIZES = (1, 2, 4, 8)
 SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
 WIDTH = "min(100%, 800px)"  # of the pictures
 MOST_RUNS = len(LOOKS)
-"""More curves on each other cannot be told apart."""
+"""More curves than this cannot be told apart when they coincide."""
 
 
 def training_explorer(config: TrainConfig) -> "TrainingExplorer":
-    """Controls for how ``config`` is laid over 8 ranks, and a button that trains it so.
+    """Show how ``config`` is laid over 8 ranks, with controls for that and a button that trains it.
 
     Raises:
         ValueError: the config does not fit 8 ranks.
@@ -36,10 +38,10 @@ def training_explorer(config: TrainConfig) -> "TrainingExplorer":
 class TrainingExplorer(Explorer):
     """Controls, the picture of who holds what, a button to start and stop, and the losses of the last runs.
 
-    ``shown`` is a config. ``losses`` has a list for each run, by its name.
+    ``shown`` is a config. ``losses`` has one list per run, by its name.
     """
 
-    function, fields = "training_explorer", ("tp_size", "pp_size", "schedule")
+    function, choice_type = "training_explorer", namedtuple("Choice", "tp_size pp_size schedule")
 
     def __init__(self, config: TrainConfig):
         config.layout(NUM_RANKS)
@@ -54,30 +56,30 @@ class TrainingExplorer(Explorer):
         self.progress = widgets.HTML()
         self.curves = widgets.Image(format="png", layout={"width": WIDTH})
         self.button.on_click(self._start_or_stop)
+        self._canvas = Canvas(FIGURE_INCHES)
         super().__init__(config, below=[widgets.HBox([self.button, self.bar, self.progress]), self.curves])
         self.picture.layout.width = WIDTH
         self._draw_losses()
 
     def __repr__(self) -> str:
-        """Short, as the config is not: what the controls say."""
+        """Return what the controls say, because the config is long."""
         return f"{self.function}(t={self.tp_size.value}, p={self.pp_size.value}, {self.schedule.value!r})"
 
     def wait(self) -> None:
-        """Until the run that was started has ended: for tests, and for who clicks by program."""
+        """Wait until the run has ended: for tests, and for programs that click the button."""
         if self._thread is not None:
             self._thread.join()
 
     def _chosen(self) -> TrainConfig:
-        config = replace(self.shown, **dict(zip(self.fields, self.choice)))
+        config = replace(self.shown, **self.choice._asdict())
         config.layout(NUM_RANKS)
         return config
 
     def _parts(self) -> tuple[bytes, str, str]:
         sizes = self.shown.layout(NUM_RANKS), self.shown.num_layers, self.shown.batch_size
-        figure = Figure(figsize=FIGURE_INCHES, dpi=100)
-        draw_holdings(*sizes, ax=figure.add_axes((0, 0, 1, 1)))
+        picture = self._canvas.png(lambda ax: draw_holdings(*sizes, ax=ax))
         facts = f"<details><summary>who holds what, as text</summary><pre>{holdings_text(*sizes)}</pre></details>"
-        return png(figure), _says(self.shown), facts
+        return picture, _says(self.shown), facts
 
     def _update(self, change=None) -> None:
         super()._update(change)
@@ -89,7 +91,7 @@ class TrainingExplorer(Explorer):
             return
         self._is_stopped.clear()
         self.button.description, self.button.icon, self.button.button_style = "Stop", "stop", "warning"
-        # In a thread of its own: the kernel stays free for the click that stops it.
+        # In its own thread: the kernel stays free for the click that stops it.
         self._thread = threading.Thread(target=self._train, args=(self.shown,), daemon=True)
         self._thread.start()
 
@@ -119,24 +121,21 @@ class TrainingExplorer(Explorer):
         self._draw_losses()
 
     def _draw_losses(self) -> None:
-        floor, num_steps = self.shown.make_text().floor_nats, self.shown.steps
-        figure = Figure(figsize=(11.0, 4.0), dpi=100, layout="constrained")
-        draw_losses(self.losses, floor_nats=floor, num_steps=num_steps, ax=figure.subplots())
-        self.curves.value = png(figure)
+        floor = self.shown.make_text().floor_nats
+        self.curves.value = losses_png(self.losses, 4.0, floor_nats=floor, num_steps=self.shown.steps)
 
 
 def differences_text(losses: Mapping[str, Sequence[float]]) -> str:
-    """The largest difference between the runs, over the steps that they all have.
+    """Say by how much the runs differ at most, over the steps that they all have.
 
     >>> differences_text({"one": [3.5, 3.0], "other": [3.5]})
     '2 runs: the losses of 1 step differ by 0e+00 at most.'
     """
     common = min(map(len, losses.values()))
     if len(losses) < 2 or common == 0:
-        return f"{common} step{'s' * (common != 1)} done. Now choose another layout."
+        return f"{counted(common, 'step')} done. Now choose a different layout."
     largest = max(max(values) - min(values) for values in zip(*losses.values()))
-    steps_text = f"{common} step{'s' * (common != 1)}"
-    return f"{len(losses)} runs: the losses of {steps_text} differ by {largest:.0e} at most."
+    return f"{len(losses)} runs: the losses of {counted(common, 'step')} differ by {largest:.0e} at most."
 
 
 def _name(config: TrainConfig) -> str:
@@ -145,10 +144,11 @@ def _name(config: TrainConfig) -> str:
 
 
 def _says(config: TrainConfig) -> str:
-    layout, m = config.layout(NUM_RANKS), config.num_micro_batches(NUM_RANKS)
+    layout = config.layout(NUM_RANKS)
+    cut = BatchCut(config.batch_size, layout.dp_size, config.num_micro_batches(NUM_RANKS))
     return says_html(
         f"p · t · d = {layout.pp_size} · {layout.tp_size} · {layout.dp_size} = {NUM_RANKS}; each replica takes "
-        f"{config.batch_size // layout.dp_size} of {config.batch_size} rows, in {m} micro-batch{'es' * (m != 1)}"
+        f"{len(cut.rows_of_replica(0))} of {cut.batch_size} rows, in {counted(cut.num_micro_batches, 'micro-batch')}"
     )
 
 

@@ -1,1 +1,1 @@
-"""Pictures of layouts and collectives by matplotlib: functions of data, with an optional ``ax``, that return Axes."""
+"""Pictures of layouts, collectives, schedules and plans: functions of data that return matplotlib Axes."""

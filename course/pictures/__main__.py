@@ -1,6 +1,6 @@
-"""Write the figures of README and notebooks: ``python -m course.pictures pics``.
+"""Write the figures of the README and the notebooks: ``python -m course.pictures pics``.
 
-One line in ``FIGURES`` a picture: its file's name and the call that draws it.
+Each picture is one line in ``FIGURES``: the name of its file, and the call that draws it.
 """
 
 import sys
@@ -31,7 +31,7 @@ OTHER_ORDER = ParallelLayout(16, tp_size=2, pp_size=4, order="tp-pp-dp")
 
 
 def four_collectives():
-    """The four without a root that training is made of, on real ranks."""
+    """Run the four collectives that training is made of on real ranks."""
     return {
         "reduce-scatter": trace_flow(operations.reduce_scatter, numbered(4)),
         "all-gather": trace_flow(operations.all_gather, numbered(4, 2)),
@@ -41,13 +41,13 @@ def four_collectives():
 
 
 def four_schedules():
-    """Predictions for 4 ranks and 8 micro-batches, on one scale, with what each rank holds."""
+    """Draw predictions for 4 ranks and 8 micro-batches on one scale, with what each rank holds."""
     schedules = [gpipe(4, 8), one_f_one_b(4, 8), interleaved(4, 8, num_chunks=2), zero_bubble(4, 8)]
     return draw_timelines([simulate(each) for each in schedules], [each.name for each in schedules], in_flight=True)
 
 
 def tuned_step():
-    """One step of the 8 ranks of notebook 09 after its cures, predicted; what it begins with is asked for there."""
+    """Predict one step of notebook 09's 8 ranks after its cures; the notebook asks for the step before them."""
     model = GPT(16, 8192, 2048, 51200, 64)
     plan = Plan(model, 8, 16, pp_size=8, num_chunks=2, recompute="selective")
     return draw_steps([predict_step(plan)], ["16 micro-batches, interleaved"])
@@ -68,7 +68,7 @@ FIGURES = {
 
 
 def write_figures(folder: Path) -> list[Path]:
-    """Draw every figure into ``folder`` as PNG, and say which files those are."""
+    """Draw every figure into ``folder`` as PNG, and return the files' paths."""
     from matplotlib import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)

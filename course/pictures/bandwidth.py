@@ -1,4 +1,4 @@
-"""Measured bandwidth as points beside the ring model as lines, over the message size."""
+"""Draw measured bandwidth as points and the ring model as lines, over the message size."""
 
 from collections.abc import Sequence
 
@@ -6,22 +6,19 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from course.measure.bandwidth import Measurement, RingModel
-from course.pictures.style import INK, LABEL_PT, MUTED, TITLE_PT
+from course.pictures.painter import new_figure
+from course.pictures.style import LABEL_PT, label_plot
 from course.sizing.ring import bus_factor
 
 LOOKS = (("#00204D", "o"), ("#7C7B78", "s"), ("#C9A227", "^"), ("#5B6770", "D"))
-"""Colour and marker of each world size: dark to light, told apart by the marker alone."""
+"""The colour and marker of each world size: dark to light, and the marker alone tells them apart."""
 
 
 def draw_bandwidth(
     measurements: Sequence[Measurement], models: dict[int, RingModel], axes: Sequence[Axes] | None = None
 ) -> list[Axes]:
     """Draw time (left) and bus bandwidth (right) of one operation; ``models`` has a ring model for each world size."""
-    if axes is None:
-        from matplotlib import pyplot
-
-        axes = list(pyplot.figure(figsize=(13, 4.8), layout="constrained").subplots(1, 2))
-    time_ax, bandwidth_ax = axes
+    time_ax, bandwidth_ax = new_figure(13, 4.8, layout="constrained").subplots(1, 2) if axes is None else axes
     operation = measurements[0].operation
     sizes = np.geomspace(min(m.message_bytes for m in measurements), max(m.message_bytes for m in measurements), 60)
     for (color, marker), world_size in zip(LOOKS, sorted({m.world_size for m in measurements})):
@@ -36,28 +33,19 @@ def draw_bandwidth(
             time_ax.plot(sizes, seconds * 1e3, **line)
             bandwidth_ax.plot(sizes, sizes * bus_factor(operation, world_size) / seconds / 1e9, **line)
     name = operation.replace("_", "-")
-    _label(time_ax, f"{name}: time", "milliseconds")
-    _label(bandwidth_ax, f"{name}: bus bandwidth", "GB/s (1 GB = 1e9 bytes)")
-    bandwidth_ax.legend(loc="lower right", fontsize=LABEL_PT - 1, frameon=False)  # where no curve comes
+    units = {"time": "milliseconds", "bus bandwidth": "GB/s (1 GB = 1e9 bytes)"}
+    for ax, (what, unit) in zip((time_ax, bandwidth_ax), units.items()):
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.xaxis.set_major_formatter(lambda size, _: _size_text(size))
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        label_plot(ax, f"{name}: {what}", "message size", unit)
+    bandwidth_ax.legend(loc="lower right", fontsize=LABEL_PT - 1, frameon=False)  # no curve goes there
     return [time_ax, bandwidth_ax]
 
 
-def _label(ax: Axes, title: str, unit: str) -> None:
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
-    ax.xaxis.set_major_formatter(lambda size, _: _size_text(size))
-    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.set_title(title, loc="left", size=TITLE_PT, weight="bold", color=INK)
-    ax.set_xlabel("message size", size=LABEL_PT, color=INK)
-    ax.set_ylabel(unit, size=LABEL_PT, color=INK)
-    ax.tick_params(labelsize=LABEL_PT - 1, colors=MUTED)
-    ax.grid(which="major", color="#E5E7EB")
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-
-
 def _size_text(size: float) -> str:
-    """A size in binary units, as the axis has powers of two.
+    """Write a size in binary units, because the axis has powers of two.
 
     >>> _size_text(1024), _size_text(2**24)
     ('1 KiB', '16 MiB')

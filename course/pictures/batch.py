@@ -1,6 +1,6 @@
-"""Pictures of data parallelism: whose rows are whose, and what is the same on every replica.
+"""Draw data parallelism: which rank has which rows, and what is the same on every replica.
 
-Ranks go down, time goes right. What only one rank has is tinted, and says whose it is; what all have alike is pale.
+Ranks go down, time goes right. What only one rank has is tinted and says whose it is; what all have alike is pale.
 """
 
 import numpy as np
@@ -9,26 +9,25 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 
 from course.pictures.glyphs import draw_labels, label_path
-from course.pictures.rows import add_axes, draw_boxes, new_figure
-from course.pictures.style import DP, FRAME, FRAME_FILL, GREY, INK, LABEL_PT, TINTS, TITLE_PT, text_on, tint
+from course.pictures.painter import use_inches
+from course.pictures.rows import draw_boxes
+from course.pictures.style import DP, EM, FRAME, FRAME_FILL, GREY, INK, TINTS, TITLE_PT, text_on, tint
 from labkit.cuts import BatchCut, rows_text
+from labkit.sizes import counted
 
 FIGURE_INCHES = (11.0, 5.1)
 MARGIN, HEAD = 0.12, 1.35  # inches: around everything; title, subtitle and the columns' names
 RANK_NAME, AVERAGE, GAP = 0.95, 1.1, 0.16  # inches: "rank 0"; the box of the all-reduce; between boxes
 SMALLEST_ROW, SMALLEST_TEXT = 0.045, 0.085  # inches: narrower rows get no line, smaller labels are left out
-EM = LABEL_PT / 72
 
 
 def draw_batch(cut: BatchCut, ax: Axes | None = None, *, dimmed: bool = False) -> Axes:
-    """Draw which rows each rank sees in each of its micro-batches; ``dimmed`` greys it: no longer the current one."""
-    ax, width, height = _axes_in_inches(ax)
+    """Draw which rows each rank sees in each of its micro-batches; ``dimmed`` greys what is no longer current."""
+    ax, width, height = use_inches(ax, *FIGURE_INCHES)
     color, m = GREY if dimmed else DP, cut.num_micro_batches
-    title = f"batch of {cut.batch_size}, d = {cut.dp_size}, m = {m}"
-    rows = "1 row" if cut.micro_batch_size == 1 else f"{cut.micro_batch_size} rows"
-    _write_heading(
-        ax, title, f"Each rank sees {rows} at a time. A tint is a rank; white ticks are between rows.", color
-    )
+    rows = counted(cut.micro_batch_size, "row")
+    says = f"Each rank sees {rows} at a time. A tint is a rank; white ticks are between rows."
+    _write_heading(ax, f"batch of {cut.batch_size}, d = {cut.dp_size}, m = {m}", says, color)
     _name_ranks(ax, cut.dp_size, height)
 
     left, right = MARGIN + RANK_NAME, width - MARGIN - AVERAGE - GAP
@@ -43,8 +42,8 @@ def draw_batch(cut: BatchCut, ax: Axes | None = None, *, dimmed: bool = False) -
 
 
 def draw_replicas(cut: BatchCut, ax: Axes | None = None) -> Axes:
-    """Draw what each rank has in the course of a step, from its rows to its next weights."""
-    ax, width, height = _axes_in_inches(ax)
+    """Draw what each rank has in the course of a step, from its rows to its new weights."""
+    ax, width, height = use_inches(ax, *FIGURE_INCHES)
     says = "Tinted: each rank has its own. Pale: the same on every rank."
     _write_heading(ax, f"data parallel, d = {cut.dp_size}", says, DP)
     _name_ranks(ax, cut.dp_size, height)
@@ -68,7 +67,7 @@ def draw_replicas(cut: BatchCut, ax: Axes | None = None) -> Axes:
 
 
 def _draw_column(ax: Axes, name: str, texts: list[str], box, height: float, color: str | None, lines: int = 1) -> None:
-    """A box for each rank below the name of the column, with a line between every two of ``lines`` rows in it."""
+    """Draw the column's name and below it one box per rank, with a line between every two of its ``lines`` rows."""
     left, right = box
     lane = (height - HEAD - MARGIN) / len(texts)
     inner = min(0.12, 0.15 * lane)
@@ -87,7 +86,7 @@ def _draw_column(ax: Axes, name: str, texts: list[str], box, height: float, colo
 
 
 def _draw_row_lines(ax: Axes, places, tops, height: float, em: float) -> None:
-    """White lines, at the foot of the boxes, so that they do not run through the numbers."""
+    """Draw white lines at the foot of the boxes, so that they do not run through the numbers."""
     length = min(0.3 * height, (height - em) / 2, 0.18)
     foots = [(x, top + height) for top in tops for x in places]
     lines = LineCollection([[(x, y - length), (x, y)] for x, y in foots], colors="white", linewidths=1.0)
@@ -95,11 +94,9 @@ def _draw_row_lines(ax: Axes, places, tops, height: float, em: float) -> None:
 
 
 def _draw_average(ax: Axes, left: float, height: float, color: str, alone: bool = False) -> None:
-    """One all-reduce over all ranks; a rank alone has nobody to send to."""
-    box = np.array([left]), np.array([left + AVERAGE]), np.array([HEAD])
-    draw_boxes(
-        ax, *box, height - HEAD - MARGIN, facecolors="white", edgecolors=FRAME if alone else color, linewidths=2.5
-    )
+    """Draw one all-reduce over all ranks; a rank alone has nothing to send."""
+    look = dict(facecolors="white", edgecolors=FRAME if alone else color, linewidths=2.5)
+    draw_boxes(ax, [left], [left + AVERAGE], [HEAD], height - HEAD - MARGIN, **look)
     middle = HEAD + (height - HEAD - MARGIN) / 2
     words = ["nothing", "to send"] if alone else ["all-reduce:", "the mean", "of all", "ranks'", "gradients"]
     places = [(left + AVERAGE / 2, middle + (line - (len(words) - 1) / 2) * 1.5 * EM) for line in range(len(words))]
@@ -121,18 +118,6 @@ def _write_heading(ax: Axes, title: str, says: str, color: str) -> None:
 
 
 def _fitting(texts: list[str], width: float, height: float) -> float:
-    """The size in inches an em at which the longest text fits into a box, no larger than a label."""
+    """Return the size in inches of an em at which the longest text fits into a box; at most that of a label."""
     longest = max(label_path(text, bold=True).get_extents().width for text in texts)
     return min(EM, (width - 0.06) / longest, 0.6 * height)
-
-
-def _axes_in_inches(ax: Axes | None) -> tuple[Axes, float, float]:
-    """Axes whose data coordinates are inches, down from the upper left corner, with their width and height."""
-    if ax is None:
-        ax = add_axes(new_figure(*FIGURE_INCHES), 0, 0, *FIGURE_INCHES)
-    extent = ax.get_window_extent()
-    width, height = extent.width / ax.figure.dpi, extent.height / ax.figure.dpi
-    ax.set_axis_off()
-    ax.set_xlim(0, width)
-    ax.set_ylim(height, 0)
-    return ax, width, height

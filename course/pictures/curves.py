@@ -1,11 +1,13 @@
-"""Loss curves that should lie on each other: each is drawn so that those below it still show."""
+"""Draw loss curves that should coincide: each in a look that lets those below it show."""
 
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from course.pictures.style import GREY, INK, LABEL_PT, MUTED, TITLE_PT
+from course.pictures.painter import new_figure, png
+from course.pictures.style import GREY, INK, LABEL_PT, label_plot
 
 FIGURE_INCHES = (11.0, 4.8)
 LOOKS = (
@@ -14,7 +16,7 @@ LOOKS = (
     {"color": "#C9A227", "linestyle": "", "marker": "o", "markersize": 10, "fillstyle": "none", "markeredgewidth": 2.5},
     {"color": INK, "linestyle": "", "marker": "x", "markersize": 8, "markeredgewidth": 2},
 )
-"""From below to above: a broad line, a thin one on it, rings, crosses; in none of the axes' colours."""
+"""From the bottom up: a broad line, a thin one on it, rings, crosses; in none of the axes' colours."""
 
 
 def draw_losses(
@@ -24,16 +26,13 @@ def draw_losses(
     num_steps: int | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the losses of each run over its steps; ``floor_nats`` as a line that none can pass.
+    """Draw the losses of each run over its steps, and ``floor_nats`` as a line that no run can pass.
 
-    ``num_steps`` is how many there will be: the axis is as long from the start.
+    The axis has room for ``num_steps`` from the start.
     """
     if len(curves) > len(LOOKS):
         raise ValueError(f"{len(curves)} curves on each other cannot be told apart: give {len(LOOKS)} or fewer")
-    if ax is None:
-        from matplotlib import pyplot
-
-        ax = pyplot.figure(figsize=FIGURE_INCHES, layout="constrained").subplots()
+    ax = ax or new_figure(*FIGURE_INCHES, layout="constrained").subplots()
     longest = max([num_steps or 1, *map(len, curves.values())])
     for (name, losses), look in zip(curves.items(), LOOKS):
         every = max(1, longest // 20) if "marker" in look else 1  # room between the marks
@@ -43,13 +42,14 @@ def draw_losses(
     ax.set_xlim(0, longest + 1)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_ylim(bottom=0)
-    ax.set_title("loss", loc="left", size=TITLE_PT, weight="bold", color=INK)
-    ax.set_xlabel("step", size=LABEL_PT, color=INK)
-    ax.set_ylabel("nats per letter", size=LABEL_PT, color=INK)
-    ax.tick_params(labelsize=LABEL_PT - 1, colors=MUTED)
-    ax.grid(which="major", color="#E5E7EB")
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
+    label_plot(ax, "loss", "step", "nats per letter")
     if ax.lines:
         ax.legend(loc="best", fontsize=LABEL_PT, frameon=False)
     return ax
+
+
+def losses_png(curves: Mapping[str, Sequence[float]], height: float = FIGURE_INCHES[1], **options) -> bytes:
+    """Return the picture that `draw_losses` draws as a PNG file's bytes."""
+    figure = Figure(figsize=(FIGURE_INCHES[0], height), dpi=100, layout="constrained")
+    draw_losses(curves, **options, ax=figure.subplots())
+    return png(figure)

@@ -1,7 +1,7 @@
-"""Many short labels as one artist.
+"""Draw many short labels as one artist.
 
-A matplotlib Text costs about a millisecond to draw, most of it layout that a number in a box does not need. Here
-a label's outline is made once and kept; any number of labels is one PathCollection.
+A matplotlib Text takes about a millisecond to draw, most of it for layout that a number in a box does not need. Here
+a label's outline is made once and kept, and any number of labels is one PathCollection.
 """
 
 from functools import lru_cache
@@ -28,7 +28,7 @@ def draw_labels(ax: Axes, texts, centres, em_inches: float, colors, bold: bool =
         facecolors=colors,
         linewidths=0,
         clip_on=False,
-        snap=False,  # to whole pixels, letters of straight lines lose some: a small F its middle bar
+        snap=False,  # snapped to whole pixels, letters of straight lines lose some: a small F its middle bar
     )
     ax.add_collection(labels, autolim=False)
     return labels
@@ -36,7 +36,7 @@ def draw_labels(ax: Axes, texts, centres, em_inches: float, colors, bold: bool =
 
 @lru_cache(maxsize=8192)
 def label_path(text: str, bold: bool = False, align: str = "center") -> Path:
-    """The outline of a label in ems: its middle at the origin, or with align="left" its left edge.
+    """Return the outline of a label in ems: its middle is at the origin, or with align="left" its left edge.
 
     >>> box = label_path("64").get_extents()
     >>> bool(abs(box.x0 + box.x1) < 0.01 and abs(box.y0 + box.y1) < 0.05)

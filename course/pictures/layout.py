@@ -1,8 +1,8 @@
-"""Pictures of a layout: every GPU a box, every node a frame, every group a tint and a letter.
+"""Draw a layout: every GPU is a box, every node a frame, every group a tint and a letter.
 
 ``draw_grid`` shows the groups of one axis; ``draw_layout`` the tensor, data and pipeline groups in three grids;
-``draw_orders`` those of two orders of the axes. A handful of collections, never an artist a box, because the
-widget redraws at every step of a slider.
+``draw_orders`` those of several orders of the axes. A grid is a handful of collections, never one artist per box,
+because the explorer redraws it at every step of a slider.
 """
 
 from collections.abc import Sequence
@@ -10,21 +10,20 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.path import Path
+from matplotlib.patches import FancyBboxPatch
 from matplotlib.transforms import Affine2D
 
 from course.pictures.floor_plan import FloorPlan, box_length, floor_plan
 from course.pictures.glyphs import draw_labels
+from course.pictures.painter import inches, new_figure
 from course.pictures.style import (
     AXIS_COLOR,
     AXIS_NAME,
+    EM,
     FRAME,
     FRAME_FILL,
     GREY,
     INK,
-    LABEL_PT,
     MUTED,
     TINTS,
     TITLE_PT,
@@ -33,14 +32,17 @@ from course.pictures.style import (
     tint,
 )
 from labkit.layout import ParallelLayout
+from labkit.sizes import counted
 
 THREE_AXES = ("tp", "dp", "pp")
+THREE_PLACES = tuple((0.008 + column / 3, 0.02, 0.31, 0.845) for column in range(3))
+"""Where the three grids stand in their figure, side by side, with room for headings above."""
 FIGURE_INCHES = (11.0, 5.2)
-"""Of three grids: at 100 dots per inch about as wide as a notebook's cell, so that text keeps its size."""
+"""The size of three grids: at 100 dots per inch about as wide as a notebook's cell, so that text keeps its size."""
 BOX = 0.92
-"""Side of a GPU's box; the rest is the gap to its neighbour."""
+"""The side of a GPU's box; the rest is the gap to its neighbour."""
 SMALLEST_LABEL_INCHES = 0.085
-"""Labels that would come out smaller are left out; the text table beside the picture says the same facts."""
+"""Smaller labels are left out; the text table beside the picture says the same facts."""
 
 
 def draw_layout(
@@ -52,7 +54,9 @@ def draw_layout(
     dimmed: bool = False,
 ) -> list[Axes]:
     """Draw the tensor, data and pipeline groups of one layout in three grids."""
-    axes = three_axes(_new_figure(*FIGURE_INCHES)) if axes is None else axes
+    if axes is None:
+        figure = new_figure(*FIGURE_INCHES)
+        axes = [figure.add_axes(place) for place in THREE_PLACES]
     for axis, ax in zip(THREE_AXES, axes, strict=True):
         draw_grid(layout, axis, gpus_per_node, ax, follow=follow, dimmed=dimmed)
     return list(axes)
@@ -69,19 +73,21 @@ def draw_grid(
 ) -> Axes:
     """Draw every GPU in its node, tinted and lettered by its group of ``axis``.
 
-    ``follow`` puts one rank and its peers in the foreground. ``dimmed`` greys everything: no longer the current one.
+    ``follow`` puts one rank and its peers in the foreground. ``dimmed`` greys what is no longer current.
     """
-    ax = _new_figure(5, 5).add_axes((0.02, 0.02, 0.96, 0.83)) if ax is None else ax
+    ax = ax or new_figure(5, 5).add_axes((0.02, 0.02, 0.96, 0.83))
     ax.set_axis_off()
     color = GREY if dimmed else AXIS_COLOR[axis]
-    inch = _inches(ax)
-    plan = floor_plan(layout.world_size, gpus_per_node, *inch)
-    box_inches = box_length(plan, *inch)
-    ax.set_xlim(0, inch[0] / box_inches)
-    ax.set_ylim(inch[1] / box_inches, 0)  # ranks go down
+    width, height = inches(ax)
+    plan = floor_plan(layout.world_size, gpus_per_node, width, height)
+    box_inches = box_length(plan, width, height)
+    ax.set(xlim=(0, width / box_inches), ylim=(height / box_inches, 0))  # ranks go down
 
-    title, subtitle = f"{AXIS_NAME[axis]} groups", describe_groups(layout, axis, gpus_per_node)
-    _draw_heading(ax, box_inches, title, subtitle, color, GREY if dimmed else INK)
+    # The heading is made of glyphs too: as Text it would take a fifth of the time of a redraw.
+    title, says = f"{AXIS_NAME[axis]} groups", describe_groups(layout, axis, gpus_per_node)
+    points = 72 * box_inches  # in a box's side, which is 1 in data coordinates
+    draw_labels(ax, [title], [(0, -36 / points)], TITLE_PT / 72, color, bold=True, align="left")
+    draw_labels(ax, [says], [(0, -15 / points)], EM, GREY if dimmed else INK, align="left")
     _draw_nodes(ax, plan, box_inches)
     _draw_gpus(ax, plan, box_inches, layout, axis, color, dimmed, follow)
     return ax
@@ -90,8 +96,8 @@ def draw_grid(
 def draw_orders(
     layouts: Sequence[ParallelLayout], gpus_per_node: int = 8, *, follow: int | None = None
 ) -> list[list[Axes]]:
-    """Draw layouts that differ in their order side by side: a column for each, an axis in each row."""
-    figure = _new_figure(11, 7.6)
+    """Draw layouts that differ in their order side by side: one column per layout, one row per axis."""
+    figure = new_figure(11, 7.6)
     width = 1 / len(layouts)
     rows = []
     for row, axis in enumerate(THREE_AXES):
@@ -104,44 +110,30 @@ def draw_orders(
     return rows
 
 
-def three_axes(figure: Figure) -> list[Axes]:
-    """Three equal places side by side, with room for headings above."""
-    return [figure.add_axes((0.008 + column / 3, 0.02, 0.31, 0.845)) for column in range(3)]
-
-
 def describe_groups(layout: ParallelLayout, axis: str, gpus_per_node: int) -> str:
-    """How many groups, how large, and how many of them leave a node: the heading of a grid.
+    """Say how many groups there are, how large, and how many of them leave a node: the heading of a grid.
 
     >>> describe_groups(ParallelLayout(16, tp_size=2, pp_size=4), "pp", gpus_per_node=8)
     '4 groups of 4, all cross nodes'
     """
     size, crossing = layout.size(axis), len(layout.crossings(axis, gpus_per_node))
     groups = layout.world_size // size
-    counted = f"{groups} group{'s' * (groups > 1)} of {size}"
+    sizes = f"{counted(groups, 'group')} of {size}"
     if size == 1:
-        return f"{counted}: nobody to talk to"
+        return f"{sizes}: nobody to talk to"
     if not crossing:
-        return f"{counted}, each inside a node" if groups > 1 else f"{counted}, inside a node"
+        return f"{sizes}, each inside a node" if groups > 1 else f"{sizes}, inside a node"
     who = "all cross" if crossing == groups > 1 else "crosses" if groups == 1 else f"{crossing} cross"
-    return f"{counted}, {who} nodes"
-
-
-def _draw_heading(ax: Axes, box_inches: float, title: str, subtitle: str, color, ink) -> None:
-    """Two lines above the grid, as glyphs too: as Text they would take a fifth of the time of a redraw."""
-    points = 72 * box_inches  # in a box's side, which is 1 in data coordinates
-    draw_labels(ax, [title], [(0, -36 / points)], TITLE_PT / 72, color, bold=True, align="left")
-    draw_labels(ax, [subtitle], [(0, -15 / points)], LABEL_PT / 72, ink, align="left")
+    return f"{sizes}, {who} nodes"
 
 
 def _draw_nodes(ax: Axes, plan: FloorPlan, box_inches: float) -> None:
     corners = plan.node_corners()
-    width, height = plan.frame
-    frame = _rectangle(width, height, corner=0.2)
-    _stamp(ax, frame, corners + (width / 2, height / 2), box_inches, facecolors=FRAME_FILL, edgecolors=FRAME)
+    middles = corners + np.array(plan.frame) / 2
+    _stamp(ax, (*plan.frame, 0.2), middles, box_inches, facecolors=FRAME_FILL, edgecolors=FRAME)
     if plan.head:
         names = [f"node {node}" for node in range(plan.num_nodes)]
-        em = min(0.34 * box_inches, LABEL_PT / 72)
-        draw_labels(ax, names, corners + (0.1, -0.22), em, MUTED, align="left")
+        draw_labels(ax, names, corners + (0.1, -0.22), min(0.34 * box_inches, EM), MUTED, align="left")
 
 
 def _draw_gpus(
@@ -157,20 +149,17 @@ def _draw_gpus(
         peers = group_of == group_of[follow]
         fills = np.where(peers[:, None], tint(color, strength), tint(color, 0.15 * strength))
 
-    centres = plan.gpu_centres()
-    box = _rectangle(BOX, BOX, corner=0.12)
+    centres, box = plan.gpu_centres(), (BOX, BOX, 0.12)
     _stamp(ax, box, centres, box_inches, facecolors=fills)
     if follow is not None:
-        ring = dict(
-            facecolors="none", edgecolors=GREY if dimmed else INK, linewidths=float(np.clip(7 * box_inches, 2.0, 3.5))
-        )
-        _stamp(ax, box, centres[[follow]], box_inches, **ring)
+        edge, width = GREY if dimmed else INK, float(np.clip(7 * box_inches, 2.0, 3.5))
+        _stamp(ax, box, centres[[follow]], box_inches, facecolors="none", edgecolors=edge, linewidths=width)
     inks = GREY if dimmed else np.array([text_on(tuple(fill)) for fill in fills])
     _draw_names(ax, centres, box_inches, [group_letter(index) for index in group_of], inks)
 
 
 def _draw_names(ax: Axes, centres: np.ndarray, box_inches: float, letters: list[str], inks) -> None:
-    """The group's letter above the rank; in small boxes the letter alone; in tiny ones nothing."""
+    """Write the group's letter above the rank; in small boxes the letter alone, in tiny ones nothing."""
     if 0.35 * box_inches >= SMALLEST_LABEL_INCHES:
         draw_labels(ax, letters, centres - (0, 0.19), 0.42 * box_inches, inks, bold=True)
         draw_labels(ax, [str(rank) for rank in range(len(centres))], centres + (0, 0.24), 0.35 * box_inches, inks)
@@ -178,38 +167,13 @@ def _draw_names(ax: Axes, centres: np.ndarray, box_inches: float, letters: list[
         draw_labels(ax, letters, centres, 0.5 * box_inches, inks, bold=True)
 
 
-def _rectangle(width: float, height: float, corner: float) -> Path:
-    """A rectangle with round corners around the origin."""
-    x, y = width / 2, height / 2
-    points, codes = [], []
-    for sx, sy in ((1, 1), (-1, 1), (-1, -1), (1, -1)):
-        before, after = (sx * x, sy * (y - corner)), (sx * (x - corner), sy * y)
-        if sx * sy < 0:
-            before, after = after, before
-        points += [before, (sx * x, sy * y), after]
-        codes += [Path.LINETO, Path.CURVE3, Path.CURVE3]
-    codes[0] = Path.MOVETO
-    return Path([*points, points[0]], [*codes, Path.CLOSEPOLY])
-
-
-def _stamp(ax: Axes, path: Path, centres: np.ndarray, box_inches: float, **colors) -> None:
-    """Draw ``path``, given in boxes, around every centre: one artist."""
+def _stamp(ax: Axes, box: tuple[float, float, float], centres: np.ndarray, box_inches: float, **colors) -> None:
+    """Draw rectangles as one artist; ``box`` is their width, height and corners' radius, in boxes."""
+    width, height, corner = box
+    shape = f"round,pad=0,rounding_size={corner}"
+    path = FancyBboxPatch((-width / 2, -height / 2), width, height, boxstyle=shape).get_path()
     scale = Affine2D().scale(box_inches) + ax.figure.dpi_scale_trans
     stamps = PathCollection(
         [path], offsets=centres, offset_transform=ax.transData, transform=scale, clip_on=False, **colors
     )
     ax.add_collection(stamps, autolim=False)
-
-
-def _inches(ax: Axes) -> tuple[float, float]:
-    extent, dpi = ax.get_window_extent(), ax.figure.dpi
-    return extent.width / dpi, extent.height / dpi
-
-
-def _new_figure(width: float, height: float) -> Figure:
-    from matplotlib import pyplot  # only here: a figure of pyplot's is shown below its cell, and freed there
-
-    figure = pyplot.figure(figsize=(width, height))
-    # A notebook crops a figure to its artists, and takes a label's size for nothing: give it one that fills the figure.
-    figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, facecolor="none"))
-    return figure

@@ -1,4 +1,4 @@
-"""The facts of a layout's picture as text: for screen readers, for a search, and for who wants the exact lists."""
+"""Write the facts of a layout's picture as text: for screen readers, for searching, and for the exact lists."""
 
 import math
 from collections.abc import Mapping
@@ -7,8 +7,9 @@ from html import escape
 from course.pictures.style import AXIS_COLOR, AXIS_NAME, group_letter
 from course.sizing import Traffic
 from labkit.layout import ParallelLayout
+from labkit.sizes import ranks_text
 
-MOST_GROUPS, MOST_MEMBERS = 16, 8  # of a longer list the rest is counted, not shown
+MOST_GROUPS = 16  # of a longer list the rest is counted, not shown
 
 
 def layout_table(
@@ -19,9 +20,9 @@ def layout_table(
     traffic: Mapping[str, Traffic] | None = None,
     traffic_of: str = "",
 ) -> str:
-    """An HTML table with two rows for each axis: its numbers, and the ranks of its groups under their letters.
+    """Return an HTML table with two rows per axis: its numbers, and the ranks of its groups under their letters.
 
-    ``traffic`` adds the bytes that each axis sends in a step, and between nodes; ``traffic_of`` says of what.
+    ``traffic`` adds the bytes that each axis sends in a step, in all and between nodes; ``traffic_of`` names the model.
     """
     columns = ["axis", "groups", "cross nodes"]
     caption = f"{layout.world_size} GPUs, {gpus_per_node} per node, order {layout.order}"
@@ -39,7 +40,7 @@ def layout_table(
 
 
 def bytes_text(number: float) -> str:
-    """A volume with three digits and its unit, in powers of 1000.
+    """Write a volume with three digits and its unit, in powers of 1000.
 
     >>> bytes_text(927_712_935_936), bytes_text(4.3e12), bytes_text(0)
     ('928 GB', '4.3 TB', 'none')
@@ -51,7 +52,7 @@ def bytes_text(number: float) -> str:
 
 
 def groups_text(groups: list[list[int]]) -> list[str]:
-    """Each group with the letter that it has in the picture.
+    """Write each group with the letter that it has in the picture.
 
     >>> groups_text([[0, 1], [2, 3]])
     ['A [0, 1]', 'B [2, 3]']
@@ -59,17 +60,6 @@ def groups_text(groups: list[list[int]]) -> list[str]:
     shown = [f"{group_letter(i)} {ranks_text(group)}" for i, group in enumerate(groups[:MOST_GROUPS])]
     hidden = len(groups) - len(shown)
     return shown + ([f"and {hidden} more"] if hidden else [])
-
-
-def ranks_text(ranks: list[int]) -> str:
-    """A list of ranks, of a long one the first and the last.
-
-    >>> ranks_text(list(range(0, 512, 8)))
-    '[0, 8, 16, 24, 32, 40, 48, ..., 504]'
-    """
-    if len(ranks) <= MOST_MEMBERS:
-        return str(ranks)
-    return f"[{', '.join(map(str, ranks[: MOST_MEMBERS - 1]))}, ..., {ranks[-1]}]"
 
 
 def _rows(layout: ParallelLayout, axis: str, gpus_per_node: int, follow: int | None, traffic) -> str:

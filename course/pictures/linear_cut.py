@@ -1,6 +1,6 @@
-"""How the linear layer Y = XA + b is cut over a tensor group: which shard a rank has, and what the ranks send.
+"""How the linear layer Y = XA + b is cut over a tensor group: which shards a rank has, and what the ranks send.
 
-Two cuts. By columns of A, each rank has some columns of Y. By rows of A (and columns of X to match), each
+There are two cuts. By columns of A, each rank has some columns of Y. By rows of A (and columns of X to match), each
 rank has a partial Y of full size, and the true Y is the sum over the ranks. Integers only, no torch.
 """
 
@@ -21,7 +21,7 @@ class Message(NamedTuple):
     shape: tuple[int, ...]
 
     def size_bytes(self, bytes_per_element: int = 4) -> int:
-        """The size of the full buffer, as `communication_log` counts it."""
+        """Return the size of the full buffer, as `communication_log` counts it."""
         return self.shape[0] * self.shape[1] * bytes_per_element
 
 
@@ -41,7 +41,7 @@ class LinearCut:
 
     def __post_init__(self):
         if self.cut not in CUTS:
-            raise ValueError(f"cut={self.cut!r} is not known: use 'column' or 'row'")
+            raise ValueError(f"cut={self.cut!r} is unknown: use 'column' or 'row'")
         for name in ("input_size", "output_size", "tp_size", "batch_size"):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         name = "output_size" if self.cut == "column" else "input_size"
@@ -56,9 +56,8 @@ class LinearCut:
     @property
     def a_shard(self) -> tuple[int, int]:
         """The shape of a rank's part of A."""
-        return (
-            (self.input_size, self.partition_size) if self.cut == "column" else (self.partition_size, self.output_size)
-        )
+        size = self.partition_size
+        return (self.input_size, size) if self.cut == "column" else (size, self.output_size)
 
     @property
     def weight_shard(self) -> tuple[int, int]:
@@ -67,7 +66,7 @@ class LinearCut:
 
     @property
     def b_shard(self) -> tuple[int]:
-        """The shape of a rank's part of b; cut by rows, every rank has all of it."""
+        """The shape of a rank's part of b; if A is cut by rows, every rank has all of it."""
         return (self.a_shard[1],)
 
     @property
@@ -81,9 +80,9 @@ class LinearCut:
         return self.batch_size, self.a_shard[1]
 
     def forward_messages(self, whole: bool = False) -> list[Message]:
-        """What the group sends in the forward pass.
+        """Return what the group sends in the forward pass.
 
-        ``whole``: X and Y are whole on every rank, also at the side where the cut leaves them in shards
+        With ``whole``, X and Y are whole on every rank, even on the side where the cut leaves them in shards
         (``gather_output=True`` of the column layer, ``input_is_parallel=False`` of the row layer).
         """
         y = (self.batch_size, self.output_size)
@@ -94,7 +93,7 @@ class LinearCut:
         return [Message("all_gather", "Y", y)] if whole else []
 
     def backward_messages(self, whole: bool = False) -> list[Message]:
-        """What the group sends in the backward pass; ``dX`` is the gradient of the loss with respect to X."""
+        """Return what the group sends in the backward pass; ``dX`` is the gradient of the loss with respect to X."""
         x = (self.batch_size, self.input_size)
         if self.tp_size == 1:
             return []
@@ -103,7 +102,7 @@ class LinearCut:
         return [Message("all_gather", "dX", x)] if whole else []
 
     def __str__(self) -> str:
-        """A table of the shapes, whole and on a rank: what the picture says, in text."""
+        """Return a table of the shapes, whole and on each rank: the picture in text."""
         batch, rows, columns = self.batch_size, self.input_size, self.output_size
         x_on_rank = "the same" if self.cut == "column" else str(list(self.x_shard))
         b_on_rank = str(list(self.b_shard)) if self.cut == "column" else "the same"

@@ -1,23 +1,57 @@
-"""Draw again and again, as PNG bytes: what an explorer shows while a slider moves.
+"""Make figures whose parts are placed in inches, and redraw a figure to PNG bytes, fast enough to follow a slider.
 
-Figures outside pyplot's list, so that a thousand redraws leave nothing behind. Where one figure serves for ever, its
-axes stay, and only what was drawn in them goes.
+Pictures in a cell are pyplot's, which shows them. Explorers draw on a `Canvas`, outside pyplot's list of figures, so
+that a thousand redraws leave nothing behind.
 """
 
 import io
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from PIL import Image
 
-from course.pictures.layout import FIGURE_INCHES, draw_layout, three_axes
-from labkit.layout import ParallelLayout
+
+def new_figure(width: float, height: float, **options) -> Figure:
+    """Return a figure of pyplot's, which is shown below its cell and freed there; the size is in inches."""
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=(width, height), **options)
+    # A notebook crops a figure to its artists, and takes a label's size for nothing: give it one that fills the figure.
+    figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, facecolor="none"))
+    return figure
+
+
+def add_axes(figure: Figure, left: float, down: float, width: float, height: float) -> Axes:
+    """Add axes at a place in inches, ``down`` from the figure's top."""
+    w, h = figure.get_size_inches()
+    return figure.add_axes((left / w, 1 - (down + height) / h, width / w, height / h))
+
+
+def inches(ax: Axes) -> np.ndarray:
+    """Return the width and height of the axes: [2]."""
+    extent = ax.get_window_extent()
+    return np.array([extent.width, extent.height]) / ax.figure.dpi
+
+
+def use_inches(ax: Axes | None, *figure_inches: float) -> tuple[Axes, float, float]:
+    """Measure the data of axes in inches, down from the upper left corner; return them with their width and height.
+
+    Without axes, those of a new figure of ``figure_inches``.
+    """
+    ax = ax or new_figure(*figure_inches).add_axes((0, 0, 1, 1))
+    width, height = inches(ax)
+    ax.set_axis_off()
+    ax.set(xlim=(0, width), ylim=(height, 0))
+    return ax, float(width), float(height)
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG file's bytes, written quickly: it is not sent far."""
+    """Return the figure as a PNG file's bytes, written quickly: it is not sent far."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
@@ -26,26 +60,22 @@ def png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def clear(*axes: Axes) -> None:
-    """Remove what was drawn, and keep the axes."""
-    for ax in axes:
-        for artist in [*ax.collections, *ax.texts]:
-            artist.remove()
+class Canvas:
+    """A figure for one drawing after another: its axes stay, and what was drawn in them goes.
 
-
-class LayoutPainter:
-    """Paints the three grids of one layout after another.
-
-    >>> LayoutPainter().png(ParallelLayout(8, tp_size=2))[1:4]
+    >>> Canvas((2, 1)).png(lambda ax: ax.text(0, 0, "one"))[1:4]
     b'PNG'
     """
 
-    def __init__(self, dpi: float = 100):
-        self._figure = Figure(figsize=FIGURE_INCHES, dpi=dpi)
-        self._axes = three_axes(self._figure)
+    def __init__(self, figure_inches: tuple[float, float], places: Sequence[tuple] = ((0, 0, 1, 1),)):
+        """``places`` are those of the axes in the figure, as `Figure.add_axes` takes them."""
+        self._figure = Figure(figsize=figure_inches, dpi=100)
+        self.axes = [self._figure.add_axes(place) for place in places]
 
-    def png(self, layout: ParallelLayout, gpus_per_node: int = 8, *, follow: int | None = None, dimmed=False) -> bytes:
-        """The picture that `draw_layout` draws, as a PNG file's bytes."""
-        clear(*self._axes)
-        draw_layout(layout, gpus_per_node, self._axes, follow=follow, dimmed=dimmed)
+    def png(self, draw: Callable[..., Any]) -> bytes:
+        """Clear the axes, call ``draw(*axes)``, and return the picture as a PNG file's bytes."""
+        for ax in self.axes:
+            for artist in [*ax.collections, *ax.texts, *ax.patches]:
+                artist.remove()
+        draw(*self.axes)
         return png(self._figure)

@@ -1,29 +1,29 @@
-"""Boxes in rows, a row a rank, and labels that fit into them: what pictures of timelines are made of.
+"""Draw boxes in rows, one row per rank, and labels that fit into them: what pictures of timelines are made of.
 
-A handful of collections whatever the number of boxes, because a widget redraws them at every step of a slider.
+They are a handful of collections however many boxes there are, because an explorer redraws them as its sliders move.
 """
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from course.pictures.glyphs import draw_labels, label_path
+from course.pictures.painter import inches
 from course.pictures.style import text_on
+from labkit.schedules import LETTER
+from labkit.timeline.spans import Span
 
 LARGEST, COMFORTABLE, SMALLEST = 0.17, 0.13, 0.085
-"""Sizes of labels, in inches an em: no larger; another way of writing is tried below; left out below."""
+"""Sizes of labels in inches per em: the largest; below the second a shorter way is tried; none is below the third."""
 PAD_INCHES = 0.04
-"""Between a label and its box's sides, together."""
+"""The room between a label and its box's sides, both together."""
 
 
-def draw_boxes(ax: Axes, lefts, rights, tops, height: float, **look) -> PolyCollection:
-    """Draw rectangles as one artist: ``lefts``, ``rights`` and ``tops`` [n], all of one height."""
+def draw_boxes(ax: Axes, lefts, rights, tops, height, **look) -> PolyCollection:
+    """Draw rectangles as one artist: ``lefts``, ``rights`` and ``tops`` are [n], ``height`` is [n] or one for all."""
     corners = np.empty((len(lefts), 4, 2))
     corners[:, 0, 0] = corners[:, 1, 0] = lefts
     corners[:, 2, 0] = corners[:, 3, 0] = rights
@@ -34,17 +34,17 @@ def draw_boxes(ax: Axes, lefts, rights, tops, height: float, **look) -> PolyColl
     return boxes
 
 
-def write_labels(ax: Axes, labels: Sequence[str], lefts, rights, tops, height: float, fills) -> None:
-    """Write labels into boxes, all in one size: whole, or without the chunk, or the letter above the number.
+def write_labels(ax: Axes, spans: Sequence[Span], lefts, rights, tops, height: float, fills) -> None:
+    """Write labels into boxes, all in one size: whole, or without the chunk, or with the letter above the number.
 
-    The first way of these that is comfortable to read, or else the one that finds room for most labels. Those that do
-    not fit even so are left out: the text beside the picture says the same facts.
+    The first of these ways that is comfortable to read is taken, or else the one that finds room for most labels. Those
+    that still do not fit are left out: the text beside the picture says the same facts.
     """
     width, box_inches = inches(ax) * (1.0, height) / (abs(np.diff(ax.get_xlim())[0]), abs(np.diff(ax.get_ylim())[0]))
     room = np.maximum((rights - lefts) * width - PAD_INCHES, 0)
     ways = []
     for write in (_whole, _without_chunk, _stacked):
-        lines = [write(label) for label in labels]
+        lines = [write(span) for span in spans]
         fits = room / np.array([max(map(width_ems, line)) for line in lines])
         tallest = box_inches * (0.39 if write is _stacked else 0.72)
         usual = np.quantile(fits, 0.1)  # a few that are much smaller go without
@@ -65,31 +65,32 @@ def write_labels(ax: Axes, labels: Sequence[str], lefts, rights, tops, height: f
         draw_labels(ax, [lines[i][number] for i in shown], places, size, [text_on(fills[i]) for i in shown])
 
 
-def _whole(label: str) -> tuple[str, ...]:
-    return (label,)
+def _whole(span: Span) -> tuple[str, ...]:
+    return (span.label,)
 
 
-def _without_chunk(label: str) -> tuple[str, ...]:
+def _without_chunk(span: Span) -> tuple[str, ...]:
     """Without the chunk, which the tint shows, and without the word before, which the lane shows.
 
-    >>> _without_chunk("F3.1"), _without_chunk("send F3"), _without_chunk("all_reduce")
-    (('F3',), ('F3',), ('all_reduce',))
+    >>> from labkit.schedules import Op
+    >>> _without_chunk(Span(0, "communication", "send F3.1", 0, 1, op=Op("forward", 3, 1)))
+    ('F3',)
     """
-    return (re.sub(r"^.* |\.\d+$", "", label),)
+    return (str(span.op._replace(chunk=0)) if span.op else span.label,)
 
 
-def _stacked(label: str) -> tuple[str, ...]:
+def _stacked(span: Span) -> tuple[str, ...]:
     """The letter of an op above its number.
 
-    >>> _stacked("F3.1"), _stacked("step")
+    >>> from labkit.schedules import Op
+    >>> _stacked(Span(0, "forward", "F3.1", 0, 1, op=Op("forward", 3, 1))), _stacked(Span(0, "optimizer", "step", 0, 1))
     (('F', '3'), ('step', ''))
     """
-    op = re.fullmatch(r"([A-Z])(\d+)(\.\d+)?", label)
-    return (op[1], op[2]) if op else (label, "")
+    return (LETTER[span.op.kind], str(span.op.micro_batch)) if span.op else (span.label, "")
 
 
 def width_ems(text: str) -> float:
-    """About the width of a label, from its letters' own: a label's outline takes a millisecond to make, unlike this.
+    """Estimate the width of a label from the widths of its letters: making its outline would take a millisecond.
 
     >>> text = "rank 12"
     >>> bool(abs(width_ems(text) - label_path(text).get_extents().width) < 0.3)
@@ -100,27 +101,5 @@ def width_ems(text: str) -> float:
 
 @lru_cache(maxsize=1024)
 def _letter_ems(letter: str) -> float:
-    like = "0" if letter.isdigit() else letter  # numbers of one length are one width
+    like = "0" if letter.isdigit() else letter  # numbers of equal length then have equal width
     return 0.08 + (label_path(like).get_extents().width if letter.strip() else 0.24)
-
-
-def inches(ax: Axes) -> np.ndarray:
-    """Width and height of the axes: [2]."""
-    extent, dpi = ax.get_window_extent(), ax.figure.dpi
-    return np.array([extent.width / dpi, extent.height / dpi])
-
-
-def add_axes(figure: Figure, left: float, down: float, width: float, height: float) -> Axes:
-    """Axes at a place in inches, ``down`` from the figure's top."""
-    w, h = figure.get_size_inches()
-    return figure.add_axes((left / w, 1 - (down + height) / h, width / w, height / h))
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """A figure of pyplot's, which is shown below its cell; a widget brings its own."""
-    from matplotlib import pyplot
-
-    figure = pyplot.figure(figsize=(width, height))
-    # A notebook crops a figure to its artists, and takes a label's size for nothing: give it one that fills the figure.
-    figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, facecolor="none"))
-    return figure

@@ -1,20 +1,21 @@
-"""Pictures of Y = XA + b cut over a tensor group: matrices in proportion, each shard with its rank's number.
+"""Draw Y = XA + b cut over a tensor group: matrices in proportion, each shard with its rank's number.
 
 ``draw_column`` and ``draw_row`` are the two cuts. A tinted box is a shard; a pale box is whole on every rank; a white
-box with stripes is a sum, with a stripe for each rank that has a part of it.
+box with stripes is a sum, with one stripe for each rank that has a part of it.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
-from matplotlib.patches import Rectangle
 from matplotlib.transforms import Affine2D
 
 from course.pictures.glyphs import draw_labels, label_path
 from course.pictures.linear_cut import LinearCut
-from course.pictures.style import FRAME, FRAME_FILL, GREY, INK, LABEL_PT, MUTED, TINTS, TITLE_PT, TP, text_on, tint
+from course.pictures.painter import use_inches
+from course.pictures.rows import draw_boxes
+from course.pictures.style import EM, FRAME, FRAME_FILL, GREY, INK, MUTED, TINTS, TITLE_PT, TP, text_on, tint
 
 FIGURE_INCHES = (11.0, 5.1)
 MARGIN, GAP = 0.1, 0.62  # inches: around everything, and between matrices, where = and the dot stand
@@ -35,15 +36,9 @@ def draw_row(input_size: int, output_size: int, tp_size: int, batch_size: int = 
 
 
 def draw_cut(cut: LinearCut, ax: Axes | None = None, *, dimmed: bool = False) -> Axes:
-    """Draw either cut; ``dimmed`` greys it: no longer the current one."""
-    ax = _new_axes() if ax is None else ax
-    extent = ax.get_window_extent()
-    width, height = extent.width / ax.figure.dpi, extent.height / ax.figure.dpi
-    ax.set_axis_off()
-    ax.set_xlim(0, width)  # data coordinates are inches
-    ax.set_ylim(height, 0)
+    """Draw either cut; ``dimmed`` greys what is no longer current."""
+    ax, width, height = use_inches(ax, *FIGURE_INCHES)
     color = GREY if dimmed else TP
-
     matrices = _matrices(cut)
     scale = _scale(matrices, width, height)
     middle = HEAD + LINE + (height - HEAD - LINE - FOOT) / 2
@@ -58,7 +53,7 @@ def draw_cut(cut: LinearCut, ax: Axes | None = None, *, dimmed: bool = False) ->
     _draw_heading(ax, cut, color)
     if any(min(matrix.rows, matrix.columns) * scale < THINNEST for matrix in matrices):
         note = "not in proportion: thin matrices are drawn thicker"
-        draw_labels(ax, [note], [(MARGIN, height - 0.15)], LABEL_PT / 72, MUTED, align="left")
+        draw_labels(ax, [note], [(MARGIN, height - 0.15)], EM, MUTED, align="left")
     return ax
 
 
@@ -71,12 +66,12 @@ class _Matrix:
     columns: int
     cut: str
     num_shards: int
-    captions: tuple[str, ...]  # below the box, and right of it for A, the last and tallest
+    captions: tuple[str, ...]  # below the box; to the right of A, which is the last and tallest
 
-    @property
+    @cached_property
     def text_width(self) -> float:
-        """Of the longest line beside its box, in inches."""
-        return max(label_path(text).get_extents().width for text in (self.heading, *self.captions)) * LABEL_PT / 72
+        """The width of the longest line beside its box, in inches."""
+        return max(label_path(text).get_extents().width for text in (self.heading, *self.captions)) * EM
 
     @property
     def heading(self) -> str:
@@ -90,12 +85,8 @@ class _Box:
     width: float
     height: float
 
-    def corners(self) -> np.ndarray:
-        x, y = self.left, self.top
-        return np.array([(x, y), (x + self.width, y), (x + self.width, y + self.height), (x, y + self.height)])
-
     def cut(self, along: str, num_shards: int) -> list["_Box"]:
-        """The shards of this box, in rank order."""
+        """Return the shards of this box, in rank order."""
         if along == "rows":
             height = self.height / num_shards
             return [_Box(self.left, self.top + i * height, self.width, height) for i in range(num_shards)]
@@ -104,7 +95,7 @@ class _Box:
 
 
 def _matrices(cut: LinearCut) -> list[_Matrix]:
-    """Y, X and A in the order of the equation, with what is said below each."""
+    """Return Y, X and A in the order of the equation, with the captions of each."""
     batch, rows, columns, t = cut.batch_size, cut.input_size, cut.output_size, cut.tp_size
     a_says = (f"rank i: A_i {list(cut.a_shard)}", f"stored: weight {list(cut.weight_shard)}")
     a = _Matrix("A", rows, columns, "columns" if cut.cut == "column" else "rows", t, a_says)
@@ -122,10 +113,10 @@ def _matrices(cut: LinearCut) -> list[_Matrix]:
 
 
 def _scale(matrices: list[_Matrix], width: float, height: float) -> float:
-    """Inches per row and column: as large as there is room for, and the same for all matrices."""
+    """Return the inches per row and column: as many as there is room for, and the same for all matrices."""
     *others, a = matrices
     room_down = height - HEAD - LINE - FOOT
-    room_with_captions = room_down - 2 * 2.2 * LINE  # twice, because all stand around one middle
+    room_with_captions = room_down - 2 * 2.2 * LINE  # twice, because all matrices have their middle at one height
     scale = min(room_down / a.rows, *(room_with_captions / matrix.rows for matrix in others))
     room = width - 2 * MARGIN - 2 * GAP - CAPTION_GAP - a.text_width
 
@@ -145,54 +136,51 @@ def _box(matrix: _Matrix, left: float, middle: float, scale: float) -> _Box:
 
 def _draw_matrix(ax: Axes, matrix: _Matrix, box: _Box, color: str) -> None:
     _draw_shards(ax, box, matrix.cut, matrix.num_shards, color)
-    em = LABEL_PT / 72
-    draw_labels(ax, [matrix.heading], [(box.left, box.top - 0.6 * LINE)], em, INK, bold=True, align="left")
+    draw_labels(ax, [matrix.heading], [(box.left, box.top - 0.6 * LINE)], EM, INK, bold=True, align="left")
     x, y = box.left, box.top + box.height + 0.75 * LINE
     if matrix.name == "A":
         is_short = box.height < 3 * LINE  # then the captions end above b's, and stand beside the heading
-        heading_width = label_path(matrix.heading, bold=True).get_extents().width * em if is_short else 0.0
+        heading_width = label_path(matrix.heading, bold=True).get_extents().width * EM if is_short else 0.0
         x = box.left + max(box.width, heading_width) + CAPTION_GAP
         y = min(box.top + box.height / 2 - 0.5 * LINE, box.top + box.height - 1.2 * LINE)
     for line, caption in enumerate(matrix.captions):
         ink = MUTED if caption.startswith("stored") else INK
-        draw_labels(ax, [caption], [(x, y + line * LINE)], em, ink, align="left")
+        draw_labels(ax, [caption], [(x, y + line * LINE)], EM, ink, align="left")
 
 
 def _draw_bias(ax: Axes, cut: LinearCut, a: _Box, color: str) -> None:
-    """b below A, cut as its columns are: by columns, or not at all. It is a vector: its thickness means nothing."""
-    by_columns, em = cut.cut == "column", LABEL_PT / 72
+    """Draw b below A, cut as A's columns are, or whole. It is a vector: its thickness means nothing."""
+    by_columns = cut.cut == "column"
     box = _Box(a.left, a.top + a.height + 0.12, a.width, 0.22)
     middle = box.top + box.height / 2
     _draw_shards(ax, box, "columns" if by_columns else "", cut.tp_size, color)
-    draw_labels(ax, ["+ b"], [(box.left - 0.3, middle)], em, INK, bold=True)
+    draw_labels(ax, ["+ b"], [(box.left - 0.3, middle)], EM, INK, bold=True)
     caption = f"rank i: b_i {list(cut.b_shard)}" if by_columns else "every rank: all of b"
-    draw_labels(ax, [caption], [(box.left + box.width + CAPTION_GAP, middle)], em, INK, align="left")
+    draw_labels(ax, [caption], [(box.left + box.width + CAPTION_GAP, middle)], EM, INK, align="left")
 
 
 def _draw_shards(ax: Axes, box: _Box, cut: str, num_shards: int, color: str) -> None:
-    """A box and what is in it: shards with their ranks' numbers, stripes of a sum, or nothing."""
-    parts: list[_Box] = []
+    """Draw a box and what is in it: shards with their ranks' numbers, stripes of a sum, or nothing."""
+    if cut == "":
+        _fill(ax, [box], [FRAME_FILL])
+        return
     if cut == "sum":
         _fill(ax, [box], ["white"])
         stripe = min(0.3, 0.5 * box.height)
-        parts = _Box(box.left, box.top + box.height - stripe, box.width, stripe).cut("columns", num_shards)
-    elif cut:
-        parts = box.cut(cut, num_shards)
-    else:
-        _fill(ax, [box], [FRAME_FILL])
-    fills = [tint(color, TINTS[rank % len(TINTS)]) for rank in range(len(parts))]
-    if parts:
-        _fill(ax, parts, fills)
-        _number(ax, parts, fills)
+        box, cut = _Box(box.left, box.top + box.height - stripe, box.width, stripe), "columns"
+    fills = [tint(color, TINTS[rank % len(TINTS)]) for rank in range(num_shards)]
+    parts = box.cut(cut, num_shards)
+    _fill(ax, parts, fills)
+    _number(ax, parts, fills)
 
 
 def _fill(ax: Axes, boxes: list[_Box], fills: list) -> None:
-    polygons = [box.corners() for box in boxes]
-    ax.add_collection(PolyCollection(polygons, facecolors=fills, edgecolors=FRAME, linewidths=0.8), autolim=False)
+    lefts, tops, widths, heights = np.array([(box.left, box.top, box.width, box.height) for box in boxes]).T
+    draw_boxes(ax, lefts, lefts + widths, tops, heights, facecolors=fills, edgecolors=FRAME, linewidths=0.8)
 
 
 def _number(ax: Axes, parts: list[_Box], fills: list) -> None:
-    """Each shard's rank in its middle; turned where it would be too small upright."""
+    """Write each shard's rank in its middle, turned where it would be too small upright."""
     long, high = 0.72 * len(str(len(parts) - 1)) + 0.1, 0.95  # of the longest number, in ems
     width, height = parts[0].width, parts[0].height
     upright, turned = min(width / long, height / high, 0.3), min(height / long, width / high, 0.3)
@@ -215,13 +203,4 @@ def _draw_heading(ax: Axes, cut: LinearCut, color: str) -> None:
         else "A is cut by rows, X by columns to match. Each rank computes a part of every element of Y."
     )
     draw_labels(ax, [title], [(MARGIN, 0.2)], TITLE_PT / 72, color, bold=True, align="left")
-    draw_labels(ax, [says], [(MARGIN, 0.52)], LABEL_PT / 72, INK, align="left")
-
-
-def _new_axes() -> Axes:
-    from matplotlib import pyplot  # only here: a figure of pyplot's is shown below its cell, and freed there
-
-    figure = pyplot.figure(figsize=FIGURE_INCHES)
-    # A notebook crops a figure to its artists, and takes a label's size for nothing: give it one that fills the figure.
-    figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, facecolor="none"))
-    return figure.add_axes((0, 0, 1, 1))
+    draw_labels(ax, [says], [(MARGIN, 0.52)], EM, INK, align="left")

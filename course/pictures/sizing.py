@@ -1,4 +1,4 @@
-"""Plans in pictures: what a GPU holds against its limit, what a step's time goes into, and estimates against steps."""
+"""Draw plans: what a GPU holds against its limit, where a step's time goes, and estimates next to published numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from course.pictures.rows import inches, new_figure
+from course.pictures.painter import add_axes, inches, new_figure
 from course.pictures.style import (
     BACKWARD,
     DP,
@@ -18,7 +18,7 @@ from course.pictures.style import (
     LABEL_PT,
     MUTED,
     PP,
-    TITLE_PT,
+    TITLE,
     TP,
     WEIGHT_GRADIENT,
     text_on,
@@ -52,8 +52,9 @@ WORDS = {
     "data_parallel": "gradient messages",
 }
 BAR = 0.66
+SUM: dict[str, Any] = dict(size=LABEL_PT, weight="bold", color=INK, va="center")
 LEAST_LABELLED = 0.05
-"""Parts of less than this share of the axis go without a number; the text beside the picture has it."""
+"""Parts shorter than this share of the axis get no number; the text beside the picture has it."""
 
 
 def draw_memory(plans: Mapping[str, Plan], hardware: Hardware, ax: Axes | None = None) -> Axes:
@@ -71,10 +72,10 @@ def draw_memory(plans: Mapping[str, Plan], hardware: Hardware, ax: Axes | None =
     _draw_bars(ax, names, rows, MEMORY_LOOKS, end)
     ax.axvline(limit, color=PP, linewidth=3)
     for number, row in enumerate(rows):
-        total = sum(row.values())  # all sums in one column, beyond the limit's line and every bar
+        total = sum(row.values())  # all sums stand in one column, beyond the limit's line and every bar
         said = f"{three_digits(total)} GB: {'too much' if total > limit else 'fits'}"
-        ax.text(1.015 * longest, number, said, size=LABEL_PT, weight="bold", color=INK, va="center")
-    ax.set_title("memory of a GPU", loc="left", size=TITLE_PT, weight="bold", color=INK)
+        ax.text(1.015 * longest, number, said, **SUM)
+    ax.set_title("memory of a GPU", **TITLE)
     ax.set_title(f"limit {limit:.0f} GB", loc="right", size=LABEL_PT, color=PP)
     ax.set_xlabel("GB", size=LABEL_PT, color=MUTED)
     return ax
@@ -86,22 +87,14 @@ def draw_step_time(estimates: Mapping[str, StepTime], ax: Axes | None = None) ->
     end = 1.12 * max(estimate.total for estimate in estimates.values())
     _draw_bars(ax, list(estimates), [estimate.parts for estimate in estimates.values()], TIME_LOOKS, end)
     for number, estimate in enumerate(estimates.values()):
-        ax.text(
-            estimate.total,
-            number,
-            f" {three_digits(estimate.total)} s",
-            size=LABEL_PT,
-            weight="bold",
-            color=INK,
-            va="center",
-        )
-    ax.set_title("a step, estimated", loc="left", size=TITLE_PT, weight="bold", color=INK)
+        ax.text(estimate.total, number, f" {three_digits(estimate.total)} s", **SUM)
+    ax.set_title("a step, estimated", **TITLE)
     ax.set_xlabel("seconds", size=LABEL_PT, color=MUTED)
     return ax
 
 
 def draw_published(rows: Sequence[Published], hardware: Hardware, ax: Axes | None = None) -> Axes:
-    """Draw each row's published FLOP/s per GPU as a ring, and the estimate as a cross."""
+    """Draw each row's published FLOP/s per GPU as a ring and its estimate as a cross, with the error above both."""
     ax = ax or _axes(6)
     places = np.arange(len(rows))
     estimated = [step_time(row.plan, hardware).flops_per_gpu / 1e12 for row in rows]
@@ -112,7 +105,7 @@ def draw_published(rows: Sequence[Published], hardware: Hardware, ax: Axes | Non
         ax.text(place, max(ours, theirs) + 6, f"{ours / theirs - 1:+.1%}", size=LABEL_PT, color=INK, ha="center")
     ax.set_xticks(places, [f"{row.billions:g}" for row in rows])
     ax.set_ylim(0, max(estimated + published) * 1.15)
-    ax.set_title("teraFLOP/s per GPU", loc="left", size=TITLE_PT, weight="bold", color=INK)
+    ax.set_title("teraFLOP/s per GPU", **TITLE)
     ax.set_xlabel("billion parameters", size=LABEL_PT, color=MUTED)
     ax.legend(fontsize=LABEL_PT, frameon=False, loc="lower right", ncols=2)
     _tidy(ax)
@@ -122,7 +115,7 @@ def draw_published(rows: Sequence[Published], hardware: Hardware, ax: Axes | Non
 
 
 def _draw_bars(ax: Axes, names: Sequence[str], rows: Sequence[Mapping[str, float]], looks: dict, end: float) -> None:
-    """A stacked bar a row, each part with its number where there is room; the legend names the parts that matter."""
+    """Draw one stacked bar per row, its parts numbered where there is room; the legend names the parts that matter."""
     for part, look in looks.items():
         values = np.array([row[part] for row in rows])
         if values.max() < 0.002 * end:
@@ -131,17 +124,16 @@ def _draw_bars(ax: Axes, names: Sequence[str], rows: Sequence[Mapping[str, float
         ax.barh(range(len(rows)), values, BAR, left=lefts, label=WORDS.get(part, part), linewidth=0, **look)
         for number, (left, value) in enumerate(zip(lefts, values)):
             if value >= LEAST_LABELLED * end:
-                place, color = left + value / 2, text_on(look["facecolor"])
-                box = dict(facecolor=look["facecolor"], edgecolor="none", pad=1.5) if "hatch" in look else None
-                ax.text(
-                    place, number, three_digits(value), size=LABEL_PT, color=color, ha="center", va="center", bbox=box
-                )
+                fill = look["facecolor"]
+                behind = dict(facecolor=fill, edgecolor="none", pad=1.5) if "hatch" in look else None
+                words: dict[str, Any] = dict(size=LABEL_PT, color=text_on(fill), ha="center", va="center", bbox=behind)
+                ax.text(left + value / 2, number, three_digits(value), **words)
     ax.set_yticks(range(len(rows)), names)
     ax.set_xlim(0, end)
     ax.set_ylim(len(rows) - 0.4, -0.6)  # the first on top
     _tidy(ax)
     ax.legend(
-        loc="upper left", bbox_to_anchor=(0, -0.6 / _height_inches(ax)), ncols=4, frameon=False, fontsize=LABEL_PT,
+        loc="upper left", bbox_to_anchor=(0, -0.6 / inches(ax)[1]), ncols=4, frameon=False, fontsize=LABEL_PT,
         handlelength=1.2, handletextpad=0.4, columnspacing=1.1, borderaxespad=0,
     )  # fmt: skip
 
@@ -153,12 +145,7 @@ def _tidy(ax: Axes) -> None:
     ax.spines["bottom"].set_color(GREY)
 
 
-def _height_inches(ax: Axes) -> float:
-    return float(inches(ax)[1])
-
-
 def _axes(num_rows: int) -> Axes:
-    """Axes of a figure of their own, with room for names on the left and a legend below."""
+    """Return axes in a figure of their own, with room for names on the left and a legend below."""
     height = 0.6 * num_rows
-    figure = new_figure(14, height + 1.9)
-    return figure.add_axes((0.17, 1.35 / (height + 1.9), 0.78, height / (height + 1.9)))
+    return add_axes(new_figure(14, height + 1.9), 0.17 * 14, 0.55, 0.78 * 14, height)

@@ -1,12 +1,14 @@
-"""The look of every picture: a colour for each idea (Okabe-Ito, told apart by colour-blind readers), and sizes.
+"""The look of every picture: a colour for each idea, sizes of text, and how numbers are written.
 
-Each colour has one meaning in the whole lab. Groups of one axis are tints of that axis's colour and
-carry a letter, so that no picture depends on colour alone.
+The colours are Okabe and Ito's, which colour-blind readers can tell apart. Each has one meaning in the whole lab.
+Groups of one axis are tints of that axis's colour and carry a letter, so no picture depends on colour alone.
 """
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
 TP = "#0072B2"
@@ -16,11 +18,11 @@ CP = "#CC79A7"
 FORWARD = "#56B4E9"
 BACKWARD = "#F0E442"
 WEIGHT_GRADIENT = "#E69F00"
-"""The half of a split backward that nobody waits for: beside yellow, and the last of Okabe and Ito's colours."""
+"""The half of a split backward that no rank waits for: next to yellow, and the last of Okabe and Ito's colours."""
 IDLE = "#E5E7EB"
 INK = "#1F2933"
 MUTED = "#5B6770"
-"""Ink for what a reader may skip: 5.9 to 1 on white, still easy to read."""
+"""The ink of what a reader may skip: 5.9 to 1 on white, still easy to read."""
 GREY = "#9AA5AE"
 FRAME, FRAME_FILL = "#AEB8C0", "#F5F7F9"
 
@@ -29,14 +31,17 @@ AXIS_NAME = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline"}
 
 TITLE_PT = 17
 LABEL_PT = 13
-"""Sizes in points on figures 12 to 15 inches wide: what the back of a room reads."""
+"""Sizes in points on figures 12 to 15 inches wide: legible from the back of a room."""
+EM = LABEL_PT / 72
+"""The size of a label in inches."""
+TITLE: dict[str, Any] = dict(loc="left", size=TITLE_PT, weight="bold", color=INK)
 
 TINTS = (0.16, 0.58, 0.34, 0.78)
-"""How much of the axis's colour its groups get in turn; neighbours in this order are far apart."""
+"""How much of the axis's colour its groups get in turn: neighbours in this order are far apart."""
 
 
 def group_letter(index: int) -> str:
-    """A, B, ... Z, then AA, AB, ... as a spreadsheet names its columns.
+    """Return A, B, ... Z, then AA, AB, ... as a spreadsheet names its columns.
 
     >>> group_letter(0), group_letter(25), group_letter(26)
     ('A', 'Z', 'AA')
@@ -50,13 +55,13 @@ def group_letter(index: int) -> str:
 
 @lru_cache(maxsize=1024)
 def tint(color: str, strength: float) -> tuple[float, float, float]:
-    """``strength`` of this colour on white: 1.0 is the colour itself, 0.0 is white."""
+    """Return this colour diluted with white: strength 1.0 is the colour itself, 0.0 is white."""
     return tuple(1.0 - strength * (1.0 - channel) for channel in to_rgb(color))  # type: ignore[return-value]
 
 
 @lru_cache(maxsize=1024)
 def text_on(background: tuple[float, float, float]) -> tuple[float, float, float]:
-    """White or ink, whichever stands out more on this background (WCAG's contrast ratio)."""
+    """Return white or ink, whichever stands out more on this background (by WCAG's contrast ratio)."""
     ink = to_rgb(INK)
     on_white = 1.05 / (_luminance(background) + 0.05)
     on_ink = (_luminance(background) + 0.05) / (_luminance(ink) + 0.05)
@@ -70,9 +75,20 @@ def _luminance(color) -> float:
 
 
 def three_digits(value: float) -> str:
-    """A number as a reader wants it in a picture.
+    """Write a number as a reader wants it in a picture.
 
     >>> three_digits(0.04567), three_digits(12.345), three_digits(1302.4)
     ('0.0457', '12.3', '1,302')
     """
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
+def label_plot(ax: Axes, title: str, x: str, y: str) -> None:
+    """Give a plot its title, the names of its axes and a grid."""
+    ax.set_title(title, **TITLE)
+    ax.set_xlabel(x, size=LABEL_PT, color=INK)
+    ax.set_ylabel(y, size=LABEL_PT, color=INK)
+    ax.tick_params(labelsize=LABEL_PT - 1, colors=MUTED)
+    ax.grid(which="major", color=IDLE)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)

@@ -1,25 +1,26 @@
-"""Who holds what when all three axes are cut: each rank's layers, its part of them, and its rows of the batch."""
+"""Draw who holds what when all three axes are cut: each rank's layers, its part of them, and its rows of the batch."""
+
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+from course.pictures.painter import new_figure
 from course.pictures.style import DP, FRAME, FRAME_FILL, INK, LABEL_PT, MUTED, PP, TITLE_PT, TP, tint
 from labkit.cuts import BatchCut, layers_of_stage
 from labkit.layout import ParallelLayout
 
 FIGURE_INCHES = (11.0, 4.6)
-LEFT, TOP, BOTTOM = 0.155, 0.86, 0.03  # where the ranks begin, in parts of the figure
+LEFT, TOP, BOTTOM = 0.155, 0.86, 0.03  # where the ranks begin and end, as shares of the figure
+MIDDLE: dict[str, Any] = dict(ha="center", va="center")
 
 
 def draw_holdings(layout: ParallelLayout, num_layers: int, batch_size: int, ax: Axes | None = None) -> Axes:
-    """Draw a replica in each row, its stages from left to right, and the ranks that share a stage side by side.
+    """Draw one replica per row, its stages from left to right, and the ranks that share a stage side by side.
 
-    Arrows are who talks to whom: along a stage (tp), to the next stage (pp), between replicas (dp).
+    Arrows show who talks to whom: within a stage (tp), to the next stage (pp), between replicas (dp).
     """
-    if ax is None:
-        from matplotlib import pyplot
-
-        ax = pyplot.figure(figsize=FIGURE_INCHES).add_axes((0, 0, 1, 1))
+    ax = ax or new_figure(*FIGURE_INCHES).add_axes((0, 0, 1, 1))
     ax.set_axis_off()
     ax.set(xlim=(0, 1), ylim=(0, 1))
     t, p, d = layout.tp_size, layout.pp_size, layout.dp_size
@@ -32,13 +33,13 @@ def draw_holdings(layout: ParallelLayout, num_layers: int, batch_size: int, ax: 
         middle = LEFT + stage * column + (column - gap) / 2
         name = f"stage {stage}\n" if p > 1 else ""
         layers = layers_of_stage(num_layers, stage, p)
-        ax.text(middle, 0.93, f"{name}{_range('layer', layers)}", ha="center",
-                va="center", size=LABEL_PT, weight="bold", color=PP, linespacing=1.3)  # fmt: skip
+        says = f"{name}{_range('layer', layers)}"
+        ax.text(middle, 0.93, says, size=LABEL_PT, weight="bold", color=PP, linespacing=1.3, **MIDDLE)
     for dp_rank in range(d):
         y = TOP - (dp_rank + 0.5) * row
         name = f"replica {dp_rank}\n" if height > 0.1 else ""
-        ax.text(0.012, y, f"{name}{_range('row', batch.rows_of_replica(dp_rank))}", ha="left",
-                va="center", size=LABEL_PT, color=DP, weight="bold", linespacing=1.4)  # fmt: skip
+        says = f"{name}{_range('row', batch.rows_of_replica(dp_rank))}"
+        ax.text(0.012, y, says, va="center", size=LABEL_PT, weight="bold", color=DP, linespacing=1.4)
         for stage in range(p):
             x = LEFT + stage * column
             ax.add_patch(_box(x - 0.004, y - height / 2 - 0.016, t * width + 0.008, height + 0.032, FRAME_FILL, FRAME))
@@ -54,7 +55,7 @@ def draw_holdings(layout: ParallelLayout, num_layers: int, batch_size: int, ax: 
 
 
 def holdings_text(layout: ParallelLayout, num_layers: int, batch_size: int) -> str:
-    """The same as text, a line for each rank.
+    """Say the same as text, one line per rank.
 
     >>> print(holdings_text(ParallelLayout(2, tp_size=2), num_layers=4, batch_size=16))
     rank 0: layers 0 to 3, part 1 of 2; rows 0 to 15
@@ -72,14 +73,13 @@ def holdings_text(layout: ParallelLayout, num_layers: int, batch_size: int) -> s
 
 def _label(ax: Axes, x: float, y: float, rank: int, tp_rank: int, t: int, width: float, height: float) -> None:
     if height < 0.1:
-        ax.text(x, y, f"rank {rank}", ha="center", va="center", size=LABEL_PT - 2, color=INK, weight="bold")
+        ax.text(x, y, f"rank {rank}", size=LABEL_PT - 2, color=INK, weight="bold", **MIDDLE)
         return
-    part = f"part {tp_rank + 1} of {t}" if width > 0.14 else f"{tp_rank + 1} of {t}"
-    above = 0.035 if t > 1 else 0.0
-    ax.text(x, y + above, f"rank {rank}" if width > 0.12 else str(rank), ha="center", va="center",
-            size=TITLE_PT - 1, weight="bold", color=INK)  # fmt: skip
+    name, above = f"rank {rank}" if width > 0.12 else str(rank), 0.035 if t > 1 else 0.0
+    ax.text(x, y + above, name, size=TITLE_PT - 1, weight="bold", color=INK, **MIDDLE)
     if t > 1:
-        ax.text(x, y - 0.05, part, ha="center", va="center", size=LABEL_PT - 1, color=MUTED)
+        part = f"part {tp_rank + 1} of {t}" if width > 0.14 else f"{tp_rank + 1} of {t}"
+        ax.text(x, y - 0.05, part, size=LABEL_PT - 1, color=MUTED, **MIDDLE)
 
 
 def _draw_arrows(ax: Axes, layout: ParallelLayout, centres: dict, width: float, height: float, row: float, gap) -> None:
@@ -98,16 +98,15 @@ def _draw_arrows(ax: Axes, layout: ParallelLayout, centres: dict, width: float, 
 
 
 def _name_first(ax: Axes, rank: int, axis: str, x: float, y: float, color: str) -> None:
-    """Name the arrow's axis, where the arrow is the first of its kind."""
+    """Name the arrow's axis if the arrow is the first of its kind."""
     if rank == 0:
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-        ax.text(x, y, axis, ha="center", va="center", size=LABEL_PT - 1, weight="bold", color=color, bbox=behind)
+        ax.text(x, y, axis, size=LABEL_PT - 1, weight="bold", color=color, bbox=behind, **MIDDLE)
 
 
 def _arrow(start, end, color) -> FancyArrowPatch:
-    return FancyArrowPatch(
-        start, end, arrowstyle="<|-|>", mutation_scale=15, linewidth=2.2, color=color, shrinkA=0, shrinkB=0, zorder=3
-    )
+    look: dict[str, Any] = dict(arrowstyle="<|-|>", mutation_scale=15, linewidth=2.2, shrinkA=0, shrinkB=0, zorder=3)
+    return FancyArrowPatch(start, end, color=color, **look)
 
 
 def _box(x, y, width, height, fill, edge) -> FancyBboxPatch:

@@ -1,4 +1,4 @@
-"""Timelines as pictures: a row a rank, time to the right, a box for each op, and grey where nothing is computed.
+"""Draw timelines: one row per rank, time to the right, one box per op, and grey where nothing is computed.
 
 Predictions and measurements are drawn by the same function, and each picture says which it is.
 """
@@ -14,16 +14,18 @@ from matplotlib.patches import Patch
 
 from course.pictures.glyphs import draw_labels
 from course.pictures.in_flight import chunk_of, draw_in_flight, peaks_in_flight
-from course.pictures.rows import add_axes, draw_boxes, inches, new_figure, width_ems, write_labels
+from course.pictures.painter import add_axes, inches, new_figure
+from course.pictures.rows import draw_boxes, width_ems, write_labels
 from course.pictures.style import (
     BACKWARD,
+    EM,
     FORWARD,
     GREY,
     IDLE,
     INK,
     LABEL_PT,
     MUTED,
-    TITLE_PT,
+    TITLE,
     WEIGHT_GRADIENT,
     tint,
 )
@@ -37,13 +39,13 @@ WORDS = {
     "optimizer": "optimizer",
 }
 CHUNK_STRENGTHS = (1.0, 0.45, 0.75, 0.25)
-"""How much of its colour an op has by its rank's chunk: neighbours in this order are far apart."""
+"""How much of its colour an op gets by its chunk: neighbours in this order are far apart."""
 WAIT_LOOK: dict[str, Any] = dict(facecolor=IDLE, edgecolor=GREY, hatch="////", linewidth=0)
 MESSAGE_LOOK: dict[str, Any] = dict(facecolor=(1.0, 1.0, 1.0), edgecolor=MUTED, linewidth=0.8)
 
 HEAD_INCHES, FOOT_INCHES, LEFT_INCHES, RIGHT_INCHES = 0.55, 0.80, 1.1, 0.15
 IN_FLIGHT_INCHES = 2.5
-"""What the bars beside a timeline take."""
+"""The width of the bars beside a timeline."""
 WORK_INCHES, GAP_INCHES, LANE_INCHES = 0.38, 0.07, 0.17
 MOST_LANES = 3
 """Messages under way at once are drawn below each other, in up to this many lanes."""
@@ -79,10 +81,10 @@ def draw_timeline(
     unit: str | None = None,
     legend: bool = True,
 ) -> Axes:
-    """Draw what each rank computed, where it waited meanwhile, and below that which messages it had under way.
+    """Draw what each rank computed, where it waited, and below that which messages it had under way.
 
     ``end_seconds`` is where the time axis ends, so that several pictures can have one scale. ``unit`` is "ms", "s" or
-    "time units"; if none is given, a simulation of a second or more is in time units.
+    "time units"; by default, a simulation of a second or more is in time units.
     """
     unit = unit or _unit_of([timeline])
     row = _Row(max(_lanes(timeline), default=-1) + 1)
@@ -101,19 +103,19 @@ def draw_timeline(
     work = [span for span in timeline.spans if span.kind in COMPUTING]
     if work:
         lefts, rights, tops = _places(timeline, work, top)
-        fills = [tint(COLOR[s.kind], CHUNK_STRENGTHS[chunk_of(s.label) % len(CHUNK_STRENGTHS)]) for s in work]
+        fills = [tint(COLOR[s.kind], CHUNK_STRENGTHS[chunk_of(s) % len(CHUNK_STRENGTHS)]) for s in work]
         box_inches = np.median(rights - lefts) * inches(ax)[0] / ax.get_xlim()[1]
         edge = float(np.clip(8 * box_inches, 0, 1))  # hairlines would be all edge
         draw_boxes(ax, lefts, rights, tops, height, facecolors=fills, edgecolors="white", linewidths=edge)
     if waits := [span for span in timeline.spans if span.kind == WAIT]:
         draw_boxes(ax, *_places(timeline, waits, top), height, **WAIT_LOOK)
     if work:
-        write_labels(ax, [span.label for span in work], lefts, rights, tops, height, fills)
+        write_labels(ax, work, lefts, rights, tops, height, fills)
     if row.num_lanes:
         _draw_messages(ax, timeline, row)
 
     _label_axes(ax, ranks, top + height / 2, unit)
-    ax.set_title(title, loc="left", size=TITLE_PT, weight="bold", color=INK)
+    ax.set_title(title, **TITLE)
     ax.set_title(_facts(timeline, unit), loc="right", size=LABEL_PT, color=INK)
     if legend:
         _draw_legend(ax, [timeline])
@@ -128,9 +130,9 @@ def draw_timelines(
     unit: str | None = None,
     figure: Figure | None = None,
 ) -> list[Axes]:
-    """Draw timelines below each other on one scale, as a prediction and a measurement.
+    """Draw timelines below each other on one scale: a prediction and a measurement, for example.
 
-    ``in_flight`` adds bars of the activations that each rank holds. In a ``figure`` of yours, rows fill its height.
+    ``in_flight`` adds bars of the activations that each rank holds. If you give a ``figure``, the rows fill its height.
     """
     unit = unit or _unit_of(timelines)
     end = max(timeline.makespan_seconds for timeline in timelines)
@@ -139,7 +141,7 @@ def draw_timelines(
     figure = figure or new_figure(14, sum(heights) + around)
     stretch = (figure.get_figheight() - around) / sum(heights)
     width = figure.get_figwidth() - LEFT_INCHES - RIGHT_INCHES - (IN_FLIGHT_INCHES if in_flight else 0)
-    most = max(max(peaks_in_flight(timeline)) for timeline in timelines) if in_flight else None
+    most = max(max(peaks_in_flight(timeline)) for timeline in timelines) if in_flight else 0.0
     axes, down = [], HEAD_INCHES
     for timeline, title, height in zip(timelines, titles, heights, strict=True):
         ax = add_axes(figure, LEFT_INCHES, down, width, height * stretch)
@@ -147,7 +149,7 @@ def draw_timelines(
         if in_flight:
             left = LEFT_INCHES + width + 0.4
             beside = add_axes(figure, left, down, IN_FLIGHT_INCHES - 0.4, height * stretch)
-            draw_in_flight(timeline, beside, most=most)
+            draw_in_flight(timeline, beside, most)
         down += height * stretch + 0.1 + HEAD_INCHES
         axes.append(ax)
     for ax in axes[:-1]:
@@ -158,7 +160,7 @@ def draw_timelines(
 
 
 def time_text(seconds: float, unit: str) -> str:
-    """A length of time in three digits, with its unit.
+    """Write a length of time in three digits, with its unit.
 
     >>> time_text(0.0321, "ms"), time_text(33, "time units"), time_text(2.5, "s")
     ('32.1 ms', '33 time units', '2.5 s')
@@ -174,14 +176,14 @@ def _unit_of(timelines: Sequence[Timeline]) -> str:
 
 
 def _facts(timeline: Timeline, unit: str) -> str:
-    """Where the timeline is from, and what it says; idle is the share of all ranks' time."""
+    """Say where the timeline is from, how long it took, and how much of all ranks' time was idle."""
     if not timeline.makespan_seconds:
         return timeline.source
     return f"{timeline.source}:  {time_text(timeline.makespan_seconds, unit)},  {timeline.bubble_share:.1%} idle"
 
 
 def _places(timeline: Timeline, spans: Sequence[Span], top: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Left, right and top of the spans' boxes, ``top`` from that of their rank's row."""
+    """Return the left, right and top of the spans' boxes; ``top`` is measured from the top of their rank's row."""
     begin = min(span.start for span in timeline.spans)
     row = {rank: index + top for index, rank in enumerate(timeline.ranks)}
     places = np.array([(span.start - begin, span.end - begin, row[span.rank]) for span in spans])
@@ -195,11 +197,11 @@ def _draw_messages(ax: Axes, timeline: Timeline, row: _Row) -> None:
     draw_boxes(ax, lefts, rights, tops + in_row, height, **MESSAGE_LOOK)
     fills = [MESSAGE_LOOK["facecolor"]] * len(messages)
     seen = _seen_until(lefts, rights, tops + in_row)
-    write_labels(ax, [span.label for span in messages], lefts, seen, tops + in_row, height, fills)
+    write_labels(ax, messages, lefts, seen, tops + in_row, height, fills)
 
 
 def _seen_until(lefts: np.ndarray, rights: np.ndarray, tops: np.ndarray) -> np.ndarray:
-    """Where the next box in the same lane covers one, or else its own end.
+    """Return where each box is covered by the next one in its lane, or else where it ends.
 
     >>> _seen_until(np.array([0, 1, 2]), np.array([5, 2, 3]), np.array([0, 0.5, 0])).tolist()
     [2, 2, 3]
@@ -213,7 +215,7 @@ def _seen_until(lefts: np.ndarray, rights: np.ndarray, tops: np.ndarray) -> np.n
 
 
 def _lanes(timeline: Timeline) -> list[int]:
-    """For each message the first lane of its rank that is free when it starts; the first to be free if none is.
+    """Return for each message the first lane of its rank that is free when it starts, or the next to become free.
 
     >>> _lanes(Timeline([Span(0, "communication", "a", 0, 2), Span(0, "communication", "b", 1, 3)], "measured"))
     [0, 1]
@@ -231,23 +233,23 @@ def _lanes(timeline: Timeline) -> list[int]:
 
 def _label_axes(ax: Axes, ranks: Sequence[int], middle: float, unit: str) -> None:
     ax.set_yticks([])
-    names, em, (width, _) = [f"rank {rank}" for rank in ranks], LABEL_PT / 72, inches(ax) / ax.get_xlim()[1]
-    left = -(0.12 + em * max(map(width_ems, names), default=0)) / width
-    draw_labels(ax, names, [(left, row + middle) for row in range(len(ranks))], em, INK, align="left")
+    names, (width, height) = [f"rank {rank}" for rank in ranks], inches(ax)
+    left = -(0.12 + EM * max(map(width_ems, names), default=0)) / width * ax.get_xlim()[1]
+    draw_labels(ax, names, [(left, row + middle) for row in range(len(ranks))], EM, INK, align="left")
     factor = 1e3 if unit == "ms" else 1
     ax.xaxis.set_major_formatter(lambda seconds, _: f"{round(seconds * factor, 6):g}")
     ax.set_xlabel(unit, size=LABEL_PT - 1, color=MUTED, ha="right", va="top")
-    ax.xaxis.set_label_coords(-0.12 / inches(ax)[0], -0.10 / inches(ax)[1])  # below the ranks, in line with the numbers
+    ax.xaxis.set_label_coords(-0.12 / width, -0.10 / height)  # below the ranks, in line with the numbers
     ax.tick_params("x", labelsize=LABEL_PT, color=GREY, labelcolor=MUTED)
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.spines["bottom"].set_color(GREY)
 
 
 def _draw_legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
-    """Below the time axis, what the boxes mean: those that occur."""
+    """Say below the time axis what the boxes mean that occur."""
     spans = [span for timeline in timelines for span in timeline.spans]
     kinds = {span.kind for span in spans}
-    chunks = sorted({chunk_of(span.label) for span in spans if span.kind in COMPUTING} - {0})
+    chunks = sorted({chunk_of(span) for span in spans if span.kind in COMPUTING} - {0})
     handles = [Patch(color=COLOR[kind], label=words) for kind, words in WORDS.items() if kind in kinds]
     for chunk in chunks[: len(CHUNK_STRENGTHS) - 1]:
         handles.append(Patch(color=tint(FORWARD, CHUNK_STRENGTHS[chunk]), label=f"chunk {chunk}"))

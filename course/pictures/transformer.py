@@ -1,4 +1,4 @@
-"""A transformer layer on the ranks of a tensor group: what is cut, what is the same everywhere, where messages pass.
+"""Draw a transformer layer on the ranks of a tensor group: what is cut, what is the same everywhere, and the messages.
 
 Ranks go down, the computation goes right. Source: arXiv 1909.08053, figure 4; arXiv 2205.05198, figure 5.
 """
@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from course.pictures.glyphs import draw_labels
-from course.pictures.style import CP, FRAME, FRAME_FILL, INK, LABEL_PT, MUTED, TINTS, TITLE_PT, TP, text_on, tint
+from course.pictures.painter import new_figure, use_inches
+from course.pictures.style import CP, EM, FRAME, FRAME_FILL, INK, MUTED, TINTS, TITLE_PT, TP, text_on, tint
 
 WIDTH = 12.35  # inches
 MARGIN, GAP = 0.12, 0.07  # inches
@@ -49,29 +50,24 @@ MESSAGES = {
     False: {"f": ("nothing", "all-reduce"), "g": ("all-reduce", "nothing")},
     True: {"f": ("all-gather", "reduce-scatter"), "g": ("reduce-scatter", "all-gather")},
 }
-"""With sequence parallelism or without: forward and backward, where a pair of layers begins (f) and ends (g)."""
+"""The messages forward and backward where a pair of linear layers begins (f) and ends (g), with sequence parallelism
+(True) and without."""
 
 
 def draw_transformer_layers(tp_size: int = 2) -> list[Axes]:
     """Draw the layer twice: with tensor parallelism alone, and with sequence parallelism too."""
-    from matplotlib import pyplot
-
-    height = HEAD + tp_size * ROW + FOOT + 0.2
-    figure = pyplot.figure(figsize=(WIDTH, 2 * height))
+    figure = new_figure(WIDTH, 2 * (HEAD + tp_size * ROW + FOOT + 0.2))
     axes = [figure.add_axes((0, bottom, 1, 0.5)) for bottom in (0.5, 0)]
     return [draw_transformer_layer(tp_size, flag, ax) for flag, ax in zip((False, True), axes)]
 
 
 def draw_transformer_layer(tp_size: int, sequence_parallel: bool, ax: Axes) -> Axes:
-    """Draw one layer: a row of boxes for each rank, and a bar over all of them for each message."""
-    extent = ax.get_window_extent()
-    ax.set_axis_off()
-    ax.set_xlim(0, extent.width / ax.figure.dpi)  # data coordinates are inches
-    ax.set_ylim(extent.height / ax.figure.dpi, 0)
+    """Draw one layer: one row of boxes per rank, and for each message a bar over all rows."""
+    use_inches(ax)
     _draw_heading(ax, tp_size, sequence_parallel)
-    em, left = LABEL_PT / 72, MARGIN + NAME
+    left = MARGIN + NAME
     for rank in range(tp_size):
-        draw_labels(ax, [f"rank {rank}"], [(MARGIN, HEAD + (rank + 0.5) * ROW)], em, INK, bold=True, align="left")
+        draw_labels(ax, [f"rank {rank}"], [(MARGIN, HEAD + (rank + 0.5) * ROW)], EM, INK, bold=True, align="left")
     for step in LAYER:
         if step.kind in "fg":
             _draw_message(ax, left, tp_size, MESSAGES[sequence_parallel][step.kind])
@@ -81,7 +77,7 @@ def draw_transformer_layer(tp_size: int, sequence_parallel: bool, ax: Axes) -> A
                 box = (left, HEAD + rank * ROW + 0.05), step.width, ROW - 0.1
                 ax.add_patch(Rectangle(*box, facecolor=fill, edgecolor=FRAME, linewidth=0.8))
                 middle = left + step.width / 2, HEAD + (rank + 0.5) * ROW
-                draw_labels(ax, [step.text], [middle], em, text_on(fill))
+                draw_labels(ax, [step.text], [middle], EM, text_on(fill))
         left += step.width + GAP
     return ax
 
@@ -96,11 +92,9 @@ def _fill(kind: str, rank: int, sequence_parallel: bool) -> tuple[float, float, 
 def _draw_message(ax: Axes, left: float, tp_size: int, messages: tuple[str, str]) -> None:
     bar = Rectangle((left, HEAD), BAR, tp_size * ROW, facecolor="white", edgecolor=INK, linewidth=2.2)
     ax.add_patch(bar)
-    middle, em = left + BAR / 2, LABEL_PT / 72
-    bottom = HEAD + tp_size * ROW
-    for message, y in zip(messages, (HEAD - 0.2, bottom + 0.22)):
+    for message, y in zip(messages, (HEAD - 0.2, HEAD + tp_size * ROW + 0.22)):
         is_one = message != "nothing"
-        draw_labels(ax, [message], [(middle, y)], em, INK if is_one else MUTED, bold=is_one)
+        draw_labels(ax, [message], [(left + BAR / 2, y)], EM, INK if is_one else MUTED, bold=is_one)
 
 
 def _draw_heading(ax: Axes, tp_size: int, sequence_parallel: bool) -> None:
@@ -108,4 +102,4 @@ def _draw_heading(ax: Axes, tp_size: int, sequence_parallel: bool) -> None:
     around = "pink: cut by tokens" if sequence_parallel else "grey: the same on every rank"
     says = f"blue: cut by columns, heads, rows · {around} · bars: messages, forward above and backward below"
     draw_labels(ax, [title], [(MARGIN, 0.22)], TITLE_PT / 72, TP, bold=True, align="left")
-    draw_labels(ax, [says], [(MARGIN, 0.54)], LABEL_PT / 72, INK, align="left")
+    draw_labels(ax, [says], [(MARGIN, 0.54)], EM, INK, align="left")
