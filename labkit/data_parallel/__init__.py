@@ -1,6 +1,6 @@
-"""Data parallelism: every rank has the whole model and other rows; gradients are averaged, optimizer states divided."""
+"""Data parallelism: a whole model and its own rows on each rank; gradients are averaged, optimizer states divided."""
 
-from labkit.data_parallel.gradients import DataParallel
+from labkit.data_parallel.gradients import DataParallel, average_gradients
 from labkit.data_parallel.sharded_optimizer import ShardedOptimizer
 
-__all__ = ["DataParallel", "ShardedOptimizer"]
+__all__ = ["DataParallel", "ShardedOptimizer", "average_gradients"]

@@ -1,7 +1,7 @@
-"""The average of all replicas' gradients, in buckets, while backward still computes.
+"""The average of all replicas' gradients: first the naive way, then in buckets, while backward still computes.
 
-Backward runs from the last layer to the first, so the last layers' gradients are there early. They are
-collected in *buckets*, and a bucket that is full travels while the layers in front of it are computed.
+Backward runs from the last layer to the first, so the last layers' gradients are ready early. `DataParallel` collects
+them in *buckets*, and a full bucket travels while the gradients of earlier layers are computed.
 Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv 2006.15704), section 3.2.
 """
 
@@ -15,12 +15,24 @@ from torch import nn
 from torch.autograd import Variable
 
 from labkit.data_parallel.replicas import check_replicas, copy_from_first
+from labkit.sizes import check_size
+
+
+def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Average all gradients over the group after backward, with one message per parameter.
+
+    The module must start alike on all ranks, and they must have gradients for the same parameters.
+    """
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= group.size()
+            dist.all_reduce(parameter.grad, group=group)
 
 
 class DataParallel(nn.Module):
     """A replica of a module whose gradients, when backward is done, are the average over the group.
 
-    Every rank gives it other rows. If each rank's loss is the mean over equally many rows, the gradients are those
+    Each rank gives it different rows. If each rank's loss is the mean over equally many rows, the gradients are those
     of the mean over all rows. With gradient accumulation, let only the last backward communicate:
 
         for rows in micro_batches[:-1]:
@@ -28,32 +40,32 @@ class DataParallel(nn.Module):
                 loss(model(rows)).backward()
         loss(model(micro_batches[-1])).backward()
 
-    ``parameter.grad`` is a view into its bucket: copy what should outlive the next step. A parameter that got a
-    gradient on some ranks only counts as zero on the others; one that got none anywhere keeps what it had.
+    ``parameter.grad`` is a view into its bucket: copy what should outlive the next step. A parameter that has a
+    gradient on some ranks only counts as zero on the others. One without a gradient on any rank is left alone.
 
     Args:
-        bucket_bytes: a bucket is full when it holds this much; 0 gives each parameter a message of its own.
-        overlap: send a bucket as soon as it is full. Without, all are sent when backward is done.
+        bucket_bytes: a bucket is full when it holds this much; 0 sends each parameter in a message of its own.
+        overlap: send each bucket as soon as it is full, not all of them when backward is done.
+
+    All replicas start with the values of the group's first rank.
 
     Raises:
-        ValueError: the replicas' parameters or buffers are not the same in names, shapes and types; on every
-            rank, at construction. Their values are those of the group's first rank afterwards. In forward: a
-            parameter that was frozen then is trained now, and has no place in a bucket.
+        ValueError: on every rank: the replicas differ in the names, shapes or types of their parameters or buffers.
+            In forward: a parameter that was frozen when DataParallel was made is trained now, but is in no bucket.
     """
 
     def __init__(
         self, module: nn.Module, group: dist.ProcessGroup, *, bucket_bytes: int = 25 * 2**20, overlap: bool = True
     ):
         super().__init__()
-        if bucket_bytes < 0:
-            raise ValueError(f"bucket_bytes={bucket_bytes} is no size: use 0 for a message per parameter, or more")
+        bucket_bytes = check_size("bucket_bytes", bucket_bytes, least=0)
         check_replicas(module, group)
         copy_from_first(module, group)
         self.module, self.group, self.overlap = module, group, overlap
         self._accumulating = self._in_backward = False
         self._buckets = _make_buckets([p for p in module.parameters() if p.requires_grad], bucket_bytes)
         self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
-        self._next = 0  # the bucket to be sent next: all ranks send them in one order
+        self._next = 0  # the bucket to be sent next: all ranks send them in the same order
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         me = weakref.ref(self)  # a parameter that held its replica would keep the group alive, with threads and sockets
         for parameter in self._bucket_of:
@@ -62,15 +74,14 @@ class DataParallel(nn.Module):
     def forward(self, *args, **kwargs):
         for parameter in self._frozen:
             if parameter.requires_grad:
-                name = self._name_of(parameter)
                 raise ValueError(
-                    f"{name} was frozen when DataParallel was made, so that its gradient is not averaged: unfreeze it "
-                    "before that, or make DataParallel again"
+                    f"{self._name_of(parameter)} was frozen when DataParallel was made, so its gradient is not "
+                    "averaged: unfreeze it before, or make DataParallel again"
                 )
-        if self._in_backward:  # an error ended it, so that nobody received
+        if self._in_backward:  # it failed, and nobody received
             self._next, self._in_backward = 0, False
             for bucket in self._buckets:
-                bucket.forget()
+                bucket.receive(discard=True)
         return self.module(*args, **kwargs)
 
     @contextmanager
@@ -83,7 +94,7 @@ class DataParallel(nn.Module):
             self._accumulating = before
 
     def sync_gradients(self) -> None:
-        """Send what has not been sent and wait for all. Backward does it; call it only if all was in `no_sync`."""
+        """Send the buckets that are left and wait for all. Only needed after `no_sync`: backward calls it itself."""
         for bucket in self._buckets[self._next :]:
             bucket.send(self.group)
         for bucket in self._buckets:
@@ -91,39 +102,39 @@ class DataParallel(nn.Module):
         self._next, self._in_backward = 0, False
 
     def state_dict(self, *args, **kwargs):
-        """The plain module's, which it loads into."""
+        """Return the plain module's state dict, which it can load."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args, **kwargs):
-        """As the plain module's."""
+        """Load the plain module's state dict."""
         return self.module.load_state_dict(*args, **kwargs)
 
     def _name_of(self, parameter: nn.Parameter) -> str:
         return next(name for name, each in self.module.named_parameters() if each is parameter)
 
     def _arrived(self, parameter: nn.Parameter) -> None:
-        """Backward has computed this gradient."""
+        """Take note that backward has computed this gradient, and send the buckets that are full."""
         if self._accumulating:
             return
-        bucket = self._bucket_of[parameter]
         if not self._in_backward:
             self._in_backward = True
             Variable._execution_engine.queue_callback(self.sync_gradients)  # runs when this backward is done
-        if self.overlap:
-            if parameter in bucket.arrived:  # and may be on its way
-                name = self._name_of(parameter)
-                raise ValueError(
-                    f"{name} got a second gradient in one backward, as happens when two parts under reentrant "
-                    "checkpointing use it: take checkpoint(..., use_reentrant=False), or overlap=False"
-                )
-            bucket.put(parameter, self.group.size())
-            while self._next < len(self._buckets) and self._buckets[self._next].is_full:
-                self._buckets[self._next].send(self.group)
-                self._next += 1
+        if not self.overlap:
+            return
+        bucket = self._bucket_of[parameter]
+        if parameter in bucket.arrived:  # and may be on its way
+            raise ValueError(
+                f"{self._name_of(parameter)} got a second gradient in one backward, as it does when two parts under "
+                "reentrant checkpointing share it: use checkpoint(..., use_reentrant=False), or overlap=False"
+            )
+        bucket.put(parameter, self.group.size())
+        while self._next < len(self._buckets) and self._buckets[self._next].is_full:
+            self._buckets[self._next].send(self.group)
+            self._next += 1
 
 
 class _Bucket:
-    """Gradients of some parameters, side by side in one buffer; behind them a flag for each: who got one."""
+    """A buffer with some parameters' gradients side by side, then a flag for each parameter: whether it got one."""
 
     def __init__(self, parameters: list[nn.Parameter]):
         self.parameters = parameters
@@ -139,7 +150,7 @@ class _Bucket:
         return len(self.arrived) == len(self.parameters)
 
     def put(self, parameter: nn.Parameter, num_replicas: int) -> None:
-        """Add this rank's part of the average: divided before the sum, which then cannot overflow."""
+        """Put in this rank's part of the average: divided before the sum, which then cannot overflow."""
         view = self.views[parameter]
         assert parameter.grad is not None
         torch.div(parameter.grad, num_replicas, out=view)
@@ -147,40 +158,32 @@ class _Bucket:
         self.arrived.add(parameter)
 
     def send(self, group: dist.ProcessGroup) -> None:
-        """Start the sum over the ranks. Where there is no gradient, this rank's part is zero."""
+        """Start the sum over the ranks. A parameter without a gradient counts as zero."""
         for parameter in self.parameters:
-            if parameter not in self.arrived:
-                if parameter.grad is not None:
-                    self.put(parameter, group.size())
-                else:
-                    self.views[parameter].zero_()
+            if parameter.grad is None:
+                self.views[parameter].zero_()
+            elif parameter not in self.arrived:
+                self.put(parameter, group.size())
         if self.is_full:
-            self.flags.fill_(1)
+            self.flags.fill_(1)  # without a copy that the host would wait for
         else:
             self.flags.copy_(torch.tensor([parameter in self.arrived for parameter in self.parameters]))
         self.travelling = dist.all_reduce(self.buffer, group=group, async_op=True)
 
-    def receive(self) -> None:
-        """Wait for the sum. A parameter gets it if any rank had a gradient."""
-        assert self.travelling is not None
-        self.travelling.wait()
-        if not self.is_full:
+    def receive(self, *, discard: bool = False) -> None:
+        """Wait for what travels, and unless it is discarded, give it to each parameter with a gradient on any rank."""
+        if self.travelling is not None:
+            self.travelling.wait()
+        if not (discard or self.is_full):
             for parameter, anywhere in zip(self.parameters, self.flags.tolist()):
                 if anywhere:
                     parameter.grad = self.views[parameter]
         self.arrived.clear()
         self.travelling = None
 
-    def forget(self) -> None:
-        """Wait for what is under way, and take none of it."""
-        if self.travelling is not None:
-            self.travelling.wait()
-        self.arrived.clear()
-        self.travelling = None
-
 
 def _make_buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
-    """Parameters in about the order in which backward reaches them, the last first; one type and device a bucket."""
+    """Return buckets of one type and device each, the last parameters first: about the order of backward."""
     buckets: list[list[nn.Parameter]] = []
     filling: dict[tuple, list[nn.Parameter]] = {}
     for parameter in reversed(parameters):

@@ -1,30 +1,30 @@
-"""Replicas of a model start alike: the same parameters on every rank, by name and shape and then by value."""
+"""Replicas of a model start alike: the same parameters on every rank, first by name and shape, then by value."""
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from labkit.sizes import ranks_text
+
 
 def check_replicas(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """See that every rank of the group has the same parameters and buffers.
+    """Check that every rank of the group has the same parameters and buffers.
 
     Raises:
         ValueError: on every rank, naming the first tensor in which the ranks differ, and those ranks.
     """
     replicas: list[dict[str, str]] = [{} for _ in range(group.size())]
     dist.all_gather_object(replicas, _describe(module), group=group)
-    ranks = dist.get_process_group_ranks(group)
     names = list(dict.fromkeys(name for replica in replicas for name in replica))
     for name in names:
-        found = [replica.get(name, "missing") for replica in replicas]
-        if len(set(found)) > 1:
-            who = {what: [rank for rank, its in zip(ranks, found) if its == what] for what in dict.fromkeys(found)}
-            text = ", ".join(
-                f"{what} on rank{'s' * (len(having) > 1)} {', '.join(map(str, having))}" for what, having in who.items()
-            )
+        ranks: dict[str, list[int]] = {}
+        for rank, replica in zip(dist.get_process_group_ranks(group), replicas):
+            ranks.setdefault(replica.get(name, "missing"), []).append(rank)
+        if len(ranks) > 1:
+            text = ", ".join(f"{found} on ranks {ranks_text(having)}" for found, having in ranks.items())
             raise ValueError(f"the replicas differ: {name} is {text}; make the same module on every rank")
     if any(list(replica) != names for replica in replicas):
-        raise ValueError("the replicas have the same parameters in another order: make them in one order on every rank")
+        raise ValueError("the replicas have their parameters in different orders: make them in one order on every rank")
 
 
 def copy_from_first(module: nn.Module, group: dist.ProcessGroup) -> None:
