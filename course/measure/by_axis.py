@@ -4,17 +4,15 @@ from collections.abc import Iterable
 
 from course.sizing.ring import RING_PASSES, bus_factor
 from labkit.communication import CommunicationLog
-from labkit.layout import ParallelLayout
-
-AXES = ("tp", "cp", "dp", "pp")
+from labkit.layout import AXES, ParallelLayout
 
 
 def sent_by_axis(logs: Iterable[CommunicationLog], layout: ParallelLayout) -> dict[tuple[str, str], float]:
-    """Bytes on the wires of all ranks together, for each axis and operation; ``logs`` has one log for each rank.
+    """Return the bytes that all ranks together sent, by axis and operation; ``logs`` has one log per rank.
 
     A collective counts what a rank sends in a ring: 2(n-1)/n of an all-reduce's message, (n-1)/n of an all-gather's.
-    A message from one rank to another counts where it is sent, and anything else as long as it is. Groups that run
-    along several axes are "model".
+    A message from one rank to another counts where it is sent; any other operation counts its message once. Groups
+    that run along several axes are called "model".
 
     >>> from labkit.communication import Communication
     >>> log = CommunicationLog([Communication("all_reduce", (0, 1), 1000), Communication("recv", (0, 4), 100)])

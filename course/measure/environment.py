@@ -1,7 +1,7 @@
 """What this machine has, and in words what will run on it and how.
 
-`this_machine` only looks, `facts` and `what_runs_here` only word what was seen, so that the words can be tested with
-machines that nobody here owns.
+`look_at_machine` only looks. `facts`, `what_runs_here` and `what_is_missing` only put what was seen into words, so they
+can be tested with machines that nobody here owns.
 """
 
 import os
@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -23,10 +24,10 @@ GIB = 2**30
 MIB = 2**20
 
 MOST_RANKS = 16
-"""The largest world a notebook launches."""
+"""The largest world that a notebook launches."""
 
 RANK_BYTES = 128 * MIB
-"""Memory to reckon for a small rank. Measured: 50 MiB of its own with one layer of 1024 x 1024, the rest is shared."""
+"""Memory to allow for a small rank. Measured: 50 MiB of its own with one layer of 1024 x 1024; the rest is shared."""
 
 LINKS = {
     "PIX": "one PCIe switch",
@@ -46,7 +47,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """What matters for running ranks here. ``gpus`` are those in the machine, ``usable_gpus`` those torch can use."""
+    """What matters for running ranks here. ``gpus`` are in the machine; torch can use ``usable_gpus`` of them."""
 
     cores: int
     memory_bytes: int
@@ -59,21 +60,19 @@ class Machine:
     usable_gpus: int = 0
     gpus: tuple[Gpu, ...] = ()
     links: dict[tuple[int, int], str] = field(default_factory=dict)
-    """(lower GPU, higher GPU) to nvidia-smi's name of the way between them: NV18, PIX, SYS, ..."""
+    """From (lower GPU, higher GPU) to nvidia-smi's name of the way between them: NV18, PIX, SYS, ..."""
 
 
 def check() -> None:
     """Print what this machine has and what will run on it."""
-    machine = this_machine()
-    print(facts(machine))
-    print()
-    print(what_runs_here(machine))
+    machine = look_at_machine()
+    print(facts(machine), what_runs_here(machine), sep="\n\n")
 
 
 def main() -> int:
-    """For whoever prepares a node: the same, then a real launch; 1 if something needed is missing, with what to do."""
+    """Print the same, then launch real ranks; return 1 and say what to do if something needed is missing."""
     check()
-    missing = what_is_missing(this_machine()) + packages_to_mend()
+    missing = what_is_missing(look_at_machine()) + packages_to_mend()
     if not missing:
         try:
             _launch_four()
@@ -88,10 +87,9 @@ def main() -> int:
 
 
 def facts(machine: Machine) -> str:
-    """The machine as a table of text."""
+    """Return the machine as a table of text."""
     kinds = {gpu: machine.gpus.count(gpu) for gpu in machine.gpus}
     gpus = ", ".join(f"{count} x {gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu, count in kinds.items())
-    nccl = machine.nccl_version or "not in this build of PyTorch"
     rows = {
         "CPU cores": f"{machine.cores} that this process may use",
         "memory": f"{machine.free_memory_bytes / GIB:.1f} GiB free of {machine.memory_bytes / GIB:.1f} GiB",
@@ -99,7 +97,7 @@ def facts(machine: Machine) -> str:
         "GPUs": gpus or "none",
         "between GPUs": _ways_between(machine),
         "PyTorch": machine.torch_version,
-        "NCCL": nccl,
+        "NCCL": machine.nccl_version or "not in this build of PyTorch",
         "open files": f"at most {machine.open_files_limit} in one process",
         "ports": "loopback works" if machine.loopback_works else "loopback does NOT work",
     }
@@ -107,7 +105,7 @@ def facts(machine: Machine) -> str:
 
 
 def what_runs_here(machine: Machine) -> str:
-    """What will run on this machine and how, then what to mend, as sentences.
+    """Return sentences: what will run on this machine and how, then what to mend.
 
     >>> laptop = Machine(8, 16 * GIB, 9 * GIB, 8 * GIB, 1024, True, "2.13.0")
     >>> print(what_runs_here(laptop).splitlines()[0])
@@ -115,85 +113,70 @@ def what_runs_here(machine: Machine) -> str:
     """
     if not machine.loopback_works:
         return what_is_missing(machine)[0]
-    return "\n".join([*_how_ranks_run(machine), *_what_to_mend(machine)])
+    how = _how_ranks_run_on_gpus(machine) if machine.usable_gpus > 1 else _how_ranks_run_on_cores(machine)
+    return "\n".join([*how, *_what_to_mend(machine)])
 
 
-def _how_ranks_run(machine: Machine) -> list[str]:
-    cores = counted(machine.cores, "CPU core")
-    if machine.usable_gpus > 1:
-        lines = [f"Every notebook runs here. Up to {machine.usable_gpus} ranks run on GPUs, one each, through NCCL."]
-        lines.append(f"Launches of more ranks than that run as processes on {cores}, through gloo.")
-        return lines + _placement_advice(machine)
-    lines = [f"Every notebook runs here. Ranks are processes on {cores} and talk through gloo."]
+def _how_ranks_run_on_gpus(machine: Machine) -> Iterator[str]:
+    yield f"Every notebook runs here. Up to {machine.usable_gpus} ranks run on GPUs, one each, through NCCL."
+    yield f"Launches of more ranks than that run as processes on {counted(machine.cores, 'CPU core')}, through gloo."
+    joined = [f"{a}-{b}" for (a, b), way in sorted(machine.links.items()) if way.startswith("NV")]
+    if machine.links and len(joined) == len(machine.links):
+        yield "NVLink joins every pair of GPUs: tensor groups may span all of them."
+    elif joined:
+        yield f"NVLink joins only the GPUs {', '.join(joined)}: keep a tensor group inside them."
+    elif machine.links:
+        yield "No NVLink between these GPUs: tensor parallelism will be slow, data and pipeline parallelism less so."
+
+
+def _how_ranks_run_on_cores(machine: Machine) -> Iterator[str]:
+    cores, num_gpus = counted(machine.cores, "CPU core"), counted(len(machine.gpus), "GPU")
+    yield f"Every notebook runs here. Ranks are processes on {cores} and talk through gloo."
     if machine.usable_gpus == 1:
-        lines.append("The one GPU can hold one rank only: NCCL refuses two on the same GPU.")
+        yield "The one GPU can hold one rank only: NCCL refuses two on the same GPU."
     elif machine.gpus:
-        lines.append(
-            f"The {counted(len(machine.gpus), 'GPU')} cannot be used by this PyTorch ({machine.torch_version}): "
-            "it is a build without CUDA, or CUDA_VISIBLE_DEVICES hides them."
-        )
-    lines.append("Calls, groups and results are the same as on GPUs; only the seconds differ.")
+        why = "it is a build without CUDA, or CUDA_VISIBLE_DEVICES hides them"
+        yield f"The {num_gpus} cannot be used by this PyTorch ({machine.torch_version}): {why}."
+    yield "Calls, groups and results are the same as on GPUs; only the seconds differ."
     if machine.cores < MOST_RANKS:
-        lines.append(
-            f"Up to {counted(machine.cores, 'rank')} really run at the same time. More take turns: right, but slower, "
-            "so read the shape of a timing here, not its size."
+        yield (
+            f"Up to {counted(machine.cores, 'rank')} really run at the same time. More take turns: the results are "
+            "right, but slower, so read the shape of a timing here, not its size."
         )
-    return lines
 
 
-def _placement_advice(machine: Machine) -> list[str]:
-    """Where the fast links are, and so where tensor groups belong."""
-    if not machine.links:
-        return []
-    slow = [way for way in machine.links.values() if not way.startswith("NV")]
-    if not slow:
-        return ["NVLink joins every pair of GPUs: tensor groups may span all of them."]
-    joined = [pair for pair, way in machine.links.items() if way.startswith("NV")]
-    if joined:
-        pairs = ", ".join(f"{a}-{b}" for a, b in sorted(joined))
-        return [f"NVLink joins only the GPUs {pairs}: keep a tensor group inside them."]
-    return ["No NVLink between these GPUs: tensor parallelism will be slow, data and pipeline parallelism less so."]
-
-
-def _what_to_mend(machine: Machine) -> list[str]:
-    lines = []
-    room = int(machine.free_memory_bytes // RANK_BYTES)
+def _what_to_mend(machine: Machine) -> Iterator[str]:
+    room, shared = machine.free_memory_bytes // RANK_BYTES, machine.free_shared_memory_bytes
     if room < MOST_RANKS:
-        lines.append(
-            f"MEMORY: room for about {counted(room, 'rank')}; notebooks launch up to {MOST_RANKS}. Close others."
-        )
-    if machine.free_shared_memory_bytes < GIB:
-        lines.append(
-            f"SHARED MEMORY: {_size(machine.free_shared_memory_bytes)} in /dev/shm is little; large tensors passed to "
-            "ranks, and NCCL, need it. Start the container with --ipc=host or --shm-size=8g."
+        ranks = counted(room, "rank")
+        yield f"MEMORY: room for about {ranks}; notebooks launch up to {MOST_RANKS}. Close other programs."
+    if shared < GIB:
+        yield (
+            f"SHARED MEMORY: {_size(shared)} in /dev/shm is little; large tensors passed to ranks, and NCCL, need it. "
+            "Start the container with --ipc=host or --shm-size=8g."
         )
     if machine.open_files_limit < 1024:
-        lines.append(f"OPEN FILES: {machine.open_files_limit} is little. Run `ulimit -n 4096` before `make lab`.")
-    return lines
+        yield f"OPEN FILES: {machine.open_files_limit} is little. Run `ulimit -n 4096` before `make lab`."
 
 
 def what_is_missing(machine: Machine) -> list[str]:
-    """What the lab cannot run without, and how to mend it; empty on a machine that will do."""
-    missing = []
+    """Return what the lab cannot run without, and how to mend it; empty on a machine that will do."""
+    missing, free = [], machine.free_memory_bytes
     if not machine.loopback_works:
-        missing.append(
-            "LOOPBACK: nothing can listen on 127.0.0.1, so ranks cannot reach each other: `ip link set lo up`."
-        )
-    if machine.free_memory_bytes < 4 * RANK_BYTES + GIB:
-        missing.append(
-            f"MEMORY: {_size(machine.free_memory_bytes)} free is not enough for 4 ranks: close other programs."
-        )
+        missing.append("LOOPBACK: nothing listens on 127.0.0.1, so ranks cannot reach each other: `ip link set lo up`.")
+    if free < 4 * RANK_BYTES + GIB:
+        missing.append(f"MEMORY: {_size(free)} free is not enough for 4 ranks: close other programs.")
     are_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""  # to use the CPU on purpose
     if machine.gpus and not machine.usable_gpus and not are_hidden and machine.torch_version.endswith("+cpu"):
         missing.append(
-            f"CUDA: this node has GPUs, and PyTorch {machine.torch_version} is built without CUDA: install another, "
-            'start from an NGC container, or say that the CPU is meant: CUDA_VISIBLE_DEVICES="".'
+            f"CUDA: this node has GPUs, but PyTorch {machine.torch_version} is built without CUDA: install a build "
+            'with it, start from an NGC container, or use the CPU on purpose: CUDA_VISIBLE_DEVICES="".'
         )
     return missing
 
 
 def packages_to_mend() -> list[str]:
-    """Packages of a workshop that are not installed, or in a version outside of the range."""
+    """Return the packages of a workshop that are missing, or installed in a version outside their range."""
     to_mend = []
     for text in metadata.requires("megatron-lab") or []:
         requirement = Requirement(text)
@@ -207,8 +190,23 @@ def packages_to_mend() -> list[str]:
     return to_mend
 
 
+def _ways_between(machine: Machine) -> str:
+    """Say how many pairs of GPUs each kind of link joins, the fastest first."""
+    ways = list(machine.links.values())
+    nvlinks = {way: counted(int(way[2:]), "NVLink") for way in ways if re.fullmatch(r"NV\d+", way)}
+    names = nvlinks | LINKS | {way: "?" for way in ways if way not in nvlinks | LINKS}
+    return "; ".join(f"{counted(ways.count(way), 'pair')} by {way} ({names[way]})" for way in names if way in ways)
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"
+
+
+# --- a launch ------------------------------------------------------------------------------------------------------
+
+
 def _launch_four() -> None:
-    """Four real ranks, and a sum over them."""
+    """Launch four real ranks, and sum over them."""
     from labkit.launch import launch
 
     if launch(_sum_of_ranks, world_size=4) != [6.0] * 4:
@@ -227,28 +225,12 @@ def _sum_of_ranks() -> float:
     return total.item()
 
 
-def _ways_between(machine: Machine) -> str:
-    """How many pairs of GPUs each kind of link joins."""
-    ways = list(machine.links.values())
-    kinds = sorted(set(ways), key=lambda way: (not way.startswith("NV"), list(LINKS).index(way) if way in LINKS else 0))
-    return "; ".join(f"{counted(ways.count(way), 'pair')} by {_way_name(way)}" for way in kinds)
-
-
-def _way_name(way: str) -> str:
-    words = counted(int(way[2:]), "NVLink") if re.fullmatch(r"NV\d+", way) else LINKS.get(way, "?")
-    return f"{way} ({words})"
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"
-
-
 # --- looking -------------------------------------------------------------------------------------------------------
 
 
-def this_machine() -> Machine:
-    """Look at the machine. Starts no process but nvidia-smi, and does not touch a GPU's memory."""
-    import torch  # here, so that the words above can be had without its seconds
+def look_at_machine() -> Machine:
+    """Return what is seen here. Starts no process but nvidia-smi, and does not touch a GPU's memory."""
+    import torch  # here, so that the words above do not wait for it
     import torch.cuda.nccl
 
     total, free = _memory()
@@ -269,7 +251,7 @@ def this_machine() -> Machine:
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """The GPUs that ``nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits`` lists.
+    """Read the GPUs that ``nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits`` lists.
 
     >>> parse_gpus("NVIDIA H100 80GB HBM3, 81559")
     (Gpu(name='NVIDIA H100 80GB HBM3', memory_bytes=85520809984),)
@@ -279,33 +261,32 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def parse_topology(text: str) -> dict[tuple[int, int], str]:
-    """The way between each two GPUs in the matrix of ``nvidia-smi topo -m``."""
+    """Read the way between each two GPUs from the matrix of ``nvidia-smi topo -m``."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # the heading is underlined
     rows = [line.split() for line in text.splitlines() if re.match(r"GPU\d+\s", line)]
     links = {}
     for row, cells in enumerate(rows):
-        for column in range(row + 1, len(rows)):  # the GPUs' columns come first, then those of network cards
+        for column in range(row + 1, len(rows)):  # the GPUs' columns come before those of network cards
             links[int(rows[row][0][3:]), int(rows[column][0][3:])] = cells[1 + column]
     return links
 
 
 def _nvidia_smi(*arguments: str) -> str:
-    """What nvidia-smi prints; nothing where it is missing, fails or hangs."""
+    """Return what nvidia-smi prints; nothing where it is missing, fails or hangs."""
     try:
-        run = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
         return ""
-    return run.stdout if run.returncode == 0 else ""
 
 
 def _cores() -> int:
-    """CPU cores that this process may use: its affinity, and a container's quota."""
+    """Return the CPU cores that this process may use, by its affinity and a container's quota."""
     quotas = [parse_cpu_quota(text) for text in _cgroup_files("cpu.max")]
     return max(1, min([len(os.sched_getaffinity(0)), *(int(quota) for quota in quotas if quota)]))
 
 
 def parse_cpu_quota(text: str) -> float | None:
-    """Cores allowed by a cgroup's ``cpu.max``, None for no limit.
+    """Return the cores that a cgroup's ``cpu.max`` allows, or None for no limit.
 
     >>> parse_cpu_quota("150000 100000"), parse_cpu_quota("max 100000")
     (1.5, None)
@@ -315,7 +296,7 @@ def parse_cpu_quota(text: str) -> float | None:
 
 
 def _memory() -> tuple[int, int]:
-    """Bytes in all and free: the machine's, or a container's. What only caches files counts as free."""
+    """Return total and free bytes, of the machine or a container. Memory that only caches files counts as free."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     kib = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
     total, free = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
@@ -328,23 +309,19 @@ def _memory() -> tuple[int, int]:
 
 
 def _cgroup_files(name: str) -> list[str]:
-    """The texts of ``name`` in this process's control group (version 2) and in those above it."""
-    path = next(
-        (line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), "/"
-    )
-    place = Path("/sys/fs/cgroup") / path.lstrip("/")
+    """Return the texts of ``name`` in this process's control group (version 2) and in those above it."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    place = Path("/sys/fs/cgroup") / next((line[3:] for line in lines if line.startswith("0::")), "/").lstrip("/")
     folders = [folder for folder in (place, *place.parents) if folder.is_relative_to("/sys/fs/cgroup")]
     return [(folder / name).read_text() for folder in folders if (folder / name).is_file()]
 
 
 def _loopback_works() -> bool:
-    """Whether a socket on 127.0.0.1 can be reached, on a port that the system chooses."""
+    """Return whether a socket on 127.0.0.1 can be reached, on a port that the system chooses."""
     try:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname(), timeout=2),
-        ):
-            return True
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=2).close()
+        return True
     except OSError:
         return False
 

@@ -1,8 +1,8 @@
 """Where every number came from: a function run on real ranks, watched from outside.
 
-What a picture of a collective shows: each rank's tensor before and after, and for each element the ranks
-whose data is in it. Nothing of this is known beforehand. The function runs once with the numbers, and once more for
-each rank with ones on that rank and zeros on the others: where something arrives, that rank took part.
+A picture of a collective shows each rank's tensor before and after, and for each element the ranks whose data is in
+it. None of this is known beforehand: the function runs once with the numbers, and once per rank with ones on that rank
+and zeros on the others. Where something arrives, that rank took part.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from labkit.launch import launch
 
 @dataclass(frozen=True)
 class Flow:
-    """Each rank's tensor ``before`` and ``after`` (None where a rank is left with nothing), in rank order.
+    """Each rank's tensor ``before`` and ``after`` (None where a rank ends with nothing), in rank order.
 
     ``sources[rank][element]`` are the ranks whose data is in that element of ``after``.
     """
@@ -27,14 +27,14 @@ class Flow:
     sources: list[list[tuple[int, ...]] | None]
 
     def __str__(self) -> str:
-        """A line for each rank: what a picture shows, for those who cannot see it."""
+        """One line per rank: what the picture shows, for those who cannot see it."""
         shown = [[_text(values) for values in column] for column in (self.before, self.after)]
         width = max(map(len, shown[0]))
         return "\n".join(f"rank {rank}  {a:<{width}}  ->  {b}" for rank, (a, b) in enumerate(zip(*shown)))
 
 
 def numbered(world_size: int, num_elements: int = 4) -> list[list[float]]:
-    """What the ranks start from: 0, 1, 2, ... plus the rank.
+    """Return what the ranks start from: 0, 1, 2, ... plus the rank.
 
     >>> numbered(2, 3)
     [[0, 1, 2], [1, 2, 3]]
@@ -43,7 +43,7 @@ def numbered(world_size: int, num_elements: int = 4) -> list[list[float]]:
 
 
 def row_and_column(world_size: int, num_elements: int = 4) -> list[list[float]]:
-    """Another start, in which every number is different: the rank, then the element.
+    """Return a start in which every number is different: the rank, then the element.
 
     >>> row_and_column(2, 3)
     [[0, 1, 2], [10, 11, 12]]
@@ -52,10 +52,10 @@ def row_and_column(world_size: int, num_elements: int = 4) -> list[list[float]]:
 
 
 def trace_flow(function: Callable, start: Sequence[Sequence[float]]) -> Flow:
-    """Run ``function(x)`` on one rank for each row of ``start``, and see what becomes of the numbers.
+    """Run ``function(x)`` on one rank per row of ``start``, and see what becomes of the numbers.
 
-    ``function`` gets its rank's row as a float32 tensor and returns the tensor that the rank then has, or None. It
-    must be linear, as sums, copies and moves are, or the sources mean nothing.
+    ``function`` gets its rank's row as a float32 tensor, and returns the tensor that the rank then has, or None. It
+    must be linear, as sums, copies and moves are; otherwise the sources mean nothing.
     """
     rows = launch(_trace_here, function, start, world_size=len(start), backend="gloo")
     return Flow([list(row) for row in start], [after for after, _ in rows], [sources for _, sources in rows])

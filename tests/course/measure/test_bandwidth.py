@@ -3,15 +3,7 @@
 import pytest
 
 from course.measure.bandwidth import Measurement, RingModel, fit_ring, measure
-from course.sizing.ring import bus_factor, ring_steps
 from labkit.launch import RankFailed, launch
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4, 8, 1024])
-def test_bus_factors_are_those_of_nccl_tests(world_size):
-    n = world_size
-    assert bus_factor("all_reduce", n) == pytest.approx(2 * (n - 1) / n)
-    assert bus_factor("all_gather", n) == bus_factor("reduce_scatter", n) == pytest.approx((n - 1) / n)
 
 
 def test_bandwidths_of_a_known_time():
@@ -57,10 +49,6 @@ def test_measuring_on_real_ranks(operation):
     assert (small.operation, small.world_size, small.message_bytes) == (operation, 2, 1 << 10)
     assert 0 < small.seconds < 10
     assert 0 < small.bus_gb_per_second < large.bus_gb_per_second < 1000  # 4,096 times the bytes pay off
-
-
-def test_the_steps_of_a_ring():
-    assert [ring_steps("all_reduce", n) for n in (1, 2, 4)] == [0, 2, 6]
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from course.measure.environment import (
     Gpu,
     Machine,
     facts,
+    look_at_machine,
     packages_to_mend,
     parse_gpus,
     parse_topology,
-    this_machine,
     what_is_missing,
     what_runs_here,
 )
@@ -156,7 +156,7 @@ def test_a_containers_limits_count(tmp_path, monkeypatch):
 
 
 def test_this_machine_is_looked_at_for_real():
-    machine = this_machine()
+    machine = look_at_machine()
     assert machine.cores >= 1 and machine.loopback_works
     assert 0 < machine.free_memory_bytes <= machine.memory_bytes
     assert machine.torch_version in facts(machine)
