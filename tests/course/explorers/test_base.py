@@ -1,5 +1,7 @@
 """The frame of every explorer, around a picture of one word: what is said, what stays, and how often it draws."""
 
+from collections import namedtuple
+
 import pytest
 from matplotlib.figure import Figure
 
@@ -10,7 +12,7 @@ from course.pictures.painter import png
 class Pieces(Explorer):
     """``length`` cut in ``pieces``, of which there are at most as many as it is long."""
 
-    function, fields = "pieces", ("length", "pieces")
+    function, choice_type = "pieces", namedtuple("Choice", "length pieces")
 
     def __init__(self, length, pieces):
         make = Controls("300px", "5em")

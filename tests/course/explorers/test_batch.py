@@ -1,9 +1,5 @@
 """The explorer of notebook 05: every control changes what is shown, and what does not fit is said in place."""
 
-import matplotlib
-
-matplotlib.use("agg")
-
 import pytest
 from matplotlib import pyplot
 

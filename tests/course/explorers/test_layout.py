@@ -8,8 +8,9 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from course.explorers.layout import BATCH_SIZE, MODEL, layout_explorer
+from course.pictures.layout import FIGURE_INCHES, THREE_PLACES, draw_layout
 from course.pictures.layout_table import bytes_text
-from course.pictures.painter import LayoutPainter
+from course.pictures.painter import Canvas
 from course.sizing import step_traffic
 from labkit.layout import ParallelLayout
 
@@ -17,6 +18,10 @@ from labkit.layout import ParallelLayout
 @pytest.fixture
 def explorer():
     return layout_explorer(16, tp_size=2, pp_size=4)
+
+
+def picture_of(layout, dimmed=False):
+    return Canvas(FIGURE_INCHES, THREE_PLACES).png(lambda *axes: draw_layout(layout, 8, axes, dimmed=dimmed))
 
 
 def groups_in_table(html):
@@ -28,7 +33,7 @@ def groups_in_table(html):
 
 
 def test_the_picture_is_that_of_the_layout(explorer):
-    assert explorer.picture.value == LayoutPainter().png(explorer.shown, 8)
+    assert explorer.picture.value == picture_of(explorer.shown)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,7 @@ def test_a_misfit_says_so_in_place_and_keeps_the_last_grid_dimmed(explorer):
     assert not explorer.fits
     assert 'role="alert"' in explorer.says.value
     assert str(error.value) in explorer.says.value
-    assert explorer.picture.value == LayoutPainter().png(ParallelLayout(16, 2, 4), 8, dimmed=True)
+    assert explorer.picture.value == picture_of(ParallelLayout(16, 2, 4), dimmed=True)
     assert facts in explorer.facts.value
     assert "labkit-stale" in explorer.facts.value
 
@@ -112,16 +117,16 @@ def test_a_misfit_says_so_in_place_and_keeps_the_last_grid_dimmed(explorer):
     assert (explorer.picture.value, explorer.facts.value) == (picture, facts)
 
 
-def test_200_moves_leave_no_figure_behind(explorer):
+def test_many_moves_leave_no_figure_behind(explorer):
     def figures():
         gc.collect()
         return sum(type(thing) is Figure for thing in gc.get_objects())
 
-    before, artists = figures(), len(explorer._painter._axes[0].get_children())
-    for move in range(200):
+    before, artists = figures(), len(explorer._canvas.axes[0].get_children())
+    for move in range(40):
         explorer.tp_size.value = 1 + move % 4
     assert figures() <= before  # of other tests, some may have been freed meanwhile
-    assert len(explorer._painter._axes[0].get_children()) == artists
+    assert len(explorer._canvas.axes[0].get_children()) == artists
     assert pyplot.get_fignums() == []
 
 

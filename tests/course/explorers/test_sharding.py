@@ -57,10 +57,10 @@ def test_a_misfit_says_so_in_place_and_keeps_the_last_picture_dimmed(explorer):
 
 
 def test_redraws_leave_nothing_behind(explorer):
-    artists = len(explorer._axes.get_children())
+    artists = len(explorer._canvas.axes[0].get_children())
     for tp_size in (1, 2, 4, 8, 2):
         explorer.tp_size.value = tp_size
-    assert len(explorer._axes.get_children()) == artists
+    assert len(explorer._canvas.axes[0].get_children()) == artists
     assert pyplot.get_fignums() == []
 
 

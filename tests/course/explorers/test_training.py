@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_refused_in_words_and_cannot_be_trained(explorer):
 
 def test_two_layouts_train_to_the_same_losses(explorer):
     train(explorer)
-    assert explorer.progress.value == "2 steps done. Now choose another layout."
+    assert explorer.progress.value == "2 steps done. Now choose a different layout."
     explorer.tp_size.value, explorer.schedule.value = 1, "gpipe"
     train(explorer)
     assert list(explorer.losses) == ["t=2 p=2 d=2, 1f1b", "t=1 p=2 d=4, gpipe"]
@@ -77,6 +77,6 @@ def test_the_config_must_fit_at_the_start():
 
 
 def test_differences_in_words():
-    assert differences_text({"one": [3.0, 2.0, 1.0]}) == "3 steps done. Now choose another layout."
+    assert differences_text({"one": [3.0, 2.0, 1.0]}) == "3 steps done. Now choose a different layout."
     assert differences_text({"a": [3.0, 2.0], "b": [3.0, 2.5]}).endswith("2 steps differ by 5e-01 at most.")
-    assert differences_text({"a": [3.0], "b": []}) == "0 steps done. Now choose another layout."
+    assert differences_text({"a": [3.0], "b": []}) == "0 steps done. Now choose a different layout."

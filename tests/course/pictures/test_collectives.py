@@ -1,40 +1,15 @@
-"""Pictures of collectives: every number, every origin, whole tensors on each rank; and bandwidth beside its model."""
+"""Pictures of collectives: every number, every origin, whole tensors on each rank."""
 
-import matplotlib
-
-matplotlib.use("agg")
-
-import pytest
 from matplotlib import pyplot
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
-from course.measure.bandwidth import Measurement, RingModel
 from course.measure.flow import Flow
 from course.pictures import collectives
-from course.pictures.bandwidth import draw_bandwidth
 from course.pictures.collectives import RANK_COLOR, draw_flow, draw_flows
 
 ALL_REDUCE = Flow([[0, 1], [1, 2]], [[1, 3], [1, 3]], [[(0, 1), (0, 1)]] * 2)
 GATHER = Flow([[0], [1]], [[0, 1], None], [[(0,), (1,)], None])
-
-
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    pyplot.close("all")
-
-
-@pytest.fixture
-def written(monkeypatch):
-    """Every label that a drawing writes, with its place."""
-    labels = []
-
-    def remember(ax, texts, centres, *args, **kwargs):
-        labels.extend(zip(texts, centres))
-
-    monkeypatch.setattr(collectives, "draw_labels", remember)
-    return labels
 
 
 def boxes(ax):
@@ -44,16 +19,16 @@ def boxes(ax):
 
 def test_whole_tensors_are_written_on_every_rank_before_and_after(written):
     draw_flow(ALL_REDUCE)
-    numbers = [(text, round(y - 0.3 - collectives.HEAD)) for text, (_, y) in written if text.isdigit()]
+    numbers = [(label.text, round(label.y - 0.3 - collectives.HEAD)) for label in written if label.text.isdigit()]
     assert numbers == [("0", 0), ("1", 0), ("1", 1), ("2", 1), ("1", 0), ("3", 0), ("1", 1), ("3", 1)]
-    assert [text for text, _ in written if "rank" in text] == ["rank 0", "rank 1"]
+    assert [label.text for label in written if "rank" in label.text] == ["rank 0", "rank 1"]
 
 
 def test_without_the_tensors_before_there_is_room_for_larger_boxes(written):
     draw_flow(ALL_REDUCE, before=False)
-    numbers = [(text, round(y - 0.3 - collectives.HEAD)) for text, (_, y) in written if text.isdigit()]
+    numbers = [(label.text, round(label.y - 0.3 - collectives.HEAD)) for label in written if label.text.isdigit()]
     assert numbers == [("1", 0), ("3", 0), ("1", 1), ("3", 1)]
-    assert "before" not in [text for text, _ in written]
+    assert "before" not in [label.text for label in written]
     assert collectives.flow_size(ALL_REDUCE, before=False)[0] < collectives.flow_size(ALL_REDUCE)[0] / 1.5
 
 
@@ -61,22 +36,22 @@ def test_a_sum_has_a_stripe_and_a_word_for_each_rank(written):
     colors, num_frames = boxes(draw_flow(ALL_REDUCE))
     assert colors == list(RANK_COLOR[:2]) * 4  # four boxes, each of two ranks
     assert num_frames == 4
-    assert [text for text, _ in written].count("0 + 1") == 4
+    assert [label.text for label in written].count("0 + 1") == 4
 
 
 def test_a_rank_without_a_result_says_nothing(written):
     colors, num_frames = boxes(draw_flow(GATHER))
     assert colors == list(RANK_COLOR[:2])
     assert num_frames == 2
-    assert [text for text, _ in written].count("nothing") == 1
-    assert {"from 0", "from 1"} <= {text for text, _ in written}
+    assert [label.text for label in written].count("nothing") == 1
+    assert {"from 0", "from 1"} <= {label.text for label in written}
 
 
 def test_ranks_go_down_and_elements_right(written):
     draw_flow(GATHER)
-    places = dict(written)
-    assert places["rank 0"][1] < places["rank 1"][1]
-    assert places["from 0"][0] < places["from 1"][0]
+    places = {label.text: label for label in written}
+    assert places["rank 0"].y < places["rank 1"].y
+    assert places["from 0"].x < places["from 1"].x
 
 
 def test_draws_into_the_axes_it_is_given():
@@ -94,15 +69,3 @@ def test_several_flows_stay_inside_the_figure_and_apart():
     assert max(max(box.x1, box.y1) for box in boxes) <= 1
     assert boxes[0].x1 <= boxes[1].x0
     assert boxes[2].y1 <= boxes[0].y0
-
-
-def test_bandwidth_shows_points_as_measured_and_lines_as_modelled():
-    points = [Measurement("all_reduce", n, size, 1e-3) for n in (2, 4) for size in (1 << 10, 1 << 20)]
-    time_ax, bandwidth_ax = draw_bandwidth(points, {2: RingModel(1e-4, 1e9)})
-    labels = [line.get_label() for line in time_ax.lines]
-    assert labels == ["2 ranks, measured", "2 ranks, ring model", "4 ranks, measured"]
-    assert list(time_ax.lines[0].get_ydata()) == [1.0, 1.0]  # milliseconds
-    assert list(bandwidth_ax.lines[2].get_ydata()) == [point.bus_gb_per_second for point in points[2:]]
-    model_ms = time_ax.lines[1].get_ydata()
-    assert model_ms[0] == pytest.approx((2 * 1e-4 + 1024 / 1e9) * 1e3)
-    assert time_ax.get_xscale() == time_ax.get_yscale() == bandwidth_ax.get_yscale() == "log"

@@ -47,9 +47,9 @@ def test_a_group_of_one_is_silent(cut):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("column", 12, 10, 4), "with this tp_size use output_size 8 or 12, or tp_size 2 or 5"),
-        (("row", 3, 8, 4), "tp_size=4 does not divide input_size=3: with this tp_size use input_size 4, or tp_size 3"),
-        (("row", 12, 8, 0), "tp_size=0 is no size"),
+        (("column", 12, 10, 4), "output_size=10: use tp_size 1, 2, 5 or 10, or output_size 8 or 12"),
+        (("row", 3, 8, 4), "tp_size=4 does not divide input_size=3: use tp_size 1 or 3, or input_size 4"),
+        (("row", 12, 8, 0), "tp_size=0 must be at least 1"),
         (("diagonal", 12, 8, 2), "use 'column' or 'row'"),
     ],
 )  # fmt: skip

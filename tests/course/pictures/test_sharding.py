@@ -1,38 +1,14 @@
 """Pictures of a cut matrix: true proportions, every shard numbered by its rank, every shape written."""
 
-import matplotlib
-
-matplotlib.use("agg")
-
 import numpy as np
 import pytest
 from matplotlib import pyplot
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
-from course.pictures import sharding
 from course.pictures.linear_cut import LinearCut
 from course.pictures.sharding import draw_column, draw_cut, draw_row
 from course.pictures.style import FRAME_FILL, TINTS, TP, tint
-
-
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    pyplot.close("all")
-
-
-@pytest.fixture
-def written(monkeypatch):
-    """Every label that a drawing writes, with its place."""
-    labels, draw_labels = [], sharding.draw_labels
-
-    def remember(ax, texts, centres, *args, **kwargs):
-        labels.extend(zip(texts, centres))
-        return draw_labels(ax, texts, centres, *args, **kwargs)
-
-    monkeypatch.setattr(sharding, "draw_labels", remember)
-    return labels
 
 
 def boxes(ax):
@@ -69,7 +45,7 @@ def test_cut_by_rows_x_and_a_are_in_shards_and_y_is_a_sum():
 @pytest.mark.parametrize("tp_size", [2, 16])
 def test_every_shard_carries_its_ranks_number_in_order(draw, tp_size, written):
     draw(1024, 512, tp_size)
-    numbers = [text for text, _ in written if text.isdigit()]
+    numbers = [label.text for label in written if label.text.isdigit()]
     assert numbers == [str(rank) for rank in range(tp_size)] * (len(numbers) // tp_size)
     assert len(numbers) == 3 * tp_size  # column: Y, A, b; row: Y, X, A
 
@@ -83,33 +59,23 @@ def test_every_shard_carries_its_ranks_number_in_order(draw, tp_size, written):
 )
 def test_the_shapes_are_written(cut, tp_size, shapes, written):
     draw_cut(LinearCut(cut, 1024, 512, tp_size))
-    text = "\n".join(text for text, _ in written)
+    text = "\n".join(label.text for label in written)
     for shape in ["A  [1024, 512]", "X  [256, 1024]", "Y  [256, 512]", *shapes]:
         assert shape in text
 
 
 @pytest.mark.parametrize("draw", [draw_column, draw_row])
 @pytest.mark.parametrize("sizes", [(64, 4096, 4), (4096, 64, 4), (64, 64, 4, 4096), (512, 512, 8, 16)])
-def test_nothing_leaves_the_figure(draw, sizes):
-    ax = draw(*sizes)
-    ax.figure.draw_without_rendering()
-    renderer = ax.figure.canvas.get_renderer()
-    for artist in ax.collections:
-        for path, offset in zip(artist.get_paths(), artist.get_offsets()):
-            place = artist.get_transform().transform(path.vertices) + artist.get_offset_transform().transform(offset)
-            if isinstance(artist, PolyCollection):
-                place = artist.get_transform().transform(path.vertices)
-            assert place.min() >= -1
-            assert place.max(axis=0)[0] <= renderer.width + 1
-            assert place.max(axis=0)[1] <= renderer.height + 1
+def test_nothing_leaves_the_figure(draw, sizes, assert_inside):
+    assert_inside(draw(*sizes))
 
 
 def test_a_matrix_too_thin_to_see_is_drawn_thicker_and_the_picture_says_so(written):
     draw_column(64, 4096, 4)
-    assert any("thin matrices are drawn thicker" in text for text, _ in written)
+    assert any("thin matrices are drawn thicker" in label.text for label in written)
     written.clear()
     draw_column(1024, 512, 2)
-    assert not any("thicker" in text for text, _ in written)
+    assert not any("thicker" in label.text for label in written)
 
 
 def test_draws_into_the_axes_it_is_given_and_greys_what_is_no_longer_current():

@@ -1,11 +1,7 @@
 """The picture of who holds what: every rank stands there once, with what the model and the trainer really give it."""
 
 import matplotlib
-
-matplotlib.use("agg")
-
 import pytest
-from matplotlib import pyplot
 
 from course.pictures.style import AXIS_COLOR
 from course.pictures.three_axes import draw_holdings, holdings_text
@@ -16,12 +12,6 @@ from labkit.model import ParallelGPT
 from labkit.shape import GPT
 
 SIZES = [(t, p) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8) if t * p <= 8]
-
-
-@pytest.fixture(autouse=True)
-def closed_figures():
-    yield
-    pyplot.close("all")
 
 
 def texts(ax):

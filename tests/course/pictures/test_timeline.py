@@ -1,45 +1,25 @@
 """Timelines drawn: every op in its place and colour with its name, messages below, one scale, and always the source."""
 
-import matplotlib
-
-matplotlib.use("agg")
-
 import numpy as np
 import pytest
 from matplotlib import pyplot
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
 from course.pictures import rows
 from course.pictures import timeline as drawing
-from course.pictures.in_flight import draw_in_flight, peaks_in_flight
 from course.pictures.style import BACKWARD, FORWARD, IDLE, MUTED, WEIGHT_GRADIENT, tint
 from course.pictures.timeline import draw_timeline, draw_timelines
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.timeline import Span, Timeline, simulate
 
-
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    pyplot.close("all")
-
-
-@pytest.fixture
-def written(monkeypatch):
-    """Every label that a drawing writes: text, place and size."""
-    labels = []
-
-    def remember(ax, texts, centres, em_inches, *args, **kwargs):
-        labels.extend((text, tuple(centre), em_inches) for text, centre in zip(texts, centres))
-
-    monkeypatch.setattr(rows, "draw_labels", remember)
-    return labels
+WRITER = rows  # of the labels in boxes
 
 
 def boxes(ax, number):
-    """The collection drawn as ``number``: 0 is the ranks' background, 1 the work; left, top, right, bottom, colour."""
-    collection = ax.collections[number]
+    """The boxes drawn as ``number``: 0 is the ranks' background, 1 the work; left, top, right, bottom, and colours."""
+    collection = [artist for artist in ax.collections if isinstance(artist, PolyCollection)][number]
     corners = [path.get_extents().extents for path in collection.get_paths()]
     colors = [to_hex(color).upper() for color in collection.get_facecolors()]
     return np.array(corners), colors * (len(corners) if len(colors) == 1 else 1)
@@ -73,10 +53,10 @@ def test_every_op_is_a_box_at_its_time_in_its_ranks_row(schedule):
 def test_every_label_stands_in_its_box(written):
     timeline = simulate(one_f_one_b(4, 8))
     draw_timeline(timeline)
-    assert [text for text, _, _ in written] == [span.label for span in timeline.spans]
-    for span, (_, (x, y), _) in zip(timeline.spans, written):
-        assert span.start < x < span.end
-        assert span.rank < y < span.rank + 1
+    assert [label.text for label in written] == [span.label for span in timeline.spans]
+    for span, label in zip(timeline.spans, written):
+        assert span.start < label.x < span.end
+        assert span.rank < label.y < span.rank + 1
 
 
 def test_grey_lies_behind_until_the_makespan_and_the_axis_goes_on_to_the_given_end():
@@ -133,45 +113,14 @@ def test_a_measured_step_starts_at_zero_and_shows_waits_and_messages(written):
     assert first[1] > work[0][3]  # below the work
     assert second[1] > first[3]  # under way at the same time: below
     assert third[1] == first[1]  # the first lane is free again
-    assert [text for text, _, _ in written].count("all_reduce") == 6
+    assert [label.text for label in written].count("all_reduce") == 6
 
 
-def test_more_messages_at_once_than_lanes_stay_in_their_row(written):
+def test_more_messages_at_once_than_lanes_stay_in_their_row():
     spans = [Span(0, "communication", "all_reduce", 0.1 * i, 9) for i in range(8)]
     messages, _ = boxes(draw_timeline(Timeline([*spans, Span(0, "forward", "F0", 0, 1)], "measured")), 2)
     assert messages[:, 3].max() < 1
     assert len(set(messages[:, 1])) == drawing.MOST_LANES
-
-
-def labels_in(inches, timeline, written):
-    written.clear()
-    ax = Figure(figsize=(inches, 2)).add_axes((0, 0, 1, 1))
-    draw_timeline(timeline, ax, legend=False)
-    return [text for text, _, _ in written]
-
-
-def test_narrow_boxes_shorten_their_labels_and_then_lose_them(written):
-    timeline = simulate(interleaved(2, 4, 2))
-    whole = [span.label for span in timeline.spans]
-    assert labels_in(20, timeline, written) == whole
-    assert labels_in(5, timeline, written) == [label.split(".")[0] for label in whole]
-    stacked = labels_in(4, timeline, written)
-    assert stacked == [label[0] for label in whole] + [label[1] for label in whole]
-    letters, numbers = written[: len(whole)], written[len(whole) :]
-    assert all(letter[1][0] == number[1][0] and letter[1][1] < number[1][1] for letter, number in zip(letters, numbers))
-    assert set(labels_in(1.4, timeline, written)) == {"B", "0", "1", "2", "3"}  # a backward is twice as wide
-    assert labels_in(0.5, timeline, written) == []
-
-
-def test_one_hairline_takes_no_labels_from_the_others(written):
-    spans = [Span(0, "forward", f"F{i}", i, i + 1) for i in range(12)] + [Span(0, "backward", "B0", 12, 12.001)]
-    assert labels_in(8, Timeline(spans, "measured"), written) == [f"F{i}" for i in range(12)]
-
-
-def test_labels_in_a_picture_have_one_size(written):
-    draw_timeline(simulate(one_f_one_b(4, 16)))
-    assert len({size for _, _, size in written}) == 1
-    assert written[0][2] >= rows.SMALLEST
 
 
 def test_a_prediction_and_a_measurement_have_one_scale_and_one_unit():
@@ -204,13 +153,6 @@ def test_in_flight_bars_stand_beside_their_ranks():
         rows_of = [int(top) for _, top, _, _ in corners]
         assert [rows_of.count(rank) for rank in range(4)] == [schedule.peak_in_flight(rank) for rank in range(4)]
     assert beside[0].get_xlim() == beside[1].get_xlim()
-
-
-def test_peaks_count_a_chunks_pass_as_a_part():
-    schedule = interleaved(4, 8, 2)
-    assert peaks_in_flight(simulate(schedule)) == [schedule.peak_in_flight(rank) / 2 for rank in range(4)]
-    corners, _ = boxes(draw_in_flight(simulate(schedule)), 0)
-    assert max(right for _, _, right, _ in corners) == 5.5
 
 
 def test_the_legend_names_what_occurs_and_nothing_else():
