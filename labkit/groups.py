@@ -1,7 +1,7 @@
 """The process groups of a layout: from lists of ranks to something that collectives can be called on.
 
-``init_groups`` makes exactly the groups that the layout lists, so what was drawn is what communicates. It
-needs a world that is up and does not care what brought it up: `launch`, torchrun or srun.
+``init_groups`` makes exactly the groups that the layout lists, so what was drawn is what communicates. It needs a
+world that is up, and does not care what brought it up: `launch`, torchrun or srun.
 """
 
 import os
@@ -24,10 +24,10 @@ AXES_OF_GROUP = {"tp": ("tp",), "cp": ("cp",), "dp": ("dp",), "pp": ("pp",), "mo
 class ProcessGroups:
     """The groups of one rank, and its place in the layout.
 
-    ``tp``, ``cp``, ``dp``, ``pp`` and ``model`` are process groups of which this rank is a member, each with
-    the ranks in the layout's order. ``embedding`` joins the first and the last stage of the pipeline; on the stages
-    between it is torch's ``dist.GroupMember.NON_GROUP_MEMBER``, never None: collectives take None for the whole
-    world, but leave a non-member alone with a warning. A group of one is a group like any other.
+    ``tp``, ``cp``, ``dp``, ``pp`` and ``model`` are process groups with this rank as a member, each with its ranks in
+    the layout's order. ``embedding`` joins the first and the last stage of the pipeline; on the stages between it is
+    torch's ``dist.GroupMember.NON_GROUP_MEMBER``, never None: collectives take None for the whole world, but leave a
+    non-member alone with a warning. A group of one is a group like any other.
     """
 
     layout: ParallelLayout
@@ -47,31 +47,16 @@ class ProcessGroups:
         return self.layout.coords(self.rank)
 
     @property
-    def previous_stage(self) -> int | None:
-        """The global rank that sends activations to this one; None on the first stage."""
-        return self.layout.neighbours(self.rank).previous
-
-    @property
-    def next_stage(self) -> int | None:
-        """The global rank that this one sends activations to; None on the last stage."""
-        return self.layout.neighbours(self.rank).next
-
-    @property
-    def is_first_stage(self) -> bool:
-        """Whether this rank holds the pipeline's first stage, where tokens come in."""
-        return self.previous_stage is None
-
-    @property
     def is_last_stage(self) -> bool:
         """Whether this rank holds the pipeline's last stage, where the loss is."""
-        return self.next_stage is None
+        return self.coords.pp == self.layout.pp_size - 1
 
     def channel(self, kind: str, wraps: bool) -> dist.ProcessGroup:
-        """The group for the pipeline's messages of one kind ("forward", "backward") and direction.
+        """Return the group for the pipeline's messages of one kind ("forward", "backward") and direction.
 
-        ``wraps``: between the last rank and the first, where a model chunk ends and the next begins. With gloo, where
-        tags tell messages apart, it is always ``pp``. NCCL delivers in the order of sending, and receives that
-        are posted ahead must not hold up a message the other way: so each kind and direction has its own.
+        ``wraps`` means from the last rank to the first or back, between one model chunk and the next. With gloo, where
+        tags tell messages apart, the group is always ``pp``. NCCL delivers in the order of sending, and a receive that
+        is posted ahead must not hold up a message the other way, so there each kind and direction has its own group.
         """
         return self._channels.get((kind, wraps), self.pp)
 
@@ -81,9 +66,9 @@ class ProcessGroups:
         return bool(self._channels)
 
     def device_mesh(self) -> DeviceMesh:
-        """The same groups, not copies, as a DeviceMesh with the axes named, slowest first.
+        """Return the same groups, not copies, as a DeviceMesh with named axes, slowest first.
 
-        For what takes a mesh: FSDP2 on ``device_mesh()["dp"]``, DTensor, torch.distributed.checkpoint. DTensor
+        It is for what takes a mesh: FSDP2 on ``device_mesh()["dp"]``, DTensor, torch.distributed.checkpoint. DTensor
         remembers a mesh by its shape as long as the process lives: once it has used these groups, keep them.
         """
         if self._mesh is None:
@@ -95,14 +80,14 @@ class ProcessGroups:
         return self._mesh
 
     def close(self) -> None:
-        """Destroy every group that was made; to be called on every rank, when none of them communicates any more.
+        """Destroy every group that was made. Every rank calls this, when none of them communicates any more.
 
-        torch ends a group's threads and connections when the last reference to it goes: drop your own too,
-        and those of the mesh. Closing twice is closing once.
+        torch ends a group's threads and connections when the last reference to it goes, so drop your own too, and
+        those of the mesh. Closing twice does no harm.
         """
         self._mesh = None
         if dist.is_initialized() and local_device().type == "cuda":
-            torch.cuda.synchronize()  # the last messages may still be on their way
+            torch.cuda.synchronize()  # the last messages may still be under way
         while self._channels and dist.is_initialized():
             dist.destroy_process_group(self._channels.popitem()[1])
         for name in reversed(_NAMES):
@@ -118,9 +103,9 @@ class ProcessGroups:
 
     def __exit__(self, error_type, *_) -> None:
         if error_type is None or local_device().type == "cpu":
-            self.close()  # not after an error on a GPU: a message to or from this rank might be waited for in vain
+            self.close()  # not after an error on a GPU: synchronizing might wait for a message that never comes
 
-    if not TYPE_CHECKING:  # a type checker would take every attribute for known
+    if not TYPE_CHECKING:  # else a type checker would accept any attribute
 
         def __getattr__(self, name):  # reached only for what close() took away
             closed = ": these groups are closed, make new ones with init_groups(layout)" if name in _NAMES else ""
@@ -131,10 +116,10 @@ _NAMES = (*AXES_OF_GROUP, "embedding")
 
 
 def init_groups(layout: ParallelLayout) -> ProcessGroups:
-    """Make the layout's process groups; to be called on every rank, with the same layout.
+    """Make the layout's process groups. Every rank calls this, with the same layout.
 
     Raises:
-        ValueError: no world is up, or it has another size than the layout. Nothing has been made then.
+        ValueError: no world is up, or its size is not the layout's. Nothing has been made then.
     """
     if not dist.is_initialized():
         raise ValueError(
@@ -150,17 +135,17 @@ def init_groups(layout: ParallelLayout) -> ProcessGroups:
     made["embedding"] = _my_group("embedding", layout.embedding_groups())
     channels = _make_channels(layout) if "nccl" in dist.get_backend_config() else {}
     if "gloo" in dist.get_backend_config():
-        # Gloo connects at once, and a rank that closed early would hang up on a peer that is still connecting.
+        # Gloo connects at once; a rank that closed early would hang up on a peer that is still connecting.
         dist.all_reduce(torch.zeros(1))
     return ProcessGroups(layout, dist.get_rank(), **made, _channels=channels)
 
 
 def _my_group(name: str, groups: list[list[int]]) -> dist.ProcessGroup:
-    """The one of ``groups`` that this rank is in, or torch's non-member.
+    """Return the one of ``groups`` that this rank is in, or torch's non-member.
 
-    Every rank makes every group, in the same order, though it joins only one: that is what numbers the groups
-    alike everywhere. (torch can also let the members alone make theirs. It then names a group after its ranks and takes
-    a former group's addresses for the present ones: groups made a second time fail to connect.)
+    Every rank makes every group, in the same order, though it joins only one: that is what gives the groups the same
+    numbers everywhere. (torch can also let only the members make a group. It then names the group after its ranks and
+    takes an earlier group's addresses for its own: groups made a second time fail to connect.)
     """
     mine: Any = dist.GroupMember.NON_GROUP_MEMBER
     for ranks in groups:
@@ -171,10 +156,11 @@ def _my_group(name: str, groups: list[list[int]]) -> dist.ProcessGroup:
 
 
 def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.ProcessGroup]:
-    """A group for each kind and direction of the pipeline's messages, with its neighbours connected.
+    """Make a group for each kind and direction of the pipeline's messages, and connect its neighbours.
 
-    NCCL connects two ranks at the first message of a direction, and whoever comes first stands still until the other
-    comes: with receives posted ahead, ranks would wait for each other. So a first message goes here, from pair to pair.
+    NCCL connects two ranks at the first message of a direction, and the rank that comes first stands still until the
+    other comes: with receives posted ahead, ranks would wait for each other. So here a first message goes from each
+    rank to the next, one pair at a time.
     """
     if layout.pp_size == 1:
         return {}

@@ -1,8 +1,8 @@
-"""Where each rank stands: its tensor, context, data and pipeline coordinates, and whom it shares a group with.
+"""Where each rank stands: its tensor, context, data and pipeline coordinates, and who is in its groups.
 
-The ranks of a job fill a four-dimensional grid, the axis named first in ``order`` fastest, as the
-digits of an odometer do. Every question about groups is then a question about that grid: a group of
-an axis is a line of the grid along it. Integers only: no torch, no process.
+The ranks of a job fill a four-dimensional grid like the digits of an odometer: the axis that ``order`` names first
+moves fastest. Every question about groups is then a question about that grid: a group of an axis is a line of the grid
+along it. Integers only: no torch, no process.
 
 Source: the order of groups and of their members is Megatron-LM's (arXiv 2104.04473, section 3;
 ``RankGenerator`` in its ``parallel_state.py``).
@@ -32,7 +32,7 @@ class Coords(NamedTuple):
 
 
 class Neighbours(NamedTuple):
-    """The ranks that hold the pipeline stages before and after; None at the pipeline's ends."""
+    """The ranks with the pipeline stages before and after; None at the pipeline's ends."""
 
     previous: int | None
     next: int | None
@@ -40,13 +40,13 @@ class Neighbours(NamedTuple):
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """``world_size`` ranks cut into tensor, context, data and pipeline groups: n = t * c * d * p.
+    """``world_size`` ranks, divided into tensor, context, data and pipeline groups: n = t * c * d * p.
 
-    ``order`` lists the axes fastest first, in any permutation; ``cp`` may be left out of it while
-    ``cp_size`` is 1. ``dp_size`` is what remains of ``world_size``.
+    ``order`` lists the axes fastest first, in any permutation; ``cp`` may be left out while ``cp_size`` is 1.
+    ``dp_size`` is what remains of ``world_size``.
 
     Raises:
-        ValueError: a size that does not fit, with the sizes that would. Nothing is ever clamped.
+        ValueError: a size does not fit; the message says which sizes would. Nothing is ever clamped.
 
     Source: facts as in arXiv 2104.04473, section 3.
 
@@ -80,14 +80,14 @@ class ParallelLayout:
         return named if "cp" in named else (*named, "cp")
 
     def size(self, axis: str) -> int:
-        """Ranks in one group of ``axis``."""
+        """Return the number of ranks in one group of ``axis``."""
         return getattr(self, f"{_check_axis(axis)}_size")
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """The groups of one axis, or of several taken together, as lists of global ranks.
+        """Return the groups of one axis, or of several taken together, as lists of global ranks.
 
-        ``groups("tp", "pp")`` are the model replicas. Groups and members come in Megatron-LM's
-        order, which depends on the layout's ``order`` and never on that of the arguments.
+        ``groups("tp", "pp")`` are the model replicas. Groups and members come in Megatron-LM's order, which depends on
+        the layout's ``order`` and never on that of the arguments.
 
         >>> ParallelLayout(8, tp_size=2, pp_size=2).groups("tp", "pp")
         [[0, 1, 4, 5], [2, 3, 6, 7]]
@@ -100,13 +100,13 @@ class ParallelLayout:
         return self._grid.transpose(across + along).reshape(-1, members).tolist()
 
     def group_of(self, rank: int, *axes: str) -> list[int]:
-        """The one group of ``axes`` that ``rank`` is a member of."""
+        """Return the one group of ``axes`` that ``rank`` is a member of."""
         place, within = self.coords(rank), self._within(axes)
         line = tuple(slice(None) if axis in within else getattr(place, axis) for axis in self.axes[::-1])
         return self._grid[line].ravel().tolist()
 
     def coords(self, rank: int) -> Coords:
-        """Where ``rank`` stands on each axis.
+        """Return where ``rank`` stands on each axis.
 
         >>> ParallelLayout(16, tp_size=2, pp_size=4).coords(6)
         Coords(tp=0, cp=0, dp=1, pp=1)
@@ -117,7 +117,7 @@ class ParallelLayout:
         return Coords(**place)
 
     def rank_at(self, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
-        """The rank that stands at these coordinates: the inverse of `coords`.
+        """Return the rank at these coordinates: the inverse of `coords`.
 
         >>> ParallelLayout(16, tp_size=2, pp_size=4).rank_at(tp=0, dp=1, pp=1)
         6
@@ -131,31 +131,29 @@ class ParallelLayout:
         return rank
 
     def neighbours(self, rank: int) -> Neighbours:
-        """The ranks of the previous and of the next pipeline stage, as ``rank`` sees them."""
-        place = self.coords(rank)._asdict()
-        stage = place.pop("pp")
+        """Return the ranks of the previous and of the next pipeline stage, as ``rank`` sees them."""
+        stages, stage = self.group_of(rank, "pp"), self.coords(rank).pp
         return Neighbours(
-            previous=self.rank_at(**place, pp=stage - 1) if stage > 0 else None,
-            next=self.rank_at(**place, pp=stage + 1) if stage < self.pp_size - 1 else None,
+            previous=stages[stage - 1] if stage > 0 else None,
+            next=stages[stage + 1] if stage < self.pp_size - 1 else None,
         )
 
     def embedding_groups(self) -> list[list[int]]:
-        """The first and the last stage of each pipeline, which share the tied word embedding."""
+        """Return the first and the last rank of each pipeline, which share the tied word embedding."""
         return [group if len(group) == 1 else [group[0], group[-1]] for group in self.groups("pp")]
 
     def crossings(self, axis: str, gpus_per_node: int) -> list[list[int]]:
-        """The groups of ``axis`` with members in more than one node of ``gpus_per_node`` ranks.
+        """Return the groups of ``axis`` with members in more than one node of ``gpus_per_node`` ranks.
 
         >>> ParallelLayout(16, tp_size=2, pp_size=4).crossings("tp", gpus_per_node=8)
         []
         """
-        gpus_per_node = check_size("gpus_per_node", gpus_per_node)
-        nodes = np.asarray(groups := self.groups(axis)) // gpus_per_node
-        leaves = (nodes != nodes[:, :1]).any(axis=1)
-        return [group for group, leaving in zip(groups, leaves) if leaving]
+        groups = np.asarray(self.groups(axis))
+        nodes = groups // check_size("gpus_per_node", gpus_per_node)
+        return groups[(nodes != nodes[:, :1]).any(axis=1)].tolist()
 
     def __str__(self) -> str:
-        """Pipeline stages down, data (and context) replicas across, a tensor group in each cell."""
+        """Return a table: pipeline stages down, data (and context) replicas across, a tensor group in each cell."""
         axes, stages, shown = self.axes[::-1], min(self.pp_size, 16), 0
         ranks = self._grid.transpose([axes.index(axis) for axis in ("pp", "dp", "cp", "tp")])[:stages]
         rows = ["", *(f"pp {pp}" for pp in range(stages))]

@@ -1,6 +1,6 @@
-"""Has a rank what one process has? The question behind every parallel method, asked by parameter name.
+"""Does every rank have what one process has? The question behind every parallel method, asked by parameter name.
 
-Beside the error stands the factor between the two, because it names most mistakes: gradients that are d times too
+Next to the error stands the factor between the two, because it names most mistakes: gradients that are d times too
 large were summed over d replicas and not averaged.
 """
 
@@ -15,22 +15,22 @@ Tensors = Mapping[str, torch.Tensor | None]
 
 
 def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """Copies of the gradients as they are now, by parameter name; None where there is none."""
+    """Return copies of the gradients as they are now, by parameter name; None where there is none."""
     return {name: None if p.grad is None else p.grad.detach().clone() for name, p in module.named_parameters()}
 
 
 def weights(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of the parameters as they are now, by name."""
+    """Return copies of the parameters as they are now, by name."""
     return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How one tensor differs from what one process has, |x| being the root of the sum of squares.
+    """How one tensor differs from what one process has, where |x| is the root of the sum of squares.
 
     ``error`` is |got - expected| / |expected|. ``ratio`` is the factor that brings expected closest to got, and
-    ``rest`` the error that is left then: about 0 where the tensor is right up to a factor.
-    ``both_zero``: there is nothing on either side, to which any factor fits.
+    ``rest`` is the error that is then left: about 0 if the tensor is right up to a factor. ``both_zero`` means that
+    both sides are zero, so any factor fits.
     """
 
     name: str
@@ -41,21 +41,21 @@ class Difference:
 
 
 def compare(got: Tensors, expected: Tensors) -> list[Difference]:
-    """One `Difference` for each tensor in ``got``; a rank may have fewer than one process has. None counts as zeros.
+    """Return one `Difference` per tensor in ``got``; a rank may have fewer than one process has. None counts as zeros.
 
     >>> ones = torch.ones(4)
     >>> compare({"weight": 4 * ones}, {"weight": ones, "bias": ones})
     [Difference(name='weight', error=3.0, ratio=4.0, rest=0.0)]
 
     Raises:
-        ValueError: a name that ``expected`` has not, or another shape.
+        ValueError: a name is not in ``expected``, or has a different shape there.
     """
     return [_difference(name, tensor, expected) for name, tensor in got.items()]
 
 
 @dataclass(frozen=True)
 class Parity:
-    """What `compare` found on every rank, in rank order; as text, the worst of each rank.
+    """What `compare` found on every rank, in rank order; its text shows the worst of each rank.
 
     >>> print(Parity([compare({"a": torch.ones(2)}, {"a": torch.ones(2)})] * 2))
     rank     error    ratio  worst at
@@ -66,13 +66,13 @@ class Parity:
     ranks: Sequence[Sequence[Difference]]
 
     def worst(self, rank: int) -> Difference:
-        """The largest error of one rank; the first of those that are equal but for rounding."""
+        """Return the largest difference on one rank; the first, if several are equal but for rounding."""
         nothing = Difference("(it has none)", 0.0, 1.0, 0.0, both_zero=True)  # a rank without parameters
         return max(self.ranks[rank], key=lambda difference: float(f"{difference.error:.4g}"), default=nothing)
 
     @property
     def worst_rank(self) -> int:
-        """The rank with the largest error of all; the first of them."""
+        """The rank with the largest error; the first, if there are several."""
         return max(range(len(self.ranks)), key=lambda rank: self.worst(rank).error)
 
     @property
@@ -82,7 +82,7 @@ class Parity:
 
     @property
     def common_ratio(self) -> float | None:
-        """The factor by which everything on every rank differs from what one process has; None if there is no such."""
+        """The one factor between everything on every rank and what one process has; None if there is no such factor."""
         found = [each for differences in self.ranks for each in differences if not each.both_zero]
         first = found[0].ratio if found else 1.0
         alike = all(math.isclose(each.ratio, first, rel_tol=1e-4) and each.rest < 1e-4 for each in found)
@@ -108,7 +108,7 @@ def _difference(name: str, got: torch.Tensor | None, expected_tensors: Tensors) 
     one, other = (torch.zeros(1) if x is None else x.detach().cpu() for x in (got, expected))
     one, other = torch.broadcast_tensors(one.double(), other.double())
     size = other.norm().item()
-    if size == 0:  # nothing to be relative to
+    if size == 0:  # so no error relative to it
         if one.norm().item() == 0:
             return Difference(name, 0.0, 1.0, 0.0, both_zero=True)
         return Difference(name, math.inf, math.inf, math.inf)

@@ -1,7 +1,7 @@
-"""A backward pass in two halves: first the gradient of the input, which another rank waits for; the weights' later.
+"""A backward pass in two halves: first the gradient of the input, which another rank waits for, then the weights'.
 
-The graph of a stage is a way from the output back to the input, with weights beside it. The first half goes along
-the way and keeps the gradient that arrives at each node with weights beside it; the second half starts from there.
+The graph of a stage is a path from the output back to the input, with weights beside it. The first half goes along the
+path and keeps the gradient that arrives at each node with weights beside it; the second half starts from those.
 Source of the idea: arXiv 2401.10241, section 2.
 """
 
@@ -14,9 +14,9 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 class SplitBackward:
     """The backward of ``output`` with respect to ``x``, a leaf, and to the weights in between.
 
-    Where there is no way from output to x (token numbers have no gradient), the second half is all of backward. If
-    a weight is used at two nodes, the second half goes the whole way again: right, but nothing is saved. Nor is
-    anything by layers under checkpointing: they are computed again for the first half, and for each node of the second.
+    Where there is no path from output to x (token numbers have no gradient), the second half is all of backward. If a
+    weight is used at two nodes, the second half goes the whole path again: right, but nothing is saved. Layers under
+    checkpointing save nothing either: they are computed again for the first half, and for each node of the second.
     """
 
     def __init__(self, output: torch.Tensor, x: torch.Tensor):
@@ -62,7 +62,7 @@ class SplitBackward:
 
 
 def _weights_beside(root: Node, x: Node) -> tuple[bool, dict[Node, set[torch.Tensor]]]:
-    """Whether there is a way from the output to x; for each node on it, the weights that are reached beside it."""
+    """Return whether a path leads from the output to x, and for each node on it the weights that lie beside it."""
     leads_to_x: dict[Node, bool] = {}
     leaves: dict[Node, set[torch.Tensor]] = {}  # of nodes that do not lead to x
     beside: dict[Node, set[torch.Tensor]] = {}
@@ -83,7 +83,7 @@ def _children(node: Node) -> list[Node]:
 
 
 def _children_first(root: Node) -> list[Node]:
-    """All nodes of a graph, each behind those that it leads to. (No recursion: graphs may be deep.)"""
+    """Return all nodes of a graph, each after the nodes it leads to. (No recursion: graphs may be deep.)"""
     order: list[Node] = []
     seen, stack = {root}, [(root, iter(_children(root)))]
     while stack:

@@ -13,7 +13,8 @@ from torch import nn
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
 from labkit.pipeline.stage import Stage
-from labkit.schedules import BACKWARD, Schedule, check_ops
+from labkit.schedules import BACKWARD, Schedule
+from labkit.schedules.schedule import check_ops
 from labkit.timeline.trace import Trace
 
 

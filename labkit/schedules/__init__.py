@@ -8,17 +8,15 @@ from labkit.schedules.orders import gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.schedules.schedule import (
     BACKWARD,
     FORWARD,
-    LETTER,
     WEIGHT_GRADIENT,
     Op,
     Schedule,
     ScheduleDeadlock,
     check,
-    check_ops,
     read_ops,
 )
 
 __all__ = [
-    "BACKWARD", "FORWARD", "LETTER", "WEIGHT_GRADIENT", "Op", "Schedule", "ScheduleDeadlock",
-    "check", "check_ops", "read_ops", "gpipe", "interleaved", "one_f_one_b", "zero_bubble",
+    "BACKWARD", "FORWARD", "WEIGHT_GRADIENT", "Op", "Schedule", "ScheduleDeadlock", "check", "read_ops",
+    "gpipe", "interleaved", "one_f_one_b", "zero_bubble",
 ]  # fmt: skip

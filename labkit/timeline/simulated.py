@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, check_ops
+from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
+from labkit.schedules.schedule import check_ops
 from labkit.timeline.spans import COMMUNICATION, Span, Timeline
 
 

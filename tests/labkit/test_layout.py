@@ -243,12 +243,12 @@ MESSAGES = [
      "does not divide world_size=16: use pp_size 1, 2 or 4, or world_size 12 or 24"),
     ({"world_size": 8, "tp_size": 16, "pp_size": 16}, "tp_size=16 * pp_size=16 = 256 does not divide world_size=8: "
      "use sizes whose product is 1, 2, 4 or 8, or world_size 256"),
-    ({"world_size": 0}, "world_size=0 is not a size: use a whole number from 1 up"),
-    ({"world_size": 8, "tp_size": -2}, "tp_size=-2 is not a size: use a whole number from 1 up"),
-    ({"world_size": 8, "pp_size": 2.0}, "pp_size=2.0 is not a size: use a whole number from 1 up"),
-    ({"world_size": 8, "cp_size": True}, "cp_size=True is not a size: use a whole number from 1 up"),
-    ({"world_size": "8"}, "world_size='8' is not a size: use a whole number from 1 up"),
-    ({"world_size": None}, "world_size=None is not a size: use a whole number from 1 up"),
+    ({"world_size": 0}, "world_size=0 must be at least 1"),
+    ({"world_size": 8, "tp_size": -2}, "tp_size=-2 must be at least 1"),
+    ({"world_size": 8, "pp_size": 2.0}, "pp_size=2.0 must be a whole number"),
+    ({"world_size": 8, "cp_size": True}, "cp_size=True must be a whole number"),
+    ({"world_size": "8"}, "world_size='8' must be a whole number"),
+    ({"world_size": None}, "world_size=None must be a whole number"),
     *[({"world_size": 8, "order": order}, f"order={order!r} is not an order of the axes: "
        "use each of tp, dp, pp (and cp) once, as in 'tp-cp-dp-pp'")
       for order in ("tp-dp", "tp-dp-pp-tp", "tp-dp-pp-ep", "", "tp_dp_pp", "tp-dp-pp-", None, ("tp", "dp", "pp"))],
@@ -270,7 +270,7 @@ CALLS = [
     (lambda it: it.groups("tensor"), "axis 'tensor' is unknown: use one of tp, cp, dp, pp"),
     (lambda it: it.crossings("ep", 8), "axis 'ep' is unknown: use one of tp, cp, dp, pp"),
     (lambda it: it.size("world"), "axis 'world' is unknown: use one of tp, cp, dp, pp"),
-    (lambda it: it.crossings("tp", 0), "gpus_per_node=0 is not a size: use a whole number from 1 up"),
+    (lambda it: it.crossings("tp", 0), "gpus_per_node=0 must be at least 1"),
     (lambda it: it.coords(16), "rank=16 is outside this layout: use a whole number from 0 to 15"),
     (lambda it: it.coords(1.5), "rank=1.5 is outside this layout: use a whole number from 0 to 15"),
     (lambda it: it.neighbours(-1), "rank=-1 is outside this layout: use a whole number from 0 to 15"),

@@ -20,10 +20,10 @@ def talk_on_every_axis():
         pieces = [torch.zeros(5, dtype=torch.float64) for _ in range(2)]
         dist.all_gather(pieces, torch.zeros(5, dtype=torch.float64), group=groups.tp)
         message = torch.zeros(7, dtype=torch.float64)
-        if groups.is_first_stage:
-            dist.send(message, groups.next_stage, group=groups.pp)
+        if groups.coords.pp == 0:
+            dist.send(message, group=groups.pp, group_dst=1)
         else:
-            dist.recv(message, groups.previous_stage, group=groups.pp)
+            dist.recv(message, group=groups.pp, group_src=0)
     return log
 
 
