@@ -6,7 +6,9 @@ there is no peer, only a goal).
 usage: python -m benchmarks [layout launch ...]
 """
 
+import contextlib
 import importlib
+import io
 import math
 import sys
 from pathlib import Path
@@ -36,8 +38,10 @@ def main(names: list[str]) -> None:
     bar.write(f"{'measured, against':<{NAME_WIDTH}} {'labkit':>10} {'peer':>10} {'ratio':>9}")
     for name in bar:
         bar.set_description(name)
-        for row in importlib.import_module(f"benchmarks.bench_{name}").rows():
-            bar.write(line(*row))
+        rows = importlib.import_module(f"benchmarks.bench_{name}").rows()
+        with contextlib.redirect_stderr(io.StringIO()):  # launch's "No news for 6 s" would stand between the rows
+            for row in rows:
+                bar.write(line(*row))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One all-reduce on 2 to 16 new ranks: labkit.launch against the two launchers one would use otherwise.
+"""One all-reduce on 2 to 16 new ranks: labkit.launch against the launchers that one would use otherwise.
 
 Each launcher runs in an interpreter of its own, as in a new kernel. "First" counts from before its import to the result
 of the first launch; "repeated" is the median of the launches after that. Every rank of every launcher uses gloo on
@@ -7,6 +7,7 @@ loopback and one thread, so that only the launching differs.
 
 import json
 import math
+import multiprocessing
 import os
 import signal
 import statistics
@@ -17,7 +18,11 @@ import time
 from collections.abc import Iterator
 
 WORLD_SIZES = (2, 4, 8, 16)
-PEERS = {"spawn": "torch.multiprocessing.spawn", "accelerate": "accelerate's notebook_launcher"}
+PEERS = {
+    "spawn": "torch.multiprocessing.spawn",
+    "accelerate": "accelerate's notebook_launcher",
+    "forkserver": "multiprocessing's forkserver, torch preloaded",
+}
 
 
 def rows() -> Iterator[tuple[str, float, float]]:
@@ -73,6 +78,19 @@ def _on_spawned_rank(rank: int, world_size: int, init_method: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size)
     assert all_reduce_ones() == world_size
     torch.distributed.destroy_process_group()
+
+
+def launch_with_forkserver(world_size: int) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed"])
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (world_size, f"file://{folder}/store")
+        ranks = [context.Process(target=_on_spawned_rank, args=(rank, *arguments)) for rank in range(world_size)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+    assert [rank.exitcode for rank in ranks] == [0] * world_size
 
 
 def launch_with_accelerate(world_size: int) -> None:

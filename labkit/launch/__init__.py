@@ -1,11 +1,11 @@
 """Run a function on real ranks from a notebook cell, in about a tenth of a second.
 
-The way of a call, one file a step: `world` (what the caller sees) asks the server through `client`;
-`server`, which has imported torch once, forks processes; each becomes a rank in `rank`, and the kernel
-holds them as `ranks`. `call` follows one function call; when ranks fall silent it asks each for a
-snapshot (`probe`), and `watchdog` judges whether they are slow or stuck. `report` puts faults into words,
-`output` brings what ranks print into the cell, `wire` carries the messages, `interrupts` defers the stop
-button to safe moments. `stream` makes a conversation of it: a value at a time, from ranks that go on.
+The door is what this file names; behind it, each file does one step of a call. `world` asks the server through
+`client`; `server`, which has imported torch once, forks processes; each becomes a rank in `rank`, and the kernel holds
+them as `ranks`. `call` follows one function call; when ranks fall silent, it asks each for a snapshot (`probe`), and
+`watchdog` judges whether they are slow or stuck. `report` puts faults into words, `output` brings what ranks print into
+the cell, `wire` carries the messages, `interrupts` defers the stop button to safe moments. `streaming` makes it a
+conversation: one value at a time, from ranks that go on.
 """
 
 from labkit.launch.probe import waiting_for

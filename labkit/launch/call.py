@@ -35,11 +35,13 @@ class Call:
         try:
             for rank in range(self.ranks.num_ranks):
                 self.ranks.send(rank, "call", payload)
-            for rank, status in self.ranks.exits.items():  # between two calls
-                self._note_exit(rank, status)
             self._wait()
         finally:
-            self._show_output()
+            for kind, *fields in self.ranks.remaining_events():  # what a rank prints has arrived before its result
+                if kind == "output":
+                    self.output.feed(*fields)
+            self.progress_bar.close()
+            self.output.finish()
         return [pickle.loads(self.results[rank]) for rank in range(self.ranks.num_ranks)]
 
     def _wait(self) -> None:
@@ -54,8 +56,8 @@ class Call:
         if self.failures:
             self._raise_failure()
 
-    def _unfinished(self) -> list[int]:
-        return [rank for rank in range(self.ranks.num_ranks) if rank not in self.results and rank not in self.failures]
+    def _unfinished(self) -> set[int]:
+        return set(range(self.ranks.num_ranks)) - self.results.keys() - self.failures.keys()
 
     def _pump(self, seconds: float) -> None:
         """Take in what happens, for up to so many seconds."""
@@ -69,39 +71,27 @@ class Call:
                     self.results[rank] = result
                 case ("error", rank, error):
                     self.failures[rank] = error
-                case ("exit", rank, status):
-                    self._note_exit(rank, status)
                 case ("where", rank, snapshot):
                     self.asked.discard(rank)
                     self.snapshots[rank] = snapshot
                     continue  # the answer to our own question is not a sign of life
             self.watchdog.sign_of_life(time.monotonic())
+        for rank in self.ranks.exits.keys() & self._unfinished():  # also between two calls
+            last_words = tuple(self.output.last_words(rank))
+            self.failures[rank] = Death(self.ranks.exits[rank], last_words, time.monotonic())
         if self.ranks.server.dead:
             raise RankFailed(
                 "the launch server was killed, and its ranks with it: run the cell again to start a new one"
             )
 
-    def _note_exit(self, rank: int, status: int) -> None:
-        if rank not in self.results and rank not in self.failures:
-            self.failures[rank] = Death(status, tuple(self.output.last_words(rank)), time.monotonic())
-
-    def _show_output(self) -> None:
-        if not self.ranks.server.dead:
-            for rank in range(self.ranks.num_ranks):  # what a rank prints has arrived before its result
-                for kind, *fields in self.ranks.drain(rank):
-                    if kind == "output":
-                        self.output.feed(*fields)
-        self.progress_bar.close()
-        self.output.finish()
-
     def _ask(self, seconds: float) -> Silence:
         """Ask every unfinished rank where it is, and wait for the answers."""
         self.snapshots = {}
-        for rank in set(self._unfinished()) - self.asked:
+        for rank in self._unfinished() - self.asked:
             self.asked.add(rank)
             self.ranks.send(rank, "where")
         deadline = time.monotonic() + seconds
-        while (silent := set(self._unfinished()) - self.snapshots.keys()) and time.monotonic() < deadline:
+        while (silent := self._unfinished() - self.snapshots.keys()) and time.monotonic() < deadline:
             self._pump(0.05)
         stacks = self._c_stacks(silent)
         return Silence(self.ranks.num_ranks, dict(self.snapshots), frozenset(self.results), stacks)

@@ -136,11 +136,11 @@ class ServerHandle:
             time.sleep(0.001)
 
 
-_server: ServerHandle | None = None  # one a process: starting it costs the import of torch
+_server: ServerHandle | None = None  # one per process: starting it costs the import of torch
 
 
 def current_server() -> ServerHandle:
-    """This process's server, started when there is none."""
+    """Return this process's server; start it if there is none."""
     global _server
     with _lock:
         if _server is None or not _server.usable:
@@ -157,7 +157,7 @@ def _server_environment() -> dict[str, str]:
     environment = dict(os.environ)
     # A thread pool made at import would make the server unsafe to fork; ranks set their own number of threads.
     environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    # Ranks with several threads: let them not spin for long, on cores that somebody else may need (15 times slower).
+    # Threads of ranks must not spin for long on cores that something else may need: that was 15 times slower.
     environment.setdefault("GOMP_SPINCOUNT", "1000")
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # look for GPUs without starting CUDA
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_PACKAGE_PARENT, os.environ.get("PYTHONPATH")]))
@@ -165,13 +165,13 @@ def _server_environment() -> dict[str, str]:
 
 
 def _tmpfs() -> str | None:
-    """Memory rather than a disk or a network home, where there is one."""
+    """Return a folder in memory, where there is one, rather than on a disk or in a network home."""
     places = ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"))
     return next((place for place in places if place and os.access(place, os.W_OK)), None)
 
 
 def _remove_stale_directories() -> None:
-    """What a killed server of this user left."""
+    """Remove what killed servers of this user left."""
     for directory in glob.glob(f"{_tmpfs() or tempfile.gettempdir()}/labkit-*"):
         with contextlib.suppress(OSError):
             if os.stat(directory).st_uid == os.getuid():

@@ -1,8 +1,8 @@
 """The stop button, taken only where processes and files are in order.
 
-KeyboardInterrupt can strike between any two lines, a launch that is half set up included. Blocking the
-signal is no cure: in a kernel with several threads another one takes it and Python raises it in the main
-thread all the same. So a handler of our own notes the wish, and the launcher acts on it.
+KeyboardInterrupt can strike between any two lines, even in a launch that is half set up. Blocking the signal does not
+help: in a kernel with several threads a different one takes it, and Python still raises it in the main thread. So a
+handler of our own notes the request, and the launcher acts on it.
 """
 
 import signal

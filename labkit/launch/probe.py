@@ -1,8 +1,8 @@
 """What a rank is doing at this moment: the evidence from which the kernel judges a silent world.
 
-Runs in the rank's control thread while its main thread computes, waits in communication, or hangs.
-Sources: the main thread's Python stack, torch's flight recorder (collectives), our own count of sends
-and receives (gloo's point-to-point calls are not in the recorder), and /proc (did anything run at all?).
+The probe runs in the rank's control thread while its main thread computes, waits in communication, or hangs. It looks
+at the main thread's Python stack, torch's flight recorder (collectives), our own count of sends and receives (gloo's
+are not in the recorder), and /proc (did anything run at all?).
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class PointToPoint:
-    """A send or receive that this rank waits in. ``peer`` is a global rank, None for a receive from any."""
+    """A send or receive that this rank waits in. ``peer`` is a global rank, or None for a receive from any rank."""
 
     operation: str  # "send" or "recv"
     peer: int | None
@@ -116,10 +116,10 @@ class Probe:
         def counted(tensor, *args, **kwargs):
             call = _describe(function.__name__.removeprefix("i"), to, tensor, args, kwargs)
             self.posted[call.channel] = self.posted.get(call.channel, 0) + 1
-            if function.__name__.startswith("i"):
-                work = function(tensor, *args, **kwargs)
-                return work if work is None else _Work(self, work, call)
-            return self.wait(call, function, tensor, *args, **kwargs)
+            if not function.__name__.startswith("i"):
+                return self.wait(call, function, tensor, *args, **kwargs)
+            work = function(tensor, *args, **kwargs)
+            return work and _Work(self, work, call)  # None on a rank outside the group
 
         return counted
 
@@ -190,19 +190,14 @@ def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> Poi
     if peer is None and given.get(f"group_{to}") is not None:
         peer = dist.get_global_rank(group, given[f"group_{to}"])  # pyright: ignore[reportArgumentType]
     if peer is not None and not 0 <= peer < (num_ranks := dist.get_world_size()):  # gloo would wait for it
-        raise ValueError(f"{to}={peer} is no rank: ranks run from 0 to {num_ranks - 1}; in a ring use % {num_ranks}")
-    return PointToPoint(
-        operation=operation,
-        peer=peer,
-        tag=given.get("tag") or 0,
-        group=getattr(group, "group_name", ""),
-        shape=tuple(getattr(tensor, "shape", ())),
-        dtype=str(getattr(tensor, "dtype", "")).removeprefix("torch."),
-    )
+        raise ValueError(f"{to}={peer} is not a rank: ranks run from 0 to {num_ranks - 1}; in a ring use % {num_ranks}")
+    shape, dtype = getattr(tensor, "shape", ()), str(getattr(tensor, "dtype", ""))  # torch refuses what is not a tensor
+    name = getattr(group, "group_name", "")
+    return PointToPoint(operation, peer, given.get("tag") or 0, name, tuple(shape), dtype.removeprefix("torch."))
 
 
 def _flight_recorder() -> tuple[tuple[Collective, ...], tuple[int, int]]:
-    """Unfinished collectives, and how many were entered and finished. A private reader: pinned by a test."""
+    """Return the unfinished collectives, and how many were entered and finished. A private reader, pinned by a test."""
     from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore[reportAttributeAccessIssue]
 
     entries = json.loads(_dump_fr_trace_json()).get("entries", [])
@@ -225,14 +220,13 @@ def _groups() -> dict[str, tuple[str, tuple[int, ...]]]:
     from torch.distributed import distributed_c10d
 
     world = distributed_c10d._world
-    return {
-        str(name): (getattr(group, "group_desc", ""), tuple(sorted(world.pg_group_ranks.get(group, ()))))
-        for group, name in list(world.pg_names.items())
-    }
+    ranks = {group: tuple(sorted(ranks)) for group, ranks in list(world.pg_group_ranks.items())}
+    names = list(world.pg_names.items())
+    return {str(name): (getattr(group, "group_desc", ""), ranks.get(group, ())) for group, name in names}
 
 
 def _is_elsewhere(innermost_file: str) -> bool:
-    """Is the main thread blocked, but not in communication? Torch waits on futexes; Python's own locks do so too."""
+    """Is the main thread blocked, but not in communication? Torch waits on futexes, and so do Python's own locks."""
     blocked_in = read_text(f"/proc/self/task/{os.getpid()}/wchan")  # "0" while it runs
     if blocked_in not in ("", "0") and "futex" not in blocked_in:
         return True

@@ -192,14 +192,13 @@ def describe_error(error: BaseException) -> RankError:
 
 
 def _open_streams(stack_file: str) -> None:
-    sys.stdin = open(os.devnull)  # noqa: SIM115 - these streams live as long as the process
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = open(descriptor, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     faulthandler.enable(file=2, all_threads=False)
-    # Answers even while C code holds the GIL, when the control thread cannot.
-    faulthandler.register(signal.SIGUSR1, file=open(stack_file, "w"), all_threads=True)  # noqa: SIM115
+    # This answers even while C code holds the GIL, when the control thread cannot.
+    faulthandler.register(signal.SIGUSR1, file=open(stack_file, "w"), all_threads=True)  # noqa: SIM115 - never closed
 
 
 def _flush() -> None:

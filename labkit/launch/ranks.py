@@ -71,11 +71,16 @@ class Ranks:
             yield from self._read(key)
         known = self.server.exits.get(self.world_id, {})
         for rank in known.keys() - self.exits.keys():
-            yield from self.drain(rank)  # its last words first
+            yield from self._drain(rank)  # its last words first
             self.exits[rank] = known[rank]
-            yield ("exit", rank, known[rank])
 
-    def drain(self, rank: int) -> Iterator[tuple]:
+    def remaining_events(self) -> Iterator[tuple]:
+        """Yield what is on its way from the ranks now."""
+        if not self.server.dead:
+            for rank in range(self.num_ranks):
+                yield from self._drain(rank)
+
+    def _drain(self, rank: int) -> Iterator[tuple]:
         """Yield all that is on its way from a rank: a pipe holds 64 KiB, which is one read."""
         for key in list(self._selector.get_map().values()):
             if key.data[0] == rank:

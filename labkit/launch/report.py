@@ -12,16 +12,9 @@ from labkit.launch.probe import Collective, Frame, Snapshot
 from labkit.launch.rank import RankError
 from labkit.launch.watchdog import Silence
 
-_CONSEQUENCES = (  # what a rank raises when its peer has gone
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "monitoredBarrier",
-    "NCCL error",
-    "Socket Timeout",
-    "Connection refused",
-    "Application timeout caused pair closure",
+_CONSEQUENCES = re.compile(  # what a rank raises when its peer has gone
+    "Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|Timed out waiting|"
+    "monitoredBarrier|NCCL error|Socket Timeout|Application timeout caused pair closure"
 )
 _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "usually the machine ran out of memory, or somebody killed it",
@@ -90,7 +83,7 @@ Failure = RankError | Death
 
 def is_consequence(failure: Failure) -> bool:
     """Did this rank fail only because a different rank had left it alone?"""
-    return isinstance(failure, RankError) and any(text in failure.text for text in _CONSEQUENCES)
+    return isinstance(failure, RankError) and bool(_CONSEQUENCES.search(failure.text))
 
 
 def failure_report(failures: Mapping[int, Failure], others: Silence) -> tuple[int, str]:

@@ -1,13 +1,12 @@
 """The server: a process that has imported torch once, and forks ranks from itself when asked.
 
-Importing torch takes seconds, forking a process that has done so takes milliseconds. What makes it safe:
+Importing torch takes seconds; forking a process that has done so takes milliseconds. What makes it safe:
 
 - It is started by exec, never forked from the notebook's kernel, whose threads would not survive a fork.
-- It stays single-threaded and never touches CUDA, and refuses to fork if that is no longer true.
-- It imports torch, numpy, cloudpickle, what those import, and this package only: a rank imports the rest of labkit
-  and the learner's own modules itself, so that edits of them reach the next launch.
-- It watches the kernel and dies with it; ranks die with the server; what ranks leave behind is
-  re-parented to the server, which ends it.
+- It stays single-threaded, never touches CUDA, and refuses to fork if either is no longer true.
+- It imports torch, numpy, cloudpickle, what those import, and this package only. A rank imports the rest of labkit and
+  the learner's own modules itself, so that edits of them reach the next launch.
+- It watches the kernel and dies with it. Ranks die with the server; what they leave behind becomes its child, and ends.
 """
 
 import ctypes
@@ -53,8 +52,6 @@ class Server:
         self.kernel, self.kernel_pid = kernel, kernel_pid
         self.ranks: dict[int, tuple[int, int]] = {}  # pid -> (world_id, rank)
         self.orphans: dict[int, set[int]] = {}  # pid -> the worlds it can belong to
-        self.gpu_counter: int | None = None  # pid of the child that asks CUDA
-        self.stopping = False
         self.last_request = math.inf  # nothing has been asked yet
         self.to_import = [] if os.path.exists("/dev/nvidiactl") else list(_PRELOAD_TO_TRAIN)
 
@@ -65,8 +62,8 @@ class Server:
         for descriptor in (self.kernel.fileno(), wakeup, kernel_exit):
             if descriptor is not None:
                 poll.register(descriptor, select.POLLIN)
-        signal.signal(signal.SIGTERM, self._stop)
-        while self.kernel.is_open and not self.stopping:
+        signal.signal(signal.SIGTERM, lambda *_: self.kernel.close())
+        while self.kernel.is_open:
             asked_long_ago = time.monotonic() - self.last_request > _IDLE_SECONDS  # probably nobody is about to ask
             is_idle = asked_long_ago and not self.ranks and bool(self.to_import)
             ready = {descriptor for descriptor, _ in poll.poll(0 if is_idle else 1000)}
@@ -96,9 +93,6 @@ class Server:
             importlib.import_module(self.to_import.pop(0))
         gc.freeze()  # as in main
 
-    def _stop(self, *_):
-        self.stopping = True
-
     def _read_kernel(self) -> None:
         self.last_request = time.monotonic()
         for message in self.kernel.arrived():
@@ -110,24 +104,23 @@ class Server:
                 case ("signal", world_id, number, rank):
                     self._signal(world_id, number, rank)
                 case ("count_gpus", visible):
-                    self.gpu_counter = _fork(_exit_with_gpu_count, visible)
+                    _, status = os.waitpid(_fork(_exit_with_gpu_count, visible), 0)
+                    self.kernel.send("gpus", max(0, os.waitstatus_to_exitcode(status)))
 
     def _fork_ranks(self, world_id: int, num_ranks: int) -> None:
-        given = [self.kernel.descriptors.pop(0) for _ in range(3 * num_ranks)]
+        given, pids = [self.kernel.descriptors.pop(0) for _ in range(3 * num_ranks)], []
         try:
             _check_safe_to_fork()
-            pids = [self._fork_rank(world_id, rank, given[3 * rank : 3 * rank + 3]) for rank in range(num_ranks)]
+            for rank in range(num_ranks):
+                pid = _fork(_become_rank, os.getpid(), *given[3 * rank : 3 * rank + 3])
+                _quietly(os.setpgid, pid, pid)  # in parent and child: whichever runs first
+                self.ranks[pid] = (world_id, rank)
+                pids.append(pid)
             self.kernel.send("forked", world_id, pids)
         except OSError as error:  # also fork's own: too many processes, too little memory
             self.kernel.send("refused", world_id, str(error))
         for descriptor in given:
             os.close(descriptor)
-
-    def _fork_rank(self, world_id: int, rank: int, descriptors: list[int]) -> int:
-        pid = _fork(_become_rank, os.getpid(), *descriptors)
-        _quietly(os.setpgid, pid, pid)  # in parent and child: whichever runs first
-        self.ranks[pid] = (world_id, rank)
-        return pid
 
     def _signal(self, world_id: int, number: int, rank: int | None) -> None:
         for pid, place in self.ranks.items():
@@ -141,22 +134,17 @@ class Server:
         """Report the ranks that have ended, and end what they left behind."""
         with suppress(ChildProcessError):  # there is none at all
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-                self._note_end(*ended)
+                pid, status = ended
+                self.orphans.pop(pid, None)
+                if pid in self.ranks:
+                    _kill_group(pid)  # what the rank started, such as data-loading workers
+                    self.kernel.send("exit", *self.ranks.pop(pid), status)
         living = {world_id for world_id, _ in self.ranks.values()}
-        for pid in _children() - self.ranks.keys() - self.orphans.keys() - {self.gpu_counter}:
+        for pid in _children() - self.ranks.keys() - self.orphans.keys():
             self.orphans[pid] = _worlds_of(pid) or living
         for pid, world_ids in self.orphans.items():
             if not world_ids & living:
                 _quietly(os.kill, pid, signal.SIGKILL)  # its own children become ours, and end next time
-
-    def _note_end(self, pid: int, status: int) -> None:
-        self.orphans.pop(pid, None)
-        if pid == self.gpu_counter:
-            self.kernel.send("gpus", os.waitstatus_to_exitcode(status))
-        elif pid in self.ranks:
-            world_id, rank = self.ranks.pop(pid)
-            _kill_group(pid)  # what the rank started, such as data-loading workers
-            self.kernel.send("exit", world_id, rank, status)
 
 
 def _fork(child, *arguments) -> int:

@@ -1,9 +1,9 @@
-"""Is a silent world slow, or will it never go on? Judged from snapshots alone, so that it is tested without processes.
+"""Is a silent world slow, or will it never go on? It is judged from snapshots alone, and tested without processes.
 
-A deadlock is declared only when all of this holds, because each weaker rule has raised a false alarm:
-every rank that has not returned waits in communication; in no group are all members in the same
-collective; no send has met its receive; and in consecutive snapshots nothing has run, neither a main
-thread nor the threads that move data. Everything else is somebody being slow, which is no fault.
+A deadlock is declared only when all of this holds, because each weaker rule has raised a false alarm: every rank that
+has not returned waits in communication; in no group are all members in the same collective; no send has met its
+receive; and between consecutive snapshots nothing has run, neither a main thread nor the threads that move data.
+Everything else means that a rank is slow, which is not a fault.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from labkit.launch.probe import Collective, Snapshot
 
 _QUIET_SECONDS = 2.0  # nothing printed, returned or reported: start looking
 _PROBE_SECONDS = 0.5
-_NOTE_SECONDS = 5.0  # tell the person who waits for whom
+_NOTE_SECONDS = 5.0  # tell the learner who waits for whom
 _NOTE_AGAIN_SECONDS = 30.0
 _IDLE_CPU_SECONDS = 0.02  # what answering a probe may cost
 _STILL_PROBES = 2
-_STILL_PROBES_IN_SET_UP = 4  # set-up polls a file, so that its stillness shows less sharply
+_STILL_PROBES_IN_SET_UP = 4  # set-up polls a file, so its stillness is harder to see
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Silence:
 
     @property
     def groups(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Every process group that any rank knows: name -> description and ranks."""
+        """Return every process group that any rank knows: name -> description and ranks."""
         return {name: group for snapshot in self.snapshots.values() for name, group in snapshot.groups.items()}
 
     def calls(self) -> dict[tuple[str, int, str], dict[int, Collective]]:
-        """The unfinished collectives: (group, number, operation) -> rank -> its view of the call."""
+        """Return the unfinished collectives: (group, number, operation) -> rank -> its view of the call."""
         calls: dict[tuple[str, int, str], dict[int, Collective]] = {}
         for rank, snapshot in self.snapshots.items():
             for call in snapshot.collectives:
@@ -57,7 +57,7 @@ class Silence:
         return {rank for rank in self.snapshots if self.is_waiting(rank)}
 
     def can_go_on(self) -> bool:
-        """Does some rank run, or some data still have a way to move?"""
+        """Does a rank run, or can data still move?"""
         unfinished = set(range(self.num_ranks)) - self.returned
         if self.waiting() != unfinished:
             return True
@@ -75,15 +75,10 @@ class Silence:
         if call is None:
             return False
         other = "recv" if call.operation == "send" else "send"
-        if call.peer is None:  # a receive from anyone
-            posted = sum(
-                snapshot.posted.get((other, rank, call.tag, call.group), 0) for snapshot in self.snapshots.values()
-            )
-        elif call.peer in self.snapshots:
-            posted = self.snapshots[call.peer].posted.get((other, rank, call.tag, call.group), 0)
-        else:
-            return False  # it has returned: had it posted the call, the data would be here
-        return posted >= mine.posted.get(call.channel, 0)
+        peers = set(self.snapshots) if call.peer is None else {call.peer} & self.snapshots.keys()
+        # A peer that has returned is not among them: had it posted the call, the data would be here.
+        posted = sum(self.snapshots[peer].posted.get((other, rank, call.tag, call.group), 0) for peer in peers)
+        return posted >= mine.posted[call.channel]
 
 
 class Watchdog:
@@ -94,7 +89,7 @@ class Watchdog:
         self.sign_of_life(now)
 
     def sign_of_life(self, now: float) -> None:
-        """A rank printed, returned or reported progress: the silence is over."""
+        """Start again: a rank printed, returned or reported progress."""
         self.last_sign, self._next_probe = now, now + _QUIET_SECONDS
         self._previous: Silence | None = None
         self._still_probes = 0
@@ -103,7 +98,7 @@ class Watchdog:
         return now >= self._next_probe
 
     def judge(self, now: float, silence: Silence) -> str:
-        """``"deadlock"``, ``"note"`` (somebody waits for a slow rank: say so), or ``""``."""
+        """Return ``"deadlock"``, ``"note"`` (some ranks wait for a slow one: say so), or ``""``."""
         previous, self._previous = self._previous, silence
         self._next_probe = now + _PROBE_SECONDS
         stuck = not silence.can_go_on() and not _all_in_one_set_up(silence)
@@ -119,7 +114,7 @@ class Watchdog:
 
 
 def _all_in_one_set_up(silence: Silence) -> bool:
-    """Everybody is joining, or making the same group: slow on a busy machine, and no fault while nobody has left."""
+    """Is every rank joining, or making the same group? That may be slow, and is fine while no rank has returned."""
     calls = {snapshot.set_up for snapshot in silence.snapshots.values()}
     return len(calls) == 1 and None not in calls and not silence.returned
 
@@ -131,7 +126,7 @@ def _nothing_ran(previous: Silence | None, silence: Silence) -> bool:
 
 
 def _still(before: Snapshot, now: Snapshot) -> bool:
-    """Between two snapshots of a rank, nothing has happened on it."""
+    """Has nothing happened on a rank between two snapshots of it?"""
     return (
         (before.stack, before.instruction, before.recorded) == (now.stack, now.instruction, now.recorded)
         and (before.context_switches == now.context_switches or now.set_up is not None)

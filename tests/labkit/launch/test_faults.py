@@ -165,7 +165,7 @@ def test_receive_with_another_tag(kernel):
 
 def test_send_to_a_rank_that_does_not_exist(kernel):
     report = fails(kernel, "if rank == 1: dist.send(torch.ones(2), rank + 1)", within=2, world_size=2)
-    assert "rank 1 of 2 raised ValueError: dst=2 is no rank: ranks run from 0 to 1; in a ring use % 2" in report
+    assert "rank 1 of 2 raised ValueError: dst=2 is not a rank: ranks run from 0 to 1; in a ring use % 2" in report
     assert "line 3, in work:  if rank == 1: dist.send" in report
 
 
