@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 
-from course.pictures.glyphs import draw_labels, label_path
+from course.pictures.glyphs import draw_heading, draw_labels, label_path
 from course.pictures.painter import use_inches
 from course.pictures.rows import draw_boxes
-from course.pictures.style import DP, EM, FRAME, FRAME_FILL, GREY, INK, TINTS, TITLE_PT, text_on, tint
-from labkit.cuts import BatchCut, rows_text
+from course.pictures.style import DP, EM, FRAME, FRAME_FILL, GREY, INK, text_on, tints
+from labkit.cuts import BatchCut
 from labkit.sizes import counted
 
 FIGURE_INCHES = (11.0, 5.1)
@@ -27,7 +27,7 @@ def draw_batch(cut: BatchCut, ax: Axes | None = None, *, dimmed: bool = False) -
     color, m = GREY if dimmed else DP, cut.num_micro_batches
     rows = counted(cut.micro_batch_size, "row")
     says = f"Each rank sees {rows} at a time. A tint is a rank; white ticks are between rows."
-    _write_heading(ax, f"batch of {cut.batch_size}, d = {cut.dp_size}, m = {m}", says, color)
+    draw_heading(ax, MARGIN, f"batch of {cut.batch_size}, d = {cut.dp_size}, m = {m}", 0.25, says, 0.6, color)
     _name_ranks(ax, cut.dp_size, height)
 
     left, right = MARGIN + RANK_NAME, width - MARGIN - AVERAGE - GAP
@@ -45,7 +45,7 @@ def draw_replicas(cut: BatchCut, ax: Axes | None = None) -> Axes:
     """Draw what each rank has in the course of a step, from its rows to its new weights."""
     ax, width, height = use_inches(ax, *FIGURE_INCHES)
     says = "Tinted: each rank has its own. Pale: the same on every rank."
-    _write_heading(ax, f"data parallel, d = {cut.dp_size}", says, DP)
+    draw_heading(ax, MARGIN, f"data parallel, d = {cut.dp_size}", 0.25, says, 0.6, DP)
     _name_ranks(ax, cut.dp_size, height)
     step = (width - 2 * MARGIN - RANK_NAME - AVERAGE - GAP) / 6
     ranks, left = range(cut.dp_size), MARGIN + RANK_NAME
@@ -72,9 +72,8 @@ def _draw_column(ax: Axes, name: str, texts: list[str], box, height: float, colo
     lane = (height - HEAD - MARGIN) / len(texts)
     inner = min(0.12, 0.15 * lane)
     tops = HEAD + np.arange(len(texts)) * lane + inner / 2
-    fills = [tint(color, TINTS[rank % len(TINTS)]) if color else to_rgb(FRAME_FILL) for rank in range(len(texts))]
-    sides = np.full(len(texts), left), np.full(len(texts), right)
-    draw_boxes(ax, *sides, tops, lane - inner, facecolors=fills, edgecolors=FRAME, linewidths=0.8)
+    fills = tints(color, len(texts)) if color else [to_rgb(FRAME_FILL)] * len(texts)
+    draw_boxes(ax, left, right, tops, lane - inner, facecolors=fills, edgecolors=FRAME, linewidths=0.8)
     em = _fitting(texts, right - left, lane - inner)
     if lines > 1 and (right - left) / lines > SMALLEST_ROW:
         _draw_row_lines(ax, np.linspace(left, right, lines + 1)[1:-1], tops, lane - inner, em)
@@ -96,8 +95,8 @@ def _draw_row_lines(ax: Axes, places, tops, height: float, em: float) -> None:
 def _draw_average(ax: Axes, left: float, height: float, color: str, alone: bool = False) -> None:
     """Draw one all-reduce over all ranks; a rank alone has nothing to send."""
     look = dict(facecolors="white", edgecolors=FRAME if alone else color, linewidths=2.5)
-    draw_boxes(ax, [left], [left + AVERAGE], [HEAD], height - HEAD - MARGIN, **look)
-    middle = HEAD + (height - HEAD - MARGIN) / 2
+    draw_boxes(ax, left, left + AVERAGE, [HEAD], height - HEAD - MARGIN, **look)
+    middle = (HEAD + height - MARGIN) / 2
     words = ["nothing", "to send"] if alone else ["all-reduce:", "the mean", "of all", "ranks'", "gradients"]
     places = [(left + AVERAGE / 2, middle + (line - (len(words) - 1) / 2) * 1.5 * EM) for line in range(len(words))]
     draw_labels(ax, words, places, 0.9 * EM, INK)
@@ -112,12 +111,16 @@ def _name_ranks(ax: Axes, num_ranks: int, height: float) -> None:
         draw_labels(ax, [f"rank {rank}" for rank in range(num_ranks)], places, em, INK, align="left")
 
 
-def _write_heading(ax: Axes, title: str, says: str, color: str) -> None:
-    draw_labels(ax, [title], [(MARGIN, 0.25)], TITLE_PT / 72, color, bold=True, align="left")
-    draw_labels(ax, [says], [(MARGIN, 0.6)], EM, INK, align="left")
-
-
 def _fitting(texts: list[str], width: float, height: float) -> float:
     """Return the size in inches of an em at which the longest text fits into a box; at most that of a label."""
     longest = max(label_path(text, bold=True).get_extents().width for text in texts)
     return min(EM, (width - 0.06) / longest, 0.6 * height)
+
+
+def rows_text(rows: range) -> str:
+    """Write the first and the last of some rows.
+
+    >>> rows_text(range(32, 64)), rows_text(range(5, 6))
+    ('32-63', '5')
+    """
+    return f"{rows[0]}-{rows[-1]}" if len(rows) > 1 else str(rows[0])

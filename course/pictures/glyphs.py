@@ -14,6 +14,8 @@ from matplotlib.path import Path
 from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Affine2D
 
+from course.pictures.style import EM, INK, TITLE_PT
+
 _FONTS = {bold: FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal") for bold in (False, True)}
 _CAP_HEIGHT = 0.729  # ems, of DejaVu Sans: the font that matplotlib brings along
 
@@ -32,6 +34,12 @@ def draw_labels(ax: Axes, texts, centres, em_inches: float, colors, bold: bool =
     )
     ax.add_collection(labels, autolim=False)
     return labels
+
+
+def draw_heading(ax: Axes, left: float, title: str, title_y: float, says: str, says_y: float, color, ink=INK) -> None:
+    """Write a title, and below it a line about it: matplotlib's own titles would slow down every redraw."""
+    draw_labels(ax, [title], [(left, title_y)], TITLE_PT / 72, color, bold=True, align="left")
+    draw_labels(ax, [says], [(left, says_y)], EM, ink, align="left")
 
 
 @lru_cache(maxsize=8192)

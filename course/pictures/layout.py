@@ -14,7 +14,7 @@ from matplotlib.patches import FancyBboxPatch
 from matplotlib.transforms import Affine2D
 
 from course.pictures.floor_plan import FloorPlan, box_length, floor_plan
-from course.pictures.glyphs import draw_labels
+from course.pictures.glyphs import draw_heading, draw_labels
 from course.pictures.painter import inches, new_figure
 from course.pictures.style import (
     AXIS_COLOR,
@@ -83,11 +83,9 @@ def draw_grid(
     box_inches = box_length(plan, width, height)
     ax.set(xlim=(0, width / box_inches), ylim=(height / box_inches, 0))  # ranks go down
 
-    # The heading is made of glyphs too: as Text it would take a fifth of the time of a redraw.
     title, says = f"{AXIS_NAME[axis]} groups", describe_groups(layout, axis, gpus_per_node)
     points = 72 * box_inches  # in a box's side, which is 1 in data coordinates
-    draw_labels(ax, [title], [(0, -36 / points)], TITLE_PT / 72, color, bold=True, align="left")
-    draw_labels(ax, [says], [(0, -15 / points)], EM, GREY if dimmed else INK, align="left")
+    draw_heading(ax, 0, title, -36 / points, says, -15 / points, color, GREY if dimmed else INK)
     _draw_nodes(ax, plan, box_inches)
     _draw_gpus(ax, plan, box_inches, layout, axis, color, dimmed, follow)
     return ax

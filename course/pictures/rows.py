@@ -13,7 +13,7 @@ from matplotlib.collections import PolyCollection
 from course.pictures.glyphs import draw_labels, label_path
 from course.pictures.painter import inches
 from course.pictures.style import text_on
-from labkit.schedules import LETTER
+from labkit.schedules.schedule import LETTER
 from labkit.timeline.spans import Span
 
 LARGEST, COMFORTABLE, SMALLEST = 0.17, 0.13, 0.085
@@ -23,8 +23,8 @@ PAD_INCHES = 0.04
 
 
 def draw_boxes(ax: Axes, lefts, rights, tops, height, **look) -> PolyCollection:
-    """Draw rectangles as one artist: ``lefts``, ``rights`` and ``tops`` are [n], ``height`` is [n] or one for all."""
-    corners = np.empty((len(lefts), 4, 2))
+    """Draw rectangles as one artist: ``tops`` are [n], and each of the others is [n] or one number for all."""
+    corners = np.empty((len(tops), 4, 2))
     corners[:, 0, 0] = corners[:, 1, 0] = lefts
     corners[:, 2, 0] = corners[:, 3, 0] = rights
     corners[:, 0, 1] = corners[:, 3, 1] = tops

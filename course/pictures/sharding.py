@@ -11,17 +11,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.transforms import Affine2D
 
-from course.pictures.glyphs import draw_labels, label_path
+from course.pictures.glyphs import draw_heading, draw_labels, label_path
 from course.pictures.linear_cut import LinearCut
 from course.pictures.painter import use_inches
 from course.pictures.rows import draw_boxes
-from course.pictures.style import EM, FRAME, FRAME_FILL, GREY, INK, MUTED, TINTS, TITLE_PT, TP, text_on, tint
+from course.pictures.style import EM, FRAME, FRAME_FILL, GREY, INK, MUTED, TP, text_on, tints
 
 FIGURE_INCHES = (11.0, 5.1)
 MARGIN, GAP = 0.1, 0.62  # inches: around everything, and between matrices, where = and the dot stand
 HEAD, LINE, FOOT = 0.8, 0.27, 0.45  # inches: title and subtitle; a line of a caption; b below A
 CAPTION_GAP = 0.15  # inches: between A and the captions on its right
 THINNEST = 0.16  # inches: a matrix with few rows or columns is drawn no thinner, and the picture says so
+SAYS = {
+    "column": "A is cut by columns. Each rank computes its columns of Y.",
+    "row": "A is cut by rows, X by columns to match. Each rank computes a part of every element of Y.",
+}
 SMALLEST_NUMBER, COMFORTABLE_NUMBER = 0.085, 0.14  # inches: smaller ones are left out; too small ones are turned
 
 
@@ -50,7 +54,7 @@ def draw_cut(cut: LinearCut, ax: Axes | None = None, *, dimmed: bool = False) ->
         if symbol:
             draw_labels(ax, [symbol], [(left - GAP / 2, middle)], 0.4, INK, bold=True)
     _draw_bias(ax, cut, box, color)
-    _draw_heading(ax, cut, color)
+    draw_heading(ax, MARGIN, f"{cut.cut} parallel, t = {cut.tp_size}", 0.2, SAYS[cut.cut], 0.52, color)
     if any(min(matrix.rows, matrix.columns) * scale < THINNEST for matrix in matrices):
         note = "not in proportion: thin matrices are drawn thicker"
         draw_labels(ax, [note], [(MARGIN, height - 0.15)], EM, MUTED, align="left")
@@ -168,8 +172,7 @@ def _draw_shards(ax: Axes, box: _Box, cut: str, num_shards: int, color: str) -> 
         _fill(ax, [box], ["white"])
         stripe = min(0.3, 0.5 * box.height)
         box, cut = _Box(box.left, box.top + box.height - stripe, box.width, stripe), "columns"
-    fills = [tint(color, TINTS[rank % len(TINTS)]) for rank in range(num_shards)]
-    parts = box.cut(cut, num_shards)
+    fills, parts = tints(color, num_shards), box.cut(cut, num_shards)
     _fill(ax, parts, fills)
     _number(ax, parts, fills)
 
@@ -193,14 +196,3 @@ def _number(ax: Axes, parts: list[_Box], fills: list) -> None:
     labels = draw_labels(ax, [str(rank) for rank in range(len(parts))], middles, em, inks, bold=True)
     if turn:
         labels.set_transform(Affine2D().scale(em).rotate_deg(90) + ax.figure.dpi_scale_trans)
-
-
-def _draw_heading(ax: Axes, cut: LinearCut, color: str) -> None:
-    title = f"{cut.cut} parallel, t = {cut.tp_size}"
-    says = (
-        "A is cut by columns. Each rank computes its columns of Y."
-        if cut.cut == "column"
-        else "A is cut by rows, X by columns to match. Each rank computes a part of every element of Y."
-    )
-    draw_labels(ax, [title], [(MARGIN, 0.2)], TITLE_PT / 72, color, bold=True, align="left")
-    draw_labels(ax, [says], [(MARGIN, 0.52)], EM, INK, align="left")

@@ -21,6 +21,7 @@ from course.pictures.style import (
     TITLE,
     TP,
     WEIGHT_GRADIENT,
+    keep_lower_axis,
     text_on,
     three_digits,
     tint,
@@ -108,7 +109,8 @@ def draw_published(rows: Sequence[Published], hardware: Hardware, ax: Axes | Non
     ax.set_title("teraFLOP/s per GPU", **TITLE)
     ax.set_xlabel("billion parameters", size=LABEL_PT, color=MUTED)
     ax.legend(fontsize=LABEL_PT, frameon=False, loc="lower right", ncols=2)
-    _tidy(ax)
+    keep_lower_axis(ax)
+    ax.tick_params("y", labelsize=LABEL_PT, length=0, labelcolor=INK)
     ax.grid(axis="y", color=IDLE)
     ax.set_axisbelow(True)
     return ax
@@ -129,20 +131,14 @@ def _draw_bars(ax: Axes, names: Sequence[str], rows: Sequence[Mapping[str, float
                 words: dict[str, Any] = dict(size=LABEL_PT, color=text_on(fill), ha="center", va="center", bbox=behind)
                 ax.text(left + value / 2, number, three_digits(value), **words)
     ax.set_yticks(range(len(rows)), names)
+    ax.tick_params("y", labelsize=LABEL_PT, length=0, labelcolor=INK)
     ax.set_xlim(0, end)
     ax.set_ylim(len(rows) - 0.4, -0.6)  # the first on top
-    _tidy(ax)
+    keep_lower_axis(ax)
     ax.legend(
         loc="upper left", bbox_to_anchor=(0, -0.6 / inches(ax)[1]), ncols=4, frameon=False, fontsize=LABEL_PT,
         handlelength=1.2, handletextpad=0.4, columnspacing=1.1, borderaxespad=0,
     )  # fmt: skip
-
-
-def _tidy(ax: Axes) -> None:
-    ax.tick_params("y", labelsize=LABEL_PT, length=0, labelcolor=INK)
-    ax.tick_params("x", labelsize=LABEL_PT, color=GREY, labelcolor=MUTED)
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.spines["bottom"].set_color(GREY)
 
 
 def _axes(num_rows: int) -> Axes:

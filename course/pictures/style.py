@@ -26,6 +26,7 @@ MUTED = "#5B6770"
 GREY = "#9AA5AE"
 FRAME, FRAME_FILL = "#AEB8C0", "#F5F7F9"
 
+KIND_COLOR = {"forward": FORWARD, "backward": BACKWARD, "weight_gradient": WEIGHT_GRADIENT, "optimizer": MUTED}
 AXIS_COLOR = {"tp": TP, "cp": CP, "dp": DP, "pp": PP}
 AXIS_NAME = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline"}
 
@@ -57,6 +58,11 @@ def group_letter(index: int) -> str:
 def tint(color: str, strength: float) -> tuple[float, float, float]:
     """Return this colour diluted with white: strength 1.0 is the colour itself, 0.0 is white."""
     return tuple(1.0 - strength * (1.0 - channel) for channel in to_rgb(color))  # type: ignore[return-value]
+
+
+def tints(color: str, number: int) -> list[tuple[float, float, float]]:
+    """Return the tints of this many ranks or groups, in their order."""
+    return [tint(color, TINTS[index % len(TINTS)]) for index in range(number)]
 
 
 @lru_cache(maxsize=1024)
@@ -92,3 +98,10 @@ def label_plot(ax: Axes, title: str, x: str, y: str) -> None:
     ax.grid(which="major", color=IDLE)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
+
+
+def keep_lower_axis(ax: Axes) -> None:
+    """Leave only the axis below, and make it grey."""
+    ax.tick_params("x", labelsize=LABEL_PT, color=GREY, labelcolor=MUTED)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.spines["bottom"].set_color(GREY)

@@ -4,7 +4,6 @@ Predictions and measurements are drawn by the same function, and each picture sa
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,21 +16,20 @@ from course.pictures.in_flight import chunk_of, draw_in_flight, peaks_in_flight
 from course.pictures.painter import add_axes, inches, new_figure
 from course.pictures.rows import draw_boxes, width_ems, write_labels
 from course.pictures.style import (
-    BACKWARD,
     EM,
     FORWARD,
     GREY,
     IDLE,
     INK,
+    KIND_COLOR,
     LABEL_PT,
     MUTED,
     TITLE,
-    WEIGHT_GRADIENT,
+    keep_lower_axis,
     tint,
 )
 from labkit.timeline.spans import COMMUNICATION, COMPUTING, WAIT, Span, Timeline
 
-COLOR = {"forward": FORWARD, "backward": BACKWARD, "weight_gradient": WEIGHT_GRADIENT, "optimizer": MUTED}
 WORDS = {
     "forward": "F forward",
     "backward": "B backward",
@@ -51,27 +49,6 @@ MOST_LANES = 3
 """Messages under way at once are drawn below each other, in up to this many lanes."""
 
 
-@dataclass(frozen=True)
-class _Row:
-    """What a row is divided into, as shares of it: the work, and below it the lanes of messages."""
-
-    num_lanes: int
-
-    @property
-    def inches(self) -> float:
-        return GAP_INCHES + WORK_INCHES + LANE_INCHES * self.num_lanes + (GAP_INCHES / 2 if self.num_lanes else 0)
-
-    @property
-    def work(self) -> tuple[float, float]:
-        """Its top and height."""
-        return GAP_INCHES / 2 / self.inches, WORK_INCHES / self.inches
-
-    def lane(self, number) -> tuple[float, float]:
-        """Its top and height."""
-        top = GAP_INCHES + WORK_INCHES + LANE_INCHES * number
-        return top / self.inches, (LANE_INCHES - 0.02) / self.inches
-
-
 def draw_timeline(
     timeline: Timeline,
     ax: Axes | None = None,
@@ -87,23 +64,20 @@ def draw_timeline(
     "time units"; by default, a simulation of a second or more is in time units.
     """
     unit = unit or _unit_of([timeline])
-    row = _Row(max(_lanes(timeline), default=-1) + 1)
-    ranks = timeline.ranks
+    row, ranks = _row_inches(timeline), timeline.ranks
     if ax is None:
-        height = max(1, len(ranks)) * row.inches
+        height = max(1, len(ranks)) * row
         figure = new_figure(12, HEAD_INCHES + height + FOOT_INCHES - (0 if legend else 0.3))
         ax = add_axes(figure, LEFT_INCHES, HEAD_INCHES, 12 - LEFT_INCHES - RIGHT_INCHES, height)
     makespan = timeline.makespan_seconds
-    ax.set_xlim(0, end_seconds or makespan or 1.0)
-    ax.set_ylim(max(1, len(ranks)), 0)  # ranks go down
-    top, height = row.work
-    everywhere = [0.0] * len(ranks), [makespan] * len(ranks), np.arange(len(ranks)) + top
-    draw_boxes(ax, *everywhere, height, facecolors=IDLE, linewidths=0)
+    ax.set(xlim=(0, end_seconds or makespan or 1.0), ylim=(max(1, len(ranks)), 0))  # ranks go down
+    top, height = GAP_INCHES / 2 / row, WORK_INCHES / row
+    draw_boxes(ax, 0, makespan, np.arange(len(ranks)) + top, height, facecolors=IDLE, linewidths=0)
 
     work = [span for span in timeline.spans if span.kind in COMPUTING]
     if work:
         lefts, rights, tops = _places(timeline, work, top)
-        fills = [tint(COLOR[s.kind], CHUNK_STRENGTHS[chunk_of(s) % len(CHUNK_STRENGTHS)]) for s in work]
+        fills = [tint(KIND_COLOR[s.kind], CHUNK_STRENGTHS[chunk_of(s) % len(CHUNK_STRENGTHS)]) for s in work]
         box_inches = np.median(rights - lefts) * inches(ax)[0] / ax.get_xlim()[1]
         edge = float(np.clip(8 * box_inches, 0, 1))  # hairlines would be all edge
         draw_boxes(ax, lefts, rights, tops, height, facecolors=fills, edgecolors="white", linewidths=edge)
@@ -111,10 +85,15 @@ def draw_timeline(
         draw_boxes(ax, *_places(timeline, waits, top), height, **WAIT_LOOK)
     if work:
         write_labels(ax, work, lefts, rights, tops, height, fills)
-    if row.num_lanes:
-        _draw_messages(ax, timeline, row)
+    if messages := [span for span in timeline.spans if span.kind == COMMUNICATION]:
+        lefts, rights, tops = _places(timeline, messages, (GAP_INCHES + WORK_INCHES) / row)
+        tops += np.array(_lanes(timeline)) * LANE_INCHES / row
+        height = (LANE_INCHES - 0.02) / row
+        draw_boxes(ax, lefts, rights, tops, height, **MESSAGE_LOOK)
+        fills = [MESSAGE_LOOK["facecolor"]] * len(messages)
+        write_labels(ax, messages, lefts, _seen_until(lefts, rights, tops), tops, height, fills)
 
-    _label_axes(ax, ranks, top + height / 2, unit)
+    _label_axes(ax, ranks, (GAP_INCHES + WORK_INCHES) / 2 / row, unit)
     ax.set_title(title, **TITLE)
     ax.set_title(_facts(timeline, unit), loc="right", size=LABEL_PT, color=INK)
     if legend:
@@ -136,7 +115,7 @@ def draw_timelines(
     """
     unit = unit or _unit_of(timelines)
     end = max(timeline.makespan_seconds for timeline in timelines)
-    heights = [len(t.ranks) * _Row(max(_lanes(t), default=-1) + 1).inches for t in timelines]
+    heights = [len(timeline.ranks) * _row_inches(timeline) for timeline in timelines]
     around = len(timelines) * HEAD_INCHES + (len(timelines) - 1) * 0.1 + FOOT_INCHES
     figure = figure or new_figure(14, sum(heights) + around)
     stretch = (figure.get_figheight() - around) / sum(heights)
@@ -190,16 +169,6 @@ def _places(timeline: Timeline, spans: Sequence[Span], top: float) -> tuple[np.n
     return places[:, 0], places[:, 1], places[:, 2]
 
 
-def _draw_messages(ax: Axes, timeline: Timeline, row: _Row) -> None:
-    messages = [span for span in timeline.spans if span.kind == COMMUNICATION]
-    lefts, rights, tops = _places(timeline, messages, 0.0)
-    in_row, height = row.lane(np.array(_lanes(timeline)))
-    draw_boxes(ax, lefts, rights, tops + in_row, height, **MESSAGE_LOOK)
-    fills = [MESSAGE_LOOK["facecolor"]] * len(messages)
-    seen = _seen_until(lefts, rights, tops + in_row)
-    write_labels(ax, messages, lefts, seen, tops + in_row, height, fills)
-
-
 def _seen_until(lefts: np.ndarray, rights: np.ndarray, tops: np.ndarray) -> np.ndarray:
     """Return where each box is covered by the next one in its lane, or else where it ends.
 
@@ -212,6 +181,12 @@ def _seen_until(lefts: np.ndarray, rights: np.ndarray, tops: np.ndarray) -> np.n
             seen[last[top]] = min(seen[last[top]], lefts[number])
         last[top] = number
     return seen
+
+
+def _row_inches(timeline: Timeline) -> float:
+    """Return the height of a rank's row: its work, and below it the lanes of its messages."""
+    num_lanes = max(_lanes(timeline), default=-1) + 1
+    return GAP_INCHES + WORK_INCHES + (LANE_INCHES * num_lanes + GAP_INCHES / 2 if num_lanes else 0)
 
 
 def _lanes(timeline: Timeline) -> list[int]:
@@ -240,9 +215,7 @@ def _label_axes(ax: Axes, ranks: Sequence[int], middle: float, unit: str) -> Non
     ax.xaxis.set_major_formatter(lambda seconds, _: f"{round(seconds * factor, 6):g}")
     ax.set_xlabel(unit, size=LABEL_PT - 1, color=MUTED, ha="right", va="top")
     ax.xaxis.set_label_coords(-0.12 / width, -0.10 / height)  # below the ranks, in line with the numbers
-    ax.tick_params("x", labelsize=LABEL_PT, color=GREY, labelcolor=MUTED)
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.spines["bottom"].set_color(GREY)
+    keep_lower_axis(ax)
 
 
 def _draw_legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
@@ -250,7 +223,7 @@ def _draw_legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
     spans = [span for timeline in timelines for span in timeline.spans]
     kinds = {span.kind for span in spans}
     chunks = sorted({chunk_of(span) for span in spans if span.kind in COMPUTING} - {0})
-    handles = [Patch(color=COLOR[kind], label=words) for kind, words in WORDS.items() if kind in kinds]
+    handles = [Patch(color=KIND_COLOR[kind], label=words) for kind, words in WORDS.items() if kind in kinds]
     for chunk in chunks[: len(CHUNK_STRENGTHS) - 1]:
         handles.append(Patch(color=tint(FORWARD, CHUNK_STRENGTHS[chunk]), label=f"chunk {chunk}"))
     handles.append(Patch(color=IDLE, label="idle"))

@@ -3,14 +3,12 @@
 Ranks go down, the computation goes right. Source: arXiv 1909.08053, figure 4; arXiv 2205.05198, figure 5.
 """
 
-from dataclasses import dataclass
-
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from course.pictures.glyphs import draw_labels
+from course.pictures.glyphs import draw_heading, draw_labels
 from course.pictures.painter import new_figure, use_inches
-from course.pictures.style import CP, EM, FRAME, FRAME_FILL, INK, MUTED, TINTS, TITLE_PT, TP, text_on, tint
+from course.pictures.style import CP, EM, FRAME, FRAME_FILL, INK, MUTED, TP, text_on, tint, tints
 
 WIDTH = 12.35  # inches
 MARGIN, GAP = 0.12, 0.07  # inches
@@ -20,31 +18,23 @@ BAR = 0.34  # inches: where the ranks meet
 NAME = 0.75  # inches: "rank 0"
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A part of the layer; ``kind`` is 'cut', 'around', or 'f' and 'g', which are messages."""
-
-    kind: str
-    text: str = ""
-    width: float = BAR
-
-
 LAYER = (
-    _Step("around", "norm", 0.85),
-    _Step("f"),
-    _Step("cut", "Q K V", 0.95),
-    _Step("cut", "heads", 0.95),
-    _Step("cut", "out", 0.75),
-    _Step("g"),
-    _Step("around", "drop +", 0.95),
-    _Step("around", "norm", 0.85),
-    _Step("f"),
-    _Step("cut", "up", 0.95),
-    _Step("cut", "GeLU", 0.95),
-    _Step("cut", "down", 0.85),
-    _Step("g"),
-    _Step("around", "drop +", 0.95),
+    ("around", "norm", 0.85),
+    ("f", "", BAR),
+    ("cut", "Q K V", 0.95),
+    ("cut", "heads", 0.95),
+    ("cut", "out", 0.75),
+    ("g", "", BAR),
+    ("around", "drop +", 0.95),
+    ("around", "norm", 0.85),
+    ("f", "", BAR),
+    ("cut", "up", 0.95),
+    ("cut", "GeLU", 0.95),
+    ("cut", "down", 0.85),
+    ("g", "", BAR),
+    ("around", "drop +", 0.95),
 )
+"""The parts of the layer and their widths in inches: cut over the ranks, around that, and the messages f and g."""
 
 MESSAGES = {
     False: {"f": ("nothing", "all-reduce"), "g": ("all-reduce", "nothing")},
@@ -64,29 +54,26 @@ def draw_transformer_layers(tp_size: int = 2) -> list[Axes]:
 def draw_transformer_layer(tp_size: int, sequence_parallel: bool, ax: Axes) -> Axes:
     """Draw one layer: one row of boxes per rank, and for each message a bar over all rows."""
     use_inches(ax)
-    _draw_heading(ax, tp_size, sequence_parallel)
-    left = MARGIN + NAME
+    title = "with sequence parallelism" if sequence_parallel else f"a transformer layer, t = {tp_size}"
+    around = "pink: cut by tokens" if sequence_parallel else "grey: the same on every rank"
+    says = f"blue: cut by columns, heads, rows · {around} · bars: messages, forward above and backward below"
+    draw_heading(ax, MARGIN, title, 0.22, says, 0.54, TP)
     for rank in range(tp_size):
         draw_labels(ax, [f"rank {rank}"], [(MARGIN, HEAD + (rank + 0.5) * ROW)], EM, INK, bold=True, align="left")
-    for step in LAYER:
-        if step.kind in "fg":
-            _draw_message(ax, left, tp_size, MESSAGES[sequence_parallel][step.kind])
+    fills = {"cut": tints(TP, tp_size)}
+    fills["around"] = tints(CP, tp_size) if sequence_parallel else [tint(FRAME_FILL, 1.0)] * tp_size
+    left = MARGIN + NAME
+    for kind, text, width in LAYER:
+        if kind in "fg":
+            _draw_message(ax, left, tp_size, MESSAGES[sequence_parallel][kind])
         else:
-            for rank in range(tp_size):
-                fill = _fill(step.kind, rank, sequence_parallel)
-                box = (left, HEAD + rank * ROW + 0.05), step.width, ROW - 0.1
-                ax.add_patch(Rectangle(*box, facecolor=fill, edgecolor=FRAME, linewidth=0.8))
-                middle = left + step.width / 2, HEAD + (rank + 0.5) * ROW
-                draw_labels(ax, [step.text], [middle], EM, text_on(fill))
-        left += step.width + GAP
+            for rank, fill in enumerate(fills[kind]):
+                top = HEAD + rank * ROW
+                box = Rectangle((left, top + 0.05), width, ROW - 0.1, facecolor=fill, edgecolor=FRAME, linewidth=0.8)
+                ax.add_patch(box)
+                draw_labels(ax, [text], [(left + width / 2, top + ROW / 2)], EM, text_on(fill))
+        left += width + GAP
     return ax
-
-
-def _fill(kind: str, rank: int, sequence_parallel: bool) -> tuple[float, float, float]:
-    strength = TINTS[rank % len(TINTS)]
-    if kind == "cut":
-        return tint(TP, strength)
-    return tint(CP, strength) if sequence_parallel else tint(FRAME_FILL, 1.0)
 
 
 def _draw_message(ax: Axes, left: float, tp_size: int, messages: tuple[str, str]) -> None:
@@ -95,11 +82,3 @@ def _draw_message(ax: Axes, left: float, tp_size: int, messages: tuple[str, str]
     for message, y in zip(messages, (HEAD - 0.2, HEAD + tp_size * ROW + 0.22)):
         is_one = message != "nothing"
         draw_labels(ax, [message], [(left + BAR / 2, y)], EM, INK if is_one else MUTED, bold=is_one)
-
-
-def _draw_heading(ax: Axes, tp_size: int, sequence_parallel: bool) -> None:
-    title = "with sequence parallelism" if sequence_parallel else f"a transformer layer, t = {tp_size}"
-    around = "pink: cut by tokens" if sequence_parallel else "grey: the same on every rank"
-    says = f"blue: cut by columns, heads, rows · {around} · bars: messages, forward above and backward below"
-    draw_labels(ax, [title], [(MARGIN, 0.22)], TITLE_PT / 72, TP, bold=True, align="left")
-    draw_labels(ax, [says], [(MARGIN, 0.54)], EM, INK, align="left")
