@@ -1,19 +1,17 @@
 """The exercises of notebook 05: averaging gradients, buckets, a training loop, and replicas with unequal rows.
 
-The replicas are the whole world. The functions named my_... are the solutions; those with a leading underscore make
-the typical mistakes.
+The replicas are the whole world.
 """
 
 import torch
 import torch.distributed as dist
 
-from course.exercises.base import Mistake
-from course.exercises.on_ranks import RankExercise, only
-from course.exercises.row_parallel import whole_numbers
+from course.exercises.on_ranks import RankExercise, only, summed, whole_numbers
 from labkit.communication import CommunicationLog
 from labkit.groups import local_device
+from labkit.sizes import counted
 
-SOME_RANKS_ONLY = "a collective that only some ranks call, or not equally often. All ranks must call it."
+SOME_RANKS_ONLY = "a collective that only some ranks call, or that they call unequally often. All ranks must call it."
 
 # -- average ------------------------------------------------------------------------------------------------------
 
@@ -28,72 +26,17 @@ def my_average(gradients):
 
 
 def gradient_inputs(*sizes: tuple[int, ...]):
-    """On each rank other gradients of these shapes."""
+    """Return gradients of these shapes, different ones on each rank."""
     return ([4 * whole_numbers(size, seed=10 * dist.get_rank() + i) for i, size in enumerate(sizes)],)
-
-
-def _sum_only(gradients):
-    return [_total(gradient) for gradient in gradients]
-
-
-def _divided_only(gradients):
-    return [gradient / dist.get_world_size() for gradient in gradients]
-
-
-def _divided_twice(gradients):
-    return [_total(gradient / dist.get_world_size()) / dist.get_world_size() for gradient in gradients]
-
-
-def _by_number_of_gradients(gradients):
-    return [_total(gradient) / len(gradients) for gradient in gradients]
-
-
-def _returned_too_early(gradients):
-    return my_average(gradients)[:1]
-
-
-def _mean_of_elements(gradients):
-    return [average.mean() for average in my_average(gradients)]
-
-
-def _largest(gradients):
-    return [_total(gradient, dist.ReduceOp.MAX) / dist.get_world_size() for gradient in gradients]
-
-
-def _what_all_reduce_returns(gradients):
-    return [dist.all_reduce(gradient.clone()) for gradient in gradients]
 
 
 average = RankExercise(
     "average",
     my_average,
+    notebook="05",
     cases=[(2, (2,), (2, 2), (1,)), (4, (3,), (1,), (1, 2))],
     inputs=gradient_inputs,
     rule=only("all_reduce"),
-    mistakes=[
-        Mistake(
-            _sum_only,
-            "These are the sums over the ranks. Each rank's loss is a mean over its own rows, so the loss of all rows "
-            "is the mean of the losses: divide by the number of ranks.",
-        ),
-        Mistake(_divided_only, "You divided, but nothing was added up: these are still this rank's own gradients."),
-        Mistake(_divided_twice, "You divided twice, before and after the sum: all came out too small by the ranks."),
-        Mistake(
-            _by_number_of_gradients,
-            "You divided by the number of gradients in the list. Divide by the number of replicas: "
-            "dist.get_world_size().",
-        ),
-        Mistake(_returned_too_early, "Only the first gradient came back. Is the return inside the loop?"),
-        Mistake(
-            _mean_of_elements,
-            "You took the mean over a gradient's own elements. The average is over the ranks, element by element.",
-        ),
-        Mistake(
-            _what_all_reduce_returns,
-            "dist.all_reduce returns None. The sum is in the tensor that you gave it: divide that.",
-        ),
-        Mistake(_largest, "You reduced with MAX. The gradient of a mean of losses is the mean of their gradients."),
-    ],
     hints=[
         "`dist.all_reduce(gradient)` adds up all ranks' tensors, in place. It returns None.",
         "The sum has `dist.get_world_size()` terms.",
@@ -101,6 +44,52 @@ average = RankExercise(
     ],
     if_stuck=SOME_RANKS_ONLY,
 )
+
+
+@average.mistake(
+    "These are the sums over the ranks. Each rank's loss is a mean over its own rows, so the loss of all rows is the "
+    "mean of the losses: divide by the number of ranks."
+)
+def sum_only(gradients):
+    return [summed(gradient) for gradient in gradients]
+
+
+@average.mistake("You divided, but nothing was added up: these are still this rank's own gradients.")
+def divided_only(gradients):
+    return [gradient / dist.get_world_size() for gradient in gradients]
+
+
+@average.mistake("You divided twice, before and after the sum: every gradient is too small by the number of ranks.")
+def divided_twice(gradients):
+    return [gradient / dist.get_world_size() for gradient in my_average(gradients)]
+
+
+@average.mistake("You divided by the number of gradients. Divide by the number of replicas: dist.get_world_size().")
+def by_number_of_gradients(gradients):
+    return [summed(gradient) / len(gradients) for gradient in gradients]
+
+
+@average.mistake("Only the first gradient came back. Is the return inside the loop?")
+def returned_too_early(gradients):
+    return my_average(gradients)[:1]
+
+
+@average.mistake("You took the mean over a gradient's own elements. The average is over the ranks, element by element.")
+def mean_of_elements(gradients):
+    return [average.mean() for average in my_average(gradients)]
+
+
+@average.mistake("dist.all_reduce returns None. The sum is in the tensor that you gave it: divide that.")
+def what_all_reduce_returns(gradients):
+    return [dist.all_reduce(gradient.clone()) for gradient in gradients]
+
+
+@average.mistake("You reduced with MAX. The gradient of a mean of losses is the mean of their gradients.")
+def largest(gradients):
+    for gradient in gradients:
+        dist.all_reduce(gradient, dist.ReduceOp.MAX)
+    return [gradient / dist.get_world_size() for gradient in gradients]
+
 
 # -- buckets ------------------------------------------------------------------------------------------------------
 
@@ -120,35 +109,77 @@ def my_bucketed_average(gradients, bucket_size):
 
 
 def bucket_inputs(bucket_size: int, *sizes: tuple[int, ...]):
-    """On each rank other gradients of these shapes, and when a bucket is full."""
+    """Return gradients of these shapes, different ones on each rank, and how many numbers fill a bucket."""
     return *gradient_inputs(*sizes), bucket_size
 
 
-def _last_bucket_forgotten(gradients, bucket_size):
-    """What is left over at the end is never sent."""
-    averages = my_bucketed_average(gradients, bucket_size)
-    filled = sum(map(len, _full_buckets(gradients, bucket_size)))
-    return [*averages[:filled], *gradients[filled:]]
+def buckets_of(gradients, bucket_size) -> tuple[list[list], list]:
+    """Return the buckets that got full, and the gradients that are left over."""
+    full, bucket = [], []
+    for gradient in gradients:
+        bucket.append(gradient)
+        if sum(each.numel() for each in bucket) >= bucket_size:
+            full, bucket = [*full, bucket], []
+    return full, bucket
 
 
-def _last_bucket_lost(gradients, bucket_size):
-    averages = my_bucketed_average(gradients, bucket_size)
-    return averages[: sum(map(len, _full_buckets(gradients, bucket_size)))]
+def one_message_per_bucket(log: CommunicationLog, gradients, bucket_size) -> str | None:
+    if complaint := only("all_reduce")(log):
+        return complaint
+    full, rest = buckets_of(gradients, bucket_size)
+    wanted = len(full) + bool(rest)
+    if len(log) == wanted:
+        return None
+    sizes = [gradient.numel() for gradient in gradients]
+    return (
+        f"It sends {counted(len(log), 'message')}. Gradients of {sizes} numbers, in buckets that are full at "
+        f"{bucket_size}, need {wanted}."
+    )
 
 
-def _left_flat(gradients, bucket_size):
+bucketed_average = RankExercise(
+    "bucketed_average",
+    my_bucketed_average,
+    notebook="05",
+    cases=[(2, 4, (2,), (2, 2), (1,)), (4, 3, (3,), (1,), (1, 2), (2,), (1,)), (2, 4, (2,), (2, 1))],
+    inputs=bucket_inputs,
+    rule=one_message_per_bucket,
+    hints=[
+        "Collect gradients in a list. It is full when `sum(g.numel() for g in bucket) >= bucket_size`.",
+        "`torch.cat([g.flatten() for g in bucket])` is one tensor: one all-reduce for all of them.",
+        "`flat.split(sizes)` cuts it again, with the list of the sizes; `part.view_as(gradient)` gives the shape back.",
+        "What about a bucket that is not full when the list ends?",
+    ],
+    if_stuck=SOME_RANKS_ONLY,
+)
+
+
+@bucketed_average.mistake("The last bucket was never full, so never sent. The end of the list closes it, too.")
+def last_bucket_not_sent(gradients, bucket_size):
+    rest = buckets_of(gradients, bucket_size)[1]
+    return last_bucket_lost(gradients, bucket_size) + rest
+
+
+@bucketed_average.mistake("The gradients of the last bucket are missing: it was never full. Send it anyway.")
+def last_bucket_lost(gradients, bucket_size):
+    rest = buckets_of(gradients, bucket_size)[1]
+    return my_bucketed_average(gradients, bucket_size)[: len(gradients) - len(rest)]
+
+
+@bucketed_average.mistake("The numbers are right, but flat. Give each gradient its own shape back: view_as.")
+def left_flat(gradients, bucket_size):
     return [average.flatten() for average in my_bucketed_average(gradients, bucket_size)]
 
 
-def _whole_buckets_returned(gradients, bucket_size):
+@bucketed_average.mistake("You returned the buckets. Cut each into its gradients: `flat.split(sizes)`, then view_as.")
+def whole_buckets(gradients, bucket_size):
     averages = iter(my_bucketed_average(gradients, bucket_size))
-    full = _full_buckets(gradients, bucket_size)
-    buckets = full + ([gradients[sum(map(len, full)) :]] if sum(map(len, full)) < len(gradients) else [])
-    return [torch.cat([next(averages).flatten() for _ in bucket]) for bucket in buckets]
+    full, rest = buckets_of(gradients, bucket_size)
+    return [torch.cat([next(averages).flatten() for _ in bucket]) for bucket in [*full, rest] if bucket]
 
 
-def _bucket_not_emptied(gradients, bucket_size):
-    """After the first full bucket every gradient is a bucket's last, and all before it come back again."""
+@bucketed_average.mistake("The bucket was not emptied after it was sent: its gradients come back again.")
+def bucket_not_emptied(gradients, bucket_size):
     averages, filled = my_bucketed_average(gradients, bucket_size), 0
     result = []
     for number, gradient in enumerate(gradients):
@@ -158,63 +189,10 @@ def _bucket_not_emptied(gradients, bucket_size):
     return result
 
 
-def _sum_of_buckets(gradients, bucket_size):
+@bucketed_average.mistake("These are sums over the ranks. Divide by the number of ranks.")
+def sums_of_buckets(gradients, bucket_size):
     return [average * dist.get_world_size() for average in my_bucketed_average(gradients, bucket_size)]
 
-
-def _one_message_a_bucket(log: CommunicationLog, gradients, bucket_size) -> str | None:
-    if complaint := only("all_reduce")(log):
-        return complaint
-    full = _full_buckets(gradients, bucket_size)
-    wanted = len(full) + (sum(map(len, full)) < len(gradients))
-    if len(log) == wanted:
-        return None
-    sizes = [gradient.numel() for gradient in gradients]
-    return (
-        f"It sends {len(log)} message{'s' * (len(log) != 1)}. Gradients of {sizes} numbers, in buckets that are full "
-        f"at {bucket_size}, are {wanted}."
-    )
-
-
-def _full_buckets(gradients, bucket_size) -> list[list]:
-    """The buckets that got full, without what is left over."""
-    buckets: list[list] = [[]]
-    for gradient in gradients:
-        buckets[-1].append(gradient)
-        if sum(each.numel() for each in buckets[-1]) >= bucket_size:
-            buckets.append([])
-    return buckets[:-1]
-
-
-bucketed_average = RankExercise(
-    "bucketed_average",
-    my_bucketed_average,
-    cases=[(2, 4, (2,), (2, 2), (1,)), (4, 3, (3,), (1,), (1, 2), (2,), (1,)), (2, 4, (2,), (2, 1))],
-    inputs=bucket_inputs,
-    rule=_one_message_a_bucket,
-    mistakes=[
-        Mistake(
-            _last_bucket_forgotten,
-            "The last bucket was never full, and so never sent: its gradients are still this rank's own. The end of "
-            "the list closes the bucket too.",
-        ),
-        Mistake(_last_bucket_lost, "The gradients of the last bucket are missing: it was never full. Send it anyway."),
-        Mistake(_left_flat, "The numbers are right, but flat. Give each gradient its own shape back: view_as."),
-        Mistake(
-            _whole_buckets_returned,
-            "You returned the buckets. Cut each into its gradients again: `flat.split(sizes)`, then view_as.",
-        ),
-        Mistake(_bucket_not_emptied, "The bucket was not emptied after it was sent: its gradients come back again."),
-        Mistake(_sum_of_buckets, "These are sums over the ranks. Divide by the number of ranks."),
-    ],
-    hints=[
-        "Collect gradients in a list. It is full when `sum(g.numel() for g in bucket) >= bucket_size`.",
-        "`torch.cat([g.flatten() for g in bucket])` is one tensor: one all-reduce for all of them.",
-        "`flat.split(sizes)` cuts it again, with the list of the sizes; `part.view_as(gradient)` gives the shape back.",
-        "What about a bucket that is not full when the list ends?",
-    ],
-    if_stuck=SOME_RANKS_ONLY,
-)
 
 # -- a training loop ----------------------------------------------------------------------------------------------
 
@@ -233,15 +211,40 @@ def my_train(weight, steps, lr):
 
 
 def training_inputs(num_steps: int, num_micro_batches: int):
-    """The weight [2], the same on every rank; for each step the rank's own micro-batches [2, 2]; the learning rate."""
+    """Return the weight [2], alike on all ranks; for each step the rank's own micro-batches [2, 2]; a learning rate."""
     weight = torch.tensor([8.0, -4.0], device=local_device(), requires_grad=True)
     seeds = iter(range(100 * dist.get_rank(), 100 * dist.get_rank() + 100))
     steps = [[whole_numbers((2, 2), next(seeds)) for _ in range(num_micro_batches)] for _ in range(num_steps)]
     return weight, steps, 1 / 64
 
 
-def _train(weight, steps, lr, *, zero="step", mean=True, reduce=True, average=True):
-    """`my_train` with one thing wrong."""
+def one_message_per_step(log: CommunicationLog, weight, steps, lr) -> str | None:
+    if complaint := only("all_reduce")(log):
+        return complaint
+    if len(log) == len(steps):
+        return None
+    return f"It calls {len(log)} all-reduces in {len(steps)} steps. One per step is enough: add up locally first."
+
+
+train = RankExercise(
+    "train",
+    my_train,
+    notebook="05",
+    cases=[(2, 1, 1), (4, 2, 2)],
+    inputs=training_inputs,
+    rule=one_message_per_step,
+    hints=[
+        "One step: empty `weight.grad`, a backward for each micro-batch, one all-reduce, the update.",
+        "`loss.backward()` adds to `weight.grad`. To empty it: `weight.grad = None`, or zeros.",
+        "The loss of the step is the mean over its micro-batches and over the ranks: two divisions.",
+        "The update: `with torch.no_grad(): weight -= lr * weight.grad`",
+    ],
+    if_stuck=SOME_RANKS_ONLY,
+)
+
+
+def train_wrongly(weight, steps, lr, *, zero="step", mean=True, reduce=True, average=True):
+    """Do what `my_train` does, with one thing wrong."""
     for micro_batches in steps:
         if zero == "step":
             weight.grad = torch.zeros_like(weight)
@@ -261,81 +264,42 @@ def _train(weight, steps, lr, *, zero="step", mean=True, reduce=True, average=Tr
     return weight
 
 
-def _no_zero_grad(weight, steps, lr):
-    return _train(weight, steps, lr, zero="never")
+@train.mistake("Backward adds to weight.grad, where the gradients of earlier steps still are: empty it in each step.")
+def no_zero_grad(weight, steps, lr):
+    return train_wrongly(weight, steps, lr, zero="never")
 
 
-def _zero_grad_each_micro_batch(weight, steps, lr):
-    return _train(weight, steps, lr, zero="micro-batch")
+@train.mistake("You empty weight.grad for every micro-batch, so only the last one counts. Empty it once per step.")
+def zero_grad_per_micro_batch(weight, steps, lr):
+    return train_wrongly(weight, steps, lr, zero="micro-batch")
 
 
-def _zero_grad_before_the_update(weight, steps, lr):
-    return _train(weight, steps, lr, zero="before the update")
+@train.mistake("weight.grad was emptied before the update could use it: nothing is learned.")
+def zero_grad_before_the_update(weight, steps, lr):
+    return train_wrongly(weight, steps, lr, zero="before the update")
 
 
-def _losses_not_divided(weight, steps, lr):
-    return _train(weight, steps, lr, mean=False)
+@train.mistake(
+    "You added up the gradients of the micro-batches; you need their mean: divide each loss by their number."
+)
+def losses_not_divided(weight, steps, lr):
+    return train_wrongly(weight, steps, lr, mean=False)
 
 
-def _not_reduced(weight, steps, lr):
-    return _train(weight, steps, lr, reduce=False, average=False)
+@train.mistake("Each rank learned from its own rows only, and now the replicas differ.")
+def not_reduced(weight, steps, lr):
+    return train_wrongly(weight, steps, lr, reduce=False, average=False)
 
 
-def _not_averaged(weight, steps, lr):
-    return _train(weight, steps, lr, average=False)
+@train.mistake("The gradients were added up over the ranks, but not divided by their number.")
+def not_averaged(weight, steps, lr):
+    return train_wrongly(weight, steps, lr, average=False)
 
 
-def _step_each_micro_batch(weight, steps, lr):
+@train.mistake("You update after each micro-batch. One step uses all of them, with one weight.")
+def update_per_micro_batch(weight, steps, lr):
     return my_train(weight, [[x] for micro_batches in steps for x in micro_batches], lr)
 
-
-def _one_message_a_step(log: CommunicationLog, weight, steps, lr) -> str | None:
-    if complaint := only("all_reduce")(log):
-        return complaint
-    if len(log) == len(steps):
-        return None
-    return f"It calls {len(log)} all-reduces in {len(steps)} steps. One a step is enough: add up locally first."
-
-
-train = RankExercise(
-    "train",
-    my_train,
-    cases=[(2, 1, 1), (4, 2, 2)],
-    inputs=training_inputs,
-    rule=_one_message_a_step,
-    mistakes=[
-        Mistake(
-            _no_zero_grad,
-            "The gradients of the steps before are still in weight.grad, because backward adds. Empty it at the start "
-            "of each step.",
-        ),
-        Mistake(
-            _zero_grad_each_micro_batch,
-            "You empty weight.grad for every micro-batch, so only the last one counts. Empty it once a step.",
-        ),
-        Mistake(
-            _zero_grad_before_the_update, "weight.grad was emptied before the update could use it: nothing is learned."
-        ),
-        Mistake(
-            _losses_not_divided,
-            "The gradients of the micro-batches were added up, and their mean is wanted: divide each loss by their "
-            "number.",
-        ),
-        Mistake(_not_reduced, "Each rank learned from its own rows only, and now the replicas differ."),
-        Mistake(_not_averaged, "The gradients were added up over the ranks, but not divided by their number."),
-        Mistake(
-            _step_each_micro_batch,
-            "You update after each micro-batch. One step uses all of them, with one weight.",
-        ),
-    ],
-    hints=[
-        "One step: empty `weight.grad`, a backward for each micro-batch, one all-reduce, the update.",
-        "`loss.backward()` adds to `weight.grad`. To empty it: `weight.grad = None`, or zeros.",
-        "The loss of the step is the mean over its micro-batches and over the ranks: two divisions.",
-        "The update: `with torch.no_grad(): weight -= lr * weight.grad`",
-    ],
-    if_stuck=SOME_RANKS_ONLY,
-)
 
 # -- unequal rows -------------------------------------------------------------------------------------------------
 
@@ -349,80 +313,56 @@ def my_unequal_average(gradient, num_rows):
 
 
 def unequal_inputs(*rows_of_ranks: int):
-    """On each rank the gradient [3] of the mean over its rows, and how many rows it has."""
+    """Return the gradient [3] of the mean over this rank's rows, and how many rows it has."""
     rank = dist.get_rank()
     gradient = 4 * whole_numbers((3,), seed=rank)
     return gradient if rows_of_ranks[rank] else torch.zeros_like(gradient), rows_of_ranks[rank]
 
 
-def _plain_average(gradient, num_rows):
-    return _total(gradient) / dist.get_world_size()
-
-
-def _plain_sum(gradient, num_rows):
-    return _total(gradient)
-
-
-def _sum_over_rows(gradient, num_rows):
-    return _total(gradient * num_rows)
-
-
-def _divided_by_ranks(gradient, num_rows):
-    return _total(gradient * num_rows) / dist.get_world_size()
-
-
-def _divided_by_own_rows(gradient, num_rows):
-    return _total(gradient * num_rows) / max(num_rows, 1)
-
-
-def _sum_divided_by_all_rows(gradient, num_rows):
-    return _total(gradient) / _total(torch.tensor(float(num_rows), device=gradient.device))
-
-
 unequal_average = RankExercise(
     "unequal_average",
     my_unequal_average,
+    notebook="05",
     cases=[(2, 1, 3), (4, 3, 3, 2, 2), (4, 4, 4, 1, 0)],
     inputs=unequal_inputs,
     rule=only("all_reduce"),
-    mistakes=[
-        Mistake(
-            _plain_average,
-            "This is the mean of the ranks' means: a row on a rank with few rows counts more than the others. Right "
-            "only where all have equally many.",
-        ),
-        Mistake(
-            _plain_sum, "This is the sum of the ranks' means: too large, and rows count unequally. Weight by rows."
-        ),
-        Mistake(
-            _sum_over_rows,
-            "This is the gradient of the sum over all rows. The mean is wanted: divide by the number of rows of all "
-            "ranks.",
-        ),
-        Mistake(
-            _divided_by_ranks,
-            "You weighted by rows, then divided by the number of ranks. Divide by the number of all rows.",
-        ),
-        Mistake(
-            _divided_by_own_rows,
-            "You divided by this rank's rows, so every rank has another gradient. Divide by the rows of all ranks.",
-        ),
-        Mistake(
-            _sum_divided_by_all_rows,
-            "You divided by all rows, but the gradients are of means: multiply each by its rank's rows first.",
-        ),
-    ],
     hints=[
         "Mean over all rows = (sum over all rows) / (number of all rows). Both sums run over the ranks.",
-        "`gradient` is of a mean over `num_rows` rows. Of their sum it is `gradient * num_rows`.",
+        "`gradient` is that of a mean over `num_rows` rows. That of their sum is `gradient * num_rows`.",
         "The number of all rows: put `num_rows` into a tensor and all-reduce it.",
     ],
     if_stuck=SOME_RANKS_ONLY,
 )
 
 
-def _total(tensor: torch.Tensor, op=dist.ReduceOp.SUM) -> torch.Tensor:
-    """The sum of all ranks' tensors, which stay as they are."""
-    total = tensor.clone()
-    dist.all_reduce(total, op)
-    return total
+@unequal_average.mistake(
+    "This is the mean of the ranks' means, in which a row on a rank with few rows counts more than others. It is right "
+    "only where all ranks have equally many."
+)
+def plain_average(gradient, num_rows):
+    return summed(gradient) / dist.get_world_size()
+
+
+@unequal_average.mistake("This is the sum of the ranks' means: too large, and rows count unequally. Weight by rows.")
+def plain_sum(gradient, num_rows):
+    return summed(gradient)
+
+
+@unequal_average.mistake("This is the gradient of the sum over all rows. You need the mean: divide by their number.")
+def sum_over_rows(gradient, num_rows):
+    return summed(gradient * num_rows)
+
+
+@unequal_average.mistake("You weighted by rows, then divided by the number of ranks. Divide by the number of all rows.")
+def divided_by_ranks(gradient, num_rows):
+    return summed(gradient * num_rows) / dist.get_world_size()
+
+
+@unequal_average.mistake("You divided by this rank's rows, so gradients differ. Divide by the rows of all ranks.")
+def divided_by_own_rows(gradient, num_rows):
+    return summed(gradient * num_rows) / max(num_rows, 1)
+
+
+@unequal_average.mistake("You divided by all rows, but these are gradients of means: multiply each by its rows first.")
+def sum_divided_by_all_rows(gradient, num_rows):
+    return summed(gradient) / summed(torch.tensor(float(num_rows), device=gradient.device))

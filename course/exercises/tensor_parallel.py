@@ -1,16 +1,12 @@
-"""The exercises of notebook 06: the backward pass of a gathered layer, shards that are all alike, and masks of dropout.
-
-The functions named my_... are the solutions; those with a leading underscore make the typical mistakes.
-"""
+"""The exercises of notebook 06: the backward pass of a gathered layer, shards that are all alike, dropout masks."""
 
 import math
 
 import torch
 import torch.distributed as dist
 
-from course.exercises.base import Exercise, Mistake
-from course.exercises.on_ranks import RankExercise, only
-from course.exercises.row_parallel import summed, whole_numbers
+from course.exercises.base import Exercise
+from course.exercises.on_ranks import RankExercise, only, summed, whole_numbers
 from labkit.communication import CommunicationLog
 from labkit.launch import launch
 
@@ -26,54 +22,13 @@ def my_gather_backward(grad_y, x, weight):
 
 
 def gather_gradient_inputs(in_size: int, out_shard: int):
-    """On each rank: the gradient of the whole output [3, out] and x [3, in], alike everywhere; weight [out/t, in]."""
+    """Return the gradient of the whole output [3, out] and x [3, in], alike on all ranks, and a weight [out/t, in]."""
     world_size, rank = dist.get_world_size(), dist.get_rank()
     grad_y = whole_numbers((3, out_shard * world_size), seed=400)
     return grad_y, whole_numbers((3, in_size), seed=401), whole_numbers((out_shard, in_size), seed=410 + rank)
 
 
-def _own_columns(grad_y):
-    return grad_y.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
-
-
-def _no_reduction(grad_y, x, weight):
-    mine = _own_columns(grad_y)
-    return mine @ weight, mine.T @ x
-
-
-def _reduces_grad_y(grad_y, x, weight):
-    return my_gather_backward(summed(grad_y), x, weight)
-
-
-def _first_columns(grad_y, x, weight):
-    mine = grad_y[:, : weight.size(0)]
-    return summed(mine @ weight), mine.T @ x
-
-
-def _reduces_grad_weight(grad_y, x, weight):
-    grad_x, grad_weight = my_gather_backward(grad_y, x, weight)
-    return grad_x, summed(grad_weight)
-
-
-def _averages_grad_x(grad_y, x, weight):
-    grad_x, grad_weight = my_gather_backward(grad_y, x, weight)
-    return grad_x / dist.get_world_size(), grad_weight
-
-
-def _whole_grad_weight(grad_y, x, weight):
-    return my_gather_backward(grad_y, x, weight)[0], grad_y.T @ x
-
-
-def _returns_what_all_reduce_returns(grad_y, x, weight):
-    return None, _no_reduction(grad_y, x, weight)[1]
-
-
-def _transposed_grad_weight(grad_y, x, weight):
-    grad_x, grad_weight = my_gather_backward(grad_y, x, weight)
-    return grad_x, grad_weight.T
-
-
-def _reduces_only_grad_x(log: CommunicationLog, grad_y, x, weight) -> str | None:
+def reduces_only_grad_x(log: CommunicationLog, grad_y, x, weight) -> str | None:
     if complaint := only("all_reduce")(log):
         return complaint
     needed = x.numel() * x.element_size()
@@ -85,46 +40,12 @@ def _reduces_only_grad_x(log: CommunicationLog, grad_y, x, weight) -> str | None
 gather_backward = RankExercise(
     "gather_backward",
     my_gather_backward,
+    notebook="06",
     cases=[(2, 3, 2), (4, 2, 1)],
     inputs=gather_gradient_inputs,
-    rule=_reduces_only_grad_x,
-    mistakes=[
-        Mistake(
-            _no_reduction,
-            "The gradient of x is one rank's part. All ranks used the same x, each for its own columns: x gets the "
-            "sum of what all of them found.",
-        ),
-        Mistake(
-            _reduces_grad_y,
-            "You added up the gradient of the output. It is the same on every rank already, because every rank "
-            "computed the same loss: all came out t times too large. Backward of this all-gather keeps a slice.",
-        ),
-        Mistake(
-            _first_columns,
-            "Every rank took the first columns of the gradient. Rank r computed the r-th slice of the output.",
-        ),
-        Mistake(
-            _reduces_grad_weight,
-            "You added up the weight gradients. The ranks hold different columns of the weight: nothing to add.",
-        ),
-        Mistake(
-            _averages_grad_x,
-            "You averaged the gradient of x. Averaging is for replicas that saw different data. Here each rank has "
-            "other terms of one sum.",
-        ),
-        Mistake(
-            _whole_grad_weight,
-            "That is the gradient of the whole weight. This rank holds [out/t, in] of it, and needs only the "
-            "columns of the gradient that it computed itself.",
-        ),
-        Mistake(
-            _returns_what_all_reduce_returns,
-            "`dist.all_reduce` adds up in place and returns None: name the tensor, all-reduce it, return the tensor.",
-        ),
-        Mistake(_transposed_grad_weight, "The weight gradient is transposed: it has the weight's shape, [out/t, in]."),
-    ],
+    rule=reduces_only_grad_x,
     hints=[
-        "Go backwards. The last thing in the forward pass was the all-gather. Of the whole output, which columns did "
+        "Go backwards. The last thing in the forward pass was the all-gather. Which columns of the whole output did "
         "this rank contribute?",
         "`grad_y.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]`: from there on it is an ordinary linear "
         "layer, y = x @ weight.T.",
@@ -132,6 +53,64 @@ gather_backward = RankExercise(
     ],
     if_stuck="a collective that only some ranks call. All ranks must call it.",
 )
+
+
+@gather_backward.mistake(
+    "The gradient of x is one rank's part. All ranks used the same x, each for its own columns: x gets the sum of what "
+    "all of them found."
+)
+def not_reduced(grad_y, x, weight):
+    mine = grad_y.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
+    return mine @ weight, mine.T @ x
+
+
+@gather_backward.mistake(
+    "You added up the gradient of the output. It is the same on every rank already, because every rank computed the "
+    "same loss, so everything came out t times too large. Backward of this all-gather keeps a slice."
+)
+def reduces_grad_y(grad_y, x, weight):
+    return my_gather_backward(summed(grad_y), x, weight)
+
+
+@gather_backward.mistake("Every rank took the first columns of the gradient. Rank r computed the r-th slice.")
+def first_columns(grad_y, x, weight):
+    mine = grad_y[:, : weight.size(0)]
+    return summed(mine @ weight), mine.T @ x
+
+
+@gather_backward.mistake("You added up the weight gradients. The ranks hold different columns: nothing to add.")
+def reduces_grad_weight(grad_y, x, weight):
+    grad_x, grad_weight = my_gather_backward(grad_y, x, weight)
+    return grad_x, summed(grad_weight)
+
+
+@gather_backward.mistake(
+    "You averaged the gradient of x. Averaging is for replicas that saw different data. Here each rank has different "
+    "terms of one sum."
+)
+def averages_grad_x(grad_y, x, weight):
+    grad_x, grad_weight = my_gather_backward(grad_y, x, weight)
+    return grad_x / dist.get_world_size(), grad_weight
+
+
+@gather_backward.mistake(
+    "That is the gradient of the whole weight. This rank holds [out/t, in] of it, and needs only the columns of the "
+    "gradient that it computed itself."
+)
+def whole_grad_weight(grad_y, x, weight):
+    return my_gather_backward(grad_y, x, weight)[0], grad_y.T @ x
+
+
+@gather_backward.mistake("`dist.all_reduce` adds up in place and returns None: return the tensor that you gave it.")
+def what_all_reduce_returns(grad_y, x, weight):
+    return None, not_reduced(grad_y, x, weight)[1]
+
+
+@gather_backward.mistake("The weight gradient is transposed: it has the weight's shape, [out/t, in].")
+def transposed_grad_weight(grad_y, x, weight):
+    grad_x, grad_weight = my_gather_backward(grad_y, x, weight)
+    return grad_x, grad_weight.T
+
 
 # -- shards that are all alike --------------------------------------------------------------------------------------
 
@@ -145,20 +124,20 @@ def my_spread(tp_size, fault):
 
 
 def measure(tp_size: int, fault: str) -> None:
-    """Print how much larger the pair's output comes out with the fault, on real ranks."""
+    """Print how many times larger the pair's output is with the fault, on real ranks."""
     print(f"t = {tp_size}, {fault}: {measured_spread(tp_size, fault):.2f} times the right standard deviation")
 
 
 def measured_spread(tp_size: int, fault: str, num_draws: int = 24) -> float:
-    """The same as a number: the root mean square of the output with the fault, over that without it."""
+    """Return the root mean square of the output with the fault, over that without it."""
     if fault not in FAULTS:
         raise ValueError(f"fault={fault!r} is unknown: use {', '.join(map(repr, FAULTS))}")
-    with_fault, without = launch(_pair_spreads, fault, num_draws, world_size=tp_size, backend="gloo")[0]
+    with_fault, without = launch(pair_spreads, fault, num_draws, world_size=tp_size, backend="gloo")[0]
     return with_fault / without
 
 
-def _pair_spreads(fault: str, num_draws: int, hidden_size: int = 64, ffn_hidden_size: int = 256) -> list[float]:
-    """On each rank: the spread of GeLU(X A) B with the fault and without, each rank drawing its own shards."""
+def pair_spreads(fault: str, num_draws: int, hidden_size: int = 64, ffn_hidden_size: int = 256) -> list[float]:
+    """On a rank that draws its own shards: return the spread of GeLU(X A) B with the fault and without."""
     rank, shard = dist.get_rank(), ffn_hidden_size // dist.get_world_size()
     spreads = []
     for faults in ({"same seed", "local width"} if fault == "both" else {fault}, set()):
@@ -177,68 +156,63 @@ def _pair_spreads(fault: str, num_draws: int, hidden_size: int = 64, ffn_hidden_
     return spreads
 
 
-def _spreads(same_seed, local_width, both):
-    def answer(tp_size, fault):
-        return {"same seed": same_seed, "local width": local_width, "both": both}[fault](tp_size)
-
-    return answer
-
-
-def _one(t):
-    return 1.0
-
-
-def _itself(t):
-    return float(t)
-
-
 spread = Exercise(
     "spread",
     my_spread,
+    notebook="06",
     cases=[(4, "same seed"), (16, "same seed"), (4, "local width"), (16, "local width"), (4, "both"), (16, "both")],
-    mistakes=[
-        Mistake(
-            _spreads(_itself, math.sqrt, lambda t: t**1.5),
-            "t equal terms add up to t times one of them: right. But the right layer adds up t *different* terms, "
-            "and random signs cancel in part: that is sqrt(t) times one of them. You want the ratio.",
-        ),
-        Mistake(
-            _spreads(_one, math.sqrt, math.sqrt),
-            "Equal shards do change the output: every rank adds the same partial result, so nothing cancels.",
-        ),
-        Mistake(
-            _spreads(math.sqrt, lambda t: 1 / math.sqrt(t), _one),
-            "A smaller width makes *larger* weights: 1/sqrt(n/t) is more than 1/sqrt(n).",
-        ),
-        Mistake(
-            _spreads(math.sqrt, _one, math.sqrt),
-            "The local width changes the output too: 1/sqrt(n/t) is sqrt(t) times 1/sqrt(n), so the weights of B are "
-            "sqrt(t) times too large.",
-        ),
-        Mistake(
-            _spreads(_itself, _itself, lambda t: t**2),
-            "These are the factors of the variance. The standard deviation is its root.",
-        ),
-        Mistake(
-            _spreads(math.sqrt, math.sqrt, lambda t: 2 * math.sqrt(t)),
-            "Each fault alone is right. Together the factors multiply, they do not add up.",
-        ),
-        Mistake(
-            _spreads(math.sqrt, math.sqrt, math.sqrt),
-            "Each fault alone is right. But one makes the weights larger and the other adds them up without "
-            "cancelling: with both, the output grows twice.",
-        ),
-    ],
     hints=[
-        "A sum of t independent random numbers of spread s has the spread s * sqrt(t): their variances add up. What "
-        "spread has a sum of t *equal* numbers?",
-        "The weights of B should have the spread 1/sqrt(n), n being all inputs. With the fault it is 1/sqrt(n/t). "
-        "How many times larger is that? The output grows as the weights do.",
+        "A sum of t independent random numbers of spread s has the spread s * sqrt(t): their variances add up. What is "
+        "the spread of a sum of t *equal* numbers?",
+        "The weights of B should have the spread 1/sqrt(n), where n counts all inputs. With the fault it is "
+        "1/sqrt(n/t). How many times larger is that? The output grows as the weights do.",
         "`measure(4, 'same seed')` draws both layers on real ranks and compares.",
     ],
 )
 
-# -- masks of dropout -----------------------------------------------------------------------------------------------
+
+@spread.mistake(
+    "t equal terms add up to t times one of them: right. But the right layer adds up t *different* terms, and random "
+    "signs cancel in part: that is sqrt(t) times one of them. You want the ratio."
+)
+def no_ratio(t, fault):
+    return {"same seed": t, "local width": math.sqrt(t), "both": t**1.5}[fault]
+
+
+@spread.mistake("Equal shards do change the output: every rank adds the same partial result, so nothing cancels.")
+def equal_shards_ignored(t, fault):
+    return {"same seed": 1, "local width": math.sqrt(t), "both": math.sqrt(t)}[fault]
+
+
+@spread.mistake("A smaller width makes *larger* weights: 1/sqrt(n/t) is more than 1/sqrt(n).")
+def smaller_weights(t, fault):
+    return {"same seed": math.sqrt(t), "local width": 1 / math.sqrt(t), "both": 1}[fault]
+
+
+@spread.mistake("The local width changes the output, too: 1/sqrt(n/t) is sqrt(t) times 1/sqrt(n).")
+def width_ignored(t, fault):
+    return {"same seed": math.sqrt(t), "local width": 1, "both": math.sqrt(t)}[fault]
+
+
+@spread.mistake("These are the factors of the variance. The standard deviation is its root.")
+def variance(t, fault):
+    return {"same seed": t, "local width": t, "both": t**2}[fault]
+
+
+@spread.mistake("Each fault alone is right. Together the factors multiply; they do not add up.")
+def factors_added(t, fault):
+    return {"same seed": math.sqrt(t), "local width": math.sqrt(t), "both": 2 * math.sqrt(t)}[fault]
+
+
+@spread.mistake(
+    "Each fault alone is right. But one makes the weights larger, and the other adds them up without cancelling: with "
+    "both, the output grows twice."
+)
+def one_fault_of_both(t, fault):
+    return math.sqrt(t)
+
+
+# -- dropout masks --------------------------------------------------------------------------------------------------
 
 PLACES = ("hidden states", "attention weights")
 ACROSS = ("tensor ranks", "data replicas", "recomputation")
@@ -246,77 +220,71 @@ ACROSS = ("tensor ranks", "data replicas", "recomputation")
 
 def my_mask(place, across, sequence_parallel):
     if across == "recomputation":
-        return "same"  # or the gradient is that of another function
+        return "same"  # or the gradient is that of a different function
     if across == "data replicas":
-        return "different"  # other rows, other noise
+        return "different"  # different rows, different noise
     if place == "attention weights":
-        return "different"  # other heads
-    return "different" if sequence_parallel else "same"  # other tokens, or copies that must stay alike
-
-
-def _ignores_the_sequence(place, across, sequence_parallel):
-    return my_mask(place, across, sequence_parallel=False)
-
-
-def _the_wrong_way_round(place, across, sequence_parallel):
-    return my_mask(place, across, not sequence_parallel)
-
-
-def _ignores_the_place(place, across, sequence_parallel):
-    return my_mask("hidden states", across, sequence_parallel)
-
-
-def _replicas_alike(place, across, sequence_parallel):
-    return "same" if across == "data replicas" else my_mask(place, across, sequence_parallel)
-
-
-def _recomputed_anew(place, across, sequence_parallel):
-    return "different" if across == "recomputation" else my_mask(place, across, sequence_parallel)
+        return "different"  # different heads
+    return "different" if sequence_parallel else "same"  # different tokens, or copies that must stay alike
 
 
 mask = Exercise(
     "mask",
     my_mask,
+    notebook="06",
     cases=[(place, across, flag) for flag in (False, True) for across in ACROSS for place in PLACES],
-    mistakes=[
-        Mistake(
-            lambda *_: "same",
-            "One mask for all. Then heads that should learn apart drop the same places, and replicas waste their "
-            "second opinion.",
-        ),
-        Mistake(
-            lambda *_: "different",
-            "A mask of its own for each. Then hidden states that all ranks hold as copies stop being copies, and "
-            "recomputation gives the gradient of another function.",
-        ),
-        Mistake(
-            _ignores_the_sequence,
-            "With sequence parallelism each rank holds other tokens: the hidden states are sharded then, no copies.",
-        ),
-        Mistake(
-            _the_wrong_way_round,
-            "Hidden states, the wrong way round: without sequence parallelism all ranks hold copies of the same "
-            "tokens, with it each holds its own.",
-        ),
-        Mistake(
-            _ignores_the_place,
-            "The attention weights are never copies: each rank has other heads, with or without sequence parallelism.",
-        ),
-        Mistake(
-            _replicas_alike,
-            "Data replicas see other rows, as if the batch were longer. In one process every row gets its own mask.",
-        ),
-        Mistake(
-            _recomputed_anew,
-            "Recomputation must give the numbers of the first time again: the loss came from them. With another mask "
-            "the gradient is that of another function.",
-        ),
-    ],
     hints=[
-        "Ask of each tensor: would one process have this number once, or is it another number on each rank? Copies "
-        "need one mask, different numbers need different ones.",
+        "Ask of each tensor: would one process have this number once, or is it a different number on each rank? Copies "
+        "need one mask, different numbers need different masks.",
         "Hidden states are copies on the tensor ranks, unless the sequence is divided. Attention weights belong to "
         "heads, and heads are always divided.",
-        "Recomputation is no other place: it is the same tensor a second time.",
+        "Recomputation is not a different place: it is the same tensor a second time.",
     ],
 )
+
+
+@mask.mistake(
+    "You gave one mask to all. Then heads that should learn separately drop the same places, and replicas waste their "
+    "second opinion."
+)
+def always_same(place, across, sequence_parallel):
+    return "same"
+
+
+@mask.mistake(
+    "You gave each its own mask. Then hidden states that all ranks hold as copies stop being copies, and recomputation "
+    "gives the gradient of a different function."
+)
+def always_different(place, across, sequence_parallel):
+    return "different"
+
+
+@mask.mistake("With sequence parallelism each rank holds different tokens: the hidden states are not copies then.")
+def sequence_ignored(place, across, sequence_parallel):
+    return my_mask(place, across, sequence_parallel=False)
+
+
+@mask.mistake(
+    "Hidden states are the wrong way round: without sequence parallelism all ranks hold copies of the same tokens; "
+    "with it each holds its own."
+)
+def wrong_way_round(place, across, sequence_parallel):
+    return my_mask(place, across, not sequence_parallel)
+
+
+@mask.mistake("The attention weights are never copies: each rank has different heads, whatever the sequence does.")
+def place_ignored(place, across, sequence_parallel):
+    return my_mask("hidden states", across, sequence_parallel)
+
+
+@mask.mistake("Data replicas see different rows. In one process, every row of a longer batch gets its own mask.")
+def replicas_alike(place, across, sequence_parallel):
+    return "same" if across == "data replicas" else my_mask(place, across, sequence_parallel)
+
+
+@mask.mistake(
+    "Recomputation must give the numbers of the first time again: the loss came from them. With a different mask the "
+    "gradient is that of a different function."
+)
+def recomputed_differently(place, across, sequence_parallel):
+    return "different" if across == "recomputation" else my_mask(place, across, sequence_parallel)

@@ -1,4 +1,4 @@
-"""The exercises of notebook 05, on real ranks: solutions pass and agree with one process; mistakes are recognised."""
+"""The exercises of notebook 05, on real ranks: solutions agree with one process, and wrong ways are named."""
 
 import pytest
 import torch
@@ -7,43 +7,6 @@ import torch.distributed as dist
 from course.exercises import data_parallel
 from course.exercises.values import plain, same
 from labkit.launch import launch
-
-EXERCISES = [
-    data_parallel.average,
-    data_parallel.bucketed_average,
-    data_parallel.train,
-    data_parallel.unequal_average,
-]
-MISTAKES = [(exercise, index) for exercise in EXERCISES for index in range(len(exercise.mistakes))]
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_the_solution_passes(exercise):
-    verdict = exercise.verdict(exercise.solution_function)
-    assert verdict.status == "passed", verdict.text
-    assert verdict.text.endswith("correct, on 2 and 4 ranks.")
-
-
-@pytest.mark.parametrize(
-    ("exercise", "index"), MISTAKES, ids=[f"{e.name}-{e.mistakes[i].function.__name__}" for e, i in MISTAKES]
-)
-def test_each_mistake_gets_its_own_advice(exercise, index):
-    verdict = exercise.verdict(exercise.mistakes[index].function)
-    text = " ".join(verdict.text.split())
-    assert verdict.status == "wrong"
-    given = [mistake.advice in text for mistake in exercise.mistakes]
-    assert given == [i == index for i in range(len(exercise.mistakes))], verdict.text
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_a_blank_stub_is_not_attempted(exercise):
-    assert exercise.verdict(lambda *_: ...).status == "not attempted"
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_an_answer_comes_soon(exercise, launches):
-    exercise.verdict(exercise.mistakes[-1].function)
-    assert len(launches) <= 6  # about a second
 
 
 def ours_and_all(sizes):
@@ -102,7 +65,7 @@ def test_unequal_rows_agree_with_one_process_on_all_rows():
         (
             data_parallel.bucketed_average,
             lambda gradients, bucket_size: data_parallel.my_average(gradients),
-            "It sends 3 messages. Gradients of [2, 4, 1] numbers, in buckets that are full at 4, are 2.",
+            "It sends 3 messages. Gradients of [2, 4, 1] numbers, in buckets that are full at 4, need 2.",
         ),
         (
             data_parallel.bucketed_average,
@@ -131,7 +94,7 @@ def test_a_message_for_each_micro_batch_is_told_so():
         return weight
 
     text = " ".join(data_parallel.train.verdict(reduces_each).text.split())
-    assert "It calls 4 all-reduces in 2 steps. One a step is enough" in text
+    assert "It calls 4 all-reduces in 2 steps. One per step is enough" in text
 
 
 def test_a_collective_on_one_rank_only_gets_advice():

@@ -1,17 +1,14 @@
-"""The exercises of notebook 07: solutions pass and agree with the library, and each mistake gets its own advice."""
+"""The exercises of notebook 07: solutions agree with labkit, and a row is right or wrong by what it does."""
 
 import pytest
 import torch
 
 from course.exercises.pipeline_parallel import (
     RowExercise,
-    average_gradient,
-    bubble,
     mended_row,
     my_bubble,
     my_order,
     my_step,
-    one_f_one_b_order,
     run_small,
     step_cases,
     stuck_schedule,
@@ -19,31 +16,6 @@ from course.exercises.pipeline_parallel import (
 from labkit.launch import Deadlock, launch
 from labkit.schedules import check, gpipe, interleaved, one_f_one_b
 from labkit.timeline import simulate
-
-EXERCISES = [one_f_one_b_order, bubble, average_gradient, mended_row]
-MISTAKES = [(exercise, index) for exercise in EXERCISES for index in range(len(exercise.mistakes))]
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_the_solution_passes(exercise):
-    verdict = exercise.verdict(exercise.solution_function)
-    assert verdict.status == "passed", verdict.text
-    assert len(exercise.mistakes) >= 4
-
-
-@pytest.mark.parametrize(("exercise", "index"), MISTAKES, ids=[f"{e.name}-{i}" for e, i in MISTAKES])
-def test_each_mistake_gets_its_own_advice(exercise, index):
-    verdict = exercise.verdict(exercise.mistakes[index].function)
-    text = "".join(verdict.text.split())
-    assert verdict.status == "wrong"
-    given = {mistake.advice for mistake in exercise.mistakes if "".join(mistake.advice.split()) in text}
-    assert given == {exercise.mistakes[index].advice}
-    assert max(map(len, verdict.text.splitlines())) <= 100
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_a_blank_stub_is_not_attempted(exercise):
-    assert exercise.verdict(lambda *_: ...).status == "not attempted"
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 5), (4, 8), (5, 3), (8, 16)])
@@ -82,6 +54,18 @@ def test_any_row_that_runs_on_little_memory_is_right(row):
     assert mended_row.verdict(lambda: row).status == "passed"
 
 
-@pytest.mark.parametrize("row", ["F0 X1", 5])
-def test_a_row_of_something_else_is_wrong_and_no_error(row):
-    assert mended_row.verdict(lambda: row).status == "wrong"
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("F0 X1", "'X1' is not an op"),
+        (5, "5 is not a row of ops"),
+        ("F0 F1 F2 B1 B2", "rank 1 lacks B0"),
+        ("F0 F1 B0 B1 B2 F2", "rank 1 has B2 before F2, from which it starts"),
+        ("F0 B0 F1 B1 F2 B2", "deadlock: rank 1 waits at B0 for B0 of rank 2"),
+        ("F0 F1 F2 B0 B1 B2", "all ranks finish; rank 1 holds 3 micro-batches"),
+    ],
+)
+def test_a_wrong_row_is_told_what_it_does(row, says):
+    verdict = mended_row.verdict(lambda: row)
+    assert verdict.status == "wrong"
+    assert says in verdict.text

@@ -1,4 +1,4 @@
-"""The exercises of notebook 06: solutions pass and agree with what is measured, and each mistake gets its advice."""
+"""The exercises of notebook 06: solutions agree with torch, with what ranks measure, and with the model."""
 
 import pytest
 import torch
@@ -15,30 +15,6 @@ from labkit.model import ParallelGPT
 from labkit.shape import GPT
 from labkit.tensor_parallel import ParallelSelfAttention, ShardedDropout, seed_replicas
 from labkit.tensor_parallel.operators import all_gather
-
-EXERCISES = [exercises.gather_backward, exercises.spread, exercises.mask]
-MISTAKES = [(exercise, index) for exercise in EXERCISES for index in range(len(exercise.mistakes))]
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_the_solution_passes(exercise):
-    verdict = exercise.verdict(exercise.solution_function)
-    assert verdict.status == "passed", verdict.text
-
-
-@pytest.mark.parametrize(("exercise", "index"), MISTAKES, ids=[f"{e.name}-{i}" for e, i in MISTAKES])
-def test_each_mistake_gets_its_own_advice(exercise, index):
-    verdict = exercise.verdict(exercise.mistakes[index].function)
-    text = " ".join(verdict.text.split())
-    assert verdict.status == "wrong"
-    assert [mistake.advice in text for mistake in exercise.mistakes] == [
-        i == index for i in range(len(exercise.mistakes))
-    ]
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_a_blank_stub_is_not_attempted(exercise):
-    assert exercise.verdict(lambda *_: ...).status == "not attempted"
 
 
 def backward_by_torch():

@@ -1,11 +1,10 @@
-"""The exercises of notebook 08: solutions pass and agree with labkit, and each mistake gets its own advice."""
+"""The exercises of notebook 08: cases that differ, solutions that agree with labkit, and deadlocks with advice."""
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from course.exercises import three_axes
-from course.progress import exercises
 from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
@@ -13,38 +12,11 @@ from labkit.tensor_parallel import gather_whole
 from labkit.tensor_parallel.shards import Shard, mark_shard
 from labkit.train.gradients import global_grad_norm
 
-EXERCISES = [three_axes.place, three_axes.norm, three_axes.tied]
-MISTAKES = [(exercise, index) for exercise in EXERCISES for index in range(len(exercise.mistakes))]
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_the_solution_passes(exercise):
-    verdict = exercise.verdict(exercise.solution_function)
-    assert verdict.status == "passed", verdict.text
-
-
-@pytest.mark.parametrize(
-    ("exercise", "index"), MISTAKES, ids=[f"{e.name}-{e.mistakes[i].function.__name__}" for e, i in MISTAKES]
-)
-def test_each_mistake_gets_its_own_advice(exercise, index):
-    verdict = exercise.verdict(exercise.mistakes[index].function)
-    text = " ".join(verdict.text.split())
-    assert verdict.status == "wrong"
-    assert [mistake.advice in text for mistake in exercise.mistakes] == [
-        i == index for i in range(len(exercise.mistakes))
-    ]
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_a_blank_stub_is_not_attempted(exercise):
-    assert exercise.verdict(lambda *_: ...).status == "not attempted"
-    assert len(exercise.mistakes) >= 4 and len(exercise.hints) >= 3
-
 
 def test_each_case_of_place_teaches_something_else():
     found = [three_axes.my_place(*case) for case in three_axes.place.cases]
     assert found == [(1, 1, 8), (2, 1, 4), (2, 2, 2), (1, 4, 2), (1, 2, 4), (2, 4, 1), (4, 2, 1), None]
-    assert all(t * p * d == three_axes.NUM_RANKS for t, p, d in found[:-1])
+    assert all(t * p * d == 8 for t, p, d in found[:-1])
 
 
 def as_the_trainer_counts(num_stages):
@@ -116,7 +88,3 @@ def group_made_by_its_members(gradient, num_stages):
 def test_a_group_that_only_its_members_make_is_noticed_though_the_gradients_are_right():
     verdict = three_axes.tied.verdict(group_made_by_its_members)
     assert verdict.status == "wrong" and "Only some ranks call `new_group`" in " ".join(verdict.text.split())
-
-
-def test_they_are_notebook_08s():
-    assert {"place", "norm", "tied"} <= set(exercises()["08"])

@@ -1,38 +1,14 @@
-"""The exercises of notebook 09: solutions pass and agree with the library, and each mistake gets its own advice."""
+"""The exercises of notebook 09: solutions agree with the lab, and plans win the challenge by running."""
 
 from dataclasses import replace
 
 import pytest
 
 from course.exercises import utilisation as exercises
-from course.exercises.utilisation import GIVEN, beat, gpus_needed, state_bytes, utilisation
+from course.exercises.utilisation import GIVEN, beat, utilisation
 from course.measure.utilisation import TimedStep, predict_step
 from course.sizing import Plan, memory, training_days
 from labkit.timeline import Span, Timeline
-
-EXERCISES = [utilisation, state_bytes, gpus_needed]
-MISTAKES = [(each, index) for each in [*EXERCISES, beat] for index in range(len(each.mistakes))]
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_the_solution_passes(exercise):
-    verdict = exercise.verdict(exercise.solution_function)
-    assert verdict.status == "passed", verdict.text
-    assert len(exercise.mistakes) >= 4
-
-
-@pytest.mark.parametrize(("exercise", "index"), MISTAKES, ids=[f"{e.name}-{i}" for e, i in MISTAKES])
-def test_each_mistake_gets_its_own_advice(exercise, index):
-    verdict = exercise.verdict(exercise.mistakes[index].function)
-    text, advice = " ".join(verdict.text.split()), exercise.mistakes[index].advice
-    assert verdict.status in ("wrong", "raised")
-    assert {mistake.advice for mistake in exercise.mistakes if mistake.advice in text} == {advice}
-    assert max(map(len, verdict.text.splitlines())) <= 100
-
-
-@pytest.mark.parametrize("exercise", [*EXERCISES, beat], ids=lambda exercise: exercise.name)
-def test_a_blank_stub_is_not_attempted(exercise):
-    assert exercise.verdict(lambda *_: ...).status == "not attempted"
 
 
 def one_cut(spans, start, end):
