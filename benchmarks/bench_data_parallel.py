@@ -2,7 +2,7 @@
 ZeroRedundancyOptimizer.
 
 Rounds of the two alternate in one world, so that both see the same machine; the result is the median round of the
-slowest rank. One thread a rank.
+slowest rank. One thread per rank.
 """
 
 import statistics

@@ -1,7 +1,7 @@
 """A parallel MLP, forward and backward: labkit.tensor_parallel against torch.distributed.tensor.parallel (DTensor).
 
 Rounds of the two alternate in one world, so that both see the same machine; the result is the median round of the
-slowest rank. One thread a rank.
+slowest rank. One thread per rank.
 """
 
 import statistics

@@ -50,22 +50,6 @@ class BatchCut:
         """All rows of the batch that a replica sees in a step."""
         return BatchCut(self.batch_size, self.dp_size).rows(dp_rank, 0)
 
-    def __str__(self) -> str:
-        """A table of the first and last rows: one line per rank, one column per micro-batch."""
-        numbers = range(self.num_micro_batches)
-        table = [["rank", *(f"micro-batch {number}" for number in numbers)]]
-        table += [[str(rank), *(rows_text(self.rows(rank, n)) for n in numbers)] for rank in range(self.dp_size)]
-        return "\n".join(f"{name:>4}  " + "".join(f"{cell:>16}" for cell in cells) for name, *cells in table)
-
-
-def rows_text(rows: range) -> str:
-    """Write the first and the last of some rows.
-
-    >>> rows_text(range(32, 64)), rows_text(range(5, 6))
-    ('32-63', '5')
-    """
-    return f"{rows[0]}-{rows[-1]}" if len(rows) > 1 else str(rows[0])
-
 
 def layers_of_stage(num_layers: int, stage: int, num_stages: int) -> range:
     """Return the layers of one of the model's consecutive stages; some stages may have one layer more than others.

@@ -32,8 +32,8 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
 class DataParallel(nn.Module):
     """A replica of a module whose gradients, when backward is done, are the average over the group.
 
-    Each rank gives it different rows. If each rank's loss is the mean over equally many rows, the gradients are those
-    of the mean over all rows. With gradient accumulation, let only the last backward communicate:
+    If each rank's loss is the mean over equally many rows of its own, the gradients are those of the mean over all
+    rows. With gradient accumulation, let only the last backward communicate:
 
         for rows in micro_batches[:-1]:
             with model.no_sync():
@@ -50,8 +50,8 @@ class DataParallel(nn.Module):
     All replicas start with the values of the group's first rank.
 
     Raises:
-        ValueError: on every rank: the replicas differ in the names, shapes or types of their parameters or buffers.
-            In forward: a parameter that was frozen when DataParallel was made is trained now, but is in no bucket.
+        ValueError: on every rank, if the replicas' parameters or buffers differ in names, shapes or types. In forward,
+            if a parameter is in no bucket: it was frozen or missing when DataParallel was made, and is trained now.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class DataParallel(nn.Module):
         self.module, self.group, self.overlap = module, group, overlap
         self._accumulating = self._in_backward = False
         self._buckets = _make_buckets([p for p in module.parameters() if p.requires_grad], bucket_bytes)
-        self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
         self._next = 0  # the bucket to be sent next: all ranks send them in the same order
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         me = weakref.ref(self)  # a parameter that held its replica would keep the group alive, with threads and sockets
@@ -72,11 +71,11 @@ class DataParallel(nn.Module):
             parameter.register_post_accumulate_grad_hook(lambda p: replica._arrived(p) if (replica := me()) else None)
 
     def forward(self, *args, **kwargs):
-        for parameter in self._frozen:
-            if parameter.requires_grad:
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and parameter not in self._bucket_of:
                 raise ValueError(
-                    f"{self._name_of(parameter)} was frozen when DataParallel was made, so its gradient is not "
-                    "averaged: unfreeze it before, or make DataParallel again"
+                    f"{name} was frozen or missing when DataParallel was made, so its gradient would not be averaged: "
+                    "unfreeze or add it before"
                 )
         if self._in_backward:  # it failed, and nobody received
             self._next, self._in_backward = 0, False
@@ -109,9 +108,6 @@ class DataParallel(nn.Module):
         """Load the plain module's state dict."""
         return self.module.load_state_dict(*args, **kwargs)
 
-    def _name_of(self, parameter: nn.Parameter) -> str:
-        return next(name for name, each in self.module.named_parameters() if each is parameter)
-
     def _arrived(self, parameter: nn.Parameter) -> None:
         """Take note that backward has computed this gradient, and send the buckets that are full."""
         if self._accumulating:
@@ -123,8 +119,9 @@ class DataParallel(nn.Module):
             return
         bucket = self._bucket_of[parameter]
         if parameter in bucket.arrived:  # and may be on its way
+            name = next(name for name, each in self.module.named_parameters() if each is parameter)
             raise ValueError(
-                f"{self._name_of(parameter)} got a second gradient in one backward, as it does when two parts under "
+                f"{name} got a second gradient in one backward, as it does when two parts under "
                 "reentrant checkpointing share it: use checkpoint(..., use_reentrant=False), or overlap=False"
             )
         bucket.put(parameter, self.group.size())

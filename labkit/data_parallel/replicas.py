@@ -24,7 +24,7 @@ def check_replicas(module: nn.Module, group: dist.ProcessGroup) -> None:
             text = ", ".join(f"{found} on ranks {ranks_text(having)}" for found, having in ranks.items())
             raise ValueError(f"the replicas differ: {name} is {text}; make the same module on every rank")
     if any(list(replica) != names for replica in replicas):
-        raise ValueError("the replicas have their parameters in different orders: make them in one order on every rank")
+        raise ValueError("the replicas' parameters are in different orders: make them in one order on every rank")
 
 
 def copy_from_first(module: nn.Module, group: dist.ProcessGroup) -> None:

@@ -16,11 +16,11 @@ from torch.optim import LBFGS, Optimizer
 class ShardedOptimizer(Optimizer):
     """Any torch optimizer, its states divided among the ranks of a group; use it like the optimizer itself.
 
-    The gradients must be the same on all ranks before `step`, as `DataParallel` leaves them. Each parameter is dealt
-    out whole to one owner, which is right for every optimizer that treats parameters one by one. The parameters
-    become views into one buffer per owner, which travels as it is.
-
         optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, groups.dp, lr=1e-3)
+
+    The gradients must be the same on all ranks before `step`, as `DataParallel` leaves them. Each parameter has one
+    owner, which is right for every optimizer that treats parameters one by one (L-BFGS does not, and raises a
+    ValueError). The parameters become views into one buffer per owner, which travels as it is.
 
     `state_dict` is the plain optimizer's, with the states of this rank's parameters only; all ranks' together are
     the whole. `load_state_dict` takes the whole, or any part that has at least this rank's.
@@ -28,9 +28,6 @@ class ShardedOptimizer(Optimizer):
     Args:
         params: parameters or parameter groups, as for the optimizer; none can be added later.
         optimizer_class: called on every rank with the rank's own parameters and the ``options``.
-
-    Raises:
-        ValueError: for L-BFGS, whose step needs all parameters together.
     """
 
     def __init__(
@@ -63,11 +60,7 @@ class ShardedOptimizer(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Take from a state dict what belongs to this rank's parameters.
-
-        Raises:
-            ValueError: it has states, but none of this rank's parameters: a state dict that another rank saved alone.
-        """
+        """Take from a state dict what belongs to this rank's parameters; ValueError if another rank saved it alone."""
         all_states = state_dict["state"]
         mine = [n for n, parameter in enumerate(self._parameters) if self.owner[parameter] == self.group.rank()]
         states = {number: all_states[n] for number, n in enumerate(mine) if n in all_states}

@@ -16,8 +16,6 @@ from labkit.sizes import check_size
 from labkit.tensor_parallel.dropout import own_random_stream
 from labkit.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 
-Init = Callable[[torch.Tensor], object]
-
 
 class ParallelMLP(nn.Module):
     """GeLU(X A) B with A cut by columns and B by rows: one all-reduce forward, one backward.
@@ -33,8 +31,8 @@ class ParallelMLP(nn.Module):
         ffn_hidden_size: int,
         group: dist.ProcessGroup,
         *,
-        init_method: Init = nn.init.xavier_normal_,
-        output_layer_init_method: Init = nn.init.xavier_normal_,
+        init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
+        output_layer_init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
         **options,
     ):
         super().__init__()
@@ -64,8 +62,8 @@ class ParallelSelfAttention(nn.Module):
         group: dist.ProcessGroup,
         *,
         dropout: float = 0.0,
-        init_method: Init = nn.init.xavier_normal_,
-        output_layer_init_method: Init = nn.init.xavier_normal_,
+        init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
+        output_layer_init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
         **options,
     ):
         super().__init__()

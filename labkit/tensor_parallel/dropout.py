@@ -1,9 +1,8 @@
 """Dropout on ranks: the same mask where a tensor is replicated, different masks where it is sharded.
 
-Replicated tensors need nothing new: `torch.nn.Dropout` draws from torch's default generator, which gives all ranks of
-a tensor group the same numbers as long as they seed it alike and draw alike. For a sharded tensor the ranks draw one
-common seed from that generator, and each derives its own from it. So the default generator stays common, and
-`torch.utils.checkpoint`, which restores it to compute a layer again, repeats every mask.
+For replicated tensors `torch.nn.Dropout` will do: it draws from torch's default generator, and ranks of a tensor group
+that seed it alike draw alike. For a sharded tensor they draw one common seed from it, from which each derives its own.
+So that generator stays common, and `torch.utils.checkpoint`, which restores it to compute again, repeats every mask.
 """
 
 from collections.abc import Iterator

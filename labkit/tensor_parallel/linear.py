@@ -73,8 +73,7 @@ class ColumnParallelLinear(_ParallelLinear):
     ``gather_output``, otherwise this rank's [..., out/t].
 
     Args:
-        gather_output: give every rank all outputs, at the price of an all-gather. Leave it off when a row-parallel
-            layer follows: it takes the shards as they are.
+        gather_output: give every rank all outputs, by an all-gather. A row-parallel layer takes the shards as they are.
         init_method: fills the master weight [out, in], which is the same on every rank and for every t.
         stride: how many matrices are fused in the weight, one below the other: see `chunks_of_rank`.
         keep_master_weight_for_test: keep the whole weight as ``master_weight``.
@@ -82,8 +81,8 @@ class ColumnParallelLinear(_ParallelLinear):
         sequence_parallel: x is this rank's slice of the sequence, [..., seq/t, in], and is gathered here.
 
     Raises:
-        ValueError: t does not divide a size, options contradict each other, or, in ``forward``, x has the wrong
-            width; all before any communication. Also, when the layer is made, ranks with different seeds.
+        ValueError: before any communication, if t does not divide a size, options contradict each other, or x has the
+            wrong width. After it, if the ranks drew different weights.
     """
 
     cut_dim = 0

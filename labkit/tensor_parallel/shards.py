@@ -23,7 +23,7 @@ def draw_master_weight(
     """Return the weight before it is cut, drawn on the CPU from torch's default generator.
 
     Raises:
-        ValueError: the ranks of the group drew different weights, because their seeds differ.
+        ValueError: the ranks of the group drew different weights: their seeds differ.
     """
     master = torch.empty(*shape, dtype=dtype, device="cpu")
     init_method(master)

@@ -23,7 +23,7 @@ class VocabParallelEmbedding(nn.Module):
     this rank's [..., seq/t, d]. The other options are as in `ColumnParallelLinear`.
 
     Raises:
-        ValueError: in ``forward``, before any communication: an id is outside the vocabulary.
+        ValueError: in ``forward``, before any communication, if an id is outside the vocabulary.
     """
 
     def __init__(
@@ -55,9 +55,8 @@ class VocabParallelEmbedding(nn.Module):
         row, elsewhere = _local_index(ids, self.first_word, self.weight.size(0))
         vectors = F.embedding(row, self.weight)
         vectors = vectors.masked_fill(elsewhere.unsqueeze(-1), 0.0)  # the rank that has the word adds its vector
-        if self.sequence_parallel:
-            return reduce_scatter_to_sequence(vectors, self.group)
-        return reduce_from_tp(vectors, self.group)
+        add_up = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
+        return add_up(vectors, self.group)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings} / {self.group.size()} ranks, {self.embedding_dim}"
@@ -82,7 +81,7 @@ def vocab_parallel_cross_entropy(
         vocab_size: V, if the last words of V' are padding and do not count.
 
     Raises:
-        ValueError: before any communication: a target is outside the vocabulary, or the reduction is unknown.
+        ValueError: before any communication, if a target is outside the vocabulary or the reduction is unknown.
 
     Source: arXiv 1909.08053, section 3. Label smoothing e is torch's: (1-e) times the loss, plus e/V times the
     sum over all words of -log p.

@@ -26,12 +26,6 @@ def test_rows_are_what_chunk_deals_out():
         assert rows.chunk(3)[rank].tolist() == list(cut.rows_of_replica(rank))
 
 
-def test_a_batch_as_text_is_a_table():
-    assert str(BatchCut(8, 2, 2)).split() == (
-        "rank micro-batch 0 micro-batch 1 0 0-1 2-3 1 4-5 6-7".split()  # noqa: SIM905
-    )
-
-
 @pytest.mark.parametrize(
     ("sizes", "text"),
     [

@@ -15,8 +15,9 @@ from labkit.launch import RankFailed
 from labkit.layout import ParallelLayout
 from labkit.tensor_parallel import ColumnParallelLinear
 from labkit.timeline.trace import Trace
+from tests.labkit.data_parallel.conftest import ROWS, WIDTH, linear, loss_of, world
 
-ROWS, WIDTH, STEPS = 12, 6, 5  # 2, 3 and 4 ranks divide the rows
+STEPS = 5
 FORMS = {
     "a message each": dict(bucket_bytes=0, overlap=False),
     "bucketed": dict(bucket_bytes=300, overlap=False),
@@ -25,14 +26,6 @@ FORMS = {
     "overlapped, a message each": dict(bucket_bytes=0),
     "default": dict(),
 }
-
-
-def world():
-    return dist.group.WORLD
-
-
-def linear(inputs=WIDTH, outputs=WIDTH, dtype=torch.float64):
-    return nn.Linear(inputs, outputs, dtype=dtype)
 
 
 # -- models: each a function that makes the module, the same one every time --------------------------------------------
@@ -170,10 +163,6 @@ def batches(num_ranks, num_steps=STEPS):
         signs = (torch.arange(num_ranks) % 2 * -2 + 1).repeat_interleave(ROWS // num_ranks)
         x[:, 0] = x[:, 0].abs() * signs
         yield x
-
-
-def loss_of(output):
-    return output.square().mean()
 
 
 def train(module, model, x_of_steps, set_to_none=True, after_backward=None):
@@ -501,41 +490,7 @@ def test_a_bucket_has_one_type_and_a_negative_size_is_refused(on_ranks):
         on_ranks(buckets_of, -1, world_size=2)
 
 
-# -- one start ---------------------------------------------------------------------------------------------------------
-
-
-class WithBuffers(nn.Module):
-    def __init__(self, rank):
-        super().__init__()
-        self.layer = linear()
-        self.register_buffer("count", torch.tensor(rank + 5))
-        self.register_buffer("mask", torch.tensor([rank == 0, True]))
-        self.register_buffer("turned", torch.full((2, 3), float(rank)).T)
-        self.register_buffer("hidden", torch.tensor([rank + 0.5]), persistent=False)
-
-
-def broadcast_at_construction(root):
-    """Everybody has what the group's first rank had: the world's first, or that of a smaller group."""
-    ranks = list(range(root, world().size()))
-    group = dist.new_group(ranks)
-    rank = dist.get_rank()
-    torch.manual_seed(rank)
-    module = WithBuffers(rank)
-    if rank in ranks:
-        DataParallel(module, group)
-        torch.manual_seed(root)
-        expected = WithBuffers(root)
-        for (name, got), other in zip(
-            [*module.named_parameters(), *module.named_buffers()], [*expected.parameters(), *expected.buffers()]
-        ):
-            assert torch.equal(got, other), name
-        assert module.turned.stride() == expected.turned.stride()
-    dist.barrier()
-
-
-@pytest.mark.parametrize("root", [0, 1])
-def test_parameters_and_buffers_start_as_the_first_rank_s(on_ranks, root):
-    on_ranks(broadcast_at_construction, root, world_size=3)
+# -- state dicts -------------------------------------------------------------------------------------------------------
 
 
 def state_dicts():
@@ -559,103 +514,36 @@ def test_state_dicts_go_into_the_plain_module_and_back(on_ranks):
     on_ranks(state_dicts)
 
 
-# -- replicas that differ ----------------------------------------------------------------------------------------------
+# -- what it refuses --------------------------------------------------------------------------------------------------
 
 
-def different_shape(rank):
-    return nn.Sequential(linear(), linear(WIDTH, 3 if rank == 2 else 4))
+def unfreeze(module):
+    module[0].bias.requires_grad_(True)
 
 
-def a_parameter_missing(rank):
-    return nn.Sequential(linear(), nn.Linear(WIDTH, WIDTH, bias=rank > 0, dtype=torch.float64))
+def add(module):
+    module[1].scale = nn.Parameter(torch.ones(()))
 
 
-def different_type(rank):
-    return nn.Sequential(linear(dtype=torch.float32 if rank in (1, 3) else torch.float64))
+def replace(module):
+    module[1] = linear()
 
 
-def frozen_on_one(rank):
-    module = nn.Sequential(linear(), linear())
-    module[1].weight.requires_grad_(rank != 3)
-    return module
-
-
-def tied_on_one(rank):
-    module = nn.Sequential(linear(), linear())
-    if rank == 0:
-        module[1].weight = module[0].weight
-    return module
-
-
-def different_order(rank):
-    module = nn.Module()
-    for name in ("a", "b") if rank else ("b", "a"):
-        module.register_parameter(name, nn.Parameter(torch.zeros(2)))
-    return module
-
-
-def different_buffer(rank):
-    module = linear()
-    module.register_buffer("scale", torch.zeros(2 + (rank == 1)))
-    return module
-
-
-DIFFERENCES = {
-    different_shape: "1.weight is [4, 6] float64 on ranks [0, 1, 3], [3, 6] float64 on ranks [2]",
-    a_parameter_missing: "1.bias is missing on ranks [0], [6] float64 on ranks [1, 2, 3]",
-    different_type: "0.weight is [6, 6] float64 on ranks [0, 2], [6, 6] float32 on ranks [1, 3]",
-    frozen_on_one: "1.weight is [6, 6] float64 on ranks [0, 1, 2], [6, 6] float64, frozen on ranks [3]",
-    tied_on_one: "1.weight is missing on ranks [0]",
-    different_order: "the replicas have their parameters in different orders",
-    different_buffer: "scale is [2] float32 on ranks [0, 2, 3], [3] float32 on ranks [1]",
-}
-
-
-def refusal(different):
-    try:
-        DataParallel(different(dist.get_rank()), world())
-    except ValueError as error:
-        return str(error)
-
-
-@pytest.mark.parametrize("different", DIFFERENCES, ids=lambda function: function.__name__)
-def test_replicas_that_differ_are_refused_on_every_rank(on_ranks, different):
-    texts = on_ranks(refusal, different, world_size=4)
-    assert len(set(texts)) == 1
-    assert DIFFERENCES[different] in texts[0]
-    assert "on every rank" in texts[0]
-
-
-def refusal_in_a_group():
-    with init_groups(ParallelLayout(4, tp_size=2)) as groups:
-        different = nn.Sequential(linear(WIDTH, 3 if dist.get_rank() == 3 else 4))
-        try:
-            DataParallel(different, groups.dp)
-        except ValueError as error:
-            return str(error)
-
-
-def test_ranks_of_a_smaller_group_are_named_by_their_number_in_the_world(on_ranks):
-    texts = on_ranks(refusal_in_a_group, world_size=4)
-    assert texts[0] == texts[2] == None  # noqa: E711
-    assert texts[1] == texts[3]
-    assert "0.weight is [4, 6] float64 on ranks [1], [3, 6] float64 on ranks [3]" in texts[1]
-
-
-def refusal_of_the_unfrozen():
+def refusal_of_what_is_in_no_bucket(change):
     module = nn.Sequential(linear(), linear())
     module[0].requires_grad_(False)
     model, x = DataParallel(module, world()), torch.ones(2, WIDTH, dtype=torch.float64)
     model(x).sum().backward()
-    module[0].bias.requires_grad_(True)
+    change(module)
     try:
         model(x)
     except ValueError as error:
         return str(error)
 
 
-def test_a_parameter_that_is_unfrozen_later_is_refused(on_ranks):
-    """It is in no bucket: its replicas would drift apart."""
-    texts = on_ranks(refusal_of_the_unfrozen)
+@pytest.mark.parametrize(("change", "name"), [(unfreeze, "0.bias"), (add, "1.scale"), (replace, "1.weight")])
+def test_a_parameter_that_is_in_no_bucket_is_refused(on_ranks, change, name):
+    """Otherwise its replicas would drift apart."""
+    texts = on_ranks(refusal_of_what_is_in_no_bucket, change)
     assert texts[0] == texts[1]
-    assert texts[0].startswith("0.bias was frozen when DataParallel was made, so its gradient is not averaged: ")
+    assert texts[0].startswith(f"{name} was frozen or missing when DataParallel was made, so its gradient would not be")

@@ -1,4 +1,4 @@
-"""With its states divided among the ranks, an optimizer makes the very steps that it makes undivided: bit by bit."""
+"""An optimizer whose states are divided among the ranks makes the same steps as undivided, bit by bit."""
 
 import copy
 
@@ -13,8 +13,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from labkit.data_parallel import DataParallel, ShardedOptimizer
 from labkit.groups import init_groups
 from labkit.layout import ParallelLayout
+from tests.labkit.data_parallel.conftest import ROWS, WIDTH, linear, loss_of, world
 
-ROWS, WIDTH, STEPS = 12, 6, 10
+STEPS = 10
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, dict(lr=0.1)),
     "SGD with momentum": (torch.optim.SGD, dict(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)),
@@ -31,14 +32,6 @@ OPTIMIZERS = {
 }
 if hasattr(torch.optim, "Muon"):  # since torch 2.9
     OPTIMIZERS["Muon"] = (torch.optim.Muon, dict(lr=0.01))  # type: ignore[attr-defined]
-
-
-def world():
-    return dist.group.WORLD
-
-
-def linear(inputs=WIDTH, outputs=WIDTH, bias=True):
-    return nn.Linear(inputs, outputs, bias, dtype=torch.float64)
 
 
 class Tied(nn.Module):
@@ -64,12 +57,8 @@ def batches(num_steps=STEPS):
     return [torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator) for _ in range(num_steps)]
 
 
-def loss_of(output):
-    return output.square().mean()
-
-
 def train(module, optimizer, xs=None, scheduler=None):
-    """Steps on whole batches, the same on every rank; yields the weights after each."""
+    """Make steps on whole batches, the same on every rank, and yield the weights after each."""
     for x in batches() if xs is None else xs:
         optimizer.zero_grad()
         loss_of(module(x)).backward()
@@ -105,7 +94,7 @@ def ten_steps(name):
     assert_equal(train(divided, ours), expected)
     by_torch = make(optimizer_class)
     theirs = ZeroRedundancyOptimizer(by_torch.parameters(), optimizer_class, **options)
-    if name != "AdamW, lr a tensor":  # of which ZeroRedundancyOptimizer makes another copy a step
+    if name != "AdamW, lr a tensor":  # of which ZeroRedundancyOptimizer makes one more copy per step
         assert_equal(train(by_torch, theirs), expected)
 
 
@@ -226,7 +215,7 @@ def test_more_ranks_than_parameters(on_ranks):
 
 
 class Odd(nn.Module):
-    """Several types, a number, nothing at all, and an image filter in another memory order."""
+    """Several types, a number, nothing at all, and an image filter in a different memory order."""
 
     def __init__(self):
         super().__init__()
