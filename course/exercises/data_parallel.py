@@ -226,8 +226,8 @@ def one_message_per_step(log: CommunicationLog, weight, steps, lr) -> str | None
     return f"It calls {len(log)} all-reduces in {len(steps)} steps. One per step is enough: add up locally first."
 
 
-train = RankExercise(
-    "train",
+training_loop = RankExercise(
+    "training_loop",
     my_train,
     notebook="05",
     cases=[(2, 1, 1), (4, 2, 2)],
@@ -264,39 +264,43 @@ def train_wrongly(weight, steps, lr, *, zero="step", mean=True, reduce=True, ave
     return weight
 
 
-@train.mistake("Backward adds to weight.grad, where the gradients of earlier steps still are: empty it in each step.")
+@training_loop.mistake(
+    "Backward adds to weight.grad, where the gradients of earlier steps still are: empty it in each step."
+)
 def no_zero_grad(weight, steps, lr):
     return train_wrongly(weight, steps, lr, zero="never")
 
 
-@train.mistake("You empty weight.grad for every micro-batch, so only the last one counts. Empty it once per step.")
+@training_loop.mistake(
+    "You empty weight.grad for every micro-batch, so only the last one counts. Empty it once per step."
+)
 def zero_grad_per_micro_batch(weight, steps, lr):
     return train_wrongly(weight, steps, lr, zero="micro-batch")
 
 
-@train.mistake("weight.grad was emptied before the update could use it: nothing is learned.")
+@training_loop.mistake("weight.grad was emptied before the update could use it: nothing is learned.")
 def zero_grad_before_the_update(weight, steps, lr):
     return train_wrongly(weight, steps, lr, zero="before the update")
 
 
-@train.mistake(
+@training_loop.mistake(
     "You added up the gradients of the micro-batches; you need their mean: divide each loss by their number."
 )
 def losses_not_divided(weight, steps, lr):
     return train_wrongly(weight, steps, lr, mean=False)
 
 
-@train.mistake("Each rank learned from its own rows only, and now the replicas differ.")
+@training_loop.mistake("Each rank learned from its own rows only, and now the replicas differ.")
 def not_reduced(weight, steps, lr):
     return train_wrongly(weight, steps, lr, reduce=False, average=False)
 
 
-@train.mistake("The gradients were added up over the ranks, but not divided by their number.")
+@training_loop.mistake("The gradients were added up over the ranks, but not divided by their number.")
 def not_averaged(weight, steps, lr):
     return train_wrongly(weight, steps, lr, average=False)
 
 
-@train.mistake("You update after each micro-batch. One step uses all of them, with one weight.")
+@training_loop.mistake("You update after each micro-batch. One step uses all of them, with one weight.")
 def update_per_micro_batch(weight, steps, lr):
     return my_train(weight, [[x] for micro_batches in steps for x in micro_batches], lr)
 

@@ -93,7 +93,7 @@ def test_a_message_for_each_micro_batch_is_told_so():
                 weight -= lr * total
         return weight
 
-    text = " ".join(data_parallel.train.verdict(reduces_each).text.split())
+    text = " ".join(data_parallel.training_loop.verdict(reduces_each).text.split())
     assert "It calls 4 all-reduces in 2 steps. One per step is enough" in text
 
 
