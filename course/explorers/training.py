@@ -13,8 +13,7 @@ from course.pictures.curves import LOOKS, losses_png
 from course.pictures.painter import Canvas
 from course.pictures.three_axes import FIGURE_INCHES, draw_holdings, holdings_text
 from labkit.cuts import BatchCut
-from labkit.launch import World
-from labkit.launch.streaming import stream
+from labkit.launch import World, stream
 from labkit.sizes import counted
 from labkit.train import Step, TrainConfig, steps
 

@@ -4,14 +4,12 @@ The door is what this file names; behind it, each file does one step of a call. 
 `client`; `server`, which has imported torch once, forks processes; each becomes a rank in `rank`, and the kernel holds
 them as `ranks`. `call` follows one function call; when ranks fall silent, it asks each for a snapshot (`probe`), and
 `watchdog` judges whether they are slow or stuck. `report` puts faults into words, `output` brings what ranks print into
-the cell, `wire` carries the messages, `interrupts` defers the stop button to safe moments. `streaming` makes it a
-conversation: one value at a time, from ranks that go on.
+the cell, `wire` carries the messages, and `interrupts` defers the stop button to safe moments.
 """
 
 from labkit.launch.probe import waiting_for
 from labkit.launch.rank import progress
 from labkit.launch.report import Deadlock, RankFailed
-from labkit.launch.streaming import stream
-from labkit.launch.world import World, launch
+from labkit.launch.world import World, launch, stream
 
 __all__ = ["Deadlock", "RankFailed", "World", "launch", "progress", "stream", "waiting_for"]

@@ -3,11 +3,12 @@
 import contextlib
 import pickle
 import signal
+import sys
 import time
 
 from labkit.launch import report
 from labkit.launch.interrupts import DeferredInterrupt
-from labkit.launch.output import Output, ProgressBar, note
+from labkit.launch.output import Output, ProgressBar
 from labkit.launch.probe import Snapshot
 from labkit.launch.ranks import Ranks
 from labkit.launch.report import Deadlock, Death, Failure, RankFailed
@@ -117,7 +118,7 @@ class Call:
             case "deadlock":
                 raise Deadlock(report.deadlock_report(silence))
             case "note":
-                note(report.slow_note(silence, now - self.watchdog.last_sign))
+                print(report.slow_note(silence, now - self.watchdog.last_sign), file=sys.stderr, flush=True)
 
     def _raise_failure(self) -> None:
         start = time.monotonic()

@@ -16,16 +16,12 @@ from pathlib import Path
 
 from labkit.launch.wire import Connection
 
-_PACKAGE_PARENT = str(Path(__file__).parents[2])
 _lock = threading.RLock()  # two threads may launch at once: a question and its answer belong together
 _ranks_will_train = False
 
 
 def will_train() -> None:
-    """Say that this kernel's ranks will train: the server then imports what an optimizer needs before it forks them.
-
-    Modules that train call it when they are imported.
-    """
+    """Announce, from a module that trains: the server then imports what an optimizer needs before it forks ranks."""
     global _ranks_will_train
     _ranks_will_train = True
 
@@ -83,9 +79,6 @@ class ServerHandle:
             self.close()
             raise RuntimeError(f"the launch server cannot fork ranks: {answer}. It was closed: run the cell again")
         return answer
-
-    def signal(self, world_id: int, number: int, rank: int | None = None) -> None:
-        self.connection.send("signal", world_id, int(number), rank)
 
     def gpu_count(self) -> int:
         """Return how many GPUs ranks could use; CUDA is asked in a process of its own."""
@@ -160,7 +153,9 @@ def _server_environment() -> dict[str, str]:
     # Threads of ranks must not spin for long on cores that something else may need: that was 15 times slower.
     environment.setdefault("GOMP_SPINCOUNT", "1000")
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # look for GPUs without starting CUDA
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_PACKAGE_PARENT, os.environ.get("PYTHONPATH")]))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])
+    )
     return environment
 
 

@@ -1,15 +1,15 @@
 """What ranks print, brought into the launching cell: grouped by rank in rank order, or live; and the progress bar.
 
-Grouped is the default because lines of different ranks interleave differently in every run, which neither a
-reader nor a notebook test can follow.
+Grouped is the default because lines of different ranks interleave differently in every run, which neither a reader nor
+a notebook test can follow.
 """
 
+import math
 import sys
 from collections import deque
 from dataclasses import dataclass, field
 
 _HEAD_LINES, _TAIL_LINES, _LINE_CHARACTERS = 900, 100, 4000
-_STREAMS = ("stdout", "stderr")
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Output:
 
     def __init__(self, num_ranks: int, live: bool):
         self.live = live
-        self._streams = {(rank, name): _Stream() for rank in range(num_ranks) for name in _STREAMS}
+        self._streams = {(rank, name): _Stream() for rank in range(num_ranks) for name in ("stdout", "stderr")}
 
     def feed(self, rank: int, stream: str, data: bytes) -> None:
         new = self._streams[rank, stream].feed(data)
@@ -66,20 +66,14 @@ class Output:
         return stream.lines(skip_head=self.live)[-num_lines:]
 
 
-def note(text: str) -> None:
-    """Say something to the person in front of the cell, at once."""
-    print(text, file=sys.stderr, flush=True)
-
-
 class ProgressBar:
     """A tqdm bar that follows the lowest rank that reports progress."""
 
     def __init__(self):
-        self._bar, self._rank = None, None
+        self._bar, self._rank = None, math.inf
 
     def update(self, rank: int, done: float, total: float, text: str) -> None:
-        if self._rank is None or rank < self._rank:
-            self._rank = rank
+        self._rank = min(rank, self._rank)
         if rank != self._rank:
             return
         if self._bar is None:

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -146,6 +147,7 @@ class Probe:
                     set_up = SetUp(code.co_name, tuple(ranks) if ranks else None)
             frame = frame.f_back
         collectives, recorded = _flight_recorder()
+        switches = re.findall(r"ctxt_switches:\s*(\d+)", read_text(f"/proc/self/task/{os.getpid()}/status"))
         return Snapshot(
             stack=tuple(stack[::-1][-60:]),
             instruction=instruction,
@@ -156,7 +158,7 @@ class Probe:
             posted=dict(self.posted),
             groups=_groups(),
             recorded=recorded,
-            context_switches=_context_switches(),
+            context_switches=sum(map(int, switches)),
             cpu_seconds=time.process_time(),
             elsewhere=_is_elsewhere(stack[0][0]),
             purpose=str(_purposes.get(main.ident or 0, "")),
@@ -231,11 +233,6 @@ def _is_elsewhere(innermost_file: str) -> bool:
     if blocked_in not in ("", "0") and "futex" not in blocked_in:
         return True
     return innermost_file.startswith(_STANDARD_LIBRARY) and "-packages/" not in innermost_file
-
-
-def _context_switches() -> int:
-    lines = read_text(f"/proc/self/task/{os.getpid()}/status").splitlines()
-    return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
 
 
 def read_text(path: str) -> str:

@@ -59,13 +59,12 @@ class Ranks:
 
     def signal(self, number: int, rank: int | None = None) -> None:
         """Signal one rank, or all; SIGKILL also ends what they started."""
-        self.server.signal(self.world_id, number, rank)
+        self.server.connection.send("signal", self.world_id, int(number), rank)
 
     def events(self, timeout: float) -> Iterator[tuple]:
-        """Yield what has happened, waiting up to ``timeout`` seconds for something to happen.
+        """Wait up to ``timeout`` seconds for something to happen, and note which ranks have left.
 
-        ``("output", rank, stream, data)``, ``("exit", rank, status)``, or a rank's own message as
-        ``(kind, rank, *fields)``.
+        Yield ``("output", rank, stream, data)``, or a rank's own message as ``(kind, rank, *fields)``.
         """
         for key, _ in self._selector.select(timeout):
             yield from self._read(key)

@@ -29,6 +29,7 @@ _LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python3\.\d+/|/labk
 _NOISE = re.compile(
     r"^Extension modules: |^frame #\d+: |^(Current t|T)hread 0x|File \".*(/lib/python3\.\d+/|/labkit/launch/|<frozen)"
 )
+_CELL_FILE = re.compile(r'"([^"\n]*ipykernel_[^"\n]*\.py)"')
 _FAULTHANDLER_FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _lab_folders = (os.path.dirname(os.path.dirname(__file__)) + os.sep,)
 
@@ -132,7 +133,8 @@ def busy_stack(faulthandler_text: str) -> str:
 def _what_happened(failure: Failure) -> str:
     if isinstance(failure, Death):
         words = [line for line in failure.last_words if line and not _NOISE.search(line)][-12:]
-        return str(failure) + "".join(f"\n    | {_with_cell_names(line)}" for line in words)
+        words = [re.sub(_CELL_FILE, lambda match: _file_name(match[1]), line) for line in words]
+        return "\n    | ".join([str(failure), *words])
     is_exit = failure.kind == "SystemExit"
     call = f"called sys.exit({failure.text})" if is_exit else f"raised {failure.kind}: {failure.text}"
     learners, labs = _own_frames(failure.frames)
@@ -229,11 +231,6 @@ def _describe(frame: Frame, source: bool = True) -> str:
 
 def is_cell(filename: str) -> bool:
     return "ipykernel_" in filename or filename.startswith("<ipython-input")
-
-
-def _with_cell_names(text: str) -> str:
-    """Make the file names of cells readable in a text that Python wrote."""
-    return re.sub(r'"([^"\n]*ipykernel_[^"\n]*\.py)"', lambda match: _file_name(match[1]), text)
 
 
 def _file_name(filename: str) -> str:

@@ -28,6 +28,7 @@ from labkit.launch.probe import read_text
 from labkit.launch.rank import main as run_rank
 from labkit.launch.wire import Connection
 
+_libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PRELOAD = ("numpy", "cloudpickle", "torch", "torch.distributed")
 _IDLE_SECONDS = 3.0
@@ -140,7 +141,8 @@ class Server:
                     _kill_group(pid)  # what the rank started, such as data-loading workers
                     self.kernel.send("exit", *self.ranks.pop(pid), status)
         living = {world_id for world_id, _ in self.ranks.values()}
-        for pid in _children() - self.ranks.keys() - self.orphans.keys():
+        children = read_text(f"/proc/self/task/{os.getpid()}/children")  # empty in some sandboxes
+        for pid in set(map(int, children.split())) - self.ranks.keys() - self.orphans.keys():
             self.orphans[pid] = _worlds_of(pid) or living
         for pid, world_ids in self.orphans.items():
             if not world_ids & living:
@@ -180,7 +182,7 @@ def _become_rank(server: int, stdout: int, stderr: int, control: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setpgid(0, 0)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != server:  # it died before the line above
         os._exit(1)
     os.dup2(stdout, 1)
@@ -197,11 +199,6 @@ def _check_safe_to_fork() -> None:
         raise OSError(f"it has {threads} threads")
     if any("nvidia-uvm" in os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")):
         raise OSError("it has touched CUDA")
-
-
-def _children() -> set[int]:
-    """Return the server's child processes. In a sandbox that does not list them, only a rank's group ends with it."""
-    return set(map(int, read_text(f"/proc/self/task/{os.getpid()}/children").split()))
 
 
 def _worlds_of(pid: int) -> set[int]:
@@ -242,15 +239,11 @@ def _quietly(function, *arguments) -> None:
         pass
 
 
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
 def main(control: int, kernel_pid: int, run_directory: str) -> None:
     """``python -m labkit.launch.server CONTROL KERNEL_PID RUN_DIRECTORY``: see labkit/launch/client.py."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stop button is the kernel's business
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # inherited: an early stack request must not kill a rank
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for module in _PRELOAD:
         importlib.import_module(module)
     gc.collect()

@@ -120,9 +120,8 @@ def _all_in_one_set_up(silence: Silence) -> bool:
 
 
 def _nothing_ran(previous: Silence | None, silence: Silence) -> bool:
-    if previous is None or previous.snapshots.keys() != silence.snapshots.keys():
-        return False
-    return all(_still(previous.snapshots[rank], snapshot) for rank, snapshot in silence.snapshots.items())
+    before, now = previous.snapshots if previous else {}, silence.snapshots
+    return before.keys() == now.keys() and all(_still(before[rank], now[rank]) for rank in now)
 
 
 def _still(before: Snapshot, now: Snapshot) -> bool:

@@ -1,12 +1,16 @@
-"""`launch` and `World`: run a function on real ranks from a notebook cell."""
+"""`launch`, `World` and `stream`: run a function on real ranks from a notebook cell."""
 
+import inspect
+import itertools
 import linecache
 import os
 import pickle
 import sys
 import threading
 import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 
@@ -20,6 +24,8 @@ from labkit.sizes import whole_number
 
 _MAX_RANKS = 128
 _MAX_SECONDS = 1e6  # eleven days; torch counts in nanoseconds of 64 bits
+_stream_numbers = itertools.count()  # in the kernel
+_streams_here: dict[int, Iterator] = {}  # on a rank: the stream that began last, kept from call to call
 _INLINE_BYTES = 1 << 16  # larger payloads are written once to tmpfs, for all ranks; these fit a socket's buffer
 
 
@@ -29,9 +35,8 @@ def launch(
 ) -> list:  # fmt: skip
     """Run ``fn(*args, **kwargs)`` on ``world_size`` new ranks. Return what they return, in rank order.
 
-    Each rank is a process of its own with torch.distributed initialised. ``fn``, its arguments and its
-    results may be anything made in a notebook cell. What ranks print is shown by rank when all are done,
-    or at once with ``live=True``.
+    Each rank is a process of its own with torch.distributed initialised. ``fn``, its arguments and its results may be
+    anything made in a notebook cell. What ranks print is shown by rank when all are done; with ``live=True`` at once.
 
     Args:
         backend: ``"auto"`` takes NCCL when each rank can have a GPU, and gloo on the CPU otherwise.
@@ -54,9 +59,7 @@ class World:
     The arguments, and what `run` takes and raises, are those of `launch`.
     """
 
-    def __init__(
-        self, world_size: int, *, backend: str = "auto", timeout_seconds: float = 60.0, strict: bool = False
-    ):  # fmt: skip
+    def __init__(self, world_size: int, *, backend: str = "auto", timeout_seconds: float = 60.0, strict: bool = False):
         self.world_size = whole_number(world_size) or 0
         if not 1 <= self.world_size <= _MAX_RANKS:
             raise ValueError(f"world_size={world_size!r} must be a whole number from 1 to {_MAX_RANKS}")
@@ -99,11 +102,6 @@ class World:
                 if isinstance(payload, str):
                     Path(payload).unlink(missing_ok=True)
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether `run` would start at once: the world has not ended, and no call is under way."""
-        return not self._ended and not self._one_call.locked()
-
     def close(self) -> None:
         """Let the ranks leave. Safe to call again."""
         with DeferredInterrupt():
@@ -140,6 +138,60 @@ class World:
         return payload
 
 
+def stream(world: World, fn: Callable[..., Iterator], /, *args, **kwargs) -> Iterator[list]:
+    """Iterate over what ``fn(*args, **kwargs)`` yields on the ranks: a list of their values at a time, in rank order.
+
+    All ranks must yield equally often. Faults are reported as by `World.run`. Leaving the loop early ends the
+    generators on the ranks too and frees what they held; so does the next stream in the same world.
+
+    Raises:
+        ValueError: ``fn`` is not a generator function.
+        RuntimeError: some ranks have ended while others go on.
+    """
+    if not inspect.isgeneratorfunction(fn):
+        name = getattr(fn, "__name__", repr(fn))
+        raise ValueError(f"fn={name} has no yield: write one where a value is ready, or use World.run")
+    number = next(_stream_numbers)
+    world.run(_begin_stream, number, fn, args, kwargs)
+    try:
+        while True:
+            goes_on, values = zip(*world.run(_advance_stream, number), strict=True)
+            if not any(goes_on):
+                return
+            if not all(goes_on):
+                ended = [rank for rank, still in enumerate(goes_on) if not still]
+                raise RuntimeError(
+                    f"{fn.__name__} has ended on ranks {ended} but goes on elsewhere: yield equally often"
+                )
+            yield list(values)
+    except BaseException:  # GeneratorExit above all: the caller wants no more
+        # Python may collect a forgotten stream in the middle of a different call, which it cannot wait for.
+        if not world._ended and not world._one_call.locked():
+            world.run(_end_stream, number)
+        raise
+
+
+def _begin_stream(number: int, fn: Callable[..., Iterator], args: tuple, kwargs: dict) -> None:
+    _streams_here.clear()
+    _streams_here[number] = fn(*args, **kwargs)
+
+
+def _advance_stream(number: int) -> tuple[bool, Any]:
+    """On a rank: return whether there was a next value, and the value."""
+    if number not in _streams_here:  # a newer stream has begun
+        return False, None
+    try:
+        return True, next(_streams_here[number])
+    except StopIteration:
+        _end_stream(number)
+        return False, None
+
+
+def _end_stream(number: int) -> None:
+    """On a rank: drop the generator, and with it the model that it holds."""
+    _streams_here.pop(number, None)
+
+
 _last_said = ""  # so that a notebook reads which backend runs once, and again when that changes
 
 
@@ -171,15 +223,11 @@ def _pickle_call(fn, args: tuple, kwargs: dict) -> bytes:
     except Exception as error:
         parts = {"the function": fn}
         parts |= {f"argument {name}": argument for name, argument in (*enumerate(args), *kwargs.items())}
-        culprits = [f"{name} (a {type(part).__name__})" for name, part in parts.items() if not _can_be_pickled(part)]
-        raise ValueError(
-            f"{' and '.join(culprits)} cannot be sent to the ranks: {error}. Make it inside the function instead"
-        ) from None
-
-
-def _can_be_pickled(value) -> bool:
-    try:
-        cloudpickle.dumps(value)
-    except Exception:
-        return False
-    return True
+        culprits = []
+        for name, part in parts.items():
+            try:
+                cloudpickle.dumps(part)
+            except Exception:
+                culprits.append(f"{name} (a {type(part).__name__})")
+        said = f"{' and '.join(culprits)} cannot be sent to the ranks: {error}. Make it inside the function instead"
+        raise ValueError(said) from None
