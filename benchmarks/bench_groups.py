@@ -1,6 +1,6 @@
 """Making the process groups of a layout on real ranks, against PyTorch's init_device_mesh.
 
-init_device_mesh makes one group an axis; init_groups also makes the model replica's and the embedding's.
+init_device_mesh makes one group per axis; init_groups also makes the model replica's and the embedding's.
 """
 
 import statistics
@@ -18,7 +18,7 @@ LAYOUTS = [ParallelLayout(2, tp_size=2), ParallelLayout(4, 2, 2), ParallelLayout
 
 
 def rows() -> Iterator[tuple[str, float, float]]:
-    """The median over a few makings, each as long as its slowest rank."""
+    """Give the median of a few makings, each as long as its slowest rank's."""
     for layout in LAYOUTS:
         with World(layout.world_size) as world:
             ours, peer = zip(*world.run(seconds_of_both, layout, 9))
@@ -31,7 +31,7 @@ def slowest_rank(seconds_by_rank: tuple[list[float], ...]) -> float:
 
 
 def seconds_of_both(layout: ParallelLayout, times: int) -> tuple[list[float], list[float]]:
-    """On a rank: the seconds of each making by init_groups, and by init_device_mesh, in turn."""
+    """Make groups by init_groups and by init_device_mesh in turn, on a rank, and return the seconds of each making."""
     axes = layout.axes[::-1]
     ours, peer = [], []
     for _ in range(times):

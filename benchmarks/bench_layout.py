@@ -10,7 +10,7 @@ SIZES = {16_384: (8, 16), 100_000: (8, 25)}
 
 
 def rows() -> Iterator[tuple[str, float, float]]:
-    """Goals: 16,384 ranks in 40 ms, 100,000 in a second."""
+    """The goals are 16,384 ranks in 40 ms, and 100,000 in a second."""
     for world_size, (tp_size, pp_size) in SIZES.items():
         expected, peer_seconds = best_of(3, nested_loops, world_size, tp_size, pp_size)
         groups, ours_seconds = best_of(5, all_groups, world_size, tp_size, pp_size)
@@ -19,13 +19,13 @@ def rows() -> Iterator[tuple[str, float, float]]:
 
 
 def all_groups(world_size: int, tp_size: int, pp_size: int) -> list[list[list[int]]]:
-    """The groups of each axis, and the model replicas."""
+    """Return the groups of each axis, and the model replicas."""
     layout = ParallelLayout(world_size, tp_size, pp_size)  # a new one each time: nothing is kept from the last
     return [*(layout.groups(axis) for axis in AXES), layout.groups("tp", "pp")]
 
 
 def nested_loops(world_size: int, tp_size: int, pp_size: int) -> list[list[list[int]]]:
-    """The same lists, as one would write them down."""
+    """Return the same lists, as one would write them down."""
     dp_size = world_size // (tp_size * pp_size)
     tps, dps, pps = range(tp_size), range(dp_size), range(pp_size)
 
@@ -42,7 +42,7 @@ def nested_loops(world_size: int, tp_size: int, pp_size: int) -> list[list[list[
 
 
 def best_of(times: int, call, *args):
-    """What the call returns, and the seconds of its fastest run."""
+    """Return what the call returns, and the seconds of its fastest run."""
     seconds = []
     for _ in range(times):
         start = time.perf_counter()

@@ -1,11 +1,11 @@
 """A training step of a pipeline, labkit.pipeline against torch.distributed.pipelining.
 
 Paced stages sleep 20 ms forward and 40 ms backward, so that the result is about the runtime and not about the cores;
-computing stages are what they are. Rounds of the two alternate in one world; the result is the median round of the
-slowest rank. The text says both as multiples of the makespan that the schedule allows, by simulation.
+computing stages really compute. Rounds of the two alternate in one world; the result is the median round of the slowest
+rank. The text also gives both as multiples of the makespan that the schedule allows, by simulation.
 
-Where stages compute, one more round of ours is traced, and simulated with the times that its ops took: how far the
-simulated makespan is from the measured one is what messages cost, and waiting for a core.
+Where stages compute, one more round of ours is traced, and simulated with the times that its ops took. The distance
+between the simulated makespan and the measured one is what messages cost, and waiting for a core.
 """
 
 import statistics
@@ -56,7 +56,7 @@ def run_both(schedule: Schedule, peer_schedule: Callable, make_chunk: Callable) 
 
 
 def simulated_like(timeline: Timeline, schedule: Schedule) -> Timeline:
-    """A simulation whose ops take what those of each model chunk took on average."""
+    """Return a simulation in which each model chunk's ops take what they took on average."""
     taken: dict[tuple[str, int], list[float]] = defaultdict(list)
     for span in timeline.spans:
         if span.kind in schedule.kinds:
@@ -77,7 +77,7 @@ def computing(num_chunks: int) -> nn.Module:
 
 
 def compare(schedule: Schedule, peer_schedule: Callable, make_chunk: Callable) -> tuple[float, float, list[Span]]:
-    """Median seconds of a step of ours and of torch's, the same on every rank; and the spans of one more of ours."""
+    """Return the median seconds of a step of ours and of torch's on the slowest rank, and the spans of one of ours."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     groups, rank = init_groups(ParallelLayout(P, pp_size=P)), dist.get_rank()

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from course.measure.utilisation import GpuMonitor, Pace, Shares, TimedStep, measure_step, predict_step, table
-from course.measure.utilisation.monitor import read_samples
+from course.measure.utilisation import Pace, Shares, TimedStep, measure_step, predict_step, table
 from course.measure.utilisation.step import _pace_of, memory_bytes
 from course.sizing import Plan, fullest
 from labkit.launch import World
@@ -93,12 +92,12 @@ def test_gpipe_holds_the_whole_batch_on_each_stage():
     assert memory_bytes(many, one_f_one_b(4, 8)) < whole.expected
 
 
+F0, B0 = Op("forward", 0), Op("backward", 0)
+
+
 def step_of(*spans):
     plan = replace(NAIVE, world_size=2, pp_size=2)
     return TimedStep(plan, one_f_one_b(2, 1), Timeline([Span(*span) for span in spans], "measured"))
-
-
-F0, B0 = Op("forward", 0), Op("backward", 0)
 
 
 def test_a_wait_is_idle_until_the_other_has_computed_and_communication_from_then_on():
@@ -136,22 +135,3 @@ def test_the_table_has_a_row_for_each_step():
     assert [line.split()[0] for line in text.splitlines()[1:]] == ["naive", "1F1B"]
     assert text.splitlines()[1].split()[3:6] == ["25%", "0%", "75%"]
     assert "rank" in str(predict_step(NAIVE))
-
-
-def test_a_monitor_without_gpus_says_so(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    with GpuMonitor() as monitor:
-        pass
-    assert "no GPU" in str(monitor)
-
-
-def test_a_monitor_shows_what_nvidia_smi_printed(monkeypatch, tmp_path):
-    script = tmp_path / "nvidia-smi"
-    script.write_text("#!/bin/sh\nwhile true; do echo '0, 89'; echo '1, 6'; /bin/sleep 0.05; done\n")
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    with GpuMonitor() as monitor:
-        measure_step(replace(NAIVE, micro_batch_size=2), pace=QUICK, num_steps=1)
-    assert set(monitor.samples) == {0, 1}
-    assert str(monitor).splitlines()[2].split()[:4] == ["1", "6", "6", "6"]
-    assert read_samples("0, 5\n0, 9") == {0: [5]}  # the last line may be cut off

@@ -1,13 +1,14 @@
-"""Schedules: the published orders and formulas, and for every small size each op once and nothing before its time."""
+"""The known orders: the published ones, their formulas, and for every small size each op once and in time."""
 
 import re
 from itertools import product
 
 import pytest
 
-from labkit.schedules import Op, Schedule, check, gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.schedules import check, gpipe, interleaved, one_f_one_b, zero_bubble
+from tests.support.schedules import KINDS, ops
 
-F, B, W = "forward", "backward", "weight_gradient"
+F, B, W = KINDS.values()
 SIZES = list(product(range(1, 9), range(1, 17)))  # p, m
 
 
@@ -15,13 +16,6 @@ def every_schedule(p, m):
     yield from (gpipe(p, m), one_f_one_b(p, m))
     yield from (interleaved(p, m, v) for v in range(1, 5))
     yield from (zero_bubble(p, m, extra) for extra in range(p))
-
-
-def order(text):
-    """Ops from their short names, read independently of how Op writes itself."""
-    kinds = {"F": F, "B": B, "W": W}
-    parts = [re.fullmatch(r"([FBW])(\d+)(?:\.(\d+))?", word).groups() for word in text.split()]
-    return tuple(Op(kinds[kind], int(i), int(chunk or 0)) for kind, i, chunk in parts)
 
 
 # Figure 4 of arXiv 2104.04473 (p=4, m=8, v=2; its micro-batches count from 1). The split backward: by the rule of
@@ -49,7 +43,7 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("schedule", "rank", "expected"), GOLDEN)
 def test_orders_are_the_published_ones(schedule, rank, expected):
-    assert schedule.ranks[rank] == order(expected)
+    assert schedule.ranks[rank] == ops(expected)
 
 
 @pytest.mark.parametrize(("p", "m"), SIZES)
@@ -94,58 +88,6 @@ def test_interleaving_costs_the_published_memory():
         assert peak == pytest.approx(one_f_one_b(p, 2 * p).peak_in_flight(0) * (1 + (p - 1) / (p * v)))
 
 
-def test_places_of_chunks():
-    schedule = interleaved(3, 3, 2)
-    places = [schedule.place_of(stage) for stage in range(-1, 7)]
-    assert places == [None, (0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), None]
-    assert [schedule.stage_of(*place) for place in places[1:-1]] == list(range(schedule.num_model_chunks))
-
-
-def test_a_forward_crosses_from_the_last_rank_to_the_first_chunk_after():
-    schedule = interleaved(3, 3, 2)
-    assert schedule.needs(0, Op(F, 1, 1)) == [(2, Op(F, 1, 0))]
-    assert schedule.needs(2, Op(B, 1, 0)) == [(0, Op(B, 1, 1)), (2, Op(F, 1, 0))]
-    assert schedule.needs(2, Op(B, 1, 1)) == [(2, Op(F, 1, 1))]
-    assert schedule.needs(0, Op(F, 1, 0)) == []
-    assert zero_bubble(2, 2).needs(1, Op(W, 1)) == [(1, Op(B, 1))]
-
-
-def own(*rows, m=2, **sizes):
-    return Schedule("own", len(rows), m, [order(row) for row in rows], **sizes)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "said"),
-    [
-        (own("F0 B0 F1 B1", "F0 B0 F1"), "rank 1 lacks B1: each rank runs forward, backward once for each of 2 micro-"),
-        (own("F0 F1", "F0 F1 B0 B1"), "rank 0 lacks B0 and 1 more"),
-        (own("F0 F0 B0 F1 B1"), "rank 0 has F0 2 times"),
-        (own("F0 B0 F1 B1 F2"), "rank 0 has F2, which this schedule has no use for"),
-        (own("F0 W0 B0 F1 B1 W1"), "rank 0 has W0, which this schedule has no use for"),
-        (own("F0 B0 F1 B1", num_chunks=2), "rank 0 lacks F0.1 and 3 more: each rank runs forward, backward once for "
-         "each of 2 micro-batches and 2 chunks"),
-        (Schedule("own", 2, 1, [order("F0 B0")]), "'own' has lists for 1 rank, but num_stages=2: give each rank one"),
-        (own("B0 F0", m=1), "rank 0 has B0 before F0, whose result it needs: swap them"),
-        (
-            own("F0 B0 F1 B1", "F0 F1 B0 B1"),
-            "deadlock in 'own': rank 0 waits at B0 for B0 of rank 1; rank 1 waits at F1 for F1 of rank 0: move an op",
-        ),
-    ],
-)  # fmt: skip
-def test_check_names_what_is_wrong(schedule, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        check(schedule)
-
-
-def test_a_finished_rank_is_not_in_the_report_of_a_deadlock():
-    with pytest.raises(ValueError) as told:
-        check(own("F0 F1 B0 B1", "F0 B0 F1 B1", "F0 F1 B1 B0"))
-    assert "rank 2" in str(told.value).split(": ", 1)[1]  # it holds B0 back, which rank 1 waits for before it gives F1
-    schedule = Schedule("forward", 3, 1, [[Op(F, 0)], [], [Op(F, 0)]], kinds=(F,))
-    with pytest.raises(ValueError, match=r"'forward': rank 2 waits at F0 for F0 of rank 1: "):
-        list(schedule.in_order())
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -160,13 +102,3 @@ def test_a_finished_rank_is_not_in_the_report_of_a_deadlock():
 def test_sizes_that_do_not_fit_are_refused_with_a_way_out(make, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         make()
-
-
-def test_a_long_schedule_is_wrapped_under_its_rank():
-    lines = str(gpipe(11, 40)).splitlines()
-    assert lines[0] == "GPipe: 11 ranks, 40 micro-batches"
-    assert lines[1].startswith("rank 0  | F0 F1")
-    assert lines[2].startswith("        | ")
-    assert max(map(len, lines)) <= 100
-    ops = " ".join(line.split("| ")[1] for line in lines[1:] if line.startswith(("rank 0", "     ")))
-    assert order(ops)[: 2 * 40] == gpipe(11, 40).ranks[0]

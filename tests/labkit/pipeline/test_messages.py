@@ -1,0 +1,167 @@
+"""Messages between stages: none is taken for another, none is waited for in vain."""
+
+import re
+import time
+from collections import defaultdict
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labkit import pipeline
+from labkit.groups import _make_channels, init_groups
+from labkit.launch import Deadlock, RankFailed, World, launch
+from labkit.layout import ParallelLayout
+from labkit.schedules import check, gpipe, interleaved, one_f_one_b, zero_bubble
+from tests.support.as_on_nccl import as_on_nccl
+from tests.support.pipelines import compare, even, every_schedule, mean_square, model_chunks, parity, run_stage, uneven
+from tests.support.schedules import own
+
+
+def test_messages_between_two_ranks_never_cross():
+    """Both neighbours are the same rank, and all messages of one shape: one taken for another would go unseen."""
+    schedules = (interleaved(2, m, v) for m in range(1, 7) for v in (2, 3, 4))
+    launch(parity, *schedules, rows=even, make=partial(model_chunks, square=True), world_size=2)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 100])
+def test_receives_may_be_posted_earlier_or_later(ahead):
+    launch(parity, *every_schedule(4, 6), rows=even, ahead=ahead, world_size=4)
+
+
+def shapes_that_change(schedule, dtype):
+    """Sequences, then flat rows, then one number per row."""
+    torch.manual_seed(0)
+    make = [nn.Sequential(nn.Linear(3, 4), nn.Flatten()), nn.Sequential(nn.Linear(20, 6), nn.Unflatten(1, (2, 3)))]
+    chunks = [*make, nn.Sequential(nn.Flatten(), nn.Linear(6, 1), nn.Flatten(0))]
+    chunks = [chunk.to(dtype) for chunk in chunks]
+    groups = init_groups(ParallelLayout(3, pp_size=3))
+    x = torch.randn(7, 5, 3).to(dtype)
+    chunk = chunks[groups.coords.pp]
+    pipeline.run(schedule, [chunk], groups, x.split(2), loss=mean_square)
+    got = [parameter.grad.clone() for parameter in chunk.parameters()]
+    chunk.zero_grad()
+    mean_square(nn.Sequential(*chunks)(x), None).backward()
+    tolerance = 1e-10 if dtype == torch.float64 else 0.1  # rows are summed in a different order
+    for ours, parameter in zip(got, chunk.parameters()):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours, parameter.grad, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_shapes_and_types_of_activations_need_not_be_declared(dtype):
+    with World(3) as world:
+        for schedule in (one_f_one_b(3, 4), zero_bubble(3, 4)):
+            world.run(shapes_that_change, schedule, dtype)
+
+
+def channels_used(schedule):
+    """The tags that this rank sent and received, in order, by channel: (kind, wraps, sender, receiver)."""
+    groups = init_groups(ParallelLayout(schedule.num_stages, pp_size=schedule.num_stages))
+    sent, received, channel = defaultdict(list), defaultdict(list), None
+    isend, irecv, mine = dist.isend, dist.irecv, groups.channel
+
+    def noted_channel(kind, wraps):
+        nonlocal channel
+        channel = kind, wraps
+        return mine(kind, wraps)
+
+    def noted_send(tensor, group_dst, tag, **options):
+        sent[(*channel, dist.get_rank(), group_dst)].append(tag)
+        return isend(tensor, group_dst=group_dst, tag=tag, **options)
+
+    def noted_receive(tensor, group_src, tag, **options):
+        received[(*channel, group_src, dist.get_rank())].append(tag)
+        return irecv(tensor, group_src=group_src, tag=tag, **options)
+
+    groups.channel, dist.isend, dist.irecv = noted_channel, noted_send, noted_receive
+    try:
+        inputs = torch.zeros(schedule.num_micro_batches, 4).split(1)
+        pipeline.run(schedule, [nn.Linear(4, 4) for _ in range(schedule.num_chunks)], groups, inputs, loss=mean_square)
+    finally:
+        dist.isend, dist.irecv = isend, irecv
+    return dict(sent), dict(received)
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_each_channel_receives_in_the_order_in_which_it_sends(p):
+    """NCCL knows no tags, so this is what keeps messages apart there; here gloo shows the order."""
+    with World(p) as world:
+        for schedule in every_schedule(p, 6):
+            ranks = world.run(channels_used, schedule)
+            sent = {channel: tags for rank in ranks for channel, tags in rank[0].items()}
+            received = {channel: tags for rank in ranks for channel, tags in rank[1].items()}
+            assert sent == received, schedule.name
+            for kind, wraps, sender, receiver in sent:
+                assert (kind, wraps, receiver, sender) not in sent  # one way only: a message waits for none going back
+
+
+def parity_as_on_nccl(p, sizes):
+    torch.set_default_dtype(torch.float64)
+    layout = ParallelLayout(p, pp_size=p)
+    with as_on_nccl(), init_groups(layout) as groups:
+        groups._channels = _make_channels(layout)
+        for m in sizes:
+            for schedule in every_schedule(p, m):
+                compare(schedule, uneven(m), model_chunks, False, groups, {})
+
+
+@pytest.mark.parametrize(("p", "sizes"), [(2, [1, 5]), (4, [6])])
+def test_nobody_waits_for_ever_by_the_rules_of_nccl(p, sizes):
+    launch(parity_as_on_nccl, p, sizes, world_size=p)
+
+
+def test_a_micro_batch_of_other_size_needs_rows_in_front():
+    """Who receives it must know how large it is."""
+
+    def stage_of_rank(rank):
+        return nn.Flatten(0) if rank == 0 else nn.Identity()
+
+    with pytest.raises(RankFailed, match=r"micro-batch 0 has 3 rows, but activations of shape \[12\]"):
+        launch(run_stage, gpipe(2, 2), stage_of_rank, [3, 1], world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("give", "said"),
+    [
+        (lambda y: (y, y), "F0 gave a tuple: a stage must give one tensor of floats, of at most 8 dims"),
+        (lambda y: y.detach().long(), "F0 gave a torch.int64 of 2 dims: a stage"),
+        (lambda y: y.reshape(2, 4, *[1] * 7), "F0 gave a torch.float32 of 9 dims: a stage"),
+    ],
+)
+def test_a_stage_that_gives_something_else_is_told(give, said):
+    class Gives(nn.Linear):
+        def forward(self, x):
+            return give(super().forward(x))
+
+    with pytest.raises(RankFailed, match=re.escape(said)):
+        launch(run_stage, gpipe(2, 2), lambda rank: Gives(4, 4) if rank == 0 else nn.Identity(), world_size=2)
+
+
+DEADLOCKS = [
+    (("F0 B0 F1 B1", "F0 F1 B0 B1"), ["rank 0: .* for B0", "rank 1: .* for F1"]),
+    (
+        ("F0 F1 F2 B0 B1 B2", "F0 B0 F1 F2 B1 B2", "F0 F1 B0 B1 F2 B2"),
+        ["rank 0: .* from rank 1 .* for B0", "rank 1: .* from rank 2 .* for B0", "rank 2: .* from rank 1 .* for F1"],
+    ),
+]
+
+
+@pytest.mark.usefixtures("no_rank_is_left")
+@pytest.mark.parametrize(("lines", "said"), DEADLOCKS)
+def test_a_schedule_that_deadlocks_is_reported_with_the_ops_that_wait(lines, said):
+    schedule = own(*lines, m=lines[0].count("F"))
+    start = time.monotonic()
+    with pytest.raises(Deadlock) as stuck:
+        launch(run_stage, schedule, lambda rank: nn.Linear(4, 4), world_size=len(lines))
+    assert time.monotonic() - start < 15
+    for pattern in said:
+        assert re.search(pattern, str(stuck.value))
+    assert str(stuck.value).count("\n    at ") == len(lines)  # in whose code, on a line of its own
+    assert "pipelines.py" in str(stuck.value)
+    assert " labkit/pipeline" not in str(stuck.value)
+    assert ", tag " not in str(stuck.value)
+    with pytest.raises(ValueError, match="deadlock in 'own': rank 0 waits at B0 for B0 of rank 1"):
+        check(schedule)

@@ -1,0 +1,104 @@
+"""Schedules on real ranks, compared with the same model in one process."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from labkit import pipeline
+from labkit.groups import init_groups
+from labkit.layout import ParallelLayout
+from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+
+WIDTHS = [6, 5, 9, 4, 7]  # of what stages take and give, over and over
+
+
+def renumbered(schedule, order):
+    """The same with the micro-batches in a different order."""
+    ranks = [[op._replace(micro_batch=order[op.micro_batch]) for op in ops] for ops in schedule.ranks]
+    return replace(schedule, name=f"{schedule.name}, {order}", ranks=ranks)
+
+
+def every_schedule(p, m):
+    made = [gpipe(p, m), one_f_one_b(p, m), interleaved(p, m, 2), interleaved(p, m, 3)]
+    made += [zero_bubble(p, m, extra) for extra in {0, p // 2, p - 1}]
+    return [*made, renumbered(one_f_one_b(p, m), [*range(1, m), 0])]
+
+
+def model_chunks(count, square=False):
+    """The same on every rank: each gives a different width than it takes, unless they are square."""
+    torch.manual_seed(0)
+    width = [WIDTHS[0 if square else i % len(WIDTHS)] for i in range(count + 1)]
+    return [
+        nn.Sequential(nn.Linear(n, n + 1), nn.GELU(), nn.LayerNorm(n + 1), nn.Linear(n + 1, k))
+        for n, k in pairwise(width)
+    ]
+
+
+def mean_square(output, target):
+    return (output if target is None else output - target).square().mean()
+
+
+def uneven(m):
+    """How many rows each of m micro-batches has: the last has fewer."""
+    return [3] * (m - 1) + [2]
+
+
+def even(m):
+    return [2] * m
+
+
+def parity(*schedules, rows=uneven, make=model_chunks, targets=False, **options):
+    """Run schedules of one size on a rank, each compared with one process: the loss, and this rank's gradients."""
+    torch.set_default_dtype(torch.float64)
+    p = schedules[0].num_stages
+    with init_groups(ParallelLayout(p, pp_size=p)) as groups:
+        for schedule in schedules:
+            compare(schedule, rows(schedule.num_micro_batches), make, targets, groups, options)
+
+
+def compare(schedule, rows, make, with_targets, groups, options):
+    whole, copies = make(schedule.num_model_chunks), make(schedule.num_model_chunks)
+    numbers = [schedule.stage_of(groups.coords.pp, chunk) for chunk in range(schedule.num_chunks)]
+    mine = [copies[number] for number in numbers]
+    torch.manual_seed(1)
+    x = torch.randn(sum(rows), WIDTHS[0])
+    y = nn.Sequential(*whole)(x)
+    target = torch.randn(y.shape) if with_targets else None
+    expected = mean_square(y, target)
+    if expected.requires_grad:
+        expected.backward()
+    options = {"loss": mean_square, "targets": None if target is None else target.split(rows)} | options
+    evaluated = pipeline.run(schedule.forward_only(), mine, groups, x.split(rows), **options)
+    assert not any(parameter.grad is not None for chunk in mine for parameter in chunk.parameters())
+    trained = pipeline.run(schedule, mine, groups, x.split(rows), **options)
+    is_last = groups.is_last_stage
+    for loss in (evaluated, trained):
+        assert (loss is not None) == is_last, schedule.name
+        if loss is not None:
+            torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=1e-12)
+            assert not loss.requires_grad
+    for number, chunk in zip(numbers, mine):
+        same_gradients(chunk, whole[number], f"{schedule.name}, m = {len(rows)}, chunk {number}")
+
+
+def same_gradients(got, expected, what):
+    wanted = dict(expected.named_parameters())
+    for name, parameter in got.named_parameters():
+        theirs, ours = (torch.zeros(()) if each.grad is None else each.grad for each in (wanted[name], parameter))
+        if ours.shape != theirs.shape:  # a stage that forgets its input sends zeros back; one process has None there
+            ours, theirs = ours.abs().sum(), theirs.abs().sum()
+        assert_same(ours, theirs, f"{what}, {name}")
+
+
+def assert_same(got, expected, what):
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12, msg=lambda text: f"{what}: {text}")
+
+
+def run_stage(schedule, stage_of_rank, rows=None):
+    """On a rank: a step of the schedule, with what ``stage_of_rank`` gives for this rank as its stage."""
+    groups = init_groups(ParallelLayout(schedule.num_stages, pp_size=schedule.num_stages))
+    m = schedule.num_micro_batches
+    inputs = torch.zeros(2 * m, 4).split(rows or [2] * m)
+    return pipeline.run(schedule, [stage_of_rank(groups.coords.pp)], groups, inputs, loss=mean_square)
