@@ -75,8 +75,8 @@ def claim(folder: str | Path, resume: bool) -> Iterator[None]:
             locked.close()
 
 
-def save(folder: str | Path, state: State, step: int, num_samples: int) -> Path:
-    """Write the checkpoint of a step, on all ranks of the world together, and return where it is.
+def save(folder: str | Path, state: State, step: int, num_samples: int) -> None:
+    """Write the checkpoint of a step, on all ranks of the world together.
 
     Args:
         num_samples: how many samples of the data the run has seen.
@@ -88,11 +88,6 @@ def save(folder: str | Path, state: State, step: int, num_samples: int) -> Path:
 
     final = Path(folder) / f"step_{step:08d}"
     partial = final.with_suffix(".partial")
-
-    @_writing(str(final))
-    def begin() -> None:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
 
     @_writing(str(final))
     def finish() -> None:
@@ -111,7 +106,6 @@ def save(folder: str | Path, state: State, step: int, num_samples: int) -> Path:
 
     is_first = dist.get_rank() == 0
     try:
-        _together(begin if is_first else None)
         with _writing(str(final)):
             _write(dict(_tensors(state)), partial)
         _together(finish if is_first else None)
@@ -119,7 +113,6 @@ def save(folder: str | Path, state: State, step: int, num_samples: int) -> Path:
         if is_first:
             shutil.rmtree(partial, ignore_errors=True)  # others may need the space
         raise
-    return final
 
 
 def newest(folder: str | Path) -> Path | None:
@@ -153,21 +146,13 @@ def load(path: Path, state: State) -> None:
     Raises:
         ValueError: as in `load_newest`.
     """
-    from torch.distributed.checkpoint import filesystem, state_dict_loader
+    from torch.distributed.checkpoint import state_dict_loader
 
     _together(lambda: _check(path, state))
     _make_states(state.optimizer)
     parts = list(_tensors(state))
     tensors = dict(parts)
-
-    def check_names() -> None:
-        missing = sorted(tensors.keys() - filesystem.FileSystemReader(path).read_metadata().state_dict_metadata.keys())
-        if missing:
-            raise ValueError(
-                f"{path} has no {missing[0]} ({len(missing)} tensors are missing): it is of a different model"
-            )
-
-    _together(check_names)
+    _together(lambda: _check_names(path, set(tensors)))
     state_dict_loader.load(tensors, checkpoint_id=path)
     for name, tensor in parts:
         if tensor is not tensors[name]:  # a rank with the first and the last stage has the tied embedding twice
@@ -227,6 +212,15 @@ def _check(path: Path, state: State) -> None:
             raise ValueError(f"{file} {what}: remove {path.name} to resume from the checkpoint before it")
 
 
+def _check_names(path: Path, names: set[str]) -> None:
+    """Check that a checkpoint, which is whole, has all these tensors."""
+    from torch.distributed.checkpoint import filesystem
+
+    missing = sorted(names - filesystem.FileSystemReader(path).read_metadata().state_dict_metadata.keys())
+    if missing:
+        raise ValueError(f"{path} has no {missing[0]} ({len(missing)} tensors are missing): it is of a different model")
+
+
 def _together(work: Callable[[], None] | None) -> None:
     """Do the work of this rank, wait for the others, and raise on all ranks if it failed on one."""
     error = None
@@ -269,25 +263,18 @@ def _whole_parts(
     size, rows = shard.whole_size // shard.stride, parameter.size(shard.dim) // shard.stride
     own = max(0, min(rows, size - groups.tp.rank() * rows))  # without the padding of a vocabulary
     for index, piece in enumerate(tensor.chunk(shard.stride, shard.dim)):
-        whole = list(tensor.shape)
-        whole[shard.dim] = size
+        own_piece, sizes = piece.narrow(shard.dim, 0, own), list(tensor.shape)
+        sizes[shard.dim] = size
+        whole = torch.empty(sizes, device="meta")
+        mesh, cut = groups.device_mesh()["tp"], [DTensorShard(shard.dim)]
         yield (
             f"{name}.{index}",
-            DTensor.from_local(
-                piece.narrow(shard.dim, 0, own),
-                groups.device_mesh()["tp"],
-                [DTensorShard(shard.dim)],
-                run_check=False,
-                shape=torch.Size(whole),
-                stride=torch.empty(whole, device="meta").stride(),
-            ),
+            DTensor.from_local(own_piece, mesh, cut, run_check=False, shape=whole.shape, stride=whole.stride()),
         )
 
 
 def _make_states(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer make its states. torch does so in the first step, so take one that changes nothing."""
-    if optimizer.state and any("exp_avg" in state for state in optimizer.state.values()):
-        return
     rates = [param_group["lr"] for param_group in optimizer.param_groups]
     for param_group in optimizer.param_groups:
         param_group["lr"] = 0.0

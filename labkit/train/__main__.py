@@ -19,7 +19,14 @@ from labkit.train.world import is_first_rank, say_once, world
 def main() -> int:
     """Return 0 if all steps are done, 2 if options do not fit, 1 if numbers or memory ran out, 130 if interrupted."""
     try:
-        return start()
+        config = read_options()
+        if config is None:
+            return 0
+        with world():
+            if isinstance(config, TrainConfig):
+                return run(config)
+            say_once(config)
+            return 2
     except ValueError as error:  # from bringing the world up
         say_once(f"labkit.train: {error}")
         return 2
@@ -28,26 +35,19 @@ def main() -> int:
         return 130
 
 
-def start() -> int:
-    """Read the options, and train as they say."""
+def read_options() -> TrainConfig | str | None:
+    """Return the config, or what is wrong with the options; None if they only ask for help, which is printed."""
     printed = io.StringIO()
     try:
         with redirect_stdout(printed), redirect_stderr(printed):  # or every rank would say the same
-            config = tyro.cli(TrainConfig, prog="python -m labkit.train", config=(tyro.conf.FlagCreatePairsOff,))
+            return tyro.cli(TrainConfig, prog="python -m labkit.train", config=(tyro.conf.FlagCreatePairsOff,))
     except SystemExit as left:
-        return tell(textwrap.dedent(printed.getvalue()).strip(), int(left.code or 0))
-    with world():
-        return run(config)
-
-
-def tell(text: str, code: int) -> int:
-    """Print the help, or what is wrong with the options, and return the exit code."""
-    if code != 0:
-        with world():
-            say_once(text)
-    elif is_first_rank(os.environ):
-        print(text)
-    return code
+        text = textwrap.dedent(printed.getvalue()).strip()
+        if left.code:
+            return text
+        if is_first_rank(os.environ):
+            print(text)
+        return None
 
 
 def run(config: TrainConfig) -> int:
@@ -63,20 +63,15 @@ def run(config: TrainConfig) -> int:
         say_once(f"labkit.train: {error}")
         return 2 if isinstance(error, ValueError) else 1
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        is_known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not is_known and "can't allocate memory" not in str(error):  # on a CPU torch raises a plain RuntimeError
             raise
-        say_once(
-            f"labkit.train: out of memory ({error}): use a smaller model or micro_batch_size, or more --tp or --pp"
-        )
+        way_out = "use a smaller model or micro_batch_size, or more --tp or --pp"
+        say_once(f"labkit.train: out of memory ({error}): {way_out}")
         return 1
     if is_first:
         print(describe_end(config, steps, floor_nats), flush=True)
     return 0
-
-
-def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """Return whether memory ran out; on a CPU, torch raises a plain RuntimeError."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What a run shows: a bar with loss and speed, in the launching cell or in a terminal, and a line before and after."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -13,32 +14,24 @@ from labkit.train.config import TrainConfig
 from labkit.train.step import Step
 
 
-class ProgressBar:
-    """The bar of a run, moved by rank 0."""
+@contextmanager
+def progress_bar(config: TrainConfig, steps_done: int) -> Iterator[Callable[[Step], Step]]:
+    """Show the bar of a run inside the block. Call what you get with each finished step; it returns the step."""
+    is_first_rank, in_a_cell = dist.get_rank() == 0, progress(steps_done, config.steps)
 
-    def __init__(self, config: TrainConfig, steps_done: int):
-        self.config, self.is_first_rank = config, dist.get_rank() == 0
-        in_a_cell = progress(steps_done, config.steps)
-        self.bar = tqdm(
-            initial=steps_done, total=config.steps, unit="step", disable=in_a_cell or not self.is_first_rank
-        )
-
-    def show(self, step: Step) -> Step:
-        """Move the bar to a step that is done, and return the step."""
-        if self.is_first_rank:
+    def show(step: Step) -> Step:
+        if is_first_rank:
             text = f"loss {step.loss:.4f}, {step.tokens_per_second:,.0f} tokens/s"
-            progress(step.number, self.config.steps, text)
-            self.bar.set_postfix_str(text, refresh=False)
-            self.bar.update()
+            progress(step.number, config.steps, text)
+            bar.set_postfix_str(text, refresh=False)
+            bar.update()
             if step.evaluation_loss is not None:
-                self.bar.write(f"step {step.number}: evaluation loss {step.evaluation_loss:.4f}")
+                bar.write(f"step {step.number}: evaluation loss {step.evaluation_loss:.4f}")
         return step
 
-    def __enter__(self) -> "ProgressBar":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.bar.close()
+    disable = in_a_cell or not is_first_rank
+    with tqdm(initial=steps_done, total=config.steps, unit="step", disable=disable) as bar:
+        yield show
 
 
 def describe_start(config: TrainConfig, world_size: int, floor_nats: float | None) -> str:

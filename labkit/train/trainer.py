@@ -23,7 +23,7 @@ from labkit.model import ParallelGPT
 from labkit.schedules import Schedule
 from labkit.tensor_parallel import seed_replicas
 from labkit.train.config import TrainConfig
-from labkit.train.console import ProgressBar
+from labkit.train.console import progress_bar
 from labkit.train.gradients import clip_gradients, global_grad_norm
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
@@ -42,8 +42,8 @@ def train(config: TrainConfig) -> list[Step]:
         ValueError: the config does not fit the number of ranks, or a checkpoint does not fit the config.
         FloatingPointError: the loss or a gradient is not finite; says at which step, and on which rank first.
     """
-    with training(config) as trainer, ProgressBar(config, trainer.steps_done) as bar:
-        return [bar.show(step) for step in trainer.steps()]
+    with training(config) as trainer, progress_bar(config, trainer.steps_done) as show:
+        return [show(step) for step in trainer.steps()]
 
 
 def steps(config: TrainConfig) -> Iterator[Step]:

@@ -34,7 +34,7 @@ def chance_of_next_letter(begun, letter):
     return sum(goes_on) / sum(fits)
 
 
-def test_a_reader_who_knows_the_words_reaches_the_floor_and_no_other_does():
+def test_only_a_reader_who_knows_the_words_reaches_the_floor():
     known = {}
     losses = []
     for number in range(20):
@@ -90,7 +90,7 @@ def test_samples_have_the_length_asked_for(num_words):
 
 
 def test_fewer_than_two_words_are_refused():
-    with pytest.raises(ValueError, match=r"num_words=1 leaves nothing to predict: use 2 or more"):
+    with pytest.raises(ValueError, match=r"num_words=1 leaves nothing to predict: use at least 2"):
         InventedText(num_words=1)
 
 
@@ -113,7 +113,7 @@ def test_any_file(tmp_path):
     assert text.floor_nats is None
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_what_is_not_a_file_is_refused(tmp_path):
     """Every rank reads it for itself, so a pipe would be empty for all but the first, and a device may never end."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -147,5 +147,5 @@ def test_a_short_file_is_refused(tmp_path, number):
     """For any sample: a run should not learn of it at its first evaluation."""
     path = tmp_path / "short"
     path.write_bytes(b"abcdefg")
-    with pytest.raises(ValueError, match=r"short has 7 bytes, a sample takes 4 and another is kept for evaluation: "):
+    with pytest.raises(ValueError, match=r"short has 7 bytes, but a sample takes 4, and one more is kept for eval"):
         TextFile(path).sample(number, 4)

@@ -274,8 +274,8 @@ def test_a_new_model_knows_nothing():
     assert loss_of([model], *tokens()).item() == pytest.approx(math.log(SHAPE.vocab_size), rel=0.02)
 
 
-def test_the_number_of_parameters_is_that_of_sizing():
-    """sizing leaves the final norm out, as the paper does."""
+def test_the_number_of_parameters_is_that_of_the_shape():
+    """The shape leaves the final norm out, as the paper does."""
     expected = SHAPE.num_parameters + 2 * SHAPE.hidden_size
     assert sum(weight.numel() for weight in start_weights(group_of_one()).values()) == expected
 
@@ -316,7 +316,7 @@ def all_masks(named):
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_dropout_of_hidden_states(sequence_parallel):
-    """One mask where all ranks have the same tokens, another on each where each has its own."""
+    """One mask where all ranks have the same tokens, and a different one on each rank where each has its own."""
     (masks, drawn), (other_masks, other_drawn) = launch(dropout_masks, sequence_parallel, world_size=2)
     assert sorted(masks) == ["dropout", *(f"layers.{i}.dropout" for i in range(SHAPE.num_layers))]
     assert [len(each) for each in masks.values()] == [1] + [2] * SHAPE.num_layers
@@ -325,11 +325,11 @@ def test_dropout_of_hidden_states(sequence_parallel):
         assert torch.equal(mask, other) != sequence_parallel
     of_one_rank = all_masks(masks)
     assert not any(torch.equal(a, b) for i, a in enumerate(of_one_rank) for b in of_one_rank[:i])
-    assert torch.equal(drawn, other_drawn), "the ranks' generators have gone apart"
+    assert torch.equal(drawn, other_drawn), "the ranks' generators no longer agree"
 
 
 def test_dropout_of_attention_differs_over_ranks():
-    """Each rank has other heads. Every head here is alike, so what differs is the mask."""
+    """Each rank has different heads. All heads here are equal, so what differs is the mask."""
 
     def attended():
         torch.manual_seed(4)
@@ -426,16 +426,14 @@ def altered(**sizes):
 
 
 MISTAKES = {
-    "does not say its num_attention_heads: give a number that divides hidden_size": lambda group: ParallelGPT(
+    "has no num_attention_heads: give a number that divides hidden_size": lambda group: ParallelGPT(
         altered(num_attention_heads=None), group
     ),
-    "num_stages=4 does not fit num_layers=3: use 1 to num_layers": lambda group: ParallelGPT(
-        SHAPE, group, num_stages=4
-    ),
-    "num_stages=0 does not fit num_layers=3": lambda group: ParallelGPT(SHAPE, group, num_stages=0),
+    "num_stages=4 must be between 1 and num_layers=3": lambda group: ParallelGPT(SHAPE, group, num_stages=4),
+    "num_stages=0 must be between 1 and num_layers=3": lambda group: ParallelGPT(SHAPE, group, num_stages=0),
     "stage=2 is not one of num_stages=2: use 0 to 1": lambda group: ParallelGPT(SHAPE, group, stage=2, num_stages=2),
     "stage=-1 is not one of num_stages=2": lambda group: ParallelGPT(SHAPE, group, stage=-1, num_stages=2),
-    "tp_size=2 does not divide seq_length=7: use another seq_length, or sequence_parallel=False": (
+    "tp_size=2 does not divide seq_length=7: use tp_size 1 or 7, or seq_length 6 or 8": (
         lambda group: ParallelGPT(altered(seq_length=7), group, sequence_parallel=True)
     ),
     "tp_size=2 does not divide num_attention_heads=1": lambda group: ParallelGPT(altered(num_attention_heads=1), group),
@@ -446,10 +444,8 @@ MISTAKES = {
         torch.zeros(1, 9, dtype=torch.long)
     ),
     "ids contains 13, outside the vocabulary": lambda group: ParallelGPT(SHAPE, group)(torch.tensor([[13]])),
-    "dropout=1.0 is not a probability to drop": lambda group: ParallelGPT(SHAPE, group, dropout=1.0),
-    "dropout=-0.1 is not a probability to drop": lambda group: ParallelGPT(
-        SHAPE, group, dropout=-0.1, sequence_parallel=True
-    ),
+    "dropout=1.0 must be in [0, 1)": lambda group: ParallelGPT(SHAPE, group, dropout=1.0),
+    "dropout=-0.1 must be in [0, 1)": lambda group: ParallelGPT(SHAPE, group, dropout=-0.1, sequence_parallel=True),
 }
 
 

@@ -1,0 +1,40 @@
+"""`labkit.train` as processes of their own, as from a fresh terminal."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+TINY = "--steps 3 --seq-length 8 --hidden-size 16 --num-layers 2 --batch-size 8 --micro-batch-size 2 --warmup-steps 2"
+TRAIN = [sys.executable, "-m", "labkit.train"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def environment(**more):
+    """A clean one: as in a fresh terminal."""
+    ours = re.compile("RANK|WORLD_SIZE|LOCAL_|MASTER_|SLURM_|TORCHELASTIC|OMP_|GOMP_|COLUMNS")
+    return {name: value for name, value in os.environ.items() if not ours.match(name)} | {"COLUMNS": "100"} | more
+
+
+def start(command, **more):
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment(**more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(*processes):
+    """(exit code, stdout, stderr) of each, when all have ended."""
+    results = [(*process.communicate(timeout=240), process.returncode) for process in processes]
+    return [(code, out, error) for out, error, code in results]
+
+
+def losses_in(stderr):
+    """The losses that the bar has shown."""
+    return [float(text) for text in re.findall(r"loss (\d+\.\d+)", stderr)]
+
+
+def same_end(out, alone):
+    """The last line is the one of a process alone, to the last digit shown."""
+    assert out.splitlines()[-1] == alone[1].splitlines()[-1]

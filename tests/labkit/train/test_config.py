@@ -1,0 +1,75 @@
+"""A config that does not fit, alone or with a number of ranks, is refused before anything runs."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.labkit.train.tiny import TINY
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps=0 must be at least 1"),
+        ({"steps": 2.5}, "steps=2.5 must be a whole number"),
+        ({"steps": "4"}, "steps='4' must be a whole number"),
+        ({"micro_batch_size": -1}, "micro_batch_size=-1 must be at least 1"),
+        ({"hidden_size": 16.0}, "hidden_size=16.0 must be a whole number"),
+        ({"pp_size": True}, "pp_size=True must be a whole number"),
+        ({"warmup_steps": -1}, "warmup_steps=-1 must be at least 0"),
+        ({"eval_interval": 1.5}, "eval_interval=1.5 must be a whole number"),
+        ({"save_interval": 1.5}, "save_interval=1.5 must be a whole number"),
+        ({"seed": 1.5}, "seed=1.5 must be a whole number from 0 up, of at most 63 bits"),
+        ({"seed": 1 << 63}, "seed=9223372036854775808 must be a whole number from 0 up, of at most 63 bits"),
+        ({"clip_norm": math.nan}, "clip_norm=nan must be a finite number, at least 0"),
+        ({"weight_decay": "0.1"}, "weight_decay='0.1' must be a finite number, at least 0"),
+        ({"min_learning_rate": -1}, "min_learning_rate=-1 must be a finite number, at least 0"),
+        ({"learning_rate": math.inf}, "learning_rate=inf must be a finite number, at least 0"),
+        ({"learning_rate": 0.0}, "learning_rate=0 learns nothing: use a number above 0, such as 0.003"),
+        ({"dropout": 1.0}, "dropout=1.0 must be in [0, 1)"),
+        ({"dropout": "0.1"}, "dropout='0.1' must be in [0, 1)"),
+        ({"text": None}, "text=None is not a file: name one, or use 'invented'"),
+        ({"schedule": "2f2b"}, "schedule='2f2b' is unknown: use gpipe, 1f1b, interleaved, zero-bubble"),
+        ({"precision": "float16"}, "precision='float16' is unknown: use float32, float64, bfloat16"),
+        ({"num_chunks": 2}, "num_chunks=2 needs schedule='interleaved', not '1f1b': use that, or num_chunks=1"),
+        ({"schedule": "interleaved"}, "schedule='interleaved' needs num_chunks=2 or more: with one, use '1f1b'"),
+        ({"pp_size": 4, "num_chunks": 2, "schedule": "interleaved"}, "num_chunks=2 = 8 stages for num_layers=4: use 8"),
+        ({"num_attention_heads": 3}, "does not divide hidden_size=16: use num_attention_heads 1, 2, 4, 8 or 16, or"),
+        ({"tp_size": 3}, "tp_size=3 does not divide num_attention_heads=8: use tp_size 1, 2, 4 or 8, or"),
+        ({"seq_length": 9, "tp_size": 2, "sequence_parallel": True}, "use tp_size 1, 3 or 9, or seq_length 8 or 10"),
+        ({"resume": True}, "resume and save_interval need a checkpoint_dir: name a folder"),
+        ({"checkpoint_dir": ""}, "checkpoint_dir='' is not a folder: name one, or leave it out"),
+        ({"save_interval": 5}, "resume and save_interval need a checkpoint_dir: name a folder"),
+        ({"text": "no/such/file"}, "the text no/such/file cannot be read (No such file or directory): name a file"),
+        ({"text": "."}, "the text . is a folder, a pipe or a device: name a file"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_config_that_does_not_fit_is_refused(options, message):
+    with pytest.raises(ValueError) as caught:
+        replace(TINY, **options)
+    assert message in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    config = replace(TINY, steps=np.int64(4), hidden_size=np.int32(16), learning_rate=np.float32(0.5))
+    assert (type(config.steps), type(config.hidden_size)) == (int, int)
+    assert config == replace(TINY, steps=4, hidden_size=16, learning_rate=0.5)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "options", "message"),
+    [
+        (6, {"tp_size": 4}, "tp_size=4 * pp_size=1 = 4 does not divide world_size=6"),
+        (3, {}, "dp_size=3 * micro_batch_size=2 does not divide batch_size=8: use batch_size 6 or 12"),
+        (8, {}, "dp_size=8 * micro_batch_size=2 does not divide batch_size=8: use batch_size 16"),
+        (8, {"order": "tp-dp"}, "order='tp-dp'"),
+    ],
+    ids=str,
+)
+def test_a_world_that_does_not_fit_is_refused(world_size, options, message):
+    with pytest.raises(ValueError) as caught:
+        replace(TINY, **options).layout(world_size)
+    assert message in str(caught.value)

@@ -1,0 +1,57 @@
+"""A number that is not finite stops every rank, and the rank and module in which it was first are named."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+
+from labkit.launch import RankFailed, launch
+from labkit.train import train, training
+from tests.labkit.train.tiny import TINY
+
+
+def diverge(config, rank, how, where):
+    """Train; from step 2 on something is wrong on one rank."""
+    with training(config) as trainer:
+        trainer.step()
+        if dist.get_rank() == rank:
+            modules = {name: module for model in trainer.models for name, module in model.named_modules()}
+            if how == "parameter":
+                modules[where].weight.data.view(-1)[1] = math.nan
+            elif how == "forward":
+                modules[where].register_forward_hook(lambda _, __, out: (out[0] * math.inf, *out[1:]))
+            elif how == "backward":
+                modules[where].weight.register_hook(lambda gradient: gradient * math.inf)
+        trainer.step()
+
+
+@pytest.mark.parametrize(
+    ("how", "rank", "where", "what"),
+    [
+        ("parameter", 5, "layers.3.mlp.up", "the parameter layers.3.mlp.up.weight, before the step"),
+        ("forward", 3, "layers.1.mlp.up", "the output of layers.1.mlp.up"),
+        ("backward", 7, "layers.2.attention.qkv", "the gradient of layers.2.attention.qkv.weight"),
+        ("backward", 2, "embedding", "the gradient of embedding.weight"),
+    ],
+)
+def test_the_first_rank_and_place_is_found(how, rank, where, what):
+    """tp, dp and pp 2: every collective spreads a NaN to ranks that had none."""
+    config = replace(TINY, tp_size=2, pp_size=2, precision="float32", eval_interval=0)
+    with pytest.raises(RankFailed) as caught:
+        launch(diverge, config, rank, how, where, world_size=8)
+    assert isinstance(caught.value.cause, FloatingPointError)
+    text = str(caught.value.cause)
+    assert text.startswith("step 2: ")
+    assert f"First on rank {rank}: {what}." in text
+    assert "lost its connection" not in str(caught.value)  # every rank stops by itself
+
+
+def test_a_learning_rate_that_is_far_too_high_stops_the_run():
+    config = replace(TINY, learning_rate=1e200, clip_norm=0, pp_size=2, schedule="zero-bubble", num_layers=2)
+    with pytest.raises(
+        RankFailed, match="raised FloatingPointError: step 2: the loss is nan, the gradient norm"
+    ) as caught:
+        launch(train, config, world_size=2)
+    assert "First on rank 0: the output of layers.0" in str(caught.value.cause)
+    assert len(launch(train, replace(config, steps=1, learning_rate=0.01), world_size=2)[0]) == 1

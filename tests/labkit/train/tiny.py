@@ -1,0 +1,13 @@
+"""The small run that tests of the trainer and of checkpoints share."""
+
+from labkit.train import TrainConfig
+
+TINY = TrainConfig(
+    steps=10, batch_size=8, micro_batch_size=2, seq_length=8, hidden_size=16, num_attention_heads=8, num_layers=4,
+    precision="float64", warmup_steps=3, learning_rate=0.01, min_learning_rate=0.001, eval_interval=5,
+)  # fmt: skip
+
+
+def numbers(all_steps):
+    """What must be the same in every layout."""
+    return [value for step in all_steps for value in (step.loss, step.grad_norm, step.evaluation_loss or 0.0)]
