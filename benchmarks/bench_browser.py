@@ -1,7 +1,7 @@
 """From pressing an arrow key on a slider to the new grids on the screen, in JupyterLab in a browser.
 
-There is no peer to compare with, so the rows name a goal instead. It is the time a reader waits: key event, message to
-the kernel, drawing, message back, decoding, and the browser's next frame.
+There is no peer to compare with, so the rows name a goal instead. The time is what a reader waits: the key event, the
+message to the kernel, the drawing, the message back, its decoding, and the browser's next frame.
 """
 
 import math
@@ -55,7 +55,7 @@ def _slider_to_paint_seconds(world_size: int) -> list[float]:
 
 
 def _press(page: Page, number: int) -> float:
-    """Move t to and fro between 1 and 2."""
+    """Press a key that moves t between 1 and 2, and return the seconds until the grids are painted."""
     page.evaluate(WATCH_ONE_PRESS)
     slider = page.locator(".widget-slider", has_text="tensor t").get_by_role("slider")
     slider.press("ArrowLeft" if number % 2 else "ArrowRight")

@@ -1,4 +1,4 @@
-"""Redrawing the three grids of the widget as PNG, against the plain way: a new figure with an artist for every box."""
+"""Redrawing the three grids of the explorer as PNG, against the plain way: a new figure with one artist per box."""
 
 import io
 import statistics
@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from course.pictures.floor_plan import FloorPlan, floor_plan
-from course.pictures.layout import BOX, FIGURE_INCHES, THREE_AXES, three_axes
-from course.pictures.painter import LayoutPainter
+from course.pictures.layout import BOX, FIGURE_INCHES, THREE_AXES, THREE_PLACES, draw_layout
+from course.pictures.painter import Canvas
 from course.pictures.style import AXIS_COLOR, TINTS, group_letter, tint
 from labkit.layout import ParallelLayout
 
@@ -19,17 +19,22 @@ GPUS_PER_NODE = 8
 
 
 def rows() -> Iterator[tuple[str, float, float]]:
-    painter = LayoutPainter()
+    canvas = Canvas(FIGURE_INCHES, THREE_PLACES)
     for layout in LAYOUTS:
-        ours = _median_seconds(lambda layout=layout: painter.png(layout, GPUS_PER_NODE), repeats=15)
+
+        def redraw(layout=layout) -> bytes:
+            return canvas.png(lambda *axes: draw_layout(layout, GPUS_PER_NODE, axes))
+
+        ours = _median_seconds(redraw, repeats=15)
         theirs = _median_seconds(lambda layout=layout: naive_png(layout), repeats=3 if layout.world_size < 500 else 1)
-        yield f"redraw the grids of {layout.world_size} GPUs, against an artist a box", ours, theirs
+        yield f"redraw the grids of {layout.world_size} GPUs, against one artist per box", ours, theirs
 
 
 def naive_png(layout: ParallelLayout) -> bytes:
-    """The same three grids from a patch and up to two Texts a GPU."""
+    """Draw the same three grids with one patch and up to two Texts per GPU."""
     figure = Figure(figsize=FIGURE_INCHES, dpi=100)
-    for axis, ax in zip(THREE_AXES, three_axes(figure)):
+    for axis, place in zip(THREE_AXES, THREE_PLACES):
+        ax = figure.add_axes(place)
         ax.set_axis_off()
         ax.set_title(f"{axis} groups", loc="left")
         plan = floor_plan(layout.world_size, GPUS_PER_NODE, 3.4, 4.4)
@@ -51,7 +56,7 @@ def _add_frames(ax, plan: FloorPlan) -> None:
 
 def _add_boxes(ax, plan: FloorPlan, layout: ParallelLayout, axis: str) -> None:
     centres = plan.gpu_centres()
-    labelled = layout.world_size <= 256  # as ours: letters and ranks in large boxes, letters in small ones
+    labelled = layout.world_size <= 256  # as in ours: letters and ranks in large boxes, letters in small ones
     for index, group in enumerate(layout.groups(axis)):
         color = tint(AXIS_COLOR[axis], TINTS[index % len(TINTS)])
         for rank in group:

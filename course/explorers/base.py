@@ -93,8 +93,15 @@ def misfit_html(why: str) -> str:
 
 def facts_html(caption: str, facts: Mapping[str, str]) -> str:
     """Return a table with one row per fact, each under its name."""
-    rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in facts.items())
-    return f'<table class="labkit-facts"><caption>{escape(caption)}</caption><tbody>{rows}</tbody></table>'
+    return table_html(caption, {name: [escape(text)] for name, text in facts.items()})
+
+
+def table_html(caption: str, rows: Mapping[str, Sequence[str]], heads: Sequence[str] = ()) -> str:
+    """Return a table with one row per name, whose cells are HTML; ``heads`` name its columns."""
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    body = "".join(f"<tr><th>{name}</th><td>{'</td><td>'.join(cells)}</td></tr>" for name, cells in rows.items())
+    thead = f"<thead><tr>{head}</tr></thead>" if heads else ""
+    return f'<table class="labkit-facts"><caption>{escape(caption)}</caption>{thead}<tbody>{body}</tbody></table>'
 
 
 class Controls(NamedTuple):

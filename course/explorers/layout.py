@@ -1,6 +1,6 @@
 """Choose the sizes of a layout and its order: the groups of each axis on the nodes, and what they send."""
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import ipywidgets as widgets
 
@@ -19,14 +19,8 @@ MODEL, BATCH_SIZE = GPT(num_layers=36, hidden_size=4096, seq_length=2048, vocab_
 ORDERS = ("tp-dp-pp", "tp-pp-dp", "dp-tp-pp", "dp-pp-tp", "pp-tp-dp", "pp-dp-tp")
 
 
-class Choice(NamedTuple):
+class Choice(namedtuple("Choice", "world_size tp_size pp_size cp_size order")):
     """What the controls say; it need not fit."""
-
-    world_size: int
-    tp_size: int
-    pp_size: int
-    cp_size: int
-    order: str
 
     def layout(self) -> ParallelLayout:
         """Return the layout of these sizes; ValueError if they do not fit."""

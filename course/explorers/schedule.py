@@ -1,12 +1,11 @@
 """Choose a schedule, its sizes and the times of its ops: its timeline, its bubble, and what each rank holds."""
 
+from collections import namedtuple
 from functools import lru_cache, partial
-from html import escape
-from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from course.explorers.base import Controls, Explorer, says_html
+from course.explorers.base import Controls, Explorer, says_html, table_html
 from course.pictures.in_flight import peaks_in_flight
 from course.pictures.painter import png
 from course.pictures.timeline import draw_timelines
@@ -17,18 +16,11 @@ NAMES = ("GPipe", "1F1B", "interleaved", "zero bubble (ZB-H1)", "zero bubble (ZB
 FIGURE_INCHES = (12.5, 5.2)
 
 
-class Choice(NamedTuple):
+class Choice(namedtuple("Choice", "name num_stages num_micro_batches num_chunks forward backward message")):
     """What the controls say."""
 
-    name: str
-    num_stages: int
-    num_micro_batches: int
-    num_chunks: int
-    forward: float
-    backward: float
-    message: float
-
     def schedule(self) -> Schedule:
+        """Return the chosen schedule at these sizes."""
         p, m = self.num_stages, self.num_micro_batches
         makers = gpipe, one_f_one_b, partial(interleaved, num_chunks=self.num_chunks), zero_bubble
         make = [*makers, partial(zero_bubble, extra_in_flight=p - 1)][NAMES.index(self.name)]
@@ -92,15 +84,12 @@ def _says(choice: Choice, timeline: Timeline) -> str:
 
 def facts_table(choice: Choice, timelines: dict[str, Timeline]) -> str:
     """Return the same facts of every schedule as an HTML table, the chosen one in bold."""
-    rows = []
+    rows = {}
     for name, timeline in timelines.items():
         held = ", ".join(f"{peak:.3g}" for peak in peaks_in_flight(timeline))
         cells = f"{timeline.makespan_seconds:.4g}", f"{timeline.bubble_over_ideal:.3f}", f"{timeline.bubble_share:.1%}"
         mark = "b" if name == choice.name else "span"
         label = f"{name}, v = {choice.num_chunks}" if name == "interleaved" else name
-        body = "".join(f"<td><{mark}>{escape(cell)}</{mark}></td>" for cell in (*cells, held))
-        rows.append(f"<tr><th>{escape(label)}</th>{body}</tr>")
-    names = ("schedule", "makespan", "idle / ideal", "idle / total", "micro-batches held, rank by rank")
-    head = "".join(f"<th>{name}</th>" for name in names)
-    caption = "<caption>all schedules at these sizes, simulated</caption>"
-    return f'<table class="labkit-facts">{caption}<thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        rows[label] = [f"<{mark}>{cell}</{mark}>" for cell in (*cells, held)]
+    heads = "schedule", "makespan", "idle / ideal", "idle / total", "micro-batches held, rank by rank"
+    return table_html("all schedules at these sizes, simulated", rows, heads)

@@ -1,8 +1,8 @@
 """Choose a model, a cluster and a plan: a GPU's memory against its limit, the time of a step, its traffic, and days."""
 
+from collections import namedtuple
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -33,21 +33,14 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 FIGURE_INCHES = (12.5, 5.2)
 
 
-class Choice(NamedTuple):
+class Choice(
+    namedtuple(
+        "Choice",
+        "model cluster world_size batch_size tp_size pp_size micro_batch_size num_chunks recompute sequence_parallel "
+        "sharded_optimizer billion_tokens",
+    )
+):
     """What the controls say; it need not fit."""
-
-    model: str
-    cluster: str
-    world_size: int
-    batch_size: int
-    tp_size: int
-    pp_size: int
-    micro_batch_size: int
-    num_chunks: int
-    recompute: str
-    sequence_parallel: bool
-    sharded_optimizer: bool
-    billion_tokens: int
 
     def plan(self, models: Mapping[str, GPT] = MODELS) -> Plan:
         """Return the plan of these sizes; ValueError if they do not fit together."""
@@ -113,18 +106,11 @@ class SizingExplorer(Explorer):
         return self.choice.plan(self.models)
 
     def _parts(self) -> tuple[bytes, str, str]:
-        choice = self.choice
-        estimate = step_time(self.shown, self.clusters[choice.cluster])
-        return _png(estimate), _says(estimate, choice.billion_tokens * 1e9), facts_table(estimate)
-
-
-def _png(estimate: StepTime) -> bytes:
-    figure = Figure(figsize=FIGURE_INCHES, dpi=100)
-    above = figure.add_axes((0.105, 0.69, 0.87, 0.22))
-    below = figure.add_axes((0.105, 0.255, 0.87, 0.12))
-    draw_memory({"": estimate.plan}, estimate.hardware, above)
-    draw_step_time({"a step": estimate}, below)
-    return png(figure)
+        estimate = step_time(self.shown, self.clusters[self.choice.cluster])
+        figure = Figure(figsize=FIGURE_INCHES, dpi=100)
+        draw_memory({"": estimate.plan}, estimate.hardware, figure.add_axes((0.105, 0.69, 0.87, 0.22)))
+        draw_step_time({"a step": estimate}, figure.add_axes((0.105, 0.255, 0.87, 0.12)))
+        return png(figure), _says(estimate, self.choice.billion_tokens * 1e9), facts_table(estimate)
 
 
 def _says(estimate: StepTime, num_tokens: float) -> str:

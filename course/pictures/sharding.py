@@ -6,6 +6,7 @@ box with stripes is a sum, with one stripe for each rank that has a part of it.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -82,8 +83,7 @@ class _Matrix:
         return f"{self.name}  [{self.rows}, {self.columns}]"
 
 
-@dataclass(frozen=True)
-class _Box:
+class _Box(NamedTuple):
     left: float
     top: float
     width: float
@@ -93,9 +93,9 @@ class _Box:
         """Return the shards of this box, in rank order."""
         if along == "rows":
             height = self.height / num_shards
-            return [_Box(self.left, self.top + i * height, self.width, height) for i in range(num_shards)]
+            return [self._replace(top=self.top + i * height, height=height) for i in range(num_shards)]
         width = self.width / num_shards
-        return [_Box(self.left + i * width, self.top, width, self.height) for i in range(num_shards)]
+        return [self._replace(left=self.left + i * width, width=width) for i in range(num_shards)]
 
 
 def _matrices(cut: LinearCut) -> list[_Matrix]:
@@ -104,16 +104,11 @@ def _matrices(cut: LinearCut) -> list[_Matrix]:
     a_says = (f"rank i: A_i {list(cut.a_shard)}", f"stored: weight {list(cut.weight_shard)}")
     a = _Matrix("A", rows, columns, "columns" if cut.cut == "column" else "rows", t, a_says)
     if cut.cut == "column":
-        return [
-            _Matrix("Y", batch, columns, "columns", t, (f"rank i: Y_i {list(cut.y_shard)}",)),
-            _Matrix("X", batch, rows, "", t, ("every rank: all of X",)),
-            a,
-        ]
-    return [
-        _Matrix("Y", batch, columns, "sum", t, (f"rank i: a partial Y {list(cut.y_shard)}", f"Y is the sum of {t}")),
-        _Matrix("X", batch, rows, "columns", t, (f"rank i: X_i {list(cut.x_shard)}",)),
-        a,
-    ]
+        y = _Matrix("Y", batch, columns, "columns", t, (f"rank i: Y_i {list(cut.y_shard)}",))
+        return [y, _Matrix("X", batch, rows, "", t, ("every rank: all of X",)), a]
+    y_says = f"rank i: a partial Y {list(cut.y_shard)}", f"Y is the sum of {t}"
+    x = _Matrix("X", batch, rows, "columns", t, (f"rank i: X_i {list(cut.x_shard)}",))
+    return [_Matrix("Y", batch, columns, "sum", t, y_says), x, a]
 
 
 def _scale(matrices: list[_Matrix], width: float, height: float) -> float:
@@ -171,14 +166,14 @@ def _draw_shards(ax: Axes, box: _Box, cut: str, num_shards: int, color: str) -> 
     if cut == "sum":
         _fill(ax, [box], ["white"])
         stripe = min(0.3, 0.5 * box.height)
-        box, cut = _Box(box.left, box.top + box.height - stripe, box.width, stripe), "columns"
+        box, cut = box._replace(top=box.top + box.height - stripe, height=stripe), "columns"
     fills, parts = tints(color, num_shards), box.cut(cut, num_shards)
     _fill(ax, parts, fills)
     _number(ax, parts, fills)
 
 
 def _fill(ax: Axes, boxes: list[_Box], fills: list) -> None:
-    lefts, tops, widths, heights = np.array([(box.left, box.top, box.width, box.height) for box in boxes]).T
+    lefts, tops, widths, heights = np.array(boxes).T
     draw_boxes(ax, lefts, lefts + widths, tops, heights, facecolors=fills, edgecolors=FRAME, linewidths=0.8)
 
 
