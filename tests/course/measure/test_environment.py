@@ -193,7 +193,20 @@ def test_the_check_of_a_node_ends_with_its_verdict():
     node = subprocess.run(command, capture_output=True, text=True, check=False)
     assert node.returncode == 0, node.stderr
     assert "Four ranks were launched" in node.stdout
-    code = "import course.measure.environment as e; e.what_is_missing = lambda m: ['LOOPBACK: none']; exit(e.main())"
-    broken = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert broken.returncode == 1 and "MISSING  LOOPBACK: none" in broken.stderr
-    assert "launched" not in broken.stdout
+
+
+def test_a_node_that_lacks_something_is_told_so_and_launches_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(environment, "what_is_missing", lambda machine: ["LOOPBACK: none"])
+    assert environment.main() == 1
+    printed = capsys.readouterr()
+    assert "MISSING  LOOPBACK: none" in printed.err
+    assert "launched" not in printed.out
+
+
+def test_links_are_counted_by_kind_the_fastest_first():
+    links = {(0, 1): "NODE", (0, 2): "C2C", (1, 2): "PIX", (0, 3): "NV4", (1, 3): "PIX", (2, 3): "NV4"}
+    [line] = [line for line in facts(replace(DGX, links=links)).splitlines() if line.startswith("between GPUs")]
+    assert line.split(maxsplit=2)[2] == (
+        "2 pairs by NV4 (4 NVLinks); 2 pairs by PIX (one PCIe switch); "
+        "1 pair by NODE (PCIe host bridges of one CPU socket); 1 pair by C2C (?)"
+    )
