@@ -60,7 +60,7 @@ class Exercise:
     go from simple to telling, because the report names the first that goes wrong. ``notebook`` is the number of the
     notebook that has the exercise. Mistakes are tried in the order of their definition.
 
-    >>> double = Exercise("double", lambda x: 2 * x, [(0,), (3,)])
+    >>> double = Exercise("double", lambda x: 2 * x, [(0,), (3,)], notebook="00")
     >>> @double.mistake("You squared it.")
     ... def square(x):
     ...     return x * x
@@ -75,9 +75,9 @@ class Exercise:
     name: str
     solution_function: Callable
     cases: Sequence[tuple]
-    mistakes: list[Mistake] = field(default_factory=list)
     hints: Sequence[str] = ()
-    notebook: str = field(default="", kw_only=True)
+    notebook: str = field(kw_only=True)
+    mistakes: list[Mistake] = field(default_factory=list, init=False)
     _hints_shown: int = field(default=0, init=False, repr=False)
 
     def mistake(self, advice: str) -> Callable[[Wrong], Wrong]:

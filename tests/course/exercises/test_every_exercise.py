@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from course.exercises import Exercise, utilisation
+from course.exercises import utilisation
+from course.exercises.base import Exercise
 from course.museum import museum
 from course.progress import all_exercises
 
