@@ -264,16 +264,12 @@ def train_wrongly(weight, steps, lr, *, zero="step", mean=True, reduce=True, ave
     return weight
 
 
-@training_loop.mistake(
-    "Backward adds to weight.grad, where the gradients of earlier steps still are: empty it in each step."
-)
+@training_loop.mistake("The gradients of earlier steps are still in weight.grad: empty it at the start of each step.")
 def no_zero_grad(weight, steps, lr):
     return train_wrongly(weight, steps, lr, zero="never")
 
 
-@training_loop.mistake(
-    "You empty weight.grad for every micro-batch, so only the last one counts. Empty it once per step."
-)
+@training_loop.mistake("You empty weight.grad in every micro-batch, so only the last counts. Empty it once per step.")
 def zero_grad_per_micro_batch(weight, steps, lr):
     return train_wrongly(weight, steps, lr, zero="micro-batch")
 
@@ -283,9 +279,7 @@ def zero_grad_before_the_update(weight, steps, lr):
     return train_wrongly(weight, steps, lr, zero="before the update")
 
 
-@training_loop.mistake(
-    "You added up the gradients of the micro-batches; you need their mean: divide each loss by their number."
-)
+@training_loop.mistake("The gradients of the micro-batches were added up. You need their mean: divide each loss by m.")
 def losses_not_divided(weight, steps, lr):
     return train_wrongly(weight, steps, lr, mean=False)
 
