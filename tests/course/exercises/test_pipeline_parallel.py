@@ -60,7 +60,7 @@ def test_any_row_that_runs_on_little_memory_is_right(row):
         ("F0 X1", "'X1' is not an op"),
         (5, "5 is not a row of ops"),
         ("F0 F1 F2 B1 B2", "rank 1 lacks B0"),
-        ("F0 F1 B0 B1 B2 F2", "rank 1 has B2 before F2, from which it starts"),
+        ("F0 F1 B0 B1 B2 F2", "rank 1 has B2 before F2, whose result it needs"),
         ("F0 B0 F1 B1 F2 B2", "deadlock: rank 1 waits at B0 for B0 of rank 2"),
         ("F0 F1 F2 B0 B1 B2", "all ranks finish; rank 1 holds 3 micro-batches"),
     ],
