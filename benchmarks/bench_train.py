@@ -1,11 +1,11 @@
 """Training a GPT: 8 ranks in five layouts against one process with two threads; how soon a run starts; and a GPU.
 
-On one machine 8 ranks share the cores that the one process has for itself, so no layout can be faster than it: how
-far from 1.0 a ratio stays is what communication costs here, where it takes the cores' time too. Each row says how
-much of a traced step the ranks spend in waiting for messages, those of others' computing included.
+On one machine 8 ranks share the cores that the one process has to itself, so no layout can be faster than it. How
+far a ratio stays from 1.0 is what communication costs here, where it takes the cores' time too. Each row says what
+share of a traced step the ranks spend waiting for messages, which includes waiting for others to compute.
 
-A start counts from the launch to the first step's result. On a GPU, the model has 121 million parameters: 17 layers of
-GPT-2's width instead of 12, because letters need none of the 39 million that GPT-2 gives to its words.
+A start lasts from the launch to the first step's result. On a GPU, the model has 121 million parameters: 17 layers of
+GPT-2's width instead of 12, because letters need none of the 39 million parameters that GPT-2 gives to its words.
 """
 
 import statistics
@@ -68,7 +68,7 @@ def rows() -> Iterator[tuple[str, float, float]]:
 
 
 def measure(config: TrainConfig, num_threads: int | None) -> tuple[float, float]:
-    """On a rank: the median seconds of a step, and which share of one more step it spent in waiting."""
+    """Return a rank's median seconds per step, and the share of one more step that it spent waiting."""
     from labkit.communication import communication_log
     from labkit.timeline import Timeline
     from labkit.timeline.trace import Trace
@@ -85,7 +85,7 @@ def measure(config: TrainConfig, num_threads: int | None) -> tuple[float, float]
 
 
 def first_step_seconds() -> float:
-    """From `World` to what the first step gives, in the kernel."""
+    """Return the seconds from `World` to the first step's result, in the kernel."""
     start = time.perf_counter()
     with World(8, backend="gloo") as world:
         next(stream(world, steps, replace(ON_CPU, tp_size=2, pp_size=2)))
@@ -93,7 +93,7 @@ def first_step_seconds() -> float:
 
 
 def in_new_kernel() -> float:
-    """The same, in an interpreter that has yet to start the launcher."""
+    """Return the same, in an interpreter that has yet to start the launcher."""
     command = [sys.executable, "-m", "benchmarks.bench_train"]
     run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
     return float(run.stdout.splitlines()[-1])
