@@ -123,14 +123,12 @@ def draw_timelines(
     most = max(max(peaks_in_flight(timeline)) for timeline in timelines) if in_flight else 0.0
     axes, down = [], HEAD_INCHES
     for timeline, title, height in zip(timelines, titles, heights, strict=True):
-        ax = add_axes(figure, LEFT_INCHES, down, width, height * stretch)
-        draw_timeline(timeline, ax, end_seconds=end, title=title, unit=unit, legend=False)
+        axes.append(add_axes(figure, LEFT_INCHES, down, width, height * stretch))
+        draw_timeline(timeline, axes[-1], end_seconds=end, title=title, unit=unit, legend=False)
         if in_flight:
             left = LEFT_INCHES + width + 0.4
-            beside = add_axes(figure, left, down, IN_FLIGHT_INCHES - 0.4, height * stretch)
-            draw_in_flight(timeline, beside, most)
+            draw_in_flight(timeline, add_axes(figure, left, down, IN_FLIGHT_INCHES - 0.4, height * stretch), most)
         down += height * stretch + 0.1 + HEAD_INCHES
-        axes.append(ax)
     for ax in axes[:-1]:
         ax.tick_params(labelbottom=False)
         ax.set_xlabel("")
