@@ -124,9 +124,10 @@ class ParallelLayout:
         """
         place, rank, stride = Coords(tp, cp, dp, pp), 0, 1
         for axis in self.axes:
-            coordinate, size = getattr(place, axis), self.size(axis)
-            if not 0 <= coordinate < size:
-                raise ValueError(f"{axis}={coordinate} is outside 0..{size - 1}: {axis}_size is {size}")
+            coordinate, size = whole_number(getattr(place, axis)), self.size(axis)
+            if coordinate is None or not 0 <= coordinate < size:
+                rule = f"must be a whole number from 0 to {size - 1}: {axis}_size is {size}"
+                raise ValueError(f"{axis}={getattr(place, axis)!r} {rule}")
             rank, stride = rank + coordinate * stride, stride * size
         return rank
 
@@ -184,7 +185,7 @@ class ParallelLayout:
         number = whole_number(rank)
         if number is None or not 0 <= number < self.world_size:
             raise ValueError(
-                f"rank={rank!r} is outside this layout: use a whole number from 0 to {self.world_size - 1}"
+                f"rank={rank!r} must be a whole number from 0 to {self.world_size - 1}: world_size is {self.world_size}"
             )
         return number
 

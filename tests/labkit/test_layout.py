@@ -271,12 +271,13 @@ CALLS = [
     (lambda it: it.crossings("ep", 8), "axis 'ep' is unknown: use one of tp, cp, dp, pp"),
     (lambda it: it.size("world"), "axis 'world' is unknown: use one of tp, cp, dp, pp"),
     (lambda it: it.crossings("tp", 0), "gpus_per_node=0 must be at least 1"),
-    (lambda it: it.coords(16), "rank=16 is outside this layout: use a whole number from 0 to 15"),
-    (lambda it: it.coords(1.5), "rank=1.5 is outside this layout: use a whole number from 0 to 15"),
-    (lambda it: it.neighbours(-1), "rank=-1 is outside this layout: use a whole number from 0 to 15"),
-    (lambda it: it.group_of("3", "tp"), "rank='3' is outside this layout: use a whole number from 0 to 15"),
-    (lambda it: it.rank_at(tp=2), "tp=2 is outside 0..1: tp_size is 2"),
-    (lambda it: it.rank_at(pp=-1), "pp=-1 is outside 0..3: pp_size is 4"),
+    (lambda it: it.coords(16), "rank=16 must be a whole number from 0 to 15: world_size is 16"),
+    (lambda it: it.coords(1.5), "rank=1.5 must be a whole number from 0 to 15: world_size is 16"),
+    (lambda it: it.neighbours(-1), "rank=-1 must be a whole number from 0 to 15: world_size is 16"),
+    (lambda it: it.group_of("3", "tp"), "rank='3' must be a whole number from 0 to 15: world_size is 16"),
+    (lambda it: it.rank_at(tp=2), "tp=2 must be a whole number from 0 to 1: tp_size is 2"),
+    (lambda it: it.rank_at(tp=1.5), "tp=1.5 must be a whole number from 0 to 1: tp_size is 2"),
+    (lambda it: it.rank_at(pp=-1), "pp=-1 must be a whole number from 0 to 3: pp_size is 4"),
 ]
 
 
