@@ -86,15 +86,15 @@ class Call:
             )
 
     def _ask(self, seconds: float) -> Silence:
-        """Ask every unfinished rank where it is, and wait for the answers."""
-        self.snapshots = {}
-        for rank in self._unfinished() - self.asked:
+        """Ask the ranks where they are, and wait for the answers. Those that have returned may still be sending."""
+        self.snapshots, alive = {}, set(range(self.ranks.num_ranks)) - self.failures.keys()
+        for rank in alive - self.asked:
             self.asked.add(rank)
             self.ranks.send(rank, "where")
         deadline = time.monotonic() + seconds
-        while (silent := self._unfinished() - self.snapshots.keys()) and time.monotonic() < deadline:
+        while alive - self.snapshots.keys() - self.failures.keys() and time.monotonic() < deadline:
             self._pump(0.05)
-        stacks = self._c_stacks(silent)
+        stacks = self._c_stacks(self._unfinished() - self.snapshots.keys())
         return Silence(self.ranks.num_ranks, dict(self.snapshots), frozenset(self.results), stacks)
 
     def _c_stacks(self, ranks: set[int]) -> dict[int, str]:

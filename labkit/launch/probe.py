@@ -1,8 +1,8 @@
 """What a rank is doing at this moment: the evidence from which the kernel judges a silent world.
 
 The probe runs in the rank's control thread while its main thread computes, waits in communication, or hangs. It looks
-at the main thread's Python stack, torch's flight recorder (collectives), our own count of sends and receives (gloo's
-are not in the recorder), and /proc (did anything run at all?).
+at the main thread's Python stack, torch's flight recorder (collectives), our own notes of sends and receives (gloo's
+are not in the recorder), and /proc (has anything run, and can anything still?).
 """
 
 import contextlib
@@ -38,13 +38,8 @@ class PointToPoint:
     operation: str  # "send" or "recv"
     peer: int | None
     tag: int
-    group: str
     shape: tuple[int, ...]
     dtype: str
-
-    @property
-    def channel(self) -> tuple:
-        return (self.operation, self.peer, self.tag, self.group)
 
 
 @dataclass(frozen=True)
@@ -58,16 +53,13 @@ class SetUp:
 @dataclass(frozen=True)
 class Snapshot:
     stack: tuple[Frame, ...]  # of the main thread, innermost last
-    instruction: int  # where in the innermost frame
     collectives: tuple[Collective, ...]
     point_to_point: PointToPoint | None
     set_up: SetUp | None
     in_torch_distributed: bool  # and not in a function of the learner's that torch.distributed has called
-    posted: dict[tuple, int]  # PointToPoint.channel -> how many were posted so far
     groups: dict[str, tuple[str, tuple[int, ...]]]  # name -> description, ranks
-    recorded: tuple[int, int]  # collectives entered into, and finished in, the flight recorder
-    context_switches: int  # of the main thread: has it run since the last look?
-    cpu_seconds: float  # of the whole process
+    ran: tuple[int, ...]  # how often the main thread and gloo's workers have run
+    busy: bool  # at every moment of the look a thread could run, or bytes were on their way
     elsewhere: bool  # the main thread sleeps, or waits for a file, a process or a thread
     purpose: str = ""  # of the main thread's wait, as `waiting_for` was told
 
@@ -98,31 +90,29 @@ class Probe:
 
     def __init__(self):
         self.waiting: PointToPoint | None = None
-        self.posted: dict[tuple, int] = {}
 
     def watch_point_to_point(self) -> None:
-        """Put a counting wrapper around torch.distributed's four point-to-point functions."""
+        """Wrap torch.distributed's four point-to-point functions, to note what a rank waits for."""
         import torch.distributed as dist
         from torch.distributed import distributed_c10d
 
         for name in ("send", "recv", "isend", "irecv"):
-            wrapper = self._counted(getattr(dist, name))
+            wrapper = self._noted(getattr(dist, name))
             for module in (dist, distributed_c10d):  # batch_isend_irecv looks them up in the second
                 setattr(module, name, wrapper)
 
-    def _counted(self, function):
+    def _noted(self, function):
         to = "dst" if "send" in function.__name__ else "src"
 
         @functools.wraps(function)
-        def counted(tensor, *args, **kwargs):
+        def noted(tensor, *args, **kwargs):
             call = _describe(function.__name__.removeprefix("i"), to, tensor, args, kwargs)
-            self.posted[call.channel] = self.posted.get(call.channel, 0) + 1
             if not function.__name__.startswith("i"):
                 return self.wait(call, function, tensor, *args, **kwargs)
             work = function(tensor, *args, **kwargs)
             return work and _Work(self, work, call)  # None on a rank outside the group
 
-        return counted
+        return noted
 
     def wait(self, call: PointToPoint, function, *args, **kwargs):
         """Run a blocking function, with a note of what it waits for."""
@@ -135,36 +125,33 @@ class Probe:
     def snapshot(self) -> Snapshot:
         main = threading.main_thread()
         frame = sys._current_frames()[main.ident]  # pyright: ignore[reportArgumentType]
-        instruction, stack, set_up, in_torch, in_distributed = frame.f_lasti, [], None, True, False
+        stack, set_up, in_torch, in_distributed, is_joining = [], None, True, False, False
         while frame is not None:
             code = frame.f_code
             stack.append((code.co_filename, frame.f_lineno or 0, code.co_name))
             in_torch = in_torch and "/torch/" in code.co_filename
+            is_joining = is_joining or (code.co_name == "_join" and code.co_filename.startswith(_HERE))
             if "torch/distributed/" in code.co_filename:
                 in_distributed = in_distributed or in_torch
                 if code.co_name in _SET_UP_CALLS:
                     ranks = frame.f_locals.get("ranks")
                     set_up = SetUp(code.co_name, tuple(ranks) if ranks else None)
             frame = frame.f_back
-        collectives, recorded = _flight_recorder()
-        switches = re.findall(r"ctxt_switches:\s*(\d+)", read_text(f"/proc/self/task/{os.getpid()}/status"))
         return Snapshot(
             stack=tuple(stack[::-1][-60:]),
-            instruction=instruction,
-            collectives=collectives,
+            collectives=_flight_recorder(),
             point_to_point=self.waiting,
-            set_up=set_up,
-            in_torch_distributed=in_distributed,
-            posted=dict(self.posted),
+            set_up=None if is_joining else set_up,  # only the launcher's own set-up is sure to end
+            in_torch_distributed=in_distributed and not is_joining,
             groups=_groups(),
-            recorded=recorded,
-            context_switches=sum(map(int, switches)),
-            cpu_seconds=time.process_time(),
+            ran=_ran(set_up is not None),
+            busy=_is_busy(),
             elsewhere=_is_elsewhere(stack[0][0]),
             purpose=str(_purposes.get(main.ident or 0, "")),
         )
 
 
+_HERE = os.path.dirname(__file__) + os.sep
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeration", "split_group")
 
@@ -194,16 +181,15 @@ def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> Poi
     if peer is not None and not 0 <= peer < (num_ranks := dist.get_world_size()):  # gloo would wait for it
         raise ValueError(f"{to}={peer} is not a rank: ranks run from 0 to {num_ranks - 1}; in a ring use % {num_ranks}")
     shape, dtype = getattr(tensor, "shape", ()), str(getattr(tensor, "dtype", ""))  # torch refuses what is not a tensor
-    name = getattr(group, "group_name", "")
-    return PointToPoint(operation, peer, given.get("tag") or 0, name, tuple(shape), dtype.removeprefix("torch."))
+    return PointToPoint(operation, peer, given.get("tag") or 0, tuple(shape), dtype.removeprefix("torch."))
 
 
-def _flight_recorder() -> tuple[tuple[Collective, ...], tuple[int, int]]:
-    """Return the unfinished collectives, and how many were entered and finished. A private reader, pinned by a test."""
+def _flight_recorder() -> tuple[Collective, ...]:
+    """Return the unfinished collectives. A private reader of torch's: pinned by a test."""
     from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore[reportAttributeAccessIssue]
 
     entries = json.loads(_dump_fr_trace_json()).get("entries", [])
-    unfinished = tuple(
+    return tuple(
         Collective(
             group=entry["process_group"][0],
             number=entry["collective_seq_id"],
@@ -214,8 +200,6 @@ def _flight_recorder() -> tuple[tuple[Collective, ...], tuple[int, int]]:
         for entry in entries
         if not entry["retired"] and not entry["is_p2p"]
     )
-    last = max((entry["record_id"] for entry in entries), default=-1)
-    return unfinished, (last, sum(entry["retired"] for entry in entries))
 
 
 def _groups() -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -233,6 +217,39 @@ def _is_elsewhere(innermost_file: str) -> bool:
     if blocked_in not in ("", "0") and "futex" not in blocked_in:
         return True
     return innermost_file.startswith(_STANDARD_LIBRARY) and "-packages/" not in innermost_file
+
+
+def _ran(in_set_up: bool) -> tuple[int, ...]:
+    """Count how often gloo's workers have run, and the main thread, but in set-up, where that polls a file."""
+    names = {task: read_text(f"/proc/self/task/{task}/comm") for task in os.listdir("/proc/self/task")}
+    tasks = [task for task, name in names.items() if name.startswith("pt_gloo_runloop")]
+    tasks += [] if in_set_up else [str(os.getpid())]
+    found = [re.findall(r"ctxt_switches:\s*(\d+)", read_text(f"/proc/self/task/{task}/status")) for task in tasks]
+    return tuple(sum(map(int, switches)) for switches in found)
+
+
+def _is_busy() -> bool:
+    """At each of some moments, could a different thread of this rank run, or were bytes on their way to or from it?
+
+    A thread that waits for a core can run. One moment is not enough: gloo's loops wake up a hundred times a second.
+    """
+    for _ in range(20):
+        tasks = set(os.listdir("/proc/self/task")) - {str(threading.get_native_id())}
+        states = [read_text(f"/proc/self/task/{task}/stat").rpartition(")")[2][1:2] for task in tasks]
+        if not {"R", "D"} & set(states) and not _bytes_on_their_way():
+            return False
+        time.sleep(0.003)
+    return True
+
+
+def _bytes_on_their_way() -> bool:
+    rows = [line.split() for line in read_text("/proc/self/net/tcp").splitlines()[1:]]
+    filled = {f"socket:[{row[9]}]" for row in rows if row[4] != "00000000:00000000"}  # bytes to send, bytes to read
+    for descriptor in os.listdir("/proc/self/fd") if filled else ():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(f"/proc/self/fd/{descriptor}") in filled:
+                return True
+    return False
 
 
 def read_text(path: str) -> str:

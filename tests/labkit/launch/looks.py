@@ -7,16 +7,13 @@ from labkit.launch.watchdog import Silence
 
 RUNNING = Snapshot(
     stack=(("train.py", 3, "work"),),
-    instruction=10,
     collectives=(),
     point_to_point=None,
     set_up=None,
     in_torch_distributed=False,
-    posted={},
     groups={"0": ("default_pg", (0, 1)), "1": ("tp [0, 1]", (0, 1))},
-    recorded=(4, 4),
-    context_switches=7,
-    cpu_seconds=1.0,
+    ran=(7, 3),
+    busy=False,
     elsewhere=False,
 )
 
@@ -26,11 +23,10 @@ def in_collective(operation: str = "all_reduce", number: int = 1, group: str = "
     return replace(RUNNING, collectives=(call,), in_torch_distributed=True)
 
 
-def in_point_to_point(operation: str, peer: int | None, posted: dict | None = None, tag: int = 0) -> Snapshot:
-    call = PointToPoint(operation, peer, tag, "0", (4,), "float32")
-    return replace(RUNNING, point_to_point=call, posted={call.channel: 1, **(posted or {})})
+def in_point_to_point(operation: str, peer: int | None, tag: int = 0) -> Snapshot:
+    return replace(RUNNING, point_to_point=PointToPoint(operation, peer, tag, (4,), "float32"))
 
 
 def world(*snapshots: Snapshot | None, returned=()) -> Silence:
-    answered = {rank: snapshot for rank, snapshot in enumerate(snapshots) if snapshot and rank not in returned}
+    answered = {rank: snapshot for rank, snapshot in enumerate(snapshots) if snapshot}
     return Silence(len(snapshots), answered, frozenset(returned))

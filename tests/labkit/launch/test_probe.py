@@ -1,15 +1,17 @@
 """What a rank tells about itself when it is asked."""
 
+import socket
 import subprocess
 import threading
 import time
+import zlib
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from labkit.launch import World, launch, waiting_for
-from labkit.launch.probe import Probe
+from labkit.launch.probe import Probe, _bytes_on_their_way
 
 
 def test_a_snapshot_has_what_the_innermost_wait_is_for():
@@ -73,3 +75,36 @@ def test_snapshots_tell_communication_from_other_waiting():
         for wait in (lambda: time.sleep(0.6), lambda: subprocess.run(["sleep", "0.6"]), wait_for_a_thread):
             assert world.run(look, wait) == [True, True]
         assert world.run(look, wait_in_communication) == [True, False]
+
+
+@pytest.mark.alone
+def test_a_snapshot_tells_a_rank_that_could_run_from_one_that_only_waits():
+    def look(is_spinning):
+        probe, end, data = Probe(), time.monotonic() + 0.5, bytes(1 << 28)
+        watcher = threading.Timer(0.2, lambda: seen.append(probe.snapshot().busy))
+        seen = []
+        watcher.start()
+        while is_spinning and time.monotonic() < end:
+            zlib.crc32(data)  # C code that leaves the GIL to others
+        watcher.join()
+        return seen[0]
+
+    with World(2) as world:
+        assert world.run(look, False) == [False, False]
+        assert world.run(look, True) == [True, True]
+
+
+def test_a_snapshot_sees_bytes_that_nobody_has_read():
+    def look():
+        ours, theirs = socket.socket(), socket.socket()
+        ours.bind(("127.0.0.1", 0))
+        ours.listen()
+        theirs.connect(ours.getsockname())
+        accepted, _ = ours.accept()
+        before = _bytes_on_their_way()
+        theirs.send(b"x")
+        unread = _bytes_on_their_way()
+        accepted.recv(1)
+        return before, unread, _bytes_on_their_way()
+
+    assert launch(look, world_size=1) == [(False, True, False)]
