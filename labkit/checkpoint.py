@@ -13,7 +13,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,13 @@ def claim(folder: str | Path, resume: bool) -> Iterator[None]:
     Raises:
         ValueError: another run writes there, or has written there and this one does not resume it; or nobody can write.
     """
-    folder, locked = Path(folder), None
+    folder = Path(folder)
 
     def take() -> None:
-        nonlocal locked
         if (folder / DESCRIPTION).exists():
             raise ValueError(f"checkpoint_dir={folder} is a checkpoint: name the folder that it is in, {folder.parent}")
-        with _writing(f"checkpoint_dir={folder}"):
-            folder.mkdir(parents=True, exist_ok=True)
-            locked = open(folder / LOCK, "w")  # noqa: SIM115 - held while the run lasts, and freed if it is killed
+        folder.mkdir(parents=True, exist_ok=True)
+        locked = while_it_runs.enter_context(open(folder / LOCK, "w"))  # noqa: SIM115 - freed if killed, too
         try:
             fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -67,12 +65,9 @@ def claim(folder: str | Path, resume: bool) -> Iterator[None]:
         for partial in folder.glob("step_*.partial"):
             shutil.rmtree(partial, ignore_errors=True)
 
-    try:
-        _together(take if dist.get_rank() == 0 else None)
+    with ExitStack() as while_it_runs:
+        _together(take if dist.get_rank() == 0 else None, f"checkpoint_dir={folder}")
         yield
-    finally:
-        if locked is not None:
-            locked.close()
 
 
 def save(folder: str | Path, state: State, step: int, num_samples: int) -> None:
@@ -89,7 +84,6 @@ def save(folder: str | Path, state: State, step: int, num_samples: int) -> None:
     final = Path(folder) / f"step_{step:08d}"
     partial = final.with_suffix(".partial")
 
-    @_writing(str(final))
     def finish() -> None:
         written = filesystem.FileSystemReader(partial).read_metadata().storage_data.values()
         lost = {info.relative_path for info in written} - {path.name for path in partial.iterdir()}
@@ -106,9 +100,8 @@ def save(folder: str | Path, state: State, step: int, num_samples: int) -> None:
 
     is_first = dist.get_rank() == 0
     try:
-        with _writing(str(final)):
-            _write(dict(_tensors(state)), partial)
-        _together(finish if is_first else None)
+        _together(lambda: _write(dict(_tensors(state)), partial), str(final))
+        _together(finish if is_first else None, str(final))
     except ValueError:
         if is_first:
             shutil.rmtree(partial, ignore_errors=True)  # others may need the space
@@ -141,42 +134,30 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
 
 
 def load(path: Path, state: State) -> None:
-    """Restore one checkpoint in place; call it on every rank of the world.
-
-    Raises:
-        ValueError: as in `load_newest`.
-    """
-    from torch.distributed.checkpoint import state_dict_loader
+    """Restore one checkpoint in place, on every rank of the world. It refuses what `load_newest` refuses."""
+    from torch.distributed.checkpoint import filesystem, state_dict_loader
 
     _together(lambda: _check(path, state))
     _make_states(state.optimizer)
     parts = list(_tensors(state))
     tensors = dict(parts)
-    _together(lambda: _check_names(path, set(tensors)))
+
+    def check_names() -> None:
+        known = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
+        missing = sorted(tensors.keys() - known.keys())
+        if missing:
+            count = f"{len(missing)} tensors are missing"
+            raise ValueError(f"{path} has no {missing[0]} ({count}): it is of a different model")
+
+    _together(check_names)
     state_dict_loader.load(tensors, checkpoint_id=path)
     for name, tensor in parts:
         if tensor is not tensors[name]:  # a rank with the first and the last stage has the tied embedding twice
             tensor.copy_(tensors[name])
 
 
-@contextmanager
-def _writing(what: str) -> Iterator[None]:
-    """Turn an error of the file system inside the block into one that says what cannot be written, and the way out."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(
-            f"{what} cannot be written ({error.strerror or error}): make space, or name a folder that you may write to"
-        ) from error
-
-
 def _write(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Let torch save. What it raises on all ranks is not an `Exception`: raise what the first rank met instead.
-
-    Raises:
-        OSError: a file could not be written.
-        KeyboardInterrupt: the run was interrupted meanwhile.
-    """
+    """Let torch save. It raises a BaseException on all ranks: raise what it comes from, an OSError or an interrupt."""
     from torch.distributed.checkpoint import state_dict_saver
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -212,23 +193,20 @@ def _check(path: Path, state: State) -> None:
             raise ValueError(f"{file} {what}: remove {path.name} to resume from the checkpoint before it")
 
 
-def _check_names(path: Path, names: set[str]) -> None:
-    """Check that a checkpoint, which is whole, has all these tensors."""
-    from torch.distributed.checkpoint import filesystem
+def _together(work: Callable[[], None] | None, written: str = "") -> None:
+    """Do the work of this rank, wait for the others, and raise on all ranks if it failed on one.
 
-    missing = sorted(names - filesystem.FileSystemReader(path).read_metadata().state_dict_metadata.keys())
-    if missing:
-        raise ValueError(f"{path} has no {missing[0]} ({len(missing)} tensors are missing): it is of a different model")
-
-
-def _together(work: Callable[[], None] | None) -> None:
-    """Do the work of this rank, wait for the others, and raise on all ranks if it failed on one."""
+    An OSError means that what is ``written`` cannot be.
+    """
     error = None
     try:
         if work:
             work()
     except (ValueError, OSError) as raised:
         error = str(raised)
+        if written and isinstance(raised, OSError):
+            why = raised.strerror or raised
+            error = f"{written} cannot be written ({why}): make space, or name a folder that you may write to"
     errors: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(errors, error)
     first = next((each for each in errors if each), None)
@@ -242,35 +220,27 @@ def _tensors(state: State) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in model.named_parameters():
             yield from _whole_parts(f"model.{name}", parameter.detach(), parameter, state.groups)
             for key, value in state.optimizer.state.get(parameter, {}).items():
-                full_name = f"optimizer.{name}.{key}"
-                if value.shape == parameter.shape:
-                    yield from _whole_parts(full_name, value, parameter, state.groups)
-                else:
-                    yield full_name, value
+                yield from _whole_parts(f"optimizer.{name}.{key}", value, parameter, state.groups)
 
 
 def _whole_parts(
     name: str, tensor: torch.Tensor, parameter: nn.Parameter, groups: ProcessGroups
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a tensor that is cut like its parameter as part of the whole; fused matrices (stride 3) one by one."""
+    """Yield a tensor as part of the whole if it is cut like its parameter; fused matrices (stride 3) one by one."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor import Shard as DTensorShard
 
     shard = shard_of(parameter)
-    if shard is None:
+    if shard is None or tensor.shape != parameter.shape:
         yield name, tensor
         return
     size, rows = shard.whole_size // shard.stride, parameter.size(shard.dim) // shard.stride
     own = max(0, min(rows, size - groups.tp.rank() * rows))  # without the padding of a vocabulary
+    whole = tensor.new_empty([size if dim == shard.dim else n for dim, n in enumerate(tensor.shape)], device="meta")
+    how = dict(run_check=False, shape=whole.shape, stride=whole.stride())
     for index, piece in enumerate(tensor.chunk(shard.stride, shard.dim)):
-        own_piece, sizes = piece.narrow(shard.dim, 0, own), list(tensor.shape)
-        sizes[shard.dim] = size
-        whole = torch.empty(sizes, device="meta")
-        mesh, cut = groups.device_mesh()["tp"], [DTensorShard(shard.dim)]
-        yield (
-            f"{name}.{index}",
-            DTensor.from_local(own_piece, mesh, cut, run_check=False, shape=whole.shape, stride=whole.stride()),
-        )
+        own_piece, mesh = piece.narrow(shard.dim, 0, own), groups.device_mesh()["tp"]
+        yield f"{name}.{index}", DTensor.from_local(own_piece, mesh, [DTensorShard(shard.dim)], **how)
 
 
 def _make_states(optimizer: torch.optim.Optimizer) -> None:

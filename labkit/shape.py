@@ -43,24 +43,16 @@ class GPT:
         return self.num_layers * (12 * h * h + 13 * h) + (self.vocab_size + self.seq_length) * h
 
 
-def forward_flops(model: GPT, batch_size: int) -> tuple[float, float, float]:
-    """Return the FLOPs of the matrix products in forward: with all layers' weights, in attention's core, of the logits.
-
-    A product of [m, k] and [k, n] takes 2mkn. Source: arXiv 2104.04473, appendix.
-    """
-    tokens = batch_size * model.seq_length
-    weights = 24 * tokens * model.hidden_size**2 * model.num_layers
-    attention = 4 * tokens * model.seq_length * model.hidden_size * model.num_layers
-    return weights, attention, 2 * tokens * model.hidden_size * model.vocab_size
-
-
 def flops_per_step(model: GPT, batch_size: int, recompute: str = "full") -> float:
     """Return the FLOPs of a step on ``batch_size`` sequences: forward, twice that for backward, and what is recomputed.
 
     With full recomputation F = 96 B s l h^2 (1 + s/(6h) + V/(16 l h)). Model FLOPs utilisation counts what the model
     needs (recompute="none"), hardware FLOPs utilisation all that was computed. Source: arXiv 2104.04473, equation 3.
     """
-    weights, attention, logits = forward_flops(model, batch_size)
+    tokens, h = batch_size * model.seq_length, model.hidden_size  # a product of [m, k] and [k, n] takes 2mkn
+    weights = 24 * tokens * h**2 * model.num_layers
+    attention = 4 * tokens * model.seq_length * h * model.num_layers  # its core, without weights
+    logits = 2 * tokens * h * model.vocab_size
     again = {"none": 0.0, "selective": attention, "full": weights + attention}
     if recompute not in again:
         raise ValueError(f"recompute={recompute!r} is unknown: use {', '.join(RECOMPUTE)}")

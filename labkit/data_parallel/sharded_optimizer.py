@@ -40,18 +40,15 @@ class ShardedOptimizer(Optimizer):
         self._parameters = [parameter for each in self.param_groups for parameter in each["params"]]
         self.owner = deal_out(self._parameters, group.size())
         self._buffers = list(_share_memory(self.owner))
-        mine = [
-            _options(each) | {"params": [p for p in each["params"] if self.owner[p] == group.rank()]}
-            for each in self.param_groups
-        ]
+        mine = [{"params": [p for p in each["params"] if self.owner[p] == group.rank()]} for each in self.param_groups]
+        copy_options(self.param_groups, mine)
         self.local = optimizer_class(mine, **options)
         self.defaults, self.state = self.local.defaults, self.local.state
-        for each, local in zip(self.param_groups, self.local.param_groups):
-            each.update(_options(local))
+        copy_options(self.local.param_groups, self.param_groups)
 
     def step(self, closure: Callable | None = None):
         """Update this rank's parameters, send them, and receive all others; return what the closure gives."""
-        self._pass_on_options()
+        copy_options(self.param_groups, self.local.param_groups)  # a learning rate that a schedule has changed, say
         loss = self.local.step(closure)
         sent = [dist.broadcast(b, group_src=rank, group=self.group, async_op=True) for rank, b in self._buffers]
         for travelling in sent:
@@ -70,7 +67,7 @@ class ShardedOptimizer(Optimizer):
                 f"{mine}: each rank saves its own part, so give the parts of all ranks together"
             )
         super().load_state_dict({**state_dict, "state": {}})
-        self._pass_on_options()
+        copy_options(self.param_groups, self.local.param_groups)
         # The optimizer itself loads the states: it knows their types, and numbers its own parameters from 0.
         self.local.load_state_dict({"state": states, "param_groups": self.local.state_dict()["param_groups"]})
         self.state = self.local.state
@@ -81,10 +78,11 @@ class ShardedOptimizer(Optimizer):
             raise ValueError("parameters cannot be added to a ShardedOptimizer: give it all groups when it is made")
         super().add_param_group(param_group)
 
-    def _pass_on_options(self) -> None:
-        """Tell the rank's own optimizer what has changed: a learning rate, by a scheduler or a state dict."""
-        for each, local in zip(self.param_groups, self.local.param_groups):
-            local.update(_options(each))
+
+def copy_options(given: list[dict], param_groups: list[dict]) -> None:
+    """Copy what parameter groups say about their parameters, such as a learning rate, to groups of other parameters."""
+    for source, target in zip(given, param_groups):
+        target.update({name: value for name, value in source.items() if name not in ("params", "param_names")})
 
 
 def deal_out(parameters: list[nn.Parameter], num_ranks: int) -> dict[nn.Parameter, int]:
@@ -106,8 +104,3 @@ def _share_memory(owner: dict[nn.Parameter, int]) -> Iterator[tuple[int, torch.T
         for parameter, view in zip(parameters, buffer.split([parameter.numel() for parameter in parameters])):
             parameter.data = view.view_as(parameter)
         yield rank, buffer
-
-
-def _options(param_group: dict) -> dict:
-    """Return what a parameter group says about its parameters, without the parameters."""
-    return {name: value for name, value in param_group.items() if name not in ("params", "param_names")}

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 
 from labkit.groups import ProcessGroups
@@ -34,7 +33,7 @@ def own_random_stream(group: dist.ProcessGroup, device: torch.device) -> Iterato
         yield
 
 
-class ShardedDropout(nn.Module):
+class ShardedDropout(nn.Dropout):
     """`torch.nn.Dropout` for a shard: each rank draws a mask of its own.
 
     Raises:
@@ -42,16 +41,13 @@ class ShardedDropout(nn.Module):
     """
 
     def __init__(self, p: float, group: dist.ProcessGroup):
-        super().__init__()
         if not 0.0 <= p < 1.0:
             raise ValueError(f"p={p} must be in [0, 1)")
-        self.p, self.group = p, group
+        super().__init__(p)
+        self.group = group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training or self.p == 0.0:
             return x
         with own_random_stream(self.group, x.device):
-            return F.dropout(x, self.p)
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
+            return super().forward(x)

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from labkit.data_parallel.sharded_optimizer import copy_options
+
 
 class MasterWeights(Optimizer):
     """A torch optimizer on float32 copies of the parameters, which it keeps as ``master_weight`` in its states.
@@ -26,7 +28,7 @@ class MasterWeights(Optimizer):
         groups = [{**each, "params": [self.masters[p] for p in each["params"]]} for each in self.param_groups]
         self.inner = optimizer_class(groups, **options)
         self.defaults = self.inner.defaults
-        _copy_options(self.inner.param_groups, self.param_groups)
+        copy_options(self.inner.param_groups, self.param_groups)
         self._show_states()
 
     @torch.no_grad()
@@ -36,7 +38,7 @@ class MasterWeights(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        _copy_options(self.param_groups, self.inner.param_groups)  # a learning rate that a schedule has changed, say
+        copy_options(self.param_groups, self.inner.param_groups)  # a learning rate that a schedule has changed, say
         for parameter, master in self.masters.items():
             master.grad = None if parameter.grad is None else parameter.grad.float()
         self.inner.step()
@@ -48,7 +50,7 @@ class MasterWeights(Optimizer):
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Load states as any optimizer does; the master weights come with them, and go to the parameters."""
-        _copy_options(state_dict["param_groups"], self.param_groups)
+        copy_options(state_dict["param_groups"], self.param_groups)
         for number, (parameter, master) in enumerate(self.masters.items()):
             if number in state_dict["state"]:
                 state = copy.deepcopy(state_dict["state"][number])
@@ -60,8 +62,3 @@ class MasterWeights(Optimizer):
     def _show_states(self) -> None:
         for parameter, master in self.masters.items():
             self.state[parameter] = {"master_weight": master.detach(), **self.inner.state.get(master, {})}
-
-
-def _copy_options(given: list[dict], param_groups: list[dict]) -> None:
-    for source, target in zip(given, param_groups):
-        target.update({name: value for name, value in source.items() if name != "params"})
