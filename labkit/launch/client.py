@@ -153,9 +153,8 @@ def _server_environment() -> dict[str, str]:
     # Threads of ranks must not spin for long on cores that something else may need: that was 15 times slower.
     environment.setdefault("GOMP_SPINCOUNT", "1000")
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # look for GPUs without starting CUDA
-    environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])
-    )
+    folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     return environment
 
 

@@ -1,8 +1,7 @@
 """The stop button, taken only where processes and files are in order.
 
 KeyboardInterrupt can strike between any two lines, even in a launch that is half set up. Blocking the signal does not
-help: in a kernel with several threads a different one takes it, and Python still raises it in the main thread. So a
-handler of our own notes the request, and the launcher acts on it.
+help in a kernel with several threads. So a handler of our own notes the request, and the launcher acts on it.
 """
 
 import signal

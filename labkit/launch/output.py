@@ -60,10 +60,10 @@ class Output:
         for (rank, name), stream in self._streams.items():
             _show(rank, name, stream.lines(skip_head=self.live))
 
-    def last_words(self, rank: int, num_lines: int = 60) -> list[str]:
+    def last_words(self, rank: int) -> list[str]:
         """Take out the end of what the rank wrote to stderr; it is then shown only once."""
         stream, self._streams[rank, "stderr"] = self._streams[rank, "stderr"], _Stream()
-        return stream.lines(skip_head=self.live)[-num_lines:]
+        return stream.lines(skip_head=self.live)[-60:]
 
 
 class ProgressBar:

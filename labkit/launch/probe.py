@@ -221,8 +221,8 @@ def _is_elsewhere(innermost_file: str) -> bool:
 
 def _ran(in_set_up: bool) -> tuple[int, ...]:
     """Count how often gloo's workers have run, and the main thread, but in set-up, where that polls a file."""
-    names = {task: read_text(f"/proc/self/task/{task}/comm") for task in os.listdir("/proc/self/task")}
-    tasks = [task for task, name in names.items() if name.startswith("pt_gloo_runloop")]
+    task_ids = os.listdir("/proc/self/task")
+    tasks = [task for task in task_ids if read_text(f"/proc/self/task/{task}/comm").startswith("pt_gloo_runloop")]
     tasks += [] if in_set_up else [str(os.getpid())]
     found = [re.findall(r"ctxt_switches:\s*(\d+)", read_text(f"/proc/self/task/{task}/status")) for task in tasks]
     return tuple(sum(map(int, switches)) for switches in found)

@@ -17,10 +17,7 @@ _world_ids = itertools.count()
 
 
 class Ranks:
-    """Forks ``num_ranks`` ranks and turns all that happens to them into events.
-
-    ``settings`` go to every rank: see `labkit.launch.rank`.
-    """
+    """Forks ``num_ranks`` ranks and turns all that happens to them into events; ``settings`` go to every rank."""
 
     def __init__(self, server: ServerHandle, num_ranks: int, settings: dict):
         self.server, self.num_ranks, self.world_id = server, num_ranks, next(_world_ids)
@@ -49,9 +46,9 @@ class Ranks:
         finally:
             for descriptor in given:
                 os.close(descriptor)
+        settings = {**settings, "directory": self.directory, "world_id": self.world_id}
         for rank in range(num_ranks):
-            place = {"rank": rank, "directory": self.directory, "world_id": self.world_id}
-            self.send(rank, "settings", {**settings, **place})
+            self.send(rank, "settings", {**settings, "rank": rank})
 
     def send(self, rank: int, *message) -> bool:
         """Send a message to a rank. Return False when it is gone."""

@@ -108,3 +108,10 @@ def test_a_snapshot_sees_bytes_that_nobody_has_read():
         return before, unread, _bytes_on_their_way()
 
     assert launch(look, world_size=1) == [(False, True, False)]
+
+
+def test_a_snapshot_leaves_out_bytes_of_other_processes():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        sender.send(b"x")
+        assert _bytes_on_their_way()
+        assert launch(_bytes_on_their_way, world_size=1) == [False]
