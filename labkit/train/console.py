@@ -41,10 +41,10 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
         ValueError: the config does not fit the number of ranks.
     """
     layout = config.layout(world_size)
-    on_cpu = f"gloo on the CPU, {counted(torch.get_num_threads(), 'thread')} per rank"
+    threads = counted(torch.get_num_threads(), "thread")
     parts = [
         f"{counted(world_size, 'rank')} (tp {layout.tp_size}, pp {layout.pp_size}, dp {layout.dp_size})",
-        "NCCL on GPUs" if local_device().type == "cuda" else on_cpu,
+        "NCCL on GPUs" if local_device().type == "cuda" else f"gloo on the CPU, {threads} per rank",
         f"{config.shape.num_parameters:,} parameters in {config.precision}",
         f"{config.batch_size * config.seq_length:,} tokens per step",
         f"the text's floor is {floor_nats:.4f}" if floor_nats else f"no floor is known for {config.text}",
