@@ -11,6 +11,7 @@ import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from course.exercises.record import note_solved
@@ -88,6 +89,10 @@ class Exercise:
             return function
 
         return note
+
+    def mistakes_of(self, wrong: Callable, *choices: tuple[dict[str, Any], str]) -> None:
+        """Note a typical mistake for each choice: the options with which ``wrong`` makes it, and the advice."""
+        self.mistakes += [Mistake(partial(wrong, **options), advice) for options, advice in choices]
 
     def check(self, function: Callable) -> None:
         """Try the learner's ``function`` and print what was found; never raises for the learner's faults."""

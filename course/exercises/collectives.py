@@ -155,34 +155,31 @@ def ring(
     return torch.cat(pieces)
 
 
-@ring_all_reduce.mistake(
-    "Once around is the reduce-scatter: each rank has one complete sum. n-1 more steps carry the sums to all ranks."
+ring_all_reduce.mistakes_of(
+    ring,
+    (
+        dict(num_steps=lambda n: n - 1),
+        "Once around is the reduce-scatter: each rank has one complete sum. n-1 more steps carry the sums to all "
+        "ranks.",
+    ),
+    (
+        dict(num_steps=lambda n: 2 * (n - 1) - 1),
+        "One step is missing: n-1 steps add and n-1 more copy. `range(a, b)` ends before b.",
+    ),
+    (
+        dict(adds=lambda step, n: True),
+        "The second time around adds again. What arrives then is the sum: it replaces the piece.",
+    ),
+    (
+        dict(piece_of_step=lambda rank, step: rank),
+        "Every step sends the same piece. It must pass on the piece that arrived in the step before.",
+    ),
+    (
+        dict(adds=lambda step, n: False),
+        "The first time around must add what arrives to the rank's own piece. If yours does: the second must start "
+        "from the piece that is finished, (rank + 1) % n.",
+    ),
 )
-def ring_once_around(x):
-    return ring(x, num_steps=lambda n: n - 1)
-
-
-@ring_all_reduce.mistake("One step is missing: n-1 steps add and n-1 more copy. `range(a, b)` ends before b.")
-def ring_one_step_short(x):
-    return ring(x, num_steps=lambda n: 2 * (n - 1) - 1)
-
-
-@ring_all_reduce.mistake("The second time around adds again. What arrives then is the sum: it replaces the piece.")
-def ring_that_always_adds(x):
-    return ring(x, adds=lambda step, n: True)
-
-
-@ring_all_reduce.mistake("Every step sends the same piece. It must pass on the piece that arrived in the step before.")
-def ring_that_sends_its_own_piece(x):
-    return ring(x, piece_of_step=lambda rank, step: rank)
-
-
-@ring_all_reduce.mistake(
-    "The first time around must add what arrives to the rank's own piece. If yours does: the second must start from "
-    "the piece that is finished, (rank + 1) % n."
-)
-def ring_that_never_adds(x):
-    return ring(x, adds=lambda step, n: False)
 
 
 @ring_all_reduce.mistake("This is the rank's own tensor: nothing that arrived was put into it.")

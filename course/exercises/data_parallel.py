@@ -264,34 +264,21 @@ def train_wrongly(weight, steps, lr, *, zero="step", mean=True, reduce=True, ave
     return weight
 
 
-@training_loop.mistake("The gradients of earlier steps are still in weight.grad: empty it at the start of each step.")
-def no_zero_grad(weight, steps, lr):
-    return train_wrongly(weight, steps, lr, zero="never")
-
-
-@training_loop.mistake("You empty weight.grad in every micro-batch, so only the last counts. Empty it once per step.")
-def zero_grad_per_micro_batch(weight, steps, lr):
-    return train_wrongly(weight, steps, lr, zero="micro-batch")
-
-
-@training_loop.mistake("weight.grad was emptied before the update could use it: nothing is learned.")
-def zero_grad_before_the_update(weight, steps, lr):
-    return train_wrongly(weight, steps, lr, zero="before the update")
-
-
-@training_loop.mistake("The gradients of the micro-batches were added up. You need their mean: divide each loss by m.")
-def losses_not_divided(weight, steps, lr):
-    return train_wrongly(weight, steps, lr, mean=False)
-
-
-@training_loop.mistake("Each rank learned from its own rows only, and now the replicas differ.")
-def not_reduced(weight, steps, lr):
-    return train_wrongly(weight, steps, lr, reduce=False, average=False)
-
-
-@training_loop.mistake("The gradients were added up over the ranks, but not divided by their number.")
-def not_averaged(weight, steps, lr):
-    return train_wrongly(weight, steps, lr, average=False)
+training_loop.mistakes_of(
+    train_wrongly,
+    (
+        dict(zero="never"),
+        "The gradients of earlier steps are still in weight.grad: empty it at the start of each step.",
+    ),
+    (
+        dict(zero="micro-batch"),
+        "You empty weight.grad in every micro-batch, so only the last counts. Empty it once per step.",
+    ),
+    (dict(zero="before the update"), "weight.grad was emptied before the update could use it: nothing is learned."),
+    (dict(mean=False), "The gradients of the micro-batches were added up. You need their mean: divide each loss by m."),
+    (dict(reduce=False, average=False), "Each rank learned from its own rows only, and now the replicas differ."),
+    (dict(average=False), "The gradients were added up over the ranks, but not divided by their number."),
+)
 
 
 @training_loop.mistake("You update after each micro-batch. One step uses all of them, with one weight.")

@@ -98,24 +98,23 @@ group_lists = Exercise(
 )
 
 
-def groups_in_order(order: str, world_size: int, tp_size: int, pp_size: int) -> list:
+def groups_in_order(world_size: int, tp_size: int, pp_size: int, order: str) -> list:
     layout = ParallelLayout(world_size, tp_size, pp_size, order=order)
     return [layout.groups(axis) for axis in ("tp", "dp", "pp")]
 
 
-@group_lists.mistake("These are the groups of tp-pp-dp. In tp-dp-pp a stage is tp_size * dp_size consecutive ranks.")
-def data_slowest(world_size, tp_size, pp_size):
-    return groups_in_order("tp-pp-dp", world_size, tp_size, pp_size)
-
-
-@group_lists.mistake("You let the data axis run fastest. In tp-dp-pp neighbours share a tensor group: [0, 1], ...")
-def data_fastest(world_size, tp_size, pp_size):
-    return groups_in_order("dp-tp-pp", world_size, tp_size, pp_size)
-
-
-@group_lists.mistake("You read the order from right to left: the axis that is named first runs fastest.")
-def read_from_right_to_left(world_size, tp_size, pp_size):
-    return groups_in_order("pp-dp-tp", world_size, tp_size, pp_size)
+group_lists.mistakes_of(
+    groups_in_order,
+    (
+        dict(order="tp-pp-dp"),
+        "These are the groups of tp-pp-dp. In tp-dp-pp a stage is tp_size * dp_size consecutive ranks.",
+    ),
+    (
+        dict(order="dp-tp-pp"),
+        "You let the data axis run fastest. In tp-dp-pp neighbours share a tensor group: [0, 1], ...",
+    ),
+    (dict(order="pp-dp-tp"), "You read the order from right to left: the axis that is named first runs fastest."),
+)
 
 
 @group_lists.mistake("The data and the pipeline groups are swapped: return tensor, data, pipeline.")

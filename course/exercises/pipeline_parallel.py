@@ -40,44 +40,46 @@ one_f_one_b_order = Exercise(
 )
 
 
-def in_turn(num_warmup: int, m: int, turn: tuple[str, ...] = ("F", "B")) -> list[str]:
-    """Return ``num_warmup`` forwards; then forwards and backwards by ``turn``; then the backwards that are left."""
+def in_turn(rank, num_stages, m, warmup: Callable, turn: tuple[str, ...] = ("F", "B")) -> list[str]:
+    """Return ``warmup(r, p, m)`` forwards; then forwards and backwards by ``turn``; then the backwards left over."""
+    num_warmup = warmup(rank, num_stages, m)
     order = [f"F{i}" for i in range(num_warmup)]
     for i in range(m - num_warmup):
         order += [f"F{num_warmup + i}" if kind == "F" else f"B{i}" for kind in turn]
     return order + [f"B{i}" for i in range(max(0, m - num_warmup), m)]
 
 
-@one_f_one_b_order.mistake(
-    "All forwards, then all backwards: that is GPipe, which holds the activations of all m micro-batches. Here a rank "
-    "starts backward as soon as the ranks below can have given it a gradient."
+one_f_one_b_order.mistakes_of(
+    in_turn,
+    (
+        dict(warmup=lambda r, p, m: m),
+        "All forwards, then all backwards: that is GPipe, which holds the activations of all m micro-batches. Here a "
+        "rank starts backward as soon as the ranks below can have given it a gradient.",
+    ),
+    (
+        dict(warmup=lambda r, p, m: min(p - r, m)),
+        "There is one forward too many at the start. Below rank r there are p - r - 1 ranks: that many forwards come "
+        "before the turns, and the next forward is the first of the turns.",
+    ),
+    (
+        dict(warmup=lambda r, p, m: min(r, m)),
+        "The forwards at the start are counted from the wrong end. The last rank needs none: its gradient is there at "
+        "once. Rank 0 waits longest, and needs most.",
+    ),
+    (
+        dict(warmup=lambda r, p, m: 0),
+        "Forwards and backwards take turns from the first op on. That fits the last rank only: on the others B0 needs "
+        "a gradient that the ranks below can give only after their own work, and meanwhile nobody goes on.",
+    ),
+    (
+        dict(warmup=lambda r, p, m: p - r - 1),
+        "At the start there are forwards of micro-batches that do not exist: there are only m.",
+    ),
+    (
+        dict(warmup=lambda r, p, m: min(p - r - 1, m), turn=("B", "F")),
+        "In each turn the forward comes first: on the last rank B0 needs the F0 before it.",
+    ),
 )
-def gpipe_order(rank, num_stages, num_micro_batches):
-    return in_turn(num_micro_batches, num_micro_batches)
-
-
-@one_f_one_b_order.mistake(
-    "There is one forward too many at the start. Below rank r there are p - r - 1 ranks: that many forwards come "
-    "before the turns, and the next forward is the first of the turns."
-)
-def one_too_many(rank, num_stages, num_micro_batches):
-    return in_turn(min(num_stages - rank, num_micro_batches), num_micro_batches)
-
-
-@one_f_one_b_order.mistake(
-    "The forwards at the start are counted from the wrong end. The last rank needs none: its gradient is there at "
-    "once. Rank 0 waits longest, and needs most."
-)
-def counted_from_the_top(rank, num_stages, num_micro_batches):
-    return in_turn(min(rank, num_micro_batches), num_micro_batches)
-
-
-@one_f_one_b_order.mistake(
-    "Forwards and backwards take turns from the first op on. That fits the last rank only: on the others B0 needs a "
-    "gradient that the ranks below can give only after their own work, and meanwhile nobody goes on."
-)
-def no_warm_up(rank, num_stages, num_micro_batches):
-    return in_turn(0, num_micro_batches)
 
 
 @one_f_one_b_order.mistake("Backwards are missing at the end: as many as there were forwards at the start.")
@@ -86,21 +88,11 @@ def no_cool_down(rank, num_stages, num_micro_batches):
     return my_order(rank, num_stages, num_micro_batches)[: 2 * num_micro_batches - num_warmup]
 
 
-@one_f_one_b_order.mistake("At the start there are forwards of micro-batches that do not exist: there are only m.")
-def too_few_micro_batches(rank, num_stages, num_micro_batches):
-    return in_turn(num_stages - rank - 1, num_micro_batches)
-
-
 @one_f_one_b_order.mistake("In the turns a micro-batch m goes forward: the last is m - 1. Then backwards are left.")
 def runs_past_the_end(rank, num_stages, num_micro_batches):
     num_warmup = num_stages - rank - 1
     turns = [op for i in range(num_micro_batches) for op in (f"F{num_warmup + i}", f"B{i}")]
     return [f"F{i}" for i in range(num_warmup)] + turns
-
-
-@one_f_one_b_order.mistake("In each turn the forward comes first: on the last rank B0 needs the F0 before it.")
-def backward_first_in_turn(rank, num_stages, num_micro_batches):
-    return in_turn(min(num_stages - rank - 1, num_micro_batches), num_micro_batches, turn=("B", "F"))
 
 
 @one_f_one_b_order.mistake(
@@ -235,44 +227,35 @@ TOO_LARGE = (
 )
 
 
-@average_gradient.mistake(TOO_LARGE)
-def averaged_after_backward(weight, micro_batches):
-    return step_wrongly(weight, micro_batches, lambda r, n, m: 1, lambda r, n, m: 1 / m)
-
-
-@average_gradient.mistake(TOO_LARGE)
-def averaged_by_rows_after_backward(weight, micro_batches):
-    return step_wrongly(weight, micro_batches, lambda r, n, m: 1, lambda r, n, m: r / n)
-
-
-@average_gradient.mistake("Loss and gradient are both sums over the micro-batches, m times the mean.")
-def never_averaged(weight, micro_batches):
-    return step_wrongly(weight, micro_batches, lambda r, n, m: 1, lambda r, n, m: 1)
-
-
-@average_gradient.mistake("Each micro-batch counts 1/m. The last has fewer rows: it is a smaller part of the mean.")
-def all_alike(weight, micro_batches):
-    return step_wrongly(weight, micro_batches, lambda r, n, m: 1 / m, lambda r, n, m: 1 / m)
-
-
-@average_gradient.mistake("The gradient is right. The loss that you return is a sum, not the mean.")
-def loss_not_averaged(weight, micro_batches):
-    return step_wrongly(weight, micro_batches, lambda r, n, m: r / n, lambda r, n, m: 1)
-
-
-@average_gradient.mistake("Only the last micro-batch is in the gradient: it was set back in between. Let it add up.")
-def only_the_last(weight, micro_batches):
-    return step_wrongly(weight, micro_batches, lambda r, n, m: r / n, lambda r, n, m: r / n, forgets=True)
-
-
-@average_gradient.mistake("Loss and gradient are both sums over the rows: divide by the number of all rows.")
-def sum_of_rows(weight, micro_batches):
-    return step_wrongly(weight, micro_batches, lambda r, n, m: r, lambda r, n, m: r)
-
-
-@average_gradient.mistake("The gradient is averaged twice, and too small.")
-def averaged_twice(weight, micro_batches):
-    return step_wrongly(weight, micro_batches, lambda r, n, m: (r / n) ** 2, lambda r, n, m: r / n)
+average_gradient.mistakes_of(
+    step_wrongly,
+    (dict(share=lambda r, n, m: 1, reported=lambda r, n, m: 1 / m), TOO_LARGE),
+    (dict(share=lambda r, n, m: 1, reported=lambda r, n, m: r / n), TOO_LARGE),
+    (
+        dict(share=lambda r, n, m: 1, reported=lambda r, n, m: 1),
+        "Loss and gradient are both sums over the micro-batches, m times the mean.",
+    ),
+    (
+        dict(share=lambda r, n, m: 1 / m, reported=lambda r, n, m: 1 / m),
+        "Each micro-batch counts 1/m. The last has fewer rows: it is a smaller part of the mean.",
+    ),
+    (
+        dict(share=lambda r, n, m: r / n, reported=lambda r, n, m: 1),
+        "The gradient is right. The loss that you return is a sum, not the mean.",
+    ),
+    (
+        dict(share=lambda r, n, m: r / n, reported=lambda r, n, m: r / n, forgets=True),
+        "Only the last micro-batch is in the gradient: it was set back in between. Let it add up.",
+    ),
+    (
+        dict(share=lambda r, n, m: r, reported=lambda r, n, m: r),
+        "Loss and gradient are both sums over the rows: divide by the number of all rows.",
+    ),
+    (
+        dict(share=lambda r, n, m: (r / n) ** 2, reported=lambda r, n, m: r / n),
+        "The gradient is averaged twice, and too small.",
+    ),
+)
 
 
 @average_gradient.mistake("Only the loss came back. Return two things: the loss, and `weight.grad`.")
@@ -348,29 +331,21 @@ mended_row = RowExercise(
 )
 
 
-@mended_row.mistake(
-    "This is the row that deadlocks. Read the report: rank 2 waits for F1, which rank 1 has after the B0 that it waits "
-    "for itself."
+mended_row.mistakes_of(
+    lambda row: row,
+    (
+        dict(row=STUCK_ROWS[1]),
+        "This is the row that deadlocks. Read the report: rank 2 waits for F1, which rank 1 has after the B0 that it "
+        "waits for itself.",
+    ),
+    (
+        dict(row="F0 B0 F1 B1 F2 B2"),
+        "B0 still stands before F1. Only the last rank can take turns from the start: rank 2 wants F1.",
+    ),
+    (
+        dict(row="F0 F1 F2 B0 B1 B2"),
+        "It runs, as GPipe does, and holds every micro-batch. It is enough to move one op, by one place.",
+    ),
+    (dict(row="F0 F1 F2 B1 B2"), "An op is missing: rank 1 needs three forwards and three backwards, each once."),
+    (dict(row="F0 F1 B0 B1 B2 F2"), "A backward stands before its own forward, whose activations it needs."),
 )
-def as_it_was():
-    return STUCK_ROWS[1]
-
-
-@mended_row.mistake("B0 still stands before F1. Only the last rank can take turns from the start: rank 2 wants F1.")
-def taking_turns():
-    return "F0 B0 F1 B1 F2 B2"
-
-
-@mended_row.mistake("It runs, as GPipe does, and holds every micro-batch. It is enough to move one op, by one place.")
-def all_forwards_first():
-    return "F0 F1 F2 B0 B1 B2"
-
-
-@mended_row.mistake("An op is missing: rank 1 needs three forwards and three backwards, each once.")
-def an_op_left_out():
-    return "F0 F1 F2 B1 B2"
-
-
-@mended_row.mistake("A backward stands before its own forward, whose activations it needs.")
-def backward_too_early():
-    return "F0 F1 B0 B1 B2 F2"

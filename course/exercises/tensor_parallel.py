@@ -171,45 +171,44 @@ spread = Exercise(
 )
 
 
-@spread.mistake(
-    "t equal terms add up to t times one of them: right. But the right layer adds up t *different* terms, and random "
-    "signs cancel in part: that is sqrt(t) times one of them. You want the ratio."
+def spread_wrongly(tp_size, fault, factors) -> float:
+    """Return the factor of this fault out of those of all `FAULTS`, ``factors(t)``."""
+    return dict(zip(FAULTS, factors(tp_size)))[fault]
+
+
+spread.mistakes_of(
+    spread_wrongly,
+    (
+        dict(factors=lambda t: (t, t**0.5, t**1.5)),
+        "t equal terms add up to t times one of them: right. But the right layer adds up t *different* terms, and "
+        "random signs cancel in part: that is sqrt(t) times one of them. You want the ratio.",
+    ),
+    (
+        dict(factors=lambda t: (1, t**0.5, t**0.5)),
+        "Equal shards do change the output: every rank adds the same partial result, so nothing cancels.",
+    ),
+    (
+        dict(factors=lambda t: (t**0.5, t**-0.5, 1)),
+        "A smaller width makes *larger* weights: 1/sqrt(n/t) is more than 1/sqrt(n).",
+    ),
+    (
+        dict(factors=lambda t: (t**0.5, 1, t**0.5)),
+        "The local width changes the output, too: 1/sqrt(n/t) is sqrt(t) times 1/sqrt(n).",
+    ),
+    (
+        dict(factors=lambda t: (t, t, t**2)),
+        "These are the factors of the variance. The standard deviation is its root.",
+    ),
+    (
+        dict(factors=lambda t: (t**0.5, t**0.5, 2 * t**0.5)),
+        "Each fault alone is right. Together the factors multiply; they do not add up.",
+    ),
+    (
+        dict(factors=lambda t: (t**0.5, t**0.5, t**0.5)),
+        "Each fault alone is right. But one makes the weights larger, and the other adds them up without cancelling: "
+        "with both, the output grows twice.",
+    ),
 )
-def no_ratio(t, fault):
-    return {"same seed": t, "local width": math.sqrt(t), "both": t**1.5}[fault]
-
-
-@spread.mistake("Equal shards do change the output: every rank adds the same partial result, so nothing cancels.")
-def equal_shards_ignored(t, fault):
-    return {"same seed": 1, "local width": math.sqrt(t), "both": math.sqrt(t)}[fault]
-
-
-@spread.mistake("A smaller width makes *larger* weights: 1/sqrt(n/t) is more than 1/sqrt(n).")
-def smaller_weights(t, fault):
-    return {"same seed": math.sqrt(t), "local width": 1 / math.sqrt(t), "both": 1}[fault]
-
-
-@spread.mistake("The local width changes the output, too: 1/sqrt(n/t) is sqrt(t) times 1/sqrt(n).")
-def width_ignored(t, fault):
-    return {"same seed": math.sqrt(t), "local width": 1, "both": math.sqrt(t)}[fault]
-
-
-@spread.mistake("These are the factors of the variance. The standard deviation is its root.")
-def variance(t, fault):
-    return {"same seed": t, "local width": t, "both": t**2}[fault]
-
-
-@spread.mistake("Each fault alone is right. Together the factors multiply; they do not add up.")
-def factors_added(t, fault):
-    return {"same seed": math.sqrt(t), "local width": math.sqrt(t), "both": 2 * math.sqrt(t)}[fault]
-
-
-@spread.mistake(
-    "Each fault alone is right. But one makes the weights larger, and the other adds them up without cancelling: with "
-    "both, the output grows twice."
-)
-def one_fault_of_both(t, fault):
-    return math.sqrt(t)
 
 
 # -- dropout masks --------------------------------------------------------------------------------------------------

@@ -51,11 +51,10 @@ place = Exercise(
 
 
 def place_wrongly(
-    case, *, heads=True, layers=True, node=True, bytes_each=16,
-    order=lambda t, p: (t * p, p), parts=lambda t, p: t * p,
+    num_parameters, num_heads, num_layers, node_size, memory_bytes, *, heads=True, layers=True, node=True,
+    bytes_each=16, order=lambda t, p: (t * p, p), parts=lambda t, p: t * p,
 ):  # fmt: skip
     """Do what `my_place` does, with one thing wrong."""
-    num_parameters, num_heads, num_layers, node_size, memory_bytes = case
     fitting = [
         (t, p)
         for t, p in itertools.product((1, 2, 4, 8), repeat=2)
@@ -71,54 +70,36 @@ def place_wrongly(
     return t, p, 8 // (t * p)
 
 
-@place.mistake(
-    "A tensor group must stay in a node: it sends four times in every layer, and waits each time. t goes up to the "
-    "number of GPUs in a node, and the rest is left to p."
+place.mistakes_of(
+    place_wrongly,
+    (
+        dict(node=False),
+        "A tensor group must stay in a node: it sends four times in every layer, and waits each time. t goes up to the "
+        "number of GPUs in a node, and the rest is left to p.",
+    ),
+    (dict(heads=False), "t must divide the number of attention heads: a head is not cut."),
+    (dict(layers=False), "p must divide the number of layers: stages should be equally long."),
+    (
+        dict(order=lambda t, p: (t * p, t)),
+        "Where t and p could both do it, take t as long as it stays in a node: a pipeline has a bubble, and its first "
+        "and last stage both keep the embedding.",
+    ),
+    (
+        dict(order=lambda t, p: (-t * p, p)),
+        "All ranks share one replica. A cut costs messages all the time: cut as little as the memory allows, and use "
+        "the other ranks as replicas.",
+    ),
+    (
+        dict(bytes_each=4),
+        "You counted 4 bytes per parameter, for weight and gradient. Training takes 16: the optimizer adds a float32 "
+        "weight and two moments.",
+    ),
+    (
+        dict(parts=lambda t, p: 8),
+        "You took an eighth of the memory. Either you divided by all 8 ranks: each replica has a whole model, so "
+        "divide by t · p. Or you counted only the 2 bytes of a weight: training takes 16.",
+    ),
 )
-def over_nodes(*case):
-    return place_wrongly(case, node=False)
-
-
-@place.mistake("t must divide the number of attention heads: a head is not cut.")
-def heads_not_divided(*case):
-    return place_wrongly(case, heads=False)
-
-
-@place.mistake("p must divide the number of layers: stages should be equally long.")
-def layers_not_divided(*case):
-    return place_wrongly(case, layers=False)
-
-
-@place.mistake(
-    "Where t and p could both do it, take t as long as it stays in a node: a pipeline has a bubble, and its first and "
-    "last stage both keep the embedding."
-)
-def pipeline_first(*case):
-    return place_wrongly(case, order=lambda t, p: (t * p, t))
-
-
-@place.mistake(
-    "All ranks share one replica. A cut costs messages all the time: cut as little as the memory allows, and use the "
-    "other ranks as replicas."
-)
-def most_ranks_per_replica(*case):
-    return place_wrongly(case, order=lambda t, p: (-t * p, p))
-
-
-@place.mistake(
-    "You counted 4 bytes per parameter, for weight and gradient. Training takes 16: the optimizer adds a float32 "
-    "weight and two moments."
-)
-def weights_and_gradients_only(*case):
-    return place_wrongly(case, bytes_each=4)
-
-
-@place.mistake(
-    "You took an eighth of the memory. Either you divided by all 8 ranks: each replica has a whole model, so divide by "
-    "t · p. Or you counted only the 2 bytes of a weight: training takes 16."
-)
-def divided_among_replicas(*case):
-    return place_wrongly(case, parts=lambda t, p: 8)
 
 
 @place.mistake("The numbers are right, in a different order: return (t, p, d).")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from course.exercises.base import Exercise, Raised, Verdict, answer, indent, is_blank
 from course.measure.utilisation import Pace, TimedStep, measure_step, predict_step
@@ -39,9 +40,19 @@ utilisation = Exercise(
 )
 
 
+START_FORGOTTEN = (
+    "Spans are cut at the window's end, but not at its start. What comes before does not count either: begin at "
+    "`max(begin, start)`, and take at least 0."
+)
+END_FORGOTTEN = (
+    "Spans are cut at the window's start, but not at its end. What comes after does not count either: stop at "
+    "`min(finish, end)`, and take at least 0."
+)
+
+
 def busy_share(spans, start, end, part: Callable) -> float:
-    """Return the share of the window that is busy if ``part(begin, finish)`` seconds of a span count."""
-    return sum(part(begin, finish) for kind, begin, finish in spans if kind != "wait") / (end - start)
+    """Return the share of the window, from s to e, that is busy if ``part(b, f, s, e)`` seconds of a span count."""
+    return sum(part(begin, finish, start, end) for kind, begin, finish in spans if kind != "wait") / (end - start)
 
 
 @utilisation.mistake("Waits are counted as work. A rank that waits for a message holds its GPU and computes nothing.")
@@ -54,57 +65,30 @@ def waits_count_and_nothing_is_cut(spans, start, end):
     return sum(finish - begin for _, begin, finish in spans) / (end - start)
 
 
-@utilisation.mistake("A span that reaches beyond the window counts whole. Only its part inside does.")
-def whole_if_it_overlaps(spans, start, end):
-    return busy_share(spans, start, end, lambda b, f: f - b if f > start and b < end else 0)
-
-
-@utilisation.mistake(
-    "Spans count whole, wherever they lie. Only the part inside the window does: from the later of both starts to the "
-    "earlier of both ends, and nothing where that is empty."
+utilisation.mistakes_of(
+    busy_share,
+    (
+        dict(part=lambda b, f, s, e: f - b if f > s and b < e else 0),
+        "A span that reaches beyond the window counts whole. Only its part inside does.",
+    ),
+    (
+        dict(part=lambda b, f, s, e: f - b),
+        "Spans count whole, wherever they lie. Only the part inside the window does: from the later of both starts to "
+        "the earlier of both ends, and nothing where that is empty.",
+    ),
+    (dict(part=lambda b, f, s, e: max(0, min(f, e) - b)), START_FORGOTTEN),
+    (dict(part=lambda b, f, s, e: min(f, e) - b), START_FORGOTTEN),
+    (dict(part=lambda b, f, s, e: max(0, f - max(b, s))), END_FORGOTTEN),
+    (dict(part=lambda b, f, s, e: f - max(b, s)), END_FORGOTTEN),
+    (
+        dict(part=lambda b, f, s, e: f - b if s <= b and f <= e else 0),
+        "Spans that reach beyond the window do not count at all. Their part inside the window should.",
+    ),
+    (
+        dict(part=lambda b, f, s, e: min(f, e) - max(b, s)),
+        "The part of a span that lies outside altogether came out negative: take at least 0.",
+    ),
 )
-def never_cut(spans, start, end):
-    return busy_share(spans, start, end, lambda b, f: f - b)
-
-
-START_FORGOTTEN = (
-    "Spans are cut at the window's end, but not at its start. What comes before does not count either: begin at "
-    "`max(begin, start)`, and take at least 0."
-)
-END_FORGOTTEN = (
-    "Spans are cut at the window's start, but not at its end. What comes after does not count either: stop at "
-    "`min(finish, end)`, and take at least 0."
-)
-
-
-@utilisation.mistake(START_FORGOTTEN)
-def cut_at_the_end(spans, start, end):
-    return busy_share(spans, start, end, lambda b, f: max(0, min(f, end) - b))
-
-
-@utilisation.mistake(START_FORGOTTEN)
-def cut_at_the_end_and_below_0(spans, start, end):
-    return busy_share(spans, start, end, lambda b, f: min(f, end) - b)
-
-
-@utilisation.mistake(END_FORGOTTEN)
-def cut_at_the_start(spans, start, end):
-    return busy_share(spans, start, end, lambda b, f: max(0, f - max(b, start)))
-
-
-@utilisation.mistake(END_FORGOTTEN)
-def cut_at_the_start_and_below_0(spans, start, end):
-    return busy_share(spans, start, end, lambda b, f: f - max(b, start))
-
-
-@utilisation.mistake("Spans that reach beyond the window do not count at all. Their part inside the window should.")
-def whole_spans_only(spans, start, end):
-    return busy_share(spans, start, end, lambda b, f: f - b if start <= b and f <= end else 0)
-
-
-@utilisation.mistake("The part of a span that lies outside altogether came out negative: take at least 0.")
-def below_0(spans, start, end):
-    return busy_share(spans, start, end, lambda b, f: min(f, end) - max(b, start))
 
 
 @utilisation.mistake("You divided by the time in which anything was noted. The rest of the window is idle time.")
@@ -146,30 +130,49 @@ state_bytes = Exercise(
 )
 
 
-@state_bytes.mistake("You divided by d as well. Each replica holds the whole model, unless the optimizer is sharded.")
-def divided_by_all_gpus(num_parameters, t, p, d, sharded_optimizer):
-    return my_state_bytes(num_parameters, t, p, d, sharded_optimizer) / d
+def held_bytes(num_parameters, t, p, d, sharded_optimizer, each: Callable) -> float:
+    """Return the bytes of a GPU if a parameter takes ``each(d, z)``; z is d if the optimizer is sharded, or else 1."""
+    return num_parameters / (t * p) * each(d, d if sharded_optimizer else 1)
 
 
-@state_bytes.mistake(
-    "You divided everything by d, sharded or not. Each replica holds weights and gradients of the whole model; only a "
-    "sharded optimizer is divided among them."
+state_bytes.mistakes_of(
+    held_bytes,
+    (
+        dict(each=lambda d, z: (6 + 12 / z) / d),
+        "You divided by d as well. Each replica holds the whole model, unless the optimizer is sharded.",
+    ),
+    (
+        dict(each=lambda d, z: 18 / d),
+        "You divided everything by d, sharded or not. Each replica holds weights and gradients of the whole model; "
+        "only a sharded optimizer is divided among them.",
+    ),
+    (
+        dict(each=lambda d, z: 18),
+        "With sharded_optimizer, the optimizer's 12 bytes are divided by d; you left that out.",
+    ),
+    (
+        dict(each=lambda d, z: 16),
+        "You counted 2 bytes for a gradient; here, as in Megatron-LM, gradients are added up in 4. And with "
+        "sharded_optimizer the optimizer's 12 bytes are divided by d.",
+    ),
+    (
+        dict(each=lambda d, z: 6),
+        "These are weights and gradients. Adam adds 12 bytes: two moments and a float32 weight.",
+    ),
+    (
+        dict(each=lambda d, z: 4 + 12 / z),
+        "You counted 2 bytes for a gradient, as the ZeRO paper does. Here, as in Megatron-LM, it is 4.",
+    ),
+    (dict(each=lambda d, z: 6 + 12 / d), "You divided the optimizer's bytes by d although it is not sharded."),
+    (
+        dict(each=lambda d, z: 18 / z),
+        "You divided everything by d. The sharded optimizer (ZeRO-1) divides only its own 12 bytes.",
+    ),
+    (
+        dict(each=lambda d, z: 2 + 16 / z),
+        "You divided the gradients as well. ZeRO-1 divides the optimizer's bytes only.",
+    ),
 )
-def divided_by_all_gpus_and_never_sharded(num_parameters, t, p, d, sharded_optimizer):
-    return 18 * num_parameters / (t * p * d)
-
-
-@state_bytes.mistake("With sharded_optimizer, the optimizer's 12 bytes are divided by d; you left that out.")
-def never_sharded(num_parameters, t, p, d, sharded_optimizer):
-    return 18 * num_parameters / (t * p)
-
-
-@state_bytes.mistake(
-    "You counted 2 bytes for a gradient; here, as in Megatron-LM, gradients are added up in 4. And with "
-    "sharded_optimizer the optimizer's 12 bytes are divided by d."
-)
-def two_byte_gradients_and_never_sharded(num_parameters, t, p, d, sharded_optimizer):
-    return 16 * num_parameters / (t * p)
 
 
 @state_bytes.mistake("That is the whole model. A GPU has 1/(t p) of its parameters.")
@@ -180,31 +183,6 @@ def whole_model(num_parameters, t, p, d, sharded_optimizer):
 @state_bytes.mistake("p is missing: each stage of the pipeline has 1/p of the layers.")
 def tensor_only(num_parameters, t, p, d, sharded_optimizer):
     return my_state_bytes(num_parameters, t, 1, d, sharded_optimizer)
-
-
-@state_bytes.mistake("These are weights and gradients. Adam adds 12 bytes: two moments and a float32 weight.")
-def no_optimizer(num_parameters, t, p, d, sharded_optimizer):
-    return 6 * num_parameters / (t * p)
-
-
-@state_bytes.mistake("You counted 2 bytes for a gradient, as the ZeRO paper does. Here, as in Megatron-LM, it is 4.")
-def two_byte_gradients(num_parameters, t, p, d, sharded_optimizer):
-    return num_parameters / (t * p) * (4 + (12 / d if sharded_optimizer else 12))
-
-
-@state_bytes.mistake("You divided the optimizer's bytes by d although it is not sharded.")
-def always_sharded(num_parameters, t, p, d, sharded_optimizer):
-    return my_state_bytes(num_parameters, t, p, d, True)
-
-
-@state_bytes.mistake("You divided everything by d. The sharded optimizer (ZeRO-1) divides only its own 12 bytes.")
-def everything_sharded(num_parameters, t, p, d, sharded_optimizer):
-    return num_parameters / (t * p) * (18 / d if sharded_optimizer else 18)
-
-
-@state_bytes.mistake("You divided the gradients as well. ZeRO-1 divides the optimizer's bytes only.")
-def gradients_sharded(num_parameters, t, p, d, sharded_optimizer):
-    return num_parameters / (t * p) * (2 + 16 / d if sharded_optimizer else 18)
 
 
 # -- GPUs for a deadline --------------------------------------------------------------------------------------------
@@ -228,54 +206,38 @@ gpus_needed = Exercise(
 )
 
 
-def gpus(billion_tokens, billion_parameters, days, teraflops, flops_each=8, seconds=86400) -> float:
-    """Return the number of GPUs before rounding."""
-    return flops_each * billion_tokens * billion_parameters * 1e6 / (days * seconds * teraflops)
+def gpus(
+    billion_tokens, billion_parameters, days, teraflops, flops_each=8, seconds=86400, units=1e6, rounded=math.ceil
+):
+    """Do what `my_gpus_needed` does, with one thing wrong."""
+    return rounded(flops_each * billion_tokens * billion_parameters * units / (days * seconds * teraflops))
 
 
-@gpus_needed.mistake("That is the forward pass. Backward takes twice as much, and recomputing takes as much again.")
-def forward_only(*case):
-    return math.ceil(gpus(*case, flops_each=2))
-
-
-@gpus_needed.mistake("You counted 6 FLOPs per token and parameter. With full recomputation, forward runs twice: 8.")
-def not_recomputed(*case):
-    return math.ceil(gpus(*case, flops_each=6))
-
-
-@gpus_needed.mistake("Rounded down, the run ends a little late. Round up.")
-def rounded_down(*case):
-    return int(gpus(*case))
-
-
-@gpus_needed.mistake("There are no fractions of GPUs: round up to a whole number.")
-def not_rounded(*case):
-    return gpus(*case)
-
-
-@gpus_needed.mistake("FLOP/s are per second, and a day has 86400 seconds.")
-def days_as_seconds(*case):
-    return math.ceil(gpus(*case, seconds=1))
-
-
-@gpus_needed.mistake("The units are missing: T and P are in billions (1e9), X in tera (1e12), a day has 86400 s.")
-def no_units(*case):
-    return gpus(*case, seconds=1) / 1e6
-
-
-@gpus_needed.mistake("T and P are in billions, and X in tera: 1e9 each above the line, 1e12 below.")
-def no_billions(*case):
-    return math.ceil(gpus(*case) / 1e6)
-
-
-@gpus_needed.mistake("A day has 86400 seconds; 3600 is an hour.")
-def days_as_hours(*case):
-    return math.ceil(gpus(*case, seconds=3600))
+gpus_needed.mistakes_of(
+    gpus,
+    (
+        dict(flops_each=2),
+        "That is the forward pass. Backward takes twice as much, and recomputing takes as much again.",
+    ),
+    (
+        dict(flops_each=6),
+        "You counted 6 FLOPs per token and parameter. With full recomputation, forward runs twice: 8.",
+    ),
+    (dict(rounded=int), "Rounded down, the run ends a little late. Round up."),
+    (dict(rounded=float), "There are no fractions of GPUs: round up to a whole number."),
+    (dict(seconds=1), "FLOP/s are per second, and a day has 86400 seconds."),
+    (
+        dict(seconds=1, units=1, rounded=float),
+        "The units are missing: T and P are in billions (1e9), X in tera (1e12), a day has 86400 s.",
+    ),
+    (dict(units=1), "T and P are in billions, and X in tera: 1e9 each above the line, 1e12 below."),
+    (dict(seconds=3600), "A day has 86400 seconds; 3600 is an hour."),
+)
 
 
 @gpus_needed.mistake("You took the peak of an A100. A GPU achieves about half of that in training: use the argument.")
 def at_the_peak(billion_tokens, billion_parameters, days, teraflops):
-    return math.ceil(gpus(billion_tokens, billion_parameters, days, 312))
+    return gpus(billion_tokens, billion_parameters, days, 312)
 
 
 # -- a plan to beat -------------------------------------------------------------------------------------------------
@@ -387,48 +349,32 @@ beat = Challenge(
 )
 
 
-@beat.mistake("Half the batch takes half the time, and is half the work. The batch belongs to the training recipe.")
-def smaller_batch():
-    return replace(GIVEN, batch_size=8, micro_batch_size=1)
-
-
-@beat.mistake("This is the plan as given. What is it idle for, and what does it compute twice?")
-def as_given():
-    return GIVEN
-
-
-@beat.mistake(
-    "Most of it is activations. Keep fewer: take smaller micro-batches, or recompute the attention alone "
-    "(recompute='selective'), which costs only a few percent."
+beat.mistakes_of(
+    partial(replace, GIVEN),
+    (
+        dict(batch_size=8, micro_batch_size=1),
+        "Half the batch takes half the time, and is half the work. The batch belongs to the training recipe.",
+    ),
+    (dict(), "This is the plan as given. What is it idle for, and what does it compute twice?"),
+    (
+        dict(recompute="none"),
+        "Most of it is activations. Keep fewer: take smaller micro-batches, or recompute the attention alone "
+        "(recompute='selective'), which costs only a few percent.",
+    ),
+    (
+        dict(pp_size=1, micro_batch_size=1, recompute="selective"),
+        "Weights, gradients and optimizer do not fit: t · p must divide the model enough, or the optimizer must be "
+        "sharded (zero_stage=1, where d is above 1).",
+    ),
+    (
+        dict(micro_batch_size=1),
+        "The bubble is small now. But recompute='full' computes every forward pass twice, a quarter of the work: with "
+        "memory to spare, recompute less.",
+    ),
+    (
+        dict(recompute="selective"),
+        "It recomputes less now, but ranks still stand idle: with p = 8 a few micro-batches leave a large bubble. Make "
+        "them smaller, so that there are more.",
+    ),
+    (dict(micro_batch_size=3), "The sizes do not fit together. The message names the rule, and sizes that fit."),
 )
-def no_recomputation_at_all():
-    return replace(GIVEN, recompute="none")
-
-
-@beat.mistake(
-    "Weights, gradients and optimizer do not fit: t · p must divide the model enough, or the optimizer must be sharded "
-    "(zero_stage=1, where d is above 1)."
-)
-def copies_only():
-    return replace(GIVEN, pp_size=1, micro_batch_size=1, recompute="selective")
-
-
-@beat.mistake(
-    "The bubble is small now. But recompute='full' computes every forward pass twice, a quarter of the work: with "
-    "memory to spare, recompute less."
-)
-def recomputes_all():
-    return replace(GIVEN, micro_batch_size=1)
-
-
-@beat.mistake(
-    "It recomputes less now, but ranks still stand idle: with p = 8 a few micro-batches leave a large bubble. Make "
-    "them smaller, so that there are more."
-)
-def large_micro_batches():
-    return replace(GIVEN, recompute="selective")
-
-
-@beat.mistake("The sizes do not fit together. The message names the rule, and sizes that fit.")
-def sizes_that_do_not_fit():
-    return replace(GIVEN, micro_batch_size=3)

@@ -3,6 +3,8 @@
 The tensor group is the whole world.
 """
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 
@@ -68,66 +70,53 @@ vocab_cross_entropy = RankExercise(
 )
 
 
-def loss(logits, target, *, highest=None, put_back=0.0, offset=True, masked=True, reduced=True):
-    """Compute the loss with one step wrong: its maximum, its offset, its mask or its sum."""
-    highest = highest_logit(logits) if highest is None else highest
-    logits, shard_size = logits - highest[:, None], logits.size(-1)
-    total = logits.exp().sum(dim=-1)
-    place = target - (dist.get_rank() * shard_size if offset else 0)
-    is_mine = (place >= 0) & (place < shard_size)
-    chosen = logits.gather(-1, place.clamp(0, shard_size - 1)[:, None]).squeeze(-1)
-    chosen = torch.where(is_mine, chosen, 0) if masked else chosen
-    return (summed(total) if reduced else total).log() - summed(chosen) + put_back
-
-
 def highest_logit(logits, op=dist.ReduceOp.MAX):
     highest = logits.max(dim=-1).values
     dist.all_reduce(highest, op=op)
     return highest
 
 
-@vocab_cross_entropy.mistake(
-    "Each rank subtracted the maximum of its own slice. The exponentials then have different scales and must not be "
-    "added: all-reduce the maximum first, with op=dist.ReduceOp.MAX."
+def loss(logits, target, *, highest=highest_logit, put_back=None, offset=True, masked=True, reduced=True):
+    """Compute the loss with one step wrong: its maximum, its offset, its mask or its sum."""
+    added = put_back(logits) if put_back else 0.0
+    logits, shard_size = logits - highest(logits)[:, None], logits.size(-1)
+    total = logits.exp().sum(dim=-1)
+    place = target - (dist.get_rank() * shard_size if offset else 0)
+    is_mine = (place >= 0) & (place < shard_size)
+    chosen = logits.gather(-1, place.clamp(0, shard_size - 1)[:, None]).squeeze(-1)
+    chosen = torch.where(is_mine, chosen, 0) if masked else chosen
+    return (summed(total) if reduced else total).log() - summed(chosen) + added
+
+
+vocab_cross_entropy.mistakes_of(
+    loss,
+    (
+        dict(highest=lambda logits: logits.max(dim=-1).values),
+        "Each rank subtracted the maximum of its own slice. The exponentials then have different scales and must not "
+        "be added: all-reduce the maximum first, with op=dist.ReduceOp.MAX.",
+    ),
+    (
+        dict(highest=lambda logits: torch.zeros_like(logits[:, 0])),
+        "The formula is right, but the numbers overflow: exp(1000) is infinite. Subtract the highest logit of the "
+        "whole vocabulary first.",
+    ),
+    (
+        dict(highest=partial(highest_logit, op=dist.ReduceOp.SUM)),
+        "The maxima were added up: dist.all_reduce adds unless told otherwise. Then too much is subtracted, and every "
+        "exponential becomes 0. Use op=dist.ReduceOp.MAX.",
+    ),
+    (
+        dict(put_back=highest_logit),
+        "The maximum was subtracted in the sum of the exponentials but not from the target's logit. Subtract it in "
+        "both, or add it back to the logarithm.",
+    ),
+    (
+        dict(offset=False),
+        "Targets are ids of the whole vocabulary. Subtract the id at which this rank's slice begins, rank * V/t.",
+    ),
+    (dict(masked=False), "Each rank added a logit for each target. Only one rank has the target: the others add 0."),
+    (dict(reduced=False), "Only the exponentials of this rank's slice were added up: all-reduce their sum too."),
 )
-def own_maximum(logits, target):
-    return loss(logits, target, highest=logits.max(dim=-1).values)
-
-
-@vocab_cross_entropy.mistake(
-    "The formula is right, but the numbers overflow: exp(1000) is infinite. Subtract the highest logit of the whole "
-    "vocabulary first."
-)
-def no_maximum(logits, target):
-    return loss(logits, target, highest=torch.zeros_like(logits[:, 0]))
-
-
-@vocab_cross_entropy.mistake(
-    "The maxima were added up: dist.all_reduce adds unless told otherwise. Then too much is subtracted, and every "
-    "exponential becomes 0. Use op=dist.ReduceOp.MAX."
-)
-def sum_of_maxima(logits, target):
-    return loss(logits, target, highest=highest_logit(logits, dist.ReduceOp.SUM))
-
-
-@vocab_cross_entropy.mistake(
-    "The maximum was subtracted in the sum of the exponentials but not from the target's logit. Subtract it in both, "
-    "or add it back to the logarithm."
-)
-def maximum_in_one_half(logits, target):
-    return loss(logits, target, put_back=highest_logit(logits))
-
-
-@vocab_cross_entropy.mistake(
-    "Targets are ids of the whole vocabulary. Subtract the id at which this rank's slice begins, rank * V/t."
-)
-def no_offset(logits, target):
-    return loss(logits, target, offset=False)
-
-
-@vocab_cross_entropy.mistake("Each rank added a logit for each target. Only one rank has the target: the others add 0.")
-def no_mask(logits, target):
-    return loss(logits, target, masked=False)
 
 
 @vocab_cross_entropy.mistake(
@@ -136,11 +125,6 @@ def no_mask(logits, target):
 )
 def wrapped(logits, target):
     return loss(logits, target % logits.size(-1), offset=False)
-
-
-@vocab_cross_entropy.mistake("Only the exponentials of this rank's slice were added up: all-reduce their sum too.")
-def own_sum(logits, target):
-    return loss(logits, target, reduced=False)
 
 
 @vocab_cross_entropy.mistake("The sign is wrong: the loss is log(sum of exponentials) minus the target's logit.")
