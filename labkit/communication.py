@@ -6,8 +6,9 @@ DistributedDataParallel, and the functional collectives of DTensor.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -120,81 +121,67 @@ def _recorded(operation: str, buffer: int | None, method, log, settle: list, tra
         message_bytes = pieces * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         record = Communication(operation, tuple(dist.get_process_group_ranks(group)), message_bytes)
         log.records.append(record)
-        clock = _Clock(record, next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu")))
-        settle.append(clock.settle)
-        start = trace.now() if trace else None
-        work = method(group, *args, **kwargs)
-        if work is None:  # NCCL: its stream runs the call where it stands; or it is one message of a batch
-            if operation not in ("send", "recv"):
-                clock.stop()
-                if trace:
-                    trace.add(COMMUNICATION, operation, start, end := trace.now())
-                    trace.add(WAIT, operation, start, end)
-            return None
-        return _TracedWork(work, clock, trace, operation, start) if trace else _TimedWork(work, clock)
+        device = next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
+        call = _Call(record, device, settle, trace)
+        return call.under_way(method(group, *args, **kwargs))
 
     return record_and_call
 
 
-class _TimedWork:
-    """torch's handle of a call under way; its `wait` also stops the clock."""
+class _Call:
+    """A call and its times; where torch gives a handle of it, this stands for it, and `wait` also stops the clock.
 
-    def __init__(self, work, clock):
-        self._work, self._clock = work, clock
+    On a GPU the times are the stream's, since the host's calls return early. Reading them waits for the stream, so
+    ``settle`` does that at the end of the block.
+    """
+
+    def __init__(self, record: Communication, device: torch.device, settle: list, trace: Trace | None):
+        self._record, self._device, self._settle, self._trace = record, device, settle, trace
+        self._work: Any = None
+        self._has_ended = self._notes_its_end = False
+        self._start = moment(device)
+        self._started = trace.now() if trace else None  # the same on the clock of the trace
+
+    def under_way(self, work):
+        """Take torch's handle, and return what the caller gets in its place."""
+        self._work = work
+        if work is None:  # NCCL: its stream runs the call where it stands; or it is one message of a batch
+            if self._record.operation not in ("send", "recv"):
+                self._stop(waited_since=self._started)
+            return None
+        operation, trace, started = self._record.operation, self._trace, self._started
+        if trace and self._device.type == "cpu":  # where gloo's thread says when the call has ended
+            with suppress(RuntimeError):  # not implemented
+                work.get_future().add_done_callback(lambda _: trace.add(COMMUNICATION, operation, started, trace.now()))
+                self._notes_its_end = True
+        return self
 
     def wait(self, *args, **kwargs):
+        begin = self._trace.now() if self._trace else None
         result = self._work.wait(*args, **kwargs)
-        self._clock.stop()
+        self._stop(begin)
         return result
+
+    def _stop(self, waited_since) -> None:
+        if not self._has_ended:
+            self._has_ended, record, start, end = True, self._record, self._start, moment(self._device)
+
+            def read_clock():  # not a method: `settle` must not keep this call, and so its tensors, alive
+                record.seconds = seconds_between(start, end)
+
+            if self._device.type == "cpu":
+                read_clock()
+            else:
+                self._settle.append(read_clock)
+        if self._trace:
+            now = self._trace.now()
+            if not self._notes_its_end:
+                self._notes_its_end = True  # a second wait has nothing to note
+                self._trace.add(COMMUNICATION, self._record.operation, self._started, now)
+            self._trace.add(WAIT, self._record.operation, waited_since, now)
 
     def __getattr__(self, name: str):
         return getattr(self._work, name)
-
-
-class _TracedWork(_TimedWork):
-    """The same, which also notes in a trace when the call was under way and when somebody waited."""
-
-    def __init__(self, work, clock, trace: Trace, operation: str, start):
-        super().__init__(work, clock)
-        self._trace, self._operation, self._start = trace, operation, start
-        self._tells_its_end = False
-        if clock.device.type == "cpu":  # where gloo's thread says when the call has ended
-            try:
-                work.get_future().add_done_callback(lambda _: self._note_end())
-                self._tells_its_end = True
-            except RuntimeError:  # not implemented
-                pass
-
-    def wait(self, *args, **kwargs):
-        begin = self._trace.now()
-        result = super().wait(*args, **kwargs)
-        self._trace.add(WAIT, self._operation, begin, self._trace.now())
-        if not self._tells_its_end:
-            self._tells_its_end = True  # a second wait has nothing to note
-            self._note_end()
-        return result
-
-    def _note_end(self) -> None:
-        self._trace.add(COMMUNICATION, self._operation, self._start, self._trace.now())
-
-
-class _Clock:
-    """The time from a call to the end of its first wait; on a GPU the stream's, since the host's calls return early."""
-
-    def __init__(self, record: Communication, device: torch.device):
-        self.record, self.device = record, device
-        self.start, self.end = moment(device), None
-
-    def stop(self) -> None:
-        if self.end is None:
-            self.end = moment(self.device)
-            if self.device.type == "cpu":
-                self.settle()
-
-    def settle(self) -> None:
-        """Note the time in the record; on a GPU, only once the block has ended, because this waits for the stream."""
-        if self.end is not None:
-            self.record.seconds = seconds_between(self.start, self.end)
 
 
 def _tensors(nested) -> Iterator[torch.Tensor]:

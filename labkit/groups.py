@@ -18,16 +18,16 @@ from labkit.sizes import ranks_text
 
 AXES_OF_GROUP = {"tp": ("tp",), "cp": ("cp",), "dp": ("dp",), "pp": ("pp",), "model": ("tp", "cp", "pp")}
 """Which axes each group runs along; ``model`` is one replica of the model."""
+_NAMES = (*AXES_OF_GROUP, "embedding")
 
 
 @dataclass(eq=False, repr=False)
 class ProcessGroups:
     """The groups of one rank, and its place in the layout.
 
-    ``tp``, ``cp``, ``dp``, ``pp`` and ``model`` are process groups with this rank as a member, each with its ranks in
-    the layout's order. ``embedding`` joins the first and the last stage of the pipeline; on the stages between it is
-    torch's ``dist.GroupMember.NON_GROUP_MEMBER``, never None: collectives take None for the whole world, but leave a
-    non-member alone with a warning. A group of one is a group like any other.
+    Each process group has its ranks in the layout's order. ``embedding`` joins the first and the last stage of the
+    pipeline; on the stages between it is torch's ``dist.GroupMember.NON_GROUP_MEMBER``, never None: collectives take
+    None for the whole world, but leave a non-member alone with a warning. A group of one is a group like any other.
     """
 
     layout: ParallelLayout
@@ -54,15 +54,14 @@ class ProcessGroups:
     def channel(self, kind: str, wraps: bool) -> dist.ProcessGroup:
         """Return the group for the pipeline's messages of one kind ("forward", "backward") and direction.
 
-        ``wraps`` means from the last rank to the first or back, between one model chunk and the next. With gloo, where
-        tags tell messages apart, the group is always ``pp``. NCCL delivers in the order of sending, and a receive that
-        is posted ahead must not hold up a message the other way, so there each kind and direction has its own group.
+        ``wraps`` means from the last rank to the first or back. With gloo, where tags tell messages apart, the group is
+        always ``pp``. With NCCL each has its own, so that a receive posted ahead does not hold up other messages.
         """
         return self._channels.get((kind, wraps), self.pp)
 
     @property
     def keeps_order(self) -> bool:
-        """Whether each channel has a group of its own, in which a message waits until the one before is received."""
+        """Whether each channel has its own group, in which a message waits until the one before is received."""
         return bool(self._channels)
 
     def device_mesh(self) -> DeviceMesh:
@@ -72,18 +71,16 @@ class ProcessGroups:
         remembers a mesh by its shape as long as the process lives: once it has used these groups, keep them.
         """
         if self._mesh is None:
-            axes = tuple(reversed(self.layout.axes))
+            axes = self.layout.axes[::-1]
             ranks = torch.arange(self.layout.world_size).reshape([self.layout.size(axis) for axis in axes])
-            self._mesh = DeviceMesh.from_group(
-                [getattr(self, axis) for axis in axes], local_device().type, ranks, mesh_dim_names=axes
-            )
+            groups = [getattr(self, axis) for axis in axes]
+            self._mesh = DeviceMesh.from_group(groups, local_device().type, ranks, mesh_dim_names=axes)
         return self._mesh
 
     def close(self) -> None:
         """Destroy every group that was made. Every rank calls this, when none of them communicates any more.
 
-        torch ends a group's threads and connections when the last reference to it goes, so drop your own too, and
-        those of the mesh. Closing twice does no harm.
+        Drop your own references too, and those of the mesh: torch ends a group's threads when the last one goes.
         """
         self._mesh = None
         if dist.is_initialized() and local_device().type == "cuda":
@@ -110,9 +107,6 @@ class ProcessGroups:
         def __getattr__(self, name):  # reached only for what close() took away
             closed = ": these groups are closed, make new ones with init_groups(layout)" if name in _NAMES else ""
             raise AttributeError(f"ProcessGroups has no {name!r}{closed}")
-
-
-_NAMES = (*AXES_OF_GROUP, "embedding")
 
 
 def init_groups(layout: ParallelLayout) -> ProcessGroups:
@@ -143,9 +137,8 @@ def init_groups(layout: ParallelLayout) -> ProcessGroups:
 def _my_group(name: str, groups: list[list[int]]) -> dist.ProcessGroup:
     """Return the one of ``groups`` that this rank is in, or torch's non-member.
 
-    Every rank makes every group, in the same order, though it joins only one: that is what gives the groups the same
-    numbers everywhere. (torch can also let only the members make a group. It then names the group after its ranks and
-    takes an earlier group's addresses for its own: groups made a second time fail to connect.)
+    Every rank makes every group, in the same order, so that groups have the same numbers everywhere. (torch can let
+    only the members make a group, but groups made a second time that way fail to connect.)
     """
     mine: Any = dist.GroupMember.NON_GROUP_MEMBER
     for ranks in groups:
@@ -158,9 +151,8 @@ def _my_group(name: str, groups: list[list[int]]) -> dist.ProcessGroup:
 def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.ProcessGroup]:
     """Make a group for each kind and direction of the pipeline's messages, and connect its neighbours.
 
-    NCCL connects two ranks at the first message of a direction, and the rank that comes first stands still until the
-    other comes: with receives posted ahead, ranks would wait for each other. So here a first message goes from each
-    rank to the next, one pair at a time.
+    NCCL connects two ranks at the first message of a direction, and the first of them stands still until the other
+    comes. With receives posted ahead, ranks would wait for each other, so they are connected here, pair by pair.
     """
     if layout.pp_size == 1:
         return {}

@@ -48,8 +48,6 @@ class ParallelLayout:
     Raises:
         ValueError: a size does not fit; the message says which sizes would. Nothing is ever clamped.
 
-    Source: facts as in arXiv 2104.04473, section 3.
-
     >>> layout = ParallelLayout(8, tp_size=2, pp_size=2, order="tp-dp-pp")
     >>> layout.dp_size, layout.groups("dp")
     (2, [[0, 2], [1, 3], [4, 6], [5, 7]])

@@ -71,14 +71,9 @@ class Parity:
         return max(self.ranks[rank], key=lambda difference: float(f"{difference.error:.4g}"), default=nothing)
 
     @property
-    def worst_rank(self) -> int:
-        """The rank with the largest error; the first, if there are several."""
-        return max(range(len(self.ranks)), key=lambda rank: self.worst(rank).error)
-
-    @property
     def error(self) -> float:
         """The largest error of all ranks and parameters."""
-        return self.worst(self.worst_rank).error
+        return max(self.worst(rank).error for rank in range(len(self.ranks)))
 
     @property
     def common_ratio(self) -> float | None:

@@ -1,8 +1,8 @@
 """What travels between this rank and its neighbours: activations down the pipeline, gradients up.
 
-Each message has its own tag, so that none is taken for another: with interleaving on two ranks both neighbours are the
-same rank. NCCL knows no tags and delivers in the order of sending; there each kind and direction has its own group
-(`ProcessGroups.channel`), in which schedules send in the order in which they receive.
+Each message has its own tag: with interleaving on two ranks, both neighbours are the same rank. NCCL knows no tags and
+delivers in the order of sending. There each kind and direction has its own group (`ProcessGroups.channel`), in which
+schedules send in the order in which they receive.
 """
 
 from collections import deque
@@ -34,11 +34,7 @@ class _Way(NamedTuple):
 
 
 class Messages:
-    """The mail of one rank in one step.
-
-    ``rows`` says how many rows each micro-batch has. Receives start for ``ahead`` ops in advance. Each wait for a
-    message becomes a span of ``trace``.
-    """
+    """The mail of one rank in one step; ``rows`` says how many rows each micro-batch has."""
 
     def __init__(self, schedule: Schedule, groups: ProcessGroups, rows: Sequence[int], trace: Trace, ahead: int):
         self.schedule, self.groups, self.rows, self.trace, self.ahead = schedule, groups, rows, trace, ahead
@@ -57,7 +53,8 @@ class Messages:
             if not self._expect(coming):
                 break  # receives start in the order of the ops, as NCCL wants it
         self._to_take.popleft()
-        if not self._comes_from_elsewhere(op):
+        way = self._way(op, is_incoming=True)
+        if way is None or way.rank == self.rank:
             return self._handed_over.pop(op, None)
         with self.trace.span(WAIT, f"for {op}", op), waiting_for(op):
             if not self._expect(op):
@@ -76,8 +73,8 @@ class Messages:
         way = self._way(op, is_incoming=False)
         if way is None:
             return
-        if not isinstance(result, torch.Tensor) or result.dtype not in DTYPES or result.dim() > MAX_DIMS:
-            is_tensor = isinstance(result, torch.Tensor)
+        is_tensor = isinstance(result, torch.Tensor)
+        if not is_tensor or result.dtype not in DTYPES or result.dim() > MAX_DIMS:
             what = f"{result.dtype} of {result.dim()} dims" if is_tensor else type(result).__name__
             raise ValueError(f"{op} gave a {what}: a stage must give one tensor of floats, of at most {MAX_DIMS} dims")
         tensor = result.detach().contiguous()
@@ -103,17 +100,11 @@ class Messages:
             for travelling, _ in self._leaving.pop(op):
                 travelling.wait()
 
-    def _comes_from_elsewhere(self, op: Op) -> bool:
-        """Return whether ``op`` needs a message from a different rank."""
-        way = self._way(op, is_incoming=True)
-        return way is not None and way.rank != self.rank
-
     def _expect(self, op: Op) -> bool:
         """Start to receive what ``op`` needs, if anything; return False if that must wait.
 
-        It must wait while nobody knows how large the message is. On a GPU it must also wait while another message is to
-        come first in the same channel: a receive that stands in a queue there can hold up the computation that the
-        other one waits for.
+        It must wait while nobody knows how large the message is; on a GPU also while another message is to come
+        first in the same channel: a receive in a queue there can hold up the computation that the other one waits for.
         """
         way = self._way(op, is_incoming=True)
         if op in self._arriving or way is None or way.rank == self.rank:

@@ -5,7 +5,8 @@ path and keeps the gradient that arrives at each node with weights beside it; th
 Source of the idea: arXiv 2401.10241, section 2.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -33,7 +34,7 @@ class SplitBackward:
         """Fill ``x.grad``, given the gradient of the output (None for a scalar)."""
         self.grad = grad
         if self.has_first_half:
-            hooks = [node.register_prehook(self._keep(node)) for node in self.weights_at]
+            hooks = [node.register_prehook(partial(self.arrived.__setitem__, node)) for node in self.weights_at]
             torch.autograd.backward(self.output, grad, inputs=[self.x], retain_graph=True)
             for hook in hooks:
                 hook.remove()
@@ -53,12 +54,6 @@ class SplitBackward:
                 edges = [GradientEdge(node, index) for index in given]
                 weights = list(self.weights_at[node])
                 torch.autograd.backward(edges, [grads[index] for index in given], inputs=weights)
-
-    def _keep(self, node: Node) -> Callable:
-        def keep(grads):
-            self.arrived[node] = grads
-
-        return keep
 
 
 def _weights_beside(root: Node, x: Node) -> tuple[bool, dict[Node, set[torch.Tensor]]]:
@@ -85,15 +80,13 @@ def _children(node: Node) -> list[Node]:
 def _children_first(root: Node) -> list[Node]:
     """Return all nodes of a graph, each after the nodes it leads to. (No recursion: graphs may be deep.)"""
     order: list[Node] = []
-    seen, stack = {root}, [(root, iter(_children(root)))]
+    seen: set[Node] = set()
+    stack = [(root, False)]
     while stack:
-        node, children = stack[-1]
-        for child in children:
-            if child not in seen:
-                seen.add(child)
-                stack.append((child, iter(_children(child))))
-                break
-        else:
+        node, children_are_done = stack.pop()
+        if children_are_done:
             order.append(node)
-            stack.pop()
+        elif node not in seen:
+            seen.add(node)
+            stack += [(node, True), *((child, False) for child in _children(node))]
     return order

@@ -51,17 +51,13 @@ class Stage:
         with torch.set_grad_enabled(self.trains):
             output = self.chunk(x)
             if self.is_last:
-                output = self._share_of_loss(op, output)
+                target = None if self.targets is None else self.targets[op.micro_batch]
+                share = len(self.inputs[op.micro_batch]) / self.num_rows  # 1/m: the one place where losses are averaged
+                output = self.loss(output, target) * share
+                self.total = output.detach() if self.total is None else self.total + output.detach()
         if self.trains:
             self._held[op.micro_batch] = x, output
         return output
-
-    def _share_of_loss(self, op: Op, output: torch.Tensor) -> torch.Tensor:
-        target = None if self.targets is None else self.targets[op.micro_batch]
-        share = len(self.inputs[op.micro_batch]) / self.num_rows  # 1/m: the one place where losses are averaged
-        loss = self.loss(output, target) * share
-        self.total = loss.detach() if self.total is None else self.total + loss.detach()
-        return loss
 
     def backward(self, op: Op, grad: torch.Tensor | None) -> torch.Tensor:
         """Return the gradient of the input; add up those of the weights too, unless they are an op of their own."""

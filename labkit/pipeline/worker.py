@@ -51,7 +51,9 @@ def run(
     """
     _check(schedule, chunks, groups, inputs, targets)
     tied = [weight for weight in dict.fromkeys(tied) if weight.requires_grad and BACKWARD in schedule.kinds]
-    earlier_gradients = _set_aside(tied)
+    earlier_gradients = [weight.grad for weight in tied]  # set aside: in those the copies agree already
+    for weight in tied:
+        weight.grad = None
     rank, trace = groups.coords.pp, trace or Trace(groups.rank)  # if nobody asked for a trace, nobody reads this one
     stages = [
         Stage(chunk, schedule.stage_of(rank, number), schedule, inputs, targets, loss)
@@ -70,22 +72,11 @@ def run(
     return stages[-1].total
 
 
-def _set_aside(tied: Sequence[nn.Parameter]) -> list[torch.Tensor | None]:
-    """Take away and return the gradients from before this step: in those the copies agree already."""
-    earlier = [parameter.grad for parameter in tied]
-    for parameter in tied:
-        parameter.grad = None
-    return earlier
-
-
 def _add_up_tied(tied: Sequence[nn.Parameter], earlier: Sequence[torch.Tensor | None], groups: ProcessGroups) -> None:
     """Give all copies of a shared weight, on this rank and on its partner, the sum of their gradients."""
     if not tied:
         return
-    total = torch.zeros_like(tied[0])
-    for parameter in tied:
-        if parameter.grad is not None:
-            total += parameter.grad
+    total = sum((weight.grad for weight in tied if weight.grad is not None), start=torch.zeros_like(tied[0]))
     if groups.embedding.size() > 1:
         dist.all_reduce(total, group=groups.embedding)
     for parameter, before in zip(tied, earlier):

@@ -8,7 +8,7 @@ a micro-batch visits every rank v times. "Model chunk" and "stage" are the same 
 
 import re
 import textwrap
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -68,7 +68,8 @@ class ScheduleDeadlock(Misfit):
         texts = [
             f"rank {rank} waits at {op} for {needed} of rank {other}" for rank, (op, other, needed) in waits.items()
         ]
-        super().__init__("all ranks finish", f"deadlock in {name!r}: {'; '.join(texts)}", _WAY_OUT_OF_DEADLOCK)
+        way_out = "move an op that another rank waits for before the op at which its own rank waits"
+        super().__init__("all ranks finish", f"deadlock in {name!r}: {'; '.join(texts)}", way_out)
         self.waits, self.args = waits, (name, waits)  # pickle makes it again from args
 
 
@@ -139,25 +140,19 @@ class Schedule:
             ScheduleDeadlock: says at which op each rank waits, and for whom.
         """
         done: set[tuple[int, Op]] = set()
-        position, before = [0] * len(self.ranks), -1
-        while len(done) > before:
-            before = len(done)
-            for rank, ops in enumerate(self.ranks):
-                while position[rank] < len(ops):
-                    op = ops[position[rank]]
-                    needs = self.needs(rank, op)
-                    if not done.issuperset(needs):
-                        break
-                    yield rank, op, needs
-                    done.add((rank, op))
-                    position[rank] += 1
-        waits = {}
-        for rank, ops in enumerate(self.ranks):
-            if position[rank] < len(ops):
-                op = ops[position[rank]]
-                waits[rank] = (op, *next(need for need in self.needs(rank, op) if need not in done))
-        if waits:
-            raise ScheduleDeadlock(self.name, waits)
+        left = [deque(ops) for ops in self.ranks]
+        while any(left):
+            waits, num_before = {}, len(done)
+            for rank, ops in enumerate(left):
+                while ops and rank not in waits:
+                    needs = self.needs(rank, ops[0])
+                    if missing := [need for need in needs if need not in done]:
+                        waits[rank] = (ops[0], *missing[0])
+                    else:
+                        yield rank, ops[0], needs
+                        done.add((rank, ops.popleft()))
+            if len(done) == num_before:
+                raise ScheduleDeadlock(self.name, waits)
 
     def peak_in_flight(self, rank: int) -> int:
         """Return the largest number of micro-batches whose activations ``rank`` holds at once.
@@ -166,10 +161,8 @@ class Schedule:
         split. With v chunks each of the v passes counts, and holds 1/v of the rank's activations for a micro-batch.
 
         >>> from labkit.schedules import gpipe, one_f_one_b
-        >>> [gpipe(4, 8).peak_in_flight(rank) for rank in range(4)]
-        [8, 8, 8, 8]
-        >>> [one_f_one_b(4, 8).peak_in_flight(rank) for rank in range(4)]
-        [4, 3, 2, 1]
+        >>> gpipe(4, 8).peak_in_flight(0), [one_f_one_b(4, 8).peak_in_flight(rank) for rank in range(4)]
+        (8, [4, 3, 2, 1])
         """
         peak = held = 0
         for op in self.ranks[rank]:
@@ -236,6 +229,3 @@ def check_ops(schedule: Schedule) -> None:
                 if op.kind == later and place[op] < place[before := op._replace(kind=earlier)]:
                     fault = f"rank {rank} has {op} before {before}, whose result it needs"
                     raise Misfit("an op comes after those it starts from", fault, "swap them")
-
-
-_WAY_OUT_OF_DEADLOCK = "move an op that another rank waits for before the op at which its own rank waits"

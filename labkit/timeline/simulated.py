@@ -32,8 +32,17 @@ def simulate(
     (33.0, 0.375, 0.2727)
     """
     check_ops(schedule)  # a deadlock shows in the loop below
-    seconds = _seconds_of_kinds(schedule, forward_seconds, backward_seconds, weight_gradient_share)
+    _check_time("weight_gradient_share", weight_gradient_share)
+    if weight_gradient_share > 1:
+        raise ValueError(f"weight_gradient_share={weight_gradient_share} must be in [0, 1]")
+    forwards = _per_model_chunk(schedule, "forward_seconds", forward_seconds)
+    backwards = _per_model_chunk(schedule, "backward_seconds", backward_seconds)
     _check_time("message_seconds", message_seconds)
+    share = weight_gradient_share if WEIGHT_GRADIENT in schedule.kinds else 0.0
+    weights = [share * whole for whole in backwards]
+    inputs = [whole - part for whole, part in zip(backwards, weights)]
+    seconds = {FORWARD: forwards, BACKWARD: inputs, WEIGHT_GRADIENT: weights}
+
     ended: dict[tuple[int, Op], float] = {}
     free_at, spans = [0.0] * schedule.num_stages, []
     for rank, op, needs in schedule.in_order():
@@ -47,20 +56,6 @@ def simulate(
         free_at[rank] = ended[rank, op] = start + seconds[op.kind][schedule.stage_of(rank, op.chunk)]
         spans.append(Span(rank, op.kind, str(op), start, free_at[rank], op))
     return Timeline(spans, "simulated")
-
-
-def _seconds_of_kinds(schedule: Schedule, forward, backward, weight_gradient_share) -> dict[str, list[float]]:
-    """Return for each kind of op how long each model chunk takes for it."""
-    _check_time("weight_gradient_share", weight_gradient_share)
-    if weight_gradient_share > 1:
-        raise ValueError(f"weight_gradient_share={weight_gradient_share} must be in [0, 1]")
-    forwards = _per_model_chunk(schedule, "forward_seconds", forward)
-    backwards = _per_model_chunk(schedule, "backward_seconds", backward)
-    if WEIGHT_GRADIENT not in schedule.kinds:
-        return {FORWARD: forwards, BACKWARD: backwards}
-    weights = [weight_gradient_share * whole for whole in backwards]
-    inputs = [whole - part for whole, part in zip(backwards, weights)]
-    return {FORWARD: forwards, BACKWARD: inputs, WEIGHT_GRADIENT: weights}
 
 
 def _per_model_chunk(schedule: Schedule, name: str, value: float | Sequence[float]) -> list[float]:

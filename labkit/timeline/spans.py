@@ -59,11 +59,6 @@ class Timeline:
         object.__setattr__(self, "spans", tuple(sorted(spans, key=lambda span: (span.rank, span.start, -span.end))))
         object.__setattr__(self, "source", source)
 
-    def from_zero(self) -> "Timeline":
-        """Return the same timeline, shifted so that its first span starts at zero."""
-        begin = min((span.start for span in self.spans), default=0.0)
-        return Timeline((replace(s, start=s.start - begin, end=s.end - begin) for s in self.spans), self.source)
-
     def of(self, rank: int, *kinds: str) -> Iterator[Span]:
         """Return the spans of one rank by their start: those of these kinds, or all of them when no kind is named."""
         return (span for span in self._of_rank.get(rank, ()) if not kinds or span.kind in kinds)
@@ -112,8 +107,7 @@ class Timeline:
         last = next((kind for kind in ("weight_gradient", "backward") if kind in kinds), "forward")
         changes = [(span.start, 1) for span in self.of(rank, "forward")]
         changes += [(span.end, -1) for span in self.of(rank, last)]
-        held = 0
-        steps = {0.0: 0}
+        held, steps = 0, {0.0: 0}
         for seconds, change in sorted(changes):  # at the same moment, one leaves before the next comes
             held += change
             steps[seconds] = held
@@ -142,8 +136,8 @@ class Timeline:
             lines.append(f"{rank:>4}{cells}{self.utilisation(rank):>13.0%}")
         return "\n".join(lines)
 
-    def chrome_trace(self) -> dict:
-        """Return the timeline in the trace event format that https://ui.perfetto.dev opens, one process per rank."""
+    def save_chrome_trace(self, path: str | Path) -> Path:
+        """Write a file that "Open trace file" in https://ui.perfetto.dev reads, with one process per rank."""
         events: list[dict] = []
         for rank in self.ranks:
             events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
@@ -155,18 +149,17 @@ class Timeline:
                 events += [{**event, "ph": "b", "id": number}, end]
             else:
                 events.append({**event, "ph": "X", "dur": span.seconds * 1e6})
-        return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"source": self.source}}
-
-    def save_chrome_trace(self, path: str | Path) -> Path:
-        """Write `chrome_trace` to a file, which "Open trace file" in https://ui.perfetto.dev reads."""
+        trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"source": self.source}}
         path = Path(path)
-        path.write_text(json.dumps(self.chrome_trace()))
+        path.write_text(json.dumps(trace))
         return path
 
 
 def measured(spans_of_ranks: list[list[Span]], source: str = "measured") -> Timeline:
     """Return one timeline of what `labkit.timeline.trace.Trace.spans` gave on each rank, starting at zero."""
-    return Timeline((span for spans in spans_of_ranks for span in spans), source).from_zero()
+    spans = [span for spans in spans_of_ranks for span in spans]
+    begin = min((span.start for span in spans), default=0.0)
+    return Timeline((replace(span, start=span.start - begin, end=span.end - begin) for span in spans), source)
 
 
 def _covered(intervals: list[tuple[float, float]]) -> float:

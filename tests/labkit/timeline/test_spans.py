@@ -5,7 +5,7 @@ import json
 import pytest
 
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
-from labkit.timeline import Span, Timeline, simulate
+from labkit.timeline import Span, Timeline, measured, simulate
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (4, 8), (3, 2), (8, 16)])
@@ -63,10 +63,10 @@ def test_lanes_are_summed_without_counting_twice():
     assert row == ["0", "4000.00", "1500.00", "3500.00", "50%"]
 
 
-def test_a_timeline_can_start_at_zero():
-    later = Timeline([Span(1, "forward", "F0", 7, 9), Span(0, "forward", "F0", 5, 6)], "measured")
-    assert [(span.rank, span.start, span.end) for span in later.from_zero().spans] == [(0, 0, 1), (1, 2, 4)]
-    assert later.from_zero().makespan_seconds == later.makespan_seconds == 4
+def test_a_measured_timeline_starts_at_zero():
+    timeline = measured([[Span(1, "forward", "F0", 7, 9)], [Span(0, "forward", "F0", 5, 6)]])
+    assert [(span.rank, span.start, span.end) for span in timeline.spans] == [(0, 0, 1), (1, 2, 4)]
+    assert timeline.makespan_seconds == 4
 
 
 @pytest.mark.parametrize(
