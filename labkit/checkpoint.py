@@ -237,7 +237,7 @@ def _whole_parts(
     size, rows = shard.whole_size // shard.stride, parameter.size(shard.dim) // shard.stride
     own = max(0, min(rows, size - groups.tp.rank() * rows))  # without the padding of a vocabulary
     whole = tensor.new_empty([size if dim == shard.dim else n for dim, n in enumerate(tensor.shape)], device="meta")
-    how = dict(run_check=False, shape=whole.shape, stride=whole.stride())
+    how: dict[str, Any] = {"run_check": False, "shape": whole.shape, "stride": whole.stride()}
     for index, piece in enumerate(tensor.chunk(shard.stride, shard.dim)):
         own_piece, mesh = piece.narrow(shard.dim, 0, own), groups.device_mesh()["tp"]
         yield f"{name}.{index}", DTensor.from_local(own_piece, mesh, [DTensorShard(shard.dim)], **how)

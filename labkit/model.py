@@ -65,7 +65,16 @@ class ParallelGPT(nn.Module):
         device: torch.device | str | None = None,
     ):
         super().__init__()
-        _check(shape, group, stage, num_stages, dropout, sequence_parallel)
+        if shape.num_attention_heads is None:
+            raise ValueError(f"{shape} has no num_attention_heads: give a number that divides hidden_size")
+        if not 1 <= num_stages <= shape.num_layers:
+            raise ValueError(f"num_stages={num_stages} must be between 1 and num_layers={shape.num_layers}")
+        if not 0 <= stage < num_stages:
+            raise ValueError(f"stage={stage} is not one of num_stages={num_stages}: use 0 to {num_stages - 1}")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout={dropout} must be in [0, 1)")
+        if sequence_parallel:
+            check_divides(group.size(), "seq_length", shape.seq_length)
         self.shape, self.group, self.stage = shape, group, stage
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
         self.recompute, self.sequence_parallel = recompute, sequence_parallel
@@ -160,16 +169,3 @@ def normal(name: str, seed: int, std: float = STD) -> Callable[[torch.Tensor], o
 def _dropout(p: float, group, sequence_parallel: bool) -> nn.Module:
     """Return the dropout of hidden states: a mask per rank if ranks have different tokens, else one for all ranks."""
     return ShardedDropout(p, group) if sequence_parallel else nn.Dropout(p)
-
-
-def _check(shape: GPT, group, stage: int, num_stages: int, dropout: float, sequence_parallel: bool) -> None:
-    if shape.num_attention_heads is None:
-        raise ValueError(f"{shape} has no num_attention_heads: give a number that divides hidden_size")
-    if not 1 <= num_stages <= shape.num_layers:
-        raise ValueError(f"num_stages={num_stages} must be between 1 and num_layers={shape.num_layers}")
-    if not 0 <= stage < num_stages:
-        raise ValueError(f"stage={stage} is not one of num_stages={num_stages}: use 0 to {num_stages - 1}")
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout={dropout} must be in [0, 1)")
-    if sequence_parallel:
-        check_divides(group.size(), "seq_length", shape.seq_length)

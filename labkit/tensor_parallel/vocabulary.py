@@ -53,8 +53,7 @@ class VocabParallelEmbedding(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         _check_words("ids", ids, self.num_embeddings)
         row, elsewhere = _local_index(ids, self.first_word, self.weight.size(0))
-        vectors = F.embedding(row, self.weight)
-        vectors = vectors.masked_fill(elsewhere.unsqueeze(-1), 0.0)  # the rank that has the word adds its vector
+        vectors = F.embedding(row, self.weight).masked_fill(elsewhere.unsqueeze(-1), 0.0)  # where others have the word
         add_up = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
         return add_up(vectors, self.group)
 
@@ -111,9 +110,8 @@ class _CrossEntropy(torch.autograd.Function):
             dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
         logits = logits - highest.unsqueeze(-1)  # no exp can overflow
         column, elsewhere = _local_index(target, first, logits.size(-1))
-        target_logit = logits.gather(-1, column.unsqueeze(-1)).squeeze(-1)
+        target_logit = logits.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0.0)
         exponentials = logits.exp()
-        target_logit = target_logit.masked_fill(elsewhere, 0.0)
         all_logits = logits.masked_fill(~is_word, 0.0).sum(-1)  # for label smoothing
         sums = torch.stack([exponentials.sum(-1), target_logit, all_logits])
         normaliser, target_logit, all_logits = all_reduce(sums, group) if group.size() > 1 else sums  # one message
@@ -127,8 +125,8 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         softmax, column, elsewhere, is_word = ctx.saved_tensors
-        wanted = is_word.to(softmax.dtype) * (ctx.label_smoothing / ctx.vocab_size)
-        wanted = wanted.expand_as(softmax).clone()
+        smooth = is_word.to(softmax.dtype) * (ctx.label_smoothing / ctx.vocab_size)
+        wanted = smooth.expand_as(softmax).clone()
         hit = (~elsewhere).to(softmax.dtype).unsqueeze(-1) * (1 - ctx.label_smoothing)
         wanted.scatter_add_(-1, column.unsqueeze(-1), hit)
         return (softmax - wanted) * grad.unsqueeze(-1), None, None, None, None

@@ -13,7 +13,7 @@ import tyro
 from labkit.train.config import TrainConfig
 from labkit.train.console import describe_end, describe_start
 from labkit.train.trainer import train
-from labkit.train.world import is_first_rank, say_once, world
+from labkit.train.world import say_once, slurm_as_torchrun, world
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def read_options() -> TrainConfig | str | None:
         text = textwrap.dedent(printed.getvalue()).strip()
         if left.code:
             return text
-        if is_first_rank(os.environ):
+        if {**os.environ, **slurm_as_torchrun(os.environ)}.get("RANK", "0") == "0":  # no world is up yet
             print(text)
         return None
 
@@ -55,9 +55,8 @@ def run(config: TrainConfig) -> int:
     is_first = dist.get_rank() == 0
     try:
         floor_nats = config.make_text().floor_nats  # the file may be gone when the run ends
-        about = describe_start(config, dist.get_world_size(), floor_nats)
         if is_first:
-            print(about, flush=True)
+            print(describe_start(config, dist.get_world_size(), floor_nats), flush=True)
         steps = train(config)
     except (ValueError, FloatingPointError) as error:
         say_once(f"labkit.train: {error}")

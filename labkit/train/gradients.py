@@ -28,15 +28,3 @@ def global_grad_norm(
             squares += torch.linalg.vector_norm(parameter.grad, dtype=dtype).double() ** 2
     dist.all_reduce(squares, group=groups.model)
     return squares.sqrt().item()
-
-
-def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, highest: float) -> None:
-    """Scale all gradients down so that their norm is at most ``highest``; 0 leaves them as they are.
-
-    The factor is that of `torch.nn.utils.clip_grad_norm_`, which adds 1e-6 to the norm.
-    """
-    factor = highest / (norm + 1e-6)
-    if 0 < factor < 1:
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)

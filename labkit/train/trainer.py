@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import AdamW, Optimizer
 
 from labkit import checkpoint, pipeline
@@ -24,7 +26,7 @@ from labkit.schedules import Schedule
 from labkit.tensor_parallel import seed_replicas
 from labkit.train.config import TrainConfig
 from labkit.train.console import progress_bar
-from labkit.train.gradients import clip_gradients, global_grad_norm
+from labkit.train.gradients import global_grad_norm
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
 from labkit.train.step import Step
@@ -72,15 +74,19 @@ class Trainer:
         self.steps_done = self.samples_done = 0
         self.schedule, self.text = config.make_schedule(groups.layout.world_size), config.make_text()
         stages = [self.schedule.stage_of(groups.coords.pp, chunk) for chunk in range(config.num_chunks)]
-        self.models = [self._make_model(stage) for stage in stages]
+        options: dict[str, Any] = dict(seed=config.seed, dropout=config.dropout, recompute=config.recompute)
+        options |= dict(sequence_parallel=config.sequence_parallel, dtype=config.dtype, device=local_device())
+        options["num_stages"] = self.schedule.num_model_chunks
+        self.models = [ParallelGPT(config.shape, groups.tp, stage=stage, **options) for stage in stages]
         self.chunks = [DataParallel(model, groups.dp) for model in self.models]
         holding_half = [model for model in self.models if model.is_first != model.is_last]
         self.tied = [model.embedding.weight for model in holding_half]
         self.copies = [model.embedding.weight for model in holding_half if model.is_last]
         self.parameters = [parameter for model in self.models for parameter in model.parameters()]
         self.optimizer = self.make_optimizer()
+        self._state = checkpoint.State(self.models, self.optimizer, groups, config.shape)
         if config.resume and config.checkpoint_dir:
-            self.steps_done, self.samples_done = checkpoint.load_newest(config.checkpoint_dir, self._state())
+            self.steps_done, self.samples_done = checkpoint.load_newest(config.checkpoint_dir, self._state)
 
     def steps(self) -> Iterator[Step]:
         """Run the steps that are left to do."""
@@ -91,7 +97,8 @@ class Trainer:
         """Compute gradients, clip them, and update the weights; then evaluate and save if it is time."""
         config, start = self.config, time.perf_counter()
         loss, norm = self.compute_gradients()
-        clip_gradients(self.parameters, norm, config.clip_norm)
+        if config.clip_norm:
+            clip_grads_with_norm_(self.parameters, config.clip_norm, torch.tensor(norm, dtype=torch.float64))
         learning_rate = config.learning_rate_at(self.steps_done)
         for param_group in self.optimizer.param_groups:
             param_group["lr"] = learning_rate
@@ -99,9 +106,13 @@ class Trainer:
         self.steps_done += 1
         self.samples_done += config.batch_size
         seconds = time.perf_counter() - start
-        is_evaluated = config.eval_interval and self.steps_done % config.eval_interval == 0
-        evaluation_loss = self.evaluate() if is_evaluated else None
-        self._save_if_due()
+
+        def is_due(interval: int) -> bool:
+            return interval > 0 and self.steps_done % interval == 0
+
+        evaluation_loss = self.evaluate() if is_due(config.eval_interval) else None
+        if config.checkpoint_dir and (is_due(config.save_interval) or self.steps_done == config.steps):
+            checkpoint.save(config.checkpoint_dir, self._state, self.steps_done, self.samples_done)
         tokens = config.batch_size * config.seq_length
         return Step(self.steps_done, loss, norm, learning_rate, seconds, tokens / seconds, evaluation_loss)
 
@@ -180,26 +191,3 @@ class Trainer:
         seed_replicas(self.config.seed + self.steps_done * self.groups.layout.world_size, self.groups)
         self.optimizer.zero_grad()
         return self.run(self.schedule, inputs, targets)
-
-    def _make_model(self, stage: int) -> ParallelGPT:
-        config = self.config
-        return ParallelGPT(
-            config.shape,
-            self.groups.tp,
-            stage=stage,
-            num_stages=self.schedule.num_model_chunks,
-            seed=config.seed,
-            dropout=config.dropout,
-            sequence_parallel=config.sequence_parallel,
-            recompute=config.recompute,
-            dtype=config.dtype,
-            device=local_device(),
-        )
-
-    def _state(self) -> checkpoint.State:
-        return checkpoint.State(self.models, self.optimizer, self.groups, self.config.shape)
-
-    def _save_if_due(self) -> None:
-        interval, is_last = self.config.save_interval, self.steps_done == self.config.steps
-        if self.config.checkpoint_dir and (is_last or (interval and self.steps_done % interval == 0)):
-            checkpoint.save(self.config.checkpoint_dir, self._state(), self.steps_done, self.samples_done)

@@ -7,7 +7,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,6 @@ def world() -> Iterator[None]:
             dist.destroy_process_group()
 
 
-def is_first_rank(environment: Mapping[str, str]) -> bool:
-    """Return whether this process will be rank 0, before the world is up."""
-    return {**environment, **slurm_as_torchrun(environment)}.get("RANK", "0") == "0"
-
-
 def has_gpu(ranks_here: int, gpus_seen: int, environment: Mapping[str, str]) -> bool:
     """Return whether each rank of this node can have a GPU; Slurm may show each task only its own."""
     return gpus_seen >= ranks_here or (gpus_seen > 0 and "SLURM_GPUS_PER_TASK" in environment)
@@ -78,27 +73,24 @@ def say_once(text: str) -> None:
     The ranks agree through the store in which they met. They also wait a moment for each other, because torchrun ends
     all others when one has left with an error.
     """
-    is_said_here = True
+    store, world_size = HashStore(), 1
     if dist.is_initialized():
-        try:
-            store = dist.distributed_c10d._get_default_store()
-            is_said_here = store.add(f"labkit.train {zlib.crc32(text.encode())}", 1) == 1
-        except RuntimeError:  # the store has gone, with the rank that kept it: that rank has said why
-            is_said_here = False
+        store, world_size = dist.distributed_c10d._get_default_store(), dist.get_world_size()
+    try:
+        is_said_here = store.add(f"labkit.train {zlib.crc32(text.encode())}", 1) == 1
+    except RuntimeError:  # the store has gone, with the rank that kept it: that rank has said why
+        is_said_here = False
     if is_said_here:
         print(text, file=sys.stderr, flush=True)
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         about = {"message": text if is_said_here else "as on another rank", "timestamp": int(time.time())}
         about["timestamp"] += not is_said_here  # torchrun takes the earliest as the root cause, and shows it last
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(about))
-    if dist.is_initialized():
-        try:
-            left, deadline = store.add("labkit.train left", 1), time.monotonic() + 2.0
-            while left < dist.get_world_size() and time.monotonic() < deadline:
-                time.sleep(0.02)
-                left = store.add("labkit.train left", 0)
-        except RuntimeError:
-            pass
+    with suppress(RuntimeError):
+        left, deadline = store.add("labkit.train left", 1), time.monotonic() + 2.0
+        while left < world_size and time.monotonic() < deadline:
+            time.sleep(0.02)
+            left = store.add("labkit.train left", 0)
 
 
 def slurm_as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
@@ -114,22 +106,13 @@ def slurm_as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
     """
     if "RANK" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return {}
+    first_node = re.match(r"([^\[,]+)(?:\[(\d+))?", environment["SLURM_STEP_NODELIST"])  # dgx07 of dgx[07-08,11]
     variables = {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
         "LOCAL_RANK": environment["SLURM_LOCALID"],
         "LOCAL_WORLD_SIZE": re.match(r"\d+", environment["SLURM_STEP_TASKS_PER_NODE"])[0],  # type: ignore[index]
-        "MASTER_ADDR": _first_node(environment["SLURM_STEP_NODELIST"]),
+        "MASTER_ADDR": "".join(first_node.groups("")),  # type: ignore[union-attr]
         "MASTER_PORT": str(20000 + int(environment["SLURM_JOB_ID"]) % 20000),  # two jobs on one node need two ports
     }
     return {name: environment.get(name, value) for name, value in variables.items()}
-
-
-def _first_node(nodes: str) -> str:
-    """Return the first host of a Slurm node list.
-
-    >>> _first_node("dgx[07-08,11]"), _first_node("a1,a2"), _first_node("rack2-[3,5]")
-    ('dgx07', 'a1', 'rack2-3')
-    """
-    prefix, number = re.match(r"([^\[,]+)(?:\[(\d+))?", nodes).groups()  # type: ignore[union-attr]
-    return prefix + (number or "")

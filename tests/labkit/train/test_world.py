@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.train.world import has_gpu, is_first_rank, num_threads, slurm_as_torchrun
+from labkit.train.world import has_gpu, num_threads, slurm_as_torchrun
 from tests.labkit.train.processes import TINY, TORCHRUN, TRAIN, finish, same_end, start
 
 
@@ -63,12 +63,11 @@ def test_slurms_variables_are_read():
     del task["MASTER_ADDR"], task["MASTER_PORT"]
     expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "dgx01"}
     assert slurm_as_torchrun(task) == expected | {"MASTER_PORT": "24242"}
+    for nodes, first in (("dgx[07-08,11]", "dgx07"), ("a1,a2", "a1"), ("rack2-[3,5]", "rack2-3")):
+        assert slurm_as_torchrun(task | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first
     assert slurm_as_torchrun(task | {"RANK": "0"}) == {}  # torchrun inside a Slurm job
     assert slurm_as_torchrun(task | {"SLURM_STEP_NUM_TASKS": "1"}) == {}
     assert slurm_as_torchrun({}) == {}
-    assert not is_first_rank(task)
-    assert is_first_rank(task | {"RANK": "0"})
-    assert is_first_rank({})
 
 
 def test_a_script_of_sbatch_is_a_process_alone():
@@ -76,7 +75,6 @@ def test_a_script_of_sbatch_is_a_process_alone():
     script = {"SLURM_JOB_ID": "4242", "SLURM_JOB_NODELIST": "dgx[01-02]", "SLURM_TASKS_PER_NODE": "8(x2)"}
     script |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "16"}
     assert slurm_as_torchrun(script) == {}
-    assert is_first_rank(script)
 
 
 def test_who_gets_a_gpu_and_how_many_threads():
