@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from course.exercises.on_ranks import RankExercise, gathered, only
+from course.measure import operations
 from course.sizing.ring import bus_factor
 from labkit.communication import CommunicationLog
 from labkit.groups import local_device
@@ -47,10 +48,7 @@ all_reduce_from_halves = RankExercise(
 
 @all_reduce_from_halves.mistake("Only the first half is done: each rank has the sum of one piece. Gather the pieces.")
 def reduce_scatter_alone(x):
-    pieces = list(x.chunk(dist.get_world_size()))
-    my_sum = torch.empty_like(pieces[0])
-    dist.reduce_scatter(my_sum, pieces)
-    return my_sum
+    return operations.reduce_scatter(x)
 
 
 @all_reduce_from_halves.mistake(
@@ -100,8 +98,6 @@ def my_ring_all_reduce(x):
 
 
 def sends_no_more_than_a_ring(log: CommunicationLog, x: torch.Tensor) -> str | None:
-    if complaint := only("send", "recv")(log):
-        return complaint
     sent = log.total_bytes("send")
     enough = round(bus_factor("all_reduce", dist.get_world_size()) * x.numel() * x.element_size())
     if sent <= enough:
@@ -118,7 +114,7 @@ ring_all_reduce = RankExercise(
     notebook="02",
     cases=[(4, 4), (2, 6), (3, 6)],
     inputs=example_tensor,
-    rule=sends_no_more_than_a_ring,
+    rule=only("send", "recv", also=sends_no_more_than_a_ring),
     hints=[
         "First time around, n-1 steps: in step s, send piece (rank - s) % n to the right, receive piece "
         "(rank - s - 1) % n from the left, and add it to your own.",
@@ -136,10 +132,7 @@ ring_all_reduce = RankExercise(
 
 
 def ring(
-    x,
-    num_steps=lambda n: 2 * (n - 1),
-    piece_of_step=lambda rank, step: rank - step,
-    adds=lambda step, n: step < n - 1,
+    x, num_steps=lambda n: 2 * (n - 1), piece_of_step=lambda rank, step: rank - step, adds=lambda step, n: step < n - 1
 ):
     """Run a ring whose loop can be wrong: in its length, in the piece it sends, in when it adds."""
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -159,17 +152,10 @@ ring_all_reduce.mistakes_of(
     ring,
     (
         dict(num_steps=lambda n: n - 1),
-        "Once around is the reduce-scatter: each rank has one complete sum. n-1 more steps carry the sums to all "
-        "ranks.",
+        "Once around is the reduce-scatter: each rank has one complete sum. n-1 more steps carry them to all ranks.",
     ),
-    (
-        dict(num_steps=lambda n: 2 * (n - 1) - 1),
-        "One step is missing: n-1 steps add and n-1 more copy. `range(a, b)` ends before b.",
-    ),
-    (
-        dict(adds=lambda step, n: True),
-        "The second time around adds again. What arrives then is the sum: it replaces the piece.",
-    ),
+    (dict(num_steps=lambda n: 2 * n - 3), "A step is missing: n-1 add and n-1 more copy. `range(a, b)` ends before b."),
+    (dict(adds=lambda step, n: True), "The second round adds again. What arrives is the sum, and replaces the piece."),
     (
         dict(piece_of_step=lambda rank, step: rank),
         "Every step sends the same piece. It must pass on the piece that arrived in the step before.",
@@ -182,6 +168,4 @@ ring_all_reduce.mistakes_of(
 )
 
 
-@ring_all_reduce.mistake("This is the rank's own tensor: nothing that arrived was put into it.")
-def own_tensor(x):
-    return x
+ring_all_reduce.mistake("This is the rank's own tensor: nothing that arrived was put into it.")(unchanged)

@@ -34,8 +34,6 @@ def whole_layer(batch_size: int, input_size: int, output_size: int) -> tuple[tor
 def gathers_y_once(log: CommunicationLog, x, master_weight, master_bias) -> str | None:
     if not log.records:
         return "No rank sent anything, so each computed all of Y. Compute with this rank's shard, then gather."
-    if complaint := only("all_gather")(log):
-        return complaint
     y_bytes = len(x) * len(master_bias) * x.element_size()
     if log.total_bytes() == y_bytes:
         return None
@@ -48,7 +46,7 @@ column_forward = RankExercise(
     notebook="03",
     cases=[(2, 1, 2, 4), (3, 2, 3, 6), (4, 2, 2, 8)],
     inputs=whole_layer,
-    rule=gathers_y_once,
+    rule=only("all_gather", also=gathers_y_once),
     hints=[
         "This rank's columns of A are rows of the stored weight: `master_weight.chunk(tp_size)[rank]`. "
         "The bias is cut the same way.",
@@ -63,10 +61,7 @@ def own(master):
     return master.chunk(dist.get_world_size())[dist.get_rank()]
 
 
-@column_forward.mistake(
-    "The rank took every t-th row, so the gathered columns come out in a different order. Take out/t rows that are "
-    "next to each other."
-)
+@column_forward.mistake("The rank took every t-th row, so the columns change order. Take out/t rows in one block.")
 def every_tth_row(x, master_weight, master_bias):
     rank, tp_size = dist.get_rank(), dist.get_world_size()
     return gathered(F.linear(x, master_weight[rank::tp_size], master_bias[rank::tp_size]), dim=-1)
@@ -122,8 +117,6 @@ def shards_in_backward(batch_size: int, input_size: int, output_size: int) -> tu
 
 
 def reduces_dx_once(log: CommunicationLog, x, weight, grad_output) -> str | None:
-    if complaint := only("all_reduce")(log):
-        return complaint
     x_bytes = x.numel() * x.element_size()
     if log.total_bytes() == x_bytes:
         return None
@@ -136,7 +129,7 @@ column_backward = RankExercise(
     notebook="03",
     cases=[(2, 2, 2, 4), (3, 2, 3, 6), (4, 3, 2, 8)],
     inputs=shards_in_backward,
-    rule=reduces_dx_once,
+    rule=only("all_reduce", also=reduces_dx_once),
     hints=[
         "For Y = X Wᵀ + b: dX = dY W, dW = dYᵀ X, and db is the sum of dY over the batch. "
         "Check the shapes: they leave no other choice.",

@@ -3,6 +3,8 @@
 The replicas are the whole world.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -10,8 +12,6 @@ from course.exercises.on_ranks import RankExercise, only, summed, whole_numbers
 from labkit.communication import CommunicationLog
 from labkit.groups import local_device
 from labkit.sizes import counted
-
-SOME_RANKS_ONLY = "a collective that only some ranks call, or that they call unequally often. All ranks must call it."
 
 # -- average ------------------------------------------------------------------------------------------------------
 
@@ -42,26 +42,35 @@ average = RankExercise(
         "The sum has `dist.get_world_size()` terms.",
         "Not every gloo can do ReduceOp.AVG: sum, then divide. (Or divide first, so that the sum cannot overflow.)",
     ],
-    if_stuck=SOME_RANKS_ONLY,
 )
 
 
-@average.mistake(
-    "These are the sums over the ranks. Each rank's loss is a mean over its own rows, so the loss of all rows is the "
-    "mean of the losses: divide by the number of ranks."
+def average_wrongly(gradients, each: Callable) -> list:
+    """Return ``each(gradient, world_size)`` of this rank's gradients."""
+    return [each(gradient, dist.get_world_size()) for gradient in gradients]
+
+
+average.mistakes_of(
+    average_wrongly,
+    (
+        dict(each=lambda g, n: summed(g)),
+        "These are the sums over the ranks. Each rank's loss is a mean over its own rows, so the loss of all rows is "
+        "the mean of the losses: divide by the number of ranks.",
+    ),
+    (dict(each=lambda g, n: g / n), "You divided, but nothing was added up: these are this rank's own gradients."),
+    (
+        dict(each=lambda g, n: summed(g) / n**2),
+        "You divided twice, before and after the sum: every gradient is too small by the number of ranks.",
+    ),
+    (
+        dict(each=lambda g, n: summed(g).mean() / n),
+        "You took the mean over a gradient's own elements. The average is over the ranks, element by element.",
+    ),
+    (
+        dict(each=lambda g, n: dist.all_reduce(g.clone())),
+        "dist.all_reduce returns None. The sum is in the tensor that you gave it: divide that.",
+    ),
 )
-def sum_only(gradients):
-    return [summed(gradient) for gradient in gradients]
-
-
-@average.mistake("You divided, but nothing was added up: these are still this rank's own gradients.")
-def divided_only(gradients):
-    return [gradient / dist.get_world_size() for gradient in gradients]
-
-
-@average.mistake("You divided twice, before and after the sum: every gradient is too small by the number of ranks.")
-def divided_twice(gradients):
-    return [gradient / dist.get_world_size() for gradient in my_average(gradients)]
 
 
 @average.mistake("You divided by the number of gradients. Divide by the number of replicas: dist.get_world_size().")
@@ -72,16 +81,6 @@ def by_number_of_gradients(gradients):
 @average.mistake("Only the first gradient came back. Is the return inside the loop?")
 def returned_too_early(gradients):
     return my_average(gradients)[:1]
-
-
-@average.mistake("You took the mean over a gradient's own elements. The average is over the ranks, element by element.")
-def mean_of_elements(gradients):
-    return [average.mean() for average in my_average(gradients)]
-
-
-@average.mistake("dist.all_reduce returns None. The sum is in the tensor that you gave it: divide that.")
-def what_all_reduce_returns(gradients):
-    return [dist.all_reduce(gradient.clone()) for gradient in gradients]
 
 
 @average.mistake("You reduced with MAX. The gradient of a mean of losses is the mean of their gradients.")
@@ -124,8 +123,6 @@ def buckets_of(gradients, bucket_size) -> tuple[list[list], list]:
 
 
 def one_message_per_bucket(log: CommunicationLog, gradients, bucket_size) -> str | None:
-    if complaint := only("all_reduce")(log):
-        return complaint
     full, rest = buckets_of(gradients, bucket_size)
     wanted = len(full) + bool(rest)
     if len(log) == wanted:
@@ -143,14 +140,13 @@ bucketed_average = RankExercise(
     notebook="05",
     cases=[(2, 4, (2,), (2, 2), (1,)), (4, 3, (3,), (1,), (1, 2), (2,), (1,)), (2, 4, (2,), (2, 1))],
     inputs=bucket_inputs,
-    rule=one_message_per_bucket,
+    rule=only("all_reduce", also=one_message_per_bucket),
     hints=[
         "Collect gradients in a list. It is full when `sum(g.numel() for g in bucket) >= bucket_size`.",
         "`torch.cat([g.flatten() for g in bucket])` is one tensor: one all-reduce for all of them.",
         "`flat.split(sizes)` cuts it again, with the list of the sizes; `part.view_as(gradient)` gives the shape back.",
         "What about a bucket that is not full when the list ends?",
     ],
-    if_stuck=SOME_RANKS_ONLY,
 )
 
 
@@ -219,8 +215,6 @@ def training_inputs(num_steps: int, num_micro_batches: int):
 
 
 def one_message_per_step(log: CommunicationLog, weight, steps, lr) -> str | None:
-    if complaint := only("all_reduce")(log):
-        return complaint
     if len(log) == len(steps):
         return None
     return f"It calls {len(log)} all-reduces in {len(steps)} steps. One per step is enough: add up locally first."
@@ -232,14 +226,13 @@ training_loop = RankExercise(
     notebook="05",
     cases=[(2, 1, 1), (4, 2, 2)],
     inputs=training_inputs,
-    rule=one_message_per_step,
+    rule=only("all_reduce", also=one_message_per_step),
     hints=[
         "One step: empty `weight.grad`, a backward for each micro-batch, one all-reduce, the update.",
         "`loss.backward()` adds to `weight.grad`. To empty it: `weight.grad = None`, or zeros.",
         "The loss of the step is the mean over its micro-batches and over the ranks: two divisions.",
         "The update: `with torch.no_grad(): weight -= lr * weight.grad`",
     ],
-    if_stuck=SOME_RANKS_ONLY,
 )
 
 
@@ -266,14 +259,8 @@ def train_wrongly(weight, steps, lr, *, zero="step", mean=True, reduce=True, ave
 
 training_loop.mistakes_of(
     train_wrongly,
-    (
-        dict(zero="never"),
-        "The gradients of earlier steps are still in weight.grad: empty it at the start of each step.",
-    ),
-    (
-        dict(zero="micro-batch"),
-        "You empty weight.grad in every micro-batch, so only the last counts. Empty it once per step.",
-    ),
+    (dict(zero="never"), "Gradients of earlier steps are still in weight.grad: empty it at the start of each step."),
+    (dict(zero="micro-batch"), "You empty weight.grad in each micro-batch: only the last counts. Do it once per step."),
     (dict(zero="before the update"), "weight.grad was emptied before the update could use it: nothing is learned."),
     (dict(mean=False), "The gradients of the micro-batches were added up. You need their mean: divide each loss by m."),
     (dict(reduce=False, average=False), "Each rank learned from its own rows only, and now the replicas differ."),
@@ -316,7 +303,6 @@ unequal_average = RankExercise(
         "`gradient` is that of a mean over `num_rows` rows. That of their sum is `gradient * num_rows`.",
         "The number of all rows: put `num_rows` into a tensor and all-reduce it.",
     ],
-    if_stuck=SOME_RANKS_ONLY,
 )
 
 

@@ -79,7 +79,6 @@ case_b = FlawedLayer(
     flawed=ShardedLinear(0, cut_b, column_forward),
     right=COLUMN,
     tp_size=16,
-    num_ranks=16,
     what="All shards are put together again on every rank.",
     why="They are even stacked along the wrong dimension, which gives 16 * 1024 rows of 32. No rank saves any memory, "
     "and the forward pass cannot run: its shapes do not fit. A rank keeps its own shard, and nothing else.",
@@ -98,7 +97,6 @@ case_c = FlawedLayer(
     flawed=ShardedLinear(0, cut_c, column_forward),
     right=COLUMN,
     tp_size=2,
-    num_ranks=2,
     what="The shard is allocated, but init_method is never called for it.",
     why="torch.empty returns whatever was in that memory: often zeros or small numbers, so that training seems to "
     "start. Here torch was told to fill such memory with nan, as torch.use_deterministic_algorithms(True) does.",
@@ -116,7 +114,6 @@ case_d = FlawedLayer(
     flawed=ShardedLinear(0, cut_d, column_forward),
     right=ShardedLinear(0, cut_in_strides, column_forward),
     tp_size=4,
-    num_ranks=4,
     what="It takes single rows, t apart, where it should take a chunk of rows.",
     why="Megatron-LM cuts the master into t * stride contiguous chunks, and rank r takes chunks[r::t]. The slice with "
     "steps goes through a list of chunks, not through the rows. Every shape is right, and the output is shuffled.",
@@ -155,7 +152,6 @@ case_f = FlawedLayer(
     flawed=ShardedLinear(1, cut_row, forward_f),
     right=ShardedLinear(1, cut_row, row_forward),
     tp_size=4,
-    num_ranks=4,
     what="The bias is added before the reduction, so it is added t times.",
     why="Every rank has the whole bias, and the all-reduce adds all of them. The bias of a new layer is zero, and t "
     "times zero is zero: a test of a fresh layer does not see it. Test with a bias that is not zero.",

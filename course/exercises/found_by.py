@@ -96,7 +96,8 @@ QUANTITIES: dict[str, Callable[[Built], str]] = {
 class FlawedLayer:
     """A sharded layer with a flaw: its ``code`` to read, and a `check` of what gives the flaw away.
 
-    ``tp_size`` is what was asked for. Both layers run on ``num_ranks``, unless the right one needs ``num_ranks_right``.
+    ``tp_size`` is what was asked for. Both layers run on that many ranks, or on ``num_ranks``; the right one may
+    need ``num_ranks_right``.
     """
 
     name: str
@@ -104,10 +105,10 @@ class FlawedLayer:
     flawed: ShardedLinear
     right: ShardedLinear
     tp_size: int
-    num_ranks: int
     what: str
     why: str
     hint_text: str
+    num_ranks: int | None = None
     num_ranks_right: int | None = None
     notebook: str = "04"
 
@@ -139,8 +140,9 @@ class FlawedLayer:
 
     def measure(self) -> tuple[dict[str, str], dict[str, str]]:
         """Return every quantity on rank 0: for the flawed layer, and for the right one."""
-        here = _measure(self.flawed, self.tp_size, self.num_ranks)
-        return here, _measure(self.right, self.tp_size, self.num_ranks_right or self.num_ranks)
+        num_ranks = self.num_ranks or self.tp_size
+        here = _measure(self.flawed, self.tp_size, num_ranks)
+        return here, _measure(self.right, self.tp_size, self.num_ranks_right or num_ranks)
 
     def hint(self) -> Folded:
         """Return a hint where to look."""

@@ -3,6 +3,8 @@
 All three use the order tp-dp-pp, in which tensor ranks are neighbours and pipeline stages are far apart.
 """
 
+from collections.abc import Callable
+
 from course.exercises.base import Exercise
 from labkit.layout import ParallelLayout
 
@@ -105,14 +107,8 @@ def groups_in_order(world_size: int, tp_size: int, pp_size: int, order: str) -> 
 
 group_lists.mistakes_of(
     groups_in_order,
-    (
-        dict(order="tp-pp-dp"),
-        "These are the groups of tp-pp-dp. In tp-dp-pp a stage is tp_size * dp_size consecutive ranks.",
-    ),
-    (
-        dict(order="dp-tp-pp"),
-        "You let the data axis run fastest. In tp-dp-pp neighbours share a tensor group: [0, 1], ...",
-    ),
+    (dict(order="tp-pp-dp"), "These are groups of tp-pp-dp. In tp-dp-pp a stage is tp_size * dp_size ranks in a row."),
+    (dict(order="dp-tp-pp"), "You let the data axis run fastest. In tp-dp-pp tensor ranks are neighbours: [0, 1], ..."),
     (dict(order="pp-dp-tp"), "You read the order from right to left: the axis that is named first runs fastest."),
 )
 
@@ -141,10 +137,7 @@ def pipelines_in_steps_of_pp_size(world_size, tp_size, pp_size):
     return tp_groups, dp_groups, [list(range(first, world_size, pp_size)) for first in range(pp_size)]
 
 
-@group_lists.mistake(
-    "You made every group out of neighbours. Only tensor ranks are neighbours; the members of the other groups are a "
-    "stride apart."
-)
+@group_lists.mistake("Only tensor ranks are neighbours. The members of the other groups are a stride apart.")
 def neighbours_in_every_group(world_size, tp_size, pp_size):
     sizes = tp_size, world_size // (tp_size * pp_size), pp_size
     return [[list(range(i, i + size)) for i in range(0, world_size, size)] for size in sizes]
@@ -179,52 +172,44 @@ layout_for_cluster = Exercise(
 )
 
 
-@layout_for_cluster.mistake(
-    "A tensor group that is smaller than a node can still straddle two: with 6 GPUs per node, the ranks 4 to 7 are "
-    "on both. tp_size has to divide the GPUs of a node."
-)
-def smaller_than_a_node(world_size, gpus_per_node, gpus_per_replica):
-    tp_size = min(gpus_per_node, gpus_per_replica)
-    return tp_size, gpus_per_replica // tp_size, world_size // gpus_per_replica
+def layout_with(world_size, gpus_per_node, gpus_per_replica, tp_size: Callable) -> tuple[int, int, int]:
+    """Return the layout whose tensor size is ``tp_size(n, r)`` for n GPUs per node and r per replica."""
+    t = tp_size(gpus_per_node, gpus_per_replica)
+    return t, gpus_per_replica // t, world_size // gpus_per_replica
 
 
-@layout_for_cluster.mistake(
-    "Your tp_size divides the replica, but not always the node: a group of 4 that begins at the fifth of 6 GPUs ends "
-    "on the next node. tp_size has to divide both."
+layout_for_cluster.mistakes_of(
+    layout_with,
+    (
+        dict(tp_size=lambda n, r: min(n, r)),
+        "A tensor group that is smaller than a node can still straddle two: with 6 GPUs per node, the ranks 4 to 7 are "
+        "on both. tp_size has to divide the GPUs of a node.",
+    ),
+    (
+        dict(tp_size=lambda n, r: max(t for t in range(1, n + 1) if r % t == 0)),
+        "Your tp_size divides the replica, but not always the node: a group of 4 that begins at the fifth of 6 GPUs "
+        "ends on the next node. tp_size has to divide both.",
+    ),
+    (
+        dict(tp_size=lambda n, r: r),
+        "You gave the whole replica to tensor parallelism, which leaves the node as soon as the replica does. Let "
+        "pipeline stages take what a node cannot hold.",
+    ),
+    (
+        dict(tp_size=lambda n, r: 1),
+        "Tensor groups of 1 never leave a node, but make every GPU a stage. Take the largest that stays in a node.",
+    ),
+    (
+        dict(tp_size=lambda n, r: n),
+        "tp_size = gpus_per_node only works where it divides the replica: tp_size * pp_size must be gpus_per_replica.",
+    ),
 )
-def divides_the_replica_only(world_size, gpus_per_node, gpus_per_replica):
-    tp_size = max(t for t in range(1, gpus_per_node + 1) if gpus_per_replica % t == 0)
-    return tp_size, gpus_per_replica // tp_size, world_size // gpus_per_replica
 
 
 @layout_for_cluster.mistake("The pipeline and the data size are swapped: return tp_size, pp_size, dp_size.")
 def pipeline_and_data_swapped(world_size, gpus_per_node, gpus_per_replica):
     tp_size, pp_size, dp_size = my_layout(world_size, gpus_per_node, gpus_per_replica)
     return tp_size, dp_size, pp_size
-
-
-@layout_for_cluster.mistake(
-    "You gave the whole replica to tensor parallelism, which leaves the node as soon as the replica does. Let pipeline "
-    "stages take what a node cannot hold."
-)
-def tensor_parallelism_only(world_size, gpus_per_node, gpus_per_replica):
-    return gpus_per_replica, 1, world_size // gpus_per_replica
-
-
-@layout_for_cluster.mistake(
-    "Tensor groups of 1 never leave a node, but then every GPU is a pipeline stage. Take the largest tp_size that "
-    "stays inside a node."
-)
-def pipeline_only(world_size, gpus_per_node, gpus_per_replica):
-    return 1, gpus_per_replica, world_size // gpus_per_replica
-
-
-@layout_for_cluster.mistake(
-    "tp_size = gpus_per_node only works where it divides the replica: tp_size * pp_size must be exactly "
-    "gpus_per_replica."
-)
-def always_a_whole_node(world_size, gpus_per_node, gpus_per_replica):
-    return gpus_per_node, gpus_per_replica // gpus_per_node, world_size // gpus_per_replica
 
 
 @layout_for_cluster.mistake("The tensor and the pipeline size are swapped: return tp_size, pp_size, dp_size.")

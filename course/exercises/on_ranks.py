@@ -12,7 +12,10 @@ from labkit.communication import CommunicationLog, communication_log
 from labkit.groups import local_device
 from labkit.launch import Deadlock, RankFailed, launch
 
-SOME_RANKS_ONLY = "a collective that only some ranks call, as inside an `if rank == ...`. Every rank must call it."
+SOME_RANKS_ONLY = (
+    "a collective that only some ranks call, as inside an `if rank == ...`, or that they call unequally often. Every "
+    "rank must call it."
+)
 
 
 @dataclass
@@ -81,12 +84,14 @@ def _answers_here(functions: list[Callable], inputs: Callable, rest: list, rule:
     return plain(arguments if len(arguments) > 1 else arguments[0]), answers, complaint
 
 
-def only(*operations: str) -> Callable[..., str | None]:
-    """Return a rule that allows these operations and no others."""
+def only(*operations: str, also: Callable[..., str | None] | None = None) -> Callable[..., str | None]:
+    """Return a rule that allows these operations and no others; ``also`` is a rule for how they are used."""
 
-    def complain(log: CommunicationLog, *_) -> str | None:
+    def complain(log: CommunicationLog, *arguments) -> str | None:
         other = next((record.operation for record in log.records if record.operation not in operations), None)
-        return other and f"It calls {other}, but here it must be built from {' and '.join(operations)} alone."
+        if other:
+            return f"It calls {other}, but here it must be built from {' and '.join(operations)} alone."
+        return also(log, *arguments) if also else None
 
     return complain
 

@@ -71,10 +71,7 @@ one_f_one_b_order.mistakes_of(
         "Forwards and backwards take turns from the first op on. That fits the last rank only: on the others B0 needs "
         "a gradient that the ranks below can give only after their own work, and meanwhile nobody goes on.",
     ),
-    (
-        dict(warmup=lambda r, p, m: p - r - 1),
-        "At the start there are forwards of micro-batches that do not exist: there are only m.",
-    ),
+    (dict(warmup=lambda r, p, m: p - r - 1), "Some forwards are of micro-batches that do not exist: there are only m."),
     (
         dict(warmup=lambda r, p, m: min(p - r - 1, m), turn=("B", "F")),
         "In each turn the forward comes first: on the last rank B0 needs the F0 before it.",
@@ -206,18 +203,19 @@ average_gradient = Exercise(
 )
 
 
-def step_wrongly(weight, micro_batches, share: Callable, reported: Callable, forgets: bool = False):
-    """Call backward on ``share`` of each micro-batch's mean, and return the sum of ``reported`` of it.
+def step_wrongly(weight, micro_batches, parts: Callable, forgets: bool = False):
+    """Call backward on one part of each micro-batch's mean, and return the sum of the other part.
 
-    Both are functions of r, the rows of the micro-batch, n, all rows, and m, the number of micro-batches.
+    ``parts(r, n, m)`` are both, for r of n rows in one of m micro-batches.
     """
     total, n, m = 0.0, sum(map(len, micro_batches)), len(micro_batches)
     for x in micro_batches:
         if forgets:
             weight.grad = None
         loss = (x @ weight).square().mean()
-        (loss * share(len(x), n, m)).backward()
-        total += loss.item() * reported(len(x), n, m)
+        share, reported = parts(len(x), n, m)
+        (loss * share).backward()
+        total += loss.item() * reported
     return total, weight.grad
 
 
@@ -229,32 +227,20 @@ TOO_LARGE = (
 
 average_gradient.mistakes_of(
     step_wrongly,
-    (dict(share=lambda r, n, m: 1, reported=lambda r, n, m: 1 / m), TOO_LARGE),
-    (dict(share=lambda r, n, m: 1, reported=lambda r, n, m: r / n), TOO_LARGE),
+    (dict(parts=lambda r, n, m: (1, 1 / m)), TOO_LARGE),
+    (dict(parts=lambda r, n, m: (1, r / n)), TOO_LARGE),
+    (dict(parts=lambda r, n, m: (1, 1)), "Loss and gradient are both sums over the micro-batches, m times the mean."),
     (
-        dict(share=lambda r, n, m: 1, reported=lambda r, n, m: 1),
-        "Loss and gradient are both sums over the micro-batches, m times the mean.",
-    ),
-    (
-        dict(share=lambda r, n, m: 1 / m, reported=lambda r, n, m: 1 / m),
+        dict(parts=lambda r, n, m: (1 / m, 1 / m)),
         "Each micro-batch counts 1/m. The last has fewer rows: it is a smaller part of the mean.",
     ),
+    (dict(parts=lambda r, n, m: (r / n, 1)), "The gradient is right. The loss that you return is a sum, not the mean."),
     (
-        dict(share=lambda r, n, m: r / n, reported=lambda r, n, m: 1),
-        "The gradient is right. The loss that you return is a sum, not the mean.",
-    ),
-    (
-        dict(share=lambda r, n, m: r / n, reported=lambda r, n, m: r / n, forgets=True),
+        dict(parts=lambda r, n, m: (r / n, r / n), forgets=True),
         "Only the last micro-batch is in the gradient: it was set back in between. Let it add up.",
     ),
-    (
-        dict(share=lambda r, n, m: r, reported=lambda r, n, m: r),
-        "Loss and gradient are both sums over the rows: divide by the number of all rows.",
-    ),
-    (
-        dict(share=lambda r, n, m: (r / n) ** 2, reported=lambda r, n, m: r / n),
-        "The gradient is averaged twice, and too small.",
-    ),
+    (dict(parts=lambda r, n, m: (r, r)), "Loss and gradient are sums over the rows: divide by the number of all rows."),
+    (dict(parts=lambda r, n, m: ((r / n) ** 2, r / n)), "The gradient is averaged twice, and too small."),
 )
 
 
@@ -338,14 +324,8 @@ mended_row.mistakes_of(
         "This is the row that deadlocks. Read the report: rank 2 waits for F1, which rank 1 has after the B0 that it "
         "waits for itself.",
     ),
-    (
-        dict(row="F0 B0 F1 B1 F2 B2"),
-        "B0 still stands before F1. Only the last rank can take turns from the start: rank 2 wants F1.",
-    ),
-    (
-        dict(row="F0 F1 F2 B0 B1 B2"),
-        "It runs, as GPipe does, and holds every micro-batch. It is enough to move one op, by one place.",
-    ),
+    (dict(row="F0 B0 F1 B1 F2 B2"), "B0 is still before F1. Only the last rank takes turns at once: rank 2 wants F1."),
+    (dict(row="F0 F1 F2 B0 B1 B2"), "It runs like GPipe, and holds every micro-batch. Move just one op, by one place."),
     (dict(row="F0 F1 F2 B1 B2"), "An op is missing: rank 1 needs three forwards and three backwards, each once."),
     (dict(row="F0 F1 B0 B1 B2 F2"), "A backward stands before its own forward, whose activations it needs."),
 )

@@ -1,5 +1,7 @@
 """The exercises of notebook 04: a row-parallel layer, forward and backward. The tensor group is the whole world."""
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -26,8 +28,6 @@ def row_inputs(in_shard: int, out_size: int):
 
 
 def reduces_only_the_output(log: CommunicationLog, x, weight, bias) -> str | None:
-    if complaint := only("all_reduce")(log):
-        return complaint
     output_bytes = x.size(0) * weight.size(0) * x.element_size()
     if log.total_bytes() <= output_bytes:
         return None
@@ -40,7 +40,7 @@ row_forward = RankExercise(
     notebook="04",
     cases=[(2, 2, 3), (4, 1, 2)],
     inputs=row_inputs,
-    rule=reduces_only_the_output,
+    rule=only("all_reduce", also=reduces_only_the_output),
     hints=[
         "`weight` is stored as [out, in/t], so this rank's part is `x @ weight.T`, of shape [tokens, out].",
         "`dist.all_reduce(y)` adds up all ranks' `y`, in place. It returns None.",
@@ -49,40 +49,34 @@ row_forward = RankExercise(
 )
 
 
-@row_forward.mistake(
-    "The bias went in before the all-reduce. Every rank has the whole bias, so it was added t times: add it afterwards."
+def output_from(x, weight, bias, output: Callable) -> torch.Tensor:
+    """Return ``output(y, bias)`` of this rank's part y of the sum."""
+    return output(x @ weight.T, bias)
+
+
+row_forward.mistakes_of(
+    output_from,
+    (
+        dict(output=lambda y, bias: summed(y + bias)),
+        "The bias went in before the all-reduce. Every rank has the whole bias, so it was added t times: add it after.",
+    ),
+    (
+        dict(output=lambda y, bias: y + bias),
+        "This is one rank's part: its slice of the inputs times its slice of the weight. The output is the sum of all "
+        "ranks' parts.",
+    ),
+    (dict(output=lambda y, bias: summed(y)), "The sum is right, but the bias is missing."),
+    (
+        dict(output=lambda y, bias: summed(y) / dist.get_world_size() + bias),
+        "You divided by the number of ranks. Averaging is for gradients of data-parallel replicas. Here each rank "
+        "holds different terms of one sum, and they are added.",
+    ),
+    (
+        dict(output=lambda y, bias: gathered(y + bias, dim=-1)),
+        "The parts are put side by side. That is for a column layer, whose ranks hold different outputs. Here all "
+        "ranks have the same outputs, each a part of the sum: add them.",
+    ),
 )
-def bias_first(x, weight, bias):
-    return summed(x @ weight.T + bias)
-
-
-@row_forward.mistake(
-    "This is one rank's part: its slice of the inputs times its slice of the weight. The output is the sum of all "
-    "ranks' parts."
-)
-def not_reduced(x, weight, bias):
-    return x @ weight.T + bias
-
-
-@row_forward.mistake("The sum is right, but the bias is missing.")
-def no_bias(x, weight, bias):
-    return summed(x @ weight.T)
-
-
-@row_forward.mistake(
-    "You divided by the number of ranks. Averaging is for gradients of data-parallel replicas. Here each rank holds "
-    "different terms of one sum, and they are added."
-)
-def averaged(x, weight, bias):
-    return summed(x @ weight.T) / dist.get_world_size() + bias
-
-
-@row_forward.mistake(
-    "The parts are put side by side. That is for a column layer, whose ranks hold different outputs. Here all ranks "
-    "have the same outputs, each a part of the sum: add them."
-)
-def side_by_side(x, weight, bias):
-    return gathered(x @ weight.T + bias, dim=-1)
 
 
 # -- backward -----------------------------------------------------------------------------------------------------
@@ -122,13 +116,40 @@ row_backward = RankExercise(
 )
 
 
-@row_backward.mistake(
-    "You added up the gradients of x. Each rank holds *a different slice* of x: its gradient is complete as it is. "
-    "(The column layer must add, because there every rank uses the same x.)"
+def backward_with(grad_y, x, weight, change: Callable) -> tuple:
+    """Return what ``change`` makes of the right gradients of x, the weight and the bias."""
+    return change(*my_row_backward(grad_y, x, weight))
+
+
+row_backward.mistakes_of(
+    backward_with,
+    (
+        dict(change=lambda grad_x, *others: (summed(grad_x), *others)),
+        "You added up the gradients of x. Each rank holds *a different slice* of x: its gradient is complete as it is. "
+        "(The column layer must add, because there every rank uses the same x.)",
+    ),
+    (
+        dict(change=lambda grad_x, grad_weight, grad_bias: (grad_x, summed(grad_weight), grad_bias)),
+        "You added up the weight gradients. The ranks hold different slices: there is nothing to add.",
+    ),
+    (
+        dict(change=lambda grad_x, grad_weight, grad_bias: (grad_x, grad_weight, summed(grad_bias))),
+        "The bias gradient came out t times too large. Every rank already computes the whole of it.",
+    ),
+    (
+        dict(change=lambda *gradients: tuple(map(summed, gradients))),
+        "You added up every gradient over the ranks. That is data parallelism. Here x and weight are different slices, "
+        "and the bias gradient is complete on every rank.",
+    ),
+    (
+        dict(change=lambda grad_x, grad_weight, grad_bias: (grad_x, grad_weight.T, grad_bias)),
+        "The weight gradient is transposed: it has the weight's shape, [out, in/t].",
+    ),
+    (
+        dict(change=lambda grad_x, *others: (gathered(grad_x, dim=-1), *others)),
+        "The gradient of x is gathered to full width. This rank was given a slice of x: return its gradient.",
+    ),
 )
-def grad_x_summed(grad_y, x, weight):
-    grad_x, *others = my_row_backward(grad_y, x, weight)
-    return summed(grad_x), *others
 
 
 @row_backward.mistake(
@@ -139,41 +160,7 @@ def grad_y_summed(grad_y, x, weight):
     return my_row_backward(summed(grad_y), x, weight)
 
 
-@row_backward.mistake("You added up the weight gradients. The ranks hold different slices: there is nothing to add.")
-def grad_weight_summed(grad_y, x, weight):
-    grad_x, grad_weight, grad_bias = my_row_backward(grad_y, x, weight)
-    return grad_x, summed(grad_weight), grad_bias
-
-
-@row_backward.mistake("The bias gradient came out t times too large. Every rank already computes the whole of it.")
-def grad_bias_summed(grad_y, x, weight):
-    *others, grad_bias = my_row_backward(grad_y, x, weight)
-    return *others, summed(grad_bias)
-
-
-@row_backward.mistake(
-    "You added up every gradient over the ranks. That is data parallelism. Here x and weight are different slices, and "
-    "the bias gradient is complete on every rank."
-)
-def everything_summed(grad_y, x, weight):
-    return tuple(map(summed, my_row_backward(grad_y, x, weight)))
-
-
-@row_backward.mistake("The weight gradient is transposed: it has the weight's shape, [out, in/t].")
-def grad_weight_transposed(grad_y, x, weight):
-    grad_x, grad_weight, grad_bias = my_row_backward(grad_y, x, weight)
-    return grad_x, grad_weight.T, grad_bias
-
-
 @row_backward.mistake("The bias gradient is the sum over the tokens, not their mean.")
 def mean_for_the_bias(grad_y, x, weight):
     *others, _ = my_row_backward(grad_y, x, weight)
     return *others, grad_y.mean(dim=0)
-
-
-@row_backward.mistake(
-    "The gradient of x is gathered to full width. This rank was given a slice of x, and returns the slice's gradient."
-)
-def grad_x_gathered(grad_y, x, weight):
-    grad_x, *others = my_row_backward(grad_y, x, weight)
-    return gathered(grad_x, dim=-1), *others

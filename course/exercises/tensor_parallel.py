@@ -29,8 +29,6 @@ def gather_gradient_inputs(in_size: int, out_shard: int):
 
 
 def reduces_only_grad_x(log: CommunicationLog, grad_y, x, weight) -> str | None:
-    if complaint := only("all_reduce")(log):
-        return complaint
     needed = x.numel() * x.element_size()
     if log.total_bytes() <= needed:
         return None
@@ -43,7 +41,7 @@ gather_backward = RankExercise(
     notebook="06",
     cases=[(2, 3, 2), (4, 2, 1)],
     inputs=gather_gradient_inputs,
-    rule=reduces_only_grad_x,
+    rule=only("all_reduce", also=reduces_only_grad_x),
     hints=[
         "Go backwards. The last thing in the forward pass was the all-gather. Which columns of the whole output did "
         "this rank contribute?",
@@ -51,14 +49,10 @@ gather_backward = RankExercise(
         "layer, y = x @ weight.T.",
         "grad_weight = mine.T @ x. And mine @ weight is only this rank's part of the gradient of x: who else used x?",
     ],
-    if_stuck="a collective that only some ranks call. All ranks must call it.",
 )
 
 
-@gather_backward.mistake(
-    "The gradient of x is one rank's part. All ranks used the same x, each for its own columns: x gets the sum of what "
-    "all of them found."
-)
+@gather_backward.mistake("This is one rank's part of the gradient of x. All ranks used x: it gets the sum of parts.")
 def not_reduced(grad_y, x, weight):
     mine = grad_y.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
     return mine @ weight, mine.T @ x
@@ -171,40 +165,29 @@ spread = Exercise(
 )
 
 
-def spread_wrongly(tp_size, fault, factors) -> float:
-    """Return the factor of this fault out of those of all `FAULTS`, ``factors(t)``."""
-    return dict(zip(FAULTS, factors(tp_size)))[fault]
+def spread_wrongly(tp_size, fault, powers) -> float:
+    """Return t to this fault's power; ``powers`` are those of all `FAULTS`."""
+    return tp_size ** powers[FAULTS.index(fault)]
+
+
+@spread.mistake("Each fault alone is right. Together the factors multiply; they do not add up.")
+def factors_added(t, fault):
+    return math.sqrt(t) * (2 if fault == "both" else 1)
 
 
 spread.mistakes_of(
     spread_wrongly,
     (
-        dict(factors=lambda t: (t, t**0.5, t**1.5)),
+        dict(powers=(1, 0.5, 1.5)),
         "t equal terms add up to t times one of them: right. But the right layer adds up t *different* terms, and "
         "random signs cancel in part: that is sqrt(t) times one of them. You want the ratio.",
     ),
+    (dict(powers=(0, 0.5, 0.5)), "Equal shards do change the output: all ranks add the same, so nothing cancels."),
+    (dict(powers=(0.5, -0.5, 0)), "A smaller width makes *larger* weights: 1/sqrt(n/t) is more than 1/sqrt(n)."),
+    (dict(powers=(0.5, 0, 0.5)), "The local width changes the output, too: 1/sqrt(n/t) is sqrt(t) times 1/sqrt(n)."),
+    (dict(powers=(1, 1, 2)), "These are the factors of the variance. The standard deviation is its root."),
     (
-        dict(factors=lambda t: (1, t**0.5, t**0.5)),
-        "Equal shards do change the output: every rank adds the same partial result, so nothing cancels.",
-    ),
-    (
-        dict(factors=lambda t: (t**0.5, t**-0.5, 1)),
-        "A smaller width makes *larger* weights: 1/sqrt(n/t) is more than 1/sqrt(n).",
-    ),
-    (
-        dict(factors=lambda t: (t**0.5, 1, t**0.5)),
-        "The local width changes the output, too: 1/sqrt(n/t) is sqrt(t) times 1/sqrt(n).",
-    ),
-    (
-        dict(factors=lambda t: (t, t, t**2)),
-        "These are the factors of the variance. The standard deviation is its root.",
-    ),
-    (
-        dict(factors=lambda t: (t**0.5, t**0.5, 2 * t**0.5)),
-        "Each fault alone is right. Together the factors multiply; they do not add up.",
-    ),
-    (
-        dict(factors=lambda t: (t**0.5, t**0.5, t**0.5)),
+        dict(powers=(0.5, 0.5, 0.5)),
         "Each fault alone is right. But one makes the weights larger, and the other adds them up without cancelling: "
         "with both, the output grows twice.",
     ),
@@ -242,48 +225,38 @@ mask = Exercise(
 )
 
 
-@mask.mistake(
-    "You gave one mask to all. Then heads that should learn separately drop the same places, and replicas waste their "
-    "second opinion."
+mask.mistakes_of(
+    lambda *case, answer: answer(*case),
+    (
+        dict(answer=lambda place, across, flag: "same"),
+        "You gave one mask to all. Then heads that should learn separately drop the same places, and replicas waste "
+        "their second opinion.",
+    ),
+    (
+        dict(answer=lambda place, across, flag: "different"),
+        "You gave each its own mask. Then hidden states that all ranks hold as copies stop being copies, and "
+        "recomputation gives the gradient of a different function.",
+    ),
+    (
+        dict(answer=lambda place, across, flag: my_mask(place, across, False)),
+        "With sequence parallelism each rank holds different tokens: the hidden states are not copies then.",
+    ),
+    (
+        dict(answer=lambda place, across, flag: my_mask(place, across, not flag)),
+        "Hidden states are the wrong way round: without sequence parallelism all ranks hold copies of the same tokens; "
+        "with it each holds its own.",
+    ),
+    (
+        dict(answer=lambda place, across, flag: my_mask("hidden states", across, flag)),
+        "The attention weights are never copies: each rank has different heads, whatever the sequence does.",
+    ),
+    (
+        dict(answer=lambda place, across, flag: "same" if across == ACROSS[1] else my_mask(place, across, flag)),
+        "Data replicas see different rows. In one process, every row of a longer batch gets its own mask.",
+    ),
+    (
+        dict(answer=lambda place, across, flag: "different" if across == ACROSS[2] else my_mask(place, across, flag)),
+        "Recomputation must give the numbers of the first time again: the loss came from them. With a different mask "
+        "the gradient is that of a different function.",
+    ),
 )
-def always_same(place, across, sequence_parallel):
-    return "same"
-
-
-@mask.mistake(
-    "You gave each its own mask. Then hidden states that all ranks hold as copies stop being copies, and recomputation "
-    "gives the gradient of a different function."
-)
-def always_different(place, across, sequence_parallel):
-    return "different"
-
-
-@mask.mistake("With sequence parallelism each rank holds different tokens: the hidden states are not copies then.")
-def sequence_ignored(place, across, sequence_parallel):
-    return my_mask(place, across, sequence_parallel=False)
-
-
-@mask.mistake(
-    "Hidden states are the wrong way round: without sequence parallelism all ranks hold copies of the same tokens; "
-    "with it each holds its own."
-)
-def wrong_way_round(place, across, sequence_parallel):
-    return my_mask(place, across, not sequence_parallel)
-
-
-@mask.mistake("The attention weights are never copies: each rank has different heads, whatever the sequence does.")
-def place_ignored(place, across, sequence_parallel):
-    return my_mask("hidden states", across, sequence_parallel)
-
-
-@mask.mistake("Data replicas see different rows. In one process, every row of a longer batch gets its own mask.")
-def replicas_alike(place, across, sequence_parallel):
-    return "same" if across == "data replicas" else my_mask(place, across, sequence_parallel)
-
-
-@mask.mistake(
-    "Recomputation must give the numbers of the first time again: the loss came from them. With a different mask the "
-    "gradient is that of a different function."
-)
-def recomputed_differently(place, across, sequence_parallel):
-    return "different" if across == "recomputation" else my_mask(place, across, sequence_parallel)

@@ -136,8 +136,6 @@ def norm_inputs(num_stages: int):
 
 
 def sends_one_number(log: CommunicationLog, *_) -> str | None:
-    if complaint := only("all_reduce")(log):
-        return complaint
     if log.total_bytes() <= 8:
         return None
     return f"It sends {log.total_bytes()} bytes. One number is enough: the sum of the squares that this rank counts."
@@ -149,7 +147,7 @@ norm = RankExercise(
     notebook="08",
     cases=[(4, 2), (2, 1), (8, 4)],
     inputs=norm_inputs,
-    rule=sends_one_number,
+    rule=only("all_reduce", also=sends_one_number),
     hints=[
         "|g|² is the sum of the squares of all numbers of the gradient, each once.",
         'On this rank, count a gradient if it is a "shard", or if it is "whole" and tp_rank is 0. Never a "copy".',
@@ -169,10 +167,7 @@ def own_norm(gradients, kinds, tp_rank):
     return squares(gradients, kinds, "shard", "whole" if tp_rank == 0 else "shard").sqrt()
 
 
-@norm.mistake(
-    "Everything was counted wherever it is. What tensor ranks hold whole is there t times, and the embedding is there "
-    "once more on the last stage."
-)
+@norm.mistake("Everything was counted wherever it is: whole parameters t times, the embedding on both its stages.")
 def everything_counted(gradients, kinds, tp_rank):
     return summed(squares(gradients, kinds, "shard", "whole", "copy")).sqrt()
 

@@ -146,19 +146,13 @@ state_bytes.mistakes_of(
         "You divided everything by d, sharded or not. Each replica holds weights and gradients of the whole model; "
         "only a sharded optimizer is divided among them.",
     ),
-    (
-        dict(each=lambda d, z: 18),
-        "With sharded_optimizer, the optimizer's 12 bytes are divided by d; you left that out.",
-    ),
+    (dict(each=lambda d, z: 18), "With sharded_optimizer the optimizer's 12 bytes are divided by d: you left it out."),
     (
         dict(each=lambda d, z: 16),
         "You counted 2 bytes for a gradient; here, as in Megatron-LM, gradients are added up in 4. And with "
         "sharded_optimizer the optimizer's 12 bytes are divided by d.",
     ),
-    (
-        dict(each=lambda d, z: 6),
-        "These are weights and gradients. Adam adds 12 bytes: two moments and a float32 weight.",
-    ),
+    (dict(each=lambda d, z: 6), "These are weights and gradients. Adam adds 12 bytes: two moments, a float32 weight."),
     (
         dict(each=lambda d, z: 4 + 12 / z),
         "You counted 2 bytes for a gradient, as the ZeRO paper does. Here, as in Megatron-LM, it is 4.",
@@ -166,12 +160,9 @@ state_bytes.mistakes_of(
     (dict(each=lambda d, z: 6 + 12 / d), "You divided the optimizer's bytes by d although it is not sharded."),
     (
         dict(each=lambda d, z: 18 / z),
-        "You divided everything by d. The sharded optimizer (ZeRO-1) divides only its own 12 bytes.",
+        "You divided all of it by d. The sharded optimizer (ZeRO-1) divides its own 12 bytes only.",
     ),
-    (
-        dict(each=lambda d, z: 2 + 16 / z),
-        "You divided the gradients as well. ZeRO-1 divides the optimizer's bytes only.",
-    ),
+    (dict(each=lambda d, z: 2 + 16 / z), "You divided the gradients, too. ZeRO-1 divides the optimizer's bytes only."),
 )
 
 
@@ -215,14 +206,8 @@ def gpus(
 
 gpus_needed.mistakes_of(
     gpus,
-    (
-        dict(flops_each=2),
-        "That is the forward pass. Backward takes twice as much, and recomputing takes as much again.",
-    ),
-    (
-        dict(flops_each=6),
-        "You counted 6 FLOPs per token and parameter. With full recomputation, forward runs twice: 8.",
-    ),
+    (dict(flops_each=2), "That is the forward pass. Backward takes twice as much, recomputing as much again."),
+    (dict(flops_each=6), "You counted 6 FLOPs per token and parameter. With full recomputation forward runs twice: 8."),
     (dict(rounded=int), "Rounded down, the run ends a little late. Round up."),
     (dict(rounded=float), "There are no fractions of GPUs: round up to a whole number."),
     (dict(seconds=1), "FLOP/s are per second, and a day has 86400 seconds."),

@@ -39,8 +39,6 @@ def logit_inputs(shard_size: int, scale: float):
 
 
 def sends_three_numbers_per_token(log: CommunicationLog, logits, target) -> str | None:
-    if complaint := only("all_reduce")(log):
-        return complaint
     enough = 3 * len(target) * logits.element_size()
     if log.total_bytes() <= enough:
         return None
@@ -56,7 +54,7 @@ vocab_cross_entropy = RankExercise(
     notebook="04",
     cases=[(2, 4, 1.0), (4, 4, 100.0)],
     inputs=logit_inputs,
-    rule=sends_three_numbers_per_token,
+    rule=only("all_reduce", also=sends_three_numbers_per_token),
     hints=[
         "Start from the formula: loss = log(sum of exp(logit)) - logit of the target. Which two numbers does each "
         "rank know a part of?",
@@ -110,10 +108,7 @@ vocab_cross_entropy.mistakes_of(
         "The maximum was subtracted in the sum of the exponentials but not from the target's logit. Subtract it in "
         "both, or add it back to the logarithm.",
     ),
-    (
-        dict(offset=False),
-        "Targets are ids of the whole vocabulary. Subtract the id at which this rank's slice begins, rank * V/t.",
-    ),
+    (dict(offset=False), "Targets are ids of the whole vocabulary. Subtract this rank's first id, rank * V/t."),
     (dict(masked=False), "Each rank added a logit for each target. Only one rank has the target: the others add 0."),
     (dict(reduced=False), "Only the exponentials of this rank's slice were added up: all-reduce their sum too."),
 )

@@ -75,7 +75,11 @@ def main() -> int:
     missing = what_is_missing(look_at_machine()) + packages_to_mend()
     if not missing:
         try:
-            _launch_four()
+            from labkit.launch import launch
+
+            if launch(_sum_of_ranks, world_size=4) != [6.0] * 4:
+                raise RuntimeError("their sum is wrong")
+            print("Four ranks were launched and added up their numbers.")
         except Exception as error:
             missing.append(f"LAUNCH: four ranks could not be started and add up their numbers: {error}")
     for line in missing:
@@ -205,16 +209,8 @@ def _size(size_bytes: int) -> str:
 # --- a launch ------------------------------------------------------------------------------------------------------
 
 
-def _launch_four() -> None:
-    """Launch four real ranks, and sum over them."""
-    from labkit.launch import launch
-
-    if launch(_sum_of_ranks, world_size=4) != [6.0] * 4:
-        raise RuntimeError("their sum is wrong")
-    print("Four ranks were launched and added up their numbers.")
-
-
 def _sum_of_ranks() -> float:
+    """On one of four real ranks: add up all their numbers."""
     import torch
     import torch.distributed as dist
 

@@ -1,15 +1,13 @@
 """A case of the museum: run an unknown fault, read what it shows, name it."""
 
 import hashlib
-import inspect
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from string import ascii_uppercase
 
-from course.exercises.base import Folded, Verdict, indent, report
+from course.exercises.base import Folded, Verdict, indent, report, source_of
 from course.museum.faults import FAULTS, Fault
 from course.museum.tiny_run import LAYOUT, Run, Seen, in_one_process, on_rank
 from labkit.launch import launch
@@ -101,13 +99,11 @@ class Case:
             return Verdict("wrong", f"{self.name}: no fault is called {guess!r}.{meant}")
         if guessed is not self._fault:
             shows = indent(f"With it, you would see this: {guessed.shows}")
-            return Verdict(
-                "wrong", f"{self.name}: it is not {guessed.name!r}.\n{shows}\n  Compare that with the symptoms."
-            )
-        text = "\n".join(map(indent, (guessed.what, f"Seen: {guessed.seen_at}.")))
-        return Verdict(
-            "passed", f"{self.name}: yes, {guessed.name!r}.\n{text}\n  `solution()` shows how it was put in."
-        )
+            text = f"it is not {guessed.name!r}.\n{shows}\n  Compare that with the symptoms."
+            return Verdict("wrong", f"{self.name}: {text}")
+        known = "\n".join(map(indent, (guessed.what, f"Seen: {guessed.seen_at}.")))
+        text = f"yes, {guessed.name!r}.\n{known}\n  `solution()` shows how it was put in."
+        return Verdict("passed", f"{self.name}: {text}")
 
     def hint(self) -> Folded:
         """Show which symptoms to read first."""
@@ -115,7 +111,7 @@ class Case:
 
     def solution(self) -> Folded:
         """Show the name of the fault, and the lines that put it into labkit on a rank."""
-        source = textwrap.dedent(inspect.getsource(self._fault.apply)).strip()
+        source = source_of(self._fault.apply)
         about = f"{self._fault.name}. {self._fault.what} Seen: {self._fault.seen_at}."
         return Folded("Solution", f"{about}\n\n```python\n{source}\n```", plain_text=f"# {about}\n{source}")
 

@@ -51,6 +51,11 @@ def test_noting_a_mistake_leaves_the_function_as_it_is(exercise):
     assert [mistake.advice for mistake in exercise.mistakes][2:] == ["A third."]
 
 
+def test_mistakes_of_one_function_differ_in_its_options(exercise):
+    exercise.mistakes_of(lambda values, cut: (values[:cut], values[cut:]), (dict(cut=0), "Cut later."))
+    assert "Cut later." in exercise.verdict(lambda values: ([], values)).text
+
+
 def test_report_names_the_first_wrong_case_and_both_values(exercise):
     text = exercise.verdict(interleaved_halves).text  # right for two values, wrong for four
     assert "halves(values=[1, 2, 3, 4])" in text
