@@ -59,8 +59,7 @@ def claim(folder: str | Path, resume: bool) -> Iterator[None]:
             raise ValueError(f"checkpoint_dir={folder} is in use by another run: name a different folder") from None
         except OSError:
             pass  # a file system without locks
-        path = newest(folder)
-        if path is not None and not resume:
+        if not resume and (path := newest(folder)):
             raise ValueError(f"checkpoint_dir={folder} already has {path.name}: resume it, or name a different folder")
         for partial in folder.glob("step_*.partial"):
             shutil.rmtree(partial, ignore_errors=True)
@@ -86,8 +85,7 @@ def save(folder: str | Path, state: State, step: int, num_samples: int) -> None:
 
     def finish() -> None:
         written = filesystem.FileSystemReader(partial).read_metadata().storage_data.values()
-        lost = {info.relative_path for info in written} - {path.name for path in partial.iterdir()}
-        if lost:
+        if lost := {info.relative_path for info in written} - {path.name for path in partial.iterdir()}:
             raise ValueError(f"{partial} lacks {min(lost)}: checkpoint_dir must be a folder that all nodes share")
         sums = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
         about = {"step": step, "num_samples": num_samples, **_about(state), "checksums": sums}
@@ -121,11 +119,9 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
     """
     found = [newest(folder)]
     dist.broadcast_object_list(found)  # one rank looks for all
-    path = found[0]
-    if path is None:
-        text, done = f"No checkpoint in {folder}: starting with step 1", (0, 0)
-    else:
-        load(path, state)
+    text, done = f"No checkpoint in {folder}: starting with step 1", (0, 0)
+    if path := found[0]:
+        _load(path, state)
         about = json.loads((path / DESCRIPTION).read_text())
         text, done = f"Resuming after step {about['step']}, from {path}", (about["step"], about["num_samples"])
     if dist.get_rank() == 0:
@@ -133,8 +129,7 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
     return done
 
 
-def load(path: Path, state: State) -> None:
-    """Restore one checkpoint in place, on every rank of the world. It refuses what `load_newest` refuses."""
+def _load(path: Path, state: State) -> None:
     from torch.distributed.checkpoint import filesystem, state_dict_loader
 
     _together(lambda: _check(path, state))
@@ -144,8 +139,7 @@ def load(path: Path, state: State) -> None:
 
     def check_names() -> None:
         known = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
-        missing = sorted(tensors.keys() - known.keys())
-        if missing:
+        if missing := sorted(tensors.keys() - known.keys()):
             count = f"{len(missing)} tensors are missing"
             raise ValueError(f"{path} has no {missing[0]} ({count}): it is of a different model")
 
@@ -173,17 +167,14 @@ def _write(tensors: dict[str, torch.Tensor], folder: Path) -> None:
 
 def _check(path: Path, state: State) -> None:
     """Check that a checkpoint is whole, and of this model. The ranks divide the files among them."""
+    ours = _about(state)
     try:
         about = json.loads((path / DESCRIPTION).read_text())
-        theirs = {name: about[name] for name in ("step", "num_samples", *_about(state))}
+        theirs = {name: about[name] for name in ("step", "num_samples", *ours)}
         sums = sorted(about["checksums"].items())
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path / DESCRIPTION} is not the description of a labkit checkpoint: {error!r}") from error
-    differing = [
-        f"{name} is {theirs[name]} there and {value} here"
-        for name, value in _about(state).items()
-        if theirs[name] != value
-    ]
+    differing = [f"{name} is {theirs[name]} there and {ours[name]} here" for name in ours if theirs[name] != ours[name]]
     if differing:
         raise ValueError(f"{path} does not fit: {'; '.join(differing)}")
     for name, checksum in sums[dist.get_rank() :: dist.get_world_size()]:
@@ -194,10 +185,7 @@ def _check(path: Path, state: State) -> None:
 
 
 def _together(work: Callable[[], None] | None, written: str = "") -> None:
-    """Do the work of this rank, wait for the others, and raise on all ranks if it failed on one.
-
-    An OSError means that what is ``written`` cannot be.
-    """
+    """Do the work of this rank, which may be to write, wait for the others, and raise on all if it failed on one."""
     error = None
     try:
         if work:

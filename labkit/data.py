@@ -59,8 +59,7 @@ class InventedText:
 class TextFile:
     """Any file, byte by byte; samples start at random places. No floor is known: ``floor_nats`` is None.
 
-    The last tenth of the file is for evaluation, or one sample's length if that is more. All other samples come from
-    the rest.
+    The last tenth of the file, or one sample's length if that is more, is for evaluation. The rest is for training.
     """
 
     path: str | Path

@@ -41,13 +41,12 @@ class DataParallel(nn.Module):
         loss(model(micro_batches[-1])).backward()
 
     ``parameter.grad`` is a view into its bucket: copy what should outlive the next step. A parameter that has a
-    gradient on some ranks only counts as zero on the others. One without a gradient on any rank is left alone.
+    gradient on some ranks only counts as zero on the others. One without a gradient on any rank is left alone. All
+    replicas start with the values of the group's first rank.
 
     Args:
         bucket_bytes: a bucket is full when it holds this much; 0 sends each parameter in a message of its own.
         overlap: send each bucket as soon as it is full, not all of them when backward is done.
-
-    All replicas start with the values of the group's first rank.
 
     Raises:
         ValueError: on every rank, if the replicas' parameters or buffers differ in names, shapes or types. In forward,

@@ -46,8 +46,7 @@ class VocabParallelEmbedding(nn.Module):
         self.master_weight = master if keep_master_weight_for_test else None
         rows = -(-self.num_embeddings // group.size())
         self.first_word = group.rank() * rows
-        padded = F.pad(master, (0, 0, 0, rows * group.size() - self.num_embeddings))
-        weight = own_shard(padded, group, 0)
+        weight = own_shard(F.pad(master, (0, 0, 0, rows * group.size() - self.num_embeddings)), group, 0)
         self.weight = mark_shard(nn.Parameter(weight.to(device)), Shard(0, self.num_embeddings))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Everything that decides a training run, in one object: the same in a notebook and on the command line."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -95,11 +95,9 @@ class TrainConfig:
     """Continue from the newest complete checkpoint in checkpoint_dir, whatever layout it was written in."""
 
     def __post_init__(self):
-        for name in ("steps", "batch_size", "micro_batch_size", "seq_length", "num_layers", "hidden_size",
-                     "num_attention_heads", "tp_size", "pp_size", "num_chunks"):  # fmt: skip
-            object.__setattr__(self, name, check_size(name, getattr(self, name)))
-        for name in ("warmup_steps", "eval_interval", "save_interval"):
-            object.__setattr__(self, name, check_size(name, getattr(self, name), least=0))
+        for name in (field.name for field in fields(self) if type(field.default) is int and field.name != "seed"):
+            least = 0 if name in ("warmup_steps", "eval_interval", "save_interval") else 1
+            object.__setattr__(self, name, check_size(name, getattr(self, name), least))
         seed = whole_number(self.seed)
         if seed is None or not 0 <= seed < 1 << 63:
             raise ValueError(f"seed={self.seed!r} must be a whole number from 0 up, of at most 63 bits")

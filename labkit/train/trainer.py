@@ -25,11 +25,10 @@ from labkit.model import ParallelGPT
 from labkit.schedules import Schedule
 from labkit.tensor_parallel import seed_replicas
 from labkit.train.config import TrainConfig
-from labkit.train.console import progress_bar
+from labkit.train.console import Step, progress_bar
 from labkit.train.gradients import global_grad_norm
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
-from labkit.train.step import Step
 
 MicroBatches = Sequence[torch.Tensor]
 
@@ -178,11 +177,8 @@ class Trainer:
         config = self.config
         matrices = [parameter for parameter in self.parameters if parameter.dim() > 1]
         others = [parameter for parameter in self.parameters if parameter.dim() <= 1]
-        param_groups = [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        adamw = partial(AdamW, lr=config.learning_rate, betas=(0.9, 0.95))
+        param_groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+        adamw = partial(AdamW, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay)
         make = partial(MasterWeights, optimizer_class=adamw) if config.precision == "bfloat16" else adamw
         return ShardedOptimizer(param_groups, make, self.groups.dp) if config.sharded_optimizer else make(param_groups)
 
