@@ -1,8 +1,7 @@
-"""What a run shows: its steps, as data and in a bar in a cell or a terminal, and a line before and after."""
+"""What a run shows: a bar with loss and speed, in the launching cell or in a terminal, and a line before and after."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -12,19 +11,7 @@ from labkit.groups import local_device
 from labkit.launch import progress
 from labkit.sizes import counted
 from labkit.train.config import TrainConfig
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one step came to, the same on every rank; ``number`` counts from 1."""
-
-    number: int
-    loss: float
-    grad_norm: float
-    learning_rate: float
-    seconds: float
-    tokens_per_second: float
-    evaluation_loss: float | None = None
+from labkit.train.step import Step
 
 
 @contextmanager

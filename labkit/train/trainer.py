@@ -25,10 +25,11 @@ from labkit.model import ParallelGPT
 from labkit.schedules import Schedule
 from labkit.tensor_parallel import seed_replicas
 from labkit.train.config import TrainConfig
-from labkit.train.console import Step, progress_bar
+from labkit.train.console import progress_bar
 from labkit.train.gradients import global_grad_norm
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
+from labkit.train.step import Step
 
 MicroBatches = Sequence[torch.Tensor]
 

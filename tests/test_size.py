@@ -1,0 +1,40 @@
+"""labkit stays small enough to read: the sizes that were agreed, and the inner path that README promises."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+CODE_MAP = README[README.index("## The code") : README.index("## Commands")]
+INNER_PATH = [ROOT / name for name in re.findall(r"\*\*`(.+?\.py)`\*\*", CODE_MAP)]
+
+
+def num_lines(*paths: Path) -> int:
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+@pytest.mark.parametrize(("folder", "most"), [("labkit", 6500), ("labkit/launch", 2000), ("course", 9000)])
+def test_a_package_stays_small(folder, most):
+    assert num_lines(*(ROOT / folder).rglob("*.py")) <= most
+
+
+@pytest.mark.parametrize("name", re.findall(r"`((?:labkit|course)/.*?)`", CODE_MAP))
+def test_the_map_leads_somewhere(name):
+    assert (ROOT / name).exists()
+
+
+def test_every_part_of_both_packages_is_on_the_map():
+    shown = re.findall(r"`((?:labkit|course)/[^/`]+)", CODE_MAP)
+    parts = [path for package in ("labkit", "course") for path in (ROOT / package).iterdir()]
+    names = {f"{path.parent.name}/{path.name}" for path in parts if path.suffix == ".py" or path.is_dir()}
+    left_out = {name for name in names if "__" not in name and name not in shown}
+    assert left_out <= {"labkit/sizes.py", "labkit/shape.py", "course/progress.py"}
+
+
+def test_the_inner_path_is_as_long_as_readme_says():
+    assert len(INNER_PATH) == 9
+    assert all(num_lines(path) < 250 for path in INNER_PATH)
+    said = int(re.search(r"nine files, ([\d,]+) lines", CODE_MAP)[1].replace(",", ""))
+    assert abs(num_lines(*INNER_PATH) - said) < 50
