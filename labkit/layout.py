@@ -1,8 +1,7 @@
 """Where each rank stands: its tensor, context, data and pipeline coordinates, and who is in its groups.
 
 The ranks of a job fill a four-dimensional grid like the digits of an odometer: the axis that ``order`` names first
-moves fastest. Every question about groups is then a question about that grid: a group of an axis is a line of the grid
-along it. Integers only: no torch, no process.
+moves fastest. A group of an axis is a line of the grid along it. Integers only: no torch, no process.
 
 Source: the order of groups and of their members is Megatron-LM's (arXiv 2104.04473, section 3;
 ``RankGenerator`` in its ``parallel_state.py``).
@@ -29,13 +28,6 @@ class Coords(NamedTuple):
     cp: int
     dp: int
     pp: int
-
-
-class Neighbours(NamedTuple):
-    """The ranks with the pipeline stages before and after; None at the pipeline's ends."""
-
-    previous: int | None
-    next: int | None
 
 
 @dataclass(frozen=True)
@@ -91,11 +83,9 @@ class ParallelLayout:
         [[0, 1, 4, 5], [2, 3, 6, 7]]
         """
         within = self._within(axes)
-        slowest_first = self.axes[::-1]
-        across = [i for i, axis in enumerate(slowest_first) if axis not in within]
-        along = [i for i, axis in enumerate(slowest_first) if axis in within]
+        dims = sorted(range(4), key=lambda dim: self.axes[::-1][dim] in within)  # across the groups, then along them
         members = math.prod(self.size(axis) for axis in within)
-        return self._grid.transpose(across + along).reshape(-1, members).tolist()
+        return self._grid.transpose(dims).reshape(-1, members).tolist()
 
     def group_of(self, rank: int, *axes: str) -> list[int]:
         """Return the one group of ``axes`` that ``rank`` is a member of."""
@@ -129,14 +119,6 @@ class ParallelLayout:
             rank, stride = rank + coordinate * stride, stride * size
         return rank
 
-    def neighbours(self, rank: int) -> Neighbours:
-        """Return the ranks of the previous and of the next pipeline stage, as ``rank`` sees them."""
-        stages, stage = self.group_of(rank, "pp"), self.coords(rank).pp
-        return Neighbours(
-            previous=stages[stage - 1] if stage > 0 else None,
-            next=stages[stage + 1] if stage < self.pp_size - 1 else None,
-        )
-
     def embedding_groups(self) -> list[list[int]]:
         """Return the first and the last rank of each pipeline, which share the tied word embedding."""
         return [group if len(group) == 1 else [group[0], group[-1]] for group in self.groups("pp")]
@@ -155,8 +137,8 @@ class ParallelLayout:
         """Return a table: pipeline stages down, data (and context) replicas across, a tensor group in each cell."""
         axes, stages, shown = self.axes[::-1], min(self.pp_size, 16), 0
         ranks = self._grid.transpose([axes.index(axis) for axis in ("pp", "dp", "cp", "tp")])[:stages]
-        rows = ["", *(f"pp {pp}" for pp in range(stages))]
-        rows = [row.ljust(len(rows[-1])) for row in rows]
+        head = len(f"pp {stages - 1}")
+        rows = [" " * head, *(f"pp {pp}".ljust(head) for pp in range(stages))]
         for dp, cp in itertools.product(range(self.dp_size), range(self.cp_size)):
             column = [f"dp {dp}" + (f" cp {cp}" if self.cp_size > 1 else ""), *map(_cell, ranks[:, dp, cp])]
             width = max(map(len, column))
@@ -182,19 +164,16 @@ class ParallelLayout:
     def _check_rank(self, rank: int) -> int:
         number = whole_number(rank)
         if number is None or not 0 <= number < self.world_size:
-            raise ValueError(
-                f"rank={rank!r} must be a whole number from 0 to {self.world_size - 1}: world_size is {self.world_size}"
-            )
+            rule = f"must be a whole number from 0 to {self.world_size - 1}: world_size is {self.world_size}"
+            raise ValueError(f"rank={rank!r} {rule}")
         return number
 
     def _misfit(self) -> str:
         sizes = {axis: self.size(axis) for axis in ("tp", "cp", "pp") if axis != "cp" or self.cp_size > 1}
         product = math.prod(sizes.values())
-        ways = []
-        for axis, size in sizes.items():
-            rest = product // size
-            if self.world_size % rest == 0:
-                ways.append(f"{axis}_size {either(divisors(self.world_size // rest))}")
+        rests = {axis: product // size for axis, size in sizes.items()}
+        fitting = {axis: self.world_size // rest for axis, rest in rests.items() if self.world_size % rest == 0}
+        ways = [f"{axis}_size {either(divisors(most))}" for axis, most in fitting.items()]
         if not ways:  # no single size can be blamed: say what their product may be
             ways.append(f"sizes whose product is {either(divisors(self.world_size))}")
         below = self.world_size // product * product
