@@ -1,8 +1,7 @@
 """What the ranks say to each other: a log of every collective and message that a rank takes part in.
 
-The log listens at the process group, through which torch's own functions pass: `dist.all_reduce`, the list and the
-single-tensor forms, `batch_isend_irecv`, and FSDP2. It does not hear what C++ starts by itself:
-DistributedDataParallel, and the functional collectives of DTensor.
+The log listens at the process group, through which the functions of `dist` and FSDP2 pass. It does not hear what C++
+starts by itself: DistributedDataParallel, and the functional collectives of DTensor.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,13 +22,11 @@ class Communication:
     """One call: its operation, the global ranks of its group, its size, and how long it took.
 
     ``message_bytes`` is the size of the full buffer, as nccl-tests counts: all ranks' pieces for all-gather,
-    reduce-scatter, gather and scatter; the tensor itself for the others; 0 for a barrier. For `send` that is what left
-    this rank. For a collective, what left depends on the library's algorithm, which cannot be seen from here (a ring
-    all-reduce sends 2(n-1)/n times the message).
+    reduce-scatter, gather and scatter; the tensor itself for the others; 0 for a barrier. What leaves the rank in a
+    collective depends on the library's algorithm (a ring all-reduce sends 2(n-1)/n times the message).
 
-    ``seconds`` run from the call to the end of its wait: a rank that arrives early counts its waiting for the late
-    ones. On a GPU they are the stream's, by CUDA events. They are None while nobody has waited, and for messages that
-    NCCL sends as one batch.
+    ``seconds`` run from the call to the end of its wait, so an early rank counts its waiting for the late ones. They
+    are None while nobody has waited, and for messages that NCCL sends as one batch.
     """
 
     operation: str
@@ -73,8 +70,8 @@ def communication_log(trace: Trace | None = None) -> Iterator[CommunicationLog]:
     """Record what this rank communicates until the block ends; afterwards torch is as it was.
 
     Use it inside a rank; the log can be returned from there. A ``trace`` gets two spans of each call: one while it is
-    under way, and one while this rank waits for it. (Where torch does not say when a call was done, the first span
-    lasts until the end of the wait. That is so for gloo's reduce-scatter and messages, and for all of NCCL.)
+    under way, and one while this rank waits for it. (Where torch does not say when a call was done, as for gloo's
+    reduce-scatter and messages and all of NCCL, the first span lasts until the end of the wait.)
 
     >>> with communication_log() as log:
     ...     pass  # dist.all_reduce(x) here would be one record
@@ -122,8 +119,7 @@ def _recorded(operation: str, buffer: int | None, method, log, settle: list, tra
         record = Communication(operation, tuple(dist.get_process_group_ranks(group)), message_bytes)
         log.records.append(record)
         device = next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
-        call = _Call(record, device, settle, trace)
-        return call.under_way(method(group, *args, **kwargs))
+        return _Call(record, device, settle, trace).under_way(method(group, *args, **kwargs))
 
     return record_and_call
 
@@ -145,11 +141,11 @@ class _Call:
     def under_way(self, work):
         """Take torch's handle, and return what the caller gets in its place."""
         self._work = work
-        if work is None:  # NCCL: its stream runs the call where it stands; or it is one message of a batch
-            if self._record.operation not in ("send", "recv"):
-                self._stop(waited_since=self._started)
-            return None
         operation, trace, started = self._record.operation, self._trace, self._started
+        if work is None:  # NCCL: its stream runs the call where it stands; or it is one message of a batch
+            if operation not in ("send", "recv"):
+                self._stop(waited_since=started)
+            return None
         if trace and self._device.type == "cpu":  # where gloo's thread says when the call has ended
             with suppress(RuntimeError):  # not implemented
                 work.get_future().add_done_callback(lambda _: trace.add(COMMUNICATION, operation, started, trace.now()))

@@ -1,7 +1,6 @@
 """The process groups of a layout: from lists of ranks to something that collectives can be called on.
 
-``init_groups`` makes exactly the groups that the layout lists, so what was drawn is what communicates. It needs a
-world that is up, and does not care what brought it up: `launch`, torchrun or srun.
+``init_groups`` makes exactly the groups that the layout lists, in a world brought up by `launch`, torchrun or srun.
 """
 
 import os
@@ -65,10 +64,9 @@ class ProcessGroups:
         return bool(self._channels)
 
     def device_mesh(self) -> DeviceMesh:
-        """Return the same groups, not copies, as a DeviceMesh with named axes, slowest first.
+        """Return the same groups, not copies, as a DeviceMesh with named axes, slowest first, as FSDP2 takes one.
 
-        It is for what takes a mesh: FSDP2 on ``device_mesh()["dp"]``, DTensor, torch.distributed.checkpoint. DTensor
-        remembers a mesh by its shape as long as the process lives: once it has used these groups, keep them.
+        DTensor remembers a mesh by its shape as long as the process lives: once it has used these groups, keep them.
         """
         if self._mesh is None:
             axes = self.layout.axes[::-1]
@@ -120,11 +118,9 @@ def init_groups(layout: ParallelLayout) -> ProcessGroups:
             "no world is up: call init_groups inside a function given to labkit.launch.launch(), "
             "or after torch.distributed.init_process_group()"
         )
-    if dist.get_world_size() != layout.world_size:
-        raise ValueError(
-            f"the layout has world_size={layout.world_size} but {dist.get_world_size()} ranks are running: "
-            f"start {layout.world_size} ranks, or make the layout with world_size={dist.get_world_size()}"
-        )
+    if (running := dist.get_world_size()) != (wanted := layout.world_size):
+        way_out = f"start {wanted} ranks, or make the layout with world_size={running}"
+        raise ValueError(f"the layout has world_size={wanted} but {running} ranks are running: {way_out}")
     made: dict[str, Any] = {name: _my_group(name, layout.groups(*axes)) for name, axes in AXES_OF_GROUP.items()}
     made["embedding"] = _my_group("embedding", layout.embedding_groups())
     channels = _make_channels(layout) if "nccl" in dist.get_backend_config() else {}
@@ -140,12 +136,10 @@ def _my_group(name: str, groups: list[list[int]]) -> dist.ProcessGroup:
     Every rank makes every group, in the same order, so that groups have the same numbers everywhere. (torch can let
     only the members make a group, but groups made a second time that way fail to connect.)
     """
-    mine: Any = dist.GroupMember.NON_GROUP_MEMBER
-    for ranks in groups:
-        group = dist.new_group(ranks, group_desc=f"{name} {ranks_text(ranks)}")  # what a deadlock report calls it
-        if group != dist.GroupMember.NON_GROUP_MEMBER:
-            mine = group
-    return mine
+    nobody: Any = dist.GroupMember.NON_GROUP_MEMBER
+    names = [f"{name} {ranks_text(ranks)}" for ranks in groups]  # what a deadlock report calls them
+    made: list[Any] = [dist.new_group(ranks, group_desc=desc) for ranks, desc in zip(groups, names)]
+    return next((group for group in made if group != nobody), nobody)
 
 
 def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.ProcessGroup]:

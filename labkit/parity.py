@@ -1,7 +1,6 @@
 """Does every rank have what one process has? The question behind every parallel method, asked by parameter name.
 
-Next to the error stands the factor between the two, because it names most mistakes: gradients that are d times too
-large were summed over d replicas and not averaged.
+The factor between the two names most mistakes: gradients d times too large were summed over d replicas, not averaged.
 """
 
 import math
@@ -29,8 +28,7 @@ class Difference:
     """How one tensor differs from what one process has, where |x| is the root of the sum of squares.
 
     ``error`` is |got - expected| / |expected|. ``ratio`` is the factor that brings expected closest to got, and
-    ``rest`` is the error that is then left: about 0 if the tensor is right up to a factor. ``both_zero`` means that
-    both sides are zero, so any factor fits.
+    ``rest`` the error that is then left. ``both_zero`` means that both sides are zero, so any factor fits.
     """
 
     name: str
@@ -104,11 +102,11 @@ def _difference(name: str, got: torch.Tensor | None, expected_tensors: Tensors) 
     one, other = torch.broadcast_tensors(one.double(), other.double())
     size = other.norm().item()
     if size == 0:  # so no error relative to it
-        if one.norm().item() == 0:
-            return Difference(name, 0.0, 1.0, 0.0, both_zero=True)
-        return Difference(name, math.inf, math.inf, math.inf)
+        both_zero = one.norm().item() == 0
+        error, ratio = (0.0, 1.0) if both_zero else (math.inf, math.inf)
+        return Difference(name, error, ratio, rest=error, both_zero=both_zero)
     ratio = (one * other).sum().item() / size**2
     error, rest = ((one - factor * other).norm().item() / size for factor in (1.0, ratio))
     if not math.isfinite(error):  # an overflow is not close to anything
-        return Difference(name, math.inf, ratio, math.inf)
+        error = rest = math.inf
     return Difference(name, error, ratio, rest)

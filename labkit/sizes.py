@@ -10,9 +10,7 @@ MAX_SIZE = 10**12
 
 
 class Misfit(ValueError):
-    """Things that do not fit together: the ``rule`` they break, the ``fault`` in their numbers, and ``advice``.
-
-    The words of the rule are the same whatever the numbers, so that misfits can be counted by rule.
+    """Things that do not fit together: the ``rule`` they break whatever the numbers, the ``fault`` in them, ``advice``.
 
     >>> print(Misfit("a divides b", "a=3 does not divide b=4", "use 1, 2 or 4"))
     a=3 does not divide b=4: use 1, 2 or 4

@@ -130,10 +130,8 @@ class Messages:
         shape, known, wanted = shape[:num_dims], self.rows[announced], self.rows[op.micro_batch]
         if known != wanted:
             if shape[:1] != [known]:
-                raise ValueError(
-                    f"micro-batch {announced} has {known} rows, but activations of shape {shape}: "
-                    "where micro-batches differ in size, the first dim of what a stage gives must be the rows"
-                )
+                rule = "where micro-batches differ in size, the first dim of what a stage gives must be the rows"
+                raise ValueError(f"micro-batch {announced} has {known} rows, but activations of shape {shape}: {rule}")
             shape[0] = wanted
         return torch.empty(shape, dtype=DTYPES[dtype], device=self.device)
 

@@ -7,6 +7,7 @@ Source of the idea: arXiv 2401.10241, section 2.
 
 from collections.abc import Sequence
 from functools import partial
+from graphlib import TopologicalSorter
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -15,9 +16,9 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 class SplitBackward:
     """The backward of ``output`` with respect to ``x``, a leaf, and to the weights in between.
 
-    Where there is no path from output to x (token numbers have no gradient), the second half is all of backward. If a
-    weight is used at two nodes, the second half goes the whole path again: right, but nothing is saved. Layers under
-    checkpointing save nothing either: they are computed again for the first half, and for each node of the second.
+    Where there is no path from output to x (token numbers have no gradient), the second half is all of backward.
+    A weight used at two nodes makes it go the whole path again: right, but nothing is saved. Layers under checkpointing
+    save nothing either.
     """
 
     def __init__(self, output: torch.Tensor, x: torch.Tensor):
@@ -50,43 +51,27 @@ class SplitBackward:
             torch.autograd.backward(self.output, self.grad, inputs=list(weights))
         else:
             for node, grads in self.arrived.items():
-                given = [index for index, grad in enumerate(grads) if grad is not None]
-                edges = [GradientEdge(node, index) for index in given]
-                weights = list(self.weights_at[node])
-                torch.autograd.backward(edges, [grads[index] for index in given], inputs=weights)
+                given = {GradientEdge(node, index): grad for index, grad in enumerate(grads) if grad is not None}
+                torch.autograd.backward(list(given), list(given.values()), inputs=list(self.weights_at[node]))
 
 
 def _weights_beside(root: Node, x: Node) -> tuple[bool, dict[Node, set[torch.Tensor]]]:
     """Return whether a path leads from the output to x, and for each node on it the weights that lie beside it."""
-    leads_to_x: dict[Node, bool] = {}
+    graph: dict[Node, list[Node]] = {}  # each with the nodes it leads to
+    found, leads_to_x = [root], {}
+    while found:
+        node = found.pop()
+        if node not in graph:
+            graph[node] = [child for child, _ in node.next_functions if child is not None]
+            found += graph[node]
     leaves: dict[Node, set[torch.Tensor]] = {}  # of nodes that do not lead to x
     beside: dict[Node, set[torch.Tensor]] = {}
-    for node in _children_first(root):
-        children = _children(node)
-        leads_to_x[node] = node is x or any(leads_to_x[child] for child in children)
-        found = set().union(*(leaves[child] for child in children if not leads_to_x[child]))
+    for node in TopologicalSorter(graph).static_order():  # each after the nodes it leads to
+        leads_to_x[node] = node is x or any(leads_to_x[child] for child in graph[node])
+        weights = set().union(*(leaves[child] for child in graph[node] if not leads_to_x[child]))
         if not leads_to_x[node]:
             leaf = getattr(node, "variable", None)
-            leaves[node] = found if leaf is None else {leaf}
-        elif found:
-            beside[node] = found
+            leaves[node] = weights if leaf is None else {leaf}
+        elif weights:
+            beside[node] = weights
     return leads_to_x[root], beside
-
-
-def _children(node: Node) -> list[Node]:
-    return [child for child, _ in node.next_functions if child is not None]
-
-
-def _children_first(root: Node) -> list[Node]:
-    """Return all nodes of a graph, each after the nodes it leads to. (No recursion: graphs may be deep.)"""
-    order: list[Node] = []
-    seen: set[Node] = set()
-    stack = [(root, False)]
-    while stack:
-        node, children_are_done = stack.pop()
-        if children_are_done:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack += [(node, True), *((child, False) for child in _children(node))]
-    return order

@@ -12,8 +12,7 @@ from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
 class Stage:
     """Model chunk ``number`` of a schedule; it keeps what went in and what came out until the backward.
 
-    The first stage takes its input from ``inputs``. The last one computes the loss of what it gives, and ``total``
-    is the mean loss over all rows so far.
+    The first stage takes its input from ``inputs``; the last one computes the loss, and ``total`` is its mean so far.
     """
 
     def __init__(

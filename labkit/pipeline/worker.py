@@ -1,7 +1,7 @@
 """A rank obeys a schedule: op by op it takes what arrived, does its work, and sends on.
 
-Nothing is decided here. The order is the schedule's (`labkit.schedules`), and a `Stage` does the work. `Messages`
-receives ahead of need and does not wait for what it sends, so messages travel while the rank computes.
+The order is the schedule's (`labkit.schedules`), and a `Stage` does the work. `Messages` receives ahead of need and
+does not wait for what it sends, so messages travel while the rank computes.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +37,7 @@ def run(
 
     Args:
         chunks: this rank's parts of the model, in the order of their numbers; each takes one tensor and gives one.
-        inputs: the m micro-batches, [rows, ...], the same on every rank. Stages after the first only read how many rows
-            there are, of which the last micro-batch may have fewer.
+        inputs: the m micro-batches, [rows, ...], the same on every rank. Stages after the first only count their rows.
         loss: from a micro-batch's output and target, the mean over its rows.
         targets: the m targets, for the last stage; without them, ``loss`` gets None.
         tied: this rank's copies of a weight that first and last stage share; their gradients are added up.
@@ -55,18 +54,14 @@ def run(
     for weight in tied:
         weight.grad = None
     rank, trace = groups.coords.pp, trace or Trace(groups.rank)  # if nobody asked for a trace, nobody reads this one
-    stages = [
-        Stage(chunk, schedule.stage_of(rank, number), schedule, inputs, targets, loss)
-        for number, chunk in enumerate(chunks)
-    ]
+    numbers = [schedule.stage_of(rank, chunk) for chunk in range(len(chunks))]
+    stages = [Stage(chunk, number, schedule, inputs, targets, loss) for chunk, number in zip(chunks, numbers)]
     messages = Messages(schedule, groups, [len(rows) for rows in inputs], trace, ahead)
-
     for op in schedule.ranks[rank]:
         arrived = messages.take(op)
         with trace.span(op.kind, str(op), op):
             result = stages[op.chunk].do(op, arrived)
         messages.send(op, result)
-
     messages.flush()
     _add_up_tied(tied, earlier_gradients, groups)
     return stages[-1].total
@@ -86,9 +81,8 @@ def _add_up_tied(tied: Sequence[nn.Parameter], earlier: Sequence[torch.Tensor | 
 def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets) -> None:
     m, p = schedule.num_micro_batches, groups.layout.pp_size
     if schedule.num_stages != p:
-        raise ValueError(
-            f"{schedule.name!r} is for {schedule.num_stages} ranks, but the layout has pp_size={p}: they must agree"
-        )
+        fits = f"{schedule.name!r} is for {schedule.num_stages} ranks"
+        raise ValueError(f"{fits}, but the layout has pp_size={p}: they must agree")
     check_ops(schedule)
     if len(chunks) != schedule.num_chunks:
         raise ValueError(f"{len(chunks)} chunks for a schedule of num_chunks={schedule.num_chunks}: give that many")
@@ -99,10 +93,8 @@ def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets) -
         if len(rows) == 0:
             raise ValueError(f"micro-batch {number} of {m} has no rows: use fewer micro-batches or a larger batch")
         if (rows.shape[1:], rows.dtype) != (inputs[0].shape[1:], inputs[0].dtype):
-            raise ValueError(
-                f"micro-batch {number} is {_describe(rows)}, micro-batch 0 is {_describe(inputs[0])}: "
-                "they may differ only in the number of rows, so pad them to one size"
-            )
+            found = f"micro-batch {number} is {_describe(rows)}, micro-batch 0 is {_describe(inputs[0])}"
+            raise ValueError(f"{found}: they may differ only in the number of rows, so pad them to one size")
 
 
 def _describe(tensor: torch.Tensor) -> str:

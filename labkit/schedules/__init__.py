@@ -1,7 +1,6 @@
 """Pipeline schedules as data: what each rank does, in which order. No processes, no tensors, no times.
 
-`schedule` says what a schedule is and checks one, `orders` has those that are known. A runtime obeys a schedule
-(`labkit.pipeline`), a simulation says when each op would run (`labkit.timeline`), a picture shows it.
+`schedule` says what a schedule is and checks one, `orders` has those that are known.
 """
 
 from labkit.schedules.orders import gpipe, interleaved, one_f_one_b, zero_bubble

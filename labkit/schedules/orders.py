@@ -38,12 +38,11 @@ def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
 def interleaved(num_stages: int, num_micro_batches: int, num_chunks: int) -> Schedule:
     """1F1B with v chunks of the model per rank: a smaller bubble, for v times the messages and more memory.
 
-    Micro-batches go through in rounds of p: each chunk takes the p of a round before the next chunk takes them. Where p
-    does not divide m, rounds are a little larger; if m < p, all m make one round.
+    Each chunk takes a round of p micro-batches before the next chunk takes them. Where p does not divide m, rounds are
+    a little larger; if m < p, all m make one round.
     Bubble, idle over ideal: (p-1)/(v m) for m >= p; in general (v*max(m, p) + min(m, p) - 1)/(v m) - 1.
     Peak in flight on rank r, in passes through a chunk: min(v m, 2(p-r-1) + (v-1)g + 1) with g the largest round; for
     g = p that is 1F1B's memory on rank 0 times 1 + (p-1)/(p v).
-
     Source: arXiv 2104.04473, section 2.2.2; the order is that of Megatron-LM where p divides m.
 
     >>> print(interleaved(2, 2, num_chunks=2))
@@ -74,9 +73,8 @@ def zero_bubble(num_stages: int, num_micro_batches: int, extra_in_flight: int = 
     - e = 0 is ZB-H1: for m >= p idle for (p-1)(t_f + t_b - t_w), with the memory of 1F1B's rank 0 on every rank.
     - e = p-1 is ZB-H2: for m >= 2p-1 idle for (p-1)(t_f + t_b - 2 t_w), for almost twice the memory.
 
-    No schedule saves the (p-1) t_f that the last rank waits for its first input. With t_f = t_b = t_w ZB-H1 has no
-    other idle time in a step. ZB-H2 then only moves it: each rank is busy from its first op to its last, and ranks
-    start and stop one after the other. That saves time only if a rank can go on to the next step without the others.
+    No schedule saves the (p-1) t_f that the last rank waits for its first input; with t_f = t_b = t_w, ZB-H1 has no
+    other idle time in a step. ZB-H2 then saves time only if a rank can go on to the next step without the others.
 
     Source: arXiv 2401.10241, section 2; the case m < p is ours.
 
@@ -88,14 +86,10 @@ def zero_bubble(num_stages: int, num_micro_batches: int, extra_in_flight: int = 
     p, m = _sizes(num_stages, num_micro_batches)
     if extra_in_flight not in range(p):
         raise ValueError(f"extra_in_flight={extra_in_flight!r} with num_stages={p}: use 0 (ZB-H1) to {p - 1} (ZB-H2)")
-    name = {0: "zero bubble (ZB-H1)", p - 1: "zero bubble (ZB-H2)"} if p > 1 else {0: "zero bubble"}
-    return Schedule(
-        name.get(extra_in_flight, f"zero bubble, {extra_in_flight} more in flight"),
-        p,
-        m,
-        [_with_weights_put_off(p - rank, m, p, extra_in_flight) for rank in range(p)],
-        kinds=(FORWARD, BACKWARD, WEIGHT_GRADIENT),
-    )
+    names = {0: "zero bubble (ZB-H1)", p - 1: "zero bubble (ZB-H2)"} if p > 1 else {0: "zero bubble"}
+    name = names.get(extra_in_flight, f"zero bubble, {extra_in_flight} more in flight")
+    ranks = [_with_weights_put_off(p - rank, m, p, extra_in_flight) for rank in range(p)]
+    return Schedule(name, p, m, ranks, kinds=(FORWARD, BACKWARD, WEIGHT_GRADIENT))
 
 
 def _sizes(num_stages: int, num_micro_batches: int) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """What a schedule is, and how one is checked.
 
 The model is cut into p stages, one per rank, and a batch into m micro-batches. A schedule is p lists of ops.
-
 With interleaving each rank has v chunks of the model instead of one: chunk c of rank r is model chunk c*p + r, so
 a micro-batch visits every rank v times. "Model chunk" and "stage" are the same thing where v is 1.
 """
@@ -23,8 +22,8 @@ LETTER = {FORWARD: "F", BACKWARD: "B", WEIGHT_GRADIENT: "W"}
 class Op(NamedTuple):
     """One piece of a rank's work: one ``kind`` of pass of one micro-batch through one of the rank's chunks.
 
-    Where the backward is split, ``backward`` computes the gradient of the input, which the stage before waits for,
-    and ``weight_gradient`` the gradient of the weights, which nobody waits for.
+    Where the backward is split, ``backward`` computes the gradient of the input, which the stage before waits for, and
+    ``weight_gradient`` that of the weights.
 
     >>> str(Op("forward", 3)), str(Op("backward", 0, chunk=1))
     ('F3', 'B0.1')
@@ -52,11 +51,8 @@ def read_ops(text: str) -> list[Op]:
     for word in text.split():
         parts = re.fullmatch(r"([FBW])(\d+)(?:\.(\d+))?", word)
         if not parts:
-            raise Misfit(
-                "an op is a letter and numbers",
-                f"{word!r} is not an op",
-                "write F, B or W, the micro-batch, and .chunk above chunk 0, as in F3.1",
-            )
+            advice = "write F, B or W, the micro-batch, and .chunk above chunk 0, as in F3.1"
+            raise Misfit("an op is a letter and numbers", f"{word!r} is not an op", advice)
         ops.append(Op(kinds[parts[1]], int(parts[2]), int(parts[3] or 0)))
     return ops
 
@@ -118,23 +114,17 @@ class Schedule:
         """Return the (rank, op) pairs that must have finished before ``rank`` can start ``op``.
 
         >>> from labkit.schedules import one_f_one_b
-        >>> for rank, op in one_f_one_b(4, 8).needs(2, Op("backward", 5)):
-        ...     print(f"{op} of rank {rank}")
-        B5 of rank 3
-        F5 of rank 2
+        >>> [f"{op} of rank {rank}" for rank, op in one_f_one_b(4, 8).needs(2, Op("backward", 5))]
+        ['B5 of rank 3', 'F5 of rank 2']
         """
-        kind, micro_batch, chunk = op
-        if kind == WEIGHT_GRADIENT:
-            return [(rank, Op(BACKWARD, micro_batch, chunk))]
-        stage = self.stage_of(rank, chunk)
-        from_stage, own = (stage - 1, []) if kind == FORWARD else (stage + 1, [(rank, Op(FORWARD, micro_batch, chunk))])
-        place = self.place_of(from_stage)
-        return own if place is None else [(place[0], Op(kind, micro_batch, place[1])), *own]
+        if op.kind == WEIGHT_GRADIENT:
+            return [(rank, op._replace(kind=BACKWARD))]
+        own = [] if op.kind == FORWARD else [(rank, op._replace(kind=FORWARD))]
+        place = self.place_of(self.stage_of(rank, op.chunk) + (1 if own else -1))
+        return own if place is None else [(place[0], op._replace(chunk=place[1])), *own]
 
     def in_order(self) -> Iterator[tuple[int, Op, list[tuple[int, Op]]]]:
         """Yield every rank, op, and what it needs, in an order that can run: each rank's own order, needs first.
-
-        A message may wait at its receiver for any time; its sender goes on at once.
 
         Raises:
             ScheduleDeadlock: says at which op each rank waits, and for whom.
@@ -157,8 +147,8 @@ class Schedule:
     def peak_in_flight(self, rank: int) -> int:
         """Return the largest number of micro-batches whose activations ``rank`` holds at once.
 
-        A micro-batch counts from its forward until its backward is done, or its weight gradient where the backward is
-        split. With v chunks each of the v passes counts, and holds 1/v of the rank's activations for a micro-batch.
+        A micro-batch counts from its forward until its last op is done. With v chunks each of the v passes counts, and
+        holds 1/v of the rank's activations for a micro-batch.
 
         >>> from labkit.schedules import gpipe, one_f_one_b
         >>> gpipe(4, 8).peak_in_flight(0), [one_f_one_b(4, 8).peak_in_flight(rank) for rank in range(4)]
@@ -202,17 +192,12 @@ def check(schedule: Schedule) -> None:
 def check_ops(schedule: Schedule) -> None:
     """Check that each rank has each op once, and none before its own earlier ones. Deadlocks are not looked for."""
     if len(schedule.ranks) != schedule.num_stages:
-        raise Misfit(
-            "each rank has one list",
-            f"{schedule.name!r} has lists for {counted(len(schedule.ranks), 'rank')}, but "
-            f"num_stages={schedule.num_stages}",
-            "give each rank one list",
-        )
+        has = f"has lists for {counted(len(schedule.ranks), 'rank')}, but num_stages={schedule.num_stages}"
+        raise Misfit("each rank has one list", f"{schedule.name!r} {has}", "give each rank one list")
     m, v = schedule.num_micro_batches, schedule.num_chunks
     wanted = dict.fromkeys(Op(kind, i, chunk) for i in range(m) for chunk in range(v) for kind in schedule.kinds)
-    rule = f"each rank runs {', '.join(schedule.kinds)} once for each of {counted(m, 'micro-batch')}" + (
-        f" and {counted(v, 'chunk')}" if v > 1 else ""
-    )
+    passes = counted(m, "micro-batch") + (f" and {counted(v, 'chunk')}" if v > 1 else "")
+    rule = f"each rank runs {', '.join(schedule.kinds)} once for each of {passes}"
     for rank, ops in enumerate(schedule.ranks):
         times = Counter(ops)
         for op in times:

@@ -20,8 +20,7 @@ def simulate(
     ``forward_seconds`` and ``backward_seconds`` are the time that any rank takes for one micro-batch; with v chunks per
     rank, each chunk takes 1/v of it. Or they are lists, with one time for each of the p*v model chunks.
     ``backward_seconds`` is the whole backward; where the schedule splits it, ``weight_gradient_share`` of it is for the
-    weights. A message to a different rank arrives ``message_seconds`` after the op that made it, while its sender goes
-    on; any number may be under way at once.
+    weights. A message to a different rank arrives ``message_seconds`` after the op that made it; its sender goes on.
 
     Raises:
         ValueError: an invalid time, a list of the wrong length, or what `labkit.schedules.check` finds wrong.
@@ -42,7 +41,6 @@ def simulate(
     weights = [share * whole for whole in backwards]
     inputs = [whole - part for whole, part in zip(backwards, weights)]
     seconds = {FORWARD: forwards, BACKWARD: inputs, WEIGHT_GRADIENT: weights}
-
     ended: dict[tuple[int, Op], float] = {}
     free_at, spans = [0.0] * schedule.num_stages, []
     for rank, op, needs in schedule.in_order():
@@ -65,9 +63,8 @@ def _per_model_chunk(schedule: Schedule, name: str, value: float | Sequence[floa
         return [float(value) / schedule.num_chunks] * count
     times = list(value)
     if len(times) != count:
-        raise ValueError(
-            f"{name} has {len(times)} times for {count} model chunks: give one for each, or one number for all"
-        )
+        fault = f"{name} has {len(times)} times for {count} model chunks"
+        raise ValueError(f"{fault}: give one for each, or one number for all")
     for index, seconds in enumerate(times):
         _check_time(f"{name}[{index}]", seconds)
     return times

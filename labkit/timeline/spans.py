@@ -1,7 +1,7 @@
 """A timeline: for each rank, spans of computing, of messages under way, and of waiting for them.
 
-A rank has two lanes. On the first it computes, and each wait inside a span is time in which it did not compute. On the
-second are its messages, which may travel meanwhile: that is what overlap means. Plain data, no torch.
+A rank has two lanes. On the first it computes, except while it waits. On the second are its messages, which may travel
+meanwhile: that is what overlap means. Plain data, no torch.
 """
 
 import json
@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 from labkit.schedules import Op
@@ -65,15 +66,12 @@ class Timeline:
 
     @cached_property
     def _of_rank(self) -> dict[int, list[Span]]:
-        found: dict[int, list[Span]] = {}
-        for span in self.spans:
-            found.setdefault(span.rank, []).append(span)
-        return found
+        return {rank: list(spans) for rank, spans in groupby(self.spans, key=lambda span: span.rank)}
 
     @property
     def ranks(self) -> list[int]:
         """The ranks that did anything."""
-        return sorted(self._of_rank)
+        return list(self._of_rank)
 
     @cached_property
     def makespan_seconds(self) -> float:
@@ -82,26 +80,29 @@ class Timeline:
 
     def computing_seconds(self, rank: int) -> float:
         """How long this rank computed: its spans of work, without the waits inside them."""
-        waits = self._intervals(rank, WAIT)
-        return _covered(self._intervals(rank, *COMPUTING) + waits) - _covered(waits)
+        return self._covered(rank, *COMPUTING, WAIT) - self._covered(rank, WAIT)
 
     def waiting_seconds(self, rank: int) -> float:
         """How long this rank stood still for a message: communication that nothing hid."""
-        return _covered(self._intervals(rank, WAIT))
+        return self._covered(rank, WAIT)
 
     def communicating_seconds(self, rank: int) -> float:
         """How long any message of this rank was under way, whether it computed meanwhile or not."""
-        return _covered(self._intervals(rank, COMMUNICATION))
+        return self._covered(rank, COMMUNICATION)
 
-    def _intervals(self, rank: int, *kinds: str) -> list[tuple[float, float]]:
-        return [(span.start, span.end) for span in self.of(rank, *kinds)]
+    def _covered(self, rank: int, *kinds: str) -> float:
+        """How long there was any span of these kinds; what two of them cover counts once."""
+        total, reached = 0, -math.inf
+        for span in self.of(rank, *kinds):  # by their start
+            total += max(0, span.end - max(span.start, reached))
+            reached = max(reached, span.end)
+        return total
 
     def in_flight(self, rank: int) -> list[tuple[float, int]]:
         """Return for how many micro-batches this rank holds activations, and from when on: [(seconds, count), ...].
 
-        A micro-batch counts from the start of its forward to the end of its backward, or of its weight gradient where
-        there is one; where nothing goes backward, to the end of its forward. With v chunks per rank each pass through a
-        chunk counts, as in `Schedule.peak_in_flight`.
+        A micro-batch counts from the start of its forward to the end of its last op; with v chunks per rank each pass
+        through a chunk counts, as in `Schedule.peak_in_flight`.
         """
         kinds = {span.kind for span in self.of(rank)}
         last = next((kind for kind in ("weight_gradient", "backward") if kind in kinds), "forward")
@@ -131,8 +132,8 @@ class Timeline:
         """Return a table with one row per rank: computing, waiting and messages in milliseconds, and utilisation."""
         lines = [f"rank{'computing':>12}{'waiting':>12}{'messages':>12}{'utilisation':>14}    ms, {self.source}"]
         for rank in self.ranks:
-            parts = (self.computing_seconds, self.waiting_seconds, self.communicating_seconds)
-            cells = "".join(f"{part(rank) * 1e3:>12.2f}" for part in parts)
+            parts = self.computing_seconds(rank), self.waiting_seconds(rank), self.communicating_seconds(rank)
+            cells = "".join(f"{seconds * 1e3:>12.2f}" for seconds in parts)
             lines.append(f"{rank:>4}{cells}{self.utilisation(rank):>13.0%}")
         return "\n".join(lines)
 
@@ -160,16 +161,3 @@ def measured(spans_of_ranks: list[list[Span]], source: str = "measured") -> Time
     spans = [span for spans in spans_of_ranks for span in spans]
     begin = min((span.start for span in spans), default=0.0)
     return Timeline((replace(span, start=span.start - begin, end=span.end - begin) for span in spans), source)
-
-
-def _covered(intervals: list[tuple[float, float]]) -> float:
-    """Return the length of what the intervals cover together.
-
-    >>> _covered([(0, 2), (1, 3), (5, 6)])
-    4
-    """
-    total, reached = 0, float("-inf")
-    for start, end in sorted(intervals):
-        total += max(0, end - max(start, reached))
-        reached = max(reached, end)
-    return total

@@ -43,7 +43,7 @@ class Trace:
 
     def __init__(self, rank: int, device: torch.device | str = "cpu"):
         self.rank, self.device, self._notes = rank, torch.device(device), []
-        self._zero, self._zero_seconds = 0.0, 0.0
+        self._zero = self._zero_seconds = 0.0
         if self.device.type == "cuda":  # events only know the time between two of them
             torch.cuda.synchronize(device)
             self._zero, self._zero_seconds = self.now(), time.perf_counter()
@@ -67,10 +67,8 @@ class Trace:
 
     def spans(self) -> list[Span]:
         """Return what was noted, in seconds of this machine's clock; on a GPU, wait until the work is done."""
-        return [
-            Span(self.rank, kind, label, self._seconds(start), self._seconds(end), op)
-            for kind, label, start, end, op in self._notes
-        ]
-
-    def _seconds(self, point) -> float:
-        return self._zero_seconds + seconds_between(self._zero, point)
+        found = []
+        for kind, label, *points, op in self._notes:
+            start, end = (self._zero_seconds + seconds_between(self._zero, point) for point in points)
+            found.append(Span(self.rank, kind, label, start, end, op))
+        return found
