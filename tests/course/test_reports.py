@@ -17,7 +17,5 @@ def test_a_report_names_the_learners_line_and_not_the_courses_that_called_it():
 
 
 def test_an_error_in_the_course_is_shown_where_it_happened():
-    with pytest.raises(
-        RankFailed, match=r"TypeError.*\n    at course/measure/flow.py, line \d+, in _trace_here"
-    ):
+    with pytest.raises(RankFailed, match=r"TypeError.*\n    at course/measure/flow.py, line \d+, in _trace_here"):
         trace_flow(lambda x: 3, [[1.0], [2.0]])  # is not a tensor
