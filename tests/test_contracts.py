@@ -1,4 +1,4 @@
-"""Each of import-linter's contracts fails when what it forbids is planted: a contract that cannot fail holds nothing."""
+"""Each of import-linter's contracts fails when what it forbids is planted: one that cannot fail holds nothing."""
 
 import re
 import shutil

@@ -133,7 +133,7 @@ OPTIONS = {
 }
 
 
-SHORT = replace(TINY, steps=6)  # the rate rises, falls, and there is one evaluation
+SHORT = replace(TINY, steps=4, warmup_steps=2, eval_interval=3)  # the rate rises, falls, and there is one evaluation
 
 
 def all_runs():
