@@ -9,7 +9,7 @@ import time
 from labkit.launch import report
 from labkit.launch.interrupts import DeferredInterrupt
 from labkit.launch.output import Output, ProgressBar
-from labkit.launch.probe import Snapshot
+from labkit.launch.probe import Snapshot, read_text
 from labkit.launch.ranks import Ranks
 from labkit.launch.report import Deadlock, Death, Failure, RankFailed
 from labkit.launch.watchdog import Silence, Watchdog
@@ -103,11 +103,7 @@ class Call:
             self.ranks.signal(signal.SIGUSR1, rank)
         if ranks:
             self._pump(0.1)
-        stacks = {}
-        for rank in ranks:
-            with contextlib.suppress(OSError), open(f"{self.ranks.directory}/stack{rank}") as file:
-                stacks[rank] = report.busy_stack(file.read())
-        return stacks
+        return {rank: report.busy_stack(read_text(f"{self.ranks.directory}/stack{rank}")) for rank in ranks}
 
     def _look(self) -> None:
         silence = self._ask(_ANSWER_SECONDS)

@@ -78,7 +78,10 @@ def _answer(messages: Iterator[tuple], probe: Probe, calls: queue.SimpleQueue) -
     for message in messages:
         match message:
             case ("where",):
+                interval = sys.getswitchinterval()
+                sys.setswitchinterval(1e-4)  # else each file it reads waits 5 ms for a main thread that runs Python
                 _kernel.send("where", probe.snapshot())  # pyright: ignore[reportOptionalMemberAccess]
+                sys.setswitchinterval(interval)
             case ("call", payload):
                 calls.put(payload)
             case ("leave",):
