@@ -1,6 +1,7 @@
 # make lab        open the lab in JupyterLab         make notebooks  run every notebook and store its outputs
 # make test       every test, one line of counts     make pics       draw the files in pics/
 # make check      the fast checks only               make bench      a table of ratios against peers
+# make soak       half an hour on an overloaded machine: no correct program may be called a deadlock
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,15 +17,17 @@ ifeq ($(DISPLAY)$(WAYLAND_DISPLAY),)
 JUPYTER_FLAGS += --no-browser  # no screen: Jupyter prints the address to open
 endif
 
-.PHONY: lab test check notebooks pics bench
+.PHONY: lab test check notebooks pics bench soak
 
 lab: $(READY)
 	$(BIN)/jupyter lab $(JUPYTER_FLAGS)
 
+# A thread that spins while it waits for the next sum holds a core that another test needs.
 test: $(READY)
 	@rm -f $(RESULTS)
-	@$(BIN)/python -m pytest tests labkit course $(NOTEBOOKS) -m "not alone" -n 2 --dist loadfile --nbval --nbval-current-env \
-		--nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 --junit-xml $(firstword $(RESULTS)); \
+	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest tests labkit course $(NOTEBOOKS) -m "not alone" -n 2 --dist loadfile \
+		--nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 \
+		--junit-xml $(firstword $(RESULTS)); \
 	status=$$?; \
 	$(BIN)/python -m pytest tests -m alone --junit-xml $(lastword $(RESULTS)); \
 	$(BIN)/python tests/support/closing_line.py $(RESULTS) $$((status + $$?))
@@ -40,6 +43,9 @@ pics: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+soak: $(READY)
+	$(BIN)/python -m tests.soak
 
 # Set up once, and again when what is to be installed changes.
 $(READY): requirements.txt pyproject.toml

@@ -12,31 +12,19 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from labkit.groups import ProcessGroups
-from labkit.shape import GPT
-from labkit.tensor_parallel import shard_of
+from labkit.stored import State, make_states, tensors_of
 
 DESCRIPTION, LOCK = "labkit.json", "labkit.lock"
-
-
-@dataclass(frozen=True)
-class State:
-    """What a rank saves and restores: its parts of the model, with their states in the optimizer."""
-
-    models: Sequence[nn.Module]
-    optimizer: torch.optim.Optimizer
-    groups: ProcessGroups
-    shape: GPT
+CHANGED, SHARED = "has changed since it was written", "checkpoint_dir must be a folder that all nodes share"
 
 
 @contextmanager
@@ -69,11 +57,12 @@ def claim(folder: str | Path, resume: bool) -> Iterator[None]:
         yield
 
 
-def save(folder: str | Path, state: State, step: int, num_samples: int) -> None:
+def save(folder: str | Path, state: State, step: int, num_samples: int, keep: int = 0) -> None:
     """Write the checkpoint of a step, on all ranks of the world together.
 
     Args:
         num_samples: how many samples of the data the run has seen.
+        keep: how many complete checkpoints to leave there, the newest ones; 0 for all.
 
     Raises:
         ValueError: it cannot be written, or some files did not arrive in this folder. Nothing of it is left.
@@ -86,19 +75,21 @@ def save(folder: str | Path, state: State, step: int, num_samples: int) -> None:
     def finish() -> None:
         written = filesystem.FileSystemReader(partial).read_metadata().storage_data.values()
         if lost := {info.relative_path for info in written} - {path.name for path in partial.iterdir()}:
-            raise ValueError(f"{partial} lacks {min(lost)}: checkpoint_dir must be a folder that all nodes share")
+            raise ValueError(f"{partial} lacks {min(lost)}: {SHARED}")
         sums = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
-        about = {"step": step, "num_samples": num_samples, **_about(state), "checksums": sums}
+        about = {"step": step, "num_samples": num_samples, **_about(state), "rates": state.rates, "checksums": sums}
         with open(partial / DESCRIPTION, "w") as file:
-            json.dump(about, file, indent=1)
+            json.dump(about | {"checksum": zlib.crc32(json.dumps(about).encode())}, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
+        for old in complete(folder)[:-keep] if keep else []:
+            shutil.rmtree(old.rename(old.with_suffix(".partial")), ignore_errors=True)
 
     is_first = dist.get_rank() == 0
     try:
-        _together(lambda: _write(dict(_tensors(state)), partial), str(final))
+        _together(lambda: _write(dict(tensors_of(state)), partial), str(final))
         _together(finish if is_first else None, str(final))
     except ValueError:
         if is_first:
@@ -108,7 +99,12 @@ def save(folder: str | Path, state: State, step: int, num_samples: int) -> None:
 
 def newest(folder: str | Path) -> Path | None:
     """Return the newest complete checkpoint in a folder, or None."""
-    return max((path.parent for path in Path(folder).glob(f"step_????????/{DESCRIPTION}")), default=None)
+    return next(reversed(complete(folder)), None)
+
+
+def complete(folder: str | Path) -> list[Path]:
+    """Return all complete checkpoints in a folder, the newest last."""
+    return sorted(path.parent for path in Path(folder).glob(f"step_????????/{DESCRIPTION}"))
 
 
 def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
@@ -123,7 +119,10 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
     if path := found[0]:
         _load(path, state)
         about = json.loads((path / DESCRIPTION).read_text())
-        text, done = f"Resuming after step {about['step']}, from {path}", (about["step"], about["num_samples"])
+        text, done = f"Resuming after step {about['step']}, from {path.name}", (about["step"], about["num_samples"])
+        rates = [(name, now, about["rates"][name]) for name, now in state.rates.items()]
+        new = " and ".join(f"{name} is {now} instead of {old}" for name, now, old in rates if now != old)
+        text += f". From here on the learning rate follows the new options: {new}" if new else ""
     if dist.get_rank() == 0:
         print(text, flush=True)
     return done
@@ -133,8 +132,8 @@ def _load(path: Path, state: State) -> None:
     from torch.distributed.checkpoint import filesystem, state_dict_loader
 
     _together(lambda: _check(path, state))
-    _make_states(state.optimizer)
-    parts = list(_tensors(state))
+    make_states(state.optimizer)
+    parts = list(tensors_of(state))
     tensors = dict(parts)
 
     def check_names() -> None:
@@ -168,19 +167,25 @@ def _write(tensors: dict[str, torch.Tensor], folder: Path) -> None:
 def _check(path: Path, state: State) -> None:
     """Check that a checkpoint is whole, and of this model. The ranks divide the files among them."""
     ours = _about(state)
+    if not (path / DESCRIPTION).exists():
+        raise ValueError(f"rank {dist.get_rank()} does not see {path}: {SHARED}")
     try:
         about = json.loads((path / DESCRIPTION).read_text())
+        checksum = about.pop("checksum")
         theirs = {name: about[name] for name in ("step", "num_samples", *ours)}
         sums = sorted(about["checksums"].items())
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path / DESCRIPTION} is not the description of a labkit checkpoint: {error!r}") from error
+    if checksum != zlib.crc32(json.dumps(about).encode()):
+        raise ValueError(f"{path / DESCRIPTION} {CHANGED}: remove {path.name} to resume from the checkpoint before it")
     differing = [f"{name} is {theirs[name]} there and {ours[name]} here" for name in ours if theirs[name] != ours[name]]
     if differing:
-        raise ValueError(f"{path} does not fit: {'; '.join(differing)}")
+        way_out = "resume with what is there, or name a different checkpoint_dir"
+        raise ValueError(f"{path} does not fit: {'; '.join(differing)}: {way_out}")
     for name, checksum in sums[dist.get_rank() :: dist.get_world_size()]:
         file = path / name
         if not file.exists() or _checksum(file) != checksum:
-            what = "is missing" if not file.exists() else "has changed since it was written"
+            what = CHANGED if file.exists() else "is missing"
             raise ValueError(f"{file} {what}: remove {path.name} to resume from the checkpoint before it")
 
 
@@ -202,55 +207,13 @@ def _together(work: Callable[[], None] | None, written: str = "") -> None:
         raise ValueError(first)
 
 
-def _tensors(state: State) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield this rank's tensors by name: those in use, so that loading fills them."""
-    for model in state.models:
-        for name, parameter in model.named_parameters():
-            yield from _whole_parts(f"model.{name}", parameter.detach(), parameter, state.groups)
-            for key, value in state.optimizer.state.get(parameter, {}).items():
-                yield from _whole_parts(f"optimizer.{name}.{key}", value, parameter, state.groups)
-
-
-def _whole_parts(
-    name: str, tensor: torch.Tensor, parameter: nn.Parameter, groups: ProcessGroups
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a tensor as part of the whole if it is cut like its parameter; fused matrices (stride 3) one by one."""
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor import Shard as DTensorShard
-
-    shard = shard_of(parameter)
-    if shard is None or tensor.shape != parameter.shape:
-        yield name, tensor
-        return
-    size, rows = shard.whole_size // shard.stride, parameter.size(shard.dim) // shard.stride
-    own = max(0, min(rows, size - groups.tp.rank() * rows))  # without the padding of a vocabulary
-    whole = tensor.new_empty([size if dim == shard.dim else n for dim, n in enumerate(tensor.shape)], device="meta")
-    how: dict[str, Any] = {"run_check": False, "shape": whole.shape, "stride": whole.stride()}
-    for index, piece in enumerate(tensor.chunk(shard.stride, shard.dim)):
-        own_piece, mesh = piece.narrow(shard.dim, 0, own), groups.device_mesh()["tp"]
-        yield f"{name}.{index}", DTensor.from_local(own_piece, mesh, [DTensorShard(shard.dim)], **how)
-
-
-def _make_states(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer make its states. torch does so in the first step, so take one that changes nothing."""
-    rates = [param_group["lr"] for param_group in optimizer.param_groups]
-    for param_group in optimizer.param_groups:
-        param_group["lr"] = 0.0
-        for parameter in param_group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
-    for param_group, rate in zip(optimizer.param_groups, rates):
-        param_group["lr"] = rate
-
-
 def _about(state: State) -> dict[str, Any]:
     """Return what must be the same to resume; the layout need not be."""
     optimizer: Any = getattr(state.optimizer, "local", state.optimizer)  # a sharded one has the same states
     inner = getattr(optimizer, "inner", None)
     kind = type(optimizer).__name__ if inner is None else f"{type(inner).__name__} with master weights"
     dtype = str(next(state.models[0].parameters()).dtype).removeprefix("torch.")
-    return {**asdict(state.shape), "precision": dtype, "optimizer": kind}
+    return {**asdict(state.shape), "precision": dtype, "optimizer": kind, **state.data}
 
 
 def _checksum(path: Path) -> int:

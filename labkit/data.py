@@ -5,6 +5,7 @@ the letters inside a word, but not which word comes next. So the loss has a floo
 Each sample is drawn by its number alone, so the order of the data does not depend on who reads it.
 """
 
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ class InventedText:
     """
 
     vocab_size = len(LETTERS)
+    fingerprint = "invented"
 
     def __init__(self, num_words: int = 64, seed: int = 0):
         if num_words < 2:
@@ -57,7 +59,7 @@ class InventedText:
 
 @dataclass
 class TextFile:
-    """Any file, byte by byte; samples start at random places. No floor is known: ``floor_nats`` is None.
+    """Any file, byte by byte, mapped into memory; samples start at random places. No floor is known.
 
     The last tenth of the file, or one sample's length if that is more, is for evaluation. The rest is for training.
     """
@@ -71,7 +73,8 @@ class TextFile:
         try:
             if Path(self.path).exists() and not Path(self.path).is_file():
                 raise ValueError(f"the text {self.path} is a folder, a pipe or a device: name a file")
-            self._bytes = np.frombuffer(Path(self.path).read_bytes(), dtype=np.uint8)
+            empty = Path(self.path).stat().st_size == 0  # which cannot be mapped
+            self._bytes = np.empty(0, np.uint8) if empty else np.memmap(self.path, np.uint8, mode="r")
         except OSError as error:
             raise ValueError(f"the text {self.path} cannot be read ({error.strerror}): name a file") from error
 
@@ -91,6 +94,12 @@ class TextFile:
         part = self._bytes[-kept:] if number >= EVALUATION_SAMPLES else self._bytes[:-kept]
         start = np.random.default_rng([self.seed, number]).integers(len(part) - num_tokens + 1)
         return part[start : start + num_tokens].astype(np.int64)
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells this file from others: its length, and a checksum of its first and last megabyte."""
+        ends = self._bytes[: 1 << 20].tobytes() + self._bytes[-1 << 20 :].tobytes()
+        return f"{len(self._bytes)} bytes with checksum {zlib.crc32(ends):08x}"
 
     def decode(self, tokens) -> str:
         """Return tokens as text; bytes that are not valid UTF-8 become replacement characters."""

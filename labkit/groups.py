@@ -3,6 +3,7 @@
 ``init_groups`` makes exactly the groups that the layout lists, in a world brought up by `launch`, torchrun or srun.
 """
 
+import copyreg
 import os
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -27,6 +28,7 @@ class ProcessGroups:
     Each process group has its ranks in the layout's order. ``embedding`` joins the first and the last stage of the
     pipeline; on the stages between it is torch's ``dist.GroupMember.NON_GROUP_MEMBER``, never None: collectives take
     None for the whole world, but leave a non-member alone with a warning. A group of one is a group like any other.
+    Kinds with the same ranks share their groups, and a group of all ranks is the world itself.
     """
 
     layout: ParallelLayout
@@ -81,13 +83,14 @@ class ProcessGroups:
         Drop your own references too, and those of the mesh: torch ends a group's threads when the last one goes.
         """
         self._mesh = None
-        if dist.is_initialized() and local_device().type == "cuda":
+        groups = [vars(self).pop(name) for name in _NAMES if name in vars(self)] + [*self._channels.values()]
+        self._channels.clear()
+        if not dist.is_initialized():
+            return  # the world went first, and took its groups with it
+        if local_device().type == "cuda":
             torch.cuda.synchronize()  # the last messages may still be under way
-        while self._channels and dist.is_initialized():
-            dist.destroy_process_group(self._channels.popitem()[1])
-        for name in reversed(_NAMES):
-            group = vars(self).pop(name, dist.GroupMember.NON_GROUP_MEMBER)
-            if dist.is_initialized():  # else the world went first, and took its groups with it
+        for group in reversed(dict.fromkeys(groups)):  # each once
+            if group != dist.group.WORLD:  # which whoever brought it up takes down
                 dist.destroy_process_group(group)
 
     def __repr__(self) -> str:
@@ -108,7 +111,7 @@ class ProcessGroups:
 
 
 def init_groups(layout: ParallelLayout) -> ProcessGroups:
-    """Make the layout's process groups. Every rank calls this, with the same layout.
+    """Make the layout's process groups, each once. Every rank calls this, with the same layout.
 
     Raises:
         ValueError: no world is up, or its size is not the layout's. Nothing has been made then.
@@ -121,8 +124,15 @@ def init_groups(layout: ParallelLayout) -> ProcessGroups:
     if (running := dist.get_world_size()) != (wanted := layout.world_size):
         way_out = f"start {wanted} ranks, or make the layout with world_size={running}"
         raise ValueError(f"the layout has world_size={wanted} but {running} ranks are running: {way_out}")
-    made: dict[str, Any] = {name: _my_group(name, layout.groups(*axes)) for name, axes in AXES_OF_GROUP.items()}
-    made["embedding"] = _my_group("embedding", layout.embedding_groups())
+    kinds = {name: layout.groups(*axes) for name, axes in AXES_OF_GROUP.items()}
+    kinds["embedding"] = layout.embedding_groups()
+    made: dict[str, Any] = {}
+    for name, groups in kinds.items():
+        alike = [other for other in kinds if kinds[other] == groups]
+        if len(groups[0]) == layout.world_size:
+            made[name] = dist.group.WORLD
+        else:
+            made[name] = made[alike[0]] if alike[0] in made else _my_group("/".join(alike), groups)
     channels = _make_channels(layout) if "nccl" in dist.get_backend_config() else {}
     if "gloo" in dist.get_backend_config():
         # Gloo connects at once; a rank that closed early would hang up on a peer that is still connecting.
@@ -162,6 +172,16 @@ def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.Proces
                 elif me == receiver:
                     dist.recv(first_message, group=group, group_src=sender)
     return channels
+
+
+def _refuse_to_copy(group: dist.ProcessGroup):
+    raise ValueError(
+        "a process group connects running processes: it cannot be copied or pickled, nor can a layer that has it. "
+        "Of a layer use its state_dict(), or let the copy share the group: copy.deepcopy(layer, {id(group): group})"
+    )
+
+
+copyreg.pickle(dist.ProcessGroup, _refuse_to_copy)  # what copy and pickle call; torch has nothing there
 
 
 def group_of_one() -> dist.ProcessGroup:

@@ -99,7 +99,7 @@ class ParallelLayout:
         >>> ParallelLayout(16, tp_size=2, pp_size=4).coords(6)
         Coords(tp=0, cp=0, dp=1, pp=1)
         """
-        place, left = {}, self._check_rank(rank)
+        place, left = {}, _check_index("rank", rank, "world_size", self.world_size)
         for axis in self.axes:
             left, place[axis] = divmod(left, self.size(axis))
         return Coords(**place)
@@ -112,10 +112,8 @@ class ParallelLayout:
         """
         place, rank, stride = Coords(tp, cp, dp, pp), 0, 1
         for axis in self.axes:
-            coordinate, size = whole_number(getattr(place, axis)), self.size(axis)
-            if coordinate is None or not 0 <= coordinate < size:
-                rule = f"must be a whole number from 0 to {size - 1}: {axis}_size is {size}"
-                raise ValueError(f"{axis}={getattr(place, axis)!r} {rule}")
+            size = self.size(axis)
+            coordinate = _check_index(axis, getattr(place, axis), f"{axis}_size", size)
             rank, stride = rank + coordinate * stride, stride * size
         return rank
 
@@ -161,13 +159,6 @@ class ParallelLayout:
             raise ValueError("a group needs at least one axis: use 'tp', 'cp', 'dp' or 'pp'")
         return {_check_axis(axis) for axis in axes}
 
-    def _check_rank(self, rank: int) -> int:
-        number = whole_number(rank)
-        if number is None or not 0 <= number < self.world_size:
-            rule = f"must be a whole number from 0 to {self.world_size - 1}: world_size is {self.world_size}"
-            raise ValueError(f"rank={rank!r} {rule}")
-        return number
-
     def _misfit(self) -> str:
         sizes = {axis: self.size(axis) for axis in ("tp", "cp", "pp") if axis != "cp" or self.cp_size > 1}
         product = math.prod(sizes.values())
@@ -186,6 +177,13 @@ def _check_axis(axis: str) -> str:
     if axis not in AXES:
         raise ValueError(f"axis {axis!r} is unknown: use one of {', '.join(AXES)}")
     return axis
+
+
+def _check_index(name: str, value, size_name: str, size: int) -> int:
+    number = whole_number(value)
+    if number is None or not 0 <= number < size:
+        raise ValueError(f"{name}={value!r} must be a whole number from 0 to {size - 1}: {size_name} is {size}")
+    return number
 
 
 def _check_order(order: str, cp_size: int) -> None:

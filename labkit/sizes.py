@@ -4,6 +4,7 @@ import math
 import operator
 from collections.abc import Sequence
 from functools import lru_cache
+from numbers import Real
 
 MAX_SIZE = 10**12
 """No layer, batch or cluster is larger. Above it, even finding the divisors of a number takes too long."""
@@ -46,6 +47,13 @@ def check_size(name: str, value, least: int = 1) -> int:
     if number > MAX_SIZE:
         raise ValueError(f"{name}={number} must be at most {MAX_SIZE:,}")
     return number
+
+
+def check_probability(name: str, value) -> float:
+    """Return `value`, or raise a ValueError if it is not a number from 0 to 1."""
+    if not isinstance(value, Real) or not 0 <= float(value) <= 1:
+        raise ValueError(f"{name}={value!r} must be a number from 0 to 1")
+    return float(value)
 
 
 @lru_cache(maxsize=1024)

@@ -17,13 +17,13 @@ EXPLORERS = {
     "batch_explorer()": "course.explorers.batch",
     "schedule_explorer()": "course.explorers.schedule",
     "sizing_explorer()": "course.explorers.sizing",
-    "training_explorer(TrainConfig(steps=2, micro_batch_size=1))": "course.explorers.training",
+    "training_explorer(TrainConfig(steps=1000, micro_batch_size=1))": "course.explorers.training",
 }
 CONTROLS = "[role=slider], select, button, input:not([type=hidden])"
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
     cells = [
         nbformat.v4.new_code_cell(f"from {module} import {call.partition('(')[0]}\n{call}")
@@ -32,7 +32,13 @@ def page(tmp_path_factory):
     cells[-1].source = f"from labkit.train import TrainConfig\n{cells[-1].source}"
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}  # else a dialog asks for one
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), folder / "all.ipynb")
-    with browser.jupyterlab(folder, theme="JupyterLab Dark") as address, browser.chromium() as page:
+    with browser.jupyterlab(folder, theme="JupyterLab Dark") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def page(address):
+    with browser.chromium() as page:
         browser.open_notebook(page, address, "all.ipynb")
         browser.run_all_cells(page)
         yield page
@@ -54,6 +60,14 @@ def test_tab_reaches_every_control(page, explorer):
         page.keyboard.press("Tab")
         reached += explorer.evaluate(f"cell => cell.contains(document.activeElement.closest({json.dumps(CONTROLS)}))")
     assert reached == controls.count() > 1
+
+
+def test_the_toolbars_stop_button_stops_a_training(page):
+    browser.scroll_to_cell(page, "training_explorer(")
+    page.locator(".widget-vbox button", has_text="Train").click()
+    page.get_by_text(" of 1000: loss").wait_for(timeout=120 * browser.SECONDS)
+    page.get_by_title("Interrupt the kernel").first.click()
+    page.get_by_text("Stopped.").wait_for(timeout=60 * browser.SECONDS)
 
 
 def shown(explorer):
@@ -80,6 +94,20 @@ def test_words_stand_out_from_the_dark_page(page, explorer):
     explorer.screenshot(path=browser.ROOT / "screenshots" / f"dark_{name}.png")
     contrast, words = explorer.evaluate(LOWEST_CONTRAST)
     assert contrast >= 4.5, words
+
+
+def test_without_its_kernel_an_explorer_is_a_picture(page, address):
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
+    browser.open_notebook(page, address, "all.ipynb")
+    for call in EXPLORERS:
+        browser.scroll_to_cell(page, call)
+        explorer = page.locator(".jp-CodeCell", has_text=call).locator(".labkit-explorer")
+        explorer.locator("img").first.wait_for()
+        before = explorer.evaluate("explorer => getComputedStyle(explorer, '::before').content")
+        assert before == '"From an earlier session. Run the cell to change it."'
+    page.screenshot(path=browser.ROOT / "screenshots" / "without_a_kernel.png")
+    assert page.get_by_text("Error displaying widget").count() == 0
 
 
 LOWEST_CONTRAST = """root => {

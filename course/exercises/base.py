@@ -7,6 +7,7 @@ the learner's values equal that function's values, so the advice is about that m
 import copy
 import inspect
 import linecache
+import re
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,10 +15,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from course.exercises.advice import NONE, explain
 from course.exercises.record import note_solved
-from course.exercises.values import difference, same, show
+from course.exercises.values import difference, has_floats, plain, same, show, with_lists
+from labkit.sizes import counted
 
 Wrong = TypeVar("Wrong", bound=Callable)
+
+WHAT_CHANGED = "What is different here? Is a number, a size or a dtype written in that should come from elsewhere?"
+NOT_WHOLE = (
+    "These are whole numbers, but stored as floats, which no size and no rank may be: use `//` for `/`, or `int`."
+)
 
 
 @dataclass(frozen=True)
@@ -38,19 +46,24 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Trial:
-    """One answer of the learner's function to what was ``given``; a ``complaint`` is about how it got there."""
+    """One answer of the learner's function to what was ``given``.
+
+    A ``complaint`` is about how a right answer was reached; a ``cause`` explains a wrong one.
+    """
 
     given: str
     got: Any
     expected: Any
     complaint: str | None = None
+    cause: str | None = None
 
 
 @dataclass(frozen=True)
 class Raised:
-    """Stands in for the answer of a function that raised an error."""
+    """Stands in for the answer of a function that raised an error: its ``message``, and where it was raised."""
 
-    text: str = field(compare=False)
+    message: str
+    where: str = field(default="", compare=False)
 
 
 @dataclass
@@ -94,6 +107,11 @@ class Exercise:
         """Note a typical mistake for each choice: the options with which ``wrong`` makes it, and the advice."""
         self.mistakes += [Mistake(partial(wrong, **options), advice) for options, advice in choices]
 
+    def mistakes_in(self, *choices: tuple[int, Callable, str]) -> None:
+        """Note a typical mistake for each choice: which part of the right answer is changed, how, and the advice."""
+        for part, change, advice in choices:
+            self.mistakes.append(Mistake(partial(_with_part, self.solution_function, part, change), advice))
+
     def check(self, function: Callable) -> None:
         """Try the learner's ``function`` and print what was found; never raises for the learner's faults."""
         report(self.name, self.verdict(function))
@@ -103,30 +121,47 @@ class Exercise:
         if not callable(function):
             text = f"{self.name}: check needs the function itself: write its name without parentheses."
             return Verdict("wrong", text)
+        complaints = []  # which count when all values are right
         for number, case in enumerate(self.cases):
             trials = self.trials(function, case)
             if number == 0 and all(is_blank(trial.got) for trial in trials):
-                text = f"{self.name}: not attempted yet (it returns nothing so far)."
-                return Verdict("not attempted", text)
-            for trial in trials:
-                if verdict := self._fault(trial, function, case):
-                    return verdict
+                return self.nothing_returned(function, trials[0].got)
+            if wrong := next((trial for trial in trials if not same(trial.got, trial.expected)), None):
+                advice = wrong.cause or self.advice(function, number, trials)
+                if number and not advice:
+                    advice = f"It was right in {counted(number, 'case')} before this one. {WHAT_CHANGED}"
+                lines = self.report_lines(wrong) + [indent(advice)] * bool(advice)
+                return Verdict("raised" if isinstance(wrong.got, Raised) else "wrong", "\n".join(lines))
+            complaints += [trial for trial in trials if trial.complaint or trial.cause]
+        for trial in complaints:
+            lines = [f"{self.name}: the values are right, but not the way they were computed."]
+            lines += [_broken(f"  {trial.given}"), indent(trial.complaint or trial.cause or "")]
+            return Verdict("wrong", "\n".join(lines))
         return Verdict("passed", f"{self.name}: correct, {self.cases_text()}.")
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
         """Return the learner's answers to one case."""
         names = inspect.signature(self.solution_function).parameters
         given = f"{self.name}({', '.join(f'{name}={show(value)}' for name, value in zip(names, case))})"
-        return [Trial(given, answer(function, case), self.solution_function(*copy.deepcopy(case)))]
+        got, expected = answer(function, case), self.solution_function(*copy.deepcopy(case))
+        complaint = None if has_floats(expected) or not has_floats(got) else NOT_WHOLE
+        return [Trial(given, got, expected, complaint)]
 
-    def recognise(self, function: Callable, case: tuple) -> str | None:
-        """Return the advice for the mistake that gives the learner's values in every case, if there is one."""
-        del case  # without ranks, all cases are cheap enough to compare
-        got = [answer(function, each) for each in self.cases]
-        for mistake in self.mistakes:
-            if same(got, [answer(mistake.function, each) for each in self.cases]):
-                return mistake.advice
-        return None
+    def nothing_returned(self, function: Callable, got) -> Verdict:
+        """Return the verdict on a function that returns nothing: a blank stub, or one that forgot to return."""
+        if got is None and is_written(function):
+            return Verdict("wrong", f"{self.name}: not right yet.\n{indent(NONE)}")
+        return Verdict("not attempted", f"{self.name}: not attempted yet (it returns nothing so far).")
+
+    def advice(self, function: Callable, number: int, trials: list[Trial]) -> str:
+        """Return what a report adds to a wrong answer: the mistake with the same values, or what is seen of it."""
+        del trials  # without ranks, all cases are cheap enough to compare
+        got, right, *wrong = (
+            [plain(answer(each, case)) for case in self.cases]
+            for each in (function, self.solution_function, *(mistake.function for mistake in self.mistakes))
+        )
+        advices = [mistake.advice for mistake in self.mistakes]
+        return explain(got, right, list(zip(advices, wrong)))
 
     def cases_text(self) -> str:
         """Say how much was tried, for the good news."""
@@ -146,21 +181,15 @@ class Exercise:
         source = source_of(self.solution_function)
         return Folded("Solution", f"```python\n{source}\n```", plain_text=source)
 
-    def _fault(self, trial: Trial, function: Callable, case: tuple) -> Verdict | None:
+    def report_lines(self, trial: Trial) -> list[str]:
+        """Return what is shown of a wrong answer, before any advice."""
         if isinstance(trial.got, Raised):
-            return Verdict("raised", f"{self.name}: {trial.given} raised an error.\n{indent(trial.got.text)}")
-        if not same(trial.got, trial.expected):
-            lines = [f"{self.name}: not right yet.", _broken(f"  {trial.given}")]
-            lines += [_broken(f"    gave      {show(trial.got)}"), _broken(f"    expected  {show(trial.expected)}")]
-            if where := difference(trial.got, trial.expected):
-                lines.append(_broken(f"    differs   {where}"))
-            if advice := self.recognise(function, case):
-                lines.append(indent(f"What this usually is: {advice}"))
-            return Verdict("wrong", "\n".join(lines))
-        if trial.complaint:
-            heading = f"{self.name}: the values are right, but not the way they were computed."
-            return Verdict("wrong", f"{heading}\n{_broken(f'  {trial.given}')}\n{indent(trial.complaint)}")
-        return None
+            heading = _broken(f"{self.name}: {trial.given} raised an error.")
+            return [heading, indent(trial.got.message + trial.got.where)]
+        lines = [f"  {trial.given}", f"    gave      {show(trial.got)}", f"    expected  {show(trial.expected)}"]
+        if where := difference(trial.got, trial.expected):
+            lines.append(f"    differs   {where}")
+        return [f"{self.name}: not right yet.", *map(_broken, lines)]
 
 
 def report(name: str, verdict: Verdict) -> None:
@@ -191,11 +220,18 @@ def source_of(function: Callable) -> str:
 def answer(function: Callable, case: tuple, catch: Any = Exception):
     """Return what ``function`` answers: None if it is still a stub, `Raised` if it fails with one of ``catch``."""
     try:
-        return function(*copy.deepcopy(case))  # a function that changes its arguments spoils only this copy
+        got = function(*copy.deepcopy(case))  # a function that changes its arguments spoils only this copy
+        return with_lists(got)
     except NotImplementedError:
         return None
     except catch as error:
-        return Raised(_where(function, error))
+        return Raised(said(error), _where(function, error))
+
+
+def _with_part(right: Callable, part: int, change: Callable, *case) -> list:
+    answers = list(right(*case))
+    answers[part] = change(answers[part])
+    return answers
 
 
 def is_blank(got) -> bool:
@@ -203,15 +239,29 @@ def is_blank(got) -> bool:
     return got is None or got is ...
 
 
+def is_written(function: Callable) -> bool:
+    """Whether there is more in this function than in a stub, which is six bytes or raises NotImplementedError."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return False
+    num_arguments = len(inspect.signature(function).parameters)
+    does_more = len(code.co_code) > 12 if not code.co_names else set(code.co_names) != {"NotImplementedError"}
+    return code.co_nlocals > num_arguments or does_more
+
+
+def said(error: Any) -> str:
+    """Return an error's type and text, without what changes from run to run: torch's C++ puts it in brackets."""
+    return re.sub(r"^(\[.*?\])+:?\s*", "", f"{type(error).__name__}: {error}")
+
+
 def _where(function: Callable, error: Exception) -> str:
-    """Return the error's text, and the line of the learner's function that it came from."""
-    message = f"{type(error).__name__}: {error}"
+    """Return the line of the learner's function that an error came from, if there is one."""
     code = getattr(function, "__code__", None)
     for frame in traceback.extract_tb(error.__traceback__):
         if code and frame.filename == code.co_filename and frame.lineno:
             line = linecache.getline(frame.filename, frame.lineno).strip()
-            return f"{message}\nin line {frame.lineno - code.co_firstlineno + 1} of {code.co_name}: {line}"
-    return message
+            return f"\nin line {frame.lineno - code.co_firstlineno + 1} of {code.co_name}: {line}"
+    return ""
 
 
 def _broken(line: str) -> str:

@@ -3,16 +3,28 @@
 import torch
 import torch.distributed as dist
 
-from course.exercises.on_ranks import RankExercise, gathered, only
+from course.exercises.on_ranks import RankExercise, gathered, only, whole_numbers
 from course.measure import operations
 from course.sizing.ring import bus_factor
 from labkit.communication import CommunicationLog
 from labkit.groups import local_device
 
 
-def example_tensor(num_elements: int) -> tuple[torch.Tensor]:
-    """Return what each rank starts from: 0, 1, 2, ... plus its rank."""
+def example_tensor(num_elements: int, seed: int | None = None) -> tuple[torch.Tensor]:
+    """Return what each rank starts from: 0, 1, 2, ... plus its rank; with a seed, numbers that follow no formula."""
+    if seed is not None:
+        return (whole_numbers((num_elements,), seed + dist.get_rank()).double(),)
     return (torch.arange(num_elements, dtype=torch.float32, device=local_device()) + dist.get_rank(),)
+
+
+def moves_x_once_in_each_half(log: CommunicationLog, x: torch.Tensor) -> str | None:
+    scattered, gathered, needed = log.total_bytes("reduce_scatter"), log.total_bytes("all_gather"), x.nbytes
+    if scattered == gathered == needed:
+        return None
+    return (
+        f"The tensor has {needed} bytes, and each half moves it once: a reduce_scatter of its pieces, then an "
+        f"all_gather of their sums. Here it was {scattered} bytes and {gathered}."
+    )
 
 
 # -- from its two halves ------------------------------------------------------------------------------------------
@@ -34,9 +46,9 @@ all_reduce_from_halves = RankExercise(
     "all_reduce_from_halves",
     my_all_reduce,
     notebook="02",
-    cases=[(4, 4), (2, 6), (3, 6)],
+    cases=[(4, 4), (2, 6), (3, 6, 20)],
     inputs=example_tensor,
-    rule=only("reduce_scatter", "all_gather"),
+    rule=only("reduce_scatter", "all_gather", also=moves_x_once_in_each_half),
     hints=[
         "Cut the tensor into one piece per rank: `list(x.chunk(world_size))`.",
         "`dist.reduce_scatter(out, pieces)` writes into `out`, which is as large as one piece. "
@@ -62,6 +74,11 @@ def all_gather_of_own_pieces(x):
 @all_reduce_from_halves.mistake("The pieces are right, but still a list: `torch.cat` makes one tensor of them.")
 def list_of_pieces(x):
     return list(my_all_reduce(x).chunk(dist.get_world_size()))
+
+
+@all_reduce_from_halves.mistake("`[tensor] * n` is n times the same tensor: each piece overwrites the last. Make n.")
+def one_tensor_for_all(x):
+    return my_all_reduce(x).chunk(dist.get_world_size())[-1].repeat(dist.get_world_size())
 
 
 @all_reduce_from_halves.mistake("Every rank's whole tensor was gathered, and nothing was added.")
@@ -97,24 +114,25 @@ def my_ring_all_reduce(x):
     return torch.cat(pieces)
 
 
-def sends_no_more_than_a_ring(log: CommunicationLog, x: torch.Tensor) -> str | None:
-    sent = log.total_bytes("send")
-    enough = round(bus_factor("all_reduce", dist.get_world_size()) * x.numel() * x.element_size())
-    if sent <= enough:
+def sends_as_much_as_a_ring(log: CommunicationLog, x: torch.Tensor) -> str | None:
+    sent, needed = log.total_bytes("send"), round(bus_factor("all_reduce", dist.get_world_size()) * x.nbytes)
+    if sent == needed:
         return None
-    return (
-        f"This rank sent {sent} bytes, and a ring needs {enough}: 2(n-1)/n times the tensor. "
-        "Whole tensors probably went around: cut them, and send one piece per step."
-    )
+    why = "Whole tensors probably went around: cut them, and send one piece per step."
+    if (num_sent := len(log) // 2) > (enough := 2 * (dist.get_world_size() - 1)):
+        why = f"It went {num_sent} steps, and {enough} are enough: n-1 that add, n-1 that copy."
+    if sent < needed:
+        why = "With fewer, some sums cannot be known everywhere: these numbers came from somewhere else."
+    return f"This rank sent {sent} bytes, and a ring needs {needed}: 2(n-1)/n times the tensor. {why}"
 
 
 ring_all_reduce = RankExercise(
     "ring_all_reduce",
     my_ring_all_reduce,
     notebook="02",
-    cases=[(4, 4), (2, 6), (3, 6)],
+    cases=[(4, 4), (2, 6), (3, 6, 20)],
     inputs=example_tensor,
-    rule=only("send", "recv", also=sends_no_more_than_a_ring),
+    rule=only("send", "recv", also=sends_as_much_as_a_ring),
     hints=[
         "First time around, n-1 steps: in step s, send piece (rank - s) % n to the right, receive piece "
         "(rank - s - 1) % n from the left, and add it to your own.",
@@ -132,9 +150,13 @@ ring_all_reduce = RankExercise(
 
 
 def ring(
-    x, num_steps=lambda n: 2 * (n - 1), piece_of_step=lambda rank, step: rank - step, adds=lambda step, n: step < n - 1
+    x,
+    num_steps=lambda n: 2 * (n - 1),
+    piece_of_step=lambda rank, step: rank - step,
+    adds=lambda step, n: step < n - 1,
+    target=-1,
 ):
-    """Run a ring whose loop can be wrong: in its length, in the piece it sends, in when it adds."""
+    """Run a ring whose loop can be wrong: in its length, in the piece it sends, in when it adds, and to which piece."""
     rank, n = dist.get_rank(), dist.get_world_size()
     pieces = list(x.clone().chunk(n))
     arriving = torch.empty_like(pieces[0])
@@ -143,7 +165,7 @@ def ring(
         receive = dist.P2POp(dist.irecv, arriving, (rank - 1) % n)
         for request in dist.batch_isend_irecv([send, receive]):
             request.wait()
-        incoming = pieces[piece_of_step((rank - 1) % n, step) % n]
+        incoming = pieces[piece_of_step((rank + target) % n, step) % n]
         incoming.copy_(incoming + arriving if adds(step, n) else arriving)
     return torch.cat(pieces)
 
@@ -155,6 +177,10 @@ ring_all_reduce.mistakes_of(
         "Once around is the reduce-scatter: each rank has one complete sum. n-1 more steps carry them to all ranks.",
     ),
     (dict(num_steps=lambda n: 2 * n - 3), "A step is missing: n-1 add and n-1 more copy. `range(a, b)` ends before b."),
+    (
+        dict(target=0),
+        "What arrives is for the piece (rank - step - 1) % n, the one before that which was just sent.",
+    ),
     (dict(adds=lambda step, n: True), "The second round adds again. What arrives is the sum, and replaces the piece."),
     (
         dict(piece_of_step=lambda rank, step: rank),

@@ -5,8 +5,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from course.exercises.base import Exercise
-from course.exercises.on_ranks import RankExercise, gathered, only, summed
-from labkit.communication import CommunicationLog
+from course.exercises.on_ranks import Conduct, RankExercise, gathered, only, summed
 from labkit.groups import local_device
 
 # -- forward ----------------------------------------------------------------------------------------------------
@@ -31,7 +30,22 @@ def whole_layer(batch_size: int, input_size: int, output_size: int) -> tuple[tor
     return x.to(local_device()), weight.to(local_device()), bias.to(local_device())
 
 
-def gathers_y_once(log: CommunicationLog, x, master_weight, master_bias) -> str | None:
+def layer_to_cut(batch_size: int, input_size: int, output_size: int, blind: bool = False) -> tuple[torch.Tensor, ...]:
+    """Return the whole layer; if ``blind``, with nan in the rows that are not this rank's.
+
+    x wants a gradient then, so that autograd keeps what it is multiplied by.
+    """
+    x, *masters = whole_layer(batch_size, input_size, output_size)
+    others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()] if blind else []
+    for master in masters:
+        for rank in others:
+            master.chunk(dist.get_world_size())[rank].fill_(torch.nan)
+    return x.requires_grad_(blind), *masters
+
+
+def gathers_y_once(log: Conduct, x, master_weight, master_bias) -> str | None:
+    if any(tensor.numel() == master_weight.numel() for tensor in log.kept):
+        return "x was multiplied by the whole weight. Cut the weight first, and compute this rank's columns alone."
     if not log.records:
         return "No rank sent anything, so each computed all of Y. Compute with this rank's shard, then gather."
     y_bytes = len(x) * len(master_bias) * x.element_size()
@@ -44,8 +58,8 @@ column_forward = RankExercise(
     "column_forward",
     my_column_forward,
     notebook="03",
-    cases=[(2, 1, 2, 4), (3, 2, 3, 6), (4, 2, 2, 8)],
-    inputs=whole_layer,
+    cases=[(2, 1, 2, 4), (3, 2, 3, 6), (4, 2, 2, 8, True)],
+    inputs=layer_to_cut,
     rule=only("all_gather", also=gathers_y_once),
     hints=[
         "This rank's columns of A are rows of the stored weight: `master_weight.chunk(tp_size)[rank]`. "
@@ -61,39 +75,68 @@ def own(master):
     return master.chunk(dist.get_world_size())[dist.get_rank()]
 
 
-@column_forward.mistake("The rank took every t-th row, so the columns change order. Take out/t rows in one block.")
-def every_tth_row(x, master_weight, master_bias):
-    rank, tp_size = dist.get_rank(), dist.get_world_size()
-    return gathered(F.linear(x, master_weight[rank::tp_size], master_bias[rank::tp_size]), dim=-1)
+def every_tth(master):
+    return master[dist.get_rank() :: dist.get_world_size()]
 
 
-@column_forward.mistake("These are this rank's columns of Y. Gather them, so that every rank has all columns.")
-def not_gathered(x, master_weight, master_bias):
-    return F.linear(x, own(master_weight), own(master_bias))
+def as_it_is(tensor):
+    return tensor
 
 
-@column_forward.mistake("The shards were stacked along the batch. They are columns of Y: join them along the last dim.")
-def joined_along_the_batch(x, master_weight, master_bias):
-    return gathered(not_gathered(x, master_weight, master_bias), dim=0)
+def in_columns(shard):
+    return gathered(shard, dim=-1)
 
 
-@column_forward.mistake("The bias is missing. It is cut as the columns of A are: out/t numbers per rank.")
-def no_bias(x, master_weight, master_bias):
-    return gathered(F.linear(x, own(master_weight)), dim=-1)
+def layer_from(x, master_weight, master_bias, weight=own, bias=own, join=in_columns, after=lambda bias: 0):
+    return join(F.linear(x, weight(master_weight), bias(master_bias))) + after(master_bias)
 
 
-@column_forward.mistake("Every rank added the first piece of the bias. Each needs the piece for its own columns.")
-def bias_of_rank_0(x, master_weight, master_bias):
-    bias = master_bias.chunk(dist.get_world_size())[0]
-    return gathered(F.linear(x, own(master_weight), bias), dim=-1)
-
-
-@column_forward.mistake(
-    "The shards were added up. They are different columns of Y, so they belong next to each other. (Adding up is right "
-    "for the other cut, in the next notebook.)"
+column_forward.mistakes_of(
+    layer_from,
+    (
+        dict(weight=every_tth, bias=every_tth),
+        "The rank took every t-th row, so the columns change order. Take out/t rows in one block.",
+    ),
+    (
+        dict(weight=as_it_is, bias=as_it_is, join=as_it_is),
+        "Every rank computed all of Y. Here it cannot: what belongs to the other ranks is nan in this case. Take this "
+        "rank's shard of weight and bias first, compute with it, then gather.",
+    ),
+    (
+        dict(weight=lambda master: master.chunk(dist.get_world_size(), dim=-1)[dist.get_rank()]),
+        "The weight was cut along its last dim. It is stored as [out, in], the transpose of A, whose columns are its "
+        "rows: cut along dim 0.",
+    ),
+    (dict(bias=as_it_is), "The whole bias meets a shard of the output. Cut it as the weight: `chunk(t)[rank]`."),
+    (dict(after=as_it_is), "The bias was added twice: to the shard, and to all of Y."),
+    (
+        dict(join=as_it_is),
+        "These are this rank's columns of Y. Gather them, so that every rank has all columns.",
+    ),
+    (
+        dict(join=lambda shard: gathered(shard, dim=0)),
+        "The shards were stacked along the batch. They are columns of Y: join them along the last dim.",
+    ),
+    (
+        dict(
+            join=lambda shard: in_columns(shard).chunk(dist.get_world_size(), -1)[-1].repeat(1, dist.get_world_size())
+        ),
+        "All t entries of the list are one tensor, as with `[tensor] * t`: each shard overwrites the last. Make t.",
+    ),
+    (
+        dict(bias=lambda bias: 0 * own(bias)),
+        "The bias is missing. It is cut as the columns of A are: out/t numbers per rank.",
+    ),
+    (
+        dict(bias=lambda bias: bias.chunk(dist.get_world_size())[0]),
+        "Every rank added the first piece of the bias. Each needs the piece for its own columns.",
+    ),
+    (
+        dict(join=summed),
+        "The shards were added up. They are different columns of Y, so they belong next to each other. (Adding up is "
+        "right for the other cut, in the next notebook.)",
+    ),
 )
-def added_up(x, master_weight, master_bias):
-    return summed(not_gathered(x, master_weight, master_bias))
 
 
 # -- backward ---------------------------------------------------------------------------------------------------
@@ -116,7 +159,9 @@ def shards_in_backward(batch_size: int, input_size: int, output_size: int) -> tu
     return x, master_weight.chunk(tp_size)[rank].clone(), grad.chunk(tp_size, dim=-1)[rank].contiguous()
 
 
-def reduces_dx_once(log: CommunicationLog, x, weight, grad_output) -> str | None:
+def reduces_dx_once(log: Conduct, x, weight, grad_output) -> str | None:
+    if log.kept:
+        return "It uses autograd. Write the three gradients by hand: two products and a sum."
     x_bytes = x.numel() * x.element_size()
     if log.total_bytes() == x_bytes:
         return None
@@ -139,48 +184,48 @@ column_backward = RankExercise(
 )
 
 
-@column_backward.mistake("This is the part of dX through this rank's columns. Every rank used x: add up all parts.")
-def dx_not_reduced(x, weight, grad_output):
-    return grad_output @ weight, grad_output.T @ x, grad_output.sum(0)
-
-
-@column_backward.mistake(
-    "The parts of dX were averaged. Averaging is for data parallelism, where each rank has its own loss. Here there is "
-    "one loss, and dX is the sum."
-)
-def dx_averaged(x, weight, grad_output):
-    grad_x, *others = my_column_backward(x, weight, grad_output)
-    return grad_x / dist.get_world_size(), *others
-
-
-@column_backward.mistake(
+SHARDS_ARE_COMPLETE = (
     "The gradients of weight and bias were added up over the ranks, too. Each rank has different columns: their "
     "gradients are complete as they are. Only dX is summed."
 )
-def everything_reduced(x, weight, grad_output):
-    return tuple(map(summed, dx_not_reduced(x, weight, grad_output)))
+column_backward.mistakes_in(
+    (
+        0,
+        lambda grad_x: grad_x / dist.get_world_size(),
+        "The parts of dX were averaged. Averaging is for data parallelism, where each rank has its own loss. Here "
+        "there is one loss, and dX is the sum.",
+    ),
+    (1, summed, SHARDS_ARE_COMPLETE),
+    (2, summed, SHARDS_ARE_COMPLETE),
+    (1, torch.t, "The weight's gradient is transposed: PyTorch stores the transpose of A, [out/t, in]."),
+)
+DY_IS_DIFFERENT = "dY was added up first. The ranks have different columns of it: use your own, then add up dX."
 
 
-@column_backward.mistake("The parts of dX were joined. Each part already has the shape of x: add them up instead.")
-def dx_gathered(x, weight, grad_output):
-    grad_x, *others = dx_not_reduced(x, weight, grad_output)
-    return gathered(grad_x, dim=-1), *others
+def gradients_from(x, weight, dy, dx=as_it_is, db=lambda dy: dy.sum(0), of=as_it_is):
+    dy = of(dy)
+    return dx(dy @ weight), dy.T @ x, db(dy)
 
 
-@column_backward.mistake("The weight's gradient is transposed: PyTorch stores the transpose of A, [out/t, in].")
-def gradient_of_a(x, weight, grad_output):
-    grad_x, grad_weight, grad_bias = my_column_backward(x, weight, grad_output)
-    return grad_x, grad_weight.T, grad_bias
-
-
-@column_backward.mistake("The bias' gradient is the sum over the batch, not the mean.")
-def mean_for_the_bias(x, weight, grad_output):
-    return *my_column_backward(x, weight, grad_output)[:2], grad_output.mean(0)
-
-
-@column_backward.mistake("The bias was added to every row of the batch: sum its gradient over the rows.")
-def bias_gradient_per_row(x, weight, grad_output):
-    return *my_column_backward(x, weight, grad_output)[:2], grad_output
+column_backward.mistakes_of(
+    gradients_from,
+    (dict(of=summed), DY_IS_DIFFERENT),
+    (dict(of=summed, dx=summed), DY_IS_DIFFERENT),
+    (
+        dict(),
+        "This is the part of dX through this rank's columns. Every rank used x: add up all parts.",
+    ),
+    (
+        dict(dx=lambda dx: gathered(dx, dim=-1)),
+        "The parts of dX were joined. Each part already has the shape of x: add them up instead.",
+    ),
+    (dict(dx=summed, db=lambda dy: dy.mean(0)), "The bias' gradient is the sum over the batch, not the mean."),
+    (dict(dx=summed, db=lambda dy: dy.sum(1)), "The bias' gradient was summed over the columns: sum over the batch."),
+    (
+        dict(dx=summed, db=lambda dy: dy),
+        "The bias was added to every row of the batch: sum its gradient over the rows.",
+    ),
+)
 
 
 # -- the stride rule --------------------------------------------------------------------------------------------
@@ -236,6 +281,9 @@ def steps_by_stride(master, rank, tp_size, stride):
     return torch.cat(master.chunk(tp_size * stride)[rank::stride])
 
 
-@stride_shard.mistake("Every rank gets the chunks of rank 0. Start at chunk number `rank`.")
-def rank_forgotten(master, rank, tp_size, stride):
-    return torch.cat(master.chunk(tp_size * stride)[::tp_size])
+stride_shard.mistakes_of(
+    lambda master, rank, t, stride, start, dim=0: torch.cat(master.chunk(t * stride, dim)[start(rank) :: t], dim),
+    (dict(start=lambda rank: 0), "Every rank gets the chunks of rank 0. Start at chunk number `rank`."),
+    (dict(start=lambda rank: rank - 1), "Ranks count from 0: rank 0 starts at chunk 0."),
+    (dict(start=lambda rank: rank, dim=1), "Rows are along dim 0: cut and join there."),
+)

@@ -27,14 +27,14 @@ def my_average(gradients):
 
 def gradient_inputs(*sizes: tuple[int, ...]):
     """Return gradients of these shapes, different ones on each rank."""
-    return ([4 * whole_numbers(size, seed=10 * dist.get_rank() + i) for i, size in enumerate(sizes)],)
+    return ([whole_numbers(size, seed=10 * dist.get_rank() + i) for i, size in enumerate(sizes)],)
 
 
 average = RankExercise(
     "average",
     my_average,
     notebook="05",
-    cases=[(2, (2,), (2, 2), (1,)), (4, (3,), (1,), (1, 2))],
+    cases=[(4, (2,), (2, 2), (1,)), (3, (3,), (1,), (1, 2))],
     inputs=gradient_inputs,
     rule=only("all_reduce"),
     hints=[
@@ -65,10 +65,6 @@ average.mistakes_of(
     (
         dict(each=lambda g, n: summed(g).mean() / n),
         "You took the mean over a gradient's own elements. The average is over the ranks, element by element.",
-    ),
-    (
-        dict(each=lambda g, n: dist.all_reduce(g.clone())),
-        "dist.all_reduce returns None. The sum is in the tensor that you gave it: divide that.",
     ),
 )
 
@@ -124,13 +120,14 @@ def buckets_of(gradients, bucket_size) -> tuple[list[list], list]:
 
 def one_message_per_bucket(log: CommunicationLog, gradients, bucket_size) -> str | None:
     full, rest = buckets_of(gradients, bucket_size)
-    wanted = len(full) + bool(rest)
-    if len(log) == wanted:
+    wanted = [sum(each.numel() for each in bucket) for bucket in [*full, rest] if bucket]
+    sent = [record.message_bytes // gradients[0].element_size() for record in log.records]
+    if sent == wanted:
         return None
     sizes = [gradient.numel() for gradient in gradients]
     return (
-        f"It sends {counted(len(log), 'message')}. Gradients of {sizes} numbers, in buckets that are full at "
-        f"{bucket_size}, need {wanted}."
+        f"It sends {counted(len(sent), 'message')}, of {sent} numbers. Gradients of {sizes} numbers, in buckets that "
+        f"are full at {bucket_size} or more, need {len(wanted)}, of {wanted}."
     )
 
 
@@ -138,7 +135,7 @@ bucketed_average = RankExercise(
     "bucketed_average",
     my_bucketed_average,
     notebook="05",
-    cases=[(2, 4, (2,), (2, 2), (1,)), (4, 3, (3,), (1,), (1, 2), (2,), (1,)), (2, 4, (2,), (2, 1))],
+    cases=[(2, 4, (2,), (2, 2), (1,)), (3, 3, (3,), (1,), (1, 2), (2,), (1,)), (2, 4, (2,), (2, 1), (4,), (1,))],
     inputs=bucket_inputs,
     rule=only("all_reduce", also=one_message_per_bucket),
     hints=[
@@ -224,7 +221,7 @@ training_loop = RankExercise(
     "training_loop",
     my_train,
     notebook="05",
-    cases=[(2, 1, 1), (4, 2, 2)],
+    cases=[(3, 1, 1), (4, 2, 2)],
     inputs=training_inputs,
     rule=only("all_reduce", also=one_message_per_step),
     hints=[
@@ -236,7 +233,7 @@ training_loop = RankExercise(
 )
 
 
-def train_wrongly(weight, steps, lr, *, zero="step", mean=True, reduce=True, average=True):
+def train_wrongly(weight, steps, lr, *, zero="step", mean=True, reduce=True, average=True, autograd=False, sign=-1):
     """Do what `my_train` does, with one thing wrong."""
     for micro_batches in steps:
         if zero == "step":
@@ -252,8 +249,8 @@ def train_wrongly(weight, steps, lr, *, zero="step", mean=True, reduce=True, ave
             weight.grad /= dist.get_world_size()
         if zero == "before the update":
             weight.grad = torch.zeros_like(weight)
-        with torch.no_grad():
-            weight -= lr * weight.grad
+        with torch.set_grad_enabled(autograd):
+            weight += sign * lr * weight.grad
     return weight
 
 
@@ -262,6 +259,8 @@ training_loop.mistakes_of(
     (dict(zero="never"), "Gradients of earlier steps are still in weight.grad: empty it at the start of each step."),
     (dict(zero="micro-batch"), "You empty weight.grad in each micro-batch: only the last counts. Do it once per step."),
     (dict(zero="before the update"), "weight.grad was emptied before the update could use it: nothing is learned."),
+    (dict(autograd=True), "The update is no part of the model: do it in `with torch.no_grad():`."),
+    (dict(sign=1), "The weight went uphill: subtract lr * gradient."),
     (dict(mean=False), "The gradients of the micro-batches were added up. You need their mean: divide each loss by m."),
     (dict(reduce=False, average=False), "Each rank learned from its own rows only, and now the replicas differ."),
     (dict(average=False), "The gradients were added up over the ranks, but not divided by their number."),
@@ -295,7 +294,7 @@ unequal_average = RankExercise(
     "unequal_average",
     my_unequal_average,
     notebook="05",
-    cases=[(2, 1, 3), (4, 3, 3, 2, 2), (4, 4, 4, 1, 0)],
+    cases=[(3, 1, 3, 4), (4, 3, 3, 2, 2), (4, 4, 4, 1, 0)],
     inputs=unequal_inputs,
     rule=only("all_reduce"),
     hints=[
@@ -327,6 +326,20 @@ def sum_over_rows(gradient, num_rows):
 @unequal_average.mistake("You weighted by rows, then divided by the number of ranks. Divide by the number of all rows.")
 def divided_by_ranks(gradient, num_rows):
     return summed(gradient * num_rows) / dist.get_world_size()
+
+
+unequal_average.mistakes_of(
+    lambda gradient, num_rows, answer: answer(gradient, num_rows, dist.get_world_size()),
+    (dict(answer=lambda g, rows, n: summed(g) / max(rows, 1)), "You divided by this rank's rows. Weight each by them."),
+    (
+        dict(answer=lambda g, rows, n: my_unequal_average(g, rows) / n),
+        "You divided by the number of all rows, and by that of the ranks as well. The rows are enough.",
+    ),
+    (
+        dict(answer=lambda g, rows, n: g * rows / summed(torch.tensor(float(rows)))),
+        "This is the rank's own share of the mean: all-reduce the weighted gradients, too.",
+    ),
+)
 
 
 @unequal_average.mistake("You divided by this rank's rows, so gradients differ. Divide by the rows of all ranks.")

@@ -1,6 +1,6 @@
-"""What is wrong here? A flawed sharded layer, the right one, and the quantities that may tell them apart.
+"""What is wrong here? A faulty sharded layer, the right one, and the quantities that may tell them apart.
 
-Nothing here knows which quantity gives a flaw away: the check computes all of them on real ranks, for both layers.
+Nothing here knows which quantity gives a fault away: the check computes all of them on real ranks, for both layers.
 """
 
 from collections.abc import Callable
@@ -94,7 +94,7 @@ QUANTITIES: dict[str, Callable[[Built], str]] = {
 
 @dataclass(frozen=True)
 class FlawedLayer:
-    """A sharded layer with a flaw: its ``code`` to read, and a `check` of what gives the flaw away.
+    """A sharded layer with a fault: its ``code`` to read, and a `check` of what gives the fault away.
 
     ``tp_size`` is what was asked for. Both layers run on that many ranks, or on ``num_ranks``; the right one may
     need ``num_ranks_right``.
@@ -117,7 +117,7 @@ class FlawedLayer:
         return _source(self.task, self._part(self.flawed))
 
     def check(self, found_by: str | None = None) -> None:
-        """Say whether ``found_by`` gives the flaw away: it is computed for the flawed and for the right layer."""
+        """Say whether ``found_by`` gives the fault away: it is computed for the faulty and for the right layer."""
         report(self.name, self.verdict(found_by))
 
     def verdict(self, found_by: str | None = None) -> Verdict:
@@ -129,7 +129,7 @@ class FlawedLayer:
             return Verdict("wrong", f"{self.name}: {found_by!r} is not computed here.\n{choice}")
         here, right = self.measure()
         if here[found_by] == right[found_by]:
-            same = f"{found_by!r} is the same with and without the flaw ({right[found_by]}). Look again."
+            same = f"{found_by!r} is the same with and without the fault ({right[found_by]}). Look again."
             return Verdict("wrong", f"{self.name}: {same}")
         lines = [f"{self.name}: yes, {found_by!r} gives it away.", f"    {'':<19}{'right':<15}here"]
         for name in QUANTITIES:
@@ -139,7 +139,7 @@ class FlawedLayer:
         return Verdict("passed", "\n".join([*lines, indent(f"{self.what} {self.why}")]))
 
     def measure(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return every quantity on rank 0: for the flawed layer, and for the right one."""
+        """Return every quantity on rank 0: for the faulty layer, and for the right one."""
         num_ranks = self.num_ranks or self.tp_size
         here = _measure(self.flawed, self.tp_size, num_ranks)
         return here, _measure(self.right, self.tp_size, self.num_ranks_right or num_ranks)
@@ -149,8 +149,8 @@ class FlawedLayer:
         return Folded("Hint", self.hint_text)
 
     def solution(self) -> Folded:
-        """Return the same lines without the flaw."""
-        return _source("Without the flaw", self._part(self.right))
+        """Return the same lines without the fault."""
+        return _source("Without the fault", self._part(self.right))
 
     def _part(self, layer: ShardedLinear) -> Callable:
         """Return the function in which the two layers differ."""
@@ -166,7 +166,7 @@ def _measure_here(layer: ShardedLinear, tp_size: int) -> dict[str, str]:
     """On one rank: build the layer and compute every quantity for it."""
     torch.set_deterministic_debug_mode("error")  # torch now fills new memory with nan, so what nobody wrote shows
     world_size = dist.get_world_size()
-    groups = init_groups(ParallelLayout(world_size, tp_size=min(tp_size, world_size)))  # asking for more is a flaw
+    groups = init_groups(ParallelLayout(world_size, tp_size=min(tp_size, world_size)))  # asking for more is a fault
     torch.manual_seed(0)  # the same master weight on every rank
     master = torch.nn.init.xavier_normal_(torch.empty(OUTPUT_SIZE, INPUT_SIZE))
     weight = layer.cut(master, groups.coords.tp, tp_size).contiguous()

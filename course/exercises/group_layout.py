@@ -3,6 +3,7 @@
 All three use the order tp-dp-pp, in which tensor ranks are neighbours and pipeline stages are far apart.
 """
 
+import math
 from collections.abc import Callable
 
 from course.exercises.base import Exercise
@@ -54,6 +55,12 @@ def data_runs_fastest(rank, tp_size, dp_size):
 def data_and_pipeline_swapped(rank, tp_size, dp_size):
     tp_rank, dp_rank, pp_rank = my_coordinates(rank, tp_size, dp_size)
     return tp_rank, pp_rank, dp_rank
+
+
+@rank_to_coordinates.mistake("Shifts and masks count in powers of two. t and d can be any: use `%` and `//`.")
+def bits(rank, tp_size, dp_size):
+    tp_bits, dp_bits = tp_size.bit_length() - 1, dp_size.bit_length() - 1
+    return rank & (tp_size - 1), rank >> tp_bits & (dp_size - 1), rank >> (tp_bits + dp_bits)
 
 
 @rank_to_coordinates.mistake("Coordinates are whole numbers: `/` gives fractions, and `//` drops them.")
@@ -152,8 +159,6 @@ def last_member_missing(world_size, tp_size, pp_size):
 
 
 def my_layout(world_size: int, gpus_per_node: int, gpus_per_replica: int) -> tuple[int, int, int]:
-    import math  # here, so that the shown solution runs as it stands
-
     tp_size = math.gcd(gpus_per_node, gpus_per_replica)  # the largest that divides both: no group straddles two nodes
     pp_size = gpus_per_replica // tp_size
     dp_size = world_size // gpus_per_replica
@@ -164,7 +169,7 @@ layout_for_cluster = Exercise(
     "layout_for_cluster",
     my_layout,
     notebook="01",
-    cases=[(16, 8, 8), (64, 8, 4), (64, 8, 16), (48, 6, 4), (96, 8, 12), (32, 4, 16)],
+    cases=[(16, 8, 8), (64, 8, 4), (64, 8, 16), (48, 6, 4), (96, 8, 12), (32, 4, 16), (48, 12, 24), (72, 6, 9)],
     hints=[
         "Tensor ranks are neighbours, so the groups stay inside nodes exactly when tp_size divides gpus_per_node.",
         "tp_size must divide gpus_per_replica too. Which number is the largest that divides both?",
@@ -172,10 +177,12 @@ layout_for_cluster = Exercise(
 )
 
 
-def layout_with(world_size, gpus_per_node, gpus_per_replica, tp_size: Callable) -> tuple[int, int, int]:
-    """Return the layout whose tensor size is ``tp_size(n, r)`` for n GPUs per node and r per replica."""
-    t = tp_size(gpus_per_node, gpus_per_replica)
-    return t, gpus_per_replica // t, world_size // gpus_per_replica
+def layout_with(
+    world_size, gpus_per_node, gpus_per_replica, tp_size: Callable = math.gcd, per_copy: Callable = lambda n, r: r
+) -> tuple[int, int, int]:
+    """Return the layout with t = ``tp_size(n, r)`` and a copy on ``per_copy(n, r)`` GPUs; n are in a node, r needed."""
+    t, each = tp_size(gpus_per_node, gpus_per_replica), per_copy(gpus_per_node, gpus_per_replica)
+    return t, gpus_per_replica // t, world_size // each
 
 
 layout_for_cluster.mistakes_of(
@@ -189,6 +196,16 @@ layout_for_cluster.mistakes_of(
         dict(tp_size=lambda n, r: max(t for t in range(1, n + 1) if r % t == 0)),
         "Your tp_size divides the replica, but not always the node: a group of 4 that begins at the fifth of 6 GPUs "
         "ends on the next node. tp_size has to divide both.",
+    ),
+    (
+        dict(tp_size=lambda n, r: min(t for t in range(2, n + 1) if n % t == 0 == r % t)),
+        "Your tp_size divides both, but it is the smallest that does: take the largest.",
+    ),
+    (dict(per_copy=lambda n, r: n), "d counts copies of the model, not nodes: world_size // gpus_per_replica."),
+    (dict(per_copy=math.gcd), "In d the stages are missing: a copy takes t * p GPUs, which is gpus_per_replica."),
+    (
+        dict(tp_size=lambda n, r: math.gcd(n, r, 1024)),
+        "tp_size need not be a power of two: with 12 GPUs per node and 24 per replica, t = 12 fits.",
     ),
     (
         dict(tp_size=lambda n, r: r),

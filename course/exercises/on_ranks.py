@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from course.exercises.base import Exercise, Trial, Verdict, answer, indent
-from course.exercises.values import plain, same, show
+from course.exercises.advice import explain
+from course.exercises.base import Exercise, Raised, Trial, Verdict, answer, indent, said
+from course.exercises.values import leaves, plain, show
 from labkit.communication import CommunicationLog, communication_log
 from labkit.groups import local_device
 from labkit.launch import Deadlock, RankFailed, launch
@@ -19,69 +21,118 @@ SOME_RANKS_ONLY = (
 
 
 @dataclass
+class Conduct(CommunicationLog):
+    """What a rank did on the way to its answer: what it communicated, and what autograd ``kept`` for a backward."""
+
+    kept: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass
 class RankExercise(Exercise):
     """An exercise on real ranks. They run on the CPU even if there are GPUs, because a deadlock is reported only there.
 
     Each of the ``cases`` is a tuple: the number of ranks, then the arguments of ``inputs``. That function runs on
     every rank, with torch.distributed set up, and returns the arguments for the learner's function there.
-    ``rule`` may object to how a right answer was reached: it gets this rank's communication log and
-    arguments, and returns a complaint or None. ``if_stuck`` is the advice for a deadlock.
+    ``rule`` may object to how a right answer was reached: it gets this rank's `Conduct` and arguments,
+    and returns a complaint or None. ``if_stuck`` is the advice for a deadlock.
     """
 
     inputs: Callable = field(kw_only=True)
     rule: Callable[..., str | None] | None = field(default=None, kw_only=True)
     if_stuck: str = field(default=SOME_RANKS_ONLY, kw_only=True)
-    _expected: dict[tuple, list] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[tuple, list] = field(default_factory=dict, init=False, repr=False)
 
     def verdict(self, function: Callable) -> Verdict:
-        """Return what `check` prints, as data; an error or a deadlock on the ranks becomes part of it."""
+        """Return what `check` prints, as data; a deadlock of the ranks becomes part of it."""
         try:
             return super().verdict(function)
         except Deadlock as stuck:
             advice = indent(f"What this usually is: {self.if_stuck}")
             return Verdict("stuck", f"{self.name}: the ranks wait for each other.\n{stuck}\n{advice}")
-        except RankFailed as failed:
-            return Verdict("raised", f"{self.name}: a rank raised an error.\n{failed}")
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
-        """Return the answers of all ranks to one case, in rank order."""
-        if case not in self._expected:
-            self._expected[case] = [right for _, [right], _ in self._answers([self.solution_function], case)]
+        """Return the answers of all ranks to one case, in rank order; or the error alone, if a rank raised one."""
+        expected = [right for [right] in self._reference((self.solution_function,), case)]
+        try:
+            ranks = self._answers((function,), case)
+        except Deadlock:
+            raise
+        except RankFailed as failed:
+            return [Trial("", Raised(said(failed.cause), str(failed)), expected)]
         return [
-            Trial(f"rank {rank} of {case[0]}, starting from {show(arguments)}", got, right, complaint)
-            for rank, ((arguments, [got], complaint), right) in enumerate(
-                zip(self._answers([function], case), self._expected[case])
-            )
+            Trial(f"rank {rank} of {case[0]}, starting from {show(arguments)}", got, right, complaint, cause)
+            for rank, ((arguments, [got], complaint, cause), right) in enumerate(zip(ranks, expected))
         ]
 
-    def recognise(self, function: Callable, case: tuple) -> str | None:
-        """Return the advice for the mistake that gives the learner's values on every rank in this case."""
-        rows = self._answers([function, *(mistake.function for mistake in self.mistakes)], case)
-        for index, mistake in enumerate(self.mistakes):
-            if all(same(answers[0], answers[1 + index]) for _, answers, _ in rows):
-                return mistake.advice
-        return None
+    def report_lines(self, trial: Trial) -> list[str]:
+        """Return what is shown of a wrong answer: of an error, the launcher's own report."""
+        if isinstance(trial.got, Raised):
+            return [f"{self.name}: a rank raised an error.\n{trial.got.where}"]
+        return super().report_lines(trial)
+
+    def advice(self, function: Callable, number: int, trials: list[Trial]) -> str:
+        """Return what a report adds to the ranks' values in this case, or to the error that one of them raised."""
+        del function
+        got, right = [trial.got for trial in trials], [trial.expected for trial in trials]
+        wrong = zip(*self._reference(tuple(mistake.function for mistake in self.mistakes), self.cases[number]))
+        if isinstance(got[0], Raised):  # the answer of one rank, and it does not matter of which
+            wrong = [got if got[0] in answers else [None] for answers in wrong]
+        advices = [mistake.advice for mistake in self.mistakes]
+        return explain(got, right, list(zip(advices, map(list, wrong))))
 
     def cases_text(self) -> str:
         """Say on how many ranks it was right."""
         *others, last = [str(world_size) for world_size in dict.fromkeys(case[0] for case in self.cases)]
         return f"on {', '.join(others)} and {last} ranks" if others else f"on {last} ranks"
 
-    def _answers(self, functions: list[Callable], case: tuple) -> list[tuple]:
-        world_size, *rest = case
-        return launch(_answers_here, functions, self.inputs, rest, self.rule, world_size=world_size, backend="gloo")
+    def _reference(self, functions: tuple[Callable, ...], case: tuple) -> list[list]:
+        """Return what each rank has from functions of the exercise itself, which do not change: they run once."""
+        if (functions, case) not in self._known:
+            self._known[functions, case] = [answers for _, answers, *_ in self._answers(functions, case, Exception)]
+        return self._known[functions, case]
+
+    def _answers(self, functions: tuple[Callable, ...], case: tuple, catch: Any = ()) -> list[tuple]:
+        how = functions, self.inputs, case[1:], self.rule, catch
+        return launch(_answers_here, *how, world_size=case[0], backend="gloo")
 
 
-def _answers_here(functions: list[Callable], inputs: Callable, rest: list, rule: Callable | None) -> tuple:
-    """On one rank: return its arguments, each function's answer, and the rule's complaint about the first function."""
+def _answers_here(functions, inputs: Callable, rest: tuple, rule: Callable | None, catch: Any) -> tuple:
+    """On one rank: return its arguments, each answer, a complaint about the first, and why it is wrong."""
     arguments = inputs(*rest)
-    answers = [plain(answer(function, arguments, catch=())) for function in functions]
-    complaint = None
-    if rule:  # in a run of its own, so that the report of a deadlock does not lead through the log
-        with communication_log() as log:
-            answer(functions[0], arguments, catch=())
-        complaint = rule(log, *arguments)
-    return plain(arguments if len(arguments) > 1 else arguments[0]), answers, complaint
+    answers = [plain(answer(function, arguments, catch)) for function in functions]
+    complaint = cause = None
+    if not catch:  # in a run of its own, so that the report of a deadlock does not lead through the log
+        kept = []
+
+        def note(tensor):
+            kept.append(tensor)
+            return tensor
+
+        with communication_log() as log, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            got = answer(functions[0], arguments, catch)
+        complaint = (rule and rule(Conduct(log.records, kept), *arguments)) or wrong_dtype(got, arguments)
+        cause = not_waited_for(log)
+    return plain(arguments if len(arguments) > 1 else arguments[0]), answers, complaint, cause
+
+
+def wrong_dtype(got, arguments: tuple) -> str | None:
+    """Complain about tensors of a different dtype than those that came in; a single number may have any."""
+    given, returned = (
+        [value for value in leaves(values) if isinstance(value, torch.Tensor)] for values in (arguments, got)
+    )
+    different = {value.dtype for value in returned if value.dim() and given} - {value.dtype for value in given}
+    return f"It returns {different.pop()}, and was given {given[0].dtype}: keep the dtype." if different else None
+
+
+def not_waited_for(log: CommunicationLog) -> str | None:
+    """Say which operation was started and never waited for, if there is one."""
+    for record in log.records:
+        if record.seconds is None:
+            return (
+                f"Nobody waited for the {record.operation}: with async_op=True it is only started. Keep its handle, "
+                "and call `wait()` before you use the tensor."
+            )
+    return None
 
 
 def only(*operations: str, also: Callable[..., str | None] | None = None) -> Callable[..., str | None]:

@@ -1,6 +1,9 @@
 """The exercises of notebook 07: the order of a rank, the bubble, a gradient m times too large, and a deadlock."""
 
+import copy
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -11,7 +14,7 @@ from labkit.groups import init_groups, local_device
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.schedules import Schedule, ScheduleDeadlock, check, read_ops
-from labkit.sizes import Misfit
+from labkit.sizes import Misfit, counted
 
 # -- the order of one rank ------------------------------------------------------------------------------------------
 
@@ -79,6 +82,16 @@ one_f_one_b_order.mistakes_of(
 )
 
 
+one_f_one_b_order.mistakes_of(
+    lambda *case, change: change(my_order(*case)),
+    (dict(change=" ".join), "The ops are right, but in one text: return a list of them."),
+    (
+        dict(change=lambda order: [f"{op[0]}{int(op[1:]) + 1}" for op in order]),
+        "The order is right, but micro-batches count from 0.",
+    ),
+)
+
+
 @one_f_one_b_order.mistake("Backwards are missing at the end: as many as there were forwards at the start.")
 def no_cool_down(rank, num_stages, num_micro_batches):
     num_warmup = min(num_stages - rank - 1, num_micro_batches)
@@ -142,6 +155,20 @@ def all_stages(p, m, v):
     return p / (v * m), p / (v * m + p)
 
 
+bubble.mistakes_of(
+    lambda p, m, v, answers: answers(p - 1, v * m),
+    (dict(answers=lambda idle, work: (idle // work, idle // (work + idle))), "`//` rounds down, to 0. Use `/`."),
+    (
+        dict(answers=lambda idle, work: (idle / work, idle / (work + idle + 1))),
+        "The first is right. The total has one slot too many: v·m of work, and p - 1 idle ones.",
+    ),
+    (
+        dict(answers=lambda idle, work: (idle / work, work / (work + idle))),
+        "The first is right. The second is the share of *work*; you want that of idle time, 1 minus this.",
+    ),
+)
+
+
 @bubble.mistake("Both are idle over ideal. The share of the total divides by work and idle time together.")
 def idle_over_ideal_twice(p, m, v):
     return (my_bubble(p, m, v)[0],) * 2
@@ -190,7 +217,26 @@ def step_cases() -> list[tuple]:
     return cases
 
 
-average_gradient = Exercise(
+class StepExercise(Exercise):
+    """Backward must be called once for each micro-batch."""
+
+    def trials(self, function: Callable, case: tuple) -> list[Trial]:
+        """Return the answer, with a complaint about the number of gradients that arrived."""
+        [trial] = super().trials(function, case)
+        weight, micro_batches = copy.deepcopy(case)
+        arrived = []
+        weight.register_post_accumulate_grad_hook(arrived.append)
+        with suppress(Exception):
+            function(weight, micro_batches)
+        if len(arrived) == len(micro_batches):
+            return [trial]
+        calls = (
+            f"backward() was called {counted(len(arrived), 'time')} for {counted(len(micro_batches), 'micro-batch')}"
+        )
+        return [replace(trial, complaint=f"{calls}. Call it once for each, as a pipeline does.")]
+
+
+average_gradient = StepExercise(
     "average_gradient",
     my_step,
     notebook="07",
@@ -203,7 +249,7 @@ average_gradient = Exercise(
 )
 
 
-def step_wrongly(weight, micro_batches, parts: Callable, forgets: bool = False):
+def step_wrongly(weight, micro_batches, parts: Callable, forgets: bool = False, adds: bool = True):
     """Call backward on one part of each micro-batch's mean, and return the sum of the other part.
 
     ``parts(r, n, m)`` are both, for r of n rows in one of m micro-batches.
@@ -215,7 +261,7 @@ def step_wrongly(weight, micro_batches, parts: Callable, forgets: bool = False):
         loss = (x @ weight).square().mean()
         share, reported = parts(len(x), n, m)
         (loss * share).backward()
-        total += loss.item() * reported
+        total = total * adds + loss.item() * reported
     return total, weight.grad
 
 
@@ -229,6 +275,16 @@ average_gradient.mistakes_of(
     step_wrongly,
     (dict(parts=lambda r, n, m: (1, 1 / m)), TOO_LARGE),
     (dict(parts=lambda r, n, m: (1, r / n)), TOO_LARGE),
+    (dict(parts=lambda r, n, m: (r, r / n)), TOO_LARGE),
+    (dict(parts=lambda r, n, m: (r / n, r)), "The gradient is right. The loss is a sum over the rows, not their mean."),
+    (
+        dict(parts=lambda r, n, m: (r / n, r / n), adds=False),
+        "The gradient is right. The loss is that of the last micro-batch alone: add up all.",
+    ),
+    (
+        dict(parts=lambda r, n, m: (r / n / 2, r / n / 2)),
+        "Both are half of the right ones: you divided by all numbers in x, `x.numel()`. A row has two: use `len(x)`.",
+    ),
     (dict(parts=lambda r, n, m: (1, 1)), "Loss and gradient are both sums over the micro-batches, m times the mean."),
     (
         dict(parts=lambda r, n, m: (1 / m, 1 / m)),
@@ -244,9 +300,11 @@ average_gradient.mistakes_of(
 )
 
 
-@average_gradient.mistake("Only the loss came back. Return two things: the loss, and `weight.grad`.")
-def loss_alone(weight, micro_batches):
-    return my_step(weight, micro_batches)[0]
+average_gradient.mistakes_of(
+    lambda weight, micro_batches, part: my_step(weight, micro_batches)[part],
+    (dict(part=0), "Only the loss came back. Return two things: the loss, and `weight.grad`."),
+    (dict(part=1), "Only the gradient came back. Return two things: the loss, and `weight.grad`."),
+)
 
 
 # -- a schedule that deadlocks --------------------------------------------------------------------------------------
@@ -262,11 +320,13 @@ def stuck_schedule(rows=None) -> Schedule:
 
 
 def run_small(schedule: Schedule):
-    """On a rank: run a step of a small model in this schedule."""
+    """On a rank: run a step of a small model in this schedule, even if it deadlocks."""
     groups = init_groups(ParallelLayout(schedule.num_stages, pp_size=schedule.num_stages))
     stage = nn.Linear(4, 4).to(local_device())
-    inputs = torch.ones(schedule.num_micro_batches, 2, 4, device=local_device())
-    return pipeline.run(schedule, [stage], groups, list(inputs), loss=lambda output, _: output.square().mean())
+    inputs = list(torch.ones(schedule.num_micro_batches, 2, 4, device=local_device()))
+    return pipeline.run(
+        schedule, [stage], groups, inputs, loss=lambda output, _: output.square().mean(), allow_deadlock=True
+    )
 
 
 def what_happens(row) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from course.exercises.on_ranks import RankExercise, gathered, only, summed, whole_numbers
+from course.exercises.on_ranks import Conduct, RankExercise, gathered, only, summed, whole_numbers
 from labkit.communication import CommunicationLog
 from labkit.groups import local_device
 
@@ -49,11 +49,19 @@ row_forward = RankExercise(
 )
 
 
-def output_from(x, weight, bias, output: Callable) -> torch.Tensor:
+def output_from(x, weight, bias, output: Callable, of=lambda x, weight: x @ weight.T) -> torch.Tensor:
     """Return ``output(y, bias)`` of this rank's part y of the sum."""
-    return output(x @ weight.T, bias)
+    return output(of(x, weight), bias)
 
 
+def own(tensor, dim=-1):
+    return tensor.chunk(dist.get_world_size(), dim)[dist.get_rank()]
+
+
+SIDE_BY_SIDE = (
+    "The parts are put side by side. That is for a column layer, whose ranks hold different outputs. Here all ranks "
+    "have the same outputs, each a part of the sum: add them."
+)
 row_forward.mistakes_of(
     output_from,
     (
@@ -71,10 +79,17 @@ row_forward.mistakes_of(
         "You divided by the number of ranks. Averaging is for gradients of data-parallel replicas. Here each rank "
         "holds different terms of one sum, and they are added.",
     ),
+    (dict(output=lambda y, bias: gathered(y + bias, dim=-1)), SIDE_BY_SIDE),
+    (dict(output=lambda y, bias: gathered(y, dim=-1) + bias), SIDE_BY_SIDE),
     (
-        dict(output=lambda y, bias: gathered(y + bias, dim=-1)),
-        "The parts are put side by side. That is for a column layer, whose ranks hold different outputs. Here all "
-        "ranks have the same outputs, each a part of the sum: add them.",
+        dict(output=lambda y, bias: summed(y) + own(bias)),
+        "The bias was cut. Outputs are whole here, so it is too.",
+    ),
+    (dict(output=torch.add, of=lambda x, weight: own(x) @ weight.T), "x was cut again. It comes in as [tokens, in/t]."),
+    (dict(output=torch.add, of=torch.matmul), "The weight is stored as [out, in/t]: multiply by its transpose."),
+    (
+        dict(output=torch.add, of=lambda x, weight: summed(x) @ weight.T),
+        "The inputs were added up. They are different slices: multiply each by its slice of the weight, and add that.",
     ),
 )
 
@@ -95,7 +110,9 @@ def row_gradient_inputs(in_shard: int, out_size: int):
     return whole_numbers((3, out_size), seed=200), x, weight
 
 
-def sends_nothing(log: CommunicationLog, *_) -> str | None:
+def sends_nothing(log: Conduct, *_) -> str | None:
+    if log.kept:
+        return "It uses autograd. Write the three gradients by hand."
     return f"It calls {log.records[0].operation}. Backward of this layer needs no message at all." if log else None
 
 
@@ -116,37 +133,22 @@ row_backward = RankExercise(
 )
 
 
-def backward_with(grad_y, x, weight, change: Callable) -> tuple:
-    """Return what ``change`` makes of the right gradients of x, the weight and the bias."""
-    return change(*my_row_backward(grad_y, x, weight))
-
-
-row_backward.mistakes_of(
-    backward_with,
+SLICES_ARE_COMPLETE = "You added up the weight gradients. The ranks hold different slices: there is nothing to add."
+row_backward.mistakes_in(
     (
-        dict(change=lambda grad_x, *others: (summed(grad_x), *others)),
+        0,
+        summed,
         "You added up the gradients of x. Each rank holds *a different slice* of x: its gradient is complete as it is. "
         "(The column layer must add, because there every rank uses the same x.)",
     ),
+    (1, summed, SLICES_ARE_COMPLETE),
+    (2, summed, "The bias gradient came out t times too large. Every rank already computes the whole of it."),
+    (2, lambda bias: bias / dist.get_world_size(), "You divided the bias gradient. Each rank has the whole of it."),
+    (2, lambda bias: bias / 3, "The bias gradient is the sum over the tokens, not their mean."),
+    (1, torch.t, "The weight gradient is transposed: it has the weight's shape, [out, in/t]."),
     (
-        dict(change=lambda grad_x, grad_weight, grad_bias: (grad_x, summed(grad_weight), grad_bias)),
-        "You added up the weight gradients. The ranks hold different slices: there is nothing to add.",
-    ),
-    (
-        dict(change=lambda grad_x, grad_weight, grad_bias: (grad_x, grad_weight, summed(grad_bias))),
-        "The bias gradient came out t times too large. Every rank already computes the whole of it.",
-    ),
-    (
-        dict(change=lambda *gradients: tuple(map(summed, gradients))),
-        "You added up every gradient over the ranks. That is data parallelism. Here x and weight are different slices, "
-        "and the bias gradient is complete on every rank.",
-    ),
-    (
-        dict(change=lambda grad_x, grad_weight, grad_bias: (grad_x, grad_weight.T, grad_bias)),
-        "The weight gradient is transposed: it has the weight's shape, [out, in/t].",
-    ),
-    (
-        dict(change=lambda grad_x, *others: (gathered(grad_x, dim=-1), *others)),
+        0,
+        lambda grad_x: gathered(grad_x, dim=-1),
         "The gradient of x is gathered to full width. This rank was given a slice of x: return its gradient.",
     ),
 )
@@ -160,7 +162,13 @@ def grad_y_summed(grad_y, x, weight):
     return my_row_backward(summed(grad_y), x, weight)
 
 
-@row_backward.mistake("The bias gradient is the sum over the tokens, not their mean.")
-def mean_for_the_bias(grad_y, x, weight):
-    *others, _ = my_row_backward(grad_y, x, weight)
-    return *others, grad_y.mean(dim=0)
+@row_backward.mistake(
+    "You cut the gradient of the output. Every rank's part of the sum has all columns of it: use `grad_y` as it is."
+)
+def grad_y_cut(grad_y, x, weight):
+    return my_row_backward(own(grad_y), x, weight)
+
+
+@row_backward.mistake("The bias was added to each token: sum its gradient over the tokens.")
+def bias_gradient_per_token(grad_y, x, weight):
+    return *my_row_backward(grad_y, x, weight)[:2], grad_y

@@ -1,12 +1,13 @@
 """The exercises of notebook 06: the backward pass of a gathered layer, shards that are all alike, dropout masks."""
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from course.exercises.base import Exercise
-from course.exercises.on_ranks import RankExercise, only, summed, whole_numbers
+from course.exercises.base import Exercise, Raised, Trial, answer, is_blank
+from course.exercises.on_ranks import RankExercise, gathered, only, summed, whole_numbers
 from labkit.communication import CommunicationLog
 from labkit.launch import launch
 
@@ -58,18 +59,46 @@ def not_reduced(grad_y, x, weight):
     return mine @ weight, mine.T @ x
 
 
-@gather_backward.mistake(
+def backward_of(grad_y, x, weight, mine: Callable, also_x: Callable = lambda x: x, reduce: Callable = summed):
+    """Return the gradients if a rank takes ``mine(grad_y)`` for its columns."""
+    columns = mine(grad_y)
+    return reduce(columns @ weight), columns.T @ also_x(x)
+
+
+def own(tensor, dim=1):
+    return tensor.chunk(dist.get_world_size(), dim)[dist.get_rank()]
+
+
+GRAD_Y_IS_WHOLE = (
     "You added up the gradient of the output. It is the same on every rank already, because every rank computed the "
     "same loss, so everything came out t times too large. Backward of this all-gather keeps a slice."
 )
-def reduces_grad_y(grad_y, x, weight):
-    return my_gather_backward(summed(grad_y), x, weight)
-
-
-@gather_backward.mistake("Every rank took the first columns of the gradient. Rank r computed the r-th slice.")
-def first_columns(grad_y, x, weight):
-    mine = grad_y[:, : weight.size(0)]
-    return summed(mine @ weight), mine.T @ x
+gather_backward.mistakes_of(
+    backward_of,
+    (dict(mine=lambda grad_y: own(summed(grad_y))), GRAD_Y_IS_WHOLE),
+    (dict(mine=lambda grad_y: own(summed(grad_y)), reduce=lambda grad_x: grad_x), GRAD_Y_IS_WHOLE),
+    (
+        dict(mine=lambda grad_y: grad_y),
+        "The whole gradient of y went into the product, [tokens, out], but this rank's weight has out/t rows: it "
+        "computed out/t columns of y, and takes the gradient of these, `grad_y.chunk(t, dim=1)[rank]`.",
+    ),
+    (
+        dict(mine=lambda grad_y: grad_y.chunk(dist.get_world_size(), 1)[0]),
+        "Every rank took the first columns of the gradient. Rank r computed the r-th slice.",
+    ),
+    (
+        dict(mine=lambda grad_y: grad_y[:, dist.get_rank() :: dist.get_world_size()]),
+        "The rank took every t-th column of the gradient. Its columns are one block: `grad_y.chunk(t, dim=1)[rank]`.",
+    ),
+    (
+        dict(mine=lambda grad_y: own(grad_y, 0), also_x=lambda x: own(x, 0)),
+        "The gradient was cut along the tokens. A rank computed all tokens, but only some columns: cut along dim 1.",
+    ),
+    (
+        dict(mine=own, reduce=lambda grad_x: gathered(grad_x, dim=-1)),
+        "The parts of the gradient of x were joined. Each already has the shape of x: add them up.",
+    ),
+)
 
 
 @gather_backward.mistake("You added up the weight gradients. The ranks hold different columns: nothing to add.")
@@ -93,11 +122,6 @@ def averages_grad_x(grad_y, x, weight):
 )
 def whole_grad_weight(grad_y, x, weight):
     return my_gather_backward(grad_y, x, weight)[0], grad_y.T @ x
-
-
-@gather_backward.mistake("`dist.all_reduce` adds up in place and returns None: return the tensor that you gave it.")
-def what_all_reduce_returns(grad_y, x, weight):
-    return None, not_reduced(grad_y, x, weight)[1]
 
 
 @gather_backward.mistake("The weight gradient is transposed: it has the weight's shape, [out/t, in].")
@@ -154,7 +178,7 @@ spread = Exercise(
     "spread",
     my_spread,
     notebook="06",
-    cases=[(4, "same seed"), (16, "same seed"), (4, "local width"), (16, "local width"), (4, "both"), (16, "both")],
+    cases=[(t, fault) for fault in FAULTS for t in (4, 2, 9, 16)],
     hints=[
         "A sum of t independent random numbers of spread s has the spread s * sqrt(t): their variances add up. What is "
         "the spread of a sum of t *equal* numbers?",
@@ -170,6 +194,15 @@ def spread_wrongly(tp_size, fault, powers) -> float:
     return tp_size ** powers[FAULTS.index(fault)]
 
 
+spread.mistakes_of(
+    lambda t, fault, root: root(t) ** (2 if fault == "both" else 1),
+    (dict(root=math.isqrt), "The root of t was rounded down: this factor is seldom a whole number."),
+    (dict(root=lambda t: t / 2), "t / 2 and the root of t agree at t = 4, and nowhere else."),
+    (dict(root=math.log2), "log2(t) and the root of t agree at t = 4 and 16, and nowhere else."),
+    (dict(root=lambda t: 2), "This is right for t = 4 only: the factors depend on tp_size."),
+)
+
+
 @spread.mistake("Each fault alone is right. Together the factors multiply; they do not add up.")
 def factors_added(t, fault):
     return math.sqrt(t) * (2 if fault == "both" else 1)
@@ -182,9 +215,11 @@ spread.mistakes_of(
         "t equal terms add up to t times one of them: right. But the right layer adds up t *different* terms, and "
         "random signs cancel in part: that is sqrt(t) times one of them. You want the ratio.",
     ),
+    (dict(powers=(-0.5, -0.5, -1)), "Upside down: with each of these faults the output is too *large*."),
     (dict(powers=(0, 0.5, 0.5)), "Equal shards do change the output: all ranks add the same, so nothing cancels."),
     (dict(powers=(0.5, -0.5, 0)), "A smaller width makes *larger* weights: 1/sqrt(n/t) is more than 1/sqrt(n)."),
     (dict(powers=(0.5, 0, 0.5)), "The local width changes the output, too: 1/sqrt(n/t) is sqrt(t) times 1/sqrt(n)."),
+    (dict(powers=(0.5, 1, 1.5)), "1/sqrt(n/t) is sqrt(t) times 1/sqrt(n), not t times: that is for the variance."),
     (dict(powers=(1, 1, 2)), "These are the factors of the variance. The standard deviation is its root."),
     (
         dict(powers=(0.5, 0.5, 0.5)),
@@ -210,7 +245,21 @@ def my_mask(place, across, sequence_parallel):
     return "different" if sequence_parallel else "same"  # different tokens, or copies that must stay alike
 
 
-mask = Exercise(
+class Choices(Exercise):
+    """With two words to choose from, the right one must not stand in the report: it says how many are right."""
+
+    def trials(self, function: Callable, case: tuple) -> list[Trial]:
+        """Return the answer to this case if it is right, and otherwise how many are."""
+        [trial] = super().trials(function, case)
+        if trial.got == trial.expected or is_blank(trial.got) or isinstance(trial.got, Raised):
+            return [trial]
+        num_right = sum(answer(function, each) == my_mask(*each) for each in self.cases)
+        cause = None if trial.got in ("same", "different") else 'Return one of the words "same" and "different".'
+        num_cases = len(self.cases)
+        return [Trial(self.name, f"{num_right} of {num_cases} right", f"{num_cases} of {num_cases} right", cause=cause)]
+
+
+mask = Choices(
     "mask",
     my_mask,
     notebook="06",
@@ -242,12 +291,16 @@ mask.mistakes_of(
         "With sequence parallelism each rank holds different tokens: the hidden states are not copies then.",
     ),
     (
+        dict(answer=lambda *case: "same" if my_mask(*case) == "different" else "different"),
+        "Each is the other way round. Copies need one mask, different numbers need different masks.",
+    ),
+    (
         dict(answer=lambda place, across, flag: my_mask(place, across, not flag)),
         "Hidden states are the wrong way round: without sequence parallelism all ranks hold copies of the same tokens; "
         "with it each holds its own.",
     ),
     (
-        dict(answer=lambda place, across, flag: my_mask("hidden states", across, flag)),
+        dict(answer=lambda *case: "same" if case[:2] == (PLACES[1], ACROSS[0]) else my_mask(*case)),
         "The attention weights are never copies: each rank has different heads, whatever the sequence does.",
     ),
     (

@@ -1,6 +1,7 @@
 """The exercises of notebook 08: place ranks for a model, the norm of all gradients, and an embedding on two stages."""
 
 import itertools
+import operator
 
 import torch
 import torch.distributed as dist
@@ -38,6 +39,7 @@ place = Exercise(
         (16 * GB, 32, 42, 1, 150 * GB),  # one GPU per node, and two stages
         (30 * GB, 30, 60, 8, 80 * GB),  # eight, t = 2 at most
         (34 * GB, 36, 42, 8, 70 * GB),  # eight; 36 heads are cut into four at most
+        (20 * GB, 40, 40, 8, 80 * GB),  # four, exactly full
         (16 * GB, 25, 42, 8, 80 * GB),  # four stages would do, but 42 layers cannot be cut into four
     ],
     hints=[
@@ -52,7 +54,7 @@ place = Exercise(
 
 def place_wrongly(
     num_parameters, num_heads, num_layers, node_size, memory_bytes, *, heads=True, layers=True, node=True,
-    bytes_each=16, order=lambda t, p: (t * p, p), parts=lambda t, p: t * p,
+    bytes_each=16, order=lambda t, p: (t * p, p), parts=lambda t, p: t * p, fits=operator.le,
 ):  # fmt: skip
     """Do what `my_place` does, with one thing wrong."""
     fitting = [
@@ -62,7 +64,7 @@ def place_wrongly(
         and not (heads and num_heads % t)
         and not (layers and num_layers % p)
         and not (node and t > node_size)
-        and bytes_each * num_parameters / parts(t, p) <= memory_bytes
+        and fits(bytes_each * num_parameters / parts(t, p), memory_bytes)
     ]
     if not fitting:
         return None
@@ -77,6 +79,7 @@ place.mistakes_of(
         "A tensor group must stay in a node: it sends four times in every layer, and waits each time. t goes up to the "
         "number of GPUs in a node, and the rest is left to p.",
     ),
+    (dict(fits=operator.lt), "What fills the memory exactly still fits: `<=`."),
     (dict(heads=False), "t must divide the number of attention heads: a head is not cut."),
     (dict(layers=False), "p must divide the number of layers: stages should be equally long."),
     (
@@ -84,6 +87,7 @@ place.mistakes_of(
         "Where t and p could both do it, take t as long as it stays in a node: a pipeline has a bubble, and its first "
         "and last stage both keep the embedding.",
     ),
+    (dict(order=lambda t, p: (-t * p, -p)), "It takes the fewest replicas, not the most, and the most stages."),
     (
         dict(order=lambda t, p: (-t * p, p)),
         "All ranks share one replica. A cut costs messages all the time: cut as little as the memory allows, and use "
@@ -100,6 +104,11 @@ place.mistakes_of(
         "divide by t · p. Or you counted only the 2 bytes of a weight: training takes 16.",
     ),
 )
+
+
+@place.mistake("Where nothing is possible, return None.")
+def at_least_something(*case):
+    return my_place(*case) or (1, 1, 8)
 
 
 @place.mistake("The numbers are right, in a different order: return (t, p, d).")
@@ -223,19 +232,23 @@ def tied_inputs():
 
 
 def made_by_all(log: CommunicationLog, *_) -> str | None:
-    """Complain unless all ranks made equally many groups: torch numbers those that it names, on every rank.
+    """Complain unless all ranks made equally many groups, and none but that of the ends: torch counts them by rank.
 
     It asks by an all-gather: where the ends call their all-reduce in the world, gloo would take one for the other.
     """
-    made = torch.tensor(dist.distributed_c10d._world.group_count)
-    by_rank = [torch.zeros_like(made) for _ in range(dist.get_world_size())]
-    dist.all_gather(by_rank, made)
-    if len(set(map(int, by_rank))) == 1:
-        return None
-    return (
-        "Only some ranks call `new_group`. It works here, but torch asks every rank of the world to call it, member or "
-        "not: a group gets its name by counting, and the ranks now count differently."
-    )
+    world = dist.distributed_c10d._world
+    mine = [world.group_count, *(sorted(ranks) for ranks in world.pg_group_ranks.values())]
+    by_rank: list = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, mine)
+    everybody, ends = list(range(len(by_rank))), [0, len(by_rank) - 1]
+    if any(made[0] != mine[0] or any(each not in (everybody, ends) for each in made[1:]) for made in by_rank):
+        return (
+            "Not every rank calls `new_group` with the same ranks. It works here, but torch asks every rank of the "
+            "world to do so, member or not: a group gets its name by counting, and the ranks count differently."
+        )
+    if log and dist.get_rank() not in ends:
+        return f"This rank takes part in the {log.records[0].operation}, though it holds no embedding."
+    return None
 
 
 tied = RankExercise(
@@ -263,6 +276,11 @@ tied = RankExercise(
 )
 def left_alone(gradient, num_stages):
     return gradient
+
+
+@tied.mistake("Ranks count from 0: the last is num_stages - 1.")
+def group_beyond_the_world(gradient, num_stages):
+    return dist.new_group([0, num_stages])
 
 
 @tied.mistake("You averaged. These are no replicas: one parameter was used in two places, and its gradients add up.")

@@ -91,6 +91,16 @@ utilisation.mistakes_of(
 )
 
 
+@utilisation.mistake("Backward is missing: all that is not a wait is work.")
+def forward_alone(spans, start, end):
+    return my_utilisation([span for span in spans if span[0] == "forward"], start, end)
+
+
+@utilisation.mistake("This is the share without waits. But where no span is at all, the rank computes nothing either.")
+def all_but_waits(spans, start, end):
+    return 1 - waits_count([span for span in spans if span[0] == "wait"], start, end)
+
+
 @utilisation.mistake("You divided by the time in which anything was noted. The rest of the window is idle time.")
 def share_of_the_spans(spans, start, end):
     return my_utilisation(spans, start, end) / (waits_count(spans, start, end) or 1.0)
@@ -162,6 +172,7 @@ state_bytes.mistakes_of(
         dict(each=lambda d, z: 18 / z),
         "You divided all of it by d. The sharded optimizer (ZeRO-1) divides its own 12 bytes only.",
     ),
+    (dict(each=lambda d, z: 6 + 12 * z / d), "The wrong way round: divide by d where sharded_optimizer is True."),
     (dict(each=lambda d, z: 2 + 16 / z), "You divided the gradients, too. ZeRO-1 divides the optimizer's bytes only."),
 )
 
@@ -169,6 +180,11 @@ state_bytes.mistakes_of(
 @state_bytes.mistake("That is the whole model. A GPU has 1/(t p) of its parameters.")
 def whole_model(num_parameters, t, p, d, sharded_optimizer):
     return my_state_bytes(num_parameters, 1, 1, d, sharded_optimizer)
+
+
+@state_bytes.mistake("These are the bytes of all GPUs together. One has 1/(t p) of the model, and of one replica.")
+def of_all_gpus(num_parameters, t, p, d, sharded_optimizer):
+    return d * my_state_bytes(num_parameters, 1, 1, d, sharded_optimizer)
 
 
 @state_bytes.mistake("p is missing: each stage of the pipeline has 1/p of the layers.")
@@ -188,7 +204,7 @@ gpus_needed = Exercise(
     "gpus_needed",
     my_gpus_needed,
     notebook="09",
-    cases=[(300, 175, 34, 140), (450, 1000, 84, 163), (100, 7.5, 10, 142)],
+    cases=[(300, 175, 34, 140), (450, 1000, 84, 163), (100, 7.5, 10, 142), (864, 1, 1, 100)],
     hints=[
         "Each parameter costs a token 2 FLOPs forward, 4 backward, and 2 more to compute forward again.",
         "All GPUs together do n · X FLOP/s; the run has days · 86400 seconds.",
@@ -209,6 +225,8 @@ gpus_needed.mistakes_of(
     (dict(flops_each=2), "That is the forward pass. Backward takes twice as much, recomputing as much again."),
     (dict(flops_each=6), "You counted 6 FLOPs per token and parameter. With full recomputation forward runs twice: 8."),
     (dict(rounded=int), "Rounded down, the run ends a little late. Round up."),
+    (dict(rounded=round), "Rounded to the nearest number, the run can end a little late. Round up."),
+    (dict(rounded=lambda n: int(n) + 1), "One more than rounded down is one too many where n is whole: `math.ceil`."),
     (dict(rounded=float), "There are no fractions of GPUs: round up to a whole number."),
     (dict(seconds=1), "FLOP/s are per second, and a day has 86400 seconds."),
     (
@@ -216,8 +234,15 @@ gpus_needed.mistakes_of(
         "The units are missing: T and P are in billions (1e9), X in tera (1e12), a day has 86400 s.",
     ),
     (dict(units=1), "T and P are in billions, and X in tera: 1e9 each above the line, 1e12 below."),
+    (dict(seconds=1440), "A day has 1440 minutes, but FLOP/s are per second: 86400."),
+    (dict(units=1e9), "X is in tera, 1e12; you took 1e9, giga."),
     (dict(seconds=3600), "A day has 86400 seconds; 3600 is an hour."),
 )
+
+
+@gpus_needed.mistake("More days need fewer GPUs: the days belong below the line.")
+def days_above_the_line(billion_tokens, billion_parameters, days, teraflops):
+    return gpus(billion_tokens, billion_parameters, 1 / days, teraflops)
 
 
 @gpus_needed.mistake("You took the peak of an A100. A GPU achieves about half of that in training: use the argument.")
@@ -251,11 +276,14 @@ class Challenge(Exercise):
 
     def verdict(self, function: Callable) -> Verdict:
         """Return what `check` prints, as data; ranks run only for a plan that can win."""
+        if not callable(function):
+            return super().verdict(function)
         plan = answer(function, ())
         if is_blank(plan):
-            return Verdict("not attempted", f"{self.name}: not attempted yet (it returns nothing so far).")
+            return self.nothing_returned(function, plan)
         if isinstance(plan, Raised):
-            return Verdict("raised", f"{self.name}: it raised an error.\n{indent(plan.text)}{self._advice(plan)}")
+            text = indent(plan.message + plan.where)
+            return Verdict("raised", f"{self.name}: it raised an error.\n{text}{self._advice(plan)}")
         if fault := self._fault_of(plan):
             return Verdict("wrong", f"{self.name}: not yet.\n{indent(fault)}{self._advice(plan)}")
         assert isinstance(plan, Plan)  # or it would have had a fault

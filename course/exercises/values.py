@@ -5,6 +5,7 @@ container, a device or a dtype: only because of a value or a shape.
 """
 
 import math
+from collections.abc import Iterator, ValuesView
 
 TOLERANCE = 1e-5  # relative; float32 sums in a different order differ by less
 
@@ -24,6 +25,17 @@ def plain(value):
     return value
 
 
+def with_lists(value):
+    """Return ``value`` with what can be read only once, as a generator or map, turned into lists.
+
+    >>> with_lists((map(abs, [-1, 2]), 3))
+    ([1, 2], 3)
+    """
+    if isinstance(value, (Iterator, ValuesView)):
+        return [with_lists(item) for item in value]
+    return tuple(map(with_lists, value)) if type(value) is tuple else value
+
+
 def same(one, other) -> bool:
     """Whether two answers agree: in shape exactly, in numbers up to rounding.
 
@@ -36,7 +48,7 @@ def same(one, other) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (int, float)) and isinstance(other, (int, float)):
-        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-8)
+        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-6) or (one != one and other != other)  # both nan
     return type(one) is type(other) and one == other
 
 
@@ -58,6 +70,16 @@ def difference(got, expected) -> str:
     return f"{where}{show(got)}, expected {show(expected)}" if path else ""
 
 
+def has_floats(value) -> bool:
+    """Whether there is a float anywhere in ``value``."""
+    return any(isinstance(leaf, float) for leaf in leaves(plain(value)))
+
+
+def leaves(value) -> list:
+    """Return all that is in nested lists, as one flat list."""
+    return [leaf for item in value for leaf in leaves(item)] if isinstance(value, (list, tuple)) else [value]
+
+
 def _is_nested(value) -> bool:
     return isinstance(value, list) and any(isinstance(item, list) for item in value)
 
@@ -75,6 +97,6 @@ def show(value, longest: int = 16) -> str:
             items[-1:] = ["...", show(value[-1], longest)]
         return f"[{', '.join(items)}]"
     if isinstance(value, float):
-        is_large_whole = math.isfinite(value) and abs(value) >= 1e4 and value == round(value)
-        return f"{value:.0f}" if is_large_whole else f"{value:.4g}"
+        is_large = math.isfinite(value) and abs(value) >= 1e3  # and is told from the next whole number
+        return f"{value:.2f}".rstrip("0").rstrip(".") if is_large else f"{value:.4g}"
     return repr(value)

@@ -74,27 +74,45 @@ def highest_logit(logits, op=dist.ReduceOp.MAX):
     return highest
 
 
-def loss(logits, target, *, highest=highest_logit, put_back=None, offset=True, masked=True, reduced=True):
+def own_highest(logits):
+    return logits.max(dim=-1).values
+
+
+def nothing(logits):
+    return torch.zeros_like(logits[:, 0])
+
+
+def loss(
+    logits, target, *, highest=highest_logit, shifts_target=True, back=0, offset=True, masked=True,
+    clamped=True, total=lambda logits: summed(logits.exp().sum(-1)).log(),
+):  # fmt: skip
     """Compute the loss with one step wrong: its maximum, its offset, its mask or its sum."""
-    added = put_back(logits) if put_back else 0.0
-    logits, shard_size = logits - highest(logits)[:, None], logits.size(-1)
-    total = logits.exp().sum(dim=-1)
+    high, shard_size = highest(logits), logits.size(-1)
+    shifted = logits - high[:, None]
     place = target - (dist.get_rank() * shard_size if offset else 0)
     is_mine = (place >= 0) & (place < shard_size)
-    chosen = logits.gather(-1, place.clamp(0, shard_size - 1)[:, None]).squeeze(-1)
-    chosen = torch.where(is_mine, chosen, 0) if masked else chosen
-    return (summed(total) if reduced else total).log() - summed(chosen) + added
+    place = place.clamp(0, shard_size - 1) if clamped else place
+    chosen = (shifted if shifts_target else logits).gather(-1, place[:, None]).squeeze(-1)
+    return total(shifted) + back * high - summed(torch.where(is_mine, chosen, 0) if masked else chosen)
 
+
+OWN_MAXIMUM = (
+    "Each rank subtracted the maximum of its own slice. The exponentials then have different scales and must not be "
+    "added: all-reduce the maximum first, with op=dist.ReduceOp.MAX."
+)
+IN_BOTH = (
+    "The maximum was subtracted on one side only. Subtract it from the target's logit too, or add it back to the "
+    "logarithm."
+)
+NOT_MASKED = "Each rank added a logit for each target. Only one rank has the target: the others add 0."
+NO_OFFSET = "Targets are ids of the whole vocabulary. Subtract this rank's first id, rank * V/t."
 
 vocab_cross_entropy.mistakes_of(
     loss,
+    (dict(highest=own_highest), OWN_MAXIMUM),
+    (dict(highest=own_highest, shifts_target=False, back=1), OWN_MAXIMUM),
     (
-        dict(highest=lambda logits: logits.max(dim=-1).values),
-        "Each rank subtracted the maximum of its own slice. The exponentials then have different scales and must not "
-        "be added: all-reduce the maximum first, with op=dist.ReduceOp.MAX.",
-    ),
-    (
-        dict(highest=lambda logits: torch.zeros_like(logits[:, 0])),
+        dict(highest=nothing),
         "The formula is right, but the numbers overflow: exp(1000) is infinite. Subtract the highest logit of the "
         "whole vocabulary first.",
     ),
@@ -103,15 +121,26 @@ vocab_cross_entropy.mistakes_of(
         "The maxima were added up: dist.all_reduce adds unless told otherwise. Then too much is subtracted, and every "
         "exponential becomes 0. Use op=dist.ReduceOp.MAX.",
     ),
+    (dict(back=1), IN_BOTH),
+    (dict(shifts_target=False), IN_BOTH),
+    (dict(offset=False), NO_OFFSET),
+    (dict(offset=False, clamped=False), NO_OFFSET),
+    (dict(masked=False), NOT_MASKED),
+    (dict(masked=False, shifts_target=False, back=1), NOT_MASKED),
     (
-        dict(put_back=highest_logit),
-        "The maximum was subtracted in the sum of the exponentials but not from the target's logit. Subtract it in "
-        "both, or add it back to the logarithm.",
+        dict(total=lambda logits: logits.exp().sum(-1).log()),
+        "Only the exponentials of this rank's slice were added up: all-reduce their sum too.",
     ),
-    (dict(offset=False), "Targets are ids of the whole vocabulary. Subtract this rank's first id, rank * V/t."),
-    (dict(masked=False), "Each rank added a logit for each target. Only one rank has the target: the others add 0."),
-    (dict(reduced=False), "Only the exponentials of this rank's slice were added up: all-reduce their sum too."),
+    (
+        dict(highest=nothing, total=lambda logits: summed(logits.logsumexp(-1))),
+        "Logarithms were added up. Add the exponentials over all ranks, then take one logarithm.",
+    ),
 )
+
+
+@vocab_cross_entropy.mistake("This is the mean over the tokens. Return the loss of each.")
+def mean_over_tokens(logits, target):
+    return loss(logits, target).mean()
 
 
 @vocab_cross_entropy.mistake(

@@ -5,9 +5,10 @@ An explorer's own file has its controls, its picture and its facts.
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import ipywidgets as widgets
+from IPython import get_ipython
 
 from course.pictures.style import DP, INK, PP
 
@@ -21,6 +22,10 @@ img.labkit-grids {{ width: 100%; max-width: 1250px; height: auto; }}
 table.labkit-facts tbody {{ border-top: 1px solid var(--jp-border-color2, #ddd); }}
 .labkit-facts span {{ white-space: nowrap; margin-right: .7em; }}
 .labkit-stale {{ opacity: .45; }}
+.labkit-explorer .jupyter-widgets-disconnected::before {{ content: none; }}
+.labkit-explorer.jupyter-widgets-disconnected > .widget-box {{ opacity: .45; pointer-events: none; }}
+.labkit-explorer.jupyter-widgets-disconnected::before {{ color: inherit; font: inherit; font-style: italic;
+  content: "From an earlier session. Run the cell to change it."; }}
 </style>"""
 
 
@@ -36,6 +41,7 @@ class Explorer(widgets.VBox):
     """The name of the function that makes the explorer."""
     choice_type: Any
     """A named tuple of what the controls say: its fields are the controls' names, and the function's arguments."""
+    _made: ClassVar[dict[str, tuple[str, list["Explorer"]]]] = {}  # by cell: the id of its last run, what that made
 
     def __init__(self, shown: Any, *, others: Sequence = (), row: Sequence = (), below: Sequence = ()):
         """``others`` are controls that no choice names; ``row`` puts all in order; ``below`` is under the picture."""
@@ -44,14 +50,35 @@ class Explorer(widgets.VBox):
         self.says, self.picture, self.facts = widgets.HTML(), widgets.Image(format="png"), widgets.HTML()
         self.picture.add_class("labkit-grids")
         controls = widgets.Box(row or inputs, layout=widgets.Layout(flex_flow="row wrap"))
-        super().__init__([widgets.HTML(STYLE), controls, self.says, self.picture, *below, self.facts])
+        children = [widgets.HTML(STYLE), controls, self.says, self.picture, *below, self.facts]
+        super().__init__(children, _dom_classes=("labkit-explorer",))
         for control in inputs:
             control.observe(self._update, "value")
         self._update()
+        self._replace_earlier()
 
     def __repr__(self) -> str:
         """Return the call that makes this explorer: it is all that a stored notebook keeps of a widget."""
         return f"{self.function}({', '.join(map(repr, self.choice))})"
+
+    def close(self) -> None:
+        """Close it with all its parts, which ipywidgets would keep, and JupyterLab save."""
+        for part in _parts(self):
+            part.close()
+        super().close()
+
+    def _replace_earlier(self) -> None:
+        """Close what an earlier run of this cell made: it is seen no more."""
+        request = getattr(get_ipython(), "get_parent", dict)()
+        cell = request.get("metadata", {}).get("cellId")
+        if cell is not None:
+            run = request["header"]["msg_id"]
+            last_run, explorers = self._made.get(cell, (run, []))
+            if run != last_run:
+                for explorer in explorers:
+                    explorer.close()
+                explorers = []
+            self._made[cell] = run, [*explorers, self]
 
     @property
     def choice(self) -> Any:
@@ -79,6 +106,11 @@ class Explorer(widgets.VBox):
         self.picture.value, says, facts = self._parts()
         self.facts.value = facts if self.fits else f'<div class="labkit-stale">{facts}</div>'
         self.says.value = misfit or says
+
+
+def _parts(widget: widgets.Widget) -> list[widgets.Widget]:
+    own = [getattr(widget, name) for name in ("layout", "style") if hasattr(widget, name)]
+    return own + [part for child in getattr(widget, "children", ()) for part in (child, *_parts(child))]
 
 
 def says_html(text: str) -> str:

@@ -5,8 +5,10 @@ from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
+from typing import ClassVar
 
 import ipywidgets as widgets
+from IPython import get_ipython
 
 from course.explorers.base import Explorer, says_html
 from course.pictures.curves import LOOKS, losses_png
@@ -41,16 +43,17 @@ class TrainingExplorer(Explorer):
     """
 
     function, choice_type = "training_explorer", namedtuple("Choice", "tp_size pp_size schedule")
+    _training: ClassVar[set["TrainingExplorer"]] = set()
 
     def __init__(self, config: TrainConfig):
         config.layout(NUM_RANKS)
         self.losses: dict[str, list[float]] = {}
         self._thread: threading.Thread | None = None
-        self._is_stopped = threading.Event()
+        self._is_stopped = False
         self.tp_size = _selection("tensor t", SIZES, config.tp_size)
         self.pp_size = _selection("pipeline p", SIZES, config.pp_size)
         self.schedule = _selection("schedule", SCHEDULES, config.schedule)
-        self.button = widgets.Button(description="Train", icon="play", button_style="primary")
+        self.button = widgets.Button()
         self.bar = widgets.IntProgress(0, 0, config.steps, layout={"width": "300px"})
         self.progress = widgets.HTML()
         self.curves = widgets.Image(format="png", layout={"width": WIDTH})
@@ -59,10 +62,18 @@ class TrainingExplorer(Explorer):
         super().__init__(config, below=[widgets.HBox([self.button, self.bar, self.progress]), self.curves])
         self.picture.layout.width = WIDTH
         self._draw_losses()
+        kernel = getattr(get_ipython(), "kernel", None)
+        if kernel is not None:  # while no cell runs, it would ignore the toolbar's stop button
+            kernel.saved_sigint_handler = self._stop_all  # in force once this cell has ended
 
     def __repr__(self) -> str:
         """Return what the controls say, because the config is long."""
         return f"{self.function}(t={self.tp_size.value}, p={self.pp_size.value}, {self.schedule.value!r})"
+
+    def close(self) -> None:
+        """Close it, and stop its run after the step under way."""
+        self._is_stopped = True
+        super().close()
 
     def wait(self) -> None:
         """Wait until the run has ended: for tests, and for programs that click the button."""
@@ -82,14 +93,26 @@ class TrainingExplorer(Explorer):
 
     def _update(self, change=None) -> None:
         super()._update(change)
-        self.button.disabled = not self.fits
+        self._show_button()
+
+    def _show_button(self) -> None:
+        is_training = self in self._training
+        look = ("Stop", "stop", "warning") if is_training else ("Train", "play", "primary")
+        self.button.description, self.button.icon, self.button.button_style = look
+        self.button.disabled = not (is_training or self.fits)
+
+    @classmethod
+    def _stop_all(cls, *_) -> None:
+        for explorer in list(cls._training):
+            explorer._is_stopped = True
 
     def _start_or_stop(self, button=None) -> None:
-        if self._thread is not None and self._thread.is_alive():
-            self._is_stopped.set()
+        if self in self._training:
+            self._is_stopped = True
             return
-        self._is_stopped.clear()
-        self.button.description, self.button.icon, self.button.button_style = "Stop", "stop", "warning"
+        self._is_stopped = False
+        self._training.add(self)
+        self._show_button()
         # In its own thread: the kernel stays free for the click that stops it.
         self._thread = threading.Thread(target=self._train, args=(self.shown,), daemon=True)
         self._thread.start()
@@ -103,14 +126,15 @@ class TrainingExplorer(Explorer):
             with World(NUM_RANKS) as world:
                 for ranks in stream(world, steps, config):
                     self._show(name, ranks[0])
-                    if self._is_stopped.is_set():
+                    if self._is_stopped:
                         break
             stopped = " Stopped." if len(self.losses[name]) < config.steps else ""
             self.progress.value = escape(f"{differences_text(self.losses)}{stopped}")
         except Exception as error:
             self.progress.value = f"<pre>{escape(str(error))}</pre>"
         finally:
-            self.button.description, self.button.icon, self.button.button_style = "Train", "play", "primary"
+            self._training.discard(self)
+            self._show_button()
             self._draw_losses()
 
     def _show(self, name: str, step: Step) -> None:

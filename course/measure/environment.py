@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import Requirement
-
 from labkit.sizes import counted
 
 GIB = 2**30
@@ -71,17 +69,18 @@ def check() -> None:
 
 def main() -> int:
     """Print the same, then launch real ranks; return 1 and say what to do if something needed is missing."""
-    check()
-    missing = what_is_missing(look_at_machine()) + packages_to_mend()
-    if not missing:
-        try:
+    missing = packages_to_mend()
+    try:
+        check()
+        missing += what_is_missing(look_at_machine())
+        if not missing:
             from labkit.launch import launch
 
             if launch(_sum_of_ranks, world_size=4) != [6.0] * 4:
                 raise RuntimeError("their sum is wrong")
             print("Four ranks were launched and added up their numbers.")
-        except Exception as error:
-            missing.append(f"LAUNCH: four ranks could not be started and add up their numbers: {error}")
+    except Exception as error:
+        missing.append(f"LAUNCH: four ranks could not be started and add up their numbers: {error}")
     for line in missing:
         print(f"MISSING  {line}", file=sys.stderr)
     return 1 if missing else 0
@@ -181,6 +180,10 @@ def what_is_missing(machine: Machine) -> list[str]:
 
 def packages_to_mend() -> list[str]:
     """Return the packages of a workshop that are missing, or installed in a version outside their range."""
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        return ["PACKAGE: packaging is missing: pip install packaging"]
     to_mend = []
     for text in metadata.requires("megatron-lab") or []:
         requirement = Requirement(text)
@@ -190,7 +193,8 @@ def packages_to_mend() -> list[str]:
             except metadata.PackageNotFoundError:
                 version = "missing"
             if version == "missing" or not requirement.specifier.contains(version, prereleases=True):
-                to_mend.append(f"PACKAGE: {requirement.name} is {version}: pip install '{requirement}'".split(" ;")[0])
+                requirement.marker = None  # pip installs nothing for 'jupyterlab>=4.2; extra == "lab"'
+                to_mend.append(f"PACKAGE: {requirement.name} is {version}: pip install '{requirement}'")
     return to_mend
 
 

@@ -1,8 +1,7 @@
 """Where every number came from: a function run on real ranks, watched from outside.
 
-A picture of a collective shows each rank's tensor before and after, and for each element the ranks whose data is in
-it. None of this is known beforehand: the function runs once with the numbers, and once per rank with ones on that rank
-and zeros on the others. Where something arrives, that rank took part.
+For each element of the result it shows the ranks whose data is in it. None of this is known beforehand: the function
+runs once per rank with ones on that rank and zeros on the others. Where something arrives, that rank took part.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from labkit.groups import local_device
 from labkit.launch import launch
 
 
@@ -63,7 +61,7 @@ def trace_flow(function: Callable, start: Sequence[Sequence[float]]) -> Flow:
 
 def _trace_here(function: Callable, start: Sequence[Sequence[float]]):
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    x = torch.tensor(start[rank], dtype=torch.float32, device=local_device())
+    x = torch.tensor(start[rank], dtype=torch.float32)
     after = function(x.clone())
     arrived = [function(torch.full_like(x, float(rank == source))) for source in range(world_size)]
     if after is None:

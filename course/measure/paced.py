@@ -13,19 +13,21 @@ from torch import nn
 class PacedStage(nn.Module):
     """Return the input after a sleep; the backward sleeps too.
 
-    Where the schedule splits the backward, ``weight_gradient_share`` of its time is for the weight gradient, the rest
-    for the input gradient. ``weight`` is a single zero, there so that it has a gradient to compute.
+    ``weight_gradient_share`` of the backward's time is for the weight gradient, which comes first, the rest for the
+    input gradient. ``weight`` is zeros, there so that the stage has a gradient to compute, and to send.
 
     Raises:
         ValueError: the input is on a GPU.
     """
 
-    def __init__(self, forward_seconds: float, backward_seconds: float, weight_gradient_share: float = 0.5):
+    def __init__(
+        self, forward_seconds: float, backward_seconds: float, weight_gradient_share: float = 0.5, num_weights: int = 1
+    ):
         super().__init__()
         self.forward_seconds = forward_seconds
         self.weight_seconds = backward_seconds * weight_gradient_share
         self.input_seconds = backward_seconds - self.weight_seconds
-        self.weight = nn.Parameter(torch.zeros(()))
+        self.weight = nn.Parameter(torch.zeros(num_weights))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_cuda:
@@ -36,7 +38,7 @@ class PacedStage(nn.Module):
         start = time.perf_counter()
         if torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # so that the first stage takes as long as the others
-        output = _sleep_in_backward(x, self.input_seconds) + _sleep_in_backward(self.weight, self.weight_seconds)
+        output = _sleep_in_backward(x, self.input_seconds) + _sleep_in_backward(self.weight, self.weight_seconds).sum()
         time.sleep(max(0.0, start + self.forward_seconds - time.perf_counter()))
         return output
 

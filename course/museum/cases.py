@@ -75,6 +75,7 @@ class Case:
 
     number: int
     _fault: Fault = field(repr=False)
+    _has_run: bool = field(default=False, init=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -82,6 +83,7 @@ class Case:
 
     def run(self) -> Symptoms:
         """Train with the fault on eight ranks, and return what can be seen of it."""
+        self._has_run = True
         return symptoms(self._fault.apply)
 
     def check(self, guess: str | None = None) -> None:
@@ -92,6 +94,8 @@ class Case:
         """Return what `check` prints, as data."""
         if guess is None or guess is ...:
             return Verdict("not attempted", f"{self.name}: not attempted yet. Choose a name from `names()`.")
+        if not self._has_run:
+            return Verdict("wrong", f"{self.name}: look at it first: `museum.case({self.number}).run()`.")
         guessed = next((fault for fault in FAULTS if fault.name == str(guess).strip().lower()), None)
         if guessed is None:
             near = get_close_matches(str(guess), NAMES, n=1, cutoff=0.4)

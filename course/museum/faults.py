@@ -137,8 +137,8 @@ FAULTS = [
         "that the tensor ranks have for it.",
         "The loss of step 1 would be right. The gradients would not, on any rank, and the two ranks of a tensor group "
         "would disagree about the gradients of what both hold whole.",
-        "NVIDIA/Megatron-LM issue #5337: for strided tensors, the sum went into a temporary copy, and the tensor "
-        "without the sum was returned",
+        "NVIDIA/Megatron-LM issue #5337, found in the code before a run met it: for strided tensors, the sum went into "
+        "a temporary copy, and the tensor without the sum was returned",
         missing_backward_all_reduce,
     ),
     Fault(

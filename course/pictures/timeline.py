@@ -26,6 +26,7 @@ from course.pictures.style import (
     MUTED,
     TITLE,
     keep_lower_axis,
+    three_digits,
     tint,
 )
 from labkit.timeline.spans import COMMUNICATION, COMPUTING, WAIT, Span, Timeline
@@ -139,10 +140,10 @@ def draw_timelines(
 def time_text(seconds: float, unit: str) -> str:
     """Write a length of time in three digits, with its unit.
 
-    >>> time_text(0.0321, "ms"), time_text(33, "time units"), time_text(2.5, "s")
-    ('32.1 ms', '33 time units', '2.5 s')
+    >>> time_text(0.0321, "ms"), time_text(33, "time units"), time_text(1.4604, "ms")
+    ('32.1 ms', '33 time units', '1,460 ms')
     """
-    return f"{seconds * (1e3 if unit == 'ms' else 1):.3g} {unit}"
+    return f"{three_digits(seconds * (1e3 if unit == 'ms' else 1))} {unit}"
 
 
 def _unit_of(timelines: Sequence[Timeline]) -> str:

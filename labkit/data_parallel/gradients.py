@@ -41,8 +41,10 @@ class DataParallel(nn.Module):
         loss(model(micro_batches[-1])).backward()
 
     ``parameter.grad`` is a view into its bucket: copy what should outlive the next step. A parameter that has a
-    gradient on some ranks only counts as zero on the others. One without a gradient on any rank is left alone. All
-    replicas start with the values of the group's first rank.
+    gradient on some ranks only counts as zero on the others. One without a gradient on any rank is left alone. A
+    sparse gradient becomes dense. Gradients travel in their parameter's ``grad_dtype``. All replicas start with the
+    values of the group's first rank, and get its buffers (such as BatchNorm's running mean) with each average. A module
+    can be wrapped again: the newest wrapper averages.
 
     Args:
         bucket_bytes: a bucket is full when it holds this much; 0 sends each parameter in a message of its own.
@@ -50,7 +52,7 @@ class DataParallel(nn.Module):
 
     Raises:
         ValueError: on every rank, if the replicas' parameters or buffers differ in names, shapes or types. In forward,
-            if a parameter is in no bucket: it was frozen or missing when DataParallel was made, and is trained now.
+            if a parameter is in no bucket, or in those of a newer wrapper. In ``backward(create_graph=True)``.
     """
 
     def __init__(
@@ -59,15 +61,15 @@ class DataParallel(nn.Module):
         super().__init__()
         bucket_bytes = check_size("bucket_bytes", bucket_bytes, least=0)
         check_replicas(module, group)
-        copy_from_first(module, group)
+        copy_from_first((*module.parameters(), *module.buffers()), group)
         self.module, self.group, self.overlap = module, group, overlap
         self._accumulating = self._in_backward = False
         self._buckets = _make_buckets([p for p in module.parameters() if p.requires_grad], bucket_bytes)
         self._next = 0  # the bucket to be sent next: all ranks send them in the same order
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
-        me = weakref.ref(self)  # a parameter that held its replica would keep the group alive, with threads and sockets
         for parameter in self._bucket_of:
-            parameter.register_post_accumulate_grad_hook(lambda p: replica._arrived(p) if (replica := me()) else None)
+            _Hook.remove_from(parameter)
+            parameter.register_post_accumulate_grad_hook(_Hook(self))
 
     def forward(self, *args, **kwargs):
         modules = [self.module]
@@ -76,8 +78,9 @@ class DataParallel(nn.Module):
             for parameter in each._parameters.values():
                 if parameter is not None and parameter.requires_grad and parameter not in self._bucket_of:
                     raise ValueError(
-                        f"{self._name_of(parameter)} was frozen or missing when DataParallel was made, so its gradient "
-                        "would not be averaged: unfreeze or add it before"
+                        f"this DataParallel does not average {self._name_of(parameter)}: it was frozen or missing when "
+                        "the wrapper was made, or a newer DataParallel has it: wrap the plain module, and use the "
+                        "newest wrapper"
                     )
         if self._in_backward:  # it failed, and nobody received
             self._next, self._in_backward = 0, False
@@ -100,6 +103,7 @@ class DataParallel(nn.Module):
             bucket.send(self.group)
         for bucket in self._buckets:
             bucket.receive()
+        copy_from_first(self.module.buffers(), self.group)
         self._next, self._in_backward = 0, False
 
     def state_dict(self, *args, **kwargs):
@@ -115,6 +119,11 @@ class DataParallel(nn.Module):
 
     def _arrived(self, parameter: nn.Parameter) -> None:
         """Take note that backward has computed this gradient, and send the buckets that are full."""
+        if torch.is_grad_enabled():
+            raise ValueError(
+                f"{self._name_of(parameter)} got a gradient with a graph from backward(create_graph=True), and the "
+                "average has none: use torch.autograd.grad(..., create_graph=True), then backward()"
+            )
         if self._accumulating:
             return
         if not self._in_backward:
@@ -134,13 +143,35 @@ class DataParallel(nn.Module):
             self._next += 1
 
 
+class _Hook:
+    """What a parameter calls when its gradient is there: `_arrived` of its replica, if that still lives."""
+
+    def __init__(self, replica: DataParallel):
+        self.replica = weakref.ref(replica)  # else the parameter would keep the group alive, with threads and sockets
+
+    def __call__(self, parameter: nn.Parameter) -> None:
+        if replica := self.replica():
+            replica._arrived(parameter)
+
+    @staticmethod
+    def remove_from(parameter: nn.Parameter) -> None:
+        """Take the parameter from the replica that has it: two would both divide its gradient."""
+        hooks = parameter._post_accumulate_grad_hooks or {}
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, _Hook):
+                del hooks[key]
+                if replica := hook.replica():
+                    del replica._bucket_of[parameter]
+
+
 class _Bucket:
     """A buffer with some parameters' gradients side by side, then a flag for each parameter: whether it got one."""
 
     def __init__(self, parameters: list[nn.Parameter]):
         self.parameters = parameters
         sizes = [parameter.numel() for parameter in parameters]
-        self.buffer = torch.zeros(sum(sizes) + len(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
+        dtype, device = grad_dtype_of(parameters[0]), parameters[0].device
+        self.buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=device)
         *views, self.flags = self.buffer.split([*sizes, len(sizes)])
         self.views = {p: view.view_as(p) for p, view in zip(parameters, views)}
         self.arrived: set[nn.Parameter] = set()
@@ -154,7 +185,7 @@ class _Bucket:
         """Put in this rank's part of the average: divided before the sum, which then cannot overflow."""
         view = self.views[parameter]
         assert parameter.grad is not None
-        torch.div(parameter.grad, num_replicas, out=view)
+        torch.div(parameter.grad.to_dense(), num_replicas, out=view)
         parameter.grad = view
         self.arrived.add(parameter)
 
@@ -183,12 +214,17 @@ class _Bucket:
         self.travelling = None
 
 
+def grad_dtype_of(parameter: nn.Parameter) -> torch.dtype:
+    """Return the type in which autograd adds up this parameter's gradient."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype  # before torch 2.10 they are the same
+
+
 def _make_buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
     """Return buckets of one type and device each, the last parameters first: about the order of backward."""
     buckets: list[list[nn.Parameter]] = []
     filling: dict[tuple, list[nn.Parameter]] = {}
     for parameter in reversed(parameters):
-        kind = parameter.dtype, parameter.device
+        kind = parameter.dtype, grad_dtype_of(parameter), parameter.device
         if kind not in filling:
             filling[kind] = []
             buckets.append(filling[kind])

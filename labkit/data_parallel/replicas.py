@@ -1,5 +1,7 @@
 """Replicas of a model start alike: the same parameters on every rank, first by name and shape, then by value."""
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -27,9 +29,9 @@ def check_replicas(module: nn.Module, group: dist.ProcessGroup) -> None:
         raise ValueError("the replicas' parameters are in different orders: make them in one order on every rank")
 
 
-def copy_from_first(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Give every rank the parameters and buffers of the group's first rank."""
-    for tensor in (*module.parameters(), *module.buffers()):
+def copy_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Give every rank the values that the group's first rank has in these tensors."""
+    for tensor in tensors:
         values = tensor.detach().contiguous()
         dist.broadcast(values, group_src=0, group=group)
         with torch.no_grad():

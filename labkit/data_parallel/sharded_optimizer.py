@@ -23,7 +23,8 @@ class ShardedOptimizer(Optimizer):
     ValueError). The parameters become views into one buffer per owner, which travels as it is.
 
     `state_dict` is the plain optimizer's, with the states of this rank's parameters only; all ranks' together are
-    the whole. `load_state_dict` takes the whole, or any part that has at least this rank's.
+    the whole. A part says that it is "sharded", and has an empty state for a parameter of this rank without one.
+    `load_state_dict` takes the whole, or any part that has at least this rank's.
 
     Args:
         params: parameters or parameter groups, as for the optimizer; none can be added later.
@@ -56,16 +57,21 @@ class ShardedOptimizer(Optimizer):
             travelling.wait()
         return loss
 
+    def state_dict(self) -> dict:
+        """Return this rank's part of the plain optimizer's state dict."""
+        saved = super().state_dict()
+        return {**saved, "state": {n: saved["state"].get(n, {}) for n in self._mine()}, "sharded": True}
+
     def load_state_dict(self, state_dict: dict) -> None:
-        """Take from a state dict what belongs to this rank's parameters; ValueError if another rank saved it alone."""
-        all_states = state_dict["state"]
-        mine = [n for n, parameter in enumerate(self._parameters) if self.owner[parameter] == self.group.rank()]
-        states = {number: all_states[n] for number, n in enumerate(mine) if n in all_states}
-        if all_states and not states and any(self._parameters[n].requires_grad for n in mine):
+        """Take what belongs to this rank's parameters; ValueError if parts are given in which some of it is missing."""
+        all_states, mine = state_dict["state"], self._mine()
+        missing = [n for n in mine if n not in all_states]
+        if missing and "sharded" in state_dict:
             raise ValueError(
-                f"the state dict has states of parameters {sorted(all_states)}, but rank {self.group.rank()} owns "
-                f"{mine}: each rank saves its own part, so give the parts of all ranks together"
+                f"rank {self.group.rank()} owns parameters {mine}, but the state dict lacks {missing}: a different "
+                "rank, or a different number of ranks, saved this part, so give the parts of all ranks together"
             )
+        states = {number: all_states[n] for number, n in enumerate(mine) if all_states.get(n)}
         super().load_state_dict({**state_dict, "state": {}})
         copy_options(self.param_groups, self.local.param_groups)
         # The optimizer itself loads the states: it knows their types, and numbers its own parameters from 0.
@@ -77,6 +83,10 @@ class ShardedOptimizer(Optimizer):
         if hasattr(self, "local"):
             raise ValueError("parameters cannot be added to a ShardedOptimizer: give it all groups when it is made")
         super().add_param_group(param_group)
+
+    def _mine(self) -> list[int]:
+        """Return the numbers of the parameters that this rank owns."""
+        return [n for n, parameter in enumerate(self._parameters) if self.owner[parameter] == self.group.rank()]
 
 
 def copy_options(given: list[dict], param_groups: list[dict]) -> None:

@@ -1,18 +1,21 @@
 """One call of a function on all ranks, from sending it to the results or the report of what went wrong."""
 
 import contextlib
+import os
 import pickle
-import signal
-import sys
 import time
+from dataclasses import replace
 
 from labkit.launch import report
 from labkit.launch.interrupts import DeferredInterrupt
 from labkit.launch.output import Output, ProgressBar
-from labkit.launch.probe import Snapshot, read_text
+from labkit.launch.probe import Snapshot
+from labkit.launch.rank import STACK_SIGNAL
 from labkit.launch.ranks import Ranks
 from labkit.launch.report import Deadlock, Death, Failure, RankFailed
 from labkit.launch.watchdog import Silence, Watchdog
+from labkit.linux import read_text
+from labkit.payload import Payload, load
 
 _GATHER_SECONDS = 0.3  # after a first failure: who else failed by then?
 _GATHER_CAUSE_SECONDS = 1.2  # and while only consequences have been heard of: the cause is still to come
@@ -26,24 +29,35 @@ class Call:
         self.ranks, self.output, self.interrupt = ranks, output, interrupt
         self.progress_bar = ProgressBar()
         self.watchdog = Watchdog(time.monotonic())
-        self.results: dict[int, bytes] = {}
+        self.results: dict[int, Payload] = {}
         self.failures: dict[int, Failure] = {}
         self.snapshots: dict[int, Snapshot] = {}  # answers since the latest look
         self.asked: set[int] = set()  # who still owes an answer: asking again would fill its socket, and block us
 
-    def run(self, payload: bytes | str) -> list:
+    def run(self, payload: Payload) -> list:
         """Return the results in rank order. Raise RankFailed, Deadlock or KeyboardInterrupt, with its report."""
         try:
             for rank in range(self.ranks.num_ranks):
                 self.ranks.send(rank, "call", payload)
             self._wait()
         finally:
-            for kind, *fields in self.ranks.remaining_events():  # what a rank prints has arrived before its result
+            for kind, *fields in self.ranks.on_their_way():  # what a rank prints has arrived before its result
                 if kind == "output":
                     self.output.feed(*fields)
             self.progress_bar.close()
             self.output.finish()
-        return [pickle.loads(self.results[rank]) for rank in range(self.ranks.num_ranks)]
+        return [self._result(rank) for rank in range(self.ranks.num_ranks)]
+
+    def _result(self, rank: int):
+        payload = self.results.pop(rank)
+        try:
+            return next(load(payload))
+        except Exception as error:
+            text = f"the result of rank {rank} cannot be read here: {type(error).__name__}: {error}"
+            raise RankFailed(text, rank, error) from None
+        finally:
+            if isinstance(payload, str):
+                os.unlink(payload)
 
     def _wait(self) -> None:
         while self._unfinished():
@@ -94,16 +108,17 @@ class Call:
         deadline = time.monotonic() + seconds
         while alive - self.snapshots.keys() - self.failures.keys() and time.monotonic() < deadline:
             self._pump(0.05)
-        stacks = self._c_stacks(self._unfinished() - self.snapshots.keys())
-        return Silence(self.ranks.num_ranks, dict(self.snapshots), frozenset(self.results), stacks)
+        return Silence(self.ranks.num_ranks, dict(self.snapshots), frozenset(self.results))
 
-    def _c_stacks(self, ranks: set[int]) -> dict[int, str]:
-        """Return what ranks that hold the GIL are doing: faulthandler answers a signal without it."""
+    def _with_stacks(self, silence: Silence) -> Silence:
+        """Add what ranks that hold the GIL are doing: faulthandler answers a signal without it."""
+        ranks = self._unfinished() - silence.snapshots.keys()
         for rank in ranks:
-            self.ranks.signal(signal.SIGUSR1, rank)
+            self.ranks.signal(STACK_SIGNAL, rank)  # not at every look: it cuts a sleep in C code short
         if ranks:
             self._pump(0.1)
-        return {rank: report.busy_stack(read_text(f"{self.ranks.directory}/stack{rank}")) for rank in ranks}
+        stacks = {rank: report.busy_stack(read_text(f"{self.ranks.directory}/stack{rank}")) for rank in ranks}
+        return replace(silence, busy_stacks=stacks)
 
     def _look(self) -> None:
         silence = self._ask(_ANSWER_SECONDS)
@@ -114,7 +129,7 @@ class Call:
             case "deadlock":
                 raise Deadlock(report.deadlock_report(silence))
             case "note":
-                print(report.slow_note(silence, now - self.watchdog.last_sign), file=sys.stderr, flush=True)
+                self.output.note(report.slow_note(self._with_stacks(silence), now - self.watchdog.last_sign))
 
     def _raise_failure(self) -> None:
         start = time.monotonic()
@@ -123,7 +138,7 @@ class Call:
             if time.monotonic() - start > (_GATHER_SECONDS if heard_cause else _GATHER_CAUSE_SECONDS):
                 break
             self._pump(0.05)
-        first, text = report.failure_report(self.failures, self._ask(0.5))
+        first, text = report.failure_report(self.failures, self._with_stacks(self._ask(0.5)))
         errors = {rank: error for rank, error in self.failures.items() if not isinstance(error, Death)}
         cause = None
         if (error := errors.get(first)) and error.exception:
@@ -132,7 +147,7 @@ class Call:
         raise RankFailed(text, first, cause, {rank: error.traceback for rank, error in errors.items()})
 
     def _raise_interrupt(self) -> None:
-        text = report.interrupt_report(self._ask(0.5))
+        text = report.interrupt_report(self._with_stacks(self._ask(0.5)))
         interrupt = KeyboardInterrupt(text)
         interrupt._render_traceback_ = lambda: f"KeyboardInterrupt: {text}".splitlines()  # pyright: ignore
         raise interrupt

@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+from labkit.launch.output import say
 from labkit.launch.wire import Connection
 
 _lock = threading.RLock()  # two threads may launch at once: a question and its answer belong together
@@ -141,7 +142,7 @@ def current_server() -> ServerHandle:
                 raise RuntimeError(f"launch needs Linux (process groups, /proc); this is {sys.platform}")
             if _server is not None:
                 _server.close()
-            print("Starting the launcher: it imports torch, once for this kernel ...", flush=True)
+            say("Starting the launcher: it imports torch, once for this kernel ...")
             _server = ServerHandle()
         return _server
 
@@ -161,14 +162,18 @@ def _server_environment() -> dict[str, str]:
 def _tmpfs() -> str | None:
     """Return a folder in memory, where there is one, rather than on a disk or in a network home."""
     places = ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"))
-    return next((place for place in places if place and os.access(place, os.W_OK)), None)
+    return next((place for place in places if place and _has_room(place)), None)
+
+
+def _has_room(place: str) -> bool:
+    return os.access(place, os.W_OK) and shutil.disk_usage(place).free > 1 << 20
 
 
 def _remove_stale_directories() -> None:
     """Remove what killed servers of this user left."""
     for directory in glob.glob(f"{_tmpfs() or tempfile.gettempdir()}/labkit-*"):
         with contextlib.suppress(OSError):
-            if os.stat(directory).st_uid == os.getuid():
+            if os.lstat(directory).st_uid == os.getuid():  # not a stranger's link
                 with open(f"{directory}/server.log") as log:
                     fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(directory, ignore_errors=True)

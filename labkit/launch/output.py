@@ -4,6 +4,8 @@ Grouped is the default because lines of different ranks interleave differently i
 a notebook test can follow.
 """
 
+import contextlib
+import io
 import math
 import sys
 from collections import deque
@@ -43,11 +45,30 @@ class _Stream:
         return self.head[shown:] + [note] * (cut > 0) + [_text(line) for line in self.tail]
 
 
+class _Place(io.TextIOBase):
+    """A place in the cell for one text, which the next one replaces; an empty one leaves nothing to store.
+
+    nbval compares what a cell displays and not its updates: so nothing is displayed, and the text is an update.
+    """
+
+    encoding, _handle = "utf-8", None
+
+    def write(self, text: str) -> None:
+        from IPython.display import display
+
+        text = text.strip("\r\n")
+        if text and self._handle is None:
+            self._handle = display({}, raw=True, display_id=True)
+        if self._handle is not None:
+            self._handle.update({"text/plain": text} if text else {}, raw=True)
+
+
 class Output:
     """Collects what each rank prints during one call, and shows it."""
 
     def __init__(self, num_ranks: int, live: bool):
         self.live = live
+        self._notes = _place()
         self._streams = {(rank, name): _Stream() for rank in range(num_ranks) for name in ("stdout", "stderr")}
 
     def feed(self, rank: int, stream: str, data: bytes) -> None:
@@ -55,8 +76,13 @@ class Output:
         if self.live:
             _show(rank, stream, new)
 
+    def note(self, text: str) -> None:
+        """Say what is true only now; in a notebook it goes when the call ends."""
+        self._notes.write(f"{text}\n")
+
     def finish(self) -> None:
         """Show what has not been shown, rank by rank."""
+        self._notes.write("")
         for (rank, name), stream in self._streams.items():
             _show(rank, name, stream.lines(skip_head=self.live))
 
@@ -77,16 +103,27 @@ class ProgressBar:
         if rank != self._rank:
             return
         if self._bar is None:
-            from tqdm.auto import tqdm
+            from tqdm import tqdm
 
-            self._bar = tqdm(total=total, leave=False)
+            self._bar = tqdm(total=total, leave=False, file=_place())
         self._bar.total, self._bar.n = total, done
-        self._bar.set_description_str(text, refresh=False)
-        self._bar.refresh()
+        self._bar.set_description_str(text)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def _place():
+    """Return a file for what will not stay: a place in the notebook's cell, or else stderr."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    return _Place() if hasattr(get_ipython(), "kernel") else sys.stderr
+
+
+def say(text: str) -> None:
+    """Print a line, if there is somewhere to print it: a full disk behind stdout is no reason not to launch."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, flush=True)
 
 
 def _show(rank: int, stream: str, lines: list[str]) -> None:

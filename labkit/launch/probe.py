@@ -1,67 +1,59 @@
 """What a rank is doing at this moment: the evidence from which the kernel judges a silent world.
 
-The probe runs in the rank's control thread while its main thread computes, waits in communication, or hangs. It looks
-at the main thread's Python stack, torch's flight recorder (collectives), our own notes of sends and receives (gloo's
-are not in the recorder), and /proc (has anything run, and can anything still?).
+The probe runs in the rank's control thread while its other threads compute, wait in communication, or hang. It looks at
+their Python stacks, at torch's flight recorder (collectives), at our own notes of sends and receives (gloo's are not in
+the recorder), and at /proc: has anything run, and can anything still?
 """
 
 import contextlib
 import functools
+import glob
 import json
 import os
-import re
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+from typing import Any
 
-Frame = tuple[str, int, str]
-"""File name, line, function."""
+from labkit import linux
+from labkit.frames import LAUNCHER, Frame, own_frames, stack_of
 
 
 @dataclass(frozen=True)
 class Collective:
     """A collective that this rank has started and not finished."""
 
-    group: str
-    number: int
+    group: str  # torch's name for it
+    ranks: tuple[int, ...]
+    number: int  # in its group
     operation: str
-    shapes: str
-    dtypes: str
+    text: str  # all of this, for the report
 
 
 @dataclass(frozen=True)
-class PointToPoint:
-    """A send or receive that this rank waits in. ``peer`` is a global rank, or None for a receive from any rank."""
+class Thread:
+    """A thread that runs Python code: the main one, or one that the learner's code has started.
 
-    operation: str  # "send" or "recv"
-    peer: int | None
-    tag: int
-    shape: tuple[int, ...]
-    dtype: str
+    It ``"waits"`` in communication, with no time-out of its own; or is ``"locked"`` until a different thread of its
+    rank wakes it; or ``"runs"``, which is all else: it computes, sleeps, or waits for what may come by itself.
+    """
 
-
-@dataclass(frozen=True)
-class SetUp:
-    """A call that makes process groups: all ranks must make the same ones in the same order."""
-
-    operation: str
-    ranks: tuple[int, ...] | None
+    stack: tuple[Frame, ...]  # innermost last
+    state: str
+    call: str = ""  # a send, a receive or a call that makes groups, in words
+    purpose: str = ""  # of its wait, as `waiting_for` was told
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    stack: tuple[Frame, ...]  # of the main thread, innermost last
+    threads: tuple[Thread, ...]  # the main thread first
     collectives: tuple[Collective, ...]
-    point_to_point: PointToPoint | None
-    set_up: SetUp | None
-    in_torch_distributed: bool  # and not in a function of the learner's that torch.distributed has called
-    groups: dict[str, tuple[str, tuple[int, ...]]]  # name -> description, ranks
-    ran: tuple[int, ...]  # how often the main thread and gloo's workers have run
-    busy: bool  # at every moment of the look a thread could run, or bytes were on their way
-    elsewhere: bool  # the main thread sleeps, or waits for a file, a process or a thread
-    purpose: str = ""  # of the main thread's wait, as `waiting_for` was told
+    started: dict[str, int]  # group -> the number of the last collective that this rank has started
+    ran: tuple[int, ...]  # bytes on their way, how far set-up has come, how often threads and gloo's workers have run
+    busy: bool  # at every moment of the look a thread could run
 
 
 _purposes: dict[int, object] = {}  # thread -> what it waits for
@@ -85,92 +77,138 @@ def waiting_for(purpose: object) -> Iterator[None]:
         _purposes[thread] = outer
 
 
+@dataclass
+class _Note:
+    """A send or receive. `Probe._look` finds it by the local variables on a thread's stack."""
+
+    operation: str  # "send" or "recv"
+    peer: int | None  # a global rank, or None for a receive from any
+    tag: int
+    tensor: str  # dtype and shape
+    timeout: timedelta | None
+    stack: tuple[Frame, ...] = ()  # of the isend or irecv
+
+    def text(self, with_tag: bool = True) -> str:
+        peer = "any rank" if self.peer is None else f"rank {self.peer}"
+        tag = f", tag {self.tag}" if self.tag and with_tag else ""
+        return f"{self.operation} {'to' if self.operation == 'send' else 'from'} {peer} ({self.tensor}{tag})"
+
+
 class Probe:
-    """Counts this rank's sends and receives, and takes snapshots."""
+    """Notes this rank's sends and receives, and takes snapshots."""
 
-    def __init__(self):
-        self.waiting: PointToPoint | None = None
+    def __init__(self, timeout_seconds: float, directory: str):
+        self.timeout, self.directory = timedelta(seconds=timeout_seconds), directory
+        self.requests: dict[Any, _Note] = {}  # of isend and irecv, until somebody has waited
 
-    def watch_point_to_point(self) -> None:
-        """Wrap torch.distributed's four point-to-point functions, to note what a rank waits for."""
+    def watch(self) -> None:
+        """Wrap the wait of torch.distributed, for all backends, and its four point-to-point functions."""
         import torch.distributed as dist
         from torch.distributed import distributed_c10d
 
+        dist.Work.wait = self._noted_wait(dist.Work.wait)  # pyright: ignore - pinned by a test
         for name in ("send", "recv", "isend", "irecv"):
             wrapper = self._noted(getattr(dist, name))
             for module in (dist, distributed_c10d):  # batch_isend_irecv looks them up in the second
                 setattr(module, name, wrapper)
 
+    def _noted_wait(self, wait):
+        @functools.wraps(wait)
+        def noted_wait(work, timeout=timedelta(0)):
+            try:
+                return wait(work, timeout)
+            finally:
+                self.requests.pop(work, None)
+
+        return noted_wait
+
     def _noted(self, function):
-        to = "dst" if "send" in function.__name__ else "src"
+        name = function.__name__
+        to = "dst" if "send" in name else "src"
 
         @functools.wraps(function)
         def noted(tensor, *args, **kwargs):
-            call = _describe(function.__name__.removeprefix("i"), to, tensor, args, kwargs)
-            if not function.__name__.startswith("i"):
-                return self.wait(call, function, tensor, *args, **kwargs)
+            note = _describe(name.removeprefix("i"), to, tensor, args, kwargs)
             work = function(tensor, *args, **kwargs)
-            return work and _Work(self, work, call)  # None on a rank outside the group
+            if name.startswith("i") and work and not tensor.is_cuda:  # None on a rank outside the group
+                note.stack = stack_of(sys._getframe(1))
+                self.requests[work] = note  # which keeps it: gloo blocks, with the GIL held, where one is dropped
+            return work
 
         return noted
 
-    def wait(self, call: PointToPoint, function, *args, **kwargs):
-        """Run a blocking function, with a note of what it waits for."""
-        self.waiting = call
-        try:
-            return function(*args, **kwargs)
-        finally:
-            self.waiting = None
+    def lost_request(self) -> _Note | None:
+        """Return an isend or irecv whose request nobody has waited for and nobody has kept."""
+        for work, note in list(self.requests.items()):
+            if sys.getrefcount(work) <= 4:  # the dict, the list, the variable and the argument
+                return note
+        return None
 
     def snapshot(self) -> Snapshot:
-        main = threading.main_thread()
-        frame = sys._current_frames()[main.ident]  # pyright: ignore[reportArgumentType]
-        stack, set_up, in_torch, in_distributed, is_joining = [], None, True, False, False
+        """Look at this rank's threads. A library's own thread is left out: it brings no message."""
+        busy = linux.is_busy()
+        collectives, started, ends = _flight_recorder(self.timeout)
+        frames, me, main = sys._current_frames(), threading.current_thread(), threading.main_thread()
+        stores = sorted(glob.glob(f"{self.directory}/store*"))
+        threads, ran = [], [linux.bytes_on_their_way(), *map(os.path.getsize, stores)]
+        for thread in [main, *(thread for thread in threading.enumerate() if thread not in (main, me))]:
+            task = os.getpid() if thread is main else thread.native_id
+            if frame := frames.get(thread.ident or 0):
+                look, polls = self._look(frame, task, bool(collectives), ends, _purposes.get(thread.ident or 0, ""))
+                if thread is main or look.state == "waits" or not _is_librarys(look.stack):
+                    threads.append(look)
+                    ran += [] if polls else [linux.switches(task)]
+        frames.clear()  # they hold this frame, and it holds them: the learner's tensors would live on
+        ran += [linux.switches(task) for task in linux.tasks() if linux.name(task).startswith("pt_gloo_runloop")]
+        return Snapshot(tuple(threads), collectives, started, tuple(ran), busy)
+
+    def _look(
+        self, frame: FrameType | None, task: int | None, in_collective: bool, ends: bool, purpose
+    ) -> tuple[Thread, bool]:
+        """Say what a thread does, and whether it makes groups, for which it polls the store.
+
+        ``ends`` is whether a collective is open whose time-out is shorter than the world's.
+        """
+        stack, note, set_up, timeouts = stack_of(frame), None, "", []
         while frame is not None:
-            code = frame.f_code
-            stack.append((code.co_filename, frame.f_lineno or 0, code.co_name))
-            in_torch = in_torch and "/torch/" in code.co_filename
-            is_joining = is_joining or (code.co_name == "_join" and code.co_filename.startswith(_HERE))
-            if "torch/distributed/" in code.co_filename:
-                in_distributed = in_distributed or in_torch
+            code, variables = frame.f_code, {}
+            if code.co_filename == __file__:
+                variables = frame.f_locals
+                note = note or variables.get("note") or self.requests.get(variables.get("work"))
+            elif "/torch/distributed/" in code.co_filename:
+                variables = frame.f_locals
                 if code.co_name in _SET_UP_CALLS:
-                    ranks = frame.f_locals.get("ranks")
-                    set_up = SetUp(code.co_name, tuple(ranks) if ranks else None)
+                    ranks = variables.get("ranks")
+                    set_up = f"{code.co_name} of ranks {list(ranks)}" if ranks else code.co_name
+            timeouts.append(variables.get("timeout"))
             frame = frame.f_back
-        return Snapshot(
-            stack=tuple(stack[::-1][-60:]),
-            collectives=_flight_recorder(),
-            point_to_point=self.waiting,
-            set_up=None if is_joining else set_up,  # only the launcher's own set-up is sure to end
-            in_torch_distributed=in_distributed and not is_joining,
-            groups=_groups(),
-            ran=_ran(set_up is not None),
-            busy=_is_busy(),
-            elsewhere=_is_elsewhere(stack[0][0]),
-            purpose=str(_purposes.get(main.ident or 0, "")),
+        timeouts.append(note and note.timeout)
+        given = [timeout for timeout in timeouts if isinstance(timeout, timedelta) and timeout]
+        ends = min(given, default=self.timeout) < self.timeout or (ends and not note)
+        innermost, state = stack[-1][0], "runs"
+        in_torch = (
+            innermost == __file__ or "/torch/distributed/" in innermost or ("/torch/" in innermost and in_collective)
         )
+        if any(function == "_join" and file.startswith(LAUNCHER) for file, _, function in stack):
+            set_up = ""  # the launcher's own, which is sure to end
+        elif set_up or (in_torch and linux.may_wait_for_a_thread(task)):  # as gloo does
+            state = "runs" if ends else "waits"
+        elif "/torch/" not in innermost and linux.waits_for_a_python_thread(task):
+            state = "locked"
+        call = note.text(with_tag=not purpose) if note else set_up  # labkit's own tags say nothing
+        return Thread(stack, state, call, str(purpose)), bool(set_up)
 
 
-_HERE = os.path.dirname(__file__) + os.sep
-_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeration", "split_group")
 
 
-class _Work:
-    """The handle of an isend or irecv, whose wait() can be seen from outside."""
-
-    def __init__(self, probe: Probe, work, call: PointToPoint):
-        self._probe, self._work, self._call = probe, work, call
-
-    def wait(self, *args, **kwargs):
-        return self._probe.wait(self._call, self._work.wait, *args, **kwargs)
-
-    def __getattr__(self, name):
-        return getattr(self._work, name)
+def _is_librarys(stack: tuple[Frame, ...]) -> bool:
+    return not own_frames(stack)[0] and any("-packages/" in file for file, _, _ in stack)
 
 
-def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> PointToPoint:
+def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> _Note:
     """Parse ``(tensor, dst, group, tag, group_dst)`` as torch.distributed does."""
+    import torch
     import torch.distributed as dist
 
     given = dict(zip((to, "group", "tag", f"group_{to}"), args)) | kwargs
@@ -180,82 +218,44 @@ def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> Poi
         peer = dist.get_global_rank(group, given[f"group_{to}"])  # pyright: ignore[reportArgumentType]
     if peer is not None and not 0 <= peer < (num_ranks := dist.get_world_size()):  # gloo would wait for it
         raise ValueError(f"{to}={peer} is not a rank: ranks run from 0 to {num_ranks - 1}; in a ring use % {num_ranks}")
-    shape, dtype = getattr(tensor, "shape", ()), str(getattr(tensor, "dtype", ""))  # torch refuses what is not a tensor
-    return PointToPoint(operation, peer, given.get("tag") or 0, tuple(shape), dtype.removeprefix("torch."))
+    tensor_text = f"{getattr(tensor, 'dtype', '')} {[*getattr(tensor, 'shape', ())]}".removeprefix("torch.")
+    note = _Note(operation, peer, given.get("tag") or 0, tensor_text, None)
+    if isinstance(group, dist.ProcessGroup):  # not torch's mark for a group that this rank is not in
+        device = getattr(tensor, "device", torch.device("cpu"))  # torch refuses what is not a tensor
+        note.timeout = group._get_backend(device).options._timeout  # pyright: ignore[reportAttributeAccessIssue]
+    return note
 
 
-def _flight_recorder() -> tuple[Collective, ...]:
-    """Return the unfinished collectives. A private reader of torch's: pinned by a test."""
+def _flight_recorder(timeout: timedelta) -> tuple[tuple[Collective, ...], dict[str, int], bool]:
+    """Return the unfinished collectives, the last of each group, and whether an unfinished one has a shorter time-out.
+
+    A private reader of torch's: pinned by a test.
+    """
     from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore[reportAttributeAccessIssue]
 
-    entries = json.loads(_dump_fr_trace_json()).get("entries", [])
-    return tuple(
-        Collective(
-            group=entry["process_group"][0],
-            number=entry["collective_seq_id"],
-            operation=entry["profiling_name"].partition(":")[2],
-            shapes=" ".join(map(str, entry["input_sizes"])),
-            dtypes=" ".join(dict.fromkeys(dtype.lower() for dtype in entry["input_dtypes"])),
-        )
-        for entry in entries
-        if not entry["retired"] and not entry["is_p2p"]
-    )
+    entries = [entry for entry in json.loads(_dump_fr_trace_json()).get("entries", []) if not entry["is_p2p"]]
+    unfinished = [entry for entry in entries if not entry["retired"]]
+    started = {entry["process_group"][0]: entry["collective_seq_id"] for entry in entries}  # in their order
+    ends = any(timedelta(milliseconds=entry["timeout_ms"]) < timeout for entry in unfinished)
+    return tuple(_collective(entry) for entry in unfinished), started, ends
 
 
-def _groups() -> dict[str, tuple[str, tuple[int, ...]]]:
+def _collective(entry: dict) -> Collective:
+    """Read an entry of the flight recorder."""
     from torch.distributed import distributed_c10d
 
-    world = distributed_c10d._world
-    ranks = {group: tuple(sorted(ranks)) for group, ranks in list(world.pg_group_ranks.items())}
-    names = list(world.pg_names.items())
-    return {str(name): (getattr(group, "group_desc", ""), ranks.get(group, ())) for group, name in names}
-
-
-def _is_elsewhere(innermost_file: str) -> bool:
-    """Is the main thread blocked, but not in communication? Torch waits on futexes, and so do Python's own locks."""
-    blocked_in = read_text(f"/proc/self/task/{os.getpid()}/wchan")  # "0" while it runs
-    if blocked_in not in ("", "0") and "futex" not in blocked_in:
-        return True
-    return innermost_file.startswith(_STANDARD_LIBRARY) and "-packages/" not in innermost_file
-
-
-def _ran(in_set_up: bool) -> tuple[int, ...]:
-    """Count how often gloo's workers have run, and the main thread, but in set-up, where that polls a file."""
-    task_ids = os.listdir("/proc/self/task")
-    tasks = [task for task in task_ids if read_text(f"/proc/self/task/{task}/comm").startswith("pt_gloo_runloop")]
-    tasks += [] if in_set_up else [str(os.getpid())]
-    found = [re.findall(r"ctxt_switches:\s*(\d+)", read_text(f"/proc/self/task/{task}/status")) for task in tasks]
-    return tuple(sum(map(int, switches)) for switches in found)
-
-
-def _is_busy() -> bool:
-    """At each of some moments, could a different thread of this rank run, or were bytes on their way to or from it?
-
-    A thread that waits for a core can run. One moment is not enough: gloo's loops wake up a hundred times a second.
-    """
-    for _ in range(20):
-        tasks = set(os.listdir("/proc/self/task")) - {str(threading.get_native_id())}
-        states = [read_text(f"/proc/self/task/{task}/stat").rpartition(")")[2][1:2] for task in tasks]
-        if not {"R", "D"} & set(states) and not _bytes_on_their_way():
-            return False
-        time.sleep(0.003)
-    return True
-
-
-def _bytes_on_their_way() -> bool:
-    rows = [line.split() for line in read_text("/proc/self/net/tcp").splitlines()[1:]]
-    filled = {f"socket:[{row[9]}]" for row in rows if row[4] != "00000000:00000000"}  # bytes to send, bytes to read
-    for descriptor in os.listdir("/proc/self/fd") if filled else ():
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if os.readlink(f"/proc/self/fd/{descriptor}") in filled:
-                return True
-    return False
-
-
-def read_text(path: str) -> str:
-    """Read a file of /proc; return "" if it is gone, or hidden."""
-    try:
-        with open(path, errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+    world, name = distributed_c10d._world, entry["process_group"][0]
+    members_of = {group: sorted(ranks) for group, ranks in list(world.pg_group_ranks.items())}  # it may grow meanwhile
+    groups = {each: (group.group_desc, members_of.get(group, [])) for group, each in list(world.pg_names.items())}
+    description, ranks = groups.get(name, ("", []))
+    members = str(ranks) if len(ranks) <= 16 else f"{len(ranks)} ranks"
+    if description in ("", "default_pg"):
+        description = "the world"
+    elif description == "undefined":
+        same = [each for each, group in groups.items() if group == groups[name]]
+        description = f'a group "{name}"' if len(same) > 1 else "a group"
+    dtypes = " ".join(dict.fromkeys(dtype.lower() for dtype in entry["input_dtypes"]))
+    tensors = f" ({dtypes} {' '.join(map(str, entry['input_sizes']))})" if entry["input_sizes"] else ""
+    operation, number = entry["profiling_name"].partition(":")[2], entry["collective_seq_id"]
+    of = description if members in description else f"{description} {members}"
+    return Collective(name, tuple(ranks), number, operation, f"{operation} number {number}{tensors} of {of}")

@@ -5,10 +5,8 @@ import ctypes
 import datetime
 import faulthandler
 import gc
-import io
 import linecache
 import os
-import pickle
 import queue
 import signal
 import socket
@@ -17,10 +15,13 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from labkit.launch.probe import Frame, Probe
+from labkit.frames import Frame
+from labkit.gpu import prepare_gpu
+from labkit.launch.probe import Probe
 from labkit.launch.wire import Connection
+from labkit.payload import Payload, dump, load
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,11 @@ class RankError:
     exception: bytes | None  # cloudpickled, when it can be
 
 
+STACK_SIGNAL = signal.SIGRTMAX - 1  # SIGUSR1 is the learner's: Slurm sends it before it takes a node away
 _kernel: Connection | None = None  # set in a rank only: how `progress` finds the notebook
 _progress_sent = 0.0
+_TEXT_CHARACTERS = 4000  # of an error
+_libc = ctypes.CDLL(None)
 
 
 def progress(done: float, total: float, text: str = "") -> bool:
@@ -53,8 +57,9 @@ def main(control: socket.socket) -> None:
     """Never returns: the process ends when the kernel says so, or is gone."""
     global _kernel
     _kernel = kernel = Connection(control)
-    messages, probe, calls = kernel.messages(), Probe(), queue.SimpleQueue()
+    messages, calls, pid = kernel.messages(), queue.SimpleQueue(), os.getpid()
     _, settings = next(messages)
+    probe = Probe(settings["timeout_seconds"], settings["directory"])
     _open_streams(f"{settings['directory']}/stack{settings['rank']}")
     answering = threading.Thread(target=_answer, args=(messages, probe, calls), daemon=True, name="labkit-control")
     answering.start()
@@ -62,7 +67,10 @@ def main(control: socket.socket) -> None:
         _join(settings, probe)
         kernel.send("up")
         while (payload := calls.get()) is not None:
-            kernel.send(*_run(settings, payload))
+            message = _run(settings, payload, probe)
+            if os.getpid() != pid:  # the function has forked, and this is the child: only the rank itself answers
+                os._exit(message[0] == "error")
+            kernel.send(*message)
             gc.collect()  # a model in a cycle holds its process groups, whose threads turn on sockets that peers closed
     except BaseException as error:  # joining failed; whatever a call raises is sent by _run
         kernel.send("error", describe_error(error))
@@ -97,7 +105,7 @@ def _join(settings: dict, probe: Probe) -> None:
 
     torch.set_num_threads(settings["num_threads"])
     dist.set_debug_level_from_env()  # pyright: ignore[reportPrivateImportUsage]
-    probe.watch_point_to_point()
+    probe.watch()
     stores = iter(range(1 << 62))
 
     def private_rendezvous(*_, **__):
@@ -117,15 +125,6 @@ def _join(settings: dict, probe: Probe) -> None:
     )
 
 
-def prepare_gpu() -> None:
-    """Change CUDA's defaults for messages that wait, and for float32, before a rank first touches it."""
-    import torch
-
-    # Lazy loading makes a kernel's first launch wait for all that runs: for ever, if that is a receive posted ahead.
-    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-    torch.set_float32_matmul_precision("highest")  # NGC containers multiply with 10 bits
-
-
 def _apply_environment(environment: dict[str, str], settings: dict) -> None:
     """Take over the kernel's environment, then set what torchrun would set."""
     rank, world_size = settings["rank"], settings["world_size"]
@@ -134,59 +133,52 @@ def _apply_environment(environment: dict[str, str], settings: dict) -> None:
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")  # the flight recorder, which the watchdog reads
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     os.environ.update({name: str(value) for name, value in place.items()})
-    os.environ.update(LABKIT_WORLD=str(settings["world_id"]), GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    os.environ.update(LABKIT_WORLD=settings["directory"], GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # nothing beyond this machine
 
 
-def _run(settings: dict, payload: bytes | str) -> tuple:
+def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
     """Call the function; return the message for the kernel: its result or its error."""
     try:
-        if isinstance(payload, str):  # large: written once, for all ranks
-            with open(payload, "rb") as file:
-                payload = file.read()
-        caller, function = pickle.loads(payload)
+        objects = load(payload)
+        caller = next(objects)
         _apply_environment(caller["environment"], settings)
         os.chdir(caller["working_directory"])
         sys.path[:] = caller["sys_path"]
         linecache.cache.update(caller["cells"])  # so that tracebacks and inspect find cell sources
-        function, args, kwargs = pickle.loads(function)
+        function, args, kwargs = next(objects)
+        del objects, payload  # and the bytes they hold
         result = function(*args, **kwargs)
+        if lost := probe.lost_request():
+            text = f"the request of this i{lost.text()} is lost: keep what it returns, and call its wait(), or it hangs"
+            return "error", replace(describe_error(RuntimeError(text)), frames=lost.stack)
         try:
-            return "result", _dumps(result)
+            return "result", dump(f"{settings['directory']}/result{settings['rank']}", result)
         except Exception as error:
-            raise TypeError(f"the result, of type {type(result).__name__}, cannot be sent back: {error}") from error
+            text = f"the result, of type {type(result).__name__}, cannot be sent back: {error}"
+            return "error", replace(describe_error(TypeError(text)), frames=())  # the line that returned is unknown
     except BaseException as error:
         return "error", describe_error(error)
     finally:
         _flush()
 
 
-def _dumps(result) -> bytes:
-    """Pickle, with GPU tensors moved to the CPU: else the kernel would start CUDA, on every rank's GPU."""
-    import cloudpickle
-    import torch
-
-    class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, obj):
-            if isinstance(obj, torch.Tensor) and obj.is_cuda:
-                return obj.cpu().__reduce_ex__(self.proto)
-            return super().reducer_override(obj)
-
-    file = io.BytesIO()
-    Pickler(file).dump(result)
-    return file.getvalue()
-
-
 def describe_error(error: BaseException) -> RankError:
     import cloudpickle
 
+    cause = error.__cause__
+    try:
+        text = str(error)[:_TEXT_CHARACTERS]
+        text += "" if cause is None else f", from {type(cause).__name__}: {cause}"[:_TEXT_CHARACTERS]
+    except Exception:  # of a __str__ of its own
+        text = "(its text cannot be shown)"
     frames = traceback.extract_tb(error.__traceback__)
     pickled = None
     with contextlib.suppress(Exception):
         pickled = cloudpickle.dumps(error.with_traceback(None))
     return RankError(
         kind=type(error).__name__,
-        text=str(error),
+        text=text,
         frames=tuple((frame.filename, frame.lineno or 0, frame.name) for frame in frames),
         traceback="".join(traceback.format_list(frames)),
         seconds=time.monotonic(),
@@ -201,11 +193,11 @@ def _open_streams(stack_file: str) -> None:
         setattr(sys, f"__{name}__", stream)
     faulthandler.enable(file=2, all_threads=False)
     # This answers even while C code holds the GIL, when the control thread cannot.
-    faulthandler.register(signal.SIGUSR1, file=open(stack_file, "w"), all_threads=True)  # noqa: SIM115 - never closed
+    faulthandler.register(STACK_SIGNAL, file=open(stack_file, "w"), all_threads=True)  # noqa: SIM115 - never closed
 
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    ctypes.CDLL(None).fflush(None)  # what C code has printed
+    _libc.fflush(None)  # what C code has printed

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from labkit.launch.client import ServerHandle
 from labkit.launch.wire import Connection
+from labkit.linux import read_text
 
 _world_ids = itertools.count()
 
@@ -40,8 +41,11 @@ class Ranks:
                 self._selector.register(self._controls[rank], selectors.EVENT_READ, (rank, "control"))
             self._selector.register(server.connection, selectors.EVENT_READ, (None, "server"))
             self.pids = server.fork(self.world_id, num_ranks, given)
-        except BaseException:  # too many open files, say
+        except BaseException as error:
             self._release()
+            if isinstance(error, OSError):
+                text = f"{num_ranks} ranks need {6 * num_ranks} open files: {error.strerror}. Raise `ulimit -n`"
+                raise OSError(error.errno, text) from None
             raise
         finally:
             for descriptor in given:
@@ -67,19 +71,13 @@ class Ranks:
             yield from self._read(key)
         known = self.server.exits.get(self.world_id, {})
         for rank in known.keys() - self.exits.keys():
-            yield from self._drain(rank)  # its last words first
+            yield from self.on_their_way(rank)  # its last words first
             self.exits[rank] = known[rank]
 
-    def remaining_events(self) -> Iterator[tuple]:
-        """Yield what is on its way from the ranks now."""
-        if not self.server.dead:
-            for rank in range(self.num_ranks):
-                yield from self._drain(rank)
-
-    def _drain(self, rank: int) -> Iterator[tuple]:
-        """Yield all that is on its way from a rank: a pipe holds 64 KiB, which is one read."""
+    def on_their_way(self, rank: int | None = None) -> Iterator[tuple]:
+        """Yield what is on its way from a rank, or from all, now: a pipe holds 64 KiB, which is one read."""
         for key in list(self._selector.get_map().values()):
-            if key.data[0] == rank:
+            if rank in (None, key.data[0]):
                 yield from self._read(key)
 
     def end(self, kill: bool) -> None:
@@ -99,9 +97,12 @@ class Ranks:
             for _ in self.events(0.05):
                 pass
         if self.server.dead:  # its ranks died with it, but not what they started
-            for pid in self.pids:
-                with contextlib.suppress(OSError):
-                    os.killpg(pid, signal.SIGKILL)
+            mark = f"LABKIT_WORLD={self.directory}\0"
+            started = [int(pid) for pid in os.listdir("/proc") if mark in read_text(f"/proc/{pid}/environ")]
+            for pid in (*self.pids, *started):
+                for send in (os.killpg, os.kill):
+                    with contextlib.suppress(OSError):
+                        send(pid, signal.SIGKILL)
         self._release()
 
     def _read(self, key: selectors.SelectorKey) -> Iterator[tuple]:

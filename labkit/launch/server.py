@@ -10,6 +10,7 @@ Importing torch takes seconds; forking a process that has done so takes millisec
 """
 
 import ctypes
+import fcntl
 import gc
 import importlib
 import math
@@ -19,20 +20,23 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
 from contextlib import suppress
 
-from labkit.launch.probe import read_text
+from labkit.launch.rank import STACK_SIGNAL
 from labkit.launch.rank import main as run_rank
 from labkit.launch.wire import Connection
+from labkit.linux import read_text
 
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_CLONE_NEWUSER, _CLONE_NEWNET, _SIOCSIFFLAGS, _IFF_UP = 0x10000000, 0x40000000, 0x8914, 1
 _PRELOAD = ("numpy", "cloudpickle", "torch", "torch.distributed")
 _IDLE_SECONDS = 3.0
-_PRELOAD_TO_TRAIN = ("sympy", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo")
+_PRELOAD_TO_TRAIN = ("sympy", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo", "tyro")
 """What torch itself imports when an optimizer is made, which would take 1.5 seconds on every rank.
 
 The server imports it before the first ranks of a kernel that will train. Otherwise it does so when nobody has asked for
@@ -207,7 +211,7 @@ def _worlds_of(pid: int) -> set[int]:
     A program that a rank ran, however indirectly, has the rank's environment. A process that never ran another program
     does not show one: it can belong to any world that lives.
     """
-    return set(map(int, re.findall(r"(?:^|\0)LABKIT_WORLD=(\d+)", read_text(f"/proc/{pid}/environ"))[:1]))
+    return set(map(int, re.findall(r"(?:^|\0)LABKIT_WORLD=[^\0]*/world(\d+)", read_text(f"/proc/{pid}/environ"))[:1]))
 
 
 def _wake_on_signals() -> int:
@@ -239,11 +243,30 @@ def _quietly(function, *arguments) -> None:
         pass
 
 
+def _enter_own_network() -> None:
+    """Leave the machine's network for one with a loopback only, where no other user can connect to a rank."""
+    identity = {
+        "setgroups": "deny",
+        "uid_map": f"{os.getuid()} {os.getuid()} 1",
+        "gid_map": f"{os.getgid()} {os.getgid()} 1",
+    }
+    if _libc.unshare(_CLONE_NEWNET) != 0:  # without root's rights, in a user namespace of our own
+        if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+            raise PermissionError("LABKIT_OWN_NETWORK is set, but this machine lets no user make a network namespace")
+        for name, text in identity.items():
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+    with socket.socket() as anything:  # up, as `ip link set lo up` says it
+        fcntl.ioctl(anything, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", _IFF_UP))
+
+
 def main(control: int, kernel_pid: int, run_directory: str) -> None:
     """``python -m labkit.launch.server CONTROL KERNEL_PID RUN_DIRECTORY``: see labkit/launch/client.py."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stop button is the kernel's business
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # inherited: an early stack request must not kill a rank
+    signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # inherited: an early stack request must not kill a rank
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if os.environ.get("LABKIT_OWN_NETWORK", "0") != "0":
+        _enter_own_network()
     for module in _PRELOAD:
         importlib.import_module(module)
     gc.collect()

@@ -4,29 +4,27 @@ import inspect
 import itertools
 import linecache
 import os
-import pickle
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
+from labkit.frames import is_cell
 from labkit.launch import client
 from labkit.launch.call import Call
 from labkit.launch.interrupts import DeferredInterrupt
-from labkit.launch.output import Output
+from labkit.launch.output import Output, say
 from labkit.launch.ranks import Ranks
-from labkit.launch.report import is_cell
+from labkit.payload import Payload, dump, why_not
 from labkit.sizes import whole_number
 
 _MAX_RANKS = 128
 _MAX_SECONDS = 1e6  # eleven days; torch counts in nanoseconds of 64 bits
 _stream_numbers = itertools.count()  # in the kernel
 _streams_here: dict[int, Iterator] = {}  # on a rank: the stream that began last, kept from call to call
-_INLINE_BYTES = 1 << 16  # larger payloads are written once to tmpfs, for all ranks; these fit a socket's buffer
 
 
 def launch(
@@ -65,8 +63,8 @@ class World:
             raise ValueError(f"world_size={world_size!r} must be a whole number from 1 to {_MAX_RANKS}")
         if backend not in ("auto", "gloo", "nccl"):
             raise ValueError(f"backend={backend!r} is unknown: use 'auto', 'gloo' or 'nccl'")
-        if not 0 < timeout_seconds <= _MAX_SECONDS:
-            raise ValueError(f"timeout_seconds={timeout_seconds!r} must be above 0, and at most a million")
+        if not isinstance(timeout_seconds, Real) or not 0 < timeout_seconds <= _MAX_SECONDS:
+            raise ValueError(f"timeout_seconds={timeout_seconds!r} must be a number above 0, and at most a million")
         if "LABKIT_WORLD" in os.environ:
             raise RuntimeError("launch was called on a rank: only the notebook (or script) itself can launch ranks")
         server = client.current_server()
@@ -119,23 +117,20 @@ class World:
             self._finalizer.detach()
             self._ranks.end(kill)
 
-    def _write_payload(self, fn, args: tuple, kwargs: dict) -> bytes | str:
-        """Return what every rank is sent: bytes, or the file that holds them."""
+    def _write_payload(self, fn, args: tuple, kwargs: dict) -> Payload:
+        """Return what every rank is sent; a file is written once for all."""
         settings = {
             "environment": dict(os.environ),
             "working_directory": os.getcwd(),
             "sys_path": [path or os.getcwd() for path in sys.path],
             "cells": {name: entry for name, entry in linecache.cache.items() if is_cell(name) and len(entry) == 4},
         }
-        payload = pickle.dumps((settings, _pickle_call(fn, args, kwargs)))
-        if len(payload) > _INLINE_BYTES:
-            file = Path(self._ranks.directory, "payload")
-            try:
-                file.write_bytes(payload)
-                return str(file)
-            except OSError:  # /dev/shm is full: send it through the sockets, rank by rank
-                file.unlink(missing_ok=True)
-        return payload
+        if not callable(fn):
+            raise ValueError(f"fn={fn!r} cannot be called: pass the function itself, and its arguments after it")
+        try:
+            return dump(f"{self._ranks.directory}/payload", settings, (fn, args, kwargs))
+        except Exception as error:
+            raise ValueError(why_not(error, fn, args, kwargs)) from None
 
 
 def stream(world: World, fn: Callable[..., Iterator], /, *args, **kwargs) -> Iterator[list]:
@@ -210,24 +205,6 @@ def _choose_backend(backend: str, world_size: int, num_gpus: int) -> str:
         why = ", as asked" if backend == "gloo" and num_gpus else f": {have}{too_few}"
         chosen, said = "gloo", f"Ranks run on the CPU and talk through gloo{why}."
     if said != _last_said:
-        print(said, flush=True)
+        say(said)
         _last_said = said
     return chosen
-
-
-def _pickle_call(fn, args: tuple, kwargs: dict) -> bytes:
-    if not callable(fn):
-        raise ValueError(f"fn={fn!r} cannot be called: pass the function itself, and its arguments after it")
-    try:
-        return cloudpickle.dumps((fn, args, kwargs))
-    except Exception as error:
-        parts = {"the function": fn}
-        parts |= {f"argument {name}": argument for name, argument in (*enumerate(args), *kwargs.items())}
-        culprits = []
-        for name, part in parts.items():
-            try:
-                cloudpickle.dumps(part)
-            except Exception:
-                culprits.append(f"{name} (a {type(part).__name__})")
-        said = f"{' and '.join(culprits)} cannot be sent to the ranks: {error}. Make it inside the function instead"
-        raise ValueError(said) from None

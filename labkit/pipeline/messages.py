@@ -6,7 +6,7 @@ schedules send in the order in which they receive.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from labkit.groups import ProcessGroups, local_device
 from labkit.launch import waiting_for
 from labkit.schedules import BACKWARD, FORWARD, Op, Schedule
 from labkit.timeline.spans import WAIT
-from labkit.timeline.trace import Trace
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MAX_DIMS = 8
@@ -34,10 +33,10 @@ class _Way(NamedTuple):
 
 
 class Messages:
-    """The mail of one rank in one step; ``rows`` says how many rows each micro-batch has."""
+    """The mail of one rank in one step; ``rows`` says how many rows each micro-batch has, and ``span`` notes waits."""
 
-    def __init__(self, schedule: Schedule, groups: ProcessGroups, rows: Sequence[int], trace: Trace, ahead: int):
-        self.schedule, self.groups, self.rows, self.trace, self.ahead = schedule, groups, rows, trace, ahead
+    def __init__(self, schedule: Schedule, groups: ProcessGroups, rows: Sequence[int], span: Callable, ahead: int):
+        self.schedule, self.groups, self.rows, self.span, self.ahead = schedule, groups, rows, span, ahead
         self.rank, self.device = groups.coords.pp, local_device()
         self._to_take = deque(schedule.ranks[self.rank])
         self._announcements: dict[int, tuple[torch.Tensor, Any]] = {}  # by chunk: its form, under way
@@ -56,7 +55,7 @@ class Messages:
         way = self._way(op, is_incoming=True)
         if way is None or way.rank == self.rank:
             return self._handed_over.pop(op, None)
-        with self.trace.span(WAIT, f"for {op}", op), waiting_for(op):
+        with self.span(WAIT, f"for {op}", op), waiting_for(op):
             if not self._expect(op):
                 announcement, travelling = self._announcements[op.chunk]
                 travelling.wait()

@@ -23,11 +23,12 @@ class Stage:
         inputs: Sequence[torch.Tensor],
         targets: Sequence[torch.Tensor] | None,
         loss: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
+        ignore_index: int,
     ):
         self.chunk, self.inputs, self.targets, self.loss = chunk, inputs, targets, loss
         self.is_first, self.is_last = number == 0, number == schedule.num_model_chunks - 1
         self.trains, self.splits_backward = BACKWARD in schedule.kinds, WEIGHT_GRADIENT in schedule.kinds
-        self.num_rows = sum(map(len, inputs))
+        self.shares = _shares(inputs, targets, ignore_index) if self.is_last else []
         self.total: torch.Tensor | None = None
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # micro-batch -> input, output with its graph
         self._halves: dict[int, SplitBackward] = {}
@@ -51,8 +52,10 @@ class Stage:
             output = self.chunk(x)
             if self.is_last:
                 target = None if self.targets is None else self.targets[op.micro_batch]
-                share = len(self.inputs[op.micro_batch]) / self.num_rows  # 1/m: the one place where losses are averaged
-                output = self.loss(output, target) * share
+                if share := self.shares[op.micro_batch]:  # 1/m: the one place where losses are averaged
+                    output = self.loss(output, target) * share
+                else:  # nothing counts, and the mean over nothing would be NaN
+                    output = output.flatten()[:0].sum()
                 self.total = output.detach() if self.total is None else self.total + output.detach()
         if self.trains:
             self._held[op.micro_batch] = x, output
@@ -71,3 +74,12 @@ class Stage:
     def weight_gradient(self, op: Op) -> None:
         """Add up the gradients of the weights, which `backward` left."""
         self._halves.pop(op.micro_batch).weight_gradient()
+
+
+def _shares(inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] | None, ignore_index: int) -> list[float]:
+    """Return each micro-batch's share of the mean over all: by its rows, or by the class numbers that count."""
+    counts = [len(rows) for rows in inputs]
+    if targets is not None and not targets[0].is_floating_point():
+        counted = torch.stack([(target != ignore_index).sum() for target in targets]).tolist()
+        counts = counted if any(counted) else counts  # where nothing counts at all, the loss says what that is
+    return [count / sum(counts) for count in counts]

@@ -5,15 +5,17 @@ does not wait for what it sends, so messages travel while the rank computes.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from labkit.data_parallel.gradients import grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
 from labkit.pipeline.stage import Stage
-from labkit.schedules import BACKWARD, Schedule
+from labkit.schedules import BACKWARD, Schedule, check
 from labkit.schedules.schedule import check_ops
 from labkit.timeline.trace import Trace
 
@@ -26,40 +28,45 @@ def run(
     *,
     loss: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
     targets: Sequence[torch.Tensor] | None = None,
+    ignore_index: int = -100,
     tied: Sequence[nn.Parameter] = (),
     trace: Trace | None = None,
     ahead: int = 4,
+    allow_deadlock: bool = False,
 ) -> torch.Tensor | None:
     """Run one step of a pipeline: forward and backward of all micro-batches. Every rank of the pipeline calls it.
 
-    Gradients are added to ``parameter.grad``. They are those of the mean loss over all rows, as one process would
-    get them from the whole batch. Returns that mean on the rank of the last stage, None on the others.
+    Gradients are added to ``parameter.grad``. They are those of one process with the whole batch: of the mean loss over
+    all rows, or all targets that count. Returns that mean on the rank of the last stage, None on the others.
 
     Args:
         chunks: this rank's parts of the model, in the order of their numbers; each takes one tensor and gives one.
         inputs: the m micro-batches, [rows, ...], the same on every rank. Stages after the first only count their rows.
-        loss: from a micro-batch's output and target, the mean over its rows.
+        loss: from a micro-batch's output and target, the mean over its rows, or over its targets that count.
         targets: the m targets, for the last stage; without them, ``loss`` gets None.
+        ignore_index: the integer target that ``loss`` leaves out of its mean, as `F.cross_entropy` does.
         tied: this rank's copies of a weight that first and last stage share; their gradients are added up.
         trace: gets a span for each op, and one for each wait.
         ahead: for how many ops receives are posted in advance; 0 to post each when its op is next, and wait at once.
             With NCCL at most one of each kind and direction.
+        allow_deadlock: run a schedule that deadlocks all the same, to see what is then reported.
 
     Raises:
-        ValueError: sizes that do not fit the schedule, or ops that are missing, before any communication.
+        ValueError: before any communication, if sizes do not fit the schedule, or the schedule cannot run.
     """
     _check(schedule, chunks, groups, inputs, targets)
+    (check_ops if allow_deadlock else check)(schedule)
     tied = [weight for weight in dict.fromkeys(tied) if weight.requires_grad and BACKWARD in schedule.kinds]
     earlier_gradients = [weight.grad for weight in tied]  # set aside: in those the copies agree already
     for weight in tied:
         weight.grad = None
-    rank, trace = groups.coords.pp, trace or Trace(groups.rank)  # if nobody asked for a trace, nobody reads this one
-    numbers = [schedule.stage_of(rank, chunk) for chunk in range(len(chunks))]
-    stages = [Stage(chunk, number, schedule, inputs, targets, loss) for chunk, number in zip(chunks, numbers)]
-    messages = Messages(schedule, groups, [len(rows) for rows in inputs], trace, ahead)
+    rank, span = groups.coords.pp, trace.span if trace else lambda *_: nullcontext()
+    given = inputs, targets, loss, ignore_index
+    stages = [Stage(chunk, schedule.stage_of(rank, index), schedule, *given) for index, chunk in enumerate(chunks)]
+    messages = Messages(schedule, groups, [len(rows) for rows in inputs], span, ahead)
     for op in schedule.ranks[rank]:
         arrived = messages.take(op)
-        with trace.span(op.kind, str(op), op):
+        with span(op.kind, str(op), op):
             result = stages[op.chunk].do(op, arrived)
         messages.send(op, result)
     messages.flush()
@@ -71,7 +78,10 @@ def _add_up_tied(tied: Sequence[nn.Parameter], earlier: Sequence[torch.Tensor | 
     """Give all copies of a shared weight, on this rank and on its partner, the sum of their gradients."""
     if not tied:
         return
-    total = sum((weight.grad for weight in tied if weight.grad is not None), start=torch.zeros_like(tied[0]))
+    total = sum(
+        (weight.grad for weight in tied if weight.grad is not None),
+        start=torch.zeros_like(tied[0], dtype=grad_dtype_of(tied[0])),
+    )
     if groups.embedding.size() > 1:
         dist.all_reduce(total, group=groups.embedding)
     for parameter, before in zip(tied, earlier):
@@ -83,7 +93,6 @@ def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets) -
     if schedule.num_stages != p:
         fits = f"{schedule.name!r} is for {schedule.num_stages} ranks"
         raise ValueError(f"{fits}, but the layout has pp_size={p}: they must agree")
-    check_ops(schedule)
     if len(chunks) != schedule.num_chunks:
         raise ValueError(f"{len(chunks)} chunks for a schedule of num_chunks={schedule.num_chunks}: give that many")
     for name, given in (("inputs", inputs), ("targets", targets)):

@@ -10,6 +10,7 @@ import textwrap
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -95,6 +96,7 @@ class Schedule:
         for name in ("num_stages", "num_micro_batches", "num_chunks"):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         object.__setattr__(self, "ranks", tuple(tuple(ops) for ops in self.ranks))
+        object.__setattr__(self, "kinds", tuple(self.kinds))
 
     @property
     def num_model_chunks(self) -> int:
@@ -178,6 +180,7 @@ class Schedule:
         return "\n".join(lines)
 
 
+@lru_cache(maxsize=64)  # a pipeline asks before every step
 def check(schedule: Schedule) -> None:
     """Check that a schedule can run: each op is there once, none is unknown, and the order does not deadlock.
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit.cuts import check_divides
-from labkit.sizes import check_size
+from labkit.sizes import check_probability, check_size
 from labkit.tensor_parallel.dropout import own_random_stream
 from labkit.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 
@@ -52,7 +52,7 @@ class ParallelSelfAttention(nn.Module):
     ``dropout`` acts on the attention weights; the init methods and ``options`` are as in `ParallelMLP`.
 
     Raises:
-        ValueError: the number of heads does not divide hidden_size, or t does not divide the number of heads.
+        ValueError: the heads do not divide hidden_size, t does not divide the heads, or dropout is not from 0 to 1.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class ParallelSelfAttention(nn.Module):
         check_divides(group.size(), "num_attention_heads", num_heads)
         check_divides(num_heads, "hidden_size", hidden_size, parts_name="num_attention_heads")
         first, second = options | {"init_method": init_method}, options | {"init_method": output_layer_init_method}
-        self.head_size, self.group, self.dropout = hidden_size // num_heads, group, dropout
+        self.head_size, self.group = hidden_size // num_heads, group
+        self.dropout = check_probability("dropout", dropout)
         self.qkv = ColumnParallelLinear(hidden_size, 3 * hidden_size, group, gather_output=False, stride=3, **first)
         self.out = RowParallelLinear(hidden_size, hidden_size, group, input_is_parallel=True, **second)
 

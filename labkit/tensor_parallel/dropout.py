@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit.groups import ProcessGroups
+from labkit.sizes import check_probability
 
 
 def seed_replicas(seed: int, groups: ProcessGroups) -> None:
@@ -37,7 +38,7 @@ class ShardedDropout(nn.Dropout):
     """`torch.nn.Dropout` for a shard: each rank draws a mask of its own."""
 
     def __init__(self, p: float, group: dist.ProcessGroup):
-        super().__init__(p)
+        super().__init__(check_probability("p", p))
         self.group = group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

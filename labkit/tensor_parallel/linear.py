@@ -16,18 +16,18 @@ from labkit.sizes import check_size
 from labkit.tensor_parallel.needed_gradients import needed_gradients
 from labkit.tensor_parallel.operators import (
     SEQUENCE_DIM,
-    all_gather,
     copy_to_tp,
+    gather_from_sequence,
     gather_from_tp,
     reduce_from_tp,
     reduce_scatter_to_sequence,
     scatter_to_tp,
     start_reduce_scatter,
 )
-from labkit.tensor_parallel.shards import Shard, draw_master_weight, mark_shard, own_shard, transpose_chunks
+from labkit.tensor_parallel.shards import Shard, ShardedModule, draw_master_weight, own_shard, transpose_chunks
 
 
-class _ParallelLinear(nn.Module):
+class _ParallelLinear(ShardedModule):
     """What both layers share: this rank's shard of the weight, and a bias with one number for each of its rows."""
 
     cut_dim: int  # of the weight [out, in]: 0 cuts the outputs, 1 the inputs
@@ -57,7 +57,8 @@ class _ParallelLinear(nn.Module):
         master = draw_master_weight((self.output_size, self.input_size), init_method, group, dtype)
         self.master_weight = master if keep_master_weight_for_test else None
         weight = own_shard(master, group, self.cut_dim, stride)
-        self.weight = mark_shard(nn.Parameter(weight.to(device)), Shard(self.cut_dim, whole_size, stride))
+        self.weight = nn.Parameter(weight.to(device))
+        self.shards = {"weight": Shard(self.cut_dim, whole_size, stride)}
         self.bias = nn.Parameter(torch.zeros(len(weight), device=device, dtype=dtype)) if bias else None
 
     def extra_repr(self) -> str:
@@ -95,7 +96,7 @@ class ColumnParallelLinear(_ParallelLinear):
         super().__init__(input_size, output_size, group, **options)
         self.gather_output = gather_output
         if self.bias is not None:
-            mark_shard(self.bias, Shard(0, self.output_size, self.stride))
+            self.shards["bias"] = Shard(0, self.output_size, self.stride)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         _check_width(x, self.input_size, "input_size")
@@ -161,6 +162,10 @@ def column_linear(
     """Return this rank's outputs [..., out/t] for its weight [out/t, in], which may be another layer's too."""
     if group.size() == 1:
         return F.linear(x, weight, bias)
+    if torch.is_autocast_enabled(x.device.type):  # cast here as F.linear would inside: backward gets the same tensors
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = (t.to(dtype) if t.dtype != torch.float64 else t for t in (x, weight))
+        bias = None if bias is None else bias.to(x.dtype)
     return _ColumnLinear.apply(x, weight, bias, group, sequence_parallel)  # pyright: ignore[reportReturnType]
 
 
@@ -171,18 +176,21 @@ class _ColumnLinear(torch.autograd.Function):
     def forward(ctx, x, weight, bias, group, sequence_parallel):
         ctx.save_for_backward(x, weight)  # of a divided sequence only the own slice: that saves the memory
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
-        whole_x = all_gather(x, group, SEQUENCE_DIM) if sequence_parallel else x
-        return F.linear(whole_x, weight, bias)
+        along_sequence = gather_from_sequence, reduce_scatter_to_sequence
+        ctx.enter, ctx.leave = along_sequence if sequence_parallel else (copy_to_tp, reduce_from_tp)
+        return F.linear(ctx.enter(x, group), weight, bias)
 
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias, *_ = needed_gradients(ctx)
         grad_x = grad_weight = grad_bias = travelling = None
-        whole_x = all_gather(x, ctx.group, SEQUENCE_DIM) if need_weight and ctx.sequence_parallel else x
+        whole_x = ctx.enter(x, ctx.group) if need_weight else x
         if need_x:
             grad_x = grad @ weight
-            if ctx.sequence_parallel:
+            if torch.is_grad_enabled():  # create_graph=True: by functions that can be differentiated again
+                grad_x = ctx.leave(grad_x, ctx.group)
+            elif ctx.sequence_parallel:
                 grad_x, travelling = start_reduce_scatter(grad_x, ctx.group, SEQUENCE_DIM)
             else:
                 travelling = dist.all_reduce(grad_x, group=ctx.group, async_op=True)

@@ -26,8 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from labkit.cuts import multiples_near
-from labkit.sizes import either
+from labkit.cuts import check_divides
 
 HIDDEN_DIM, SEQUENCE_DIM = -1, -2
 
@@ -84,12 +83,13 @@ class _Conjugate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, forward, backward, *where):
-        ctx.on_grad, ctx.where = backward, where
+        ctx.functions, ctx.where = (backward, forward), where
         return forward(x, *where)
 
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return ctx.on_grad(grad, *ctx.where), None, None, *(None for _ in ctx.where)
+        # itself such a function, so that a gradient can be differentiated again
+        return _Conjugate.apply(grad, *ctx.functions, *ctx.where), None, None, *(None for _ in ctx.where)
 
 
 # -- what they are made of: out of place, along any dim, right on strided tensors -------------------------------
@@ -140,10 +140,6 @@ def own_slice(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tens
 
 
 def _slices(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> tuple[torch.Tensor, ...]:
-    size, pieces = x.size(dim), group.size()
-    if size % pieces:
-        raise ValueError(
-            f"a group of {pieces} does not divide dim {dim} of size {size}: "
-            f"use size {either(multiples_near(size, pieces))}"
-        )
-    return x.split(size // pieces, dim)
+    if x.size(dim):  # nothing can be divided in any number of pieces
+        check_divides(group.size(), f"x.size({dim})", x.size(dim), parts_name="group.size()")
+    return x.tensor_split(group.size(), dim)

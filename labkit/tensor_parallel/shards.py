@@ -5,7 +5,7 @@ result depends on how many ranks share them.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -53,14 +53,32 @@ class Shard(NamedTuple):
     stride: int = 1
 
 
-def mark_shard(parameter: nn.Parameter, shard: Shard) -> nn.Parameter:
-    """Note on a parameter how it was cut; a parameter without the note is whole on every rank."""
-    parameter.shard = shard  # type: ignore[attr-defined]
-    return parameter
+class ShardedModule(nn.Module):
+    """A layer that knows by name how its parameters are cut: ``shards``.
+
+    torch puts new tensors in a parameter's place, without the note that `shard_of` reads: in `to_empty`, FSDP2's
+    `fully_shard`, `load_state_dict(assign=True)`. So a parameter gets its note whenever somebody asks for it.
+    """
+
+    shards: dict[str, Shard]
+
+    def __getattr__(self, name: str) -> Any:  # here torch looks up parameters
+        value, shard = super().__getattr__(name), vars(self).get("shards", {}).get(name)
+        if shard is not None and value is not None:
+            value.shard = shard  # pyright: ignore[reportAttributeAccessIssue]
+        return value
+
+    def named_modules(self, *args, **kwargs):  # here torch passes on its way to all parameters of a model
+        for name in self.shards:
+            if name not in self._parameters:
+                gone = f"{type(self).__name__} no longer has its parameter {name!r}, which is cut among the ranks"
+                raise ValueError(f"{gone}: do not use weight_norm or another parametrization on it")
+            getattr(self, name)
+        return super().named_modules(*args, **kwargs)
 
 
 def shard_of(parameter: nn.Parameter) -> Shard | None:
-    """Return how a parameter was cut, or None if every rank has the whole."""
+    """Return how a parameter of a layer was cut, or None if every rank has the whole."""
     return getattr(parameter, "shard", None)
 
 

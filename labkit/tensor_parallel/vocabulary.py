@@ -10,12 +10,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from labkit.sizes import check_size
-from labkit.tensor_parallel.operators import all_reduce, reduce_from_tp, reduce_scatter_to_sequence
-from labkit.tensor_parallel.shards import Shard, draw_master_weight, mark_shard, own_shard
+from labkit.sizes import check_probability, check_size
+from labkit.tensor_parallel.operators import all_reduce, copy_to_tp, reduce_from_tp, reduce_scatter_to_sequence
+from labkit.tensor_parallel.shards import Shard, ShardedModule, draw_master_weight, own_shard
 
 
-class VocabParallelEmbedding(nn.Module):
+class VocabParallelEmbedding(ShardedModule):
     """An embedding whose words are divided among the ranks; weight [V'/t, d].
 
     V' is ``num_embeddings`` rounded up to a multiple of t. The added rows are zero and never looked up.
@@ -47,10 +47,11 @@ class VocabParallelEmbedding(nn.Module):
         rows = -(-self.num_embeddings // group.size())
         self.first_word = group.rank() * rows
         weight = own_shard(F.pad(master, (0, 0, 0, rows * group.size() - self.num_embeddings)), group, 0)
-        self.weight = mark_shard(nn.Parameter(weight.to(device)), Shard(0, self.num_embeddings))
+        self.weight = nn.Parameter(weight.to(device))
+        self.shards = {"weight": Shard(0, self.num_embeddings)}
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        _check_words("ids", ids, self.num_embeddings)
+        ids = _checked("ids", ids, self.num_embeddings)
         row, elsewhere = _local_index(ids, self.first_word, self.weight.size(0))
         vectors = F.embedding(row, self.weight).masked_fill(elsewhere.unsqueeze(-1), 0.0)  # where others have the word
         add_up = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
@@ -73,27 +74,35 @@ def vocab_parallel_cross_entropy(
     """Return `torch.nn.functional.cross_entropy` of logits whose words are divided among the ranks.
 
     Args:
-        logits_shard: [..., V'/t], this rank's words.
+        logits_shard: [..., V'/t], this rank's words; the loss is computed in float32 at least.
         target: [...], the true words, the same on every rank.
         ignore_index, reduction: as in `torch.nn.functional.cross_entropy`.
         vocab_size: V, if the last words of V' are padding and do not count.
 
     Raises:
-        ValueError: before any communication, if a target is outside the vocabulary or the reduction is unknown.
+        ValueError: before any communication, if a target is outside the vocabulary, or sizes or options do not fit.
 
     Source: arXiv 1909.08053, section 3. Label smoothing e is torch's: (1-e) times the loss, plus e/V times the
     sum over all words of -log p.
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction={reduction!r} is unknown: use 'mean', 'sum' or 'none'")
-    words = logits_shard.size(-1) * group.size() if vocab_size is None else vocab_size
-    counts = target != ignore_index
-    target = target.masked_fill(~counts, 0)
-    _check_words("target", target, words)
-    losses = _CrossEntropy.apply(logits_shard, target, group, label_smoothing, words) * counts
-    if reduction == "none":
-        return losses
-    return losses.sum() if reduction == "sum" else losses.sum() / counts.sum()
+    words = width = logits_shard.size(-1) * group.size()
+    if vocab_size is not None and (words := check_size("vocab_size", vocab_size)) > width:
+        raise ValueError(f"vocab_size={words} is more than the {width} words that the ranks have: use at most {width}")
+    if target.shape != (shape := logits_shard.shape[:-1]):
+        raise ValueError(f"target has shape {list(target.shape)}: logits of so many tokens need {list(shape)}")
+    if not logits_shard.is_floating_point():
+        raise ValueError(f"logits have dtype {logits_shard.dtype}: use a floating-point type, such as torch.float32")
+    label_smoothing = check_probability("label_smoothing", label_smoothing)
+    target = _checked("target", target, words, ignore_index)
+    ignored = target == ignore_index
+    logits = logits_shard.to(torch.promote_types(logits_shard.dtype, torch.float32))
+    losses = _CrossEntropy.apply(logits, target.masked_fill(ignored, 0), group, label_smoothing, words)
+    losses = losses.masked_fill(ignored, 0.0)  # not a product: a token that is ignored may have a loss of nan
+    if reduction != "none":
+        losses = losses.sum() / ((~ignored).sum() if reduction == "mean" else 1)
+    return losses.to(logits.dtype if torch.is_autocast_enabled(logits.device.type) else logits_shard.dtype)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -103,31 +112,34 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx, logits, target, group, label_smoothing, vocab_size):
         first = group.rank() * logits.size(-1)
         is_word = first + torch.arange(logits.size(-1), device=logits.device) < vocab_size  # else padding
-        logits = logits.masked_fill(~is_word, float("-inf"))
-        highest = logits.max(-1).values
+        shifted = logits.masked_fill(~is_word, float("-inf"))
+        highest = shifted.max(-1).values
         if group.size() > 1:
             dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
-        logits = logits - highest.unsqueeze(-1)  # no exp can overflow
+        shifted -= highest.unsqueeze(-1)  # no exp can overflow
         column, elsewhere = _local_index(target, first, logits.size(-1))
-        target_logit = logits.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0.0)
-        exponentials = logits.exp()
-        all_logits = logits.masked_fill(~is_word, 0.0).sum(-1)  # for label smoothing
-        sums = torch.stack([exponentials.sum(-1), target_logit, all_logits])
+        target_logit = shifted.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0.0)
+        all_logits = shifted.masked_fill(~is_word, 0.0).sum(-1) if label_smoothing else torch.zeros_like(highest)
+        sums = torch.stack([shifted.exp_().sum(-1), target_logit, all_logits])
         normaliser, target_logit, all_logits = all_reduce(sums, group) if group.size() > 1 else sums  # one message
-        log_normaliser = normaliser.log()
-        softmax = exponentials / normaliser.unsqueeze(-1)
-        ctx.save_for_backward(softmax, column, elsewhere, is_word)
-        ctx.label_smoothing, ctx.vocab_size = label_smoothing, vocab_size
-        smooth = log_normaliser - all_logits / vocab_size
-        return (1 - label_smoothing) * (log_normaliser - target_logit) + label_smoothing * smooth
+        ctx.save_for_backward(logits, highest, normaliser, column, elsewhere, is_word)
+        ctx.group, ctx.label_smoothing, ctx.vocab_size = group, label_smoothing, vocab_size
+        losses = normaliser.log() - target_logit
+        if label_smoothing:  # 0 times the infinite loss of a word at -inf would be nan
+            losses = (1 - label_smoothing) * losses + label_smoothing * (normaliser.log() - all_logits / vocab_size)
+        return losses
 
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        softmax, column, elsewhere, is_word = ctx.saved_tensors
+        logits, highest, normaliser, column, elsewhere, is_word = ctx.saved_tensors
+        exponentials = (logits.masked_fill(~is_word, float("-inf")) - highest.unsqueeze(-1)).exp()
+        if torch.is_grad_enabled():  # create_graph=True: say how this, too, depends on the logits of all ranks
+            normaliser = copy_to_tp(reduce_from_tp(exponentials.sum(-1), ctx.group), ctx.group)
+            grad = copy_to_tp(grad, ctx.group)
+        softmax = exponentials / normaliser.unsqueeze(-1)
         smooth = is_word.to(softmax.dtype) * (ctx.label_smoothing / ctx.vocab_size)
-        wanted = smooth.expand_as(softmax).clone()
         hit = (~elsewhere).to(softmax.dtype).unsqueeze(-1) * (1 - ctx.label_smoothing)
-        wanted.scatter_add_(-1, column.unsqueeze(-1), hit)
+        wanted = smooth.expand_as(softmax).scatter_add(-1, column.unsqueeze(-1), hit)
         return (softmax - wanted) * grad.unsqueeze(-1), None, None, None, None
 
 
@@ -138,7 +150,13 @@ def _local_index(words: torch.Tensor, first: int, num_words: int) -> tuple[torch
     return index.masked_fill(elsewhere, 0), elsewhere
 
 
-def _check_words(name: str, words: torch.Tensor, vocab_size: int) -> None:
-    if words.numel() and (words.min() < 0 or words.max() >= vocab_size):
-        wrong = words[(words < 0) | (words >= vocab_size)][0].item()
-        raise ValueError(f"{name} contains {wrong}, outside the vocabulary: use words from 0 to {vocab_size - 1}")
+def _checked(name: str, words: torch.Tensor, vocab_size: int, ignore_index: int = 0) -> torch.Tensor:
+    """Return words as int64, with which torch can index; all are in the vocabulary, or ignored."""
+    if words.is_floating_point() or words.is_complex() or words.dtype == torch.bool:
+        raise ValueError(f"{name} has dtype {words.dtype}: words are whole numbers, use torch.int64")
+    words = words.long()
+    wrong = ((words < 0) | (words >= vocab_size)) & (words != ignore_index)
+    if wrong.any():
+        allowed = f"use words from 0 to {vocab_size - 1}"
+        raise ValueError(f"{name} contains {words[wrong][0].item()}, outside the vocabulary: {allowed}")
+    return words

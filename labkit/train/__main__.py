@@ -13,7 +13,7 @@ import tyro
 from labkit.train.config import TrainConfig
 from labkit.train.console import describe_end, describe_start
 from labkit.train.trainer import train
-from labkit.train.world import say_once, slurm_as_torchrun, world
+from labkit.train.world import check_same_options, say_once, slurm_as_torchrun, world
 
 
 def main() -> int:
@@ -54,6 +54,7 @@ def run(config: TrainConfig) -> int:
     """Train on a rank of a world that is up, and return the exit code."""
     is_first = dist.get_rank() == 0
     try:
+        check_same_options(config)  # before anything on one rank alone
         floor_nats = config.make_text().floor_nats  # the file may be gone when the run ends
         if is_first:
             print(describe_start(config, dist.get_world_size(), floor_nats), flush=True)

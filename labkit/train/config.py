@@ -1,6 +1,7 @@
 """Everything that decides a training run, in one object: the same in a notebook and on the command line."""
 
 import math
+import os
 from dataclasses import dataclass, fields
 from numbers import Real
 from pathlib import Path
@@ -15,7 +16,7 @@ from labkit.data import InventedText, TextFile
 from labkit.layout import ParallelLayout
 from labkit.schedules import Schedule
 from labkit.shape import GPT
-from labkit.sizes import check_size, either, whole_number
+from labkit.sizes import check_size, counted, either, whole_number
 
 SCHEDULES = {
     "gpipe": lambda p, m, v: schedules.gpipe(p, m),
@@ -72,8 +73,8 @@ class TrainConfig:
     """Of weights and activations; bfloat16 keeps float32 master weights in the optimizer."""
     learning_rate: float = 3e-3
     """The highest learning rate of AdamW."""
-    min_learning_rate: float = 3e-4
-    """The learning rate after the last step of a cosine."""
+    min_learning_rate: float | None = None
+    """The learning rate after the last step of a cosine; by default a tenth of learning_rate."""
     warmup_steps: int = 10
     """Steps in which the learning rate rises to its highest value."""
     weight_decay: float = 0.1
@@ -91,27 +92,40 @@ class TrainConfig:
     """Where checkpoints are written, and read by --resume."""
     save_interval: int = 0
     """Steps between checkpoints; 0 for one at the end only."""
+    keep: int = 0
+    """Complete checkpoints to keep, the newest ones; 0 keeps all."""
     resume: bool = False
     """Continue from the newest complete checkpoint in checkpoint_dir, whatever layout it was written in."""
+    log_interval: int = 10
+    """Steps between lines in a log; a terminal shows a bar instead."""
 
     def __post_init__(self):
         for name in (field.name for field in fields(self) if type(field.default) is int and field.name != "seed"):
-            least = 0 if name in ("warmup_steps", "eval_interval", "save_interval") else 1
+            least = 0 if name in ("warmup_steps", "eval_interval", "save_interval", "keep") else 1
             object.__setattr__(self, name, check_size(name, getattr(self, name), least))
         seed = whole_number(self.seed)
         if seed is None or not 0 <= seed < 1 << 63:
             raise ValueError(f"seed={self.seed!r} must be a whole number from 0 up, of at most 63 bits")
         object.__setattr__(self, "seed", seed)
         for name in ("learning_rate", "min_learning_rate", "weight_decay", "clip_norm"):
-            if not (_is_finite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be a finite number, at least 0")
+            value = getattr(self, name)
+            if (name, value) != ("min_learning_rate", None):  # AdamW changes each weight by about the learning rate
+                if not (isinstance(value, Real) and 0 <= float(value) <= 1000):
+                    raise ValueError(f"{name}={value!r} must be a number from 0 to 1000")
+                object.__setattr__(self, name, float(value))
         if self.learning_rate == 0:
             raise ValueError("learning_rate=0 learns nothing: use a number above 0, such as 0.003")
-        if not (_is_finite(self.dropout) and 0 <= self.dropout < 1):
+        if self.lowest_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"min_learning_rate={self.min_learning_rate} is above learning_rate={self.learning_rate}, so the rate "
+                f"would rise: use at most {self.learning_rate}, or leave it out for a tenth of that"
+            )
+        if not (isinstance(self.dropout, Real) and 0 <= self.dropout < 1):
             raise ValueError(f"dropout={self.dropout!r} must be in [0, 1)")
-        for name, known in (("schedule", tuple(SCHEDULES)), ("precision", get_args(Precision))):
+        switches = [(field.name, (True, False)) for field in fields(self) if type(field.default) is bool]
+        for name, known in (("schedule", tuple(SCHEDULES)), ("precision", get_args(Precision)), *switches):
             if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {', '.join(known)}")
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {', '.join(map(str, known))}")
         if self.num_chunks > 1 and self.schedule != "interleaved":
             raise ValueError(
                 f"num_chunks={self.num_chunks} needs schedule='interleaved', not {self.schedule!r}: "
@@ -131,10 +145,10 @@ class TrainConfig:
             check_divides(self.tp_size, "seq_length", self.seq_length)
         if not isinstance(self.text, str | Path):
             raise ValueError(f"text={self.text!r} is not a file: name one, or use 'invented'")
-        if self.checkpoint_dir == "":
-            raise ValueError("checkpoint_dir='' is not a folder: name one, or leave it out")
-        if (self.resume or self.save_interval) and self.checkpoint_dir is None:
-            raise ValueError("resume and save_interval need a checkpoint_dir: name a folder")
+        if not isinstance(self.checkpoint_dir, str | Path | None) or self.checkpoint_dir == "":
+            raise ValueError(f"checkpoint_dir={self.checkpoint_dir!r} is not a folder: name one, or leave it out")
+        if (self.resume or self.save_interval or self.keep) and self.checkpoint_dir is None:
+            raise ValueError("resume, save_interval and keep need a checkpoint_dir: name a folder")
         self.make_text()
 
     def layout(self, world_size: int) -> ParallelLayout:
@@ -151,6 +165,16 @@ class TrainConfig:
                 f"batch_size={self.batch_size}: use batch_size {either(multiples_near(self.batch_size, rows_at_once))}"
             )
         return layout
+
+    def check_memory(self, ranks_here: int) -> None:
+        """Raise a ValueError if the weights alone are more than this node's memory: to make them would take hours."""
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        weights = self.shape.num_parameters * self.dtype.itemsize / (self.tp_size * self.pp_size) * ranks_here
+        if weights > memory:
+            raise ValueError(
+                f"the weights of {counted(ranks_here, 'rank')}, {weights / 1e9:,.0f} GB, are more than this node's "
+                f"{memory / 1e9:,.0f} GB of memory: use a smaller model, or more --tp or --pp over more nodes"
+            )
 
     def num_micro_batches(self, world_size: int) -> int:
         """Return m, how many micro-batches each pipeline takes in a step."""
@@ -175,14 +199,15 @@ class TrainConfig:
         """The precision as a torch dtype."""
         return getattr(torch, self.precision)
 
+    @property
+    def lowest_learning_rate(self) -> float:
+        """The learning rate after the last step."""
+        return self.learning_rate / 10 if self.min_learning_rate is None else self.min_learning_rate
+
     def learning_rate_at(self, step: int) -> float:
         """Return the rate of a step, counted from 0: it rises in a line, then falls in half a cosine."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
-        return self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * cosine
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
+        return self.lowest_learning_rate + (self.learning_rate - self.lowest_learning_rate) * cosine

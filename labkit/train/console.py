@@ -1,5 +1,6 @@
-"""What a run shows: a bar with loss and speed, in the launching cell or in a terminal, and a line before and after."""
+"""What a run shows: a bar with loss and speed, or lines in a log that is not a terminal; a line before and after."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -25,11 +26,13 @@ def progress_bar(config: TrainConfig, steps_done: int) -> Iterator[Callable[[Ste
             progress(step.number, config.steps, text)
             bar.set_postfix_str(text, refresh=False)
             bar.update()
+            if bar.disable and not in_a_cell and (step.number == 1 or step.number % config.log_interval == 0):
+                print(f"step {step.number}/{config.steps}: {text}", file=sys.stderr, flush=True)
             if step.evaluation_loss is not None:
                 bar.write(f"step {step.number}: evaluation loss {step.evaluation_loss:.4f}")
         return step
 
-    disable = in_a_cell or not is_first_rank
+    disable = True if in_a_cell or not is_first_rank else None  # None: unless it is a terminal
     with tqdm(initial=steps_done, total=config.steps, unit="step", disable=disable) as bar:
         yield show
 

@@ -5,6 +5,7 @@ layout: each weight is drawn by its name, each sample by its number.
 """
 
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -30,6 +31,7 @@ from labkit.train.gradients import global_grad_norm
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
 from labkit.train.step import Step
+from labkit.train.world import check_same_options
 
 MicroBatches = Sequence[torch.Tensor]
 
@@ -57,7 +59,9 @@ def steps(config: TrainConfig) -> Iterator[Step]:
 @contextmanager
 def training(config: TrainConfig) -> Iterator["Trainer"]:
     """Hold what a run needs while it lasts: the process groups, this rank's `Trainer`, the claim on the checkpoints."""
+    check_same_options(config)
     layout = config.layout(dist.get_world_size())
+    config.check_memory(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     folder = config.checkpoint_dir
     with checkpoint.claim(folder, config.resume) if folder else nullcontext(), init_groups(layout) as groups:
         yield Trainer(config, groups)
@@ -78,13 +82,19 @@ class Trainer:
         options |= dict(sequence_parallel=config.sequence_parallel, dtype=config.dtype, device=local_device())
         options["num_stages"] = self.schedule.num_model_chunks
         self.models = [ParallelGPT(config.shape, groups.tp, stage=stage, **options) for stage in stages]
+        self.parameters = [parameter for model in self.models for parameter in model.parameters()]
+        if config.precision == "bfloat16" and hasattr(torch.Tensor, "grad_dtype"):  # from torch 2.10 on
+            for parameter in self.parameters:  # the sum over many micro-batches needs more bits than bfloat16 has
+                parameter.grad_dtype = torch.float32
         self.chunks = [DataParallel(model, groups.dp) for model in self.models]
         holding_half = [model for model in self.models if model.is_first != model.is_last]
         self.tied = [model.embedding.weight for model in holding_half]
         self.copies = [model.embedding.weight for model in holding_half if model.is_last]
-        self.parameters = [parameter for model in self.models for parameter in model.parameters()]
         self.optimizer = self.make_optimizer()
-        self._state = checkpoint.State(self.models, self.optimizer, groups, config.shape)
+        data = {"seed": config.seed, "text": self.text.fingerprint}
+        schedule = ("steps", "warmup_steps", "learning_rate", "min_learning_rate")
+        rates = {name: getattr(config, name) for name in schedule}
+        self._state = checkpoint.State(self.models, self.optimizer, groups, config.shape, data, rates)
         if config.resume and config.checkpoint_dir:
             self.steps_done, self.samples_done = checkpoint.load_newest(config.checkpoint_dir, self._state)
 
@@ -112,7 +122,7 @@ class Trainer:
 
         evaluation_loss = self.evaluate() if is_due(config.eval_interval) else None
         if config.checkpoint_dir and (is_due(config.save_interval) or self.steps_done == config.steps):
-            checkpoint.save(config.checkpoint_dir, self._state, self.steps_done, self.samples_done)
+            checkpoint.save(config.checkpoint_dir, self._state, self.steps_done, self.samples_done, config.keep)
         tokens = config.batch_size * config.seq_length
         return Step(self.steps_done, loss, norm, learning_rate, seconds, tokens / seconds, evaluation_loss)
 

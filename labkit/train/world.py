@@ -3,20 +3,25 @@
 import json
 import os
 import re
+import secrets
+import socket
 import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
+from labkit.gpu import prepare_gpu
 from labkit.groups import local_device
-from labkit.launch.rank import prepare_gpu
+from labkit.sizes import ranks_text
+from labkit.train.config import TrainConfig
 
 
 @contextmanager
@@ -24,25 +29,23 @@ def world() -> Iterator[None]:
     """Keep torch.distributed up inside the block; what was brought up here is taken down again.
 
     Raises:
-        ValueError: the environment says that there are other ranks, but not where.
+        ValueError: the environment says that there are other ranks, but not where; or Slurm shows too few GPUs.
     """
     if dist.is_initialized():
         yield
         return
     os.environ.update(slurm_as_torchrun(os.environ))
-    missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if "RANK" in os.environ and missing:
-        raise ValueError(
-            f"RANK={os.environ['RANK']} is set, but not {' and '.join(missing)}: start the ranks with torchrun or "
-            "srun, or unset RANK to train alone"
-        )
-    place: dict[str, Any] = {} if "RANK" in os.environ else {"store": HashStore(), "rank": 0, "world_size": 1}
+    sizes = {os.environ.get(name, "1") for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")}
+    if "RANK" not in os.environ and sizes != {"1"}:
+        raise ValueError("mpirun does not say where rank 0 is: start the ranks with torchrun or srun")
+    store, rank, world_size = meet(os.environ) if "RANK" in os.environ else (HashStore(), 0, 1)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     torch.set_num_threads(num_threads(ranks_here, os.environ))
-    on_gpu = has_gpu(ranks_here, torch.cuda.device_count(), os.environ)
+    store.set(f"gpu {rank}", str(has_gpu(ranks_here, torch.cuda.device_count(), os.environ)))
+    on_gpu = all(seen == b"True" for seen in store.multi_get([f"gpu {each}" for each in range(world_size)]))
     if on_gpu:
         prepare_gpu()
-    dist.init_process_group("nccl" if on_gpu else "gloo", **place)
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size)
     if local_device().type == "cuda":
         torch.cuda.set_device(local_device())
     has_failed = True
@@ -54,17 +57,81 @@ def world() -> Iterator[None]:
             dist.destroy_process_group()
 
 
+def meet(environment: Mapping[str, str]) -> tuple[Store, int, int]:
+    """Return the store in which the ranks of this run meet, this rank's number, and the number of ranks."""
+    address = environment.get("MASTER_ADDR")
+    try:
+        socket.getaddrinfo(address, None)  # torch would ask again and again for half an hour
+        store, rank, world_size = next(rendezvous("env://"))
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"RANK={environment['RANK']} is set, but rank 0 cannot be found at MASTER_ADDR={address} ({error}): start "
+            'the ranks with torchrun or srun, name the first of scontrol show hostnames "$SLURM_STEP_NODELIST", '
+            "or unset RANK to train alone"
+        ) from error
+    step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
+    store = PrefixStore(step, store)  # two steps that happen to have one port do not mix
+    shared = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return fresh(store, rank, world_size) if shared else store, rank, world_size
+
+
+def fresh(store: Store, rank: int, world_size: int) -> Store:
+    """Return a new part of torchrun's store, which outlives a restart and still has the addresses of dead ranks.
+
+    The first rank makes up a name, and gives it to each rank that shows a new ticket. (TORCHELASTIC_RESTART_COUNT would
+    not do: each node counts for itself.)
+    """
+    ticket = secrets.token_hex(8)
+    if rank == 0:
+        waiting = set(range(1, world_size))
+        while waiting:
+            for each in waiting:
+                store.set(f"name for {store.get(f'ticket of {each}').decode()}", ticket)
+            time.sleep(0.01)
+            waiting = {each for each in waiting if not store.check([f"{ticket} has {each}"])}
+        return PrefixStore(ticket, store)
+    store.set(f"ticket of {rank}", ticket)
+    name = store.get(f"name for {ticket}").decode()
+    store.set(f"{name} has {rank}", "")
+    return PrefixStore(name, store)
+
+
 def has_gpu(ranks_here: int, gpus_seen: int, environment: Mapping[str, str]) -> bool:
     """Return whether each rank of this node can have a GPU; Slurm may show each task only its own."""
-    return gpus_seen >= ranks_here or (gpus_seen > 0 and "SLURM_GPUS_PER_TASK" in environment)
+    enough = gpus_seen >= ranks_here or (gpus_seen > 0 and "SLURM_GPUS_PER_TASK" in environment)
+    if gpus_seen and not enough and "SLURM_STEP_NUM_TASKS" in environment:
+        raise ValueError(
+            f"each of {ranks_here} ranks of a node sees {gpus_seen} of its GPUs, perhaps the same: give srun "
+            "--gpus-per-task=1 and no --gpu-bind, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
+    return enough
 
 
 def num_threads(ranks_here: int, environment: Mapping[str, str]) -> int:
     """Return torch's own number for a process alone or if the user has set it, else this rank's share of the cores."""
-    if ranks_here == 1 or "OMP_NUM_THREADS" in environment:
+    is_set = "OMP_NUM_THREADS" in environment
+    if "TORCHELASTIC_RUN_ID" in environment:  # torchrun itself sets 1 if it was started without a number
+        is_set = b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    if is_set or ranks_here == 1:
         return torch.get_num_threads()
     share = max(1, len(os.sched_getaffinity(0)) // ranks_here)
     return int(environment.get("SLURM_CPUS_PER_TASK", share))
+
+
+def check_same_options(config: TrainConfig) -> None:
+    """Compare the options, and the text that they name. Call it on every rank, before anything depends on an option.
+
+    Raises:
+        ValueError: on every rank, naming an option in which the ranks differ, and those ranks.
+    """
+    mine = {field.name: repr(getattr(config, field.name)) for field in fields(config)}
+    mine["the content of text"] = config.make_text().fingerprint
+    everywhere = [mine] * dist.get_world_size()
+    dist.all_gather_object(everywhere, mine)
+    for name, value in everywhere[0].items():
+        if others := [rank for rank, options in enumerate(everywhere) if options[name] != value]:
+            text = f"{value} on rank 0 and {everywhere[others[0]][name]} on ranks {ranks_text(others)}"
+            raise ValueError(f"{name} is {text}: start every rank with the same options")
 
 
 def say_once(text: str) -> None:
@@ -99,20 +166,24 @@ def slurm_as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
     A script of sbatch has SLURM_PROCID and SLURM_NTASKS too, although it runs alone: only the variables with STEP in
     their name come from srun.
 
-    >>> srun = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "70001"}
-    >>> srun |= {"SLURM_STEP_NODELIST": "dgx[07-08]", "SLURM_STEP_TASKS_PER_NODE": "8(x2)"}
+    >>> srun = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
+    >>> srun |= {"SLURM_STEP_NODELIST": "dgx[07-08]", "SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_JOB_ID": "70001"}
     >>> slurm_as_torchrun(srun)["MASTER_ADDR"], slurm_as_torchrun(srun)["LOCAL_WORLD_SIZE"]
     ('dgx07', '8')
     """
     if "RANK" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return {}
-    first_node = re.match(r"([^\[,]+)(?:\[(\d+))?", environment["SLURM_STEP_NODELIST"])  # dgx07 of dgx[07-08,11]
+    first_node = re.sub(r"\[(\d+)[^]]*\]", r"\1", environment["SLURM_STEP_NODELIST"]).split(",")[0]
+    runs = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])  # 3,2(x2) is 3, 2 and 2
+    tasks = [number for number, times in runs for _ in range(int(times or 1))]
+    # Jobs that share a node need different ports, and so do the steps of a job.
+    port = 16 * int(environment["SLURM_JOB_ID"]) + int(environment.get("SLURM_STEP_ID", 0))
     variables = {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
         "LOCAL_RANK": environment["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": re.match(r"\d+", environment["SLURM_STEP_TASKS_PER_NODE"])[0],  # type: ignore[index]
-        "MASTER_ADDR": "".join(first_node.groups("")),  # type: ignore[union-attr]
-        "MASTER_PORT": str(20000 + int(environment["SLURM_JOB_ID"]) % 20000),  # two jobs on one node need two ports
+        "LOCAL_WORLD_SIZE": tasks[int(environment["SLURM_NODEID"])],
+        "MASTER_ADDR": first_node,
+        "MASTER_PORT": str(20000 + port % 20000),
     }
     return {name: environment.get(name, value) for name, value in variables.items()}

@@ -6,11 +6,11 @@ import re
 import resource
 import shutil
 import signal
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, state_dict_saver
 
@@ -136,7 +136,7 @@ def test_nothing_is_left_to_do(worlds, tmp_path, capsys):
     assert worlds[2].run(train, saves_in(tmp_path, steps=2)) == [[], []]
     said = capsys.readouterr().out
     assert f"[rank 0] No checkpoint in {tmp_path}: starting with step 1" in said
-    assert f"[rank 0] Resuming after step 2, from {tmp_path}/step_00000002" in said
+    assert "[rank 0] Resuming after step 2, from step_00000002" in said
 
 
 def test_checkpoints_are_written_when_asked_for(worlds, tmp_path):
@@ -189,7 +189,7 @@ def test_killed_in_the_middle_of_a_save(worlds, tmp_path, capsys, rank, how_many
     assert (tmp_path / "step_00000002.partial").exists()
     capsys.readouterr()
     assert [step.number for step in worlds[2].run(train, replace(config, pp_size=1))[0]] == [2]
-    assert f"[rank 0] Resuming after step 1, from {tmp_path}/step_00000001" in capsys.readouterr().out
+    assert "[rank 0] Resuming after step 1, from step_00000001" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_00000001", "step_00000002"]
 
 
@@ -231,6 +231,14 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_not(
     assert "Resuming after step 1" in capsys.readouterr().out
 
 
+def test_a_description_that_was_altered_is_refused(two_steps_saved, refusal, tmp_path):
+    two_steps_saved(tmp_path, num_layers=1)
+    description = tmp_path / "step_00000002" / checkpoint.DESCRIPTION
+    description.write_text(description.read_text().replace('"step": 2', '"step": 1'))
+    text = refusal(saves_in(tmp_path, num_layers=1))
+    assert "step_00000002/labkit.json has changed since it was written: remove step_00000002 to resume from" in text
+
+
 @pytest.mark.parametrize("content", ["", "no json", "[]", '{"step": 2}', '{"checksums": 3, "step": 1}'])
 def test_a_folder_of_something_else_is_refused(refusal, tmp_path, content):
     (tmp_path / "step_00000007").mkdir()
@@ -245,6 +253,8 @@ def test_a_checkpoint_of_other_tensors_is_refused(two_steps_saved, refusal, tmp_
     shutil.rmtree(tmp_path / "step_00000002")
     about = json.loads((tmp_path / "step_00000001" / checkpoint.DESCRIPTION).read_text())
     about["num_layers"] = 2
+    del about["checksum"]
+    about["checksum"] = zlib.crc32(json.dumps(about).encode())
     (tmp_path / "step_00000001" / checkpoint.DESCRIPTION).write_text(json.dumps(about))
     text = refusal(saves_in(tmp_path, num_layers=2))
     assert re.search(
@@ -263,12 +273,41 @@ def test_another_run_is_refused_by_name(worlds, refusal, tmp_path):
         ({"num_attention_heads": 4}, "num_attention_heads is 8 there and 4 here"),
         ({"text": str(file)}, "vocab_size is 27 there and 256 here"),
         ({"precision": "float64"}, "precision is float32 there and float64 here"),
+        ({"seed": 1}, "seed is 0 there and 1 here: resume with what is there, or name a different checkpoint_dir"),
         ({"precision": "bfloat16"}, "optimizer is AdamW there and AdamW with master weights here"),
     ]:
         text = refusal(replace(right, **options))
         assert text.startswith(f"{tmp_path}/step_00000001 does not fit: ")
         assert message in text
     assert worlds[1].run(train, replace(right, steps=1)) == [[]]  # it itself fits
+
+
+def test_a_different_text_is_refused(worlds, refusal, tmp_path):
+    """Of the same length too; a file that has moved is the same text."""
+    texts = [tmp_path / name for name in ("a", "b", "c")]
+    for path, words in zip(texts, ("to be or not to be ", "to be or not to do ", "to be or not to be ")):
+        path.write_text(words * 10)
+    config = saves_in(tmp_path / "run", steps=1, num_layers=1, text=str(texts[0]))
+    worlds[2].run(train, config)
+    text = refusal(replace(config, text=str(texts[1]), steps=2))
+    assert re.search(r"text is 190 bytes with checksum \w{8} there and 190 bytes with checksum \w{8} here: ", text)
+    assert len(worlds[2].run(train, replace(config, text=str(texts[2]), steps=2))[0]) == 1
+
+
+def test_a_new_schedule_is_said(worlds, two_steps_saved, tmp_path, capsys):
+    two_steps_saved(tmp_path, num_layers=1)
+    capsys.readouterr()
+    longer = saves_in(tmp_path, steps=3, num_layers=1, min_learning_rate=0.002)
+    new = "steps is 3 instead of 2 and min_learning_rate is 0.002 instead of 0.001\n"
+    for said in (f"step_00000002. From here on the learning rate follows the new options: {new}", "step_00000003\n"):
+        worlds[2].run(train, longer)
+        assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("keep", "left"), [(0, [1, 2, 3, 4]), (2, [3, 4]), (9, [1, 2, 3, 4])])
+def test_only_the_newest_are_kept(worlds, tmp_path, keep, left):
+    worlds[1].run(train, saves_in(tmp_path, steps=4, num_layers=1, keep=keep))
+    assert [int(path.name[5:]) for path in sorted(tmp_path.glob("step_*"))] == left
 
 
 # -- one folder, two runs ----------------------------------------------------------------------------------------------
@@ -389,6 +428,19 @@ def test_a_folder_that_nodes_do_not_share_is_noticed(worlds, tmp_path):
     assert checkpoint.newest(tmp_path) is None
 
 
+def refused_where_only_some_see_it(config):
+    """As on a node that does not share the folder: rank 1 sees no checkpoint in it."""
+    if dist.get_rank() == 1:
+        exists, Path.exists = Path.exists, lambda path: path.name != checkpoint.DESCRIPTION and exists(path)
+    return refused_here(config)
+
+
+def test_a_node_that_does_not_see_the_checkpoint_says_so(two_steps_saved, tmp_path):
+    two_steps_saved(tmp_path, num_layers=1)
+    why = f"rank 1 does not see {tmp_path}/step_00000002: checkpoint_dir must be a folder that all nodes share"
+    assert launch(refused_where_only_some_see_it, saves_in(tmp_path, num_layers=1), world_size=2) == [why, why]
+
+
 def test_the_newest_is_the_highest_step(tmp_path):
     assert checkpoint.newest(tmp_path / "nowhere") is None
     for name in ("step_00000009", "step_00000010", "step_00000011.partial", "step_x"):
@@ -396,13 +448,3 @@ def test_the_newest_is_the_highest_step(tmp_path):
         (tmp_path / name / checkpoint.DESCRIPTION).touch()
     (tmp_path / "step_00000012").mkdir()  # without a description
     assert checkpoint.newest(tmp_path).name == "step_00000010"
-
-
-def test_loading_makes_states_without_a_step():
-    """The zero step that makes the optimizer's states changes no weight, whatever the weight decay."""
-    parameter = torch.nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.5)
-    checkpoint._make_states(optimizer)
-    assert torch.equal(parameter, torch.ones(3))
-    assert set(optimizer.state[parameter]) == {"step", "exp_avg", "exp_avg_sq"}
-    assert optimizer.param_groups[0]["lr"] == 0.1

@@ -142,6 +142,23 @@ def test_no_run_trains_on_what_it_is_evaluated_on(tmp_path):
         assert kept == set(range(first_kept, size))
 
 
+def test_a_file_is_mapped_and_not_read(tmp_path):
+    """Of a file of a terabyte (sparse: it takes no place on the disk) a rank holds what it looks at."""
+    path = tmp_path / "terabyte"
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+    text = TextFile(path)
+    assert not text.sample(0, 10).any()
+    assert text.fingerprint.startswith(f"{1 << 40} bytes with checksum ")
+
+
+def test_files_are_told_apart(tmp_path):
+    contents = [b"", b"a", b"b", b"x" * (3 << 20), b"x" * (3 << 20) + b"y", b"y" + b"x" * (3 << 20)]
+    for number, content in enumerate(contents):
+        (tmp_path / str(number)).write_bytes(content)
+    assert len({TextFile(tmp_path / str(number)).fingerprint for number in range(len(contents))}) == len(contents)
+
+
 @pytest.mark.parametrize("number", [0, EVALUATION_SAMPLES])
 def test_a_short_file_is_refused(tmp_path, number):
     """For any sample: a run should not learn of it at its first evaluation."""

@@ -2,8 +2,6 @@
 
 import os
 import random
-import subprocess
-import sys
 import time
 from contextlib import suppress
 
@@ -172,7 +170,7 @@ def descriptions(layout):
 
 def test_groups_carry_a_name_that_a_report_can_print(world):
     first = world(4).run(descriptions, ParallelLayout(4, tp_size=2, pp_size=2))[0]
-    assert first == ["tp [0, 1]", "cp [0]", "dp [0]", "pp [0, 2]", "model [0, 1, 2, 3]"]
+    assert first == ["tp [0, 1]", "cp/dp [0]", "cp/dp [0]", "pp/embedding [0, 2]", "default_pg"]
 
 
 def refused(layout):
@@ -241,35 +239,35 @@ def test_a_middle_stage_can_call_the_embedding_group_without_harm(fake_world):
     assert mine.tolist() == [5.0]
 
 
-def test_every_rank_makes_every_group_in_the_same_order(fake_world, monkeypatch):
+@pytest.mark.parametrize(
+    ("sizes", "kinds"),
+    [
+        ((64, 4, 4), [["tp"], ["cp"], ["dp"], ["pp"], ["model"], ["embedding"]]),
+        ((64, 4, 2), [["tp"], ["cp"], ["dp"], ["pp", "embedding"], ["model"]]),
+        ((4, 1, 4), [["tp", "cp", "dp"], ["pp", "model"], ["embedding"]]),  # one pair of ends, which is not the world
+        ((64, 64), [["tp", "model"], ["cp", "dp", "pp", "embedding"]]),
+        ((64,), [["tp", "cp", "pp", "model", "embedding"], ["dp"]]),
+        ((1,), [["tp", "cp", "dp", "pp", "model", "embedding"]]),
+    ],
+)
+def test_every_rank_makes_every_group_once_in_the_same_order(fake_world, monkeypatch, sizes, kinds):
     """Groups are numbered by how often new_group was called: a rank that skips one waits for ever."""
-    layout, calls = ParallelLayout(64, tp_size=4, pp_size=4), []
-    real = dist.new_group
+    layout, calls, real = ParallelLayout(*sizes), [], dist.new_group
     monkeypatch.setattr(dist, "new_group", lambda ranks, **kwargs: calls[-1].append(ranks) or real(ranks, **kwargs))
-    for rank in (0, 21, 63):
+    for rank in {0, 21 % layout.world_size, layout.world_size - 1}:
         calls.append([])
-        fake_world(rank, 64)
-        init_groups(layout)
+        fake_world(rank, layout.world_size)
+        groups = init_groups(layout)
+        assert [
+            [name for name in names if getattr(groups, name) is getattr(groups, names[0])] for names in kinds
+        ] == kinds
+        groups.close()
+        groups.close()
+        assert len(dist.distributed_c10d._world.pg_map) == 1  # the world itself, which is never closed
         dist.destroy_process_group()
-    assert calls[0] == calls[1] == calls[2]
-    every = [layout.groups(*axes) for axes in AXES_OF_GROUP.values()]
-    assert calls[0] == [ranks for groups in [*every, layout.embedding_groups()] for ranks in groups]
-
-
-def test_torchrun_gives_the_same_groups(tmp_path):
-    """The same call under another launcher: every rank prints the sum of its tensor group."""
-    script = tmp_path / "under_torchrun.py"
-    script.write_text(
-        "import torch, torch.distributed as dist\n"
-        "from labkit.groups import init_groups\n"
-        "from labkit.layout import ParallelLayout\n"
-        "dist.init_process_group('gloo')\n"
-        "with init_groups(ParallelLayout(2, tp_size=2)) as groups:\n"
-        "    rank = torch.tensor([groups.rank + 1])\n"
-        "    dist.all_reduce(rank, group=groups.tp)\n"
-        "    print(f'sum {rank.item()}', flush=True)\n"
-        "dist.destroy_process_group()\n"
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.count("sum 3") == 2, done.stderr
+    first = [names[0] for names in kinds]
+    lists = [
+        layout.embedding_groups() if name == "embedding" else layout.groups(*AXES_OF_GROUP[name]) for name in first
+    ]
+    every = [ranks for groups in lists if len(groups[0]) < layout.world_size for ranks in groups]
+    assert all(made == every for made in calls)

@@ -5,7 +5,7 @@ import os
 import queue
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from jupyter_client.manager import start_new_kernel
 
@@ -19,7 +19,7 @@ class Ran:
     error: str = ""  # the traceback as the learner reads it, without colours
     error_name: str = ""
     seconds: float = 0.0
-    messages: list[str] = field(default_factory=list)
+    notes: str = ""  # what stood in the cell for a while
 
 
 class Kernel:
@@ -32,8 +32,11 @@ class Kernel:
     def pid(self) -> int:
         return self.manager.provisioner.process.pid
 
-    def start(self, code: str) -> str:
-        return self.client.execute(code)
+    def start(self, code: str, cell: str | None = None) -> str:
+        """Send a cell; ``cell`` is its id, which JupyterLab sends too."""
+        message = self.client.session.msg("execute_request", {"code": code}, metadata={"cellId": cell} if cell else {})
+        self.client.shell_channel.send(message)
+        return message["header"]["msg_id"]
 
     def finish(self, message_id: str, timeout: float = 90.0) -> Ran:
         ran, start = Ran(), time.monotonic()
@@ -49,6 +52,8 @@ class Kernel:
             match message["msg_type"]:
                 case "stream":
                     setattr(ran, content["name"], getattr(ran, content["name"]) + content["text"])
+                case "update_display_data":
+                    ran.notes += content["data"].get("text/plain", "")
                 case "error":
                     ran.error = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(content["traceback"]))
                     ran.error_name = content["ename"]
@@ -56,9 +61,9 @@ class Kernel:
                     ran.seconds = time.monotonic() - start
                     return ran
 
-    def run(self, code: str, timeout: float = 90.0) -> Ran:
+    def run(self, code: str, timeout: float = 90.0, cell: str | None = None) -> Ran:
         """Run a cell to its end."""
-        return self.finish(self.start(code), timeout)
+        return self.finish(self.start(code, cell), timeout)
 
     def value(self, expression: str):
         """The value of an expression, through its repr."""

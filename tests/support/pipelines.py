@@ -96,9 +96,9 @@ def assert_same(got, expected, what):
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12, msg=lambda text: f"{what}: {text}")
 
 
-def run_stage(schedule, stage_of_rank, rows=None):
+def run_stage(schedule, stage_of_rank, rows=None, **options):
     """On a rank: a step of the schedule, with what ``stage_of_rank`` gives for this rank as its stage."""
     groups = init_groups(ParallelLayout(schedule.num_stages, pp_size=schedule.num_stages))
     m = schedule.num_micro_batches
     inputs = torch.zeros(2 * m, 4).split(rows or [2] * m)
-    return pipeline.run(schedule, [stage_of_rank(groups.coords.pp)], groups, inputs, loss=mean_square)
+    return pipeline.run(schedule, [stage_of_rank(groups.coords.pp)], groups, inputs, loss=mean_square, **options)

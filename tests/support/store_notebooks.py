@@ -36,24 +36,16 @@ def strip(notebook):
     )
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            outputs = filter(None, map(_without_widget, cell.outputs))
-            cell.outputs = list(filter(None, map(_without_note, _merge_streams(outputs))))
+            cell.outputs = _merge_streams(filter(None, map(_without_widget, cell.outputs)))
     return notebook
 
 
 def _without_widget(output):
-    """A widget's view is an id that means nothing in another session: keep its text; of a progress bar, nothing."""
-    widget = output.get("data", {}).pop(WIDGET_VIEW, None)
-    is_bar = widget is not None and re.match(r"\s*\d+%\|", output["data"].get("text/plain", ""))
-    return None if is_bar else output
-
-
-def _without_note(output):
-    """That ranks were slow says only how busy the machine was while this was stored."""
-    if output.output_type == "stream" and output.name == "stderr":
-        output.text = re.sub(r"^No news for [^\n]*\n( +[^\n]*\n?)*", "", output.text, flags=re.MULTILINE)
-        return output if output.text.strip() else None
-    return output
+    """A widget's view is an id that means nothing in another session: keep its text. A place that is empty goes."""
+    data = output.get("data")
+    if data:
+        data.pop(WIDGET_VIEW, None)
+    return None if data == {} else output
 
 
 def _merge_streams(outputs: Iterable) -> list:

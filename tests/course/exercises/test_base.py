@@ -100,6 +100,33 @@ def test_a_blank_stub_is_not_attempted(exercise, stub):
     assert exercise.verdict(raises if stub == "raises" else stub).status == "not attempted"
 
 
+def test_an_answer_that_was_not_returned_is_no_blank_stub(exercise, capsys):
+    def in_place(values):
+        values[:] = values[::-1]
+
+    for function in (in_place, lambda values: print(halves(values))):
+        verdict = exercise.verdict(function)
+        assert verdict.status == "wrong" and "None is what a function gives back" in verdict.text
+
+
+def test_generators_pass(exercise):
+    assert exercise.verdict(lambda values: (map(int, half) for half in halves(values))).status == "passed"
+
+
+def test_whole_numbers_as_floats_are_right_values_of_a_wrong_kind(exercise):
+    text = exercise.verdict(lambda values: [[float(value) for value in half] for half in halves(values)]).text
+    assert "the values are right" in text and "stored as floats" in text
+
+
+def test_two_mistakes_at_once_are_both_named():
+    pair = Exercise("pair", lambda x: (x, 2 * x), [(2,), (3,)], notebook="00")
+    pair.mistakes_in(
+        (0, lambda first: -first, "The first has a sign."), (1, lambda second: second + 1, "One too many.")
+    )
+    assert "The first has a sign. And: One too many." in pair.verdict(lambda x: (-x, 2 * x + 1)).text
+    assert "usually" not in pair.verdict(lambda x: (-x, 0)).text
+
+
 def test_an_error_names_the_learners_line(exercise):
     def broken(values):
         middle = 1 // 0

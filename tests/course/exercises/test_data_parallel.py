@@ -65,12 +65,13 @@ def test_unequal_rows_agree_with_one_process_on_all_rows():
         (
             data_parallel.bucketed_average,
             lambda gradients, bucket_size: data_parallel.my_average(gradients),
-            "It sends 3 messages. Gradients of [2, 4, 1] numbers, in buckets that are full at 4, need 2.",
+            "It sends 3 messages, of [2, 4, 1] numbers. Gradients of [2, 4, 1] numbers, in buckets that are full at 4 "
+            "or more, need 2, of [6, 1].",
         ),
         (
             data_parallel.bucketed_average,
             lambda gradients, bucket_size: data_parallel.my_bucketed_average(gradients, 100),
-            "It sends 1 message. Gradients of [2, 4, 1] numbers",
+            "It sends 1 message, of [7] numbers. Gradients of [2, 4, 1] numbers",
         ),
     ],
 )

@@ -61,11 +61,11 @@ def test_the_solution_passes(exercise, monkeypatch):
 
 
 @pytest.mark.parametrize(("exercise", "mistake"), MISTAKES)
-def test_each_mistake_gets_its_own_advice_soon(exercise, mistake, launches):
+def test_each_mistake_gets_its_own_advice_soon(exercise, mistake, launches_on_kept_ranks):
     verdict = exercise.verdict(mistake.function)
     assert verdict.status in ("wrong", "raised")
     text = without_spaces(verdict.text)
     given = {other.advice for other in exercise.mistakes if without_spaces(other.advice) in text}
     assert given == {mistake.advice}, verdict.text
-    assert max(map(len, verdict.text.splitlines())) <= 100
-    assert len(launches) <= 6  # about a second
+    assert verdict.status == "raised" or max(map(len, verdict.text.splitlines())) <= 100
+    assert len(launches_on_kept_ranks) <= 6  # about a second

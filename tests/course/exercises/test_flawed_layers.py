@@ -70,7 +70,7 @@ def test_an_answer_comes_soon(case, measured, launches):
 def test_code_and_solution_show_where_the_two_differ(case):
     shown, without = repr(case.code()), repr(case.solution())
     assert shown.startswith("# Asked for")
-    assert without.startswith("# Without the flaw")
+    assert without.startswith("# Without the fault")
     assert shown.splitlines()[2:] != without.splitlines()[2:]
     assert "Hint" in repr(case.hint())
 

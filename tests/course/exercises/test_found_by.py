@@ -23,7 +23,7 @@ def test_the_report_is_a_table_of_all_quantities_then_what_did_not_run():
 
 def test_a_wrong_choice_does_not_betray_the_right_one():
     text = case_f.verdict("weight shape").text
-    assert "is the same with and without the flaw ([512, 256])" in text
+    assert "is the same with and without the fault ([512, 256])" in text
     assert not any(name in text for name in QUANTITIES if name != "weight shape")
 
 

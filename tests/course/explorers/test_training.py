@@ -1,9 +1,12 @@
 """The explorer that trains: what fits, what it says, curves that agree, and a stop that stops."""
 
+import dataclasses
+
 import pytest
 
 from course.explorers.training import differences_text, training_explorer
 from labkit.train import TrainConfig
+from tests.support.kernel import Kernel
 
 CONFIG = TrainConfig(
     num_layers=2, hidden_size=16, num_attention_heads=4, seq_length=8, batch_size=8, micro_batch_size=1, steps=2,
@@ -55,17 +58,60 @@ def test_two_layouts_train_to_the_same_losses(explorer):
 def test_a_second_click_stops_the_run(explorer):
     explorer.shown = TrainConfig(**{**vars(CONFIG), "steps": 1000})
     explorer.button.click()
-    assert explorer.button.description == "Stop"
+    explorer.pp_size.value = 4
+    assert "does not fit" in explorer.says.value
+    assert explorer.button.description == "Stop" and not explorer.button.disabled
     explorer.button.click()
     explorer.wait()
     assert explorer.progress.value.endswith("Stopped.")
     assert [len(losses) for losses in explorer.losses.values()] == [1]  # the step that was under way
-    train_again = explorer.button.description
-    assert train_again == "Train"
+    assert explorer.button.description == "Train" and explorer.button.disabled
+    explorer.pp_size.value = 2
+    assert not explorer.button.disabled
+
+
+CELL = f"""
+from course.explorers.training import training_explorer, TrainConfig
+from ipywidgets.widgets.widget import _instances as widgets
+earlier = globals().get("explorer")
+explorer = training_explorer({dataclasses.replace(CONFIG, steps=1000)!r})
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    kernel = Kernel(tmp_path_factory.mktemp("kernel"))
+    yield kernel
+    kernel.close()
+
+
+def train_a_step(kernel):
+    kernel.run(f"{CELL}explorer.button.click()", cell="explorer")
+    kernel.run("while not any(explorer.losses.values()): time.sleep(0.05)", timeout=180)
+    assert kernel.value("explorer.button.description") == "Stop", kernel.value("explorer.progress.value")
+
+
+def test_the_stop_button_of_the_toolbar_ends_a_run_while_no_cell_runs(kernel):
+    train_a_step(kernel)
+    kernel.manager.interrupt_kernel()
+    kernel.run("explorer.wait()")
+    assert kernel.value("explorer.progress.value").endswith("Stopped.")
+
+
+def test_running_the_cell_again_ends_its_run_and_no_other(kernel):
+    train_a_step(kernel)
+    kernel.run("other = training_explorer(explorer.shown)", cell="other")
+    assert kernel.value("explorer.button.description") == "Stop", kernel.value("explorer.progress.value")
+    num_widgets = kernel.value("len(widgets)")
+    kernel.run(CELL, cell="explorer")
+    kernel.run("earlier.wait()")
+    assert kernel.value("(earlier.progress.value[-8:], earlier.comm)") == ("Stopped.", None)
+    assert kernel.value("len(widgets)") == num_widgets
 
 
 def test_a_run_that_fails_says_why(explorer):
-    explorer.shown = TrainConfig(**{**vars(CONFIG), "learning_rate": 1e300, "warmup_steps": 0, "steps": 5})
+    far_too_high = {"learning_rate": 100, "weight_decay": 1000, "warmup_steps": 0, "precision": "float32"}
+    explorer.shown = TrainConfig(**{**vars(CONFIG), **far_too_high, "steps": 5})
     train(explorer)
     assert "FloatingPointError" in explorer.progress.value
     assert explorer.button.description == "Train"

@@ -178,14 +178,42 @@ def test_packages_outside_of_their_range_are_named(monkeypatch):
     version = metadata.version
 
     def other_version(name: str) -> str:
-        if name == "ipywidgets":
+        if name in ("ipywidgets", "jupyterlab"):
             raise metadata.PackageNotFoundError(name)
         return "0.1" if name == "tqdm" else version(name)
 
     monkeypatch.setattr(metadata, "version", other_version)
-    widgets, tqdm = sorted(packages_to_mend())
+    widgets, jupyterlab, tqdm = sorted(packages_to_mend())
     assert widgets.startswith("PACKAGE: ipywidgets is missing: pip install 'ipywidgets>=")
+    assert re.fullmatch(
+        r"PACKAGE: jupyterlab is missing: pip install 'jupyterlab>=[\d.]+'", jupyterlab
+    )  # no "extra =="
     assert tqdm.startswith("PACKAGE: tqdm is 0.1: pip install 'tqdm>=")
+
+
+def test_without_packaging_the_check_asks_for_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "packaging.requirements", None)
+    assert packages_to_mend() == ["PACKAGE: packaging is missing: pip install packaging"]
+
+
+def test_a_node_without_torch_is_told_so_in_words():
+    """The module is run as on such a node: torch cannot be imported, and no package of that name is installed."""
+    without = """
+import runpy, sys
+from importlib import metadata
+version = metadata.version
+def other_version(name):
+    if name == "torch":
+        raise metadata.PackageNotFoundError(name)
+    return version(name)
+metadata.version = other_version
+sys.modules["torch"] = None
+runpy.run_module("course.measure.environment", run_name="__main__")
+"""
+    node = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, check=False)
+    assert node.returncode == 1
+    assert "MISSING  PACKAGE: torch is missing: pip install 'torch" in node.stderr
+    assert "Traceback" not in node.stderr
 
 
 def test_the_check_of_a_node_ends_with_its_verdict():

@@ -3,9 +3,12 @@
 from functools import partial
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from course.measure import operations
 from course.measure.flow import Flow, numbered, row_and_column, trace_flow
+from labkit.launch import RankFailed, launch
 
 ALL = (0, 1, 2, 3)
 START = numbered(4)  # [0,1,2,3] + rank
@@ -108,3 +111,29 @@ def test_a_ring_adds_then_hands_around():
     half = flow_of(operations.ring_all_reduce, num_steps=3)
     assert [row.count(ALL) for row in half.sources] == [1, 1, 1, 1]
     assert flow_of(operations.ring_all_reduce, num_steps=6).after == [SUMS] * 4
+
+
+EVERY = {**operations.WITH_ROOT, **operations.WITHOUT_ROOT, "ring": partial(operations.ring_all_reduce, num_steps=6)}
+
+
+def on_strided_tensors():
+    """Which operations give something else on a tensor whose numbers do not lie side by side, or change it."""
+    start = torch.arange(16.0).view(4, 4) + dist.get_rank()
+    wide = start.repeat_interleave(2, 1)[:, ::2]
+    wrong = []
+    for name, operation in EVERY.items():
+        for x in (wide, start.t().contiguous().t(), start.repeat_interleave(2, 0)[::2]):
+            got, expected = operation(x), operation(start.clone())
+            if (got is None) != (expected is None) or (got is not None and not torch.equal(got, expected)):
+                wrong.append(name)
+    return wrong
+
+
+def test_strided_tensors():
+    assert launch(on_strided_tensors, world_size=4) == [[]] * 4
+
+
+@pytest.mark.parametrize("name", ["scatter", "reduce-scatter", "all-to-all", "ring"])
+def test_what_the_ranks_cannot_share_equally_is_refused(name):
+    with pytest.raises(RankFailed, match=r"ValueError: .*4 does not divide .* 4 or 8"):
+        trace_flow(EVERY[name], numbered(4, 6))

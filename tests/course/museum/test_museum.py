@@ -163,7 +163,21 @@ def own_progress(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_PROGRESS", str(tmp_path / "progress.json"))
 
 
-def test_the_check_confirms_the_name_and_says_where_it_was_seen(capsys):
+@pytest.fixture
+def all_have_run(monkeypatch):
+    for case in CASES:
+        monkeypatch.setattr(case, "_has_run", True)
+
+
+def test_a_case_is_named_after_a_run_only(monkeypatch):
+    case = CASES[0]
+    monkeypatch.setattr(case, "_has_run", False)
+    monkeypatch.setattr(cases, "symptoms", lambda apply: "a table")
+    assert "museum.case(1).run()" in case.verdict(case._fault.name).text and "case 1" not in progress.solved()
+    assert case.run() == "a table" and case.verdict(case._fault.name).status == "passed"
+
+
+def test_the_check_confirms_the_name_and_says_where_it_was_seen(capsys, all_have_run):
     for case in CASES:
         case.check(case._fault.name)
         text = " ".join(capsys.readouterr().out.split())
@@ -173,7 +187,7 @@ def test_the_check_confirms_the_name_and_says_where_it_was_seen(capsys):
 
 
 @pytest.mark.parametrize("guessed", FAULTS, ids=lambda fault: fault.name)
-def test_a_wrong_name_says_what_it_would_have_shown(guessed):
+def test_a_wrong_name_says_what_it_would_have_shown(guessed, all_have_run):
     for case in CASES:
         if case._fault is not guessed:
             verdict = case.verdict(guessed.name)
@@ -182,7 +196,7 @@ def test_a_wrong_name_says_what_it_would_have_shown(guessed):
             assert case._fault.what not in " ".join(verdict.text.split())
 
 
-def test_names_that_are_none():
+def test_names_that_are_none(all_have_run):
     case = museum.case(1)
     assert case.verdict().status == case.verdict(...).status == "not attempted"
     assert "Did you mean 'row bias added t times'?" in case.verdict("row bias").text

@@ -33,21 +33,31 @@ def test_cut_by_columns_a_y_and_b_are_in_shards_and_x_is_whole():
     assert y[0] == pytest.approx([a[0, 0], x[0, 1]])
 
 
-def test_cut_by_rows_x_and_a_are_in_shards_and_y_is_a_sum():
-    (_, y_fills), (_, stripes), (x, x_fills), (a, a_fills), (_, b_fills) = boxes(draw_row(1024, 512, 4))
-    assert stripes == x_fills == a_fills == tints_of(4)
-    assert (y_fills, b_fills) == (["#ffffff"], [to_hex(FRAME_FILL)])
-    assert a[0] / x[0] == pytest.approx([512 / 256, 256 / 256])
-    assert len(a) == len(x) == 4
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_cut_by_rows_x_and_a_are_in_shards_and_y_is_a_sum_of_parts_as_large_as_y(tp_size, written):
+    (y, y_fills), (x, x_fills), (a, a_fills), (_, b_fills) = boxes(draw_row(1024, 512, tp_size))
+    assert x_fills == a_fills == tints_of(tp_size)
+    assert b_fills == [to_hex(FRAME_FILL)]
+    assert y_fills == [tints_of(tp_size)[rank] for rank in sorted({0, tp_size - 1})]
+    for part in y:
+        assert part == pytest.approx([a[0, 0], x[0, 1]])  # not cut: it has all columns and rows of Y
+    assert a[0] / x[0] == pytest.approx([512 / (1024 / tp_size), 1024 / tp_size / 256])
+    assert len(a) == len(x) == tp_size
+    assert [label.text for label in written if label.text.startswith("+") and "b" not in label.text] == {
+        1: [], 2: ["+"], 4: ["+ … +"],
+    }[tp_size]  # fmt: skip
 
 
 @pytest.mark.parametrize("draw", [draw_column, draw_row])
 @pytest.mark.parametrize("tp_size", [2, 16])
 def test_every_shard_carries_its_ranks_number_in_order(draw, tp_size, written):
     draw(1024, 512, tp_size)
-    numbers = [label.text for label in written if label.text.isdigit()]
-    assert numbers == [str(rank) for rank in range(tp_size)] * (len(numbers) // tp_size)
-    assert len(numbers) == 3 * tp_size  # column: Y, A, b; row: Y, X, A
+    numbers = [int(label.text) for label in written if label.text.isdigit()]
+    everybody = list(range(tp_size))
+    if draw is draw_row:
+        assert numbers == [0, tp_size - 1, *everybody, *everybody]  # Y's first and last part, X, A
+    else:
+        assert numbers == everybody * 3  # Y, A, b
 
 
 @pytest.mark.parametrize(

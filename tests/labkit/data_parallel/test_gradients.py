@@ -1,5 +1,7 @@
 """Parity: on any number of ranks the averaged gradients and the weights are those of one process on the whole batch."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -293,6 +295,69 @@ def test_within_the_data_parallel_groups_of_a_layout(on_ranks):
     on_ranks(within_dp_group, world_size=4)
 
 
+def batch_norm():
+    """Against torch; one process would take the mean and variance of all rows."""
+    buffers = []
+    for wrap in (DistributedDataParallel, lambda module: DataParallel(module, world(), bucket_bytes=300)):
+        torch.manual_seed(3)
+        module = nn.Sequential(linear(), nn.BatchNorm1d(WIDTH, dtype=torch.float64), linear())
+        buffers.append((module, list(train(module, wrap(module), mine_of(batches(world().size()))))))
+    (by_torch, expected), (module, steps) = buffers
+    assert_same_training(steps, expected, "against torch", exactly=True)
+    if world().rank() == 0:
+        assert_same(dict(module.named_buffers()), dict(by_torch.named_buffers()), "against torch", exactly=True)
+    return [buffer.tolist() for buffer in module.buffers()]
+
+
+def test_running_means_are_those_of_the_first_rank_everywhere(on_ranks):
+    one, other = on_ranks(batch_norm)
+    assert one == other
+    assert one[-1] == STEPS
+
+
+def sparse_embedding(form):
+    """Its gradient becomes dense; words that only one rank has, or both, or nobody; one backward after another."""
+    words = torch.tensor([[0, 1, 1], [1, 3, 3]])
+    torch.manual_seed(3)
+    alone, module = (
+        nn.Sequential(nn.Embedding(5, WIDTH, sparse=s, dtype=torch.float64), linear()) for s in (False, True)
+    )
+    module.load_state_dict(alone.state_dict())
+    model = DataParallel(module, world(), **FORMS[form])
+    for step in range(3):
+        loss_of(alone(words)).backward()
+        with model.no_sync() if step == 0 else nullcontext():
+            loss_of(model(words[world().rank()])).backward()
+    gradients = [{n: p.grad for n, p in each.named_parameters()} for each in (module, alone)]
+    assert_same(*gradients, form)
+
+
+@pytest.mark.parametrize("form", ["bucketed", "overlapped, a message each"])
+def test_sparse_gradients_are_averaged_as_dense_ones(on_ranks, form):
+    on_ranks(sparse_embedding, form)
+
+
+def wrapped_twice(change):
+    """The newest wrapper averages alone; one that it replaced is refused."""
+    xs = list(batches(world().size()))
+    alone, module = make("deep MLP"), make("deep MLP")
+    old = DataParallel(change(module), world(), bucket_bytes=0)
+    new = DataParallel(module.requires_grad_(True), world(), bucket_bytes=300)
+    assert_same_training(train(module, new, mine_of(xs)), list(train(alone, alone, xs)), "the newest")
+    with pytest.raises(ValueError, match="a newer DataParallel has it: wrap the plain module, and use the newest"):
+        old(xs[0])
+
+
+def freeze_the_first(module):
+    module[0].requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize("change", [lambda module: module, freeze_the_first])
+def test_a_module_can_be_wrapped_again(on_ranks, change):
+    on_ranks(wrapped_twice, change)
+
+
 # -- accumulation ------------------------------------------------------------------------------------------------------
 
 
@@ -546,4 +611,25 @@ def test_a_parameter_that_is_in_no_bucket_is_refused(on_ranks, change, name):
     """Otherwise its replicas would drift apart."""
     texts = on_ranks(refusal_of_what_is_in_no_bucket, change)
     assert texts[0] == texts[1]
-    assert texts[0].startswith(f"{name} was frozen or missing when DataParallel was made, so its gradient would not be")
+    assert texts[0].startswith(f"this DataParallel does not average {name}: it was frozen or missing when the wrapper")
+
+
+def second_derivatives(form):
+    """With the graph of the gradients in `.grad` it is refused; torch.autograd.grad does not touch `.grad`."""
+    alone, module = make("deep MLP"), make("deep MLP")
+    model = DataParallel(module, world(), **FORMS[form])
+    [x] = batches(world().size(), 1)
+    with pytest.raises(ValueError, match=r"6.bias .*create_graph=True.* use torch.autograd.grad\(\.\.\., create_graph"):
+        loss_of(model(mine_of([x])[0])).backward(create_graph=True)
+    module.zero_grad()
+    for each, rows in ((alone, x), (model, mine_of([x])[0])):
+        rows = rows.clone().requires_grad_()
+        [grad] = torch.autograd.grad(each(rows).square().sum(), rows, create_graph=True)
+        loss_of(grad).backward()
+    gradients = [{n: p.grad for n, p in each.named_parameters()} for each in (module, alone)]
+    assert_same(*gradients, "a penalty on the gradient")
+
+
+@pytest.mark.parametrize("form", ["bucketed", "overlapped, a message each"])
+def test_create_graph_is_refused_and_second_derivatives_are_right(on_ranks, form):
+    on_ranks(second_derivatives, form)

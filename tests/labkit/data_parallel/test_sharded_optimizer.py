@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -367,21 +366,47 @@ def test_each_rank_can_load_its_own_part(on_ranks, name):
     on_ranks(save_and_load)
 
 
-def test_the_part_of_another_rank_is_refused(on_ranks):
-    def load_only():
-        module = make()
-        ours = ShardedOptimizer(module.parameters(), torch.optim.Adam, world(), lr=0.1)
-        list(train(module, ours, batches(1)))
-        container = [ours.state_dict()]
-        dist.broadcast_object_list(container, src=0)
-        try:
-            ours.load_state_dict(container[0])
-        except ValueError as error:
-            return str(error)
+def load(state_dicts):
+    """Each rank takes one of the state dicts in turn; what it says is right. Return whether it refused, and states."""
+    ours = ShardedOptimizer(make().parameters(), torch.optim.AdamW, world(), lr=0.1)
+    given = state_dicts[world().rank() % len(state_dicts)]
+    mine = [n for n, p in enumerate(ours.param_groups[0]["params"]) if ours.owner[p] == world().rank()]
+    lacks = [n for n in mine if n not in given["state"]]
+    if lacks and "sharded" in given:
+        with pytest.raises(ValueError, match="give the parts of all ranks together") as refused:
+            ours.load_state_dict(given)
+        assert f"owns parameters {mine}, but the state dict lacks {lacks}" in str(refused.value)
+        return True, 0
+    ours.load_state_dict(copy.deepcopy(given))
+    somewhere = {n for each in state_dicts for n, state in each["state"].items() if state}
+    assert len(ours.state) == len(somewhere & set(mine))
+    return False, len(ours.state)
 
-    texts = on_ranks(load_only)
-    assert texts[0] is None
-    assert "rank 1 owns" in texts[1] and "give the parts of all ranks together" in texts[1]
+
+def saved_parts():
+    module = make()
+    ours = ShardedOptimizer(module.parameters(), torch.optim.AdamW, world(), lr=0.1)
+    list(train(module, ours, batches(1)))
+    return ours.state_dict()
+
+
+@pytest.mark.parametrize(("saved_by", "loaded_on"), [(2, 3), (2, 1), (3, 2), (1, 3)])
+def test_a_part_that_lacks_a_state_of_this_rank_is_refused(on_ranks, saved_by, loaded_on):
+    """Half of the moments would be gone without a word."""
+    state_dicts = on_ranks(saved_parts, world_size=saved_by)
+    refused, _ = zip(*on_ranks(load, state_dicts, world_size=loaded_on))
+    assert any(refused) == (saved_by > 1)
+    refused, _ = zip(*on_ranks(load, state_dicts[:1], world_size=saved_by))  # the part of rank 0, on every rank
+    assert refused == (False, *[True] * (saved_by - 1))
+
+
+def test_a_plain_optimizers_states_are_whole_though_some_parameters_have_none(on_ranks):
+    module = make()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    list(train(module, optimizer, batches(1)))
+    for world_size in (2, 3):
+        refused, states = zip(*on_ranks(load, [optimizer.state_dict()], world_size=world_size))
+        assert (any(refused), sum(states)) == (False, len(optimizer.state))
 
 
 # -- what it refuses ---------------------------------------------------------------------------------------------------

@@ -2,29 +2,43 @@
 
 from dataclasses import replace
 
-from labkit.launch.probe import Collective, PointToPoint, Snapshot
+from labkit.launch.probe import Collective, Snapshot, Thread
 from labkit.launch.watchdog import Silence
 
+THREAD = Thread(stack=(("train.py", 3, "work"),), state="runs")
 RUNNING = Snapshot(
-    stack=(("train.py", 3, "work"),),
+    threads=(THREAD,),
     collectives=(),
-    point_to_point=None,
-    set_up=None,
-    in_torch_distributed=False,
-    groups={"0": ("default_pg", (0, 1)), "1": ("tp [0, 1]", (0, 1))},
+    started={},
     ran=(7, 3),
     busy=False,
-    elsewhere=False,
 )
+LOCKED = replace(RUNNING, threads=(replace(THREAD, state="locked"),))
 
 
-def in_collective(operation: str = "all_reduce", number: int = 1, group: str = "0", shapes: str = "[4]") -> Snapshot:
-    call = Collective(group, number, operation, shapes, "float")
-    return replace(RUNNING, collectives=(call,), in_torch_distributed=True)
+GROUPS = {"0": "the world", "1": "tp"}
 
 
-def in_point_to_point(operation: str, peer: int | None, tag: int = 0) -> Snapshot:
-    return replace(RUNNING, point_to_point=PointToPoint(operation, peer, tag, (4,), "float32"))
+def in_collective(operation: str = "all_reduce", number: int = 1, group: str = "0") -> Snapshot:
+    text = f"{operation} number {number} (float [4]) of {GROUPS[group]} [0, 1]"
+    call = Collective(group, (0, 1), number, operation, text)
+    waiting = replace(THREAD, state="waits")
+    return replace(RUNNING, threads=(waiting,), collectives=(call,), started={group: number})
+
+
+def in_call(call: str) -> Snapshot:
+    """Wait in a send, a receive, or a call that makes groups."""
+    return replace(RUNNING, threads=(replace(THREAD, state="waits", call=call),))
+
+
+def with_thread(snapshot: Snapshot, state: str) -> Snapshot:
+    """Add a helper thread of the learner's."""
+    return replace(snapshot, threads=(*snapshot.threads, replace(THREAD, state=state)))
+
+
+def at(snapshot: Snapshot, stack: tuple) -> Snapshot:
+    """Put the main thread at a different place."""
+    return replace(snapshot, threads=(replace(snapshot.threads[0], stack=stack),))
 
 
 def world(*snapshots: Snapshot | None, returned=()) -> Silence:

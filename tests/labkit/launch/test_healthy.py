@@ -1,14 +1,16 @@
 """Heavy but healthy work, which the watchdog must leave alone: long transfers, uneven compute, a rank that loads.
 
-`make test` runs each once, on two ranks, beside other tests: a busy machine is no reason for an alarm either.
+`make test` runs each once, on two ranks, beside the others: a busy machine is no reason for an alarm either.
 The whole trial is 56 runs, about ten minutes:
 ``HEALTHY_ROUNDS=2 HEALTHY_WORLDS=2,4 pytest tests/labkit/launch/test_healthy.py``.
 """
 
+import itertools
 import os
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -160,8 +162,16 @@ WORK = [
 ]
 
 
+@pytest.fixture(scope="module")
+def runs():
+    """All work, four pieces at a time: most of it waits."""
+    everything = itertools.product(range(ROUNDS), WORK, WORLDS)
+    with ThreadPoolExecutor(4) as pool:
+        yield {run: pool.submit(launch, run[1], world_size=run[2], timeout_seconds=120) for run in everything}
+
+
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
-@pytest.mark.parametrize("_round", range(ROUNDS))
-def test_no_false_alarm(_round, work, world_size):
-    assert launch(work, world_size=world_size, timeout_seconds=120) == [None] * world_size
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_no_false_alarm(runs, number, work, world_size):
+    assert runs[number, work, world_size].result() == [None] * world_size

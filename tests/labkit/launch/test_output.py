@@ -7,6 +7,7 @@ import threading
 import time
 
 import torch.distributed as dist
+from jupyter_client.manager import run_kernel
 
 from labkit.launch import launch, progress
 from labkit.launch.output import Output
@@ -79,3 +80,35 @@ def test_progress_moves_a_bar(capsys):
 
     launch(work, world_size=2)
     assert "training: 100%" in capsys.readouterr().err
+
+
+PASSING = """
+from labkit.launch.output import Output, ProgressBar
+output, bar = Output(1, live=False), ProgressBar()
+bar.update(0, 1, 2, "training")
+output.note("No news for 5 s")
+output.note("No news for 35 s")
+bar.close()
+output.finish()
+"""
+
+
+def test_what_passes_in_a_cell_is_an_update_and_goes():
+    """nbval compares streams and what is displayed; what is stored is the last update of each place."""
+    messages = []
+    with run_kernel() as client:
+        client.execute_interactive(PASSING, timeout=60, output_hook=messages.append)
+    shown = [message["content"] for message in messages if message["msg_type"] not in ("status", "execute_input")]
+    displayed = [message["content"]["data"] for message in messages if message["msg_type"] == "display_data"]
+    texts = [content["data"].get("text/plain", "") for content in shown]
+    assert displayed == [{}, {}]  # the bar and the notes
+    assert "training:  50%" in "".join(texts) and texts.index("No news for 5 s") < texts.index("No news for 35 s")
+    stored = {content["transient"]["display_id"]: content["data"] for content in shown}
+    assert list(stored.values()) == [{}, {}]
+
+
+def test_without_a_notebook_a_note_goes_to_stderr(capsys):
+    output = Output(num_ranks=1, live=False)
+    output.note("No news for 5 s")
+    output.finish()
+    assert capsys.readouterr().err == "No news for 5 s\n"

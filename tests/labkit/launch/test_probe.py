@@ -1,22 +1,53 @@
 """What a rank tells about itself when it is asked."""
 
+import ctypes
+import gc
+import multiprocessing
+import os
 import socket
 import subprocess
 import threading
 import time
+import weakref
 import zlib
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from labkit.launch import World, launch, waiting_for
-from labkit.launch.probe import Probe, _bytes_on_their_way
+from labkit.launch.probe import Probe
+from labkit.linux import bytes_on_their_way
+
+
+def probe() -> Probe:
+    """A second probe, beside the one that watches the rank."""
+    return Probe(timeout_seconds=60, directory="/nowhere")
+
+
+def test_a_look_keeps_nothing_of_what_it_saw_alive():
+    class Tensor:
+        pass
+
+    def hold():
+        held = Tensor()
+        look = threading.Thread(target=lambda: looked.append(probe().snapshot()))
+        look.start()
+        look.join()
+        return weakref.ref(held)
+
+    looked = []
+    gc.disable()
+    try:
+        assert hold()() is None and looked
+    finally:
+        gc.enable()
 
 
 def test_a_snapshot_has_what_the_innermost_wait_is_for():
     def purpose() -> str:
-        return Probe().snapshot().purpose
+        return probe().snapshot().threads[0].purpose
 
     with waiting_for("F3"):
         with waiting_for("B1"):
@@ -29,10 +60,10 @@ def test_flight_recorder_shows_what_waits():
     """Pins the private reader that the watchdog depends on."""
 
     def look():
-        before = Probe().snapshot()
+        before = probe().snapshot()
         if dist.get_rank() == 0:
             work = dist.all_reduce(torch.ones(2, 3), async_op=True)
-            pending = Probe().snapshot()
+            pending = probe().snapshot()
             dist.send(torch.ones(1), 1)  # only now may the other rank join
         else:
             dist.recv(torch.ones(1), 0)
@@ -40,48 +71,159 @@ def test_flight_recorder_shows_what_waits():
             work = dist.all_reduce(torch.ones(2, 3), async_op=True)
         work.wait()
         time.sleep(0.05)
-        return before.collectives, pending and pending.collectives, Probe().snapshot().collectives
+        return before.collectives, pending and pending.collectives, probe().snapshot().collectives
 
     (before, pending, after), _ = launch(look, world_size=2)
     assert before == after == ()
     (call,) = pending
-    assert (call.group, call.number, call.operation) == ("0", 1, "all_reduce")
-    assert (call.shapes, call.dtypes) == ("[2, 3]", "float")
+    assert (call.group, call.ranks, call.number, call.operation) == ("0", (0, 1), 1, "all_reduce")
+    assert call.text == "all_reduce number 1 (float [2, 3]) of the world [0, 1]"
+
+
+def test_a_snapshot_tells_groups_of_the_same_ranks_apart():
+    def look():
+        groups = [dist.new_group(), dist.new_group(), dist.new_group(group_desc="tp [0, 1]")]
+        texts = []
+        for group in groups if dist.get_rank() == 0 else ():
+            work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+            texts += [call.text for call in probe().snapshot().collectives]
+            dist.send(torch.ones(1), 1)
+            work.wait()
+        for group in groups if dist.get_rank() else ():
+            dist.recv(torch.ones(1), 0)
+            dist.all_reduce(torch.ones(2), group=group)
+        return texts
+
+    texts, _ = launch(look, world_size=2)
+    assert [text.partition(" of ")[2] for text in texts] == ['a group "1" [0, 1]', 'a group "2" [0, 1]', "tp [0, 1]"]
+
+
+def test_a_snapshot_says_which_message_is_waited_for():
+    def look():
+        texts = []
+
+        def take():
+            while not texts or (dist.get_rank() and not texts[-1]):
+                texts.append(probe().snapshot().threads[0].call)
+
+        watcher = threading.Thread(target=take)
+        watcher.start()
+        if dist.get_rank() == 1:
+            dist.recv(torch.empty(2, 3), 0, tag=7)
+        else:
+            time.sleep(0.5)
+            dist.send(torch.ones(2, 3), 1, tag=7)
+        watcher.join()
+        return texts[-1]
+
+    assert launch(look, world_size=2)[1] == "recv from rank 0 (float32 [2, 3], tag 7)"
+
+
+def wait_for_a_thread():
+    thread = threading.Thread(target=time.sleep, args=(0.6,))
+    thread.start()
+    thread.join()
+
+
+def wait_in_a_thread():
+    thread = threading.Thread(target=dist.barrier)
+    thread.start()
+    thread.join()
+
+
+def wait_for_a_process():
+    turn = multiprocessing.get_context("fork").Semaphore(0)
+    if os.fork() == 0:
+        time.sleep(0.6)
+        turn.release()
+        os._exit(0)
+    turn.acquire()
+
+
+def wait_beside_a_thread_of_c():
+    """It could be one that reads files ahead, and wakes Python when it has something."""
+    libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
+    sleep = ctypes.cast(libc.sleep, ctypes.c_void_p)
+    assert libc.pthread_create(ctypes.byref(thread), None, sleep, ctypes.c_void_p(2)) == 0
+    wait_for_a_thread()
+    time.sleep(1.5)
+
+
+STATES = {  # what both ranks do -> the main thread of rank 1, then its other threads
+    "sleeps": (lambda: time.sleep(0.6), ["runs"]),
+    "waits for a command": (lambda: subprocess.run(["sleep", "0.6"]), ["runs"]),
+    "waits for a process's semaphore": (wait_for_a_process, ["runs"]),
+    "waits with a time-out": (lambda: threading.Event().wait(0.6), ["runs"]),
+    "waits for a thread that sleeps": (wait_for_a_thread, ["locked", "runs"]),
+    "waits for a thread, beside one of C that sleeps": (wait_beside_a_thread_of_c, ["runs", "runs"]),
+    "waits in communication": (dist.barrier, ["waits"]),
+    "waits for a thread in communication": (wait_in_a_thread, ["locked", "waits"]),
+    "waits in communication, with a time-out of its own": (
+        lambda: dist.irecv(torch.empty(1), 0).wait(timedelta(seconds=30)),
+        ["runs"],
+    ),
+    "waits in a group that has a shorter time-out": (lambda: dist.barrier(short_lived), ["runs"]),
+    "sets up": (dist.new_group, ["waits"]),
+    "sets up, with a time-out of its own": (lambda: dist.new_group(timeout=timedelta(seconds=30)), ["runs"]),
+}
 
 
 @pytest.mark.alone
-def test_snapshots_tell_communication_from_other_waiting():
-    """A rank with an asynchronous collective under way may wait for something else, and then goes on by itself."""
-
+def test_snapshots_tell_waits_that_can_end_from_those_that_cannot():
     def look(wait):
-        seen, probe = [], Probe()
-        watcher = threading.Timer(0.3, lambda: seen.append(probe.snapshot().elsewhere))
+        """Rank 0 comes 0.6 seconds late, and the irecv gets its message."""
+        global short_lived
+        short_lived = dist.new_group(timeout=timedelta(seconds=30))
+        dist.barrier()
+        seen = []
+
+        def take():
+            threads = probe().snapshot().threads
+            seen.append([thread.state for thread in threads if "_answer" not in str(thread.stack)])  # labkit's own
+
+        watcher = threading.Timer(0.3, take)
         watcher.start()
+        if dist.get_rank() == 0:
+            time.sleep(0.6)
+            if "irecv" in wait.__code__.co_names:
+                dist.send(torch.ones(1), 1)
+                return seen[0]
         wait()
         watcher.join()
         return seen[0]
 
-    def wait_for_a_thread():
-        thread = threading.Thread(target=time.sleep, args=(0.6,))
-        thread.start()
-        thread.join()
-
-    def wait_in_communication():
-        if dist.get_rank() == 0:
-            time.sleep(0.6)
-        dist.barrier()
-
     with World(2) as world:
-        for wait in (lambda: time.sleep(0.6), lambda: subprocess.run(["sleep", "0.6"]), wait_for_a_thread):
-            assert world.run(look, wait) == [True, True]
-        assert world.run(look, wait_in_communication) == [True, False]
+        assert {name: world.run(look, wait)[1] for name, (wait, _) in STATES.items()} == {
+            name: states for name, (_, states) in STATES.items()
+        }
+
+
+def test_a_request_that_nobody_keeps_is_lost_and_one_that_is_kept_is_not():
+    def work():
+        watching = dist.isend.__closure__  # the probe of this rank is in there
+        own = next(cell.cell_contents for cell in watching if isinstance(cell.cell_contents, Probe))
+        other, got = 1 - dist.get_rank(), torch.empty(1)
+        kept, waited_for = dist.isend(torch.ones(1), other), dist.isend(torch.ones(1), other)
+        dist.recv(got, other)
+        dist.recv(got, other)
+        waited_for.wait()
+        before = own.lost_request()
+        dist.isend(torch.ones(1), other)
+        lost = own.lost_request()
+        dist.recv(got, other)
+        kept.wait()
+        for work in list(own.requests):
+            work.wait()
+        return before, lost.operation, lost.stack[-1][2]
+
+    assert launch(work, world_size=2) == [(None, "send", "work")] * 2
 
 
 @pytest.mark.alone
 def test_a_snapshot_tells_a_rank_that_could_run_from_one_that_only_waits():
     def look(is_spinning):
-        probe, end, data = Probe(), time.monotonic() + 0.5, bytes(1 << 28)
-        watcher = threading.Timer(0.2, lambda: seen.append(probe.snapshot().busy))
+        looking, end, data = probe(), time.monotonic() + 0.5, bytes(1 << 28)
+        watcher = threading.Timer(0.2, lambda: seen.append(looking.snapshot().busy))
         seen = []
         watcher.start()
         while is_spinning and time.monotonic() < end:
@@ -101,17 +243,17 @@ def test_a_snapshot_sees_bytes_that_nobody_has_read():
         ours.listen()
         theirs.connect(ours.getsockname())
         accepted, _ = ours.accept()
-        before = _bytes_on_their_way()
+        before = bytes_on_their_way()
         theirs.send(b"x")
-        unread = _bytes_on_their_way()
+        unread = bytes_on_their_way()
         accepted.recv(1)
-        return before, unread, _bytes_on_their_way()
+        return before, unread, bytes_on_their_way()
 
-    assert launch(look, world_size=1) == [(False, True, False)]
+    assert launch(look, world_size=1) == [(0, 1, 0)]
 
 
 def test_a_snapshot_leaves_out_bytes_of_other_processes():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
         sender.send(b"x")
-        assert _bytes_on_their_way()
-        assert launch(_bytes_on_their_way, world_size=1) == [False]
+        assert bytes_on_their_way() == 1
+        assert launch(bytes_on_their_way, world_size=1) == [0]

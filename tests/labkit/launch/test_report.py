@@ -3,11 +3,12 @@
 import signal
 from dataclasses import replace
 
-from labkit import communication
-from labkit.launch import report
-from labkit.launch.report import Death, add_lab_package, deadlock_report, failure_report, slow_note
+from labkit import communication, frames
+from labkit.frames import add_lab_package
+from labkit.launch.rank import RankError
+from labkit.launch.report import Death, deadlock_report, failure_report, slow_note
 from labkit.launch.watchdog import Silence
-from tests.labkit.launch.looks import RUNNING, in_collective, in_point_to_point, world
+from tests.labkit.launch.looks import LOCKED, RUNNING, at, in_collective, with_thread, world
 
 
 def test_report_says_who_waits_and_who_never_came():
@@ -23,22 +24,8 @@ def test_report_says_who_waits_and_who_never_came():
 
 def test_report_names_the_learners_line_and_where_in_labkit():
     deeper = (("train.py", 3, "work"), (communication.__file__, 5, "wait"), ("/lib/python3.11/threading.py", 1, "wait"))
-    report = deadlock_report(world(replace(in_collective(), stack=deeper), None, returned=[1]))
+    report = deadlock_report(world(at(in_collective(), deeper), LOCKED, returned=[1]))
     assert "at train.py, line 3, in work, in labkit/communication.py, line 5, in wait" in report
-
-
-def test_report_tells_a_group_of_all_ranks_from_the_world():
-    look = world(in_collective(), in_collective(group="2"))
-    groups = {**RUNNING.groups, "2": ("undefined", (0, 1))}
-    report = deadlock_report(replace(look, snapshots={r: replace(s, groups=groups) for r, s in look.snapshots.items()}))
-    assert "all_reduce number 1 (float [4]) of the world [0, 1]: rank 0 waits" in report
-    assert "all_reduce number 1 (float [4]) of a group [0, 1]: rank 1 waits" in report
-
-
-def test_report_of_point_to_point():
-    report = deadlock_report(world(in_point_to_point("send", 1, tag=1), in_point_to_point("recv", 0, tag=2)))
-    assert "rank 0: waits in send to rank 1 (float32 [4], tag 1)" in report
-    assert "rank 1: waits in recv from rank 0 (float32 [4], tag 2)" in report
 
 
 def test_note_says_where_the_slow_rank_is():
@@ -58,9 +45,48 @@ def test_what_nccl_says_when_a_rank_never_comes_is_said_in_words():
 
 
 def test_report_tells_the_code_of_a_package_above_labkit_from_the_learners(monkeypatch):
-    monkeypatch.setattr(report, "_lab_folders", report._lab_folders)
+    monkeypatch.setattr(frames, "_lab_folders", frames._lab_folders)
     in_course = (("train.py", 3, "work"), ("/above/course/measure/flow.py", 5, "trace"))
-    look = world(replace(in_collective(), stack=in_course), None, returned=[1])
+    look = world(at(in_collective(), in_course), LOCKED, returned=[1])
     assert ", at /above/course/measure/flow.py, line 5, in trace" in deadlock_report(look)
     add_lab_package("/above/course/__init__.py")
     assert ", at train.py, line 3, in work, in /above/course/measure/flow.py, line 5" in deadlock_report(look)
+
+
+def test_report_says_who_has_left_a_collective_that_others_are_in():
+    past = replace(LOCKED, started={"0": 1})  # and it has returned
+    report = deadlock_report(world(past, in_collective(), returned=[0]))
+    assert "all_reduce number 1 (float [4]) of the world [0, 1]: rank 1 waits; rank 0 has left it" in report
+    assert "do its tensors differ in size? strict=True names both" in report
+
+
+def test_report_shows_the_learners_threads():
+    report = deadlock_report(world(with_thread(LOCKED, "waits"), in_collective()))
+    assert "rank 0: waits for a thread of its own, at train.py, line 3" in report
+    assert "and a thread of it waits in communication, at train.py, line 3" in report
+
+
+def error(text: str, *, file: str = "/site-packages/torch/distributed/c10d.py", seconds: float = 1.0) -> RankError:
+    frames = (("train.py", 3, "work"), (file, 5, "wait"))
+    return RankError("RuntimeError", text, frames, "", seconds, None)
+
+
+def test_after_a_time_out_the_headline_is_the_rank_that_did_not_come():
+    blamed, text = failure_report({0: error("Timed out waiting 60000ms for recv")}, world(None, RUNNING))
+    assert blamed == 1
+    assert text.startswith("rank 1 of 2 did not come where others waited: it runs at train.py, line 3")
+    assert "rank 0: gave up after timeout_seconds, at train.py, line 3" in text
+
+
+def test_a_refused_connection_of_the_learners_own_is_no_consequence():
+    failures = {
+        0: error("Connection closed by peer"),
+        1: error("Connection refused", file="/lib/urllib.py", seconds=2.0),
+    }
+    blamed, text = failure_report(failures, world(None, None))
+    assert blamed == 1 and "rank 0: lost its connection, a consequence" in text
+
+
+def test_a_note_names_each_place_once():
+    note = slow_note(world(RUNNING, in_collective(), in_collective()), 5.2).splitlines()
+    assert len(note) == 3 and note[2].startswith("  rank 1, 2: waits in all_reduce number 1")

@@ -1,12 +1,14 @@
 """The judge of silent worlds, on snapshots made by hand: each test is a world, no process is started."""
 
+import random
 from dataclasses import replace
 
 import pytest
 
-from labkit.launch.probe import SetUp
 from labkit.launch.watchdog import Silence, Watchdog
-from tests.labkit.launch.looks import RUNNING, in_collective, in_point_to_point, world
+from tests.labkit.launch.looks import LOCKED, RUNNING, at, in_call, in_collective, with_thread, world
+
+RETURNED = LOCKED  # its main thread waits for the next call
 
 
 def verdicts(*looks: Silence) -> list[str]:
@@ -16,61 +18,62 @@ def verdicts(*looks: Silence) -> list[str]:
 
 
 STUCK = {
-    "a rank has returned": world(in_collective(), None, returned=[1]),
+    "a rank has returned": world(in_collective(), RETURNED, returned=[1]),
+    "returned, where Linux does not tell what a thread waits in": world(in_collective(), RUNNING, returned=[1]),
     "different numbers": world(in_collective(number=1), in_collective(number=2)),
     "different operations": world(in_collective("all_reduce"), in_collective("broadcast")),
     "different groups": world(in_collective(group="0"), in_collective(group="1")),
-    "a receive and a collective": world(in_collective(), in_point_to_point("recv", 0)),
-    "two receives": world(in_point_to_point("recv", 1), in_point_to_point("recv", 0)),
-    "two sends": world(in_point_to_point("send", 1), in_point_to_point("send", 0)),
-    "another tag": world(in_point_to_point("send", 1, tag=1), in_point_to_point("recv", 0, tag=2)),
-    "a receive from one who has returned": world(in_point_to_point("recv", 1), None, returned=[1]),
-    "a receive from anyone": world(in_point_to_point("recv", None), in_collective()),
+    "a receive and a collective": world(in_collective(), in_call("recv from rank 0")),
+    "two receives": world(in_call("recv from rank 1"), in_call("recv from rank 0")),
+    "two sends": world(in_call("send to rank 1"), in_call("send to rank 0")),
+    "a different tag": world(in_call("send to rank 1 tag 1"), in_call("recv from rank 0 tag 2")),
+    "a receive from one who has returned": world(in_call("recv from rank 1"), RETURNED, returned=[1]),
+    "a receive from anyone": world(in_call("recv from any rank"), in_collective()),
     "all in the same collective, and nothing moves": world(in_collective(), in_collective()),
-    "asynchronous": world(replace(in_collective(), in_torch_distributed=False), None, returned=[1]),
+    "set-up in different orders": world(in_call("new_group of ranks [0, 1]"), in_call("new_group of ranks [1, 2]")),
+    "set-up alone": world(in_call("init_process_group"), RETURNED, returned=[1]),
+    "its thread waits in communication, and the main thread for that": world(
+        with_thread(LOCKED, "waits"), in_collective()
+    ),
+    "returned, and its thread waits": world(in_collective(), with_thread(RETURNED, "waits"), returned=[1]),
 }
 
 ABLE_TO_GO_ON = {
     "computing": world(RUNNING, in_collective()),
     "no answer": world(None, in_collective()),
+    "returned, and no answer": world(in_collective(), None, returned=[1]),
     "one is past the call that the other is in, and its thread waits for a core": world(
         replace(in_collective(number=5), busy=True), in_collective(number=6)
     ),
-    "bytes are on their way to a receive": world(
-        replace(in_point_to_point("recv", 1), busy=True), in_point_to_point("recv", 0)
-    ),
-    "one has returned, and its bytes are still on their way": world(
-        in_collective(), replace(RUNNING, busy=True), returned=[1]
+    "one has returned, and gloo's thread still sends for it": world(
+        in_collective(), replace(RETURNED, busy=True), returned=[1]
     ),
     "sleeps beside an asynchronous collective": world(
-        replace(in_collective(), in_torch_distributed=False, elsewhere=True), in_point_to_point("recv", 0)
+        replace(in_collective(), threads=RUNNING.threads), in_call("recv from rank 0")
     ),
-    "writes a file inside torch.distributed": world(
-        replace(RUNNING, in_torch_distributed=True, elsewhere=True), in_collective()
+    "a helper thread sleeps, and will send": world(
+        with_thread(in_call("recv from rank 1"), "runs"), in_call("recv from rank 0")
     ),
-    "everybody joins": world(*[replace(RUNNING, set_up=SetUp("init_process_group", None))] * 2),
-    "everybody makes the same group": world(*[replace(RUNNING, set_up=SetUp("new_group", (0, 1)))] * 2),
+    "a helper thread of one that has returned sleeps, and will send": world(
+        with_thread(RETURNED, "runs"), in_call("recv from rank 0"), returned=[0]
+    ),
+    "a queue that a helper thread will fill": world(with_thread(LOCKED, "runs"), in_collective()),
+    "a wait with a time-out of its own": world(RUNNING, in_call("recv from rank 0")),
 }
 
 
 @pytest.mark.parametrize("look", STUCK.values(), ids=STUCK.keys())
-def test_deadlock_needs_two_looks_between_which_nothing_ran(look):
-    assert verdicts(look, look) == ["", "deadlock"]
+def test_deadlock_needs_three_looks_between_which_nothing_ran(look):
+    assert verdicts(look, look, look) == ["", "", "deadlock"]
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"ran": (8, 3)},
-        {"ran": (7, 4)},
-        {"stack": (("train.py", 4, "work"),)},
-    ],
-    ids=str,
+    "moved", [lambda rank: replace(rank, ran=(8, 3)), lambda rank: at(rank, (("train.py", 4, "work"),))]
 )
-def test_no_deadlock_while_anything_runs(change):
+def test_no_deadlock_while_anything_runs(moved):
     stuck = STUCK["different operations"]
-    moved = replace(stuck, snapshots={**stuck.snapshots, 1: replace(stuck.snapshots[1], **change)})
-    assert verdicts(stuck, moved, moved) == ["", "", "deadlock"]
+    later = replace(stuck, snapshots={**stuck.snapshots, 1: moved(stuck.snapshots[1])})
+    assert verdicts(stuck, stuck, later, later, later) == ["", "", "", "", "deadlock"]
 
 
 @pytest.mark.parametrize("look", ABLE_TO_GO_ON.values(), ids=ABLE_TO_GO_ON.keys())
@@ -78,23 +81,16 @@ def test_no_deadlock_while_somebody_can_go_on(look):
     assert "deadlock" not in verdicts(*[look] * 60)
 
 
-def test_set_up_is_watched_longer():
-    orders = [replace(RUNNING, set_up=SetUp("new_group", ranks)) for ranks in ((0, 1), (1, 2))]
-    assert verdicts(*[world(*orders)] * 4) == ["", "", "", "deadlock"]
-
-
-def test_joining_alone_is_a_deadlock():
-    look = world(replace(RUNNING, set_up=SetUp("init_process_group", None)), None, returned=[1])
-    assert verdicts(*[look] * 4)[-1] == "deadlock"
+def times_of_notes(look: Silence) -> list[float]:
+    return [2.0 + 0.5 * i for i, verdict in enumerate(verdicts(*[look] * 100)) if verdict == "note"]
 
 
 def test_a_slow_rank_is_noted_after_five_seconds_and_again_after_thirty():
-    said = [2.0 + 0.5 * i for i, verdict in enumerate(verdicts(*[world(RUNNING, in_collective())] * 100)) if verdict]
-    assert said == [5.5, 35.5]
+    assert times_of_notes(world(RUNNING, in_collective())) == [5.5, 35.5]
 
 
-def test_a_rank_that_computes_alone_is_nothing_to_note():
-    assert verdicts(*[world(RUNNING, None, returned=[1])] * 30) == [""] * 30
+def test_a_rank_that_computes_while_nobody_waits_is_noted_before_ten_seconds():
+    assert times_of_notes(world(RUNNING, RETURNED, returned=[1])) == [9.5, 39.5]
 
 
 def test_a_sign_of_life_starts_the_clock_again():
@@ -102,3 +98,81 @@ def test_a_sign_of_life_starts_the_clock_again():
     assert not watchdog.is_due(1.9) and watchdog.is_due(2.0)
     watchdog.sign_of_life(3.0)
     assert not watchdog.is_due(4.9) and watchdog.is_due(5.0)
+
+
+class Program:
+    """A random legal program on ranks without processes: it tells what a probe would see, and whether it is stuck."""
+
+    def __init__(self, seed: int, num_ranks: int):
+        self.draw = random.Random(seed)
+        self.todo: list[list[tuple]] = [[] for _ in range(num_ranks)]  # of each rank, in order
+        self.state, self.until = ["next"] * num_ranks, [0.0] * num_ranks
+        self.ran, self.now = [0] * num_ranks, 0.0
+        for number in range(self.draw.randint(3, 12)):
+            members = self.draw.sample(range(num_ranks), self.draw.randint(2, num_ranks))
+            for rank in members:
+                if self.draw.random() < 0.5:
+                    busy = self.draw.random() < 0.5
+                    self.todo[rank].append(("compute" if busy else "sleep", self.draw.choice([0.1, 0.6, 3.0])))
+                self.todo[rank].append(("meet", number, frozenset(members), self.draw.choice([0.0, 0.1, 0.7])))
+
+    def plant(self) -> None:
+        """Take one meeting away from one of its members."""
+        rank = self.draw.choice([rank for rank, todo in enumerate(self.todo) if any(op[0] == "meet" for op in todo)])
+        self.todo[rank].remove(self.draw.choice([op for op in self.todo[rank] if op[0] == "meet"]))
+
+    def step(self) -> None:
+        """Let a tenth of a second go by."""
+        self.now += 0.1
+        for rank, todo in enumerate(self.todo):
+            if self.state[rank] in ("compute", "sleep", "travels") and self.now >= self.until[rank]:
+                todo.pop(0)
+                self.state[rank], self.ran[rank] = "next", self.ran[rank] + 1
+            if self.state[rank] == "next":
+                self.state[rank] = todo[0][0] if todo else "returned"
+                self.ran[rank] += 1
+                if self.state[rank] in ("compute", "sleep"):
+                    self.until[rank] = self.now + todo[0][1]
+        for rank, todo in enumerate(self.todo):
+            if self.state[rank] == "meet":
+                _, number, members, seconds = todo[0]
+                there = [each for each in members if self.state[each] == "meet" and self.todo[each][0][1] == number]
+                if len(there) == len(members):
+                    for each in there:  # gloo's threads, or bytes in a socket, are seen until the last has its own
+                        self.state[each], self.until[each] = "travels", self.now + seconds + 0.1 * self.draw.random()
+
+    def look(self) -> Silence:
+        seen = {
+            "compute": replace(RUNNING, busy=True),
+            "sleep": RUNNING,
+            "meet": in_collective(),
+            "travels": replace(in_collective(), busy=True),
+            "next": replace(RUNNING, busy=True),
+            "returned": RETURNED,
+        }
+        snapshots = [replace(seen[state], ran=(ran,)) for state, ran in zip(self.state, self.ran)]
+        return world(*snapshots, returned=[rank for rank, state in enumerate(self.state) if state == "returned"])
+
+    def verdict(self, seconds: float = 120.0) -> str:
+        """Run to the end, with a look each half second. Return "deadlock" or "returned"."""
+        watchdog = Watchdog(now=0.0)
+        while set(self.state) != {"returned"} and self.now < seconds:
+            self.step()
+            if watchdog.is_due(self.now) and watchdog.judge(self.now, self.look()) == "deadlock":
+                return "deadlock"
+        return "returned"
+
+    def is_stuck(self) -> bool:
+        return set(self.state) <= {"meet", "returned"} and "meet" in self.state
+
+
+def test_random_legal_programs_are_never_called_stuck():
+    for seed in range(300):
+        assert Program(seed, num_ranks=2 + seed % 4).verdict() == "returned", seed
+
+
+def test_random_programs_with_a_planted_deadlock_are_called_stuck_when_they_are():
+    for seed in range(300):
+        program = Program(seed, num_ranks=2 + seed % 4)
+        program.plant()
+        assert program.verdict() == "deadlock" and program.is_stuck(), seed

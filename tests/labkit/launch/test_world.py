@@ -60,21 +60,6 @@ def test_large_arguments_and_results_travel():
         assert not os.path.exists(f"{world._ranks.directory}/payload")  # memory that nobody needs any more
 
 
-def test_large_argument_when_tmpfs_is_full(monkeypatch):
-    real_write = Path.write_bytes
-
-    def no_room(path, data):
-        real_write(path, data[:100])
-        raise OSError(28, "No space left on device")
-
-    def work(data, directory):
-        return len(data), os.path.exists(f"{directory}/payload")  # the part that was written must not stay
-
-    monkeypatch.setattr(Path, "write_bytes", no_room)
-    with World(2) as world:
-        assert world.run(work, b"x" * 3_000_000, world._ranks.directory) == [(3_000_000, False)] * 2
-
-
 def test_a_world_keeps_its_ranks_between_calls():
     with World(2) as world:
         assert world.run(os.getpid) == world.run(os.getpid)
@@ -103,7 +88,7 @@ def test_calls_of_one_world_from_two_threads_take_turns():
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
 def test_bad_timeout(seconds):
-    with pytest.raises(ValueError, match=f"timeout_seconds={seconds} must be above 0, and at most a million"):
+    with pytest.raises(ValueError, match=f"timeout_seconds={seconds} must be a number above 0, and at most a million"):
         launch(os.getpid, world_size=1, timeout_seconds=seconds)
 
 

@@ -1,5 +1,6 @@
 """A stage gives the gradients of one process, whatever it is made of, and holds activations no longer than it must."""
 
+import copy
 import weakref
 from functools import partial
 
@@ -13,7 +14,7 @@ from labkit.groups import init_groups
 from labkit.launch import World, launch
 from labkit.layout import ParallelLayout
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
-from tests.support.pipelines import WIDTHS, even, mean_square, model_chunks, parity
+from tests.support.pipelines import WIDTHS, even, mean_square, model_chunks, parity, same_gradients
 
 
 class ForgetsItsInput(nn.Module):
@@ -57,18 +58,49 @@ def test_the_mean_is_over_rows_whatever_their_number_in_a_micro_batch():
     launch(parity, one_f_one_b(2, 4), rows=lambda m: [4, 1, 3, 2], targets=True, world_size=2)
 
 
-def test_the_loss_of_several_targets_is_that_of_cross_entropy():
-    def classify():
-        groups = init_groups(ParallelLayout(2, pp_size=2))
-        torch.manual_seed(0)
-        chunks = [nn.Linear(4, 4), nn.Linear(4, 3)]
-        x, labels = torch.randn(6, 4), torch.randint(0, 3, (6,))
-        mine = [chunks[groups.coords.pp]]
-        got = pipeline.run(gpipe(2, 3), mine, groups, x.split(2), targets=labels.split(2), loss=F.cross_entropy)
-        return got, F.cross_entropy(nn.Sequential(*chunks)(x), labels)
+class LastDimFirst(nn.Linear):
+    """Logits as `F.cross_entropy` wants them: [rows, words, tokens]."""
 
-    _, (got, expected) = launch(classify, world_size=2)
-    torch.testing.assert_close(got, expected.detach())
+    def forward(self, x):
+        return super().forward(x).transpose(1, 2)
+
+
+PADDED = {
+    "none": [[], [], []],
+    "some": [[(0, 1), (1, 3)], [], [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]],
+    "a whole micro-batch": [[(0, 1)], [(row, token) for row in (0, 1) for token in range(4)], []],
+    "all": [[(row, token) for row in (0, 1) for token in range(4)]] * 3,
+}
+
+
+def classify(ignored, ignore_index, schedules):
+    """Three micro-batches of two rows with four tokens; ``ignored`` are the (row, token) of each that do not count."""
+    torch.set_default_dtype(torch.float64)
+    groups, loss = init_groups(ParallelLayout(2, pp_size=2)), partial(F.cross_entropy, ignore_index=ignore_index)
+    torch.manual_seed(0)
+    x, labels = torch.randn(6, 4, 5), torch.randint(0, 3, (6, 4))
+    for number, places in enumerate(ignored):
+        for row, token in places:
+            labels[2 * number + row, token] = ignore_index
+    given = dict(targets=labels.split(2), loss=loss) | ({"ignore_index": ignore_index} if ignore_index != -100 else {})
+    for schedule in schedules:
+        chunks = [nn.Linear(5, 4), LastDimFirst(4, 3)]
+        whole = copy.deepcopy(nn.Sequential(*chunks))
+        expected = loss(whole(x), labels)
+        expected.backward()
+        mine = [chunks[groups.coords.pp]]
+        for each in (schedule.forward_only(), schedule):
+            got = pipeline.run(each, mine, groups, x.split(2), **given)
+            if groups.is_last_stage:
+                torch.testing.assert_close(got, expected.detach(), rtol=1e-12, atol=1e-12, equal_nan=True)
+        same_gradients(mine[0], whole[groups.coords.pp], f"{schedule.name}, ignored {ignored}")
+
+
+def test_the_loss_of_several_targets_is_that_of_cross_entropy_with_padding_too():
+    with World(2) as world:
+        for ignored in PADDED.values():
+            for ignore_index in (-100, 1):
+                world.run(classify, ignored, ignore_index, [gpipe(2, 3), zero_bubble(2, 3)])
 
 
 class Activation:

@@ -175,13 +175,24 @@ def test_a_group_of_one_is_the_identity_without_communication(on_each_size):
 
 def test_a_size_that_the_group_does_not_divide(on_each_size):
     def fail():
-        with pytest.raises(ValueError, match="does not divide dim -1 of size 7") as error:
+        with pytest.raises(ValueError, match=r"does not divide x.size\(-1\)=7") as error:
             scatter_to_tp(torch.ones(2, 7), dist.group.WORLD)
         return str(error.value)
 
     texts = on_each_size(fail)
     size = len(texts)
-    assert texts[0].endswith(f"use size {7 // size * size} or {(7 // size + 1) * size}")
+    assert texts[0].endswith(f"or x.size(-1) {7 // size * size} or {(7 // size + 1) * size}")
+
+
+def test_an_empty_tensor_goes_through_every_operator(on_each_size):
+    def go_through():
+        for operator in OPERATORS:
+            x = torch.zeros(2, 0, 0, requires_grad=True)
+            y = operator(x, dist.group.WORLD)
+            y.sum().backward()
+            assert y.shape == x.grad.shape == x.shape
+
+    on_each_size(go_through)
 
 
 def test_the_table_in_the_docstring_names_every_operator():

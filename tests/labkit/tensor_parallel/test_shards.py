@@ -1,9 +1,14 @@
 """Every rank cuts its shard from the same master weight, and the shards together are the whole again."""
 
+import copy
+import pickle
+
+import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from labkit.groups import group_of_one
 from labkit.tensor_parallel import (
@@ -111,3 +116,65 @@ def test_parameters_say_how_they_are_cut(on_ranks):
     of_layers, of_plain = on_ranks(shards)[0]
     assert of_layers == [(0, 36, 1), (0, 36, 3), (1, 36, 1), (1, 36, 3), (0, 10, 1), (0, 2, 1)]
     assert of_plain is None
+
+
+def assigned(layer):
+    layer.load_state_dict({name: tensor.clone() for name, tensor in layer.state_dict().items()}, assign=True)
+    return layer
+
+
+def swapped(layer):
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return layer.half()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def fully_sharded(layer):
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+REPLACED = {
+    "load_state_dict(assign=True)": assigned,
+    "to_empty": lambda layer: layer.to("meta").to_empty(device="cpu"),
+    "deepcopy": lambda layer: copy.deepcopy(layer, {id(layer.group): layer.group}),
+    "a new parameter": lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight.detach().clone())) or layer,
+    "swapped tensors": swapped,
+    "fully_shard": fully_sharded,
+}
+
+
+def shards_of(module):
+    return [shard_of(parameter) for parameter in module.parameters()]
+
+
+@pytest.mark.parametrize("how", REPLACED)
+def test_a_layer_knows_how_it_is_cut_when_its_parameters_are_replaced(on_ranks, how):
+    def replace():
+        for layer in layers_of_every_kind(dist.group.WORLD):
+            before, old = shards_of(layer), layer.weight
+            changed = REPLACED[how](layer)
+            assert how == "swapped tensors" or changed.weight is not old
+            assert shard_of(changed.weight) == before[0]
+            assert shards_of(nn.Sequential(changed)) == before
+
+    on_ranks(replace)
+
+
+@pytest.mark.parametrize("parametrized", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_a_parameter_that_is_cut_cannot_be_taken_away(parametrized):
+    layer = RowParallelLinear(4, 4, group_of_one())
+    with pytest.raises(ValueError, match=r"RowParallelLinear no longer has its parameter 'weight', .*: do not use"):
+        list(nn.Sequential(parametrized(layer)).parameters())
+
+
+@pytest.mark.parametrize("attempt", [copy.deepcopy, pickle.dumps, cloudpickle.dumps])
+def test_a_layer_with_its_group_cannot_be_sent_and_says_what_can(attempt):
+    with pytest.raises(
+        ValueError, match=r"a process group .* cannot be copied.* use its state_dict\(\), or .*, \{id\(group\)"
+    ):
+        attempt(ColumnParallelLinear(4, 4, group_of_one()))

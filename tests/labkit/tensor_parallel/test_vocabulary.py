@@ -95,6 +95,54 @@ def test_cross_entropy(on_ranks, world_size):
     on_ranks(all_losses, world_size=world_size)
 
 
+INF, NAN = float("inf"), float("nan")
+ODD = {  # logits and targets where a sum, a product or a difference is easily infinite or not a number
+    "a masked word": ([[0.0, 0.0, 0.0, -INF]], [0]),
+    "the target is masked": ([[0.0, 0.0, 0.0, -INF]], [3]),
+    "every word is masked": ([[-INF] * 4, [1.0, 2.0, 3.0, 4.0]], [0, 1]),
+    "an infinite logit": ([[0.0, INF, 0.0, 0.0]], [1]),
+    "near the largest float": ([[3e38, 0.0, 0.0, -3e38], [3e38, 0.0, 0.0, -3e38]], [0, 1]),
+    "nan where the target is ignored": ([[NAN, 0.0, 0.0, 1.0], [1.0, 2.0, 3.0, 4.0]], [-100, 1]),
+    "a masked word where the target is ignored": ([[0.0, 0.0, -INF, 1.0], [1.0, 2.0, 3.0, 4.0]], [-100, 1]),
+    "all targets are ignored": ([[1.0, 0.0, 0.0, 1.0], [1.0, 2.0, 3.0, 4.0]], [-100, -100]),
+    "no tokens": (torch.zeros(0, 4).tolist(), []),
+}
+
+
+def as_torch_has_it(logits, target, **options):
+    """Loss and gradient are those of one process, whatever they are; so is the dtype of the loss."""
+    group, whole = dist.group.WORLD, logits.clone().requires_grad_()
+    mine = logits.chunk(group.size(), -1)[group.rank()].clone().requires_grad_()
+    expected = F.cross_entropy(whole, target.long(), **options)
+    loss = vocab_parallel_cross_entropy(mine, target, group, **options)
+    for each in (loss, expected):
+        each.sum().backward()
+    how = {"equal_nan": True} | ({"rtol": 4e-3, "atol": 1e-4} if logits.dtype == torch.float16 else {})
+    torch.testing.assert_close(loss, expected, **how)
+    torch.testing.assert_close(mine.grad, whole.grad.chunk(group.size(), -1)[group.rank()], **how)
+
+
+def test_odd_logits_and_targets(on_ranks):
+    def all_odd():
+        for case, smoothing, reduction in product(ODD.values(), [0.0, 0.1, 1.0], ["mean", "sum", "none"]):
+            logits, target = torch.tensor(case[0]).view(-1, 4), torch.tensor(case[1], dtype=torch.long)
+            as_torch_has_it(logits, target, label_smoothing=smoothing, reduction=reduction)
+
+    on_ranks(all_odd)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_large_vocabulary_in_half_precision(on_ranks, dtype):
+    def both_ways(dtype):
+        (logits,) = randoms((3, 50304), dtype=torch.float32)
+        for target_type in (torch.long, torch.int32, torch.int16, torch.uint8):
+            as_torch_has_it(logits.to(dtype), torch.tensor([3, 7, 11], dtype=target_type))
+        with torch.autocast("cpu", torch.bfloat16):
+            as_torch_has_it(logits.to(dtype), torch.tensor([3, 7, 11]))
+
+    on_ranks(both_ways, dtype)
+
+
 def test_cross_entropy_sends_four_numbers_per_token(on_ranks):
     def count():
         logits = torch.randn(5, 1000, requires_grad=True)
@@ -115,6 +163,28 @@ MISTAKES = {
     "target contains 8, outside the vocabulary: use words from 0 to 7": lambda g: vocab_parallel_cross_entropy(
         torch.ones(1, 4), torch.tensor([8]), g
     ),
+    "ids has dtype torch.float32: words are whole numbers": lambda g: VocabParallelEmbedding(10, 4, g)(torch.ones(2)),
+    "target has dtype torch.bool: words are whole numbers": lambda g: vocab_parallel_cross_entropy(
+        torch.ones(1, 4), torch.tensor([True]), g
+    ),
+    "target has shape [1]: logits of so many tokens need [2]": lambda g: vocab_parallel_cross_entropy(
+        torch.ones(2, 4), torch.tensor([0]), g
+    ),
+    "vocab_size=9 is more than the 8 words that the ranks have: use at most 8": lambda g: vocab_parallel_cross_entropy(
+        torch.ones(1, 4), torch.tensor([0]), g, vocab_size=9
+    ),
+    "vocab_size=7.5 must be a whole number": lambda g: vocab_parallel_cross_entropy(
+        torch.ones(1, 4), torch.tensor([0]), g, vocab_size=7.5
+    ),
+    "logits have dtype torch.int64": lambda g: vocab_parallel_cross_entropy(
+        torch.ones(1, 4, dtype=torch.long), torch.tensor([0]), g
+    ),
+    **{
+        f"label_smoothing={wrong!r} must be a number from 0 to 1": lambda g, wrong=wrong: vocab_parallel_cross_entropy(
+            torch.ones(1, 4), torch.tensor([0]), g, wrong
+        )
+        for wrong in (2, -1, float("nan"), "0.1")
+    },
     "reduction='average' is unknown: use 'mean', 'sum' or 'none'": lambda g: vocab_parallel_cross_entropy(
         torch.ones(1, 4), torch.tensor([0]), g, reduction="average"
     ),

@@ -30,11 +30,6 @@ def finish(*processes):
     return [(code, out, error) for out, error, code in results]
 
 
-def losses_in(stderr):
-    """The losses that the bar has shown."""
-    return [float(text) for text in re.findall(r"loss (\d+\.\d+)", stderr)]
-
-
 def same_end(out, alone):
     """The last line is the one of a process alone, to the last digit shown."""
     assert out.splitlines()[-1] == alone[1].splitlines()[-1]

@@ -23,10 +23,14 @@ from tests.labkit.train.tiny import TINY
         ({"save_interval": 1.5}, "save_interval=1.5 must be a whole number"),
         ({"seed": 1.5}, "seed=1.5 must be a whole number from 0 up, of at most 63 bits"),
         ({"seed": 1 << 63}, "seed=9223372036854775808 must be a whole number from 0 up, of at most 63 bits"),
-        ({"clip_norm": math.nan}, "clip_norm=nan must be a finite number, at least 0"),
-        ({"weight_decay": "0.1"}, "weight_decay='0.1' must be a finite number, at least 0"),
-        ({"min_learning_rate": -1}, "min_learning_rate=-1 must be a finite number, at least 0"),
-        ({"learning_rate": math.inf}, "learning_rate=inf must be a finite number, at least 0"),
+        ({"clip_norm": math.nan}, "clip_norm=nan must be a number from 0 to 1000"),
+        ({"weight_decay": "0.1"}, "weight_decay='0.1' must be a number from 0 to 1000"),
+        ({"weight_decay": 1e308}, "weight_decay=1e+308 must be a number from 0 to 1000"),
+        ({"min_learning_rate": -1}, "min_learning_rate=-1 must be a number from 0 to 1000"),
+        ({"min_learning_rate": 0.02}, "min_learning_rate=0.02 is above learning_rate=0.01, so the rate would rise"),
+        ({"learning_rate": math.inf}, "learning_rate=inf must be a number from 0 to 1000"),
+        ({"learning_rate": 1e308}, "learning_rate=1e+308 must be a number from 0 to 1000"),
+        ({"learning_rate": None}, "learning_rate=None must be a number from 0 to 1000"),
         ({"learning_rate": 0.0}, "learning_rate=0 learns nothing: use a number above 0, such as 0.003"),
         ({"dropout": 1.0}, "dropout=1.0 must be in [0, 1)"),
         ({"dropout": "0.1"}, "dropout='0.1' must be in [0, 1)"),
@@ -39,9 +43,14 @@ from tests.labkit.train.tiny import TINY
         ({"num_attention_heads": 3}, "does not divide hidden_size=16: use num_attention_heads 1, 2, 4, 8 or 16, or"),
         ({"tp_size": 3}, "tp_size=3 does not divide num_attention_heads=8: use tp_size 1, 2, 4 or 8, or"),
         ({"seq_length": 9, "tp_size": 2, "sequence_parallel": True}, "use tp_size 1, 3 or 9, or seq_length 8 or 10"),
-        ({"resume": True}, "resume and save_interval need a checkpoint_dir: name a folder"),
+        ({"resume": True}, "resume, save_interval and keep need a checkpoint_dir: name a folder"),
+        ({"sequence_parallel": "yes"}, "sequence_parallel='yes' is unknown: use True, False"),
+        ({"recompute": "no"}, "recompute='no' is unknown: use True, False"),
+        ({"keep": -1}, "keep=-1 must be at least 0"),
+        ({"keep": 2}, "resume, save_interval and keep need a checkpoint_dir: name a folder"),
+        ({"checkpoint_dir": 3}, "checkpoint_dir=3 is not a folder: name one, or leave it out"),
         ({"checkpoint_dir": ""}, "checkpoint_dir='' is not a folder: name one, or leave it out"),
-        ({"save_interval": 5}, "resume and save_interval need a checkpoint_dir: name a folder"),
+        ({"save_interval": 5}, "resume, save_interval and keep need a checkpoint_dir: name a folder"),
         ({"text": "no/such/file"}, "the text no/such/file cannot be read (No such file or directory): name a file"),
         ({"text": "."}, "the text . is a folder, a pipe or a device: name a file"),
     ],
@@ -73,3 +82,13 @@ def test_a_world_that_does_not_fit_is_refused(world_size, options, message):
     with pytest.raises(ValueError) as caught:
         replace(TINY, **options).layout(world_size)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("learning_rate", "least"), [(1e-4, 1e-5), (3e-3, 3e-4)])
+def test_without_a_minimum_the_rate_falls_to_a_tenth(learning_rate, least):
+    """Also in a config that was changed after it was made."""
+    config = replace(TINY, min_learning_rate=None)
+    config = replace(config, learning_rate=learning_rate, warmup_steps=1, steps=100)
+    rates = [config.learning_rate_at(step) for step in range(101)]
+    assert rates == sorted(rates, reverse=True)
+    assert (rates[0], rates[-1]) == pytest.approx((learning_rate, least))

@@ -1,9 +1,18 @@
 """The same run under torchrun as two nodes and under Slurm; and what is read from their variables."""
 
-import pytest
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
-from labkit.train.world import has_gpu, num_threads, slurm_as_torchrun
-from tests.labkit.train.processes import TINY, TORCHRUN, TRAIN, finish, same_end, start
+import pytest
+import torch.distributed as dist
+
+from labkit.launch import World
+from labkit.train import train
+from labkit.train.world import fresh, has_gpu, meet, num_threads, slurm_as_torchrun
+from tests.labkit.train.processes import TINY, TORCHRUN, TRAIN, environment, finish, same_end, start
+from tests.labkit.train.tiny import TINY as TINY_CONFIG
 
 
 @pytest.fixture
@@ -15,24 +24,64 @@ def free_port():
         return found.getsockname()[1]
 
 
-def test_two_agents_as_two_nodes(alone, tmp_path, free_port):
+def test_two_agents_as_two_nodes_start_killed_ranks_again(alone, tmp_path, free_port):
+    """They find each other, although the store in which they meet still has the addresses of the dead ones."""
     rendezvous = f"--rdzv-backend c10d --rdzv-endpoint localhost:{free_port} --rdzv-id lab --local-addr localhost"
-    rendezvous += " --nnodes 2 --nproc-per-node 2"
-    options = f"--tp 2 --sharded-optimizer --checkpoint-dir {tmp_path}"
-    command = [*TORCHRUN, *rendezvous.split(), *TRAIN[1:], *TINY.split(), *options.split()]
+    rendezvous += " --nnodes 2 --nproc-per-node 1 --max-restarts 1 -m tests.labkit.train.killed_once"
+    options = f"--sharded-optimizer --checkpoint-dir {tmp_path} --save-interval 2 --resume"
+    command = [*TORCHRUN, *rendezvous.split(), *TINY.split(), *options.split()]
     results = finish(start(command), start(command))
     assert [code for code, _, _ in results] == [0, 0], results
     (out,) = [out for _, out, _ in results if out]  # of the node that has rank 0
-    assert out.startswith("4 ranks (tp 2, pp 1, dp 2); gloo on the CPU, 1 thread per rank; ")
-    assert out.count("\n") == 2
+    first, none, again, resuming, _ = out.splitlines()
+    assert first.startswith("2 ranks (tp 1, pp 1, dp 2); gloo on the CPU, ")
+    assert again == first
+    assert none == f"No checkpoint in {tmp_path}: starting with step 1"
+    assert resuming == "Resuming after step 2, from step_00000002"
     same_end(out, alone)
-    assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000003"]
+
+
+def test_a_store_that_was_used_before():
+    """By ranks that died at any moment: the first of all, and a ticket without an answer from each attempt."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(3) as ranks:
+        for attempt in range(50):
+            parts = list(ranks.map(lambda rank: fresh(store, rank, 3), range(3)))
+            assert not any(part.check(["address"]) for part in parts)
+            parts[0].set("address", str(attempt))
+            assert [int(part.get("address")) for part in parts] == [attempt] * 3
+            store.set(f"ticket of {attempt % 3}", f"of a rank that died before attempt {attempt}")
+
+
+def refusal(configs):
+    """On a rank: what `train` says of this rank's own config."""
+    try:
+        train(configs[dist.get_rank()])
+    except ValueError as error:
+        return str(error)
+
+
+def test_ranks_with_different_options_are_refused(tmp_path):
+    texts = [tmp_path / str(rank) / "text" for rank in range(3)]
+    for path in texts:
+        path.parent.mkdir()
+        path.write_text("to be or not to be " * (10 if path is texts[0] else 11))
+    config = replace(TINY_CONFIG, steps=1, batch_size=12)
+    with World(3) as world:
+        for options, message in [
+            ([{"learning_rate": 0.02}, {}, {}], "learning_rate is 0.02 on rank 0 and 0.01 on ranks [1, 2]"),
+            ([{}, {}, {"tp_size": 2}], "tp_size is 1 on rank 0 and 2 on ranks [2]"),
+            ([{"text": text} for text in texts], f"text is {texts[0]!r} on rank 0 and {texts[1]!r} on ranks [1, 2]"),
+        ]:
+            said = world.run(refusal, [replace(config, **each) for each in options])
+            assert said == [f"{message}: start every rank with the same options"] * 3
 
 
 def slurm(task, port, num_tasks=4, **more):
     """What srun sets for a task; on a machine outside a cluster, rank 0 waits at localhost."""
     variables = {
-        "SLURM_PROCID": task, "SLURM_NTASKS": 16, "SLURM_LOCALID": task % 2, "SLURM_JOB_ID": 4242,
+        "SLURM_PROCID": task, "SLURM_NTASKS": 16, "SLURM_LOCALID": task % 2, "SLURM_JOB_ID": 4242, "SLURM_STEP_ID": 3,
+        "SLURM_NODEID": task // 2,
         "SLURM_STEP_NUM_TASKS": num_tasks, "SLURM_STEP_NODELIST": "dgx[01-02]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
         "MASTER_ADDR": "localhost", "MASTER_PORT": port,
     }  # fmt: skip
@@ -62,12 +111,29 @@ def test_slurms_variables_are_read():
     task = slurm(3, 1)
     del task["MASTER_ADDR"], task["MASTER_PORT"]
     expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "dgx01"}
-    assert slurm_as_torchrun(task) == expected | {"MASTER_PORT": "24242"}
-    for nodes, first in (("dgx[07-08,11]", "dgx07"), ("a1,a2", "a1"), ("rack2-[3,5]", "rack2-3")):
+    assert slurm_as_torchrun(task) == expected | {"MASTER_PORT": str(20000 + (16 * 4242 + 3) % 20000)}
+    assert slurm_as_torchrun(task)["MASTER_PORT"] != slurm_as_torchrun(task | {"SLURM_STEP_ID": "4"})["MASTER_PORT"]
+    for nodes, first in (("dgx[07-08,11]", "dgx07"), ("a1,a2", "a1"), ("rack[2-3]-[3,5],x", "rack2-3")):
         assert slurm_as_torchrun(task | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first
+    for node, number in enumerate("3221"):
+        uneven = {"SLURM_STEP_TASKS_PER_NODE": "3,2(x2),1", "SLURM_NODEID": str(node)}
+        assert slurm_as_torchrun(task | uneven)["LOCAL_WORLD_SIZE"] == number
     assert slurm_as_torchrun(task | {"RANK": "0"}) == {}  # torchrun inside a Slurm job
     assert slurm_as_torchrun(task | {"SLURM_STEP_NUM_TASKS": "1"}) == {}
     assert slurm_as_torchrun({}) == {}
+
+
+def test_two_steps_of_a_job_do_not_mix(monkeypatch, free_port):
+    """Not even if they are given the same port, as two jobs on one node may be."""
+    stores = []
+    for step in range(2):
+        for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port}.items():
+            monkeypatch.setenv(name, str(value))
+        store, _, _ = meet(os.environ | {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": str(step)})
+        stores.append(store)
+    stores[0].set("address", "of step 0")
+    assert stores[0].check(["address"])
+    assert not stores[1].check(["address"])
 
 
 def test_a_script_of_sbatch_is_a_process_alone():
@@ -82,6 +148,23 @@ def test_who_gets_a_gpu_and_how_many_threads():
     assert not has_gpu(4, 1, {})
     assert has_gpu(8, 1, {"SLURM_GPUS_PER_TASK": "1"})  # each task sees its own only
     assert not has_gpu(8, 0, {"SLURM_GPUS_PER_TASK": "1"})
+    with pytest.raises(
+        ValueError, match=r"each of 8 ranks of a node sees 1 of its GPUs, perhaps the same: give srun --gp"
+    ):
+        has_gpu(8, 1, {"SLURM_STEP_NUM_TASKS": "8"})  # as with --gpu-bind=single:1
     assert num_threads(1, {}) == num_threads(4, {"OMP_NUM_THREADS": "9"})  # torch's own
     assert num_threads(1000, {}) == 1
     assert num_threads(8, {"SLURM_CPUS_PER_TASK": "5"}) == 5
+
+
+@pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "1"}], ids=str)
+def test_one_thread_is_torchruns_own_choice_or_the_users(monkeypatch, given):
+    """It gives its ranks one thread if it was started without a number."""
+    torchrun = subprocess.Popen(["sleep", "60"], env=environment(**given))
+    monkeypatch.setattr(os, "getppid", lambda: torchrun.pid)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(32))
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
+    threads = num_threads(4, {"TORCHELASTIC_RUN_ID": "lab", "OMP_NUM_THREADS": "1"})
+    torchrun.kill()
+    torchrun.wait()
+    assert threads == (1 if given else 8)

@@ -1,0 +1,83 @@
+"""Frames of Python code: whose they are, and how a report shows them."""
+
+import linecache
+import os
+import re
+import sys
+from collections.abc import Iterable
+from types import FrameType
+
+Frame = tuple[str, int, str]
+"""File name, line, function."""
+
+_HERE = os.path.dirname(__file__) + os.sep
+LAUNCHER = f"{_HERE}launch{os.sep}"
+_LIBRARY = re.compile(rf"/site-packages/|/dist-packages/|/lib/python3\.\d+/|^{re.escape(LAUNCHER)}|^<frozen")
+_lab_folders = (_HERE,)
+
+
+def add_lab_package(init_file: str) -> None:
+    """Count a package's code as the lab's, which a report tells from the learner's; pass the package's ``__file__``."""
+    global _lab_folders
+    _lab_folders += (os.path.dirname(init_file) + os.sep,)
+
+
+def is_cell(filename: str) -> bool:
+    return bool(re.search(r"/ipykernel_\d+/", filename)) or filename.startswith("<ipython-input")
+
+
+def stack_of(frame: FrameType | None) -> tuple[Frame, ...]:
+    """Return a frame and its callers, innermost last."""
+    stack = []
+    while frame is not None:
+        stack.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+        frame = frame.f_back
+    return tuple(stack[::-1][-60:])
+
+
+def frames_of(faulthandler_text: str) -> list[Frame]:
+    """Return the main thread's frames in what faulthandler wrote, innermost last."""
+    main = re.split("(?:Current t|T)hread 0x", faulthandler_text)[-1]
+    found = re.findall(r'File "(.*)", line (\d+) in (.*)', main)
+    return [(file, int(line), function) for file, line, function in found[::-1]]
+
+
+def own_frames(frames: Iterable[Frame]) -> tuple[list[Frame], list[Frame]]:
+    """Return the frames of the learner's code, and those of the lab further in, without torch's and Python's."""
+    own = [frame for frame in frames if is_cell(frame[0]) or not _LIBRARY.search(frame[0])]
+    learners = [frame for frame in own if not frame[0].startswith(_lab_folders)]
+    return learners, own[len(own) - own[::-1].index(learners[-1]) :] if learners else own
+
+
+def place(frames: Iterable[Frame]) -> str:
+    """Say the learner's innermost line and, if it calls a function of the lab's, where in there."""
+    learners, labs = own_frames(frames)
+    places = [f"at {describe(frame)}" for frame in learners[-1:]]
+    places += [f"in {describe(frame, source=not learners)}" for frame in labs[-1:]]
+    return ", ".join(places) or "outside your code"
+
+
+def describe(frame: Frame, source: bool = True) -> str:
+    """Say where a frame is, and quote its line."""
+    filename, line, function = frame
+    text = linecache.getline(filename, line).partition("  #")[0].strip() if source else ""
+    where = f"{short_name(filename)}, line {line}" + ("" if function == "<module>" else f", in {function}")
+    return f"{where}:  {text}" if text else where
+
+
+def short_name(filename: str) -> str:
+    """Return ``this cell`` for the cell that runs, ``Cell In[3]`` for a different one, a short path for a file."""
+    if filename == next((file for file, _, _ in stack_of(sys._getframe(1)) if is_cell(file)), None):
+        return "this cell"
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    compiler = getattr(get_ipython(), "compile", None)
+    number = getattr(compiler, "_filename_map", {}).get(filename)
+    if number is not None:
+        return f"Cell In[{number}]"
+    here = os.path.relpath(filename)
+    return here if not here.startswith("..") else filename
+
+
+def with_short_names(text: str) -> str:
+    """Name cells in a text as Jupyter shows them."""
+    return re.sub(r'"([^"\n]*ipykernel_[^"\n]*\.py)"', lambda match: short_name(match[1]), text)

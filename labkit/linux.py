@@ -1,0 +1,84 @@
+"""What Linux tells of this process: which threads run or wait, for whom, and whether bytes are on their way."""
+
+import contextlib
+import os
+import re
+import threading
+import time
+
+_FUTEX = {"x86_64": "202", "aarch64": "98"}.get(os.uname().machine, "")  # the number of that call
+_PRIVATE = 128  # flag of a futex: within one process
+
+
+def is_busy() -> bool:
+    """At each of some moments, could a different thread of this process run? One that waits for a core can.
+
+    One moment is not enough: gloo's loops wake up a hundred times a second.
+    """
+    me = threading.get_native_id()
+    for _ in range(20):
+        if not any(_of_task(task, "stat").rpartition(")")[2][1:2] in ("R", "D") for task in tasks() if task != me):
+            return False
+        time.sleep(0.003)
+    return True
+
+
+def bytes_on_their_way() -> int:
+    """Count the bytes in this process's TCP sockets that are not yet sent, or not yet read."""
+    rows = [line.split() for line in read_text("/proc/self/net/tcp").splitlines()[1:]]
+    filled = {f"socket:[{row[9]}]": sum(int(number, 16) for number in row[4].split(":")) for row in rows}
+    count = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            count += filled.get(os.readlink(f"/proc/self/fd/{descriptor}"), 0)
+    return count
+
+
+def tasks() -> list[int]:
+    """Return the threads of this process, those of C++ too."""
+    return sorted(map(int, os.listdir("/proc/self/task")))
+
+
+def switches(task: int | None) -> int:
+    """Count how often a thread has been given a core, or has given it up."""
+    return sum(map(int, re.findall(r"ctxt_switches:\s*(\d+)", _of_task(task, "status"))))
+
+
+def name(task: int | None) -> str:
+    return _of_task(task, "comm")
+
+
+def may_wait_for_a_thread(task: int | None) -> bool:
+    """Is a thread in a futex, in which threads wait for each other? True also where Linux does not tell."""
+    return _syscall(task)[:1] in ([], [_FUTEX])
+
+
+def waits_for_a_python_thread(task: int | None) -> bool:
+    """Can only a Python thread of this process wake this one? Then no other process can, and it has no time-out.
+
+    False also while a thread of C++, such as one that reads files ahead, waits for something that may come by itself.
+    """
+    syscall = _syscall(task)
+    if syscall[:1] != [_FUTEX] or not int(syscall[2], 16) & _PRIVATE or int(syscall[4], 16):
+        return False
+    python = {thread.native_id for thread in threading.enumerate()} | {os.getpid()}
+    others = [other for other in tasks() if other not in python and "gloo" not in name(other)]
+    return all(_syscall(other)[:1] == [_FUTEX] for other in others)
+
+
+def _syscall(task: int | None) -> list[str]:
+    """Return the number and the arguments of the call that a thread is in; nothing where Linux does not tell."""
+    return _of_task(task, "syscall").split() if _FUTEX else []
+
+
+def _of_task(task: int | None, name: str) -> str:
+    return read_text(f"/proc/self/task/{task}/{name}")
+
+
+def read_text(path: str) -> str:
+    """Read a file of /proc; return "" if it is gone, or hidden."""
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,116 @@
+"""Objects on their way between the notebook and the ranks: pickled, and large ones through a file in memory.
+
+The bytes of tensors and arrays stand beside the pickle (the out-of-band buffers of its protocol 5). Whoever reads the
+file maps it: all ranks share one copy of an argument, and each page is theirs once they write to it.
+"""
+
+import inspect
+import io
+import mmap
+import os
+import pickle
+import struct
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import cloudpickle
+
+Payload = list[list[bytearray]] | str
+"""Of each object its pickle and its buffers, or the name of a file that holds them."""
+
+_INLINE_BYTES = 1 << 16  # fits the buffer of a socket
+_LENGTH = struct.Struct("<Q")
+_ALIGNMENT = 64  # of each buffer in the file, as torch has it in memory
+
+
+class _Pickler(cloudpickle.Pickler):
+    def reducer_override(self, obj):
+        torch = sys.modules.get("torch")
+        if torch and isinstance(obj, torch.Tensor) and obj.is_cuda:  # else the notebook would start CUDA
+            return obj.cpu().__reduce_ex__(5)
+        if torch and type(obj) is torch.storage.TypedStorage:
+            return _typed, (obj._untyped_storage, obj.dtype)
+        if torch and type(obj) is torch.UntypedStorage:
+            return _untyped, (pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(obj.cpu()).numpy()),)
+        return super().reducer_override(obj)
+
+
+def _typed(storage, dtype):
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _untyped(data):
+    import torch
+
+    return torch.frombuffer(data, dtype=torch.uint8).untyped_storage() if len(data) else torch.UntypedStorage(0)
+
+
+def dump(path: str, *objects) -> Payload:
+    """Pickle objects. Large ones are written to a new file at ``path`` or, where that has no room, in TMPDIR."""
+    parts = []
+    for each in objects:
+        file, buffers = io.BytesIO(), []
+        _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(each)
+        parts.append([file.getbuffer(), *(buffer.raw() for buffer in buffers)])
+    if sum(len(part) for views in parts for part in views) <= _INLINE_BYTES:
+        return [[bytearray(part) for part in views] for views in parts]
+    try:
+        return _write(open(path, "xb"), parts)
+    except OSError:  # /dev/shm is small in many containers
+        return _write(tempfile.NamedTemporaryFile(prefix="labkit-", delete=False), parts)
+
+
+def load(payload: Payload) -> Iterator:
+    """Yield the objects one by one: the first may prepare what the next needs. A file may be removed at once."""
+    for pickled, *buffers in _read(payload) if isinstance(payload, str) else payload:
+        yield pickle.loads(pickled, buffers=buffers)
+
+
+def why_not(error: Exception, fn, args: tuple, kwargs: dict) -> str:
+    """Name what of a call cannot be pickled: an argument, or something that the function uses."""
+    parts = {f"argument {name}": argument for name, argument in (*enumerate(args), *kwargs.items())}
+    if inspect.isfunction(fn):
+        used = inspect.getclosurevars(fn)
+        parts |= {
+            f"{name}, which the function uses,": value for name, value in {**used.globals, **used.nonlocals}.items()
+        }
+    culprits = []
+    for name, part in parts.items():
+        try:
+            cloudpickle.dumps(part)
+        except Exception:
+            culprits.append(f"{name} (a {type(part).__name__})")
+    culprit = " and ".join(culprits) or f"the function (a {type(fn).__name__})"
+    return f"{culprit} cannot be sent to the ranks: {error}. Make it inside the function instead"
+
+
+def _write(file, parts: list[list]) -> str:
+    sizes = pickle.dumps([[len(part) for part in views] for views in parts])
+    try:
+        with file:
+            file.write(_LENGTH.pack(len(sizes)) + sizes)
+            for views in parts:
+                for part in views:
+                    file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
+                    file.write(part)
+    except OSError:
+        os.unlink(file.name)
+        raise
+    return file.name
+
+
+def _read(path: str) -> list[list[memoryview]]:
+    with open(path, "rb") as file:
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    end = _LENGTH.size + _LENGTH.unpack_from(content)[0]
+    parts = []
+    for sizes in pickle.loads(content[_LENGTH.size : end]):
+        parts.append([])
+        for size in sizes:
+            start = end + -end % _ALIGNMENT
+            end = start + size
+            parts[-1].append(content[start:end])
+    return parts

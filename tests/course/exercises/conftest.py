@@ -1,0 +1,32 @@
+"""What the tests of exercises share."""
+
+import pytest
+
+from course.exercises import found_by, on_ranks, pipeline_parallel, tensor_parallel
+from labkit.launch import World
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    """Ranks that stay alive from mistake to mistake, by their number; a mistake that ends them gets new ones."""
+    made: dict[int, World] = {}
+    yield made
+    for world in made.values():
+        world.close()
+
+
+@pytest.fixture
+def launches_on_kept_ranks(worlds, monkeypatch):
+    """Grows at every launch that a learner waits for. Ranks are kept: to recognise a mistake, one world makes all."""
+    calls = []
+
+    def launch(function, *args, world_size, backend):
+        calls.append(function)
+        world = worlds.pop(world_size, None) or World(world_size, backend=backend)
+        result = world.run(function, *args)
+        worlds[world_size] = world
+        return result
+
+    for module in (on_ranks, found_by, pipeline_parallel, tensor_parallel):
+        monkeypatch.setattr(module, "launch", launch)
+    return calls

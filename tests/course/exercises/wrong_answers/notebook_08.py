@@ -1,0 +1,185 @@
+"""Answers to the exercises of notebook 08, all three axes."""
+
+import torch
+import torch.distributed as dist
+
+SIZES = [(t, p, 8 // (t * p)) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8) if t * p <= 8]
+
+
+def possible(num_parameters, num_heads, num_layers, node_size, memory_bytes):
+    found = []
+    for t, p, d in SIZES:
+        fits = 16 * num_parameters / (t * p) <= memory_bytes
+        if num_heads % t == 0 and num_layers % p == 0 and t <= node_size and fits:
+            found.append((t, p, d))
+    return found
+
+
+def fewest_replicas(*case):
+    return min(possible(*case), key=lambda sizes: sizes[2], default=None)
+
+
+def most_stages(*case):
+    return max(possible(*case), key=lambda sizes: (sizes[2], sizes[1]), default=None)
+
+
+def fewest_stages_first(*case):  # with powers of two, the most replicas as well
+    return min(possible(*case), key=lambda sizes: (sizes[1], -sizes[2]), default=None)
+
+
+def first_that_fits(*case):
+    return next(iter(possible(*case)), None)
+
+
+def node_size_ignored(num_parameters, num_heads, num_layers, node_size, memory_bytes):
+    return best(num_parameters, num_heads, num_layers, 8, memory_bytes)
+
+
+def layers_ignored(num_parameters, num_heads, num_layers, node_size, memory_bytes):
+    return best(num_parameters, num_heads, 8, node_size, memory_bytes)
+
+
+def heads_only_at_least_t(num_parameters, num_heads, num_layers, node_size, memory_bytes):
+    fitting = [s for s in possible(num_parameters, 8, num_layers, node_size, memory_bytes) if s[0] <= num_heads]
+    return max(fitting, key=lambda s: (s[2], -s[1]), default=None)
+
+
+def replicas_share_the_memory(num_parameters, *case):
+    heads, layers, node, memory = case
+    fitting = [s for s in possible(0, heads, layers, node, memory) if 16 * num_parameters / 8 <= memory]
+    return max(fitting, key=lambda s: (s[2], -s[1]), default=None)
+
+
+def full_memory_refused(num_parameters, num_heads, num_layers, node_size, memory_bytes):
+    fitting = possible(num_parameters, num_heads, num_layers, node_size, memory_bytes)
+    fitting = [s for s in fitting if 16 * num_parameters / (s[0] * s[1]) < memory_bytes]
+    return max(fitting, key=lambda s: (s[2], -s[1]), default=None)
+
+
+def nothing_possible_raises(*case):
+    return max(possible(*case), key=lambda sizes: (sizes[2], -sizes[1]))
+
+
+def one_rank_instead_of_none(*case):
+    return best(*case) or (1, 1, 8)
+
+
+def best(*case):
+    return max(possible(*case), key=lambda sizes: (sizes[2], -sizes[1]), default=None)
+
+
+def place_by_growing(num_parameters, num_heads, num_layers, node_size, memory_bytes):
+    model_size = 1
+    while model_size <= 8:
+        for p in (size for size in (1, 2, 4, 8) if size <= model_size):
+            t = model_size // p
+            enough = memory_bytes * t * p >= 16 * num_parameters
+            if enough and t <= node_size and not num_heads % t and not num_layers % p:
+                return t, p, 8 // model_size
+        model_size *= 2
+
+
+def squares_of(gradients, kinds, counted):
+    total = torch.zeros(1, dtype=torch.float64)
+    for gradient, kind in zip(gradients, kinds):
+        if kind in counted:
+            total += gradient.double().square().sum()
+    return total
+
+
+def whole_counts_twice(gradients, kinds, tp_rank):
+    total = squares_of(gradients, kinds, ("shard", "whole"))
+    dist.all_reduce(total)
+    return total.sqrt().item()
+
+
+def copies_count(gradients, kinds, tp_rank):
+    total = squares_of(gradients, kinds, ("shard", "copy") if tp_rank else ("shard", "whole", "copy"))
+    dist.all_reduce(total)
+    return total.sqrt().item()
+
+
+def everything_counts(gradients, kinds, tp_rank):
+    total = squares_of(gradients, kinds, ("shard", "whole", "copy"))
+    dist.all_reduce(total)
+    return total.sqrt().item()
+
+
+def whole_never_counts(gradients, kinds, tp_rank):
+    total = squares_of(gradients, kinds, ("shard",))
+    dist.all_reduce(total)
+    return total.sqrt().item()
+
+
+def whole_added_afterwards(gradients, kinds, tp_rank):
+    total = squares_of(gradients, kinds, ("shard",))
+    dist.all_reduce(total)
+    whole = squares_of(gradients, kinds, ("whole",))
+    return (total.sqrt() + whole.sqrt()).item()
+
+
+def roots_are_added(gradients, kinds, tp_rank):
+    total = own_squares(gradients, kinds, tp_rank).sqrt()
+    dist.all_reduce(total)
+    return total.item()
+
+
+def norm_of_this_rank(gradients, kinds, tp_rank):
+    return own_squares(gradients, kinds, tp_rank).sqrt().item()
+
+
+def root_forgotten(gradients, kinds, tp_rank):
+    total = own_squares(gradients, kinds, tp_rank)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def squares_averaged(gradients, kinds, tp_rank):
+    total = own_squares(gradients, kinds, tp_rank)
+    dist.all_reduce(total)
+    return (total / dist.get_world_size()).sqrt().item()
+
+
+def only_rank_0_reduces(gradients, kinds, tp_rank):
+    total = own_squares(gradients, kinds, tp_rank)
+    if tp_rank == 0:
+        dist.all_reduce(total)
+    return total.sqrt().item()
+
+
+def own_squares(gradients, kinds, tp_rank):
+    return squares_of(gradients, kinds, ("shard",) if tp_rank else ("shard", "whole"))
+
+
+def norm_with_shared_parts(gradients, kinds, tp_rank):
+    weights = {"shard": 1, "whole": 0.5, "copy": 0}  # t = 2 ranks hold each whole one
+    parts = [weights[kind] * gradient.norm() ** 2 for gradient, kind in zip(gradients, kinds)]
+    total = torch.stack(parts).sum()
+    dist.all_reduce(total)
+    return total.sqrt()
+
+
+WRONG = [
+    ("place", fewest_replicas, "the fewest replicas, not the most"),
+    ("place", most_stages, "the most stages, not the fewest"),
+    ("place", first_that_fits, "takes the first that fits"),
+    ("place", node_size_ignored, "tensor groups leave the node"),
+    ("place", layers_ignored, "p need not divide the layers"),
+    ("place", heads_only_at_least_t, "t need not divide the heads"),
+    ("place", replicas_share_the_memory, "replicas do not share the weights"),
+    ("place", full_memory_refused, "refuses a memory that just fits"),
+    ("place", nothing_possible_raises, "fails if nothing is possible"),
+    ("place", one_rank_instead_of_none, "invents a layout instead of None"),
+    ("norm", whole_counts_twice, "whole parameters count twice"),
+    ("norm", copies_count, "the copied embedding counts again"),
+    ("norm", everything_counts, "every tensor on every rank counts"),
+    ("norm", whole_never_counts, "whole parameters never count"),
+    ("norm", whole_added_afterwards, "adds norms, not their squares"),
+    ("norm", roots_are_added, "adds roots over the ranks"),
+    ("norm", norm_of_this_rank, "the all-reduce is missing"),
+    ("norm", root_forgotten, "the root is missing"),
+    ("norm", squares_averaged, "averages squares over the ranks"),
+    ("norm", only_rank_0_reduces, "only rank 0 calls the all-reduce"),
+]
+
+RIGHT = [("place", place_by_growing), ("place", fewest_stages_first), ("norm", norm_with_shared_parts)]
