@@ -13,6 +13,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import cloudpickle
 
@@ -48,13 +49,18 @@ def _untyped(data):
     return torch.frombuffer(data, dtype=torch.uint8).untyped_storage() if len(data) else torch.UntypedStorage(0)
 
 
-def dump(path: str, *objects) -> Payload:
-    """Pickle objects. Large ones are written to a new file at ``path`` or, where that has no room, in TMPDIR."""
+def pickled(*objects) -> list[list[memoryview]]:
+    """Return of each object its pickle and its buffers, which are still the object's own memory."""
     parts = []
     for each in objects:
         file, buffers = io.BytesIO(), []
         _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(each)
         parts.append([file.getbuffer(), *(buffer.raw() for buffer in buffers)])
+    return parts
+
+
+def dump(path: str, parts: list[list[memoryview]]) -> Payload:
+    """Copy what was pickled. If it is large, to a new file at ``path`` or, where that has no room, in TMPDIR."""
     if sum(len(part) for views in parts for part in views) <= _INLINE_BYTES:
         return [[bytearray(part) for part in views] for views in parts]
     try:
@@ -67,6 +73,12 @@ def load(payload: Payload) -> Iterator:
     """Yield the objects one by one: the first may prepare what the next needs. A file may be removed at once."""
     for pickled, *buffers in _read(payload) if isinstance(payload, str) else payload:
         yield pickle.loads(pickled, buffers=buffers)
+
+
+def discard(payload: Payload) -> None:
+    """Remove its file, if it has one: whoever has read it keeps what it holds."""
+    if isinstance(payload, str):
+        Path(payload).unlink(missing_ok=True)
 
 
 def why_not(error: Exception, fn, args: tuple, kwargs: dict) -> str:
@@ -87,7 +99,7 @@ def why_not(error: Exception, fn, args: tuple, kwargs: dict) -> str:
     return f"{culprit} cannot be sent to the ranks: {error}. Make it inside the function instead"
 
 
-def _write(file, parts: list[list]) -> str:
+def _write(file, parts: list[list[memoryview]]) -> str:
     sizes = pickle.dumps([[len(part) for part in views] for views in parts])
     try:
         with file:
@@ -96,9 +108,9 @@ def _write(file, parts: list[list]) -> str:
                 for part in views:
                     file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
                     file.write(part)
-    except OSError:
+    except OSError as error:
         os.unlink(file.name)
-        raise
+        raise OSError(error.errno, error.strerror, file.name) from None  # which names the folder
     return file.name
 
 

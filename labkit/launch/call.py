@@ -1,13 +1,12 @@
 """One call of a function on all ranks, from sending it to the results or the report of what went wrong."""
 
 import contextlib
-import os
 import pickle
 import time
 from dataclasses import replace
 
 from labkit.launch import report
-from labkit.launch.interrupts import DeferredInterrupt
+from labkit.launch.interrupts import DeferredInterrupt, stopped
 from labkit.launch.output import Output, ProgressBar
 from labkit.launch.probe import Snapshot
 from labkit.launch.rank import STACK_SIGNAL
@@ -15,7 +14,7 @@ from labkit.launch.ranks import Ranks
 from labkit.launch.report import Deadlock, Death, Failure, RankFailed
 from labkit.launch.watchdog import Silence, Watchdog
 from labkit.linux import read_text
-from labkit.payload import Payload, load
+from labkit.payload import Payload, discard, load
 
 _GATHER_SECONDS = 0.3  # after a first failure: who else failed by then?
 _GATHER_CAUSE_SECONDS = 1.2  # and while only consequences have been heard of: the cause is still to come
@@ -56,8 +55,7 @@ class Call:
             text = f"the result of rank {rank} cannot be read here: {type(error).__name__}: {error}"
             raise RankFailed(text, rank, error) from None
         finally:
-            if isinstance(payload, str):
-                os.unlink(payload)
+            discard(payload)
 
     def _wait(self) -> None:
         while self._unfinished():
@@ -95,9 +93,7 @@ class Call:
             last_words = tuple(self.output.last_words(rank))
             self.failures[rank] = Death(self.ranks.exits[rank], last_words, time.monotonic())
         if self.ranks.server.dead:
-            raise RankFailed(
-                "the launch server was killed, and its ranks with it: run the cell again to start a new one"
-            )
+            raise RankFailed("the launch server was killed, and its ranks with it: run the cell again")
 
     def _ask(self, seconds: float) -> Silence:
         """Ask the ranks where they are, and wait for the answers. Those that have returned may still be sending."""
@@ -141,13 +137,9 @@ class Call:
         first, text = report.failure_report(self.failures, self._with_stacks(self._ask(0.5)))
         errors = {rank: error for rank, error in self.failures.items() if not isinstance(error, Death)}
         cause = None
-        if (error := errors.get(first)) and error.exception:
-            with contextlib.suppress(Exception):
-                cause = pickle.loads(error.exception)
+        with contextlib.suppress(Exception):  # it died, or its exception cannot be pickled
+            cause = pickle.loads(errors[first].exception)
         raise RankFailed(text, first, cause, {rank: error.traceback for rank, error in errors.items()})
 
     def _raise_interrupt(self) -> None:
-        text = report.interrupt_report(self._with_stacks(self._ask(0.5)))
-        interrupt = KeyboardInterrupt(text)
-        interrupt._render_traceback_ = lambda: f"KeyboardInterrupt: {text}".splitlines()  # pyright: ignore
-        raise interrupt
+        raise stopped(report.interrupt_report(self._with_stacks(self._ask(0.5))))

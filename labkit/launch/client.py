@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+from labkit.launch.interrupts import DeferredInterrupt, stopped
 from labkit.launch.output import say
 from labkit.launch.wire import Connection
 
@@ -30,7 +31,7 @@ def will_train() -> None:
 class ServerHandle:
     """One server process, its private run directory (mode 0700, on tmpfs), and what it has told us."""
 
-    def __init__(self):
+    def __init__(self, interrupt: DeferredInterrupt | None = None):
         self.owner = os.getpid()
         self.exits: dict[int, dict[int, int]] = {}  # world_id -> rank -> wait status
         self.gpu_counts: dict[str | None, int] = {}  # by the value of CUDA_VISIBLE_DEVICES
@@ -54,12 +55,7 @@ class ServerHandle:
             )
         self.pid = self._process.pid
         atexit.register(self.close)
-        try:
-            self._await("ready", "importing torch")
-        except BaseException:  # the stop button, say
-            self._process.kill()
-            self.close()
-            raise
+        self._await("ready", "importing torch", interrupt)
 
     @property
     def dead(self) -> bool:
@@ -114,8 +110,8 @@ class ServerHandle:
         shutil.rmtree(self.directory, ignore_errors=True)
         atexit.unregister(self.close)
 
-    def _await(self, kinds: str | tuple[str, ...], what: str, seconds: float = 120.0) -> tuple:
-        end = time.monotonic() + seconds
+    def _await(self, kinds: str | tuple[str, ...], what: str, interrupt: DeferredInterrupt | None = None) -> tuple:
+        end = time.monotonic() + 120.0
         while True:
             self.poll()
             for answer in self._answers:
@@ -127,13 +123,17 @@ class ServerHandle:
                 said = log.read_text()[-2000:] if log.exists() else ""
                 self.close()
                 raise RuntimeError(f"the launch server stopped while {what}: run the cell again\n{said}".rstrip())
+            if interrupt and interrupt.requested:
+                self._process.kill()
+                self.close()
+                raise stopped()
             time.sleep(0.001)
 
 
 _server: ServerHandle | None = None  # one per process: starting it costs the import of torch
 
 
-def current_server() -> ServerHandle:
+def current_server(interrupt: DeferredInterrupt | None = None) -> ServerHandle:
     """Return this process's server; start it if there is none."""
     global _server
     with _lock:
@@ -143,7 +143,7 @@ def current_server() -> ServerHandle:
             if _server is not None:
                 _server.close()
             say("Starting the launcher: it imports torch, once for this kernel ...")
-            _server = ServerHandle()
+            _server = ServerHandle(interrupt)
         return _server
 
 
@@ -162,11 +162,8 @@ def _server_environment() -> dict[str, str]:
 def _tmpfs() -> str | None:
     """Return a folder in memory, where there is one, rather than on a disk or in a network home."""
     places = ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"))
-    return next((place for place in places if place and _has_room(place)), None)
-
-
-def _has_room(place: str) -> bool:
-    return os.access(place, os.W_OK) and shutil.disk_usage(place).free > 1 << 20
+    usable = (place for place in places if place and os.access(place, os.W_OK))
+    return next((place for place in usable if shutil.disk_usage(place).free > 1 << 20), None)
 
 
 def _remove_stale_directories() -> None:

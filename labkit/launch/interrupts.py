@@ -8,8 +8,15 @@ import signal
 import threading
 
 
+def stopped(text: str = "Stopped.") -> KeyboardInterrupt:
+    """Return an interrupt of which IPython shows the text alone. The frames of the launcher help nobody."""
+    interrupt = KeyboardInterrupt(text)
+    interrupt._render_traceback_ = lambda: f"KeyboardInterrupt: {text}".splitlines()  # pyright: ignore
+    return interrupt
+
+
 class DeferredInterrupt:
-    """While open, SIGINT sets `requested`; on leaving it is raised, unless another error is on its way."""
+    """While open, SIGINT sets `requested`; on leaving it is raised, unless a different error is on its way."""
 
     def __init__(self):
         self.requested = False
@@ -27,4 +34,4 @@ class DeferredInterrupt:
         if self._in_main_thread:
             signal.signal(signal.SIGINT, self._previous)
         if self.requested and kind is None:
-            raise KeyboardInterrupt
+            raise stopped()

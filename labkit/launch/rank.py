@@ -17,11 +17,13 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import cloudpickle
+
 from labkit.frames import Frame
 from labkit.gpu import prepare_gpu
 from labkit.launch.probe import Probe
 from labkit.launch.wire import Connection
-from labkit.payload import Payload, dump, load
+from labkit.payload import Payload, dump, load, pickled
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class RankError:
     frames: tuple[Frame, ...]  # innermost last
     traceback: str
     seconds: float  # on the machine's monotonic clock, so that ranks can be compared
-    exception: bytes | None  # cloudpickled, when it can be
+    exception: bytes  # cloudpickled; b"" when it cannot be
 
 
 STACK_SIGNAL = signal.SIGRTMAX - 1  # SIGUSR1 is the learner's: Slurm sends it before it takes a node away
@@ -153,7 +155,7 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
             text = f"the request of this i{lost.text()} is lost: keep what it returns, and call its wait(), or it hangs"
             return "error", replace(describe_error(RuntimeError(text)), frames=lost.stack)
         try:
-            return "result", dump(f"{settings['directory']}/result{settings['rank']}", result)
+            return "result", dump(f"{settings['directory']}/result{settings['rank']}", pickled(result))
         except Exception as error:
             text = f"the result, of type {type(result).__name__}, cannot be sent back: {error}"
             return "error", replace(describe_error(TypeError(text)), frames=())  # the line that returned is unknown
@@ -164,8 +166,6 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
 
 
 def describe_error(error: BaseException) -> RankError:
-    import cloudpickle
-
     cause = error.__cause__
     try:
         text = str(error)[:_TEXT_CHARACTERS]
@@ -173,16 +173,16 @@ def describe_error(error: BaseException) -> RankError:
     except Exception:  # of a __str__ of its own
         text = "(its text cannot be shown)"
     frames = traceback.extract_tb(error.__traceback__)
-    pickled = None
+    exception = b""
     with contextlib.suppress(Exception):
-        pickled = cloudpickle.dumps(error.with_traceback(None))
+        exception = cloudpickle.dumps(error.with_traceback(None))
     return RankError(
         kind=type(error).__name__,
         text=text,
         frames=tuple((frame.filename, frame.lineno or 0, frame.name) for frame in frames),
         traceback="".join(traceback.format_list(frames)),
         seconds=time.monotonic(),
-        exception=pickled,
+        exception=exception,
     )
 
 

@@ -50,9 +50,8 @@ class Ranks:
         finally:
             for descriptor in given:
                 os.close(descriptor)
-        settings = {**settings, "directory": self.directory, "world_id": self.world_id}
         for rank in range(num_ranks):
-            self.send(rank, "settings", {**settings, "rank": rank})
+            self.send(rank, "settings", {**settings, "directory": self.directory, "rank": rank})
 
     def send(self, rank: int, *message) -> bool:
         """Send a message to a rank. Return False when it is gone."""

@@ -100,9 +100,8 @@ def failure_report(failures: Mapping[int, Failure], others: Silence) -> tuple[in
             lines.append(f"  rank {rank}: {_state(rank, others)}")
         elif rank in causes:
             said = _what_happened(failures[rank]).splitlines()[0]
-            lines.append(
-                f"  rank {rank}: the same" if f" {said}\n" in lines[0] else f"  rank {rank}: also {said[:200]}"
-            )
+            is_same = f" {said}\n" in lines[0]
+            lines.append(f"  rank {rank}: {'the same' if is_same else f'also {said[:200]}'}")
         elif first in absent and isinstance(failure := failures[rank], RankError) and "Timed out" in failure.text:
             lines.append(f"  rank {rank}: gave up after timeout_seconds, {place(failure.frames)}")
         else:

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 from labkit.frames import is_cell
@@ -18,7 +17,7 @@ from labkit.launch.call import Call
 from labkit.launch.interrupts import DeferredInterrupt
 from labkit.launch.output import Output, say
 from labkit.launch.ranks import Ranks
-from labkit.payload import Payload, dump, why_not
+from labkit.payload import discard, dump, pickled, why_not
 from labkit.sizes import whole_number
 
 _MAX_RANKS = 128
@@ -46,8 +45,9 @@ def launch(
         ValueError: an argument does not fit; no process was started.
         RankFailed: a rank raised or died; the message is the report. `Deadlock` if they wait for each other.
     """
+    call = _pickled_call(fn, args, kwargs)  # which may refuse it: no process was started yet
     with World(world_size, backend=backend, timeout_seconds=timeout_seconds, strict=strict) as world:
-        return world.run(fn, *args, live=live, **kwargs)
+        return world._run(call, live)
 
 
 class World:
@@ -67,18 +67,18 @@ class World:
             raise ValueError(f"timeout_seconds={timeout_seconds!r} must be a number above 0, and at most a million")
         if "LABKIT_WORLD" in os.environ:
             raise RuntimeError("launch was called on a rank: only the notebook (or script) itself can launch ranks")
-        server = client.current_server()
-        self.backend = _choose_backend(backend, self.world_size, server.gpu_count())
         self._ended = ""  # why, once it has
         self._one_call = threading.Lock()  # at a time: a second thread waits its turn
-        settings = {
-            "world_size": self.world_size,
-            "backend": self.backend,
-            "timeout_seconds": timeout_seconds,
-            "num_threads": max(1, len(os.sched_getaffinity(0)) // self.world_size),
-            "environment": {**os.environ, **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if strict else {})},
-        }
         with DeferredInterrupt() as interrupt:
+            server = client.current_server(interrupt)
+            self.backend = _choose_backend(backend, self.world_size, server.gpu_count())
+            settings = {
+                "world_size": self.world_size,
+                "backend": self.backend,
+                "timeout_seconds": timeout_seconds,
+                "num_threads": max(1, len(os.sched_getaffinity(0)) // self.world_size),
+                "environment": {**os.environ, **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if strict else {})},
+            }
             self._ranks = Ranks(server, self.world_size, settings)
             self._finalizer = weakref.finalize(self, self._ranks.end, kill=True)  # a world that nobody closed
             self._finalizer.atexit = False  # the server sees to that
@@ -87,18 +87,21 @@ class World:
 
     def run(self, fn, /, *args, live: bool = False, **kwargs) -> list:
         """Call ``fn(*args, **kwargs)`` on every rank. Return the results in rank order."""
+        return self._run(_pickled_call(fn, args, kwargs), live)
+
+    def _run(self, call: list[list[memoryview]], live: bool) -> list:
         with self._one_call, DeferredInterrupt() as interrupt:
             if self._ended:
                 raise RuntimeError(f"this world has ended ({self._ended}): make a new one")
-            payload = self._write_payload(fn, args, kwargs)
+            payload = dump(f"{self._ranks.directory}/payload", call)
+            call.clear()  # it was copied
             try:
                 return Call(self._ranks, Output(self.world_size, live), interrupt).run(payload)
             except BaseException as error:
                 self._end(f"{type(error).__name__} in an earlier call", kill=True)
                 raise
             finally:
-                if isinstance(payload, str):
-                    Path(payload).unlink(missing_ok=True)
+                discard(payload)
 
     def close(self) -> None:
         """Let the ranks leave. Safe to call again."""
@@ -117,20 +120,26 @@ class World:
             self._finalizer.detach()
             self._ranks.end(kill)
 
-    def _write_payload(self, fn, args: tuple, kwargs: dict) -> Payload:
-        """Return what every rank is sent; a file is written once for all."""
-        settings = {
-            "environment": dict(os.environ),
-            "working_directory": os.getcwd(),
-            "sys_path": [path or os.getcwd() for path in sys.path],
-            "cells": {name: entry for name, entry in linecache.cache.items() if is_cell(name) and len(entry) == 4},
-        }
-        if not callable(fn):
-            raise ValueError(f"fn={fn!r} cannot be called: pass the function itself, and its arguments after it")
-        try:
-            return dump(f"{self._ranks.directory}/payload", settings, (fn, args, kwargs))
-        except Exception as error:
-            raise ValueError(why_not(error, fn, args, kwargs)) from None
+
+def _pickled_call(fn, args: tuple, kwargs: dict) -> list[list[memoryview]]:
+    """Return what every rank is sent: the state of the notebook that the call may depend on, and the call."""
+    if not callable(fn):
+        raise ValueError(f"fn={fn!r} cannot be called: pass the function itself, and its arguments after it")
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        gone = os.readlink("/proc/self/cwd")
+        raise ValueError(f"the working directory is gone, {gone}: choose a different one with os.chdir") from None
+    settings = {
+        "environment": dict(os.environ),
+        "working_directory": here,
+        "sys_path": [path or here for path in sys.path],
+        "cells": {name: entry for name, entry in linecache.cache.items() if is_cell(name) and len(entry) == 4},
+    }
+    try:
+        return pickled(settings, (fn, args, kwargs))
+    except Exception as error:
+        raise ValueError(why_not(error, fn, args, kwargs)) from None
 
 
 def stream(world: World, fn: Callable[..., Iterator], /, *args, **kwargs) -> Iterator[list]:
@@ -155,9 +164,8 @@ def stream(world: World, fn: Callable[..., Iterator], /, *args, **kwargs) -> Ite
                 return
             if not all(goes_on):
                 ended = [rank for rank, still in enumerate(goes_on) if not still]
-                raise RuntimeError(
-                    f"{fn.__name__} has ended on ranks {ended} but goes on elsewhere: yield equally often"
-                )
+                text = f"{fn.__name__} has ended on ranks {ended} but goes on elsewhere: yield equally often"
+                raise RuntimeError(text)
             yield list(values)
     except BaseException:  # GeneratorExit above all: the caller wants no more
         # Python may collect a forgotten stream in the middle of a different call, which it cannot wait for.
@@ -173,13 +181,10 @@ def _begin_stream(number: int, fn: Callable[..., Iterator], args: tuple, kwargs:
 
 def _advance_stream(number: int) -> tuple[bool, Any]:
     """On a rank: return whether there was a next value, and the value."""
-    if number not in _streams_here:  # a newer stream has begun
-        return False, None
-    try:
-        return True, next(_streams_here[number])
-    except StopIteration:
-        _end_stream(number)
-        return False, None
+    for value in _streams_here.get(number, ()):  # nothing if a newer stream has begun
+        return True, value
+    _end_stream(number)
+    return False, None
 
 
 def _end_stream(number: int) -> None:

@@ -376,9 +376,7 @@ def test_server_is_killed(kernel, tmp_path):
     os.kill(server, signal.SIGKILL)
     ran = kernel.finish(message_id)
     assert ran.seconds < 2
-    assert ran.error == (
-        "RankFailed: the launch server was killed, and its ranks with it: run the cell again to start a new one"
-    )
+    assert ran.error == ("RankFailed: the launch server was killed, and its ranks with it: run the cell again")
     assert wait_until(lambda: not any(map(is_alive, ranks)) and sleepers() == 0, 1)
     again = kernel.run(HELLO)
     assert "Starting the launcher" in again.stdout and "[0, 1]" in again.stdout
@@ -402,6 +400,24 @@ def test_a_million_lines(kernel):
     assert len(lines) < 3000
     assert lines[0] == "[rank 0] line 0" and lines[-1] == "[rank 1] line 999999"
     assert any("999,000 lines left out" in line for line in lines)
+
+
+@pytest.mark.parametrize("moment", ["Server.__init__", "Server.gpu_count", "Ranks.__init__", "Ranks.end"])
+def test_interrupt_while_a_world_starts_or_ends(kernel, moment):
+    kernel.run(f"""
+from labkit.launch.client import ServerHandle as Server, current_server
+from labkit.launch.ranks import Ranks
+method = {moment}
+def pressed(*args, **kwargs):
+    signal.raise_signal(signal.SIGINT)
+    return method(*args, **kwargs)
+{moment} = pressed
+if {moment == "Server.__init__"}:
+    current_server().close()
+""")
+    ran = kernel.run("launch(os.getpid, world_size=2)")
+    kernel.run(f"{moment} = method")
+    assert (ran.error_name, ran.error) == ("KeyboardInterrupt", "KeyboardInterrupt: Stopped.")
 
 
 def test_interrupt_while_ranks_print_without_end(kernel):

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -110,14 +111,23 @@ def test_nccl_without_gpus():
         launch(print, world_size=2, backend="nccl")
 
 
-def test_an_argument_that_cannot_be_pickled_is_named():
-    with pytest.raises(ValueError, match=r"argument 1 \(a lock\) cannot be sent to the ranks"):
-        launch(print, 1, threading.Lock(), world_size=2)
+def test_a_call_that_cannot_be_sent_starts_no_rank_and_ends_no_world(launches):
+    calls = {"argument 1 (a lock) cannot be sent to the ranks": (print, 1, threading.Lock()), "fn=3 cannot be": (3,)}
+    with World(1) as world:
+        for said, call in calls.items():
+            for run in (world.run, partial(launch, world_size=2)):
+                with pytest.raises(ValueError, match=re.escape(said)):
+                    run(*call)
+        assert len(world.run(os.getpid)) == len(launches) == 1
 
 
-def test_not_a_function():
-    with pytest.raises(ValueError, match="fn=3 cannot be called"):
-        launch(3, world_size=1)
+def test_a_working_directory_that_was_deleted_is_named(tmp_path, monkeypatch, launches):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ValueError, match=r"the working directory is gone, .*/gone .*: choose a different .* os.chdir"):
+        launch(os.getpid, world_size=2)
+    assert not launches
 
 
 @pytest.mark.parametrize(("gpus", "size", "chosen"), [(0, 2, "gloo"), (8, 8, "nccl"), (4, 8, "gloo"), (1, 1, "nccl")])
