@@ -185,7 +185,11 @@ def packages_to_mend() -> list[str]:
     except ImportError:
         return ["PACKAGE: packaging is missing: pip install packaging"]
     to_mend = []
-    for text in metadata.requires("megatron-lab") or []:
+    try:
+        texts = metadata.requires("megatron-lab") or []
+    except metadata.PackageNotFoundError:  # as in an NGC container that was just started
+        return ["PACKAGE: the lab itself is missing: in its folder, pip install -e '.[lab]'"]
+    for text in texts:
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate({"extra": "lab"}):
             try:

@@ -10,23 +10,35 @@ from labkit.sizes import ranks_text
 
 
 def check_replicas(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Check that every rank of the group has the same parameters and buffers.
+    """Check that every rank of the group has the same parameters and buffers, in the same order.
 
     Raises:
         ValueError: on every rank, naming the first tensor in which the ranks differ, and those ranks.
     """
-    replicas: list[dict[str, str]] = [{} for _ in range(group.size())]
-    dist.all_gather_object(replicas, _describe(module), group=group)
-    names = list(dict.fromkeys(name for replica in replicas for name in replica))
-    for name in names:
+    trained = {name: "" if parameter.requires_grad else ", frozen" for name, parameter in module.named_parameters()}
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    mine = {
+        f"tensor {number} of this module": f"{name} {list(x.shape)} {str(x.dtype)[6:]}{trained.get(name, '')}"
+        for number, (name, x) in enumerate(tensors, start=1)
+    }
+    check_alike(mine, "make the same module on every rank", group)
+
+
+def check_alike(mine: dict[str, str], advice: str, group: dist.ProcessGroup | None = None) -> None:
+    """Compare a dict with those of the other ranks, or of the group's. Call it on each of them.
+
+    Raises:
+        ValueError: on every rank, naming the first entry in which the ranks differ, those ranks, and the advice.
+    """
+    dicts = [mine] * dist.get_world_size(group)
+    dist.all_gather_object(dicts, mine, group=group)
+    for name in dict.fromkeys(name for each in dicts for name in each):
         ranks: dict[str, list[int]] = {}
-        for rank, replica in zip(dist.get_process_group_ranks(group), replicas):
-            ranks.setdefault(replica.get(name, "missing"), []).append(rank)
+        for rank, each in zip(dist.get_process_group_ranks(group), dicts):
+            ranks.setdefault(each.get(name, "missing"), []).append(rank)
         if len(ranks) > 1:
             text = ", ".join(f"{found} on ranks {ranks_text(having)}" for found, having in ranks.items())
-            raise ValueError(f"the replicas differ: {name} is {text}; make the same module on every rank")
-    if any(list(replica) != names for replica in replicas):
-        raise ValueError("the replicas' parameters are in different orders: make them in one order on every rank")
+            raise ValueError(f"{name} is {text}: {advice}")
 
 
 def copy_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
@@ -36,9 +48,3 @@ def copy_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -
         dist.broadcast(values, group_src=0, group=group)
         with torch.no_grad():
             tensor.copy_(values)
-
-
-def _describe(module: nn.Module) -> dict[str, str]:
-    trained = {name: "" if parameter.requires_grad else ", frozen" for name, parameter in module.named_parameters()}
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    return {name: f"{list(x.shape)} {str(x.dtype)[6:]}{trained.get(name, '')}" for name, x in tensors}

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from labkit.data_parallel.replicas import check_alike
 from labkit.gpu import prepare_gpu
 from labkit.groups import local_device
-from labkit.sizes import ranks_text
 from labkit.train.config import TrainConfig
 
 
@@ -126,12 +126,7 @@ def check_same_options(config: TrainConfig) -> None:
     """
     mine = {field.name: repr(getattr(config, field.name)) for field in fields(config)}
     mine["the content of text"] = config.make_text().fingerprint
-    everywhere = [mine] * dist.get_world_size()
-    dist.all_gather_object(everywhere, mine)
-    for name, value in everywhere[0].items():
-        if others := [rank for rank, options in enumerate(everywhere) if options[name] != value]:
-            text = f"{value} on rank 0 and {everywhere[others[0]][name]} on ranks {ranks_text(others)}"
-            raise ValueError(f"{name} is {text}: start every rank with the same options")
+    check_alike(mine, "start every rank with the same options")
 
 
 def say_once(text: str) -> None:

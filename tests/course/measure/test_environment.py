@@ -196,23 +196,36 @@ def test_without_packaging_the_check_asks_for_it(monkeypatch):
     assert packages_to_mend() == ["PACKAGE: packaging is missing: pip install packaging"]
 
 
-def test_a_node_without_torch_is_told_so_in_words():
-    """The module is run as on such a node: torch cannot be imported, and no package of that name is installed."""
+@pytest.mark.parametrize(
+    ("missing", "advice"),
+    [
+        ("torch", "torch is missing: pip install 'torch"),
+        ("cloudpickle", "cloudpickle is missing: pip install 'cloudpickle>=3'"),
+        ("megatron-lab", "the lab itself is missing: in its folder, pip install -e '.[lab]'"),
+    ],
+)
+def test_a_node_without_a_package_is_told_so_in_words(missing, advice):
+    """The module is run as on such a node: it cannot be imported, and no package of that name is installed."""
     without = """
 import runpy, sys
 from importlib import metadata
 version = metadata.version
 def other_version(name):
-    if name == "torch":
+    if name == missing:
         raise metadata.PackageNotFoundError(name)
     return version(name)
-metadata.version = other_version
-sys.modules["torch"] = None
+requires = metadata.requires
+def other_requires(name):
+    other_version(name)
+    return requires(name)
+metadata.version, metadata.requires = other_version, other_requires
+sys.modules[missing] = None
 runpy.run_module("course.measure.environment", run_name="__main__")
 """
-    node = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", f"missing = {missing!r}{without}"]
+    node = subprocess.run(command, capture_output=True, text=True, check=False)
     assert node.returncode == 1
-    assert "MISSING  PACKAGE: torch is missing: pip install 'torch" in node.stderr
+    assert f"MISSING  PACKAGE: {advice}" in node.stderr
     assert "Traceback" not in node.stderr
 
 

@@ -84,13 +84,13 @@ def different_buffer(rank):
 
 
 DIFFERENCES = {
-    different_shape: "1.weight is [4, 6] float64 on ranks [0, 1, 3], [3, 6] float64 on ranks [2]",
-    a_parameter_missing: "1.bias is missing on ranks [0], [6] float64 on ranks [1, 2, 3]",
-    different_type: "0.weight is [6, 6] float64 on ranks [0, 2], [6, 6] float32 on ranks [1, 3]",
-    frozen_on_one: "1.weight is [6, 6] float64 on ranks [0, 1, 2], [6, 6] float64, frozen on ranks [3]",
-    tied_on_one: "1.weight is missing on ranks [0]",
-    different_order: "the replicas' parameters are in different orders",
-    different_buffer: "scale is [2] float32 on ranks [0, 2, 3], [3] float32 on ranks [1]",
+    different_shape: "is 1.weight [4, 6] float64 on ranks [0, 1, 3], 1.weight [3, 6] float64 on ranks [2]",
+    a_parameter_missing: "is missing on ranks [0], 1.bias [6] float64 on ranks [1, 2, 3]",
+    different_type: "is 0.weight [6, 6] float64 on ranks [0, 2], 0.weight [6, 6] float32 on ranks [1, 3]",
+    frozen_on_one: "is 1.weight [6, 6] float64 on ranks [0, 1, 2], 1.weight [6, 6] float64, frozen on ranks [3]",
+    tied_on_one: "is 1.bias [6] float64 on ranks [0], 1.weight [6, 6] float64 on ranks [1, 2, 3]",
+    different_order: "tensor 1 of this module is b [2] float32 on ranks [0], a [2] float32 on ranks [1, 2, 3]",
+    different_buffer: "is scale [2] float32 on ranks [0, 2, 3], scale [3] float32 on ranks [1]",
 }
 
 
@@ -122,4 +122,4 @@ def test_ranks_of_a_smaller_group_are_named_by_their_number_in_the_world(on_rank
     texts = on_ranks(refusal_in_a_group, world_size=4)
     assert texts[0] == texts[2] == None  # noqa: E711
     assert texts[1] == texts[3]
-    assert "0.weight is [4, 6] float64 on ranks [1], [3, 6] float64 on ranks [3]" in texts[1]
+    assert "is 0.weight [4, 6] float64 on ranks [1], 0.weight [3, 6] float64 on ranks [3]" in texts[1]

@@ -69,9 +69,12 @@ def test_ranks_with_different_options_are_refused(tmp_path):
     config = replace(TINY_CONFIG, steps=1, batch_size=12)
     with World(3) as world:
         for options, message in [
-            ([{"learning_rate": 0.02}, {}, {}], "learning_rate is 0.02 on rank 0 and 0.01 on ranks [1, 2]"),
-            ([{}, {}, {"tp_size": 2}], "tp_size is 1 on rank 0 and 2 on ranks [2]"),
-            ([{"text": text} for text in texts], f"text is {texts[0]!r} on rank 0 and {texts[1]!r} on ranks [1, 2]"),
+            ([{"learning_rate": 0.02}, {}, {}], "learning_rate is 0.02 on ranks [0], 0.01 on ranks [1, 2]"),
+            ([{}, {}, {"tp_size": 2}], "tp_size is 1 on ranks [0, 1], 2 on ranks [2]"),
+            (
+                [{"text": text} for text in texts],
+                f"text is {texts[0]!r} on ranks [0], {texts[1]!r} on ranks [1], {texts[2]!r} on ranks [2]",
+            ),
         ]:
             said = world.run(refusal, [replace(config, **each) for each in options])
             assert said == [f"{message}: start every rank with the same options"] * 3
