@@ -3,25 +3,29 @@
 An explorer's own file has its controls, its picture and its facts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from typing import Any, ClassVar, NamedTuple
+from itertools import combinations, product
+from operator import itemgetter
+from typing import Any, ClassVar
 
 import ipywidgets as widgets
 from IPython import get_ipython
 
+from course.pictures.scene import Scene
+from course.pictures.stage import Stage
 from course.pictures.style import DP, INK, PP
 
 STYLE = f"""<style>
 img.labkit-grids {{ width: 100%; max-width: 1250px; height: auto; }}
 .labkit-says {{ padding: .4em .8em; line-height: 1.4; border-left: 6px solid {DP}; }}
-.labkit-says.misfit {{ border-color: {PP}; background: #FFF1E6; color: {INK}; }}
+.labkit-says.moved, .labkit-says.misfit {{ border-color: {PP}; background: #FFF1E6; color: {INK}; }}
 .labkit-facts {{ border-collapse: collapse; line-height: 1.45; }}
 .labkit-facts caption {{ text-align: left; padding: .3em 0; }}
 .labkit-facts th, .labkit-facts td {{ text-align: left; vertical-align: top; padding: .2em 1.2em .2em 0; }}
 table.labkit-facts tbody {{ border-top: 1px solid var(--jp-border-color2, #ddd); }}
 .labkit-facts span {{ white-space: nowrap; margin-right: .7em; }}
-.labkit-stale {{ opacity: .45; }}
 .labkit-explorer .jupyter-widgets-disconnected::before {{ content: none; }}
 .labkit-explorer.jupyter-widgets-disconnected > .widget-box {{ opacity: .45; pointer-events: none; }}
 .labkit-explorer.jupyter-widgets-disconnected::before {{ color: inherit; font: inherit; font-style: italic;
@@ -32,9 +36,9 @@ table.labkit-facts tbody {{ border-top: 1px solid var(--jp-border-color2, #ddd);
 class Explorer(widgets.VBox):
     """A row of controls, and below it what they come to: as a sentence, as a picture, and as facts.
 
-    ``shown`` is what the picture shows: the last choice that fitted. ``fits`` says whether the controls still say that.
-    A subclass has ``function`` and ``choice_type``, makes its controls before it calls ``__init__`` here, and says in
-    `_chosen` and `_parts` what they come to.
+    ``shown`` is what the controls say, as `_fit` returns it. A choice that does not fit moves the controls that must
+    give way, as few and as little as will do, and says so. A subclass has ``function`` and ``choice_type``, makes its
+    controls before it calls ``__init__`` here, and says in `_fit` and `_parts` what they come to.
     """
 
     function: str
@@ -43,18 +47,21 @@ class Explorer(widgets.VBox):
     """A named tuple of what the controls say: its fields are the controls' names, and the function's arguments."""
     _made: ClassVar[dict[str, tuple[str, list["Explorer"]]]] = {}  # by cell: the id of its last run, what that made
 
-    def __init__(self, shown: Any, *, others: Sequence = (), row: Sequence = (), below: Sequence = ()):
+    def __init__(self, *, others: Sequence = (), row: Sequence = (), below: Sequence = ()):
         """``others`` are controls that no choice names; ``row`` puts all in order; ``below`` is under the picture."""
-        inputs = [*(getattr(self, name) for name in self.choice_type._fields), *others]
-        self.shown, self.fits, self._is_updating = shown, True, False
-        self.says, self.picture, self.facts = widgets.HTML(), widgets.Image(format="png"), widgets.HTML()
+        self._controls = {name: getattr(self, name) for name in self.choice_type._fields}
+        self._is_updating, self._last = False, self.choice
+        self.shown = self._fit(self.choice)
+        picture, says, facts = self._parts()
+        self.says, self.facts = widgets.HTML(says), widgets.HTML(facts)
+        self.picture = Stage(picture, unfolded=True) if isinstance(picture, Scene) else widgets.Image(value=picture, format="png")
         self.picture.add_class("labkit-grids")
+        inputs = [*self._controls.values(), *others]
         controls = widgets.Box(row or inputs, layout=widgets.Layout(flex_flow="row wrap"))
         children = [widgets.HTML(STYLE), controls, self.says, self.picture, *below, self.facts]
         super().__init__(children, _dom_classes=("labkit-explorer",))
         for control in inputs:
             control.observe(self._update, "value")
-        self._update()
         self._replace_earlier()
 
     def __repr__(self) -> str:
@@ -82,30 +89,86 @@ class Explorer(widgets.VBox):
 
     @property
     def choice(self) -> Any:
-        """What the controls say now; it need not fit."""
-        return self.choice_type(*(getattr(self, name).value for name in self.choice_type._fields))
+        """What the controls say now."""
+        return self.choice_type(*(control.value for control in self._controls.values()))
 
-    def _chosen(self) -> Any:
-        """Limit the controls by each other, and return what to show; ValueError if the choice does not fit."""
+    def _fit(self, choice: Any) -> Any:
+        """Return what to show for a choice; ValueError if it does not fit."""
         raise NotImplementedError
 
-    def _parts(self) -> tuple[bytes, str, str]:
-        """Return the picture of what is shown as PNG, and the sentence on it and its facts as HTML."""
+    def _parts(self) -> tuple[Scene | bytes, str, str]:
+        """Return the picture of what is shown, and the sentence on it and its facts as HTML."""
         raise NotImplementedError
 
     def _update(self, change=None) -> None:
         if self._is_updating:  # another control moved this one, not the reader
             return
-        self._is_updating, misfit = True, ""
+        self._is_updating, moved = True, ""
         try:
-            self.shown, self.fits = self._chosen(), True
-        except ValueError as error:
-            self.fits, misfit = False, misfit_html(f"{error}. Below: the last that did.")
+            fitting = nearest_that_fits(self._fit, self.choice, self._last, self._options())
+            if fitting != self.choice:
+                moved = moved_html(self._controls, self._why_not(self.choice), self.choice, fitting)
+            for control, value in zip(self._controls.values(), fitting):
+                control.value = value
+            self._last, self.shown = fitting, self._fit(fitting)
         finally:
             self._is_updating = False
-        self.picture.value, says, facts = self._parts()
-        self.facts.value = facts if self.fits else f'<div class="labkit-stale">{facts}</div>'
-        self.says.value = misfit or says
+        picture, says, self.facts.value = self._parts()
+        self.says.value = moved + says
+        if isinstance(self.picture, Stage):
+            self.picture.show(picture)
+        else:
+            self.picture.value = picture
+
+    def _options(self) -> dict[str, list]:
+        return {name: list(control.options) for name, control in self._controls.items()}
+
+    def _why_not(self, choice: Any) -> str:
+        """Return the rule that a choice breaks, in the names that the controls have."""
+        try:
+            self._fit(choice)
+        except ValueError as error:
+            why = str(error).partition(": use")[0]
+            for name, control in self._controls.items():
+                why = re.sub(rf"\b{name}=", f"{control.description} = ", why)
+            return why
+        return ""
+
+
+def nearest_that_fits(fit: Callable, choice: Any, last: Any, options: Mapping[str, list]) -> Any:
+    """Return the choice if it fits, or else the nearest that does: on the way from ``last``, or else beside it.
+
+    First, what the reader moved goes on in the same direction. If it gets nowhere, other fields give way: as few as
+    possible, at most two, by the fewest steps among their options. If nothing helps, the last choice is returned.
+    """
+
+    def fits(candidate) -> bool:
+        try:
+            fit(candidate)
+        except ValueError:
+            return False
+        return True
+
+    return next(filter(fits, _nearest_first(choice, last, options)), last)
+
+
+def _nearest_first(choice: Any, last: Any, options: Mapping[str, list]) -> Iterator[Any]:
+    yield choice
+    moved = [name for name in options if getattr(choice, name) != getattr(last, name)]
+    if len(moved) == 1:
+        [name] = moved
+        now, before = (options[name].index(getattr(each, name)) for each in (choice, last))
+        for value in options[name][now:] if now > before else options[name][now::-1]:
+            yield choice._replace(**{name: value})
+    others = {name: options[name].index(getattr(choice, name)) for name in options if name not in moved}
+    for num_changed in (1, 2):
+        beside = []
+        for names in combinations(others, num_changed):
+            for steps in product(*(range(len(options[name])) for name in names)):
+                far = sum(abs(step - others[name]) for step, name in zip(steps, names))
+                beside.append((far, {name: options[name][step] for name, step in zip(names, steps)}))
+        for _, changed in sorted(beside, key=itemgetter(0)):
+            yield choice._replace(**changed)
 
 
 def _parts(widget: widgets.Widget) -> list[widgets.Widget]:
@@ -118,9 +181,14 @@ def says_html(text: str) -> str:
     return f'<div class="labkit-says" role="status">{text}</div>'
 
 
-def misfit_html(why: str) -> str:
-    """Say that the choice does not fit, and ``why``; a screen reader reads it out at once."""
-    return f'<div class="labkit-says misfit" role="alert"><b>This does not fit.</b> {escape(why)}</div>'
+def moved_html(controls: Mapping[str, Any], why: str, asked: Any, fitting: Any) -> str:
+    """Say which controls gave way, and why; a screen reader reads it out at once."""
+    moves = [
+        f"{controls[name].description} is {new} now, not {old}"
+        for name, old, new in zip(asked._fields, asked, fitting)
+        if old != new
+    ]
+    return f'<div class="labkit-says moved" role="alert"><b>{escape("; ".join(moves))}.</b> {escape(why)}.</div>'
 
 
 def facts_html(caption: str, facts: Mapping[str, str]) -> str:
@@ -134,37 +202,3 @@ def table_html(caption: str, rows: Mapping[str, Sequence[str]], heads: Sequence[
     body = "".join(f"<tr><th>{name}</th><td>{'</td><td>'.join(cells)}</td></tr>" for name, cells in rows.items())
     thead = f"<thead><tr>{head}</tr></thead>" if heads else ""
     return f'<table class="labkit-facts"><caption>{escape(caption)}</caption>{thead}<tbody>{body}</tbody></table>'
-
-
-class Controls(NamedTuple):
-    """Makes controls of one width, so that they stand in columns; both widths are CSS."""
-
-    width: str
-    description_width: str
-
-    def slider(self, description: str, value: int, low: int, high: int) -> widgets.IntSlider:
-        return widgets.IntSlider(value, low, max(high, value), description=description, **self._look())
-
-    def time(self, description: str, value: float, low: float, high: float) -> widgets.FloatSlider:
-        """Return a slider in steps of a quarter."""
-        return widgets.FloatSlider(
-            value, min=low, max=max(high, value), step=0.25, description=description, **self._look()
-        )
-
-    def selection(self, description: str, usual: Sequence[int], value: int) -> widgets.SelectionSlider:
-        """Return a slider over the ``usual`` numbers and ``value``."""
-        options = sorted({*usual, value})
-        return widgets.SelectionSlider(options=options, value=value, description=description, **self._look())
-
-    def dropdown(self, description: str, usual: Iterable, value: Any) -> widgets.Dropdown:
-        """Return a menu of the ``usual`` values and ``value``."""
-        options = list(dict.fromkeys([*usual, value]))
-        return widgets.Dropdown(options=options, value=value, description=description, **self._look())
-
-    def _look(self) -> dict[str, Any]:
-        return {"layout": {"width": self.width}, "style": {"description_width": self.description_width}}
-
-
-def checkbox(description: str, value: bool, tooltip: str | None = None) -> widgets.Checkbox:
-    """Return a checkbox that is only as wide as its words need."""
-    return widgets.Checkbox(value, description=description, tooltip=tooltip, indent=False, layout={"width": "165px"})

@@ -1,13 +1,12 @@
 """Choose the sizes of a layout and its order: the groups of each axis on the nodes, and what they send."""
 
+import re
 from collections import namedtuple
 
-import ipywidgets as widgets
-
-from course.explorers.base import Controls, Explorer, checkbox, says_html
-from course.pictures.layout import FIGURE_INCHES, THREE_PLACES, draw_layout
-from course.pictures.layout_table import layout_table
-from course.pictures.painter import Canvas
+from course.explorers.base import Explorer, says_html
+from course.explorers.choice import menu, slider
+from course.pictures.layout import draw_layout
+from course.pictures.scene import Scene
 from course.sizing import step_traffic
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
@@ -35,65 +34,52 @@ def layout_explorer(
     cp_size: int = 1,
     order: str = "tp-dp-pp",
     gpus_per_node: int = 8,
-    follow: int | None = None,
 ) -> "LayoutExplorer":
     """Show the grids of a layout, with a control for everything that decides it.
 
     Raises:
         ValueError: the start does not fit.
     """
-    return LayoutExplorer(Choice(world_size, tp_size, pp_size, cp_size, order), gpus_per_node, follow)
+    return LayoutExplorer(Choice(world_size, tp_size, pp_size, cp_size, order), gpus_per_node)
 
 
 class LayoutExplorer(Explorer):
-    """Controls, three grids and their facts; ``shown`` is a layout."""
+    """Controls, a grid for each axis and their facts; ``shown`` is a layout. A click on a node shows its GPUs alone."""
 
     function, choice_type = "layout_explorer", Choice
 
-    def __init__(self, choice: Choice, gpus_per_node: int, follow: int | None):
-        shown, make = choice.layout(), Controls("290px", "7.5em")  # three in a line at 1400 pixels
-        self.world_size = make.selection("world size n", WORLD_SIZES, choice.world_size)
-        self.tp_size = make.slider("tensor t", choice.tp_size, 1, 16)
-        self.pp_size = make.slider("pipeline p", choice.pp_size, 1, 64)
-        self.context = checkbox("context parallelism", choice.cp_size > 1, "c GPUs share each sequence")
-        self.cp_size = make.slider("context c", choice.cp_size, 1, 16)
-        self.order = make.dropdown("order", ORDERS, choice.order)
-        self.gpus_per_node = make.dropdown("GPUs per node", NODE_SIZES, gpus_per_node)
-        self.following = checkbox("follow a GPU", follow is not None, "show the peers of GPU g")
-        self.follow = make.slider("GPU g", follow or 0, 0, choice.world_size - 1)
-        self.context.observe(self._fold_context, "value")
-        self._fold_context()
-        self._canvas = Canvas(FIGURE_INCHES, THREE_PLACES)
-
-        folded = [widgets.HBox([self.following, self.follow]), widgets.HBox([self.context, self.cp_size])]
-        row = [self.world_size, self.tp_size, self.pp_size, self.order, self.gpus_per_node, *folded]
-        super().__init__(shown, others=[self.gpus_per_node, self.following, self.follow], row=row)
+    def __init__(self, choice: Choice, gpus_per_node: int):
+        self.world_size = slider("world size n", WORLD_SIZES, choice.world_size)
+        self.tp_size = slider("tensor t", range(1, 17), choice.tp_size)
+        self.pp_size = slider("pipeline p", range(1, 65), choice.pp_size)
+        self.cp_size = slider("context c", range(1, 17), choice.cp_size)
+        self.order = menu("order", ORDERS, choice.order)
+        self.gpus_per_node = menu("GPUs per node", NODE_SIZES, gpus_per_node)
+        self.node: int | None = None
+        super().__init__(others=[self.gpus_per_node])
+        self.picture.on_click(self._zoom)
 
     def __repr__(self) -> str:
         """Return the call with the names of its arguments, because there are many."""
         sizes = ", ".join(f"{name}={value!r}" for name, value in self.choice._asdict().items())
         return f"{self.function}({sizes}, gpus_per_node={self.gpus_per_node.value})"
 
-    def _fold_context(self, change=None) -> None:
-        """Show the slider of c when the checkbox asks for it; an ipywidgets accordion cannot be opened by a key."""
-        self.cp_size.layout.display = None if self.context.value else "none"
-        if not self.context.value:
-            self.cp_size.value = 1
+    def _zoom(self, key: str) -> None:
+        """Show the node that was clicked, or all of them again."""
+        block = re.search(r"block(\d+)$", key)
+        self.node = int(block[1]) if block else None
+        self._update()
 
-    def _chosen(self) -> ParallelLayout:
-        self.follow.disabled = not self.following.value
-        layout = self.choice.layout()
-        self.follow.max = layout.world_size - 1
-        return layout
+    def _fit(self, choice: Choice) -> ParallelLayout:
+        return choice.layout()
 
-    def _parts(self) -> tuple[bytes, str, str]:
-        node: int = self.gpus_per_node.value  # type: ignore[assignment]
-        follow = self.follow.value if self.following.value else None
-        dimmed = not self.fits
-        picture = self._canvas.png(lambda *axes: draw_layout(self.shown, node, axes, follow=follow, dimmed=dimmed))
+    def _parts(self) -> tuple[Scene, str, str]:
+        node: int = self.gpus_per_node.value
+        if self.node is not None and self.node * node >= self.shown.world_size:
+            self.node = None
         traffic = step_traffic(MODEL, self.shown, gpus_per_node=node, batch_size=BATCH_SIZE)
-        facts = layout_table(self.shown, node, follow=follow, traffic=traffic, traffic_of=_MODEL_TEXT)
-        return picture, _says(self.shown), facts
+        picture = draw_layout(self.shown, node, node=self.node, traffic=traffic, traffic_of=_MODEL_TEXT)
+        return picture, _says(self.shown), ""
 
 
 def _says(layout: ParallelLayout) -> str:

@@ -1,111 +1,88 @@
 """Draw a layout: every GPU is a box, every node a frame, every group a tint and a letter.
 
-``draw_grid`` shows the groups of one axis; ``draw_layout`` the tensor, data and pipeline groups in three grids;
-``draw_orders`` those of several orders of the axes. A grid is a handful of collections, never one artist per box,
-because the explorer redraws it at every step of a slider.
+``draw_layout`` shows the groups of each axis in a grid of its own; ``draw_orders`` those of several orders of the axes.
+Where boxes would be too small for a letter, a box is a whole node, with the letters of the groups that its GPUs are in.
 """
 
-from collections.abc import Sequence
-
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection
-from matplotlib.patches import FancyBboxPatch
-from matplotlib.transforms import Affine2D
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from course.pictures.floor_plan import FloorPlan, box_length, floor_plan
-from course.pictures.glyphs import draw_heading, draw_labels
-from course.pictures.painter import inches, new_figure
+from course.pictures.layout_table import bytes_text, layout_table
+from course.pictures.scene import WIDTH, Mark, Scene, box, fitting, heading, label, line
 from course.pictures.style import (
     AXIS_COLOR,
     AXIS_NAME,
-    EM,
     FRAME,
     FRAME_FILL,
     GREY,
     INK,
     MUTED,
     TINTS,
-    TITLE_PT,
     group_letter,
-    text_on,
     tint,
 )
+from course.sizing import Traffic
 from labkit.layout import ParallelLayout
-from labkit.sizes import counted
+from labkit.sizes import counted, ranks_text
 
-THREE_AXES = ("tp", "dp", "pp")
-THREE_PLACES = tuple((0.008 + column / 3, 0.02, 0.31, 0.845) for column in range(3))
-"""Where the three grids stand in their figure, side by side, with room for headings above."""
-FIGURE_INCHES = (11.0, 5.2)
-"""The size of three grids: at 100 dots per inch about as wide as a notebook's cell, so that text keeps its size."""
-BOX = 0.92
-"""The side of a GPU's box; the rest is the gap to its neighbour."""
-SMALLEST_LABEL_INCHES = 0.085
-"""Smaller labels are left out; the text table beside the picture says the same facts."""
+HEAD = 48.0
+"""The pixels above a grid for its heading."""
+BOX = 0.84
+"""The side of a GPU's box; the rest is the gap to its neighbour, in which lines between peers are seen."""
+SMALLEST_BOX = 15.0  # pixels: holds a letter
+MOST_LINES = 64  # GPUs; with more, lines cover each other
+WIDEST_LINE = 7.0
 
 
 def draw_layout(
     layout: ParallelLayout,
     gpus_per_node: int = 8,
-    axes: Sequence[Axes] | None = None,
     *,
     follow: int | None = None,
+    node: int | None = None,
     dimmed: bool = False,
-) -> list[Axes]:
-    """Draw the tensor, data and pipeline groups of one layout in three grids."""
-    if axes is None:
-        figure = new_figure(*FIGURE_INCHES)
-        axes = [figure.add_axes(place) for place in THREE_PLACES]
-    for axis, ax in zip(THREE_AXES, axes, strict=True):
-        draw_grid(layout, axis, gpus_per_node, ax, follow=follow, dimmed=dimmed)
-    return list(axes)
+    traffic: Mapping[str, Traffic] | None = None,
+    traffic_of: str = "",
+) -> Scene:
+    """Draw the groups of every axis of a layout, a grid for each.
 
-
-def draw_grid(
-    layout: ParallelLayout,
-    axis: str,
-    gpus_per_node: int = 8,
-    ax: Axes | None = None,
-    *,
-    follow: int | None = None,
-    dimmed: bool = False,
-) -> Axes:
-    """Draw every GPU in its node, tinted and lettered by its group of ``axis``.
-
-    ``follow`` puts one rank and its peers in the foreground. ``dimmed`` greys what is no longer current.
+    ``follow`` puts one rank and its peers in the foreground. ``node`` shows the GPUs of this node alone. ``traffic`` is
+    what each axis sends in a step of ``traffic_of``: lines between peers are as wide as their share of it. ``dimmed``
+    greys what is no longer current.
     """
-    ax = ax or new_figure(5, 5).add_axes((0.02, 0.02, 0.96, 0.83))
-    ax.set_axis_off()
-    color = GREY if dimmed else AXIS_COLOR[axis]
-    width, height = inches(ax)
-    plan = floor_plan(layout.world_size, gpus_per_node, width, height)
-    box_inches = box_length(plan, width, height)
-    ax.set(xlim=(0, width / box_inches), ylim=(height / box_inches, 0))  # ranks go down
-
-    title, says = f"{AXIS_NAME[axis]} groups", describe_groups(layout, axis, gpus_per_node)
-    points = 72 * box_inches  # in a box's side, which is 1 in data coordinates
-    draw_heading(ax, 0, title, -36 / points, says, -15 / points, color, GREY if dimmed else INK)
-    _draw_nodes(ax, plan, box_inches)
-    _draw_gpus(ax, plan, box_inches, layout, axis, color, dimmed, follow)
-    return ax
+    axes = axes_in_use(layout)
+    columns = 2 if len(axes) == 4 else 3
+    width, height = WIDTH / columns - 16, (350.0 if columns == 3 else 260.0)
+    marks: list[Mark] = []
+    for number, axis in enumerate(axes):
+        x, y = number % columns * WIDTH / columns, number // columns * (HEAD + height + 16)
+        marks += _grid(layout, axis, gpus_per_node, x, y, width, height, follow, node, dimmed, traffic)
+    says = "; ".join(f"{AXIS_NAME[axis]}: {describe_groups(layout, axis, gpus_per_node)}" for axis in axes)
+    table = layout_table(layout, gpus_per_node, follow=follow, traffic=traffic, traffic_of=traffic_of)
+    title = f"{layout.world_size} GPUs, {gpus_per_node} per node, order {layout.order}"
+    bottom = max((mark.y + mark.height for mark in marks), default=0.0) + 8
+    return Scene(title, says, marks, bottom, table=table)
 
 
-def draw_orders(
-    layouts: Sequence[ParallelLayout], gpus_per_node: int = 8, *, follow: int | None = None
-) -> list[list[Axes]]:
+def draw_orders(layouts: Sequence[ParallelLayout], gpus_per_node: int = 8, *, follow: int | None = None) -> Scene:
     """Draw layouts that differ in their order side by side: one column per layout, one row per axis."""
-    figure = new_figure(11, 7.6)
-    width = 1 / len(layouts)
-    rows = []
-    for row, axis in enumerate(THREE_AXES):
-        rects = [(column * width + 0.01, 0.66 - row * 0.32, width - 0.03, 0.185) for column in range(len(layouts))]
-        rows.append([figure.add_axes(rect) for rect in rects])
-        for layout, ax in zip(layouts, rows[-1], strict=True):
-            draw_grid(layout, axis, gpus_per_node, ax, follow=follow)
+    marks, axes = [], axes_in_use(layouts[0])
+    width, height = WIDTH / len(layouts), 150.0
     for column, layout in enumerate(layouts):
-        figure.text(column * width + 0.01, 0.965, f"order {layout.order}", size=TITLE_PT + 3, weight="bold", color=INK)
-    return rows
+        marks.append(label(f"order{column}", column * width, 12, f"order {layout.order}", size=19, bold=True))
+        for row, axis in enumerate(axes):
+            place = column * width, 36 + row * (HEAD + height + 10), width - 30, height
+            grid = _grid(layout, axis, gpus_per_node, *place, follow, None, False, None, prefix=f"{column}.")
+            marks += grid
+    title = "Orders " + " and ".join(layout.order for layout in layouts)
+    says = "The same sizes in a different order put different GPUs into a group."
+    return Scene(title, says, marks, 36 + len(axes) * (HEAD + height + 10))
+
+
+def axes_in_use(layout: ParallelLayout) -> list[str]:
+    """Return the axes that have a grid: context parallelism only where it is in use."""
+    return [axis for axis in ("tp", "cp", "dp", "pp") if axis != "cp" or layout.cp_size > 1]
 
 
 def describe_groups(layout: ParallelLayout, axis: str, gpus_per_node: int) -> str:
@@ -125,53 +102,111 @@ def describe_groups(layout: ParallelLayout, axis: str, gpus_per_node: int) -> st
     return f"{sizes}, {who} nodes"
 
 
-def _draw_nodes(ax: Axes, plan: FloorPlan, box_inches: float) -> None:
-    corners = plan.node_corners()
-    middles = corners + np.array(plan.frame) / 2
-    _stamp(ax, (*plan.frame, 0.2), middles, box_inches, facecolors=FRAME_FILL, edgecolors=FRAME)
-    if plan.head:
-        names = [f"node {node}" for node in range(plan.num_nodes)]
-        draw_labels(ax, names, corners + (0.1, -0.22), min(0.34 * box_inches, EM), MUTED, align="left")
+def _grid(
+    layout: ParallelLayout, axis: str, node_size: int, x: float, y: float, width: float, height: float,
+    follow: int | None, node: int | None, dimmed: bool, traffic, prefix: str = "",
+) -> list[Mark]:  # fmt: skip
+    """Return the marks of one grid, whose upper left corner is at x and y."""
+    color, key = GREY if dimmed else AXIS_COLOR[axis], f"{prefix}{axis}"
+    says = describe_groups(layout, axis, node_size)
+    marks = heading(key, x, y, f"{AXIS_NAME[axis]} groups", says, color)
+    first, last = (0, layout.world_size) if node is None else (node * node_size, (node + 1) * node_size)
+    plan = floor_plan(min(last, layout.world_size) - first, node_size, width, height)
+    unit = min(box_length(plan, width, height), 44.0)
+    groups = layout.groups(axis)
+    group_of = {rank: index for index, group in enumerate(groups) for rank in group}
+    if unit * BOX < SMALLEST_BOX:
+        return marks + _blocks(layout, group_of, node_size, key, axis, x, y + HEAD, width, height, color)
+
+    centres = [(x + cx * unit, y + HEAD + cy * unit) for cx, cy in plan.gpu_centres().tolist()]
+    marks += _frames(plan, key, x, y + HEAD, unit, first // node_size)
+    if len(centres) <= MOST_LINES and len(groups[0]) > 1 and node is None:
+        marks += _lines(layout, groups, centres, key, axis, node_size, color, follow, traffic)
+    side = BOX * unit
+    for rank, (cx, cy) in enumerate(centres, first):
+        index = group_of[rank]
+        strength = TINTS[index % len(TINTS)]
+        if follow is not None:
+            strength = 1.0 if index == group_of[follow] else 0.15
+        fill, letter, place = tint(color, strength * (0.4 if dimmed else 1)), group_letter(index), layout.coords(rank)
+        text, edge = (f"{letter}\n{rank}", letter), {"edge": INK, "edge_width": 3} if rank == follow else {}
+        marks.append(
+            box(
+                f"{key}.{place.tp}.{place.cp}.{place.dp}.{place.pp}", cx - side / 2, cy - side / 2, side, side, fill, text,
+                size=min(16, 0.42 * unit), same=f"{prefix}gpu{rank}", tags=(f"{prefix}{axis}{index}",),
+                lights=_peers(layout, rank, prefix), fact=_fact(layout, rank, axis, letter), **edge,
+            )
+        )  # fmt: skip
+    return marks
 
 
-def _draw_gpus(
-    ax, plan: FloorPlan, box_inches: float, layout: ParallelLayout, axis: str, color, dimmed, follow
-) -> None:
-    strength = 0.4 if dimmed else 1.0
-    groups = np.array(layout.groups(axis))
-    group_of = np.empty(layout.world_size, dtype=int)
-    group_of[groups.ravel()] = np.repeat(np.arange(len(groups)), groups.shape[1])
-    palette = np.array([tint(color, strength * each) for each in TINTS])
-    fills = palette[group_of % len(TINTS)]
-    if follow is not None:
-        peers = group_of == group_of[follow]
-        fills = np.where(peers[:, None], tint(color, strength), tint(color, 0.15 * strength))
-
-    centres, box = plan.gpu_centres(), (BOX, BOX, 0.12)
-    _stamp(ax, box, centres, box_inches, facecolors=fills)
-    if follow is not None:
-        edge, width = GREY if dimmed else INK, float(np.clip(7 * box_inches, 2.0, 3.5))
-        _stamp(ax, box, centres[[follow]], box_inches, facecolors="none", edgecolors=edge, linewidths=width)
-    inks = GREY if dimmed else np.array([text_on(tuple(fill)) for fill in fills])
-    _draw_names(ax, centres, box_inches, [group_letter(index) for index in group_of], inks)
+def _frames(plan: FloorPlan, key: str, x: float, y: float, unit: float, first: int) -> list[Mark]:
+    """Return a frame for each node and, where there is room, its name."""
+    marks, (width, height) = [], plan.frame
+    for number, (left, top) in enumerate(plan.node_corners().tolist(), first):
+        place = x + left * unit, y + top * unit, width * unit, height * unit
+        marks.append(box(f"{key}.node{number}", *place, FRAME_FILL, edge=FRAME, radius=5))
+        size = fitting(f"node {number}", width * unit, 0.5 * unit, 13)
+        if plan.head and size:
+            name = label(f"{key}.name{number}", place[0] + 3, place[1] - 0.24 * unit, f"node {number}", size=size, ink=MUTED)
+            marks.append(name)
+    return marks
 
 
-def _draw_names(ax: Axes, centres: np.ndarray, box_inches: float, letters: list[str], inks) -> None:
-    """Write the group's letter above the rank; in small boxes the letter alone, in tiny ones nothing."""
-    if 0.35 * box_inches >= SMALLEST_LABEL_INCHES:
-        draw_labels(ax, letters, centres - (0, 0.19), 0.42 * box_inches, inks, bold=True)
-        draw_labels(ax, [str(rank) for rank in range(len(centres))], centres + (0, 0.24), 0.35 * box_inches, inks)
-    elif 0.5 * box_inches >= SMALLEST_LABEL_INCHES:
-        draw_labels(ax, letters, centres, 0.5 * box_inches, inks, bold=True)
+def _lines(layout, groups, centres, key: str, axis: str, node_size: int, color: str, follow, traffic) -> list[Mark]:
+    """Return the ring of each group: dashed if it leaves a node, and as wide as its share of the bytes."""
+    marks, width, sends = [], 2.5, ""
+    if traffic and axis in traffic and (most := max(each.total_bytes for each in traffic.values())):
+        width = 1 + (WIDEST_LINE - 1) * traffic[axis].total_bytes / most
+        sends = f", {bytes_text(traffic[axis].total_bytes)} a step in all {AXIS_NAME[axis]} groups"
+    for index, group in enumerate(groups):
+        ring = [*group, group[0]] if len(group) > 2 and axis != "pp" else group
+        crosses = len({rank // node_size for rank in group}) > 1
+        fact = f"{AXIS_NAME[axis]} group {group_letter(index)}: {'leaves its node' if crosses else 'in one node'}{sends}"
+        look = dict(dashed=crosses, shy=follow not in group, tags=(f"{key}{index}",), fact=fact)
+        marks.append(line(f"{key}.ring{index}", [centres[rank] for rank in ring], color, width, **look))
+    return marks
 
 
-def _stamp(ax: Axes, box: tuple[float, float, float], centres: np.ndarray, box_inches: float, **colors) -> None:
-    """Draw rectangles as one artist; ``box`` is their width, height and corners' radius, in boxes."""
-    width, height, corner = box
-    shape = f"round,pad=0,rounding_size={corner}"
-    path = FancyBboxPatch((-width / 2, -height / 2), width, height, boxstyle=shape).get_path()
-    scale = Affine2D().scale(box_inches) + ax.figure.dpi_scale_trans
-    stamps = PathCollection(
-        [path], offsets=centres, offset_transform=ax.transData, transform=scale, clip_on=False, **colors
-    )
-    ax.add_collection(stamps, autolim=False)
+def _blocks(layout, group_of, node_size: int, key: str, axis: str, x, y, width, height, color: str) -> list[Mark]:
+    """Return one box for each node, tinted by which groups its GPUs are in; a click shows its GPUs."""
+    num_nodes = -(-layout.world_size // node_size)
+    plan = floor_plan(num_nodes, num_nodes, width, height)
+    unit = box_length(plan, width, height)
+    held = [
+        sorted({group_of[rank] for rank in range(node * node_size, min((node + 1) * node_size, layout.world_size))})
+        for node in range(num_nodes)
+    ]
+    kinds = list(dict.fromkeys(map(tuple, held)))
+    strengths = {kind: 0.12 + 0.7 * number / max(1, len(kinds) - 1) for number, kind in enumerate(kinds)}
+    marks = []
+    for node, (groups, (cx, cy)) in enumerate(zip(held, plan.gpu_centres().tolist())):
+        letters = [group_letter(index) for index in (groups[0], groups[-1])]
+        text = letters[0] if len(groups) == 1 else "–".join(letters)
+        fact = f"node {node}: GPUs of {AXIS_NAME[axis]} {counted(len(groups), 'group')} {text.replace('–', ' to ')}"
+        side, tags = 0.92 * unit, tuple(f"{axis}{index}" for index in groups)
+        place = x + (cx - 0.46) * unit, y + (cy - 0.46) * unit
+        lights = _peers(layout, node * node_size, "") if len(groups) == 1 else tags
+        marks.append(
+            box(
+                f"{key}.block{node}", *place, side, side, tint(color, strengths[tuple(groups)]), (text, letters[0]),
+                fact=fact, tags=tags, lights=lights, same=f"node{node}",
+            )
+        )  # fmt: skip
+    return marks
+
+
+@lru_cache(maxsize=2048)
+def _peers(layout: ParallelLayout, rank: int, prefix: str) -> tuple[str, ...]:
+    """Return the tag of each group that a rank is in."""
+    return tuple(f"{prefix}{axis}{_groups(layout, axis)[rank]}" for axis in axes_in_use(layout))
+
+
+@lru_cache(maxsize=64)
+def _groups(layout: ParallelLayout, axis: str) -> dict[int, int]:
+    return {rank: index for index, group in enumerate(layout.groups(axis)) for rank in group}
+
+
+def _fact(layout: ParallelLayout, rank: int, axis: str, letter: str) -> str:
+    who = f"GPU {rank}: " if axis == "tp" else ""
+    return f"{who}{AXIS_NAME[axis]} group {letter} {ranks_text(layout.group_of(rank, axis))}"

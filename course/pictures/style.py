@@ -5,11 +5,10 @@ Groups of one axis are tints of that axis's colour and carry a letter, so no pic
 """
 
 from functools import lru_cache
+from operator import mul
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 
 TP = "#0072B2"
 PP = "#D55E00"
@@ -55,29 +54,31 @@ def group_letter(index: int) -> str:
 
 
 @lru_cache(maxsize=1024)
-def tint(color: str, strength: float) -> tuple[float, float, float]:
-    """Return this colour diluted with white: strength 1.0 is the colour itself, 0.0 is white."""
-    return tuple(1.0 - strength * (1.0 - channel) for channel in to_rgb(color))  # type: ignore[return-value]
+def tint(color: str, strength: float) -> str:
+    """Return this colour diluted with white: strength 1.0 is the colour itself, 0.0 is white.
+
+    >>> tint("#0072B2", 1.0), tint("#0072B2", 0.5), tint("#0072B2", 0.0)
+    ('#0072b2', '#80b8d8', '#ffffff')
+    """
+    return "#" + "".join(f"{round(255 - strength * (255 - channel)):02x}" for channel in bytes.fromhex(color[1:]))
 
 
-def tints(color: str, number: int) -> list[tuple[float, float, float]]:
+def tints(color: str, number: int) -> list[str]:
     """Return the tints of this many ranks or groups, in their order."""
     return [tint(color, TINTS[index % len(TINTS)]) for index in range(number)]
 
 
 @lru_cache(maxsize=1024)
-def text_on(background: tuple[float, float, float]) -> tuple[float, float, float]:
+def text_on(background: str) -> str:
     """Return white or ink, whichever stands out more on this background (by WCAG's contrast ratio)."""
-    ink = to_rgb(INK)
-    on_white = 1.05 / (_luminance(background) + 0.05)
-    on_ink = (_luminance(background) + 0.05) / (_luminance(ink) + 0.05)
-    return (1.0, 1.0, 1.0) if on_white > on_ink else ink
+    light = _luminance(background) if background != "none" else 1.0
+    return "#ffffff" if 1.05 / (light + 0.05) > (light + 0.05) / (_luminance(INK) + 0.05) else INK
 
 
-def _luminance(color) -> float:
-    channel = np.asarray(color)
-    linear = np.where(channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4)
-    return float(linear @ (0.2126, 0.7152, 0.0722))
+def _luminance(color: str) -> float:
+    channels = (channel / 255 for channel in bytes.fromhex(color[1:]))
+    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return sum(map(mul, linear, (0.2126, 0.7152, 0.0722)))
 
 
 def three_digits(value: float) -> str:

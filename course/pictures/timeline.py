@@ -40,7 +40,7 @@ WORDS = {
 CHUNK_STRENGTHS = (1.0, 0.45, 0.75, 0.25)
 """How much of its colour an op gets by its chunk: neighbours in this order are far apart."""
 WAIT_LOOK: dict[str, Any] = dict(facecolor=IDLE, edgecolor=GREY, hatch="////", linewidth=0)
-MESSAGE_LOOK: dict[str, Any] = dict(facecolor=(1.0, 1.0, 1.0), edgecolor=MUTED, linewidth=0.8)
+MESSAGE_LOOK: dict[str, Any] = dict(facecolor="#ffffff", edgecolor=MUTED, linewidth=0.8)
 
 HEAD_INCHES, FOOT_INCHES, LEFT_INCHES, RIGHT_INCHES = 0.55, 0.80, 1.1, 0.15
 IN_FLIGHT_INCHES = 2.5

@@ -1,0 +1,71 @@
+// Shows a control of choice.py as a native element, which has its keys, its name and its state from the browser.
+
+let made = 0;
+
+function element(tag, attributes = {}, ...children) {
+  const one = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) one.setAttribute(name, value);
+  one.append(...children);
+  return one;
+}
+
+function render({ model, el }) {
+  el.classList.add("labkit-choice");
+  // Else JupyterLab takes the arrow keys as its own.
+  el.addEventListener("focusin", ({ target }) => target.setAttribute("data-lm-suppress-shortcuts", "true"));
+  const choose = (index) => {
+    if (index === model.get("index")) return;
+    model.set("index", index);
+    model.save_changes();
+  };
+
+  function draw() {
+    const [words, index, name] = ["words", "index", "description"].map((each) => model.get(each));
+    const had = el.contains(document.activeElement) ? document.activeElement.dataset.index ?? "" : null;
+    const id = `labkit-choice-${++made}`, label = element("label", { for: id }, name);
+    const look = model.get("look");
+    el.dataset.look = look;
+    if (look === "slider") {
+      const input = element("input", { id, type: "range", min: 0, max: words.length - 1, value: index });
+      const shown = element("output", { for: id });
+      const say = () => {
+        shown.textContent = words[input.value];
+        input.setAttribute("aria-valuetext", words[input.value]);
+      };
+      input.addEventListener("input", () => (say(), choose(Number(input.value))));
+      say();
+      el.replaceChildren(label, input, shown);
+    } else if (look === "menu") {
+      const input = element("select", { id }, ...words.map((word) => element("option", {}, word)));
+      input.selectedIndex = index;
+      input.addEventListener("change", () => choose(input.selectedIndex));
+      el.replaceChildren(label, input);
+    } else if (look === "checkbox") {
+      const input = element("input", { id, type: "checkbox" });
+      input.checked = index === 1;
+      input.addEventListener("change", () => choose(Number(input.checked)));
+      el.replaceChildren(input, label);
+    } else {
+      const each = words.map((word, i) => {
+        const one = element("button", { type: "button", "aria-pressed": i === index, "data-index": i }, word);
+        one.addEventListener("click", () => choose(i));
+        return one;
+      });
+      el.replaceChildren(element("span", { id }, name), element("span", { role: "group", "aria-labelledby": id }, ...each));
+    }
+    for (const input of el.querySelectorAll("input, select, button")) input.disabled = model.get("disabled");
+    if (had !== null) el.querySelector(had ? `[data-index="${had}"]` : "input, select")?.focus();
+  }
+
+  const events = ["words", "index", "disabled"].map((name) => `change:${name}`).join(" ");
+  const moved = () => {  // a slider that is being dragged must stay the same element
+    const input = el.querySelector("input[type=range]");
+    if (!input || Number(input.value) !== model.get("index") || input.max != model.get("words").length - 1) draw();
+    else for (const each of el.querySelectorAll("input")) each.disabled = model.get("disabled");
+  };
+  model.on(events, moved);
+  draw();
+  return () => model.off(events, moved);
+}
+
+export default { render };

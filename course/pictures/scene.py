@@ -1,0 +1,254 @@
+"""A diagram as data: keyed marks, each with its fact. One drawing gives SVG, PNG, a text table and what a widget shows.
+
+Lengths are in pixels of a picture `WIDTH` wide, which is about a notebook's cell at 100 %; y goes down.
+"""
+
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from math import atan2, cos, sin
+from typing import Literal
+
+from course.pictures.style import INK, MUTED, text_on
+
+WIDTH = 940.0
+SMALLEST, USUAL, LARGE = 11, 13, 17
+"""Sizes of text: nothing is written smaller than the first; what does not fit is left to the fact and the table."""
+EM = 0.62
+"""The mean width of a letter over the size of its text: a little more than that of the usual fonts."""
+LINE = 1.25
+FONT = "'DejaVu Sans', Verdana, system-ui, sans-serif"
+ARROW = 9.0  # the length of a head
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A box, a label or a line; made by `box`, `label`, `line` and `arrow`.
+
+    A mark of the same ``key`` in the next scene is the same thing: it moves and changes colour. ``fact`` is what it says
+    when a reader points at it, with the facts of all marks that are the ``same`` thing; that lights all marks with one of
+    the tags in ``lights``. A ``shy`` mark is only seen when lit. ``means`` is what its colour means, for `legend`. A mark
+    with ``drag`` can be dropped on one with ``drop``.
+    """
+
+    key: str
+    shape: Literal["box", "label", "line"]
+    x: float
+    y: float
+    width: float = 0.0
+    height: float = 0.0
+    fill: str = "none"
+    edge: str = "none"
+    edge_width: float = 1.0
+    dashed: bool = False
+    radius: float = 3.0
+    text: str = ""
+    size: float = USUAL
+    bold: bool = False
+    ink: str = INK
+    anchor: Literal["start", "middle", "end"] = "middle"
+    points: tuple[tuple[float, float], ...] = ()  # of a line, from its own x and y
+    heads: int = 0  # 1: at the end; 2: at both ends
+    means: str = ""
+    fact: str = ""
+    tags: tuple[str, ...] = ()
+    lights: tuple[str, ...] = ()
+    same: str = ""
+    shy: bool = False
+    drag: bool = False
+    drop: bool = False
+
+    @cached_property
+    def svg(self) -> str:
+        """The mark as an SVG group, which stands at its place by a transform: a browser can animate that."""
+        says = {"data-key": self.key, "data-tags": " ".join(self.tags), "data-lights": " ".join(self.lights)}
+        says |= {"data-same": self.same, "data-shy": "1" * self.shy}
+        says |= {"data-drag": "1" * self.drag, "data-drop": "1" * self.drop, "opacity": "0" * self.shy}
+        words = "".join(f' {name}="{escape(value)}"' for name, value in says.items() if value)
+        title = f"<title>{escape(self.fact)}</title>" if self.fact else ""
+        place = f"transform:translate({_number(self.x)}px,{_number(self.y)}px)"
+        return f'<g{words} style="{place}">{title}{"".join(self._parts())}</g>'
+
+    def _parts(self) -> Iterable[str]:
+        dashes = ' stroke-dasharray="4 3"' if self.dashed else ""
+        stroke = "" if self.edge == "none" else f' stroke="{self.edge}" stroke-width="{_number(self.edge_width)}"{dashes}'
+        if self.shape == "box":
+            size = f'width="{_number(self.width)}" height="{_number(self.height)}" rx="{_number(self.radius)}"'
+            yield f'<rect {size} fill="{self.fill}"{stroke}/>'
+        elif self.shape == "line":
+            path = "L".join(f"{_number(x)} {_number(y)}" for x, y in self.points)
+            yield f'<path d="M{path}" fill="none"{stroke}/>'
+            for head in self.heads_at():
+                path = "L".join(f"{_number(x)} {_number(y)}" for x, y in head)
+                yield f'<path d="M{path}Z" fill="{self.edge}"/>'
+        weight = ' font-weight="bold"' if self.bold else ""
+        look = f'font-size="{_number(self.size)}" fill="{self.ink}" text-anchor="{self.anchor}"{weight}'
+        for x, y, line in self.lines():
+            yield f'<text x="{_number(x)}" y="{_number(y)}" dy=".35em" {look}>{escape(line)}</text>'
+
+    def lines(self) -> Iterable[tuple[float, float, str]]:
+        """Yield the middle of each line of text, and the line."""
+        lines = self.text.split("\n") if self.text else []
+        x, y = (self.width / 2, self.height / 2) if self.shape == "box" else (0.0, 0.0)
+        for number, line in enumerate(lines):
+            yield x, y + (number - (len(lines) - 1) / 2) * self.size * LINE, line
+
+    def heads_at(self) -> Iterable[list[tuple[float, float]]]:
+        """Yield the triangles at a line's ends."""
+        ends = [(self.points[-2], self.points[-1]), (self.points[1], self.points[0])][: self.heads]
+        for (x0, y0), (x, y) in ends:
+            angle, length = atan2(y - y0, x - x0), ARROW + self.edge_width
+            yield [(x, y)] + [(x - length * cos(angle + side), y - length * sin(angle + side)) for side in (-0.4, 0.4)]
+
+
+def box(key: str, x: float, y: float, width: float, height: float, fill: str, text="", **look) -> Mark:
+    """Return a rectangle; of several texts, it carries the first that fits, and none if all are too long."""
+    ways = (text,) if isinstance(text, str) else text
+    size, bold, ink = look.pop("size", USUAL), look.pop("bold", False), look.pop("ink", None) or text_on(fill)
+    sizes = ((way, fitting(way, width - 4, height - 2, size, bold)) for way in ways)
+    text, size = next(((way, size) for way, size in sizes if size), ("", size))
+    return Mark(key, "box", x, y, width, height, fill, text=text, size=size, bold=bold, ink=ink, **look)
+
+
+def label(key: str, x: float, y: float, text: str, *, anchor: Literal["start", "middle", "end"] = "start", **look) -> Mark:
+    """Return text whose middle line is at y."""
+    return Mark(key, "label", x, y, text=text, anchor=anchor, **look)
+
+
+def line(key: str, points: Sequence[tuple[float, float]], color: str, width: float = 1.5, **look) -> Mark:
+    """Return a line through these points."""
+    (x, y), *_ = points
+    moved = tuple((px - x, py - y) for px, py in points)
+    return Mark(key, "line", x, y, edge=color, edge_width=width, points=moved, **look)
+
+
+def arrow(key: str, points: Sequence[tuple[float, float]], color: str, width: float = 2.0, heads: int = 1, **look) -> Mark:
+    """Return a line with a head at its end, or with two."""
+    return line(key, points, color, width, heads=heads, **look)
+
+
+def heading(key: str, x: float, y: float, title: str, says: str = "", color: str = INK) -> list[Mark]:
+    """Return a title below y and, below it, a line of what the picture says; both take 42 pixels."""
+    marks = [label(f"{key}.title", x, y + 11, title, size=LARGE, bold=True, ink=color)]
+    return marks + ([label(f"{key}.says", x, y + 32, says)] if says else [])
+
+
+def legend(marks: Iterable[Mark], x: float, y: float, extra: Iterable[tuple[str, str]] = ()) -> list[Mark]:
+    """Return one box and its word for each meaning of a colour among the marks, in a row whose middle is at y."""
+    meanings = {mark.means: mark for mark in marks if mark.means}
+    found = []
+    for means, mark in meanings.items():
+        color = mark.fill if mark.shape == "box" else mark.edge
+        found.append(Mark(f"legend.{means}", "box", x, y - 7, 14, 14, color, mark.edge, 1.0, mark.dashed))
+        found.append(label(f"legend.{means}.word", x + 20, y, means, ink=MUTED))
+        x += 20 + text_width(means) + 18
+    return found
+
+
+def text_width(text: str, size: float = USUAL, bold: bool = False) -> float:
+    """Estimate the width of the longest line in pixels."""
+    return max(map(len, text.split("\n"))) * size * EM * (1.1 if bold else 1.0)
+
+
+def fitting(text: str, width: float, height: float, size: float, bold: bool = False) -> float:
+    """Return the largest size up to ``size`` at which a text fits, or 0 if that is too small to read.
+
+    >>> fitting("rank 12", 100, 20, 13), fitting("rank 12", 50, 20, 13), fitting("rank 12", 20, 20, 13)
+    (13, 11.5, 0)
+    """
+    if not text:
+        return size
+    lines = text.count("\n") + 1
+    size = min(size, size * width / text_width(text, size, bold), height / lines / LINE * (1.2 if lines == 1 else 1.0))
+    size = size if size == int(size) else int(2 * size) / 2
+    return size if size >= SMALLEST else 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """The facts of a scene as text: ``heads`` name the columns."""
+
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    caption: str = ""
+
+    def __str__(self) -> str:
+        lines = [list(map(str, row)) for row in (self.heads, *self.rows) if row]
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        text = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in lines]
+        return "\n".join([*text, self.caption] if self.caption else text)
+
+    @property
+    def html(self) -> str:
+        """The table in HTML; "" if it is empty."""
+        cell = lambda tag, values: "".join(f"<{tag}>{escape(str(value))}</{tag}>" for value in values)  # noqa: E731
+        body = "".join(f"<tr>{cell('td', row)}</tr>" for row in self.rows)
+        head = f"<caption>{escape(self.caption)}</caption><thead><tr>{cell('th', self.heads)}</tr></thead>"
+        return f"<table>{head}<tbody>{body}</tbody></table>" if body else ""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A picture: what it is (``title``), what it says (``says``), its marks from back to front, and its facts as text."""
+
+    title: str
+    says: str
+    marks: Sequence[Mark]
+    height: float
+    width: float = WIDTH
+    table: Table = field(default_factory=Table)
+
+    def __post_init__(self):
+        keys = [mark.key for mark in self.marks]
+        if len(set(keys)) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"two marks have the key {twice!r}: each needs one of its own")
+
+    @cached_property
+    def by_key(self) -> dict[str, Mark]:
+        return {mark.key: mark for mark in self.marks}
+
+    @property
+    def alt(self) -> str:
+        """What a screen reader says for the picture."""
+        return f"{self.title}. {self.says}".strip(". ") + "."
+
+    def svg(self) -> str:
+        """Return the picture as SVG, on paper of its own."""
+        size = f"{_number(self.width)} {_number(self.height)}"
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" width="{_number(self.width)}" role="img" '
+            f'aria-label="{escape(self.alt)}" font-family="{FONT}" style="max-width:100%;height:auto">'
+            f"<title>{escape(self.title)}</title><desc>{escape(self.says)}</desc>"
+            f'<rect width="100%" height="100%" fill="#fff"/>{"".join(mark.svg for mark in self.marks)}</svg>'
+        )
+
+    def png(self, scale: float = 1.5) -> bytes:
+        """Return the picture as PNG, for viewers that show no SVG of a notebook that is not trusted."""
+        from course.pictures.raster import png
+
+        return png(self, scale)
+
+    def __str__(self) -> str:
+        return f"{self.alt}\n{self.table}".strip()
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        return {
+            "text/plain": str(self),
+            "text/html": self.html(),
+            "image/svg+xml": self.svg(),
+            "image/png": base64.b64encode(self.png()).decode(),
+        }
+
+    def html(self) -> str:
+        """Return the picture as HTML that a notebook shows even if it is not trusted, with the table folded away."""
+        source = base64.b64encode(self.svg().encode()).decode()
+        image = f'<img alt="{escape(self.alt)}" width="{_number(self.width)}" src="data:image/svg+xml;base64,{source}">'
+        table = self.table.html
+        return image + (f"<details><summary>The same as a table</summary>{table}</details>" if table else "")
+
+
+def _number(value: float) -> str:
+    return f"{round(value, 1):g}"

@@ -1,0 +1,238 @@
+// Shows the scenes of stage.py. A mark is an SVG group with a key; marks with the same key are moved and recoloured
+// by CSS transitions, the others fade. Nothing here knows what a picture is about.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function scenes(steps) {
+  const all = [];
+  for (const step of steps) {
+    const before = all.at(-1) ?? { marks: {} };
+    all.push({ ...before, ...step, marks: { ...before.marks, ...(step.marks ?? {}) } });
+  }
+  return all;
+}
+
+function parse(fragments) {
+  const page = new DOMParser().parseFromString(`<svg xmlns="${SVG}">${fragments.join("")}</svg>`, "image/svg+xml");
+  const groups = [...page.documentElement.children].map((group) => document.importNode(group, true));
+  for (const group of groups) {
+    const title = group.querySelector("title");  // the fact: said below the picture, not in a box over it
+    if (!title) continue;
+    group.setAttribute("aria-label", title.textContent);
+    group.setAttribute("role", group.dataset.drag || group.dataset.drop ? "button" : "img");
+    title.remove();
+  }
+  return groups;
+}
+
+function morph(old, now) {
+  for (const { name } of [...old.attributes]) {
+    if (!now.hasAttribute(name) && name !== "tabindex" && name !== "class") old.removeAttribute(name);
+  }
+  for (const { name, value } of now.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  const [before, after] = [[...old.children], [...now.children]];
+  if (before.length !== after.length || before.some((child, i) => child.tagName !== after[i].tagName)) {
+    old.replaceChildren(...after);
+  } else if (after.length) {
+    before.forEach((child, i) => morph(child, after[i]));
+  } else if (old.textContent !== now.textContent) {
+    old.textContent = now.textContent;
+  }
+}
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+function render({ model, el }) {
+  let all = scenes(model.get("steps")), at = 0, timer = null, drawn = {}, carried = null;
+  const still = matchMedia("(prefers-reduced-motion: reduce)");
+
+  // -- what is on the page
+  const svg = document.createElementNS(SVG, "svg"), marks = document.createElementNS(SVG, "g");
+  svg.append(marks);
+  svg.setAttribute("role", "group");
+  svg.setAttribute("font-family", "'DejaVu Sans', Verdana, system-ui, sans-serif");
+  const paper = element("div", { class: "paper" });
+  paper.append(svg);
+  const fact = element("p", { class: "fact", "aria-live": "polite" });
+  const button = (name, act) => {
+    const made = element("button", { type: "button" }, name);
+    made.addEventListener("click", act);
+    return made;
+  };
+  const back = button("◀ Back", () => go(at - 1)), forward = button("Forward ▶", () => go(at + 1));
+  const play = button("Play", () => (timer ? stop() : start()));
+  const slider = element("input", { type: "range", min: 0, value: 0, "aria-label": "step" });
+  slider.addEventListener("input", () => go(Number(slider.value)));
+  const count = element("span", { "aria-live": "polite" });
+  const controls = element("div", { class: "controls" }, back, play, forward, slider, count);
+  const table = element("details", {}, element("summary", {}, "The same as a table"), element("div"));
+  table.open = model.get("unfolded");
+  el.classList.add("labkit-stage");
+  // Else JupyterLab takes the arrow keys as its own.
+  el.addEventListener("focusin", ({ target }) => target.setAttribute("data-lm-suppress-shortcuts", "true"));
+  el.append(controls, paper, fact, table);
+
+  // -- drawing
+  function draw() {
+    const scene = all[at];
+    const changed = scene.keys.filter((key) => drawn[key]?.source !== scene.marks[key]);
+    parse(changed.map((key) => scene.marks[key])).forEach((group, i) => {
+      const key = changed[i], source = scene.marks[key];
+      if (drawn[key]) morph(drawn[key].group, group);
+      drawn[key] = { group: drawn[key]?.group ?? group, source };
+    });
+    const kept = {};
+    let next = marks.firstElementChild;
+    for (const key of scene.keys) {
+      const { group } = (kept[key] = drawn[key]);
+      while (next?.classList.contains("leaving")) next = next.nextElementSibling;
+      if (group === next) next = next.nextElementSibling;
+      else {
+        if (!group.isConnected) group.classList.add("arriving");
+        marks.insertBefore(group, next);
+      }
+    }
+    for (const key in drawn) {
+      if (key in kept) continue;
+      const { group } = drawn[key];
+      group.classList.add("leaving");
+      setTimeout(() => group.remove(), still.matches ? 0 : 300);
+    }
+    drawn = kept;
+    const [width, height] = scene.size;
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    svg.style.maxWidth = `${width * 1.35}px`;
+    svg.setAttribute("aria-label", `${scene.title}. ${scene.says}`);
+    table.hidden = !scene.table;
+    if (table.dataset.html !== scene.table) table.lastChild.innerHTML = table.dataset.html = scene.table;
+    controls.hidden = all.length < 2;
+    slider.max = all.length - 1;
+    slider.value = at;
+    count.textContent = `step ${at + 1} of ${all.length}: ${scene.says}`;
+    back.disabled = at === 0;
+    forward.disabled = at === all.length - 1;
+    if (!marks.querySelector("[tabindex='0']")) marks.querySelector("[aria-label]")?.setAttribute("tabindex", 0);
+  }
+
+  // -- steps
+  function go(step) {
+    at = Math.max(0, Math.min(all.length - 1, step));
+    draw();
+    if (at === all.length - 1) stop();
+  }
+  function start() {
+    if (at === all.length - 1) go(0);
+    timer = setInterval(() => go(at + 1), 1000 * model.get("seconds"));
+    play.textContent = "Pause";
+  }
+  function stop() {
+    clearInterval(timer);
+    timer = null;
+    play.textContent = "Play";
+  }
+
+  // -- facts and peers
+  const markOf = (target) => target.closest?.("[aria-label][data-key]");
+  function light(group) {
+    const same = group?.dataset.same ? marks.querySelectorAll(`[data-same="${group.dataset.same}"]`) : [group];
+    fact.textContent = [...same].map((each) => each?.getAttribute("aria-label") ?? "").join(" · ");
+    const wanted = new Set((group?.dataset.lights ?? "").split(" ").filter(Boolean));
+    svg.classList.toggle("lighting", wanted.size > 0);
+    for (const each of marks.children) {
+      each.classList.toggle("lit", each === group || (each.dataset.tags ?? "").split(" ").some((tag) => wanted.has(tag)));
+    }
+  }
+  svg.addEventListener("pointerover", (event) => light(markOf(event.target)));
+  svg.addEventListener("pointerleave", () => light(markOf(document.activeElement)));
+  svg.addEventListener("focusin", (event) => light(markOf(event.target)));
+  svg.addEventListener("focusout", () => light(null));
+
+  // -- clicks, drags and keys
+  function act(group) {
+    if (group.dataset.drag) {
+      carried = group.dataset.key;
+      fact.textContent = `${group.getAttribute("aria-label")}. Picked up: go to where it belongs and press Enter.`;
+    } else if (carried && group.dataset.drop) {
+      model.send({ drop: [carried, group.dataset.key] });
+      carried = null;
+    } else model.send({ click: group.dataset.key });
+  }
+  svg.addEventListener("click", (event) => markOf(event.target) && act(markOf(event.target)));
+  svg.addEventListener("pointerdown", (event) => {
+    const group = event.target.closest("[data-drag]");
+    if (!group) return;
+    event.preventDefault();
+    const place = group.style.transform, scale = svg.viewBox.baseVal.width / svg.getBoundingClientRect().width;
+    const move = ({ clientX, clientY }) => {
+      const [x, y] = [clientX - event.clientX, clientY - event.clientY].map((pixels) => pixels * scale);
+      group.classList.add("dragged");
+      group.style.transform = `${place} translate(${x}px, ${y}px)`;
+    };
+    const drop = ({ clientX, clientY, type }) => {
+      removeEventListener("pointermove", move);
+      for (const name of ["pointerup", "pointercancel"]) removeEventListener(name, drop);
+      const was = group.classList.contains("dragged");
+      group.classList.remove("dragged");
+      group.style.transform = place;
+      const root = svg.getRootNode();
+      const under = root.elementsFromPoint(clientX, clientY).map((each) => each.closest("[data-drop]")).find(Boolean);
+      if (was && under && type === "pointerup") model.send({ drop: [group.dataset.key, under.dataset.key] });
+    };
+    addEventListener("pointermove", move);
+    for (const name of ["pointerup", "pointercancel"]) addEventListener(name, drop);
+  });
+  const TOWARDS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] };
+  svg.addEventListener("keydown", (event) => {
+    const group = markOf(event.target);
+    if (!group) return;
+    if (event.key === "Enter" || event.key === " ") act(group);
+    else if (event.key === "Escape" && carried) carried = null;
+    else if (TOWARDS[event.key]) focus(group, nearest(group, TOWARDS[event.key]));
+    else return;
+    event.preventDefault();
+  });
+  function nearest(from, [dx, dy]) {
+    const middle = (group) => {
+      const { x, y, width, height } = group.getBoundingClientRect();
+      return [x + width / 2, y + height / 2];
+    };
+    const [x, y] = middle(from);
+    let best = null, least = Infinity;
+    for (const group of marks.querySelectorAll(":scope > [aria-label]")) {
+      const [mx, my] = middle(group), along = (mx - x) * dx + (my - y) * dy;
+      const aside = Math.abs((mx - x) * dy) + Math.abs((my - y) * dx);
+      if (along > 1 && along + 3 * aside < least) [best, least] = [group, along + 3 * aside];
+    }
+    return best;
+  }
+  function focus(from, group) {
+    if (!group) return;
+    from.removeAttribute("tabindex");
+    group.setAttribute("tabindex", 0);
+    group.focus();
+  }
+
+  // -- news from Python
+  // Into steps, for a page that is saved and for a second view; that draws.
+  const changed = () => model.set("steps", [scenes([all[0], model.get("changes")]).at(-1)]);
+  const replaced = () => {
+    all = scenes(model.get("steps"));
+    stop();
+    go(Math.min(at, all.length - 1));
+  };
+  model.on("change:changes", changed);
+  model.on("change:steps", replaced);
+  draw();
+  return () => {
+    stop();
+    model.off("change:changes", changed);
+    model.off("change:steps", replaced);
+  };
+}
+
+export default { render };

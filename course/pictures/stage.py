@@ -1,0 +1,92 @@
+"""Show a scene, or several as steps, in a notebook: marks move, say their facts and take clicks. The rest is stage.js."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from course.pictures.scene import Scene
+
+
+class Stage(anywidget.AnyWidget):
+    """A widget that shows ``steps``: one scene, or several that a reader plays and steps through.
+
+    `show` replaces what is shown, and sends only what differs. ``seconds`` is how long a step lasts when played.
+    """
+
+    _esm = Path(__file__).with_name("stage.js")
+    _css = Path(__file__).with_name("stage.css")
+    steps = traitlets.List().tag(sync=True)
+    """The first scene whole, then of each step what differs from the one before: see `difference`."""
+    changes = traitlets.Dict().tag(sync=True)
+    """What differs from the scene shown last; stage.js puts it into ``steps``."""
+    seconds = traitlets.Float(1.0).tag(sync=True)
+    unfolded = traitlets.Bool(False).tag(sync=True)
+    """Whether the table below the picture is open at first."""
+
+    def __init__(self, *steps: Scene, seconds: float = 1.0, **options: Any):
+        self.scenes: Sequence[Scene] = steps
+        self._sends_changes = False
+        self._clicked: list[Callable[[str], None]] = []
+        self._dropped: list[Callable[[str, str], None]] = []
+        super().__init__(steps=differences(steps), seconds=seconds, **options)
+        self.on_msg(self._hear)
+
+    def show(self, *steps: Scene) -> None:
+        """Show these instead: marks that both have move, the others fade."""
+        before, self.scenes = self.scenes, steps
+        self._sends_changes = len(before) == len(steps) == 1
+        if self._sends_changes:
+            self.changes = difference(before[0], steps[0])
+        self.steps = differences(steps)
+
+    def on_click(self, call: Callable[[str], None]) -> None:
+        """Call ``call`` with the key of each mark that the reader clicks, or presses Enter on."""
+        self._clicked.append(call)
+
+    def on_drop(self, call: Callable[[str, str], None]) -> None:
+        """Call ``call`` with the keys of the mark that the reader drags, and of that it is dropped on."""
+        self._dropped.append(call)
+
+    def _hear(self, _, message: dict[str, Any], buffers) -> None:
+        for call in self._clicked if "click" in message else ():
+            call(message["click"])
+        for call in self._dropped if "drop" in message else ():
+            call(*message["drop"])
+
+    def _should_send_property(self, key: str, value: Any) -> bool:
+        from_changes = key == "steps" and self._sends_changes  # stage.js makes them
+        return not from_changes and super()._should_send_property(key, value)
+
+    def _repr_mimebundle_(self, **options):
+        bundle = super()._repr_mimebundle_(**options)
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        return {**self.scenes[0]._repr_mimebundle_(), **(data or {}), "text/plain": repr(self)}, metadata
+
+
+def whole(scene: Scene) -> dict[str, Any]:
+    """Return a scene as stage.js reads it."""
+    return {
+        "title": scene.title,
+        "says": scene.says,
+        "size": [scene.width, scene.height],
+        "table": scene.table.html,
+        "keys": list(scene.by_key),
+        "marks": {key: mark.svg for key, mark in scene.by_key.items()},
+    }
+
+
+def difference(before: Scene, after: Scene) -> dict[str, Any]:
+    """Return what of `whole` differs: new values, and of the marks those that changed."""
+    old, new = whole(before), whole(after)
+    changed = {name: value for name, value in new.items() if value != old[name]}
+    if "marks" in changed:
+        changed["marks"] = {key: mark for key, mark in new["marks"].items() if old["marks"].get(key) != mark}
+    return changed
+
+
+def differences(steps: Sequence[Scene]) -> list[dict[str, Any]]:
+    """Return the first scene whole, and what differs from step to step."""
+    return [whole(steps[0]), *map(difference, steps, steps[1:])]
