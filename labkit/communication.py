@@ -7,7 +7,7 @@ starts by itself: DistributedDataParallel, and the functional collectives of DTe
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ class Communication:
     collective depends on the library's algorithm (a ring all-reduce sends 2(n-1)/n times the message).
 
     ``seconds`` run from the call to the end of its wait, so an early rank counts its waiting for the late ones. They
-    are None while nobody has waited, and for messages that NCCL sends as one batch.
+    are None if nobody has waited inside the block, and for messages that NCCL sends as one batch.
     """
 
     operation: str
@@ -79,19 +79,22 @@ def communication_log(trace: Trace | None = None) -> Iterator[CommunicationLog]:
     (0, 0)
     """
     log = CommunicationLog()
-    settle: list[Callable[[], None]] = []
-    originals = {}
+    calls: list[_Call] = []
+    call_of: WeakKeyDictionary[dist.Work, _Call] = WeakKeyDictionary()  # weak: a call that is dropped frees its tensors
+    originals, wait = {}, vars(dist.Work)["wait"]
+    dist.Work.wait = _timed(wait, call_of, trace)  # pyright: ignore - pinned by a test
     for operation, (buffer, names) in _METHODS.items():
         for name in vars(dist.ProcessGroup).keys() & set(names):
             originals[name] = method = vars(dist.ProcessGroup)[name]
-            setattr(dist.ProcessGroup, name, _recorded(operation, buffer, method, log, settle, trace))
+            setattr(dist.ProcessGroup, name, _recorded(operation, buffer, method, log, calls, call_of, trace))
     try:
         yield log
     finally:
+        dist.Work.wait = wait
         for name, method in originals.items():
             setattr(dist.ProcessGroup, name, method)
-        for read_clock in settle:
-            read_clock()
+        for call in calls:
+            call.read_clock()
 
 
 _METHODS: dict[str, tuple[int | None, tuple[str, ...]]] = {
@@ -111,7 +114,7 @@ _METHODS: dict[str, tuple[int | None, tuple[str, ...]]] = {
 of ProcessGroup, under older and newer names."""
 
 
-def _recorded(operation: str, buffer: int | None, method, log, settle: list, trace: Trace | None) -> Callable:
+def _recorded(operation: str, buffer: int | None, method, log, calls, call_of, trace: Trace | None):
     def record_and_call(group, *args, **kwargs):
         tensors = [] if buffer is None else list(_tensors([*args, *kwargs.values()][buffer]))
         pieces = group.size() if operation in ("gather", "scatter") else 1
@@ -119,71 +122,65 @@ def _recorded(operation: str, buffer: int | None, method, log, settle: list, tra
         record = Communication(operation, tuple(dist.get_process_group_ranks(group)), message_bytes)
         log.records.append(record)
         device = next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
-        return _Call(record, device, settle, trace).under_way(method(group, *args, **kwargs))
+        calls.append(call := _Call(record, device, trace))
+        work = method(group, *args, **kwargs)
+        if work is not None:
+            call_of[work] = call
+            call.is_under_way(work)
+        elif operation not in ("send", "recv"):  # NCCL: its stream runs the call where it stands
+            call.stop(call.started)
+        return work
 
     return record_and_call
 
 
+def _timed(wait, call_of, trace: Trace | None) -> Callable:
+    def wait_and_stop(work, *args, **kwargs):
+        begin = trace.now() if trace else None
+        result = wait(work, *args, **kwargs)
+        if call := call_of.get(work):
+            call.stop(begin)
+        return result
+
+    return wait_and_stop
+
+
 class _Call:
-    """A call and its times; where torch gives a handle of it, this stands for it, and `wait` also stops the clock.
+    """A call and its times.
 
     On a GPU the times are the stream's, since the host's calls return early. Reading them waits for the stream, so
-    ``settle`` does that at the end of the block.
+    that is left to the end of the block.
     """
 
-    def __init__(self, record: Communication, device: torch.device, settle: list, trace: Trace | None):
-        self._record, self._device, self._settle, self._trace = record, device, settle, trace
-        self._work: Any = None
-        self._has_ended = self._notes_its_end = False
-        self._start = moment(device)
-        self._started = trace.now() if trace else None  # the same on the clock of the trace
+    def __init__(self, record: Communication, device: torch.device, trace: Trace | None):
+        self._record, self._device, self._trace = record, device, trace
+        self._notes_its_end = False
+        self._start, self._end = moment(device), None
+        self.started = trace.now() if trace else None  # the same on the clock of the trace
 
-    def under_way(self, work):
-        """Take torch's handle, and return what the caller gets in its place."""
-        self._work = work
-        operation, trace, started = self._record.operation, self._trace, self._started
-        if work is None:  # NCCL: its stream runs the call where it stands; or it is one message of a batch
-            if operation not in ("send", "recv"):
-                self._stop(waited_since=started)
-            return None
-        if trace and self._device.type == "cpu":  # where gloo's thread says when the call has ended
+    def is_under_way(self, work) -> None:
+        """Have gloo's thread say when the call has ended, where it does."""
+        operation, trace, started = self._record.operation, self._trace, self.started
+        if trace and self._device.type == "cpu":
             with suppress(RuntimeError):  # not implemented
                 work.get_future().add_done_callback(lambda _: trace.add(COMMUNICATION, operation, started, trace.now()))
                 self._notes_its_end = True
-        return self
 
-    def wait(self, *args, **kwargs):
-        begin = self._trace.now() if self._trace else None
-        result = self._work.wait(*args, **kwargs)
-        self._stop(begin)
-        return result
-
-    def _stop(self, waited_since) -> None:
-        if not self._has_ended:
-            self._has_ended, record, start, end = True, self._record, self._start, moment(self._device)
-
-            def read_clock():  # not a method: `settle` must not keep this call, and so its tensors, alive
-                record.seconds = seconds_between(start, end)
-
+    def stop(self, waited_since) -> None:
+        if self._end is None:
+            self._end = moment(self._device)
             if self._device.type == "cpu":
-                read_clock()
-            else:
-                self._settle.append(read_clock)
+                self.read_clock()
         if self._trace:
             now = self._trace.now()
             if not self._notes_its_end:
                 self._notes_its_end = True  # a second wait has nothing to note
-                self._trace.add(COMMUNICATION, self._record.operation, self._started, now)
+                self._trace.add(COMMUNICATION, self._record.operation, self.started, now)
             self._trace.add(WAIT, self._record.operation, waited_since, now)
 
-    def __getattr__(self, name: str):
-        return getattr(self._work, name)
-
-    def __eq__(self, other) -> bool:  # who keeps handles, as the launcher does, finds this one by torch's
-        return other is self or other is self._work
-
-    def __hash__(self) -> int:
-        return hash(self._work)
+    def read_clock(self) -> None:
+        if self._end is not None:
+            self._record.seconds = seconds_between(self._start, self._end)
 
 
 def _tensors(nested) -> Iterator[torch.Tensor]:

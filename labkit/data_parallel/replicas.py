@@ -16,10 +16,9 @@ def check_replicas(module: nn.Module, group: dist.ProcessGroup) -> None:
         ValueError: on every rank, naming the first tensor in which the ranks differ, and those ranks.
     """
     trained = {name: "" if parameter.requires_grad else ", frozen" for name, parameter in module.named_parameters()}
-    tensors = [*module.named_parameters(), *module.named_buffers()]
     mine = {
         f"tensor {number} of this module": f"{name} {list(x.shape)} {str(x.dtype)[6:]}{trained.get(name, '')}"
-        for number, (name, x) in enumerate(tensors, start=1)
+        for number, (name, x) in enumerate([*module.named_parameters(), *module.named_buffers()], start=1)
     }
     check_alike(mine, "make the same module on every rank", group)
 

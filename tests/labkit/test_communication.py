@@ -87,12 +87,12 @@ def test_an_asynchronous_call_is_timed_to_its_wait(world):
             handle = dist.all_reduce(torch.ones(2), async_op=True)
             before = log.records[0].seconds
             handle.wait()
-            return before, log.records[0].seconds, handle.is_completed()
+            return before, log.records[0].seconds, isinstance(handle, dist.Work)
 
-    for before, after, completed in world.run(work):
+    for before, after, is_torchs in world.run(work):
         assert before is None
         assert after > 0
-        assert completed
+        assert is_torchs  # FSDP2 waits for nothing else
 
 
 def test_a_rank_that_arrives_early_counts_its_waiting(world):
@@ -140,14 +140,14 @@ def test_a_barrier_carries_no_bytes(world):
 
 def test_nothing_stays_patched_even_after_an_error(world):
     def work():
-        before = dict(vars(dist.ProcessGroup))
+        before, wait = dict(vars(dist.ProcessGroup)), dist.Work.wait
         try:
             with communication_log() as log:
                 patched = vars(dist.ProcessGroup)["allreduce"] is not before["allreduce"]
                 raise KeyError
         except KeyError:
             dist.all_reduce(torch.ones(2))
-        return patched, dict(vars(dist.ProcessGroup)) == before, len(log)
+        return patched, dict(vars(dist.ProcessGroup)) == before and dist.Work.wait is wait, len(log)
 
     assert world.run(work) == [(True, True, 0)] * 4
 
