@@ -1,19 +1,23 @@
-"""Loss curves that grow in the cell while ranks train: one picture, redrawn as losses come in."""
+"""Loss curves that grow in the cell while ranks train: one plot, redrawn as losses come in."""
 
 import time
 
-from IPython.display import Image, display
+from IPython.display import display
 
-from course.pictures.curves import losses_png
+from course.pictures.curves import draw_losses
+from course.pictures.painter import Plot
 from labkit.launch.client import will_train
 
 SECONDS_BETWEEN_DRAWINGS = 0.5  # the ranks wait while the cell draws, a tenth of a second
+UNDER_WAY = "not finished: if nothing moves, run the cell again"
+"""What a plot says until the last one: a notebook that is closed and opened again shows it as it was then."""
+QUICK = dict(include=["text/plain", "text/html"])  # a plot that will be replaced needs no PNG
 
 will_train()
 
 
 class LiveLosses:
-    """A picture of losses in the cell, redrawn until its block ends; the last one stays.
+    """A plot of losses in the cell, redrawn until its block ends; the last one stays.
 
     >>> with LiveLosses(num_steps=2) as picture:  # doctest: +SKIP
     ...     picture.add("one process", 3.3)
@@ -24,25 +28,23 @@ class LiveLosses:
         self.curves: dict[str, list[float]] = {}
 
     def add(self, name: str, *losses: float) -> None:
-        """Lengthen a curve; the picture follows at once or a moment later."""
+        """Lengthen a curve; the plot follows at once or a moment later."""
         self.curves.setdefault(name, []).extend(losses)
         if time.monotonic() - self._drawn > SECONDS_BETWEEN_DRAWINGS:
-            self._redraw()
+            self._redraw(UNDER_WAY, **QUICK)
 
     def __enter__(self) -> "LiveLosses":
-        self._place = display(self._image(), display_id=True)
+        self._place = display(self._plot(UNDER_WAY), display_id=True, **QUICK)
         self._drawn = time.monotonic()
         return self
 
     def __exit__(self, *_) -> None:
-        self._redraw()
+        self._redraw("")
 
-    def _redraw(self) -> None:
+    def _redraw(self, note: str, **options) -> None:
         if self._place is not None:  # outside a notebook there is no place to redraw
-            self._place.update(self._image())
+            self._place.update(self._plot(note), **options)
         self._drawn = time.monotonic()
 
-    def _image(self) -> Image:
-        said = [f"{name}: {losses[0]:.2f} to {losses[-1]:.2f}" for name, losses in self.curves.items() if losses]
-        picture = losses_png(self.curves, floor_nats=self.floor_nats, num_steps=self.num_steps)
-        return Image(picture, alt="Loss curves. " + "; ".join(said))
+    def _plot(self, note: str) -> Plot:
+        return draw_losses(self.curves, floor_nats=self.floor_nats, num_steps=self.num_steps, note=note)

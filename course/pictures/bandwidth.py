@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from course.measure.bandwidth import Measurement, RingModel
-from course.pictures.painter import new_figure
+from course.pictures.painter import Plot
 from course.pictures.style import LABEL_PT, label_plot
 from course.sizing.ring import bus_factor
 
@@ -14,16 +14,20 @@ LOOKS = (("#00204D", "o"), ("#7C7B78", "s"), ("#C9A227", "^"), ("#5B6770", "D"))
 """The colour and marker of each world size: dark to light, and the marker alone tells them apart."""
 
 
-def draw_bandwidth(
-    measurements: Sequence[Measurement], models: dict[int, RingModel], axes: Sequence[Axes] | None = None
-) -> list[Axes]:
+def draw_bandwidth(measurements: Sequence[Measurement], models: dict[int, RingModel]) -> Plot:
     """Draw time (left) and bus bandwidth (right) of one operation; ``models`` has a ring model for each world size."""
-    time_ax, bandwidth_ax = new_figure(13, 4.8, layout="constrained").subplots(1, 2) if axes is None else axes
-    operation = measurements[0].operation
+    figure = Figure((13, 4.8), layout="constrained")
+    time_ax, bandwidth_ax = figure.subplots(1, 2)
+    operation, said = measurements[0].operation, []
     sizes = np.geomspace(min(m.message_bytes for m in measurements), max(m.message_bytes for m in measurements), 60)
     for (color, marker), world_size in zip(LOOKS, sorted({m.world_size for m in measurements})):
         points = [m for m in measurements if m.world_size == world_size]
         x, label = [m.message_bytes for m in points], f"{world_size} ranks"
+        largest = max(points, key=lambda m: m.message_bytes)
+        said.append(
+            f"{label}: at least {min(m.seconds for m in points) * 1e3:.3g} ms; "
+            f"{largest.bus_gb_per_second:.3g} GB/s at {_size_text(largest.message_bytes)}"
+        )
         dots = {"color": color, "marker": marker, "linestyle": "", "markersize": 8, "label": f"{label}, measured"}
         time_ax.plot(x, [m.seconds * 1e3 for m in points], **dots)
         bandwidth_ax.plot(x, [m.bus_gb_per_second for m in points], **dots)
@@ -41,7 +45,7 @@ def draw_bandwidth(
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         label_plot(ax, f"{name}: {what}", "message size", unit)
     bandwidth_ax.legend(loc="lower right", fontsize=LABEL_PT - 1, frameon=False)  # no curve goes there
-    return [time_ax, bandwidth_ax]
+    return Plot(figure, f"{name}, time and bus bandwidth over the message size, measured. {'. '.join(said)}.")
 
 
 def _size_text(size: float) -> str:

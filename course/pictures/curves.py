@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from course.pictures.painter import new_figure, png
-from course.pictures.style import GREY, INK, LABEL_PT, label_plot
+from course.pictures.painter import Plot
+from course.pictures.style import GREY, INK, LABEL_PT, PP, label_plot
 
-FIGURE_INCHES = (11.0, 4.8)
+FIGURE_INCHES = (11.0, 4.4)
 LOOKS = (
     {"color": GREY, "linewidth": 9, "alpha": 0.6},
     {"color": "#00204D", "linewidth": 2.2},
@@ -24,15 +23,16 @@ def draw_losses(
     *,
     floor_nats: float | None = None,
     num_steps: int | None = None,
-    ax: Axes | None = None,
-) -> Axes:
+    note: str = "",
+) -> Plot:
     """Draw the losses of each run over its steps, and ``floor_nats`` as a line that no run can pass.
 
-    The axis has room for ``num_steps`` from the start.
+    The axis has room for ``num_steps`` from the start. The ``note`` is written above the curves.
     """
     if len(curves) > len(LOOKS):
         raise ValueError(f"{len(curves)} curves on each other cannot be told apart: give {len(LOOKS)} or fewer")
-    ax = ax or new_figure(*FIGURE_INCHES, layout="constrained").subplots()
+    figure = Figure(FIGURE_INCHES, layout="constrained")
+    ax = figure.subplots()
     longest = max([num_steps or 1, *map(len, curves.values())])
     for (name, losses), look in zip(curves.items(), LOOKS):
         every = max(1, longest // 20) if "marker" in look else 1  # room between the marks
@@ -43,13 +43,10 @@ def draw_losses(
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_ylim(bottom=0)
     label_plot(ax, "loss", "step", "nats per letter")
+    ax.set_title(note, loc="right", size=LABEL_PT, color=PP)
     if ax.lines:
         ax.legend(loc="best", fontsize=LABEL_PT, frameon=False)
-    return ax
-
-
-def losses_png(curves: Mapping[str, Sequence[float]], height: float = FIGURE_INCHES[1], **options) -> bytes:
-    """Return the picture that `draw_losses` draws as a PNG file's bytes."""
-    figure = Figure(figsize=(FIGURE_INCHES[0], height), dpi=100, layout="constrained")
-    draw_losses(curves, **options, ax=figure.subplots())
-    return png(figure)
+    said = [f"{name}: {each[0]:.2f} to {each[-1]:.2f} at step {len(each)}" for name, each in curves.items() if each]
+    if floor_nats is not None:
+        said.append(f"The text's floor: {floor_nats:.2f}")
+    return Plot(figure, ". ".join(filter(None, ["Loss curves, in nats per letter", *said, note])) + ".")

@@ -7,18 +7,27 @@ from course.pictures.curves import draw_losses
 
 def test_curves_on_each_other_can_be_told_apart():
     curves = {"1 process": [3.0, 2.0, 1.5], "2 ranks": [3.0, 2.0, 1.5], "4 ranks": [3.0, 2.0]}
-    ax = draw_losses(curves, floor_nats=0.5, num_steps=40)
+    plot = draw_losses(curves, floor_nats=0.5, num_steps=40)
+    [ax] = plot.figure.axes
     lines = {line.get_label(): line for line in ax.lines}
     assert list(lines) == [*curves, "the text's floor"]
     for name, losses in curves.items():
         assert list(lines[name].get_ydata()) == losses
         assert list(lines[name].get_xdata()) == list(range(1, len(losses) + 1))
+        assert f"{name}: {losses[0]:.2f} to {losses[-1]:.2f} at step {len(losses)}" in plot.alt
     looks = [(line.get_linewidth(), line.get_linestyle(), line.get_marker()) for line in ax.lines]
     assert len(set(looks)) == len(looks)  # without colour too
     assert ax.get_xlim() == (0, 41)
     assert ax.get_ylim()[0] == 0
     assert set(lines["the text's floor"].get_ydata()) == {0.5}
+    assert "The text's floor: 0.50" in plot.alt
     assert [text.get_text() for text in ax.get_legend().get_texts()] == list(lines)
+
+
+def test_a_note_is_seen_and_said():
+    plot = draw_losses({}, note="not finished")
+    assert plot.figure.axes[0].get_title("right") == "not finished"
+    assert "not finished" in plot.alt and ">not finished</text>" in plot.svg()
 
 
 def test_more_curves_than_looks_are_refused():
