@@ -1,6 +1,7 @@
 """Loss curves that grow in the cell while ranks train: one plot, redrawn as losses come in."""
 
 import time
+from typing import Any
 
 from IPython.display import display
 
@@ -11,7 +12,7 @@ from labkit.launch.client import will_train
 SECONDS_BETWEEN_DRAWINGS = 0.5  # the ranks wait while the cell draws, a tenth of a second
 UNDER_WAY = "not finished: if nothing moves, run the cell again"
 """What a plot says until the last one: a notebook that is closed and opened again shows it as it was then."""
-QUICK = dict(include=["text/plain", "text/html"])  # a plot that will be replaced needs no PNG
+QUICK: dict[str, Any] = dict(include=["text/plain", "text/html"])  # a plot that will be replaced needs no PNG
 
 will_train()
 
