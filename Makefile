@@ -22,14 +22,15 @@ endif
 lab: $(READY)
 	$(BIN)/jupyter lab $(JUPYTER_FLAGS)
 
-# A thread that spins while it waits for the next sum holds a core that another test needs.
+# A thread that spins while it waits for the next sum holds a core that another test needs. What looks at times comes
+# last, where it mostly waits.
 test: $(READY)
 	@rm -f $(RESULTS)
 	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest tests labkit course $(NOTEBOOKS) -m "not alone" -n 2 --dist loadfile \
 		--nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 \
 		--junit-xml $(firstword $(RESULTS)); \
 	status=$$?; \
-	$(BIN)/python -m pytest tests -m alone --junit-xml $(lastword $(RESULTS)); \
+	$(BIN)/python -m pytest tests -m alone -n 2 --dist load --junit-xml $(lastword $(RESULTS)); \
 	$(BIN)/python tests/support/closing_line.py $(RESULTS) $$((status + $$?))
 
 check: $(READY)

@@ -18,7 +18,6 @@ from course.pictures.stage import Stage
 from course.pictures.style import DP, INK, PP
 
 STYLE = f"""<style>
-img.labkit-grids {{ width: 100%; max-width: 1250px; height: auto; }}
 .labkit-says {{ padding: .4em .8em; line-height: 1.4; border-left: 6px solid {DP}; }}
 .labkit-says.moved, .labkit-says.misfit {{ border-color: {PP}; background: #FFF1E6; color: {INK}; }}
 .labkit-facts {{ border-collapse: collapse; line-height: 1.45; }}
@@ -54,8 +53,7 @@ class Explorer(widgets.VBox):
         self.shown = self._fit(self.choice)
         picture, says, facts = self._parts()
         self.says, self.facts = widgets.HTML(says), widgets.HTML(facts)
-        self.picture = Stage(picture, unfolded=True) if isinstance(picture, Scene) else widgets.Image(value=picture, format="png")
-        self.picture.add_class("labkit-grids")
+        self.picture = Stage(*_scenes(picture), unfolded=True)
         inputs = [*self._controls.values(), *others]
         controls = widgets.Box(row or inputs, layout=widgets.Layout(flex_flow="row wrap"))
         children = [widgets.HTML(STYLE), controls, self.says, self.picture, *below, self.facts]
@@ -96,8 +94,8 @@ class Explorer(widgets.VBox):
         """Return what to show for a choice; ValueError if it does not fit."""
         raise NotImplementedError
 
-    def _parts(self) -> tuple[Scene | bytes, str, str]:
-        """Return the picture of what is shown, and the sentence on it and its facts as HTML."""
+    def _parts(self) -> tuple[Scene | Sequence[Scene], str, str]:
+        """Return the picture of what is shown, or its steps, and the sentence on it and its facts as HTML."""
         raise NotImplementedError
 
     def _update(self, change=None) -> None:
@@ -115,10 +113,7 @@ class Explorer(widgets.VBox):
             self._is_updating = False
         picture, says, self.facts.value = self._parts()
         self.says.value = moved + says
-        if isinstance(self.picture, Stage):
-            self.picture.show(picture)
-        else:
-            self.picture.value = picture
+        self.picture.show(*_scenes(picture))
 
     def _options(self) -> dict[str, list]:
         return {name: list(control.options) for name, control in self._controls.items()}
@@ -139,7 +134,7 @@ def nearest_that_fits(fit: Callable, choice: Any, last: Any, options: Mapping[st
     """Return the choice if it fits, or else the nearest that does: on the way from ``last``, or else beside it.
 
     First, what the reader moved goes on in the same direction. If it gets nowhere, other fields give way: as few as
-    possible, at most two, by the fewest steps among their options. If nothing helps, the last choice is returned.
+    possible, at most two, by the fewest steps among their options, the last fields first. Else ``last`` is returned.
     """
 
     def fits(candidate) -> bool:
@@ -160,7 +155,7 @@ def _nearest_first(choice: Any, last: Any, options: Mapping[str, list]) -> Itera
         now, before = (options[name].index(getattr(each, name)) for each in (choice, last))
         for value in options[name][now:] if now > before else options[name][now::-1]:
             yield choice._replace(**{name: value})
-    others = {name: options[name].index(getattr(choice, name)) for name in options if name not in moved}
+    others = {name: options[name].index(getattr(choice, name)) for name in reversed(options) if name not in moved}
     for num_changed in (1, 2):
         beside = []
         for names in combinations(others, num_changed):
@@ -169,6 +164,10 @@ def _nearest_first(choice: Any, last: Any, options: Mapping[str, list]) -> Itera
                 beside.append((far, {name: options[name][step] for name, step in zip(names, steps)}))
         for _, changed in sorted(beside, key=itemgetter(0)):
             yield choice._replace(**changed)
+
+
+def _scenes(picture: Scene | Sequence[Scene]) -> Sequence[Scene]:
+    return [picture] if isinstance(picture, Scene) else picture
 
 
 def _parts(widget: widgets.Widget) -> list[widgets.Widget]:

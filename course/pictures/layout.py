@@ -9,13 +9,12 @@ from functools import lru_cache
 
 from course.pictures.floor_plan import FloorPlan, box_length, floor_plan
 from course.pictures.layout_table import bytes_text, layout_table
-from course.pictures.scene import WIDTH, Mark, Scene, box, fitting, heading, label, line
+from course.pictures.scene import SMALLEST, WIDTH, Mark, Scene, box, fitting, heading, label, line, text_width
 from course.pictures.style import (
     AXIS_COLOR,
     AXIS_NAME,
     FRAME,
     FRAME_FILL,
-    GREY,
     INK,
     MUTED,
     TINTS,
@@ -30,7 +29,7 @@ HEAD = 48.0
 """The pixels above a grid for its heading."""
 BOX = 0.84
 """The side of a GPU's box; the rest is the gap to its neighbour, in which lines between peers are seen."""
-SMALLEST_BOX = 15.0  # pixels: holds a letter
+LARGEST_BOX = 37.0  # pixels
 MOST_LINES = 64  # GPUs; with more, lines cover each other
 WIDEST_LINE = 7.0
 
@@ -41,23 +40,25 @@ def draw_layout(
     *,
     follow: int | None = None,
     node: int | None = None,
-    dimmed: bool = False,
     traffic: Mapping[str, Traffic] | None = None,
     traffic_of: str = "",
 ) -> Scene:
     """Draw the groups of every axis of a layout, a grid for each.
 
     ``follow`` puts one rank and its peers in the foreground. ``node`` shows the GPUs of this node alone. ``traffic`` is
-    what each axis sends in a step of ``traffic_of``: lines between peers are as wide as their share of it. ``dimmed``
-    greys what is no longer current.
-    """
+    what each axis sends in a step of ``traffic_of``: lines between peers are as wide as their share of it."""
     axes = axes_in_use(layout)
     columns = 2 if len(axes) == 4 else 3
     width, height = WIDTH / columns - 16, (350.0 if columns == 3 else 260.0)
     marks: list[Mark] = []
     for number, axis in enumerate(axes):
         x, y = number % columns * WIDTH / columns, number // columns * (HEAD + height + 16)
-        marks += _grid(layout, axis, gpus_per_node, x, y, width, height, follow, node, dimmed, traffic)
+        marks += _grid(layout, axis, gpus_per_node, x, y, width, height, follow, node, traffic)
+    if node is not None:
+        button = box(
+            "all nodes", WIDTH - 130, 8, 122, 26, FRAME_FILL, "‹ all nodes", edge=FRAME, fact="Show all nodes again."
+        )
+        marks.append(button)
     says = "; ".join(f"{AXIS_NAME[axis]}: {describe_groups(layout, axis, gpus_per_node)}" for axis in axes)
     table = layout_table(layout, gpus_per_node, follow=follow, traffic=traffic, traffic_of=traffic_of)
     title = f"{layout.world_size} GPUs, {gpus_per_node} per node, order {layout.order}"
@@ -73,7 +74,7 @@ def draw_orders(layouts: Sequence[ParallelLayout], gpus_per_node: int = 8, *, fo
         marks.append(label(f"order{column}", column * width, 12, f"order {layout.order}", size=19, bold=True))
         for row, axis in enumerate(axes):
             place = column * width, 36 + row * (HEAD + height + 10), width - 30, height
-            grid = _grid(layout, axis, gpus_per_node, *place, follow, None, False, None, prefix=f"{column}.")
+            grid = _grid(layout, axis, gpus_per_node, *place, follow, None, None, prefix=f"{column}.")
             marks += grid
     title = "Orders " + " and ".join(layout.order for layout in layouts)
     says = "The same sizes in a different order put different GPUs into a group."
@@ -104,18 +105,18 @@ def describe_groups(layout: ParallelLayout, axis: str, gpus_per_node: int) -> st
 
 def _grid(
     layout: ParallelLayout, axis: str, node_size: int, x: float, y: float, width: float, height: float,
-    follow: int | None, node: int | None, dimmed: bool, traffic, prefix: str = "",
+    follow: int | None, node: int | None, traffic, prefix: str = "",
 ) -> list[Mark]:  # fmt: skip
     """Return the marks of one grid, whose upper left corner is at x and y."""
-    color, key = GREY if dimmed else AXIS_COLOR[axis], f"{prefix}{axis}"
+    color, key = AXIS_COLOR[axis], f"{prefix}{axis}"
     says = describe_groups(layout, axis, node_size)
     marks = heading(key, x, y, f"{AXIS_NAME[axis]} groups", says, color)
     first, last = (0, layout.world_size) if node is None else (node * node_size, (node + 1) * node_size)
     plan = floor_plan(min(last, layout.world_size) - first, node_size, width, height)
-    unit = min(box_length(plan, width, height), 44.0)
-    groups = layout.groups(axis)
-    group_of = {rank: index for index, group in enumerate(groups) for rank in group}
-    if unit * BOX < SMALLEST_BOX:
+    unit = min(box_length(plan, width, height), LARGEST_BOX / BOX)
+    groups, group_of = layout.groups(axis), _groups(layout, axis)
+    most = layout.world_size // min(map(layout.size, axes_in_use(layout)))  # groups, so letters
+    if unit * BOX < text_width(group_letter(most - 1), SMALLEST) + 4:
         return marks + _blocks(layout, group_of, node_size, key, axis, x, y + HEAD, width, height, color)
 
     centres = [(x + cx * unit, y + HEAD + cy * unit) for cx, cy in plan.gpu_centres().tolist()]
@@ -128,11 +129,11 @@ def _grid(
         strength = TINTS[index % len(TINTS)]
         if follow is not None:
             strength = 1.0 if index == group_of[follow] else 0.15
-        fill, letter, place = tint(color, strength * (0.4 if dimmed else 1)), group_letter(index), layout.coords(rank)
+        fill, letter, at = tint(color, strength), group_letter(index), layout.coords(rank)
         text, edge = (f"{letter}\n{rank}", letter), {"edge": INK, "edge_width": 3} if rank == follow else {}
         marks.append(
             box(
-                f"{key}.{place.tp}.{place.cp}.{place.dp}.{place.pp}", cx - side / 2, cy - side / 2, side, side, fill, text,
+                f"{key}.{at.tp}.{at.cp}.{at.dp}.{at.pp}", cx - side / 2, cy - side / 2, side, side, fill, text,
                 size=min(16, 0.42 * unit), same=f"{prefix}gpu{rank}", tags=(f"{prefix}{axis}{index}",),
                 lights=_peers(layout, rank, prefix), fact=_fact(layout, rank, axis, letter), **edge,
             )
@@ -148,7 +149,9 @@ def _frames(plan: FloorPlan, key: str, x: float, y: float, unit: float, first: i
         marks.append(box(f"{key}.node{number}", *place, FRAME_FILL, edge=FRAME, radius=5))
         size = fitting(f"node {number}", width * unit, 0.5 * unit, 13)
         if plan.head and size:
-            name = label(f"{key}.name{number}", place[0] + 3, place[1] - 0.24 * unit, f"node {number}", size=size, ink=MUTED)
+            name = label(
+                f"{key}.name{number}", place[0] + 3, place[1] - 0.24 * unit, f"node {number}", size=size, ink=MUTED
+            )
             marks.append(name)
     return marks
 
@@ -162,7 +165,9 @@ def _lines(layout, groups, centres, key: str, axis: str, node_size: int, color: 
     for index, group in enumerate(groups):
         ring = [*group, group[0]] if len(group) > 2 and axis != "pp" else group
         crosses = len({rank // node_size for rank in group}) > 1
-        fact = f"{AXIS_NAME[axis]} group {group_letter(index)}: {'leaves its node' if crosses else 'in one node'}{sends}"
+        fact = (
+            f"{AXIS_NAME[axis]} group {group_letter(index)}: {'leaves its node' if crosses else 'in one node'}{sends}"
+        )
         look = dict(dashed=crosses, shy=follow not in group, tags=(f"{key}{index}",), fact=fact)
         marks.append(line(f"{key}.ring{index}", [centres[rank] for rank in ring], color, width, **look))
     return marks

@@ -1,32 +1,34 @@
 """Paint a scene as PNG, by Pillow: for the few viewers that show neither a widget nor SVG."""
 
 import io
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import pairwise
+from math import hypot
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from PIL import Image, ImageDraw, ImageFont
-
-from course.pictures.scene import Mark, Scene
 
 FINER = 2  # painted so many times as large, then reduced: Pillow's own lines have steps
 NUM_COLORS = 128
 PILLOW_ANCHOR = {"start": "lm", "middle": "mm", "end": "rm"}
 
 
-def png(scene: Scene, scale: float) -> bytes:
-    """Return a scene as PNG, ``scale`` pixels for each of its own."""
+def png(marks: Iterable[Any], width: float, height: float, scale: float) -> bytes:
+    """Return the marks of a scene as PNG, ``scale`` pixels for each of its own."""
     unit = FINER * scale
-    image = Image.new("RGB", (round(scene.width * unit), round(scene.height * unit)), "white")
+    image = Image.new("RGB", (round(width * unit), round(height * unit)), "white")
     draw = ImageDraw.Draw(image)
-    for mark in scene.marks:
+    for mark in marks:
         _paint(draw, mark, unit)
     file = io.BytesIO()
     image.reduce(FINER).quantize(NUM_COLORS).save(file, "png", optimize=True)
     return file.getvalue()
 
 
-def _paint(draw: ImageDraw.ImageDraw, mark: Mark, unit: float) -> None:
+def _paint(draw: ImageDraw.ImageDraw, mark: Any, unit: float) -> None:
     def place(x: float, y: float) -> tuple[float, float]:
         return (mark.x + x) * unit, (mark.y + y) * unit
 
@@ -38,12 +40,22 @@ def _paint(draw: ImageDraw.ImageDraw, mark: Mark, unit: float) -> None:
         radius = min(mark.radius, mark.width / 2, mark.height / 2) * unit
         draw.rounded_rectangle(corners, radius, fill, edge, thick if edge else 0)
     elif mark.shape == "line":
-        draw.line([place(*point) for point in mark.points], edge, thick, joint="curve")
+        for piece in _dashes(mark.points) if mark.dashed else [mark.points]:
+            draw.line([place(*point) for point in piece], edge, thick, joint="curve")
         for head in mark.heads_at():
             draw.polygon([place(*point) for point in head], edge)
     for x, y, text in mark.lines():
         font = _font(round(mark.size * unit), mark.bold)
         draw.text(place(x, y), text, mark.ink, font, PILLOW_ANCHOR[mark.anchor])
+
+
+def _dashes(points: Sequence[tuple[float, float]]) -> Iterator[list[tuple[float, float]]]:
+    """Yield the dashes of a line as SVG has them: 4 pixels, and 3 between."""
+    for (x, y), (x1, y1) in pairwise(points):
+        length = hypot(x1 - x, y1 - y)
+        for start in range(0, int(length), 7):
+            ends = (start / length, min(start + 4, length) / length)
+            yield [(x + (x1 - x) * share, y + (y1 - y) * share) for share in ends]
 
 
 @cache

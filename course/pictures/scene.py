@@ -27,10 +27,10 @@ ARROW = 9.0  # the length of a head
 class Mark:
     """A box, a label or a line; made by `box`, `label`, `line` and `arrow`.
 
-    A mark of the same ``key`` in the next scene is the same thing: it moves and changes colour. ``fact`` is what it says
-    when a reader points at it, with the facts of all marks that are the ``same`` thing; that lights all marks with one of
-    the tags in ``lights``. A ``shy`` mark is only seen when lit. ``means`` is what its colour means, for `legend`. A mark
-    with ``drag`` can be dropped on one with ``drop``.
+    A mark of the same ``key`` in the next scene is the same thing: it moves and changes colour. ``fact`` is what it
+    says when a reader points at it, with the facts of all marks that are the ``same`` thing; that lights all marks with
+    one of the tags in ``lights``. A ``shy`` mark is only seen when lit. ``means`` is what its colour means, for
+    `legend`. A mark with ``drag`` can be dropped on one with ``drop``.
     """
 
     key: str
@@ -73,7 +73,9 @@ class Mark:
 
     def _parts(self) -> Iterable[str]:
         dashes = ' stroke-dasharray="4 3"' if self.dashed else ""
-        stroke = "" if self.edge == "none" else f' stroke="{self.edge}" stroke-width="{_number(self.edge_width)}"{dashes}'
+        stroke = (
+            "" if self.edge == "none" else f' stroke="{self.edge}" stroke-width="{_number(self.edge_width)}"{dashes}'
+        )
         if self.shape == "box":
             size = f'width="{_number(self.width)}" height="{_number(self.height)}" rx="{_number(self.radius)}"'
             yield f'<rect {size} fill="{self.fill}"{stroke}/>'
@@ -103,7 +105,9 @@ class Mark:
             yield [(x, y)] + [(x - length * cos(angle + side), y - length * sin(angle + side)) for side in (-0.4, 0.4)]
 
 
-def box(key: str, x: float, y: float, width: float, height: float, fill: str, text="", **look) -> Mark:
+def box(
+    key: str, x: float, y: float, width: float, height: float, fill: str, text: str | Sequence[str] = "", **look
+) -> Mark:
     """Return a rectangle; of several texts, it carries the first that fits, and none if all are too long."""
     ways = (text,) if isinstance(text, str) else text
     size, bold, ink = look.pop("size", USUAL), look.pop("bold", False), look.pop("ink", None) or text_on(fill)
@@ -112,7 +116,9 @@ def box(key: str, x: float, y: float, width: float, height: float, fill: str, te
     return Mark(key, "box", x, y, width, height, fill, text=text, size=size, bold=bold, ink=ink, **look)
 
 
-def label(key: str, x: float, y: float, text: str, *, anchor: Literal["start", "middle", "end"] = "start", **look) -> Mark:
+def label(
+    key: str, x: float, y: float, text: str, *, anchor: Literal["start", "middle", "end"] = "start", **look
+) -> Mark:
     """Return text whose middle line is at y."""
     return Mark(key, "label", x, y, text=text, anchor=anchor, **look)
 
@@ -124,7 +130,9 @@ def line(key: str, points: Sequence[tuple[float, float]], color: str, width: flo
     return Mark(key, "line", x, y, edge=color, edge_width=width, points=moved, **look)
 
 
-def arrow(key: str, points: Sequence[tuple[float, float]], color: str, width: float = 2.0, heads: int = 1, **look) -> Mark:
+def arrow(
+    key: str, points: Sequence[tuple[float, float]], color: str, width: float = 2.0, heads: int = 1, **look
+) -> Mark:
     """Return a line with a head at its end, or with two."""
     return line(key, points, color, width, heads=heads, **look)
 
@@ -191,7 +199,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture: what it is (``title``), what it says (``says``), its marks from back to front, and its facts as text."""
+    """A picture: its ``title``, what it says (``says``), its marks from back to front, and its facts as text."""
 
     title: str
     says: str
@@ -229,7 +237,7 @@ class Scene:
         """Return the picture as PNG, for viewers that show no SVG of a notebook that is not trusted."""
         from course.pictures.raster import png
 
-        return png(self, scale)
+        return png((mark for mark in self.marks if not mark.shy), self.width, self.height, scale)
 
     def __str__(self) -> str:
         return f"{self.alt}\n{self.table}".strip()

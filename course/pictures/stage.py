@@ -1,4 +1,4 @@
-"""Show a scene, or several as steps, in a notebook: marks move, say their facts and take clicks. The rest is stage.js."""
+"""Show a scene, or several as steps, in a notebook: marks move, say their facts and take clicks. See also stage.js."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -63,7 +63,7 @@ class Stage(anywidget.AnyWidget):
     def _repr_mimebundle_(self, **options):
         bundle = super()._repr_mimebundle_(**options)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
-        return {**self.scenes[0]._repr_mimebundle_(), **(data or {}), "text/plain": repr(self)}, metadata
+        return {**self.scenes[0]._repr_mimebundle_(), **(data or {}), "text/plain": str(self.scenes[0])}, metadata
 
 
 def whole(scene: Scene) -> dict[str, Any]:

@@ -1,38 +1,35 @@
-"""The frame of every explorer, around a picture of one word: what is said, what stays, and how often it draws."""
+"""The frame of every explorer, around a picture of one word: what is said, what gives way, and how often it draws."""
 
 from collections import namedtuple
 
 import pytest
-from matplotlib.figure import Figure
 
-from course.explorers.base import Controls, Explorer, facts_html, misfit_html, says_html
-from course.pictures.painter import png
+from course.explorers.base import Explorer, facts_html, nearest_that_fits, says_html
+from course.explorers.choice import slider
+from course.pictures.scene import Scene, label
 
 
 class Pieces(Explorer):
-    """``length`` cut in ``pieces``, of which there are at most as many as it is long."""
+    """``length`` cut in ``pieces``, which must divide it."""
 
     function, choice_type = "pieces", namedtuple("Choice", "length pieces")
 
     def __init__(self, length, pieces):
-        make = Controls("300px", "5em")
-        self.length = make.slider("length", length, 1, 10)
-        self.pieces = make.slider("pieces", pieces, 1, length)
+        self.length = slider("length l", range(1, 11), length)
+        self.pieces = slider("pieces p", range(1, 8), pieces)
         self.num_drawn = 0
-        super().__init__(length // pieces)
+        super().__init__()
 
-    def _chosen(self):
-        self.pieces.max = self.length.value
-        length, pieces = self.choice
+    def _fit(self, choice):
+        length, pieces = choice
         if length % pieces:
-            raise ValueError(f"{pieces} < 1 & does not divide {length}")
+            raise ValueError(f"pieces={pieces} < 1 & does not divide length={length}: use 1")
         return length // pieces
 
     def _parts(self):
         self.num_drawn += 1
-        figure = Figure(figsize=(1, 1))
-        figure.text(0, 0, str(self.shown))
-        return png(figure), says_html(f"<b>{self.shown}</b> each"), facts_html("cut", {"each": f"> {self.shown - 1}"})
+        scene = Scene("pieces", "", [label("word", 0, 9, str(self.shown))], 20)
+        return scene, says_html(f"<b>{self.shown}</b> each"), facts_html("cut", {"each": f"> {self.shown - 1}"})
 
 
 @pytest.fixture
@@ -41,26 +38,35 @@ def explorer():
 
 
 def test_it_shows_the_start_once(explorer):
-    assert (explorer.shown, explorer.fits, explorer.num_drawn) == (2, True, 1)
+    assert (explorer.shown, explorer.num_drawn) == (2, 1)
     assert explorer.says.value == '<div class="labkit-says" role="status"><b>2</b> each</div>'
     assert "<caption>cut</caption><tbody><tr><th>each</th><td>&gt; 1</td></tr></tbody>" in explorer.facts.value
-    assert bytes(explorer.picture.value).startswith(b"\x89PNG")
-    assert "labkit-grids" in explorer.picture._dom_classes
+    assert explorer.picture.scenes[0].by_key["word"].text == "2"
     assert repr(explorer) == "pieces(6, 3)"
 
 
-def test_a_misfit_is_explained_above_the_last_that_fitted(explorer):
-    picture, facts = explorer.picture.value, explorer.facts.value
+def test_a_choice_that_does_not_fit_goes_on_and_says_so_in_the_names_of_the_controls(explorer):
     explorer.pieces.value = 4
-    assert (explorer.shown, explorer.fits) == (2, False)
-    assert explorer.says.value == misfit_html("4 < 1 & does not divide 6. Below: the last that did.")
-    assert 'role="alert"' in explorer.says.value and "4 &lt; 1 &amp; does" in explorer.says.value
-    assert explorer.facts.value == f'<div class="labkit-stale">{facts}</div>'
-    explorer.pieces.value = 3
-    assert (explorer.fits, explorer.picture.value, explorer.facts.value) == (True, picture, facts)
+    assert (explorer.choice, explorer.shown, explorer.num_drawn) == ((6, 6), 1, 2)
+    assert explorer.says.value == (
+        '<div class="labkit-says moved" role="alert"><b>pieces p is 6 now, not 4.</b> pieces p = 4 &lt; 1 &amp; does not '
+        'divide length l = 6.</div><div class="labkit-says" role="status"><b>1</b> each</div>'
+    )
+    explorer.pieces.value = 5  # downwards
+    assert explorer.choice == (6, 3)
 
 
-def test_a_control_that_another_moves_draws_nothing_of_its_own(explorer):
-    explorer.pieces.value = 6
-    explorer.length.value = 3
-    assert (explorer.choice, explorer.shown, explorer.num_drawn) == ((3, 3), 1, 3)
+def test_if_it_gets_nowhere_the_other_gives_way_and_draws_nothing_of_its_own(explorer):
+    explorer.pieces.value = 7
+    assert (explorer.choice, explorer.num_drawn) == ((7, 7), 2)
+    assert "length l is 7 now, not 6" in explorer.says.value
+
+
+def test_without_a_way_out_the_last_choice_stays():
+    pair = namedtuple("pair", "a b")
+
+    def fit(choice):
+        if choice != (1, 1):
+            raise ValueError
+
+    assert nearest_that_fits(fit, pair(2, 1), pair(1, 1), {"a": [1, 2], "b": [1]}) == (1, 1)

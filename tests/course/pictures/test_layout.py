@@ -1,89 +1,107 @@
 """The grids say what the layout says: a box for each rank in its node, tinted and lettered by its group."""
 
-import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 
-from course.pictures import layout as drawing
+from course.pictures.layout import axes_in_use, describe_groups, draw_layout, draw_orders
 from course.pictures.style import AXIS_COLOR, TINTS, group_letter, tint
+from course.sizing import Traffic
 from labkit.layout import ParallelLayout
 
 TWO_NODES = ParallelLayout(16, tp_size=2, pp_size=4, order="tp-dp-pp")
 
 
-@pytest.fixture
-def ax():
-    return Figure(figsize=(6, 6)).add_axes((0, 0, 1, 0.85))
-
-
-@pytest.fixture
-def labels(monkeypatch):
-    """What was written where: each call of draw_labels, as texts and positions."""
-    written = []
-    draw_labels = drawing.draw_labels
-
-    def spy(ax, texts, centres, *arguments, **options):
-        written.append((list(texts), np.asarray(centres)))
-        return draw_labels(ax, texts, centres, *arguments, **options)
-
-    monkeypatch.setattr(drawing, "draw_labels", spy)
-    return written
-
-
-def gpu_boxes(ax, world_size):
-    """The collection with one box for each GPU."""
-    return next(c for c in ax.collections if len(c.get_offsets()) == world_size and len(c.get_facecolors()) > 1)
+def gpus(scene, layout, axis, prefix=""):
+    """The box of each rank in the grid of an axis."""
+    places = [layout.coords(rank) for rank in range(layout.world_size)]
+    return [scene.by_key[f"{prefix}{axis}.{at.tp}.{at.cp}.{at.dp}.{at.pp}"] for at in places]
 
 
 @pytest.mark.parametrize("axis", ["tp", "dp", "pp"])
-def test_each_box_has_the_tint_and_letter_of_its_group(ax, labels, axis):
-    drawing.draw_grid(TWO_NODES, axis, 8, ax)
-    fills = gpu_boxes(ax, 16).get_facecolors()[:, :3]
-    letters = next(texts for texts, _ in labels if len(texts) == 16 and texts[0] == "A")
+def test_each_box_has_the_tint_the_letter_and_the_number_of_its_rank(axis):
+    boxes = gpus(draw_layout(TWO_NODES), TWO_NODES, axis)
     for index, group in enumerate(TWO_NODES.groups(axis)):
         for rank in group:
-            assert letters[rank] == group_letter(index)
-            np.testing.assert_allclose(fills[rank], tint(AXIS_COLOR[axis], TINTS[index % len(TINTS)]))
+            assert boxes[rank].text == f"{group_letter(index)}\n{rank}"
+            assert boxes[rank].fill == tint(AXIS_COLOR[axis], TINTS[index % len(TINTS)])
 
 
-def test_letter_and_rank_are_written_into_the_ranks_own_box(ax, labels):
-    drawing.draw_grid(TWO_NODES, "tp", 8, ax)
-    boxes = np.asarray(gpu_boxes(ax, 16).get_offsets())
-    in_boxes = [(texts, centres) for texts, centres in labels if len(texts) == 16]
-    assert [texts for texts, _ in in_boxes][1] == [str(rank) for rank in range(16)]
-    for _, centres in in_boxes:
-        assert (np.abs(centres - boxes) < drawing.BOX / 2).all()
+def test_boxes_stand_in_their_node():
+    scene = draw_layout(TWO_NODES)
+    for axis in axes_in_use(TWO_NODES):
+        for rank, mark in enumerate(gpus(scene, TWO_NODES, axis)):
+            frame = scene.by_key[f"{axis}.node{rank // 8}"]
+            assert frame.x < mark.x and mark.x + mark.width < frame.x + frame.width
+            assert frame.y < mark.y and mark.y + mark.height < frame.y + frame.height
 
 
-def test_follow_brings_only_that_ranks_group_to_the_front(ax):
-    drawing.draw_grid(TWO_NODES, "pp", 8, ax, follow=6)
-    fills = gpu_boxes(ax, 16).get_facecolors()[:, :3]
-    in_front = [rank for rank in range(16) if np.allclose(fills[rank], to_rgb(AXIS_COLOR["pp"]))]
+def test_pointing_at_a_gpu_lights_its_peers_on_every_axis_and_says_its_groups():
+    scene = draw_layout(TWO_NODES)
+    for axis in axes_in_use(TWO_NODES):
+        boxes = gpus(scene, TWO_NODES, axis)
+        lit = [rank for rank, mark in enumerate(boxes) if set(mark.tags) & set(gpus(scene, TWO_NODES, "tp")[6].lights)]
+        assert lit == TWO_NODES.group_of(6, axis)
+    facts = [mark.fact for mark in scene.marks if mark.same == "gpu6"]
+    assert facts == ["GPU 6: tensor group D [6, 7]", "data group C [4, 6]", "pipeline group C [2, 6, 10, 14]"]
+
+
+def test_every_axis_in_use_has_a_grid():
+    layout = ParallelLayout(64, 4, 4, 2)
+    assert axes_in_use(layout) == ["tp", "cp", "dp", "pp"]
+    assert {f"{axis}.0.0.0.0" for axis in axes_in_use(layout)} <= draw_layout(layout).by_key.keys()
+
+
+def test_lines_are_as_wide_as_the_bytes_and_dashed_where_they_leave_a_node():
+    traffic = {"tp": Traffic(4e12, 0), "dp": Traffic(1e12, 0), "pp": Traffic(2e12, 1e12)}
+    scene = draw_layout(TWO_NODES, traffic=traffic, traffic_of="a model")
+    tensor, data, pipeline = (scene.by_key[f"{axis}.ring0"] for axis in ("tp", "dp", "pp"))
+    assert tensor.edge_width > pipeline.edge_width > data.edge_width
+    assert [tensor.dashed, data.dashed, pipeline.dashed] == [False, False, True]
+    assert pipeline.fact == "pipeline group A: leaves its node, 2 TB a step in all pipeline groups"
+    ends = gpus(scene, TWO_NODES, "tp")[:2]
+    assert [(tensor.x + x, tensor.y + y) for x, y in tensor.points] == [
+        (mark.x + mark.width / 2, mark.y + mark.height / 2) for mark in ends
+    ]
+
+
+def test_follow_brings_only_that_ranks_group_to_the_front():
+    boxes = gpus(draw_layout(TWO_NODES, follow=6), TWO_NODES, "pp")
+    in_front = [rank for rank, mark in enumerate(boxes) if mark.fill == tint(AXIS_COLOR["pp"], 1.0)]
     assert in_front == TWO_NODES.group_of(6, "pp") == [2, 6, 10, 14]
+    assert [rank for rank, mark in enumerate(boxes) if mark.edge_width == 3] == [6]
 
 
-def test_dimmed_is_grey_all_over(ax):
-    drawing.draw_grid(TWO_NODES, "tp", 8, ax, follow=3, dimmed=True)
-    for collection in ax.collections:
-        for color in (*collection.get_facecolors(), *collection.get_edgecolors()):
-            assert max(color[:3]) - min(color[:3]) < 0.12
+def test_a_different_order_moves_boxes_and_changes_no_key():
+    one, other = draw_layout(TWO_NODES), draw_layout(ParallelLayout(16, 2, 4, order="tp-pp-dp"))
+    moved = {
+        key
+        for key in one.by_key
+        if (one.by_key[key].x, one.by_key[key].y) != (other.by_key[key].x, other.by_key[key].y)
+    }
+    assert one.by_key.keys() == other.by_key.keys()
+    assert "dp.0.0.1.0" in moved and "dp.0.0.0.0" not in moved
 
 
-def test_small_boxes_lose_the_rank_and_then_the_letter(labels):
-    def texts_in_boxes(inches):
-        labels.clear()
-        drawing.draw_grid(TWO_NODES, "tp", 8, Figure(figsize=(inches, inches)).add_axes((0, 0, 1, 1)))
-        return [texts[3] for texts, _ in labels if len(texts) == 16]
-
-    assert texts_in_boxes(4) == ["B", "3"]
-    assert texts_in_boxes(1.0) == ["B"]
-    assert texts_in_boxes(0.5) == []
+@pytest.mark.parametrize("world_size", [16, 64, 128, 256, 1024])
+def test_letters_can_be_read_however_many_gpus(world_size):
+    layout = ParallelLayout(world_size, 4, 4)
+    boxes = [mark for mark in draw_layout(layout).marks if mark.same]
+    assert all(mark.text and mark.size >= 11 for mark in boxes)
+    assert len(boxes) == 3 * (world_size if world_size <= 64 else world_size // 8)
 
 
-def test_a_grid_takes_a_handful_of_artists_however_many_gpus(ax):
-    drawing.draw_grid(ParallelLayout(1024, 8, 8), "dp", 8, ax)
-    assert len(ax.get_children()) < 25
+def test_many_gpus_are_nodes_with_as_many_tints_as_there_are_kinds_of_groups():
+    layout = ParallelLayout(1024, 8, 8)
+    blocks = [mark for mark in draw_layout(layout).marks if mark.key.startswith("dp.block")]
+    kinds = {mark.tags for mark in blocks}
+    assert len({mark.fill for mark in blocks}) == len(kinds) == 8
+    assert blocks[0].fact == "node 0: GPUs of data 8 groups A to H" and blocks[0].text in ("A–H", "A")
+
+
+def test_a_node_can_be_seen_alone():
+    layout = ParallelLayout(1024, 8, 8)
+    scene = draw_layout(layout, node=5)
+    ranks = [mark.text.split("\n")[1] for mark in scene.marks if mark.key.startswith("tp.") and mark.same]
+    assert ranks == [str(rank) for rank in range(40, 48)] and "all nodes" in scene.by_key
 
 
 @pytest.mark.parametrize(
@@ -98,17 +116,16 @@ def test_a_grid_takes_a_handful_of_artists_however_many_gpus(ax):
     ],
 )
 def test_headings(layout, axis, expected):
-    assert drawing.describe_groups(layout, axis, 8) == expected
+    assert describe_groups(layout, axis, 8) == expected
 
 
 def test_both_orders_side_by_side_differ_in_data_and_pipeline_only():
     other = ParallelLayout(16, 2, 4, order="tp-pp-dp")
-    rows = drawing.draw_orders([TWO_NODES, other])
-    same = [np.array_equal(*(gpu_boxes(ax, 16).get_facecolors() for ax in row)) for row in rows]
+    scene = draw_orders([TWO_NODES, other])
+    same = []
+    for axis in axes_in_use(TWO_NODES):
+        one, two = (
+            [mark.text for mark in gpus(scene, *each)] for each in ((TWO_NODES, axis, "0."), (other, axis, "1."))
+        )
+        same.append(one == two)
     assert same == [True, False, False]
-
-
-def test_cropping_to_what_is_drawn_keeps_the_headings():
-    figure = drawing.draw_layout(TWO_NODES)[0].figure
-    kept = figure.get_tightbbox(figure.canvas.get_renderer())
-    assert (kept.width, kept.height) == pytest.approx(drawing.FIGURE_INCHES)

@@ -1,22 +1,26 @@
-"""The table beside a layout's picture says the same."""
+"""The facts of a layout as text: what the grids show, and the bytes that they carry."""
 
 from course.pictures.layout_table import layout_table
-from course.pictures.style import group_letter
+from course.sizing import Traffic
 from labkit.layout import ParallelLayout
 
 TWO_NODES = ParallelLayout(16, tp_size=2, pp_size=4, order="tp-dp-pp")
 
 
-def test_the_table_has_every_group_of_the_picture():
+def test_a_row_says_how_many_groups_there_are_and_whose():
     table = layout_table(TWO_NODES, 8, follow=6)
-    for axis in ("tp", "dp", "pp"):
-        for index, group in enumerate(TWO_NODES.groups(axis)):
-            assert f"<span>{group_letter(index)} {group}</span>" in table
-    assert "context" not in table
-    assert "context (cp 2)" in layout_table(ParallelLayout(16, 2, 2, 2), 8)
+    assert table.heads == ["axis", "groups", "cross nodes", "group of GPU 6", "ranks"]
+    tensor, _, pipeline = table.rows
+    assert tensor[:4] == ["tensor (tp 2)", "8 of 2", "none", "D [6, 7]"]
+    assert pipeline == [
+        "pipeline (pp 4)", "4 of 4", "4", "C [2, 6, 10, 14]",
+        "A [0, 4, 8, 12] B [1, 5, 9, 13] C [2, 6, 10, 14] D [3, 7, 11, 15]",
+    ]  # fmt: skip
+    assert [row[0] for row in layout_table(ParallelLayout(16, 2, 2, 2), 8).rows][1] == "context (cp 2)"
 
 
-def test_a_long_table_counts_what_it_leaves_out():
-    table = layout_table(ParallelLayout(1024, 8, 8), 8)
-    assert "and 112 more" in table  # 128 tensor groups, 16 of them listed
-    assert len(table) < 8000
+def test_bytes_are_those_of_the_traffic_and_long_lists_are_counted():
+    table = layout_table(ParallelLayout(1024, 8, 8), traffic={"tp": Traffic(4e12, 0)}, traffic_of="a model")
+    assert table.rows[0][3:5] == ["4 TB", "none"] and table.rows[1][3:5] == ["not counted", ""]
+    assert table.rows[0][-1].endswith("P [120, 121, 122, 123, 124, 125, 126, 127] and 112 more")
+    assert table.caption == "Bytes of a model."

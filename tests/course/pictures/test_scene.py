@@ -1,0 +1,70 @@
+"""A scene is one drawing: the SVG, the PNG, the table and the words for a screen reader come from the same marks."""
+
+import base64
+import io
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from PIL import Image
+
+from course.pictures.scene import SMALLEST, Scene, Table, arrow, box, heading, label, legend, line, text_width
+from course.pictures.style import DP, INK, TP
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def scene():
+    marks = [
+        *heading("h", 10, 0, "Two ranks & a message"),
+        box("one", 10, 60, 80, 40, TP, "rank 0", fact="Rank 0 < rank 1", tags=("a",), lights=("b",), means="computes"),
+        box("two", 200, 60, 80, 40, DP, ("far too long for a box", "1\nB"), drop=True, means="waits"),
+        arrow("message", [(90, 80), (200, 80)], INK, heads=2, dashed=True),
+        line("shy", [(0, 0), (9, 9)], INK, shy=True),
+        label("note", 10, 120, "a note"),
+    ]
+    table = Table(["rank", "does"], [["0", "computes <"], ["1", "waits"]], "Made up.")
+    return Scene("Two ranks", "One sends", [*marks, *legend(marks, 10, 140)], 160, table=table)
+
+
+def test_the_svg_has_every_mark_with_its_fact_and_its_place(scene):
+    root = ElementTree.fromstring(scene.svg())
+    groups = {group.get("data-key"): group for group in root.iter(f"{SVG}g")}
+    assert list(groups) == [mark.key for mark in scene.marks]
+    assert groups["one"].find(f"{SVG}title").text == "Rank 0 < rank 1"
+    assert groups["one"].get("style") == "transform:translate(10px,60px)" and groups["one"].get("data-lights") == "b"
+    assert [text.text for text in groups["two"].iter(f"{SVG}text")] == ["1", "B"]
+    assert groups["shy"].get("opacity") == "0" and groups["two"].get("data-drop") == "1"
+    assert len(list(groups["message"])) == 3  # the line and its two heads
+    assert (root.get("role"), root.get("aria-label")) == ("img", "Two ranks. One sends.")
+    assert [root.find(f"{SVG}{tag}").text for tag in ("title", "desc")] == ["Two ranks", "One sends"]
+
+
+def test_a_notebook_gets_the_picture_in_every_form_with_words(scene):
+    bundle = scene._repr_mimebundle_()
+    picture = ElementTree.fromstring(bundle["text/html"].split("<details>")[0].replace(">", "/>"))
+    assert picture.get("alt") == "Two ranks. One sends."
+    assert base64.b64decode(picture.get("src").partition(",")[2]).decode() == bundle["image/svg+xml"] == scene.svg()
+    assert bundle["text/plain"] == ("Two ranks. One sends.\nrank  does\n0     computes <\n1     waits\nMade up.")
+    assert "<td>computes &lt;</td>" in bundle["text/html"]
+    image = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
+    assert image.size == (1410, 240)
+    assert image.convert("RGB").getpixel((20 * 1.5 // 1, 65 * 1.5 // 1)) == pytest.approx((0, 114, 178), abs=4)
+
+
+def test_text_is_as_large_as_fits_and_never_too_small_to_read():
+    for width in range(4, 120):
+        mark = box("k", 0, 0, width, 20, TP, ("micro-batch 12", "F12"))
+        assert not mark.text or (mark.size >= SMALLEST and text_width(mark.text, mark.size) <= width - 4)
+    assert box("k", 0, 0, 200, 20, TP, ("micro-batch 12", "F12")).text == "micro-batch 12"
+    assert box("k", 0, 0, 40, 20, TP, ("micro-batch 12", "F12")).text == "F12"
+    assert box("k", 0, 0, 9, 20, TP, "F12").text == ""
+
+
+def test_a_legend_has_each_meaning_once(scene):
+    assert [mark.text for mark in scene.marks if mark.key.endswith(".word")] == ["computes", "waits"]
+
+
+def test_two_marks_of_one_key_are_refused():
+    with pytest.raises(ValueError, match="two marks have the key 'k'"):
+        Scene("", "", [label("k", 0, 0, "a"), label("k", 0, 0, "b")], 10)
