@@ -143,11 +143,13 @@ def heading(key: str, x: float, y: float, title: str, says: str = "", color: str
     return marks + ([label(f"{key}.says", x, y + 32, says)] if says else [])
 
 
-def legend(marks: Iterable[Mark], x: float, y: float, extra: Iterable[tuple[str, str]] = ()) -> list[Mark]:
-    """Return one box and its word for each meaning of a colour among the marks, in a row whose middle is at y."""
+def legend(marks: Iterable[Mark], x: float, y: float) -> list[Mark]:
+    """Return one box and its word for each meaning of a colour among the marks, in rows from y on."""
     meanings = {mark.means: mark for mark in marks if mark.means}
-    found = []
+    found, left = [], x
     for means, mark in meanings.items():
+        if x > left and x + 20 + text_width(means) > WIDTH:
+            x, y = left, y + 22
         color = mark.fill if mark.shape == "box" else mark.edge
         found.append(Mark(f"legend.{means}", "box", x, y - 7, 14, 14, color, mark.edge, 1.0, mark.dashed))
         found.append(label(f"legend.{means}.word", x + 20, y, means, ink=MUTED))

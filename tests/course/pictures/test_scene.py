@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from PIL import Image
 
-from course.pictures.scene import SMALLEST, Scene, Table, arrow, box, heading, label, legend, line, text_width
+from course.pictures.scene import SMALLEST, WIDTH, Scene, Table, arrow, box, heading, label, legend, line, text_width
 from course.pictures.style import DP, INK, TP
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -63,6 +63,15 @@ def test_text_is_as_large_as_fits_and_never_too_small_to_read():
 
 def test_a_legend_has_each_meaning_once(scene):
     assert [mark.text for mark in scene.marks if mark.key.endswith(".word")] == ["computes", "waits"]
+
+
+def test_a_legend_goes_on_in_the_next_row_where_the_picture_ends():
+    marks = legend(
+        [box(str(n), 0, 0, 9, 9, "#ffffff", means=f"{n}: a meaning of some length") for n in range(8)], 10, 20
+    )
+    words = [mark for mark in marks if mark.shape == "label"]
+    assert {mark.y for mark in words} == {20, 42}
+    assert all(mark.x + text_width(mark.text) < WIDTH for mark in words)
 
 
 def test_two_marks_of_one_key_are_refused():
