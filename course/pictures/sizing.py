@@ -1,13 +1,14 @@
 """Draw plans: what a GPU holds against its limit, where a step's time goes, and estimates next to published numbers."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from course.pictures.painter import add_axes, inches, new_figure
+from course.pictures.painter import Plot
+from course.pictures.scene import Mark, Scene, Table, box, heading, label, legend, line
 from course.pictures.style import (
     BACKWARD,
     DP,
@@ -22,88 +23,80 @@ from course.pictures.style import (
     TP,
     WEIGHT_GRADIENT,
     keep_lower_axis,
-    text_on,
     three_digits,
     tint,
 )
 from course.sizing import Hardware, Plan, Published, StepTime, memory, step_time
 
 MEMORY_LOOKS: dict[str, dict[str, Any]] = {
-    "weights": dict(facecolor=tint(INK, 0.75)),
-    "gradients": dict(facecolor=tint(BACKWARD, 1.0)),
-    "optimizer": dict(facecolor=tint(MUTED, 0.45)),
-    "activations": dict(facecolor=tint(FORWARD, 1.0)),
+    "weights": dict(fill=tint(INK, 0.75)),
+    "gradients": dict(fill=BACKWARD),
+    "optimizer": dict(fill=tint(MUTED, 0.45)),
+    "activations": dict(fill=FORWARD),
 }
 TIME_LOOKS: dict[str, dict[str, Any]] = {
-    "products": dict(facecolor=tint(FORWARD, 1.0)),
-    "memory_bound": dict(facecolor=tint(FORWARD, 0.45)),
-    "overhead": dict(facecolor=tint(WEIGHT_GRADIENT, 1.0)),
-    "tensor_parallel": dict(facecolor=tint(TP, 1.0)),
-    "pipeline_messages": dict(facecolor=tint(PP, 1.0)),
-    "bubble": dict(facecolor=tint(IDLE, 1.0), hatch="////", edgecolor=GREY),
-    "data_parallel": dict(facecolor=tint(DP, 1.0)),
-    "optimizer": dict(facecolor=tint(MUTED, 0.45)),
+    "products": dict(fill=FORWARD, means="matrix products"),
+    "memory_bound": dict(fill=tint(FORWARD, 0.45), means="memory only"),
+    "overhead": dict(fill=WEIGHT_GRADIENT),
+    "tensor_parallel": dict(fill=TP, means="tensor messages"),
+    "pipeline_messages": dict(fill=PP, means="pipeline messages"),
+    "bubble": dict(fill=IDLE, edge=GREY, dashed=True),
+    "data_parallel": dict(fill=DP, means="gradient messages"),
+    "optimizer": dict(fill=tint(MUTED, 0.45)),
 }
-WORDS = {
-    "products": "matrix products",
-    "memory_bound": "memory only",
-    "overhead": "overhead",
-    "tensor_parallel": "tensor messages",
-    "pipeline_messages": "pipeline messages",
-    "data_parallel": "gradient messages",
-}
-BAR = 0.66
-SUM: dict[str, Any] = dict(size=LABEL_PT, weight="bold", color=INK, va="center")
-LEAST_LABELLED = 0.05
-"""Parts shorter than this share of the axis get no number; the text beside the picture has it."""
+LEFT, BARS, ROW = 190.0, 580.0, 32.0
+"""The pixels of the rows' names, of the longest bar, and from row to row."""
 
 
-def draw_memory(plans: Mapping[str, Plan], hardware: Hardware, ax: Axes | None = None) -> Axes:
+def draw_memory(plans: Mapping[str, Plan], hardware: Hardware) -> Scene:
     """Draw what a GPU of the first and of the last stage holds under each plan, and the GPU's limit as a line."""
-    rows, names = [], []
+    rows, limit = {}, hardware.memory_bytes
     for name, plan in plans.items():
         for stage in sorted({0, plan.pp_size - 1}):
             where = "" if plan.pp_size == 1 else "first stage" if stage == 0 else "last stage"
-            names.append(", ".join(filter(None, (name, where))) or "each GPU")
-            rows.append({part: held / 1e9 for part, held in asdict(memory(plan, stage)).items()})
-    limit = hardware.memory_bytes / 1e9
-    ax = ax or _axes(len(rows))
-    longest = max([limit, *(sum(row.values()) for row in rows)])
-    end = 1.27 * longest
-    _draw_bars(ax, names, rows, MEMORY_LOOKS, end)
-    ax.axvline(limit, color=PP, linewidth=3)
-    for number, row in enumerate(rows):
-        total = sum(row.values())  # all sums stand in one column, beyond the limit's line and every bar
-        said = f"{three_digits(total)} GB: {'too much' if total > limit else 'fits'}"
-        ax.text(1.015 * longest, number, said, **SUM)
-    ax.set_title("memory of a GPU", **TITLE)
-    ax.set_title(f"limit {limit:.0f} GB", loc="right", size=LABEL_PT, color=PP)
-    ax.set_xlabel("GB", size=LABEL_PT, color=MUTED)
-    return ax
+            rows[", ".join(filter(None, (name, where))) or "each GPU"] = asdict(memory(plan, stage))
+    totals = {name: sum(parts.values()) for name, parts in rows.items()}
+    sums = [f"{three_digits(total / 1e9)} GB: {'too much' if total > limit else 'fits'}" for total in totals.values()]
+    end = max(limit, *totals.values())
+    marks = _bars("memory", "memory of a GPU", rows, MEMORY_LOOKS, 1e9, "GB", end, sums)
+    x, bottom = LEFT + limit / end * BARS, 44 + ROW * len(rows)
+    marks.append(line("memory.limit", [(x, 38), (x, bottom)], PP, 3, fact=f"a GPU has {limit / 1e9:.0f} GB"))
+    marks.append(label("memory.limit.word", x, 28, f"limit {limit / 1e9:.0f} GB", anchor="middle", ink=PP))
+    says = "; ".join(f"{name} {said}" for name, said in zip(rows, sums))
+    table = _table(rows, MEMORY_LOOKS, 1e9, f"GB; a GPU has {limit / 1e9:.0f}")
+    return Scene("Memory of a GPU", says, marks, _bottom(marks), table=table)
 
 
-def draw_step_time(estimates: Mapping[str, StepTime], ax: Axes | None = None) -> Axes:
+def draw_step_time(estimates: Mapping[str, StepTime]) -> Scene:
     """Draw the parts of each estimated step, in seconds."""
-    ax = ax or _axes(len(estimates))
-    end = 1.12 * max(estimate.total for estimate in estimates.values())
-    _draw_bars(ax, list(estimates), [estimate.parts for estimate in estimates.values()], TIME_LOOKS, end)
-    for number, estimate in enumerate(estimates.values()):
-        ax.text(estimate.total, number, f" {three_digits(estimate.total)} s", **SUM)
-    ax.set_title("a step, estimated", **TITLE)
-    ax.set_xlabel("seconds", size=LABEL_PT, color=MUTED)
-    return ax
+    rows = {name: estimate.parts for name, estimate in estimates.items()}
+    sums = [f"{three_digits(estimate.total)} s" for estimate in estimates.values()]
+    end = max(estimate.total for estimate in estimates.values())
+    marks = _bars("time", "a step, estimated", rows, TIME_LOOKS, 1, "s", end, sums)
+    says = "; ".join(f"{name} {said}" for name, said in zip(rows, sums))
+    return Scene("A step, estimated", says, marks, _bottom(marks), table=_table(rows, TIME_LOOKS, 1, "seconds"))
 
 
-def draw_published(rows: Sequence[Published], hardware: Hardware, ax: Axes | None = None) -> Axes:
+def below(title: str, says: str, scenes: Iterable[Scene], table: Table) -> Scene:
+    """Return one scene of several below each other; each one's keys begin with its number."""
+    marks, top = [], 0.0
+    for number, scene in enumerate(scenes):
+        marks += [replace(mark, key=f"{number}.{mark.key}", y=mark.y + top) for mark in scene.marks]
+        top += scene.height + 12
+    return Scene(title, says, marks, top, table=table)
+
+
+def draw_published(rows: Sequence[Published], hardware: Hardware) -> Plot:
     """Draw each row's published FLOP/s per GPU as a ring and its estimate as a cross, with the error above both."""
-    ax = ax or _axes(6)
-    places = np.arange(len(rows))
+    figure = Figure((13, 4.2), layout="constrained")
+    ax, places = figure.subplots(), np.arange(len(rows))
     estimated = [step_time(row.plan, hardware).flops_per_gpu / 1e12 for row in rows]
     published = [row.flops_per_gpu / 1e12 for row in rows]
+    errors = [f"{ours / theirs - 1:+.1%}" for ours, theirs in zip(estimated, published)]
     ax.plot(places, published, "o", color=INK, markersize=13, fillstyle="none", markeredgewidth=2.5, label="published")
     ax.plot(places, estimated, "x", color=PP, markersize=10, markeredgewidth=3, label="estimated")
-    for place, (ours, theirs) in enumerate(zip(estimated, published)):
-        ax.text(place, max(ours, theirs) + 6, f"{ours / theirs - 1:+.1%}", size=LABEL_PT, color=INK, ha="center")
+    for place, error in enumerate(errors):
+        ax.text(place, max(estimated[place], published[place]) + 9, error, size=LABEL_PT, color=INK, ha="center")
     ax.set_xticks(places, [f"{row.billions:g}" for row in rows])
     ax.set_ylim(0, max(estimated + published) * 1.15)
     ax.set_title("teraFLOP/s per GPU", **TITLE)
@@ -113,35 +106,38 @@ def draw_published(rows: Sequence[Published], hardware: Hardware, ax: Axes | Non
     ax.tick_params("y", labelsize=LABEL_PT, length=0, labelcolor=INK)
     ax.grid(axis="y", color=IDLE)
     ax.set_axisbelow(True)
-    return ax
+    said = "; ".join(f"{row.billions:g} billion parameters {error}" for row, error in zip(rows, errors))
+    return Plot(figure, f"Estimated over published teraFLOP/s per GPU, the error of each row: {said}.")
 
 
-def _draw_bars(ax: Axes, names: Sequence[str], rows: Sequence[Mapping[str, float]], looks: dict, end: float) -> None:
-    """Draw one stacked bar per row, its parts numbered where there is room; the legend names the parts that matter."""
-    for part, look in looks.items():
-        values = np.array([row[part] for row in rows])
-        if values.max() < 0.002 * end:
-            continue
-        lefts = np.array([sum(list(row.values())[: list(row).index(part)]) for row in rows])
-        ax.barh(range(len(rows)), values, BAR, left=lefts, label=WORDS.get(part, part), linewidth=0, **look)
-        for number, (left, value) in enumerate(zip(lefts, values)):
-            if value >= LEAST_LABELLED * end:
-                fill = look["facecolor"]
-                behind = dict(facecolor=fill, edgecolor="none", pad=1.5) if "hatch" in look else None
-                words: dict[str, Any] = dict(size=LABEL_PT, color=text_on(fill), ha="center", va="center", bbox=behind)
-                ax.text(left + value / 2, number, three_digits(value), **words)
-    ax.set_yticks(range(len(rows)), names)
-    ax.tick_params("y", labelsize=LABEL_PT, length=0, labelcolor=INK)
-    ax.set_xlim(0, end)
-    ax.set_ylim(len(rows) - 0.4, -0.6)  # the first on top
-    keep_lower_axis(ax)
-    ax.legend(
-        loc="upper left", bbox_to_anchor=(0, -0.6 / inches(ax)[1]), ncols=4, frameon=False, fontsize=LABEL_PT,
-        handlelength=1.2, handletextpad=0.4, columnspacing=1.1, borderaxespad=0,
-    )  # fmt: skip
+def _bars(
+    key: str, title: str, rows: Mapping[str, Mapping[str, float]], looks: dict, unit: float, symbol: str, end: float,
+    sums: Sequence[str],
+) -> list[Mark]:  # fmt: skip
+    """Return one stacked bar per row, its sum in a column beyond the longest, and a legend of its parts."""
+    marks = heading(key, 0, 0, title)
+    for number, ((name, parts), said) in enumerate(zip(rows.items(), sums)):
+        y, x, total = 44 + number * ROW, LEFT, sum(parts.values())
+        marks.append(label(f"{key}.{number}", 0, y + ROW / 2 - 3, name))
+        for part, look in looks.items():
+            value, word = parts[part], look.get("means", part)
+            width = value / end * BARS
+            if value > 0.002 * end:
+                said_of_it = three_digits(value / unit)
+                fact = f"{name}: {word} {said_of_it} {symbol}, {value / total:.0%} of it".removeprefix(": ")
+                about = dict(fact=fact, tags=(f"{key}.{part}",), lights=(f"{key}.{part}",))
+                about |= dict(edge="#ffffff", edge_width=0.8, radius=0, means=word) | look
+                marks.append(box(f"{key}.{number}.{part}", x, y, width, ROW - 6, text=said_of_it, **about))
+            x += width
+        marks.append(label(f"{key}.{number}.sum", LEFT + BARS + 10, y + ROW / 2 - 3, said, bold=True))
+    return marks + legend(marks, 0, 58 + ROW * len(rows))
 
 
-def _axes(num_rows: int) -> Axes:
-    """Return axes in a figure of their own, with room for names on the left and a legend below."""
-    height = 0.6 * num_rows
-    return add_axes(new_figure(14, height + 1.9), 0.17 * 14, 0.55, 0.78 * 14, height)
+def _table(rows: Mapping[str, Mapping[str, float]], looks: dict, unit: float, caption: str) -> Table:
+    words = [look.get("means", part) for part, look in looks.items()]
+    values = [(name, *(three_digits(parts[part] / unit) for part in looks)) for name, parts in rows.items()]
+    return Table(("", *words), values, caption)
+
+
+def _bottom(marks: Iterable[Mark]) -> float:
+    return max(mark.y + mark.height for mark in marks) + 14

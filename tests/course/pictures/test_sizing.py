@@ -5,62 +5,81 @@ from itertools import pairwise
 
 import pytest
 
-from course.pictures.sizing import draw_memory, draw_published, draw_step_time
+from course.pictures.scene import WIDTH, Table, text_width
+from course.pictures.sizing import BARS, LEFT, below, draw_memory, draw_published, draw_step_time
 from course.sizing import DGX_A100, Plan, memory, step_time, table_1
 from labkit.shape import GPT
 
 PLAN = Plan(GPT(16, 8192, 2048, 51200, 64), 8, 16, pp_size=8, recompute="selective")
 
 
-def texts(ax):
-    return [text.get_text().strip() for text in ax.texts]
+def bars(scene, row):
+    """The parts of a row's bar, from left to right."""
+    return [mark for mark in scene.marks if mark.shape == "box" and f".{row}." in mark.key]
 
 
 def test_memory_is_stacked_to_the_total_of_each_stage():
-    ax = draw_memory({"mine": PLAN}, DGX_A100)
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["mine, first stage", "mine, last stage"]
+    scene = draw_memory({"mine": PLAN}, DGX_A100)
+    assert [scene.by_key[f"memory.{row}"].text for row in (0, 1)] == ["mine, first stage", "mine, last stage"]
     for row, stage in enumerate((0, 7)):
-        widths = [bars[row].get_width() * 1e9 for bars in ax.containers]
-        assert widths == pytest.approx(list(asdict(memory(PLAN, stage)).values()))
-        assert f"{memory(PLAN, stage).total / 1e9:.3g} GB: fits" in texts(ax)
-    [limit] = [line.get_xdata()[0] for line in ax.lines]
-    assert limit == 80
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        held = memory(PLAN, stage)
+        widths = [mark.width / BARS * DGX_A100.memory_bytes for mark in bars(scene, row)]
+        assert widths == pytest.approx(list(asdict(held).values()))
+        assert scene.by_key[f"memory.{row}.sum"].text == f"{held.total / 1e9:.3g} GB: fits"
+        assert scene.table.rows[row][1:] == tuple(f"{value / 1e9:.3g}" for value in asdict(held).values())
+    fact = scene.by_key["memory.0.weights"].fact
+    weights, total = memory(PLAN).weights, memory(PLAN).total
+    assert fact == f"mine, first stage: weights {weights / 1e9:.3g} GB, {weights / total:.0%} of it"
+    assert scene.by_key["memory.limit"].x == LEFT + BARS
+    assert [mark.text for mark in scene.marks if mark.key.endswith(".word") and "legend" in mark.key] == [
         "weights", "gradients", "optimizer", "activations",
     ]  # fmt: skip
 
 
-def test_what_does_not_fit_is_said_and_ends_inside_the_picture():
-    ax = draw_memory({"": replace(PLAN, recompute="none", micro_batch_size=8)}, DGX_A100)
-    assert any(text.endswith("too much") for text in texts(ax))
-    assert ax.get_xlim()[1] > max(bar.get_x() + bar.get_width() for bars in ax.containers for bar in bars)
-    assert draw_memory({"": replace(PLAN, pp_size=1)}, DGX_A100).get_yticklabels()[0].get_text() == "each GPU"
+def test_what_does_not_fit_is_said_and_passes_the_limit():
+    scene = draw_memory({"": replace(PLAN, recompute="none", micro_batch_size=16)}, DGX_A100)
+    limit = scene.by_key["memory.limit"].x
+    for row in (0, 1):
+        assert scene.by_key[f"memory.{row}.sum"].text.endswith("too much")
+        assert bars(scene, row)[-1].x + bars(scene, row)[-1].width > limit
+    assert draw_memory({"": replace(PLAN, pp_size=1)}, DGX_A100).by_key["memory.0"].text == "each GPU"
 
 
-def test_sums_stand_in_one_column_beyond_the_limit_and_every_bar():
+def test_sums_stand_in_one_column_beyond_every_bar():
     plans = {how: replace(PLAN, micro_batch_size=16, recompute=how) for how in ("none", "selective", "full")}
-    ax = draw_memory(plans, DGX_A100)
-    sums = [text for text in ax.texts if "GB" in text.get_text()]
-    assert [text.get_text().partition(": ")[2] for text in sums] == [*["too much"] * 2, *["fits"] * 4]
-    [place] = {text.get_position()[0] for text in sums}
-    assert place > max(80, *(bar.get_x() + bar.get_width() for bars in ax.containers for bar in bars))
-    ax.figure.canvas.draw()
-    assert max(text.get_window_extent().x1 for text in sums) <= ax.get_window_extent().x1
+    scene = draw_memory(plans, DGX_A100)
+    sums = [mark for mark in scene.marks if mark.key.endswith(".sum")]
+    assert [mark.text.partition(": ")[2] for mark in sums] == [*["too much"] * 2, *["fits"] * 4]
+    [place] = {mark.x for mark in sums}
+    assert place > max(mark.x + mark.width for mark in scene.marks if mark.shape == "box")
+    assert max(place + text_width(mark.text, mark.size, mark.bold) for mark in sums) <= WIDTH
 
 
-def test_parts_of_a_step_follow_each_other():
+def test_parts_of_a_step_follow_each_other_and_light_up_in_all_steps():
     estimate = step_time(PLAN, DGX_A100)
-    ax = draw_step_time({"mine": estimate})
-    bars = [bars[0] for bars in ax.containers]
-    for bar, following in pairwise(bars):
-        assert bar.get_x() + bar.get_width() == pytest.approx(following.get_x(), abs=0.01 * estimate.total)
-    drawn = sum(bar.get_width() for bar in bars)
-    assert drawn == pytest.approx(estimate.total, rel=0.01)  # hairlines are left out
-    assert f"{estimate.total:.3g} s" in texts(ax)
+    scene = draw_step_time({"mine": estimate, "other": step_time(replace(PLAN, recompute="full"), DGX_A100)})
+    for bar, following in pairwise(bars(scene, 0)):
+        assert bar.x + bar.width == pytest.approx(following.x, abs=0.01 * BARS)
+    drawn = sum(bar.width for bar in bars(scene, 0)) / sum(bar.width for bar in bars(scene, 1))
+    assert drawn == pytest.approx(estimate.total / step_time(replace(PLAN, recompute="full"), DGX_A100).total, rel=0.01)
+    assert scene.by_key["time.0.sum"].text == f"{estimate.total:.3g} s"
+    bubble = scene.by_key["time.0.bubble"]
+    assert bubble.lights == bubble.tags == scene.by_key["time.1.bubble"].tags
+
+
+def test_scenes_below_each_other_do_not_overlap():
+    scenes = draw_memory({"": PLAN}, DGX_A100), draw_step_time({"a step": step_time(PLAN, DGX_A100)})
+    both = below("title", "says", scenes, Table())
+    ends = [max(mark.y for mark in both.marks if mark.key.startswith(f"{number}.")) for number in (0, 1)]
+    assert ends[0] < min(mark.y for mark in both.marks if mark.key.startswith("1.")) and ends[1] < both.height
+    assert len(both.marks) == sum(len(scene.marks) for scene in scenes)
 
 
 def test_published_and_estimated_stand_above_each_other_with_the_error():
-    ax = draw_published(table_1(), DGX_A100)
+    plot = draw_published(table_1(), DGX_A100)
+    [ax] = plot.figure.axes
     published, estimated = (line.get_ydata() for line in ax.lines)
     assert list(published) == pytest.approx([row.flops_per_gpu / 1e12 for row in table_1()])
-    assert texts(ax) == [f"{ours / theirs - 1:+.1%}" for ours, theirs in zip(estimated, published)]
+    errors = [f"{ours / theirs - 1:+.1%}" for ours, theirs in zip(estimated, published)]
+    assert [text.get_text() for text in ax.texts] == errors
+    assert all(error in plot.alt for error in errors)

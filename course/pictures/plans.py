@@ -1,0 +1,93 @@
+"""Draw how long a training run takes for each tensor size t and pipeline size p, and what does not fit."""
+
+import re
+from collections.abc import Mapping
+from math import inf, log
+from typing import Any, NamedTuple
+
+from course.pictures.scene import WIDTH, Scene, Table, box, heading, label, legend
+from course.pictures.style import FRAME_FILL, GREY, IDLE, MUTED, three_digits, tint
+from course.sizing import Hardware, Plan, fullest, step_time
+from labkit.shape import GPT
+from labkit.sizes import Misfit
+
+TP_SIZES = (1, 2, 4, 8, 16, 32)
+PP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 20, 21, 24, 30, 32, 35, 40, 48, 64)
+SYMBOLS = dict(
+    world_size="n", micro_batch_size="b", batch_size="B", tp_size="t", pp_size="p", dp_size="d", num_chunks="v"
+)  # fmt: skip
+DAYS, CHOSEN = "#00204D", "#C9A227"  # in none of the axes' colours
+LEFT, TOP, ROW, WIDEST = 60.0, 48.0, 32.0, 110.0
+
+
+class Cell(NamedTuple):
+    """A plan in a few words. If it does not fit, ``days`` is infinite, and ``misfit`` is how that looks."""
+
+    text: str
+    fact: str
+    days: float = inf
+    misfit: Mapping[str, Any] = {}
+
+
+def draw_plans(
+    model: GPT,
+    hardware: Hardware,
+    world_size: int,
+    batch_size: int,
+    *,
+    num_tokens: float = 300e9,
+    chosen: tuple[int, int] = (1, 1),
+    **options,
+) -> Scene:
+    """Draw the days of a training run for each t and p; the ``options`` of `Plan` are the same in every cell.
+
+    What does not fit is grey, and its fact says why. ``chosen`` (t, p) has a frame. The key of a cell ends in "t8.p16".
+    """
+    heads, (t, p) = model.num_attention_heads or 1, chosen
+    ts = sorted({t, *(size for size in TP_SIZES if heads % size == world_size % size == 0)})
+    ps = sorted({p, *(size for size in PP_SIZES if model.num_layers % size == world_size % size == 0)})
+    run = model, world_size, batch_size
+    cells = {(t, p): _cell(hardware, num_tokens, *run, t, p, **options) for t in ts for p in ps}
+    fitting = sorted((cell for cell in cells.values() if cell.days < inf), key=lambda cell: cell.days)
+    title = f"days for {num_tokens / 1e9:g} billion tokens, by tensor t and pipeline p"
+    marks, width = heading("plans", 0, 0, title), min(WIDEST, (WIDTH - LEFT) / len(ps))
+    marks += [label(f"p{p}", LEFT + (i + 0.5) * width, TOP - 14, f"p = {p}", anchor="middle") for i, p in enumerate(ps)]
+    marks += [label(f"t{t}", 0, TOP + (i + 0.5) * ROW, f"t = {t}") for i, t in enumerate(ts)]
+    for (t, p), (text, fact, days, misfit) in cells.items():
+        look = dict(misfit)
+        if days < inf:
+            best, worst = fitting[0].days, fitting[-1].days
+            means = "fewest days" if days == best else "most days" if days == worst else ""
+            share = log(days / best) / (log(worst / best) or 1)
+            look = dict(fill=tint(DAYS, 0.9 - 0.7 * share), means=means, bold=days == best)
+        if (t, p) == chosen:
+            look |= dict(edge=CHOSEN, edge_width=4, dashed=False)
+            text = f"▸ {text}"
+        place = LEFT + ps.index(p) * width + 2, TOP + ts.index(t) * ROW + 2, width - 4, ROW - 4
+        marks.append(box(f"t{t}.p{p}", *place, text=text, fact=fact, **look))
+    marks += legend(marks, 0, TOP + len(ts) * ROW + 20)
+    says = f"{len(fitting)} of {len(cells)} fit" + (f"; the fastest is {fitting[0].fact}" if fitting else "")
+    rows = [(f"t = {t}", *(cells[t, p].text for p in ps)) for t in ts]
+    caption = "days; GB where a GPU has too little memory; – where sizes do not divide"
+    table = Table(("", *(f"p = {p}" for p in ps)), rows, caption)
+    return Scene(title[0].upper() + title[1:], says, marks, TOP + len(ts) * ROW + 56, table=table)
+
+
+def _cell(
+    hardware: Hardware, num_tokens: float, model: GPT, world_size: int, batch_size: int, t: int, p: int, **options
+):
+    sizes = f"t = {t}, p = {p}"
+    try:
+        plan = Plan(model, world_size, batch_size, t, p, **options)
+    except Misfit as misfit:
+        why = re.sub(r"\s*=\s*", " = ", str(misfit).partition(": use")[0])
+        for name, symbol in SYMBOLS.items():
+            why = why.replace(name, symbol)
+        return Cell("–", f"{sizes}: {why}", misfit=dict(fill=IDLE, means="sizes do not divide"))
+    held, has = three_digits(fullest(plan).total / 1e9), f"{hardware.memory_bytes / 1e9:.0f}"
+    if fullest(plan).total > hardware.memory_bytes:
+        look = dict(fill=FRAME_FILL, edge=GREY, dashed=True, ink=MUTED, means="too large for a GPU")
+        return Cell(f"{held} GB", f"{sizes}: needs {held} GB, a GPU has {has}", misfit=look)
+    days = step_time(plan, hardware).days(num_tokens)
+    fact = f"{sizes}, d = {plan.dp_size}: {three_digits(days)} days, {held} of {has} GB"
+    return Cell(three_digits(days), fact, days)
