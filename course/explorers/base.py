@@ -63,8 +63,12 @@ class Explorer(widgets.VBox):
         self._replace_earlier()
 
     def __repr__(self) -> str:
-        """Return the call that makes this explorer: it is all that a stored notebook keeps of a widget."""
+        """Return the call that makes this explorer."""
         return f"{self.function}({', '.join(map(repr, self.choice))})"
+
+    def _repr_mimebundle_(self, **options) -> dict[str, Any]:
+        """Return the widget and, for a reader without a kernel, the picture that it shows at first."""
+        return {**self.picture.scenes[0]._repr_mimebundle_(), **super()._repr_mimebundle_(**options)}
 
     def close(self) -> None:
         """Close it with all its parts, which ipywidgets would keep, and JupyterLab save."""

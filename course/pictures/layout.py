@@ -30,7 +30,8 @@ HEAD = 48.0
 BOX = 0.84
 """The side of a GPU's box; the rest is the gap to its neighbour, in which lines between peers are seen."""
 LARGEST_BOX = 37.0  # pixels
-MOST_LINES = 64  # GPUs; with more, lines cover each other
+MOST_LINES, MOST_SEEN = 64, 32
+"""GPUs: with more than the second, only the lines of the GPU that is pointed at are seen; with more than the first, none."""
 WIDEST_LINE = 7.0
 
 
@@ -168,7 +169,12 @@ def _lines(layout, groups, centres, key: str, axis: str, node_size: int, color: 
         fact = (
             f"{AXIS_NAME[axis]} group {group_letter(index)}: {'leaves its node' if crosses else 'in one node'}{sends}"
         )
-        look = dict(dashed=crosses, shy=follow not in group, tags=(f"{key}{index}",), fact=fact)
+        look = dict(
+            dashed=crosses,
+            shy=layout.world_size > MOST_SEEN and follow not in group,
+            tags=(f"{key}{index}",),
+            fact=fact,
+        )
         marks.append(line(f"{key}.ring{index}", [centres[rank] for rank in ring], color, width, **look))
     return marks
 
