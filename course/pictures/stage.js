@@ -154,7 +154,7 @@ function render({ model, el }) {
 
   // -- clicks, drags and keys
   function act(group) {
-    if (group.dataset.drag) {
+    if (group.dataset.drag && !group.dataset.drop) {  // one that is both is put into place by a click
       carried = group.dataset.key;
       fact.textContent = `${group.getAttribute("aria-label")}. Picked up: go to where it belongs and press Enter.`;
     } else if (carried && group.dataset.drop) {
