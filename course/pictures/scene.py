@@ -30,7 +30,7 @@ class Mark:
     A mark of the same ``key`` in the next scene is the same thing: it moves and changes colour. ``fact`` is what it
     says when a reader points at it, with the facts of all marks that are the ``same`` thing; that lights all marks with
     one of the tags in ``lights``. A ``shy`` mark is only seen when lit. ``means`` is what its colour means, for
-    `legend`. A mark with ``drag`` can be dropped on one with ``drop``.
+    `legend`. A mark with ``drag`` can be dropped on one with ``drop``; one with both takes clicks too.
     """
 
     key: str
