@@ -1,14 +1,14 @@
 """Choose a model, a cluster and a plan: a GPU's memory against its limit, the time of a step, its traffic, and days."""
 
+import re
 from collections import namedtuple
 from collections.abc import Mapping
-from dataclasses import asdict
 
-from matplotlib.figure import Figure
-
-from course.explorers.base import Controls, Explorer, checkbox, facts_html, misfit_html, says_html
-from course.pictures.painter import png
-from course.pictures.sizing import WORDS, draw_memory, draw_step_time
+from course.explorers.base import Explorer, nearest_that_fits, says_html
+from course.explorers.choice import checkbox, menu, slider
+from course.pictures.plans import PP_SIZES, TP_SIZES, draw_plans
+from course.pictures.scene import Scene
+from course.pictures.sizing import below, draw_memory, draw_step_time
 from course.pictures.style import AXIS_NAME, three_digits
 from course.sizing import (
     DGX_A100,
@@ -29,8 +29,9 @@ MODELS["GPT-3, 175 billion"] = GPT(96, 12288, 2048, 51200, 96)
 CLUSTERS = {hardware.name: hardware for hardware in (DGX_A100, DGX_H100)}
 WORLD_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 1920, 2048, 2520, 3072, 4096, 8192)
 BATCH_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 1792, 2048, 2160, 2304, 2520, 3072, 4096, 6144)
-SIZES = (1, 2, 4, 8, 16, 32, 64)
-FIGURE_INCHES = (12.5, 5.2)
+TASK = "model", "cluster", "billion_tokens"
+REST = "micro_batch_size", "num_chunks", "recompute", "sequence_parallel", "zero_stage"
+"""What of a plan is the same for every t and p in the picture."""
 
 
 class Choice(
@@ -81,68 +82,99 @@ def sizing_explorer(
 
 
 class SizingExplorer(Explorer):
-    """Controls, what they come to, two pictures, and the same as a table; ``shown`` is a plan."""
+    """Controls, what they come to, the days of other plans, memory and time; ``shown`` is a plan.
+
+    A click on a cell of the days chooses its t and p.
+    """
 
     function, choice_type = "sizing_explorer", Choice
 
     def __init__(self, choice: Choice, models: Mapping[str, GPT], clusters: Mapping[str, Hardware]):
-        self.models, self.clusters, make = models, clusters, Controls("285px", "7em")
-        shown = choice.plan(models)
-        self.model = make.dropdown("model", models, choice.model)
-        self.cluster = make.dropdown("cluster", clusters, choice.cluster)
-        self.world_size = make.selection("GPUs n", WORLD_SIZES, choice.world_size)
-        self.batch_size = make.selection("batch B", BATCH_SIZES, choice.batch_size)
-        self.tp_size = make.selection("tensor t", SIZES[:-1], choice.tp_size)
-        self.pp_size = make.selection("pipeline p", (*SIZES, 3, 5, 6, 10, 12, 20, 24, 30, 35, 40, 48), choice.pp_size)
-        self.micro_batch_size = make.selection("micro-batch b", SIZES[:-1], choice.micro_batch_size)
-        self.num_chunks = make.selection("chunks v", (1, 2, 3, 4, 6, 8), choice.num_chunks)
-        self.recompute = make.dropdown("recompute", RECOMPUTE, choice.recompute)
+        self.models, self.clusters = models, clusters
+        self.model = menu("model", list(models), choice.model)
+        self.cluster = menu("cluster", list(clusters), choice.cluster)
+        self.world_size = slider("GPUs n", WORLD_SIZES, choice.world_size)
+        self.batch_size = slider("batch B", BATCH_SIZES, choice.batch_size)
+        self.tp_size = slider("tensor t", TP_SIZES, choice.tp_size)
+        self.pp_size = slider("pipeline p", PP_SIZES, choice.pp_size)
+        self.micro_batch_size = slider("micro-batch b", TP_SIZES, choice.micro_batch_size)
+        self.num_chunks = slider("chunks v", (1, 2, 3, 4, 6, 8), choice.num_chunks)
+        self.recompute = menu("recompute", RECOMPUTE, choice.recompute)
         self.sequence_parallel = checkbox("sequence parallel", choice.sequence_parallel)
         self.sharded_optimizer = checkbox("sharded optimizer", choice.sharded_optimizer)
-        self.billion_tokens = make.selection("tokens, 10⁹", (10, 30, 100, 300, 450, 1000, 2000), choice.billion_tokens)
-        super().__init__(shown)
+        self.billion_tokens = slider("tokens, 10⁹", (10, 30, 100, 300, 450, 1000, 2000), choice.billion_tokens)
+        super().__init__()
+        self.picture.on_click(self._choose)
 
-    def _chosen(self) -> Plan:
-        return self.choice.plan(self.models)
+    def _choose(self, key: str) -> None:
+        """Take the t and p of the cell that was clicked."""
+        if cell := re.search(r"\bt(\d+)\.p(\d+)$", key):
+            self._is_updating = True
+            self.tp_size.value, self.pp_size.value = map(int, cell.groups())
+            self._is_updating = False
+            self._update()
 
-    def _parts(self) -> tuple[bytes, str, str]:
-        estimate = step_time(self.shown, self.clusters[self.choice.cluster])
-        figure = Figure(figsize=FIGURE_INCHES, dpi=100)
-        draw_memory({"": estimate.plan}, estimate.hardware, figure.add_axes((0.105, 0.69, 0.87, 0.22)))
-        draw_step_time({"a step": estimate}, figure.add_axes((0.105, 0.255, 0.87, 0.12)))
-        return png(figure), _says(estimate, self.choice.billion_tokens * 1e9), facts_table(estimate)
+    def _fit(self, choice: Choice) -> Plan:
+        return choice.plan(self.models)
+
+    def _options(self) -> dict[str, list]:
+        """Return what may give way: all that is not the task itself."""
+        return {name: options for name, options in super()._options().items() if name not in TASK}
+
+    def _parts(self) -> tuple[Scene, str, str]:
+        choice, hardware = self.choice, self.clusters[self.choice.cluster]
+        estimate, num_tokens = step_time(self.shown, hardware), choice.billion_tokens * 1e9
+        rest = {name: getattr(self.shown, name) for name in REST}
+        run = self.shown.model, hardware, choice.world_size, choice.batch_size
+        days = draw_plans(*run, num_tokens=num_tokens, chosen=(choice.tp_size, choice.pp_size), **rest)
+        bars = draw_memory({"": self.shown}, hardware), draw_step_time({"a step": estimate})
+        picture = below(f"{hardware.name}, estimated", [days, *bars], _facts(estimate))
+        held, limit = fullest(self.shown).total, hardware.memory_bytes
+        return picture, self._too_large(held, limit) if held > limit else _says(estimate, num_tokens), ""
+
+    def _too_large(self, held: float, limit: float) -> str:
+        """Say how far the plan is from fitting into memory, and the nearest that does."""
+
+        def fit(choice: Choice) -> None:
+            if fullest(choice.plan(self.models)).total > limit:
+                raise ValueError
+
+        options = {name: each for name, each in self._options().items() if name not in ("world_size", "batch_size")}
+        near = nearest_that_fits(fit, self.choice, self.choice, options)
+        changes = [
+            f"{self._controls[name].description} = {_word(value)}"
+            for name, value in near._asdict().items()
+            if value != getattr(self.choice, name)
+        ]
+        way_out = f"The nearest plan that fits has {' and '.join(changes)}" if changes else "Use more GPUs"
+        sizes = f"{_sizes(self.shown)}: {held / 1e9:.0f} GB for a GPU of {limit / 1e9:.0f} GB"
+        return f'<div class="labkit-says moved" role="alert"><b>This does not fit.</b> {sizes}. {way_out}.</div>'
 
 
 def _says(estimate: StepTime, num_tokens: float) -> str:
-    plan, hardware = estimate.plan, estimate.hardware
-    needed, limit = fullest(plan).total, hardware.memory_bytes
-    sizes = f"p · t · d = {plan.pp_size} · {plan.tp_size} · {plan.dp_size}, m = {plan.num_micro_batches} micro-batches"
-    if needed > limit:
-        return misfit_html(f"{sizes}: {needed / 1e9:.0f} GB for a GPU of {limit / 1e9:.0f} GB")
     return says_html(
-        f"{sizes}. <b>{three_digits(estimate.days(num_tokens))} days</b> for {num_tokens / 1e9:g} billion tokens, "
-        f"{estimate.flops_per_gpu / 1e12:.0f} teraFLOP/s per GPU: {estimate.hardware_flops_utilisation:.0%} of the "
-        f"peak, {estimate.model_flops_utilisation:.0%} without what is recomputed"
+        f"{_sizes(estimate.plan)}. <b>{three_digits(estimate.days(num_tokens))} days</b> for {num_tokens / 1e9:g} "
+        f"billion tokens, {estimate.flops_per_gpu / 1e12:.0f} teraFLOP/s per GPU: "
+        f"{estimate.hardware_flops_utilisation:.0%} of the peak, {estimate.model_flops_utilisation:.0%} without what "
+        "is recomputed. To choose a different t and p, click its days"
     )
 
 
-def facts_table(estimate: StepTime) -> str:
-    """Return memory, time and traffic as an HTML table."""
+def _sizes(plan: Plan) -> str:
+    return f"p · t · d = {plan.pp_size} · {plan.tp_size} · {plan.dp_size}, m = {plan.num_micro_batches} micro-batches"
+
+
+def _word(value) -> str:
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
+
+
+def _facts(estimate: StepTime) -> list[tuple[str, str]]:
+    """Return what the bars do not show: how large the bubble is, and the traffic."""
     plan, hardware = estimate.plan, estimate.hardware
-    held = fullest(plan)
-    memory = ", ".join(f"{name} {three_digits(value / 1e9)}" for name, value in asdict(held).items())
-    seconds = ", ".join(
-        f"{WORDS.get(name, name)} {three_digits(value)}" for name, value in estimate.parts.items() if value > 0.0005
-    )
-    needed, bubble = three_digits(held.total / 1e9), three_digits(plan.bubble_over_ideal)
-    facts = {
-        "memory of the fullest GPU": f"{needed} GB of {hardware.memory_bytes / 1e9:.0f}: {memory}",
-        "a step": f"{three_digits(estimate.total)} s: {seconds}",
-        "bubble": f"{bubble} idle / ideal, {estimate.bubble / estimate.total:.1%} of the step",
-    }
+    idle = f"{three_digits(plan.bubble_over_ideal)} idle / ideal, {estimate.bubble / estimate.total:.1%} of the step"
+    facts = [("bubble", idle)]
     for axis, traffic in plan_traffic(plan, hardware.gpus_per_node).items():
-        each, leaves = (value / plan.world_size / 1e9 for value in traffic)
-        facts[f"{AXIS_NAME[axis]}-parallel traffic"] = (
-            f"{three_digits(each)} GB a step from each GPU, {three_digits(leaves)} GB of it to another node"
-        )
-    return facts_html(f"{hardware.name}, estimated", facts)
+        each, leaves = (three_digits(value / plan.world_size / 1e9) for value in traffic)
+        what = f"{each} GB a step from each GPU, {leaves} GB of it to another node"
+        facts.append((f"{AXIS_NAME[axis]}-parallel traffic", what))
+    return facts

@@ -54,12 +54,12 @@ def draw_plans(
     marks += [label(f"p{p}", LEFT + (i + 0.5) * width, TOP - 14, f"p = {p}", anchor="middle") for i, p in enumerate(ps)]
     marks += [label(f"t{t}", 0, TOP + (i + 0.5) * ROW, f"t = {t}") for i, t in enumerate(ts)]
     for (t, p), (text, fact, days, misfit) in cells.items():
-        look = dict(misfit)
+        look: dict[str, Any] = {**misfit}
         if days < inf:
             best, worst = fitting[0].days, fitting[-1].days
             means = "fewest days" if days == best else "most days" if days == worst else ""
             share = log(days / best) / (log(worst / best) or 1)
-            look = dict(fill=tint(DAYS, 0.9 - 0.7 * share), means=means, bold=days == best)
+            look |= dict(fill=tint(DAYS, 0.9 - 0.7 * share), means=means, bold=days == best)
         if (t, p) == chosen:
             look |= dict(edge=CHOSEN, edge_width=4, dashed=False)
             text = f"▸ {text}"
@@ -70,7 +70,7 @@ def draw_plans(
     rows = [(f"t = {t}", *(cells[t, p].text for p in ps)) for t in ts]
     caption = "days; GB where a GPU has too little memory; – where sizes do not divide"
     table = Table(("", *(f"p = {p}" for p in ps)), rows, caption)
-    return Scene(title[0].upper() + title[1:], says, marks, TOP + len(ts) * ROW + 56, table=table)
+    return Scene(title.capitalize(), says, marks, marks[-1].y + 14, table=table)
 
 
 def _cell(

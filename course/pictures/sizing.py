@@ -77,13 +77,17 @@ def draw_step_time(estimates: Mapping[str, StepTime]) -> Scene:
     return Scene("A step, estimated", says, marks, _bottom(marks), table=_table(rows, TIME_LOOKS, 1, "seconds"))
 
 
-def below(title: str, says: str, scenes: Iterable[Scene], table: Table) -> Scene:
-    """Return one scene of several below each other; each one's keys begin with its number."""
-    marks, top = [], 0.0
+def below(title: str, scenes: Sequence[Scene], facts: Sequence[tuple[str, str]]) -> Scene:
+    """Return one scene of several below each other, whose keys begin with its number; ``facts`` end the table."""
+    marks, rows, top = [], [], 0.0
     for number, scene in enumerate(scenes):
         marks += [replace(mark, key=f"{number}.{mark.key}", y=mark.y + top) for mark in scene.marks]
-        top += scene.height + 12
-    return Scene(title, says, marks, top, table=table)
+        heads, top = scene.table.heads[1:], top + scene.height + 12
+        rows.append((scene.title, scene.table.caption))
+        for name, *cells in scene.table.rows:
+            rows.append((name, ", ".join(f"{head} {cell}" for head, cell in zip(heads, cells))))
+    says = "; ".join(scene.says for scene in scenes)
+    return Scene(title, says, marks, top, table=Table(("", title), [*rows, *facts]))
 
 
 def draw_published(rows: Sequence[Published], hardware: Hardware) -> Plot:

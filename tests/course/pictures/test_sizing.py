@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from course.pictures.scene import WIDTH, Table, text_width
+from course.pictures.scene import WIDTH, text_width
 from course.pictures.sizing import BARS, LEFT, below, draw_memory, draw_published, draw_step_time
 from course.sizing import DGX_A100, Plan, memory, step_time, table_1
 from labkit.shape import GPT
@@ -69,10 +69,13 @@ def test_parts_of_a_step_follow_each_other_and_light_up_in_all_steps():
 
 def test_scenes_below_each_other_do_not_overlap():
     scenes = draw_memory({"": PLAN}, DGX_A100), draw_step_time({"a step": step_time(PLAN, DGX_A100)})
-    both = below("title", "says", scenes, Table())
+    both = below("both", scenes, [("bubble", "none")])
     ends = [max(mark.y for mark in both.marks if mark.key.startswith(f"{number}.")) for number in (0, 1)]
     assert ends[0] < min(mark.y for mark in both.marks if mark.key.startswith("1.")) and ends[1] < both.height
     assert len(both.marks) == sum(len(scene.marks) for scene in scenes)
+    facts = dict(both.table.rows)
+    assert facts["bubble"] == "none"
+    assert facts["first stage"] == ", ".join(map(" ".join, zip(scenes[0].table.heads[1:], scenes[0].table.rows[0][1:])))
 
 
 def test_published_and_estimated_stand_above_each_other_with_the_error():
