@@ -2,10 +2,11 @@
 
 from collections import namedtuple
 
-from course.explorers.base import Controls, Explorer, facts_html, says_html
-from course.pictures.batch import FIGURE_INCHES, draw_batch
+from course.explorers.base import Explorer, facts_html, says_html
+from course.explorers.choice import slider
+from course.pictures.batch import draw_batch
 from course.pictures.layout_table import bytes_text
-from course.pictures.painter import Canvas
+from course.pictures.scene import Scene
 from course.sizing.ring import bus_factor
 from labkit.cuts import BatchCut
 from labkit.sizes import counted
@@ -29,47 +30,31 @@ class BatchExplorer(Explorer):
 
     function, choice_type = "batch_explorer", namedtuple("Choice", "batch_size dp_size num_micro_batches")
 
-    def __init__(self, shown: BatchCut):
-        make = Controls("340px", "9.5em")
-        self.batch_size = make.selection("batch B, rows", BATCH_SIZES, shown.batch_size)
-        self.dp_size = make.slider("replicas d", shown.dp_size, 1, 16)
-        self.num_micro_batches = make.slider("micro-batches m", shown.num_micro_batches, 1, 8)
-        self._canvas = Canvas(FIGURE_INCHES)
-        super().__init__(shown)
+    def __init__(self, start: BatchCut):
+        self.batch_size = slider("batch B", BATCH_SIZES, start.batch_size)
+        self.dp_size = slider("replicas d", range(1, 17), start.dp_size)
+        self.num_micro_batches = slider("micro-batches m", range(1, 9), start.num_micro_batches)
+        super().__init__()
 
-    def _chosen(self) -> BatchCut:
-        return BatchCut(*self.choice)
+    def _fit(self, choice) -> BatchCut:
+        return BatchCut(*choice)
 
-    def _parts(self) -> tuple[bytes, str, str]:
-        picture = self._canvas.png(lambda ax: draw_batch(self.shown, ax, dimmed=not self.fits))
-        return picture, _says(self.shown), facts_table(self.shown)
+    def _parts(self) -> tuple[Scene, str, str]:
+        cut = self.shown
+        rows = f"{counted(len(cut.rows_of_replica(0)), 'row')} of {cut.batch_size}"
+        says = f"Each of {cut.dp_size} ranks sees {rows} in a step" if cut.dp_size > 1 else f"One rank sees {rows}"
+        return draw_batch(cut), says_html(says), facts_table(cut)
 
 
 def facts_table(cut: BatchCut) -> str:
     """Return what a rank has at once, how much a row counts, and what is sent in a step, as an HTML table."""
     m, d, b = cut.num_micro_batches, cut.dp_size, cut.micro_batch_size
-    rows = counted(b, "row")
+    rows, sent = counted(b, "row"), bus_factor("all_reduce", d) * GRADIENT_BYTES
+    message = f"all gradients once, {bytes_text(GRADIENT_BYTES)}; on a ring each rank sends {bytes_text(sent)}"
+    message += f" (without no_sync {bytes_text(m * sent)})" if m > 1 else ""
     facts = {
         "each rank": f"{counted(m, 'backward')} of {rows}: activations of {rows} at a time",
         "a row counts": f"1/{b} in its micro-batch · 1/{m} in its rank · 1/{d} in the average = 1/{cut.batch_size}",
-        "sent in a step": _messages_text(cut),
+        "sent in a step": message if d > 1 else "nothing",
     }
     return facts_html("for four layers of width 1024, in float32", facts)
-
-
-def _messages_text(cut: BatchCut) -> str:
-    """Say that all gradients are sent once, and what accumulation saves."""
-    if cut.dp_size == 1:
-        return "nothing"
-    sent = bus_factor("all_reduce", cut.dp_size) * GRADIENT_BYTES
-    text = f"all gradients once, {bytes_text(GRADIENT_BYTES)}; on a ring each rank sends {bytes_text(sent)}"
-    if cut.num_micro_batches > 1:
-        text += f" (without no_sync {bytes_text(cut.num_micro_batches * sent)})"
-    return text
-
-
-def _says(cut: BatchCut) -> str:
-    if cut.dp_size == 1:
-        return says_html(f"One rank sees all {cut.batch_size} rows")
-    per_rank = counted(len(cut.rows_of_replica(0)), "row")
-    return says_html(f"Each of {cut.dp_size} ranks sees {per_rank} of {cut.batch_size} in a step")

@@ -11,20 +11,18 @@ import ipywidgets as widgets
 from IPython import get_ipython
 
 from course.explorers.base import Explorer, says_html
-from course.pictures.curves import LOOKS, losses_png
-from course.pictures.painter import Canvas
-from course.pictures.three_axes import FIGURE_INCHES, draw_holdings, holdings_text
+from course.explorers.choice import buttons
+from course.pictures.curves import LOOKS, draw_losses
+from course.pictures.scene import Scene
+from course.pictures.three_axes import draw_holdings
+from course.sizing import step_traffic
 from labkit.cuts import BatchCut
 from labkit.launch import World, stream
 from labkit.sizes import counted
 from labkit.train import Step, TrainConfig, steps
 
 NUM_RANKS = 8
-SIZES = (1, 2, 4, 8)
-SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
-WIDTH = "min(100%, 800px)"  # of the pictures
-MOST_RUNS = len(LOOKS)
-"""More curves than this cannot be told apart when they coincide."""
+SIZES, SCHEDULES = (1, 2, 4, 8), ("gpipe", "1f1b", "zero-bubble")
 
 
 def training_explorer(config: TrainConfig) -> "TrainingExplorer":
@@ -47,20 +45,20 @@ class TrainingExplorer(Explorer):
 
     def __init__(self, config: TrainConfig):
         config.layout(NUM_RANKS)
+        self._config = config
         self.losses: dict[str, list[float]] = {}
         self._thread: threading.Thread | None = None
         self._is_stopped = False
-        self.tp_size = _selection("tensor t", SIZES, config.tp_size)
-        self.pp_size = _selection("pipeline p", SIZES, config.pp_size)
-        self.schedule = _selection("schedule", SCHEDULES, config.schedule)
+        self.tp_size = buttons("tensor t", SIZES, config.tp_size)
+        self.pp_size = buttons("pipeline p", SIZES, config.pp_size)
+        self.schedule = buttons("schedule", SCHEDULES, config.schedule)
         self.button = widgets.Button()
         self.bar = widgets.IntProgress(0, 0, config.steps, layout={"width": "300px"})
         self.progress = widgets.HTML()
-        self.curves = widgets.Image(format="png", layout={"width": WIDTH})
+        self.curves = widgets.HTML()
         self.button.on_click(self._start_or_stop)
-        self._canvas = Canvas(FIGURE_INCHES)
-        super().__init__(config, below=[widgets.HBox([self.button, self.bar, self.progress]), self.curves])
-        self.picture.layout.width = WIDTH
+        super().__init__(below=[widgets.HBox([self.button, self.bar, self.progress]), self.curves])
+        self._show_button()
         self._draw_losses()
         kernel = getattr(get_ipython(), "kernel", None)
         if kernel is not None:  # while no cell runs, it would ignore the toolbar's stop button
@@ -80,26 +78,25 @@ class TrainingExplorer(Explorer):
         if self._thread is not None:
             self._thread.join()
 
-    def _chosen(self) -> TrainConfig:
-        config = replace(self.shown, **self.choice._asdict())
+    def _fit(self, choice) -> TrainConfig:
+        config = replace(self._config, **choice._asdict())
         config.layout(NUM_RANKS)
         return config
 
-    def _parts(self) -> tuple[bytes, str, str]:
-        sizes = self.shown.layout(NUM_RANKS), self.shown.num_layers, self.shown.batch_size
-        picture = self._canvas.png(lambda ax: draw_holdings(*sizes, ax=ax))
-        facts = f"<details><summary>who holds what, as text</summary><pre>{holdings_text(*sizes)}</pre></details>"
-        return picture, _says(self.shown), facts
-
-    def _update(self, change=None) -> None:
-        super()._update(change)
-        self._show_button()
+    def _parts(self) -> tuple[Scene, str, str]:
+        config, layout = self.shown, self.shown.layout(NUM_RANKS)
+        sizes = dict(bytes_per_element=config.dtype.itemsize, gradient_bytes_per_element=config.dtype.itemsize)
+        place = dict(gpus_per_node=NUM_RANKS, batch_size=config.batch_size)
+        traffic = step_traffic(config.shape, layout, sequence_parallel=config.sequence_parallel, **place, **sizes)
+        cut = BatchCut(config.batch_size, layout.dp_size, config.num_micro_batches(NUM_RANKS))
+        rows, batches = len(cut.rows_of_replica(0)), counted(cut.num_micro_batches, "micro-batch")
+        says = f"p · t · d = {layout.pp_size} · {layout.tp_size} · {layout.dp_size} = {NUM_RANKS}; "
+        says += f"each replica takes {rows} of {cut.batch_size} rows, in {batches}"
+        return draw_holdings(layout, config.num_layers, config.batch_size, traffic), says_html(says), ""
 
     def _show_button(self) -> None:
-        is_training = self in self._training
-        look = ("Stop", "stop", "warning") if is_training else ("Train", "play", "primary")
+        look = ("Stop", "stop", "warning") if self in self._training else ("Train", "play", "primary")
         self.button.description, self.button.icon, self.button.button_style = look
-        self.button.disabled = not (is_training or self.fits)
 
     @classmethod
     def _stop_all(cls, *_) -> None:
@@ -118,10 +115,12 @@ class TrainingExplorer(Explorer):
         self._thread.start()
 
     def _train(self, config: TrainConfig) -> None:
-        name = _name(config)
-        self.losses = dict(list({**self.losses, name: []}.items())[-MOST_RUNS:])
+        layout = config.layout(NUM_RANKS)
+        name = f"t={layout.tp_size} p={layout.pp_size} d={layout.dp_size}, {config.schedule}"
+        # More curves than LOOKS cannot be told apart when they coincide.
+        self.losses = dict(list({**self.losses, name: []}.items())[-len(LOOKS) :])
         self.losses[name] = []
-        self.bar.value, self.progress.value = 0, "starting ranks ..."
+        self.bar.value, self.progress.value = 0, f"{name}: starting ranks ..."
         try:
             with World(NUM_RANKS) as world:
                 for ranks in stream(world, steps, config):
@@ -129,9 +128,9 @@ class TrainingExplorer(Explorer):
                     if self._is_stopped:
                         break
             stopped = " Stopped." if len(self.losses[name]) < config.steps else ""
-            self.progress.value = escape(f"{differences_text(self.losses)}{stopped}")
+            self.progress.value = escape(f"{name}: {differences_text(self.losses)}{stopped}")
         except Exception as error:
-            self.progress.value = f"<pre>{escape(str(error))}</pre>"
+            self.progress.value = f"{name}:<pre>{escape(str(error))}</pre>"
         finally:
             self._training.discard(self)
             self._show_button()
@@ -140,12 +139,13 @@ class TrainingExplorer(Explorer):
     def _show(self, name: str, step: Step) -> None:
         self.losses[name].append(step.loss)
         self.bar.value = step.number
-        self.progress.value = f"step {step.number} of {self.bar.max}: loss {step.loss:.4f}, norm {step.grad_norm:.4f}"
+        said = f"step {step.number} of {self.bar.max}: loss {step.loss:.4f}, norm {step.grad_norm:.4f}"
+        self.progress.value = f"{name} is training: {said}"
         self._draw_losses()
 
     def _draw_losses(self) -> None:
-        floor = self.shown.make_text().floor_nats
-        self.curves.value = losses_png(self.losses, 4.0, floor_nats=floor, num_steps=self.shown.steps)
+        plot = draw_losses(self.losses, floor_nats=self.shown.make_text().floor_nats, num_steps=self.shown.steps)
+        self.curves.value = plot.html()
 
 
 def differences_text(losses: Mapping[str, Sequence[float]]) -> str:
@@ -159,22 +159,3 @@ def differences_text(losses: Mapping[str, Sequence[float]]) -> str:
         return f"{counted(common, 'step')} done. Now choose a different layout."
     largest = max(max(values) - min(values) for values in zip(*losses.values()))
     return f"{len(losses)} runs: the losses of {counted(common, 'step')} differ by {largest:.0e} at most."
-
-
-def _name(config: TrainConfig) -> str:
-    layout = config.layout(NUM_RANKS)
-    return f"t={layout.tp_size} p={layout.pp_size} d={layout.dp_size}, {config.schedule}"
-
-
-def _says(config: TrainConfig) -> str:
-    layout = config.layout(NUM_RANKS)
-    cut = BatchCut(config.batch_size, layout.dp_size, config.num_micro_batches(NUM_RANKS))
-    return says_html(
-        f"p · t · d = {layout.pp_size} · {layout.tp_size} · {layout.dp_size} = {NUM_RANKS}; each replica takes "
-        f"{len(cut.rows_of_replica(0))} of {cut.batch_size} rows, in {counted(cut.num_micro_batches, 'micro-batch')}"
-    )
-
-
-def _selection(description: str, options: Sequence, value) -> widgets.ToggleButtons:
-    look = {"button_width": "auto", "description_width": "5.5em"}
-    return widgets.ToggleButtons(options=options, value=value, description=description, style=look)

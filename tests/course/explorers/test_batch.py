@@ -1,7 +1,6 @@
-"""The explorer of notebook 05: every control changes what is shown, and what does not fit is said in place."""
+"""The explorer of notebook 05: every control changes what is shown, and what does not fit gives way in place."""
 
 import pytest
-from matplotlib import pyplot
 
 from course.explorers.batch import GRADIENT_BYTES, batch_explorer, facts_table
 from labkit.cuts import BatchCut
@@ -14,13 +13,11 @@ def explorer():
 
 @pytest.mark.parametrize(("control", "value"), [("batch_size", 256), ("dp_size", 8), ("num_micro_batches", 4)])
 def test_every_control_changes_the_picture_and_the_facts(explorer, control, value):
-    picture, facts = explorer.picture.value, explorer.facts.value
+    [picture], facts = explorer.picture.scenes, explorer.facts.value
     getattr(explorer, control).value = value
-    assert explorer.fits
     assert getattr(explorer.shown, control) == value
-    assert bytes(explorer.picture.value).startswith(b"\x89PNG")
-    assert explorer.picture.value != picture
-    assert explorer.facts.value != facts
+    assert explorer.picture.scenes[0] != picture and explorer.facts.value != facts
+    assert "alert" not in explorer.says.value
 
 
 def test_the_facts_are_rows_and_bytes(explorer):
@@ -31,28 +28,19 @@ def test_the_facts_are_rows_and_bytes(explorer):
     assert "1/16 in its micro-batch · 1/2 in its rank · 1/4 in the average = 1/128" in facts
     assert "all gradients once, 16.8 MB; on a ring each rank sends 25.2 MB (without no_sync 50.4 MB)" in facts
     assert "<th>sent in a step</th><td>nothing</td>" in facts_table(BatchCut(8))
+    explorer.dp_size.value = 1
+    assert "One rank sees 128 rows of 128" in explorer.says.value
 
 
-def test_a_misfit_says_so_in_place_and_keeps_the_last_picture_dimmed(explorer):
-    picture, facts = explorer.picture.value, explorer.facts.value
+def test_a_size_that_does_not_fit_goes_on_to_the_next_and_says_so(explorer):
     explorer.dp_size.value = 3
-    assert not explorer.fits
-    assert explorer.shown.dp_size == 4
+    assert (explorer.dp_size.value, explorer.shown.dp_size) == (2, 2)
     assert 'role="alert"' in explorer.says.value
-    assert "= 6 does not divide batch_size=128: use batch_size 126 or 132" in explorer.says.value
-    assert explorer.picture.value != picture
-    assert "labkit-stale" in explorer.facts.value
-    explorer.dp_size.value = 4
-    assert explorer.fits
-    assert (explorer.picture.value, explorer.facts.value) == (picture, facts)
-
-
-def test_redraws_leave_nothing_behind(explorer):
-    artists = len(explorer._canvas.axes[0].get_children())
-    for dp_size in (1, 2, 4, 8, 4):
-        explorer.dp_size.value = dp_size
-    assert len(explorer._canvas.axes[0].get_children()) == artists
-    assert pyplot.get_fignums() == []
+    assert "replicas d is 2 now, not 3." in explorer.says.value
+    assert "replicas d = 3 * micro-batches m = 2 = 6 does not divide batch B = 128." in explorer.says.value
+    explorer.batch_size.value = 96
+    explorer.dp_size.value = 3
+    assert explorer.shown == BatchCut(96, 3, 2) and "alert" not in explorer.says.value
 
 
 def test_its_repr_is_short_and_could_be_typed(explorer):

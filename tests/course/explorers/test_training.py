@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 
 from course.explorers.training import differences_text, training_explorer
+from course.pictures.layout_table import bytes_text
+from course.sizing import step_traffic
 from labkit.train import TrainConfig
 from tests.support.kernel import Kernel
 
@@ -27,47 +29,56 @@ def train(explorer):
 def test_it_shows_the_layout_before_anything_runs(explorer):
     assert repr(explorer) == "training_explorer(t=2, p=2, '1f1b')"
     assert "p · t · d = 2 · 2 · 2 = 8; each replica takes 4 of 8 rows, in 4 micro-batches" in explorer.says.value
-    assert all(bytes(picture.value[1:4]) == b"PNG" for picture in (explorer.picture, explorer.curves))
-    assert "rank 5: layer 1, part 2 of 2; rows 0 to 3" in explorer.facts.value
+    [picture] = explorer.picture.scenes
+    assert picture.by_key["rank5"].fact.startswith("rank 5: layer 1, part 2 of 2; rows 0 to 3")
+    sent = step_traffic(CONFIG.shape, CONFIG.layout(8), gpus_per_node=8, batch_size=8, bytes_per_element=8)["tp"]
+    assert picture.by_key["tp.0.bytes"].text == f"tp {bytes_text(sent.total_bytes / 8)}"
+    assert '<img alt="Loss curves' in explorer.curves.value
 
 
-def test_what_does_not_fit_is_refused_in_words_and_cannot_be_trained(explorer):
-    before = explorer.picture.value
+def test_what_does_not_fit_gives_way_and_says_so(explorer):
+    before = explorer.picture.scenes
     explorer.pp_size.value = 4
-    assert "does not fit" in explorer.says.value and "4 layers" in explorer.says.value
-    assert explorer.button.disabled and explorer.picture.value == before
-    explorer.pp_size.value, explorer.tp_size.value = 1, 8
-    assert "num_attention_heads=4" in explorer.says.value
+    assert "pipeline p is 2 now, not 4." in explorer.says.value and "num_layers=2" in explorer.says.value
+    assert explorer.shown.pp_size == 2 and explorer.picture.scenes == before
+    explorer.tp_size.value = 8
+    assert "tensor t is 2 now, not 8." in explorer.says.value and "num_attention_heads=4" in explorer.says.value
     explorer.tp_size.value = 4
-    assert not explorer.button.disabled and explorer.shown.tp_size == 4
-    assert explorer.picture.value != before
+    assert explorer.shown.tp_size == 4 and "alert" not in explorer.says.value
+    assert explorer.picture.scenes != before
+    assert not explorer.button.disabled
 
 
 def test_two_layouts_train_to_the_same_losses(explorer):
     train(explorer)
-    assert explorer.progress.value == "2 steps done. Now choose a different layout."
+    assert explorer.progress.value == "t=2 p=2 d=2, 1f1b: 2 steps done. Now choose a different layout."
     explorer.tp_size.value, explorer.schedule.value = 1, "gpipe"
     train(explorer)
     assert list(explorer.losses) == ["t=2 p=2 d=2, 1f1b", "t=1 p=2 d=4, gpipe"]
     one, other = explorer.losses.values()
     assert one == pytest.approx(other, rel=1e-12) and len(one) == 2
-    assert explorer.progress.value.startswith("2 runs: the losses of 2 steps differ by ")
+    assert explorer.progress.value.startswith("t=1 p=2 d=4, gpipe: 2 runs: the losses of 2 steps differ by ")
+    assert all(name in explorer.curves.value for name in explorer.losses)
     assert (explorer.button.description, explorer.bar.value) == ("Train", 2)
 
 
-def test_a_second_click_stops_the_run(explorer):
-    explorer.shown = TrainConfig(**{**vars(CONFIG), "steps": 1000})
+def test_a_second_click_stops_the_run_of_the_layout_that_is_named():
+    explorer, said = training_explorer(dataclasses.replace(CONFIG, steps=1000)), []
+    explorer.progress.observe(lambda change: said.append(change["new"]), "value")
     explorer.button.click()
-    explorer.pp_size.value = 4
-    assert "does not fit" in explorer.says.value
+    explorer.pp_size.value = 1
+    assert explorer.shown.pp_size == 1
     assert explorer.button.description == "Stop" and not explorer.button.disabled
+    explorer.pp_size.value = 4
+    assert "pipeline p is 1 now, not 4." in explorer.says.value
     explorer.button.click()
     explorer.wait()
+    assert explorer.progress.value.startswith("t=2 p=2 d=2, 1f1b: ")
     assert explorer.progress.value.endswith("Stopped.")
+    assert said[0] == "t=2 p=2 d=2, 1f1b: starting ranks ..."
+    assert said[1].startswith("t=2 p=2 d=2, 1f1b is training: step 1 of 1000: loss ")
     assert [len(losses) for losses in explorer.losses.values()] == [1]  # the step that was under way
-    assert explorer.button.description == "Train" and explorer.button.disabled
-    explorer.pp_size.value = 2
-    assert not explorer.button.disabled
+    assert explorer.button.description == "Train"
 
 
 CELL = f"""
@@ -109,9 +120,9 @@ def test_running_the_cell_again_ends_its_run_and_no_other(kernel):
     assert kernel.value("len(widgets)") == num_widgets
 
 
-def test_a_run_that_fails_says_why(explorer):
+def test_a_run_that_fails_says_why():
     far_too_high = {"learning_rate": 100, "weight_decay": 1000, "warmup_steps": 0, "precision": "float32"}
-    explorer.shown = TrainConfig(**{**vars(CONFIG), **far_too_high, "steps": 5})
+    explorer = training_explorer(dataclasses.replace(CONFIG, **far_too_high, steps=5))
     train(explorer)
     assert "FloatingPointError" in explorer.progress.value
     assert explorer.button.description == "Train"

@@ -1,54 +1,109 @@
-"""Pictures of a batch: one box per micro-batch with its rows, one tint per rank."""
+"""Pictures of a batch and of its gradients: whose rows are where, what is alike, and when a bucket leaves."""
 
 import pytest
-from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_hex
 
-from course.pictures.batch import draw_batch, draw_replicas
-from course.pictures.style import DP, FRAME_FILL, TINTS, tint
+from course.pictures.batch import Gradient, bucket_steps, draw_batch, draw_replicas
+from course.pictures.scene import SMALLEST, text_width
+from course.pictures.style import BACKWARD, DP, FRAME_FILL, TINTS, tint
 from labkit.cuts import BatchCut
 
 CUTS = [(128, 4, 1), (128, 4, 2), (96, 3, 4), (8, 1, 1), (16, 16, 1), (1024, 16, 8)]
-
-
-def fills(ax):
-    """The colours of each collection of boxes, in the order of drawing."""
-    boxes = [artist for artist in ax.collections if isinstance(artist, PolyCollection)]
-    return [[to_hex(color) for color in artist.get_facecolors()] for artist in boxes]
+OVERLAPPED = [  # two buckets of a layer each; the first is sent after 1.weight
+    Gradient("1.bias", 4, "last", 0),
+    Gradient("1.weight", 16, "last", 1),
+    Gradient("0.weight", 16, "first", 1),
+    Gradient("0.bias", 4, "first", 2),
+]
+AT_THE_END = [gradient._replace(num_sent=0) for gradient in OVERLAPPED]
 
 
 def tints_of(num_ranks):
-    return [to_hex(tint(DP, TINTS[rank % len(TINTS)])) for rank in range(num_ranks)]
+    return [tint(DP, TINTS[rank % len(TINTS)]) for rank in range(num_ranks)]
 
 
-@pytest.mark.parametrize("sizes", CUTS[:3])
-def test_a_box_for_each_micro_batch_with_its_rows_and_a_tint_for_each_rank(sizes, written):
-    cut = BatchCut(*sizes)
-    *columns, average = fills(draw_batch(cut))
-    assert columns == [tints_of(cut.dp_size)] * cut.num_micro_batches
-    assert average == ["#ffffff"]
-    texts = [label.text for label in written]
-    for rank in range(cut.dp_size):
-        assert f"rank {rank}" in texts
-        for number in range(cut.num_micro_batches):
-            rows = cut.rows(rank, number)
-            assert f"{rows[0]}-{rows[-1]}" in texts
-
-
-def test_a_rank_alone_sends_nothing(written):
-    draw_batch(BatchCut(8))
-    texts = [label.text for label in written]
-    assert "nothing" in texts
-    assert "all-reduce:" not in texts
-
-
-def test_of_replicas_what_differs_is_tinted_and_what_does_not_is_pale():
-    rows, model, loss, gradients, _, mean, weights = fills(draw_replicas(BatchCut(128, 4)))
-    assert rows == loss == gradients == tints_of(4)
-    assert model == mean == weights == [FRAME_FILL.lower()] * 4
+def leaves_the_scene(mark, scene):
+    width = max(mark.width, text_width(mark.text, mark.size, mark.bold) * 0.95 if mark.shape == "label" else 0)
+    return mark.x < 0 or mark.x + width > scene.width or mark.y < 0 or mark.y + mark.height > scene.height
 
 
 @pytest.mark.parametrize("sizes", CUTS)
-@pytest.mark.parametrize("draw", [draw_batch, draw_replicas])
-def test_nothing_leaves_the_figure(draw, sizes, assert_inside):
-    assert_inside(draw(BatchCut(*sizes)))
+def test_all_rows_are_dealt_once_each_rank_in_its_tint(sizes):
+    cut = BatchCut(*sizes)
+    scene, seen = draw_batch(cut), []
+    for rank in range(cut.dp_size):
+        for number in range(cut.num_micro_batches):
+            mark, piece = (scene.by_key[f"{kind}{rank}.{number}"] for kind in ("rows", "dealt"))
+            first, last = cut.rows(rank, number)[0], cut.rows(rank, number)[-1]
+            assert mark.text == (f"{first}-{last}" if last > first else str(first))
+            assert mark.fill == piece.fill == tints_of(cut.dp_size)[rank]
+            assert set(mark.lights) <= set(piece.tags) and mark.same == piece.same
+            assert scene.table.rows[rank][1 + number] == mark.text
+            seen.append(piece.x)
+    assert seen == sorted(seen)
+
+
+def test_pointing_at_a_rank_lights_its_rows_and_no_others():
+    scene = draw_batch(BatchCut(128, 4, 2))
+    [light] = scene.by_key["name.rank2"].lights
+    assert {mark.key for mark in scene.marks if light in mark.tags} == {"rows2.0", "rows2.1", "dealt2.0", "dealt2.1"}
+
+
+def test_a_rank_alone_sends_nothing():
+    assert draw_batch(BatchCut(8)).by_key["average"].text == "nothing to send"
+    assert draw_batch(BatchCut(8, 2)).by_key["average"].text.startswith("all-reduce")
+
+
+def test_of_replicas_what_differs_is_tinted_and_what_does_not_is_pale():
+    scene = draw_replicas(BatchCut(128, 4))
+    fills = {name: [scene.by_key[f"{name}{rank}"].fill for rank in range(4)] for name in scene.table.heads[1:]}
+    assert fills.pop("rows") == fills.pop("loss") == fills.pop("gradients") == tints_of(4)
+    assert list(fills) == ["model", "averages", "new weights"]
+    assert all(fill == [FRAME_FILL] * 4 for fill in fills.values())
+
+
+def messages(scene):
+    return [mark.key for mark in scene.marks if mark.key.startswith("message")]
+
+
+def test_a_bucket_leaves_when_it_is_full_while_backward_goes_on():
+    steps = bucket_steps(OVERLAPPED)
+    assert [messages(scene) for scene in steps] == [[], [], *[["message0"]] * 2, *[["message0", "message1"]] * 2]
+    first, last = (steps[-1].by_key[key] for key in ("message0", "message1"))
+    assert first.x == pytest.approx(steps[-1].by_key["backward.2"].x)  # under the gradients of the first layer
+    assert last.x == pytest.approx(steps[-1].by_key["wait"].x)
+    assert "starts after 1.weight" in first.fact and "20 B" in first.fact
+
+
+def test_without_overlap_all_messages_start_when_backward_has_ended():
+    steps = bucket_steps(AT_THE_END)
+    assert [len(messages(scene)) for scene in steps] == [0, 0, 0, 0, 0, 2]
+    assert all(steps[-1].by_key[f"message{b}"].x == pytest.approx(steps[-1].by_key["wait"].x) for b in (0, 1))
+
+
+def test_a_gradient_falls_into_its_bucket_is_sent_and_becomes_the_average():
+    steps = bucket_steps(OVERLAPPED)
+    seen = [scene.by_key["grad.0"] for scene in steps]
+    assert [mark.fill for mark in seen] == [FRAME_FILL, BACKWARD, *[tint(DP, 0.34)] * 3, tint(DP, 0.78)]
+    assert [scene.table.rows[0][3] for scene in steps[:2]] == ["not computed yet", "this rank's, not sent yet"]
+    bucket = steps[1].by_key["bucket0"]
+    assert seen[0].y < bucket.y < seen[1].y and seen[1].y + seen[1].height < bucket.y + bucket.height
+    for scene in steps:  # each over its own bucket, the first bucket at the right
+        for i, gradient in enumerate(OVERLAPPED):
+            own, mark = scene.by_key[f"bucket{int(gradient.bucket == 'first')}"], scene.by_key[f"grad.{i}"]
+            assert own.x < mark.x and mark.x + mark.width < own.x + own.width
+    assert steps[0].by_key["bucket1"].x < bucket.x
+
+
+def test_the_picture_says_where_its_order_is_from():
+    assert "(simulated;" in bucket_steps(OVERLAPPED)[0].by_key["head.says"].text
+    assert "(measured;" in bucket_steps(OVERLAPPED, "measured")[0].by_key["head.says"].text
+
+
+@pytest.mark.parametrize(
+    "scenes",
+    [*([draw(BatchCut(*sizes))] for sizes in CUTS for draw in (draw_batch, draw_replicas)), bucket_steps(OVERLAPPED)],
+)
+def test_nothing_leaves_the_picture_or_is_too_small(scenes):
+    for scene in scenes:
+        assert [mark.key for mark in scene.marks if leaves_the_scene(mark, scene)] == []
+        assert min(mark.size for mark in scene.marks if mark.text) >= SMALLEST

@@ -1,10 +1,12 @@
 """The picture of who holds what: every rank stands there once, with what the model and the trainer really give it."""
 
-import matplotlib
 import pytest
 
+from course.pictures.layout_table import bytes_text
+from course.pictures.scene import SMALLEST, text_width
 from course.pictures.style import AXIS_COLOR
-from course.pictures.three_axes import draw_holdings, holdings_text
+from course.pictures.three_axes import draw_holdings
+from course.sizing import Traffic, step_traffic
 from labkit.cuts import BatchCut, layers_of_stage
 from labkit.groups import group_of_one
 from labkit.layout import ParallelLayout
@@ -12,42 +14,72 @@ from labkit.model import ParallelGPT
 from labkit.shape import GPT
 
 SIZES = [(t, p) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8) if t * p <= 8]
+MODEL = GPT(num_layers=8, hidden_size=32, seq_length=16, vocab_size=28, num_attention_heads=8)
+CUBE = ParallelLayout(8, tp_size=2, pp_size=2)
 
 
-def texts(ax):
-    return [text.get_text() for text in ax.texts]
-
-
-@pytest.mark.parametrize(("t", "p"), SIZES)
-def test_every_rank_is_drawn_once_and_nothing_leaves_the_picture(t, p):
-    layout = ParallelLayout(8, tp_size=t, pp_size=p)
-    ax = draw_holdings(layout, num_layers=8, batch_size=16)
-    ranks = [int(text.removeprefix("rank ")) for text in texts(ax) if text.removeprefix("rank ").isdigit()]
-    assert sorted(ranks) == list(range(8))
-    ax.figure.canvas.draw()
-    width, height = ax.figure.canvas.get_width_height()
-    boxes = [text.get_window_extent() for text in ax.texts]
-    assert all(b.x0 >= 0 and b.x1 <= width and b.y0 >= 0 and b.y1 <= height for b in boxes)
-    overlapping = [
-        (one.get_text(), other.get_text())
-        for i, one in enumerate(ax.texts)
-        for j, other in enumerate(ax.texts[:i])
-        if boxes[i].overlaps(boxes[j])
-    ]
-    assert not overlapping
+def traffic_of(layout, **options) -> dict[str, Traffic]:
+    return step_traffic(MODEL, layout, gpus_per_node=8, batch_size=16, **options)
 
 
 @pytest.mark.parametrize(("t", "p"), SIZES)
-def test_an_arrow_for_each_pair_of_neighbours_in_the_axis_color(t, p):
+def test_every_rank_is_drawn_in_the_frame_of_its_stage_and_nothing_leaves_the_picture(t, p):
     layout = ParallelLayout(8, tp_size=t, pp_size=p)
+    scene = draw_holdings(layout, 8, 16, traffic_of(layout))
+    for rank in range(8):
+        mark, frame = (scene.by_key[f"{key}{each}"] for key, each in (("rank", rank), ("frame", rank - rank % t)))
+        assert frame.x < mark.x and mark.x + mark.width < frame.x + frame.width
+        assert frame.y < mark.y and mark.y + mark.height < frame.y + frame.height
+        assert str(rank) in mark.text.split()[:2]
+    for mark in scene.marks:
+        assert mark.x >= 0 and mark.x + mark.width <= scene.width and mark.y + mark.height <= scene.height, mark.key
+        half = text_width(mark.text, mark.size) / 2 if mark.anchor == "middle" and mark.shape == "label" else 0
+        assert mark.x + half <= scene.width + 1 and mark.size >= SMALLEST
+
+
+@pytest.mark.parametrize(("t", "p"), SIZES)
+def test_an_arrow_for_each_group_or_pair_in_the_axis_color(t, p):
+    layout = ParallelLayout(8, tp_size=t, pp_size=p)
+    arrows = [mark.edge for mark in draw_holdings(layout, 8, 16).marks if mark.heads]
     d = layout.dp_size
-    ax = draw_holdings(layout, num_layers=8, batch_size=16)
-    colors = [matplotlib.colors.to_hex(patch.get_facecolor()).upper() for patch in ax.patches]
-    arrows = {axis: colors.count(color.upper()) for axis, color in AXIS_COLOR.items()}
-    assert arrows["tp"] == d * p * (t - 1)
-    assert arrows["pp"] == d * (p - 1)  # one for each stage and replica: its tensor ranks send alike
-    assert arrows["dp"] in (t * p * (d - 1), 0)
-    assert arrows["dp"] or d > 4 or d == 1  # eight replicas leave no room
+    assert arrows.count(AXIS_COLOR["tp"]) == (d * p if t > 1 else 0)
+    assert arrows.count(AXIS_COLOR["pp"]) == d * (p - 1)  # one for each stage and replica: its tensor ranks send alike
+    assert arrows.count(AXIS_COLOR["dp"]) == t * p * (d - 1)  # of eight replicas too
+
+
+@pytest.mark.parametrize(("t", "p"), SIZES)
+def test_the_bytes_on_the_arrows_add_up_to_the_traffic(t, p):
+    layout = ParallelLayout(8, tp_size=t, pp_size=p)
+    traffic = traffic_of(layout, bytes_per_element=8)
+    scene = draw_holdings(layout, 8, 16, traffic)
+    for axis, senders in {"tp": 8, "dp": 8, "pp": 8 - 8 // p}.items():
+        shown = {mark.text for mark in scene.marks if mark.key.startswith(f"{axis}.") and mark.text}
+        assert shown == (
+            {f"{axis} {bytes_text(traffic[axis].total_bytes / senders)}"} if layout.size(axis) > 1 else set()
+        )
+    assert scene.table.caption.startswith(f"All ranks together send in a step: tensor {bytes_text(traffic['tp'][0])}; ")
+
+
+def test_pointing_at_a_rank_lights_its_peers_on_every_axis_and_the_arrows_between_them():
+    scene = draw_holdings(CUBE, 4, 16)
+    lights = set(scene.by_key["rank5"].lights)
+    lit = {mark.key for mark in scene.marks if lights & set(mark.tags) and not mark.key.endswith("bytes")}
+    assert lit == {"rank5", "rank4", "rank7", "rank1", "tp.4", "dp.5", "pp.0"}
+    assert scene.by_key["rank5"].fact == (
+        "rank 5: layers 2 to 3, part 2 of 2; rows 0 to 7; its groups: tensor [4, 5], data [5, 7], pipeline [1, 5]"
+    )
+
+
+def test_the_table_says_the_same():
+    table = draw_holdings(CUBE, 4, 16).table
+    assert list(table.rows[5]) == ["5", "layers 2 to 3", "part 2 of 2", "rows 0 to 7", "[4, 5]", "[5, 7]", "[1, 5]"]
+    assert table.caption == ""
+    assert list(draw_holdings(ParallelLayout(2, pp_size=2), 2, 1).table.rows[1][:4]) == [
+        "1",
+        "layer 1",
+        "whole layers",
+        "row 0",
+    ]
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
@@ -60,13 +92,5 @@ def test_layers_are_those_of_the_model(p):
 
 
 def test_rows_are_all_rows_once():
-    layout = ParallelLayout(8, tp_size=2)
-    assert [row for dp_rank in range(4) for row in BatchCut(12, layout.dp_size).rows_of_replica(dp_rank)] == list(
-        range(12)
-    )
-
-
-def test_the_text_says_the_same():
-    text = holdings_text(ParallelLayout(8, tp_size=2, pp_size=2), num_layers=4, batch_size=16)
-    assert text.splitlines()[5] == "rank 5: layers 2 to 3, part 2 of 2; rows 0 to 7"
-    assert holdings_text(ParallelLayout(2, pp_size=2), 2, 1).splitlines()[1] == "rank 1: layer 1; row 0"
+    cut = BatchCut(12, ParallelLayout(8, tp_size=2).dp_size)
+    assert [row for dp_rank in range(4) for row in cut.rows_of_replica(dp_rank)] == list(range(12))
