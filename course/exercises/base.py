@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from course.exercises.advice import NONE, explain
+from course.exercises.feedback import give_feedback
 from course.exercises.record import note_solved
 from course.exercises.values import difference, has_floats, plain, same, show, with_lists
 from labkit.sizes import counted
@@ -193,10 +194,10 @@ class Exercise:
 
 
 def report(name: str, verdict: Verdict) -> None:
-    """Print what a check found, and remember the exercise if it was solved."""
+    """Show what a check found, and remember the exercise if it was solved."""
     if verdict.status == "passed":
         note_solved(name)
-    print(verdict.text)
+    give_feedback(verdict.status, verdict.text)
 
 
 class Folded:
