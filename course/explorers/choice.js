@@ -1,7 +1,5 @@
 // Shows a control of choice.py as a native element, which has its keys, its name and its state from the browser.
 
-let made = 0;
-
 function element(tag, attributes = {}, ...children) {
   const one = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) one.setAttribute(name, value);
@@ -22,7 +20,7 @@ function render({ model, el }) {
   function draw() {
     const [words, index, name] = ["words", "index", "description"].map((each) => model.get(each));
     const had = el.contains(document.activeElement) ? document.activeElement.dataset.index ?? "" : null;
-    const id = `labkit-choice-${++made}`, label = element("label", { for: id }, name);
+    const id = `labkit-${Math.random().toString(36).slice(2)}`, label = element("label", { for: id }, name);
     const look = model.get("look");
     el.dataset.look = look;
     if (look === "slider") {

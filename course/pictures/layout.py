@@ -31,7 +31,7 @@ BOX = 0.84
 """The side of a GPU's box; the rest is the gap to its neighbour, in which lines between peers are seen."""
 LARGEST_BOX = 37.0  # pixels
 MOST_LINES, MOST_SEEN = 64, 32
-"""GPUs: with more than the second, only the lines of the GPU that is pointed at are seen; with more than the first, none."""
+"""GPUs: with more than the first, no lines; with more than the second, only those of the GPU that is pointed at."""
 WIDEST_LINE = 7.0
 
 

@@ -19,7 +19,8 @@ SMALLEST, USUAL, LARGE = 11, 13, 17
 EM = 0.62
 """The mean width of a letter over the size of its text: a little more than that of the usual fonts."""
 LINE = 1.25
-FONT = "'DejaVu Sans', Verdana, system-ui, sans-serif"
+TEXT = f'font-family="\'DejaVu Sans\', Verdana, system-ui, sans-serif" font-size="{USUAL}" text-anchor="middle"'
+"""How all text looks that says nothing else, as stage.css has it too."""
 ARROW = 9.0  # the length of a head
 
 
@@ -85,10 +86,12 @@ class Mark:
             for head in self.heads_at():
                 path = "L".join(f"{_number(x)} {_number(y)}" for x, y in head)
                 yield f'<path d="M{path}Z" fill="{self.edge}"/>'
-        weight = ' font-weight="bold"' if self.bold else ""
-        look = f'font-size="{_number(self.size)}" fill="{self.ink}" text-anchor="{self.anchor}"{weight}'
+        look = f' font-size="{_number(self.size)}"' if self.size != USUAL else ""
+        look += f' fill="{self.ink}"' if self.ink != INK else ""
+        look += f' text-anchor="{self.anchor}"' if self.anchor != "middle" else ""
+        look += ' font-weight="bold"' if self.bold else ""
         for x, y, line in self.lines():
-            yield f'<text x="{_number(x)}" y="{_number(y)}" dy=".35em" {look}>{escape(line)}</text>'
+            yield f'<text x="{_number(x)}" y="{_number(y + 0.35 * self.size)}"{look}>{escape(line)}</text>'
 
     def lines(self) -> Iterable[tuple[float, float, str]]:
         """Yield the middle of each line of text, and the line."""
@@ -230,7 +233,7 @@ class Scene:
         size = f"{_number(self.width)} {_number(self.height)}"
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" width="{_number(self.width)}" role="img" '
-            f'aria-label="{escape(self.alt)}" font-family="{FONT}" style="max-width:100%;height:auto">'
+            f'aria-label="{escape(self.alt)}" {TEXT} fill="{INK}" style="max-width:100%;height:auto">'
             f"<title>{escape(self.title)}</title><desc>{escape(self.says)}</desc>"
             f'<rect width="100%" height="100%" fill="#fff"/>{"".join(mark.svg for mark in self.marks)}</svg>'
         )

@@ -55,7 +55,6 @@ function render({ model, el }) {
   const svg = document.createElementNS(SVG, "svg"), marks = document.createElementNS(SVG, "g");
   svg.append(marks);
   svg.setAttribute("role", "group");
-  svg.setAttribute("font-family", "'DejaVu Sans', Verdana, system-ui, sans-serif");
   const paper = element("div", { class: "paper" });
   paper.append(svg);
   const fact = element("p", { class: "fact", "aria-live": "polite" });
@@ -180,7 +179,7 @@ function render({ model, el }) {
       group.classList.remove("dragged");
       group.style.transform = place;
       const root = svg.getRootNode();
-      const under = root.elementsFromPoint(clientX, clientY).map((each) => each.closest("[data-drop]")).find(Boolean);
+      const under = root.elementsFromPoint(clientX, clientY).map((each) => each.closest("[data-drop]")).find((each) => each && each !== group);
       if (was && under && type === "pointerup") model.send({ drop: [group.dataset.key, under.dataset.key] });
     };
     addEventListener("pointermove", move);
