@@ -58,6 +58,7 @@ class TrainingExplorer(Explorer):
         self.curves = widgets.HTML()
         self.button.on_click(self._start_or_stop)
         super().__init__(below=[widgets.HBox([self.button, self.bar, self.progress]), self.curves])
+        self.picture.unfolded = False  # else its table would part the picture and the curves
         self._show_button()
         self._draw_losses()
         kernel = getattr(get_ipython(), "kernel", None)
@@ -88,10 +89,9 @@ class TrainingExplorer(Explorer):
         sizes = dict(bytes_per_element=config.dtype.itemsize, gradient_bytes_per_element=config.dtype.itemsize)
         place = dict(gpus_per_node=NUM_RANKS, batch_size=config.batch_size)
         traffic = step_traffic(config.shape, layout, sequence_parallel=config.sequence_parallel, **place, **sizes)
-        cut = BatchCut(config.batch_size, layout.dp_size, config.num_micro_batches(NUM_RANKS))
-        rows, batches = len(cut.rows_of_replica(0)), counted(cut.num_micro_batches, "micro-batch")
-        says = f"p · t · d = {layout.pp_size} · {layout.tp_size} · {layout.dp_size} = {NUM_RANKS}; "
-        says += f"each replica takes {rows} of {cut.batch_size} rows, in {batches}"
+        cut, m = BatchCut(config.batch_size, layout.dp_size), config.num_micro_batches(NUM_RANKS)
+        says = f"p · t · d = {layout.pp_size} · {layout.tp_size} · {layout.dp_size} = {NUM_RANKS}; each replica takes "
+        says += f"{len(cut.rows_of_replica(0))} of {cut.batch_size} rows, in {counted(m, 'micro-batch')}"
         return draw_holdings(layout, config.num_layers, config.batch_size, traffic), says_html(says), ""
 
     def _show_button(self) -> None:
@@ -144,8 +144,8 @@ class TrainingExplorer(Explorer):
         self._draw_losses()
 
     def _draw_losses(self) -> None:
-        plot = draw_losses(self.losses, floor_nats=self.shown.make_text().floor_nats, num_steps=self.shown.steps)
-        self.curves.value = plot.html()
+        floor = self.shown.make_text().floor_nats
+        self.curves.value = draw_losses(self.losses, floor_nats=floor, num_steps=self.shown.steps).html()
 
 
 def differences_text(losses: Mapping[str, Sequence[float]]) -> str:

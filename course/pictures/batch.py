@@ -108,15 +108,15 @@ def _buckets(gradients: Sequence[Gradient], done: int, source: str) -> Scene:
             marks.append(box(f"message{b}", *place, tint(DP, 0.34), texts, fact=fact, means="sent", **look))
     for i, each in enumerate(gradients):
         b, x, size = buckets.index(each.bucket), WIDTH - step * (by_bucket.index(i) + 1), bytes_text(each.num_bytes)
-        state, fill, y = "not computed yet", FRAME_FILL, 62
+        state, fill, y, look = "not computed yet", FRAME_FILL, 62, dict(edge=FRAME, tags=(f"bucket{b}",))
         if i < done:
             state, fill, y = "this rank's, not sent yet", BACKWARD, 118
-            marks.append(box(f"model.{i}", x + 5, 62, step - 16, 32, FRAME_FILL, each.name, edge=FRAME))
-            marks.append(box(f"backward.{i}", LEFT + column * i, top, column - 2, 23, BACKWARD, each.name, edge=FRAME))
+            marks.append(box(f"model.{i}", x + 5, 62, step - 16, 32, FRAME_FILL, each.name, **look))
+            marks.append(box(f"backward.{i}", LEFT + column * i, top, column - 2, 23, BACKWARD, each.name, **look))
         if after[b] < done:
             state, fill = ("sent", tint(DP, 0.34)) if done <= n else ("the average of all ranks", tint(DP, 0.78))
-        look = dict(tags=(f"bucket{b}",), lights=(f"bucket{b}",), fact=f"gradient of {each.name}, {size}: {state}")
-        marks.append(box(f"grad.{i}", x + 5, y, step - 16, 32, fill, each.name, edge=FRAME, means=state, **look))
+        look |= dict(lights=look["tags"], fact=f"gradient of {each.name}, {size}: {state}", means=state)
+        marks.append(box(f"grad.{i}", x + 5, y, step - 16, 32, fill, each.name, **look))
         rows.append([each.name, size, str(b), state])
     says = (
         f"{min(done, n)} of {n} gradients are there, {sum(i < done for i in after)} of {len(buckets)} messages started"

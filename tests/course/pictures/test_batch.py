@@ -94,6 +94,13 @@ def test_a_gradient_falls_into_its_bucket_is_sent_and_becomes_the_average():
     assert steps[0].by_key["bucket1"].x < bucket.x
 
 
+def test_pointing_at_a_bucket_lights_its_gradients_and_its_message():
+    scene = bucket_steps(OVERLAPPED)[-1]
+    lit = {mark.key for mark in scene.marks if set(scene.by_key["bucket1"].lights) & set(mark.tags)}
+    gradients = {f"{kind}.{i}" for kind in ("model", "backward", "grad") for i in (2, 3)}
+    assert lit == {"bucket1", "message1", *gradients}
+
+
 def test_the_picture_says_where_its_order_is_from():
     assert "(simulated;" in bucket_steps(OVERLAPPED)[0].by_key["head.says"].text
     assert "(measured;" in bucket_steps(OVERLAPPED, "measured")[0].by_key["head.says"].text
