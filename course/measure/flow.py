@@ -1,7 +1,8 @@
 """Where every number came from: a function run on real ranks, watched from outside.
 
-For each element of the result it shows the ranks whose data is in it. None of this is known beforehand: the function
-runs once per rank with ones on that rank and zeros on the others. Where something arrives, that rank took part.
+For each element of the result it shows the elements, and so the ranks, whose data is in it. None of this is known
+beforehand: the function runs once for each element of each rank, with one there and zeros elsewhere. Where something
+arrives, that element took part.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from course.sizing.messages import Held, Move, Step, cut
 from labkit.launch import launch
 
 
@@ -17,12 +19,18 @@ from labkit.launch import launch
 class Flow:
     """Each rank's tensor ``before`` and ``after`` (None where a rank ends with nothing), in rank order.
 
-    ``sources[rank][element]`` are the ranks whose data is in that element of ``after``.
+    ``origins[rank][element]`` are the elements of ``before`` that are in that element of ``after``, each as its rank
+    and its number.
     """
 
     before: list[list[float]]
     after: list[list[float] | None]
-    sources: list[list[tuple[int, ...]] | None]
+    origins: list[list[list[tuple[int, int]]] | None]
+
+    @property
+    def sources(self) -> list[list[tuple[int, ...]] | None]:
+        """The ranks whose data is in each element of ``after``."""
+        return [row if row is None else [_ranks(each) for each in row] for row in self.origins]
 
     def __str__(self) -> str:
         """One line per rank: what the picture shows, for those who cannot see it."""
@@ -56,18 +64,40 @@ def trace_flow(function: Callable, start: Sequence[Sequence[float]]) -> Flow:
     must be linear, as sums, copies and moves are; otherwise the sources mean nothing.
     """
     rows = launch(_trace_here, function, start, world_size=len(start), backend="gloo")
-    return Flow([list(row) for row in start], [after for after, _ in rows], [sources for _, sources in rows])
+    return Flow([list(row) for row in start], [after for after, _ in rows], [origins for _, origins in rows])
+
+
+def ring_trace(flows: Sequence[Flow]) -> list[Step]:
+    """Read the messages of a ring off the flows after 0, 1, 2, ... steps: what changed came from the rank before."""
+    n, steps = len(flows[0].before), []
+    for flow in flows:
+        rows = [zip(cut(row or (), n), cut(ranks or (), n)) for row, ranks in zip(flow.after, flow.sources)]
+        held = [[Held(values, ranks[0]) for values, ranks in row] for row in rows]
+        changed = [(r, p) for r in range(n) for p in range(n) if steps and held[r][p] != steps[-1].held[r][p]]
+        moves = [Move(piece, (rank - 1) % n, rank, piece) for rank, piece in changed]
+        adds = any(held[move.target][move.piece] != steps[-1].held[move.source][move.piece] for move in moves)
+        steps.append(Step(held, moves, adds))
+    return steps
 
 
 def _trace_here(function: Callable, start: Sequence[Sequence[float]]):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     x = torch.tensor(start[rank], dtype=torch.float32)
     after = function(x.clone())
-    arrived = [function(torch.full_like(x, float(rank == source))) for source in range(world_size)]
+    elements = [(source, element) for source, row in enumerate(start) for element in range(len(row))]
+    arrived = []
+    for source, element in elements:
+        one = torch.zeros_like(x)
+        one[element : element + (source == rank)] = 1.0
+        arrived.append(function(one))
     if after is None:
         return None, None
-    touched = torch.stack(arrived).flatten(1).ne(0).T.tolist()  # [element][source]
-    return after.flatten().tolist(), [tuple(s for s in range(world_size) if row[s]) for row in touched]
+    touched = torch.stack(arrived).flatten(1).ne(0).T.tolist()  # [element of after][element of all ranks]
+    return after.flatten().tolist(), [[each for each, here in zip(elements, row) if here] for row in touched]
+
+
+def _ranks(elements: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(rank for rank, _ in elements))
 
 
 def _text(values: Sequence[float] | None) -> str:

@@ -1,120 +1,128 @@
-"""Draw collectives: whole tensors before and after on every rank, coloured by where the data came from.
+"""Draw what a collective does: every rank's tensor before and after it, and whose data that is.
 
-Ranks go down, tensor elements go right. A box has the colour of the rank that its data came from, a sum has
-one stripe per rank in it, and both say so in words.
+Ranks go down, elements go right. Data has the colour of the rank that it came from; a sum has one stripe per rank.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-from matplotlib.axes import Axes
+from course.pictures.scene import WIDTH, Mark, Scene, Table, arrow, box, heading, label
+from course.pictures.style import FRAME, MUTED
 
-from course.measure.flow import Flow
-from course.pictures.glyphs import draw_labels
-from course.pictures.painter import inches, new_figure
-from course.pictures.rows import draw_boxes
-from course.pictures.style import FRAME, INK, MUTED, TITLE
+if TYPE_CHECKING:  # it imports torch
+    from course.measure.flow import Flow
 
 RANK_COLOR = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#44BB99", "#BBCC33", "#DDDDDD")
 """Paul Tol's light scheme, made for labelled boxes: safe for colour-blind readers, and none of the axes' colours."""
-
-EDGE = 0.03  # around an element's box: half the gap to its neighbour
-BOX = 1 - 2 * EDGE
-GAP = 1.6  # between the tensors before and after: room for the arrow
-LABEL = 1.5  # left of the tensors: room for "rank 0"
-HEAD = 0.75  # above them: room for "before" and "after"
+NAME, GAP, HEAD, ROW, CELL = 58.0, 34.0, 66.0, 52.0, 44.0  # pixels: "rank 0", the arrow, above ranks, a rank, its boxes
+TOP, WIDEST = 52.0, 68.0  # pixels above the ranks of a flow, and from one element to the next
+Place = tuple[float, float, float, float]  # x, y, width and height
 
 
-def draw_flow(flow: Flow, title: str = "", ax: Axes | None = None, *, before: bool = True) -> Axes:
+def draw_flow(flow: "Flow", title: str = "", *, before: bool = True) -> Scene:
     """Draw every rank's tensor before (left) and after (right); only the latter if ``before`` is False."""
-    width, height = flow_size(flow, before)
-    if ax is None:
-        unit, head = min(0.75, 12 / width), 0.45 if title else 0.0
-        figure = new_figure(width * unit, height * unit + head)
-        ax = figure.add_axes((0, 0, 1, height * unit / (height * unit + head)))
-    ax.set_axis_off()
-    ax.set(xlim=(0, width), ylim=(height, 0))  # ranks go down
-    ax.set_aspect("equal", anchor="W")
-    em = float(min(inches(ax) / (width, height)))
+    return draw_flows({title: flow}, 1, before=before)
 
-    after_x = LABEL + _width_before(flow, before)
+
+def flow_steps(flow: "Flow", title: str = "") -> list[Scene]:
+    """Draw a flow in two steps: from the first to the second, every element travels to where it ends."""
+    return [draw_flows({title: flow}, 1, arrived=arrived) for arrived in (False, True)]
+
+
+def draw_flows(
+    flows: "Mapping[str, Flow]", num_columns: int = 2, *, before: bool = True, arrived: bool = True
+) -> Scene:
+    """Draw several flows in columns, each under its name; ``arrived`` says whether the elements are where they end."""
+    marks, rows = [], []
+    width, height = (WIDTH + GAP) / num_columns - GAP, TOP + max(len(flow.before) for flow in flows.values()) * ROW
+    for number, (name, flow) in enumerate(flows.items()):
+        down, right = divmod(number, num_columns)
+        marks += _flow(flow, name, f"{number}.", right * (width + GAP), down * height, width, before, arrived)
+        for rank, (start, end, sources) in enumerate(zip(flow.before, flow.after, flow.sources)):
+            after = [numbers_text(end), ", ".join(map(source_text, sources))] if end and sources else ["nothing", ""]
+            rows.append([name, f"rank {rank}", numbers_text(start), *(after if arrived else ["", ""])])
+    says = "What each rank has afterwards, and whose data it is" if arrived else "What each rank has before"
+    table = Table(("operation", "rank", "before", "after", "data"), rows)
+    bottom = max(mark.y + mark.height for mark in marks) + 8
+    return Scene(", ".join(filter(None, flows)), says, marks, bottom, table=table)
+
+
+def _flow(flow: "Flow", name: str, key: str, x, y, width, before: bool, arrived: bool) -> Iterable[Mark]:
+    """Yield the marks of one flow; what travels is below what stays until it arrives."""
+    columns = max(map(len, flow.before)) if before else 0
+    pitch = min(WIDEST, (width - NAME - before * GAP) / (columns + max(len(row or ()) for row in flow.after)))
+    after_x, top = x + NAME + columns * pitch + before * GAP, y + TOP
+    place = lambda left, rank, element: (left + element * pitch, top + rank * ROW, pitch - 4, CELL)  # noqa: E731
+    yield from [*heading(key, x, y, name), label(f"{key}after", after_x, top - 16, "after", ink=MUTED)]
+    above = []
+    for rank, (row, origins) in enumerate(zip(flow.after, flow.origins)):
+        above.append(rank_box(key, rank, x, top + rank * ROW))
+        if row is None or origins is None:
+            yield label(f"{key}nothing{rank}", after_x, top + rank * ROW + CELL / 2, "nothing" * arrived, ink=MUTED)
+            continue
+        for element, (value, parts) in enumerate(zip(row, origins)):
+            ranks = tuple(dict.fromkeys(source for source, _ in parts))
+            words = source_text(ranks), source_text(ranks).replace("from ", "r"), ""
+            ways = [f"{value:g}\n{word}".strip() for word in words]
+            terms = " + ".join(f"{flow.before[r][e]:g} (element {e} of rank {r})" for r, e in parts)
+            fact = f"Rank {rank} has {value:g} in element {element}: {terms}"
+            starts = [] if arrived else [place(x + NAME, *part) for part in parts]
+            made = cell(f"{key}{rank}.{element}", place(after_x, rank, element), ways, parts, fact, key, starts)
+            stays = len(parts) != 1  # the white box of a sum
+            yield from made[:-1] if stays else made
+            above += made[-1:] if stays and arrived else []
     if before:
-        own = [[(rank,)] * len(values) for rank, values in enumerate(flow.before)]
-        _draw_tensors(ax, flow.before, own, LABEL, em, words=False)
-        draw_labels(ax, ["before"], [(LABEL + 0.03, HEAD / 2)], 0.27 * em, MUTED, align="left")
-    _draw_tensors(ax, flow.after, flow.sources, after_x, em, words=True)
-
-    ranks = [f"rank {rank}" for rank in range(len(flow.before))]
-    draw_labels(ax, ranks, [(0.08, HEAD + rank + 0.5) for rank in range(len(ranks))], 0.27 * em, INK, align="left")
-    draw_labels(ax, ["after"], [(after_x + 0.03, HEAD / 2)], 0.27 * em, MUTED, align="left")
-    if before:
-        middle = HEAD + len(ranks) / 2
-        arrow = {"arrowstyle": "simple,head_width=0.9,head_length=0.7,tail_width=0.3", "color": MUTED}
-        ax.annotate("", (after_x - 0.35, middle), (after_x - GAP + 0.35, middle), arrowprops=arrow)
-    if title:
-        ax.set_title(title, **TITLE)
-    return ax
+        middle, right = top + (len(flow.before) * ROW - 8) / 2, after_x - 6
+        yield label(f"{key}before", x + NAME, top - 16, "before", ink=MUTED)
+        yield arrow(f"{key}arrow", [(right - GAP + 8, middle), (right, middle)], MUTED)
+        for rank, element in ((rank, element) for rank, row in enumerate(flow.before) for element in range(len(row))):
+            value, spot = f"{flow.before[rank][element]:g}", place(x + NAME, rank, element)
+            fact = f"Rank {rank} starts with {value} in element {element}"
+            yield from cell(f"{key}start{rank}.{element}", spot, value, [(rank, element)], fact, key)
+    yield from above
 
 
-def draw_flows(flows: Mapping[str, Flow], num_columns: int = 2, *, before: bool = True) -> list[Axes]:
-    """Draw several flows in columns, each under its name; ``before`` as in `draw_flow`."""
-    rows = -(-len(flows) // num_columns)
-    width, height = map(max, zip(*(flow_size(flow, before) for flow in flows.values())))
-    height *= 15 / num_columns / (width + 0.5)  # from here on in inches
-    figure_height = rows * (height + 0.6)
-    figure = new_figure(15, figure_height)
-    axes = []
-    for index, (name, flow) in enumerate(flows.items()):
-        row, column = divmod(index, num_columns)
-        bottom = 1 - (row + 1) / rows + 0.1 / figure_height
-        place = column / num_columns + 0.005, bottom, 0.97 / num_columns, height / figure_height
-        axes.append(draw_flow(flow, name, figure.add_axes(place), before=before))
-    return axes
+def cell(
+    key: str,
+    place: Place,
+    text,
+    parts: Sequence[tuple[int, int]],
+    fact: str,
+    tag: str,
+    starts: Sequence[Place] = (),
+    **look,
+) -> list[Mark]:
+    """Return the stripes of a sum, then the box with its text; ``parts`` are the ranks and elements in it."""
+    (x, y, width, height), tags = place, tuple(f"{tag}{rank}.{part}" for rank, part in parts)
+    look = {"edge": FRAME, "fact": fact, "tags": tags, "lights": tags, **look}
+    if len(parts) == 1:
+        return [box(key, *(*starts, place)[0], RANK_COLOR[parts[0][0] % 8], text, **look)]
+    step, low, stripes = width / max(1, len(parts)), 0.74 * height, []
+    for index, ((rank, _), own) in enumerate(zip(parts, tags)):
+        spot = starts[index] if starts else (x + index * step, y + low, step, height - low)
+        says = dict(fact=f"Rank {rank}'s part. {fact}", tags=(own,), lights=(own,))
+        stripes.append(box(f"{key}<{own}", *spot, RANK_COLOR[rank % 8], edge=FRAME, **says))
+    return [*stripes, box(key, x, y, width, low, "#ffffff", text, **look)]
 
 
-def flow_size(flow: Flow, before: bool = True) -> tuple[float, float]:
-    """Return the width and height of a flow's picture, in boxes; without the tensors before if ``before`` is False."""
-    after = max((len(values) for values in flow.after if values is not None), default=1)
-    return LABEL + _width_before(flow, before) + after + 0.1, HEAD + len(flow.before) + 0.1
+def rank_box(prefix: str, rank: int, x: float, y: float) -> Mark:
+    return box(f"{prefix}rank{rank}", x, y, NAME - 6, CELL, RANK_COLOR[rank % 8], f"rank {rank}")
 
 
-def _width_before(flow: Flow, before: bool) -> float:
-    return max(map(len, flow.before)) + GAP if before else 0.0
+def numbers_text(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
 
 
-def source_text(sources: Sequence[int]) -> str:
-    """Say where an element's data came from, in words that fit into its box.
+def source_text(ranks: Sequence[int]) -> str:
+    """Say whose data it is.
 
     >>> source_text((2,)), source_text((0, 2)), source_text((0, 1, 2, 3))
     ('from 2', '0 + 2', 'sum of 4')
     """
-    if len(sources) == 1:
-        return f"from {sources[0]}"
-    return " + ".join(map(str, sources)) if len(sources) == 2 else f"sum of {len(sources)}"
-
-
-def _draw_tensors(ax: Axes, tensors, sources, left: float, em: float, words: bool) -> None:
-    fills, colors, frames, numbers, centres, notes, note_centres = [], [], [], [], [], [], []
-    for rank, values in enumerate(tensors):
-        y = HEAD + rank
-        if values is None:
-            notes.append("nothing")
-            note_centres.append((left + 0.5, y + 0.5))
-            continue
-        for element, (value, origins) in enumerate(zip(values, sources[rank])):
-            x, is_sum = left + element, len(origins) != 1
-            top, stripe = (0.76 if is_sum else EDGE), BOX / max(len(origins), 1)
-            for index, origin in enumerate(origins):
-                begin = x + EDGE + index * stripe
-                fills.append((begin, begin + stripe, y + top, 1 - EDGE - top))
-                colors.append(RANK_COLOR[origin % len(RANK_COLOR)])
-            frames.append((x + EDGE, x + EDGE + BOX, y + EDGE, BOX))
-            numbers.append(f"{value:g}")
-            centres.append((x + 0.5, y + (0.5 if not words else 0.30 if is_sum else 0.38)))
-            if words:
-                notes.append(source_text(origins))
-                note_centres.append((x + 0.5, y + (0.59 if is_sum else 0.74)))
-    draw_boxes(ax, *np.reshape(fills, (-1, 4)).T, facecolors=colors, linewidths=0)
-    draw_boxes(ax, *np.reshape(frames, (-1, 4)).T, facecolors="none", edgecolors=FRAME, linewidths=1)
-    draw_labels(ax, numbers, centres, 0.36 * em, INK, bold=True)
-    draw_labels(ax, notes, note_centres, 0.19 * em, INK)
+    return (
+        f"from {ranks[0]}"
+        if len(ranks) == 1
+        else " + ".join(map(str, ranks))
+        if len(ranks) == 2
+        else f"sum of {len(ranks)}"
+    )

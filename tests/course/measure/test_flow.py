@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 from course.measure import operations
-from course.measure.flow import Flow, numbered, row_and_column, trace_flow
+from course.measure.flow import Flow, numbered, ring_trace, row_and_column, trace_flow
+from course.sizing.messages import on_a_ring
 from labkit.launch import RankFailed, launch
 
 ALL = (0, 1, 2, 3)
@@ -92,8 +93,24 @@ def test_before_is_what_went_in_even_when_the_function_writes_into_it():
     assert (flow.before, flow.after, flow.sources) == ([[1, 2]], [[0, 0]], [[(), ()]])
 
 
+def test_it_names_the_element_that_arrived():
+    flow = flow_of(operations.all_to_all, row_and_column(3, 3))
+    assert flow.origins[1] == [[(0, 1)], [(1, 1)], [(2, 1)]]
+
+
+def test_the_messages_of_a_real_ring_are_the_simulated_ones():
+    start = [[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8], [9, 7, 9, 3, 2, 3]]
+    flows = [flow_of(operations.ring_all_reduce, start, num_steps=step) for step in range(5)]
+    assert as_data(ring_trace(flows)) == as_data(on_a_ring(start, "all-reduce"))
+
+
+def as_data(steps):
+    held = [[[(list(has.values), has.ranks) for has in row] for row in step.held] for step in steps]
+    return held, [(sorted(step.moves), step.adds) for step in steps]
+
+
 def test_as_text():
-    text = str(Flow([[0, 1], [1, 2]], [[1.5, 3], None], [[(0, 1), (0, 1)], None]))
+    text = str(Flow([[0, 1], [1, 2]], [[1.5, 3], None], [[[(0, 0), (1, 0)], [(0, 1), (1, 1)]], None]))
     assert text == "rank 0  [0, 1]  ->  [1.5, 3]\nrank 1  [1, 2]  ->  nothing"
 
 

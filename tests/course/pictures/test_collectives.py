@@ -1,71 +1,95 @@
-"""Pictures of collectives: every number, every origin, whole tensors on each rank."""
+"""Scenes of collectives: every number, every origin, whole tensors on each rank."""
 
-from matplotlib import pyplot
-from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_hex
+import pytest
 
 from course.measure.flow import Flow
-from course.pictures import collectives
-from course.pictures.collectives import RANK_COLOR, draw_flow, draw_flows
+from course.pictures.collectives import RANK_COLOR, draw_flow, draw_flows, flow_steps
 
-ALL_REDUCE = Flow([[0, 1], [1, 2]], [[1, 3], [1, 3]], [[(0, 1), (0, 1)]] * 2)
-GATHER = Flow([[0], [1]], [[0, 1], None], [[(0,), (1,)], None])
-
-
-def boxes(ax):
-    fills, frames = [artist for artist in ax.collections if isinstance(artist, PolyCollection)][-2:]
-    return [to_hex(color).upper() for color in fills.get_facecolors()], len(frames.get_paths())
+SUMS = [[[(0, 0), (1, 0)], [(0, 1), (1, 1)]]] * 2
+ALL_REDUCE = Flow([[0, 1], [1, 2]], [[1, 3], [1, 3]], SUMS)
+GATHER = Flow([[5], [6]], [[5, 6], None], [[[(0, 0)], [(1, 0)]], None])
 
 
-def test_whole_tensors_are_written_on_every_rank_before_and_after(written):
-    draw_flow(ALL_REDUCE)
-    numbers = [(label.text, round(label.y - 0.3 - collectives.HEAD)) for label in written if label.text.isdigit()]
-    assert numbers == [("0", 0), ("1", 0), ("1", 1), ("2", 1), ("1", 0), ("3", 0), ("1", 1), ("3", 1)]
-    assert [label.text for label in written if "rank" in label.text] == ["rank 0", "rank 1"]
+def words(scene):
+    return [mark.text for mark in scene.marks if mark.text]
 
 
-def test_without_the_tensors_before_there_is_room_for_larger_boxes(written):
-    draw_flow(ALL_REDUCE, before=False)
-    numbers = [(label.text, round(label.y - 0.3 - collectives.HEAD)) for label in written if label.text.isdigit()]
-    assert numbers == [("1", 0), ("3", 0), ("1", 1), ("3", 1)]
-    assert "before" not in [label.text for label in written]
-    assert collectives.flow_size(ALL_REDUCE, before=False)[0] < collectives.flow_size(ALL_REDUCE)[0] / 1.5
+def test_whole_tensors_are_written_on_every_rank_before_and_after():
+    marks = draw_flow(ALL_REDUCE, "all-reduce").by_key
+    assert [[marks[f"0.start{rank}.{element}"].text for element in (0, 1)] for rank in (0, 1)] == [
+        ["0", "1"],
+        ["1", "2"],
+    ]
+    assert [[marks[f"0.{rank}.{element}"].text for element in (0, 1)] for rank in (0, 1)] == [
+        ["1\n0 + 1", "3\n0 + 1"]
+    ] * 2
+    assert marks["0.start1.0"].x < marks["0.start1.1"].x < marks["0.1.0"].x
+    assert marks["0.rank0"].y < marks["0.rank1"].y
+    assert {"all-reduce", "rank 0", "rank 1", "before", "after"} <= set(words(draw_flow(ALL_REDUCE, "all-reduce")))
 
 
-def test_a_sum_has_a_stripe_and_a_word_for_each_rank(written):
-    colors, num_frames = boxes(draw_flow(ALL_REDUCE))
-    assert colors == list(RANK_COLOR[:2]) * 4  # four boxes, each of two ranks
-    assert num_frames == 4
-    assert [label.text for label in written].count("0 + 1") == 4
+def test_without_the_tensors_before_the_result_is_at_the_left():
+    scene = draw_flow(ALL_REDUCE, before=False)
+    assert not [key for key in scene.by_key if "start" in key]
+    assert scene.by_key["0.0.0"].x == draw_flow(ALL_REDUCE).by_key["0.start0.0"].x
 
 
-def test_a_rank_without_a_result_says_nothing(written):
-    colors, num_frames = boxes(draw_flow(GATHER))
-    assert colors == list(RANK_COLOR[:2])
-    assert num_frames == 2
-    assert [label.text for label in written].count("nothing") == 1
-    assert {"from 0", "from 1"} <= {label.text for label in written}
+def test_a_sum_has_a_stripe_for_each_rank_and_says_what_is_in_it():
+    scene = draw_flow(ALL_REDUCE)
+    stripes = [mark for mark in scene.marks if "<" in mark.key]
+    assert [mark.fill for mark in stripes] == list(RANK_COLOR[:2]) * 4
+    assert scene.by_key["0.1.1"].fact == "Rank 1 has 3 in element 1: 1 (element 1 of rank 0) + 2 (element 1 of rank 1)"
 
 
-def test_ranks_go_down_and_elements_right(written):
-    draw_flow(GATHER)
-    places = {label.text: label for label in written}
-    assert places["rank 0"].y < places["rank 1"].y
-    assert places["from 0"].x < places["from 1"].x
+def test_a_copy_has_the_colour_of_its_rank_and_names_it():
+    marks = draw_flow(GATHER).by_key
+    assert [marks[f"0.0.{element}"].fill for element in (0, 1)] == list(RANK_COLOR[:2])
+    assert [marks[f"0.0.{element}"].text for element in (0, 1)] == ["5\nfrom 0", "6\nfrom 1"]
 
 
-def test_draws_into_the_axes_it_is_given():
-    ax = pyplot.figure().add_subplot()
-    assert draw_flow(GATHER, "gather", ax) is ax
-    assert ax.get_title(loc="left") == "gather"
-    assert len(pyplot.get_fignums()) == 1
+def test_a_rank_without_a_result_says_nothing():
+    assert words(draw_flow(GATHER)).count("nothing") == 1
+    assert draw_flow(GATHER).table.rows[1] == ["", "rank 1", "6", "nothing", ""]
 
 
-def test_several_flows_stay_inside_the_figure_and_apart():
-    axes = draw_flows({"all-reduce": ALL_REDUCE, "gather": GATHER, "again": GATHER})
-    assert [ax.get_title(loc="left") for ax in axes] == ["all-reduce", "gather", "again"]
-    boxes = [ax.get_position(original=True) for ax in axes]
-    assert min(min(box.x0, box.y0) for box in boxes) >= 0
-    assert max(max(box.x1, box.y1) for box in boxes) <= 1
-    assert boxes[0].x1 <= boxes[1].x0
-    assert boxes[2].y1 <= boxes[0].y0
+def test_pointing_at_a_number_lights_all_its_copies():
+    scene = draw_flow(ALL_REDUCE)
+    lights = set(scene.by_key["0.start1.0"].lights)
+    lit = {mark.key for mark in scene.marks if lights & set(mark.tags)}
+    assert lit == {"0.start1.0", "0.0.0", "0.1.0", "0.0.0<0.1.0", "0.1.0<0.1.0"}
+
+
+def test_elements_travel_from_where_they_were():
+    before, after = flow_steps(GATHER, "gather")
+    assert (before.by_key["0.0.1"].x, before.by_key["0.0.1"].y) == (
+        before.by_key["0.start1.0"].x,
+        before.by_key["0.start1.0"].y,
+    )
+    assert after.by_key["0.0.1"] == draw_flow(GATHER, "gather").by_key["0.0.1"]
+    assert before.table.rows[0] == ["gather", "rank 0", "5", "", ""]
+
+    before, after = flow_steps(ALL_REDUCE)
+    part = "0.0.1<0.1.1"  # of element 1 of rank 1, in that of rank 0
+    assert before.by_key[part].width == before.by_key["0.start1.1"].width == 2 * after.by_key[part].width
+    assert before.by_key[part].y == before.by_key["0.start1.1"].y
+    assert before.by_key[part].x == before.by_key["0.start1.1"].x < after.by_key[part].x
+    assert "0.0.1" not in before.by_key  # the sum is not there yet
+    keys = list(before.by_key)
+    assert keys.index(part) < keys.index("0.start1.1")  # below it, so that its number can be read
+
+
+@pytest.mark.parametrize("num_columns", [1, 2])
+def test_several_flows_stay_on_the_paper_and_apart(num_columns):
+    scene = draw_flows({"all-reduce": ALL_REDUCE, "gather": GATHER, "again": GATHER}, num_columns)
+    assert scene.title == "all-reduce, gather, again"
+    spans = []
+    for number in range(3):
+        marks = [mark for mark in scene.marks if mark.key.startswith(f"{number}.")]
+        right, bottom = max(mark.x + mark.width for mark in marks), max(mark.y + mark.height for mark in marks)
+        spans.append((min(mark.x for mark in marks), right, min(mark.y for mark in marks), bottom))
+    assert max(right for _, right, _, _ in spans) <= scene.width
+    assert max(bottom for _, _, _, bottom in spans) <= scene.height
+    if num_columns == 2:
+        assert spans[0][1] < spans[1][0]
+        assert spans[0][3] < spans[2][2]
+    assert [row[0] for row in scene.table.rows] == ["all-reduce"] * 2 + ["gather"] * 2 + ["again"] * 2

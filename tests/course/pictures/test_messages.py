@@ -1,0 +1,91 @@
+"""Scenes of messages: pieces move to the next rank, sums appear, bytes count up."""
+
+from itertools import pairwise
+
+import pytest
+
+from course.pictures.collectives import RANK_COLOR, ROW
+from course.pictures.messages import message_steps, ring_steps, tree_and_ring
+from course.pictures.scene import SMALLEST
+from course.sizing.messages import on_a_ring
+
+START = [[0, 1, 2], [10, 20, 30], [100, 200, 300]]
+
+
+def texts(scene, prefix="0."):
+    """What is written in the ranks' own boxes, in rank order."""
+    return [[scene.by_key[f"{prefix}{rank}.{piece}"].text for piece in range(3)] for rank in range(3)]
+
+
+def test_a_piece_keeps_its_key_and_moves_to_the_next_rank():
+    scenes = ring_steps(START)
+    places = [(scene.by_key["0.token0"].x, scene.by_key["0.token0"].y) for scene in scenes]
+    assert len({x for x, _ in places}) == 1
+    steps = [after - before for (_, before), (_, after) in pairwise(places)]
+    assert steps == [ROW, ROW, -2 * ROW, ROW]  # the last rank's neighbour is the first
+
+
+def test_what_travels_is_what_was_sent_and_the_sum_appears_where_it_arrives():
+    scenes = ring_steps(START)
+    assert [scene.by_key["0.token0"].text for scene in scenes] == ["0", "0", "10", "110", "110"]
+    assert texts(scenes[0]) == [["0", "1", "2"], ["10", "20", "30"], ["100", "200", "300"]]
+    assert texts(scenes[1]) == [["0", "1", "+ 2 = 302"], ["+ 10 = 10", "20", "30"], ["100", "+ 200 = 220", "300"]]
+    assert texts(scenes[-1]) == [["110", "221", "332"]] * 3
+
+
+def test_a_sum_has_a_stripe_of_each_ranks_colour():
+    cell = ring_steps(START)[2]
+    stripes = [mark for mark in cell.marks if mark.key.startswith("0.2.0<")]
+    assert [mark.fill for mark in stripes] == list(RANK_COLOR[:3])
+    assert cell.by_key["0.2.0"].fact == "Rank 2, piece 0: 10 + 100 = 110, data of ranks 0, 1, 2"
+    assert set(stripes[0].lights) < set(cell.by_key["0.2.0"].tags)
+
+
+def test_bytes_count_up():
+    scenes = ring_steps(START)
+    assert [scene.by_key["0.sent1"].text for scene in scenes] == [f"{4 * sent} of 16 B" for sent in range(5)]
+    widths = [scene.by_key["0.bar1"].width for scene in scenes]
+    assert widths == sorted(widths)
+    assert (widths[0], widths[-1]) == (0, scenes[0].by_key["0.all1"].width)
+    assert [row[-1] for row in scenes[2].table.rows] == ["8"] * 3
+
+
+def test_the_steps_say_what_happens():
+    says = [scene.says.partition(": ")[2] for scene in ring_steps(START)]
+    assert says == ["the start", *["what arrived was added"] * 2, *["what arrived was kept"] * 2]
+    assert all("simulated" in scene.title for scene in ring_steps(START))
+    assert message_steps({"by 3 ranks": on_a_ring(START, "all-reduce")})[0].title == "by 3 ranks"
+
+
+def test_in_an_all_gather_what_is_missing_is_empty_until_it_arrives():
+    scenes = ring_steps([[1], [2], [3]], "all-gather")
+    empty = [[key for key, mark in scene.by_key.items() if mark.dashed] for scene in scenes]
+    assert [len(keys) for keys in empty] == [6, 3, 0]
+    assert scenes[0].by_key["0.1.0"].fact == "Rank 1, piece 0: nothing"
+    assert texts(scenes[-1]) == [["1", "2", "3"]] * 3
+
+
+def test_in_a_reduce_scatter_each_rank_keeps_its_own_piece():
+    rows = ring_steps(START, "reduce-scatter")[-1].table.rows
+    assert [row[2] for row in rows] == ["110; nothing; nothing", "nothing; 221; nothing", "nothing; nothing; 332"]
+
+
+def test_tree_and_ring_are_on_one_clock_and_one_scale():
+    start = [[element + rank for element in range(8)] for rank in range(8)]
+    scenes = tree_and_ring(start)
+    assert len(scenes) == 1 + 14
+    assert "after 6 of 6 messages" in scenes[-1].says
+    assert "after 14 of 14 messages" in scenes[-1].says
+    tree, ring = (scenes[-1].by_key[f"{number}.all0"] for number in (0, 1))
+    assert tree.width / ring.width == pytest.approx(3 / 1.75)
+    assert scenes[-1].by_key["0.7.0"].text == "28, 36, 44, 52, 60, 68, 76, 84"
+    assert ", ".join(scenes[-1].by_key[f"1.7.{piece}"].text for piece in range(8)) == scenes[-1].by_key["0.7.0"].text
+    assert scenes[1].by_key["0.token1"].y == scenes[1].by_key["0.rank0"].y  # rank 1's tensor went to rank 0
+
+
+@pytest.mark.parametrize("scenes", [ring_steps([[9.75] * 16] * 8), tree_and_ring([[9.75] * 16] * 8)])
+def test_it_stays_on_its_paper_and_legible(scenes):
+    for scene in scenes:
+        assert min(mark.x for mark in scene.marks) >= 0
+        assert max(mark.x + mark.width for mark in scene.marks) <= scene.width
+        assert min(mark.size for mark in scene.marks if mark.text) >= SMALLEST
