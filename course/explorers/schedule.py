@@ -1,19 +1,18 @@
 """Choose a schedule, its sizes and the times of its ops: its timeline, its bubble, and what each rank holds."""
 
 from collections import namedtuple
+from dataclasses import replace
 from functools import lru_cache, partial
 
-from matplotlib.figure import Figure
-
-from course.explorers.base import Controls, Explorer, says_html, table_html
-from course.pictures.in_flight import peaks_in_flight
-from course.pictures.painter import png
-from course.pictures.timeline import draw_timelines
+from course.explorers.base import Explorer, says_html
+from course.explorers.choice import menu, slider
+from course.pictures.scene import Scene, Table
+from course.pictures.timeline import draw_timelines, peaks_in_flight
 from labkit.schedules import Schedule, gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.timeline import Timeline, simulate
 
 NAMES = ("GPipe", "1F1B", "interleaved", "zero bubble (ZB-H1)", "zero bubble (ZB-H2)")
-FIGURE_INCHES = (12.5, 5.2)
+QUARTERS = [quarter / 4 for quarter in range(17)]
 
 
 class Choice(namedtuple("Choice", "name num_stages num_micro_batches num_chunks forward backward message")):
@@ -33,13 +32,7 @@ def _timeline(choice: Choice) -> Timeline:
 
 
 def schedule_explorer(
-    name: str = "1F1B",
-    num_stages: int = 4,
-    num_micro_batches: int = 8,
-    num_chunks: int = 2,
-    forward: float = 1.0,
-    backward: float = 2.0,
-    message: float = 0.0,
+    name="1F1B", num_stages=4, num_micro_batches=8, num_chunks=2, forward=1.0, backward=2.0, message=0.0
 ) -> "ScheduleExplorer":
     """Show the timeline of a schedule, with a control for everything that decides it."""
     return ScheduleExplorer(Choice(name, num_stages, num_micro_batches, num_chunks, forward, backward, message))
@@ -51,26 +44,22 @@ class ScheduleExplorer(Explorer):
     function, choice_type = "schedule_explorer", Choice
 
     def __init__(self, choice: Choice):
-        make = Controls("310px", "9.5em")
-        self.name = make.dropdown("schedule", NAMES, choice.name)
-        self.num_stages = make.slider("ranks p", choice.num_stages, 1, 8)
-        self.num_micro_batches = make.slider("micro-batches m", choice.num_micro_batches, 1, 24)
-        self.num_chunks = make.slider("chunks a rank v", choice.num_chunks, 1, 4)
-        self.forward = make.time("forward t_f", choice.forward, 0.25, 4)
-        self.backward = make.time("backward t_b", choice.backward, 0.25, 4)
-        self.message = make.time("message time", choice.message, 0, 2)
-        super().__init__(choice)
+        self.name = menu("schedule", NAMES, choice.name)
+        self.num_stages = slider("ranks p", range(1, 9), choice.num_stages)
+        self.num_micro_batches = slider("micro-batches m", range(1, 25), choice.num_micro_batches)
+        self.num_chunks = slider("chunks per rank v", range(1, 5), choice.num_chunks)
+        self.forward = slider("forward t_f", QUARTERS[1:], choice.forward)
+        self.backward = slider("backward t_b", QUARTERS[1:], choice.backward)
+        self.message = slider("message time", QUARTERS[:9], choice.message)
+        super().__init__()
 
-    def _chosen(self) -> Choice:
-        self.num_chunks.disabled = self.name.value != "interleaved"
-        return self.choice
+    def _fit(self, choice: Choice) -> Choice:
+        return choice
 
-    def _parts(self) -> tuple[bytes, str, str]:
-        timelines = {name: _timeline(self.shown._replace(name=name)) for name in NAMES}
-        timeline = timelines[self.shown.name]
-        figure, title = Figure(figsize=FIGURE_INCHES, dpi=100), self.shown.schedule().name
-        draw_timelines([timeline], [title], in_flight=True, unit="time units", figure=figure)
-        return png(figure), _says(self.shown, timeline), facts_table(self.shown, timelines)
+    def _parts(self) -> tuple[Scene, str, str]:
+        timeline, self.num_chunks.disabled = _timeline(self.shown), self.shown.name != "interleaved"
+        scene = draw_timelines([timeline], [self.shown.schedule().name], in_flight=True, unit="time units")
+        return replace(scene, table=_table(self.shown)), _says(self.shown, timeline), ""
 
 
 def _says(choice: Choice, timeline: Timeline) -> str:
@@ -82,14 +71,14 @@ def _says(choice: Choice, timeline: Timeline) -> str:
     )
 
 
-def facts_table(choice: Choice, timelines: dict[str, Timeline]) -> str:
-    """Return the same facts of every schedule as an HTML table, the chosen one in bold."""
-    rows = {}
-    for name, timeline in timelines.items():
-        held = ", ".join(f"{peak:.3g}" for peak in peaks_in_flight(timeline))
-        cells = f"{timeline.makespan_seconds:.4g}", f"{timeline.bubble_over_ideal:.3f}", f"{timeline.bubble_share:.1%}"
-        mark = "b" if name == choice.name else "span"
+def _table(choice: Choice) -> Table:
+    """Return the same facts of every schedule at these sizes."""
+    rows = []
+    for name in NAMES:
+        timeline = _timeline(choice._replace(name=name))
         label = f"{name}, v = {choice.num_chunks}" if name == "interleaved" else name
-        rows[label] = [f"<{mark}>{cell}</{mark}>" for cell in (*cells, held)]
+        cells = f"{timeline.makespan_seconds:.4g}", f"{timeline.bubble_over_ideal:.3f}", f"{timeline.bubble_share:.1%}"
+        held = ", ".join(f"{peak:.3g}" for peak in peaks_in_flight(timeline))
+        rows.append((label + " (shown)" * (name == choice.name), *cells, held))
     heads = "schedule", "makespan", "idle / ideal", "idle / total", "micro-batches held, rank by rank"
-    return table_html("all schedules at these sizes, simulated", rows, heads)
+    return Table(heads, rows, "all schedules at these sizes, simulated")

@@ -3,138 +3,248 @@
 Predictions and measurements are drawn by the same function, and each picture says which it is.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
+from math import ceil, floor, inf, log10
+from operator import itemgetter
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-
-from course.pictures.glyphs import draw_labels
-from course.pictures.in_flight import chunk_of, draw_in_flight, peaks_in_flight
-from course.pictures.painter import add_axes, inches, new_figure
-from course.pictures.rows import draw_boxes, width_ems, write_labels
-from course.pictures.style import (
-    EM,
-    FORWARD,
-    GREY,
-    IDLE,
-    INK,
-    KIND_COLOR,
-    LABEL_PT,
-    MUTED,
-    TITLE,
-    keep_lower_axis,
-    three_digits,
-    tint,
-)
+from course.pictures.scene import LARGE, WIDTH, Mark, Scene, Table, arrow, box, label, legend, line
+from course.pictures.style import GREY, IDLE, INK, KIND_COLOR, MUTED, three_digits, tint
+from labkit.schedules import Schedule
+from labkit.schedules.schedule import LETTER
+from labkit.sizes import counted
 from labkit.timeline.spans import COMMUNICATION, COMPUTING, WAIT, Span, Timeline
 
-WORDS = {
-    "forward": "F forward",
-    "backward": "B backward",
-    "weight_gradient": "W gradient of the weights",
-    "optimizer": "optimizer",
-}
+WORDS: dict[str, str] = dict(zip(COMPUTING, ("F forward", "B backward", "W gradient of the weights", "optimizer")))
 CHUNK_STRENGTHS = (1.0, 0.45, 0.75, 0.25)
 """How much of its colour an op gets by its chunk: neighbours in this order are far apart."""
-WAIT_LOOK: dict[str, Any] = dict(facecolor=IDLE, edgecolor=GREY, hatch="////", linewidth=0)
-MESSAGE_LOOK: dict[str, Any] = dict(facecolor="#ffffff", edgecolor=MUTED, linewidth=0.8)
-
-HEAD_INCHES, FOOT_INCHES, LEFT_INCHES, RIGHT_INCHES = 0.55, 0.80, 1.1, 0.15
-IN_FLIGHT_INCHES = 2.5
+LEFT, HEAD, WORK, GAP, LANE = 66.0, 30.0, 30.0, 6.0, 15.0
+BESIDE = 150.0
 """The width of the bars beside a timeline."""
-WORK_INCHES, GAP_INCHES, LANE_INCHES = 0.38, 0.07, 0.17
 MOST_LANES = 3
 """Messages under way at once are drawn below each other, in up to this many lanes."""
-
-
-def draw_timeline(
-    timeline: Timeline,
-    ax: Axes | None = None,
-    *,
-    end_seconds: float | None = None,
-    title: str = "",
-    unit: str | None = None,
-    legend: bool = True,
-) -> Axes:
-    """Draw what each rank computed, where it waited, and below that which messages it had under way.
-
-    ``end_seconds`` is where the time axis ends, so that several pictures can have one scale. ``unit`` is "ms", "s" or
-    "time units"; by default, a simulation of a second or more is in time units.
-    """
-    unit = unit or _unit_of([timeline])
-    row, ranks = _row_inches(timeline), timeline.ranks
-    if ax is None:
-        height = max(1, len(ranks)) * row
-        figure = new_figure(12, HEAD_INCHES + height + FOOT_INCHES - (0 if legend else 0.3))
-        ax = add_axes(figure, LEFT_INCHES, HEAD_INCHES, 12 - LEFT_INCHES - RIGHT_INCHES, height)
-    makespan = timeline.makespan_seconds
-    ax.set(xlim=(0, end_seconds or makespan or 1.0), ylim=(max(1, len(ranks)), 0))  # ranks go down
-    top, height = GAP_INCHES / 2 / row, WORK_INCHES / row
-    draw_boxes(ax, 0, makespan, np.arange(len(ranks)) + top, height, facecolors=IDLE, linewidths=0)
-
-    work = [span for span in timeline.spans if span.kind in COMPUTING]
-    if work:
-        lefts, rights, tops = _places(timeline, work, top)
-        fills = [tint(KIND_COLOR[s.kind], CHUNK_STRENGTHS[chunk_of(s) % len(CHUNK_STRENGTHS)]) for s in work]
-        box_inches = np.median(rights - lefts) * inches(ax)[0] / ax.get_xlim()[1]
-        edge = float(np.clip(8 * box_inches, 0, 1))  # hairlines would be all edge
-        draw_boxes(ax, lefts, rights, tops, height, facecolors=fills, edgecolors="white", linewidths=edge)
-    if waits := [span for span in timeline.spans if span.kind == WAIT]:
-        draw_boxes(ax, *_places(timeline, waits, top), height, **WAIT_LOOK)
-    if work:
-        write_labels(ax, work, lefts, rights, tops, height, fills)
-    if messages := [span for span in timeline.spans if span.kind == COMMUNICATION]:
-        lefts, rights, tops = _places(timeline, messages, (GAP_INCHES + WORK_INCHES) / row)
-        tops += np.array(_lanes(timeline)) * LANE_INCHES / row
-        height = (LANE_INCHES - 0.02) / row
-        draw_boxes(ax, lefts, rights, tops, height, **MESSAGE_LOOK)
-        fills = [MESSAGE_LOOK["facecolor"]] * len(messages)
-        write_labels(ax, messages, lefts, _seen_until(lefts, rights, tops), tops, height, fills)
-
-    _label_axes(ax, ranks, (GAP_INCHES + WORK_INCHES) / 2 / row, unit)
-    ax.set_title(title, **TITLE)
-    ax.set_title(_facts(timeline, unit), loc="right", size=LABEL_PT, color=INK)
-    if legend:
-        _draw_legend(ax, [timeline])
-    return ax
+SMALLEST_BOX, MOST_ARROWS, MOST_STEPS = 2.0, 300, 40
+MOST_OPS = 100  # in a cell of the table
+LATER = "#ffffffb8"  # a veil over what comes after the playhead
 
 
 def draw_timelines(
-    timelines: Sequence[Timeline],
-    titles: Sequence[str],
-    *,
-    in_flight: bool = False,
-    unit: str | None = None,
-    figure: Figure | None = None,
-) -> list[Axes]:
+    timelines: Sequence[Timeline], titles: Sequence[str], *, in_flight: bool = False, unit: str | None = None
+) -> Scene:
     """Draw timelines below each other on one scale: a prediction and a measurement, for example.
 
-    ``in_flight`` adds bars of the activations that each rank holds. If you give a ``figure``, the rows fill its height.
+    Each shows what a rank computed, where it waited, and below that which messages it had under way. ``in_flight`` adds
+    bars of the micro-batches that each rank holds. ``unit`` is "ms", "s" or "time units"; by default, a simulation of a
+    second or more is in time units.
     """
     unit = unit or _unit_of(timelines)
-    end = max(timeline.makespan_seconds for timeline in timelines)
-    heights = [len(timeline.ranks) * _row_inches(timeline) for timeline in timelines]
-    around = len(timelines) * HEAD_INCHES + (len(timelines) - 1) * 0.1 + FOOT_INCHES
-    figure = figure or new_figure(14, sum(heights) + around)
-    stretch = (figure.get_figheight() - around) / sum(heights)
-    width = figure.get_figwidth() - LEFT_INCHES - RIGHT_INCHES - (IN_FLIGHT_INCHES if in_flight else 0)
-    most = max(max(peaks_in_flight(timeline)) for timeline in timelines) if in_flight else 0.0
-    axes, down = [], HEAD_INCHES
-    for timeline, title, height in zip(timelines, titles, heights, strict=True):
-        axes.append(add_axes(figure, LEFT_INCHES, down, width, height * stretch))
-        draw_timeline(timeline, axes[-1], end_seconds=end, title=title, unit=unit, legend=False)
+    end = max(timeline.makespan_seconds for timeline in timelines) or 1.0
+    right = WIDTH - (BESIDE if in_flight else 12)
+    most = max(peak for timeline in timelines for peak in peaks_in_flight(timeline)) if in_flight else 1
+    marks, top, says = [], 0.0, []
+    for number, (timeline, title) in enumerate(zip(timelines, titles, strict=True)):
+        rows = Rows(timeline, f"{number}." if number else "", top + HEAD, (right - LEFT) / end, unit)
+        facts = f"{timeline.source}: {time_text(timeline.makespan_seconds, unit)}, {timeline.bubble_share:.1%} idle"
+        says.append(f"{title}: {facts}" if title else facts)
+        marks.append(label(f"{rows.key}title", 0, top + 13, title, size=LARGE, bold=True))
+        marks += [label(f"{rows.key}facts", right, top + 14, facts, anchor="end"), *rows.marks()]
         if in_flight:
-            left = LEFT_INCHES + width + 0.4
-            draw_in_flight(timeline, add_axes(figure, left, down, IN_FLIGHT_INCHES - 0.4, height * stretch), most)
-        down += height * stretch + 0.1 + HEAD_INCHES
-    for ax in axes[:-1]:
-        ax.tick_params(labelbottom=False)
-        ax.set_xlabel("")
-    _draw_legend(axes[-1], timelines)
-    return axes
+            marks += [label(f"{rows.key}held", right + 12, top + 14, "micro-batches held"), *rows.bars(most)]
+        top = rows.bottom + 12
+    marks += time_axis(top - 8, right, end, unit)
+    marks += legend(marks, 0, top + 40)
+    table = _table(timelines, titles, unit, in_flight)
+    return Scene(" and ".join(filter(None, titles)) or "Timeline", "; ".join(says), marks, top + 54, table=table)
+
+
+def play_timeline(timeline: Timeline, title: str = "", *, unit: str | None = None) -> list[Scene]:
+    """Return the whole timeline, then a step for each moment at which an op starts or ends, or `MOST_STEPS` of them.
+
+    A line stands at the moment, what comes later is pale, and the bars show what is held then. Show the steps with
+    ``Stage(*play_timeline(timeline))``.
+    """
+    unit, most = unit or _unit_of([timeline]), max(peaks_in_flight(timeline))
+    whole = draw_timelines([timeline], [title], in_flight=True, unit=unit)
+    rows, steps = Rows(timeline, "", HEAD, (WIDTH - BESIDE - LEFT) / timeline.makespan_seconds, unit), [whole]
+    moments = sorted({moment for span in timeline.spans if span.kind in COMPUTING for moment in (span.start, span.end)})
+    for now in [*moments[: -1 : ceil(len(moments) / MOST_STEPS)], moments[-1]]:
+        x, held = rows.x(now), {mark.key: mark for mark in rows.bars(most, now)}
+        veil = box("later", x, HEAD, WIDTH - BESIDE - x, rows.bottom - HEAD, LATER, ink=INK, radius=0)
+        playhead = line("now", [(x, HEAD - 4), (x, rows.bottom)], INK, 2.5)
+        table = []
+        for rank in timeline.ranks:
+            runs = [span.label for span in timeline.of(rank, *COMPUTING) if span.start <= now < span.end]
+            table.append((f"rank {rank}", *(runs or ["idle"]), f"{rows.held(rank, now):.3g}"))
+        says = f"{rows.times(now)}: {', '.join(f'{rank} {runs}' for rank, runs, _ in table)}"
+        marks = [*(held.get(mark.key, mark) for mark in whole.marks), veil, playhead]
+        steps.append(
+            replace(whole, says=says, marks=marks, table=Table(("", "runs", "micro-batches held"), table, says))
+        )
+    return steps
+
+
+class Rows:
+    """The rows of one timeline in a picture: ``top`` is the first one's y, ``scale`` the pixels of a second."""
+
+    def __init__(self, timeline: Timeline, key: str, top: float, scale: float, unit: str):
+        self.timeline, self.key, self.top, self.scale, self.unit = timeline, key, top, scale, unit
+        self.begin = min((span.start for span in timeline.spans), default=0.0)
+        self.lanes = {rank: in_lanes(timeline.of(rank, COMMUNICATION)) for rank in timeline.ranks}
+        num_lanes = max(map(len, self.lanes.values()), default=0)
+        self.height = WORK + GAP + LANE * num_lanes + GAP / 2 * bool(num_lanes)
+        self.bottom = top + self.height * max(1, len(timeline.ranks))
+        self.links, self._held = links(timeline), {rank: held_over_time(timeline, rank) for rank in timeline.ranks}
+
+    def x(self, seconds: float) -> float:
+        return LEFT + (seconds - self.begin) * self.scale
+
+    def y(self, rank: int) -> float:
+        return self.top + self.timeline.ranks.index(rank) * self.height
+
+    def times(self, *moments: float) -> str:
+        """Write moments since the start, with one unit."""
+        texts = [time_text(moment - self.begin, self.unit) for moment in moments]
+        return " to ".join([*(text.partition(" ")[0] for text in texts[:-1]), texts[-1]])
+
+    def held(self, rank: int, now: float) -> float:
+        """Return how many micro-batches a rank holds at this moment."""
+        return self._held[rank][bisect_right(self._held[rank], now, key=itemgetter(0)) - 1][1]
+
+    def marks(self) -> Iterable[Mark]:
+        """Yield each rank's name and background, its work, its waits and its messages."""
+        for rank in self.timeline.ranks:
+            place = LEFT, self.y(rank), self.timeline.makespan_seconds * self.scale, WORK
+            fact = f"rank {rank} is idle for {1 - self.timeline.utilisation(rank):.1%} of the time"
+            yield label(f"{self.key}rank{rank}", 0, self.y(rank) + WORK / 2, f"rank {rank}")
+            yield box(f"{self.key}idle{rank}", *place, IDLE, means="idle", fact=fact)
+        yield from self._work()
+        for rank in self.timeline.ranks:
+            waits = [span for span in self.timeline.of(rank, WAIT) if span.seconds * self.scale >= 1]
+            for number, span in enumerate(waits):
+                yield self._box(f"{self.key}wait{rank}.{number}", [span], IDLE, means="waits", edge=GREY, dashed=True)
+            for lane, messages in enumerate(self.lanes[rank]):
+                for number, spans in enumerate(joined(messages, self.scale)):
+                    key, tags = f"{self.key}message{rank}.{lane}.{number}", (self._name(spans[0], ">"),)
+                    look = dict(edge=MUTED, means="message under way", tags=tags)
+                    place = WORK + 2 + lane * LANE, LANE - 1
+                    yield self._box(key, spans, "#ffffff", _ways(spans)[:2], place, **look)
+
+    def _work(self) -> Iterable[Mark]:
+        """Yield the ops, and arrows between those of different ranks, seen when a reader points at either end."""
+        after, owed, number = defaultdict(list), defaultdict(float), 0
+        for span, needs in self.links.items():
+            for need in needs:
+                after[need].append(span)
+        work = [joined(self.timeline.of(rank, *COMPUTING), self.scale) for rank in self.timeline.ranks]
+        for spans in chain.from_iterable(work):
+            look, number = (spans[0].kind, spans[0].op.chunk if spans[0].op else 0), number + 1
+            if len(spans) > 1:  # joined ones have each colour as often as its share of the time
+                for span in spans:
+                    owed[span.kind, span.op.chunk if span.op else 0] += span.seconds
+                look = max(owed, key=owed.__getitem__)
+                owed[look] -= sum(span.seconds for span in spans)
+            kind, chunk = look
+            means = WORDS[kind] if not chunk else f"chunk {chunk}" if kind == "forward" else ""
+            near = [peer for span in spans for peer in (*self.links.get(span, ()), *after[span])]
+            lights = *map(self._name, near), *(self._name(span, ">") for span in spans)
+            key = self._name(spans[0]) if spans[0].op else f"{self.key}work{number}"
+            fill = tint(KIND_COLOR[kind], CHUNK_STRENGTHS[chunk % len(CHUNK_STRENGTHS)])
+            tags = tuple(map(self._name, spans))
+            yield self._box(key, spans, fill, _ways(spans), means=means, edge="#ffffff", tags=tags, lights=lights)
+        pairs = [(need, span) for need, spans in after.items() for span in spans if span.rank != need.rank]
+        for need, span in pairs if len(pairs) <= MOST_ARROWS else ():
+            tags, inside = (self._name(need, ">"), self._name(span, ">")), min(need.seconds, span.seconds) / 3
+            ends = [(self.x(need.end - inside), need.rank), (self.x(span.start + inside), span.rank)]
+            points = [(x, self.y(rank) + WORK / 2) for x, rank in ends]
+            yield arrow(f"{self._name(need)}>{self._name(span)}", points, INK, shy=True, tags=tags)
+
+    def _box(self, key: str, spans: Sequence[Span], fill: str, text=(), place=(0.0, WORK), **look) -> Mark:
+        first, last = spans[0], spans[-1]
+        width = max(0.5, (last.end - first.start) * self.scale)
+        who = first.label if first is last else f"{counted(len(spans), 'span')}, {first.label} to {last.label},"
+        fact = f"{who} on rank {first.rank}: {self.times(first.start, last.end)}"
+        if first in self.links:
+            needs = " and ".join(f"{need.label} of rank {need.rank}" for need in self.links[first]) or "no other op"
+            fact += f"; needs {needs}; micro-batches held then: {self.held(first.rank, first.start):.3g}"
+        place = self.x(first.start), self.y(first.rank) + place[0], width, place[1]
+        edge = dict(edge_width=min(1, width / 8), radius=min(3, width / 4))
+        return box(key, *place, fill, text, fact=fact, size=12, **edge, **look)
+
+    def _name(self, span: Span, before: str = "") -> str:
+        return f"{self.key}{before}{span.rank}.{span.label.split()[-1]}"
+
+    def bars(self, most: float, now: float | None = None) -> Iterable[Mark]:
+        """Yield bars of the micro-batches each rank holds, at its peak and at a moment; the longest has ``most``."""
+        x, unit, height = WIDTH - BESIDE + 12, (BESIDE - 50) / max(most, 1), WORK - 10
+        for rank, peak in zip(self.timeline.ranks, peaks_in_flight(self.timeline)):
+            y, key, held = self.y(rank) + 5, f"{self.key}held{rank}", peak if now is None else self.held(rank, now)
+            fact = f"micro-batches whose activations rank {rank} holds: at most {peak:.3g}"
+            fact += "" if now is None else f", now {held:.3g}"
+            yield box(f"{key}.peak", x, y, peak * unit, height, tint(INK, 0.15), fact=fact)
+            yield box(f"{key}.now", x, y, held * unit, height, tint(INK, 0.6), fact=fact)
+            for cut in range(1, ceil(peak)) if unit > 5 else ():
+                yield line(f"{key}.{cut}", [(x + cut * unit, y), (x + cut * unit, y + height)], "#ffffff")
+            yield label(f"{key}.number", x + peak * unit + 6, y + height / 2, f"{held:.3g}")
+
+
+def links(timeline: Timeline) -> dict[Span, list[Span]]:
+    """Return for each op those that it needs; nothing if the ranks are not the stages of one pipeline."""
+    stages = [[span for span in timeline.of(rank, *COMPUTING) if span.op] for rank in timeline.ranks]
+    spans = {(stage, span.op): span for stage, spans in enumerate(stages) for span in spans if span.op}
+    schedule = Schedule("drawn", max(1, len(stages)), 1, [], num_chunks(timeline))
+    found = {span: [spans.get(need) for need in schedule.needs(*place)] for place, span in spans.items()}
+    needs = {span: [need for need in needs if need and need.end <= span.start] for span, needs in found.items()}
+    return needs if all(len(needs[span]) == len(found[span]) for span in found) else {}
+
+
+def _ways(spans: Sequence[Span]) -> tuple[str, ...]:
+    """Return the ways to write the label of a box: whole, without the chunk, or the letter above the number."""
+    [span, *others] = spans
+    if others or not span.op:
+        return ("",) if others else (span.label,)
+    return span.label, str(span.op._replace(chunk=0)), f"{LETTER[span.op.kind]}\n{span.op.micro_batch}"
+
+
+def joined(spans: Iterable[Span], scale: float) -> list[list[Span]]:
+    """Return the spans in groups: those too narrow to be seen together with their neighbours."""
+    groups: list[list[Span]] = []
+    for span in spans:
+        last = groups[-1] if groups else []
+        width = max(last[-1].end - last[0].start, span.seconds) * scale if last else inf
+        if width < SMALLEST_BOX and (span.start - last[-1].end) * scale < 1:
+            last.append(span)
+        else:
+            groups.append([span])
+    return groups
+
+
+def in_lanes(messages: Iterable[Span]) -> list[list[Span]]:
+    """Return messages by lane: each is in the first lane that is free when it starts, or the next to become free."""
+    lanes: list[list[Span]] = []
+    for span in messages:
+        free = next((lane for lane in lanes if lane[-1].end <= span.start), None)
+        if free is None and len(lanes) < MOST_LANES:
+            lanes.append(free := [])
+        (free if free is not None else min(lanes, key=lambda lane: lane[-1].end)).append(span)
+    return lanes
+
+
+def peaks_in_flight(timeline: Timeline) -> list[float]:
+    """Return the most micro-batches each rank holds at once; with v chunks per rank, a pass through one counts 1/v."""
+    return [max(held for _, held in held_over_time(timeline, rank)) for rank in timeline.ranks]
+
+
+def held_over_time(timeline: Timeline, rank: int) -> list[tuple[float, float]]:
+    """Return how many micro-batches a rank holds, and from when on."""
+    chunks = num_chunks(timeline)
+    return [(seconds, count / chunks) for seconds, count in timeline.in_flight(rank)]
+
+
+def num_chunks(timeline: Timeline) -> int:
+    return 1 + max((span.op.chunk for span in timeline.spans if span.op), default=0)
 
 
 def time_text(seconds: float, unit: str) -> str:
@@ -153,85 +263,33 @@ def _unit_of(timelines: Sequence[Timeline]) -> str:
     return "s" if end >= 10 else "ms"
 
 
-def _facts(timeline: Timeline, unit: str) -> str:
-    """Say where the timeline is from, how long it took, and how much of all ranks' time was idle."""
-    if not timeline.makespan_seconds:
-        return timeline.source
-    return f"{timeline.source}:  {time_text(timeline.makespan_seconds, unit)},  {timeline.bubble_share:.1%} idle"
+def time_axis(y: float, right: float, end: float, unit: str) -> Iterable[Mark]:
+    """Yield the time axis from `LEFT` on: about eight ticks at round numbers."""
+    end *= 1e3 if unit == "ms" else 1
+    power = 10 ** floor(log10(end / 8))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= end / 8)
+    yield line("axis", [(LEFT, y), (right, y)], GREY, 1)
+    yield label("axis.unit", LEFT - 10, y + 17, unit, anchor="end", ink=MUTED, size=11)
+    for number in range(floor(end / step + 1e-6) + 1):
+        x = LEFT + number * step * (right - LEFT) / end
+        yield line(f"tick{number}", [(x, y), (x, y + 5)], GREY, 1)
+        yield label(f"tick{number}.word", x, y + 17, f"{number * step:.6g}", anchor="middle", ink=MUTED)
 
 
-def _places(timeline: Timeline, spans: Sequence[Span], top: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the left, right and top of the spans' boxes; ``top`` is measured from the top of their rank's row."""
-    begin = min(span.start for span in timeline.spans)
-    row = {rank: index + top for index, rank in enumerate(timeline.ranks)}
-    places = np.array([(span.start - begin, span.end - begin, row[span.rank]) for span in spans])
-    return places[:, 0], places[:, 1], places[:, 2]
-
-
-def _seen_until(lefts: np.ndarray, rights: np.ndarray, tops: np.ndarray) -> np.ndarray:
-    """Return where each box is covered by the next one in its lane, or else where it ends.
-
-    >>> _seen_until(np.array([0, 1, 2]), np.array([5, 2, 3]), np.array([0, 0.5, 0])).tolist()
-    [2, 2, 3]
-    """
-    seen, last = rights.copy(), {}
-    for number, top in enumerate(tops):
-        if top in last:
-            seen[last[top]] = min(seen[last[top]], lefts[number])
-        last[top] = number
-    return seen
-
-
-def _row_inches(timeline: Timeline) -> float:
-    """Return the height of a rank's row: its work, and below it the lanes of its messages."""
-    num_lanes = max(_lanes(timeline), default=-1) + 1
-    return GAP_INCHES + WORK_INCHES + (LANE_INCHES * num_lanes + GAP_INCHES / 2 if num_lanes else 0)
-
-
-def _lanes(timeline: Timeline) -> list[int]:
-    """Return for each message the first lane of its rank that is free when it starts, or the next to become free.
-
-    >>> _lanes(Timeline([Span(0, "communication", "a", 0, 2), Span(0, "communication", "b", 1, 3)], "measured"))
-    [0, 1]
-    """
-    free_at: dict[int, list[float]] = {}
-    lanes = []
-    for span in timeline.spans:
-        if span.kind == COMMUNICATION:
-            of_rank = free_at.setdefault(span.rank, [span.start] * MOST_LANES)
-            free = [lane for lane, seconds in enumerate(of_rank) if seconds <= span.start]
-            lanes.append(free[0] if free else of_rank.index(min(of_rank)))
-            of_rank[lanes[-1]] = span.end
-    return lanes
-
-
-def _label_axes(ax: Axes, ranks: Sequence[int], middle: float, unit: str) -> None:
-    ax.set_yticks([])
-    names, (width, height) = [f"rank {rank}" for rank in ranks], inches(ax)
-    left = -(0.12 + EM * max(map(width_ems, names), default=0)) / width * ax.get_xlim()[1]
-    draw_labels(ax, names, [(left, row + middle) for row in range(len(ranks))], EM, INK, align="left")
-    factor = 1e3 if unit == "ms" else 1
-    ax.xaxis.set_major_formatter(lambda seconds, _: f"{round(seconds * factor, 6):g}")
-    ax.set_xlabel(unit, size=LABEL_PT - 1, color=MUTED, ha="right", va="top")
-    ax.xaxis.set_label_coords(-0.12 / width, -0.10 / height)  # below the ranks, in line with the numbers
-    keep_lower_axis(ax)
-
-
-def _draw_legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
-    """Say below the time axis what the boxes mean that occur."""
-    spans = [span for timeline in timelines for span in timeline.spans]
-    kinds = {span.kind for span in spans}
-    chunks = sorted({chunk_of(span) for span in spans if span.kind in COMPUTING} - {0})
-    handles = [Patch(color=KIND_COLOR[kind], label=words) for kind, words in WORDS.items() if kind in kinds]
-    for chunk in chunks[: len(CHUNK_STRENGTHS) - 1]:
-        handles.append(Patch(color=tint(FORWARD, CHUNK_STRENGTHS[chunk]), label=f"chunk {chunk}"))
-    handles.append(Patch(color=IDLE, label="idle"))
-    if WAIT in kinds:
-        handles.append(Patch(**WAIT_LOOK, label="waits"))
-    if COMMUNICATION in kinds:
-        handles.append(Patch(**MESSAGE_LOOK, label="message under way"))
-    ax.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(0, -0.40 / inches(ax)[1]), ncols=len(handles),
-        frameon=False, fontsize=LABEL_PT, labelcolor=INK, handlelength=1.2, handletextpad=0.5, columnspacing=1.6,
-        borderaxespad=0, borderpad=0,
-    )  # fmt: skip
+def _table(timelines: Sequence[Timeline], titles: Sequence[str], unit: str, in_flight: bool) -> Table:
+    """Return when each rank's ops start, and how long it computes, waits and has messages under way."""
+    rows = []
+    for timeline, title in zip(timelines, titles):
+        for rank, peak in zip(timeline.ranks, peaks_in_flight(timeline)):
+            begin, spans = timeline.spans[0].start, list(timeline.of(rank, *COMPUTING))
+            ops = [f"{span.label} {time_text(span.start - begin, unit).partition(' ')[0]}" for span in spans[:MOST_OPS]]
+            lengths = (
+                timeline.computing_seconds(rank),
+                timeline.waiting_seconds(rank),
+                timeline.communicating_seconds(rank),
+            )
+            cells = [time_text(seconds, unit) for seconds in lengths] + [f"{peak:.3g}"] * in_flight
+            rows.append((title, str(rank), *cells, ", ".join(ops) + ", ..." * (len(spans) > MOST_OPS)))
+    held = ["micro-batches held"] * in_flight
+    heads = "", "rank", "computing", "waits", "messages under way", *held, f"ops, and when each starts ({unit})"
+    return Table(heads, rows)
