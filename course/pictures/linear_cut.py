@@ -5,12 +5,17 @@ rank has a partial Y of full size, and the true Y is the sum over the ranks. Int
 """
 
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
+from course.pictures.layout_table import bytes_text
+from course.pictures.scene import Table
 from labkit.cuts import check_divides, chunks_of_rank
 from labkit.sizes import check_size
 
 CUTS = ("column", "row")
+FLOAT32_BYTES = 4
 
 
 class Message(NamedTuple):
@@ -20,9 +25,17 @@ class Message(NamedTuple):
     tensor: str
     shape: tuple[int, ...]
 
-    def size_bytes(self, bytes_per_element: int = 4) -> int:
+    def size_bytes(self, bytes_per_element: int = FLOAT32_BYTES) -> int:
         """Return the size of the full buffer, as `communication_log` counts it."""
-        return self.shape[0] * self.shape[1] * bytes_per_element
+        return prod(self.shape) * bytes_per_element
+
+
+class Tensor(NamedTuple):
+    """Y, X, A or b: its shape, a rank's part, and how it is cut: by "columns", "rows", as a "sum", or "" (whole)."""
+
+    shape: tuple[int, ...]
+    shard: tuple[int, ...]
+    by: str
 
 
 @dataclass(frozen=True)
@@ -47,72 +60,44 @@ class LinearCut:
         name = "output_size" if self.cut == "column" else "input_size"
         check_divides(self.tp_size, name, getattr(self, name))
 
-    @property
-    def partition_size(self) -> int:
-        """How many columns (or rows) of A a rank has."""
-        size = self.output_size if self.cut == "column" else self.input_size
-        return sum(map(len, chunks_of_rank(size, self.tp_size, tp_rank=0)))
+    def part_of(self, rank: int) -> range:
+        """Return the columns (or rows) of A that a rank has."""
+        return chunks_of_rank(self.output_size if self.cut == "column" else self.input_size, self.tp_size, rank)[0]
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """The four tensors of the equation by name, in its order."""
+        batch, rows, columns, part = self.batch_size, self.input_size, self.output_size, len(self.part_of(0))
+        y, x, a, b = (batch, columns), (batch, rows), (rows, columns), (columns,)
+        shards, by = ((batch, part), x, (rows, part), (part,)), ("columns", "", "columns", "columns")
+        if self.cut == "row":
+            shards, by = (y, (batch, part), (part, columns), b), ("sum", "columns", "rows", "")
+        return dict(zip("YXAb", map(Tensor, (y, x, a, b), shards, by)))
 
     @property
-    def a_shard(self) -> tuple[int, int]:
-        """The shape of a rank's part of A."""
-        size = self.partition_size
-        return (self.input_size, size) if self.cut == "column" else (size, self.output_size)
+    def weight_shard(self) -> tuple[int, ...]:
+        """The shape of a rank's part of A as PyTorch stores it: transposed."""
+        return self.tensors["A"].shard[::-1]
 
-    @property
-    def weight_shard(self) -> tuple[int, int]:
-        """The same part as PyTorch stores it: transposed."""
-        return self.a_shard[1], self.a_shard[0]
-
-    @property
-    def b_shard(self) -> tuple[int]:
-        """The shape of a rank's part of b; if A is cut by rows, every rank has all of it."""
-        return (self.a_shard[1],)
-
-    @property
-    def x_shard(self) -> tuple[int, int]:
-        """The shape of what a rank multiplies: all of X, or the columns that meet its rows of A."""
-        return self.batch_size, self.a_shard[0]
-
-    @property
-    def y_shard(self) -> tuple[int, int]:
-        """The shape of what a rank computes: its columns of Y, or a partial Y of full size."""
-        return self.batch_size, self.a_shard[1]
-
-    def forward_messages(self, whole: bool = False) -> list[Message]:
-        """Return what the group sends in the forward pass.
+    def messages(self, whole: bool = False) -> tuple[list[Message], ...]:
+        """Return what the group sends forward and backward; ``dX`` is the gradient of the loss with respect to X.
 
         With ``whole``, X and Y are whole on every rank, even on the side where the cut leaves them in shards
         (``gather_output=True`` of the column layer, ``input_is_parallel=False`` of the row layer).
         """
-        y = (self.batch_size, self.output_size)
-        if self.tp_size == 1:
-            return []
-        if self.cut == "row":
-            return [Message("all_reduce", "Y", y)]
-        return [Message("all_gather", "Y", y)] if whole else []
+        gather = "all_gather" * whole
+        y, x = ("all_reduce", gather) if self.cut == "row" else (gather, "all_reduce")
+        sent = Message(y, "Y", self.tensors["Y"].shape), Message(x, "dX", self.tensors["X"].shape)
+        return tuple([each] * (self.tp_size > 1 and each.operation != "") for each in sent)
 
-    def backward_messages(self, whole: bool = False) -> list[Message]:
-        """Return what the group sends in the backward pass; ``dX`` is the gradient of the loss with respect to X."""
-        x = (self.batch_size, self.input_size)
-        if self.tp_size == 1:
-            return []
-        if self.cut == "column":
-            return [Message("all_reduce", "dX", x)]
-        return [Message("all_gather", "dX", x)] if whole else []
+    def size_text(self, name: str) -> str:
+        """Return the bytes of a tensor on a rank, in words."""
+        return bytes_text(prod(self.tensors[name].shard) * FLOAT32_BYTES)
 
-    def __str__(self) -> str:
-        """Return a table of the shapes, whole and on each rank: the picture in text."""
-        batch, rows, columns = self.batch_size, self.input_size, self.output_size
-        x_on_rank = "the same" if self.cut == "column" else str(list(self.x_shard))
-        b_on_rank = str(list(self.b_shard)) if self.cut == "column" else "the same"
-        y_on_rank = str(list(self.y_shard)) + (" of partial sums" if self.cut == "row" else "")
-        lines = [
-            (f"{self.cut}, t = {self.tp_size}", "whole", "on each rank"),
-            ("X", str([batch, rows]), x_on_rank),
-            ("A", str([rows, columns]), str(list(self.a_shard))),
-            ("stored weight", str([columns, rows]), str(list(self.weight_shard))),
-            ("b", str([columns]), b_on_rank),
-            ("Y", str([batch, columns]), y_on_rank),
-        ]
-        return "\n".join(f"{name:<16}{whole:<14}{shard}" for name, whole, shard in lines)
+    def table(self) -> Table:
+        """Return the shapes, whole and on each rank: the picture as text."""
+        on_rank, rows = {"": "the same", "sum": "{} of partial sums"}, []
+        for name, (shape, shard, by) in self.tensors.items():
+            rows.append((name, str([*shape]), on_rank.get(by, "{}").format([*shard]), self.size_text(name)))
+        rows.insert(3, ("stored weight", str([*self.tensors["A"].shape[::-1]]), str([*self.weight_shard]), rows[2][3]))
+        return Table((f"{self.cut}, t = {self.tp_size}", "whole", "on each rank", "bytes there, float32"), rows)

@@ -1,204 +1,140 @@
-"""Draw Y = XA + b cut over a tensor group: matrices in proportion, each shard with its rank's number.
+"""Draw a weight cut over a tensor group, and its shards dealt to the ranks.
 
-``draw_column`` and ``draw_row`` are the two cuts. A tinted box is a shard; a pale box is whole on every rank. A sum is
-drawn as its first and its last part, one below the other with a plus between: each part is as large as the whole.
+``draw_cut`` is Y = XA + b, with matrices in proportion; ``draw_stride`` is several matrices in one. A tinted box is a
+shard, a pale box is whole on every rank. The parts of a sum have a plus between them: each is as large as the sum.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from math import gcd
+from typing import Any
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.transforms import Affine2D
-
-from course.pictures.glyphs import draw_heading, draw_labels, label_path
 from course.pictures.linear_cut import LinearCut
-from course.pictures.painter import use_inches
-from course.pictures.rows import draw_boxes
-from course.pictures.style import EM, FRAME, FRAME_FILL, GREY, INK, MUTED, TP, text_on, tints
+from course.pictures.scene import SMALLEST, WIDTH, Mark, Scene, Table, box, fitting, heading, label, legend
+from course.pictures.style import FRAME, FRAME_FILL, TP, tints
+from labkit.cuts import check_divides, chunks_of_rank
 
-FIGURE_INCHES = (11.0, 5.1)
-MARGIN, GAP = 0.1, 0.62  # inches: around everything, and between matrices, where = and the dot stand
-HEAD, LINE, FOOT = 0.8, 0.27, 0.45  # inches: title and subtitle; a line of a caption; b below A
-CAPTION_GAP = 0.15  # inches: between A and the captions on its right
-PLUS = 0.34  # inches: between two parts of a sum
-THINNEST = 0.16  # inches: a matrix with few rows or columns is drawn no thinner, and the picture says so
+TOP, AREA, BIAS = 84.0, 300.0, 18.0  # pixels: above the matrices; their height; that of b, which is a vector
+GAP, PLUS, NAME = 40.0, 32.0, 76.0  # pixels: where = and × stand; between parts of a sum; "rank 0"
+ROWS = (200.0, 150.0, 115.0, 115.0)  # pixels: the height of a rank's row if there are 1, 2, 3 or 4
+WORDS = {"Y": 165.0, "X": 165.0, "A": 165.0, "b": 110.0}  # pixels: what is written at each tensor
+THINNEST = 13.0  # pixels: a matrix with few rows or columns is drawn no thinner, and the picture says so
 SAYS = {
-    "column": "A is cut by columns. Each rank computes its columns of Y.",
-    "row": "A is cut by rows, X by columns to match. Each rank computes a part of every element of Y.",
+    ("column", False): "A, b and Y are cut by columns. X is whole on every rank.",
+    ("column", True): "Each rank has its columns of A and b, and all of X, and computes its columns of Y.",
+    ("row", False): "A is cut by rows, X by columns to match. Y is a sum of parts that are as large as Y.",
+    ("row", True): "Each rank has its rows of A and its columns of X, and computes a part of every element of Y.",
 }
-SMALLEST_NUMBER, COMFORTABLE_NUMBER = 0.085, 0.14  # inches: smaller ones are left out; too small ones are turned
+Place = tuple[float, float, float, float]  # x, y, width, height
+Places = dict[tuple[str, int], Place]  # of each rank's part of each tensor
 
 
-def draw_column(input_size: int, output_size: int, tp_size: int, batch_size: int = 256, ax: Axes | None = None) -> Axes:
-    """Draw Y = XA + b with A, b and Y cut by columns; X is whole on every rank."""
-    return draw_cut(LinearCut("column", input_size, output_size, tp_size, batch_size), ax)
+def own_box(key: str, rank: int, place: Place, fill: str, text: str | tuple[str, ...], fact: str, **look) -> Mark:
+    """Return the box of something that a rank has: it lights all that this rank has."""
+    look = dict(edge=FRAME, tags=(f"rank{rank}",), lights=(f"rank{rank}",)) | look
+    return box(key, *place, fill, text, fact=f"Rank {rank}: {fact}", **look)
 
 
-def draw_row(input_size: int, output_size: int, tp_size: int, batch_size: int = 256, ax: Axes | None = None) -> Axes:
-    """Draw Y = XA + b with A cut by rows and X by columns; Y is the sum of partial results."""
-    return draw_cut(LinearCut("row", input_size, output_size, tp_size, batch_size), ax)
+def rank_names(middles: Mapping[int, float]) -> list[Mark]:
+    """Return the names of ranks at the left, by the middles of their rows."""
+    return [label(f"rank{rank}", 0, middle, f"rank {rank}", bold=True) for rank, middle in middles.items()]
 
 
-def draw_cut(cut: LinearCut, ax: Axes | None = None, *, dimmed: bool = False) -> Axes:
-    """Draw either cut; ``dimmed`` greys what is no longer current."""
-    ax, width, height = use_inches(ax, *FIGURE_INCHES)
-    color = GREY if dimmed else TP
-    matrices = _matrices(cut)
-    scale = _scale(matrices, width, height)
-    middle = HEAD + LINE + (height - HEAD - LINE - FOOT) / 2
-    left = MARGIN
-    for matrix, symbol in zip(matrices, ("=", "·", "")):
-        box = _box(matrix, left, middle, scale)
-        _draw_matrix(ax, matrix, box, color)
-        left = box.left + max(box.width, matrix.text_width) + GAP
-        if symbol:
-            draw_labels(ax, [symbol], [(left - GAP / 2, middle)], 0.4, INK, bold=True)
-    _draw_bias(ax, cut, box, color)
-    draw_heading(ax, MARGIN, f"{cut.cut} parallel, t = {cut.tp_size}", 0.2, SAYS[cut.cut], 0.52, color)
-    if any(min(matrix.rows, matrix.columns) * scale < THINNEST for matrix in matrices):
-        note = "not in proportion: thin matrices are drawn thicker"
-        draw_labels(ax, [note], [(MARGIN, height - 0.15)], EM, MUTED, align="left")
-    return ax
+def draw_cut(cut: LinearCut, dealt: bool = False) -> Scene:
+    """Draw the whole matrices of Y = XA + b as they are cut or, if ``dealt``, a row with the shards of each rank."""
+    t, fills = cut.tp_size, tints(TP, cut.tp_size)
+    drawn = range(t) if t <= 4 else (0, 1, t - 1)  # the ranks with a row, or with a part of a sum
+    places, middles, is_thin = _places(cut, dealt, drawn)
+    title = f"{cut.cut.capitalize()} parallel, t = {t}" + " (thin matrices are drawn thicker)" * is_thin
+    marks = heading("cut", 0, 0, title) + (rank_names(middles) if dealt else [])
+    for (name, rank), place in places.items():
+        fill, text, look = FRAME_FILL, "", dict[str, Any](means="whole on every rank")
+        if cut.tensors[name].by:
+            fits = fitting(str(t - 1), place[2] - 4, place[3] - 2, SMALLEST)
+            fill, text, look = fills[rank], (f"rank {rank}", str(rank)) if fits else "", dict(means="one rank's part")
+        elif not dealt:  # the copies lie on each other
+            look["tags"] = look["lights"] = tuple(f"rank{each}" for each in range(t))
+        marks.append(own_box(f"{name}.{rank}", rank, place, fill, text, _fact(cut, name, rank), radius=0, **look))
+    marks += _words(cut, dealt, places, middles)
+    bottom = max(mark.y + mark.height for mark in marks) + 26
+    return Scene(title, SAYS[cut.cut, dealt], [*marks, *legend(marks, 0, bottom)], bottom + 14, table=cut.table())
 
 
-@dataclass(frozen=True)
-class _Matrix:
-    """What is drawn of one matrix. ``cut``: 'columns', 'rows', 'sum' or '' (whole on every rank)."""
-
-    name: str
-    rows: int
-    columns: int
-    cut: str
-    num_shards: int
-    captions: tuple[str, ...]  # below the box; to the right of A, which is the last and tallest
-    times_high: int = 1  # how many boxes of this size stand one below the other: the parts of a sum
-
-    @cached_property
-    def text_width(self) -> float:
-        """The width of the longest line beside its box, in inches."""
-        return max(label_path(text).get_extents().width for text in (self.heading, *self.captions)) * EM
-
-    @property
-    def ranks(self) -> Sequence[int]:
-        """The ranks whose shards are drawn: of a sum the first and the last, as each is as large as the matrix."""
-        return sorted({0, self.num_shards - 1}) if self.cut == "sum" else range(self.num_shards)
-
-    @property
-    def heading(self) -> str:
-        return f"{self.name}  [{self.rows}, {self.columns}]"
+def _places(cut: LinearCut, dealt: bool, drawn: Sequence[int]) -> tuple[Places, dict[int, float], bool]:
+    """Return the place of each part, the middle of each row, and whether a matrix is drawn thicker than it is."""
+    t, row, parts = cut.tp_size, ROWS[len(drawn) - 1], len(drawn) if cut.cut == "row" else 1
+    shapes = {name: tensor.shard if dealt else tensor.shape for name, tensor in cut.tensors.items()}
+    middles, scale = {0: TOP + AREA / 2}, ((AREA + PLUS) / parts - PLUS) / cut.batch_size
+    if dealt:
+        middles = {rank: TOP + (number + 0.5) * row + 20 * (rank > number) for number, rank in enumerate(drawn)}
+    scale = min(scale, (row - 26 if dealt else AREA) / max(shapes[name][0] for name in "YXA"))
+    while sum(max(shapes[name][-1] * scale, WORDS[name]) for name in shapes) > WIDTH - NAME * dealt - 3 * GAP:
+        scale *= 0.98
+    places, x = {}, NAME * dealt
+    for name, (*_, by) in cut.tensors.items():
+        width, height = (max(size * scale, THINNEST) for size in (shapes[name][-1], shapes[name][0]))
+        height = BIAS if name == "b" else height
+        for number, rank in enumerate(range(t) if by in ("columns", "rows") and not dealt else drawn):
+            whole = x, y, *_ = x, middles[rank if dealt else 0] - height / 2, width, height
+            own = {"columns": (x + width * rank / t, y, width / t, height)}
+            own |= {"rows": (x, y + height * rank / t, width, height / t)}
+            own |= {"sum": (x, y + (number - (parts - 1) / 2) * (height + PLUS), width, height)}
+            places[name, rank] = whole if dealt else own.get(by, whole)
+        x += max(width, WORDS[name]) + GAP
+    return places, middles, min(map(min, shapes.values())) * scale < THINNEST
 
 
-class _Box(NamedTuple):
-    left: float
-    top: float
-    width: float
-    height: float
-
-    def cut(self, along: str, num_shards: int) -> list["_Box"]:
-        """Return the shards of this box, in rank order; those of a sum with room for a plus between them."""
-        if along == "columns":
-            width = self.width / num_shards
-            return [self._replace(left=self.left + i * width, width=width) for i in range(num_shards)]
-        gap = PLUS if along == "sum" else 0.0
-        step = (self.height + gap) / num_shards
-        return [self._replace(top=self.top + i * step, height=step - gap) for i in range(num_shards)]
-
-
-def _matrices(cut: LinearCut) -> list[_Matrix]:
-    """Return Y, X and A in the order of the equation, with the captions of each."""
-    batch, rows, columns, t = cut.batch_size, cut.input_size, cut.output_size, cut.tp_size
-    a_says = (f"rank i: A_i {list(cut.a_shard)}", f"stored: weight {list(cut.weight_shard)}")
-    a = _Matrix("A", rows, columns, "columns" if cut.cut == "column" else "rows", t, a_says)
-    if cut.cut == "column":
-        y = _Matrix("Y", batch, columns, "columns", t, (f"rank i: Y_i {list(cut.y_shard)}",))
-        return [y, _Matrix("X", batch, rows, "", t, ("every rank: all of X",)), a]
-    y_says = f"rank i: a partial Y {list(cut.y_shard)}", f"Y is the sum of {t}"
-    x = _Matrix("X", batch, rows, "columns", t, (f"rank i: X_i {list(cut.x_shard)}",))
-    return [_Matrix("Y", batch, columns, "sum", t, y_says, min(t, 2)), x, a]
+def _words(cut: LinearCut, dealt: bool, places: Places, middles: dict[int, float]) -> Iterator[Mark]:
+    """Yield what each tensor is, the signs of the equation in each row, and the pluses between parts of a sum."""
+    look: dict[str, Any] = dict(anchor="middle", size=22)
+    for (name, (shape, shard, by)), sign in zip(cut.tensors.items(), " =×+"):
+        x, y, *_ = places[name, 0]
+        title = f"{name}_i {[*shard]}" if dealt and by else f"{name} {[*shape]}"
+        after_sum = dealt and name == "b" and not by
+        yield label(f"{name}.name", x, TOP - 22 if dealt else y - 13, "then + " * after_sum + title, bold=True)
+        for rank, middle in {} if after_sum or name == "Y" else middles.items():
+            yield label(f"{name}.sign{rank}", x - GAP / 2, middle, sign, **look)
+    for (before, above), (rank, middle) in pairwise(middles.items()):
+        if rank > before + 1:
+            yield label("dots", 22, (above + middle) / 2, "…", size=22)
+    parts = [(rank, place) for (name, rank), place in places.items() if name == "Y" and cut.cut == "row"]
+    for (before, (_, top, _, high)), (rank, (x, y, width, _)) in pairwise(parts):
+        yield label(f"plus{rank}", x + width / 2, (top + high + y) / 2, "+" if rank == before + 1 else "+ … +", **look)
 
 
-def _scale(matrices: list[_Matrix], width: float, height: float) -> float:
-    """Return the inches per row and column: as many as there is room for, and the same for all matrices."""
-    *others, a = matrices
-    room_down = height - HEAD - LINE - FOOT
-    room_with_captions = room_down - 2 * 2.2 * LINE  # twice, because all matrices have their middle at one height
-    rooms = [(room_with_captions + PLUS) / each.times_high - PLUS for each in others]
-    scale = min(room_down / a.rows, *(room / matrix.rows for room, matrix in zip(rooms, others)))
-    room = width - 2 * MARGIN - 2 * GAP - CAPTION_GAP - a.text_width
-
-    def taken(scale: float) -> float:
-        beside = sum(max(matrix.columns * scale, matrix.text_width) for matrix in others)
-        return beside + max(a.columns * scale, THINNEST)
-
-    while taken(scale) > room and scale * max(matrix.columns for matrix in matrices) > THINNEST:
-        scale *= 0.97
-    return scale
+def _fact(cut: LinearCut, name: str, rank: int) -> str:
+    _, shard, by = cut.tensors[name]
+    part, size = cut.part_of(rank), f"{[*shard]}, {cut.size_text(name)}"
+    whole = {"": f"all of {name} {size}, as on every rank", "sum": f"X_{rank} A_{rank} {size}, a part of all of Y"}
+    stored = f", stored as weight {[*cut.weight_shard]}" if name == "A" else ""
+    return whole.get(by, f"{name}_{rank} {size}, {by} {part[0]} to {part[-1]} of {name}{stored}")
 
 
-def _box(matrix: _Matrix, left: float, middle: float, scale: float) -> _Box:
-    width, height = max(matrix.columns * scale, THINNEST), max(matrix.rows * scale, THINNEST)
-    height = matrix.times_high * (height + PLUS) - PLUS
-    return _Box(left, middle - height / 2, width, height)
+def draw_stride(output_size: int, tp_size: int, stride: int, names: Sequence[str] = "QKV") -> list[Scene]:
+    """Draw the rows of a weight that is several matrices in one, cut by the stride rule; then those of each rank.
 
-
-def _draw_matrix(ax: Axes, matrix: _Matrix, box: _Box, color: str) -> None:
-    _draw_shards(ax, box, matrix.cut, matrix.ranks, color)
-    draw_labels(ax, [matrix.heading], [(box.left, box.top - 0.6 * LINE)], EM, INK, bold=True, align="left")
-    x, y = box.left, box.top + box.height + 0.75 * LINE
-    if matrix.name == "A":
-        is_short = box.height < 3 * LINE  # then the captions end above b's, and stand beside the heading
-        heading_width = label_path(matrix.heading, bold=True).get_extents().width * EM if is_short else 0.0
-        x = box.left + max(box.width, heading_width) + CAPTION_GAP
-        y = min(box.top + box.height / 2 - 0.5 * LINE, box.top + box.height - 1.2 * LINE)
-    for line, caption in enumerate(matrix.captions):
-        ink = MUTED if caption.startswith("stored") else INK
-        draw_labels(ax, [caption], [(x, y + line * LINE)], EM, ink, align="left")
-
-
-def _draw_bias(ax: Axes, cut: LinearCut, a: _Box, color: str) -> None:
-    """Draw b below A, cut as A's columns are, or whole. It is a vector: its thickness means nothing."""
-    by_columns = cut.cut == "column"
-    box = _Box(a.left, a.top + a.height + 0.12, a.width, 0.22)
-    middle = box.top + box.height / 2
-    _draw_shards(ax, box, "columns" if by_columns else "", range(cut.tp_size), color)
-    draw_labels(ax, ["+ b"], [(box.left - 0.3, middle)], EM, INK, bold=True)
-    caption = f"rank i: b_i {list(cut.b_shard)}" if by_columns else "every rank: all of b"
-    draw_labels(ax, [caption], [(box.left + box.width + CAPTION_GAP, middle)], EM, INK, align="left")
-
-
-def _draw_shards(ax: Axes, box: _Box, cut: str, ranks: Sequence[int], color: str) -> None:
-    """Draw a box and what is in it: the shards of these ranks, with their numbers, or nothing."""
-    if cut == "":
-        _fill(ax, [box], [FRAME_FILL])
-        return
-    parts, all_fills = box.cut(cut, len(ranks)), tints(color, ranks[-1] + 1)
-    fills = [all_fills[rank] for rank in ranks]
-    _fill(ax, parts, fills)
-    _number(ax, parts, fills, ranks)
-    if cut == "sum" and len(ranks) > 1:
-        place = box.left + max(box.width / 2, 0.5), box.top + box.height / 2
-        draw_labels(ax, ["+" if ranks[-1] == 1 else "+ … +"], [place], 0.28, INK, bold=True)
-
-
-def _fill(ax: Axes, boxes: list[_Box], fills: list) -> None:
-    lefts, tops, widths, heights = np.array(boxes).T
-    draw_boxes(ax, lefts, lefts + widths, tops, heights, facecolors=fills, edgecolors=FRAME, linewidths=0.8)
-
-
-def _number(ax: Axes, parts: list[_Box], fills: list, ranks: Sequence[int]) -> None:
-    """Write each shard's rank in its middle, turned where it would be too small upright."""
-    long, high = 0.72 * len(str(ranks[-1])) + 0.1, 0.95  # of the longest number, in ems
-    width, height = parts[0].width, parts[0].height
-    upright, turned = min(width / long, height / high, 0.3), min(height / long, width / high, 0.3)
-    turn = upright < COMFORTABLE_NUMBER and turned > upright
-    em = turned if turn else upright
-    if em < SMALLEST_NUMBER:
-        return
-    middles = [(part.left + part.width / 2, part.top + part.height / 2) for part in parts]
-    inks = [text_on(fill) for fill in fills]
-    labels = draw_labels(ax, [str(rank) for rank in ranks], middles, em, inks, bold=True)
-    if turn:
-        labels.set_transform(Affine2D().scale(em).rotate_deg(90) + ax.figure.dpi_scale_trans)
+    The same rows have the same keys whatever the stride, so the scenes of two strides can be steps of one stage.
+    """
+    check_divides(tp_size, "output_size", output_size, stride)
+    check_divides(len(names), "output_size", output_size, parts_name="matrices")
+    chunk, matrix = output_size // (tp_size * stride), output_size // len(names)
+    size, wide = gcd(chunk, matrix), (WIDTH - NAME) / output_size  # rows that stay together; pixels per row
+    title, scenes = f"{', '.join(names)} in one weight, t = {tp_size}, stride {stride}", []
+    says = f"{tp_size * stride} chunks of {chunk} rows: rank r has chunks r, r + t, r + 2t, ..."
+    for dealt in (False, True):
+        marks, rows = heading("stride", 0, 0, title), []
+        for number, name in enumerate(names):
+            place = NAME + number * matrix * wide, 44, matrix * wide, 28
+            marks.append(box(f"matrix{number}", *place, FRAME_FILL, name, edge=FRAME, bold=True))
+        marks += rank_names({rank: 166 + 54 * rank for rank in range(tp_size)})
+        for rank, fill in enumerate(tints(TP, tp_size)):
+            own = [row for rows in chunks_of_rank(output_size, tp_size, rank, stride) for row in rows]
+            for number, row in [*enumerate(own)][::size]:
+                x, y = (NAME + number * wide, 144 + 54 * rank) if dealt else (NAME + row * wide, 76)
+                what = f"{names[row // matrix]} {row % matrix} to {row % matrix + size - 1}"
+                text = (what, names[row // matrix]) if dealt else (f"{what}\nrank {rank}", f"rank {rank}", str(rank))
+                fact = f"{what}, rows {row} to {row + size - 1} of the weight, in chunk {row // chunk}"
+                marks.append(own_box(f"row{row}", rank, (x, y, size * wide, 44), fill, text, fact))
+                rows.append((f"rank {rank}", f"chunk {row // chunk}", what))
+        scenes.append(Scene(title, says, marks, 150 + 54 * tp_size, table=Table(("", "chunk", "rows"), rows)))
+    return scenes

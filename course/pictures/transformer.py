@@ -1,84 +1,140 @@
-"""Draw a transformer layer on the ranks of a tensor group: what is cut, what is the same everywhere, and the messages.
+"""Draw the parts of a transformer on a tensor group: a layer, the pair of linear layers in it, and the embedding.
 
-Ranks go down, the computation goes right. Source: arXiv 1909.08053, figure 4; arXiv 2205.05198, figure 5.
+Ranks go down, the computation goes right. Source: arXiv 1909.08053, figures 3 and 4; arXiv 2205.05198, figure 5.
 """
 
-from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from collections.abc import Sequence
+from itertools import pairwise, product
+from typing import Any
 
-from course.pictures.glyphs import draw_heading, draw_labels
-from course.pictures.painter import new_figure, use_inches
-from course.pictures.style import CP, EM, FRAME, FRAME_FILL, INK, MUTED, TP, text_on, tint, tints
+from course.pictures.scene import WIDTH, Scene, Table, arrow, box, heading, label, legend
+from course.pictures.sharding import own_box, rank_names
+from course.pictures.style import BACKWARD, CP, FRAME, FRAME_FILL, INK, MUTED, TP, tints
+from labkit.cuts import chunks_of_rank
 
-WIDTH = 12.35  # inches
-MARGIN, GAP = 0.12, 0.07  # inches
-HEAD, FOOT = 1.15, 0.5  # inches: title, a line about it and the forward messages; the backward messages
-ROW = 0.62  # inches: one rank
-BAR = 0.34  # inches: where the ranks meet
-NAME = 0.75  # inches: "rank 0"
-
-
-LAYER = (
-    ("around", "norm", 0.85),
-    ("f", "", BAR),
-    ("cut", "Q K V", 0.95),
-    ("cut", "heads", 0.95),
-    ("cut", "out", 0.75),
-    ("g", "", BAR),
-    ("around", "drop +", 0.95),
-    ("around", "norm", 0.85),
-    ("f", "", BAR),
-    ("cut", "up", 0.95),
-    ("cut", "GeLU", 0.95),
-    ("cut", "down", 0.85),
-    ("g", "", BAR),
-    ("around", "drop +", 0.95),
-)
-"""The parts of the layer and their widths in inches: cut over the ranks, around that, and the messages f and g."""
-
-MESSAGES = {
-    False: {"f": ("nothing", "all-reduce"), "g": ("all-reduce", "nothing")},
-    True: {"f": ("all-gather", "reduce-scatter"), "g": ("reduce-scatter", "all-gather")},
+NAME, BAR, TOP, ROW = 64.0, 26.0, 76.0, 46.0  # pixels: "rank 0"; where ranks meet; above the ranks; one rank
+ATTENTION = {"Q K V": "column layer: its heads", "heads": "its heads", "out": "row layer: its part of the sum"}
+MLP = {"up": "column layer: its columns", "GeLU": "GeLU of its columns", "down": "row layer: its part of the sum"}
+LAYER = [("norm", "LayerNorm"), ("f", "attention begins"), *ATTENTION.items(), ("g", "attention ends")]
+LAYER += [("drop +", "dropout and residual sum"), ("norm", "LayerNorm"), ("f", "the MLP begins"), *MLP.items()]
+LAYER += [("g", "the MLP ends"), ("drop +", "dropout and residual sum")]
+"""The parts of a layer, and what they are; the ranks meet in f and g."""
+MESSAGES = {"f": ("nothing", "all-reduce"), "g": ("all-reduce", "nothing")}
+SEQUENCE_MESSAGES = {"f": ("all-gather", "reduce-scatter"), "g": ("reduce-scatter", "all-gather")}
+"""The messages forward and backward where a pair of linear layers begins and ends."""
+PAIR = {"X": "all of X", "f": "", "D": "X, its part", "A": "its columns of A", "H": "its columns of XA"}
+PAIR |= {"G": "its columns of GeLU(XA)", "B": "its rows of B", "P": "its part of Z", "g": "", "Z": "all of Z"}
+PAIR_STEPS = {
+    "": "Every rank has all of X, its columns of A and its rows of B.",
+    "XAH": "Forward: X times its columns of A gives each rank its columns of XA. No message.",
+    "HG": "GeLU works on each element alone, so on each rank's columns. No message.",
+    "GBP": "Times its rows of B, they give each rank a part of Z, as large as Z. No message.",
+    "PZ": "An all-reduce adds up the parts: every rank has all of Z.",
+    "ZP": "Backward: each part of a sum has the gradient of the sum, and every rank has that. No message.",
+    "PBG": "Each rank computes the gradients of its rows of B and of its columns. No message.",
+    "GH": "The backward of GeLU works on each element alone, too. No message.",
+    "HAD": "Each rank computes the gradient of its columns of A, and its part of dX. No message.",
+    "DX": "An all-reduce adds up the parts of dX, because every rank used X.",
 }
-"""The messages forward and backward where a pair of linear layers begins (f) and ends (g), with sequence parallelism
-(True) and without."""
+"""What happens in each step, by the boxes that it goes through."""
 
 
-def draw_transformer_layers(tp_size: int = 2) -> list[Axes]:
-    """Draw the layer twice: with tensor parallelism alone, and with sequence parallelism too."""
-    figure = new_figure(WIDTH, 2 * (HEAD + tp_size * ROW + FOOT + 0.2))
-    axes = [figure.add_axes((0, bottom, 1, 0.5)) for bottom in (0.5, 0)]
-    return [draw_transformer_layer(tp_size, flag, ax) for flag, ax in zip((False, True), axes)]
-
-
-def draw_transformer_layer(tp_size: int, sequence_parallel: bool, ax: Axes) -> Axes:
-    """Draw one layer: one row of boxes per rank, and for each message a bar over all rows."""
-    use_inches(ax)
-    title = "with sequence parallelism" if sequence_parallel else f"a transformer layer, t = {tp_size}"
-    around = "pink: cut by tokens" if sequence_parallel else "grey: the same on every rank"
-    says = f"blue: cut by columns, heads, rows · {around} · bars: messages, forward above and backward below"
-    draw_heading(ax, MARGIN, title, 0.22, says, 0.54, TP)
-    for rank in range(tp_size):
-        draw_labels(ax, [f"rank {rank}"], [(MARGIN, HEAD + (rank + 0.5) * ROW)], EM, INK, bold=True, align="left")
-    fills = {"cut": tints(TP, tp_size)}
-    fills["around"] = tints(CP, tp_size) if sequence_parallel else [tint(FRAME_FILL, 1.0)] * tp_size
-    left = MARGIN + NAME
-    for kind, text, width in LAYER:
-        if kind in "fg":
-            _draw_message(ax, left, tp_size, MESSAGES[sequence_parallel][kind])
+def draw_transformer_layer(tp_size: int = 2, sequence_parallel: bool = False) -> Scene:
+    """Draw one layer: a row of boxes for each rank, and a bar over all rows for each message."""
+    title, inside, around = f"A transformer layer, t = {tp_size}", "cut by columns, heads, rows", "same on every rank"
+    says = "Two pairs of layers are cut, and each sends one all-reduce forward and one backward."
+    messages, fills = MESSAGES, {inside: tints(TP, tp_size), around: [FRAME_FILL] * tp_size}
+    if sequence_parallel:
+        title, messages, around = f"{title}, with sequence parallelism", SEQUENCE_MESSAGES, "cut by tokens"
+        says = "The rest is cut by tokens. An all-gather and a reduce-scatter do the work of each all-reduce."
+        fills[around] = tints(CP, tp_size)
+    bottom, rows, x = TOP + ROW * tp_size, [], NAME
+    marks = heading("layer", 0, 0, title) + rank_names({rank: TOP + ROW * rank + 21 for rank in range(tp_size)})
+    for number, (name, what) in enumerate(LAYER):
+        width = BAR if name in messages else 69.0
+        if name in messages:
+            place, fact = (x, TOP, width, bottom - TOP - 3), "{}: {} forward, {} backward".format(what, *messages[name])
+            marks.append(box(f"bar{number}", *place, "#ffffff", edge=INK, edge_width=2, fact=fact))
+            for message, y in zip(messages[name], (TOP - 14, bottom + 12)):
+                ink, key = MUTED if message == "nothing" else INK, f"{'forward' if y < TOP else 'backward'}{number}"
+                marks.append(label(key, x + width / 2, y, message, anchor="middle", ink=ink, bold=ink == INK))
+            rows.append((what, "", *messages[name]))
         else:
-            for rank, fill in enumerate(fills[kind]):
-                top = HEAD + rank * ROW
-                box = Rectangle((left, top + 0.05), width, ROW - 0.1, facecolor=fill, edgecolor=FRAME, linewidth=0.8)
-                ax.add_patch(box)
-                draw_labels(ax, [text], [(left + width / 2, top + ROW / 2)], EM, text_on(fill))
-        left += width + GAP
-    return ax
+            cut = around if name in ("norm", "drop +") else inside
+            for rank, fill in enumerate(fills[cut]):
+                place = x, TOP + ROW * rank, width, ROW - 3
+                marks.append(own_box(f"part{number}.{rank}", rank, place, fill, name, f"{what}, {cut}", means=cut))
+            rows.append((what, cut, "", ""))
+        x += width + 5
+    marks += legend(marks, 0, bottom + 42)
+    marks.append(label("bars", WIDTH, bottom + 42, "messages: forward above, backward below", anchor="end", ink=MUTED))
+    return Scene(title, says, marks, bottom + 62, table=Table(("part", "cut", "forward", "backward"), rows))
 
 
-def _draw_message(ax: Axes, left: float, tp_size: int, messages: tuple[str, str]) -> None:
-    bar = Rectangle((left, HEAD), BAR, tp_size * ROW, facecolor="white", edgecolor=INK, linewidth=2.2)
-    ax.add_patch(bar)
-    for message, y in zip(messages, (HEAD - 0.2, HEAD + tp_size * ROW + 0.22)):
-        is_one = message != "nothing"
-        draw_labels(ax, [message], [(left + BAR / 2, y)], EM, INK if is_one else MUTED, bold=is_one)
+def draw_pair(tp_size: int = 2) -> list[Scene]:
+    """Draw the steps of Z = GeLU(XA) B, with A cut by columns and B by rows: forward, then backward."""
+    ratio = 4 / tp_size  # of A's columns on a rank to X's columns
+    unit = min(60.0, (WIDTH - NAME - 2 * BAR - 9 * 24 - 2) / (5 + 3 * ratio))  # pixels: the columns of X
+    widths = {name: BAR if name in "fg" else unit * ratio if name in "AHG" else unit for name in PAIR}
+    lefts = {name: NAME + sum([*widths.values()][:i]) + 24 * i for i, name in enumerate(PAIR)}
+    row, heights, fills = max(1, ratio) * unit + 18, {"A": unit, "B": unit * ratio}, tints(TP, tp_size)
+    middles = {rank: TOP + (rank + 0.5) * row - 4 for rank in range(tp_size)}
+    table = Table(("", "what happens"), [(f"step {i}", says) for i, says in enumerate(PAIR_STEPS.values(), 1)])
+    scenes, seen, gradients, bottom = [], set("XAB"), set(), TOP + row * tp_size + 14
+    for number, (path, says) in enumerate(PAIR_STEPS.items()):
+        seen, gradients = seen | set(path), gradients | set(path if number > 4 else "")
+        marks = heading("pair", 0, 0, f"Z = GeLU(XA) B, a column and a row layer, t = {tp_size}") + rank_names(middles)
+        for bar, step in {"f": "DX", "g": "PZ"}.items():
+            fact, word = "{} forward, {} backward".format(*MESSAGES[bar]), "all-reduce" * (path == step)
+            look: dict[str, Any] = dict(edge=INK if word else FRAME, edge_width=4 if word else 1, fact=fact)
+            marks.append(box(bar, lefts[bar], TOP, BAR, row * tp_size - 8, "#ffffff", **look))
+            marks.append(label(f"{bar}.word", lefts[bar] + BAR / 2, TOP - 14, word, anchor="middle", bold=True))
+        for (rank, y), name in product(middles.items(), filter(seen.__contains__, PAIR)):
+            fill, means = (FRAME_FILL, "whole on every rank") if name in "XZ" else (fills[rank], "one rank's part")
+            text = {"D": "X", "H": "XA", "G": "GeLU", "P": "Z"}.get(name, name) + f"_{rank}" * (name in "DAHBP")
+            fact, height = PAIR[name], heights.get(name, unit / 2)
+            if name in gradients:
+                fill, means, text, fact = BACKWARD, "gradient", f"d{text}", f"the gradient of {fact}"
+            place = lefts[name], y - height / 2, widths[name], height
+            marks.append(own_box(f"{name}.{rank}", rank, place, fill, text, fact, means=means, radius=0))
+        for (rank, y), (a, b) in product(middles.items(), pairwise(path)):
+            ends = lefts[a] + widths[a] * (number < 5), lefts[b] + widths[b] * (number > 4)
+            marks.append(arrow(f"arrow{a}{b}.{rank}", [(x, y) for x in ends], INK))
+        scenes.append(Scene(marks[0].text, says, [*marks, *legend(marks, 0, bottom)], bottom + 14, table=table))
+    return scenes
+
+
+def draw_embedding(vocab_size: int, tp_size: int, tokens: Sequence[int]) -> list[Scene]:
+    """Draw the steps of a vocabulary-parallel embedding: who has which rows, who answers for each token, the sum."""
+    rows = -(-vocab_size // tp_size)  # on a rank; the last are padding if tp_size does not divide
+    owned = [chunks_of_rank(rows * tp_size, tp_size, rank)[0] for rank in range(tp_size)]
+    owners = [next(rank for rank, own in enumerate(owned) if token in own) for token in tokens]
+    title, wide = f"An embedding of {vocab_size} words, t = {tp_size}", (WIDTH - 250) / len(tokens)
+    lines = [(f"{token}", f"rank {owner}", f"{token - owned[owner].start}") for token, owner in zip(tokens, owners)]
+    caption = f"{vocab_size} rows are padded to {rows * tp_size}." if rows * tp_size > vocab_size else ""
+    scenes, steps = [], (
+        f"Each rank has the vectors of {rows} words. Every rank sees all tokens.",
+        "Each rank looks up the words that it has, and gives zeros for the others.",
+        "An all-reduce adds up: one vector, and zeros. Every rank has the vector of every token.",
+    )  # fmt: skip
+    for step, says in enumerate(steps):
+        marks = heading("embedding", 0, 0, title) + rank_names({r: TOP + ROW * r + 20 for r in range(tp_size)})
+        for rank, (own, fill) in enumerate(zip(owned, fills := tints(TP, tp_size))):
+            words = f"words {own.start} to {min(own.stop, vocab_size) - 1}"
+            place = NAME, TOP + ROW * rank, 165, ROW - 6
+            marks.append(own_box(f"shard{rank}", rank, place, fill, words, f"the vectors of {words}"))
+        for number, (token, owner) in enumerate(zip(tokens, owners)):
+            x, look = (
+                250 + number * wide,
+                dict[str, Any](edge=FRAME, tags=(f"token{number}",), lights=(f"token{number}",)),
+            )
+            look["fact"], text = f"Word {token}: rank {owner} has its vector", (f"word {token}", str(token))
+            marks.append(box(f"token{number}", x, TOP - 38, wide - 6, 28, FRAME_FILL, text, **look))
+            for rank in range(tp_size) if step else ():
+                has = rank == owner or step == 2
+                look["fact"] = f"Rank {rank}: {'the vector of' if has else 'zeros for'} word {token}"
+                fill, text = (fills[owner], ("vector", "v")) if has else ("#ffffff", ("zeros", "0"))
+                marks.append(box(f"cell{rank}.{number}", x, TOP + ROW * rank, wide - 6, ROW - 6, fill, text, **look))
+        table = Table(("word", "answers", "row there"), lines, caption)
+        scenes.append(Scene(title, says, marks, TOP + ROW * tp_size, table=table))
+    return scenes

@@ -1,10 +1,8 @@
 """The explorer of shards, driven as a reader drives it: by changing the values of its controls."""
 
 import pytest
-from matplotlib import pyplot
 
-from course.explorers.sharding import facts_table, shard_explorer
-from course.pictures.linear_cut import LinearCut
+from course.explorers.sharding import shard_explorer
 
 
 @pytest.fixture
@@ -12,22 +10,23 @@ def explorer():
     return shard_explorer("column", 1024, 512, tp_size=2)
 
 
+def shown(explorer):
+    return explorer.picture.scenes[0]
+
+
 @pytest.mark.parametrize(
     ("control", "value"),
     [("cut", "row"), ("input_size", 2048), ("output_size", 1024), ("tp_size", 4), ("batch_size", 64)],
 )
-def test_every_control_changes_the_picture_and_the_facts(explorer, control, value):
-    picture, facts = explorer.picture.value, explorer.facts.value
+def test_every_control_changes_the_picture_and_its_table(explorer, control, value):
+    before = shown(explorer)
     getattr(explorer, control).value = value
-    assert explorer.fits
     assert getattr(explorer.shown, control) == value
-    assert bytes(explorer.picture.value).startswith(b"\x89PNG")
-    assert explorer.picture.value != picture
-    assert explorer.facts.value != facts
+    assert shown(explorer).marks != before.marks
+    assert shown(explorer).table != before.table
 
 
-def test_the_facts_of_a_column_cut_are_bytes_and_messages(explorer):
-    assert "weight [256, 1024] 1.05 MB" in explorer.facts.value
+def test_the_facts_of_a_column_cut_are_its_messages(explorer):
     assert "<th>sent forward</th><td>nothing</td>" in explorer.facts.value
     assert "all-reduce of dX [256, 1024], 1.05 MB" in explorer.facts.value
     explorer.whole.value = True
@@ -35,33 +34,36 @@ def test_the_facts_of_a_column_cut_are_bytes_and_messages(explorer):
 
 
 def test_the_facts_of_a_row_cut_name_the_sum():
-    table = facts_table(LinearCut("row", 1024, 512, tp_size=4, batch_size=256), whole=True)
-    assert "all-reduce of Y [256, 512], 524 kB; on a ring each rank sends 786 kB" in table
-    assert "all-gather of dX [256, 1024]" in table
-    assert "input_is_parallel=False" in table
+    explorer = shard_explorer("row", 1024, 512, tp_size=4)
+    explorer.whole.value = True
+    facts = explorer.facts.value
+    assert "all-reduce of Y [256, 512], 524 kB; on a ring each rank sends 786 kB" in facts
+    assert "all-gather of dX [256, 1024]" in facts
+    assert "input_is_parallel=False" in facts
 
 
-def test_a_misfit_says_so_in_place_and_keeps_the_last_picture_dimmed(explorer):
-    picture, facts = explorer.picture.value, explorer.facts.value
+def test_the_sentence_counts_columns_or_rows_and_one_rank_is_not_each_of_1(explorer):
+    assert "Each of 2 ranks has 256 columns of A" in explorer.says.value
+    explorer.cut.value = "row"
+    assert "Each of 2 ranks has 512 rows of A" in explorer.says.value
+    explorer.tp_size.value = 1
+    assert "One rank has all 1024 rows of A" in explorer.says.value
+
+
+def test_dealing_moves_the_shards(explorer):
+    before = shown(explorer).by_key["A.1"]
+    explorer.dealt.value = True
+    after = shown(explorer).by_key["A.1"]
+    assert (after.x, after.y) != (before.x, before.y)
+    assert after.fill == before.fill
+
+
+def test_a_choice_that_does_not_fit_moves_on_and_says_so(explorer):
     explorer.tp_size.value = 3
-    assert not explorer.fits
-    assert explorer.shown.tp_size == 2
+    assert explorer.tp_size.value == explorer.shown.tp_size == 4
     assert 'role="alert"' in explorer.says.value
-    assert "tp_size=3 does not divide output_size=512" in explorer.says.value
-    assert explorer.picture.value != picture
-    assert "labkit-stale" in explorer.facts.value
-    explorer.tp_size.value = 2
-    assert explorer.fits
-    assert "alert" not in explorer.says.value
-    assert (explorer.picture.value, explorer.facts.value) == (picture, facts)
-
-
-def test_redraws_leave_nothing_behind(explorer):
-    artists = len(explorer._canvas.axes[0].get_children())
-    for tp_size in (1, 2, 4, 8, 2):
-        explorer.tp_size.value = tp_size
-    assert len(explorer._canvas.axes[0].get_children()) == artists
-    assert pyplot.get_fignums() == []
+    assert "tensor t is 4 now, not 3" in explorer.says.value
+    assert "tensor t = 3 does not divide out = 512" in explorer.says.value
 
 
 def test_a_start_that_does_not_fit_is_refused():

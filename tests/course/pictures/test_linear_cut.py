@@ -18,30 +18,36 @@ KNOWN = {
 @pytest.mark.parametrize(("cut", "tp_size"), KNOWN)
 def test_shards_have_the_known_shapes(cut, tp_size):
     shape = LinearCut(cut, 1024, 512, tp_size)
-    assert (shape.a_shard, shape.weight_shard, shape.partition_size) == KNOWN[cut, tp_size]
+    assert (shape.tensors["A"].shard, shape.weight_shard, len(shape.part_of(0))) == KNOWN[cut, tp_size]
+
+
+@pytest.mark.parametrize("cut", ["column", "row"])
+def test_the_parts_of_all_ranks_are_the_whole_in_order(cut):
+    shape = LinearCut(cut, 12, 8, tp_size=4)
+    assert [number for rank in range(4) for number in shape.part_of(rank)] == [*range(8 if cut == "column" else 12)]
 
 
 @pytest.mark.parametrize("cut", ["column", "row"])
 def test_the_product_of_the_shards_has_the_shape_of_ys_shard(cut):
-    shape = LinearCut(cut, 12, 8, tp_size=4, batch_size=5)
-    assert shape.x_shard[1] == shape.a_shard[0]
-    assert shape.y_shard == (shape.x_shard[0], shape.a_shard[1])
-    assert shape.b_shard == (shape.y_shard[1],)
+    y, x, a, b = (tensor.shard for tensor in LinearCut(cut, 12, 8, tp_size=4, batch_size=5).tensors.values())
+    assert x[1] == a[0]
+    assert y == (x[0], a[1])
+    assert b == (y[1],)
 
 
 def test_messages_of_each_cut_with_cut_and_with_whole_ends():
     column, row = (LinearCut(cut, 12, 8, tp_size=4, batch_size=5) for cut in ("column", "row"))
-    assert (column.forward_messages(), column.backward_messages()) == ([], [Message("all_reduce", "dX", (5, 12))])
-    assert column.forward_messages(whole=True) == [Message("all_gather", "Y", (5, 8))]
-    assert (row.forward_messages(), row.backward_messages()) == ([Message("all_reduce", "Y", (5, 8))], [])
-    assert row.backward_messages(whole=True) == [Message("all_gather", "dX", (5, 12))]
-    assert column.backward_messages()[0].size_bytes() == 5 * 12 * 4
+    all_reduce_x, all_reduce_y = Message("all_reduce", "dX", (5, 12)), Message("all_reduce", "Y", (5, 8))
+    assert column.messages() == ([], [all_reduce_x])
+    assert column.messages(whole=True) == ([Message("all_gather", "Y", (5, 8))], [all_reduce_x])
+    assert row.messages() == ([all_reduce_y], [])
+    assert row.messages(whole=True) == ([all_reduce_y], [Message("all_gather", "dX", (5, 12))])
+    assert all_reduce_x.size_bytes() == 5 * 12 * 4
 
 
 @pytest.mark.parametrize("cut", ["column", "row"])
 def test_a_group_of_one_is_silent(cut):
-    shape = LinearCut(cut, 12, 8, tp_size=1)
-    assert not (shape.forward_messages(True) or shape.backward_messages(True))
+    assert LinearCut(cut, 12, 8, tp_size=1).messages(whole=True) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -58,7 +64,12 @@ def test_what_does_not_fit_is_refused_with_a_way_out(arguments, said):
         LinearCut(*arguments)
 
 
-def test_the_table_says_every_shape():
-    text = str(LinearCut("row", 1024, 512, 2, batch_size=128))
-    for shape in ("[128, 1024]", "[128, 512] of partial sums", "[512, 512]", "[512, 1024]"):
-        assert shape in text
+def test_the_table_says_every_shape_and_the_bytes_of_a_shard():
+    rows = {name: cells for name, *cells in LinearCut("row", 1024, 512, 2, batch_size=128).table().rows}
+    assert rows == {
+        "Y": ["[128, 512]", "[128, 512] of partial sums", "262 kB"],
+        "X": ["[128, 1024]", "[128, 512]", "262 kB"],
+        "A": ["[1024, 512]", "[512, 512]", "1.05 MB"],
+        "stored weight": ["[512, 1024]", "[512, 512]", "1.05 MB"],
+        "b": ["[512]", "the same", "2.05 kB"],
+    }

@@ -1,95 +1,160 @@
-"""Pictures of a cut matrix: true proportions, every shard numbered by its rank, every shape written."""
+"""Pictures of a cut matrix: true proportions, every shard with its rank's number, and dealt to its rank's row."""
 
-import numpy as np
+import re
+from itertools import combinations
+
 import pytest
-from matplotlib import pyplot
-from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_hex
 
 from course.pictures.linear_cut import LinearCut
-from course.pictures.sharding import draw_column, draw_cut, draw_row
-from course.pictures.style import FRAME_FILL, TINTS, TP, tint
+from course.pictures.sharding import draw_cut, draw_stride
+from course.pictures.style import FRAME_FILL, TP, tints
+from labkit.cuts import chunks_of_rank
+
+CUTS = ["column", "row"]
 
 
-def boxes(ax):
-    """The sizes in inches of all boxes of each colour collection, in the order of drawing."""
-    found = []
-    for artist in ax.collections:
-        if isinstance(artist, PolyCollection):
-            sizes = [np.ptp(path.vertices, axis=0) for path in artist.get_paths()]
-            found.append((np.array(sizes), [to_hex(color) for color in artist.get_facecolors()]))
-    return found
+def parts(scene, name):
+    """The boxes of one tensor, in rank order."""
+    return [mark for mark in scene.marks if re.fullmatch(rf"{name}\.\d+", mark.key)]
 
 
-def tints_of(num_ranks):
-    return [to_hex(tint(TP, TINTS[rank % len(TINTS)])) for rank in range(num_ranks)]
+def sizes(scene, name):
+    return [pytest.approx((mark.width, mark.height)) for mark in parts(scene, name)]
 
 
 def test_cut_by_columns_a_y_and_b_are_in_shards_and_x_is_whole():
-    (y, y_fills), (x, x_fills), (a, a_fills), (_, b_fills) = boxes(draw_column(1024, 512, 2))
-    assert y_fills == a_fills == b_fills == tints_of(2)
-    assert x_fills == [to_hex(FRAME_FILL)]
-    assert a[0] / x[0] == pytest.approx([256 / 1024, 1024 / 256])  # true proportions
-    assert y[0] == pytest.approx([a[0, 0], x[0, 1]])
-
-
-@pytest.mark.parametrize("tp_size", [1, 2, 4])
-def test_cut_by_rows_x_and_a_are_in_shards_and_y_is_a_sum_of_parts_as_large_as_y(tp_size, written):
-    (y, y_fills), (x, x_fills), (a, a_fills), (_, b_fills) = boxes(draw_row(1024, 512, tp_size))
-    assert x_fills == a_fills == tints_of(tp_size)
-    assert b_fills == [to_hex(FRAME_FILL)]
-    assert y_fills == [tints_of(tp_size)[rank] for rank in sorted({0, tp_size - 1})]
-    for part in y:
-        assert part == pytest.approx([a[0, 0], x[0, 1]])  # not cut: it has all columns and rows of Y
-    assert a[0] / x[0] == pytest.approx([512 / (1024 / tp_size), 1024 / tp_size / 256])
-    assert len(a) == len(x) == tp_size
-    assert [label.text for label in written if label.text.startswith("+") and "b" not in label.text] == {
-        1: [], 2: ["+"], 4: ["+ … +"],
-    }[tp_size]  # fmt: skip
-
-
-@pytest.mark.parametrize("draw", [draw_column, draw_row])
-@pytest.mark.parametrize("tp_size", [2, 16])
-def test_every_shard_carries_its_ranks_number_in_order(draw, tp_size, written):
-    draw(1024, 512, tp_size)
-    numbers = [int(label.text) for label in written if label.text.isdigit()]
-    everybody = list(range(tp_size))
-    if draw is draw_row:
-        assert numbers == [0, tp_size - 1, *everybody, *everybody]  # Y's first and last part, X, A
-    else:
-        assert numbers == everybody * 3  # Y, A, b
+    scene = draw_cut(LinearCut("column", 1024, 512, 2))
+    for name in "YAb":
+        assert [mark.fill for mark in parts(scene, name)] == tints(TP, 2)
+        assert [mark.text for mark in parts(scene, name)] == ["rank 0", "rank 1"]
+        left, right = parts(scene, name)
+        assert right.x == pytest.approx(left.x + left.width)
+        assert right.y == left.y
+    (a, _), (x, _), (y, _) = (parts(scene, name) for name in "AXY")
+    assert x.fill == FRAME_FILL
+    assert (a.width / x.width, a.height / x.height) == pytest.approx((256 / 1024, 1024 / 256))  # true proportions
+    assert (y.width, y.height) == pytest.approx((a.width, x.height))
 
 
 @pytest.mark.parametrize(
-    ("cut", "tp_size", "shapes"),
-    [
-        ("column", 16, ["A_i [1024, 32]", "weight [32, 1024]", "b_i [32]", "Y_i [256, 32]", "all of X"]),
-        ("row", 16, ["A_i [64, 512]", "weight [512, 64]", "all of b", "a partial Y [256, 512]", "X_i [256, 64]"]),
-    ],
+    ("tp_size", "drawn", "pluses"), [(1, [0], []), (2, [0, 1], ["+"]), (4, [0, 1, 2, 3], ["+"] * 3),
+                                     (16, [0, 1, 15], ["+", "+ … +"])]
+)  # fmt: skip
+def test_cut_by_rows_y_is_a_sum_of_sheets_as_large_as_y(tp_size, drawn, pluses):
+    scene = draw_cut(LinearCut("row", 1024, 512, tp_size))
+    sheets = parts(scene, "Y")
+    assert [mark.text for mark in sheets] == [f"rank {rank}" for rank in drawn]
+    (a, *_), (x, *_) = parts(scene, "A"), parts(scene, "X")
+    for sheet in sheets:
+        assert (sheet.width, sheet.height) == pytest.approx((a.width, x.height))  # not cut: all rows and columns of Y
+    assert [mark.text for mark in scene.marks if mark.key.startswith("plus")] == pluses
+    assert len(parts(scene, "A")) == len(parts(scene, "X")) == tp_size
+    assert parts(scene, "A")[-1].y == pytest.approx(a.y + a.height * (tp_size - 1))
+    assert {mark.fill for mark in parts(scene, "b")} == {FRAME_FILL}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_dealing_moves_each_shard_to_its_ranks_row(cut):
+    whole, dealt = (draw_cut(LinearCut(cut, 1024, 512, 4), flag) for flag in (False, True))
+    names = [f"{name}.{rank}" for name in "YXAb" for rank in range(4)]
+    assert set(names) <= set(whole.by_key)
+    assert set(names) <= set(dealt.by_key)
+    for rank in range(4):
+        for name in "YXAb":
+            mark = dealt.by_key[f"{name}.{rank}"]
+            assert mark.y + mark.height / 2 == pytest.approx(dealt.by_key[f"rank{rank}"].y)
+            assert mark.tags == mark.lights == (f"rank{rank}",)
+            assert mark.fill == whole.by_key[mark.key].fill
+    shard = LinearCut(cut, 1024, 512, 4).tensors["A"].shard
+    [(wide, high), *others] = [(mark.width, mark.height) for mark in parts(dealt, "A")]
+    assert all(other == (wide, high) for other in others)
+    if cut == "row":
+        assert high / wide == pytest.approx(shard[0] / shard[1])
+        assert "b.sign0" not in dealt.by_key  # the bias is added to the sum, not to each part
+
+
+def test_of_many_ranks_the_first_two_and_the_last_have_a_row():
+    scene = draw_cut(LinearCut("column", 1024, 512, 16), dealt=True)
+    assert [mark.text for mark in scene.marks if mark.key.startswith("rank")] == ["rank 0", "rank 1", "rank 15"]
+    assert [mark.key for mark in parts(scene, "A")] == ["A.0", "A.1", "A.15"]
+    assert scene.by_key["dots"].text == "…"
+
+
+def test_a_ranks_shards_light_each_other_and_copies_that_lie_on_each_other_light_for_all():
+    scene = draw_cut(LinearCut("column", 1024, 512, 2))
+    assert scene.by_key["A.1"].lights == scene.by_key["Y.1"].tags == scene.by_key["b.1"].tags == ("rank1",)
+    assert scene.by_key["X.1"].tags == ("rank0", "rank1")
+
+
+def test_facts_say_what_a_rank_has_with_shapes_and_bytes():
+    scene, row = (draw_cut(LinearCut(cut, 1024, 512, 2)) for cut in CUTS)
+    said = "Rank 1: A_1 [1024, 256], 1.05 MB, columns 256 to 511 of A, stored as weight [256, 1024]"
+    assert scene.by_key["A.1"].fact == said
+    assert scene.by_key["X.0"].fact == "Rank 0: all of X [256, 1024], 1.05 MB, as on every rank"
+    assert row.by_key["X.1"].fact == "Rank 1: X_1 [256, 512], 524 kB, columns 512 to 1023 of X"
+    assert row.by_key["Y.1"].fact == "Rank 1: X_1 A_1 [256, 512], 524 kB, a part of all of Y"
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("dealt", [False, True])
+@pytest.mark.parametrize(
+    "numbers", [(1024, 512, 2), (64, 4096, 4), (4096, 64, 4), (64, 64, 4, 4096), (8192, 8192, 8, 8192), (512, 512, 16)]
 )
-def test_the_shapes_are_written(cut, tp_size, shapes, written):
-    draw_cut(LinearCut(cut, 1024, 512, tp_size))
-    text = "\n".join(label.text for label in written)
-    for shape in ["A  [1024, 512]", "X  [256, 1024]", "Y  [256, 512]", *shapes]:
-        assert shape in text
+def test_nothing_leaves_the_picture_or_covers_something_else(cut, dealt, numbers):
+    scene = draw_cut(LinearCut(cut, *numbers), dealt)
+    boxes = [mark for mark in scene.marks if "." in mark.key and mark.shape == "box" and "legend" not in mark.key]
+    for mark in boxes:
+        assert mark.x >= 0 and mark.x + mark.width <= scene.width + 1
+        assert mark.y >= 60 and mark.y + mark.height <= scene.height - 20
+    copies = "" if dealt else "X" if cut == "column" else "b"
+    for one, other in combinations([mark for mark in boxes if mark.key[0] != copies], 2):
+        apart = one.x + one.width <= other.x + 0.1 or other.x + other.width <= one.x + 0.1
+        assert apart or one.y + one.height <= other.y + 0.1 or other.y + other.height <= one.y + 0.1
 
 
-@pytest.mark.parametrize("draw", [draw_column, draw_row])
-@pytest.mark.parametrize("sizes", [(64, 4096, 4), (4096, 64, 4), (64, 64, 4, 4096), (512, 512, 8, 16)])
-def test_nothing_leaves_the_figure(draw, sizes, assert_inside):
-    assert_inside(draw(*sizes))
+def test_a_matrix_too_thin_to_see_is_drawn_thicker_and_the_picture_says_so():
+    assert "thin matrices are drawn thicker" in draw_cut(LinearCut("column", 64, 4096, 4)).title
+    assert "thicker" not in draw_cut(LinearCut("column", 1024, 512, 2)).title
 
 
-def test_a_matrix_too_thin_to_see_is_drawn_thicker_and_the_picture_says_so(written):
-    draw_column(64, 4096, 4)
-    assert any("thin matrices are drawn thicker" in label.text for label in written)
-    written.clear()
-    draw_column(1024, 512, 2)
-    assert not any("thicker" in label.text for label in written)
+def test_numbers_are_written_in_all_shards_or_in_none():
+    for tp_size in range(1, 17):
+        scene = draw_cut(LinearCut("column", 1024, 720720, tp_size))
+        assert len({bool(mark.text) for mark in parts(scene, "A")}) == 1
 
 
-def test_draws_into_the_axes_it_is_given_and_greys_what_is_no_longer_current():
-    ax = pyplot.figure(figsize=(11, 5)).add_axes((0, 0, 1, 1))
-    assert draw_cut(LinearCut("column", 8, 8, 2), ax, dimmed=True) is ax
-    assert boxes(ax)[0][1] != tints_of(2)
-    assert len(pyplot.get_fignums()) == 1
+@pytest.mark.parametrize(("tp_size", "stride"), [(2, 1), (2, 3), (4, 1), (2, 2)])
+def test_stripes_are_the_chunks_of_the_stride_rule(tp_size, stride):
+    for scene in draw_stride(12, tp_size, stride):
+        stripes = [mark for mark in scene.marks if mark.key.startswith("row")]
+        first_rows = {rank: [int(m.key[3:]) for m in stripes if m.tags == (f"rank{rank}",)] for rank in range(tp_size)}
+        size = 12 // len(stripes)
+        for rank, rows in first_rows.items():
+            own = [row for rows in chunks_of_rank(12, tp_size, rank, stride) for row in rows]
+            assert [row + i for row in rows for i in range(size)] == own
+        assert [mark.fill for mark in stripes] == [tints(TP, tp_size)[int(mark.tags[0][4:])] for mark in stripes]
+
+
+def test_stride_3_gives_each_rank_its_part_of_each_matrix_and_stride_1_does_not():
+    held = {
+        stride: [row[2] for row in draw_stride(12, 2, stride)[0].table.rows if row[0] == "rank 0"] for stride in (1, 3)
+    }
+    assert held == {1: ["Q 0 to 1", "Q 2 to 3", "K 0 to 1"], 3: ["Q 0 to 1", "K 0 to 1", "V 0 to 1"]}
+    keys = [set(scene.by_key) for stride in (1, 3) for scene in draw_stride(12, 2, stride)]
+    assert keys[0] == keys[1] == keys[2] == keys[3]  # so they can be steps of one stage
+
+
+def test_dealt_stripes_stand_in_their_ranks_row():
+    whole, dealt = draw_stride(16, 2, 2, ("gate", "up"))
+    assert {mark.y for mark in whole.marks if mark.key.startswith("row")} == {76}
+    for mark in dealt.marks:
+        if mark.key.startswith("row"):
+            assert mark.y + mark.height / 2 == dealt.by_key[mark.tags[0]].y
+    assert [mark.text for mark in whole.marks if mark.key.startswith("matrix")] == ["gate", "up"]
+
+
+def test_a_stride_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=re.escape("tp_size=4 * stride=2 = 8 does not divide output_size=12")):
+        draw_stride(12, 4, 2)
+    with pytest.raises(ValueError, match="matrices=3 does not divide output_size=16"):
+        draw_stride(16, 2, 1)
