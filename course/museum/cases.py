@@ -9,12 +9,16 @@ from string import ascii_uppercase
 
 from course.exercises.base import Folded, Verdict, indent, report, source_of
 from course.museum.faults import FAULTS, Fault
+from course.museum.grid import Cell, Grid
 from course.museum.tiny_run import LAYOUT, Run, Seen, in_one_process, on_rank
 from labkit.launch import launch
-from labkit.parity import Difference, Parity
+from labkit.parity import Parity
+from labkit.sizes import counted
 
 EQUAL = 1e-10
 """Relative errors below this are rounding: everything is in float64."""
+SAME_FOR = {"copies": lambda at: at.pp, "hidden": lambda at: (at.dp, at.pp), "heads": lambda at: at}
+"""What must be the same on ranks for which this is the same, and on no others: see `Seen`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,37 +40,51 @@ class Symptoms:
         return [ascii_uppercase[order.index(each)] for each in found]
 
     def __repr__(self) -> str:
-        return "\n".join([*self._by_step(), "", *self._by_rank(), "", *self._gradients()])
+        return "\n\n".join(map(str, self.tables()))
 
-    def _by_step(self) -> list[str]:
-        lines = ["            loss                     gradient norm"]
-        lines += ["step        one process   rank 0     one process   rank 0"]
-        columns = zip(self.expected.losses, self.ranks[0].losses, self.expected.norms, self.ranks[0].norms, strict=True)
-        for step, (loss, here, norm, norm_here) in enumerate(columns, 1):
-            lines.append(f"{step:<12}{loss:<14.5f}{here:<11.5f}{norm:<14.5f}{norm_here:.5f}")
-        return lines
+    def _repr_html_(self) -> str:
+        wrong = sum(table.num_wrong for table in self.tables())
+        says = f"✗ {counted(wrong, 'cell')} wrong: not what a right run shows." if wrong else "✓ Nothing is wrong here."
+        return f"<p>{says}</p>" + "".join(table.html() for table in self.tables())
 
-    def _by_rank(self) -> list[str]:
-        lines = ["step 1      weights                         same letter: the same"]
-        lines += ["rank        before it   loss       norm      copies  hidden  heads"]
-        letters = [self.letters(name) for name in ("copies", "hidden", "heads")]
+    def tables(self) -> list[Grid]:
+        """Return the three tables."""
+        return [self._by_step(), self._by_rank(), self._gradients()]
+
+    def _by_step(self) -> Grid:
+        one, here = self.expected, self.ranks[0]
+        rows = []
+        columns = zip(one.losses, here.losses, one.norms, here.norms, strict=True)
+        for step, (loss, loss_here, norm, norm_here) in enumerate(columns, 1):
+            row = Cell(str(step)), _number(loss), _number(loss_here, loss), _number(norm), _number(norm_here, norm)
+            rows.append(row)
+        heads = ["step", "one process", "rank 0", "one process", "rank 0"]
+        return Grid({0: "", 1: "loss", 3: "gradient norm"}, heads, [12, 14, 11, 14, 0], rows)
+
+    def _by_rank(self) -> Grid:
+        rows, places = [], [LAYOUT.coords(rank) for rank in range(len(self.ranks))]
+        for rank, (seen, at) in enumerate(zip(self.ranks, places)):
+            row = [Cell(f"{rank}  t{at.tp} d{at.dp} p{at.pp}"), _error(max(each.error for each in seen.weights))]
+            row += [_number(seen.losses[0], self.expected.losses[0]), _number(seen.norms[0], self.expected.norms[0])]
+            for name, whose in SAME_FOR.items():
+                letters, right = self.letters(name), [whose(place) == whose(at) for place in places]
+                row.append(Cell(letters[rank], right != [letter == letters[rank] for letter in letters]))
+            rows.append(row)
+        heads = ["rank", "before it", "loss", "norm", *SAME_FOR]
+        above = {0: "step 1", 1: "weights", 2: "", 4: "same letter: the same"}
+        return Grid(above, heads, [12, 12, 11, 10, 8, 8, 8], rows)
+
+    def _gradients(self) -> Grid:
+        rows = []
         for rank, seen in enumerate(self.ranks):
-            start = _error_text(max(each.error for each in seen.weights))
-            same = "".join(f"{each[rank]:<8}" for each in letters).rstrip()
-            coords = LAYOUT.coords(rank)
-            where = f"{rank}  t{coords.tp} d{coords.dp} p{coords.pp}"
-            lines.append(f"{where:<12}{start:<12}{seen.losses[0]:<11.5f}{seen.norms[0]:<10.5f}{same}")
-        return lines
-
-    def _gradients(self) -> list[str]:
-        lines = ["step 1      gradients", "rank        wrong     error     ratio    worst at"]
-        for rank, seen in enumerate(self.ranks):
-            wrong = sum(each.error >= EQUAL for each in seen.gradients)
-            count = f"{wrong} of {len(seen.gradients)}"
-            lines.append(f"{rank:<12}{count:<10}{_worst_text(self.parity.worst(rank))}")
-        if self.parity.common_ratio is not None and abs(self.parity.common_ratio - 1) > 1e-4:
-            lines.append(f"everything is {self.parity.common_ratio:.4g} times what one process has")
-        return lines
+            wrong, worst = sum(each.error >= EQUAL for each in seen.gradients), self.parity.worst(rank)
+            row = [Cell(str(rank)), Cell(f"{wrong} of {len(seen.gradients)}", wrong > 0), _error(worst.error)]
+            rows.append([*row, Cell(f"{worst.ratio:.4f}" if wrong else ""), Cell(worst.name if wrong else "")])
+        ratio, below = self.parity.common_ratio, ""
+        if ratio is not None and abs(ratio - 1) > 1e-4:
+            below = f"everything is {ratio:.4g} times what one process has"
+        heads = ["rank", "wrong", "error", "ratio", "worst at"]
+        return Grid({0: "step 1", 1: "gradients"}, heads, [12, 10, 10, 9, 0], rows, below)
 
 
 @dataclass
@@ -151,11 +169,10 @@ _IN_NO_ORDER = sorted(FAULTS, key=lambda fault: hashlib.blake2b(fault.name.encod
 CASES = [Case(number, fault) for number, fault in enumerate(_IN_NO_ORDER, 1)]
 
 
-def _error_text(error: float) -> str:
-    return "equal" if error < EQUAL else f"{error:.1e}"
+def _error(error: float) -> Cell:
+    return Cell("equal") if error < EQUAL else Cell(f"{error:.1e}", is_wrong=True)
 
 
-def _worst_text(worst: Difference) -> str:
-    if worst.error < EQUAL:
-        return "equal"
-    return f"{_error_text(worst.error):<10}{worst.ratio:<9.4f}{worst.name}"
+def _number(value: float, right: float | None = None) -> Cell:
+    """Return a loss or a norm with five decimals; it is wrong if they show that it is not the ``right`` one."""
+    return Cell(f"{value:.5f}", right is not None and abs(value - right) > 1e-5)

@@ -35,8 +35,8 @@ def draw_batch(cut: BatchCut) -> Scene:
             fact = f"rank {rank} sees them in {name}: one backward of {size}"
             place = x, top + rank * lane, step - min(GAP, 0.15 * step), lane - 6
             marks.append(box(f"rows{key}", *place, fill, text, fact=fact, **look))
-    rows = [[f"rank {r}", *(rows_text(cut.rows(r, number)) for number in range(m))] for r in range(d)]
-    table = Table(["", *(f"micro-batch {number}" for number in range(m))], rows, "The rows that each rank sees.")
+    rows = [[str(r), *(rows_text(cut.rows(r, number)) for number in range(m))] for r in range(d)]
+    table = Table(["rank", *(f"micro-batch {number}" for number in range(m))], rows, "The rows that each rank sees.")
     return Scene(f"Batch of {cut.batch_size} on {counted(d, 'rank')}", says, marks, top + d * lane, table=table)
 
 
@@ -62,9 +62,9 @@ def draw_replicas(cut: BatchCut) -> Scene:
             tags = f"rank{rank}", *([f"all.{number}"] if alike else [])
             look = dict(edge=FRAME, fact=f"rank {rank}, {name}: {fact}", tags=tags, lights=tags[-1:])
             marks.append(box(f"{name}{rank}", x, top + rank * lane, step - GAP, lane - 8, fill, texts[rank], **look))
-    rows = [[f"rank {rank}", *(texts[rank] for texts, _ in columns.values())] for rank in range(d)]
+    rows = [[str(rank), *(texts[rank] for texts, _ in columns.values())] for rank in range(d)]
     return Scene(
-        f"Data parallel on {counted(d, 'rank')}", says, marks, top + d * lane, table=Table(["", *columns], rows)
+        f"Data parallel on {counted(d, 'rank')}", says, marks, top + d * lane, table=Table(["rank", *columns], rows)
     )
 
 

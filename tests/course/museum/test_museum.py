@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from course import progress
 from course.museum import Museum, cases, museum
 from course.museum.cases import CASES, EQUAL, NAMES, nothing, symptoms
 from course.museum.faults import FAULTS
+from course.museum.grid import TINT
 from course.museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES, TinyTrainer
 from labkit import pipeline
 from labkit.pipeline.stage import Stage
@@ -136,6 +138,44 @@ def test_the_text_shows_what_there_is_to_see(shown):
     assert "3.0000   " in scaled and "equal" in scaled  # the weights were
     assert max(len(line) for symptoms in shown.values() for line in repr(symptoms).splitlines()) <= 72
     assert "embedding.weight" in repr(shown["tied embedding not reduced"])
+
+
+def wrong_cells(symptoms):
+    """The number of wrong cells under each head that has one, by table."""
+    found = []
+    for table in symptoms.tables():
+        found.append(Counter(head for row in table.rows for head, cell in zip(table.heads, row) if cell.is_wrong))
+    return found
+
+
+def test_wrong_cells_are_those_that_differ(shown):
+    assert wrong_cells(shown["before"]) == [{}, {}, {}]
+    assert wrong_cells(shown["row bias added t times"]) == [{"rank 0": 4}, {}, {}]  # steps 2 and 3
+    assert wrong_cells(shown["micro-batch losses not averaged"]) == [
+        {"rank 0": 3}, {"norm": 8}, {"wrong": 8, "error": 8},
+    ]  # fmt: skip
+    assert wrong_cells(shown["tied embedding not reduced"])[2] == {"wrong": 8, "error": 8}
+    assert wrong_cells(shown["gradient norm counted per stage"])[1:] == [{"norm": 8}, {}]
+    assert wrong_cells(shown["shards with one seed"])[1]["before it"] == 4  # tensor rank 0 has its own
+    assert wrong_cells(shown["same dropout mask on every shard"]) == [{}, {"heads": 8}, {}]
+    assert wrong_cells(shown["same dropout mask on every replica"]) == [{}, {"hidden": 8, "heads": 8}, {}]
+    assert wrong_cells(shown["missing backward all-reduce"])[1]["copies"] == 8
+
+
+@pytest.mark.parametrize("name", SYMPTOMS)
+def test_a_tint_never_stands_without_its_sign_and_its_word(shown, name):
+    html, wrong = shown[name]._repr_html_(), sum(table.num_wrong for table in shown[name].tables())
+    cells = re.findall("<td .*?</td>", html)
+    tinted = [cell for cell in cells if TINT in cell]
+    assert len(tinted) == wrong > 0
+    assert all("✗" in cell and "<b>wrong</b>" in cell for cell in tinted)
+    assert f"✗ {wrong} cells wrong" in html
+    assert len(re.findall("<table>", html)) == 3 and "before it" in html
+
+
+def test_a_healthy_run_has_no_tint(shown):
+    html = shown["before"]._repr_html_()
+    assert "✓ Nothing is wrong here." in html and TINT not in html
 
 
 def test_the_text_tells_one_wrong_gradient_from_all(shown):
