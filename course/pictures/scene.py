@@ -252,16 +252,18 @@ class Scene:
         return {
             "text/plain": str(self),
             "text/html": self.html(),
-            "image/svg+xml": self.svg(),
+            "image/svg+xml": self.image(),
             "image/png": base64.b64encode(self.png()).decode(),
         }
 
+    def image(self) -> str:
+        """Return what is seen as SVG: an image hears no pointer, and what marks would answer is half of the bytes."""
+        seen = replace(self, marks=[mark for mark in self.marks if not mark.shy])
+        return re.sub(r' data-[a-z]+="[^"]*"|<title>.*?</title>', "", seen.svg())
+
     def html(self) -> str:
         """Return the picture as HTML that a notebook shows even if it is not trusted, with the table folded away."""
-        seen = replace(self, marks=[mark for mark in self.marks if not mark.shy])
-        # An image hears no pointer: what its marks would answer is left out, half of the bytes.
-        svg = re.sub(r' data-[a-z]+="[^"]*"|<title>.*?</title>', "", seen.svg())
-        source = base64.b64encode(svg.encode()).decode()
+        source = base64.b64encode(self.image().encode()).decode()
         image = f'<img alt="{escape(self.alt)}" width="{_number(self.width)}" src="data:image/svg+xml;base64,{source}">'
         table = self.table.html
         return image + (f"<details><summary>The same as a table</summary>{table}</details>" if table else "")

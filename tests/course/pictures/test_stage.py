@@ -63,5 +63,5 @@ def test_clicks_and_drops_reach_python():
 
 def test_without_a_browser_it_is_its_first_scene():
     data, _ = Stage(scene(1), scene(2))._repr_mimebundle_()
-    assert data["image/svg+xml"] == scene(1).svg() and data["text/plain"] == str(scene(1))
+    assert data["image/svg+xml"] == scene(1).image() and data["text/plain"] == str(scene(1))
     assert "application/vnd.jupyter.widget-view+json" in data
