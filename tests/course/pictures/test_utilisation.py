@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from matplotlib.figure import Figure
 
 from course.measure.utilisation import TimedStep, predict_step
-from course.pictures.utilisation import draw_shares, draw_steps
+from course.pictures.style import IDLE
+from course.pictures.timeline import LEFT
+from course.pictures.utilisation import BARS, RIGHT, draw_steps
 from course.sizing import Plan
 from labkit.schedules import Op, one_f_one_b
 from labkit.shape import GPT
@@ -15,37 +16,59 @@ from labkit.timeline import Span, Timeline
 PLAN = Plan(GPT(16, 8192, 2048, 51200, 64), 8, 16, pp_size=8, recompute="selective")
 
 
-def widths(ax):
-    """Of the bars, for each look: [[width of each rank], ...]."""
-    corners = [[path.get_extents().extents for path in collection.get_paths()] for collection in ax.collections]
-    return [[right - left for left, _, right, _ in boxes] for boxes in corners]
-
-
-def test_bars_are_the_shares_of_each_rank():
-    step = predict_step(PLAN)
-    ax = draw_shares(step, Figure().subplots())
-    assert [list(column) for column in zip(*step.shares)] == [pytest.approx(column) for column in widths(ax)]
-    assert [text.get_text() for text in ax.texts] == [f"{shares.computing:.0%}" for shares in step.shares]
-
-
-def test_steps_have_one_scale_and_bars_beside_them():
+@pytest.fixture
+def run():
+    """Rank 1 waits from 0 to 4 for what is sent from 3 on, and rank 0 ends first."""
     op = Op("forward", 0)
     spans = [
         (0, "forward", "F0", 0, 3, op), (1, "wait", "for F0", 0, 4, op), (1, "forward", "F0", 4, 5, op),
         (0, "communication", "send F0", 3, 4, op),
     ]  # fmt: skip
     plan = replace(PLAN, world_size=2, pp_size=2, micro_batch_size=16)
-    step = TimedStep(plan, one_f_one_b(2, 1), Timeline([Span(*span) for span in spans], "paced: 3 ms a layer"))
-    first, second = draw_steps([predict_step(plan), step], ["predicted", "run"])
-    assert first.get_xlim() == second.get_xlim()
-    assert second.get_title("right").startswith("paced: 3 ms a layer")
-    assert len(first.figure.axes) == 4
-    legend = [text.get_text() for text in second.get_legend().get_texts()]
-    assert {"F forward", "waits for a message under way", "idle"} <= set(legend)
-    waits = [path.get_extents().extents for path in second.collections[2].get_paths()]
-    assert [(left, right) for left, _, right, _ in waits] == [(3, 4)]  # as in the bars: not what was idle
+    return TimedStep(plan, one_f_one_b(2, 1), Timeline([Span(*span) for span in spans], "paced: 3 ms a layer"))
+
+
+def test_bars_are_the_shares_of_each_rank():
+    step = predict_step(PLAN)
+    scene = draw_steps([step], ["predicted"])
+    for rank, shares in enumerate(step.shares):
+        bars = [scene.by_key[f"0.share{rank}.{part}"] for part in range(3)]
+        assert [bar.width / BARS for bar in bars] == pytest.approx(list(shares))
+        assert [bar.fact.split()[2] for bar in bars] == [f"{share:.0%}" for share in shares]
+        assert scene.by_key[f"0.share{rank}.word"].text == f"{shares.computing:.0%}"
+        assert scene.table.rows[rank] == ("predicted", str(rank), *(f"{share:.0%}" for share in shares))
+
+
+def test_steps_have_one_scale_and_say_where_they_are_from(run):
+    predicted = predict_step(PLAN)
+    scene = draw_steps([predicted, run], ["predicted", "run"])
+    pixels = (RIGHT - LEFT) / run.seconds  # the longer one ends at the right
+    assert scene.by_key["1.idle0"].width == pytest.approx(run.seconds * pixels)
+    assert scene.by_key["0.idle0"].width == pytest.approx(predicted.seconds * pixels)
+    assert scene.by_key["1.facts"].text == "paced: 3 ms a layer: 5 s, 40% computing"
+    words = {mark.text for mark in scene.marks if mark.key.startswith("legend")}
+    assert {"F forward", "waits for a message under way", "idle"} <= words
+    assert max(mark.y for mark in scene.marks if mark.key.startswith("0.")) < scene.by_key["1.title"].y
+
+
+def test_only_waits_for_messages_under_way_are_drawn_as_such(run):
+    [wait] = [mark for mark in draw_steps([run], ["run"]).marks if mark.key.startswith("0.wait")]
+    pixels = (RIGHT - LEFT) / run.seconds
+    assert (wait.x - LEFT, wait.width) == pytest.approx((3 * pixels, pixels))  # as in the bars: not what was idle
+    assert (wait.fill, wait.dashed) == (IDLE, True)
+
+
+def test_an_op_that_waits_interrupt_has_no_label_which_they_would_cover(run):
+    def labels(step):
+        return [mark.text for mark in draw_steps([step], ["run"]).marks if mark.text.startswith("F0")]
+
+    spans = [Span(rank, "forward", "F0", 0, 9, Op("forward", 0)) for rank in (0, 1)]
+    spans += [Span(rank, "wait", "all_reduce", 4, 6) for rank in (0, 1)]
+    plan = replace(PLAN, world_size=2, tp_size=2, pp_size=1)
+    assert labels(run) == ["F0", "F0"]
+    assert labels(TimedStep(plan, one_f_one_b(1, 1), Timeline(spans, "measured"))) == []
 
 
 def test_long_steps_are_in_seconds():
-    [ax] = draw_steps([predict_step(replace(PLAN, micro_batch_size=16))], ["long"])
-    assert ax.get_xlabel() == "s"
+    scene = draw_steps([predict_step(replace(PLAN, micro_batch_size=16))], ["long"])
+    assert scene.by_key["axis.unit"].text == "s"
