@@ -2,11 +2,8 @@
 
 import os
 import re
-import subprocess
-import sys
 import threading
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,20 +140,3 @@ def test_backend_is_chosen_by_the_gpus_there_are(gpus, size, chosen, capsys, mon
     assert world._choose_backend("auto", size, gpus) == chosen
     assert capsys.readouterr().out == ""  # said once
 
-
-SCRIPT = """
-import sys, torch, torch.distributed as dist
-from tests.labkit.launch.test_world import sum_of_ranks
-dist.init_process_group("gloo")
-total = sum_of_ranks()
-sys.stdout.write(f"RESULT {dist.get_rank()} {total}\\n")  # in one piece: ranks share the terminal
-"""
-
-
-def test_same_function_under_torchrun(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    path = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
-    ran = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
-    lines = sorted(line for line in ran.stdout.splitlines() if line.startswith("RESULT"))
-    assert lines == [f"RESULT {rank} {total}" for rank, total in enumerate(launch(sum_of_ranks, world_size=2))], ran
