@@ -179,9 +179,9 @@ def _parts(widget: widgets.Widget) -> list[widgets.Widget]:
     return own + [part for child in getattr(widget, "children", ()) for part in (child, *_parts(child))]
 
 
-def says_html(text: str) -> str:
+def says_html(text: str, *, warns: bool = False) -> str:
     """Say what the choice comes to (``text`` is HTML); a screen reader reads it out when it changes."""
-    return f'<div class="labkit-says" role="status">{text}</div>'
+    return f'<div class="labkit-says{" moved" * warns}" role="status">{text}</div>'
 
 
 def moved_html(controls: Mapping[str, Any], why: str, asked: Any, fitting: Any) -> str:

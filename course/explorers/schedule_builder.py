@@ -67,8 +67,8 @@ class ScheduleBuilder(Explorer):
         return Schedule("mine", p, m, [[op for op in row if op.micro_batch < m] for row in [*self.rows, *[[]] * p][:p]])
 
     def _parts(self) -> tuple[Scene, str, str]:
-        scene = draw_own_schedule(self.shown)
-        return scene, says_html(f"{scene.says}."), ""
+        scene, (_, waits) = draw_own_schedule(self.shown), run_as_far_as_possible(self.shown)
+        return scene, says_html(f"{scene.says}.", warns=bool(circle(self.shown, waits))), ""
 
 
 def _parse(key: str) -> tuple[str, int, Op]:

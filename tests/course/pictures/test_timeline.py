@@ -1,28 +1,27 @@
 """Timelines drawn: every op in its place and colour with its name, messages below, one scale, and always the source."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
-from matplotlib import pyplot
-from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_hex, to_rgb
-from matplotlib.figure import Figure
+from matplotlib.colors import to_rgb
 
-from course.pictures import rows
 from course.pictures import timeline as drawing
-from course.pictures.style import BACKWARD, FORWARD, IDLE, MUTED, WEIGHT_GRADIENT, tint
-from course.pictures.timeline import draw_timeline, draw_timelines
+from course.pictures.style import BACKWARD, FORWARD, IDLE, KIND_COLOR, MUTED, WEIGHT_GRADIENT, tint
+from course.pictures.timeline import draw_timelines, in_lanes, joined, links, peaks_in_flight, play_timeline
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.timeline import Span, Timeline, simulate
 
-WRITER = rows  # of the labels in boxes
+
+def draw(timeline, title="", **options):
+    return draw_timelines([timeline], [title], **options)
 
 
-def boxes(ax, number):
-    """The boxes drawn as ``number``: 0 is the ranks' background, 1 the work; left, top, right, bottom, and colours."""
-    collection = [artist for artist in ax.collections if isinstance(artist, PolyCollection)][number]
-    corners = [path.get_extents().extents for path in collection.get_paths()]
-    colors = [to_hex(color).upper() for color in collection.get_facecolors()]
-    return np.array(corners), colors * (len(corners) if len(colors) == 1 else 1)
+def seconds(scene, mark, end):
+    """When a box begins and ends."""
+    axis = scene.by_key["axis"]
+    width = axis.points[-1][0]
+    return (mark.x - axis.x) / width * end, (mark.x + mark.width - axis.x) / width * end
 
 
 def data_parallel(source="measured"):
@@ -38,133 +37,201 @@ def data_parallel(source="measured"):
 
 
 @pytest.mark.parametrize("schedule", [gpipe(3, 4), interleaved(2, 4, 2), zero_bubble(4, 5)])
-def test_every_op_is_a_box_at_its_time_in_its_ranks_row(schedule):
+def test_every_op_is_a_box_at_its_time_in_its_ranks_row_with_its_name(schedule):
     timeline = simulate(schedule, 0.7, 1.9)
-    corners, colors = boxes(draw_timeline(timeline), 1)
-    base = {"forward": FORWARD, "backward": BACKWARD, "weight_gradient": WEIGHT_GRADIENT}
-    assert len(corners) == len(timeline.spans)
-    for span, (left, top, right, bottom), color in zip(timeline.spans, corners, colors):
-        assert (left, right) == pytest.approx((span.start, span.end))
-        assert span.rank < top < bottom < span.rank + 1
-        strength = drawing.CHUNK_STRENGTHS[1] if span.label.endswith(".1") else 1.0
-        assert color == to_hex(tint(base[span.kind], strength)).upper()
+    scene = draw(timeline)
+    for span in timeline.spans:
+        mark, row = scene.by_key[f"{span.rank}.{span.label}"], scene.by_key[f"idle{span.rank}"]
+        assert seconds(scene, mark, timeline.makespan_seconds) == pytest.approx((span.start, span.end))
+        assert (mark.y, mark.height) == (row.y, row.height)
+        assert mark.fill == tint(KIND_COLOR[span.kind], drawing.CHUNK_STRENGTHS[span.op.chunk])
+        assert mark.text.replace("\n", "") == span.label.split(".")[0] or mark.text == span.label
+        assert mark.size >= 11
+    rows = [scene.by_key[f"idle{rank}"] for rank in timeline.ranks]
+    assert all(upper.y + upper.height < lower.y for upper, lower in pairwise(rows))
 
 
-def test_every_label_stands_in_its_box(written):
-    timeline = simulate(one_f_one_b(4, 8))
-    draw_timeline(timeline)
-    assert [label.text for label in written] == [span.label for span in timeline.spans]
-    for span, label in zip(timeline.spans, written):
-        assert span.start < label.x < span.end
-        assert span.rank < label.y < span.rank + 1
-
-
-def test_grey_lies_behind_until_the_makespan_and_the_axis_goes_on_to_the_given_end():
-    ax = draw_timeline(simulate(gpipe(2, 4)), end_seconds=20)
-    corners, colors = boxes(ax, 0)
-    assert colors == [IDLE, IDLE]
-    assert [(left, right) for left, _, right, _ in corners] == [(0, 15), (0, 15)]
-    assert ax.get_xlim() == (0, 20)
-    assert ax.get_ylim() == (2, 0)  # ranks go down
+def test_grey_goes_on_until_the_makespan_and_all_have_one_scale():
+    long, short = simulate(gpipe(2, 4)), simulate(gpipe(2, 2))
+    scene = draw_timelines([long, short], ["long", "short"])
+    assert scene.by_key["idle0"].fill == scene.by_key["1.idle0"].fill == IDLE
+    assert seconds(scene, scene.by_key["idle1"], 15) == pytest.approx((0, 15))
+    assert seconds(scene, scene.by_key["1.idle1"], 15) == pytest.approx((0, 9))
 
 
 @pytest.mark.parametrize(
     ("timeline", "facts", "unit"),
     [
-        (simulate(gpipe(4, 8)), "simulated:  33 time units,  27.3% idle", "time units"),
-        (simulate(gpipe(4, 8), 0.02, 0.04), "simulated:  660 ms,  27.3% idle", "ms"),
-        (data_parallel(), "measured:  22 ms,  ", "ms"),
-        (data_parallel("paced: ranks sleep 20 ms"), "paced: ranks sleep 20 ms:  22 ms,  ", "ms"),
-        (Timeline([Span(0, "forward", "F0", 0, 30)], "measured"), "measured:  30 s,  0.0% idle", "s"),
+        (simulate(gpipe(4, 8)), "simulated: 33 time units, 27.3% idle", "time units"),
+        (simulate(gpipe(4, 8), 0.02, 0.04), "simulated: 660 ms, 27.3% idle", "ms"),
+        (data_parallel(), "measured: 22 ms, ", "ms"),
+        (data_parallel("paced: ranks sleep 20 ms"), "paced: ranks sleep 20 ms: 22 ms, ", "ms"),
+        (Timeline([Span(0, "forward", "F0", 0, 30)], "measured"), "measured: 30 s, 0.0% idle", "s"),
         (Timeline([], "measured"), "measured", "ms"),
     ],
 )
 def test_the_source_stands_in_every_picture(timeline, facts, unit):
-    ax = draw_timeline(timeline, title="mine")
-    assert ax.get_title("left") == "mine"
-    assert ax.get_title("right").startswith(facts)
-    assert ax.get_xlabel() == unit
-    ax.figure.canvas.draw()
+    scene = draw(timeline, "mine")
+    assert scene.by_key["title"].text == "mine"
+    assert scene.by_key["facts"].text.startswith(facts)
+    assert scene.says.startswith(f"mine: {facts}")
+    assert scene.by_key["axis.unit"].text == unit
 
 
 def test_ticks_are_in_the_unit_of_the_axis():
-    ax = draw_timeline(simulate(gpipe(4, 8), 0.02, 0.04))
-    ax.figure.canvas.draw()
-    ticks = [(place, label.get_text()) for place, label in zip(ax.get_xticks(), ax.get_xticklabels())]
-    assert all(float(text) == pytest.approx(place * 1e3) for place, text in ticks)
-    assert ("ms", "500") in [(ax.get_xlabel(), text) for _, text in ticks]
+    scene = draw(simulate(gpipe(4, 8), 0.02, 0.04))
+    ticks = [mark for mark in scene.marks if mark.key.startswith("tick") and mark.text]
+    assert [mark.text for mark in ticks] == ["0", "100", "200", "300", "400", "500", "600"]
+    for mark in ticks:
+        assert seconds(scene, mark, 660)[0] == pytest.approx(float(mark.text))
 
 
-def test_a_measured_step_starts_at_zero_and_shows_waits_and_messages(written):
-    timeline = data_parallel()
-    ax = draw_timeline(timeline)
-    work, colors = boxes(ax, 1)
-    assert work[0][[0, 2]] == pytest.approx([0, 0.006])
-    assert colors[:3] == [FORWARD, BACKWARD, MUTED]
-    assert sorted({int(top) for _, top, _, _ in work}) == [0, 1]  # ranks 0 and 3 are the rows
-    assert (to_rgb("white") == ax.collections[1].get_edgecolors()[0][:3]).all()
-    waits, _ = boxes(ax, 2)
-    assert waits[0][[0, 2]] == pytest.approx([0.016, 0.0195])
-    assert ax.collections[2].get_hatch()
-    assert waits[0][[1, 3]] == pytest.approx(work[0][[1, 3]])  # on top of the work
-    messages, _ = boxes(ax, 3)
-    assert len(messages) == 6
-    first, second, third = messages[:3]
-    assert first[1] > work[0][3]  # below the work
-    assert second[1] > first[3]  # under way at the same time: below
-    assert third[1] == first[1]  # the first lane is free again
-    assert [label.text for label in written].count("all_reduce") == 6
+def test_what_an_op_waits_for_lights_up_and_so_does_what_waits_for_it():
+    scene = draw(simulate(one_f_one_b(4, 8)))
+    mark = scene.by_key["1.B2"]
+    assert (
+        mark.fact
+        == "B2 on rank 1: 14 to 16 time units; needs B2 of rank 2 and F2 of rank 1; micro-batches held then: 3"
+    )
+    lit = {peer.key for peer in scene.marks if set(peer.tags) & set(mark.lights)}
+    assert lit == {"2.B2", "1.F2", "0.B2", "2.B2>1.B2", "1.B2>0.B2"}
+    need = scene.by_key["2.B2>1.B2"]
+    assert need.shy
+    assert need.heads == 1
+    assert scene.by_key["0.F0"].fact.startswith("F0 on rank 0: 0 to 1 time units; needs no other op")
+
+
+def test_ranks_that_are_not_the_stages_of_one_pipeline_need_nothing():
+    twice = [
+        Span(rank, kind, f"{kind[0].upper()}0", start, start + 1, op) for rank in (0, 1) for kind, start, op in ONE
+    ]
+    assert links(Timeline(twice, "measured")) == {}
+    assert links(data_parallel()) == {}
+    pipeline = simulate(interleaved(2, 2, 2))
+    assert [[need.label for need in needs] for span, needs in links(pipeline).items() if span.label == "F1.1"] == [
+        ["F1"],
+        ["F1.1"],
+    ]
+
+
+ONE = [(span.kind, span.start, span.op) for span in simulate(gpipe(1, 1)).spans]
+
+
+def test_a_measured_step_starts_at_zero_and_shows_waits_and_messages():
+    scene = draw(data_parallel())
+    work = [mark for mark in scene.marks if mark.key.startswith("work")]
+    assert seconds(scene, work[0], 22) == pytest.approx((0, 6))
+    assert [mark.fill.upper() for mark in work[:3]] == [FORWARD, BACKWARD, MUTED]
+    assert {mark.y for mark in work} == {scene.by_key["idle0"].y, scene.by_key["idle3"].y}
+    wait = scene.by_key["wait0.0"]
+    assert seconds(scene, wait, 22) == pytest.approx((16, 19.5))
+    assert wait.dashed
+    assert scene.marks.index(wait) > scene.marks.index(work[1])  # on top of the work
+    first, second, third = (scene.by_key[f"message0.{place}"] for place in ("0.0", "1.0", "0.1"))
+    assert first.y > wait.y + wait.height
+    assert second.y > first.y + first.height - 1  # under way at the same time: below
+    assert third.y == first.y  # the first lane is free again
+    assert "all_reduce" in first.fact
 
 
 def test_more_messages_at_once_than_lanes_stay_in_their_row():
-    spans = [Span(0, "communication", "all_reduce", 0.1 * i, 9) for i in range(8)]
-    messages, _ = boxes(draw_timeline(Timeline([*spans, Span(0, "forward", "F0", 0, 1)], "measured")), 2)
-    assert messages[:, 3].max() < 1
-    assert len(set(messages[:, 1])) == drawing.MOST_LANES
+    spans = [Span(0, "communication", "all_reduce", 0.1 * i, 9 + i) for i in range(8)]
+    assert [len(lane) for lane in in_lanes(spans)] == [3, 3, 2]
+    assert len(in_lanes(spans[:1] + [Span(0, "communication", "late", 9, 10)])) == 1
 
 
-def test_a_prediction_and_a_measurement_have_one_scale_and_one_unit():
+def test_a_measurement_has_no_time_units():
     predicted, paced = simulate(gpipe(2, 2), 1.0, 2.0), Timeline(simulate(gpipe(2, 2), 1.1, 2.1).spans, "paced: 1 s")
-    first, second = draw_timelines([predicted, paced], ["predicted", "on 2 ranks"])
-    assert first.get_xlim() == second.get_xlim() == (0, paced.makespan_seconds)
-    assert first.get_position().x0 == second.get_position().x0
-    assert first.get_position().width == second.get_position().width
-    assert first.get_position().y0 > second.get_position().y1
-    assert second.get_xlabel() == "ms"  # not time units, which a measurement has none of
-    assert [ax.get_title("right").split(":")[0] for ax in (first, second)] == ["simulated", "paced"]
+    scene = draw_timelines([predicted, paced], ["predicted", "on 2 ranks"])
+    assert scene.by_key["axis.unit"].text == "ms"
+    assert scene.by_key["facts"].text.startswith("simulated: 9,000 ms")
+    assert scene.by_key["1.facts"].text.startswith("paced: 1 s: 9,600 ms")
 
 
-def test_timelines_fill_a_given_figure():
-    figure = Figure(figsize=(10, 9))
-    axes = draw_timelines([simulate(gpipe(4, 4)), simulate(one_f_one_b(4, 4))], ["a", "b"], figure=figure)
-    assert pyplot.get_fignums() == []
-    assert axes[0].get_position().height * 9 > 2.5
-    assert axes[-1].get_position().y0 * 9 == pytest.approx(drawing.FOOT_INCHES)
-
-
-def test_in_flight_bars_stand_beside_their_ranks():
+def test_bars_of_what_is_held_stand_beside_their_ranks():
     schedules = [gpipe(4, 8), one_f_one_b(4, 8)]
-    axes = draw_timelines([simulate(schedule) for schedule in schedules], ["GPipe", "1F1B"], in_flight=True)
-    beside = [ax for ax in axes[0].figure.axes if ax not in axes]
-    for ax, bars, schedule in zip(axes, beside, schedules):
-        assert bars.get_position().y0 == pytest.approx(ax.get_position().y0)
-        assert bars.get_ylim() == ax.get_ylim()
-        corners, _ = boxes(bars, 0)
-        rows_of = [int(top) for _, top, _, _ in corners]
-        assert [rows_of.count(rank) for rank in range(4)] == [schedule.peak_in_flight(rank) for rank in range(4)]
-    assert beside[0].get_xlim() == beside[1].get_xlim()
+    scene = draw_timelines([simulate(schedule) for schedule in schedules], ["GPipe", "1F1B"], in_flight=True)
+    unit = scene.by_key["held0.now"].width / 8
+    for key, schedule in zip(("", "1."), schedules):
+        for rank in range(4):
+            bar, row = scene.by_key[f"{key}held{rank}.now"], scene.by_key[f"{key}idle{rank}"]
+            assert bar.width / unit == pytest.approx(schedule.peak_in_flight(rank))
+            assert row.y < bar.y < bar.y + bar.height < row.y + row.height
+            assert row.x + row.width < bar.x
+            assert scene.by_key[f"{key}held{rank}.number"].text == str(schedule.peak_in_flight(rank))
+
+
+def test_peaks_count_a_chunks_pass_as_a_part():
+    schedule = interleaved(4, 8, 2)
+    assert peaks_in_flight(simulate(schedule)) == [schedule.peak_in_flight(rank) / 2 for rank in range(4)]
 
 
 def test_the_legend_names_what_occurs_and_nothing_else():
     def words(timeline):
-        return [text.get_text() for text in draw_timeline(timeline).get_legend().get_texts()]
+        return [mark.text for mark in draw(timeline).marks if mark.key.startswith("legend.") and mark.text]
 
-    assert words(simulate(gpipe(2, 2))) == ["F forward", "B backward", "idle"]
-    assert words(simulate(zero_bubble(2, 2))) == ["F forward", "B backward", "W gradient of the weights", "idle"]
-    assert words(simulate(interleaved(2, 2, 3))) == ["F forward", "B backward", "chunk 1", "chunk 2", "idle"]
-    expected = ["F forward", "B backward", "optimizer", "idle", "waits", "message under way"]
-    assert words(data_parallel()) == expected
-    assert draw_timeline(simulate(gpipe(2, 2)), legend=False).get_legend() is None
+    assert words(simulate(gpipe(2, 2))) == ["idle", "F forward", "B backward"]
+    assert words(simulate(zero_bubble(2, 2))) == ["idle", "F forward", "B backward", "W gradient of the weights"]
+    assert sorted(words(simulate(interleaved(2, 2, 3)))) == ["B backward", "F forward", "chunk 1", "chunk 2", "idle"]
+    assert words(data_parallel()) == ["idle", "F forward", "B backward", "optimizer", "waits", "message under way"]
+
+
+def test_the_table_has_when_each_op_starts_and_what_is_held():
+    table = draw(simulate(one_f_one_b(2, 2)), "1F1B", in_flight=True).table
+    assert table.heads[-1] == "ops, and when each starts (time units)"
+    first, last = (["1F1B", str(rank), "6 time units", "0 time units", "0 time units"] for rank in (0, 1))
+    assert list(map(list, table.rows)) == [
+        [*first, "2", "F0 0, F1 1, B0 4, B1 7"],
+        [*last, "1", "F0 1, B0 2, F1 4, B1 5"],
+    ]
+
+
+def test_narrow_boxes_shorten_their_labels_and_then_lose_them():
+    def texts(m):
+        marks = draw(simulate(interleaved(2, m, 2))).by_key
+        return [marks[key].text for key in ("0.F1.1", "0.B1.1")]
+
+    assert texts(4) == ["F1.1", "B1.1"]
+    assert texts(6) == ["F1", "B1.1"]
+    assert texts(10) == ["F\n1", "B1"]
+    assert texts(20) == ["", "B\n1"]  # a backward is twice as wide
+    assert texts(40) == ["", ""]
+
+
+def test_what_is_too_narrow_to_be_seen_is_joined_and_keeps_its_share_of_the_colours():
+    """1F1B has as many F as B, each half as long: a third of the joined boxes is blue."""
+    spans = [Span(0, "forward", f"F{i}", i, i + 1) for i in range(4)]
+    assert [len(group) for group in joined(spans, 10)] == [1, 1, 1, 1]
+    assert [len(group) for group in joined(spans, 1.1)] == [2, 2]
+    apart = [Span(0, "forward", "F0", 0, 1), Span(0, "forward", "F1", 9, 10)]
+    assert [len(group) for group in joined(apart, 1.1)] == [1, 1]
+    scene = draw(simulate(one_f_one_b(1, 2000)))
+    boxes = [mark for mark in scene.marks if mark.key.startswith("0.")]
+    assert len(boxes) < 900
+    blue = sum(mark.width for mark in boxes if mark.fill.upper() == FORWARD)
+    assert blue / sum(mark.width for mark in boxes) == pytest.approx(1 / 3, abs=0.02)
+    assert boxes[0].fact.startswith(f"{len(boxes[0].tags)} spans, F0 to ")
+
+
+def test_a_playhead_goes_from_start_to_end_and_says_who_runs_what():
+    timeline = simulate(one_f_one_b(4, 8))
+    whole, *steps = play_timeline(timeline, "1F1B")
+    assert whole == draw(timeline, "1F1B", in_flight=True)
+    assert steps[12].says == "13 time units: rank 0 B1, rank 1 F4, rank 2 B2, rank 3 B3"
+    assert [row[2] for row in steps[12].table.rows] == ["4", "3", "2", "1"]
+    places = [step.by_key["now"].x for step in steps]
+    assert places == sorted(places)
+    assert seconds(whole, steps[0].by_key["later"], 33) == pytest.approx((0, 33))
+    assert steps[-1].by_key["later"].width == pytest.approx(0)
+    bars = [step.by_key["held0.now"].width / whole.by_key["held0.now"].width for step in steps]
+    assert bars[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert bars[-1] == 0
+    assert {row[1] for row in steps[-1].table.rows} == {"idle"}
+
+
+def test_a_long_timeline_has_few_steps():
+    steps = play_timeline(simulate(gpipe(4, 64), 0.3, 0.7))
+    assert 30 < len(steps) <= drawing.MOST_STEPS + 2
 
 
 def test_colours_of_work_differ_in_lightness_too():
@@ -175,9 +242,3 @@ def test_colours_of_work_differ_in_lightness_too():
 
     assert abs(lightness(BACKWARD) - lightness(WEIGHT_GRADIENT)) > 0.1
     assert abs(lightness(IDLE) - lightness(FORWARD)) > 0.2
-
-
-def test_many_ops_take_a_handful_of_artists():
-    timeline = simulate(zero_bubble(8, 64), message_seconds=0.1)
-    assert len(timeline.spans) > 2000
-    assert len(draw_timeline(timeline).get_children()) < 25

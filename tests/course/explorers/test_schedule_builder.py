@@ -1,0 +1,141 @@
+"""A schedule written by hand: ops go where they are clicked or dropped, and what runs is what labkit says runs."""
+
+import pytest
+
+from course.explorers.schedule_builder import STUCK, schedule_builder
+from labkit.schedules import ScheduleDeadlock, check, gpipe, one_f_one_b
+from labkit.timeline import simulate
+
+STUCK_ROWS = ["F0 F1 F2 B0 B1 B2", "F0 B0 F1 F2 B1 B2", "F0 F1 B0 B1 F2 B2"]
+
+
+def texts(schedule):
+    return [" ".join(map(str, row)) for row in schedule.ranks]
+
+
+def scene(builder):
+    return builder.picture.scenes[0]
+
+
+def click(builder, *keys):
+    for key in keys:
+        builder.picture._hear(None, {"click": key}, [])
+
+
+def drop(builder, key, zone):
+    builder.picture._hear(None, {"drop": [key, zone]}, [])
+
+
+def test_a_click_puts_an_op_at_the_end_of_its_row_and_takes_it_back():
+    builder = schedule_builder(2, 2)
+    assert "click an op, or drag it" in builder.says.value
+    click(builder, "op.0.F0", "op.0.F1", "op.1.F0", "row.1", "tray.0")
+    assert texts(builder.shown) == ["F0 F1", "F0"]
+    click(builder, "op.0.F0")
+    assert texts(builder.shown) == ["F1", "F0"]
+    click(builder, "clear")
+    assert texts(builder.shown) == ["", ""]
+
+
+def test_an_op_goes_where_it_is_dropped():
+    builder = schedule_builder(2, 2, ["F0 F1", ""])
+    drop(builder, "op.0.B0", "row.0")
+    assert texts(builder.shown) == ["F0 F1 B0", ""]
+    drop(builder, "op.0.B0", "op.0.F1")
+    assert texts(builder.shown) == ["F0 B0 F1", ""]
+    drop(builder, "op.0.F0", "op.0.F0")
+    assert texts(builder.shown) == ["F0 B0 F1", ""]
+    drop(builder, "op.0.F0", "row.0")
+    assert texts(builder.shown) == ["B0 F1 F0", ""]
+    drop(builder, "op.0.F0", "tray.0")
+    drop(builder, "op.0.F0", "row.1")  # each rank has the same ops
+    assert texts(builder.shown) == ["B0 F1", "F0"]
+
+
+def test_every_op_can_be_dragged_dropped_on_and_clicked_in_row_and_tray():
+    builder = schedule_builder(2, 2, ["F0", ""])
+    marks = scene(builder).by_key
+    for key in ("op.0.F0", "op.0.B1", "op.1.F0"):
+        assert marks[key].drag
+        assert marks[key].drop
+        assert marks[key].fact
+    assert marks["tray.0"].y < marks["op.0.B1"].y < marks["row.0"].y < marks["op.0.F0"].y
+    assert all(marks[f"{zone}.1"].drop and marks[f"{zone}.1"].fact for zone in ("tray", "row"))
+
+
+@pytest.mark.parametrize("schedule", [gpipe(3, 4), one_f_one_b(4, 3)])
+def test_times_are_those_of_the_simulation(schedule):
+    p, m, expected = schedule.num_stages, schedule.num_micro_batches, simulate(schedule)
+    builder = schedule_builder(p, m, texts(schedule))
+    assert f"All ranks finish after {expected.makespan_seconds:g} time units" in builder.says.value
+    assert f"{expected.bubble_over_ideal:.3f}" in builder.says.value
+    for span in expected.spans:
+        assert (
+            scene(builder).by_key[f"op.{span.rank}.{span.label}"].fact
+            == f"{span.op} of rank {span.rank} runs at {span.start:g}"
+        )
+        assert f"{span.op} at {span.start:g}" in scene(builder).table.rows[span.rank][1]
+
+
+def test_a_deadlock_is_a_circle_of_red_arrows():
+    builder = schedule_builder(3, 3, STUCK_ROWS)
+    with pytest.raises(ScheduleDeadlock):
+        check(builder.shown)
+    assert "Deadlock: rank 1 waits at B0 for B0 of rank 2; rank 2 waits at F1 for F1 of rank 1." in builder.says.value
+    assert "moved" in builder.says.value
+    marks = scene(builder).by_key
+    arrows = {key: mark for key, mark in marks.items() if mark.heads}
+    assert list(arrows) == ["op.1.B0.waits", "op.2.B0.after", "op.2.F1.waits", "op.1.F1.after"]
+    assert {mark.edge for mark in arrows.values()} == {STUCK}
+    ends = [(mark.x + x, mark.y + y) for mark in arrows.values() for x, y in (mark.points[0], mark.points[-1])]
+    closed = [
+        marks[key] for key in ("op.1.B0", "op.2.B0", "op.2.B0", "op.2.F1", "op.2.F1", "op.1.F1", "op.1.F1", "op.1.B0")
+    ]
+    for (x, y), mark in zip(ends, closed):
+        assert x == pytest.approx(mark.x + mark.width / 2)
+        assert y in (pytest.approx(mark.y), pytest.approx(mark.y + mark.height))
+    assert marks["op.1.B2"].edge == STUCK
+    assert marks["op.0.B0"].edge != STUCK  # it waits, and nobody waits for it
+    assert marks["op.0.B0"].dashed
+    assert marks["op.1.F1"].fact == "F1 of rank 1 comes after B0, which waits"
+    drop(builder, "op.1.F1", "op.1.B0")
+    assert "All ranks finish" in builder.says.value
+    assert not any(mark.heads for mark in scene(builder).marks)
+    assert "moved" not in builder.says.value
+
+
+def test_a_wait_for_an_op_without_a_place_is_no_deadlock():
+    builder = schedule_builder(2, 1, ["F0 B0", "F0"])
+    assert "1 op to place; rank 0 waits at B0 for B0 of rank 1." in builder.says.value
+    assert not any(mark.heads for mark in scene(builder).marks)
+
+
+def test_a_rank_can_wait_for_itself():
+    builder = schedule_builder(1, 1, ["B0 F0"])
+    assert "Deadlock: rank 0 waits at B0 for F0 of rank 0." in builder.says.value
+    assert [mark.key for mark in scene(builder).marks if mark.heads] == ["op.0.F0.after"]
+
+
+def test_fewer_ranks_and_micro_batches_keep_what_is_left_of_the_rows():
+    builder = schedule_builder(3, 3, STUCK_ROWS)
+    builder.num_micro_batches.value = 2
+    assert texts(builder.shown) == ["F0 F1 B0 B1", "F0 B0 F1 B1", "F0 F1 B0 B1"]
+    builder.num_stages.value = 2
+    assert texts(builder.shown) == ["F0 F1 B0 B1", "F0 B0 F1 B1"]
+    assert "All ranks finish" in builder.says.value
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (4, 8), (4, 1), (2, 8)])
+def test_everything_stays_in_the_picture(p, m):
+    for rows in ([], texts(gpipe(p, m))):
+        picture = scene(schedule_builder(p, m, rows))
+        assert all(0 <= mark.x <= mark.x + mark.width <= 941 for mark in picture.marks)
+        assert all(mark.y + mark.height <= picture.height for mark in picture.marks)
+        assert all(mark.text for mark in picture.marks if mark.key.startswith("op."))
+
+
+def test_its_repr_could_be_typed_and_has_the_rows():
+    builder = schedule_builder(2, 2)
+    click(builder, "op.0.F0", "op.0.F1")
+    assert repr(builder) == "schedule_builder(2, 2, ['F0 F1', ''])"
+    assert eval(repr(builder), {"schedule_builder": schedule_builder}).shown == builder.shown
