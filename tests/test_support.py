@@ -74,6 +74,25 @@ def test_times_that_are_not_compared_stay_as_stored():
     assert stored_text(notebook("needed 9.5 ms", tags=tags), notebook("took 10.1 ms", tags=tags)) == "needed 9.5 ms"
 
 
+def test_a_picture_that_is_not_compared_stays_as_stored():
+    def book(drawn, alt="a picture of 3 ms"):
+        picture = {
+            "image/svg+xml": f'<svg a="{drawn}"/>',
+            "image/png": drawn,
+            "text/html": f'<img alt="{alt}" src="data:image/svg+xml;base64,{drawn}">',
+        }
+        made = notebook(tags=["nbval-ignore-output"])
+        made.cells[0].outputs = [new_output("display_data", data=picture)]
+        return made
+
+    def stored(new, old):
+        store_notebooks.keep_stored(new, old)
+        return new.cells[0].outputs[0].data["image/png"]
+
+    assert stored(book("new", "a picture of 4 ms"), book("old+/=")) == "old+/="
+    assert stored(book("new", "a graph"), book("old")) == "new"
+
+
 def test_what_is_compared_is_stored_as_it_is_now():
     assert stored_text(notebook("sum 9"), notebook("sum 10")) == "sum 9"
 
