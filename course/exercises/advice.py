@@ -1,8 +1,15 @@
 """What a wrong answer tells: which typical mistake gives the same values, or how they are related to the right ones."""
 
+import dis
 import math
+import re
+from collections.abc import Callable, Sequence
+from itertools import combinations
 
 from course.exercises.values import leaves, same, show
+from labkit.sizes import ranks_text
+
+RANKS = "the number of ranks"
 
 NONE = (
     "None is what a function gives back that does not end with `return`, whatever it prints or changes. So does "
@@ -10,38 +17,81 @@ NONE = (
 )
 
 
-def explain(got: list, right: list, mistakes: list[tuple[str, list]]) -> str:
+ERRORS = {
+    "implicitly created only for scalar": "backward() starts from one number: take the mean or the sum of yours first.",
+    "does not require grad": "backward() got a number that was computed without autograd: under torch.no_grad(), or "
+    "through .item(), .detach() or torch.tensor(...).",
+    "NoneType": "None is what a function gives back that does not end with `return`, and dist.all_reduce, which works "
+    "in place. It is also the `.grad` of a tensor that backward did not reach, as of one that was computed.",
+    "Invalid process group specified": "This rank is not a member of the group, and only members may call it.",
+    "of type torch.Tensor but got <class '(int|float)'>": "A collective adds up tensors, in place. Put the number into "
+    "one first: `total = torch.tensor(float(...))`. The sum is in `total` afterwards.",
+    "must be world size|size list": "The list must have one tensor per rank: `dist.get_world_size()`.",
+    "different dtypes|same dtype|expected scalar type": "The tensors have different dtypes. Make new ones like those "
+    "that were given: `torch.empty_like(x)`, or `x.new_zeros(...)`.",
+    "cannot be multiplied|must match|Sizes of tensors|view size": "The shapes do not fit.",
+    "empty sequence|argument is empty|non-empty list": "A list is empty here. What should happen then?",
+    "positional argument|keyword argument": "The check calls your function with the arguments of the stub: keep them.",
+    "index .*out of": "An index is too large: the last is one less than the number of items.",
+}
+"""What to say of an error by what is in its message, if it is no typical mistake."""
+
+
+def explain(got: list, right: list, mistakes: list[tuple[str, list]], given: Sequence[dict] = ()) -> str:
     """Return what a report says of wrong answers, given those in all cases or on all ranks; "" if nothing is known.
 
-    Each of the ``mistakes`` is its advice and what it answers.
+    Each of the ``mistakes`` is its advice and what it answers. ``given`` has the arguments for each answer by name;
+    `RANKS` is one of them if the answers are those of ranks.
 
     >>> explain([1, 3], [1, 2], [("You counted from 1.", [1, 3])])
     'What this usually is: You counted from 1.'
     """
-    advice = _nearest(got, right, mistakes) or _by_parts(got, right, mistakes)
-    if not advice and _has_none(got) and not _has_none(right):
+    advice = next(filter(None, (find(got, right, mistakes) for find in (_nearest, _by_parts, _by_cases))), None)
+    if not advice and None in leaves(got) and None not in leaves(right):
         advice = NONE
     if advice:
         return f"What this usually is: {advice}"
-    if len(got) > 2 and same(got[1:], got[:-1]) and not same(right[1:], right[:-1]):
-        return "The answer is always the same: does it look at what it is given?"
-    return _relation(list(zip(got, right)))
+    if error := next((value for value in got if hasattr(value, "message")), None):
+        return _of_error(error.message, given)
+    return _relation(list(zip(got, right)), given)
 
 
-def _has_none(answers: list) -> bool:
-    return any(value is None or "NoneType" in str(value) for value in leaves(answers))
+def unused(function: Callable) -> str:
+    """Say which arguments a function never looks at.
+
+    >>> unused(lambda rank, size: rank)
+    'Your function does not use `size`.'
+    """
+    if (code := getattr(function, "__code__", None)) is None:
+        return ""
+    read = [name for op in dis.get_instructions(code) if "LOAD" in op.opname for name in leaves(op.argval)]
+    left = [f"`{name}`" for name in code.co_varnames[: code.co_argcount] if name not in read]
+    return f"Your function does not use {', '.join(left)}." if left else ""
+
+
+def _of_error(message: str, given: Sequence[dict]) -> str:
+    words = next((words for part, words in ERRORS.items() if re.search(part, " ".join(message.split()))), "")
+    shapes = [f"{name} {shape}" for name, value in (given[0] if given else {}).items() if (shape := _shape(value))]
+    return f"{words} Given were {', '.join(shapes)}." if "shapes" in words and shapes else words
+
+
+def _shape(value) -> list[int]:
+    """Return the shape of nested lists, as far down as it is one."""
+    shapes = [_shape(item) for item in value] if isinstance(value, list) else []
+    return [len(shapes), *(shapes[0] if all(shape == shapes[0] for shape in shapes) else [])] if shapes else []
 
 
 def _nearest(got: list, right: list, mistakes: list[tuple[str, list]]) -> str | None:
     """Return the advice for the mistake that gives all wrong answers, and of the others the most."""
     wrong = [place for place, (answer, wanted) in enumerate(zip(got, right)) if not same(answer, wanted)]
+    values = [place for place in wrong if not hasattr(got[place], "message")] or wrong  # errors have many messages
     matches = [
         (sum(map(same, got, answers)), advice)
         for advice, answers in mistakes
-        if all(same(got[place], answers[place]) for place in wrong)
+        if all(same(got[place], answers[place]) for place in values)
     ]
     most, advice = max(matches, key=lambda match: match[0], default=(0, None))
-    return advice if 2 * most > len(got) else None
+    return advice if 4 * most >= 3 * len(got) else None
 
 
 def _by_parts(got: list, right: list, mistakes: list[tuple[str, list]]) -> str | None:
@@ -55,35 +105,95 @@ def _by_parts(got: list, right: list, mistakes: list[tuple[str, list]]) -> str |
     return None if None in found else " And: ".join(dict.fromkeys(found))
 
 
+def _by_cases(got: list, right: list, mistakes: list[tuple[str, list]]) -> str | None:
+    """Return the advice for several mistakes at once, each of which gives the wrong answers of some cases."""
+    found, left = [], {place for place, pair in enumerate(zip(got, right)) if not same(*pair)}
+    for advice, answers in mistakes:
+        wrong = {place for place, pair in enumerate(zip(answers, right)) if not same(*pair)}
+        if wrong & left and all(same(got[place], answers[place]) for place in wrong):
+            found, left = [*found, advice], left - wrong
+    return None if left else " And: ".join(dict.fromkeys(found))
+
+
 def _num_parts(answers: list) -> int | None:
     """Return of how many parts, up to four, each answer consists; None if they differ."""
     sizes = {len(each) if isinstance(each, list) else 0 for each in answers}
     return size if len(sizes) == 1 and 1 < (size := sizes.pop()) <= 4 else None
 
 
-def _relation(pairs: list[tuple]) -> str:
+def _relation(pairs: list[tuple], given: Sequence[dict] = ()) -> str:
     """Say what holds between all answers and the right ones, if it is something simple.
 
-    >>> _relation([([2, 4, 6], [1, 2, 3])])
-    'Every number is 2 times the right one.'
+    >>> _relation([([2, 4, 6], [1, 2, 3])], [{"t": 2}])
+    'Every number is 2 times the right one. That is t.'
     >>> _relation([([1, [5, 6]], [1, [6, 5]])])
-    'Only part 2 of the 2 is wrong. These are the right values, in a different order or shape.'
+    'Only part 2 of the 2 is wrong. These are the right values, in a different order.'
+    >>> _relation([(4, 5), (6, 6)], [{RANKS: 2}, {RANKS: 2}])
+    'It is right on ranks [1], and wrong on [0].'
     """
     found = ""
     if size := _num_parts([answer for pair in pairs for answer in pair]):
-        wrong = {part for got, right in pairs for part in range(size) if not same(got[part], right[part])}
+        wrong = [part for part in range(size) if not all(same(got[part], right[part]) for got, right in pairs)]
         if len(wrong) == 1:
             [part] = wrong
             found = f"Only part {part + 1} of the {size} is wrong. "
             pairs = [(got[part], right[part]) for got, right in pairs]
+        for one, other in combinations(range(size), 2):
+            order = [{one: other, other: one}.get(part, part) for part in range(size)]
+            if not found and all(same([got[part] for part in order], right) for got, right in pairs):
+                return f"Parts {one + 1} and {other + 1} are swapped."
+    more = _order(pairs) or _factor(pairs, given) or _missing(pairs)
+    is_right = [same(*pair) for pair in pairs]
+    if not more and any(is_right) and given and RANKS in given[0]:
+        ranks = [[rank for rank, each in enumerate(is_right) if each is wanted] for wanted in (True, False)]
+        more = "It is right on ranks {}, and wrong on {}.".format(*map(ranks_text, ranks))
+    return (found + more).strip()
+
+
+def _order(pairs: list[tuple]) -> str:
     flat = [(leaves(got), leaves(right)) for got, right in pairs]
-    if all(len(got) > 1 and same(sorted(got, key=str), sorted(right, key=str)) for got, right in flat):
-        found += "These are the right values, in a different order or shape."
-    elif all(len(got) == len(right) for got, right in flat):
-        numbers = [both for got, right in flat for both in zip(got, right)]
-        are_numbers = all(type(value) in (int, float) and math.isfinite(value) for both in numbers for value in both)
-        if are_numbers and len({right for _, right in numbers}) > 1:
-            factor = next(got / right for got, right in numbers if right)
-            if factor and all(same(got, factor * right) for got, right in numbers):
-                found += f"Every number is {show(factor)} times the right one."
-    return found.strip()
+    if not all(len(got) > 1 and same(sorted(got, key=str), sorted(right, key=str)) for got, right in flat):
+        return ""
+    if not all(same(got, right) for got, right in flat):
+        return "These are the right values, in a different order."
+    got, right = next(pair for pair in pairs if not same(*pair))
+    return f"These are the right values, in a different shape: {_shape(got)}, not {_shape(right)}."
+
+
+def _missing(pairs: list[tuple]) -> str:
+    """Say what is missing where all that is there is right."""
+    got, right = next(pair for pair in pairs if not same(*pair))
+    if isinstance(right, list) and len(right) > 1:
+        for part, value in enumerate(right):
+            if same(got, value) and all(same(*pair) or same(pair[0], pair[1][part]) for pair in pairs):
+                return f"This is part {part + 1} of the {len(right)}: return all."
+        if isinstance(got, list) and got and len(got) < len(right) and same(got, right[: len(got)]):
+            return f"What is there is right, but these are only the first {len(got)} of {len(right)}."
+    return ""
+
+
+def _factor(pairs: list[tuple], given: Sequence[dict]) -> str:
+    """Say which factor is between all answers and the right ones, and which argument it is."""
+    factors, numbers = [], []
+    for got, right in ((leaves(got), leaves(right)) for got, right in pairs):
+        values = [*got, *right]
+        if len(got) != len(right) or not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+            return ""
+        factor = next((one / other for one, other in zip(got, right) if other), None)
+        if factor == 0 or not all(same(one, (factor or 1) * other) for one, other in zip(got, right)):
+            return ""
+        factors.append(factor)
+        numbers += right
+    sizes = [
+        {name: value if type(value) in (int, float) else 0 for name, value in arguments.items()} for arguments in given
+    ]
+    names = [
+        f"{over}{name}"
+        for name in (sizes[0] if sizes else ())
+        for over, power in (("", 1), ("1/", -1))
+        if all(each[name] and (f is None or same(f, each[name] ** power)) for f, each in zip(factors, sizes))
+    ]
+    found, that = [factor for factor in factors if factor], " or ".join(names)
+    if len(set(numbers)) > 1 and found and same(found[1:], found[:-1]):
+        return f"Every number is {show(found[0])} times the right one.{f' That is {that}.' if that else ''}"
+    return f"Every number is {that} times the right one." if that and len(found) > 1 else ""

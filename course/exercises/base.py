@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from course.exercises.advice import NONE, explain
+from course.exercises.advice import NONE, explain, unused
 from course.exercises.feedback import give_feedback
 from course.exercises.record import note_solved
 from course.exercises.values import difference, has_floats, plain, same, show, with_lists
@@ -23,7 +23,7 @@ from labkit.sizes import counted
 
 Wrong = TypeVar("Wrong", bound=Callable)
 
-WHAT_CHANGED = "What is different here? Is a number, a size or a dtype written in that should come from elsewhere?"
+WHAT_CHANGED = "what is different here? Is a number, a size or a dtype written in that should come from elsewhere?"
 NOT_WHOLE = (
     "These are whole numbers, but stored as floats, which no size and no rank may be: use `//` for `/`, or `int`."
 )
@@ -108,8 +108,8 @@ class Exercise:
         """Note a typical mistake for each choice: the options with which ``wrong`` makes it, and the advice."""
         self.mistakes += [Mistake(partial(wrong, **options), advice) for options, advice in choices]
 
-    def mistakes_in(self, *choices: tuple[int, Callable, str]) -> None:
-        """Note a typical mistake for each choice: which part of the right answer is changed, how, and the advice."""
+    def mistakes_in(self, *choices: tuple[int | None, Callable, str]) -> None:
+        """Note a typical mistake for each choice: which part of the right answer (or all) changes, how, the advice."""
         for part, change, advice in choices:
             self.mistakes.append(Mistake(partial(_with_part, self.solution_function, part, change), advice))
 
@@ -129,8 +129,11 @@ class Exercise:
                 return self.nothing_returned(function, trials[0].got)
             if wrong := next((trial for trial in trials if not same(trial.got, trial.expected)), None):
                 advice = wrong.cause or self.advice(function, number, trials)
-                if number and not advice:
-                    advice = f"It was right in {counted(number, 'case')} before this one. {WHAT_CHANGED}"
+                if not wrong.cause and "usually" not in advice:
+                    right = (
+                        f"It was right in {counted(number, 'case')} before this one: {WHAT_CHANGED}" if number else ""
+                    )
+                    advice = " ".join(filter(None, (unused(function), advice, right)))
                 lines = self.report_lines(wrong) + [indent(advice)] * bool(advice)
                 return Verdict("raised" if isinstance(wrong.got, Raised) else "wrong", "\n".join(lines))
             complaints += [trial for trial in trials if trial.complaint or trial.cause]
@@ -156,13 +159,14 @@ class Exercise:
 
     def advice(self, function: Callable, number: int, trials: list[Trial]) -> str:
         """Return what a report adds to a wrong answer: the mistake with the same values, or what is seen of it."""
-        del trials  # without ranks, all cases are cheap enough to compare
+        del number, trials  # without ranks, all cases are cheap enough to compare
         got, right, *wrong = (
             [plain(answer(each, case)) for case in self.cases]
             for each in (function, self.solution_function, *(mistake.function for mistake in self.mistakes))
         )
         advices = [mistake.advice for mistake in self.mistakes]
-        return explain(got, right, list(zip(advices, wrong)))
+        names = inspect.signature(self.solution_function).parameters
+        return explain(got, right, list(zip(advices, wrong)), [dict(zip(names, plain(case))) for case in self.cases])
 
     def cases_text(self) -> str:
         """Say how much was tried, for the good news."""
@@ -229,7 +233,9 @@ def answer(function: Callable, case: tuple, catch: Any = Exception):
         return Raised(said(error), _where(function, error))
 
 
-def _with_part(right: Callable, part: int, change: Callable, *case) -> list:
+def _with_part(right: Callable, part: int | None, change: Callable, *case):
+    if part is None:
+        return change(right(*case))
     answers = list(right(*case))
     answers[part] = change(answers[part])
     return answers

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from course.exercises.on_ranks import RankExercise, gathered, only, whole_numbers
+from course.exercises.on_ranks import RankExercise, gathered, only, own, whole_numbers
 from course.measure import operations
 from course.sizing.ring import bus_factor
 from labkit.communication import CommunicationLog
@@ -58,37 +58,40 @@ all_reduce_from_halves = RankExercise(
 )
 
 
-@all_reduce_from_halves.mistake("Only the first half is done: each rank has the sum of one piece. Gather the pieces.")
-def reduce_scatter_alone(x):
-    return operations.reduce_scatter(x)
+def pieces_of(x):
+    return x.chunk(dist.get_world_size())
 
 
-@all_reduce_from_halves.mistake(
-    "The pieces are gathered, but nothing was added: this rank's own piece went into all_gather. The sum that came out "
-    "of reduce_scatter should go in."
+all_reduce_from_halves.mistakes_in(
+    (
+        None,
+        lambda x: list(pieces_of(x)),
+        "The pieces are right, but still a list: `torch.cat` makes one tensor of them.",
+    ),
+    (None, lambda x: sum(pieces_of(x)), "The sums were added up. They are different pieces of the result: join them."),
+    (
+        None,
+        lambda x: pieces_of(x)[-1].repeat(dist.get_world_size()),
+        "`[tensor] * n` is n times the same tensor: each piece overwrites the last. Make n.",
+    ),
 )
-def all_gather_of_own_pieces(x):
-    return gathered(x.chunk(dist.get_world_size())[dist.get_rank()], dim=0)
 
 
-@all_reduce_from_halves.mistake("The pieces are right, but still a list: `torch.cat` makes one tensor of them.")
-def list_of_pieces(x):
-    return list(my_all_reduce(x).chunk(dist.get_world_size()))
-
-
-@all_reduce_from_halves.mistake("`[tensor] * n` is n times the same tensor: each piece overwrites the last. Make n.")
-def one_tensor_for_all(x):
-    return my_all_reduce(x).chunk(dist.get_world_size())[-1].repeat(dist.get_world_size())
-
-
-@all_reduce_from_halves.mistake("Every rank's whole tensor was gathered, and nothing was added.")
-def all_gather_of_everything(x):
-    return gathered(x, dim=0)
-
-
-@all_reduce_from_halves.mistake("This is the rank's own tensor. Return what the collectives wrote, not what they read.")
 def unchanged(x):
     return x
+
+
+all_reduce_from_halves.mistakes_of(
+    lambda x, of: of(x),
+    (dict(of=operations.reduce_scatter), "Only the first half is done: a rank has the sum of one piece. Gather them."),
+    (
+        dict(of=lambda x: gathered(own(x), dim=0)),
+        "The pieces are gathered, but nothing was added: this rank's own piece went into all_gather. The sum that came "
+        "out of reduce_scatter should go in.",
+    ),
+    (dict(of=lambda x: gathered(x, dim=0)), "Every rank's whole tensor was gathered, and nothing was added."),
+    (dict(of=unchanged), "This is the rank's own tensor. Return what the collectives wrote, not what they read."),
+)
 
 
 # -- a ring -------------------------------------------------------------------------------------------------------
@@ -154,22 +157,24 @@ def ring(
     num_steps=lambda n: 2 * (n - 1),
     piece_of_step=lambda rank, step: rank - step,
     adds=lambda step, n: step < n - 1,
-    target=-1,
+    target=lambda step, n: -1,
+    ahead=1,
 ):
-    """Run a ring whose loop can be wrong: in its length, in the piece it sends, in when it adds, and to which piece."""
+    """Run a ring that can be wrong: in its length, the piece it sends, when it adds, to which piece, and its way."""
     rank, n = dist.get_rank(), dist.get_world_size()
     pieces = list(x.clone().chunk(n))
     arriving = torch.empty_like(pieces[0])
     for step in range(num_steps(n)):
-        send = dist.P2POp(dist.isend, pieces[piece_of_step(rank, step) % n].clone(), (rank + 1) % n)
-        receive = dist.P2POp(dist.irecv, arriving, (rank - 1) % n)
+        send = dist.P2POp(dist.isend, pieces[piece_of_step(rank, step) % n].clone(), (rank + ahead) % n)
+        receive = dist.P2POp(dist.irecv, arriving, (rank - ahead) % n)
         for request in dist.batch_isend_irecv([send, receive]):
             request.wait()
-        incoming = pieces[piece_of_step((rank + target) % n, step) % n]
+        incoming = pieces[piece_of_step((rank + target(step, n)) % n, step) % n]
         incoming.copy_(incoming + arriving if adds(step, n) else arriving)
     return torch.cat(pieces)
 
 
+NOT_THE_SENT = "What arrives is for the piece (rank - step - 1) % n, the one before that which was just sent."
 ring_all_reduce.mistakes_of(
     ring,
     (
@@ -177,10 +182,9 @@ ring_all_reduce.mistakes_of(
         "Once around is the reduce-scatter: each rank has one complete sum. n-1 more steps carry them to all ranks.",
     ),
     (dict(num_steps=lambda n: 2 * n - 3), "A step is missing: n-1 add and n-1 more copy. `range(a, b)` ends before b."),
-    (
-        dict(target=0),
-        "What arrives is for the piece (rank - step - 1) % n, the one before that which was just sent.",
-    ),
+    (dict(target=lambda step, n: 0), NOT_THE_SENT),
+    (dict(target=lambda step, n: 0 if step < n - 1 else -1), NOT_THE_SENT),
+    (dict(ahead=-1), "The neighbours are swapped: send to (rank + 1) % n, and receive from (rank - 1) % n."),
     (dict(adds=lambda step, n: True), "The second round adds again. What arrives is the sum, and replaces the piece."),
     (
         dict(piece_of_step=lambda rank, step: rank),

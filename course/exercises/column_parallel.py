@@ -5,7 +5,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from course.exercises.base import Exercise
-from course.exercises.on_ranks import Conduct, RankExercise, gathered, only, summed
+from course.exercises.on_ranks import Conduct, RankExercise, gathered, only, own, summed
 from labkit.groups import local_device
 
 # -- forward ----------------------------------------------------------------------------------------------------
@@ -71,10 +71,6 @@ column_forward = RankExercise(
 )
 
 
-def own(master):
-    return master.chunk(dist.get_world_size())[dist.get_rank()]
-
-
 def every_tth(master):
     return master[dist.get_rank() :: dist.get_world_size()]
 
@@ -103,16 +99,13 @@ column_forward.mistakes_of(
         "rank's shard of weight and bias first, compute with it, then gather.",
     ),
     (
-        dict(weight=lambda master: master.chunk(dist.get_world_size(), dim=-1)[dist.get_rank()]),
+        dict(weight=lambda master: own(master, -1)),
         "The weight was cut along its last dim. It is stored as [out, in], the transpose of A, whose columns are its "
         "rows: cut along dim 0.",
     ),
     (dict(bias=as_it_is), "The whole bias meets a shard of the output. Cut it as the weight: `chunk(t)[rank]`."),
     (dict(after=as_it_is), "The bias was added twice: to the shard, and to all of Y."),
-    (
-        dict(join=as_it_is),
-        "These are this rank's columns of Y. Gather them, so that every rank has all columns.",
-    ),
+    (dict(join=as_it_is), "These are this rank's columns of Y. Gather them, so that every rank has all columns."),
     (
         dict(join=lambda shard: gathered(shard, dim=0)),
         "The shards were stacked along the batch. They are columns of Y: join them along the last dim.",
@@ -123,10 +116,7 @@ column_forward.mistakes_of(
         ),
         "All t entries of the list are one tensor, as with `[tensor] * t`: each shard overwrites the last. Make t.",
     ),
-    (
-        dict(bias=lambda bias: 0 * own(bias)),
-        "The bias is missing. It is cut as the columns of A are: out/t numbers per rank.",
-    ),
+    (dict(bias=lambda bias: 0 * own(bias)), "The bias is missing. It is cut as the columns of A are: out/t per rank."),
     (
         dict(bias=lambda bias: bias.chunk(dist.get_world_size())[0]),
         "Every rank added the first piece of the bias. Each needs the piece for its own columns.",
@@ -211,20 +201,15 @@ column_backward.mistakes_of(
     gradients_from,
     (dict(of=summed), DY_IS_DIFFERENT),
     (dict(of=summed, dx=summed), DY_IS_DIFFERENT),
-    (
-        dict(),
-        "This is the part of dX through this rank's columns. Every rank used x: add up all parts.",
-    ),
+    (dict(), "This is the part of dX through this rank's columns. Every rank used x: add up all parts."),
     (
         dict(dx=lambda dx: gathered(dx, dim=-1)),
         "The parts of dX were joined. Each part already has the shape of x: add them up instead.",
     ),
+    (dict(dx=summed, db=torch.sum), "The bias' gradient was summed over everything: sum over the batch, dim 0."),
     (dict(dx=summed, db=lambda dy: dy.mean(0)), "The bias' gradient is the sum over the batch, not the mean."),
     (dict(dx=summed, db=lambda dy: dy.sum(1)), "The bias' gradient was summed over the columns: sum over the batch."),
-    (
-        dict(dx=summed, db=lambda dy: dy),
-        "The bias was added to every row of the batch: sum its gradient over the rows.",
-    ),
+    (dict(dx=summed, db=lambda dy: dy), "The bias was added to every row of the batch: sum its gradient over them."),
 )
 
 
@@ -255,32 +240,17 @@ stride_shard = Exercise(
 )
 
 
-@stride_shard.mistake("These are strided rows. The rule says strided chunks: cut first, then take every t-th chunk.")
-def strided_rows(master, rank, tp_size, stride):
-    return master[rank::tp_size]
-
-
-@stride_shard.mistake("This is one block of rows, as for stride 1. A fused [Q; K; V] must be cut inside each part.")
-def one_block(master, rank, tp_size, stride):
-    return master.chunk(tp_size)[rank]
-
-
-@stride_shard.mistake("This is one chunk. The rank keeps `stride` of them, joined.")
-def one_chunk(master, rank, tp_size, stride):
-    return master.chunk(tp_size * stride)[rank]
-
-
-@stride_shard.mistake("There are too few chunks: cut into t * stride, so that each part is cut t ways.")
-def too_few_chunks(master, rank, tp_size, stride):
-    chunks = master.chunk(stride)[rank::tp_size]
-    return torch.cat(chunks) if chunks else master[:0]
-
-
-@stride_shard.mistake("The chunks of a rank are tp_size apart, not stride apart.")
-def steps_by_stride(master, rank, tp_size, stride):
-    return torch.cat(master.chunk(tp_size * stride)[rank::stride])
-
-
+stride_shard.mistakes_of(
+    lambda master, rank, t, stride, kept: kept(master, rank, t, stride),
+    (dict(kept=lambda m, r, t, s: m[r::t]), "These are single rows. Cut into chunks first: take every t-th chunk."),
+    (dict(kept=lambda m, r, t, s: m.chunk(t)[r]), "This is one block, as for stride 1: cut inside each of Q, K and V."),
+    (dict(kept=lambda m, r, t, s: m.chunk(t * s)[r]), "This is one chunk. The rank keeps `stride` of them, joined."),
+    (
+        dict(kept=lambda m, r, t, s: torch.cat([*m.chunk(s)[r::t], m[:0]])),
+        "There are too few chunks: cut into t * stride, so that each part is cut t ways.",
+    ),
+    (dict(kept=lambda m, r, t, s: torch.cat(m.chunk(t * s)[r::s])), "The chunks of a rank are t apart, not stride."),
+)
 stride_shard.mistakes_of(
     lambda master, rank, t, stride, start, dim=0: torch.cat(master.chunk(t * stride, dim)[start(rank) :: t], dim),
     (dict(start=lambda rank: 0), "Every rank gets the chunks of rank 0. Start at chunk number `rank`."),

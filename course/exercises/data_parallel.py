@@ -69,14 +69,12 @@ average.mistakes_of(
 )
 
 
+average.mistakes_in((None, lambda averages: averages[:1], "Only the first came back. Is the return inside the loop?"))
+
+
 @average.mistake("You divided by the number of gradients. Divide by the number of replicas: dist.get_world_size().")
 def by_number_of_gradients(gradients):
     return [summed(gradient) / len(gradients) for gradient in gradients]
-
-
-@average.mistake("Only the first gradient came back. Is the return inside the loop?")
-def returned_too_early(gradients):
-    return my_average(gradients)[:1]
 
 
 @average.mistake("You reduced with MAX. The gradient of a mean of losses is the mean of their gradients.")
@@ -233,7 +231,7 @@ training_loop = RankExercise(
 )
 
 
-def train_wrongly(weight, steps, lr, *, zero="step", mean=True, reduce=True, average=True, autograd=False, sign=-1):
+def train_wrongly(weight, steps, lr, *, zero="step", mean=True, reduce="step", average=True, autograd=False, sign=-1):
     """Do what `my_train` does, with one thing wrong."""
     for micro_batches in steps:
         if zero == "step":
@@ -243,33 +241,47 @@ def train_wrongly(weight, steps, lr, *, zero="step", mean=True, reduce=True, ave
                 weight.grad = torch.zeros_like(weight)
             loss = (x @ weight).square().mean()
             (loss / len(micro_batches) if mean else loss).backward()
-        if reduce:
+            if reduce == "micro-batch":
+                dist.all_reduce(weight.grad)
+        if reduce == "step":
             dist.all_reduce(weight.grad)
-        if average:
+        if average is True:
             weight.grad /= dist.get_world_size()
         if zero == "before the update":
             weight.grad = torch.zeros_like(weight)
         with torch.set_grad_enabled(autograd):
-            weight += sign * lr * weight.grad
+            weight += sign * lr * weight.grad / (dist.get_world_size() if average == "update" else 1)
     return weight
 
 
+NOT_EMPTIED = "Gradients of earlier steps are still in weight.grad: empty it at the start of each step."
 training_loop.mistakes_of(
     train_wrongly,
-    (dict(zero="never"), "Gradients of earlier steps are still in weight.grad: empty it at the start of each step."),
+    (dict(zero="never"), NOT_EMPTIED),
+    (dict(zero="never", average="update"), NOT_EMPTIED),
     (dict(zero="micro-batch"), "You empty weight.grad in each micro-batch: only the last counts. Do it once per step."),
     (dict(zero="before the update"), "weight.grad was emptied before the update could use it: nothing is learned."),
     (dict(autograd=True), "The update is no part of the model: do it in `with torch.no_grad():`."),
     (dict(sign=1), "The weight went uphill: subtract lr * gradient."),
     (dict(mean=False), "The gradients of the micro-batches were added up. You need their mean: divide each loss by m."),
-    (dict(reduce=False, average=False), "Each rank learned from its own rows only, and now the replicas differ."),
+    (dict(reduce="never", average=False), "Each rank learned from its own rows only, and now the replicas differ."),
+    (
+        dict(reduce="micro-batch"),
+        "The all-reduce is in the loop over the micro-batches: it adds up again what it added up before. Call it once, "
+        "after the loop.",
+    ),
     (dict(average=False), "The gradients were added up over the ranks, but not divided by their number."),
 )
 
 
-@training_loop.mistake("You update after each micro-batch. One step uses all of them, with one weight.")
-def update_per_micro_batch(weight, steps, lr):
-    return my_train(weight, [[x] for micro_batches in steps for x in micro_batches], lr)
+UPDATES_TOO_OFTEN = "You update after each micro-batch. One step uses all of them, with one weight."
+training_loop.mistakes_of(
+    lambda weight, steps, lr, share: my_train(
+        weight, [[x] for micro_batches in steps for x in micro_batches], lr * share
+    ),
+    (dict(share=1), UPDATES_TOO_OFTEN),
+    (dict(share=1 / 2), UPDATES_TOO_OFTEN),
+)
 
 
 # -- unequal rows -------------------------------------------------------------------------------------------------
@@ -305,31 +317,24 @@ unequal_average = RankExercise(
 )
 
 
-@unequal_average.mistake(
-    "This is the mean of the ranks' means, in which a row on a rank with few rows counts more than others. It is right "
-    "only where all ranks have equally many."
-)
-def plain_average(gradient, num_rows):
-    return summed(gradient) / dist.get_world_size()
-
-
-@unequal_average.mistake("This is the sum of the ranks' means: too large, and rows count unequally. Weight by rows.")
-def plain_sum(gradient, num_rows):
-    return summed(gradient)
-
-
-@unequal_average.mistake("This is the gradient of the sum over all rows. You need the mean: divide by their number.")
-def sum_over_rows(gradient, num_rows):
-    return summed(gradient * num_rows)
-
-
-@unequal_average.mistake("You weighted by rows, then divided by the number of ranks. Divide by the number of all rows.")
-def divided_by_ranks(gradient, num_rows):
-    return summed(gradient * num_rows) / dist.get_world_size()
-
-
 unequal_average.mistakes_of(
     lambda gradient, num_rows, answer: answer(gradient, num_rows, dist.get_world_size()),
+    (
+        dict(answer=lambda g, rows, n: summed(g) / n),
+        "This is the mean of the ranks' means, in which a row on a rank with few rows counts more than others. It is "
+        "right only where all ranks have equally many.",
+    ),
+    (dict(answer=lambda g, rows, n: summed(g)), "This is the sum of the ranks' means. Weight by rows, and divide."),
+    (dict(answer=lambda g, rows, n: summed(g * rows)), "This is the gradient of a sum over rows: divide by all rows."),
+    (dict(answer=lambda g, rows, n: summed(g * rows) / n), "You divided by the number of ranks: divide by all rows."),
+    (dict(answer=lambda g, rows, n: summed(g * rows) / max(rows, 1)), "You divided by this rank's rows, not by all."),
+    (
+        dict(answer=lambda g, rows, n: summed(g) / summed(torch.tensor(float(rows)))),
+        "You divided by all rows, but these are gradients of means: multiply each by its rows first.",
+    ),
+    (dict(answer=lambda g, rows, n: summed(g * rows) / 10), "You divided by the 10 rows of the example: count them."),
+    (dict(answer=lambda g, rows, n: summed(g * rows) / (n * max(rows, 1))), "You divided by n times this rank's rows."),
+    (dict(answer=lambda g, rows, n: summed(g / max(rows, 1))), "You divided by rows: multiply. It is a mean of them."),
     (dict(answer=lambda g, rows, n: summed(g) / max(rows, 1)), "You divided by this rank's rows. Weight each by them."),
     (
         dict(answer=lambda g, rows, n: my_unequal_average(g, rows) / n),
@@ -340,13 +345,3 @@ unequal_average.mistakes_of(
         "This is the rank's own share of the mean: all-reduce the weighted gradients, too.",
     ),
 )
-
-
-@unequal_average.mistake("You divided by this rank's rows, so gradients differ. Divide by the rows of all ranks.")
-def divided_by_own_rows(gradient, num_rows):
-    return summed(gradient * num_rows) / max(num_rows, 1)
-
-
-@unequal_average.mistake("You divided by all rows, but these are gradients of means: multiply each by its rows first.")
-def sum_divided_by_all_rows(gradient, num_rows):
-    return summed(gradient) / summed(torch.tensor(float(num_rows), device=gradient.device))

@@ -31,51 +31,43 @@ rank_to_coordinates = Exercise(
 )
 
 
-@rank_to_coordinates.mistake("Your data coordinate never turns back to 0: it also needs `% dp_size`.")
-def data_never_turns_back(rank, tp_size, dp_size):
-    return rank % tp_size, rank // tp_size, rank // (tp_size * dp_size)
-
-
-@rank_to_coordinates.mistake("Your data coordinate moves with each rank, not once per tensor group: divide by tp_size.")
-def data_moves_with_every_rank(rank, tp_size, dp_size):
-    return rank % tp_size, rank % dp_size, rank // (tp_size * dp_size)
-
-
-@rank_to_coordinates.mistake("A stage holds tp_size * dp_size ranks, not dp_size: divide by both to find the stage.")
-def stages_of_dp_size(rank, tp_size, dp_size):
-    return rank % tp_size, rank // tp_size % dp_size, rank // dp_size
-
-
-@rank_to_coordinates.mistake("You let the data axis run fastest. In tp-dp-pp the first name, tp, runs fastest.")
-def data_runs_fastest(rank, tp_size, dp_size):
-    return rank // dp_size % tp_size, rank % dp_size, rank // (tp_size * dp_size)
-
-
-@rank_to_coordinates.mistake("The data and the pipeline coordinate are swapped: return tensor, data, pipeline.")
-def data_and_pipeline_swapped(rank, tp_size, dp_size):
-    tp_rank, dp_rank, pp_rank = my_coordinates(rank, tp_size, dp_size)
-    return tp_rank, pp_rank, dp_rank
-
-
 @rank_to_coordinates.mistake("Shifts and masks count in powers of two. t and d can be any: use `%` and `//`.")
 def bits(rank, tp_size, dp_size):
     tp_bits, dp_bits = tp_size.bit_length() - 1, dp_size.bit_length() - 1
     return rank & (tp_size - 1), rank >> tp_bits & (dp_size - 1), rank >> (tp_bits + dp_bits)
 
 
-@rank_to_coordinates.mistake("Coordinates are whole numbers: `/` gives fractions, and `//` drops them.")
-def fractions(rank, tp_size, dp_size):
-    return rank % tp_size, rank / tp_size % dp_size, rank / (tp_size * dp_size)
+def coordinates(
+    rank,
+    t,
+    d,
+    tp=lambda rank, t, d: rank % t,
+    dp=lambda rank, t, d: rank // t % d,
+    pp=lambda rank, t, d: rank // (t * d),
+):
+    return [axis(rank, t, d) for axis in (tp, dp, pp)]
 
 
-@rank_to_coordinates.mistake("The three numbers are right, but in the opposite order: return tensor, data, pipeline.")
-def opposite_order(rank, tp_size, dp_size):
-    return my_coordinates(rank, tp_size, dp_size)[::-1]
-
-
-@rank_to_coordinates.mistake("You count from 1. Ranks and coordinates count from 0.")
-def counts_from_1(rank, tp_size, dp_size):
-    return tuple(1 + coordinate for coordinate in my_coordinates(rank, tp_size, dp_size))
+rank_to_coordinates.mistakes_of(
+    coordinates,
+    (dict(dp=lambda r, t, d: r // t), "Your data coordinate never turns back to 0: it also needs `% dp_size`."),
+    (dict(dp=lambda r, t, d: r % d), "Your data coordinate moves with each rank: divide by tp_size first."),
+    (dict(dp=lambda r, t, d: r // t % t), "The data axis has dp_size places: `% dp_size`, not tp_size."),
+    (dict(pp=lambda r, t, d: r // d), "A stage holds tp_size * dp_size ranks, not dp_size: divide by both."),
+    (dict(pp=lambda r, t, d: r // (t + d)), "A stage holds tp_size * dp_size ranks, the product: you added them."),
+    (dict(pp=lambda r, t, d: r // t // t), "A stage holds tp_size * dp_size ranks: you divided by tp_size twice."),
+    (
+        dict(tp=lambda r, t, d: r // d % t, dp=lambda r, t, d: r % d),
+        "You let the data axis run fastest. In tp-dp-pp the first name, tp, runs fastest.",
+    ),
+    (
+        dict(dp=lambda r, t, d: r / t % d, pp=lambda r, t, d: r / (t * d)),
+        "Coordinates are whole numbers: `/` gives fractions, and `//` drops them.",
+    ),
+)
+rank_to_coordinates.mistakes_in(
+    (None, lambda place: [1 + each for each in place], "You count from 1. Ranks and coordinates count from 0."),
+)
 
 
 # -- the groups of a layout ---------------------------------------------------------------------------------------
@@ -107,9 +99,15 @@ group_lists = Exercise(
 )
 
 
-def groups_in_order(world_size: int, tp_size: int, pp_size: int, order: str) -> list:
+def groups_in_order(world_size: int, tp_size: int, pp_size: int, order: str = "tp-dp-pp", **strides: Callable) -> list:
+    """Return groups in this order; those of an axis in ``strides`` run through the world, as many ranks apart."""
     layout = ParallelLayout(world_size, tp_size, pp_size, order=order)
-    return [layout.groups(axis) for axis in ("tp", "dp", "pp")]
+    apart = {axis: stride(tp_size, pp_size) for axis, stride in strides.items()}
+    return [
+        [list(range(first, world_size, apart[axis])) for first in range(apart[axis])] if axis in apart
+        else layout.groups(axis)
+        for axis in ("tp", "dp", "pp")
+    ]  # fmt: skip
 
 
 group_lists.mistakes_of(
@@ -117,31 +115,17 @@ group_lists.mistakes_of(
     (dict(order="tp-pp-dp"), "These are groups of tp-pp-dp. In tp-dp-pp a stage is tp_size * dp_size ranks in a row."),
     (dict(order="dp-tp-pp"), "You let the data axis run fastest. In tp-dp-pp tensor ranks are neighbours: [0, 1], ..."),
     (dict(order="pp-dp-tp"), "You read the order from right to left: the axis that is named first runs fastest."),
+    (
+        dict(dp=lambda t, p: t),
+        "Your data groups run through all stages. Ranks of different stages hold different layers and have nothing to "
+        "average: a data group stays inside one stage of tp_size * dp_size ranks.",
+    ),
+    (
+        dict(pp=lambda t, p: p),
+        "The members of your pipeline groups are pp_size apart. pp_size is how many members there are; they are one "
+        "stage apart, which is tp_size * dp_size ranks.",
+    ),
 )
-
-
-@group_lists.mistake("The data and the pipeline groups are swapped: return tensor, data, pipeline.")
-def lists_swapped(world_size, tp_size, pp_size):
-    tp_groups, dp_groups, pp_groups = my_group_lists(world_size, tp_size, pp_size)
-    return tp_groups, pp_groups, dp_groups
-
-
-@group_lists.mistake(
-    "Your data groups run through all stages. Ranks of different stages hold different layers and have nothing to "
-    "average: a data group stays inside one stage of tp_size * dp_size ranks."
-)
-def data_groups_across_stages(world_size, tp_size, pp_size):
-    tp_groups, _, pp_groups = my_group_lists(world_size, tp_size, pp_size)
-    return tp_groups, [list(range(tp_rank, world_size, tp_size)) for tp_rank in range(tp_size)], pp_groups
-
-
-@group_lists.mistake(
-    "The members of your pipeline groups are pp_size apart. pp_size is how many members there are; they are one stage "
-    "apart, which is tp_size * dp_size ranks."
-)
-def pipelines_in_steps_of_pp_size(world_size, tp_size, pp_size):
-    tp_groups, dp_groups, _ = my_group_lists(world_size, tp_size, pp_size)
-    return tp_groups, dp_groups, [list(range(first, world_size, pp_size)) for first in range(pp_size)]
 
 
 @group_lists.mistake("Only tensor ranks are neighbours. The members of the other groups are a stride apart.")
@@ -150,9 +134,18 @@ def neighbours_in_every_group(world_size, tp_size, pp_size):
     return [[list(range(i, i + size)) for i in range(0, world_size, size)] for size in sizes]
 
 
-@group_lists.mistake("Every group lacks its last member: the end of a range is not part of it.")
-def last_member_missing(world_size, tp_size, pp_size):
-    return [[group[:-1] for group in groups] for groups in my_group_lists(world_size, tp_size, pp_size)]
+group_lists.mistakes_in(
+    (
+        1,
+        lambda groups: [[first + rank for rank in groups[0]] for first in range(len(groups))],
+        "Your data groups begin at each rank in turn. After tp_size of them, the next begins in the next stage.",
+    ),
+    (
+        None,
+        lambda lists: [[group[:-1] for group in groups] for groups in lists],
+        "Every group lacks its last member: the end of a range is not part of it.",
+    ),
+)
 
 
 # -- the layout for a cluster -------------------------------------------------------------------------------------
@@ -185,13 +178,14 @@ def layout_with(
     return t, gpus_per_replica // t, world_size // each
 
 
+STRADDLES = (
+    "A tensor group that is smaller than a node can still straddle two: with 6 GPUs per node, the ranks 4 to 7 are on "
+    "both. tp_size has to divide the GPUs of a node."
+)
 layout_for_cluster.mistakes_of(
     layout_with,
-    (
-        dict(tp_size=lambda n, r: min(n, r)),
-        "A tensor group that is smaller than a node can still straddle two: with 6 GPUs per node, the ranks 4 to 7 are "
-        "on both. tp_size has to divide the GPUs of a node.",
-    ),
+    (dict(tp_size=min), STRADDLES),
+    (dict(tp_size=min, per_copy=lambda n, r: min(n, r) * (r // min(n, r))), STRADDLES),
     (
         dict(tp_size=lambda n, r: max(t for t in range(1, n + 1) if r % t == 0)),
         "Your tp_size divides the replica, but not always the node: a group of 4 that begins at the fifth of 6 GPUs "
@@ -201,6 +195,7 @@ layout_for_cluster.mistakes_of(
         dict(tp_size=lambda n, r: min(t for t in range(2, n + 1) if n % t == 0 == r % t)),
         "Your tp_size divides both, but it is the smallest that does: take the largest.",
     ),
+    (dict(per_copy=lambda n, r: math.gcd(n, r) * r), "d is world_size // gpus_per_replica, which has t in it."),
     (dict(per_copy=lambda n, r: n), "d counts copies of the model, not nodes: world_size // gpus_per_replica."),
     (dict(per_copy=math.gcd), "In d the stages are missing: a copy takes t * p GPUs, which is gpus_per_replica."),
     (
@@ -221,15 +216,3 @@ layout_for_cluster.mistakes_of(
         "tp_size = gpus_per_node only works where it divides the replica: tp_size * pp_size must be gpus_per_replica.",
     ),
 )
-
-
-@layout_for_cluster.mistake("The pipeline and the data size are swapped: return tp_size, pp_size, dp_size.")
-def pipeline_and_data_swapped(world_size, gpus_per_node, gpus_per_replica):
-    tp_size, pp_size, dp_size = my_layout(world_size, gpus_per_node, gpus_per_replica)
-    return tp_size, dp_size, pp_size
-
-
-@layout_for_cluster.mistake("The tensor and the pipeline size are swapped: return tp_size, pp_size, dp_size.")
-def tensor_and_pipeline_swapped(world_size, gpus_per_node, gpus_per_replica):
-    tp_size, pp_size, dp_size = my_layout(world_size, gpus_per_node, gpus_per_replica)
-    return pp_size, tp_size, dp_size

@@ -1,5 +1,6 @@
 """Exercises whose function runs on several ranks at once, each with its own data; and what their mistakes share."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course.exercises.advice import explain
+from course.exercises.advice import RANKS, explain
 from course.exercises.base import Exercise, Raised, Trial, Verdict, answer, indent, said
 from course.exercises.values import leaves, plain, show
 from labkit.communication import CommunicationLog, communication_log
@@ -22,9 +23,10 @@ SOME_RANKS_ONLY = (
 
 @dataclass
 class Conduct(CommunicationLog):
-    """What a rank did on the way to its answer: what it communicated, and what autograd ``kept`` for a backward."""
+    """What a rank did on the way to its answer: its messages, what autograd ``kept`` for a backward, and new groups."""
 
     kept: list[torch.Tensor] = field(default_factory=list)
+    num_groups: int = 0
 
 
 @dataclass
@@ -52,7 +54,7 @@ class RankExercise(Exercise):
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
         """Return the answers of all ranks to one case, in rank order; or the error alone, if a rank raised one."""
-        expected = [right for [right] in self._reference((self.solution_function,), case)]
+        expected = [right for _, [right] in self._reference((self.solution_function,), case)]
         try:
             ranks = self._answers((function,), case)
         except Deadlock:
@@ -60,7 +62,13 @@ class RankExercise(Exercise):
         except RankFailed as failed:
             return [Trial("", Raised(said(failed.cause), str(failed)), expected)]
         return [
-            Trial(f"rank {rank} of {case[0]}, starting from {show(arguments)}", got, right, complaint, cause)
+            Trial(
+                f"rank {rank} of {case[0]}, starting from {show(arguments[0] if len(arguments) == 1 else arguments)}",
+                got,
+                right,
+                complaint,
+                cause,
+            )
             for rank, ((arguments, [got], complaint, cause), right) in enumerate(zip(ranks, expected))
         ]
 
@@ -73,22 +81,25 @@ class RankExercise(Exercise):
     def advice(self, function: Callable, number: int, trials: list[Trial]) -> str:
         """Return what a report adds to the ranks' values in this case, or to the error that one of them raised."""
         del function
+        case, names = self.cases[number], inspect.signature(self.solution_function).parameters
         got, right = [trial.got for trial in trials], [trial.expected for trial in trials]
-        wrong = zip(*self._reference(tuple(mistake.function for mistake in self.mistakes), self.cases[number]))
+        ranks = self._reference(tuple(mistake.function for mistake in self.mistakes), case)
+        given = [{RANKS: case[0], **dict(zip(names, arguments))} for arguments, _ in ranks]
+        wrong = zip(*(answers for _, answers in ranks))
         if isinstance(got[0], Raised):  # the answer of one rank, and it does not matter of which
             wrong = [got if got[0] in answers else [None] for answers in wrong]
         advices = [mistake.advice for mistake in self.mistakes]
-        return explain(got, right, list(zip(advices, map(list, wrong))))
+        return explain(got, right, list(zip(advices, map(list, wrong))), given)
 
     def cases_text(self) -> str:
         """Say on how many ranks it was right."""
         *others, last = [str(world_size) for world_size in dict.fromkeys(case[0] for case in self.cases)]
         return f"on {', '.join(others)} and {last} ranks" if others else f"on {last} ranks"
 
-    def _reference(self, functions: tuple[Callable, ...], case: tuple) -> list[list]:
-        """Return what each rank has from functions of the exercise itself, which do not change: they run once."""
+    def _reference(self, functions: tuple[Callable, ...], case: tuple) -> list[tuple]:
+        """Return each rank's arguments and answers for functions of the exercise itself, which run only once."""
         if (functions, case) not in self._known:
-            self._known[functions, case] = [answers for _, answers, *_ in self._answers(functions, case, Exception)]
+            self._known[functions, case] = [each[:2] for each in self._answers(functions, case, Exception)]
         return self._known[functions, case]
 
     def _answers(self, functions: tuple[Callable, ...], case: tuple, catch: Any = ()) -> list[tuple]:
@@ -102,7 +113,8 @@ def _answers_here(functions, inputs: Callable, rest: tuple, rule: Callable | Non
     answers = [plain(answer(function, arguments, catch)) for function in functions]
     complaint = cause = None
     if not catch:  # in a run of its own, so that the report of a deadlock does not lead through the log
-        kept = []
+        kept, world = [], dist.distributed_c10d._world
+        num_groups = world.group_count
 
         def note(tensor):
             kept.append(tensor)
@@ -110,9 +122,11 @@ def _answers_here(functions, inputs: Callable, rest: tuple, rule: Callable | Non
 
         with communication_log() as log, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             got = answer(functions[0], arguments, catch)
-        complaint = (rule and rule(Conduct(log.records, kept), *arguments)) or wrong_dtype(got, arguments)
+        complaint = (
+            rule and rule(Conduct(log.records, kept, world.group_count - num_groups), *arguments)
+        ) or wrong_dtype(got, arguments)
         cause = not_waited_for(log)
-    return plain(arguments if len(arguments) > 1 else arguments[0]), answers, complaint, cause
+    return plain(arguments), answers, complaint, cause
 
 
 def wrong_dtype(got, arguments: tuple) -> str | None:
@@ -159,6 +173,11 @@ def gathered(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor.contiguous())
     return torch.cat(parts, dim)
+
+
+def own(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """Return this rank's piece of a tensor that is cut along ``dim``."""
+    return tensor.chunk(dist.get_world_size(), dim)[dist.get_rank()]
 
 
 def whole_numbers(shape: tuple[int, ...], seed: int) -> torch.Tensor:

@@ -43,15 +43,16 @@ one_f_one_b_order = Exercise(
 )
 
 
-def in_turn(rank, num_stages, m, warmup: Callable, turn: tuple[str, ...] = ("F", "B")) -> list[str]:
+def in_turn(rank, num_stages, m, warmup: Callable, turn=("F", "B"), first_left=0) -> list[str]:
     """Return ``warmup(r, p, m)`` forwards; then forwards and backwards by ``turn``; then the backwards left over."""
     num_warmup = warmup(rank, num_stages, m)
     order = [f"F{i}" for i in range(num_warmup)]
     for i in range(m - num_warmup):
         order += [f"F{num_warmup + i}" if kind == "F" else f"B{i}" for kind in turn]
-    return order + [f"B{i}" for i in range(max(0, m - num_warmup), m)]
+    return order + [f"B{i}" for i in range(max(first_left, m - num_warmup), m)]
 
 
+BEYOND_M = "Some ops at the start or the end are of micro-batches that do not exist: there are only m."
 one_f_one_b_order.mistakes_of(
     in_turn,
     (
@@ -74,7 +75,12 @@ one_f_one_b_order.mistakes_of(
         "Forwards and backwards take turns from the first op on. That fits the last rank only: on the others B0 needs "
         "a gradient that the ranks below can give only after their own work, and meanwhile nobody goes on.",
     ),
-    (dict(warmup=lambda r, p, m: p - r - 1), "Some forwards are of micro-batches that do not exist: there are only m."),
+    (dict(warmup=lambda r, p, m: p - r - 1), BEYOND_M),
+    (dict(warmup=lambda r, p, m: p - r - 1, first_left=-9), BEYOND_M),
+    (
+        dict(warmup=lambda r, p, m: max(0, min(p - r - 2, m))),
+        "There is one forward too few at the start: p - r - 1 of them, one for each rank below.",
+    ),
     (
         dict(warmup=lambda r, p, m: min(p - r - 1, m), turn=("B", "F")),
         "In each turn the forward comes first: on the last rank B0 needs the F0 before it.",
@@ -140,58 +146,42 @@ bubble = Exercise(
 )
 
 
-@bubble.mistake("v is missing. With v chunks per rank, each slot takes 1/v of the time, and so does each idle slot.")
-def without_chunks(p, m, v):
-    return my_bubble(p, m, 1)
-
-
-@bubble.mistake("The two are swapped. The share divides by work and idle time together: it is the smaller one.")
-def swapped(p, m, v):
-    return my_bubble(p, m, v)[::-1]
-
-
-@bubble.mistake("There is one idle slot too many: the first rank starts at once, the last waits for p - 1 before it.")
-def all_stages(p, m, v):
-    return p / (v * m), p / (v * m + p)
-
-
 bubble.mistakes_of(
-    lambda p, m, v, answers: answers(p - 1, v * m),
-    (dict(answers=lambda idle, work: (idle // work, idle // (work + idle))), "`//` rounds down, to 0. Use `/`."),
+    lambda p, m, v, answers: answers(p - 1, m, v),
     (
-        dict(answers=lambda idle, work: (idle / work, idle / (work + idle + 1))),
-        "The first is right. The total has one slot too many: v·m of work, and p - 1 idle ones.",
+        dict(answers=lambda idle, m, v: my_bubble(idle + 1, m, 1)),
+        "v is missing. With v chunks per rank, each slot takes 1/v of the time, and so does each idle slot.",
     ),
     (
-        dict(answers=lambda idle, work: (idle / work, work / (work + idle))),
-        "The first is right. The second is the share of *work*; you want that of idle time, 1 minus this.",
+        dict(answers=lambda idle, m, v: my_bubble(idle + 2, m, v)),
+        "There is one idle slot too many: the first rank starts at once, the last waits for p - 1 before it.",
+    ),
+    (dict(answers=lambda idle, m, v: (idle // (v * m), idle // (v * m + idle))), "`//` rounds down, to 0. Use `/`."),
+    (
+        dict(answers=lambda idle, m, v: my_bubble(v * idle + 1, m, 1)),
+        "v is on the wrong side: more chunks make the bubble smaller, not larger.",
     ),
 )
-
-
-@bubble.mistake("Both are idle over ideal. The share of the total divides by work and idle time together.")
-def idle_over_ideal_twice(p, m, v):
-    return (my_bubble(p, m, v)[0],) * 2
-
-
-@bubble.mistake("Both are the share of the total. Idle over ideal divides by the work alone.")
-def share_twice(p, m, v):
-    return (my_bubble(p, m, v)[1],) * 2
-
-
-@bubble.mistake("v is on the wrong side: more chunks make the bubble smaller, not larger.")
-def chunks_on_top(p, m, v):
-    return v * (p - 1) / m, v * (p - 1) / (m + v * (p - 1))
-
-
-@bubble.mistake("The first is right. In the share v multiplies the work only: v·m slots of work, and p - 1 idle ones.")
-def idle_slots_divided_too(p, m, v):
-    return my_bubble(p, m, v)[0], my_bubble(p, m, 1)[1] / v
-
-
-@bubble.mistake("The first is right. In the share v is missing: it is the first divided by 1 plus the first.")
-def share_without_chunks(p, m, v):
-    return my_bubble(p, m, v)[0], my_bubble(p, m, 1)[1]
+bubble.mistakes_in(
+    (0, lambda first: first / (1 + first), "The first is a share of the total. Idle over ideal divides by the work."),
+)
+bubble.mistakes_of(
+    lambda p, m, v, second: ((p - 1) / (v * m), second(p - 1, m, v)),
+    (dict(second=lambda idle, m, v: idle / (v * m)), "Both are idle over ideal. The share divides by idle + work."),
+    (dict(second=lambda idle, m, v: idle / (v * m + idle + 1)), "The total has one slot too many: v·m and p - 1 idle."),
+    (
+        dict(second=lambda idle, m, v: v * m / (v * m + idle)),
+        "The first is right. The second is the share of *work*; you want that of idle time, 1 minus this.",
+    ),
+    (
+        dict(second=lambda idle, m, v: idle / (m + idle) / v),
+        "The first is right. In the share v multiplies the work only: v·m slots of work, and p - 1 idle ones.",
+    ),
+    (
+        dict(second=lambda idle, m, v: idle / (m + idle)),
+        "The first is right. In the share v is missing: it is the first divided by 1 plus the first.",
+    ),
+)
 
 
 # -- the gradient that is m times too large -------------------------------------------------------------------------
@@ -249,12 +239,14 @@ average_gradient = StepExercise(
 )
 
 
-def step_wrongly(weight, micro_batches, parts: Callable, forgets: bool = False, adds: bool = True):
+def step_wrongly(
+    weight, micro_batches, parts: Callable, forgets=False, adds=True, rows=lambda batches: sum(map(len, batches))
+):
     """Call backward on one part of each micro-batch's mean, and return the sum of the other part.
 
     ``parts(r, n, m)`` are both, for r of n rows in one of m micro-batches.
     """
-    total, n, m = 0.0, sum(map(len, micro_batches)), len(micro_batches)
+    total, n, m = 0.0, rows(micro_batches), len(micro_batches)
     for x in micro_batches:
         if forgets:
             weight.grad = None
@@ -266,8 +258,8 @@ def step_wrongly(weight, micro_batches, parts: Callable, forgets: bool = False, 
 
 
 TOO_LARGE = (
-    "The loss is right and the gradient is m times too large. The losses were averaged for the report, after "
-    "backward. What backward starts from must be averaged: it adds up the gradients of the m micro-batches."
+    "The loss is right, and the gradient is too large: that of a sum. The losses were averaged for the report, after "
+    "backward. What backward starts from must be averaged: it adds up the gradients of the micro-batches."
 )
 
 
@@ -285,6 +277,10 @@ average_gradient.mistakes_of(
         dict(parts=lambda r, n, m: (r / n / 2, r / n / 2)),
         "Both are half of the right ones: you divided by all numbers in x, `x.numel()`. A row has two: use `len(x)`.",
     ),
+    (
+        dict(parts=lambda r, n, m: (r / n, r / n), rows=lambda batches: len(batches) * len(batches[0])),
+        "You took every micro-batch to be as long as the first. The last has fewer rows: add up the rows of all.",
+    ),
     (dict(parts=lambda r, n, m: (1, 1)), "Loss and gradient are both sums over the micro-batches, m times the mean."),
     (
         dict(parts=lambda r, n, m: (1 / m, 1 / m)),
@@ -300,10 +296,8 @@ average_gradient.mistakes_of(
 )
 
 
-average_gradient.mistakes_of(
-    lambda weight, micro_batches, part: my_step(weight, micro_batches)[part],
-    (dict(part=0), "Only the loss came back. Return two things: the loss, and `weight.grad`."),
-    (dict(part=1), "Only the gradient came back. Return two things: the loss, and `weight.grad`."),
+average_gradient.mistakes_in(
+    (1, lambda gradient: None, "weight.grad is None: nobody has called `loss.backward()`, with its parentheses."),
 )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from course.exercises.on_ranks import Conduct, RankExercise, gathered, only, summed, whole_numbers
+from course.exercises.on_ranks import Conduct, RankExercise, gathered, only, own, summed, whole_numbers
 from labkit.communication import CommunicationLog
 from labkit.groups import local_device
 
@@ -54,10 +54,6 @@ def output_from(x, weight, bias, output: Callable, of=lambda x, weight: x @ weig
     return output(of(x, weight), bias)
 
 
-def own(tensor, dim=-1):
-    return tensor.chunk(dist.get_world_size(), dim)[dist.get_rank()]
-
-
 SIDE_BY_SIDE = (
     "The parts are put side by side. That is for a column layer, whose ranks hold different outputs. Here all ranks "
     "have the same outputs, each a part of the sum: add them."
@@ -81,11 +77,11 @@ row_forward.mistakes_of(
     ),
     (dict(output=lambda y, bias: gathered(y + bias, dim=-1)), SIDE_BY_SIDE),
     (dict(output=lambda y, bias: gathered(y, dim=-1) + bias), SIDE_BY_SIDE),
+    (dict(output=lambda y, bias: summed(y) + own(bias)), "The bias was cut. Outputs are whole here, so it is too."),
     (
-        dict(output=lambda y, bias: summed(y) + own(bias)),
-        "The bias was cut. Outputs are whole here, so it is too.",
+        dict(output=torch.add, of=lambda x, weight: own(x, -1) @ weight.T),
+        "x was cut again: it comes as [tokens, in/t].",
     ),
-    (dict(output=torch.add, of=lambda x, weight: own(x) @ weight.T), "x was cut again. It comes in as [tokens, in/t]."),
     (dict(output=torch.add, of=torch.matmul), "The weight is stored as [out, in/t]: multiply by its transpose."),
     (
         dict(output=torch.add, of=lambda x, weight: summed(x) @ weight.T),
@@ -154,21 +150,18 @@ row_backward.mistakes_in(
 )
 
 
-@row_backward.mistake(
-    "You added up the gradient of the output first. It is already the same on every rank, so everything came out t "
-    "times too large. Backward of an all-reduce is the identity."
+row_backward.mistakes_of(
+    lambda grad_y, x, weight, of: my_row_backward(of(grad_y), x, weight),
+    (
+        dict(of=summed),
+        "You added up the gradient of the output first. It is already the same on every rank, so everything came out t "
+        "times too large. Backward of an all-reduce is the identity.",
+    ),
+    (dict(of=lambda dy: own(dy, -1)), "You cut grad_y. Every rank's part of the sum has all columns: use it as it is."),
 )
-def grad_y_summed(grad_y, x, weight):
-    return my_row_backward(summed(grad_y), x, weight)
-
-
-@row_backward.mistake(
-    "You cut the gradient of the output. Every rank's part of the sum has all columns of it: use `grad_y` as it is."
+row_backward.mistakes_of(
+    lambda grad_y, x, weight, grad_bias: (*my_row_backward(grad_y, x, weight)[:2], grad_bias(grad_y)),
+    (dict(grad_bias=lambda dy: dy), "The bias was added to each token: sum its gradient over the tokens."),
+    (dict(grad_bias=lambda dy: dy.sum(1)), "The bias gradient was summed over the outputs. Sum over tokens, dim 0."),
+    (dict(grad_bias=torch.sum), "The bias gradient was summed over everything: sum over the tokens, dim 0."),
 )
-def grad_y_cut(grad_y, x, weight):
-    return my_row_backward(own(grad_y), x, weight)
-
-
-@row_backward.mistake("The bias was added to each token: sum its gradient over the tokens.")
-def bias_gradient_per_token(grad_y, x, weight):
-    return *my_row_backward(grad_y, x, weight)[:2], grad_y

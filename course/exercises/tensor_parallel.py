@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from course.exercises.base import Exercise, Raised, Trial, answer, is_blank
-from course.exercises.on_ranks import RankExercise, gathered, only, summed, whole_numbers
+from course.exercises.on_ranks import RankExercise, gathered, only, own, summed, whole_numbers
 from labkit.communication import CommunicationLog
 from labkit.launch import launch
 
@@ -53,20 +53,10 @@ gather_backward = RankExercise(
 )
 
 
-@gather_backward.mistake("This is one rank's part of the gradient of x. All ranks used x: it gets the sum of parts.")
-def not_reduced(grad_y, x, weight):
-    mine = grad_y.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
-    return mine @ weight, mine.T @ x
-
-
 def backward_of(grad_y, x, weight, mine: Callable, also_x: Callable = lambda x: x, reduce: Callable = summed):
     """Return the gradients if a rank takes ``mine(grad_y)`` for its columns."""
     columns = mine(grad_y)
     return reduce(columns @ weight), columns.T @ also_x(x)
-
-
-def own(tensor, dim=1):
-    return tensor.chunk(dist.get_world_size(), dim)[dist.get_rank()]
 
 
 GRAD_Y_IS_WHOLE = (
@@ -75,8 +65,12 @@ GRAD_Y_IS_WHOLE = (
 )
 gather_backward.mistakes_of(
     backward_of,
-    (dict(mine=lambda grad_y: own(summed(grad_y))), GRAD_Y_IS_WHOLE),
-    (dict(mine=lambda grad_y: own(summed(grad_y)), reduce=lambda grad_x: grad_x), GRAD_Y_IS_WHOLE),
+    (
+        dict(mine=lambda grad_y: own(grad_y, 1), reduce=lambda grad_x: grad_x),
+        "This is one rank's part of the gradient of x. All ranks used x: it gets the sum of parts.",
+    ),
+    (dict(mine=lambda grad_y: own(summed(grad_y), 1)), GRAD_Y_IS_WHOLE),
+    (dict(mine=lambda grad_y: own(summed(grad_y), 1), reduce=lambda grad_x: grad_x), GRAD_Y_IS_WHOLE),
     (
         dict(mine=lambda grad_y: grad_y),
         "The whole gradient of y went into the product, [tokens, out], but this rank's weight has out/t rows: it "
@@ -91,29 +85,14 @@ gather_backward.mistakes_of(
         "The rank took every t-th column of the gradient. Its columns are one block: `grad_y.chunk(t, dim=1)[rank]`.",
     ),
     (
-        dict(mine=lambda grad_y: own(grad_y, 0), also_x=lambda x: own(x, 0)),
+        dict(mine=lambda grad_y: own(grad_y), also_x=own),
         "The gradient was cut along the tokens. A rank computed all tokens, but only some columns: cut along dim 1.",
     ),
     (
-        dict(mine=own, reduce=lambda grad_x: gathered(grad_x, dim=-1)),
+        dict(mine=lambda grad_y: own(grad_y, 1), reduce=lambda grad_x: gathered(grad_x, dim=-1)),
         "The parts of the gradient of x were joined. Each already has the shape of x: add them up.",
     ),
 )
-
-
-@gather_backward.mistake("You added up the weight gradients. The ranks hold different columns: nothing to add.")
-def reduces_grad_weight(grad_y, x, weight):
-    grad_x, grad_weight = my_gather_backward(grad_y, x, weight)
-    return grad_x, summed(grad_weight)
-
-
-@gather_backward.mistake(
-    "You averaged the gradient of x. Averaging is for replicas that saw different data. Here each rank has different "
-    "terms of one sum."
-)
-def averages_grad_x(grad_y, x, weight):
-    grad_x, grad_weight = my_gather_backward(grad_y, x, weight)
-    return grad_x / dist.get_world_size(), grad_weight
 
 
 @gather_backward.mistake(
@@ -124,10 +103,16 @@ def whole_grad_weight(grad_y, x, weight):
     return my_gather_backward(grad_y, x, weight)[0], grad_y.T @ x
 
 
-@gather_backward.mistake("The weight gradient is transposed: it has the weight's shape, [out/t, in].")
-def transposed_grad_weight(grad_y, x, weight):
-    grad_x, grad_weight = my_gather_backward(grad_y, x, weight)
-    return grad_x, grad_weight.T
+gather_backward.mistakes_in(
+    (1, summed, "You added up the weight gradients. The ranks hold different columns: nothing to add."),
+    (1, torch.t, "The weight gradient is transposed: it has the weight's shape, [out/t, in]."),
+    (
+        0,
+        lambda grad_x: grad_x / dist.get_world_size(),
+        "You averaged the gradient of x. Averaging is for replicas that saw different data. Here each rank has "
+        "different terms of one sum.",
+    ),
+)
 
 
 # -- shards that are all alike --------------------------------------------------------------------------------------

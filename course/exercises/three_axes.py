@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from course.exercises.base import Exercise
-from course.exercises.on_ranks import RankExercise, only, summed, whole_numbers
+from course.exercises.on_ranks import Conduct, RankExercise, only, summed, whole_numbers
 from labkit.communication import CommunicationLog
 
 # -- place 8 ranks for a model --------------------------------------------------------------------------------------
@@ -106,15 +106,7 @@ place.mistakes_of(
 )
 
 
-@place.mistake("Where nothing is possible, return None.")
-def at_least_something(*case):
-    return my_place(*case) or (1, 1, 8)
-
-
-@place.mistake("The numbers are right, in a different order: return (t, p, d).")
-def pipeline_before_tensor(*case):
-    found = my_place(*case)
-    return found and (found[1], found[0], found[2])
+place.mistakes_in((None, lambda found: found or (1, 1, 8), "Where nothing is possible, return None."))
 
 
 # -- the norm of all gradients --------------------------------------------------------------------------------------
@@ -196,22 +188,21 @@ def norms_added(gradients, kinds, tp_rank):
     return summed(own_norm(gradients, kinds, tp_rank))
 
 
-@norm.mistake(
-    "The squares were averaged over the ranks: ReduceOp.AVG, or a division. Ranks hold different parts here, so their "
-    "squares add up: ReduceOp.SUM, which is what `dist.all_reduce` does by default."
-)
-def squares_averaged(gradients, kinds, tp_rank):
-    return my_norm(gradients, kinds, tp_rank) / dist.get_world_size() ** 0.5
-
-
-@norm.mistake("The sum of the squares is right. The norm is its root.")
-def no_root(gradients, kinds, tp_rank):
-    return my_norm(gradients, kinds, tp_rank) ** 2
-
-
 @norm.mistake("The whole parameters are missing: each counts once, on tp_rank 0.")
 def whole_left_out(gradients, kinds, tp_rank):
     return summed(squares(gradients, kinds, "shard")).sqrt()
+
+
+norm.mistakes_in(
+    (
+        None,
+        lambda norm: norm / dist.get_world_size() ** 0.5,
+        "The squares were averaged over the ranks: ReduceOp.AVG, or a division. Ranks hold different parts here, so "
+        "their squares add up: ReduceOp.SUM, which is what `dist.all_reduce` does by default.",
+    ),
+    (None, lambda norm: norm**2, "The sum of the squares is right. The norm is its root."),
+    (None, lambda norm: norm**4, "The sum of the squares was squared again. The norm is its root."),
+)
 
 
 # -- one embedding on two stages ------------------------------------------------------------------------------------
@@ -231,23 +222,18 @@ def tied_inputs():
     return whole_numbers((2, 2), seed=360 + rank).cpu() if is_end else None, num_stages
 
 
-def made_by_all(log: CommunicationLog, *_) -> str | None:
-    """Complain unless all ranks made equally many groups, and none but that of the ends: torch counts them by rank.
-
-    It asks by an all-gather: where the ends call their all-reduce in the world, gloo would take one for the other.
-    """
-    world = dist.distributed_c10d._world
-    mine = [world.group_count, *(sorted(ranks) for ranks in world.pg_group_ranks.values())]
-    by_rank: list = [None] * dist.get_world_size()
-    dist.all_gather_object(by_rank, mine)
-    everybody, ends = list(range(len(by_rank))), [0, len(by_rank) - 1]
-    if any(made[0] != mine[0] or any(each not in (everybody, ends) for each in made[1:]) for made in by_rank):
-        return (
-            "Not every rank calls `new_group` with the same ranks. It works here, but torch asks every rank of the "
-            "world to do so, member or not: a group gets its name by counting, and the ranks count differently."
-        )
-    if log and dist.get_rank() not in ends:
+def made_by_all(log: Conduct, *_) -> str | None:
+    """Complain if this rank made no group or two, or a wrong one, or took part between the ends."""
+    everybody, ends = list(range(dist.get_world_size())), [0, dist.get_world_size() - 1]
+    is_end = dist.get_rank() in ends
+    if log and not is_end:
         return f"This rank takes part in the {log.records[0].operation}, though it holds no embedding."
+    made = [sorted(ranks) for ranks in dist.distributed_c10d._world.pg_group_ranks.values()]
+    if any(ranks not in (everybody, ends) for ranks in made) or log.num_groups > 1 or not (log.num_groups or is_end):
+        return (
+            "Not every rank calls `new_group` once, with the same ranks. It works here, but torch asks every rank of "
+            "the world to do so, member or not: a group gets its name by counting, and the ranks count differently."
+        )
     return None
 
 

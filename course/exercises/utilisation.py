@@ -103,17 +103,15 @@ def all_but_waits(spans, start, end):
 
 @utilisation.mistake("You divided by the time in which anything was noted. The rest of the window is idle time.")
 def share_of_the_spans(spans, start, end):
-    return my_utilisation(spans, start, end) / (waits_count(spans, start, end) or 1.0)
+    return my_utilisation(spans, start, end) / waits_count(spans, start, end)
 
 
-@utilisation.mistake("You divided by the window's end. Its length is end - start.")
-def divided_by_the_end(spans, start, end):
-    return my_utilisation(spans, start, end) * (end - start) / end
-
-
-@utilisation.mistake("That is in percent. A share is a number from 0 to 1.")
-def in_percent(spans, start, end):
-    return 100 * my_utilisation(spans, start, end)
+utilisation.mistakes_of(
+    lambda spans, start, end, by: my_utilisation(spans, start, end) * (end - start) / by(start, end),
+    (dict(by=lambda start, end: end), "You divided by the window's end. Its length is end - start."),
+    (dict(by=lambda start, end: 1), "These are seconds. For the share, divide by the window's length, end - start."),
+)
+utilisation.mistakes_in((None, lambda share: 1 - share, "This is the idle share: 1 minus what is asked."))
 
 
 # -- bytes of a GPU -------------------------------------------------------------------------------------------------
@@ -162,34 +160,25 @@ state_bytes.mistakes_of(
         "You counted 2 bytes for a gradient; here, as in Megatron-LM, gradients are added up in 4. And with "
         "sharded_optimizer the optimizer's 12 bytes are divided by d.",
     ),
+    (dict(each=lambda d, z: 6 + 8 / z), "You counted 8 bytes in the optimizer, two moments. Its weight takes 4."),
     (dict(each=lambda d, z: 6), "These are weights and gradients. Adam adds 12 bytes: two moments, a float32 weight."),
     (
         dict(each=lambda d, z: 4 + 12 / z),
         "You counted 2 bytes for a gradient, as the ZeRO paper does. Here, as in Megatron-LM, it is 4.",
     ),
     (dict(each=lambda d, z: 6 + 12 / d), "You divided the optimizer's bytes by d although it is not sharded."),
-    (
-        dict(each=lambda d, z: 18 / z),
-        "You divided all of it by d. The sharded optimizer (ZeRO-1) divides its own 12 bytes only.",
-    ),
+    (dict(each=lambda d, z: 18 / z), "You divided all of it by d. ZeRO-1 divides the optimizer's 12 bytes only."),
     (dict(each=lambda d, z: 6 + 12 * z / d), "The wrong way round: divide by d where sharded_optimizer is True."),
     (dict(each=lambda d, z: 2 + 16 / z), "You divided the gradients, too. ZeRO-1 divides the optimizer's bytes only."),
 )
 
 
-@state_bytes.mistake("That is the whole model. A GPU has 1/(t p) of its parameters.")
-def whole_model(num_parameters, t, p, d, sharded_optimizer):
-    return my_state_bytes(num_parameters, 1, 1, d, sharded_optimizer)
-
-
-@state_bytes.mistake("These are the bytes of all GPUs together. One has 1/(t p) of the model, and of one replica.")
-def of_all_gpus(num_parameters, t, p, d, sharded_optimizer):
-    return d * my_state_bytes(num_parameters, 1, 1, d, sharded_optimizer)
-
-
-@state_bytes.mistake("p is missing: each stage of the pipeline has 1/p of the layers.")
-def tensor_only(num_parameters, t, p, d, sharded_optimizer):
-    return my_state_bytes(num_parameters, t, 1, d, sharded_optimizer)
+state_bytes.mistakes_of(
+    lambda n, t, p, d, sharded, scale: scale(t, p, d) * my_state_bytes(n, t, p, d, sharded),
+    (dict(scale=lambda t, p, d: t * p), "That is the whole model. A GPU has 1/(t p) of its parameters."),
+    (dict(scale=lambda t, p, d: t * p * d), "These are the bytes of all GPUs together. Divide by t p, too."),
+    (dict(scale=lambda t, p, d: p), "p is missing: each stage of the pipeline has 1/p of the layers."),
+)
 
 
 # -- GPUs for a deadline --------------------------------------------------------------------------------------------
@@ -226,6 +215,7 @@ gpus_needed.mistakes_of(
     (dict(flops_each=6), "You counted 6 FLOPs per token and parameter. With full recomputation forward runs twice: 8."),
     (dict(rounded=int), "Rounded down, the run ends a little late. Round up."),
     (dict(rounded=round), "Rounded to the nearest number, the run can end a little late. Round up."),
+    (dict(rounded=lambda n: math.ceil(n) + 1), "This is one too many: `math.ceil` has rounded up already."),
     (dict(rounded=lambda n: int(n) + 1), "One more than rounded down is one too many where n is whole: `math.ceil`."),
     (dict(rounded=float), "There are no fractions of GPUs: round up to a whole number."),
     (dict(seconds=1), "FLOP/s are per second, and a day has 86400 seconds."),

@@ -84,7 +84,7 @@ def nothing(logits):
 
 def loss(
     logits, target, *, highest=highest_logit, shifts_target=True, back=0, offset=True, masked=True,
-    clamped=True, total=lambda logits: summed(logits.exp().sum(-1)).log(),
+    clamped=True, join=summed, total=lambda logits: summed(logits.exp().sum(-1)).log(),
 ):  # fmt: skip
     """Compute the loss with one step wrong: its maximum, its offset, its mask or its sum."""
     high, shard_size = highest(logits), logits.size(-1)
@@ -93,7 +93,7 @@ def loss(
     is_mine = (place >= 0) & (place < shard_size)
     place = place.clamp(0, shard_size - 1) if clamped else place
     chosen = (shifted if shifts_target else logits).gather(-1, place[:, None]).squeeze(-1)
-    return total(shifted) + back * high - summed(torch.where(is_mine, chosen, 0) if masked else chosen)
+    return total(shifted) + back * high - join(torch.where(is_mine, chosen, 0) if masked else chosen)
 
 
 OWN_MAXIMUM = (
@@ -125,6 +125,11 @@ vocab_cross_entropy.mistakes_of(
     (dict(shifts_target=False), IN_BOTH),
     (dict(offset=False), NO_OFFSET),
     (dict(offset=False, clamped=False), NO_OFFSET),
+    (
+        dict(join=lambda chosen: chosen),
+        "Only the rank that has the target knows its logit, and the others took 0: all-reduce it, too.",
+    ),
+    (dict(total=lambda logits: summed(logits.exp().sum(-1))), "The logarithm of the sum is missing."),
     (dict(masked=False), NOT_MASKED),
     (dict(masked=False, shifts_target=False, back=1), NOT_MASKED),
     (
@@ -138,9 +143,10 @@ vocab_cross_entropy.mistakes_of(
 )
 
 
-@vocab_cross_entropy.mistake("This is the mean over the tokens. Return the loss of each.")
-def mean_over_tokens(logits, target):
-    return loss(logits, target).mean()
+vocab_cross_entropy.mistakes_in(
+    (None, torch.mean, "This is the mean over the tokens. Return the loss of each."),
+    (None, torch.neg, "The sign is wrong: the loss is log(sum of exponentials) minus the target's logit."),
+)
 
 
 @vocab_cross_entropy.mistake(
@@ -149,8 +155,3 @@ def mean_over_tokens(logits, target):
 )
 def wrapped(logits, target):
     return loss(logits, target % logits.size(-1), offset=False)
-
-
-@vocab_cross_entropy.mistake("The sign is wrong: the loss is log(sum of exponentials) minus the target's logit.")
-def wrong_sign(logits, target):
-    return -loss(logits, target)

@@ -7,6 +7,7 @@ import pkgutil
 import pytest
 
 from course.exercises import utilisation
+from course.exercises.advice import ERRORS
 from course.exercises.base import Exercise
 from course.exercises.on_ranks import RankExercise
 from course.progress import all_exercises
@@ -20,16 +21,13 @@ FILES = [
 WRONG = [answer for file in FILES for answer in file.WRONG]
 RIGHT = [answer for file in FILES for answer in file.RIGHT]
 EXPLAINS = (
-    "What this usually is:", "Only part", "Every number is", "the right values, in a different order", "None is what",
-    "The answer is always the same", "Nobody waited for", "call its wait()", "not the way they were computed",
-    "Return one of the words", "It was right in",
+    "What this usually is:", "Every number is", "the right values, in a different", "are swapped", "None is what",
+    "Your function does not use", "It is right on ranks", "these are only the first", "return all", "Nobody waited for",
+    "call its wait()", "not the way they were computed", "Return one of the words", *ERRORS.values(),
 )  # fmt: skip
 
 
-UNEXPLAINED = {
-    "adds_to_the_piece_it_sent", "neighbours_swapped", "only_rank_0_has_the_sum", "divided_by_own_rows",
-    "whole_added_afterwards",
-}  # fmt: skip
+UNEXPLAINED = {"two_ranks_written_in"}
 MEASURED = {"sends too much with t = 8"}  # which only real ranks can tell
 
 
@@ -46,7 +44,7 @@ def predicted(monkeypatch):
 
 
 def test_the_unexplained_are_few():
-    assert len(WRONG) >= 250 and len(UNEXPLAINED) <= 0.05 * len(WRONG)
+    assert len(WRONG) >= 400 and len(UNEXPLAINED) <= 0.05 * len(WRONG)
     assert {name for name, *_ in WRONG} == {
         name for name, exercise in EXERCISES.items() if isinstance(exercise, Exercise)
     }
@@ -54,11 +52,11 @@ def test_the_unexplained_are_few():
 
 @pytest.mark.parametrize("name", sorted({name for name, *_ in WRONG}))
 def test_wrong_answers_do_not_pass_and_are_explained(name, launches_on_kept_ranks):
-    """Of answers on ranks every fourth, as each takes a quarter of a second; all with LABKIT_ALL_ANSWERS=1."""
+    """Of answers on ranks every sixth, as each takes a quarter of a second; all with LABKIT_ALL_ANSWERS=1."""
     exercise = EXERCISES[name]
     answers = [function for other, function, why in WRONG if other == name and why not in MEASURED]
     if isinstance(exercise, RankExercise) and not os.environ.get("LABKIT_ALL_ANSWERS"):
-        answers = answers[::4]
+        answers = answers[::6]
     verdicts = [(function.__name__, exercise.verdict(function)) for function in answers]
     assert [answer for answer, verdict in verdicts if verdict.status in ("passed", "not attempted")] == []
     unexplained = {answer for answer, verdict in verdicts if not is_explained(exercise, verdict)}

@@ -169,6 +169,98 @@ def layout_by_looking_at_groups(world_size, gpus_per_node, gpus_per_replica):
             return t, gpus_per_replica // t, world_size // gpus_per_replica
 
 
+def group_lists_1(world_size: int, tp_size: int, pp_size: int) -> tuple[list, list, list]:
+    dp_size = world_size // (tp_size * pp_size)
+    tensor = [list(range(i, i + tp_size)) for i in range(0, world_size, tp_size)]
+    step = world_size // dp_size
+    data = [list(range(i, world_size, step)) for i in range(step)]
+    pipeline = []
+    for start in range(0, world_size, step):
+        for i in range(tp_size):
+            pipeline.append(list(range(start + i, start + step, tp_size)))
+    return tensor, data, pipeline
+
+
+def group_lists_2(world_size: int, tp_size: int, pp_size: int) -> tuple[list, list, list]:
+    d = world_size // (tp_size * pp_size)
+    tensor = [list(range(i, i + tp_size)) for i in range(0, world_size, tp_size)]
+    data = [list(range(i, i + d * tp_size, tp_size)) for i in range(world_size // d)]
+    step = world_size // pp_size
+    pipeline = [list(range(i, world_size, step)) for i in range(step)]
+    return tensor, data, pipeline
+
+
+def group_lists_3(world_size: int, tp_size: int, pp_size: int) -> tuple[list, list, list]:
+    tensor = [list(range(i, i + tp_size)) for i in range(0, world_size, tp_size)]
+    per_stage = world_size // pp_size
+    data = []
+    for i in range(tp_size):
+        for stage in range(pp_size):
+            start = stage * per_stage
+            data.append(list(range(start + i, start + per_stage, tp_size)))
+    pipeline = [list(range(i, world_size, per_stage)) for i in range(per_stage)]
+    return tensor, data, pipeline
+
+
+def group_lists_4(world_size: int, tp_size: int, pp_size: int) -> tuple[list, list, list]:
+    per_stage = world_size // pp_size
+    tensor = [list(range(i, i + tp_size)) for i in range(0, world_size, tp_size)]
+    data = []
+    for start in range(0, world_size, per_stage):
+        for i in range(tp_size):
+            data.append(list(range(start + i, start + per_stage, tp_size)))
+    pipeline = [list(range(i, world_size, pp_size)) for i in range(pp_size)]
+    return tensor, data, pipeline
+
+
+def layout_for_cluster_1(world_size: int, gpus_per_node: int, gpus_per_replica: int) -> tuple[int, int, int]:
+    t = min(gpus_per_node, gpus_per_replica)
+    p = gpus_per_replica // t
+    d = world_size // (t * p)
+    return t, p, d
+
+
+def layout_for_cluster_2(world_size: int, gpus_per_node: int, gpus_per_replica: int) -> tuple[int, int, int]:
+    t = max(t for t in range(1, gpus_per_node + 1) if gpus_per_replica % t == 0)
+    p = gpus_per_replica // t
+    return t, p, world_size // gpus_per_replica
+
+
+def layout_for_cluster_3(world_size: int, gpus_per_node: int, gpus_per_replica: int) -> tuple[int, int, int]:
+    t = 1
+    while gpus_per_node % (2 * t) == 0 and gpus_per_replica % (2 * t) == 0:
+        t *= 2
+    return t, gpus_per_replica // t, world_size // gpus_per_replica
+
+
+def layout_for_cluster_4(world_size: int, gpus_per_node: int, gpus_per_replica: int) -> tuple[int, int, int]:
+    for t in range(gpus_per_node, 0, -1):
+        if gpus_per_node % t == 0 and gpus_per_replica % t == 0:
+            return t, gpus_per_replica // t, world_size // t
+
+
+def rank_to_coordinates_1(rank: int, tp_size: int, dp_size: int) -> tuple[int, int, int]:
+    return rank % tp_size, rank // (tp_size * dp_size), rank // tp_size % dp_size
+
+
+def rank_to_coordinates_2(rank: int, tp_size: int, dp_size: int) -> tuple[int, int, int]:
+    return rank % tp_size, rank // tp_size % dp_size, rank // (tp_size + dp_size)
+
+
+def rank_to_coordinates_3(rank: int, tp_size: int, dp_size: int) -> tuple[int, int, int]:
+    tp = rank % tp_size
+    dp = rank // tp_size
+    pp = rank // (tp_size * dp_size)
+    return tp, dp, pp
+
+
+def rank_to_coordinates_4(rank: int, tp_size: int, dp_size: int) -> tuple[int, int, int]:
+    tp = rank % tp_size
+    dp = (rank // tp_size) % dp_size
+    pp = rank // dp_size
+    return tp, dp, pp
+
+
 WRONG = [
     ("rank_to_coordinates", data_axis_first, "the data axis turns fastest"),
     ("rank_to_coordinates", data_and_pipeline_swapped, "data and pipeline coordinates are swapped"),
@@ -196,6 +288,18 @@ WRONG = [
     ("layout_for_cluster", replicas_are_nodes, "d counts nodes, not replicas"),
     ("layout_for_cluster", replicas_forget_stages, "d forgets the stages"),
     ("layout_for_cluster", smallest_common_divisor, "takes the smallest t above 1"),
+    ("group_lists", group_lists_1, "order tp-pp-dp instead of tp-dp-pp"),
+    ("group_lists", group_lists_2, "data groups from every consecutive start"),
+    ("group_lists", group_lists_3, "data groups not sorted"),
+    ("group_lists", group_lists_4, "pipeline stride p instead of n/p"),
+    ("layout_for_cluster", layout_for_cluster_1, "min, divides neither node nor replica"),
+    ("layout_for_cluster", layout_for_cluster_2, "t need not divide the node"),
+    ("layout_for_cluster", layout_for_cluster_3, "only powers of two tried"),
+    ("layout_for_cluster", layout_for_cluster_4, "d forgets the pipeline"),
+    ("rank_to_coordinates", rank_to_coordinates_1, "pipeline before data, outputs swapped"),
+    ("rank_to_coordinates", rank_to_coordinates_2, "adds t and d: example only"),
+    ("rank_to_coordinates", rank_to_coordinates_3, "no modulo on the data coordinate"),
+    ("rank_to_coordinates", rank_to_coordinates_4, "pipeline divided by d only"),
 ]
 
 RIGHT = [

@@ -214,6 +214,106 @@ def ring_that_waits_in_order(x):
     return x
 
 
+def all_reduce_from_halves_1(x: torch.Tensor) -> torch.Tensor:
+    n = dist.get_world_size()
+    mine = torch.empty_like(x[: len(x) // n])
+    dist.reduce_scatter(mine, list(x.chunk(n)))
+    parts = [torch.empty_like(mine)] * n
+    dist.all_gather(parts, mine)
+    return torch.cat(parts)
+
+
+def all_reduce_from_halves_2(x: torch.Tensor) -> torch.Tensor:
+    my_sum = x.new_empty(1)
+    dist.reduce_scatter(my_sum, list(x.chunk(4)))
+    everything = [torch.empty_like(my_sum) for _ in range(4)]
+    dist.all_gather(everything, my_sum)
+    return torch.cat(everything)
+
+
+def all_reduce_from_halves_3(x: torch.Tensor) -> torch.Tensor:
+    n = dist.get_world_size()
+    piece = x.new_empty(x.numel() // n)
+    dist.reduce_scatter(piece, list(x.chunk(n)))
+    pieces = [torch.empty_like(piece) for _ in range(n)]
+    dist.all_gather(pieces, piece)
+    return torch.stack(pieces)
+
+
+def ring_all_reduce_1(x: torch.Tensor) -> torch.Tensor:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    total, passing = x.clone(), x.clone()
+    for _ in range(n - 1):
+        arrived = torch.empty_like(x)
+        send = dist.P2POp(dist.isend, passing, (rank + 1) % n)
+        receive = dist.P2POp(dist.irecv, arrived, (rank - 1) % n)
+        for request in dist.batch_isend_irecv([send, receive]):
+            request.wait()
+        total += arrived
+        passing = arrived
+    return total
+
+
+def ring_all_reduce_2(x: torch.Tensor) -> torch.Tensor:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    pieces = [piece.clone() for piece in x.chunk(n)]
+    for step in range(2 * (n - 1)):
+        s = step % (n - 1)
+        outgoing, incoming = (rank - s) % n, (rank - s - 1) % n
+        arrived = torch.empty_like(pieces[incoming])
+        send = dist.P2POp(dist.isend, pieces[outgoing], (rank + 1) % n)
+        receive = dist.P2POp(dist.irecv, arrived, (rank - 1) % n)
+        for request in dist.batch_isend_irecv([send, receive]):
+            request.wait()
+        if step < n - 1:
+            pieces[incoming] += arrived
+        else:
+            pieces[incoming] = arrived
+    return torch.cat(pieces)
+
+
+def ring_all_reduce_3(x: torch.Tensor) -> torch.Tensor:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    pieces = [piece.clone() for piece in x.chunk(n)]
+    for step in range(n - 1):
+        arrived = torch.empty_like(pieces[0])
+        send = dist.P2POp(dist.isend, pieces[(rank - step) % n], (rank + 1) % n)
+        receive = dist.P2POp(dist.irecv, arrived, (rank - 1) % n)
+        for request in dist.batch_isend_irecv([send, receive]):
+            request.wait()
+        pieces[(rank - step - 1) % n] += arrived
+    return torch.cat(pieces)
+
+
+def ring_all_reduce_4(x: torch.Tensor) -> torch.Tensor:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    pieces = [piece.clone() for piece in x.chunk(n)]
+    for step in range(2 * (n - 1)):
+        arrived = torch.empty_like(pieces[0])
+        send = dist.P2POp(dist.isend, pieces[(rank - step) % n], (rank + 1) % n)
+        receive = dist.P2POp(dist.irecv, arrived, (rank - 1) % n)
+        for request in dist.batch_isend_irecv([send, receive]):
+            request.wait()
+        pieces[(rank - step - 1) % n] += arrived
+    return torch.cat(pieces)
+
+
+def ring_all_reduce_5(x: torch.Tensor) -> torch.Tensor:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    pieces = [piece.clone() for piece in x.chunk(n)]
+    for step in range(2 * (n - 1)):
+        incoming = (rank - step - 1) % n
+        arrived = torch.zeros_like(pieces[incoming])
+        send = dist.P2POp(dist.isend, pieces[(rank - step) % n], (rank + 1) % n)
+        receive = dist.P2POp(dist.irecv, arrived, (rank - 1) % n)
+        dist.batch_isend_irecv([send, receive])
+        if step < n - 1:
+            pieces[incoming] += arrived
+        else:
+            pieces[incoming] = arrived
+    return torch.cat(pieces)
+
+
 WRONG = [
     ("all_reduce_from_halves", copied_from_the_page, "pieces of one number, four ranks"),
     ("all_reduce_from_halves", four_ranks_only, "the number of ranks is written in"),
@@ -237,6 +337,14 @@ WRONG = [
     ("ring_all_reduce", adds_before_it_arrived, "adds before the message has arrived"),
     ("ring_all_reduce", neighbours_swapped, "left and right neighbours are swapped"),
     ("ring_all_reduce", all_reduce_after_all, "calls the collective, no messages"),
+    ("all_reduce_from_halves", all_reduce_from_halves_1, "one tensor n times in list"),
+    ("all_reduce_from_halves", all_reduce_from_halves_2, "four ranks as in the example"),
+    ("all_reduce_from_halves", all_reduce_from_halves_3, "stack instead of cat"),
+    ("ring_all_reduce", ring_all_reduce_1, "passes whole tensors, too many bytes"),
+    ("ring_all_reduce", ring_all_reduce_2, "copy round starts with own piece"),
+    ("ring_all_reduce", ring_all_reduce_3, "forgot the copy round"),
+    ("ring_all_reduce", ring_all_reduce_4, "second round adds again"),
+    ("ring_all_reduce", ring_all_reduce_5, "forgot to wait for the requests"),
 ]
 
 RIGHT = [("all_reduce_from_halves", halves_with_views), ("ring_all_reduce", ring_that_waits_in_order)]

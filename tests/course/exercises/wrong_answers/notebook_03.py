@@ -203,6 +203,84 @@ def shard_by_view(master, rank, tp_size, stride):
     return master.reshape(stride, tp_size, rows, *master.shape[1:])[:, rank].flatten(0, 1)
 
 
+def column_backward_1(x: torch.Tensor, weight: torch.Tensor, grad_output: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    grad_x = grad_output @ weight
+    grad_weight = grad_output.T @ x
+    grad_bias = grad_output.sum(dim=0)
+    return grad_x, grad_weight, grad_bias
+
+
+def column_backward_2(x: torch.Tensor, weight: torch.Tensor, grad_output: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    grad_x = grad_output @ weight
+    dist.all_reduce(grad_x)
+    grad_x /= dist.get_world_size()
+    return grad_x, grad_output.T @ x, grad_output.sum(0)
+
+
+def column_backward_3(x: torch.Tensor, weight: torch.Tensor, grad_output: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    grad_x = grad_output @ weight
+    dist.all_reduce(grad_x)
+    grad_weight = grad_output.T @ x
+    grad_bias = grad_output.sum(dim=1)
+    return grad_x, grad_weight, grad_bias
+
+
+def column_backward_4(x: torch.Tensor, weight: torch.Tensor, grad_output: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    grad_x = grad_output @ weight
+    dist.all_reduce(grad_x)
+    grad_weight = x.T @ grad_output
+    grad_bias = grad_output.sum(dim=0)
+    return grad_x, grad_weight, grad_bias
+
+
+def column_forward_1(x: torch.Tensor, master_weight: torch.Tensor, master_bias: torch.Tensor) -> torch.Tensor:
+    rank, t = dist.get_rank(), dist.get_world_size()
+    y = F.linear(x, master_weight.chunk(t)[rank])
+    parts = [torch.empty_like(y) for _ in range(t)]
+    dist.all_gather(parts, y)
+    return torch.cat(parts, dim=1)
+
+
+def column_forward_2(x: torch.Tensor, master_weight: torch.Tensor, master_bias: torch.Tensor) -> torch.Tensor:
+    rank, t = dist.get_rank(), dist.get_world_size()
+    y = F.linear(x, master_weight.chunk(t)[rank], master_bias.chunk(t)[rank])
+    parts = [torch.empty_like(y) for _ in range(t)]
+    dist.all_gather(parts, y)
+    return torch.cat(parts)
+
+
+def column_forward_3(x: torch.Tensor, master_weight: torch.Tensor, master_bias: torch.Tensor) -> torch.Tensor:
+    y = F.linear(x, master_weight, master_bias)
+    return y
+
+
+def column_forward_4(x: torch.Tensor, master_weight: torch.Tensor, master_bias: torch.Tensor) -> torch.Tensor:
+    rank, t = dist.get_rank(), dist.get_world_size()
+    weight = master_weight.chunk(t, dim=1)[rank]
+    bias = master_bias.chunk(t)[rank]
+    y = F.linear(x, weight, bias)
+    parts = [torch.empty_like(y) for _ in range(t)]
+    dist.all_gather(parts, y)
+    return torch.cat(parts, dim=1)
+
+
+def stride_shard_1(master: torch.Tensor, rank: int, tp_size: int, stride: int) -> torch.Tensor:
+    return master[rank::tp_size]
+
+
+def stride_shard_2(master: torch.Tensor, rank: int, tp_size: int, stride: int) -> torch.Tensor:
+    return master.chunk(tp_size, dim=0)[rank]
+
+
+def stride_shard_3(master: torch.Tensor, rank: int, tp_size: int, stride: int) -> torch.Tensor:
+    chunks = master.chunk(tp_size * stride)
+    return torch.cat(chunks[rank::stride])
+
+
+def stride_shard_4(master: torch.Tensor, rank: int, tp_size: int, stride: int) -> torch.Tensor:
+    return master.chunk(tp_size * stride, dim=0)[rank::tp_size]
+
+
 WRONG = [
     ("column_forward", cuts_the_input_dim, "cuts the stored weight's inputs"),
     ("column_forward", joins_rows, "joins the shards as rows"),
@@ -236,6 +314,18 @@ WRONG = [
     ("stride_shard", stacked_chunks, "stacks the chunks instead of joining"),
     ("stride_shard", stride_3_written_in, "right for stride 3 only"),
     ("stride_shard", ranks_from_1, "counts ranks from 1"),
+    ("column_backward", column_backward_1, "no all-reduce of grad_x"),
+    ("column_backward", column_backward_2, "averages grad_x over ranks"),
+    ("column_backward", column_backward_3, "bias gradient summed over columns"),
+    ("column_backward", column_backward_4, "weight gradient transposed"),
+    ("column_forward", column_forward_1, "forgot the bias"),
+    ("column_forward", column_forward_2, "joins along the batch"),
+    ("column_forward", column_forward_3, "whole layer, no shard used"),
+    ("column_forward", column_forward_4, "cuts the columns as stored"),
+    ("stride_shard", stride_shard_1, "takes every t-th row"),
+    ("stride_shard", stride_shard_2, "ignores the stride"),
+    ("stride_shard", stride_shard_3, "every stride-th chunk, not t-th"),
+    ("stride_shard", stride_shard_4, "tuple of chunks, not joined"),
 ]
 
 RIGHT = [

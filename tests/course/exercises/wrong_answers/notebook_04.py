@@ -193,6 +193,130 @@ def three_numbers(logits, target):
     return both[0].log() - both[1]
 
 
+def row_backward_1(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor):
+    grad_x = grad_y @ weight
+    dist.all_reduce(grad_x)
+    return grad_x, grad_y.T @ x, grad_y.sum(dim=0)
+
+
+def row_backward_2(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor):
+    grad_x = grad_y @ weight
+    grad_weight = grad_y.T @ x
+    grad_bias = grad_y.sum(dim=0)
+    dist.all_reduce(grad_bias)
+    return grad_x, grad_weight, grad_bias
+
+
+def row_backward_3(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor):
+    grad_x = grad_y @ weight
+    grad_weight = grad_y.T @ x
+    grad_bias = grad_y
+    return grad_x, grad_weight, grad_bias
+
+
+def row_backward_4(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor):
+    own = grad_y.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
+    grad_x = own @ weight
+    grad_weight = own.T @ x
+    return grad_x, grad_weight, own.sum(dim=0)
+
+
+def row_forward_1(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor):
+    y = F.linear(x, weight, bias)
+    dist.all_reduce(y)
+    return y
+
+
+def row_forward_2(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor):
+    y = dist.all_reduce(x @ weight.T)
+    return y + bias
+
+
+def row_forward_3(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor):
+    y = x @ weight.T
+    dist.all_reduce(y)
+    return y / dist.get_world_size() + bias
+
+
+def row_forward_4(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor):
+    y = x @ weight
+    dist.all_reduce(y)
+    return y + bias
+
+
+def vocab_cross_entropy_1(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    size = logits.shape[1]
+    local = target - dist.get_rank() * size
+    mine = (local >= 0) & (local < size)
+    total = logits.exp().sum(dim=1)
+    dist.all_reduce(total)
+    picked = logits.gather(1, local.clamp(0, size - 1).unsqueeze(1)).squeeze(1)
+    picked = torch.where(mine, picked, torch.zeros_like(picked))
+    dist.all_reduce(picked)
+    return total.log() - picked
+
+
+def vocab_cross_entropy_2(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    size = logits.shape[1]
+    highest = logits.max(dim=1).values
+    total = (logits - highest.unsqueeze(1)).exp().sum(dim=1)
+    dist.all_reduce(total)
+    local = target - dist.get_rank() * size
+    mine = (local >= 0) & (local < size)
+    picked = logits.gather(1, local.clamp(0, size - 1).unsqueeze(1)).squeeze(1)
+    picked = picked * mine
+    dist.all_reduce(picked)
+    return total.log() + highest - picked
+
+
+def vocab_cross_entropy_3(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    size = logits.shape[1]
+    highest = logits.max(dim=1).values
+    dist.all_reduce(highest)
+    total = (logits - highest.unsqueeze(1)).exp().sum(dim=1)
+    dist.all_reduce(total)
+    local = target - dist.get_rank() * size
+    mine = (local >= 0) & (local < size)
+    picked = logits.gather(1, local.clamp(0, size - 1).unsqueeze(1)).squeeze(1)
+    picked = picked * mine
+    dist.all_reduce(picked)
+    return total.log() + highest - picked
+
+
+def vocab_cross_entropy_4(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    size = logits.shape[1]
+    highest = logits.amax(dim=1)
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    total = (logits - highest[:, None]).exp().sum(dim=1)
+    dist.all_reduce(total)
+    local = target - dist.get_rank() * size
+    mine = (local >= 0) & (local < size)
+    rows = torch.arange(len(target))
+    picked = logits[rows, local.clamp(0, size - 1)] * mine
+    dist.all_reduce(picked)
+    return total.log() - picked
+
+
+def vocab_cross_entropy_5(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    parts = [torch.empty_like(logits) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, logits.contiguous())
+    whole = torch.cat(parts, dim=1)
+    return F.cross_entropy(whole, target, reduction="none")
+
+
+def vocab_cross_entropy_6(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    size = logits.shape[1]
+    highest = logits.amax(dim=1, keepdim=True)
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    shifted = logits - highest
+    total = shifted.exp().sum(dim=1)
+    dist.all_reduce(total)
+    local = (target - dist.get_rank() * size).clamp(0, size - 1)
+    picked = shifted.gather(1, local[:, None]).squeeze(1)
+    dist.all_reduce(picked)
+    return total.log() - picked
+
+
 WRONG = [
     ("row_forward", bias_before_the_sum, "the bias is added t times"),
     ("row_forward", partial_result, "the all-reduce is missing"),
@@ -224,6 +348,20 @@ WRONG = [
     ("vocab_cross_entropy", logarithms_added, "adds logarithms, not exponentials"),
     ("vocab_cross_entropy", gathers_all_logits, "gathers all logits: too many bytes"),
     ("vocab_cross_entropy", mean_over_tokens, "one mean, not a loss per token"),
+    ("row_backward", row_backward_1, "sums grad_x as column layer does"),
+    ("row_backward", row_backward_2, "bias gradient summed over ranks"),
+    ("row_backward", row_backward_3, "bias gradient is grad_y itself"),
+    ("row_backward", row_backward_4, "slices grad_y by columns first"),
+    ("row_forward", row_forward_1, "bias added before the sum"),
+    ("row_forward", row_forward_2, "uses what all_reduce returns, None"),
+    ("row_forward", row_forward_3, "averages the partial results"),
+    ("row_forward", row_forward_4, "forgot to transpose the weight"),
+    ("vocab_cross_entropy", vocab_cross_entropy_1, "no maximum subtracted: overflows"),
+    ("vocab_cross_entropy", vocab_cross_entropy_2, "each rank its own maximum"),
+    ("vocab_cross_entropy", vocab_cross_entropy_3, "maximum all-reduced as sum"),
+    ("vocab_cross_entropy", vocab_cross_entropy_4, "forgot to add maximum back"),
+    ("vocab_cross_entropy", vocab_cross_entropy_5, "gathers all the logits"),
+    ("vocab_cross_entropy", vocab_cross_entropy_6, "other ranks' targets not zeroed"),
 ]
 
 RIGHT = [

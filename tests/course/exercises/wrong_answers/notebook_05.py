@@ -208,6 +208,140 @@ def weighted_average(gradient, num_rows):
     return gradient
 
 
+def average_1(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    for gradient in gradients:
+        dist.all_reduce(gradient)
+    return gradients
+
+
+def average_2(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [dist.all_reduce(gradient / dist.get_world_size()) for gradient in gradients]
+
+
+def average_3(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    averages = []
+    for gradient in gradients:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        averages.append(total / len(gradients))
+    return averages
+
+
+def average_4(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    averages = []
+    for gradient in gradients:
+        dist.all_reduce(gradient)
+        averages.append(gradient / 4)
+    return averages
+
+
+def bucketed_average_1(gradients: list, bucket_size: int) -> list:
+    averages, bucket, count = [], [], 0
+    for gradient in gradients:
+        bucket.append(gradient)
+        count += gradient.numel()
+        if count >= bucket_size:
+            flat = torch.cat([g.flatten() for g in bucket])
+            dist.all_reduce(flat)
+            flat /= dist.get_world_size()
+            parts = flat.split([g.numel() for g in bucket])
+            averages += [part.view_as(g) for part, g in zip(parts, bucket)]
+            bucket, count = [], 0
+    return averages
+
+
+def bucketed_average_2(gradients: list, bucket_size: int) -> list:
+    buckets, count = [[]], 0
+    for gradient in gradients:
+        if buckets[-1] and count + gradient.numel() > bucket_size:
+            buckets.append([])
+            count = 0
+        buckets[-1].append(gradient)
+        count += gradient.numel()
+    averages = []
+    for bucket in buckets:
+        flat = torch.cat([g.reshape(-1) for g in bucket])
+        dist.all_reduce(flat)
+        flat = flat / dist.get_world_size()
+        parts = flat.split([g.numel() for g in bucket])
+        averages += [part.view(g.shape) for part, g in zip(parts, bucket)]
+    return averages
+
+
+def bucketed_average_3(gradients: list, bucket_size: int) -> list:
+    averages = []
+    for start in range(0, len(gradients), bucket_size):
+        bucket = gradients[start : start + bucket_size]
+        flat = torch.cat([g.flatten() for g in bucket])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for g in bucket:
+            averages.append(flat[: g.numel()].view(g.shape))
+            flat = flat[g.numel() :]
+    return averages
+
+
+def bucketed_average_4(gradients: list, bucket_size: int) -> list:
+    averages = []
+
+    def flush(bucket):
+        flat = torch.cat([g.flatten() for g in bucket])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        parts = flat.split([g.numel() for g in bucket])
+        averages.extend(part.view_as(g) for part, g in zip(parts, bucket))
+
+    bucket, count = [], 0
+    for gradient in gradients:
+        bucket.append(gradient)
+        count += gradient.numel()
+        if count >= bucket_size:
+            flush(bucket)
+            bucket, count = [], 0
+    flush(bucket)
+    return averages
+
+
+def bucketed_average_5(gradients: list, bucket_size: int) -> list:
+    averages, bucket, count = [], [], 0
+    for i, gradient in enumerate(gradients):
+        bucket.append(gradient)
+        count += gradient.numel()
+        if count > bucket_size or i == len(gradients) - 1:
+            flat = torch.cat([g.flatten() for g in bucket])
+            dist.all_reduce(flat)
+            flat /= dist.get_world_size()
+            parts = flat.split([g.numel() for g in bucket])
+            averages += [part.view_as(g) for part, g in zip(parts, bucket)]
+            bucket, count = [], 0
+    return averages
+
+
+def unequal_average_1(gradient: torch.Tensor, num_rows: int):
+    dist.all_reduce(gradient)
+    return gradient / dist.get_world_size()
+
+
+def unequal_average_2(gradient: torch.Tensor, num_rows: int):
+    gradient = gradient * num_rows
+    dist.all_reduce(gradient)
+    return gradient / 10
+
+
+def unequal_average_3(gradient: torch.Tensor, num_rows: int):
+    total = torch.tensor(num_rows)
+    dist.all_reduce(gradient)
+    dist.all_reduce(total)
+    return gradient / total
+
+
+def unequal_average_4(gradient: torch.Tensor, num_rows: int):
+    gradient = gradient * num_rows
+    dist.all_reduce(gradient)
+    dist.all_reduce(num_rows)
+    return gradient / num_rows
+
+
 WRONG = [
     ("average", sums, "the division is missing"),
     ("average", changed_in_place, "returns nothing"),
@@ -237,6 +371,19 @@ WRONG = [
     ("unequal_average", empty_ranks_stay_away, "empty ranks skip the all-reduce"),
     ("unequal_average", own_share_only, "the shares are never added"),
     ("unequal_average", mean_over_busy_ranks, "leaves out empty ranks, ignores rows"),
+    ("average", average_1, "sum, not divided"),
+    ("average", average_2, "returns what all_reduce returns"),
+    ("average", average_3, "divides by the number of tensors"),
+    ("average", average_4, "divides by 4 always"),
+    ("bucketed_average", bucketed_average_1, "last, unfilled bucket never sent"),
+    ("bucketed_average", bucketed_average_2, "sends before the bucket would overflow"),
+    ("bucketed_average", bucketed_average_3, "counts tensors, not numbers"),
+    ("bucketed_average", bucketed_average_4, "always flushes at end, even empty"),
+    ("bucketed_average", bucketed_average_5, "full only when above bucket_size"),
+    ("unequal_average", unequal_average_1, "plain mean over ranks"),
+    ("unequal_average", unequal_average_2, "ten rows always"),
+    ("unequal_average", unequal_average_3, "not weighted, divided by all rows"),
+    ("unequal_average", unequal_average_4, "all_reduce of a Python int"),
 ]
 
 RIGHT = [

@@ -116,6 +116,75 @@ def loop_on_a_copy(weight, steps, lr):
     return weight
 
 
+def training_loop_1(weight: torch.Tensor, steps: list, lr: float):
+    for micro_batches in steps:
+        for x in micro_batches:
+            loss = (x @ weight).square().mean() / len(micro_batches)
+            loss.backward()
+        gradient = weight.grad.clone()
+        dist.all_reduce(gradient)
+        gradient /= dist.get_world_size()
+        with torch.no_grad():
+            weight -= lr * gradient
+    return weight
+
+
+def training_loop_2(weight: torch.Tensor, steps: list, lr: float):
+    for micro_batches in steps:
+        weight.grad = None
+        for x in micro_batches:
+            (x @ weight).square().mean().backward()
+        dist.all_reduce(weight.grad)
+        with torch.no_grad():
+            weight -= lr * weight.grad / dist.get_world_size()
+    return weight
+
+
+def training_loop_3(weight: torch.Tensor, steps: list, lr: float):
+    for micro_batches in steps:
+        weight.grad = None
+        for x in micro_batches:
+            ((x @ weight).square().mean() / len(micro_batches)).backward()
+        dist.all_reduce(weight.grad)
+        weight.data -= lr * weight.grad
+    return weight
+
+
+def training_loop_4(weight: torch.Tensor, steps: list, lr: float):
+    for micro_batches in steps:
+        weight.grad = None
+        for x in micro_batches:
+            ((x @ weight).square().mean() / len(micro_batches)).backward()
+            dist.all_reduce(weight.grad)
+        with torch.no_grad():
+            weight -= lr * weight.grad / dist.get_world_size()
+    return weight
+
+
+def training_loop_5(weight: torch.Tensor, steps: list, lr: float):
+    for micro_batches in steps:
+        weight.grad = None
+        for x in micro_batches:
+            loss = (x @ weight).square().mean() / len(micro_batches)
+            loss.backward()
+        dist.all_reduce(weight.grad)
+        weight -= lr * weight.grad / dist.get_world_size()
+    return weight
+
+
+def training_loop_6(weight: torch.Tensor, steps: list, lr: float):
+    for micro_batches in steps:
+        for x in micro_batches:
+            weight.grad = None
+            loss = (x @ weight).square().mean() / len(micro_batches)
+            loss.backward()
+        dist.all_reduce(weight.grad)
+        weight.grad /= dist.get_world_size()
+        with torch.no_grad():
+            weight -= lr * weight.grad
+    return weight
+
+
 WRONG = [
     ("training_loop", never_clears, "the gradient is never cleared"),
     ("training_loop", clears_once, "the gradient is cleared only once"),
@@ -128,6 +197,12 @@ WRONG = [
     ("training_loop", uphill, "the update goes uphill"),
     ("training_loop", no_messages, "nothing is sent"),
     ("training_loop", returns_nothing, "returns nothing"),
+    ("training_loop", training_loop_1, "gradient never cleared"),
+    ("training_loop", training_loop_2, "not divided by micro-batches"),
+    ("training_loop", training_loop_3, "not divided by ranks"),
+    ("training_loop", training_loop_4, "all-reduce after every micro-batch"),
+    ("training_loop", training_loop_5, "in-place update without no_grad raises"),
+    ("training_loop", training_loop_6, "clears before every micro-batch"),
 ]
 
 RIGHT = [("training_loop", loop_on_a_copy), ("training_loop", clears_after_the_step)]

@@ -176,6 +176,89 @@ def mask_by_table(place, across, sequence_parallel):
     return "different" if is_different[across] else "same"
 
 
+def gather_backward_1(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor):
+    t, rank = dist.get_world_size(), dist.get_rank()
+    grad_y = grad_y.clone()
+    dist.all_reduce(grad_y)
+    own = grad_y.chunk(t, dim=1)[rank]
+    return own @ weight, own.T @ x
+
+
+def gather_backward_2(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor):
+    own = grad_y.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
+    grad_x = own @ weight
+    grad_weight = own.T @ x
+    return grad_x, grad_weight
+
+
+def gather_backward_3(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor):
+    grad_x = grad_y @ weight
+    dist.all_reduce(grad_x)
+    grad_weight = grad_y.T @ x
+    return grad_x, grad_weight
+
+
+def gather_backward_4(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor):
+    own = grad_y.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
+    grad_x = own @ weight
+    grad_weight = own.T @ x
+    dist.all_reduce(grad_x)
+    dist.all_reduce(grad_weight)
+    return grad_x, grad_weight
+
+
+def mask_1(place: str, across: str, sequence_parallel: bool) -> str:
+    if across == "recomputation":
+        return "same"
+    if across == "data replicas":
+        return "different"
+    return "same" if place == "hidden states" else "different"
+
+
+def mask_2(place: str, across: str, sequence_parallel: bool) -> str:
+    if across != "tensor ranks":
+        return "same"
+    if place == "hidden states" and not sequence_parallel:
+        return "same"
+    return "different"
+
+
+def mask_3(place: str, across: str, sequence_parallel: bool) -> str:
+    if place == "attention weights" or across == "data replicas":
+        return "different"
+    if across == "recomputation":
+        return "same"
+    return "different" if sequence_parallel else "same"
+
+
+def mask_4(place: str, across: str, sequence_parallel: bool) -> str:
+    if across == "recomputation":
+        return "same"
+    if across == "data replicas":
+        return "different"
+    return "different" if sequence_parallel else "same"
+
+
+def spread_1(tp_size: int, fault: str) -> float:
+    if fault == "same seed":
+        return float(tp_size)
+    if fault == "local width":
+        return tp_size**0.5
+    return tp_size * tp_size**0.5
+
+
+def spread_2(tp_size: int, fault: str) -> float:
+    if fault == "both":
+        return 2 * math.sqrt(tp_size)
+    return math.sqrt(tp_size)
+
+
+def spread_3(tp_size: int, fault: str) -> float:
+    if fault == "same seed":
+        return 1.0
+    return math.sqrt(tp_size)
+
+
 WRONG = [
     ("gather_backward", whole_grad_y, "uses the whole grad_y"),
     ("gather_backward", no_all_reduce, "the all-reduce is missing"),
@@ -206,6 +289,17 @@ WRONG = [
     ("mask", sequence_cuts_heads_no_more, "a divided sequence makes heads alike"),
     ("mask", true_or_false, "returns True or False"),
     ("mask", the_other_way_round, "same and different are swapped"),
+    ("gather_backward", gather_backward_1, "sums grad_y, not grad_x"),
+    ("gather_backward", gather_backward_2, "forgot the all-reduce"),
+    ("gather_backward", gather_backward_3, "whole grad_y, no own columns"),
+    ("gather_backward", gather_backward_4, "all-reduces the weight gradient too"),
+    ("mask", mask_1, "ignores sequence parallelism"),
+    ("mask", mask_2, "replicas are copies, so same"),
+    ("mask", mask_3, "attention always different, also recomputed"),
+    ("mask", mask_4, "sequence parallel decides, also for heads"),
+    ("spread", spread_1, "same seed gives t, not root"),
+    ("spread", spread_2, "both faults added, right for four"),
+    ("spread", spread_3, "same seed changes nothing, as gathered"),
 ]
 
 RIGHT = [("gather_backward", backward_by_slices), ("spread", spread_by_terms), ("mask", mask_by_table)]

@@ -1,5 +1,7 @@
 """Answers to the exercises of notebook 07, pipeline parallel."""
 
+import torch
+
 
 def one_f_one_b(num_warm_up, num_micro_batches):
     """The ops with so many forwards first, then one forward and one backward in turns."""
@@ -195,6 +197,133 @@ def row(ops):
     return my_row
 
 
+def average_gradient_1(weight: torch.Tensor, micro_batches: list[torch.Tensor]):
+    total = 0.0
+    for x in micro_batches:
+        loss = ((x @ weight) ** 2).mean() / len(micro_batches)
+        loss.backward()
+        total += loss.item()
+    return total, weight.grad
+
+
+def average_gradient_2(weight: torch.Tensor, micro_batches: list[torch.Tensor]):
+    num_rows = sum(len(x) for x in micro_batches)
+    total = 0.0
+    for x in micro_batches:
+        loss = ((x @ weight) ** 2).sum()
+        loss.backward()
+        total += loss.item()
+    return total / num_rows, weight.grad
+
+
+def average_gradient_3(weight: torch.Tensor, micro_batches: list[torch.Tensor]):
+    num_rows = len(micro_batches) * micro_batches[0].shape[0]
+    total = 0.0
+    for x in micro_batches:
+        loss = ((x @ weight) ** 2).sum() / num_rows
+        loss.backward()
+        total += loss.item()
+    return total, weight.grad
+
+
+def average_gradient_4(weight: torch.Tensor, micro_batches: list[torch.Tensor]):
+    num_rows = sum(x.shape[0] for x in micro_batches)
+    total = 0.0
+    for x in micro_batches:
+        loss = (x @ weight) ** 2 / num_rows
+        loss.backward()
+        total += loss.sum().item()
+    return total, weight.grad
+
+
+def average_gradient_5(weight: torch.Tensor, micro_batches: list[torch.Tensor]):
+    num_rows = sum(x.shape[0] for x in micro_batches)
+    for x in micro_batches:
+        loss = ((x @ weight) ** 2).sum() / num_rows
+        loss.backward()
+    return loss.item(), weight.grad
+
+
+def bubble_1(p: int, m: int, v: int) -> tuple[float, float]:
+    return (p - 1) / m, (p - 1) / (m + p - 1)
+
+
+def bubble_2(p: int, m: int, v: int) -> tuple[float, float]:
+    return (p - 1) / (v * m), (p - 1) / (m + p - 1)
+
+
+def bubble_3(p: int, m: int, v: int) -> tuple[float, float]:
+    return (p - 1) / m / v, (p - 1) / (m + p - 1) / v
+
+
+def bubble_4(p: int, m: int, v: int) -> tuple[float, float]:
+    idle = v * (p - 1)
+    return idle / m, idle / (m + idle)
+
+
+def mended_row_1() -> str:
+    return "F0 F1 F2 B0 B1 B2"
+
+
+def mended_row_2() -> str:
+    return "F0 B0 F1 B1 F2 B2"
+
+
+def mended_row_3() -> str:
+    return "F0 F1 B0 F2 B1"
+
+
+def one_f_one_b_order_1(rank: int, num_stages: int, num_micro_batches: int) -> list[str]:
+    warmup = num_stages - rank - 1
+    ops = [f"F{i}" for i in range(warmup)]
+    for i in range(num_micro_batches - warmup):
+        ops += [f"F{warmup + i}", f"B{i}"]
+    ops += [f"B{i}" for i in range(num_micro_batches - warmup, num_micro_batches)]
+    return ops
+
+
+def one_f_one_b_order_2(rank: int, num_stages: int, num_micro_batches: int) -> list[str]:
+    warmup = min(rank, num_micro_batches)
+    ops = [f"F{i}" for i in range(warmup)]
+    for i in range(num_micro_batches - warmup):
+        ops += [f"F{warmup + i}", f"B{i}"]
+    for i in range(num_micro_batches - warmup, num_micro_batches):
+        ops.append(f"B{i}")
+    return ops
+
+
+def one_f_one_b_order_3(rank: int, num_stages: int, num_micro_batches: int) -> list[str]:
+    warmup = min(num_stages - rank, num_micro_batches)
+    ops = [f"F{i}" for i in range(warmup)]
+    forward, backward = warmup, 0
+    while forward < num_micro_batches:
+        ops.append(f"F{forward}")
+        ops.append(f"B{backward}")
+        forward += 1
+        backward += 1
+    while backward < num_micro_batches:
+        ops.append(f"B{backward}")
+        backward += 1
+    return ops
+
+
+def one_f_one_b_order_4(rank: int, num_stages: int, num_micro_batches: int) -> list[str]:
+    warmup = min(num_stages - 1 - rank, num_micro_batches)
+    ops = []
+    for i in range(warmup):
+        ops.append(f"F{i}")
+    for i in range(num_micro_batches - warmup):
+        ops.append(f"F{i + warmup}")
+        ops.append(f"B{i}")
+    return ops
+
+
+def one_f_one_b_order_5(rank: int, num_stages: int, num_micro_batches: int) -> list[str]:
+    forwards = [f"F{i}" for i in range(num_micro_batches)]
+    backwards = [f"B{i}" for i in range(num_micro_batches)]
+    return forwards + backwards
+
+
 WRONG = [
     ("one_f_one_b_order", one_forward_too_many, "one forward too many at first"),
     ("one_f_one_b_order", ranks_counted_backwards, "the last rank warms up most"),
@@ -230,6 +359,23 @@ WRONG = [
     ("mended_row", row("F0 F1 B0 F2 B1"), "B2 is missing"),
     ("mended_row", row("F1 F2 B1 F3 B2 B3"), "micro-batches count from 1"),
     ("mended_row", row("F0, F1, B0, F2, B1, B2"), "commas between the ops"),
+    ("average_gradient", average_gradient_1, "mean of means, unequal last batch"),
+    ("average_gradient", average_gradient_2, "only the reported loss is divided"),
+    ("average_gradient", average_gradient_3, "rows of first batch times m"),
+    ("average_gradient", average_gradient_4, "backward on a vector raises"),
+    ("average_gradient", average_gradient_5, "reports the last batch's loss"),
+    ("bubble", bubble_1, "ignores the chunks"),
+    ("bubble", bubble_2, "idle over total without v"),
+    ("bubble", bubble_3, "both simply divided by v"),
+    ("bubble", bubble_4, "v multiplies instead of divides"),
+    ("mended_row", mended_row_1, "all forwards first, holds three"),
+    ("mended_row", mended_row_2, "strict turns, still stuck"),
+    ("mended_row", mended_row_3, "last backward forgotten"),
+    ("one_f_one_b_order", one_f_one_b_order_1, "warmup not limited by micro-batches"),
+    ("one_f_one_b_order", one_f_one_b_order_2, "warmup counted from first rank"),
+    ("one_f_one_b_order", one_f_one_b_order_3, "one warmup forward too many"),
+    ("one_f_one_b_order", one_f_one_b_order_4, "last backwards missing"),
+    ("one_f_one_b_order", one_f_one_b_order_5, "GPipe's order"),
 ]
 
 RIGHT = [

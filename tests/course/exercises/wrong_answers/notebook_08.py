@@ -159,6 +159,105 @@ def norm_with_shared_parts(gradients, kinds, tp_rank):
     return total.sqrt()
 
 
+def norm_1(gradients: list, kinds: list[str], tp_rank: int):
+    total = torch.zeros(1)
+    for gradient, kind in zip(gradients, kinds):
+        if kind != "copy":
+            total += gradient.square().sum()
+    dist.all_reduce(total)
+    return total.sqrt().item()
+
+
+def norm_2(gradients: list, kinds: list[str], tp_rank: int):
+    total = torch.tensor(0.0)
+    for gradient, kind in zip(gradients, kinds):
+        if kind == "whole" and tp_rank != 0:
+            continue
+        total += gradient.pow(2).sum()
+    dist.all_reduce(total)
+    return total.sqrt().item()
+
+
+def norm_3(gradients: list, kinds: list[str], tp_rank: int):
+    total = torch.tensor(0.0)
+    for gradient, kind in zip(gradients, kinds):
+        if kind == "shard" or (kind == "whole" and tp_rank == 0):
+            total += gradient.square().sum()
+    own = total.sqrt()
+    dist.all_reduce(own)
+    return own.item()
+
+
+def norm_4(gradients: list, kinds: list[str], tp_rank: int):
+    total = torch.zeros((), dtype=torch.float64)
+    for gradient, kind in zip(gradients, kinds):
+        if kind == "shard" or (kind == "whole" and tp_rank == 0):
+            total += gradient.double().square().sum()
+    dist.all_reduce(total)
+    return total
+
+
+def place_1(num_parameters: float, num_heads: int, num_layers: int, node_size: int, memory_bytes: float):
+    for d in (8, 4, 2, 1):
+        for t in (1, 2, 4, 8):
+            if t * d > 8:
+                continue
+            p = 8 // (t * d)
+            if num_heads % t or num_layers % p or t > node_size:
+                continue
+            if 16 * num_parameters / (t * p) <= memory_bytes:
+                return t, p, d
+    return None
+
+
+def place_2(num_parameters: float, num_heads: int, num_layers: int, node_size: int, memory_bytes: float):
+    for d in (8, 4, 2, 1):
+        for p in (1, 2, 4, 8):
+            if p * d > 8:
+                continue
+            t = 8 // (p * d)
+            if num_heads % t or num_layers % p or t > node_size:
+                continue
+            if 16 * num_parameters / (t * p * d) <= memory_bytes:
+                return t, p, d
+    return None
+
+
+def place_3(num_parameters: float, num_heads: int, num_layers: int, node_size: int, memory_bytes: float):
+    possible = []
+    for t in (1, 2, 4, 8):
+        for p in (1, 2, 4, 8):
+            d = 8 // (t * p)
+            if t * p * d != 8 or num_heads % t or num_layers % p or t > node_size:
+                continue
+            if 16 * num_parameters / (t * p) <= memory_bytes:
+                possible.append((t, p, d))
+    return max(possible, key=lambda sizes: (sizes[2], -sizes[1]))
+
+
+def place_4(num_parameters: float, num_heads: int, num_layers: int, node_size: int, memory_bytes: float):
+    for d in (8, 4, 2, 1):
+        for p in (1, 2, 4, 8):
+            if p * d > 8:
+                break
+            t = 8 // (p * d)
+            if num_heads % t == 0 and t <= node_size and 16 * num_parameters / (t * p) <= memory_bytes:
+                return t, p, d
+    return None
+
+
+def place_5(num_parameters: float, num_heads: int, num_layers: int, node_size: int, memory_bytes: float):
+    for t in (8, 4, 2, 1):
+        if num_heads % t or t > node_size:
+            continue
+        for p in (1, 2, 4, 8):
+            if t * p > 8 or num_layers % p:
+                continue
+            if 16 * num_parameters / (t * p) <= memory_bytes:
+                return t, p, 8 // (t * p)
+    return None
+
+
 WRONG = [
     ("place", fewest_replicas, "the fewest replicas, not the most"),
     ("place", most_stages, "the most stages, not the fewest"),
@@ -180,6 +279,15 @@ WRONG = [
     ("norm", root_forgotten, "the root is missing"),
     ("norm", squares_averaged, "averages squares over the ranks"),
     ("norm", only_rank_0_reduces, "only rank 0 calls the all-reduce"),
+    ("norm", norm_1, "whole parameters counted on both ranks"),
+    ("norm", norm_2, "embedding's copy counted too"),
+    ("norm", norm_3, "root first, then the sum"),
+    ("norm", norm_4, "forgot the root"),
+    ("place", place_1, "fewest tensor ranks, not fewest stages"),
+    ("place", place_2, "memory divided by all 8 ranks"),
+    ("place", place_3, "max of nothing instead of None"),
+    ("place", place_4, "layers not checked"),
+    ("place", place_5, "largest t that fits in node"),
 ]
 
 RIGHT = [("place", place_by_growing), ("place", fewest_stages_first), ("norm", norm_with_shared_parts)]

@@ -85,6 +85,34 @@ def tied_by_gathering(gradient, num_stages):
     return both[0] + both[1]
 
 
+def tied_1(gradient: torch.Tensor | None, num_stages: int):
+    group = dist.new_group([0, num_stages - 1])
+    if gradient is None:
+        return None
+    dist.all_reduce(gradient, group=group)
+    return gradient / 2
+
+
+def tied_2(gradient: torch.Tensor | None, num_stages: int):
+    ends = dist.new_group([0, num_stages - 1])
+    if gradient is not None:
+        dist.broadcast(gradient, src=0, group=ends)
+    return gradient
+
+
+def tied_3(gradient: torch.Tensor | None, num_stages: int):
+    group = dist.new_group([0, num_stages - 1])
+    dist.all_reduce(gradient, group=group)
+    return gradient
+
+
+def tied_4(gradient: torch.Tensor | None, num_stages: int):
+    group = dist.new_group([0, num_stages])
+    if dist.get_rank() in (0, num_stages):
+        dist.all_reduce(gradient, group=group)
+    return gradient
+
+
 WRONG = [
     ("tied", only_the_ends_make_the_group, "middle ranks skip new_group"),
     ("tied", average_of_both, "the mean instead of the sum"),
@@ -96,6 +124,10 @@ WRONG = [
     ("tied", only_the_first_gets_the_sum, "the last stage keeps its own"),
     ("tied", no_messages, "nothing is sent"),
     ("tied", zeros_between, "returns zeros instead of None"),
+    ("tied", tied_1, "averages the two parts"),
+    ("tied", tied_2, "broadcasts the first, adds nothing"),
+    ("tied", tied_3, "ranks between call all_reduce with None"),
+    ("tied", tied_4, "last rank off by one"),
 ]
 
 RIGHT = [("tied", tied_by_gathering)]

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from course.exercises.utilisation import beat
+from course.sizing import Plan
 
 WORK = ("forward", "backward")
 
@@ -162,6 +163,89 @@ def gpus_in_small_numbers(billion_tokens, billion_parameters, days, teraflops):
     return math.ceil(8 * billion_tokens * billion_parameters * 1e6 / (teraflops * days * 86400))
 
 
+def beat_1() -> Plan:
+    return replace(beat.given, micro_batch_size=1)
+
+
+def beat_2() -> Plan:
+    return replace(beat.given, recompute="selective")
+
+
+def beat_3() -> Plan:
+    return replace(beat.given, pp_size=4, micro_batch_size=1, recompute="none")
+
+
+def gpus_needed_1(billion_tokens: float, billion_parameters: float, days: float, teraflops: float) -> int:
+    flops = 8 * billion_tokens * 1e9 * billion_parameters * 1e9
+    return int(flops / (teraflops * 1e12 * days * 24 * 3600))
+
+
+def gpus_needed_2(billion_tokens: float, billion_parameters: float, days: float, teraflops: float) -> int:
+    flops = 6 * billion_tokens * 1e9 * billion_parameters * 1e9
+    return math.ceil(flops / (teraflops * 1e12 * days * 86400))
+
+
+def gpus_needed_3(billion_tokens: float, billion_parameters: float, days: float, teraflops: float) -> int:
+    flops = 8 * billion_tokens * 1e9 * billion_parameters * 1e9
+    return math.ceil(flops / (teraflops * 1e12 * days * 3600))
+
+
+def state_bytes_1(num_parameters: float, t: int, p: int, d: int, sharded_optimizer: bool) -> float:
+    optimizer = 12 / d if sharded_optimizer else 12
+    return (2 + 2 + optimizer) * num_parameters / (t * p)
+
+
+def state_bytes_2(num_parameters: float, t: int, p: int, d: int, sharded_optimizer: bool) -> float:
+    total = (2 + 4 + 12) * num_parameters / (t * p)
+    if sharded_optimizer:
+        total /= d
+    return total
+
+
+def state_bytes_3(num_parameters: float, t: int, p: int, d: int, sharded_optimizer: bool) -> float:
+    own = num_parameters / (t * p * d)
+    return 18 * own
+
+
+def utilisation_1(spans: list[tuple[str, float, float]], start: float, end: float) -> float:
+    parts = (min(finish, end) - max(begin, start) for _, begin, finish in spans)
+    return sum(max(0, part) for part in parts) / (end - start)
+
+
+def utilisation_2(spans: list[tuple[str, float, float]], start: float, end: float) -> float:
+    work = 0.0
+    for kind, begin, finish in spans:
+        if kind in ("forward", "backward"):
+            work += min(finish, end) - max(begin, start)
+    return work / (end - start)
+
+
+def utilisation_3(spans: list[tuple[str, float, float]], start: float, end: float) -> float:
+    busy = 0.0
+    for kind, begin, finish in spans:
+        if kind != "wait" and begin >= start and finish <= end:
+            busy += finish - begin
+    return busy / (end - start)
+
+
+def utilisation_4(spans: list[tuple[str, float, float]], start: float, end: float) -> float:
+    work = total = 0.0
+    for kind, begin, finish in spans:
+        part = max(0, min(finish, end) - max(begin, start))
+        total += part
+        if kind != "wait":
+            work += part
+    return work / total
+
+
+def utilisation_5(spans: list[tuple[str, float, float]], start: float, end: float) -> float:
+    work = 0.0
+    for kind, begin, finish in spans:
+        if kind == "forward":
+            work += max(0, min(finish, end) - max(begin, start))
+    return work / (end - start)
+
+
 WRONG = [
     ("utilisation", waits_are_work, "counts waits as work"),
     ("utilisation", spans_not_cut, "work outside the window counts"),
@@ -201,6 +285,20 @@ WRONG = [
     ("gpus_needed", giga_for_tera, "tera is 1e12, not 1e9"),
     ("gpus_needed", one_billion_forgotten, "parameters are in billions too"),
     ("gpus_needed", days_multiply, "more days need fewer GPUs"),
+    ("beat", beat_1, "only smaller micro-batches, still recomputes"),
+    ("beat", beat_2, "only recomputation mended"),
+    ("beat", beat_3, "shorter pipelines do not fit"),
+    ("gpus_needed", gpus_needed_1, "rounds down"),
+    ("gpus_needed", gpus_needed_2, "6 FLOPs, without recomputation"),
+    ("gpus_needed", gpus_needed_3, "hours taken for days"),
+    ("state_bytes", state_bytes_1, "ZeRO's 16 bytes, not 18"),
+    ("state_bytes", state_bytes_2, "replicas divide everything"),
+    ("state_bytes", state_bytes_3, "d divides even without sharding"),
+    ("utilisation", utilisation_1, "waits counted as work"),
+    ("utilisation", utilisation_2, "negative parts outside the window"),
+    ("utilisation", utilisation_3, "only spans wholly inside the window"),
+    ("utilisation", utilisation_4, "divides by work plus waits"),
+    ("utilisation", utilisation_5, "backward is forgotten"),
 ]
 
 RIGHT = [

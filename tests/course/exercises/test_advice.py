@@ -1,0 +1,80 @@
+"""What is said of an answer that is no typical mistake: how it is related to the right one, and what an error means."""
+
+import pytest
+
+from course.exercises.advice import RANKS, explain, unused
+from course.exercises.base import Raised
+from course.progress import all_exercises
+
+
+@pytest.mark.parametrize(
+    ("got", "right", "words"),
+    [
+        ([[1, 2, 3]], [[3, 2, 1]], "Parts 1 and 3 are swapped."),
+        (
+            [[1, [[3], [4]]]],
+            [[1, [3, 4]]],
+            "Only part 2 of the 2 is wrong. These are the right values, in a different shape: [2, 1], not [2].",
+        ),
+        ([1, 2], [[1, 5], [2, 6]], "This is part 1 of the 2: return all."),
+        ([[0, 1, 4, 5, 8]], [[0, 1, 4, 5, 8, 9]], "What is there is right, but these are only the first 5 of 6."),
+        ([[1, 5]], [[1, 6]], "Only part 2 of the 2 is wrong."),
+        ([6, 20], [3, 5], "Every number is t times the right one."),
+        ([3, 5], [3, 4], ""),
+    ],
+)
+def test_what_is_seen_of_a_wrong_answer(got, right, words):
+    assert explain(got, right, [], [{"t": 2, "d": 7}, {"t": 4, "d": 7}]) == words
+
+
+def test_of_ranks_it_says_which_are_right():
+    given = [{RANKS: 3}] * 3
+    assert explain([6, 1, 2], [6, 6, 6], [], given) == "It is right on ranks [0], and wrong on [1, 2]."
+    assert "That is 1/the number of ranks." in explain([[1, 2]] * 3, [[3, 6]] * 3, [], given)
+
+
+def test_mistakes_that_explain_different_cases_are_joined_and_a_half_matching_one_is_not_taken():
+    right, got = [0, 0, 0, 0], [1, 2, 0, 0]
+    one, other, both = ("One.", [1, 0, 0, 0]), ("Other.", [0, 2, 0, 0]), ("All of it.", [1, 2, 3, 4])
+    assert explain(got, right, [both, one, other]) == "What this usually is: One. And: Other."
+    assert explain(got, right, [both, one]) == ""
+
+
+def test_a_mistake_is_recognised_though_a_later_case_raises():
+    got = [1, 2, 3, Raised("ZeroDivisionError: division by zero")]
+    mistake = ("Divided.", [1, 2, 3, Raised("ZeroDivisionError: float division by zero")])
+    assert explain(got, [0, 0, 0, 0], [mistake]) == "What this usually is: Divided."
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("RuntimeError: grad can be implicitly created only for scalar outputs", "backward() starts from one number"),
+        ("TypeError: parameter `tensor` of type torch.Tensor\n   but got <class 'int'>", "Put the number into one"),
+        (
+            "TypeError: unsupported operand type(s) for +: 'NoneType' and 'Tensor'",
+            "dist.all_reduce, which works in place",
+        ),
+        ("ValueError: Invalid process group specified", "not a member of the group"),
+        (
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x2 and 3x4)",
+            "Given were x [1, 2], weight [2, 4].",
+        ),
+    ],
+)
+def test_an_error_is_explained(message, words):
+    given = [{"x": [[1, 2]], "weight": [[0] * 4] * 2, "rank": 1}]
+    assert words in explain([Raised(message)], [[7]], [], given)
+
+
+def test_an_argument_that_is_not_used_is_named():
+    assert unused(lambda rank, size: [rank for _ in range(3)]) == "Your function does not use `size`."
+    assert unused(lambda rank, size: [rank + size for _ in range(3)]) == ""
+
+
+@pytest.mark.parametrize(
+    "exercise", [each for each in all_exercises() if hasattr(each, "solution_function")], ids=lambda each: each.name
+)
+def test_every_solution_uses_all_its_arguments(exercise):
+    """Or an unused one would be no hint."""
+    assert unused(exercise.solution_function) == ""
