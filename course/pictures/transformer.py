@@ -13,7 +13,7 @@ from course.pictures.style import BACKWARD, CP, FRAME, FRAME_FILL, INK, MUTED, T
 from labkit.cuts import chunks_of_rank
 
 NAME, BAR, TOP, ROW = 64.0, 26.0, 76.0, 46.0  # pixels: "rank 0"; where ranks meet; above the ranks; one rank
-ATTENTION = {"Q K V": "column layer: its heads", "heads": "its heads", "out": "row layer: its part of the sum"}
+ATTENTION = {"Q K V": "column layer: its heads", "heads": "attention", "out": "row layer: its part of the sum"}
 MLP = {"up": "column layer: its columns", "GeLU": "GeLU of its columns", "down": "row layer: its part of the sum"}
 LAYER = [("norm", "LayerNorm"), ("f", "attention begins"), *ATTENTION.items(), ("g", "attention ends")]
 LAYER += [("drop +", "dropout and residual sum"), ("norm", "LayerNorm"), ("f", "the MLP begins"), *MLP.items()]
@@ -60,10 +60,10 @@ def draw_transformer_layer(tp_size: int = 2, sequence_parallel: bool = False) ->
                 marks.append(label(key, x + width / 2, y, message, anchor="middle", ink=ink, bold=ink == INK))
             rows.append((what, "", *messages[name]))
         else:
-            cut = around if name in ("norm", "drop +") else inside
+            cut, fact = (around, f"{what}, {around}") if name in ("norm", "drop +") else (inside, what)
             for rank, fill in enumerate(fills[cut]):
                 place = x, TOP + ROW * rank, width, ROW - 3
-                marks.append(own_box(f"part{number}.{rank}", rank, place, fill, name, f"{what}, {cut}", means=cut))
+                marks.append(own_box(f"part{number}.{rank}", rank, place, fill, name, fact, means=cut))
             rows.append((what, cut, "", ""))
         x += width + 5
     marks += legend(marks, 0, bottom + 42)
@@ -120,7 +120,7 @@ def draw_embedding(vocab_size: int, tp_size: int, tokens: Sequence[int]) -> list
     for step, says in enumerate(steps):
         marks = heading("embedding", 0, 0, title) + rank_names({r: TOP + ROW * r + 20 for r in range(tp_size)})
         for rank, (own, fill) in enumerate(zip(owned, fills := tints(TP, tp_size))):
-            words = f"words {own.start} to {min(own.stop, vocab_size) - 1}"
+            words = f"words {own.start} to {min(own.stop, vocab_size) - 1}" if own.start < vocab_size else "padding"
             place = NAME, TOP + ROW * rank, 165, ROW - 6
             marks.append(own_box(f"shard{rank}", rank, place, fill, words, f"the vectors of {words}"))
         for number, (token, owner) in enumerate(zip(tokens, owners)):

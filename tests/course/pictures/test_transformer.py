@@ -109,3 +109,13 @@ def test_before_the_all_reduce_only_the_owner_has_the_vector_and_after_it_every_
     assert first.table.rows == [("0", "rank 0", "0"), ("3", "rank 1", "0"), ("9", "rank 3", "0")]
     assert first.table.caption == "10 rows are padded to 12."
     assert draw_embedding(8, 4, [0])[0].table.caption == ""
+
+
+def test_a_rank_that_has_only_padding_says_so():
+    first = draw_embedding(5, 4, [4])[0]
+    assert [first.by_key[f"shard{rank}"].text for rank in range(4)] == [
+        "words 0 to 1",
+        "words 2 to 3",
+        "words 4 to 4",
+        "padding",
+    ]
