@@ -25,7 +25,7 @@ class Flow:
 
     before: list[list[float]]
     after: list[list[float] | None]
-    origins: list[list[list[tuple[int, int]]] | None]
+    origins: Sequence[list[list[tuple[int, int]]] | None]
 
     @property
     def sources(self) -> list[list[tuple[int, ...]] | None]:

@@ -42,7 +42,8 @@ def draw_flows(
             after = [numbers_text(end), ", ".join(map(source_text, sources))] if end and sources else ["nothing", ""]
             rows.append([name, f"rank {rank}", numbers_text(start), *(after if arrived else ["", ""])])
     says = "What each rank has afterwards, and whose data it is" if arrived else "What each rank has before"
-    table = Table(("operation", "rank", "before", "after", "data"), rows)
+    one, heads = len(flows) == 1, ("operation", "rank", "before", "after", "data")
+    table = Table(heads[one:], [row[one:] for row in rows])
     bottom = max(mark.y + mark.height for mark in marks) + 8
     return Scene(", ".join(filter(None, flows)), says, marks, bottom, table=table)
 

@@ -12,14 +12,12 @@ LOOP, COUNTER = 20.0, 112.0  # pixels: the way back of a ring, and the bytes sen
 
 def ring_steps(start: Sequence[Sequence[float]], operation: str = "all-reduce") -> list[Scene]:
     """Draw an "all-reduce", "reduce-scatter" or "all-gather" on a ring, simulated on every rank's numbers."""
-    return message_steps({f"{operation} on a ring, simulated": on_a_ring(start, operation)})
+    return message_steps({f"{operation} on a ring (simulated)": on_a_ring(start, operation)})
 
 
 def tree_and_ring(start: Sequence[Sequence[float]]) -> list[Scene]:
     """Draw an all-reduce on a tree and on a ring side by side, simulated on every rank's numbers."""
-    return message_steps(
-        {"on a tree, simulated": on_a_tree(start), "on a ring, simulated": on_a_ring(start, "all-reduce")}
-    )
+    return message_steps({"tree (simulated)": on_a_tree(start), "ring (simulated)": on_a_ring(start, "all-reduce")})
 
 
 def message_steps(runs: Mapping[str, Sequence[Step]]) -> list[Scene]:
@@ -38,8 +36,10 @@ def message_steps(runs: Mapping[str, Sequence[Step]]) -> list[Scene]:
                 holds = "; ".join(numbers_text(has.values) if has else "nothing" for has in row)
                 rows.append([name, f"rank {rank}", holds, f"{sent_bytes(steps[: now + 1], rank)}"])
         height = max(mark.y + mark.height for mark in marks) + 8
-        table = Table(("collective", "rank", "holds, piece by piece", "bytes sent"), rows)
-        scenes.append(Scene(" and ".join(runs), "; ".join(says), marks, height, table=table))
+        one, heads = len(runs) == 1, ("on a", "rank", "holds, piece by piece", "bytes sent")
+        said = says[0] if one else "; ".join(f"{name} {text}" for name, text in zip(runs, says))
+        table = Table(heads[one:], [row[one:] for row in rows])
+        scenes.append(Scene(" and ".join(runs), said, marks, height, table=table))
     return scenes
 
 
@@ -83,7 +83,7 @@ def _panel(steps: Sequence[Step], now: int, key: str, x, width, unit: float, bes
         where, has = place(rank, move.piece), held[rank][move.piece]
         if beside:
             where, has = (where[0] - slot, where[1] + 6, slot - 4, CELL - 12), before[move.source][move.piece]
-        edge = dict(edge=INK, edge_width=2.5) if beside or move in moves else {}
+        edge = dict(edge=INK, edge_width=2.5) if beside or (rank, move.piece) in came else {}
         yield from _piece(f"{key}token{token}", where, has, move.piece, key, fact, [], **edge)
 
 

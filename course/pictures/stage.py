@@ -1,6 +1,7 @@
 """Show a scene, or several as steps, in a notebook: marks move, say their facts and take clicks. See also stage.js."""
 
 from collections.abc import Callable, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,11 @@ class Stage(anywidget.AnyWidget):
     def _repr_mimebundle_(self, **options):
         bundle = super()._repr_mimebundle_(**options)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
-        return {**self.scenes[0]._repr_mimebundle_(), **(data or {}), "text/plain": str(self.scenes[0])}, metadata
+        first, *later = self.scenes
+        still = first._repr_mimebundle_()
+        steps = (f"<details><summary>Then: {escape(step.says)}</summary>{step.table.html}</details>" for step in later)
+        still["text/html"] += "".join(steps)
+        return {**still, **(data or {}), "text/plain": str(first)}, metadata
 
 
 def whole(scene: Scene) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def test_a_copy_has_the_colour_of_its_rank_and_names_it():
 
 def test_a_rank_without_a_result_says_nothing():
     assert words(draw_flow(GATHER)).count("nothing") == 1
-    assert draw_flow(GATHER).table.rows[1] == ["", "rank 1", "6", "nothing", ""]
+    assert draw_flow(GATHER).table.rows[1] == ["rank 1", "6", "nothing", ""]
 
 
 def test_pointing_at_a_number_lights_all_its_copies():
@@ -66,7 +66,7 @@ def test_elements_travel_from_where_they_were():
         before.by_key["0.start1.0"].y,
     )
     assert after.by_key["0.0.1"] == draw_flow(GATHER, "gather").by_key["0.0.1"]
-    assert before.table.rows[0] == ["gather", "rank 0", "5", "", ""]
+    assert before.table.rows[0] == ["rank 0", "5", "", ""]
 
     before, after = flow_steps(ALL_REDUCE)
     part = "0.0.1<0.1.1"  # of element 1 of rank 1, in that of rank 0

@@ -67,20 +67,26 @@ def test_in_an_all_gather_what_is_missing_is_empty_until_it_arrives():
 
 def test_in_a_reduce_scatter_each_rank_keeps_its_own_piece():
     rows = ring_steps(START, "reduce-scatter")[-1].table.rows
-    assert [row[2] for row in rows] == ["110; nothing; nothing", "nothing; 221; nothing", "nothing; nothing; 332"]
+    assert [row[1] for row in rows] == ["110; nothing; nothing", "nothing; 221; nothing", "nothing; nothing; 332"]
 
 
 def test_tree_and_ring_are_on_one_clock_and_one_scale():
     start = [[element + rank for element in range(8)] for rank in range(8)]
     scenes = tree_and_ring(start)
     assert len(scenes) == 1 + 14
-    assert "after 6 of 6 messages" in scenes[-1].says
-    assert "after 14 of 14 messages" in scenes[-1].says
+    assert "tree (simulated) after 6 of 6 messages" in scenes[-1].says
+    assert "ring (simulated) after 14 of 14 messages" in scenes[-1].says
     tree, ring = (scenes[-1].by_key[f"{number}.all0"] for number in (0, 1))
     assert tree.width / ring.width == pytest.approx(3 / 1.75)
     assert scenes[-1].by_key["0.7.0"].text == "28, 36, 44, 52, 60, 68, 76, 84"
     assert ", ".join(scenes[-1].by_key[f"1.7.{piece}"].text for piece in range(8)) == scenes[-1].by_key["0.7.0"].text
     assert scenes[1].by_key["0.token1"].y == scenes[1].by_key["0.rank0"].y  # rank 1's tensor went to rank 0
+    framed = [
+        {mark.y for mark in scene.marks if mark.key.startswith("0.token") and mark.edge_width > 2} for scene in scenes
+    ]
+    ranks = [scenes[0].by_key[f"0.rank{rank}"].y for rank in range(8)]
+    assert framed[2] == {ranks[0], ranks[4]}  # a piece that has not left yet hides no frame
+    assert framed[-1] == {*ranks[1::2]}
 
 
 @pytest.mark.parametrize("scenes", [ring_steps([[9.75] * 16] * 8), tree_and_ring([[9.75] * 16] * 8)])

@@ -1,8 +1,10 @@
 """The widget sends a scene once, then what differs, and hears what the reader touches."""
 
+from dataclasses import replace
+
 import pytest
 
-from course.pictures.scene import Scene, box, label
+from course.pictures.scene import Scene, Table, box, label
 from course.pictures.stage import Stage, difference, whole
 
 
@@ -65,3 +67,11 @@ def test_without_a_browser_it_is_its_first_scene():
     data, _ = Stage(scene(1), scene(2))._repr_mimebundle_()
     assert data["image/svg+xml"] == scene(1).image() and data["text/plain"] == str(scene(1))
     assert "application/vnd.jupyter.widget-view+json" in data
+
+
+def test_without_a_browser_later_steps_are_text():
+    then = replace(scene(2), says="It has moved", table=Table(("place",), [("<there>",)]))
+    html = Stage(scene(1), then)._repr_mimebundle_()[0]["text/html"]
+    assert html.startswith(scene(1).html())
+    assert f"<details><summary>Then: It has moved</summary>{then.table.html}</details>" in html
+    assert "&lt;there&gt;" in html
