@@ -6,18 +6,17 @@ Each picture is one line in ``FIGURES``: the name of its file, and the call that
 import sys
 from pathlib import Path
 
-import matplotlib
-
 from course.measure import operations
 from course.measure.flow import numbered, row_and_column, trace_flow
 from course.measure.utilisation import predict_step
 from course.pictures.batch import draw_replicas
 from course.pictures.collectives import draw_flows
 from course.pictures.layout import draw_layout, draw_orders
-from course.pictures.sharding import draw_column, draw_row
+from course.pictures.linear_cut import LinearCut
+from course.pictures.sharding import draw_cut
 from course.pictures.three_axes import draw_holdings
 from course.pictures.timeline import draw_timelines
-from course.pictures.transformer import draw_transformer_layers
+from course.pictures.transformer import draw_transformer_layer
 from course.pictures.utilisation import draw_steps
 from course.sizing import Plan
 from labkit.cuts import BatchCut
@@ -57,10 +56,10 @@ FIGURES = {
     "group_layout": lambda: draw_layout(TWO_NODES, gpus_per_node=8),
     "group_layout_orders": lambda: draw_orders([TWO_NODES, OTHER_ORDER], gpus_per_node=8),
     "collectives": lambda: draw_flows(four_collectives()),  # by real ranks
-    "column_parallel": lambda: draw_column(1024, 512, tp_size=2),
-    "row_parallel": lambda: draw_row(1024, 512, tp_size=2),
+    "column_parallel": lambda: draw_cut(LinearCut("column", 1024, 512, tp_size=2)),
+    "row_parallel": lambda: draw_cut(LinearCut("row", 1024, 512, tp_size=2)),
     "data_parallel": lambda: draw_replicas(BatchCut(128, dp_size=4)),
-    "tensor_parallel": draw_transformer_layers,
+    "tensor_parallel": draw_transformer_layer,
     "pipeline_schedules": four_schedules,
     "utilisation": tuned_step,
     "three_axes": lambda: draw_holdings(ParallelLayout(8, tp_size=2, pp_size=2), num_layers=4, batch_size=16),
@@ -68,21 +67,16 @@ FIGURES = {
 
 
 def write_figures(folder: Path) -> list[Path]:
-    """Draw every figure into ``folder`` as PNG, and return the files' paths."""
-    from matplotlib import pyplot
-
+    """Draw every figure into ``folder`` as SVG, and return the files' paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, draw in FIGURES.items():
-        draw()
-        path = folder / f"{name}.png"
-        pyplot.gcf().savefig(path, dpi=120, metadata={"Software": None})  # the same bytes from every matplotlib release
-        pyplot.close()
+        path = folder / f"{name}.svg"
+        path.write_text(draw().svg() + "\n")
         paths.append(path)
     return paths
 
 
 if __name__ == "__main__":
-    matplotlib.use("agg")
     for path in write_figures(Path(sys.argv[1] if len(sys.argv) > 1 else "pics")):
         print(path)

@@ -12,25 +12,25 @@ import matplotlib
 from PIL import Image, ImageDraw, ImageFont
 
 FINER = 2  # painted so many times as large, then reduced: Pillow's own lines have steps
-NUM_COLORS = 128
+NUM_COLORS = 64
 PILLOW_ANCHOR = {"start": "lm", "middle": "mm", "end": "rm"}
 
 
-def png(marks: Iterable[Any], width: float, height: float, scale: float) -> bytes:
-    """Return the marks of a scene as PNG, ``scale`` pixels for each of its own."""
-    unit = FINER * scale
+def png(marks: Iterable[Any], view: tuple[float, float, float, float], scale: float) -> bytes:
+    """Return what is in ``view`` (left, top, width, height) as PNG, with ``scale`` pixels for each of the scene's."""
+    (left, top, width, height), unit = view, FINER * scale
     image = Image.new("RGB", (round(width * unit), round(height * unit)), "white")
     draw = ImageDraw.Draw(image)
     for mark in marks:
-        _paint(draw, mark, unit)
+        _paint(draw, mark, left, top, unit)
     file = io.BytesIO()
     image.reduce(FINER).quantize(NUM_COLORS).save(file, "png", optimize=True)
     return file.getvalue()
 
 
-def _paint(draw: ImageDraw.ImageDraw, mark: Any, unit: float) -> None:
+def _paint(draw: ImageDraw.ImageDraw, mark: Any, left: float, top: float, unit: float) -> None:
     def place(x: float, y: float) -> tuple[float, float]:
-        return (mark.x + x) * unit, (mark.y + y) * unit
+        return (mark.x + x - left) * unit, (mark.y + y - top) * unit
 
     edge = None if mark.edge == "none" else mark.edge
     thick = max(1, round(mark.edge_width * unit))

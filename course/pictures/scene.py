@@ -22,6 +22,7 @@ EM = 0.62
 LINE = 1.25
 TEXT = f'font-family="\'DejaVu Sans\', Verdana, system-ui, sans-serif" font-size="{USUAL}" text-anchor="middle"'
 """How all text looks that says nothing else, as stage.css has it too."""
+MARGIN = 8.0
 ARROW = 9.0  # the length of a head
 
 
@@ -229,21 +230,27 @@ class Scene:
         """What a screen reader says for the picture."""
         return f"{self.title}. {self.says}".strip(". ") + "."
 
+    @property
+    def view(self) -> tuple[float, float, float, float]:
+        """The left, top, width and height of the paper: marks do not stand at its very edge."""
+        return -MARGIN, -MARGIN, self.width + 2 * MARGIN, self.height + 2 * MARGIN
+
     def svg(self) -> str:
         """Return the picture as SVG, on paper of its own."""
-        size = f"{_number(self.width)} {_number(self.height)}"
+        x, y, width, height = map(_number, self.view)
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" width="{_number(self.width)}" role="img" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{x} {y} {width} {height}" width="{width}" role="img" '
             f'aria-label="{escape(self.alt)}" {TEXT} fill="{INK}" style="max-width:100%;height:auto">'
             f"<title>{escape(self.title)}</title><desc>{escape(self.says)}</desc>"
-            f'<rect width="100%" height="100%" fill="#fff"/>{"".join(mark.svg for mark in self.marks)}</svg>'
+            f'<rect x="{x}" y="{y}" width="100%" height="100%" fill="#fff"/>'
+            f"{''.join(mark.svg for mark in self.marks)}</svg>"
         )
 
-    def png(self, scale: float = 1.5) -> bytes:
+    def png(self, scale: float = 1.0) -> bytes:
         """Return the picture as PNG, for viewers that show no SVG of a notebook that is not trusted."""
         from course.pictures.raster import png
 
-        return png((mark for mark in self.marks if not mark.shy), self.width, self.height, scale)
+        return png((mark for mark in self.marks if not mark.shy), self.view, scale)
 
     def __str__(self) -> str:
         return f"{self.alt}\n{self.table}".strip()
@@ -264,7 +271,9 @@ class Scene:
     def html(self) -> str:
         """Return the picture as HTML that a notebook shows even if it is not trusted, with the table folded away."""
         source = base64.b64encode(self.image().encode()).decode()
-        image = f'<img alt="{escape(self.alt)}" width="{_number(self.width)}" src="data:image/svg+xml;base64,{source}">'
+        image = (
+            f'<img alt="{escape(self.alt)}" width="{_number(self.view[2])}" src="data:image/svg+xml;base64,{source}">'
+        )
         table = self.table.html
         return image + (f"<details><summary>The same as a table</summary>{table}</details>" if table else "")
 

@@ -103,9 +103,8 @@ function render({ model, el }) {
       setTimeout(() => group.remove(), still.matches ? 0 : 300);
     }
     drawn = kept;
-    const [width, height] = scene.size;
-    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    svg.style.maxWidth = `${width * 1.35}px`;
+    svg.setAttribute("viewBox", scene.view.join(" "));
+    svg.style.maxWidth = `${scene.view[2] * 1.35}px`;
     svg.setAttribute("aria-label", `${scene.title}. ${scene.says}`);
     table.hidden = !scene.table;
     if (table.dataset.html !== scene.table) table.lastChild.innerHTML = table.dataset.html = scene.table;

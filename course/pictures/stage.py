@@ -76,7 +76,7 @@ def whole(scene: Scene) -> dict[str, Any]:
     return {
         "title": scene.title,
         "says": scene.says,
-        "size": [scene.width, scene.height],
+        "view": scene.view,
         "table": scene.table.html,
         "keys": list(scene.by_key),
         "marks": {key: mark.svg for key, mark in scene.by_key.items()},

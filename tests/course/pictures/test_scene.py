@@ -54,8 +54,8 @@ def test_a_notebook_gets_the_picture_in_every_form_with_words(scene):
     assert bundle["text/plain"] == ("Two ranks. One sends.\nrank  does\n0     computes <\n1     waits\nMade up.")
     assert "<td>computes &lt;</td>" in bundle["text/html"]
     image = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
-    assert image.size == (1410, 240)
-    assert image.convert("RGB").getpixel((20 * 1.5 // 1, 65 * 1.5 // 1)) == pytest.approx((0, 114, 178), abs=4)
+    assert image.size == (956, 176)
+    assert image.convert("RGB").getpixel((28, 73)) == pytest.approx((0, 114, 178), abs=4)
 
 
 def test_text_is_as_large_as_fits_and_never_too_small_to_read():
