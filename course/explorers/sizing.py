@@ -156,7 +156,7 @@ def _says(estimate: StepTime, num_tokens: float) -> str:
         f"{_sizes(estimate.plan)}. <b>{three_digits(estimate.days(num_tokens))} days</b> for {num_tokens / 1e9:g} "
         f"billion tokens, {estimate.flops_per_gpu / 1e12:.0f} teraFLOP/s per GPU: "
         f"{estimate.hardware_flops_utilisation:.0%} of the peak, {estimate.model_flops_utilisation:.0%} without what "
-        "is recomputed. To choose a different t and p, click its days"
+        "is recomputed. To choose a different t and p, click its cell."
     )
 
 

@@ -6,8 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from course.measure.bandwidth import Measurement, RingModel
-from course.pictures.painter import Plot
-from course.pictures.style import LABEL_PT, label_plot
+from course.pictures.painter import LABEL_PT, Plot, label_plot
 from course.sizing.ring import bus_factor
 
 LOOKS = (("#00204D", "o"), ("#7C7B78", "s"), ("#C9A227", "^"), ("#5B6770", "D"))

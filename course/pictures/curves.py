@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from course.pictures.painter import Plot
-from course.pictures.style import GREY, INK, LABEL_PT, PP, label_plot
+from course.pictures.painter import LABEL_PT, Plot, label_plot
+from course.pictures.style import GREY, INK, PP
 
 FIGURE_INCHES = (11.0, 4.4)
 LOOKS = (

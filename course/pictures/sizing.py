@@ -1,13 +1,9 @@
-"""Draw plans: what a GPU holds against its limit, where a step's time goes, and estimates next to published numbers."""
+"""Draw bars of plans: what a GPU holds against its limit, and where a step's time goes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
-from matplotlib.figure import Figure
-
-from course.pictures.painter import Plot
 from course.pictures.scene import Mark, Scene, Table, box, heading, label, legend, line
 from course.pictures.style import (
     BACKWARD,
@@ -16,17 +12,14 @@ from course.pictures.style import (
     GREY,
     IDLE,
     INK,
-    LABEL_PT,
     MUTED,
     PP,
-    TITLE,
     TP,
     WEIGHT_GRADIENT,
-    keep_lower_axis,
     three_digits,
     tint,
 )
-from course.sizing import Hardware, Plan, Published, StepTime, memory, step_time
+from course.sizing import Hardware, Plan, StepTime, memory
 
 MEMORY_LOOKS: dict[str, dict[str, Any]] = {
     "weights": dict(fill=tint(INK, 0.75)),
@@ -85,33 +78,9 @@ def below(title: str, scenes: Sequence[Scene], facts: Sequence[tuple[str, str]])
         heads, top = scene.table.heads[1:], top + scene.height + 12
         rows.append((scene.title, scene.table.caption))
         for name, *cells in scene.table.rows:
-            rows.append((name, ", ".join(f"{head} {cell}" for head, cell in zip(heads, cells))))
+            rows.append((name, ", ".join(f"{head}: {cell}" for head, cell in zip(heads, cells))))
     says = "; ".join(scene.says for scene in scenes)
     return Scene(title, says, marks, top, table=Table(("", title), [*rows, *facts]))
-
-
-def draw_published(rows: Sequence[Published], hardware: Hardware) -> Plot:
-    """Draw each row's published FLOP/s per GPU as a ring and its estimate as a cross, with the error above both."""
-    figure = Figure((13, 4.2), layout="constrained")
-    ax, places = figure.subplots(), np.arange(len(rows))
-    estimated = [step_time(row.plan, hardware).flops_per_gpu / 1e12 for row in rows]
-    published = [row.flops_per_gpu / 1e12 for row in rows]
-    errors = [f"{ours / theirs - 1:+.1%}" for ours, theirs in zip(estimated, published)]
-    ax.plot(places, published, "o", color=INK, markersize=13, fillstyle="none", markeredgewidth=2.5, label="published")
-    ax.plot(places, estimated, "x", color=PP, markersize=10, markeredgewidth=3, label="estimated")
-    for place, error in enumerate(errors):
-        ax.text(place, max(estimated[place], published[place]) + 9, error, size=LABEL_PT, color=INK, ha="center")
-    ax.set_xticks(places, [f"{row.billions:g}" for row in rows])
-    ax.set_ylim(0, max(estimated + published) * 1.15)
-    ax.set_title("teraFLOP/s per GPU", **TITLE)
-    ax.set_xlabel("billion parameters", size=LABEL_PT, color=MUTED)
-    ax.legend(fontsize=LABEL_PT, frameon=False, loc="lower right", ncols=2)
-    keep_lower_axis(ax)
-    ax.tick_params("y", labelsize=LABEL_PT, length=0, labelcolor=INK)
-    ax.grid(axis="y", color=IDLE)
-    ax.set_axisbelow(True)
-    said = "; ".join(f"{row.billions:g} billion parameters {error}" for row, error in zip(rows, errors))
-    return Plot(figure, f"Estimated over published teraFLOP/s per GPU, the error of each row: {said}.")
 
 
 def _bars(

@@ -1,4 +1,4 @@
-"""The look of every picture: a colour for each idea, sizes of text, and how numbers are written.
+"""The look of every picture: a colour for each idea, and how numbers are written.
 
 The colours are Okabe and Ito's, which colour-blind readers can tell apart. Each has one meaning in the whole lab.
 Groups of one axis are tints of that axis's colour and carry a letter, so no picture depends on colour alone.
@@ -6,9 +6,6 @@ Groups of one axis are tints of that axis's colour and carry a letter, so no pic
 
 from functools import lru_cache
 from operator import mul
-from typing import Any
-
-from matplotlib.axes import Axes
 
 TP = "#0072B2"
 PP = "#D55E00"
@@ -28,13 +25,6 @@ FRAME, FRAME_FILL = "#AEB8C0", "#F5F7F9"
 KIND_COLOR = {"forward": FORWARD, "backward": BACKWARD, "weight_gradient": WEIGHT_GRADIENT, "optimizer": MUTED}
 AXIS_COLOR = {"tp": TP, "cp": CP, "dp": DP, "pp": PP}
 AXIS_NAME = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline"}
-
-TITLE_PT = 17
-LABEL_PT = 13
-"""Sizes in points on figures 12 to 15 inches wide: legible from the back of a room."""
-EM = LABEL_PT / 72
-"""The size of a label in inches."""
-TITLE: dict[str, Any] = dict(loc="left", size=TITLE_PT, weight="bold", color=INK)
 
 TINTS = (0.16, 0.58, 0.34, 0.78)
 """How much of the axis's colour its groups get in turn: neighbours in this order are far apart."""
@@ -88,21 +78,3 @@ def three_digits(value: float) -> str:
     ('0.0457', '12.3', '1,302')
     """
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
-
-
-def label_plot(ax: Axes, title: str, x: str, y: str) -> None:
-    """Give a plot its title, the names of its axes and a grid."""
-    ax.set_title(title, **TITLE)
-    ax.set_xlabel(x, size=LABEL_PT, color=INK)
-    ax.set_ylabel(y, size=LABEL_PT, color=INK)
-    ax.tick_params(labelsize=LABEL_PT - 1, colors=MUTED)
-    ax.grid(which="major", color=IDLE)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-
-
-def keep_lower_axis(ax: Axes) -> None:
-    """Leave only the axis below, and make it grey."""
-    ax.tick_params("x", labelsize=LABEL_PT, color=GREY, labelcolor=MUTED)
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.spines["bottom"].set_color(GREY)

@@ -63,7 +63,7 @@ def test_the_facts_are_those_of_the_plan(explorer):
     assert f"<b>{estimate.days(300e9):.3g} days</b>" in explorer.says.value
     assert f"{estimate.flops_per_gpu / 1e12:.0f} teraFLOP/s" in explorer.says.value
     assert table(explorer)["bubble"].startswith(f"{plan.bubble_over_ideal:.3g} idle / ideal")
-    assert f"p = 8 {estimate.days(300e9):.3g}" in table(explorer)["t = 8"]
+    assert f"p = 8: {estimate.days(300e9):.3g}" in table(explorer)["t = 8"]
     assert "8 · 8 · 16, m = 96" in explorer.says.value
 
 

@@ -16,7 +16,8 @@ def test_letters_go_on_after_z():
 @pytest.mark.parametrize("strength", [*TINTS, 1.0, 0.15])
 def test_text_on_every_tint_is_readable(axis, strength):
     def luminance(color):
-        channels = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color]
+        shares = [channel / 255 for channel in bytes.fromhex(color[1:])]
+        channels = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
         return 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2]
 
     background = tint(AXIS_COLOR[axis], strength)
