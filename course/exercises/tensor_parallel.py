@@ -193,13 +193,14 @@ def factors_added(t, fault):
     return math.sqrt(t) * (2 if fault == "both" else 1)
 
 
+EQUAL_TERMS = (
+    "t equal terms add up to t times one of them: right. But the right layer adds up t *different* terms, and random "
+    "signs cancel in part: that is sqrt(t) times one of them. You want the ratio."
+)
 spread.mistakes_of(
     spread_wrongly,
-    (
-        dict(powers=(1, 0.5, 1.5)),
-        "t equal terms add up to t times one of them: right. But the right layer adds up t *different* terms, and "
-        "random signs cancel in part: that is sqrt(t) times one of them. You want the ratio.",
-    ),
+    (dict(powers=(1, 0.5, 1.5)), EQUAL_TERMS),
+    (dict(powers=(1, 0.5, 1)), EQUAL_TERMS),
     (dict(powers=(-0.5, -0.5, -1)), "Upside down: with each of these faults the output is too *large*."),
     (dict(powers=(0, 0.5, 0.5)), "Equal shards do change the output: all ranks add the same, so nothing cancels."),
     (dict(powers=(0.5, -0.5, 0)), "A smaller width makes *larger* weights: 1/sqrt(n/t) is more than 1/sqrt(n)."),

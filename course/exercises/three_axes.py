@@ -93,6 +93,7 @@ place.mistakes_of(
         "All ranks share one replica. A cut costs messages all the time: cut as little as the memory allows, and use "
         "the other ranks as replicas.",
     ),
+    (dict(bytes_each=18), "You counted 18 bytes per parameter. The rule here is ZeRO's count, 16."),
     (
         dict(bytes_each=4),
         "You counted 4 bytes per parameter, for weight and gradient. Training takes 16: the optimizer adds a float32 "

@@ -107,6 +107,8 @@ IN_BOTH = (
 NOT_MASKED = "Each rank added a logit for each target. Only one rank has the target: the others add 0."
 NO_OFFSET = "Targets are ids of the whole vocabulary. Subtract this rank's first id, rank * V/t."
 
+OWN_TARGETS = "Only the rank that has the target knows its logit, and the others took 0: all-reduce it, too."
+
 vocab_cross_entropy.mistakes_of(
     loss,
     (dict(highest=own_highest), OWN_MAXIMUM),
@@ -125,10 +127,8 @@ vocab_cross_entropy.mistakes_of(
     (dict(shifts_target=False), IN_BOTH),
     (dict(offset=False), NO_OFFSET),
     (dict(offset=False, clamped=False), NO_OFFSET),
-    (
-        dict(join=lambda chosen: chosen),
-        "Only the rank that has the target knows its logit, and the others took 0: all-reduce it, too.",
-    ),
+    (dict(join=lambda chosen: chosen), OWN_TARGETS),
+    (dict(join=lambda chosen: chosen, shifts_target=False, back=1), OWN_TARGETS),
     (dict(total=lambda logits: summed(logits.exp().sum(-1))), "The logarithm of the sum is missing."),
     (dict(masked=False), NOT_MASKED),
     (dict(masked=False, shifts_target=False, back=1), NOT_MASKED),
