@@ -1,21 +1,44 @@
-"""The lab as its reader has it: JupyterLab in a browser, the widget moved by keyboard.
+"""The lab as its reader has it: JupyterLab in a browser, moved by keys, in both themes, with and without a kernel.
 
-The notebooks are copies without outputs, so that all that is seen was made in this run. Screenshots go to screenshots/.
+One server and one page serve all tests of this file, because both take seconds to start. Notebooks are copies without
+outputs, so that all that is seen was made in this run, but for the stored ones. Screenshots go to screenshots/.
 """
 
+import json
+import time
+
+import nbformat
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 from tests.support import browser
 
 pytestmark = pytest.mark.skipif(not browser.find_chromium(), reason="needs Chromium or Chrome, and none is installed")
 
 SCREENSHOTS = browser.ROOT / "screenshots"
-WIDTHS = (1400, 1024)
+EXPLORERS = {
+    "layout_explorer()": "course.explorers.layout",
+    "collective_explorer()": "course.explorers.collectives",
+    "shard_explorer()": "course.explorers.sharding",
+    "batch_explorer()": "course.explorers.batch",
+    "schedule_explorer()": "course.explorers.schedule",
+    "sizing_explorer()": "course.explorers.sizing",
+    "training_explorer(TrainConfig(steps=1000, micro_batch_size=1))": "course.explorers.training",
+}
+CONTROLS = ", ".join(f".labkit-choice {tag}:enabled" for tag in ("input", "select", "button"))
+STEPS = """from course.pictures.scene import Scene, box
+from course.pictures.stage import Stage
+from course.pictures.style import DP, TP
+def scene(x, fill):
+    marks = [box("one", x, 20, 60, 40, fill, "one", fact=f"One is at {x}.", tags=("a",), lights=("b",))]
+    return Scene("Steps", f"at {x}", [*marks, box("two", 400, 20, 60, 40, DP, "two", fact="Two.", tags=("b",)),
+                                      box("three", 600, 20, 60, 40, DP, "three", fact="Three.", tags=("c",))], 80)
+Stage(scene(10, TP), scene(100, TP), scene(200, DP), seconds=0.3)"""
 
 
 @pytest.fixture(scope="module")
 def page():
-    with browser.chromium(WIDTHS[0]) as page:
+    with browser.chromium() as page:
         yield page
 
 
@@ -23,88 +46,221 @@ def page():
 def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
     browser.copy_notebooks(folder)
+    nbformat.write(stored_outputs(), folder / "stored.ipynb")
+    cells = [f"from {module} import {call.partition('(')[0]}\n{call}" for call, module in EXPLORERS.items()]
+    cells[-1] = f"from labkit.train import TrainConfig\n{cells[-1]}"
+    notebook = new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in (*cells, STEPS)]
+    nbformat.write(notebook, folder / "all.ipynb")
     with browser.jupyterlab(folder) as address:
         yield address
 
 
-@pytest.fixture(scope="module")
-def explorer(page, address):
-    """The layout explorer of notebook 01, after all its cells have run."""
-    browser.open_notebook(page, address, "notebooks/01_group_layout.ipynb")
-    browser.run_all_cells(page)
-    browser.scroll_to_cell(page, "layout_explorer(")
-    explorer = page.locator(".widget-vbox", has=page.locator("img.labkit-grids")).first
-    explorer.locator("img.labkit-grids").wait_for()
-    return explorer
+def new_notebook():
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}  # else a dialog asks for one
+    return nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
 
 
-def press(explorer, control, key, times=1):
-    """Move a slider as somebody without a mouse does."""
-    handle = explorer.locator(".widget-slider", has_text=control).get_by_role("slider")
-    for _ in range(times):
-        handle.press(key)
+def stored_outputs():
+    """All cells of all notebooks that have pictures stored, as one notebook: opening one takes seconds."""
+    notebook = new_notebook()
+    for path in sorted((browser.ROOT / "notebooks").glob("*.ipynb")):
+        for cell in nbformat.read(path, as_version=4).cells:
+            if any("text/html" in output.get("data", {}) for output in cell.get("outputs", [])):
+                notebook.cells.append(nbformat.v4.new_code_cell("# " + path.name, outputs=cell.outputs))
+    return notebook
 
 
-def picture(explorer):
-    return explorer.locator("img.labkit-grids").get_attribute("src")
+def use_theme(page, name):
+    page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", f"JupyterLab {name}")
+    page.wait_for_function("dark => document.body.dataset.jpThemeLight === String(!dark)", arg=name == "Dark")
 
 
-def wait_for_another_picture(page, before):
-    """Until the browser shows a picture that it did not show before."""
-    page.wait_for_function(
-        """before => {
-            const image = document.querySelector("img.labkit-grids");
-            return image && image.src !== before && image.complete && image.naturalWidth > 0;
-        }""",
-        arg=before,
-        timeout=20 * browser.SECONDS,
-    )
-
-
-def message(explorer):
-    return explorer.locator(".labkit-says")
-
-
-def test_arrow_keys_redraw_the_grids_and_the_table(page, explorer):
-    before = picture(explorer)
-    assert "2 copies of the model" in message(explorer).inner_text()  # 16 GPUs, t = 2, p = 4
-    press(explorer, "tensor t", "ArrowRight", times=2)
-    wait_for_another_picture(page, before)
-    message(explorer).get_by_text("1 copy of the model").wait_for()
-    explorer.locator(".labkit-facts").get_by_text("[0, 1, 2, 3]").wait_for()
-
-
-def test_sizes_that_do_not_fit_are_explained_in_place(page, explorer):
-    press(explorer, "tensor t", "ArrowLeft")
-    misfit = explorer.get_by_role("alert")
-    misfit.wait_for()
-    assert "tp_size=3 * pp_size=4 = 12 does not divide world_size=16" in misfit.inner_text()
-    assert "use tp_size 1, 2 or 4" in misfit.inner_text()
-    assert explorer.locator(".labkit-stale").count() == 1
-    page.screenshot(path=SCREENSHOTS / "group_layout_misfit.png")
-    shown = picture(explorer)
-    press(explorer, "tensor t", "ArrowLeft")
-    wait_for_another_picture(page, shown)
-    explorer.get_by_role("status").get_by_text("2 copies of the model").wait_for()
-    assert explorer.locator(".labkit-stale").count() == 0
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_everything_fits_the_width_of_the_window(page, explorer, width):
-    page.set_viewport_size({"width": width, "height": 1000})
-    explorer.scroll_into_view_if_needed()
-    page.screenshot(path=SCREENSHOTS / f"group_layout_{width}.png")
-    box, image = explorer.bounding_box(), explorer.locator("img.labkit-grids").bounding_box()
-    assert box["x"] + box["width"] <= width
-    margin = 4  # of two nested widgets
-    assert image["x"] + image["width"] <= box["x"] + box["width"] + margin
-    assert explorer.evaluate("element => element.scrollWidth - element.clientWidth") <= margin
+# -- notebooks ---------------------------------------------------------------------------------------------------------
 
 
 def test_start_here_runs_in_the_browser(page, address):
-    page.set_viewport_size({"width": WIDTHS[0], "height": 1000})
     browser.open_notebook(page, address, "Start_Here.ipynb")
     browser.run_all_cells(page)
     browser.scroll_to_cell(page, "def hello()")
     page.get_by_text("[rank 3] hello, I am rank 3 of 4").wait_for()
     page.screenshot(path=SCREENSHOTS / "start_here.png")
+
+
+def test_stored_notebooks_show_their_pictures_with_words_in_both_themes(page, address):
+    """As somebody opens them who has not run them, and does not trust them."""
+    browser.open_notebook(page, address, "stored.ipynb")
+    assert page.evaluate("() => window.jupyterapp.shell.currentWidget.content.model.cells.get(1).trusted") is False
+    for number in range(len(stored_outputs().cells)):
+        page.evaluate(f"() => window.jupyterapp.shell.currentWidget.content.scrollToItem({number})")
+    pictures = page.locator(".jp-OutputArea-output img").all()
+    assert len(pictures) > 20 and all(image.get_attribute("alt") for image in pictures)
+    assert page.get_by_text("Error displaying widget").count() == 0
+    for theme in ("Light", "Dark"):
+        use_theme(page, theme)
+        assert violations(page, ".jp-Notebook .jp-OutputArea-output") == []
+
+
+def violations(page, where):
+    """What axe-core finds to be serious or worse in the parts of the page that the lab makes."""
+    found = Axe().run(page, {"include": [[where]]}).response["violations"]
+    serious = [each for each in found if each["impact"] in ("serious", "critical")]
+    return [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in serious]
+
+
+# -- explorers, on one page --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def explorers(page, address):
+    browser.open_notebook(page, address, "all.ipynb")
+    use_theme(page, "Light")
+    browser.run_all_cells(page)
+    return page
+
+
+def cell_of(page, call):
+    browser.scroll_to_cell(page, call)
+    cell = page.locator(".jp-CodeCell", has_text=call)
+    cell.locator(".labkit-stage").first.wait_for()
+    return cell
+
+
+@pytest.fixture(params=EXPLORERS)
+def explorer(request, explorers):
+    return cell_of(explorers, request.param)
+
+
+def shown(explorer):
+    """What Python has drawn and written, not what the browser makes of a control."""
+    texts = explorer.locator(".widget-html-content").all_inner_texts()
+    return texts, explorer.locator("svg").first.inner_html()
+
+
+def wait_until(page, condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
+    assert condition()
+
+
+def test_tab_reaches_every_control_and_the_picture(page, explorer):
+    controls = explorer.locator(CONTROLS)
+    controls.first.focus()
+    reached, in_picture = 1, False
+    for _ in range(100):
+        page.keyboard.press("Tab")
+        if not explorer.evaluate("cell => cell.contains(document.activeElement)"):
+            break
+        reached += explorer.evaluate(f"() => document.activeElement.matches({json.dumps(CONTROLS)})")
+        in_picture = explorer.evaluate("() => !!document.activeElement.closest('.labkit-stage svg')")
+        if in_picture:
+            assert explorer.locator(".fact").first.inner_text()  # says what has the focus
+            break
+    assert in_picture and reached == controls.count() > 1
+
+
+def test_keys_change_what_is_shown(page, explorer):
+    before = shown(explorer)
+    control = explorer.locator(CONTROLS).first
+    control.press("ArrowDown" if control.evaluate("control => control.tagName") == "SELECT" else "ArrowRight")
+    if control.evaluate("control => control.tagName") == "BUTTON":
+        explorer.locator(".labkit-choice button").nth(1).press("Space")
+    wait_until(page, lambda: shown(explorer) != before)
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_axe_finds_nothing_serious_in_an_explorer(page, explorers, theme):
+    use_theme(page, theme)
+    for call in EXPLORERS:
+        name = call.partition("(")[0]
+        cell_of(page, call).screenshot(path=SCREENSHOTS / f"{theme.lower()}_{name}.png")
+    assert violations(page, ".labkit-explorer") == []
+
+
+@pytest.mark.parametrize("width", [1400, 1024])
+def test_everything_fits_the_width_of_the_window(page, explorers, width):
+    page.set_viewport_size({"width": width, "height": 1000})
+    cell = cell_of(page, "layout_explorer()")
+    cell.scroll_into_view_if_needed()
+    page.screenshot(path=SCREENSHOTS / f"group_layout_{width}.png")
+    box, picture = cell.bounding_box(), cell.locator(".paper").first.bounding_box()
+    assert picture["x"] + picture["width"] <= box["x"] + box["width"] <= width
+    sizes = cell.locator("svg text").evaluate_all("all => all.map(text => text.getBoundingClientRect().height)")
+    assert min(sizes) >= 9  # of letters set in 11 pixels, at the width of this column
+    page.set_viewport_size({"width": 1400, "height": 1000})
+
+
+# -- pictures that one can touch ---------------------------------------------------------------------------------------
+
+
+def test_pointing_at_a_gpu_says_its_groups_and_lights_its_peers(page, explorers):
+    cell = cell_of(page, "layout_explorer()")
+    gpu = cell.locator("svg [data-same]").first
+    gpu.hover()
+    wait_until(page, lambda: cell.locator(".fact").inner_text().startswith("GPU 0: tensor group A"))
+    lit = cell.locator("svg g.lit[data-same]")
+    assert lit.count() == sum(1 for _ in lit.all()) > 3
+    faded = cell.locator("svg g[data-same]:not(.lit)").first
+    wait_until(page, lambda: float(faded.evaluate("mark => getComputedStyle(mark).opacity")) < 0.5)
+
+
+def test_a_picture_of_steps_is_played_and_stepped_through(page, explorers):
+    cell = cell_of(page, "seconds=0.3")
+    one = cell.locator("[data-key=one]")
+
+    def place():
+        return one.evaluate("one => new DOMMatrix(getComputedStyle(one).transform).e")
+
+    assert cell.get_by_text("step 1 of 3: at 10").count() and place() == 10
+    cell.get_by_role("button", name="Forward").click()
+    assert 10 <= place() < 100  # on its way
+    wait_until(page, lambda: place() == 100)
+    cell.get_by_role("button", name="Back").click()
+    wait_until(page, lambda: place() == 10)
+    cell.get_by_role("button", name="Play").click()
+    wait_until(page, lambda: cell.get_by_text("step 3 of 3: at 200").count() == 1)
+    assert cell.locator("[data-key=one] rect").get_attribute("fill") == "#009E73"
+    assert cell.get_by_role("button", name="Play").count() == 1  # it has stopped at the end
+
+
+def test_the_keys_go_from_mark_to_mark(page, explorers):
+    cell = cell_of(page, "seconds=0.3")
+    cell.locator("[data-key=one]").focus()
+    wait_until(page, lambda: "One is at" in cell.locator(".fact").inner_text())
+    page.keyboard.press("ArrowRight")
+    wait_until(page, lambda: cell.locator(".fact").inner_text() == "Two.")
+    page.keyboard.press("ArrowRight")
+    wait_until(page, lambda: cell.locator(".fact").inner_text() == "Three.")
+
+
+def test_who_wants_no_motion_gets_none(page, explorers):
+    cell = cell_of(page, "seconds=0.3")
+    page.emulate_media(reduced_motion="reduce")
+    moves = cell.locator("[data-key=one]").evaluate("one => getComputedStyle(one).transitionDuration")
+    page.emulate_media(reduced_motion="no-preference")
+    assert set(moves.split(", ")) == {"0s"}
+
+
+# -- a training, and the page afterwards -------------------------------------------------------------------------------
+
+
+def test_the_toolbars_stop_button_stops_a_training(page, explorers):
+    cell = cell_of(page, "training_explorer(")
+    cell.get_by_role("button", name="Train").click()
+    page.get_by_text(" of 1000: loss").wait_for(timeout=120 * browser.SECONDS)
+    page.get_by_title("Interrupt the kernel").first.click()
+    page.get_by_text("Stopped.").wait_for(timeout=60 * browser.SECONDS)
+
+
+def test_without_its_kernel_an_explorer_is_a_picture(page, address, explorers):
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
+    browser.open_notebook(page, address, "all.ipynb")
+    for call in EXPLORERS:
+        explorer = cell_of(page, call).locator(".labkit-explorer")
+        explorer.locator("svg text").first.wait_for()
+        before = explorer.evaluate("explorer => getComputedStyle(explorer, '::before').content")
+        assert before == '"From an earlier session. Run the cell to change it."'
+    page.screenshot(path=SCREENSHOTS / "without_a_kernel.png")
+    assert page.get_by_text("Error displaying widget").count() == 0

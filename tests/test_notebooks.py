@@ -59,7 +59,9 @@ def test_nothing_of_a_session_is_stored(path):
 
 
 def test_cells_are_small_enough_to_read(path):
-    long = {cell.id: cell.source.count("\n") + 1 for cell in code_cells(read(path)) if cell.source.count("\n") > 12}
+    """A list of imports is not read line by line, so it does not count."""
+    own = {cell.id: re.sub(r"(?m)^(import|from) .*\n?", "", cell.source) for cell in code_cells(read(path))}
+    long = {name: source.count("\n") + 1 for name, source in own.items() if source.count("\n") > 12}
     assert not long, f"cells of {path.name} with their lines: {long}"
 
 

@@ -15,7 +15,7 @@ def num_lines(*paths: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in paths)
 
 
-@pytest.mark.parametrize(("folder", "most"), [("labkit", 7100), ("labkit/launch", 2000), ("course", 9600)])
+@pytest.mark.parametrize(("folder", "most"), [("labkit", 7100), ("labkit/launch", 2000), ("course", 10600)])
 def test_a_package_stays_small(folder, most):
     assert num_lines(*(ROOT / folder).rglob("*.py")) <= most
 

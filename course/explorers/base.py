@@ -68,7 +68,8 @@ class Explorer(widgets.VBox):
 
     def _repr_mimebundle_(self, **options) -> dict[str, Any]:
         """Return the widget and, for a reader without a kernel, the picture that it shows at first."""
-        return {**self.picture.scenes[0]._repr_mimebundle_(), **super()._repr_mimebundle_(**options)}
+        widget: dict[str, Any] = super()._repr_mimebundle_(**options)  # type: ignore[assignment]
+        return {**self.picture.scenes[0]._repr_mimebundle_(), **widget}
 
     def close(self) -> None:
         """Close it with all its parts, which ipywidgets would keep, and JupyterLab save."""
@@ -159,7 +160,7 @@ def _nearest_first(choice: Any, last: Any, options: Mapping[str, list]) -> Itera
         now, before = (options[name].index(getattr(each, name)) for each in (choice, last))
         for value in options[name][now:] if now > before else options[name][now::-1]:
             yield choice._replace(**{name: value})
-    others = {name: options[name].index(getattr(choice, name)) for name in reversed(options) if name not in moved}
+    others = {name: options[name].index(getattr(choice, name)) for name in reversed(list(options)) if name not in moved}
     for num_changed in (1, 2):
         beside = []
         for names in combinations(others, num_changed):

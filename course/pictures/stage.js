@@ -55,6 +55,7 @@ function render({ model, el }) {
   const svg = document.createElementNS(SVG, "svg"), marks = document.createElementNS(SVG, "g");
   svg.append(marks);
   svg.setAttribute("role", "group");
+  svg.setAttribute("tabindex", "-1");  // its marks take the focus
   const paper = element("div", { class: "paper" });
   paper.append(svg);
   const fact = element("p", { class: "fact", "aria-live": "polite" });

@@ -50,7 +50,8 @@ def test_a_choice_that_does_not_fit_goes_on_and_says_so_in_the_names_of_the_cont
     assert (explorer.choice, explorer.shown, explorer.num_drawn) == ((6, 6), 1, 2)
     assert explorer.says.value == (
         '<div class="labkit-says moved" role="alert"><b>pieces p is 6 now, not 4.</b> '
-        'pieces p = 4 &lt; 1 &amp; does not divide length l = 6.</div><div class="labkit-says" role="status"><b>1</b> each</div>'
+        "pieces p = 4 &lt; 1 &amp; does not divide length l = 6.</div>"
+        '<div class="labkit-says" role="status"><b>1</b> each</div>'
     )
     explorer.pieces.value = 5  # downwards
     assert explorer.choice == (6, 3)

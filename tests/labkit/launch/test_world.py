@@ -139,4 +139,3 @@ def test_backend_is_chosen_by_the_gpus_there_are(gpus, size, chosen, capsys, mon
     assert ("too few for 8 ranks" in said) == (gpus == 4)
     assert world._choose_backend("auto", size, gpus) == chosen
     assert capsys.readouterr().out == ""  # said once
-
