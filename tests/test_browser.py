@@ -1,7 +1,6 @@
 """The lab as its reader has it: JupyterLab in a browser, moved by keys, in both themes, with and without a kernel.
 
-One server and one page serve all tests of this file, because both take seconds to start. Notebooks are copies without
-outputs, so that all that is seen was made in this run, but for the stored ones. Screenshots go to screenshots/.
+One server and one page serve all tests of this file: both take seconds to start. Screenshots go to screenshots/.
 """
 
 import json
@@ -34,6 +33,9 @@ def scene(x, fill):
     return Scene("Steps", f"at {x}", [*marks, box("two", 400, 20, 60, 40, DP, "two", fact="Two.", tags=("b",)),
                                       box("three", 600, 20, 60, 40, DP, "three", fact="Three.", tags=("c",))], 80)
 Stage(scene(10, TP), scene(100, TP), scene(200, DP), seconds=0.3)"""
+RANKS = """from labkit.launch import launch
+import torch.distributed as dist
+launch(lambda: print("I am rank", dist.get_rank()), world_size=4)"""
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +47,11 @@ def page():
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
-    browser.copy_notebooks(folder)
     nbformat.write(stored_outputs(), folder / "stored.ipynb")
     cells = [f"from {module} import {call.partition('(')[0]}\n{call}" for call, module in EXPLORERS.items()]
     cells[-1] = f"from labkit.train import TrainConfig\n{cells[-1]}"
     notebook = new_notebook()
-    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in (*cells, STEPS)]
+    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in (*cells, STEPS, RANKS)]
     nbformat.write(notebook, folder / "all.ipynb")
     with browser.jupyterlab(folder) as address:
         yield address
@@ -77,14 +78,6 @@ def use_theme(page, name):
 
 
 # -- notebooks ---------------------------------------------------------------------------------------------------------
-
-
-def test_start_here_runs_in_the_browser(page, address):
-    browser.open_notebook(page, address, "Start_Here.ipynb")
-    browser.run_all_cells(page)
-    browser.scroll_to_cell(page, "def hello()")
-    page.get_by_text("[rank 3] hello, I am rank 3 of 4").wait_for()
-    page.screenshot(path=SCREENSHOTS / "start_here.png")
 
 
 def test_stored_notebooks_show_their_pictures_with_words_in_both_themes(page, address):
@@ -240,6 +233,12 @@ def test_who_wants_no_motion_gets_none(page, explorers):
     moves = cell.locator("[data-key=one]").evaluate("one => getComputedStyle(one).transitionDuration")
     page.emulate_media(reduced_motion="no-preference")
     assert set(moves.split(", ")) == {"0s"}
+
+
+def test_what_ranks_print_is_in_the_cell(page, explorers):
+    browser.scroll_to_cell(page, "I am rank")
+    for rank in range(4):
+        page.get_by_text(f"[rank {rank}] I am rank {rank}").wait_for()
 
 
 # -- a training, and the page afterwards -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A real JupyterLab on a copy of the notebooks, and a headless Chromium that looks at it: for tests and benchmarks."""
+"""A real JupyterLab, and a headless Chromium that looks at it: for tests and benchmarks."""
 
 import json
 import os
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import nbformat
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).parents[2]
@@ -27,19 +26,6 @@ SECONDS = 1000
 def find_chromium() -> str | None:
     """The path of an installed Chromium or Chrome."""
     return next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
-
-
-def copy_notebooks(folder: Path) -> None:
-    """Copy the notebooks without their outputs, so that whatever the page shows was made just now."""
-    shutil.copytree(ROOT / "pics", folder / "pics", dirs_exist_ok=True)
-    for path in [ROOT / "Start_Here.ipynb", *(ROOT / "notebooks").glob("*.ipynb")]:
-        notebook = nbformat.read(path, as_version=4)
-        for cell in notebook.cells:
-            if cell.cell_type == "code":
-                cell.outputs, cell.execution_count = [], None
-        copy = folder / path.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        nbformat.write(notebook, copy)
 
 
 @contextmanager
