@@ -248,7 +248,7 @@ def test_the_toolbars_stop_button_stops_a_training(page, explorers):
     cell = cell_of(page, "training_explorer(")
     cell.get_by_role("button", name="Train").click()
     page.get_by_text(" of 1000: loss").wait_for(timeout=120 * browser.SECONDS)
-    page.get_by_title("Interrupt the kernel").first.click()
+    page.locator("[data-command='notebook:interrupt-kernel'] >> visible=true").first.click()
     page.get_by_text("Stopped.").wait_for(timeout=60 * browser.SECONDS)
 
 

@@ -1,12 +1,14 @@
 """The command that writes the figures of the README and the notebooks."""
 
-from matplotlib import pyplot
+from pathlib import Path
 
 from course.pictures.__main__ import FIGURES, write_figures
 
+PICS = Path(__file__).parents[3] / "pics"
 
-def test_every_figure_is_written(tmp_path):
+
+def test_every_figure_is_written_and_is_the_one_in_pics(tmp_path):
     paths = write_figures(tmp_path)
     assert [path.stem for path in paths] == list(FIGURES)
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-    assert pyplot.get_fignums() == []
+    assert sorted(path.name for path in PICS.iterdir()) == sorted(path.name for path in paths)
+    assert [path.name for path in paths if path.read_text() != (PICS / path.name).read_text()] == []
