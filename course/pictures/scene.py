@@ -67,7 +67,7 @@ class Mark:
     def svg(self) -> str:
         """The mark as an SVG group, which stands at its place by a transform: a browser can animate that."""
         says = {"data-key": self.key, "data-tags": " ".join(self.tags), "data-lights": " ".join(self.lights)}
-        says |= {"data-same": self.same, "data-shy": "1" * self.shy}
+        says |= {"data-same": self.same, "data-shy": "1" * self.shy, "data-line": "1" * (self.shape == "line")}
         says |= {"data-drag": "1" * self.drag, "data-drop": "1" * self.drop, "opacity": "0" * self.shy}
         words = "".join(f' {name}="{escape(value)}"' for name, value in says.items() if value)
         title = f"<title>{escape(self.fact)}</title>" if self.fact else ""

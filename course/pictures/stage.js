@@ -2,6 +2,7 @@
 // by CSS transitions, the others fade. Nothing here knows what a picture is about.
 
 const SVG = "http://www.w3.org/2000/svg";
+const MOST_MOVING = 150;  // marks: with more, a browser without a graphics card takes longer to move than to draw them
 
 function scenes(steps) {
   const all = [];
@@ -86,6 +87,8 @@ function render({ model, el }) {
       if (drawn[key]) morph(drawn[key].group, group);
       drawn[key] = { group: drawn[key]?.group ?? group, source };
     });
+    const plain = still.matches || changed.length > MOST_MOVING;
+    svg.classList.toggle("plain", plain);
     const kept = {};
     let next = marks.firstElementChild;
     for (const key of scene.keys) {
@@ -101,7 +104,8 @@ function render({ model, el }) {
       if (key in kept) continue;
       const { group } = drawn[key];
       group.classList.add("leaving");
-      setTimeout(() => group.remove(), still.matches ? 0 : 300);
+      if (plain) group.remove();
+      else setTimeout(() => group.remove(), 300);
     }
     drawn = kept;
     svg.setAttribute("viewBox", scene.view.join(" "));
