@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from course.pictures.floor_plan import FloorPlan, box_length, floor_plan
-from course.pictures.layout_table import bytes_text, layout_table
+from course.pictures.layout_table import axes_in_use, bytes_text, layout_table
 from course.pictures.scene import SMALLEST, WIDTH, Mark, Scene, box, fitting, heading, label, line, text_width
 from course.pictures.style import (
     AXIS_COLOR,
@@ -47,7 +47,8 @@ def draw_layout(
     """Draw the groups of every axis of a layout, a grid for each.
 
     ``follow`` puts one rank and its peers in the foreground. ``node`` shows the GPUs of this node alone. ``traffic`` is
-    what each axis sends in a step of ``traffic_of``: lines between peers are as wide as their share of it."""
+    what each axis sends in a step of ``traffic_of``: lines between peers are as wide as their share of it.
+    """
     axes = axes_in_use(layout)
     columns = 2 if len(axes) == 4 else 3
     width, height = WIDTH / columns - 16, (350.0 if columns == 3 else 260.0)
@@ -80,11 +81,6 @@ def draw_orders(layouts: Sequence[ParallelLayout], gpus_per_node: int = 8, *, fo
     title = "Orders " + " and ".join(layout.order for layout in layouts)
     says = "The same sizes in a different order put different GPUs into a group."
     return Scene(title, says, marks, 36 + len(axes) * (HEAD + height + 10))
-
-
-def axes_in_use(layout: ParallelLayout) -> list[str]:
-    """Return the axes that have a grid: context parallelism only where it is in use."""
-    return [axis for axis in ("tp", "cp", "dp", "pp") if axis != "cp" or layout.cp_size > 1]
 
 
 def describe_groups(layout: ParallelLayout, axis: str, gpus_per_node: int) -> str:

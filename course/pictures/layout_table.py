@@ -29,9 +29,13 @@ def layout_table(
         heads += ["bytes a step", "between nodes"]
     if follow is not None:
         heads.append(f"group of GPU {follow}")
-    axes = [axis for axis in ("tp", "cp", "dp", "pp") if axis != "cp" or layout.cp_size > 1]
-    rows = [_row(layout, axis, gpus_per_node, follow, traffic) for axis in axes]
+    rows = [_row(layout, axis, gpus_per_node, follow, traffic) for axis in axes_in_use(layout)]
     return Table([*heads, "ranks"], rows, f"Bytes of {traffic_of}." if traffic_of else "")
+
+
+def axes_in_use(layout: ParallelLayout) -> list[str]:
+    """Return the axes that have a grid and a row: context parallelism only where it is in use."""
+    return [axis for axis in ("tp", "cp", "dp", "pp") if axis != "cp" or layout.cp_size > 1]
 
 
 def bytes_text(number: float) -> str:

@@ -2,13 +2,13 @@
 
 import base64
 import io
-from html import escape
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from course.pictures.scene import image_html
 from course.pictures.style import IDLE, INK, MUTED
 
 LABEL_PT = 13
@@ -38,9 +38,7 @@ class Plot:
 
     def html(self) -> str:
         """Return the plot as HTML that a notebook shows even if it is not trusted."""
-        source = base64.b64encode(self.svg().encode()).decode()
-        width = round(72 * self.figure.get_figwidth())
-        return f'<img alt="{escape(self.alt)}" width="{width}" src="data:image/svg+xml;base64,{source}">'
+        return image_html(self.svg(), self.alt, round(72 * self.figure.get_figwidth()))
 
     def png(self) -> bytes:
         """Return the plot as PNG, for viewers that show no SVG of a notebook that is not trusted."""

@@ -270,12 +270,15 @@ class Scene:
 
     def html(self) -> str:
         """Return the picture as HTML that a notebook shows even if it is not trusted, with the table folded away."""
-        source = base64.b64encode(self.image().encode()).decode()
-        image = (
-            f'<img alt="{escape(self.alt)}" width="{_number(self.view[2])}" src="data:image/svg+xml;base64,{source}">'
-        )
+        image = image_html(self.image(), self.alt, self.view[2])
         table = self.table.html
         return image + (f"<details><summary>The same as a table</summary>{table}</details>" if table else "")
+
+
+def image_html(svg: str, alt: str, width: float) -> str:
+    """Return an SVG as an image in HTML, which JupyterLab shows of a notebook that is not trusted, too."""
+    source = base64.b64encode(svg.encode()).decode()
+    return f'<img alt="{escape(alt)}" width="{_number(width)}" src="data:image/svg+xml;base64,{source}">'
 
 
 def _number(value: float) -> str:

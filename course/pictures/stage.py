@@ -40,7 +40,8 @@ class Stage(anywidget.AnyWidget):
         before, self.scenes = self.scenes, steps
         self._sends_changes = len(before) == len(steps) == 1
         if self._sends_changes:
-            self.changes = difference(before[0], steps[0])
+            number = self.changes.get("number", 0) + 1  # else a change that was made before would not be sent
+            self.changes = {**difference(before[0], steps[0]), "number": number}
         self.steps = differences(steps)
 
     def on_click(self, call: Callable[[str], None]) -> None:

@@ -75,3 +75,12 @@ def test_without_a_browser_later_steps_are_text():
     assert html.startswith(scene(1).html())
     assert f"<details><summary>Then: It has moved</summary>{then.table.html}</details>" in html
     assert "&lt;there&gt;" in html
+
+
+def test_the_same_change_is_sent_again(sent):
+    """After steps between, which are sent whole."""
+    stage = Stage(scene(1))
+    for steps in ([scene(5)], [scene(1), scene(2)], [scene(1)], [scene(5)]):
+        sent.clear()
+        stage.show(*steps)
+    assert sent == ["changes"]
