@@ -8,10 +8,10 @@ import pkgutil
 from typing import Any
 
 import course.exercises
-from course.exercises.record import clear, solved
+from course.exercises.record import clear, predictions, solved
 from course.museum import museum
 
-__all__ = ["all_exercises", "clear", "exercises", "solved", "table"]
+__all__ = ["all_exercises", "clear", "exercises", "predictions", "solved", "table"]
 
 
 def all_exercises() -> list[Any]:

@@ -1,9 +1,38 @@
-"""Which exercises somebody has solved: a small file of their own that outlives the kernel."""
+"""What somebody has solved and predicted: a small file of their own that outlives the kernel.
+
+The file holds one JSON object: the solved exercises, each with its date, and the answers to predictions by their key.
+
+    {"solved": {"group_lists": "2026-11-22"},
+     "predictions": {"01.data_size": {"kind": "number", "first": 8, "time": "2026-11-22T16:20:03+01:00",
+                                      "right": false, "mistake": "That is the number of tensor groups.",
+                                      "last": 2, "tries": 2}}}
+
+`Prediction` says what its fields mean. Earlier versions wrote solved exercises at the top: they still count.
+"""
 
 import json
 import os
 from datetime import date
 from pathlib import Path
+from typing import Any, TypedDict
+
+
+class Prediction(TypedDict):
+    """An answer to a question. ``right`` and ``mistake`` are about the first answer.
+
+    An answer to a "number" is a number, to a "choice" its words, to an "order" the words of all items in that order.
+    """
+
+    kind: str
+    first: Any
+    time: str
+    """When the first answer was given: ISO 8601, with the offset from UTC."""
+    right: bool | None
+    """None until the cell that computes the result has run."""
+    mistake: str | None
+    """The sentence about the typical mistake that the first answer makes, or None."""
+    last: Any
+    tries: int
 
 
 def file() -> Path:
@@ -14,27 +43,59 @@ def file() -> Path:
 
 def solved() -> dict[str, str]:
     """Return the names of the solved exercises, each with its date; empty if the file cannot be read."""
-    try:
-        content = json.loads(file().read_text())
-        return content if isinstance(content, dict) else {}
-    except (OSError, ValueError):
-        return {}
+    return _read()["solved"]
+
+
+def predictions() -> dict[str, Prediction]:
+    """Return the answers to predictions by their key, such as "01.data_size"; empty if the file cannot be read."""
+    return _read()["predictions"]
 
 
 def note_solved(name: str) -> None:
     """Remember that an exercise was solved. If nothing can be written, nothing is remembered."""
-    path, content = file(), solved()
-    if name not in content:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(f".{os.getpid()}")
-            temporary.write_text(json.dumps(content | {name: str(date.today())}, indent=1))
-            temporary.replace(path)
-        except OSError:
-            pass
+    content = _read()
+    if name not in content["solved"]:
+        content["solved"][name] = str(date.today())
+        _write(content)
+
+
+def note_prediction(key: str, prediction: Prediction) -> None:
+    """Remember an answer in place of what was remembered under this key. If nothing can be written, nothing is."""
+    content = _read()
+    if content["predictions"].get(key) != prediction:
+        content["predictions"][key] = prediction
+        _write(content)
 
 
 def clear() -> None:
-    """Forget everything that was solved."""
+    """Forget everything that was solved and predicted."""
     file().unlink(missing_ok=True)
-    print("Forgotten: no exercise counts as solved.")
+    print("Forgotten: no exercise counts as solved, and no prediction as made.")
+
+
+def _read() -> dict[str, dict[str, Any]]:
+    try:
+        content = json.loads(file().read_text())
+    except (OSError, ValueError):
+        content = {}
+    content = content if isinstance(content, dict) else {}
+    flat = {name: day for name, day in content.items() if isinstance(day, str)}  # as earlier versions wrote it
+    parts = (content.get(part) for part in ("solved", "predictions"))
+    solved, predictions = (part if isinstance(part, dict) else {} for part in parts)
+    whole = {key: each for key, each in predictions.items() if _is_prediction(each)}
+    return {"solved": {**flat, **solved}, "predictions": whole}
+
+
+def _is_prediction(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() >= Prediction.__annotations__.keys()
+
+
+def _write(content: dict[str, dict[str, Any]]) -> None:
+    path = file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(content, indent=1))
+        temporary.replace(path)
+    except OSError:
+        pass
