@@ -1,4 +1,4 @@
-"""The exercises of notebook 06: the backward pass of a gathered layer, shards that are all alike, dropout masks."""
+"""The exercises of notebooks 07 and 09: the backward pass of a gathered layer, alike shards, dropout masks."""
 
 import math
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def reduces_only_grad_x(log: CommunicationLog, grad_y, x, weight) -> str | None:
 gather_backward = RankExercise(
     "gather_backward",
     my_gather_backward,
-    notebook="06",
+    notebook="07",
     cases=[(2, 3, 2), (4, 2, 1)],
     inputs=gather_gradient_inputs,
     rule=only("all_reduce", also=reduces_only_grad_x),
@@ -162,7 +162,7 @@ def pair_spreads(fault: str, num_draws: int, hidden_size: int = 64, ffn_hidden_s
 spread = Exercise(
     "spread",
     my_spread,
-    notebook="06",
+    notebook="07",
     cases=[(t, fault) for fault in FAULTS for t in (4, 2, 9, 16)],
     hints=[
         "A sum of t independent random numbers of spread s has the spread s * sqrt(t): their variances add up. What is "
@@ -248,7 +248,7 @@ class Choices(Exercise):
 mask = Choices(
     "mask",
     my_mask,
-    notebook="06",
+    notebook="09",
     cases=[(place, across, flag) for flag in (False, True) for across in ACROSS for place in PLACES],
     hints=[
         "Ask of each tensor: would one process have this number once, or is it a different number on each rank? Copies "

@@ -1,4 +1,4 @@
-"""The exercises of notebook 09: utilisation from spans, bytes of a GPU, GPUs for a deadline, and a plan to beat."""
+"""The exercises of notebook 12: utilisation from spans, bytes of a GPU, GPUs for a deadline, and a plan to beat."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def my_utilisation(spans, start, end):
 utilisation = Exercise(
     "utilisation",
     my_utilisation,
-    notebook="09",
+    notebook="12",
     cases=[
         ([("forward", 0, 3)], 0, 4),
         ([("forward", 0, 2), ("wait", 2, 5), ("backward", 5, 9)], 0, 12),
@@ -128,7 +128,7 @@ def my_state_bytes(num_parameters, t, p, d, sharded_optimizer):
 state_bytes = Exercise(
     "state_bytes",
     my_state_bytes,
-    notebook="09",
+    notebook="12",
     cases=[(1000, 1, 1, 1, False), (1000, 2, 1, 1, False), (8000, 2, 4, 4, False), (8000, 2, 4, 4, True)],
     hints=[
         "How many parameters has one GPU? Tensor and pipeline parallelism divide the model, data parallelism copies.",
@@ -192,7 +192,7 @@ def my_gpus_needed(billion_tokens, billion_parameters, days, teraflops):
 gpus_needed = Exercise(
     "gpus_needed",
     my_gpus_needed,
-    notebook="09",
+    notebook="12",
     cases=[(300, 175, 34, 140), (450, 1000, 84, 163), (100, 7.5, 10, 142), (864, 1, 1, 100)],
     hints=[
         "Each parameter costs a token 2 FLOPs forward, 4 backward, and 2 more to compute forward again.",
@@ -341,7 +341,7 @@ def my_plan():
 beat = Challenge(
     "beat",
     my_plan,
-    notebook="09",
+    notebook="12",
     cases=[()],
     hints=[
         "Two things make the given plan slow. What is (p-1)/(v m) for it? And what does recompute='full' cost?",

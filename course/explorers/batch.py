@@ -1,53 +1,45 @@
 """Choose the batch, the replicas and the micro-batches: which rank sees which rows, and what that costs in messages."""
 
-from collections import namedtuple
-
-from course.explorers.base import Explorer, facts_html, says_html
+from course.explorers.base import Explorer, Parts
 from course.explorers.choice import slider
 from course.pictures.batch import draw_batch
 from course.pictures.layout_table import bytes_text
-from course.pictures.scene import Scene
+from course.pictures.scene import Table
 from course.sizing.ring import bus_factor
 from labkit.cuts import BatchCut
 from labkit.sizes import counted
 
 BATCH_SIZES = (8, 16, 32, 64, 96, 128, 192, 256, 512, 1024)
 GRADIENT_BYTES = 4 * 4 * (1024 * 1024 + 1024)
-"""The gradients of notebook 05's model in float32: four linear layers of width 1024, with their biases."""
+"""The gradients of the data-parallel notebook's model in float32: four linear layers of width 1024, with biases."""
 
 
-def batch_explorer(batch_size: int = 128, dp_size: int = 4, num_micro_batches: int = 1) -> "BatchExplorer":
-    """Show the rows of a batch, with a control for each size that deals them out.
+class batch_explorer(Explorer):
+    """Show the rows of a batch, with a control for each size that deals them out; ``shown`` is a cut of the batch.
 
     Raises:
         ValueError: the start does not fit.
     """
-    return BatchExplorer(BatchCut(batch_size, dp_size, num_micro_batches))
 
-
-class BatchExplorer(Explorer):
-    """Controls, a picture and its facts; ``shown`` is a cut of the batch."""
-
-    function, choice_type = "batch_explorer", namedtuple("Choice", "batch_size dp_size num_micro_batches")
-
-    def __init__(self, start: BatchCut):
-        self.batch_size = slider("batch B", BATCH_SIZES, start.batch_size)
-        self.dp_size = slider("replicas d", range(1, 17), start.dp_size)
-        self.num_micro_batches = slider("micro-batches m", range(1, 9), start.num_micro_batches)
-        super().__init__()
+    def __init__(self, batch_size: int = 128, dp_size: int = 4, num_micro_batches: int = 1):
+        super().__init__(
+            batch_size=slider("batch B", BATCH_SIZES, batch_size),
+            dp_size=slider("replicas d", range(1, 17), dp_size),
+            num_micro_batches=slider("micro-batches m", range(1, 9), num_micro_batches),
+        )
 
     def _fit(self, choice) -> BatchCut:
         return BatchCut(*choice)
 
-    def _parts(self) -> tuple[Scene, str, str]:
+    def _parts(self) -> Parts:
         cut = self.shown
         rows = f"{counted(len(cut.rows_of_replica(0)), 'row')} of {cut.batch_size}"
         says = f"Each of {cut.dp_size} ranks sees {rows} in a step" if cut.dp_size > 1 else f"One rank sees {rows}"
-        return draw_batch(cut), says_html(says), facts_table(cut)
+        return Parts([draw_batch(cut)], says, facts_table(cut))
 
 
-def facts_table(cut: BatchCut) -> str:
-    """Return what a rank has at once, how much a row counts, and what is sent in a step, as an HTML table."""
+def facts_table(cut: BatchCut) -> Table:
+    """Return what a rank has at once, how much a row counts, and what is sent in a step."""
     m, d, b = cut.num_micro_batches, cut.dp_size, cut.micro_batch_size
     rows, sent = counted(b, "row"), bus_factor("all_reduce", d) * GRADIENT_BYTES
     message = f"all gradients once, {bytes_text(GRADIENT_BYTES)}; on a ring each rank sends {bytes_text(sent)}"
@@ -57,4 +49,4 @@ def facts_table(cut: BatchCut) -> str:
         "a row counts": f"1/{b} in its micro-batch · 1/{m} in its rank · 1/{d} in the average = 1/{cut.batch_size}",
         "sent in a step": message if d > 1 else "nothing",
     }
-    return facts_html("for four layers of width 1024, in float32", facts)
+    return Table((), [*facts.items()], "for four layers of width 1024, in float32")

@@ -1,4 +1,4 @@
-"""The bug museum of notebook 08: twelve silent faults of real systems, each put into labkit for one run.
+"""The bug museum of notebook 11: twelve silent faults of real systems, each put into labkit for one run.
 
 museum.healthy()           # what a run without a fault shows
 museum.case(3).run()       # what a run with fault number 3 shows
@@ -13,7 +13,7 @@ from course.museum.cases import CASES, NAMES, Case, Symptoms, nothing, symptoms
 class Museum:
     """All cases; solved when each has been named."""
 
-    name, notebook = "bug_museum", "08"
+    name, notebook = "bug_museum", "11"
 
     def case(self, number: int) -> Case:
         """Return case 1 to 12.

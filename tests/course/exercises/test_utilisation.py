@@ -1,4 +1,4 @@
-"""The exercises of notebook 09: solutions agree with the lab, and plans win the challenge by running."""
+"""The exercises of notebook 12: solutions agree with the lab, and plans win the challenge by running."""
 
 from dataclasses import replace
 

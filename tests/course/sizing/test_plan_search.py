@@ -83,7 +83,7 @@ def test_reasons_count_every_rejection_by_its_rule(found):
     assert not re.search(r"\d", " ".join(counts))
 
 
-def test_the_reasons_of_notebook_09():
+def test_the_reasons_of_notebook_12():
     assert reasons(search(GPT_3, 512, 1536, DGX_A100, zero_stage=1)) == {
         "the fullest GPU must have the memory that it needs": 879,
         "pp_size * num_chunks must divide num_layers": 840,

@@ -1,4 +1,4 @@
-"""Answers to the exercises of notebook 07, pipeline parallel."""
+"""Answers to the exercises on pipeline parallel."""
 
 import torch
 

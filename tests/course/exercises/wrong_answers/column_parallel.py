@@ -1,4 +1,4 @@
-"""Answers to the exercises of notebook 03, column parallel."""
+"""Answers to the exercises on column parallel."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Answers to exercise 3 of notebook 05, a whole training loop."""
+"""Answers to exercise 3 of data parallel, a whole training loop."""
 
 import torch
 import torch.distributed as dist

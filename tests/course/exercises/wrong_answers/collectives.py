@@ -1,4 +1,4 @@
-"""Answers to the exercises of notebook 02, collectives."""
+"""Answers to the exercises on collectives."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Answers to the exercises of notebook 09, utilisation."""
+"""Answers to the exercises on utilisation."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Answers to exercise 3 of notebook 08, one embedding on two stages."""
+"""Answers to exercise 3 of three axes, one embedding on two stages."""
 
 import torch
 import torch.distributed as dist

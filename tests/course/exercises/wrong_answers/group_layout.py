@@ -1,4 +1,4 @@
-"""Answers to the exercises of notebook 01, group layout."""
+"""Answers to the exercises on group layout."""
 
 import math
 from itertools import chain

@@ -1,4 +1,4 @@
-"""Answers to the exercises of notebook 08, all three axes."""
+"""Answers to the exercises on all three axes."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Answers to the exercises of notebook 05, data parallel."""
+"""Answers to the exercises on data parallel."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Answers to the exercises of notebook 06, tensor parallel."""
+"""Answers to the exercises on tensor parallel."""
 
 import math
 

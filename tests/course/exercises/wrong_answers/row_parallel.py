@@ -1,4 +1,4 @@
-"""Answers to the exercises of notebook 04, row parallel."""
+"""Answers to the exercises on row parallel."""
 
 import torch
 import torch.distributed as dist
