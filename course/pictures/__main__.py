@@ -46,7 +46,7 @@ def four_schedules():
 
 
 def tuned_step():
-    """Predict one step of notebook 09's 8 ranks after its cures; the notebook asks for the step before them."""
+    """Predict one step of notebook 12's 8 ranks after its cures; the notebook asks for the step before them."""
     model = GPT(16, 8192, 2048, 51200, 64)
     plan = Plan(model, 8, 16, pp_size=8, num_chunks=2, recompute="selective")
     return draw_steps([predict_step(plan)], ["16 micro-batches, interleaved"])

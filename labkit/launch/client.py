@@ -70,7 +70,8 @@ class ServerHandle:
         """Fork ranks that own these descriptors, three per rank. Return their process ids."""
         self.exits[world_id] = {}
         with _lock:
-            self.connection.send("fork", world_id, num_ranks, _ranks_will_train, descriptors=descriptors)
+            modules = {name for name in sys.modules if name.startswith("labkit.")}
+            self.connection.send("fork", world_id, num_ranks, _ranks_will_train, modules, descriptors=descriptors)
             kind, _, answer = self._await(("forked", "refused"), "forking ranks")
         if kind == "refused":
             self.close()
