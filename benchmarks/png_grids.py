@@ -15,7 +15,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Affine2D
 from PIL import Image
 
-from course.pictures.floor_plan import box_length, floor_plan
+from course.pictures.floor_plan import floor_plan
 from course.pictures.layout import BOX, axes_in_use
 from course.pictures.style import AXIS_COLOR, TINTS, group_letter, tint
 from labkit.layout import ParallelLayout
@@ -32,12 +32,13 @@ def png_grids(layout: ParallelLayout, gpus_per_node: int) -> bytes:
         ax.set_axis_off()
         width, height = INCHES[0] * 0.95 / len(axes), INCHES[1] * 0.85
         plan = floor_plan(layout.world_size, gpus_per_node, width, height)
-        unit = box_length(plan, width, height)
+        unit = plan.box_length(width, height)
         ax.set(xlim=(0, width / unit), ylim=(height / unit, 0))
         group_of = {rank: index for index, group in enumerate(layout.groups(axis)) for rank in group}
         groups = [group_of[rank] for rank in range(layout.world_size)]
-        _boxes(ax, plan.node_corners() + np.array(plan.frame) / 2, plan.frame, ["#f5f7f9"] * plan.num_nodes)
-        centres = plan.gpu_centres()
+        corners = np.array([plan.corner(node) for node in range(plan.num_nodes)])
+        _boxes(ax, corners + np.array(plan.frame) / 2, plan.frame, ["#f5f7f9"] * plan.num_nodes)
+        centres = np.array([plan.centre(rank) for rank in range(layout.world_size)])
         _boxes(ax, centres, (BOX, BOX), [tint(AXIS_COLOR[axis], TINTS[group % len(TINTS)]) for group in groups])
         if unit * 100 > 15:
             _letters(ax, list(map(group_letter, groups)), centres - (0, 0.2), 0.4 * unit)

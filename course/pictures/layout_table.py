@@ -13,24 +13,25 @@ MOST_GROUPS = 16  # of a longer list the rest is counted, not shown
 
 
 def layout_table(
-    layout: ParallelLayout,
-    gpus_per_node: int = 8,
-    *,
-    follow: int | None = None,
-    traffic: Mapping[str, Traffic] | None = None,
-    traffic_of: str = "",
+    layout: ParallelLayout, gpus_per_node: int = 8, traffic: Mapping[str, Traffic] | None = None, traffic_of: str = ""
 ) -> Table:
     """Return a row per axis: its numbers, and the ranks of its groups under their letters.
 
     ``traffic`` adds the bytes that each axis sends in a step, in all and between nodes; ``traffic_of`` names the model.
     """
-    heads = ["axis", "groups", "cross nodes"]
-    if traffic is not None:
-        heads += ["bytes a step", "between nodes"]
-    if follow is not None:
-        heads.append(f"group of GPU {follow}")
-    rows = [_row(layout, axis, gpus_per_node, follow, traffic) for axis in axes_in_use(layout)]
-    return Table([*heads, "ranks"], rows, f"Bytes of {traffic_of}." if traffic_of else "")
+    bytes_heads = [] if traffic is None else ["bytes a step", "between nodes"]
+    rows = []
+    for axis in axes_in_use(layout):
+        groups, crossing = layout.groups(axis), len(layout.crossings(axis, gpus_per_node))
+        cells = [f"{AXIS_NAME[axis]} ({axis} {layout.size(axis)})", f"{len(groups)} of {layout.size(axis)}"]
+        cells.append(str(crossing) if crossing else "none")
+        if traffic is not None:
+            cells += map(bytes_text, traffic[axis]) if axis in traffic else ["not counted", ""]
+        lists = [f"{group_letter(index)} {ranks_text(group)}" for index, group in enumerate(groups[:MOST_GROUPS])]
+        more = [f"and {len(groups) - MOST_GROUPS} more"] if len(groups) > MOST_GROUPS else []
+        rows.append([*cells, " ".join(lists + more)])
+    caption = f"Bytes of {traffic_of}." if traffic_of else ""
+    return Table(["axis", "groups", "cross nodes", *bytes_heads, "ranks"], rows, caption)
 
 
 def axes_in_use(layout: ParallelLayout) -> list[str]:
@@ -48,26 +49,3 @@ def bytes_text(number: float) -> str:
         return "none"
     power = min(int(math.log10(number)) // 3, 5)
     return f"{number / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"
-
-
-def groups_text(groups: list[list[int]]) -> list[str]:
-    """Write each group with the letter that it has in the picture.
-
-    >>> groups_text([[0, 1], [2, 3]])
-    ['A [0, 1]', 'B [2, 3]']
-    """
-    shown = [f"{group_letter(i)} {ranks_text(group)}" for i, group in enumerate(groups[:MOST_GROUPS])]
-    hidden = len(groups) - len(shown)
-    return shown + ([f"and {hidden} more"] if hidden else [])
-
-
-def _row(layout: ParallelLayout, axis: str, gpus_per_node: int, follow: int | None, traffic) -> list[str]:
-    groups, crossing = layout.groups(axis), len(layout.crossings(axis, gpus_per_node))
-    cells = [f"{AXIS_NAME[axis]} ({axis} {layout.size(axis)})", f"{len(groups)} of {layout.size(axis)}"]
-    cells.append(str(crossing) if crossing else "none")
-    if traffic is not None:
-        cells += [bytes_text(volume) for volume in traffic[axis]] if axis in traffic else ["not counted", ""]
-    if follow is not None:
-        index = next(i for i, group in enumerate(groups) if follow in group)
-        cells.append(f"{group_letter(index)} {ranks_text(groups[index])}")
-    return [*cells, " ".join(groups_text(groups))]

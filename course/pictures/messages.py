@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from course.pictures.collectives import CELL, GAP, HEAD, NAME, ROW, Place, cell, numbers_text, rank_box
-from course.pictures.scene import WIDTH, Mark, Scene, Table, arrow, box, heading, label
+from course.pictures.collectives import CELL, GAP, HEAD, NAME, ROW, cell, numbers_text, rank_box
+from course.pictures.parts import Place, heading
+from course.pictures.scene import WIDTH, Mark, Scene, Table, arrow, box, label
 from course.pictures.style import FRAME, FRAME_FILL, INK, MUTED
 from course.sizing.messages import Held, Step, on_a_ring, on_a_tree, sent_bytes
 
@@ -35,7 +36,7 @@ def message_steps(runs: Mapping[str, Sequence[Step]]) -> list[Scene]:
             for rank, row in enumerate(steps[now].held):
                 holds = "; ".join(numbers_text(has.values) if has else "nothing" for has in row)
                 rows.append([name, f"rank {rank}", holds, f"{sent_bytes(steps[: now + 1], rank)}"])
-        height = max(mark.y + mark.height for mark in marks) + 8
+        height = max(mark.bottom for mark in marks) + 8
         one, heads = len(runs) == 1, ("on a", "rank", "holds, piece by piece", "bytes sent")
         said = says[0] if one else "; ".join(f"{name} {text}" for name, text in zip(runs, says))
         table = Table(heads[one:], [row[one:] for row in rows])

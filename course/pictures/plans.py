@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from math import inf, log
 from typing import Any, NamedTuple
 
-from course.pictures.scene import WIDTH, Scene, Table, box, heading, label, legend
+from course.pictures.parts import titled
+from course.pictures.scene import WIDTH, Scene, Table, box, label
 from course.pictures.style import FRAME_FILL, GREY, IDLE, MUTED, three_digits, tint
 from course.sizing import Hardware, Plan, fullest, step_time
 from labkit.shape import GPT
@@ -50,8 +51,8 @@ def draw_plans(
     cells = {(t, p): _cell(hardware, num_tokens, *run, t, p, **options) for t in ts for p in ps}
     fitting = sorted((cell for cell in cells.values() if cell.days < inf), key=lambda cell: cell.days)
     title = f"days for {num_tokens / 1e9:g} billion tokens, by tensor t and pipeline p"
-    marks, width = heading("plans", 0, 0, title), min(WIDEST, (WIDTH - LEFT) / len(ps))
-    marks += [label(f"p{p}", LEFT + (i + 0.5) * width, TOP - 14, f"p = {p}", anchor="middle") for i, p in enumerate(ps)]
+    width = min(WIDEST, (WIDTH - LEFT) / len(ps))
+    marks = [label(f"p{p}", LEFT + (i + 0.5) * width, TOP - 14, f"p = {p}", anchor="middle") for i, p in enumerate(ps)]
     marks += [label(f"t{t}", 0, TOP + (i + 0.5) * ROW, f"t = {t}") for i, t in enumerate(ts)]
     for (t, p), (text, fact, days, misfit) in cells.items():
         look: dict[str, Any] = {**misfit}
@@ -64,13 +65,12 @@ def draw_plans(
             look |= dict(edge=CHOSEN, edge_width=4, dashed=False)
             text = f"▸ {text}"
         place = LEFT + ps.index(p) * width + 2, TOP + ts.index(t) * ROW + 2, width - 4, ROW - 4
-        marks.append(box(f"t{t}.p{p}", *place, text=text, fact=fact, **look))
-    marks += legend(marks, 0, TOP + len(ts) * ROW + 20)
+        marks.append(box(f"t{t}.p{p}", *place, text=text, fact=fact, click=True, **look))
     says = f"{len(fitting)} of {len(cells)} fit" + (f"; the fastest is {fitting[0].fact}" if fitting else "")
     rows = [(f"t = {t}", *(cells[t, p].text for p in ps)) for t in ts]
     caption = "days; GB where a GPU has too little memory; – where sizes do not divide"
     table = Table(("", *(f"p = {p}" for p in ps)), rows, caption)
-    return Scene(title.capitalize(), says, marks, marks[-1].y + 14, table=table)
+    return titled(title.capitalize(), says, marks, table)
 
 
 def _cell(

@@ -5,16 +5,19 @@ Lengths are in pixels of a picture `WIDTH` wide, which is about a notebook's cel
 
 import base64
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from html import escape
 from math import atan2, cos, sin
 from typing import Literal
 
-from course.pictures.style import INK, MUTED, text_on
+from course.pictures.style import INK, text_on
 
 WIDTH = 940.0
+NARROWEST = 700.0
+"""A picture is shown no narrower, as in stage.css: the smallest text still has 8 pixels."""
 SMALLEST, USUAL, LARGE = 11, 13, 17
 """Sizes of text: nothing is written smaller than the first; what does not fit is left to the fact and the table."""
 EM = 0.62
@@ -24,6 +27,7 @@ TEXT = f'font-family="\'DejaVu Sans\', Verdana, system-ui, sans-serif" font-size
 """How all text looks that says nothing else, as stage.css has it too."""
 MARGIN = 8.0
 ARROW = 9.0  # the length of a head
+FOR_A_STAGE = r' data-[a-z]+="[^"]*"|<title>.*?</title>'
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ class Mark:
     A mark of the same ``key`` in the next scene is the same thing: it moves and changes colour. ``fact`` is what it
     says when a reader points at it, with the facts of all marks that are the ``same`` thing; that lights all marks with
     one of the tags in ``lights``. A ``shy`` mark is only seen when lit. ``means`` is what its colour means, for
-    `legend`. A mark with ``drag`` can be dropped on one with ``drop``; one with both takes clicks too.
+    `legend`. A mark with ``drag`` can be dropped on one with ``drop``; one with both takes clicks too, and so does one
+    with ``click`` where somebody listens.
     """
 
     key: str
@@ -62,23 +67,26 @@ class Mark:
     shy: bool = False
     drag: bool = False
     drop: bool = False
+    click: bool = False
+
+    @property
+    def bottom(self) -> float:
+        return self.y + self.height
 
     @cached_property
     def svg(self) -> str:
         """The mark as an SVG group, which stands at its place by a transform: a browser can animate that."""
-        says = {"data-key": self.key, "data-tags": " ".join(self.tags), "data-lights": " ".join(self.lights)}
-        says |= {"data-same": self.same, "data-shy": "1" * self.shy, "data-line": "1" * (self.shape == "line")}
-        says |= {"data-drag": "1" * self.drag, "data-drop": "1" * self.drop, "opacity": "0" * self.shy}
-        words = "".join(f' {name}="{escape(value)}"' for name, value in says.items() if value)
+        says = {"key": self.key, "tags": " ".join(self.tags), "lights": " ".join(self.lights), "same": self.same}
+        says |= {name: "1" * getattr(self, name) for name in ("shy", "drag", "drop", "click")}
+        says |= {"line": "1" * (self.shape == "line")}
+        words = "".join(f' data-{name}="{escape(value)}"' for name, value in says.items() if value)
         title = f"<title>{escape(self.fact)}</title>" if self.fact else ""
         place = f"transform:translate({_number(self.x)}px,{_number(self.y)}px)"
         return f'<g{words} style="{place}">{title}{"".join(self._parts())}</g>'
 
     def _parts(self) -> Iterable[str]:
         dashes = ' stroke-dasharray="4 3"' if self.dashed else ""
-        stroke = (
-            "" if self.edge == "none" else f' stroke="{self.edge}" stroke-width="{_number(self.edge_width)}"{dashes}'
-        )
+        stroke = f' stroke="{self.edge}" stroke-width="{_number(self.edge_width)}"{dashes}' * (self.edge != "none")
         if self.shape == "box":
             size = f'width="{_number(self.width)}" height="{_number(self.height)}" rx="{_number(self.radius)}"'
             yield f'<rect {size} fill="{self.fill}"{stroke}/>'
@@ -111,14 +119,18 @@ class Mark:
 
 
 def box(
-    key: str, x: float, y: float, width: float, height: float, fill: str, text: str | Sequence[str] = "", **look
-) -> Mark:
-    """Return a rectangle; of several texts, it carries the first that fits, and none if all are too long."""
-    ways = (text,) if isinstance(text, str) else text
-    size, bold, ink = look.pop("size", USUAL), look.pop("bold", False), look.pop("ink", None) or text_on(fill)
+    key: str, x: float, y: float, width: float, height: float, fill: str, text: str | Sequence[str] = "",
+    together: str = "", **look,
+) -> Mark:  # fmt: skip
+    """Return a rectangle; of several texts, it carries the first that fits, and none if all are too long.
+
+    Boxes with the same word in ``together`` light each other.
+    """
+    ways, size, bold = (text,) if isinstance(text, str) else text, look.pop("size", USUAL), look.get("bold", False)
     sizes = ((way, fitting(way, width - 4, height - 2, size, bold)) for way in ways)
     text, size = next(((way, size) for way, size in sizes if size), ("", size))
-    return Mark(key, "box", x, y, width, height, fill, text=text, size=size, bold=bold, ink=ink, **look)
+    look = dict(tags=(together,), lights=(together,)) | look if together else look
+    return Mark(key, "box", x, y, width, height, fill, text=text, size=size, **{"ink": text_on(fill), **look})
 
 
 def label(
@@ -135,31 +147,8 @@ def line(key: str, points: Sequence[tuple[float, float]], color: str, width: flo
     return Mark(key, "line", x, y, edge=color, edge_width=width, points=moved, **look)
 
 
-def arrow(
-    key: str, points: Sequence[tuple[float, float]], color: str, width: float = 2.0, heads: int = 1, **look
-) -> Mark:
-    """Return a line with a head at its end, or with two."""
-    return line(key, points, color, width, heads=heads, **look)
-
-
-def heading(key: str, x: float, y: float, title: str, says: str = "", color: str = INK) -> list[Mark]:
-    """Return a title below y and, below it, a line of what the picture says; both take 42 pixels."""
-    marks = [label(f"{key}.title", x, y + 11, title, size=LARGE, bold=True, ink=color)]
-    return marks + ([label(f"{key}.says", x, y + 32, says)] if says else [])
-
-
-def legend(marks: Iterable[Mark], x: float, y: float) -> list[Mark]:
-    """Return one box and its word for each meaning of a colour among the marks, in rows from y on."""
-    meanings = {mark.means: mark for mark in marks if mark.means}
-    found, left = [], x
-    for means, mark in meanings.items():
-        if x > left and x + 20 + text_width(means) > WIDTH:
-            x, y = left, y + 22
-        color = mark.fill if mark.shape == "box" else mark.edge
-        found.append(Mark(f"legend.{means}", "box", x, y - 7, 14, 14, color, mark.edge, 1.0, mark.dashed))
-        found.append(label(f"legend.{means}.word", x + 20, y, means, ink=MUTED))
-        x += 20 + text_width(means) + 18
-    return found
+arrow = partial(line, width=2.0, heads=1)
+"""A line with a head at its end, or with two."""
 
 
 def text_width(text: str, size: float = USUAL, bold: bool = False) -> float:
@@ -216,10 +205,8 @@ class Scene:
     table: Table = field(default_factory=Table)
 
     def __post_init__(self):
-        keys = [mark.key for mark in self.marks]
-        if len(set(keys)) < len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"two marks have the key {twice!r}: each needs one of its own")
+        if twice := [key for key, times in Counter(mark.key for mark in self.marks).items() if times > 1]:
+            raise ValueError(f"two marks have the key {twice[0]!r}: each needs one of its own")
 
     @cached_property
     def by_key(self) -> dict[str, Mark]:
@@ -236,14 +223,15 @@ class Scene:
         return -MARGIN, -MARGIN, self.width + 2 * MARGIN, self.height + 2 * MARGIN
 
     def svg(self) -> str:
-        """Return the picture as SVG, on paper of its own."""
+        """Return the picture as SVG, on paper of its own: what is seen, because an image hears no pointer."""
         x, y, width, height = map(_number, self.view)
+        marks = "".join(mark.svg for mark in self.marks if not mark.shy)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{x} {y} {width} {height}" width="{width}" role="img" '
             f'aria-label="{escape(self.alt)}" {TEXT} fill="{INK}" style="max-width:100%;height:auto">'
             f"<title>{escape(self.title)}</title><desc>{escape(self.says)}</desc>"
             f'<rect x="{x}" y="{y}" width="100%" height="100%" fill="#fff"/>'
-            f"{''.join(mark.svg for mark in self.marks)}</svg>"
+            f"{re.sub(FOR_A_STAGE, '', marks)}</svg>"
         )
 
     def png(self, scale: float = 1.0) -> bytes:
@@ -259,26 +247,25 @@ class Scene:
         return {
             "text/plain": str(self),
             "text/html": self.html(),
-            "image/svg+xml": self.image(),
+            "image/svg+xml": self.svg(),
             "image/png": base64.b64encode(self.png()).decode(),
         }
 
-    def image(self) -> str:
-        """Return what is seen as SVG: an image hears no pointer, and what marks would answer is half of the bytes."""
-        seen = replace(self, marks=[mark for mark in self.marks if not mark.shy])
-        return re.sub(r' data-[a-z]+="[^"]*"|<title>.*?</title>', "", seen.svg())
-
     def html(self) -> str:
         """Return the picture as HTML that a notebook shows even if it is not trusted, with the table folded away."""
-        image = image_html(self.image(), self.alt, self.view[2])
+        image = image_html(self.svg(), self.alt, self.view[2])
         table = self.table.html
         return image + (f"<details><summary>The same as a table</summary>{table}</details>" if table else "")
 
 
 def image_html(svg: str, alt: str, width: float) -> str:
-    """Return an SVG as an image in HTML, which JupyterLab shows of a notebook that is not trusted, too."""
+    """Return an SVG as an image in HTML, which JupyterLab shows of a notebook that is not trusted, too.
+
+    On a narrow page it scrolls, and its labels can still be read.
+    """
     source = base64.b64encode(svg.encode()).decode()
-    return f'<img alt="{escape(alt)}" width="{_number(width)}" src="data:image/svg+xml;base64,{source}">'
+    look = f'style="min-width:{min(width, NARROWEST):g}px" src="data:image/svg+xml;base64,{source}"'
+    return f'<div style="overflow-x:auto"><img alt="{escape(alt)}" width="{_number(width)}" {look}></div>'
 
 
 def _number(value: float) -> str:

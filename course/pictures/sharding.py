@@ -4,13 +4,14 @@
 shard, a pale box is whole on every rank. The parts of a sum have a plus between them: each is as large as the sum.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import gcd
 from typing import Any
 
 from course.pictures.linear_cut import LinearCut
-from course.pictures.scene import SMALLEST, WIDTH, Mark, Scene, Table, box, fitting, heading, label, legend
+from course.pictures.parts import Place, own_box, rank_name, rank_names, titled
+from course.pictures.scene import SMALLEST, WIDTH, Mark, Scene, Table, box, fitting, label
 from course.pictures.style import FRAME, FRAME_FILL, TP, tints
 from labkit.cuts import check_divides, chunks_of_rank
 
@@ -25,19 +26,7 @@ SAYS = {
     ("row", False): "A is cut by rows, X by columns to match. Y is a sum of parts that are as large as Y.",
     ("row", True): "Each rank has its rows of A and its columns of X, and computes a part of every element of Y.",
 }
-Place = tuple[float, float, float, float]  # x, y, width, height
 Places = dict[tuple[str, int], Place]  # of each rank's part of each tensor
-
-
-def own_box(key: str, rank: int, place: Place, fill: str, text: str | tuple[str, ...], fact: str, **look) -> Mark:
-    """Return the box of something that a rank has: it lights all that this rank has."""
-    look = dict(edge=FRAME, tags=(f"rank{rank}",), lights=(f"rank{rank}",)) | look
-    return box(key, *place, fill, text, fact=f"Rank {rank}: {fact}", **look)
-
-
-def rank_names(middles: Mapping[int, float]) -> list[Mark]:
-    """Return the names of ranks at the left, by the middles of their rows."""
-    return [label(f"rank{rank}", 0, middle, f"rank {rank}", bold=True) for rank, middle in middles.items()]
 
 
 def draw_cut(cut: LinearCut, dealt: bool = False) -> Scene:
@@ -46,7 +35,7 @@ def draw_cut(cut: LinearCut, dealt: bool = False) -> Scene:
     drawn = range(t) if t <= 4 else (0, 1, t - 1)  # the ranks with a row, or with a part of a sum
     places, middles, is_thin = _places(cut, dealt, drawn)
     title = f"{cut.cut.capitalize()} parallel, t = {t}" + " (thin matrices are drawn thicker)" * is_thin
-    marks = heading("cut", 0, 0, title) + (rank_names(middles) if dealt else [])
+    marks = [rank_name(rank, middle) for rank, middle in middles.items()] if dealt else []
     for (name, rank), place in places.items():
         fill, text, look = FRAME_FILL, "", dict[str, Any](means="whole on every rank")
         if cut.tensors[name].by:
@@ -56,8 +45,7 @@ def draw_cut(cut: LinearCut, dealt: bool = False) -> Scene:
             look["tags"] = look["lights"] = tuple(f"rank{each}" for each in range(t))
         marks.append(own_box(f"{name}.{rank}", rank, place, fill, text, _fact(cut, name, rank), radius=0, **look))
     marks += _words(cut, dealt, places, middles)
-    bottom = max(mark.y + mark.height for mark in marks) + 26
-    return Scene(title, SAYS[cut.cut, dealt], [*marks, *legend(marks, 0, bottom)], bottom + 14, table=cut.table())
+    return titled(title, SAYS[cut.cut, dealt], marks, cut.table())
 
 
 def _places(cut: LinearCut, dealt: bool, drawn: Sequence[int]) -> tuple[Places, dict[int, float], bool]:
@@ -122,11 +110,10 @@ def draw_stride(output_size: int, tp_size: int, stride: int, names: Sequence[str
     title, scenes = f"{', '.join(names)} in one weight, t = {tp_size}, stride {stride}", []
     says = f"{tp_size * stride} chunks of {chunk} rows: rank r has chunks r, r + t, r + 2t, ..."
     for dealt in (False, True):
-        marks, rows = heading("stride", 0, 0, title), []
+        marks, rows = rank_names(tp_size, 166, 54), []
         for number, name in enumerate(names):
             place = NAME + number * matrix * wide, 44, matrix * wide, 28
             marks.append(box(f"matrix{number}", *place, FRAME_FILL, name, edge=FRAME, bold=True))
-        marks += rank_names({rank: 166 + 54 * rank for rank in range(tp_size)})
         for rank, fill in enumerate(tints(TP, tp_size)):
             own = [row for rows in chunks_of_rank(output_size, tp_size, rank, stride) for row in rows]
             for number, row in [*enumerate(own)][::size]:
@@ -136,5 +123,6 @@ def draw_stride(output_size: int, tp_size: int, stride: int, names: Sequence[str
                 fact = f"{what}, rows {row} to {row + size - 1} of the weight, in chunk {row // chunk}"
                 marks.append(own_box(f"row{row}", rank, (x, y, size * wide, 44), fill, text, fact))
                 rows.append((f"rank {rank}", f"chunk {row // chunk}", what))
-        scenes.append(Scene(title, says, marks, 150 + 54 * tp_size, table=Table(("", "chunk", "rows"), rows)))
+        bottom, table = 142 + 54 * tp_size, Table(("", "chunk", "rows"), rows)
+        scenes.append(titled(title, says, marks, table, bottom=bottom))
     return scenes

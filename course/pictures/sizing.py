@@ -1,10 +1,11 @@
 """Draw bars of plans: what a GPU holds against its limit, and where a step's time goes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from course.pictures.scene import Mark, Scene, Table, box, heading, label, legend, line
+from course.pictures.parts import titled
+from course.pictures.scene import Mark, Scene, Table, box, label, line
 from course.pictures.style import (
     BACKWARD,
     DP,
@@ -48,26 +49,21 @@ def draw_memory(plans: Mapping[str, Plan], hardware: Hardware) -> Scene:
         for stage in sorted({0, plan.pp_size - 1}):
             where = "" if plan.pp_size == 1 else "first stage" if stage == 0 else "last stage"
             rows[", ".join(filter(None, (name, where))) or "each GPU"] = asdict(memory(plan, stage))
-    totals = {name: sum(parts.values()) for name, parts in rows.items()}
-    sums = [f"{three_digits(total / 1e9)} GB: {'too much' if total > limit else 'fits'}" for total in totals.values()]
-    end = max(limit, *totals.values())
-    marks = _bars("memory", "memory of a GPU", rows, MEMORY_LOOKS, 1e9, "GB", end, sums)
+    totals, has = [sum(parts.values()) for parts in rows.values()], f"{limit / 1e9:.0f}"
+    sums = [f"{three_digits(total / 1e9)} GB: {'too much' if total > limit else 'fits'}" for total in totals]
+    end = max(limit, *totals)
     x, bottom = LEFT + limit / end * BARS, 44 + ROW * len(rows)
-    marks.append(line("memory.limit", [(x, 38), (x, bottom)], PP, 3, fact=f"a GPU has {limit / 1e9:.0f} GB"))
-    marks.append(label("memory.limit.word", x, 28, f"limit {limit / 1e9:.0f} GB", anchor="middle", ink=PP))
-    says = "; ".join(f"{name} {said}" for name, said in zip(rows, sums))
-    table = _table(rows, MEMORY_LOOKS, 1e9, f"GB; a GPU has {limit / 1e9:.0f}")
-    return Scene("Memory of a GPU", says, marks, _bottom(marks), table=table)
+    marks = [line("memory.limit", [(x, 38), (x, bottom)], PP, 3, fact=f"a GPU has {has} GB")]
+    marks.append(label("memory.limit.word", x, 28, f"limit {has} GB", anchor="middle", ink=PP))
+    return _bars("Memory of a GPU", "memory", rows, MEMORY_LOOKS, 1e9, "GB", end, sums, f"GB; a GPU has {has}", marks)
 
 
 def draw_step_time(estimates: Mapping[str, StepTime]) -> Scene:
     """Draw the parts of each estimated step, in seconds."""
     rows = {name: estimate.parts for name, estimate in estimates.items()}
-    sums = [f"{three_digits(estimate.total)} s" for estimate in estimates.values()]
-    end = max(estimate.total for estimate in estimates.values())
-    marks = _bars("time", "a step, estimated", rows, TIME_LOOKS, 1, "s", end, sums)
-    says = "; ".join(f"{name} {said}" for name, said in zip(rows, sums))
-    return Scene("A step, estimated", says, marks, _bottom(marks), table=_table(rows, TIME_LOOKS, 1, "seconds"))
+    totals = [estimate.total for estimate in estimates.values()]
+    sums = [f"{three_digits(total)} s" for total in totals]
+    return _bars("A step, estimated", "time", rows, TIME_LOOKS, 1, "s", max(totals), sums, "seconds")
 
 
 def below(title: str, scenes: Sequence[Scene], facts: Sequence[tuple[str, str]]) -> Scene:
@@ -84,33 +80,24 @@ def below(title: str, scenes: Sequence[Scene], facts: Sequence[tuple[str, str]])
 
 
 def _bars(
-    key: str, title: str, rows: Mapping[str, Mapping[str, float]], looks: dict, unit: float, symbol: str, end: float,
-    sums: Sequence[str],
-) -> list[Mark]:  # fmt: skip
-    """Return one stacked bar per row, its sum in a column beyond the longest, and a legend of its parts."""
-    marks = heading(key, 0, 0, title)
+    title: str, key: str, rows: Mapping[str, Mapping[str, float]], looks: dict, unit: float, symbol: str, end: float,
+    sums: Sequence[str], caption: str, above: Sequence[Mark] = (),
+) -> Scene:  # fmt: skip
+    """Draw one stacked bar per row, its sum in a column beyond the longest, and a legend of its parts."""
+    marks, cells, words = [], [], {part: look.get("means", part) for part, look in looks.items()}
     for number, ((name, parts), said) in enumerate(zip(rows.items(), sums)):
         y, x, total = 44 + number * ROW, LEFT, sum(parts.values())
+        texts = {part: three_digits(parts[part] / unit) for part in looks}
+        cells.append((name, *texts.values()))
         marks.append(label(f"{key}.{number}", 0, y + ROW / 2 - 3, name))
         for part, look in looks.items():
-            value, word = parts[part], look.get("means", part)
-            width = value / end * BARS
-            if value > 0.002 * end:
-                said_of_it = three_digits(value / unit)
-                fact = f"{name}: {word} {said_of_it} {symbol}, {value / total:.0%} of it".removeprefix(": ")
-                about = dict(fact=fact, tags=(f"{key}.{part}",), lights=(f"{key}.{part}",))
-                about |= dict(edge="#ffffff", edge_width=0.8, radius=0, means=word) | look
-                marks.append(box(f"{key}.{number}.{part}", x, y, width, ROW - 6, text=said_of_it, **about))
+            width = parts[part] / end * BARS
+            if parts[part] > 0.002 * end:
+                fact = f"{name}: {words[part]} {texts[part]} {symbol}, {parts[part] / total:.0%} of it"
+                about = dict(edge="#ffffff", edge_width=0.8, means=words[part], together=f"{key}.{part}") | look
+                place, about["fact"] = (x, y, width, ROW - 6), fact.removeprefix(": ")
+                marks.append(box(f"{key}.{number}.{part}", *place, text=texts[part], radius=0, **about))
             x += width
         marks.append(label(f"{key}.{number}.sum", LEFT + BARS + 10, y + ROW / 2 - 3, said, bold=True))
-    return marks + legend(marks, 0, 58 + ROW * len(rows))
-
-
-def _table(rows: Mapping[str, Mapping[str, float]], looks: dict, unit: float, caption: str) -> Table:
-    words = [look.get("means", part) for part, look in looks.items()]
-    values = [(name, *(three_digits(parts[part] / unit) for part in looks)) for name, parts in rows.items()]
-    return Table(("", *words), values, caption)
-
-
-def _bottom(marks: Iterable[Mark]) -> float:
-    return max(mark.y + mark.height for mark in marks) + 14
+    says = "; ".join(f"{name} {said}" for name, said in zip(rows, sums))
+    return titled(title, says, [*marks, *above], Table(("", *words.values()), cells, caption))

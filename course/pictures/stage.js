@@ -1,26 +1,24 @@
 // Shows the scenes of stage.py. A mark is an SVG group with a key; marks with the same key are moved and recoloured
 // by CSS transitions, the others fade. Nothing here knows what a picture is about.
 
-const SVG = "http://www.w3.org/2000/svg";
 const MOST_MOVING = 150;  // marks: with more, a browser without a graphics card takes longer to move than to draw them
 
 function scenes(steps) {
   const all = [];
-  for (const step of steps) {
-    const before = all.at(-1) ?? { marks: {} };
-    all.push({ ...before, ...step, marks: { ...before.marks, ...(step.marks ?? {}) } });
-  }
+  for (const step of steps) all.push({ ...all.at(-1), ...step, marks: { ...all.at(-1)?.marks, ...step.marks } });
   return all;
 }
 
-function parse(fragments) {
-  const page = new DOMParser().parseFromString(`<svg xmlns="${SVG}">${fragments.join("")}</svg>`, "image/svg+xml");
-  const groups = [...page.documentElement.children].map((group) => document.importNode(group, true));
+function parse(fragments, clicks) {
+  const holder = element("div");
+  holder.innerHTML = `<svg>${fragments.join("")}</svg>`;
+  const groups = [...holder.firstChild.children];
   for (const group of groups) {
     const title = group.querySelector("title");  // the fact: said below the picture, not in a box over it
     if (!title) continue;
     group.setAttribute("aria-label", title.textContent);
-    group.setAttribute("role", group.dataset.drag || group.dataset.drop ? "button" : "img");
+    const { drag, drop, click } = group.dataset;
+    group.setAttribute("role", drag || drop || (click && clicks) ? "button" : "img");
     title.remove();
   }
   return groups;
@@ -53,18 +51,11 @@ function render({ model, el }) {
   const still = matchMedia("(prefers-reduced-motion: reduce)");
 
   // -- what is on the page
-  const svg = document.createElementNS(SVG, "svg"), marks = document.createElementNS(SVG, "g");
-  svg.append(marks);
-  svg.setAttribute("role", "group");
-  svg.setAttribute("tabindex", "-1");  // its marks take the focus
   const paper = element("div", { class: "paper" });
-  paper.append(svg);
+  paper.innerHTML = '<svg role="group" tabindex="-1"><g></g></svg>';  // its marks take the focus
+  const svg = paper.firstChild, marks = svg.firstChild;
   const fact = element("p", { class: "fact", "aria-live": "polite" });
-  const button = (name, act) => {
-    const made = element("button", { type: "button" }, name);
-    made.addEventListener("click", act);
-    return made;
-  };
+  const button = (name, onclick) => Object.assign(element("button", { type: "button" }, name), { onclick });
   const back = button("◀ Back", () => go(at - 1)), forward = button("Forward ▶", () => go(at + 1));
   const play = button("Play", () => (timer ? stop() : start()));
   const slider = element("input", { type: "range", min: 0, value: 0, "aria-label": "step" });
@@ -82,7 +73,7 @@ function render({ model, el }) {
   function draw() {
     const scene = all[at];
     const changed = scene.keys.filter((key) => drawn[key]?.source !== scene.marks[key]);
-    parse(changed.map((key) => scene.marks[key])).forEach((group, i) => {
+    parse(changed.map((key) => scene.marks[key]), model.get("clicks")).forEach((group, i) => {
       const key = changed[i], source = scene.marks[key];
       if (drawn[key]) morph(drawn[key].group, group);
       drawn[key] = { group: drawn[key]?.group ?? group, source };
@@ -171,23 +162,23 @@ function render({ model, el }) {
     if (!group) return;
     event.preventDefault();
     const place = group.style.transform, scale = svg.viewBox.baseVal.width / svg.getBoundingClientRect().width;
+    const over = new AbortController(), until = { signal: over.signal };
     const move = ({ clientX, clientY }) => {
       const [x, y] = [clientX - event.clientX, clientY - event.clientY].map((pixels) => pixels * scale);
       group.classList.add("dragged");
       group.style.transform = `${place} translate(${x}px, ${y}px)`;
     };
     const drop = ({ clientX, clientY, type }) => {
-      removeEventListener("pointermove", move);
-      for (const name of ["pointerup", "pointercancel"]) removeEventListener(name, drop);
+      over.abort();
       const was = group.classList.contains("dragged");
       group.classList.remove("dragged");
       group.style.transform = place;
-      const root = svg.getRootNode();
-      const under = root.elementsFromPoint(clientX, clientY).map((each) => each.closest("[data-drop]")).find((each) => each && each !== group);
+      const below = svg.getRootNode().elementsFromPoint(clientX, clientY).map((each) => each.closest("[data-drop]"));
+      const under = below.find((each) => each && each !== group);
       if (was && under && type === "pointerup") model.send({ drop: [group.dataset.key, under.dataset.key] });
     };
-    addEventListener("pointermove", move);
-    for (const name of ["pointerup", "pointercancel"]) addEventListener(name, drop);
+    addEventListener("pointermove", move, until);
+    for (const name of ["pointerup", "pointercancel"]) addEventListener(name, drop, until);
   });
   const TOWARDS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] };
   svg.addEventListener("keydown", (event) => {
@@ -195,29 +186,25 @@ function render({ model, el }) {
     if (!group) return;
     if (event.key === "Enter" || event.key === " ") act(group);
     else if (event.key === "Escape" && carried) carried = null;
-    else if (TOWARDS[event.key]) focus(group, nearest(group, TOWARDS[event.key]));
+    else if (TOWARDS[event.key]) focusNext(group, TOWARDS[event.key]);
     else return;
     event.preventDefault();
   });
-  function nearest(from, [dx, dy]) {
+  function focusNext(from, [dx, dy]) {
     const middle = (group) => {
       const { x, y, width, height } = group.getBoundingClientRect();
       return [x + width / 2, y + height / 2];
     };
     const [x, y] = middle(from);
-    let best = null, least = Infinity;
+    let best = from, least = Infinity;
     for (const group of marks.querySelectorAll(":scope > [aria-label]")) {
       const [mx, my] = middle(group), along = (mx - x) * dx + (my - y) * dy;
       const aside = Math.abs((mx - x) * dy) + Math.abs((my - y) * dx);
       if (along > 1 && along + 3 * aside < least) [best, least] = [group, along + 3 * aside];
     }
-    return best;
-  }
-  function focus(from, group) {
-    if (!group) return;
     from.removeAttribute("tabindex");
-    group.setAttribute("tabindex", 0);
-    group.focus();
+    best.setAttribute("tabindex", 0);
+    best.focus();
   }
 
   // -- news from Python

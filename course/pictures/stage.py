@@ -10,6 +10,9 @@ import traitlets
 
 from course.pictures.scene import Scene
 
+MOST_PICTURES = 12
+"""Steps: of longer ones, a page without a kernel has the pictures of the first only, and a table of each."""
+
 
 class Stage(anywidget.AnyWidget):
     """A widget that shows ``steps``: one scene, or several that a reader plays and steps through.
@@ -24,6 +27,8 @@ class Stage(anywidget.AnyWidget):
     changes = traitlets.Dict().tag(sync=True)
     """What differs from the scene shown last; stage.js puts it into ``steps``."""
     seconds = traitlets.Float(1.0).tag(sync=True)
+    clicks = traitlets.Bool(False).tag(sync=True)
+    """Whether somebody listens: marks that take clicks are buttons then."""
     unfolded = traitlets.Bool(False).tag(sync=True)
     """Whether the table below the picture is open at first."""
 
@@ -35,18 +40,19 @@ class Stage(anywidget.AnyWidget):
         super().__init__(steps=differences(steps), seconds=seconds, **options)
         self.on_msg(self._hear)
 
-    def show(self, *steps: Scene) -> None:
+    def show(self, *scenes: Scene) -> None:
         """Show these instead: marks that both have move, the others fade."""
-        before, self.scenes = self.scenes, steps
+        before, steps, self.scenes = self.steps, differences(scenes), scenes
         self._sends_changes = len(before) == len(steps) == 1
         if self._sends_changes:
             number = self.changes.get("number", 0) + 1  # else a change that was made before would not be sent
             self.changes = {**difference(before[0], steps[0]), "number": number}
-        self.steps = differences(steps)
+        self.steps = steps
 
     def on_click(self, call: Callable[[str], None]) -> None:
         """Call ``call`` with the key of each mark that the reader clicks, or presses Enter on."""
         self._clicked.append(call)
+        self.clicks = True
 
     def on_drop(self, call: Callable[[str, str], None]) -> None:
         """Call ``call`` with the keys of the mark that the reader drags, and of that it is dropped on."""
@@ -66,33 +72,29 @@ class Stage(anywidget.AnyWidget):
         bundle = super()._repr_mimebundle_(**options)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
         first, *later = self.scenes
-        still = first._repr_mimebundle_()
-        steps = (f"<details><summary>Then: {escape(step.says)}</summary>{step.table.html}</details>" for step in later)
-        still["text/html"] += "".join(steps)
+        still, shown = first._repr_mimebundle_(), len(self.scenes) <= MOST_PICTURES
+        for step in later:
+            inside = step.html() if shown else step.table.html
+            still["text/html"] += f"<details><summary>Then: {escape(step.says)}</summary>{inside}</details>"
         return {**still, **(data or {}), "text/plain": str(first)}, metadata
 
 
 def whole(scene: Scene) -> dict[str, Any]:
     """Return a scene as stage.js reads it."""
-    return {
-        "title": scene.title,
-        "says": scene.says,
-        "view": scene.view,
-        "table": scene.table.html,
-        "keys": list(scene.by_key),
-        "marks": {key: mark.svg for key, mark in scene.by_key.items()},
-    }
+    marks = {key: mark.svg for key, mark in scene.by_key.items()}
+    shown = dict(title=scene.title, says=scene.says, view=scene.view, table=scene.table.html)
+    return {**shown, "keys": [*marks], "marks": marks}
 
 
-def difference(before: Scene, after: Scene) -> dict[str, Any]:
+def difference(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Return what of `whole` differs: new values, and of the marks those that changed."""
-    old, new = whole(before), whole(after)
     changed = {name: value for name, value in new.items() if value != old[name]}
     if "marks" in changed:
         changed["marks"] = {key: mark for key, mark in new["marks"].items() if old["marks"].get(key) != mark}
     return changed
 
 
-def differences(steps: Sequence[Scene]) -> list[dict[str, Any]]:
+def differences(scenes: Sequence[Scene]) -> list[dict[str, Any]]:
     """Return the first scene whole, and what differs from step to step."""
-    return [whole(steps[0]), *map(difference, steps, steps[1:])]
+    steps = [*map(whole, scenes)]
+    return [steps[0], *map(difference, steps, steps[1:])]

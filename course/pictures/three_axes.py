@@ -50,7 +50,7 @@ def draw_holdings(
         tags = tuple(f"{axis}{group[0]}" for axis, group in groups.items())
         fact = f"rank {rank}: {layers}, {part}; {batch}; its groups: {', '.join(peers) or 'none'}"
         left, fill = x + 4 + place.tp * unit, tint(TP, 0.34 if place.tp % 2 else 0.16)
-        look = dict(edge=TP, fact=fact, tags=tags, lights=tags, bold=True)
+        look = dict[str, Any](edge=TP, fact=fact, tags=tags, lights=tags, bold=True)
         marks.append(box(f"rank{rank}", left + 3, y + 6, unit - 6, TALL, fill, texts, **look))
         middle, foot, eye = left + unit / 2, y + TALL + 6 + FOOT / 2, y + 6 + TALL / 2
         if place.tp == 0 < t - 1:

@@ -7,15 +7,15 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain
-from math import ceil, floor, inf, log10
+from math import ceil, floor, log10
 from operator import itemgetter
+from typing import Any
 
-from course.pictures.scene import LARGE, WIDTH, Mark, Scene, Table, arrow, box, label, legend, line
+from course.pictures.parts import legend
+from course.pictures.scene import LARGE, WIDTH, Mark, Scene, Table, arrow, box, label, line
 from course.pictures.style import GREY, IDLE, INK, KIND_COLOR, MUTED, three_digits, tint
 from labkit.schedules import Schedule
 from labkit.schedules.schedule import LETTER
-from labkit.sizes import counted
 from labkit.timeline.spans import COMMUNICATION, COMPUTING, WAIT, Span, Timeline
 
 WORDS: dict[str, str] = dict(zip(COMPUTING, ("F forward", "B backward", "W gradient of the weights", "optimizer")))
@@ -26,7 +26,7 @@ BESIDE = 150.0
 """The width of the bars beside a timeline."""
 MOST_LANES = 3
 """Messages under way at once are drawn below each other, in up to this many lanes."""
-SMALLEST_BOX, MOST_ARROWS, MOST_STEPS = 2.0, 300, 40
+MOST_ARROWS, MOST_STEPS = 300, 40
 MOST_OPS = 100  # in a cell of the table
 LATER = "#ffffffb8"  # a veil over what comes after the playhead
 
@@ -40,24 +40,19 @@ def draw_timelines(
     bars of the micro-batches that each rank holds. ``unit`` is "ms", "s" or "time units"; by default, a simulation of a
     second or more is in time units.
     """
-    unit = unit or _unit_of(timelines)
-    end = max(timeline.makespan_seconds for timeline in timelines) or 1.0
-    right = WIDTH - (BESIDE if in_flight else 12)
+    unit, right = unit or _unit_of(timelines), WIDTH - (BESIDE if in_flight else 12)
     most = max(peak for timeline in timelines for peak in peaks_in_flight(timeline)) if in_flight else 1
-    marks, top, says = [], 0.0, []
-    for number, (timeline, title) in enumerate(zip(timelines, titles, strict=True)):
-        rows = Rows(timeline, f"{number}." if number else "", top + HEAD, (right - LEFT) / end, unit)
-        facts = f"{timeline.source}: {time_text(timeline.makespan_seconds, unit)}, {timeline.bubble_share:.1%} idle"
-        says.append(f"{title}: {facts}" if title else facts)
-        marks.append(label(f"{rows.key}title", 0, top + 13, title, size=LARGE, bold=True))
-        marks += [label(f"{rows.key}facts", right, top + 14, facts, anchor="end"), *rows.marks()]
+    facts = [
+        f"{each.source}: {time_text(each.makespan_seconds, unit)}, {each.bubble_share:.1%} idle" for each in timelines
+    ]
+    marks = []
+    all_rows = stacked(timelines, unit, max(each.makespan_seconds for each in timelines) or 1.0, right)
+    for rows, title, fact in zip(all_rows, titles, facts, strict=True):
+        marks += [*rows.heading(title, fact), *rows.marks()]
         if in_flight:
-            marks += [label(f"{rows.key}held", right + 12, top + 14, "micro-batches held"), *rows.bars(most)]
-        top = rows.bottom + 12
-    marks += time_axis(top - 8, right, end, unit)
-    marks += legend(marks, 0, top + 40)
+            marks += [label(f"{rows.key}held", right + 12, rows.top - 16, "micro-batches held"), *rows.bars(most)]
     table = _table(timelines, titles, unit, in_flight)
-    return Scene(" and ".join(filter(None, titles)) or "Timeline", "; ".join(says), marks, top + 54, table=table)
+    return with_axis(all_rows, titles, facts, marks, table)
 
 
 def play_timeline(timeline: Timeline, title: str = "", *, unit: str | None = None) -> list[Scene]:
@@ -68,7 +63,7 @@ def play_timeline(timeline: Timeline, title: str = "", *, unit: str | None = Non
     """
     unit, most = unit or _unit_of([timeline]), max(peaks_in_flight(timeline))
     whole = draw_timelines([timeline], [title], in_flight=True, unit=unit)
-    rows, steps = Rows(timeline, "", HEAD, (WIDTH - BESIDE - LEFT) / timeline.makespan_seconds, unit), [whole]
+    rows, steps = Rows(timeline, "", HEAD, timeline.makespan_seconds, WIDTH - BESIDE, unit), [whole]
     moments = sorted({moment for span in timeline.spans if span.kind in COMPUTING for moment in (span.start, span.end)})
     for now in [*moments[: -1 : ceil(len(moments) / MOST_STEPS)], moments[-1]]:
         x, held = rows.x(now), {mark.key: mark for mark in rows.bars(most, now)}
@@ -80,18 +75,17 @@ def play_timeline(timeline: Timeline, title: str = "", *, unit: str | None = Non
             table.append((f"rank {rank}", *(runs or ["idle"]), f"{rows.held(rank, now):.3g}"))
         says = f"{rows.times(now)}: {', '.join(f'{rank} {runs}' for rank, runs, _ in table)}"
         marks = [*(held.get(mark.key, mark) for mark in whole.marks), veil, playhead]
-        steps.append(
-            replace(whole, says=says, marks=marks, table=Table(("", "runs", "micro-batches held"), table, says))
-        )
+        facts = Table(("", "runs", "micro-batches held"), table, says)
+        steps.append(replace(whole, says=says, marks=marks, table=facts))
     return steps
 
 
 class Rows:
-    """The rows of one timeline in a picture: ``top`` is the first one's y, ``scale`` the pixels of a second."""
+    """The rows of one timeline in a picture: ``top`` is the first one's y, and ``end`` is where ``right`` is."""
 
-    def __init__(self, timeline: Timeline, key: str, top: float, scale: float, unit: str):
-        self.timeline, self.key, self.top, self.scale, self.unit = timeline, key, top, scale, unit
-        self.begin = min((span.start for span in timeline.spans), default=0.0)
+    def __init__(self, timeline: Timeline, key: str, top: float, end: float, right: float, unit: str):
+        self.timeline, self.key, self.top, self.end, self.right, self.unit = timeline, key, top, end, right, unit
+        self.begin, self.scale = min((span.start for span in timeline.spans), default=0.0), (right - LEFT) / end
         self.lanes = {rank: in_lanes(timeline.of(rank, COMMUNICATION)) for rank in timeline.ranks}
         num_lanes = max(map(len, self.lanes.values()), default=0)
         self.height = WORK + GAP + LANE * num_lanes + GAP / 2 * bool(num_lanes)
@@ -113,6 +107,12 @@ class Rows:
         """Return how many micro-batches a rank holds at this moment."""
         return self._held[rank][bisect_right(self._held[rank], now, key=itemgetter(0)) - 1][1]
 
+    def heading(self, title: str, facts: str) -> list[Mark]:
+        """Return the title above the rows, and the facts at its right."""
+        y = self.top - HEAD + 14
+        marks = [label(f"{self.key}title", 0, y - 1, title, size=LARGE, bold=True)]
+        return [*marks, label(f"{self.key}facts", self.right, y, facts, anchor="end")]
+
     def marks(self) -> Iterable[Mark]:
         """Yield each rank's name and background, its work, its waits and its messages."""
         for rank in self.timeline.ranks:
@@ -124,36 +124,28 @@ class Rows:
         for rank in self.timeline.ranks:
             waits = [span for span in self.timeline.of(rank, WAIT) if span.seconds * self.scale >= 1]
             for number, span in enumerate(waits):
-                yield self._box(f"{self.key}wait{rank}.{number}", [span], IDLE, means="waits", edge=GREY, dashed=True)
+                yield self._box(f"{self.key}wait{rank}.{number}", span, IDLE, means="waits", edge=GREY, dashed=True)
             for lane, messages in enumerate(self.lanes[rank]):
-                for number, spans in enumerate(joined(messages, self.scale)):
-                    key, tags = f"{self.key}message{rank}.{lane}.{number}", (self._name(spans[0], ">"),)
-                    look = dict(edge=MUTED, means="message under way", tags=tags)
-                    place = WORK + 2 + lane * LANE, LANE - 1
-                    yield self._box(key, spans, "#ffffff", _ways(spans)[:2], place, **look)
+                for number, span in enumerate(messages):
+                    look: dict[str, Any] = dict(edge=MUTED, means="message under way", tags=(self._name(span, ">"),))
+                    key, place = f"{self.key}message{rank}.{lane}.{number}", (WORK + 2 + lane * LANE, LANE - 1)
+                    yield self._box(key, span, "#ffffff", _ways(span)[:2], place, **look)
 
     def _work(self) -> Iterable[Mark]:
         """Yield the ops, and arrows between those of different ranks, seen when a reader points at either end."""
-        after, owed, number = defaultdict(list), defaultdict(float), 0
+        after = defaultdict(list)
         for span, needs in self.links.items():
             for need in needs:
                 after[need].append(span)
-        work = [joined(self.timeline.of(rank, *COMPUTING), self.scale) for rank in self.timeline.ranks]
-        for spans in chain.from_iterable(work):
-            look, number = (spans[0].kind, spans[0].op.chunk if spans[0].op else 0), number + 1
-            if len(spans) > 1:  # joined ones have each colour as often as its share of the time
-                for span in spans:
-                    owed[span.kind, span.op.chunk if span.op else 0] += span.seconds
-                look = max(owed, key=owed.__getitem__)
-                owed[look] -= sum(span.seconds for span in spans)
-            kind, chunk = look
-            means = WORDS[kind] if not chunk else f"chunk {chunk}" if kind == "forward" else ""
-            near = [peer for span in spans for peer in (*self.links.get(span, ()), *after[span])]
-            lights = *map(self._name, near), *(self._name(span, ">") for span in spans)
-            key = self._name(spans[0]) if spans[0].op else f"{self.key}work{number}"
-            fill = tint(KIND_COLOR[kind], CHUNK_STRENGTHS[chunk % len(CHUNK_STRENGTHS)])
-            tags = tuple(map(self._name, spans))
-            yield self._box(key, spans, fill, _ways(spans), means=means, edge="#ffffff", tags=tags, lights=lights)
+        work = [span for rank in self.timeline.ranks for span in self.timeline.of(rank, *COMPUTING)]
+        for number, span in enumerate(work):
+            chunk = span.op.chunk if span.op else 0
+            means = WORDS[span.kind] if not chunk else f"chunk {chunk}" if span.kind == "forward" else ""
+            lights = *map(self._name, (*self.links.get(span, ()), *after[span])), self._name(span, ">")
+            key, fill = self._name(span) if span.op else f"{self.key}work{number}", KIND_COLOR[span.kind]
+            fill = tint(fill, CHUNK_STRENGTHS[chunk % len(CHUNK_STRENGTHS)])
+            look: dict[str, Any] = dict(edge="#ffffff", means=means, tags=(self._name(span),), lights=lights)
+            yield self._box(key, span, fill, _ways(span), **look)
         pairs = [(need, span) for need, spans in after.items() for span in spans if span.rank != need.rank]
         for need, span in pairs if len(pairs) <= MOST_ARROWS else ():
             tags, inside = (self._name(need, ">"), self._name(span, ">")), min(need.seconds, span.seconds) / 3
@@ -161,17 +153,14 @@ class Rows:
             points = [(x, self.y(rank) + WORK / 2) for x, rank in ends]
             yield arrow(f"{self._name(need)}>{self._name(span)}", points, INK, shy=True, tags=tags)
 
-    def _box(self, key: str, spans: Sequence[Span], fill: str, text=(), place=(0.0, WORK), **look) -> Mark:
-        first, last = spans[0], spans[-1]
-        width = max(0.5, (last.end - first.start) * self.scale)
-        who = first.label if first is last else f"{counted(len(spans), 'span')}, {first.label} to {last.label},"
-        fact = f"{who} on rank {first.rank}: {self.times(first.start, last.end)}"
-        if first in self.links:
-            needs = " and ".join(f"{need.label} of rank {need.rank}" for need in self.links[first]) or "no other op"
-            fact += f"; needs {needs}; micro-batches held then: {self.held(first.rank, first.start):.3g}"
-        place = self.x(first.start), self.y(first.rank) + place[0], width, place[1]
-        edge = dict(edge_width=min(1, width / 8), radius=min(3, width / 4))
-        return box(key, *place, fill, text, fact=fact, size=12, **edge, **look)
+    def _box(self, key: str, span: Span, fill: str, text=(), place=(0.0, WORK), **look) -> Mark:
+        width = max(0.5, span.seconds * self.scale)
+        fact = f"{span.label} on rank {span.rank}: {self.times(span.start, span.end)}"
+        if span in self.links:
+            needs = " and ".join(f"{need.label} of rank {need.rank}" for need in self.links[span]) or "no other op"
+            fact += f"; needs {needs}; micro-batches held then: {self.held(span.rank, span.start):.3g}"
+        place, edge = (self.x(span.start), self.y(span.rank) + place[0], width, place[1]), min(1, width / 8)
+        return box(key, *place, fill, text, fact=fact, size=12, edge_width=edge, radius=min(3, width / 4), **look)
 
     def _name(self, span: Span, before: str = "") -> str:
         return f"{self.key}{before}{span.rank}.{span.label.split()[-1]}"
@@ -200,25 +189,11 @@ def links(timeline: Timeline) -> dict[Span, list[Span]]:
     return needs if all(len(needs[span]) == len(found[span]) for span in found) else {}
 
 
-def _ways(spans: Sequence[Span]) -> tuple[str, ...]:
+def _ways(span: Span) -> tuple[str, ...]:
     """Return the ways to write the label of a box: whole, without the chunk, or the letter above the number."""
-    [span, *others] = spans
-    if others or not span.op:
-        return ("",) if others else (span.label,)
+    if not span.op:
+        return (span.label,)
     return span.label, str(span.op._replace(chunk=0)), f"{LETTER[span.op.kind]}\n{span.op.micro_batch}"
-
-
-def joined(spans: Iterable[Span], scale: float) -> list[list[Span]]:
-    """Return the spans in groups: those too narrow to be seen together with their neighbours."""
-    groups: list[list[Span]] = []
-    for span in spans:
-        last = groups[-1] if groups else []
-        width = max(last[-1].end - last[0].start, span.seconds) * scale if last else inf
-        if width < SMALLEST_BOX and (span.start - last[-1].end) * scale < 1:
-            last.append(span)
-        else:
-            groups.append([span])
-    return groups
 
 
 def in_lanes(messages: Iterable[Span]) -> list[list[Span]]:
@@ -263,17 +238,32 @@ def _unit_of(timelines: Sequence[Timeline]) -> str:
     return "s" if end >= 10 else "ms"
 
 
-def time_axis(y: float, right: float, end: float, unit: str) -> Iterable[Mark]:
-    """Yield the time axis from `LEFT` on: about eight ticks at round numbers."""
-    end *= 1e3 if unit == "ms" else 1
+def stacked(timelines: Sequence[Timeline], unit: str, end: float, right: float) -> list[Rows]:
+    """Return the rows of timelines below each other; ``end`` seconds are drawn from `LEFT` to ``right``."""
+    rows = []
+    for number, timeline in enumerate(timelines):
+        top = rows[-1].bottom + 12 if rows else 0.0
+        rows.append(Rows(timeline, f"{number}." if number else "", top + HEAD, end, right, unit))
+    return rows
+
+
+def with_axis(
+    rows: Sequence[Rows], titles: Sequence[str], facts: Sequence[str], marks: Sequence[Mark], table: Table
+) -> Scene:
+    """Return the scene of these rows with a time axis below them, about eight ticks at round numbers, and a legend."""
+    y, right, unit = rows[-1].bottom + 4, rows[-1].right, rows[-1].unit
+    end = rows[-1].end * (1e3 if unit == "ms" else 1)
     power = 10 ** floor(log10(end / 8))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= end / 8)
-    yield line("axis", [(LEFT, y), (right, y)], GREY, 1)
-    yield label("axis.unit", LEFT - 10, y + 17, unit, anchor="end", ink=MUTED, size=11)
+    axis = [line("axis", [(LEFT, y), (right, y)], GREY, 1)]
+    axis.append(label("axis.unit", LEFT - 10, y + 17, unit, anchor="end", ink=MUTED, size=11))
     for number in range(floor(end / step + 1e-6) + 1):
         x = LEFT + number * step * (right - LEFT) / end
-        yield line(f"tick{number}", [(x, y), (x, y + 5)], GREY, 1)
-        yield label(f"tick{number}.word", x, y + 17, f"{number * step:.6g}", anchor="middle", ink=MUTED)
+        axis.append(line(f"tick{number}", [(x, y), (x, y + 5)], GREY, 1))
+        axis.append(label(f"tick{number}.word", x, y + 17, f"{number * step:.6g}", anchor="middle", ink=MUTED))
+    marks = [*marks, *axis, *legend(marks, 0, y + 48)]
+    says = "; ".join(f"{title}: {fact}" if title else fact for title, fact in zip(titles, facts))
+    return Scene(" and ".join(filter(None, titles)) or "Timeline", says, marks, marks[-1].y + 14, table=table)
 
 
 def _table(timelines: Sequence[Timeline], titles: Sequence[str], unit: str, in_flight: bool) -> Table:
@@ -283,13 +273,8 @@ def _table(timelines: Sequence[Timeline], titles: Sequence[str], unit: str, in_f
         for rank, peak in zip(timeline.ranks, peaks_in_flight(timeline)):
             begin, spans = timeline.spans[0].start, list(timeline.of(rank, *COMPUTING))
             ops = [f"{span.label} {time_text(span.start - begin, unit).partition(' ')[0]}" for span in spans[:MOST_OPS]]
-            lengths = (
-                timeline.computing_seconds(rank),
-                timeline.waiting_seconds(rank),
-                timeline.communicating_seconds(rank),
-            )
-            cells = [time_text(seconds, unit) for seconds in lengths] + [f"{peak:.3g}"] * in_flight
+            lengths = timeline.computing_seconds, timeline.waiting_seconds, timeline.communicating_seconds
+            cells = [time_text(seconds(rank), unit) for seconds in lengths] + [f"{peak:.3g}"] * in_flight
             rows.append((title, str(rank), *cells, ", ".join(ops) + ", ..." * (len(spans) > MOST_OPS)))
-    held = ["micro-batches held"] * in_flight
-    heads = "", "rank", "computing", "waits", "messages under way", *held, f"ops, and when each starts ({unit})"
-    return Table(heads, rows)
+    heads = "", "rank", "computing", "waits", "messages under way", *["micro-batches held"] * in_flight
+    return Table((*heads, f"ops, and when each starts ({unit})"), rows)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import Any
 
-from course.pictures.scene import WIDTH, Scene, Table, arrow, box, heading, label, legend
-from course.pictures.sharding import own_box, rank_names
+from course.pictures.parts import own_box, rank_names, titled
+from course.pictures.scene import WIDTH, Scene, Table, arrow, box, label
 from course.pictures.style import BACKWARD, CP, FRAME, FRAME_FILL, INK, MUTED, TP, tints
 from labkit.cuts import chunks_of_rank
 
@@ -49,7 +49,7 @@ def draw_transformer_layer(tp_size: int = 2, sequence_parallel: bool = False) ->
         says = "The rest is cut by tokens. An all-gather and a reduce-scatter do the work of each all-reduce."
         fills[around] = tints(CP, tp_size)
     bottom, rows, x = TOP + ROW * tp_size, [], NAME
-    marks = heading("layer", 0, 0, title) + rank_names({rank: TOP + ROW * rank + 21 for rank in range(tp_size)})
+    marks = rank_names(tp_size, TOP + 21, ROW)
     for number, (name, what) in enumerate(LAYER):
         width = BAR if name in messages else 69.0
         if name in messages:
@@ -66,9 +66,8 @@ def draw_transformer_layer(tp_size: int = 2, sequence_parallel: bool = False) ->
                 marks.append(own_box(f"part{number}.{rank}", rank, place, fill, name, fact, means=cut))
             rows.append((what, cut, "", ""))
         x += width + 5
-    marks += legend(marks, 0, bottom + 42)
-    marks.append(label("bars", WIDTH, bottom + 42, "messages: forward above, backward below", anchor="end", ink=MUTED))
-    return Scene(title, says, marks, bottom + 62, table=Table(("part", "cut", "forward", "backward"), rows))
+    below, table = "Messages: forward above, backward below.", Table(("part", "cut", "forward", "backward"), rows)
+    return titled(title, says, marks, table, below, bottom + 18)
 
 
 def draw_pair(tp_size: int = 2) -> list[Scene]:
@@ -78,29 +77,30 @@ def draw_pair(tp_size: int = 2) -> list[Scene]:
     widths = {name: BAR if name in "fg" else unit * ratio if name in "AHG" else unit for name in PAIR}
     lefts = {name: NAME + sum([*widths.values()][:i]) + 24 * i for i, name in enumerate(PAIR)}
     row, heights, fills = max(1, ratio) * unit + 18, {"A": unit, "B": unit * ratio}, tints(TP, tp_size)
-    middles = {rank: TOP + (rank + 0.5) * row - 4 for rank in range(tp_size)}
+    names = rank_names(tp_size, TOP + row / 2 - 4, row)
     table = Table(("", "what happens"), [(f"step {i}", says) for i, says in enumerate(PAIR_STEPS.values(), 1)])
-    scenes, seen, gradients, bottom = [], set("XAB"), set(), TOP + row * tp_size + 14
+    scenes, seen, gradients = [], set("XAB"), set()
+    title = f"Z = GeLU(XA) B, a column and a row layer, t = {tp_size}"
     for number, (path, says) in enumerate(PAIR_STEPS.items()):
         seen, gradients = seen | set(path), gradients | set(path if number > 4 else "")
-        marks = heading("pair", 0, 0, f"Z = GeLU(XA) B, a column and a row layer, t = {tp_size}") + rank_names(middles)
+        marks = [*names]
         for bar, step in {"f": "DX", "g": "PZ"}.items():
             fact, word = "{} forward, {} backward".format(*MESSAGES[bar]), "all-reduce" * (path == step)
             look: dict[str, Any] = dict(edge=INK if word else FRAME, edge_width=4 if word else 1, fact=fact)
             marks.append(box(bar, lefts[bar], TOP, BAR, row * tp_size - 8, "#ffffff", **look))
             marks.append(label(f"{bar}.word", lefts[bar] + BAR / 2, TOP - 14, word, anchor="middle", bold=True))
-        for (rank, y), name in product(middles.items(), filter(seen.__contains__, PAIR)):
+        for (rank, who), name in product(enumerate(names), filter(seen.__contains__, PAIR)):
             fill, means = (FRAME_FILL, "whole on every rank") if name in "XZ" else (fills[rank], "one rank's part")
             text = {"D": "X", "H": "XA", "G": "GeLU", "P": "Z"}.get(name, name) + f"_{rank}" * (name in "DAHBP")
             fact, height = PAIR[name], heights.get(name, unit / 2)
             if name in gradients:
                 fill, means, text, fact = BACKWARD, "gradient", f"d{text}", f"the gradient of {fact}"
-            place = lefts[name], y - height / 2, widths[name], height
+            place = lefts[name], who.y - height / 2, widths[name], height
             marks.append(own_box(f"{name}.{rank}", rank, place, fill, text, fact, means=means, radius=0))
-        for (rank, y), (a, b) in product(middles.items(), pairwise(path)):
+        for (rank, who), (a, b) in product(enumerate(names), pairwise(path)):
             ends = lefts[a] + widths[a] * (number < 5), lefts[b] + widths[b] * (number > 4)
-            marks.append(arrow(f"arrow{a}{b}.{rank}", [(x, y) for x in ends], INK))
-        scenes.append(Scene(marks[0].text, says, [*marks, *legend(marks, 0, bottom)], bottom + 14, table=table))
+            marks.append(arrow(f"arrow{a}{b}.{rank}", [(x, who.y) for x in ends], INK))
+        scenes.append(titled(title, says, marks, table))
     return scenes
 
 
@@ -109,32 +109,30 @@ def draw_embedding(vocab_size: int, tp_size: int, tokens: Sequence[int]) -> list
     rows = -(-vocab_size // tp_size)  # on a rank; the last are padding if tp_size does not divide
     owned = [chunks_of_rank(rows * tp_size, tp_size, rank)[0] for rank in range(tp_size)]
     owners = [next(rank for rank, own in enumerate(owned) if token in own) for token in tokens]
-    title, wide = f"An embedding of {vocab_size} words, t = {tp_size}", (WIDTH - 250) / len(tokens)
+    wide, fills, high = (WIDTH - 250) / len(tokens), tints(TP, tp_size), ROW - 6
     lines = [(f"{token}", f"rank {owner}", f"{token - owned[owner].start}") for token, owner in zip(tokens, owners)]
     caption = f"{vocab_size} rows are padded to {rows * tp_size}." if rows * tp_size > vocab_size else ""
-    scenes, steps = [], (
+    table = Table(("word", "answers", "row there"), lines, caption)
+    marks, scenes = rank_names(tp_size, TOP + 20, ROW), []
+    for rank, own in enumerate(owned):
+        words = f"words {own.start} to {min(own.stop, vocab_size) - 1}" if own.start < vocab_size else "padding"
+        place = NAME, TOP + ROW * rank, 165, high
+        marks.append(own_box(f"shard{rank}", rank, place, fills[rank], words, f"the vectors of {words}"))
+    for number, (token, owner) in enumerate(zip(tokens, owners)):
+        text, fact = (f"word {token}", str(token)), f"Word {token}: rank {owner} has its vector"
+        place = 250 + number * wide, TOP - 38, wide - 6, 28
+        marks.append(box(f"token{number}", *place, FRAME_FILL, text, f"token{number}", edge=FRAME, fact=fact))
+    steps = (
         f"Each rank has the vectors of {rows} words. Every rank sees all tokens.",
         "Each rank looks up the words that it has, and gives zeros for the others.",
         "An all-reduce adds up: one vector, and zeros. Every rank has the vector of every token.",
-    )  # fmt: skip
+    )
     for step, says in enumerate(steps):
-        marks = heading("embedding", 0, 0, title) + rank_names({r: TOP + ROW * r + 20 for r in range(tp_size)})
-        for rank, (own, fill) in enumerate(zip(owned, fills := tints(TP, tp_size))):
-            words = f"words {own.start} to {min(own.stop, vocab_size) - 1}" if own.start < vocab_size else "padding"
-            place = NAME, TOP + ROW * rank, 165, ROW - 6
-            marks.append(own_box(f"shard{rank}", rank, place, fill, words, f"the vectors of {words}"))
-        for number, (token, owner) in enumerate(zip(tokens, owners)):
-            x, look = (
-                250 + number * wide,
-                dict[str, Any](edge=FRAME, tags=(f"token{number}",), lights=(f"token{number}",)),
-            )
-            look["fact"], text = f"Word {token}: rank {owner} has its vector", (f"word {token}", str(token))
-            marks.append(box(f"token{number}", x, TOP - 38, wide - 6, 28, FRAME_FILL, text, **look))
-            for rank in range(tp_size) if step else ():
-                has = rank == owner or step == 2
-                look["fact"] = f"Rank {rank}: {'the vector of' if has else 'zeros for'} word {token}"
-                fill, text = (fills[owner], ("vector", "v")) if has else ("#ffffff", ("zeros", "0"))
-                marks.append(box(f"cell{rank}.{number}", x, TOP + ROW * rank, wide - 6, ROW - 6, fill, text, **look))
-        table = Table(("word", "answers", "row there"), lines, caption)
-        scenes.append(Scene(title, says, marks, TOP + ROW * tp_size, table=table))
+        cells = []
+        for rank, (number, token) in product(range(tp_size) if step else (), enumerate(tokens)):
+            has, place = step == 2 or rank == owners[number], (250 + number * wide, TOP + ROW * rank, wide - 6, high)
+            fill, text = (fills[owners[number]], ("vector", "v")) if has else ("#ffffff", ("zeros", "0"))
+            fact = f"Rank {rank}: {'the vector of' if has else 'zeros for'} word {token}"
+            cells.append(box(f"cell{rank}.{number}", *place, fill, text, f"token{number}", edge=FRAME, fact=fact))
+        scenes.append(titled(f"An embedding of {vocab_size} words, t = {tp_size}", says, [*marks, *cells], table))
     return scenes

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from course.measure.utilisation import TimedStep
-from course.pictures.scene import LARGE, WIDTH, Mark, Scene, Table, box, label, legend
+from course.pictures.scene import WIDTH, Mark, Scene, Table, box, label
 from course.pictures.style import FORWARD, GREY, IDLE
-from course.pictures.timeline import HEAD, LEFT, WORK, Rows, time_axis, time_text
+from course.pictures.timeline import WORK, Rows, stacked, time_text, with_axis
 from labkit.timeline import Timeline
 from labkit.timeline.spans import COMPUTING
 
@@ -19,22 +19,17 @@ LOOKS: tuple[dict[str, Any], ...] = (dict(fill=FORWARD), dict(fill=IDLE, edge=GR
 
 def draw_steps(steps: Sequence[TimedStep], titles: Sequence[str]) -> Scene:
     """Draw steps below each other on one time scale, each with its bars: the same looks mean the same in both."""
-    end, top = max(step.seconds for step in steps), 0.0
-    unit, marks, says, table = "s" if end >= 1 else "ms", [], [], []
-    for number, (step, title) in enumerate(zip(steps, titles, strict=True)):
-        rows = Rows(_shown(step), f"{number}.", top + HEAD, (RIGHT - LEFT) / end, unit)
-        facts = f"{step.timeline.source}: {time_text(step.seconds, unit)}, {step.mean_shares.computing:.0%} computing"
-        says.append(f"{title}: {facts}")
-        marks.append(label(f"{number}.title", 0, top + 13, title, size=LARGE, bold=True))
-        marks.append(label(f"{number}.facts", RIGHT, top + 14, facts, anchor="end"))
-        marks += (_as_in_bars(mark, step) for mark in rows.marks())
+    end, marks, facts, table = max(step.seconds for step in steps), [], [], []
+    unit = "s" if end >= 1 else "ms"
+    all_rows = stacked([_shown(step) for step in steps], unit, end, RIGHT)
+    for step, rows, title in zip(steps, all_rows, titles, strict=True):
+        source, computing = step.timeline.source, step.mean_shares.computing
+        facts.append(f"{source}: {time_text(step.seconds, unit)}, {computing:.0%} computing")
+        marks += [*rows.heading(title, facts[-1]), *(_as_in_bars(mark, step) for mark in rows.marks())]
         marks += _bars(step, rows)
         table += [(title, str(rank), *(f"{share:.0%}" for share in shares)) for rank, shares in enumerate(step.shares)]
-        top = rows.bottom + 12
-    marks += time_axis(top - 8, RIGHT, end, unit)
-    marks += legend(marks, 0, top + 40)
     heads = "", "rank", "computing", "communication", "idle"
-    return Scene(" and ".join(titles), "; ".join(says), marks, marks[-1].y + 14, table=Table(heads, table))
+    return with_axis(all_rows, titles, facts, marks, Table(heads, table))
 
 
 def _bars(step: TimedStep, rows: Rows) -> Iterable[Mark]:

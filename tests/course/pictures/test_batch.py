@@ -44,7 +44,7 @@ def test_all_rows_are_dealt_once_each_rank_in_its_tint(sizes):
 
 def test_pointing_at_a_rank_lights_its_rows_and_no_others():
     scene = draw_batch(BatchCut(128, 4, 2))
-    [light] = scene.by_key["name.rank2"].lights
+    [light] = scene.by_key["rank2"].lights
     assert {mark.key for mark in scene.marks if light in mark.tags} == {"rows2.0", "rows2.1", "dealt2.0", "dealt2.1"}
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from course.measure.flow import Flow
-from course.pictures.collectives import RANK_COLOR, draw_flow, draw_flows, flow_steps
+from course.pictures.collectives import RANK_COLOR, draw_flow, draw_flows, flow_steps, rank_color
 
 SUMS = [[[(0, 0), (1, 0)], [(0, 1), (1, 1)]]] * 2
 ALL_REDUCE = Flow([[0, 1], [1, 2]], [[1, 3], [1, 3]], SUMS)
@@ -26,12 +26,6 @@ def test_whole_tensors_are_written_on_every_rank_before_and_after():
     assert marks["0.start1.0"].x < marks["0.start1.1"].x < marks["0.1.0"].x
     assert marks["0.rank0"].y < marks["0.rank1"].y
     assert {"all-reduce", "rank 0", "rank 1", "before", "after"} <= set(words(draw_flow(ALL_REDUCE, "all-reduce")))
-
-
-def test_without_the_tensors_before_the_result_is_at_the_left():
-    scene = draw_flow(ALL_REDUCE, before=False)
-    assert not [key for key in scene.by_key if "start" in key]
-    assert scene.by_key["0.0.0"].x == draw_flow(ALL_REDUCE).by_key["0.start0.0"].x
 
 
 def test_a_sum_has_a_stripe_for_each_rank_and_says_what_is_in_it():
@@ -93,3 +87,8 @@ def test_several_flows_stay_on_the_paper_and_apart(num_columns):
         assert spans[0][1] < spans[1][0]
         assert spans[0][3] < spans[2][2]
     assert [row[0] for row in scene.table.rows] == ["all-reduce"] * 2 + ["gather"] * 2 + ["again"] * 2
+
+
+def test_no_two_ranks_have_the_same_colour():
+    colors = [rank_color(rank) for rank in range(24)]
+    assert len(set(colors)) == 24 and colors[:8] == list(RANK_COLOR)

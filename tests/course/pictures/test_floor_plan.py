@@ -1,10 +1,9 @@
 """Where the boxes of GPUs go."""
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course.pictures.floor_plan import box_length, floor_plan
+from course.pictures.floor_plan import floor_plan
 
 
 @given(
@@ -15,12 +14,10 @@ from course.pictures.floor_plan import box_length, floor_plan
 )
 def test_floor_plan_keeps_boxes_apart_and_inside(gpus_per_node, num_gpus, width, height):
     plan = floor_plan(num_gpus, gpus_per_node, width, height)
-    centres, corners = plan.gpu_centres(), plan.node_corners()
-    box = box_length(plan, width, height)
-    assert (centres.max(axis=0) + 0.5) @ [box, 0] <= width + 1e-9
-    assert (centres.max(axis=0) + 0.5) @ [0, box] <= height + 1e-9
-    assert len({tuple(np.round(centre, 6)) for centre in centres}) == num_gpus
-    node = np.arange(num_gpus) // gpus_per_node
-    inside = centres - corners[node]
-    assert (inside >= 0.5).all()
-    assert (inside <= np.array(plan.frame) - 0.5).all()
+    box = plan.box_length(width, height)
+    centres = [plan.centre(rank) for rank in range(num_gpus)]
+    assert len({(round(x, 6), round(y, 6)) for x, y in centres}) == num_gpus
+    for rank, (x, y) in enumerate(centres):
+        assert (x + 0.5) * box <= width + 1e-9 and (y + 0.5) * box <= height + 1e-9
+        left, top = plan.corner(rank // gpus_per_node)
+        assert 0.5 <= x - left <= plan.frame[0] - 0.5 and 0.5 <= y - top <= plan.frame[1] - 0.5

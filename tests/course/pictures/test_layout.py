@@ -63,13 +63,6 @@ def test_lines_are_as_wide_as_the_bytes_and_dashed_where_they_leave_a_node():
     ]
 
 
-def test_follow_brings_only_that_ranks_group_to_the_front():
-    boxes = gpus(draw_layout(TWO_NODES, follow=6), TWO_NODES, "pp")
-    in_front = [rank for rank, mark in enumerate(boxes) if mark.fill == tint(AXIS_COLOR["pp"], 1.0)]
-    assert in_front == TWO_NODES.group_of(6, "pp") == [2, 6, 10, 14]
-    assert [rank for rank, mark in enumerate(boxes) if mark.edge_width == 3] == [6]
-
-
 def test_a_different_order_moves_boxes_and_changes_no_key():
     one, other = draw_layout(TWO_NODES), draw_layout(ParallelLayout(16, 2, 4, order="tp-pp-dp"))
     moved = {

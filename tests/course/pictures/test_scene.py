@@ -2,13 +2,16 @@
 
 import base64
 import io
+import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from course.pictures.scene import SMALLEST, WIDTH, Scene, Table, arrow, box, heading, label, legend, line, text_width
+from course.pictures import stage as stage_module
+from course.pictures.parts import heading, legend
+from course.pictures.scene import SMALLEST, WIDTH, Scene, Table, arrow, box, label, line, text_width
 from course.pictures.style import DP, INK, TP
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -28,34 +31,47 @@ def scene():
     return Scene("Two ranks", "One sends", [*marks, *legend(marks, 10, 140)], 160, table=table)
 
 
-def test_the_svg_has_every_mark_with_its_fact_and_its_place(scene):
-    root = ElementTree.fromstring(scene.svg())
-    groups = {group.get("data-key"): group for group in root.iter(f"{SVG}g")}
-    assert list(groups) == [mark.key for mark in scene.marks]
-    assert groups["one"].find(f"{SVG}title").text == "Rank 0 < rank 1"
+def test_a_mark_is_a_group_with_its_fact_and_its_place(scene):
+    groups = {mark.key: ElementTree.fromstring(mark.svg) for mark in scene.marks}
+    assert all(group.get("data-key") == key for key, group in groups.items())
+    assert groups["one"].find("title").text == "Rank 0 < rank 1"
     assert groups["one"].get("style") == "transform:translate(10px,60px)" and groups["one"].get("data-lights") == "b"
-    assert [text.text for text in groups["two"].iter(f"{SVG}text")] == ["1", "B"]
-    assert groups["shy"].get("opacity") == "0" and groups["two"].get("data-drop") == "1"
+    assert [text.text for text in groups["two"].iter("text")] == ["1", "B"]
+    assert groups["shy"].get("data-shy") == "1" and groups["two"].get("data-drop") == "1"
     assert len(list(groups["message"])) == 3  # the line and its two heads
+
+
+def test_the_picture_is_what_is_seen_with_words(scene):
+    root = ElementTree.fromstring(scene.svg())
+    seen = [mark for mark in scene.marks if not mark.shy]
+    assert [group.get("style") for group in root.iter(f"{SVG}g")] == [
+        ElementTree.fromstring(mark.svg).get("style") for mark in seen
+    ]
+    assert "data-" not in scene.svg() and "Rank 0" not in scene.svg()
     assert (root.get("role"), root.get("aria-label")) == ("img", "Two ranks. One sends.")
     assert [root.find(f"{SVG}{tag}").text for tag in ("title", "desc")] == ["Two ranks", "One sends"]
 
 
 def test_a_notebook_gets_the_picture_in_every_form_with_words(scene):
     bundle = scene._repr_mimebundle_()
-    picture = ElementTree.fromstring(bundle["text/html"].split("<details>")[0].replace(">", "/>"))
+    frame = ElementTree.fromstring(bundle["text/html"].split("<details>")[0].replace("></div>", "/></div>"))
+    picture = frame.find("img")
     assert picture.get("alt") == "Two ranks. One sends."
-    assert base64.b64decode(picture.get("src").partition(",")[2]).decode() == bundle["image/svg+xml"]
-    drawn = ElementTree.fromstring(bundle["image/svg+xml"])
-    whole = ElementTree.fromstring(replace(scene, marks=[mark for mark in scene.marks if not mark.shy]).svg())
-    shapes = [[each.attrib for each in tree.iter() if not each.tag.endswith("g")] for tree in (drawn, whole)]
-    assert [each for each in shapes[1] if each] == [each for each in shapes[0] if each]
-    assert "data-" not in ElementTree.tostring(drawn).decode()
+    assert base64.b64decode(picture.get("src").partition(",")[2]).decode() == bundle["image/svg+xml"] == scene.svg()
     assert bundle["text/plain"] == ("Two ranks. One sends.\nrank  does\n0     computes <\n1     waits\nMade up.")
     assert "<td>computes &lt;</td>" in bundle["text/html"]
     image = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
     assert image.size == (956, 176)
     assert image.convert("RGB").getpixel((28, 73)) == pytest.approx((0, 114, 178), abs=4)
+
+
+def test_on_a_narrow_page_the_smallest_text_still_has_eight_pixels(scene):
+    """The picture scrolls then."""
+    frame = ElementTree.fromstring(scene.html().split("<details>")[0].replace("></div>", "/></div>"))
+    narrowest = float(re.search(r"min-width:([0-9.]+)px", frame.find("img").get("style"))[1])
+    assert narrowest / scene.view[2] * SMALLEST >= 8 and "overflow-x:auto" in frame.get("style")
+    [stage] = re.findall(r"svg {.*min-width: (\d+)px", Path(stage_module.__file__).with_suffix(".css").read_text())
+    assert float(stage) == narrowest
 
 
 def test_text_is_as_large_as_fits_and_never_too_small_to_read():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from course.pictures.scene import Scene, Table, box, label
-from course.pictures.stage import Stage, difference, whole
+from course.pictures.stage import MOST_PICTURES, Stage, difference, whole
 
 
 def scene(x, *more):
@@ -28,12 +28,16 @@ def shown(steps):
     return made
 
 
+def differ(old, new):
+    return difference(whole(old), whole(new))
+
+
 def test_a_difference_has_only_the_marks_that_changed():
-    changed = difference(scene(1), scene(5))
+    changed = differ(scene(1), scene(5))
     assert changed.keys() == {"says", "marks"} and changed["marks"].keys() == {"moves"}
-    added = difference(scene(1), scene(1, label("new", 0, 0, "n")))
+    added = differ(scene(1), scene(1, label("new", 0, 0, "n")))
     assert added["keys"] == ["moves", "stays", "new"] and added["marks"].keys() == {"new"}
-    assert difference(scene(1, label("new", 0, 0, "n")), scene(1)) == {"keys": ["moves", "stays"], "marks": {}}
+    assert differ(scene(1, label("new", 0, 0, "n")), scene(1)) == {"keys": ["moves", "stays"], "marks": {}}
 
 
 def test_steps_are_sent_as_differences_that_give_each_scene_again():
@@ -65,16 +69,27 @@ def test_clicks_and_drops_reach_python():
 
 def test_without_a_browser_it_is_its_first_scene():
     data, _ = Stage(scene(1), scene(2))._repr_mimebundle_()
-    assert data["image/svg+xml"] == scene(1).image() and data["text/plain"] == str(scene(1))
+    assert data["image/svg+xml"] == scene(1).svg() and data["text/plain"] == str(scene(1))
     assert "application/vnd.jupyter.widget-view+json" in data
 
 
-def test_without_a_browser_later_steps_are_text():
+def test_without_a_browser_later_steps_are_folded_pictures():
     then = replace(scene(2), says="It has moved", table=Table(("place",), [("<there>",)]))
     html = Stage(scene(1), then)._repr_mimebundle_()[0]["text/html"]
-    assert html.startswith(scene(1).html())
-    assert f"<details><summary>Then: It has moved</summary>{then.table.html}</details>" in html
+    assert html == scene(1).html() + f"<details><summary>Then: It has moved</summary>{then.html()}</details>"
     assert "&lt;there&gt;" in html
+
+
+def test_of_many_steps_the_later_ones_are_text():
+    html = Stage(*[scene(x) for x in range(MOST_PICTURES + 1)])._repr_mimebundle_()[0]["text/html"]
+    assert html.count("<details><summary>Then: x is") == MOST_PICTURES and html.count("<img") == 1
+
+
+def test_marks_take_clicks_where_somebody_listens():
+    stage = Stage(scene(1))
+    assert stage.clicks is False
+    stage.on_click(print)
+    assert stage.clicks is True
 
 
 def test_the_same_change_is_sent_again(sent):

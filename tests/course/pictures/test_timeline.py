@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgb
 
 from course.pictures import timeline as drawing
 from course.pictures.style import BACKWARD, FORWARD, IDLE, KIND_COLOR, MUTED, WEIGHT_GRADIENT, tint
-from course.pictures.timeline import draw_timelines, in_lanes, joined, links, peaks_in_flight, play_timeline
+from course.pictures.timeline import draw_timelines, in_lanes, links, peaks_in_flight, play_timeline
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.timeline import Span, Timeline, simulate
 
@@ -196,21 +196,6 @@ def test_narrow_boxes_shorten_their_labels_and_then_lose_them():
     assert texts(10) == ["F\n1", "B1"]
     assert texts(20) == ["", "B\n1"]  # a backward is twice as wide
     assert texts(40) == ["", ""]
-
-
-def test_what_is_too_narrow_to_be_seen_is_joined_and_keeps_its_share_of_the_colours():
-    """1F1B has as many F as B, each half as long: a third of the joined boxes is blue."""
-    spans = [Span(0, "forward", f"F{i}", i, i + 1) for i in range(4)]
-    assert [len(group) for group in joined(spans, 10)] == [1, 1, 1, 1]
-    assert [len(group) for group in joined(spans, 1.1)] == [2, 2]
-    apart = [Span(0, "forward", "F0", 0, 1), Span(0, "forward", "F1", 9, 10)]
-    assert [len(group) for group in joined(apart, 1.1)] == [1, 1]
-    scene = draw(simulate(one_f_one_b(1, 2000)))
-    boxes = [mark for mark in scene.marks if mark.key.startswith("0.")]
-    assert len(boxes) < 900
-    blue = sum(mark.width for mark in boxes if mark.fill.upper() == FORWARD)
-    assert blue / sum(mark.width for mark in boxes) == pytest.approx(1 / 3, abs=0.02)
-    assert boxes[0].fact.startswith(f"{len(boxes[0].tags)} spans, F0 to ")
 
 
 def test_a_playhead_goes_from_start_to_end_and_says_who_runs_what():
