@@ -1,17 +1,26 @@
 """What a participant has solved and what is left, notebook by notebook: the table in Start_Here.
 
+    python -m course.progress FILE.json     what was solved, checked and predicted, as `course.room` reads it
+    python -m course.progress FILE.xml      the same as JUnit, for whatever collects test results
+    python -m course.progress FOLDER        FOLDER/USER.json
+
 The exercises are not listed here a second time: every one in `course.exercises` counts, and so does the museum.
 """
 
+import argparse
+import getpass
 import importlib
+import json
 import pkgutil
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import course.exercises
-from course.exercises.record import clear, predictions, solved
+from course.exercises.record import checks, clear, predictions, solved
 from course.museum import museum
 
-__all__ = ["all_exercises", "clear", "exercises", "predictions", "solved", "table"]
+__all__ = ["all_exercises", "clear", "exercises", "predictions", "save", "save_button", "solved", "table"]
 
 
 def all_exercises() -> list[Any]:
@@ -42,6 +51,64 @@ def table() -> "Table":
     return Table([(number, [(name, name in done) for name in names]) for number, names in exercises().items()])
 
 
+def save(path: str | Path) -> Path:
+    """Write what was solved, checked and predicted: JUnit into a file .xml, JSON into any other; returns the file.
+
+    A folder gets a file with the user's name. What is written replaces an earlier file as a whole.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path /= f"{getpass.getuser()}.json"
+    temporary = path.with_name(f".{path.name}")
+    if path.suffix == ".xml":
+        junit().write(temporary, encoding="utf-8", xml_declaration=True)
+    else:
+        content = {"solved": solved(), "checks": checks(), "predictions": predictions()}
+        temporary.write_text(json.dumps(content, indent=1))
+    return temporary.replace(path)
+
+
+def junit() -> ElementTree.ElementTree:
+    """Return a test suite per notebook: exercises, skipped if not attempted, and the predictions that were made."""
+    suites = ElementTree.Element("testsuites")
+    done, tried, predicted = solved(), checks(), predictions()
+    for number, names in exercises().items():
+        suite = ElementTree.SubElement(suites, "testsuite", name=number)
+        for name in names:
+            case = ElementTree.SubElement(suite, "testcase", classname=f"{number}.exercises", name=name)
+            if name in tried and name not in done:
+                ElementTree.SubElement(case, "failure", message=str(tried[name]["mistake"] or tried[name]["status"]))
+            elif name not in done:
+                ElementTree.SubElement(case, "skipped")
+        for key in (key for key in predicted if key.startswith(f"{number}.")):
+            case = ElementTree.SubElement(suite, "testcase", classname=f"{number}.predictions", name=key)
+            answer = predicted[key]
+            if answer["right"] is False:
+                ElementTree.SubElement(case, "failure", message=str(answer["mistake"] or f"answered {answer['first']}"))
+            elif answer["right"] is None:
+                ElementTree.SubElement(case, "skipped")
+        for kind in ("failure", "skipped"):
+            suite.set({"failure": "failures"}.get(kind, kind), str(len(suite.findall(f"testcase/{kind}"))))
+        suite.set("tests", str(len(suite)))
+    return ElementTree.ElementTree(suites)
+
+
+def save_button(path: str | Path = ".") -> Any:
+    """Return a button that saves to ``path``, as `save` does, and says where."""
+    from ipywidgets import Button, HBox, Label
+
+    button, said = Button(description="Save my progress", button_style="primary"), Label()
+
+    def pressed(_) -> None:
+        try:
+            said.value = f"Saved in {save(path).resolve()}"
+        except OSError as error:
+            said.value = f"Not saved: {error}"
+
+    button.on_click(pressed)
+    return HBox([button, said])
+
+
 class Table:
     """A table of solved exercises, shown as such in a notebook and as the same words in a terminal."""
 
@@ -64,3 +131,13 @@ def _count(marks: list[tuple[str, bool]]) -> str:
 
 def _words(marks: list[tuple[str, bool]]) -> str:
     return ", ".join(f"{name} ✓" if is_solved else name for name, is_solved in marks)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write what you have solved and predicted into a file.")
+    parser.add_argument("path", help="a file .json or .xml (JUnit), or a folder")
+    print(save(parser.parse_args().path))
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from course.exercises.base import Folded, Verdict, indent, report, source_of
+from course.exercises.base import Folded, Verdict, indent, kept_in_handouts, report, source_of
 from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
@@ -148,6 +148,7 @@ class FlawedLayer:
         """Return a hint where to look."""
         return Folded("Hint", self.hint_text)
 
+    @kept_in_handouts
     def solution(self) -> Folded:
         """Return the same lines without the fault."""
         return _source("Without the fault", self._part(self.right))

@@ -1,18 +1,21 @@
 """What somebody has solved and predicted: a small file of their own that outlives the kernel.
 
-The file holds one JSON object: the solved exercises, each with its date, and the answers to predictions by their key.
+The file holds one JSON object: the solved exercises, each with its date, the last check of each exercise, and the
+answers to predictions by their key.
 
     {"solved": {"group_lists": "2026-11-22"},
+     "checks": {"group_lists": {"status": "passed", "mistake": null, "time": "2026-11-22T16:31:40+01:00", "tries": 3}},
      "predictions": {"01.data_size": {"kind": "number", "first": 8, "time": "2026-11-22T16:20:03+01:00",
                                       "right": false, "mistake": "That is the number of tensor groups.",
                                       "last": 2, "tries": 2}}}
 
-`Prediction` says what its fields mean. Earlier versions wrote solved exercises at the top: they still count.
+`Prediction` and `Check` say what their fields mean. Earlier versions wrote solved exercises at the top: they still
+count.
 """
 
 import json
 import os
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -35,6 +38,16 @@ class Prediction(TypedDict):
     tries: int
 
 
+class Check(TypedDict):
+    """What the last check of an exercise found, unless it was not attempted."""
+
+    status: str
+    mistake: str | None
+    """The advice for the typical mistake that was recognised, or None."""
+    time: str
+    tries: int
+
+
 def file() -> Path:
     """Return where it is kept: ``LABKIT_PROGRESS`` if that is set, else among this user's application states."""
     states = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -51,12 +64,27 @@ def predictions() -> dict[str, Prediction]:
     return _read()["predictions"]
 
 
+def checks() -> dict[str, Check]:
+    """Return the last check of each exercise by its name; empty if the file cannot be read."""
+    return _read()["checks"]
+
+
 def note_solved(name: str) -> None:
     """Remember that an exercise was solved. If nothing can be written, nothing is remembered."""
     content = _read()
     if name not in content["solved"]:
         content["solved"][name] = str(date.today())
         _write(content)
+
+
+def note_check(name: str, status: str, mistake: str | None) -> None:
+    """Remember what a check found, in place of the one before. If nothing can be written, nothing is remembered."""
+    content = _read()
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    before = content["checks"].get(name)
+    tries = before["tries"] + 1 if before else 1
+    content["checks"][name] = Check(status=status, mistake=mistake, time=now, tries=tries)
+    _write(content)
 
 
 def note_prediction(key: str, prediction: Prediction) -> None:
@@ -80,14 +108,16 @@ def _read() -> dict[str, dict[str, Any]]:
         content = {}
     content = content if isinstance(content, dict) else {}
     flat = {name: day for name, day in content.items() if isinstance(day, str)}  # as earlier versions wrote it
-    parts = (content.get(part) for part in ("solved", "predictions"))
-    solved, predictions = (part if isinstance(part, dict) else {} for part in parts)
-    whole = {key: each for key, each in predictions.items() if _is_prediction(each)}
-    return {"solved": {**flat, **solved}, "predictions": whole}
+    parts = (content.get(part) for part in ("solved", "checks", "predictions"))
+    solved, checked, predicted = (part if isinstance(part, dict) else {} for part in parts)
+    whole = {"checks": _whole(checked, Check), "predictions": _whole(predicted, Prediction)}
+    return {"solved": {**flat, **solved}, **whole}
 
 
-def _is_prediction(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() >= Prediction.__annotations__.keys()
+def _whole(part: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Return the entries that have all fields of their kind."""
+    fields = kind.__annotations__.keys()
+    return {key: each for key, each in part.items() if isinstance(each, dict) and each.keys() >= fields}
 
 
 def _write(content: dict[str, dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from functools import cache
 from string import ascii_uppercase
 
-from course.exercises.base import Folded, Verdict, indent, report, source_of
+from course.exercises.base import Folded, Verdict, indent, kept_in_handouts, report, source_of
 from course.museum.faults import FAULTS, Fault
 from course.museum.grid import Cell, Grid
 from course.museum.tiny_run import LAYOUT, Run, Seen, in_one_process, on_rank
@@ -131,6 +131,7 @@ class Case:
         """Show which symptoms to read first."""
         return Folded("Hint", HINT)
 
+    @kept_in_handouts
     def solution(self) -> Folded:
         """Show the name of the fault, and the lines that put it into labkit on a rank."""
         source = source_of(self._fault.apply)
