@@ -2,6 +2,8 @@
 # make test       every test, one line of counts     make pics       draw the files in pics/
 # make check      the fast checks only               make bench      a table of ratios against peers
 # make soak       half an hour on an overloaded machine: no correct program may be called a deadlock
+# make handout    notebooks without outputs and answers    make slides     slides of every notebook
+# make load       how many participants this machine carries: make load N="4 8"
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -17,7 +19,7 @@ ifeq ($(DISPLAY)$(WAYLAND_DISPLAY),)
 JUPYTER_FLAGS += --no-browser  # no screen: Jupyter prints the address to open
 endif
 
-.PHONY: lab test check notebooks pics bench soak
+.PHONY: lab test check notebooks pics bench soak handout slides load
 
 lab: $(READY)
 	$(BIN)/jupyter lab $(JUPYTER_FLAGS)
@@ -47,6 +49,16 @@ bench: $(READY)
 
 soak: $(READY)
 	$(BIN)/python -m tests.soak
+
+handout: $(READY)
+	$(BIN)/python tests/support/handout.py
+
+slides: $(READY)
+	$(BIN)/python tests/support/slides.py $(NOTEBOOKS)
+
+N ?= 4
+load: $(READY)
+	$(BIN)/python -m tests.load --participants $(N)
 
 # Set up once, and again when what is to be installed changes.
 $(READY): requirements.txt pyproject.toml

