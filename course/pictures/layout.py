@@ -48,7 +48,8 @@ def draw_layout(
         marks += _grid(layout, axis, gpus_per_node, x, y, width, height, node, traffic)
     if node is not None:
         look: dict[str, Any] = dict(edge=FRAME, fact="Show all nodes again.", click=True)
-        marks.append(box("all nodes", WIDTH - 130, 8, 122, 26, FRAME_FILL, "‹ all nodes", **look))
+        bottom = max(mark.bottom for mark in marks)
+        marks.append(box("all nodes", 0, bottom + 12, 122, 26, FRAME_FILL, "‹ all nodes", **look))
     says = "; ".join(f"{AXIS_NAME[axis]}: {describe_groups(layout, axis, gpus_per_node)}" for axis in axes)
     table = layout_table(layout, gpus_per_node, traffic, traffic_of)
     title = f"{layout.world_size} GPUs, {gpus_per_node} per node, order {layout.order}"

@@ -1,12 +1,10 @@
 """A plot of numbers: a figure of matplotlib, shown as SVG with an alternative text. Diagrams are Scenes instead."""
 
-import base64
 import io
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 
 from course.pictures.scene import image_html
 from course.pictures.style import IDLE, INK, MUTED
@@ -40,18 +38,11 @@ class Plot:
         """Return the plot as HTML that a notebook shows even if it is not trusted."""
         return image_html(self.svg(), self.alt, round(72 * self.figure.get_figwidth()))
 
-    def png(self) -> bytes:
-        """Return the plot as PNG, for viewers that show no SVG of a notebook that is not trusted."""
-        painted, file = io.BytesIO(), io.BytesIO()
-        self.figure.savefig(painted, format="png", dpi=100)
-        Image.open(painted).convert("RGB").quantize(64).save(file, "png", optimize=True)
-        return file.getvalue()
-
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
         only_html = {"text/plain": self.alt, "text/html": self.html()}
         if include and set(include) <= set(only_html):  # a plot that the next one replaces at once
             return only_html
-        return {**only_html, "image/svg+xml": self.svg(), "image/png": base64.b64encode(self.png()).decode()}
+        return {**only_html, "image/svg+xml": self.svg()}
 
 
 def label_plot(ax: Axes, title: str, x: str, y: str) -> None:

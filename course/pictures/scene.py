@@ -1,4 +1,4 @@
-"""A diagram as data: keyed marks, each with its fact. One drawing gives SVG, PNG, a text table and what a widget shows.
+"""A diagram as data: keyed marks, each with its fact. One drawing gives SVG, a text table and what a widget shows.
 
 Lengths are in pixels of a picture `WIDTH` wide, which is about a notebook's cell at 100 %; y goes down.
 """
@@ -234,22 +234,11 @@ class Scene:
             f"{re.sub(FOR_A_STAGE, '', marks)}</svg>"
         )
 
-    def png(self, scale: float = 1.0) -> bytes:
-        """Return the picture as PNG, for viewers that show no SVG of a notebook that is not trusted."""
-        from course.pictures.raster import png
-
-        return png((mark for mark in self.marks if not mark.shy), self.view, scale)
-
     def __str__(self) -> str:
         return f"{self.alt}\n{self.table}".strip()
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
-        return {
-            "text/plain": str(self),
-            "text/html": self.html(),
-            "image/svg+xml": self.svg(),
-            "image/png": base64.b64encode(self.png()).decode(),
-        }
+        return {"text/plain": str(self), "text/html": self.html(), "image/svg+xml": self.svg()}
 
     def html(self) -> str:
         """Return the picture as HTML that a notebook shows even if it is not trusted, with the table folded away."""
