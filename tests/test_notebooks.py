@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = [ROOT / "Start_Here.ipynb", *sorted((ROOT / "notebooks").glob("*.ipynb"))]
+DEEPER = "(go deeper)"  # ends a heading that is not on the core path, with all below it
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -65,16 +66,11 @@ def test_cells_are_small_enough_to_read(path):
     assert not long, f"cells of {path.name} with their lines: {long}"
 
 
-def test_every_section_runs_behind_the_setup_alone(path):
-    """The setup is what stands before the first section with code; names are looked up as ruff does it."""
-    sections = [[]]
-    for cell in read(path).cells:
-        if cell.cell_type == "code":
-            sections[-1].append(cell.source)
-        elif sections[-1] and re.search(r"^## ", cell.source, re.MULTILINE):
-            sections.append([])
-    setup, *others = sections
-    for section in others:
+def test_every_section_runs_after_the_setup_alone(path):
+    """The setup is what stands before the first section with code. Core parts need nothing of what goes deeper."""
+    setup, *others = runnable(path, lambda is_core: True)
+    core = runnable(path, lambda is_core: is_core)[1:]
+    for section in filter(None, [*others, *core]):
         found = subprocess.run(
             [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821", "--output-format=concise", "-"],
             input="\n".join([*setup, *section]), capture_output=True, text=True,
@@ -82,29 +78,94 @@ def test_every_section_runs_behind_the_setup_alone(path):
         assert found.returncode == 0, f"{path.name}, a section that begins with {section[0]!r}: {found.stdout}"
 
 
-def counted_minutes(notebook):
+def runnable(path, wanted):
+    """The code of the setup and of each section, by headings of the second level; only the parts that are wanted."""
+    found = [[]]
+    for _, level, is_core, cells in sections(read(path)):
+        if level == 2 and found[-1]:
+            found.append([])
+        if wanted(is_core):
+            found[-1] += [cell.source for cell in cells if cell.cell_type == "code"]
+    return found
+
+
+def sections(notebook):
+    """Each heading, its level, whether it is on the core path, and the cells up to the next heading of any level."""
+    found, deeper = [("", 1, True, [])], None
+    for cell in notebook.cells:
+        parts = re.split(r"(?m)^(?=#+ )", cell.source) if cell.cell_type == "markdown" else [cell.source]
+        for part in filter(None, parts):
+            if cell.cell_type == "markdown" and (head := re.match(r"(#+) (.*)", part)):
+                level = len(head[1])
+                deeper = None if deeper and level <= deeper else deeper
+                if head[2].endswith(DEEPER):
+                    deeper = deeper or level
+                found.append((head[2].removesuffix(DEEPER).strip(), level, not deeper, []))
+            found[-1][3].append(nbformat.from_dict(cell | {"source": part}))
+    return found
+
+
+def counted_minutes(cells):
     """To read and run, and for the exercises; INSTRUCTOR.md says by which rule."""
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    code = "\n".join(cell.source for cell in code_cells(notebook))
-    words, lines = len(re.findall(r"\w+", text)), len(code.splitlines())
-    reading = (
-        words / 200 + lines / 20 + text.count("**Predict") + 5 * len(re.findall(r"^#+ Explore", text, re.MULTILINE))
-    )
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    words = len(re.findall(r"\w+", re.sub(r"\]\([^)]*\)|<[^>]*>", "]", text)))  # without addresses and tags
+    lines = len([line for line in code.splitlines() if line and not re.match(r"(import|from) ", line)])
+    predictions = text.count("**Predict.") + len(re.findall(r"\.compare\(", code))
+    explores = len(re.findall(r"^#+ Explore", text, re.MULTILINE))
     checks = re.findall(r"^(?:\w+\.)?(\w+)\.check\(", code, re.MULTILINE)
-    short = sum(12 if name == "museum" else name.startswith("case_") for name in checks)
-    return reading, 3 * short + 8 * sum(name != "museum" and not name.startswith("case") for name in checks)
+    faults = sum(11 if name == "museum" else name.startswith("case") for name in checks)
+    exercises = sum(name != "museum" and not name.startswith("case") for name in checks)
+    return words / 120 + lines / 8 + 2 * predictions + 8 * explores, 3 * faults + 8 * exercises
+
+
+def core_and_all(notebook):
+    parts = sections(notebook)
+    core = [cell for *_, is_core, cells in parts if is_core for cell in cells]
+    return [*counted_minutes(core), *counted_minutes([cell for *_, cells in parts for cell in cells])]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)
 def test_the_minutes_that_are_promised_were_counted(path):
-    notebook = read(path)
-    said = re.search(r"About (\d+) minutes to read and run, (\d+) for the exercises", notebook.cells[0].source)
-    assert said, f"counted for {path.name}: {counted_minutes(notebook)}"
-    for number, counted in zip(map(int, said.groups()), counted_minutes(notebook)):
+    counted = core_and_all(read(path))
+    said = re.search(r"core path takes (\d+) \+ (\d+) minutes.*?everything (\d+) \+ (\d+)", said_in(path), re.DOTALL)
+    assert said, f"counted for {path.name}: {counted}"
+    for number, minutes in zip(map(int, said.groups()), counted):
         assert number % 5 == 0
-        assert abs(number - counted) <= 5, f"{path.name}: {counted_minutes(notebook)}"
+        assert abs(number - minutes) <= 4, f"{path.name}: {counted}"
     [row] = [line for line in read(NOTEBOOKS[0]).cells[1].source.splitlines() if path.name in line]
-    assert f"| {said[1]} + {said[2]} |" in row
+    assert f"| {said[1]} + {said[2]} | {said[3]} + {said[4]} |" in row
+
+
+def said_in(path):
+    return read(path).cells[0].source
+
+
+def agendas():
+    """Each agenda of INSTRUCTOR.md as its rows: when, how long, and what."""
+    text = (ROOT / "INSTRUCTOR.md").read_text()
+    rows = re.compile(r"^\| (\d+):(\d\d) \| (\d+) \| (.*?) \|", re.MULTILINE)
+    return [rows.findall(part) for part in re.split(r"(?m)^## ", text) if rows.search(part)]
+
+
+@pytest.mark.parametrize("agenda", agendas(), ids=["half a day", "a day"])
+def test_an_agenda_leaves_the_minutes_that_were_counted(agenda):
+    """A row names sections in italics, or `exercise 1`; what it names must fit into its minutes."""
+    now = 0
+    for hour, minute, minutes, what in agenda:
+        assert 60 * int(hour) + int(minute) == now, f"{hour}:{minute} {what}"
+        now += int(minutes)
+        if not (notebook := re.match(r"(\d\d|Start_Here)[: ]", what)):
+            continue
+        [path] = [path for path in NOTEBOOKS if path.stem.startswith(notebook[1])]
+        names = re.findall(r"\*(.+?)\*", what) + [
+            f"Exercise {number}:" for number in re.findall(r"exercise (\d)", what)
+        ]
+        cells = []
+        for name in names:
+            [own] = [cells for heading, *_, cells in sections(read(path)) if heading.startswith(name)]
+            cells += own
+        assert names and sum(counted_minutes(cells)) <= int(minutes) + 1, f"{what}: {counted_minutes(cells)}"
 
 
 @pytest.mark.parametrize("document", [*NOTEBOOKS, ROOT / "README.md"], ids=lambda path: path.stem)

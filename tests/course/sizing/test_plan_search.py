@@ -112,7 +112,7 @@ def test_the_papers_own_choice_among_ours(row, place, percent):
     assert 100 * slower == pytest.approx(percent, abs=0.05)
 
 
-def test_the_best_plan_with_t_8_takes_7_percent_longer_as_notebook_09_tells_it():
+def test_the_best_plan_with_t_8_takes_7_percent_longer_as_notebook_12_tells_it():
     found = search(GPT_3, 512, 1536, DGX_A100, zero_stage=1, micro_batch_sizes=[1])
     best = step_time(Plan(GPT_3, 512, 1536, 4, 16, recompute="selective", zero_stage=1), DGX_A100).total
     eight = min(each.estimate.total for each in found if each.estimate and each.tp_size == 8)

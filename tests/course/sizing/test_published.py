@@ -24,7 +24,7 @@ def test_each_published_step_is_estimated_within_four_percent(row):
     assert step_time(row.plan, DGX_A100).flops_per_gpu == pytest.approx(row.flops_per_gpu, rel=0.04)
 
 
-def test_the_errors_are_those_that_notebook_09_prints():
+def test_the_errors_are_those_that_notebook_12_prints():
     errors = [step_time(row.plan, DGX_A100).flops_per_gpu / row.flops_per_gpu - 1 for row in ROWS]
     assert [round(100 * error, 1) for error in errors] == [0.0, -0.3, -2.6, -2.6, -3.9, 1.6, 0.4, 1.9, 2.7, 1.3]
 
