@@ -47,8 +47,14 @@ def tall_notebook():
     return nbformat.v4.new_notebook(cells=[markdown(f"## Tall\n\n{paragraphs}"), code("show()", outputs=outputs)])
 
 
+@pytest.fixture(scope="module")
+def page():
+    with chromium(WIDTH, HEIGHT) as page:
+        yield page
+
+
 @pytest.mark.parametrize("name", ["tall", "10_pipeline_parallel"])
-def test_no_slide_is_taller_than_the_page(name, tmp_path):
+def test_no_slide_is_taller_than_the_page(name, tmp_path, page):
     """Without reveal.js, which npm delivers: here its script does nothing, so all slides stand below each other."""
     for script in ("dist/reveal.js", "plugin/notes/notes.js"):
         (tmp_path / "reveal.js" / script).parent.mkdir(parents=True, exist_ok=True)
@@ -56,12 +62,11 @@ def test_no_slide_is_taller_than_the_page(name, tmp_path):
     [path] = [each for each in NOTEBOOKS if each.stem == name] or [tmp_path / "tall.ipynb"]
     if name == "tall":
         nbformat.write(tall_notebook(), path)
-    with chromium(WIDTH, HEIGHT) as page:
-        asked = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(write_slides(path, tmp_path).as_uri())
-        page.wait_for_function("Reveal.isOn")
-        pages = page.evaluate(MEASURE)
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(write_slides(path, tmp_path).as_uri())
+    page.wait_for_function("Reveal.isOn")
+    pages = page.evaluate(MEASURE)
     assert max(height for height, _ in pages) <= HEIGHT
     assert not [url for url in asked if not url.startswith(("file:", "data:"))]
     if name == "tall":
