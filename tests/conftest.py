@@ -1,15 +1,24 @@
 """What every test gets."""
 
+import itertools
+
 import cloudpickle
 import pytest
 
 from labkit.launch.client import ServerHandle
 
 
+@pytest.fixture(scope="session")
+def progress_files(tmp_path_factory):
+    """Names of files that do not exist yet; making a folder for every test would take longer than most tests."""
+    folder = tmp_path_factory.mktemp("progress")
+    return (str(folder / f"{number}.json") for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def own_progress(tmp_path_factory, monkeypatch):
+def own_progress(progress_files, monkeypatch):
     """Exercises that tests solve are not noted as solved by whoever runs the tests."""
-    monkeypatch.setenv("LABKIT_PROGRESS", str(tmp_path_factory.mktemp("progress") / "progress.json"))
+    monkeypatch.setenv("LABKIT_PROGRESS", next(progress_files))
 
 
 @pytest.fixture(autouse=True, scope="module")

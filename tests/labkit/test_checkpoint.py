@@ -19,20 +19,18 @@ from labkit.launch import RankFailed, World, launch, stream
 from labkit.train import steps, train, training
 from tests.labkit.train.tiny import TINY, numbers
 
-NINE_STEPS = replace(TINY, steps=9, eval_interval=4)
+SEVEN_STEPS = replace(TINY, steps=7, eval_interval=4)
 
 # (World size, what differs from one process.)
 # InventedText has 27 letters, which 2, 4 and 8 do not divide.
 RELAY = [
     (1, {}),
     (8, {"tp_size": 2, "pp_size": 2, "sharded_optimizer": True, "sequence_parallel": True}),
-    (4, {"tp_size": 4}),
     (4, {"pp_size": 2, "num_chunks": 2, "schedule": "interleaved", "sharded_optimizer": True}),
-    (2, {"tp_size": 2, "recompute": True}),
-    (1, {"num_chunks": 2, "schedule": "interleaved"}),
-    (4, {"pp_size": 4, "schedule": "zero-bubble"}),
     (8, {"tp_size": 4, "sharded_optimizer": True}),
-    (1, {"recompute": True}),
+    (2, {"tp_size": 2, "recompute": True}),
+    (4, {"pp_size": 4, "schedule": "zero-bubble"}),
+    (1, {"num_chunks": 2, "schedule": "interleaved"}),
 ]
 
 
@@ -53,7 +51,7 @@ def one_step(config):
 
 def saves_in(folder, **options):
     """A config whose run saves after every step, and resumes."""
-    return replace(NINE_STEPS, checkpoint_dir=str(folder), save_interval=1, resume=True, **options)
+    return replace(SEVEN_STEPS, checkpoint_dir=str(folder), save_interval=1, resume=True, **options)
 
 
 @pytest.fixture
@@ -92,7 +90,7 @@ def refusal(worlds):
 
 
 def test_a_relay_of_layouts_has_the_losses_of_one_run(worlds, tmp_path):
-    unbroken = worlds[1].run(train, NINE_STEPS)[0]
+    unbroken = worlds[1].run(train, SEVEN_STEPS)[0]
     for expected, (world_size, options) in zip(unbroken, RELAY, strict=True):  # each resumes what the last one saved
         for step in worlds[world_size].run(one_step, saves_in(tmp_path, **options)):
             assert step.number == expected.number
@@ -112,7 +110,7 @@ def test_master_weights_change_the_layout_too(worlds, tmp_path):
 
 
 def test_dropout_goes_on_where_it_was(worlds, tmp_path):
-    config = replace(NINE_STEPS, dropout=0.2, steps=4, num_layers=2, tp_size=2)
+    config = replace(SEVEN_STEPS, dropout=0.2, steps=4, num_layers=2, tp_size=2)
     unbroken = worlds[4].run(train, config)[0]
     saving = saves_in(tmp_path, dropout=0.2, steps=4, num_layers=2, tp_size=2)
     resumed = [worlds[4].run(one_step, saving)[0] for _ in range(4)]
@@ -142,7 +140,7 @@ def test_nothing_is_left_to_do(worlds, tmp_path, capsys):
 def test_checkpoints_are_written_when_asked_for(worlds, tmp_path):
     for name, save_interval, expected in (("a", 0, [4]), ("b", 3, [3, 4]), ("c", 2, [2, 4])):
         folder = tmp_path / name
-        config = replace(NINE_STEPS, steps=4, checkpoint_dir=str(folder), save_interval=save_interval, num_layers=1)
+        config = replace(SEVEN_STEPS, steps=4, checkpoint_dir=str(folder), save_interval=save_interval, num_layers=1)
         worlds[2].run(train, config)
         assert sorted(int(path.name[5:]) for path in folder.glob("step_*")) == expected
 
@@ -212,19 +210,19 @@ def truncate(file):
     file.write_bytes(file.read_bytes()[:-100])
 
 
-@pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp", ".metadata"])
-@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_not(
-    worlds, two_steps_saved, refusal, tmp_path, damage, name, capsys
-):
-    folder = tmp_path / "original"
-    two_steps_saved(folder, num_layers=1, tp_size=2)
-    damage(folder / "step_00000002" / name)
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_not(worlds, two_steps_saved, refusal, tmp_path, capsys):
+    original, folder = tmp_path / "original", tmp_path / "damaged"
+    two_steps_saved(original, num_layers=1, tp_size=2)
     config = saves_in(folder, steps=3, num_layers=1, tp_size=2)
-    text = refusal(config)
-    assert f"step_00000002/{name} " in text
-    assert ("is missing" if damage is Path.unlink else "has changed since it was written") in text
-    assert "remove step_00000002 to resume from the checkpoint before it" in text
+    for name in ("__0_0.distcp", "__1_0.distcp", ".metadata"):
+        for damage in (flip, truncate, Path.unlink):
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(original, folder)
+            damage(folder / "step_00000002" / name)
+            text = refusal(config)
+            assert f"step_00000002/{name} " in text
+            assert ("is missing" if damage is Path.unlink else "has changed since it was written") in text
+            assert "remove step_00000002 to resume from the checkpoint before it" in text
     shutil.rmtree(folder / "step_00000002")
     capsys.readouterr()
     assert [step.number for step in worlds[2].run(train, config)[0]] == [2, 3]
@@ -373,7 +371,7 @@ def refused_on_a_full_disk(config, rank, num_bytes):
         state_dict_saver.save = save
 
 
-@pytest.mark.parametrize(("rank", "num_bytes"), [(0, 100), (0, 10_000), (1, 100), (1, 10_000)])
+@pytest.mark.parametrize(("rank", "num_bytes"), [(0, 100), (1, 10_000)])
 def test_a_full_disk_is_said_in_a_line_and_nothing_stays_on_it(worlds, tmp_path, rank, num_bytes):
     """Python, or torch's writer in C++, runs into it."""
     config = saves_in(tmp_path, num_layers=1)
