@@ -11,7 +11,7 @@ from course.measure.flow import numbered, row_and_column, trace_flow
 from course.measure.utilisation import predict_step
 from course.pictures.batch import draw_replicas
 from course.pictures.collectives import draw_flows
-from course.pictures.layout import draw_layout, draw_orders
+from course.pictures.layout import draw_layout
 from course.pictures.linear_cut import LinearCut
 from course.pictures.sharding import draw_cut
 from course.pictures.three_axes import draw_holdings
@@ -26,7 +26,6 @@ from labkit.shape import GPT
 from labkit.timeline import simulate
 
 TWO_NODES = ParallelLayout(16, tp_size=2, pp_size=4)  # the 16 GPUs of notebook 01
-OTHER_ORDER = ParallelLayout(16, tp_size=2, pp_size=4, order="tp-pp-dp")
 
 
 def four_collectives():
@@ -54,7 +53,6 @@ def tuned_step():
 
 FIGURES = {
     "group_layout": lambda: draw_layout(TWO_NODES, gpus_per_node=8),
-    "group_layout_orders": lambda: draw_orders([TWO_NODES, OTHER_ORDER], gpus_per_node=8),
     "collectives": lambda: draw_flows(four_collectives()),  # by real ranks
     "column_parallel": lambda: draw_cut(LinearCut("column", 1024, 512, tp_size=2)),
     "row_parallel": lambda: draw_cut(LinearCut("row", 1024, 512, tp_size=2)),

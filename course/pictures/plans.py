@@ -1,6 +1,5 @@
 """Draw how long a training run takes for each tensor size t and pipeline size p, and what does not fit."""
 
-import re
 from collections.abc import Mapping
 from math import inf, log
 from typing import Any, NamedTuple
@@ -14,9 +13,6 @@ from labkit.sizes import Misfit
 
 TP_SIZES = (1, 2, 4, 8, 16, 32)
 PP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 20, 21, 24, 30, 32, 35, 40, 48, 64)
-SYMBOLS = dict(
-    world_size="n", micro_batch_size="b", batch_size="B", tp_size="t", pp_size="p", dp_size="d", num_chunks="v"
-)  # fmt: skip
 DAYS, CHOSEN = "#00204D", "#C9A227"  # in none of the axes' colours
 LEFT, TOP, ROW, WIDEST = 60.0, 48.0, 32.0, 110.0
 
@@ -80,9 +76,7 @@ def _cell(
     try:
         plan = Plan(model, world_size, batch_size, t, p, **options)
     except Misfit as misfit:
-        why = re.sub(r"\s*=\s*", " = ", str(misfit).partition(": use")[0])
-        for name, symbol in SYMBOLS.items():
-            why = why.replace(name, symbol)
+        why = str(misfit).partition(": use")[0]
         return Cell("–", f"{sizes}: {why}", misfit=dict(fill=IDLE, means="sizes do not divide"))
     held, has = three_digits(fullest(plan).total / 1e9), f"{hardware.memory_bytes / 1e9:.0f}"
     if fullest(plan).total > hardware.memory_bytes:

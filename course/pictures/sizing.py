@@ -4,39 +4,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from course.pictures import style
 from course.pictures.parts import titled
 from course.pictures.scene import Mark, Scene, Table, box, label, line
-from course.pictures.style import (
-    BACKWARD,
-    DP,
-    FORWARD,
-    GREY,
-    IDLE,
-    INK,
-    MUTED,
-    PP,
-    TP,
-    WEIGHT_GRADIENT,
-    three_digits,
-    tint,
-)
+from course.pictures.style import three_digits, tint
 from course.sizing import Hardware, Plan, StepTime, memory
 
 MEMORY_LOOKS: dict[str, dict[str, Any]] = {
-    "weights": dict(fill=tint(INK, 0.75)),
-    "gradients": dict(fill=BACKWARD),
-    "optimizer": dict(fill=tint(MUTED, 0.45)),
-    "activations": dict(fill=FORWARD),
+    "weights": dict(fill=tint(style.INK, 0.75)),
+    "gradients": dict(fill=style.BACKWARD),
+    "optimizer": dict(fill=tint(style.MUTED, 0.45)),
+    "activations": dict(fill=style.FORWARD),
 }
 TIME_LOOKS: dict[str, dict[str, Any]] = {
-    "products": dict(fill=FORWARD, means="matrix products"),
-    "memory_bound": dict(fill=tint(FORWARD, 0.45), means="memory only"),
-    "overhead": dict(fill=WEIGHT_GRADIENT),
-    "tensor_parallel": dict(fill=TP, means="tensor messages"),
-    "pipeline_messages": dict(fill=PP, means="pipeline messages"),
-    "bubble": dict(fill=IDLE, edge=GREY, dashed=True),
-    "data_parallel": dict(fill=DP, means="gradient messages"),
-    "optimizer": dict(fill=tint(MUTED, 0.45)),
+    "products": dict(fill=style.FORWARD, means="matrix products"),
+    "memory_bound": dict(fill=tint(style.FORWARD, 0.45), means="memory only"),
+    "overhead": dict(fill=style.WEIGHT_GRADIENT),
+    "tensor_parallel": dict(fill=style.TP, means="tensor messages"),
+    "pipeline_messages": dict(fill=style.PP, means="pipeline messages"),
+    "bubble": dict(fill=style.IDLE, edge=style.GREY, dashed=True),
+    "data_parallel": dict(fill=style.DP, means="gradient messages"),
+    "optimizer": dict(fill=tint(style.MUTED, 0.45)),
 }
 LEFT, BARS, ROW = 190.0, 580.0, 32.0
 """The pixels of the rows' names, of the longest bar, and from row to row."""
@@ -53,8 +41,8 @@ def draw_memory(plans: Mapping[str, Plan], hardware: Hardware) -> Scene:
     sums = [f"{three_digits(total / 1e9)} GB: {'too much' if total > limit else 'fits'}" for total in totals]
     end = max(limit, *totals)
     x, bottom = LEFT + limit / end * BARS, 44 + ROW * len(rows)
-    marks = [line("memory.limit", [(x, 38), (x, bottom)], PP, 3, fact=f"a GPU has {has} GB")]
-    marks.append(label("memory.limit.word", x, 28, f"limit {has} GB", anchor="middle", ink=PP))
+    marks = [line("memory.limit", [(x, 38), (x, bottom)], style.PP, 3, fact=f"a GPU has {has} GB")]
+    marks.append(label("memory.limit.word", x, 28, f"limit {has} GB", anchor="middle", ink=style.PP))
     return _bars("Memory of a GPU", "memory", rows, MEMORY_LOOKS, 1e9, "GB", end, sums, f"GB; a GPU has {has}", marks)
 
 

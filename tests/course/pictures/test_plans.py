@@ -55,9 +55,10 @@ def test_the_chosen_plan_is_marked_by_more_than_a_colour(scene):
     assert [size for size, mark in cells(scene).items() if mark.text.startswith("▸")] == [(8, 8)]
 
 
-def test_a_misfit_is_said_in_the_symbols_of_the_map():
+def test_a_misfit_says_what_does_not_divide():
     scene = draw_plans(GPT_3, DGX_A100, 1024, 1536, num_chunks=2)
-    assert scene.by_key["t2.p32"].fact == "t = 2, p = 32: p = 32 * v = 2 = 64 does not divide num_layers = 96"
+    why = "pp_size=32 * num_chunks=2 = 64 does not divide num_layers=96"
+    assert scene.by_key["t2.p32"].fact == f"t = 2, p = 32: {why}"
 
 
 def test_the_table_has_the_same_cells(scene):
