@@ -1,70 +1,91 @@
 """What all explorers share: controls, a sentence on what they come to, a picture, and its facts as text.
 
-An explorer's own file has its controls, its picture and its facts.
+An explorer's own file has its controls, what fits, and what to show of it.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from html import escape
+from inspect import Parameter, Signature
 from itertools import combinations, product
 from operator import itemgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import ipywidgets as widgets
 from IPython import get_ipython
 
-from course.pictures.scene import Scene
+from course.explorers.choice import Choice
+from course.pictures.scene import Scene, Table
 from course.pictures.stage import Stage
-from course.pictures.style import DP, INK, PP
 
-STYLE = f"""<style>
-.labkit-says {{ padding: .4em .8em; line-height: 1.4; border-left: 6px solid {DP}; }}
-.labkit-says.moved, .labkit-says.misfit {{ border-color: {PP}; background: #FFF1E6; color: {INK}; }}
-.labkit-facts {{ border-collapse: collapse; line-height: 1.45; }}
-.labkit-facts caption {{ text-align: left; padding: .3em 0; }}
-.labkit-facts th, .labkit-facts td {{ text-align: left; vertical-align: top; padding: .2em 1.2em .2em 0; }}
-table.labkit-facts tbody {{ border-top: 1px solid var(--jp-border-color2, #ddd); }}
-.labkit-facts span {{ white-space: nowrap; margin-right: .7em; }}
-.labkit-explorer .jupyter-widgets-disconnected::before {{ content: none; }}
-.labkit-explorer.jupyter-widgets-disconnected > .widget-box {{ opacity: .45; pointer-events: none; }}
-.labkit-explorer.jupyter-widgets-disconnected::before {{ color: inherit; font: inherit; font-style: italic;
-  content: "From an earlier session. Run the cell to change it."; }}
-</style>"""
+MOST_MARKED = 8  # options of a control that say beforehand what else they would change: each is tried at every redraw
+
+SENTENCE = '<div class="labkit-says" role="status">{}</div>'
+WARNING = '<div class="labkit-says moved" role="alert">{}</div>'
+"""What a screen reader reads out when it changes, a warning at once."""
+
+
+class Parts(NamedTuple):
+    """What a choice comes to: one picture or several as steps, a sentence in HTML, and facts that no picture has."""
+
+    steps: Sequence[Scene]
+    says: str
+    facts: Table = Table()
+    warns: bool = False
+    """Whether the sentence says that something is wrong."""
 
 
 class Explorer(widgets.VBox):
     """A row of controls, and below it what they come to: as a sentence, as a picture, and as facts.
 
     ``shown`` is what the controls say, as `_fit` returns it. A choice that does not fit moves the controls that must
-    give way, as few and as little as will do, and says so. A subclass has ``function`` and ``choice_type``, makes its
-    controls before it calls ``__init__`` here, and says in `_fit` and `_parts` what they come to.
+    give way, as few and as little as will do, and says so; a button that would do that says it beforehand. A subclass
+    is named like a function, because cells call it: with the values of its ``table``. It says in `_fit` and `_parts`
+    what they come to.
     """
 
-    function: str
-    """The name of the function that makes the explorer."""
-    choice_type: Any
-    """A named tuple of what the controls say: its fields are the controls' names, and the function's arguments."""
+    table: tuple[tuple, ...] = ()
+    """Of each control: its name, the function of choice.py that makes it, what that is given, and the usual value."""
+    keeps: tuple[str, ...] = ()  # names of controls that never give way
+    _click: Callable[[str], None] | None = None  # takes the key of a mark
     _made: ClassVar[dict[str, tuple[str, list["Explorer"]]]] = {}  # by cell: the id of its last run, what that made
 
-    def __init__(self, *, others: Sequence = (), row: Sequence = (), below: Sequence = ()):
-        """``others`` are controls that no choice names; ``row`` puts all in order; ``below`` is under the picture."""
-        self._controls = {name: getattr(self, name) for name in self.choice_type._fields}
-        self._is_updating, self._last = False, self.choice
-        self.shown = self._fit(self.choice)
-        picture, says, facts = self._parts()
-        self.says, self.facts = widgets.HTML(says), widgets.HTML(facts)
-        self.picture = Stage(*_scenes(picture), unfolded=True)
-        inputs = [*self._controls.values(), *others]
-        controls = widgets.Box(row or inputs, layout=widgets.Layout(flex_flow="row wrap"))
-        children = [widgets.HTML(STYLE), controls, self.says, self.picture, *below, self.facts]
-        super().__init__(children, _dom_classes=("labkit-explorer",))
-        for control in inputs:
-            control.observe(self._update, "value")
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        kind = Parameter.POSITIONAL_OR_KEYWORD
+        cls._arguments = Signature([Parameter(name, kind, default=usual) for name, *_, usual in cls.table])
+        if cls.__init__ is Explorer.__init__:
+            cls.__signature__ = cls._arguments  # what a cell's Shift+Tab shows
+
+    def __init__(self, *values: Any, below: Sequence[widgets.Widget] = (), **named: Any):
+        """Make each control, which is an attribute, too; ``below`` is under the picture."""
+        given = self._arguments.bind(*values, **named)
+        given.apply_defaults()
+        rows = zip(self.table, self._in_table(**given.arguments))
+        self.controls: dict[str, Choice] = {name: make(*about, value) for (name, make, *about, _), value in rows}
+        vars(self).update(self.controls)
+        self._choice_type, self._is_updating = namedtuple("Choice", self.controls), False
+        self._misfit = lru_cache(1024)(self._misfit)  # buttons try the same choices at every redraw
+        self._last, self.shown = self.choice, self._fit(self.choice)
+        parts = self._parts()
+        self.says, self.facts, self.picture = widgets.HTML(), widgets.HTML(), Stage(*parts.steps, unfolded=True)
+        row = widgets.Box([*self.controls.values()], layout=widgets.Layout(flex_flow="row wrap"))
+        super().__init__([row, self.says, self.picture, *below, self.facts], _dom_classes=("labkit-explorer",))
+        self._say(parts)
+        if self._click:
+            self.picture.on_click(self._click)
+        for control in self.controls.values():
+            control.observe(self._update, "index")
         self._replace_earlier()
 
     def __repr__(self) -> str:
-        """Return the call that makes this explorer."""
-        return f"{self.function}({', '.join(map(repr, self.choice))})"
+        """Return the call that makes this explorer, without the last ticks if they are off."""
+        values = [*self.choice]
+        while values[-1] is False:
+            values.pop()
+        return f"{type(self).__name__}({', '.join(map(repr, values))})"
 
     def _repr_mimebundle_(self, **options) -> dict[str, Any]:
         """Return the widget and, for a reader without a kernel, the picture that it shows at first."""
@@ -73,7 +94,7 @@ class Explorer(widgets.VBox):
 
     def close(self) -> None:
         """Close it with all its parts, which ipywidgets would keep, and JupyterLab save."""
-        for part in _parts(self):
+        for part in _inside(self):
             part.close()
         super().close()
 
@@ -84,75 +105,89 @@ class Explorer(widgets.VBox):
         if cell is not None:
             run = request["header"]["msg_id"]
             last_run, explorers = self._made.get(cell, (run, []))
-            if run != last_run:
-                for explorer in explorers:
-                    explorer.close()
-                explorers = []
-            self._made[cell] = run, [*explorers, self]
+            for explorer in explorers if run != last_run else ():
+                explorer.close()
+            self._made[cell] = run, [*(explorers if run == last_run else ()), self]
 
     @property
     def choice(self) -> Any:
         """What the controls say now."""
-        return self.choice_type(*(control.value for control in self._controls.values()))
+        return self._choice_type(*(control.value for control in self.controls.values()))
+
+    def _in_table(self, **given: Any) -> Iterable[Any]:
+        """Return the values of the controls, from what was given to the class."""
+        return given.values()
 
     def _fit(self, choice: Any) -> Any:
         """Return what to show for a choice; ValueError if it does not fit."""
+        return choice
+
+    def _parts(self) -> Parts:
+        """Return what to show of ``shown``."""
         raise NotImplementedError
 
-    def _parts(self) -> tuple[Scene | Sequence[Scene], str, str]:
-        """Return the picture of what is shown, or its steps, and the sentence on it and its facts as HTML."""
-        raise NotImplementedError
-
-    def _update(self, change=None) -> None:
+    def _update(self, change=None, **chosen) -> None:
         if self._is_updating:  # another control moved this one, not the reader
             return
-        self._is_updating, moved = True, ""
-        try:
-            fitting = nearest_that_fits(self._fit, self.choice, self._last, self._options())
-            if fitting != self.choice:
-                moved = moved_html(self._controls, self._why_not(self.choice), self.choice, fitting)
-            for control, value in zip(self._controls.values(), fitting):
-                control.value = value
-            self._last, self.shown = fitting, self._fit(fitting)
-        finally:
-            self._is_updating = False
-        picture, says, self.facts.value = self._parts()
-        self.says.value = moved + says
-        self.picture.show(*_scenes(picture))
+        asked = self.choice._replace(**chosen)
+        fitting = self._nearest(asked)
+        moves = "; ".join(f"{name} is {new} now, not {old}" for name, old, new in self._moves(asked, fitting))
+        moved = moves and WARNING.format(f"<b>{escape(moves)}.</b> {escape(self._why(asked))}.")
+        self._is_updating = True
+        for control, value in zip(self.controls.values(), fitting):
+            control.value = value
+        self._is_updating, self._last, self.shown = False, fitting, self._fit(fitting)
+        parts = self._parts()
+        self.picture.show(*parts.steps)
+        self._say(parts, moved)
 
-    def _options(self) -> dict[str, list]:
-        return {name: list(control.options) for name, control in self._controls.items()}
+    def _say(self, parts: Parts, moved: str = "") -> None:
+        self.says.value = moved + (WARNING if parts.warns else SENTENCE).format(parts.says)
+        self.facts.value = parts.facts.html
+        for name, control in self.controls.items():
+            if control.look != "slider" and len(control.options) <= MOST_MARKED:
+                control.hints = [self._hint(self.choice._replace(**{name: value})) for value in control.options]
 
-    def _why_not(self, choice: Any) -> str:
-        """Return the rule that a choice breaks, in the names that the controls have."""
+    def _hint(self, asked: Any) -> str:
+        """Say what a choice would change to fit; "" if it fits as it is."""
+        fitting = self._nearest(asked)
+        if fitting == self.choice != asked:
+            return f"does not fit: {self._why(asked)}"
+        moves = " and ".join(f"{name} to {new}" for name, _, new in self._moves(asked, fitting))
+        return moves and f"would set {moves}"
+
+    def _nearest(self, asked: Any, misfit: Callable[[Any], Any] | None = None, keeps: Sequence[str] = ()) -> Any:
+        """Return the choice if it fits, or else the nearest that does, without moving the controls in ``keeps``."""
+        free = {name: each.options for name, each in self.controls.items() if name not in (*self.keeps, *keeps)}
+        misfit = misfit or self._misfit
+        return next((each for each in nearest_first(asked, self._last, free) if not misfit(each)), self._last)
+
+    def _moves(self, asked: Any, fitting: Any) -> list[tuple[str, str, str]]:
+        """Return the name of each control that gives way, and its old and new value in words."""
+        values = zip(self.controls.values(), asked, fitting)
+        return [(each.description, each.word(old), each.word(new)) for each, old, new in values if old != new]
+
+    def _misfit(self, choice: Any) -> str:
+        """Return what is wrong with a choice; "" if it fits."""
         try:
             self._fit(choice)
         except ValueError as error:
-            why = str(error).partition(": use")[0]
-            for name, control in self._controls.items():
-                why = re.sub(rf"\b{name}=", f"{control.description} = ", why)
-            return why
+            return str(error)
         return ""
 
+    def _why(self, choice: Any) -> str:
+        """Return the rule that a choice breaks, in the names that the controls have."""
+        names = {name: control.description for name, control in self.controls.items()}
+        why = self._misfit(choice).partition(": use")[0]
+        return re.sub(r"(\w+)=", lambda name: f"{names.get(name[1], name[1].replace('_', ' '))} = ", why)
 
-def nearest_that_fits(fit: Callable, choice: Any, last: Any, options: Mapping[str, list]) -> Any:
-    """Return the choice if it fits, or else the nearest that does: on the way from ``last``, or else beside it.
 
-    First, what the reader moved goes on in the same direction. If it gets nowhere, other fields give way: as few as
-    possible, at most two, by the fewest steps among their options, the last fields first. Else ``last`` is returned.
+def nearest_first(choice: Any, last: Any, options: Mapping[str, list]) -> Iterator[Any]:
+    """Yield the choice, and those that could be shown instead: on the way from ``last``, or else beside it.
+
+    First, what the reader moved goes on in the same direction. Then other fields give way: as few as possible, at most
+    two, by the fewest steps among their options, the last fields first.
     """
-
-    def fits(candidate) -> bool:
-        try:
-            fit(candidate)
-        except ValueError:
-            return False
-        return True
-
-    return next(filter(fits, _nearest_first(choice, last, options)), last)
-
-
-def _nearest_first(choice: Any, last: Any, options: Mapping[str, list]) -> Iterator[Any]:
     yield choice
     moved = [name for name in options if getattr(choice, name) != getattr(last, name)]
     if len(moved) == 1:
@@ -171,38 +206,6 @@ def _nearest_first(choice: Any, last: Any, options: Mapping[str, list]) -> Itera
             yield choice._replace(**changed)
 
 
-def _scenes(picture: Scene | Sequence[Scene]) -> Sequence[Scene]:
-    return [picture] if isinstance(picture, Scene) else picture
-
-
-def _parts(widget: widgets.Widget) -> list[widgets.Widget]:
+def _inside(widget: widgets.Widget) -> list[widgets.Widget]:
     own = [getattr(widget, name) for name in ("layout", "style") if hasattr(widget, name)]
-    return own + [part for child in getattr(widget, "children", ()) for part in (child, *_parts(child))]
-
-
-def says_html(text: str, *, warns: bool = False) -> str:
-    """Say what the choice comes to (``text`` is HTML); a screen reader reads it out when it changes."""
-    return f'<div class="labkit-says{" moved" * warns}" role="status">{text}</div>'
-
-
-def moved_html(controls: Mapping[str, Any], why: str, asked: Any, fitting: Any) -> str:
-    """Say which controls gave way, and why; a screen reader reads it out at once."""
-    moves = [
-        f"{controls[name].description} is {new} now, not {old}"
-        for name, old, new in zip(asked._fields, asked, fitting)
-        if old != new
-    ]
-    return f'<div class="labkit-says moved" role="alert"><b>{escape("; ".join(moves))}.</b> {escape(why)}.</div>'
-
-
-def facts_html(caption: str, facts: Mapping[str, str]) -> str:
-    """Return a table with one row per fact, each under its name."""
-    return table_html(caption, {name: [escape(text)] for name, text in facts.items()})
-
-
-def table_html(caption: str, rows: Mapping[str, Sequence[str]], heads: Sequence[str] = ()) -> str:
-    """Return a table with one row per name, whose cells are HTML; ``heads`` name its columns."""
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    body = "".join(f"<tr><th>{name}</th><td>{'</td><td>'.join(cells)}</td></tr>" for name, cells in rows.items())
-    thead = f"<thead><tr>{head}</tr></thead>" if heads else ""
-    return f'<table class="labkit-facts"><caption>{escape(caption)}</caption>{thead}<tbody>{body}</tbody></table>'
+    return own + [part for child in getattr(widget, "children", ()) for part in (child, *_inside(child))]

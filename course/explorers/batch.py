@@ -15,18 +15,13 @@ GRADIENT_BYTES = 4 * 4 * (1024 * 1024 + 1024)
 
 
 class batch_explorer(Explorer):
-    """Show the rows of a batch, with a control for each size that deals them out; ``shown`` is a cut of the batch.
+    """Show the rows of a batch, with a control for each size that deals them out; ``shown`` is a cut of the batch."""
 
-    Raises:
-        ValueError: the start does not fit.
-    """
-
-    def __init__(self, batch_size: int = 128, dp_size: int = 4, num_micro_batches: int = 1):
-        super().__init__(
-            batch_size=slider("batch B", BATCH_SIZES, batch_size),
-            dp_size=slider("replicas d", range(1, 17), dp_size),
-            num_micro_batches=slider("micro-batches m", range(1, 9), num_micro_batches),
-        )
+    table = (
+        ("batch_size", slider, "batch B", BATCH_SIZES, 128),
+        ("dp_size", slider, "replicas d", range(1, 17), 4),
+        ("num_micro_batches", slider, "micro-batches m", range(1, 9), 1),
+    )
 
     def _fit(self, choice) -> BatchCut:
         return BatchCut(*choice)

@@ -7,6 +7,14 @@ function element(tag, attributes = {}, ...children) {
   return one;
 }
 
+// An option that does not fit says beforehand what it would change; it can be chosen all the same.
+function mark(one, hint, seen = one) {
+  if (!hint) return;
+  one.setAttribute("aria-description", hint);
+  one.title = seen.title = hint;
+  seen.classList.add("gives-way");
+}
+
 function render({ model, el }) {
   el.classList.add("labkit-choice");
   // Else JupyterLab takes the arrow keys as its own.
@@ -18,7 +26,7 @@ function render({ model, el }) {
   };
 
   function draw() {
-    const [words, index, name] = ["words", "index", "description"].map((each) => model.get(each));
+    const [words, index, name, hints] = ["words", "index", "description", "hints"].map((each) => model.get(each));
     const had = el.contains(document.activeElement) ? document.activeElement.dataset.index ?? "" : null;
     const id = `labkit-${Math.random().toString(36).slice(2)}`, label = element("label", { for: id }, name);
     const look = model.get("look");
@@ -34,7 +42,7 @@ function render({ model, el }) {
       say();
       el.replaceChildren(label, input, shown);
     } else if (look === "menu") {
-      const input = element("select", { id }, ...words.map((word) => element("option", {}, word)));
+      const input = element("select", { id }, ...words.map((word, i) => element("option", {}, hints[i] ? `${word} (${hints[i]})` : word)));
       input.selectedIndex = index;
       input.addEventListener("change", () => choose(input.selectedIndex));
       el.replaceChildren(label, input);
@@ -42,11 +50,13 @@ function render({ model, el }) {
       const input = element("input", { id, type: "checkbox" });
       input.checked = index === 1;
       input.addEventListener("change", () => choose(Number(input.checked)));
+      mark(input, hints[1 - index], label);
       el.replaceChildren(input, label);
     } else {
       const each = words.map((word, i) => {
         const one = element("button", { type: "button", "aria-pressed": i === index, "data-index": i }, word);
         one.addEventListener("click", () => choose(i));
+        mark(one, hints[i]);
         return one;
       });
       el.replaceChildren(element("span", { id }, name), element("span", { role: "group", "aria-labelledby": id }, ...each));
@@ -55,10 +65,10 @@ function render({ model, el }) {
     if (had !== null) el.querySelector(had ? `[data-index="${had}"]` : "input, select")?.focus();
   }
 
-  const events = ["words", "index", "disabled"].map((name) => `change:${name}`).join(" ");
+  const events = ["index", "disabled", "hints"].map((name) => `change:${name}`).join(" ");
   const moved = () => {  // a slider that is being dragged must stay the same element
     const input = el.querySelector("input[type=range]");
-    if (!input || Number(input.value) !== model.get("index") || input.max != model.get("words").length - 1) draw();
+    if (!input || Number(input.value) !== model.get("index")) draw();
     else for (const each of el.querySelectorAll("input")) each.disabled = model.get("disabled");
   };
   model.on(events, moved);

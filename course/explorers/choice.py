@@ -21,37 +21,29 @@ class Choice(anywidget.AnyWidget):
     words = traitlets.List(traitlets.Unicode()).tag(sync=True)
     index = traitlets.Int().tag(sync=True)
     disabled = traitlets.Bool(False).tag(sync=True)
-    options = traitlets.List()
-    value = traitlets.Any()
+    hints = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    """What each option would change elsewhere, or "" if it fits; none if nobody has looked."""
 
     def __init__(self, description: str, options: Sequence, value: Any, look: str = "slider"):
-        super().__init__(description=description, look=look)
         self.options = list(options)
+        super().__init__(description=description, look=look, words=list(map(self.word, options)))
         self.value = value
 
-    @traitlets.validate("value")
-    def _is_an_option(self, proposal: dict[str, Any]) -> Any:
-        if proposal["value"] not in self.options:
+    @property
+    def value(self) -> Any:
+        """The option that is chosen."""
+        return self.options[self.index]
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        if value not in self.options:
             offered = ", ".join(map(str, self.options))
-            raise ValueError(f"{self.description}={proposal['value']!r} is not offered: use one of {offered}")
-        return proposal["value"]
+            raise ValueError(f"{self.description}={value!r} is not offered: use one of {offered}")
+        self.index = self.options.index(value)
 
-    @traitlets.observe("options")
-    def _name_options(self, change: dict[str, Any]) -> None:
-        with self.hold_sync():
-            self.words = [f"{option:g}" if isinstance(option, float) else str(option) for option in self.options]
-            if self.value is not None and self.value not in self.options:
-                self.value = self.options[-1]
-            elif self.value is not None:
-                self.index = self.options.index(self.value)
-
-    @traitlets.observe("value")
-    def _find(self, change: dict[str, Any]) -> None:
-        self.index = self.options.index(self.value)
-
-    @traitlets.observe("index")
-    def _take(self, change: dict[str, Any]) -> None:
-        self.value = self.options[self.index]
+    def word(self, value: Any) -> str:
+        """Return how an option is written."""
+        return {bool: ("off", "on").__getitem__, float: "{:g}".format}.get(type(value), str)(value)
 
 
 def slider(description: str, options: Sequence, value: Any) -> Choice:

@@ -1,7 +1,6 @@
 """Choose t, p and a schedule for 8 ranks, and train: who holds what, the losses as they come, and a stop button."""
 
 import threading
-from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
@@ -10,54 +9,41 @@ from typing import ClassVar
 import ipywidgets as widgets
 from IPython import get_ipython
 
-from course.explorers.base import Explorer, says_html
+from course.explorers.base import Explorer, Parts
 from course.explorers.choice import buttons
 from course.pictures.curves import LOOKS, draw_losses
-from course.pictures.scene import Scene
 from course.pictures.three_axes import draw_holdings
 from course.sizing import step_traffic
 from labkit.cuts import BatchCut
 from labkit.launch import World, stream
 from labkit.sizes import counted
-from labkit.train import Step, TrainConfig, steps
+from labkit.train import TrainConfig, steps
 
 NUM_RANKS = 8
-SIZES, SCHEDULES = (1, 2, 4, 8), ("gpipe", "1f1b", "zero-bubble")
 
 
-def training_explorer(config: TrainConfig) -> "TrainingExplorer":
+class training_explorer(Explorer):
     """Show how ``config`` is laid over 8 ranks, with controls for that and a button that trains it.
 
-    Raises:
-        ValueError: the config does not fit 8 ranks.
-    """
-    return TrainingExplorer(config)
-
-
-class TrainingExplorer(Explorer):
-    """Controls, the picture of who holds what, a button to start and stop, and the losses of the last runs.
-
-    ``shown`` is a config. ``losses`` has one list per run, by its name.
+    ``shown`` is a config. ``losses`` has one list per run, by its name; those of the last runs are drawn.
     """
 
-    function, choice_type = "training_explorer", namedtuple("Choice", "tp_size pp_size schedule")
-    _training: ClassVar[set["TrainingExplorer"]] = set()
+    table = (
+        ("tp_size", buttons, "tensor t", (1, 2, 4, 8), 1),
+        ("pp_size", buttons, "pipeline p", (1, 2, 4, 8), 1),
+        ("schedule", buttons, "schedule", ("gpipe", "1f1b", "zero-bubble"), "1f1b"),
+    )
+    _training: ClassVar[set["training_explorer"]] = set()
 
     def __init__(self, config: TrainConfig):
         config.layout(NUM_RANKS)
-        self._config = config
+        self._config, self._is_stopped = config, False
         self.losses: dict[str, list[float]] = {}
-        self._thread: threading.Thread | None = None
-        self._is_stopped = False
-        self.tp_size = buttons("tensor t", SIZES, config.tp_size)
-        self.pp_size = buttons("pipeline p", SIZES, config.pp_size)
-        self.schedule = buttons("schedule", SCHEDULES, config.schedule)
-        self.button = widgets.Button()
         self.bar = widgets.IntProgress(0, 0, config.steps, layout={"width": "300px"})
-        self.progress = widgets.HTML()
-        self.curves = widgets.HTML()
+        self.button, self.progress, self.curves = widgets.Button(), widgets.HTML(), widgets.HTML()
         self.button.on_click(self._start_or_stop)
-        super().__init__(below=[widgets.HBox([self.button, self.bar, self.progress]), self.curves])
+        below = [widgets.HBox([self.button, self.bar, self.progress]), self.curves]
+        super().__init__(config.tp_size, config.pp_size, config.schedule, below=below)
         self.picture.unfolded = False  # else its table would part the picture and the curves
         self._show_button()
         self._draw_losses()
@@ -67,24 +53,19 @@ class TrainingExplorer(Explorer):
 
     def __repr__(self) -> str:
         """Return what the controls say, because the config is long."""
-        return f"{self.function}(t={self.tp_size.value}, p={self.pp_size.value}, {self.schedule.value!r})"
+        return "training_explorer(t={}, p={}, {!r})".format(*self.choice)
 
     def close(self) -> None:
         """Close it, and stop its run after the step under way."""
         self._is_stopped = True
         super().close()
 
-    def wait(self) -> None:
-        """Wait until the run has ended: for tests, and for programs that click the button."""
-        if self._thread is not None:
-            self._thread.join()
-
     def _fit(self, choice) -> TrainConfig:
         config = replace(self._config, **choice._asdict())
         config.layout(NUM_RANKS)
         return config
 
-    def _parts(self) -> tuple[Scene, str, str]:
+    def _parts(self) -> Parts:
         config, layout = self.shown, self.shown.layout(NUM_RANKS)
         sizes = dict(bytes_per_element=config.dtype.itemsize, gradient_bytes_per_element=config.dtype.itemsize)
         place = dict(gpus_per_node=NUM_RANKS, batch_size=config.batch_size)
@@ -92,7 +73,7 @@ class TrainingExplorer(Explorer):
         cut, m = BatchCut(config.batch_size, layout.dp_size), config.num_micro_batches(NUM_RANKS)
         says = f"p · t · d = {layout.pp_size} · {layout.tp_size} · {layout.dp_size} = {NUM_RANKS}; each replica takes "
         says += f"{len(cut.rows_of_replica(0))} of {cut.batch_size} rows, in {counted(m, 'micro-batch')}"
-        return draw_holdings(layout, config.num_layers, config.batch_size, traffic), says_html(says), ""
+        return Parts([draw_holdings(layout, config.num_layers, config.batch_size, traffic)], says)
 
     def _show_button(self) -> None:
         look = ("Stop", "stop", "warning") if self in self._training else ("Train", "play", "primary")
@@ -123,8 +104,11 @@ class TrainingExplorer(Explorer):
         self.bar.value, self.progress.value = 0, f"{name}: starting ranks ..."
         try:
             with World(NUM_RANKS) as world:
-                for ranks in stream(world, steps, config):
-                    self._show(name, ranks[0])
+                for step, *_ in stream(world, steps, config):
+                    self.losses[name].append(step.loss)
+                    said = f"step {step.number} of {config.steps}: loss {step.loss:.4f}, norm {step.grad_norm:.4f}"
+                    self.bar.value, self.progress.value = step.number, f"{name} is training: {said}"
+                    self._draw_losses()
                     if self._is_stopped:
                         break
             stopped = " Stopped." if len(self.losses[name]) < config.steps else ""
@@ -135,13 +119,6 @@ class TrainingExplorer(Explorer):
             self._training.discard(self)
             self._show_button()
             self._draw_losses()
-
-    def _show(self, name: str, step: Step) -> None:
-        self.losses[name].append(step.loss)
-        self.bar.value = step.number
-        said = f"step {step.number} of {self.bar.max}: loss {step.loss:.4f}, norm {step.grad_norm:.4f}"
-        self.progress.value = f"{name} is training: {said}"
-        self._draw_losses()
 
     def _draw_losses(self) -> None:
         floor = self.shown.make_text().floor_nats

@@ -20,12 +20,9 @@ def test_a_start_beside_the_usual_is_among_the_options():
     assert (checkbox("whole", True).value, buttons("schedule", ["gpipe", "1f1b"], "1f1b").index) == (True, 1)
 
 
-def test_new_options_keep_the_value_or_take_the_last():
-    control = slider("root", range(4), 3)
-    control.options = [0, 3, 5]
-    assert (control.value, control.index) == (3, 1)
-    control.options = [0, 1]
-    assert (control.value, control.index, control.words) == (1, 1, ["0", "1"])
+def test_words_are_what_a_reader_would_write():
+    assert slider("t", [0.25, 2.0], 2.0).words == ["0.25", "2"]
+    assert checkbox("whole", True).words == ["off", "on"]
 
 
 def test_what_is_not_offered_is_refused():

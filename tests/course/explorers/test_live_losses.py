@@ -49,7 +49,7 @@ def test_a_plot_that_will_be_replaced_is_html_alone(place):
         picture.add("one", 3.0)
     (first, options), (last, no_options) = place.plots[0], place.plots[-1]
     assert set(first._repr_mimebundle_(**options)) == {"text/plain", "text/html"}
-    assert set(last._repr_mimebundle_(**no_options)) == {"text/plain", "text/html", "image/svg+xml", "image/png"}
+    assert "image/svg+xml" in last._repr_mimebundle_(**no_options)
 
 
 def test_it_is_not_drawn_more_often_than_one_can_see(place):

@@ -27,7 +27,7 @@ def test_every_control_changes_the_picture_and_its_table(explorer, control, valu
 
 
 def test_the_facts_of_a_column_cut_are_its_messages(explorer):
-    assert "<th>sent forward</th><td>nothing</td>" in explorer.facts.value
+    assert "<td>sent forward</td><td>nothing</td>" in explorer.facts.value
     assert "all-reduce of dX [256, 1024], 1.05 MB" in explorer.facts.value
     explorer.whole.value = True
     assert "all-gather of Y [256, 512], 524 kB; on a ring each rank sends 262 kB" in explorer.facts.value
@@ -73,4 +73,12 @@ def test_a_start_that_does_not_fit_is_refused():
 
 def test_its_repr_is_short_and_could_be_typed(explorer):
     assert repr(explorer) == "shard_explorer('column', 1024, 512, 2, 256)"
-    assert eval(repr(explorer), {"shard_explorer": shard_explorer}).shown == explorer.shown
+    explorer.whole.value = True
+    assert eval(repr(explorer), {"shard_explorer": shard_explorer}).choice == explorer.choice
+
+
+def test_a_cut_that_does_not_fit_says_before_the_click_what_it_would_change():
+    explorer = shard_explorer("column", input_size=1000, output_size=512, tp_size=16)
+    assert explorer.cut.hints == ["", "would set in to 512"]
+    explorer.cut.value = "row"
+    assert explorer.choice[:4] == ("row", 512, 512, 16)

@@ -58,7 +58,7 @@ def test_sequence_parallelism_saves_activations_where_they_are_kept(explorer):
 
 
 def test_the_facts_are_those_of_the_plan(explorer):
-    plan = explorer.choice.plan()
+    plan = explorer.shown
     estimate = step_time(plan, DGX_A100)
     assert f"<b>{estimate.days(300e9):.3g} days</b>" in explorer.says.value
     assert f"{estimate.flops_per_gpu / 1e12:.0f} teraFLOP/s" in explorer.says.value
@@ -125,8 +125,8 @@ def test_a_model_of_ones_own_can_be_chosen():
 @pytest.mark.parametrize(
     ("start", "says"),
     [
-        ({"model": "70 billion"}, r"model='70 billion' is unknown: use a GPT of yours, or 1.7 billion, .*175 billion"),
-        ({"cluster": "mine"}, "cluster='mine' is unknown: use a Hardware of yours, or DGX A100 80GB, DGX H100"),
+        ({"model": "70 billion"}, r"model='70 billion' is unknown: use one of yours, or 1.7 billion, .*175 billion"),
+        ({"cluster": "mine"}, "cluster='mine' is unknown: use one of yours, or DGX A100 80GB, DGX H100"),
     ],
 )
 def test_an_unknown_name_is_refused_with_those_that_are_known(start, says):
@@ -142,4 +142,4 @@ def test_its_repr_is_short_and_could_be_typed(explorer):
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_can_be_started_with(model):
     explorer = sizing_explorer(model, world_size=64, batch_size=64, tp_size=1, pp_size=1)
-    assert "days for 300 billion tokens" in picture(explorer)
+    assert "ays for 300 billion tokens" in picture(explorer)

@@ -23,7 +23,7 @@ def explorer():
 
 def train(explorer):
     explorer.button.click()
-    explorer.wait()
+    explorer._thread.join()
 
 
 def test_it_shows_the_layout_before_anything_runs(explorer):
@@ -39,10 +39,10 @@ def test_it_shows_the_layout_before_anything_runs(explorer):
 def test_what_does_not_fit_gives_way_and_says_so(explorer):
     before = explorer.picture.scenes
     explorer.pp_size.value = 4
-    assert "pipeline p is 2 now, not 4." in explorer.says.value and "num_layers=2" in explorer.says.value
+    assert "pipeline p is 2 now, not 4." in explorer.says.value and "num layers = 2" in explorer.says.value
     assert explorer.shown.pp_size == 2 and explorer.picture.scenes == before
     explorer.tp_size.value = 8
-    assert "tensor t is 2 now, not 8." in explorer.says.value and "num_attention_heads=4" in explorer.says.value
+    assert "tensor t is 2 now, not 8." in explorer.says.value and "num attention heads = 4" in explorer.says.value
     explorer.tp_size.value = 4
     assert explorer.shown.tp_size == 4 and "alert" not in explorer.says.value
     assert explorer.picture.scenes != before
@@ -72,7 +72,7 @@ def test_a_second_click_stops_the_run_of_the_layout_that_is_named():
     explorer.pp_size.value = 4
     assert "pipeline p is 1 now, not 4." in explorer.says.value
     explorer.button.click()
-    explorer.wait()
+    explorer._thread.join()
     assert explorer.progress.value.startswith("t=2 p=2 d=2, 1f1b: ")
     assert explorer.progress.value.endswith("Stopped.")
     assert said[0] == "t=2 p=2 d=2, 1f1b: starting ranks ..."
@@ -105,7 +105,7 @@ def train_a_step(kernel):
 def test_the_stop_button_of_the_toolbar_ends_a_run_while_no_cell_runs(kernel):
     train_a_step(kernel)
     kernel.manager.interrupt_kernel()
-    kernel.run("explorer.wait()")
+    kernel.run("explorer._thread.join()")
     assert kernel.value("explorer.progress.value").endswith("Stopped.")
 
 
@@ -115,7 +115,7 @@ def test_running_the_cell_again_ends_its_run_and_no_other(kernel):
     assert kernel.value("explorer.button.description") == "Stop", kernel.value("explorer.progress.value")
     num_widgets = kernel.value("len(widgets)")
     kernel.run(CELL, cell="explorer")
-    kernel.run("earlier.wait()")
+    kernel.run("earlier._thread.join()")
     assert kernel.value("(earlier.progress.value[-8:], earlier.comm)") == ("Stopped.", None)
     assert kernel.value("len(widgets)") == num_widgets
 
