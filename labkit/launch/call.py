@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from labkit.launch import report
 from labkit.launch.interrupts import DeferredInterrupt, stopped
-from labkit.launch.output import Output, ProgressBar
+from labkit.launch.output import Output
 from labkit.launch.probe import Snapshot
 from labkit.launch.rank import STACK_SIGNAL
 from labkit.launch.ranks import Ranks
@@ -19,6 +19,7 @@ from labkit.payload import Payload, discard, load
 _GATHER_SECONDS = 0.3  # after a first failure: who else failed by then?
 _GATHER_CAUSE_SECONDS = 1.2  # and while only consequences have been heard of: the cause is still to come
 _ANSWER_SECONDS = 1.0
+_STOP_SECONDS = 0.5
 
 
 class Call:
@@ -26,26 +27,33 @@ class Call:
 
     def __init__(self, ranks: Ranks, output: Output, interrupt: DeferredInterrupt):
         self.ranks, self.output, self.interrupt = ranks, output, interrupt
-        self.progress_bar = ProgressBar()
         self.watchdog = Watchdog(time.monotonic())
         self.results: dict[int, Payload] = {}
         self.failures: dict[int, Failure] = {}
         self.snapshots: dict[int, Snapshot] = {}  # answers since the latest look
+        self.at_rest = False  # after a failure: can the ranks take the next call?
         self.asked: set[int] = set()  # who still owes an answer: asking again would fill its socket, and block us
 
-    def run(self, payload: Payload) -> list:
-        """Return the results in rank order. Raise RankFailed, Deadlock or KeyboardInterrupt, with its report."""
+    def run(self, payload: Payload, keep: bool = True) -> list:
+        """Return the results in rank order. Raise RankFailed, Deadlock or KeyboardInterrupt, with its report.
+
+        ``keep``: after a failure, try to bring the ranks to rest, so that they can take the next call.
+        """
         try:
             for rank in range(self.ranks.num_ranks):
                 self.ranks.send(rank, "call", payload)
             self._wait()
+            return [self._result(rank) for rank in range(self.ranks.num_ranks)]
+        except (RankFailed, KeyboardInterrupt):
+            self.at_rest = keep and self._comes_to_rest()
+            raise
         finally:
             for kind, *fields in self.ranks.on_their_way():  # what a rank prints has arrived before its result
                 if kind == "output":
                     self.output.feed(*fields)
-            self.progress_bar.close()
             self.output.finish()
-        return [self._result(rank) for rank in range(self.ranks.num_ranks)]
+            for left in self.results.values():
+                discard(left)
 
     def _result(self, rank: int):
         payload = self.results.pop(rank)
@@ -78,8 +86,8 @@ class Call:
             match event:
                 case ("output", rank, stream, data):
                     self.output.feed(rank, stream, data)
-                case ("progress", rank, done, total, text):
-                    self.progress_bar.update(rank, done, total, text)
+                case ("progress", *report_of_rank):
+                    self.output.progress(*report_of_rank)
                 case ("result", rank, result):
                     self.results[rank] = result
                 case ("error", rank, error):
@@ -89,6 +97,7 @@ class Call:
                     self.snapshots[rank] = snapshot
                     continue  # the answer to our own question is not a sign of life
             self.watchdog.sign_of_life(time.monotonic())
+        self.output.refresh()
         for rank in self.ranks.exits.keys() & self._unfinished():  # also between two calls
             last_words = tuple(self.output.last_words(rank))
             self.failures[rank] = Death(self.ranks.exits[rank], last_words, time.monotonic())
@@ -97,12 +106,12 @@ class Call:
 
     def _ask(self, seconds: float) -> Silence:
         """Ask the ranks where they are, and wait for the answers. Those that have returned may still be sending."""
-        self.snapshots, alive = {}, set(range(self.ranks.num_ranks)) - self.failures.keys()
+        self.snapshots, alive = {}, set(range(self.ranks.num_ranks)) - self.ranks.exits.keys()
         for rank in alive - self.asked:
             self.asked.add(rank)
             self.ranks.send(rank, "where")
         deadline = time.monotonic() + seconds
-        while alive - self.snapshots.keys() - self.failures.keys() and time.monotonic() < deadline:
+        while alive - self.snapshots.keys() - self.ranks.exits.keys() and time.monotonic() < deadline:
             self._pump(0.05)
         return Silence(self.ranks.num_ranks, dict(self.snapshots), frozenset(self.results))
 
@@ -125,7 +134,25 @@ class Call:
             case "deadlock":
                 raise Deadlock(report.deadlock_report(silence))
             case "note":
-                self.output.note(report.slow_note(self._with_stacks(silence), now - self.watchdog.last_sign))
+                why = f"No news for {now - self.watchdog.last_sign:.0f} s; nothing is wrong yet:"
+                self.output.note(report.places_report(why, self._with_stacks(silence)))
+
+    def _comes_to_rest(self) -> bool:
+        """Stop the ranks that still run. Return whether all have answered, and nothing is on its way between them."""
+        waiting = {rank for rank, look in self.snapshots.items() if look.threads[0].state == "waits"}
+        if waiting & self._unfinished() and not self.interrupt.requested:
+            return False  # C++ code cannot be stopped, and those that it waits for have left
+        for rank in self._unfinished():
+            self.ranks.send(rank, "stop")
+        deadline = time.monotonic() + _STOP_SECONDS
+        while self._unfinished() and time.monotonic() < deadline:
+            self._pump(0.05)
+        if self._unfinished() or any(map(report.is_consequence, self.failures.values())):
+            return False
+        looks = self._ask(_ANSWER_SECONDS).snapshots.values()
+        last = {call for look in looks for call in look.started.items()}  # of each group: the same number everywhere?
+        unsettled = any(look.collectives or look.unsettled or look.threads[1:] for look in looks)
+        return len(looks) == self.ranks.num_ranks and len(last) == len(dict(last)) and not unsettled
 
     def _raise_failure(self) -> None:
         start = time.monotonic()
@@ -142,4 +169,4 @@ class Call:
         raise RankFailed(text, first, cause, {rank: error.traceback for rank, error in errors.items()})
 
     def _raise_interrupt(self) -> None:
-        raise stopped(report.interrupt_report(self._with_stacks(self._ask(0.5))))
+        raise stopped(report.places_report("Stopped all ranks. They were:", self._with_stacks(self._ask(0.5))))

@@ -1,17 +1,17 @@
-"""What ranks print, brought into the launching cell: grouped by rank in rank order, or live; and the progress bar.
+"""What ranks print and report, brought into the launching cell: grouped by rank in rank order, or live.
 
 Grouped is the default because lines of different ranks interleave differently in every run, which neither a reader nor
-a notebook test can follow.
+a notebook test can follow. While a call lasts, a place in the cell shows the latest lines, grouped in the same way.
 """
 
 import contextlib
-import io
-import math
 import sys
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
 _HEAD_LINES, _TAIL_LINES, _LINE_CHARACTERS = 900, 100, 4000
+_VIEW_LINES, _SOON_SECONDS, _VIEW_SECONDS = 20, 0.5, 0.2  # of each rank while it runs; at first nothing, then anew
 
 
 @dataclass
@@ -26,6 +26,7 @@ class _Stream:
     def feed(self, data: bytes) -> list[str]:
         """Take in bytes. Return the lines that are new at the head."""
         *lines, self.rest = (self.rest + data).split(b"\n")
+        self.rest = self.rest[max(0, self.rest.rfind(b"\r", 0, -1)) :]  # a bar that moves returns to the line's start
         if len(self.rest) > 1 << 20:  # a line without end: do not let it fill the memory
             lines, self.rest = [*lines, self.rest], b""
         fits = max(0, _HEAD_LINES - len(self.head))
@@ -38,37 +39,45 @@ class _Stream:
     def lines(self, skip_head: bool = False) -> list[str]:
         """Return what is kept: the head, a word on what was cut, the tail."""
         shown = len(self.head) if skip_head else 0
-        if self.rest:  # a last line without newline
+        if _text(self.rest).strip():  # a last line without newline; a bar that has gone leaves blanks
             self.feed(b"\n")
         cut = self.num_lines - len(self.head) - len(self.tail)
         note = f"... {cut:,} lines left out: the first {_HEAD_LINES} and the last {_TAIL_LINES} of a rank are shown ..."
         return self.head[shown:] + [note] * (cut > 0) + [_text(line) for line in self.tail]
 
+    def latest(self) -> list[str]:
+        """Return the last lines so far, and the one that has not ended."""
+        lines = [*self.head[-_VIEW_LINES:], *map(_text, self.tail), _text(self.rest)][-_VIEW_LINES:]
+        return lines if lines[-1].strip() else lines[:-1]
 
-class _Place(io.TextIOBase):
+
+class _Place:
     """A place in the cell for one text, which the next one replaces; an empty one leaves nothing to store.
 
     nbval compares what a cell displays and not its updates: so nothing is displayed, and the text is an update.
     """
 
-    encoding, _handle = "utf-8", None
+    def __init__(self):
+        self._handle, self._text = None, ""
 
     def write(self, text: str) -> None:
         from IPython.display import display
 
-        text = text.strip("\r\n")
-        if text and self._handle is None:
-            self._handle = display({}, raw=True, display_id=True)
-        if self._handle is not None:
-            self._handle.update({"text/plain": text} if text else {}, raw=True)
+        if text != self._text:
+            self._handle, self._text = self._handle or display({}, raw=True, display_id=True), text
+            if self._handle is not None:
+                self._handle.update({"text/plain": text} if text else {}, raw=True)
 
 
 class Output:
     """Collects what each rank prints during one call, and shows it."""
 
     def __init__(self, num_ranks: int, live: bool):
-        self.live = live
-        self._notes = _place()
+        get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+        self._place = _Place() if hasattr(get_ipython(), "kernel") else None
+        self.live, self._note, self._bar, self._bar_rank = live, "", "", num_ranks
+        self._start = time.monotonic()
+        self._next_view = self._start + _SOON_SECONDS
         self._streams = {(rank, name): _Stream() for rank in range(num_ranks) for name in ("stdout", "stderr")}
 
     def feed(self, rank: int, stream: str, data: bytes) -> None:
@@ -76,13 +85,37 @@ class Output:
         if self.live:
             _show(rank, stream, new)
 
+    def progress(self, rank: int, done: float, total: float, text: str) -> None:
+        """Move the bar, which follows the lowest rank that reports progress."""
+        if rank <= self._bar_rank:
+            from tqdm import tqdm
+
+            self._bar = tqdm.format_meter(done, total, time.monotonic() - self._start, prefix=text, ncols=80)
+            self._bar_rank = rank
+            if self._place is None:
+                print(f"\r{self._bar}", end="", file=sys.stderr)
+
     def note(self, text: str) -> None:
         """Say what is true only now; in a notebook it goes when the call ends."""
-        self._notes.write(f"{text}\n")
+        self._note, self._next_view = text, 0
+        if self._place is None:
+            print(text, file=sys.stderr)
+
+    def refresh(self) -> None:
+        """In a notebook, show in one place what is new: the latest lines of each rank, the bar, the note."""
+        now = time.monotonic()
+        if self._place is not None and now > self._next_view:
+            self._next_view = now + _VIEW_SECONDS
+            streams = {} if self.live else self._streams
+            lines = "".join(_marked(rank, stream.latest()) for (rank, _), stream in streams.items())
+            self._place.write("\n".join(filter(None, (lines.rstrip("\n"), self._bar, self._note))))
 
     def finish(self) -> None:
-        """Show what has not been shown, rank by rank."""
-        self._notes.write("")
+        """Show what has not been shown, rank by rank, in the place of what passed."""
+        if self._place is not None:
+            self._place.write("")
+        elif self._bar:
+            print(f"\r{'':80}", end="\r", file=sys.stderr)
         for (rank, name), stream in self._streams.items():
             _show(rank, name, stream.lines(skip_head=self.live))
 
@@ -90,34 +123,6 @@ class Output:
         """Take out the end of what the rank wrote to stderr; it is then shown only once."""
         stream, self._streams[rank, "stderr"] = self._streams[rank, "stderr"], _Stream()
         return stream.lines(skip_head=self.live)[-60:]
-
-
-class ProgressBar:
-    """A tqdm bar that follows the lowest rank that reports progress."""
-
-    def __init__(self):
-        self._bar, self._rank = None, math.inf
-
-    def update(self, rank: int, done: float, total: float, text: str) -> None:
-        self._rank = min(rank, self._rank)
-        if rank != self._rank:
-            return
-        if self._bar is None:
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=total, leave=False, file=_place())
-        self._bar.total, self._bar.n = total, done
-        self._bar.set_description_str(text)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
-def _place():
-    """Return a file for what will not stay: a place in the notebook's cell, or else stderr."""
-    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
-    return _Place() if hasattr(get_ipython(), "kernel") else sys.stderr
 
 
 def say(text: str) -> None:
@@ -128,12 +133,17 @@ def say(text: str) -> None:
 
 def _show(rank: int, stream: str, lines: list[str]) -> None:
     if lines:
-        text, file = "".join(f"[rank {rank}] {line}\n" for line in lines), getattr(sys, stream)
+        text, file = _marked(rank, lines), getattr(sys, stream)
         encoding = getattr(file, "encoding", None) or "utf-8"  # a terminal's may lack letters that a rank prints
         print(text.encode(encoding, "replace").decode(encoding), end="", file=file, flush=True)
 
 
+def _marked(rank: int, lines: list[str]) -> str:
+    return "".join(f"[rank {rank}] {line}\n" for line in lines)
+
+
 def _text(line: bytes) -> str:
-    text = line.decode("utf-8", "replace").removesuffix("\r")
+    """Decode a line as a terminal shows it: what follows a carriage return replaces what came before."""
+    text = line.decode("utf-8", "replace").removesuffix("\r").rpartition("\r")[2]
     cut = len(text) - _LINE_CHARACTERS
     return text if cut <= 0 else f"{text[:_LINE_CHARACTERS]} ... {cut:,} more characters"

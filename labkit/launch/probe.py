@@ -54,6 +54,7 @@ class Snapshot:
     started: dict[str, int]  # group -> the number of the last collective that this rank has started
     ran: tuple[int, ...]  # bytes on their way, how far set-up has come, how often threads and gloo's workers have run
     busy: bool  # at every moment of the look a thread could run
+    unsettled: bool = False  # a request nobody has waited for, or a wait that failed: more calls may not meet
 
 
 _purposes: dict[int, object] = {}  # thread -> what it waits for
@@ -100,6 +101,7 @@ class Probe:
     def __init__(self, timeout_seconds: float, directory: str):
         self.timeout, self.directory = timedelta(seconds=timeout_seconds), directory
         self.requests: dict[Any, _Note] = {}  # of isend and irecv, until somebody has waited
+        self.broken = False  # a communication failed, so that the next may fail too
 
     def watch(self) -> None:
         """Wrap the wait of torch.distributed, for all backends, and its four point-to-point functions."""
@@ -117,6 +119,9 @@ class Probe:
         def noted_wait(work, timeout=timedelta(0)):
             try:
                 return wait(work, timeout)
+            except Exception:
+                self.broken = True
+                raise
             finally:
                 self.requests.pop(work, None)
 
@@ -160,7 +165,7 @@ class Probe:
                     ran += [] if polls else [linux.switches(task)]
         frames.clear()  # they hold this frame, and it holds them: the learner's tensors would live on
         ran += [linux.switches(task) for task in linux.tasks() if linux.name(task).startswith("pt_gloo_runloop")]
-        return Snapshot(tuple(threads), collectives, started, tuple(ran), busy)
+        return Snapshot(tuple(threads), collectives, started, tuple(ran), busy, self.broken or bool(self.requests))
 
     def _look(
         self, frame: FrameType | None, task: int | None, in_collective: bool, ends: bool, purpose

@@ -41,6 +41,7 @@ class RankError:
 STACK_SIGNAL = signal.SIGRTMAX - 1  # SIGUSR1 is the learner's: Slurm sends it before it takes a node away
 _kernel: Connection | None = None  # set in a rank only: how `progress` finds the notebook
 _progress_sent = 0.0
+_in_call = False
 _TEXT_CHARACTERS = 4000  # of an error
 _libc = ctypes.CDLL(None)
 
@@ -53,6 +54,14 @@ def progress(done: float, total: float, text: str = "") -> bool:
         _progress_sent = now
         _kernel.send("progress", done, total, text)
     return _kernel is not None
+
+
+def stop(*_) -> None:
+    """Raise KeyboardInterrupt, once, in a call; ignore what comes when it has ended."""
+    global _in_call
+    if _in_call:
+        _in_call = False
+        raise KeyboardInterrupt
 
 
 def main(control: socket.socket) -> None:
@@ -75,6 +84,7 @@ def main(control: socket.socket) -> None:
             kernel.send(*message)
             gc.collect()  # a model in a cycle holds its process groups, whose threads turn on sockets that peers closed
     except BaseException as error:  # joining failed; whatever a call raises is sent by _run
+        probe.broken = True
         kernel.send("error", describe_error(error))
         while calls.get() is not None:  # stay, so that the others fail for their own reasons only
             pass
@@ -94,6 +104,8 @@ def _answer(messages: Iterator[tuple], probe: Probe, calls: queue.SimpleQueue) -
                 sys.setswitchinterval(interval)
             case ("call", payload):
                 calls.put(payload)
+            case ("stop",):
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # pyright: ignore[reportArgumentType]
             case ("leave",):
                 calls.put(None)
     os.killpg(0, signal.SIGKILL)  # the kernel is gone
@@ -141,6 +153,7 @@ def _apply_environment(environment: dict[str, str], settings: dict) -> None:
 
 def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
     """Call the function; return the message for the kernel: its result or its error."""
+    global _in_call
     try:
         objects = load(payload)
         caller = next(objects)
@@ -150,7 +163,9 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
         linecache.cache.update(caller["cells"])  # so that tracebacks and inspect find cell sources
         function, args, kwargs = next(objects)
         del objects, payload  # and the bytes they hold
+        _in_call = True
         result = function(*args, **kwargs)
+        _in_call = False
         if lost := probe.lost_request():
             text = f"the request of this i{lost.text()} is lost: keep what it returns, and call its wait(), or it hangs"
             return "error", replace(describe_error(RuntimeError(text)), frames=lost.stack)
@@ -160,6 +175,7 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
             text = f"the result, of type {type(result).__name__}, cannot be sent back: {error}"
             return "error", replace(describe_error(TypeError(text)), frames=())  # the line that returned is unknown
     except BaseException as error:
+        _in_call = False
         return "error", describe_error(error)
     finally:
         _flush()

@@ -120,14 +120,9 @@ def deadlock_report(silence: Silence) -> str:
     return "\n".join(lines)
 
 
-def slow_note(silence: Silence, seconds: float) -> str:
-    """Say who waits for whom, while a slow rank is left to work."""
-    return "\n".join([f"No news for {seconds:.0f} s; nothing is wrong yet:", *_lines(silence)])
-
-
-def interrupt_report(silence: Silence) -> str:
-    """Say where each rank was when the learner stopped it."""
-    return "\n".join(["Stopped all ranks. They were:", *_lines(silence)])
+def places_report(why: str, silence: Silence) -> str:
+    """Say where the ranks are: while a slow one is left to work, or when the learner has stopped them."""
+    return "\n".join([why, *_lines(silence)])
 
 
 def busy_stack(faulthandler_text: str) -> str:

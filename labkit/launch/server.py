@@ -27,7 +27,7 @@ import time
 import traceback
 from contextlib import suppress
 
-from labkit.launch.rank import STACK_SIGNAL
+from labkit.launch.rank import STACK_SIGNAL, stop
 from labkit.launch.rank import main as run_rank
 from labkit.launch.wire import Connection
 from labkit.linux import read_text
@@ -215,7 +215,7 @@ def _become_rank(server: int, stdout: int, stderr: int, control: int) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, stop)
     os.setpgid(0, 0)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != server:  # it died before the line above

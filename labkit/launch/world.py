@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from numbers import Real
-from typing import Any
 
 from labkit.frames import is_cell
 from labkit.launch import client
@@ -20,7 +19,7 @@ from labkit.launch.ranks import Ranks
 from labkit.payload import discard, dump, pickled, why_not
 from labkit.sizes import whole_number
 
-_MAX_RANKS = 128
+MAX_RANKS = 128
 _MAX_SECONDS = 1e6  # eleven days; torch counts in nanoseconds of 64 bits
 _stream_numbers = itertools.count()  # in the kernel
 _streams_here: dict[int, Iterator] = {}  # on a rank: the stream that began last, kept from call to call
@@ -47,27 +46,28 @@ def launch(
     """
     call = _pickled_call(fn, args, kwargs)  # which may refuse it: no process was started yet
     with World(world_size, backend=backend, timeout_seconds=timeout_seconds, strict=strict) as world:
-        return world._run(call, live)
+        return world._run(call, live, keep=False)
 
 
 class World:
     """Ranks that stay alive between calls: ``with World(4) as world: world.run(fn, ...)``.
 
-    It keeps what is slow to start (NCCL takes seconds). A fault ends the world: make a new one then.
+    It keeps what is slow to start (NCCL takes seconds). It also outlives an exception,
+    if every rank has then answered and no message is on its way. Any other fault ends it: ``ended`` says which.
     The arguments, and what `run` takes and raises, are those of `launch`.
     """
 
     def __init__(self, world_size: int, *, backend: str = "auto", timeout_seconds: float = 60.0, strict: bool = False):
         self.world_size = whole_number(world_size) or 0
-        if not 1 <= self.world_size <= _MAX_RANKS:
-            raise ValueError(f"world_size={world_size!r} must be a whole number from 1 to {_MAX_RANKS}")
+        if not 1 <= self.world_size <= MAX_RANKS:
+            raise ValueError(f"world_size={world_size!r} must be a whole number from 1 to {MAX_RANKS}")
         if backend not in ("auto", "gloo", "nccl"):
             raise ValueError(f"backend={backend!r} is unknown: use 'auto', 'gloo' or 'nccl'")
         if not isinstance(timeout_seconds, Real) or not 0 < timeout_seconds <= _MAX_SECONDS:
             raise ValueError(f"timeout_seconds={timeout_seconds!r} must be a number above 0, and at most a million")
         if "LABKIT_WORLD" in os.environ:
             raise RuntimeError("launch was called on a rank: only the notebook (or script) itself can launch ranks")
-        self._ended = ""  # why, once it has
+        self.ended = ""  # why, once it has
         self._one_call = threading.Lock()  # at a time: a second thread waits its turn
         with DeferredInterrupt() as interrupt:
             server = client.current_server(interrupt)
@@ -89,16 +89,18 @@ class World:
         """Call ``fn(*args, **kwargs)`` on every rank. Return the results in rank order."""
         return self._run(_pickled_call(fn, args, kwargs), live)
 
-    def _run(self, call: list[list[memoryview]], live: bool) -> list:
+    def _run(self, call: list[list[memoryview]], live: bool, keep: bool = True) -> list:
         with self._one_call, DeferredInterrupt() as interrupt:
-            if self._ended:
-                raise RuntimeError(f"this world has ended ({self._ended}): make a new one")
+            if self.ended:
+                raise RuntimeError(f"this world has ended ({self.ended}): make a new one")
             payload = dump(f"{self._ranks.directory}/payload", call)
             call.clear()  # it was copied
+            current = Call(self._ranks, Output(self.world_size, live), interrupt)
             try:
-                return Call(self._ranks, Output(self.world_size, live), interrupt).run(payload)
+                return current.run(payload, keep)
             except BaseException as error:
-                self._end(f"{type(error).__name__} in an earlier call", kill=True)
+                if not current.at_rest:
+                    self._end(f"{type(error).__name__} in an earlier call", kill=True)
                 raise
             finally:
                 discard(payload)
@@ -115,8 +117,8 @@ class World:
         self.close()
 
     def _end(self, why: str, kill: bool) -> None:
-        if not self._ended:
-            self._ended = why
+        if not self.ended:
+            self.ended = why
             self._finalizer.detach()
             self._ranks.end(kill)
 
@@ -158,18 +160,14 @@ def stream(world: World, fn: Callable[..., Iterator], /, *args, **kwargs) -> Ite
     number = next(_stream_numbers)
     world.run(_begin_stream, number, fn, args, kwargs)
     try:
-        while True:
-            goes_on, values = zip(*world.run(_advance_stream, number), strict=True)
-            if not any(goes_on):
-                return
-            if not all(goes_on):
-                ended = [rank for rank, still in enumerate(goes_on) if not still]
+        while any(values := world.run(_advance_stream, number)):
+            if ended := [rank for rank, value in enumerate(values) if not value]:
                 text = f"{fn.__name__} has ended on ranks {ended} but goes on elsewhere: yield equally often"
                 raise RuntimeError(text)
-            yield list(values)
+            yield [value for (value,) in values]
     except BaseException:  # GeneratorExit above all: the caller wants no more
         # Python may collect a forgotten stream in the middle of a different call, which it cannot wait for.
-        if not world._ended and not world._one_call.locked():
+        if not world.ended and not world._one_call.locked():
             world.run(_end_stream, number)
         raise
 
@@ -179,12 +177,9 @@ def _begin_stream(number: int, fn: Callable[..., Iterator], args: tuple, kwargs:
     _streams_here[number] = fn(*args, **kwargs)
 
 
-def _advance_stream(number: int) -> tuple[bool, Any]:
-    """On a rank: return whether there was a next value, and the value."""
-    for value in _streams_here.get(number, ()):  # nothing if a newer stream has begun
-        return True, value
-    _end_stream(number)
-    return False, None
+def _advance_stream(number: int) -> list:
+    """On a rank: return the next value, in a list; an empty one at the end, or if a newer stream has begun."""
+    return list(itertools.islice(_streams_here.get(number, ()), 1))
 
 
 def _end_stream(number: int) -> None:

@@ -5,11 +5,12 @@ import os
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import torch.distributed as dist
 from jupyter_client.manager import run_kernel
 
-from labkit.launch import launch, progress
+from labkit.launch import launch, output, progress
 from labkit.launch.output import Output
 
 
@@ -53,10 +54,10 @@ def test_live_output_comes_while_ranks_run(capsys, tmp_path):
 
 
 def test_the_cut_of_many_lines_is_stated(capsys):
-    output = Output(num_ranks=1, live=False)
+    shown = Output(num_ranks=1, live=False)
     for start in range(0, 5000, 100):
-        output.feed(0, "stdout", b"".join(b"%d\n" % i for i in range(start, start + 100)))
-    output.finish()
+        shown.feed(0, "stdout", b"".join(b"%d\n" % i for i in range(start, start + 100)))
+    shown.finish()
     lines = capsys.readouterr().out.splitlines()
     assert lines[899:902] == ["[rank 0] 899", lines[900], "[rank 0] 4900"]
     assert "4,000 lines left out" in lines[900]
@@ -66,9 +67,9 @@ def test_the_cut_of_many_lines_is_stated(capsys):
 def test_letters_that_the_terminal_lacks_are_replaced(monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
-    output = Output(num_ranks=1, live=False)
-    output.feed(0, "stdout", "caf\u00e9 \u2192\n".encode())
-    output.finish()
+    shown = Output(num_ranks=1, live=False)
+    shown.feed(0, "stdout", "caf\u00e9 \u2192\n".encode())
+    shown.finish()
     assert terminal.buffer.getvalue() == b"[rank 0] caf? ?\n"
 
 
@@ -82,14 +83,20 @@ def test_progress_moves_a_bar(capsys):
     assert "training: 100%" in capsys.readouterr().err
 
 
+KINDS = ("display_data", "update_display_data", "stream")
 PASSING = """
-from labkit.launch.output import Output, ProgressBar
-output, bar = Output(1, live=False), ProgressBar()
-bar.update(0, 1, 2, "training")
-output.note("No news for 5 s")
-output.note("No news for 35 s")
-bar.close()
-output.finish()
+from labkit.launch import output
+output._SOON_SECONDS = output._VIEW_SECONDS = 0
+shown = output.Output(2, live=False)
+shown.progress(0, 1, 2, "training")
+shown.refresh()
+shown.note("No news for 5 s")
+shown.refresh()
+for rank in (1, 0):
+    shown.feed(rank, "stdout", b"first\\nsecond")
+shown.feed(0, "stderr", b"\\r 0%|   |\\r100%|###|")
+shown.refresh()
+shown.finish()
 """
 
 
@@ -98,17 +105,38 @@ def test_what_passes_in_a_cell_is_an_update_and_goes():
     messages = []
     with run_kernel() as client:
         client.execute_interactive(PASSING, timeout=60, output_hook=messages.append)
-    shown = [message["content"] for message in messages if message["msg_type"] not in ("status", "execute_input")]
-    displayed = [message["content"]["data"] for message in messages if message["msg_type"] == "display_data"]
-    texts = [content["data"].get("text/plain", "") for content in shown]
-    assert displayed == [{}, {}]  # the bar and the notes
-    assert "training:  50%" in "".join(texts) and texts.index("No news for 5 s") < texts.index("No news for 35 s")
-    stored = {content["transient"]["display_id"]: content["data"] for content in shown}
-    assert list(stored.values()) == [{}, {}]
+    contents = {kind: [each["content"] for each in messages if each["msg_type"] == kind] for kind in KINDS}
+    assert [content["data"] for content in contents["display_data"]] == [{}]
+    bar, note, lines, end = [content["data"].get("text/plain") for content in contents["update_display_data"]]
+    assert bar.startswith("training:  50%") and note == f"{bar}\nNo news for 5 s" and end is None
+    printed = ["[rank 0] first", "[rank 0] second", "[rank 0] 100%|###|", "[rank 1] first", "[rank 1] second"]
+    assert lines == "\n".join([*printed, note])
+    assert "".join(each["text"] for each in contents["stream"] if each["name"] == "stdout").split("\n") == [
+        *(line for line in printed if "#" not in line),
+        "",
+    ]
+
+
+def test_a_short_call_shows_only_what_stays(monkeypatch):
+    shown, written = output.Output(1, live=False), []
+    shown._place = SimpleNamespace(write=written.append)
+    shown.feed(0, "stdout", b"first\n")
+    shown.refresh()
+    shown.finish()
+    assert written == [""]
+
+
+def test_the_last_state_of_a_bar_stays(capsys):
+    shown = output.Output(2, live=False)
+    for part in (b"\r  0%|  |", b"\r 50%|# |", b"\r100%|##|", b"\nafter\r\n"):
+        shown.feed(0, "stderr", part)
+    shown.feed(1, "stderr", b"\r 50%|# |\r        \r")  # leave=False
+    shown.finish()
+    assert capsys.readouterr().err == "[rank 0] 100%|##|\n[rank 0] after\n"
 
 
 def test_without_a_notebook_a_note_goes_to_stderr(capsys):
-    output = Output(num_ranks=1, live=False)
-    output.note("No news for 5 s")
-    output.finish()
+    shown = Output(num_ranks=1, live=False)
+    shown.note("No news for 5 s")
+    shown.finish()
     assert capsys.readouterr().err == "No news for 5 s\n"

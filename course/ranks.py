@@ -1,0 +1,233 @@
+"""`%%ranks`: cells of a notebook that run on ranks, which keep their names from cell to cell.
+
+``from course.ranks import ranks`` loads it. ``%%ranks 4`` starts four ranks and runs its cell on each; ``%%ranks`` runs
+on all that live, ``%%ranks [0, 2]`` on some. There, ``rank``, ``world_size``, ``dist`` and ``torch`` have a value.
+``ranks["loss"]`` brings the value of each rank into the notebook, and ``%ranks`` says who lives.
+
+Whose is a name? One that a ``%%ranks`` cell has assigned belongs to the ranks, until they restart. Any other name that
+a cell uses comes from the notebook, each time with the value that it has there now.
+
+An exception keeps the ranks and their names if every rank has then answered and no message is on its way. Otherwise the
+ranks are restarted, and the error says which names are lost.
+"""
+
+import ast
+import dis
+import linecache
+import sys
+from collections.abc import Iterable
+from itertools import groupby
+from types import CodeType
+from typing import Any
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+from IPython.core.getipython import get_ipython
+from IPython.display import display
+
+from course import rank_cell
+from course.pictures.painter import Plot
+from labkit.frames import is_cell, stack_of
+from labkit.launch import RankFailed, World
+from labkit.launch.interrupts import stopped
+from labkit.launch.world import MAX_RANKS
+from labkit.payload import pickled, why_not
+from labkit.sizes import whole_number
+
+_COLLECTIVES = {
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single"),
+    *("barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "new_group"),
+    *("reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list"),
+}
+_BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match)
+"""Statements that may leave a name unassigned."""
+
+
+class Ranks:
+    """The ranks of this notebook's cells: ``ranks["loss"]`` is a list of what each has under that name."""
+
+    def __init__(self):
+        self.world: World | None = None
+        self.names: list[list[str]] = []  # of each rank, those that belong to it
+        self.uses: dict[str, set[str]] = {}  # name -> what the functions in it read whenever they are called
+
+    def __getitem__(self, name: str) -> list:
+        without = [rank for rank, names in enumerate(self.names) if name not in (*names, *rank_cell.GIVEN)]
+        if not self._living() or without:
+            raise KeyError(f"{name} has no value on {who(without) if without else 'any rank: none lives'}")
+        return self._on_ranks(rank_cell.value, name)
+
+    def __repr__(self) -> str:
+        if not self._living():
+            return "No ranks live: start some with a count, as in %%ranks 4"
+        rows = [f"{'rank':>4} {'process':>9} {'memory':>9}  names"]
+        for rank, (pid, megabytes, names) in enumerate(self._on_ranks(rank_cell.facts)):
+            rows.append(f"{rank:>4} {pid:>9} {megabytes:>6,.0f} MB  {', '.join(sorted(names)) or '-'}")
+        return "\n".join(rows)
+
+    def magic(self, line: str, cell: str | None = None) -> None:
+        """Run a cell on ranks (`%%ranks 4`, `%%ranks`, `%%ranks [0, 2]`), or say who lives (`%ranks`)."""
+        if cell is None:
+            print(self)
+            return
+        num_ranks, asked = self._asked(line.strip())
+        filename = next((file for file, _, _ in stack_of(sys._getframe()) if is_cell(file)), "<ipython-input>")
+        lines = [f"{text}\n" for text in (f"%%ranks {line}", *cell.splitlines())]
+        linecache.cache[filename] = (0, None, lines, filename)  # reports quote it; IPython put its own call there
+        source = f"\n{cell}"
+        tree = ast.parse(source, filename)
+        is_new = num_ranks != self._living()
+        sent = self._from_notebook(tree, set() if is_new else set.intersection(*map(set, self.names)))
+        if is_new:
+            self._start(num_ranks)
+        others, note = sorted({*range(num_ranks)} - {*asked}), ""
+        if others:
+            note = f"{who(others).capitalize()} were not asked: this cell runs on {who(asked)} only.\n"
+            if called := sorted(_calls_of_all(tree)):
+                print(f"{note}They would have to call {', '.join(called)} too, unless it has a group=... of its own.")
+        rows = self._on_ranks(rank_cell.run, rank_cell.Cell(source, filename, asked), sent, note=note)
+        self.names = [ran.names for ran in rows]
+        _show(rows)
+
+    @context_matcher()
+    def complete(self, context: CompletionContext):
+        """Complete the names on the ranks, in a cell that runs there."""
+        names = {*rank_cell.GIVEN, *set().union(*self.names)} if context.full_text.startswith("%%ranks") else ()
+        found = [SimpleCompletion(name, type="instance") for name in sorted(names) if name.startswith(context.token)]
+        return {"completions": found}
+
+    def _living(self) -> int:
+        return 0 if self.world is None or self.world.ended else self.world.world_size
+
+    def _asked(self, line: str) -> tuple[int, tuple[int, ...]]:
+        """Return how many ranks shall live, and which of them shall run the cell."""
+        living = self._living()
+        try:
+            given = ast.literal_eval(line) if line else range(living)
+        except (SyntaxError, ValueError):
+            given = line
+        count = whole_number(given)
+        if count is not None:
+            if not 1 <= count <= MAX_RANKS:
+                way_out = "; for rank 0 alone write %%ranks [0]" * (count == 0)
+                raise ValueError(f"%%ranks {line}: the count must be from 1 to {MAX_RANKS}{way_out}")
+            return count, tuple(range(count))
+        if not isinstance(given, list | range):
+            ways = "a count as in %%ranks 4, a list as in %%ranks [0, 2], or nothing for all ranks that live"
+            raise ValueError(f"%%ranks {line} is neither a count nor a list: write {ways}")
+        if not living:
+            raise ValueError(
+                f"%%ranks {line}: no ranks live: start some with a count, as in %%ranks 4".replace(" :", ":")
+            )
+        if not given or len({*map(whole_number, given)} & {*range(living)}) < len(given):
+            raise ValueError(f"%%ranks {line}: the list must name ranks that live, each once: {who(range(living))}")
+        return living, tuple(given)
+
+    def _start(self, num_ranks: int) -> None:
+        if before := self._living():
+            print(f"Ranks restarted, {num_ranks} instead of {before}{self._lost()}.")
+            self.world.close()  # pyright: ignore[reportOptionalMemberAccess]
+        self.world = World(num_ranks)
+        self.names, self.uses = [[]] * num_ranks, {}
+
+    def _lost(self) -> str:
+        names = sorted(set().union(*self.names))
+        return f", names lost: {', '.join(names)}" if names else ""
+
+    def _on_ranks(self, function, *args, note: str = "") -> list:
+        """Call a function on every rank. A fault says what became of the ranks and their names."""
+        world: Any = self.world
+        try:
+            return world.run(function, *args)
+        except (RankFailed, KeyboardInterrupt) as error:
+            fault, text = error, f"{error}\n{note}"
+        if world.ended:
+            text += f"Ranks restarted{self._lost()}."
+            self._start(world.world_size)
+        else:
+            text += "The ranks and their names are kept."
+            self.names = world.run(rank_cell.names)
+        if isinstance(fault, RankFailed):
+            raise type(fault)(text, fault.rank, fault.cause, fault.tracebacks)
+        raise stopped(text)
+
+    def _from_notebook(self, tree: ast.Module, own: set[str]) -> dict[str, Any]:
+        """Return the notebook's values of the names that a cell reads, without those that belong to every rank."""
+        shell: Any = get_ipython()
+        there, hidden = shell.user_ns, shell.user_ns_hidden  # In, Out, exit
+        names = self._names_read(tree) & there.keys() - rank_cell.GIVEN - own
+        sent = {name: there[name] for name in sorted(names) if there[name] is not hidden.get(name, shell)}
+        try:
+            pickled(sent)
+        except Exception as error:
+            reason = why_not(error, None, (), sent).replace("argument ", "")
+            raise ValueError(reason.replace("inside the function", "in a %%ranks cell")) from None
+        return sent
+
+    def _names_read(self, tree: ast.Module) -> set[str]:
+        """Return what a cell may read before it assigns it, and what the functions that it calls may read."""
+        read, assigned = set(), set()
+        for statement in tree.body:
+            code = compile(ast.Module([statement], []), "", "exec")
+            inside = set().union(*map(_reads, filter(_is_code, code.co_consts)))
+            writes = {op.argval for op in dis.get_instructions(code) if op.opname in ("STORE_NAME", "STORE_GLOBAL")}
+            reads = _reads(code)
+            read |= reads - assigned
+            self.uses |= dict.fromkeys(writes, inside | (reads & self.uses.keys()))
+            assigned |= set() if isinstance(statement, _BRANCHES) else writes
+        todo = list(read)
+        while todo:
+            new = self.uses.get(todo.pop(), set()) - read
+            read |= new
+            todo += new
+        return read
+
+
+def who(ranks: Iterable[int]) -> str:
+    """Name ranks.
+
+    >>> who([3]), who([0, 1, 2, 5])
+    ('rank 3', 'ranks 0-2, 5')
+    """
+    ranks = sorted(ranks)
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def _is_code(value) -> bool:
+    return isinstance(value, CodeType)
+
+
+def _reads(code: CodeType) -> set[str]:
+    """Return the global names that code reads, and the functions in it."""
+    here = {op.argval for op in dis.get_instructions(code) if op.opname in ("LOAD_NAME", "LOAD_GLOBAL")}
+    return here.union(*map(_reads, filter(_is_code, code.co_consts)))
+
+
+def _calls_of_all(tree: ast.Module) -> set[str]:
+    """Return the collectives that code calls without a group of its own."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = {getattr(call.func, "attr", getattr(call.func, "id", "")): call.keywords for call in calls}
+    return {name for name, given in names.items() if all(each.arg != "group" for each in given)} & _COLLECTIVES
+
+
+def _show(rows: list[rank_cell.Ran]) -> None:
+    """Show the values, equal ones once, then the figures."""
+    values: dict[str, list[int]] = {}
+    for rank, ran in enumerate(rows):
+        values.setdefault(ran.value, []).append(rank)
+    for value, ranks in values.items():
+        if value:
+            print(f"{who(ranks)}:{chr(10) if chr(10) in value else ' '}{value}")
+    for rank, ran in enumerate(rows):
+        for figure in ran.figures:
+            titles = [ax.get_title() for ax in figure.axes] + [figure.get_suptitle()]
+            alt = f"Figure of rank {rank}: {', '.join(filter(None, titles)) or 'no title'}"
+            print(alt)
+            display(Plot(figure, alt))
+
+
+ranks = Ranks()
+if (shell := get_ipython()) is not None:
+    shell.register_magic_function(ranks.magic, "line_cell", "ranks")  # pyright: ignore[reportArgumentType]
+    shell.Completer.custom_matchers.append(ranks.complete)  # pyright: ignore[reportOptionalMemberAccess]

@@ -1,0 +1,258 @@
+"""Cells on ranks, in real kernels: what a cell shows, whose a name is, and that the next one works after a fault."""
+
+import os
+import re
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from course.ranks import Ranks
+from tests.support.kernel import Kernel, is_alive, wait_until
+
+IMPORT = "from course.ranks import ranks\nfrom labkit.launch import watchdog; watchdog._QUIET_SECONDS = 0.5"
+
+
+@pytest.fixture(scope="module")
+def one_kernel(tmp_path_factory):
+    kernel = Kernel(tmp_path_factory.mktemp("kernel"))
+    kernel.run(f"sys.path.insert(0, {os.getcwd()!r})\n{IMPORT}")
+    yield kernel
+    kernel.close()
+
+
+@pytest.fixture
+def kernel(one_kernel):
+    """A kernel in which four ranks live: those of the test before, where it left them in order."""
+    ran = one_kernel.run("%%ranks 4\ndist.barrier(); world_size")
+    assert ran.stdout.endswith("ranks 0-3: 4\n"), ran
+    return one_kernel
+
+
+def shows(kernel: Kernel, cell: str) -> str:
+    ran = kernel.run(cell)
+    assert not ran.error, ran
+    return ran.stdout
+
+
+def error(kernel: Kernel, cell: str) -> str:
+    """Run a cell that must fail; the ranks then take the next one."""
+    ran = kernel.run(cell)
+    assert ran.error, ran
+    assert "ranks 0-3: 6\n" in shows(kernel, "%%ranks\ns = torch.tensor(rank); dist.all_reduce(s); s.item()")
+    return ran.error
+
+
+def test_names_stay_and_values_are_folded(kernel):
+    assert shows(kernel, "%%ranks\nx = torch.tensor(float(rank))\ndist.all_reduce(x)\nx.item()") == "ranks 0-3: 6.0\n"
+    assert shows(kernel, "%%ranks\nx + max(rank, 1)") == (
+        "ranks 0-1: tensor(7.)\nrank 2: tensor(8.)\nrank 3: tensor(9.)\n"
+    )
+    assert shows(kernel, "%%ranks\nx;") == shows(kernel, "%%ranks\ny = x") == ""
+    assert shows(kernel, "%%ranks\ntorch.eye(2) if rank else None") == (
+        "ranks 1-3:\ntensor([[1., 0.],\n        [0., 1.]])\n"
+    )
+    assert kernel.value("([x.item() for x in ranks['x']], ranks['rank'])") == ([6.0] * 4, [0, 1, 2, 3])
+    assert "KeyError: 'nowhere has no value on ranks 0-3'" in kernel.run("ranks['nowhere']").error
+
+
+def test_print_is_grouped_and_a_function_of_an_earlier_cell_is_quoted(kernel):
+    assert shows(kernel, "%%ranks\ndef half(x):\n    print('half of', x)\n    return 1 / x") == ""
+    assert shows(kernel, "%%ranks [0, 1]\nhalf(2)") == ("[rank 0] half of 2\n[rank 1] half of 2\nranks 0-1: 0.5\n")
+    assert re.search(
+        r"at this cell, line 3:  half\(0\)\n    at Cell In\[\d+\], line 4, in half:  return 1 / x",
+        error(kernel, "%%ranks\n\nhalf(0)"),
+    )
+
+
+def test_whose_a_name_is(kernel):
+    kernel.run("scale, mine = 2, [1]\ndef scaled(x): return scale * x")
+    assert shows(kernel, "%%ranks\nscaled(scale), mine") == "ranks 0-3: (4, [1])\n"
+    kernel.run("scale = 3")
+    assert shows(kernel, "%%ranks\nmine.append(rank)\nscaled(scale)") == "ranks 0-3: 9\n"
+    assert shows(kernel, "%%ranks\nmine") == "ranks 0-3: [1]\n"  # it was changed in place, but not assigned
+    assert shows(kernel, "%%ranks\nmine += [rank]") == ""
+    kernel.run("mine = 'the notebook still has its own'")
+    assert shows(kernel, "%%ranks [3]\nmine") == "rank 3: [1, 3]\n"
+    assert shows(kernel, "%%ranks\nif rank == 0: scale = 'of rank 0'") == ""
+    assert shows(kernel, "%%ranks\nscale") == "rank 0: 'of rank 0'\nranks 1-3: 3\n"
+    assert shows(kernel, "%%ranks\nif rank == 0: del scale") == ""
+    assert shows(kernel, "%%ranks\nscale") == "ranks 0-3: 3\n"
+
+
+def test_a_function_on_the_ranks_reads_the_notebooks_value_of_now(kernel):
+    kernel.run("factor, rank = 2, 'not that of a rank'")
+    assert (
+        shows(kernel, "%%ranks\ndef times(x): return factor * x, rank\nclass Twice:\n    def of(self): return times(1)")
+        == ""
+    )
+    kernel.run("factor = 5")
+    assert shows(kernel, "%%ranks\ntwice = Twice()") == ""
+    assert shows(kernel, "%%ranks [1]\ntwice.of()") == "rank 1: (5, 1)\n"
+
+
+def test_what_cannot_be_sent_is_named(kernel):
+    kernel.run("import threading; lock = threading.Lock()")
+    assert "ValueError: lock (a lock) cannot be sent to the ranks" in error(kernel, "%%ranks\nlock")
+    assert shows(kernel, "%%ranks\nlock = 3\nlock") == "ranks 0-3: 3\n"  # which nobody needs from the notebook
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("0", "%%ranks 0: the count must be from 1 to 128; for rank 0 alone write %%ranks [0]"),
+        ("129", "%%ranks 129: the count must be from 1 to 128"),
+        ("four", "%%ranks four is neither a count nor a list: write a count as in %%ranks 4"),
+        ("2.5", "%%ranks 2.5 is neither a count nor a list"),
+        ("[]", "%%ranks []: the list must name ranks that live, each once: ranks 0-3"),
+        ("[4]", "%%ranks [4]: the list must name"),
+        ("[1, 1]", "%%ranks [1, 1]: the list must name"),
+        ("['x']", "%%ranks ['x']: the list must name"),
+    ],
+)
+def test_bad_input(kernel, line, said):
+    assert f"ValueError: {said}" in error(kernel, f"%%ranks {line}\nrank")
+
+
+def test_bad_input_starts_no_process(launches):
+    for line, cell, kind in (
+        ("0", "1", ValueError),
+        ("", "1", ValueError),
+        ("[0]", "1", ValueError),
+        ("2", "x = = 1", SyntaxError),
+    ):
+        with pytest.raises(kind, match=r"%%ranks \[0\]|%%ranks: no ranks live: start some|invalid syntax"):
+            Ranks().magic(line, cell)
+    assert not launches
+
+
+def test_typo_on_all_ranks_keeps_the_names(kernel):
+    shows(kernel, "%%ranks\nkept = rank")
+    report = error(kernel, "%%ranks\nassigned = 1\nkept = kep + 1")
+    assert report.startswith("RankFailed: rank") and "raised NameError: name 'kep' is not defined" in report
+    assert "at this cell, line 3:  kept = kep + 1" in report and report.count("the same") == 3
+    assert report.endswith("The ranks and their names are kept.")
+    assert shows(kernel, "%%ranks\nkept - rank + assigned") == "ranks 0-3: 1\n"
+
+
+def test_a_rank_that_raises_while_others_compute_keeps_the_names(kernel):
+    shows(kernel, "%%ranks\nkept = rank")
+    report = error(kernel, "%%ranks\nimport time\nif rank == 1: raise KeyError('k')\ntime.sleep(60)")
+    assert "rank 1 of 4 raised KeyError: 'k'" in report and "rank 0: runs at this cell, line 4:  time.sleep" in report
+    assert shows(kernel, "%%ranks\nkept") == "rank 0: 0\nrank 1: 1\nrank 2: 2\nrank 3: 3\n"
+
+
+LEFT_ON_ITS_WAY = {
+    "beside a collective": "if rank == 2: 1 / 0\ndist.barrier()",
+    "an asynchronous collective": "if rank == 2: work = dist.barrier(async_op=True)\n1 / 0",
+    "an unmatched send": "if rank == 2: work = dist.isend(x, 1)\n1 / 0",
+    "an unmatched receive": "if rank == 2: work = dist.irecv(x, 1)\n1 / 0",
+    "a collective that failed": "import datetime\n"
+    "try: rank or dist.irecv(x, 1).wait(datetime.timedelta(seconds=0.1))\nexcept RuntimeError: pass\n1 / 0",
+    "a thread that may send": "import threading\nif rank == 2: threading.Timer(60, dist.send, (x, 1)).start()\n1 / 0",
+}
+
+
+@pytest.mark.parametrize("how", LEFT_ON_ITS_WAY)
+def test_an_exception_that_leaves_something_on_its_way_restarts(kernel, how):
+    shows(kernel, "%%ranks\nx = torch.ones(2); lost = 1")
+    pids = kernel.value("[pid for pid, _, _ in ranks._on_ranks(__import__('course.rank_cell').rank_cell.facts)]")
+    report = error(kernel, f"%%ranks\n{LEFT_ON_ITS_WAY[how]}")
+    assert "raised ZeroDivisionError" in report
+    assert re.search(r"\nRanks restarted, names lost: .*\blost, .*x\.$", report)
+    assert "NameError: name 'lost'" in error(kernel, "%%ranks\nlost")
+    assert not any(map(is_alive, pids))
+
+
+def test_a_rank_that_is_killed(kernel):
+    shows(kernel, "%%ranks\nlost = 1")
+    report = error(kernel, "%%ranks\nimport os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
+    assert "rank 1 of 4 was killed by SIGKILL" in report and "names lost: lost" in report
+
+
+def test_a_missing_collective(kernel):
+    report = error(kernel, "%%ranks\nif rank != 3: dist.barrier()")
+    assert report.startswith("Deadlock: no rank can go on.") and "at this cell, line 2" in report
+    assert "ranks 0, 1, 2 wait; rank 3 has returned without it" in report and "\nRanks restarted" in report
+
+
+def test_a_collective_on_some_ranks_only(kernel):
+    ran = kernel.run("%%ranks [1, 3]\ndist.barrier()")
+    assert (
+        "Ranks 0, 2 were not asked: this cell runs on ranks 1, 3 only.\nThey would have to call barrier" in ran.stdout
+    )
+    assert ran.error_name == "Deadlock" and "Ranks 0, 2 were not asked" in ran.error
+    shows(kernel, "%%ranks 4\npair = dist.new_group([1, 3])")
+    assert (
+        shows(kernel, "%%ranks [1, 3]\nx = torch.ones(1)\ndist.all_reduce(x, group=pair)\nx")
+        == "ranks 1, 3: tensor([2.])\n"
+    )
+
+
+def interrupted(kernel: Kernel, cell: str, seconds: float = 30) -> str:
+    """Press stop when the cell has said that it is under way."""
+    message = kernel.start(cell)
+    wait_until(lambda: False, 1.0)
+    kernel.manager.interrupt_kernel()
+    ran = kernel.finish(message, seconds)
+    assert ran.error_name == "KeyboardInterrupt", ran
+    return ran.error
+
+
+def test_the_stop_button_keeps_the_names(kernel):
+    said = interrupted(kernel, "%%ranks\nimport time\nstep = 1\nwhile True: time.sleep(0.01)")
+    assert "rank 0, 1, 2, 3: runs at this cell, line 4" in said and said.endswith("The ranks and their names are kept.")
+    assert shows(kernel, "%%ranks\nstep") == "ranks 0-3: 1\n"
+
+
+def test_the_stop_button_restarts_ranks_that_do_not_answer(kernel):
+    shows(kernel, "%%ranks\nlost = 1")
+    said = interrupted(kernel, "%%ranks\nimport time\nif rank == 0: time.sleep(60)\ndist.barrier()")
+    assert "rank 1, 2, 3: waits in barrier" in said and re.search("\nRanks restarted, names lost: .*lost", said)
+    assert shows(kernel, "%%ranks\nrank") == "rank 0: 0\nrank 1: 1\nrank 2: 2\nrank 3: 3\n"
+
+
+def test_figures_are_shown_with_their_rank(kernel):
+    shown = kernel.run(
+        "%%ranks [1]\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.title('a line'); plt.show()"
+    )
+    assert not shown.error and not shown.stderr and shown.stdout == "Figure of rank 1: a line\n"
+    assert shows(kernel, "%%ranks [1]\nplt.get_fignums()") == "rank 1: []\n"
+
+
+def test_the_table_and_completion(kernel):
+    shows(kernel, "%%ranks [2]\nloss_of_rank_2 = 1")
+    rows = shows(kernel, "%ranks").splitlines()
+    assert len(rows) == 5 and re.fullmatch(r"   2 +\d+ +\d+ MB  .*\bloss_of_rank_2\b.*", rows[3])
+    assert "loss_of_rank_2" not in rows[1] + rows[2] + rows[4]
+    found = (
+        "from IPython.core.completer import provisionalcompleter\n"
+        "completer = get_ipython().Completer; completer.use_jedi = False\n"  # which would take seconds to start
+        "with provisionalcompleter(): print([each.text for each in completer.completions(text, len(text))])"
+    )
+    for text, expected in (
+        ("%%ranks\nprint(loss_o", ["loss_of_rank_2"]),
+        ("%%ranks\nworld_s", ["world_size"]),
+        ("loss_o", []),
+    ):
+        assert shows(kernel, f"text = {text!r}\n{found}") == f"{expected}\n"
+
+
+def test_a_different_count_restarts(kernel):
+    shows(kernel, "%%ranks\nx = 1")
+    assert shows(kernel, "%%ranks 2\nrank").endswith("x.\nrank 0: 0\nrank 1: 1\n")
+
+
+def test_nbclient_sees_the_error_and_nothing_outlives_the_kernel(tmp_path):
+    cells = [
+        f"import sys; sys.path.insert(0, {os.getcwd()!r})\n{IMPORT}",
+        "%%ranks 2\nimport os; pids = os.getpid()",
+        "print(ranks['pids'])",
+        "%%ranks\n1 / 0",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError: division by zero"):
+        NotebookClient(notebook, kernel_name="python3").execute(cwd=str(tmp_path))
+    assert notebook.cells[3].outputs[-1].ename == "RankFailed"
+    assert wait_until(lambda: not any(map(is_alive, eval(notebook.cells[2].outputs[0].text))), 5)
