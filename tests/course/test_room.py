@@ -2,9 +2,13 @@
 
 import asyncio
 import json
+import re
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from traitlets.config import Config
 
 from course import room
 from course.exercises import record
@@ -12,6 +16,8 @@ from course.exercises.base import Exercise
 from course.exercises.collectives import ring_all_reduce
 from course.exercises.group_layout import group_lists, rank_to_coordinates
 
+INSTRUCTOR = Path(__file__).parents[2] / "INSTRUCTOR.md"
+ANNA = SimpleNamespace(user=SimpleNamespace(name="anna"))
 TIME = "2026-11-22T16:20:03+01:00"
 LATER = "2026-11-22T15:20:04+00:00"  # a second later, in a different zone
 
@@ -158,3 +164,13 @@ def test_a_live_view_follows_and_stops_when_it_is_closed(folder):
 def test_a_folder_that_is_not_there_is_said(tmp_path):
     with pytest.raises(ValueError, match="nowhere is not a folder: give the one"):
         room.Room(tmp_path / "nowhere")
+
+
+def test_the_hub_of_the_instructors_page_gives_everybody_a_file_of_their_own():
+    [config] = re.findall(r"```python\n(# jupyterhub_config.py.*?)```", INSTRUCTOR.read_text(), re.DOTALL)
+    c = Config()
+    exec(config, {"c": c})
+    values = c.Spawner.environment
+    anna = {name: value(ANNA) if callable(value) else value for name, value in values.items()}
+    assert anna["LABKIT_PROGRESS"] == "/shared/room/anna.json" and anna["PYTHONPATH"] == "/home/anna/handout"
+    assert f"python -m course.room {Path(anna['LABKIT_PROGRESS']).parent} " in INSTRUCTOR.read_text()
