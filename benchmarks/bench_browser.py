@@ -26,7 +26,7 @@ from labkit.layout import ParallelLayout
 size, image = slider("tensor t", [1, 2, 4], 1), ipywidgets.Image()
 def draw(_=None):
     image.value = png_grids(ParallelLayout({world_size}, size.value, 4), 8)
-size.observe(draw, "value")
+size.observe(draw, "index")
 draw()
 ipywidgets.VBox([size, image])"""
 

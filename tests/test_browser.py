@@ -21,6 +21,7 @@ EXPLORERS = {
     "shard_explorer()": "course.explorers.sharding",
     "batch_explorer()": "course.explorers.batch",
     "schedule_explorer()": "course.explorers.schedule",
+    "schedule_builder()": "course.explorers.schedule_builder",
     "sizing_explorer()": "course.explorers.sizing",
     "training_explorer(TrainConfig(steps=1000, micro_batch_size=1))": "course.explorers.training",
 }
@@ -233,6 +234,37 @@ def test_who_wants_no_motion_gets_none(page, explorers):
     moves = cell.locator("[data-key=one]").evaluate("one => getComputedStyle(one).transitionDuration")
     page.emulate_media(reduced_motion="no-preference")
     assert set(moves.split(", ")) == {"0s"}
+
+
+def test_an_op_is_dragged_into_its_row_and_back(page, explorers):
+    cell = cell_of(page, "schedule_builder()")
+    cell.scroll_into_view_if_needed()
+
+    def drag(key, zone):
+        marks = [cell.locator(f"[data-key='{each}']").bounding_box() for each in (key, zone)]
+        start, end = [(mark["x"] + mark["width"] / 2, mark["y"] + mark["height"] / 2) for mark in marks]
+        page.mouse.move(*start)
+        page.mouse.down()
+        page.mouse.move(*end, steps=5)
+        page.mouse.up()
+
+    op, says = cell.locator("[data-key='op.0.F0']"), cell.locator(".labkit-says")
+    drag("op.0.F0", "row.0")
+    wait_until(page, lambda: says.inner_text() == "11 ops to place.")
+    assert op.get_attribute("aria-label") == "F0 of rank 0 runs at 0"
+    drag("op.0.F0", "tray.0")
+    wait_until(page, lambda: "click an op, or drag it" in says.inner_text())
+    assert "has no place yet" in op.get_attribute("aria-label")
+
+
+def test_a_button_that_would_move_others_says_so_before_the_click(page, explorers):
+    cell = cell_of(page, "training_explorer(")
+    button = cell.locator(".labkit-choice button.gives-way").first
+    said = button.get_attribute("aria-description")
+    assert button.inner_text() == "8" and said == "does not fit: tensor t = 8 does not divide num attention heads = 4"
+    button.press("Space")
+    wait_until(page, lambda: said.partition(": ")[2] in cell.locator(".labkit-says.moved").inner_text())
+    assert button.evaluate("button => button === document.activeElement")
 
 
 def test_what_ranks_print_is_in_the_cell(page, explorers):

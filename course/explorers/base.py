@@ -88,9 +88,9 @@ class Explorer(widgets.VBox):
         return f"{type(self).__name__}({', '.join(map(repr, values))})"
 
     def _repr_mimebundle_(self, **options) -> dict[str, Any]:
-        """Return the widget and, for a reader without a kernel, the picture that it shows at first."""
+        """Return the widget and, for a reader without a kernel, the steps that it shows at first."""
         widget: dict[str, Any] = super()._repr_mimebundle_(**options)  # type: ignore[assignment]
-        return {**self.picture.scenes[0]._repr_mimebundle_(), **widget}
+        return {**self.picture._repr_mimebundle_(**options)[0], **widget}
 
     def close(self) -> None:
         """Close it with all its parts, which ipywidgets would keep, and JupyterLab save."""
