@@ -74,22 +74,23 @@ def junit() -> ElementTree.ElementTree:
     done, tried, predicted = solved(), checks(), predictions()
     for number, names in exercises().items():
         suite = ElementTree.SubElement(suites, "testsuite", name=number)
-        for name in names:
-            case = ElementTree.SubElement(suite, "testcase", classname=f"{number}.exercises", name=name)
-            if name in tried and name not in done:
-                ElementTree.SubElement(case, "failure", message=str(tried[name]["mistake"] or tried[name]["status"]))
-            elif name not in done:
+        found = [("exercises", name, True if name in done else False if name in tried else None) for name in names]
+        keys = [key for key in predicted if key.startswith(f"{number}.")]
+        found += [("predictions", key, predicted[key]["right"]) for key in keys]
+        for kind, name, is_right in found:
+            case = ElementTree.SubElement(suite, "testcase", classname=f"{number}.{kind}", name=name)
+            if is_right is False:
+                mistake = (predicted if kind == "predictions" else tried)[name]["mistake"]
+                ElementTree.SubElement(case, "failure", message=mistake or "wrong, by no typical mistake")
+            elif is_right is None:
                 ElementTree.SubElement(case, "skipped")
-        for key in (key for key in predicted if key.startswith(f"{number}.")):
-            case = ElementTree.SubElement(suite, "testcase", classname=f"{number}.predictions", name=key)
-            answer = predicted[key]
-            if answer["right"] is False:
-                ElementTree.SubElement(case, "failure", message=str(answer["mistake"] or f"answered {answer['first']}"))
-            elif answer["right"] is None:
-                ElementTree.SubElement(case, "skipped")
-        for kind in ("failure", "skipped"):
-            suite.set({"failure": "failures"}.get(kind, kind), str(len(suite.findall(f"testcase/{kind}"))))
-        suite.set("tests", str(len(suite)))
+        rights = [is_right for *_, is_right in found]
+        for name, count in {
+            "tests": len(rights),
+            "failures": rights.count(False),
+            "skipped": rights.count(None),
+        }.items():
+            suite.set(name, str(count))
     return ElementTree.ElementTree(suites)
 
 

@@ -11,12 +11,11 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from course import progress
 
@@ -25,44 +24,40 @@ MOST = 8
 """How many mistakes are shown."""
 
 
-@dataclass(frozen=True)
-class Person:
-    """What one file says: the answers by their key, each right at first or not, and what is wrong now, with why."""
+class Event(NamedTuple):
+    """What somebody did: checked an exercise, or predicted. ``wrong`` says why it is wrong now; None if it is not."""
 
+    time: datetime
+    notebook: str
+    who: str
     name: str
-    solved: frozenset[str]
-    predicted: dict[str, bool]
-    wrong: list[tuple[str, str]]
-    last: tuple[datetime, str] | None
-    """When and in which notebook this person did something last."""
-
-
-def read(path: Path) -> Person:
-    """Read one person's file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError, TypeError, KeyError, AttributeError: it is not a record.
-    """
-    content = json.loads(path.read_text())
-    solved, checks, predictions = (dict(content.get(part, {})) for part in ("solved", "checks", "predictions"))
-    moments, wrong = [], []
-    for name, check in checks.items():
-        moments.append((_moment(check), notebooks().get("bug_museum" if name.startswith("case ") else name, "?")))
-        if check["status"] != "passed":
-            wrong.append((name, str(check["mistake"] or f"no typical mistake ({check['status']})")))
-    for key, answer in predictions.items():
-        moments.append((_moment(answer), key.partition(".")[0]))
-        if answer["right"] is False:
-            wrong.append((key, str(answer["mistake"] or f"answered {answer['first']}")))
-    predicted = {key: answer["right"] is True for key, answer in predictions.items()}
-    return Person(path.stem, frozenset(solved), predicted, wrong, max(moments, default=None))
+    wrong: str | None
+    right_at_first: bool | None = None
+    """Of a prediction; None for a check."""
 
 
 @cache
 def notebooks() -> dict[str, str]:
     """Return the number of each exercise's notebook."""
     return {name: number for number, names in progress.exercises().items() for name in names}
+
+
+def read(path: Path) -> tuple[list[Event], list[str]]:
+    """Return what one person did, and the names of what they solved.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError, TypeError, KeyError, AttributeError: it is not a record.
+    """
+    content, events = json.loads(path.read_text()), []
+    for name, check in content.get("checks", {}).items():
+        number = notebooks().get("bug_museum" if name.startswith("case ") else name, "?")
+        wrong = None if check["status"] == "passed" else check["mistake"] or f"no typical mistake ({check['status']})"
+        events.append(Event(_moment(check), number, path.stem, name, wrong))
+    for key, answer in content.get("predictions", {}).items():
+        wrong = None if answer["right"] is not False else answer["mistake"] or f"answered {answer['first']}"
+        events.append(Event(_moment(answer), key.partition(".")[0], path.stem, key, wrong, answer["right"] is True))
+    return events, list(dict(content.get("solved", {})))
 
 
 class Room:
@@ -74,61 +69,58 @@ class Room:
     def __init__(self, folder: str | Path, names: bool = False):
         if not Path(folder).is_dir():
             raise ValueError(f"{folder} is not a folder: give the one that everybody's record is kept in")
-        self.people: list[Person] = []
+        self.names, self.num_people = names, 0
+        self.events: list[Event] = []
+        self.solved: Counter[str] = Counter()
         self.unreadable: list[str] = []
-        self.names = names
         for path in sorted(Path(folder).glob("*.json")):
             try:
-                self.people.append(read(path))
+                events, solved = read(path)
             except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-                self.unreadable.append(f"{path.name} ({type(error).__name__}: {error})")
+                why = getattr(error, "strerror", None) or error  # without the path, which is a name
+                self.unreadable.append(f"{path.name if names else 'a file'} ({type(error).__name__}: {why})")
+                continue
+            self.num_people += 1
+            self.events += events
+            self.solved.update(solved)
 
     def rows(self) -> list[list[str]]:
         """Return a row for each notebook, in the order of `COLUMNS`."""
-        rows = []
+        last, rows = {event.who: event.notebook for event in sorted(self.events, key=_when)}, []
         for number, exercises in progress.exercises().items():
-            here = [person.name for person in self.people if person.last and person.last[1] == number]
-            answers = [
-                [right for key, right in person.predicted.items() if key.startswith(f"{number}.")]
-                for person in self.people
-            ]
-            all_answers = [right for person in answers for right in person]
-            share = f"{sum(all_answers) / len(all_answers):.0%} of {len(all_answers)}" if all_answers else ""
-            counts = Counter(name for person in self.people for name in person.solved)
-            solved = ", ".join(f"{name} {counts[name]}" for name in exercises)
-            rows.append([number, self._who(here), str(sum(map(bool, answers))), share, solved])
+            here = [who for who, notebook in last.items() if notebook == number]
+            answers = [event for event in self.events if event.notebook == number and event.right_at_first is not None]
+            num_right = sum(event.right_at_first or False for event in answers)
+            share = f"{num_right / len(answers):.0%} of {len(answers)}" if answers else ""
+            solved = ", ".join(f"{name} {self.solved[name]}" for name in exercises)
+            people = ", ".join(sorted(here)) if self.names else str(len(here))
+            rows.append([number, people, str(len({event.who for event in answers})), share, solved])
         return rows
 
-    def mistakes(self) -> list[tuple[int, str]]:
+    def mistakes(self) -> list[list[str]]:
         """Return what is wrong most often now: by how many people, and what."""
-        who: dict[tuple[str, str], list[str]] = {}
-        for person in self.people:
-            for mistake in person.wrong:
-                who.setdefault(mistake, []).append(person.name)
-        most = sorted(who.items(), key=lambda item: -len(item[1]))[:MOST]
-        shown = [(len(people), f"{name}: {text[:300]}", people) for (name, text), people in most]
-        return [(n, text + (f" [{', '.join(people)}]" if self.names else "")) for n, text, people in shown]
+        made: dict[str, list[str]] = {}
+        for event in self.events:
+            if event.wrong is not None:
+                made.setdefault(f"{event.name}: {event.wrong}"[:300], []).append(event.who)
+        most = sorted(made.items(), key=lambda item: -len(item[1]))[:MOST]
+        return [[str(len(who)), text + (f" [{', '.join(who)}]" if self.names else "")] for text, who in most]
 
     def __repr__(self) -> str:
         table = [COLUMNS, *self.rows()]
         widths = [max(len(row[column]) for row in table) for column in range(len(COLUMNS))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
-        mistakes = [f"{count:4}  {text}" for count, text in self.mistakes()]
+        mistakes = [f"{count:>4}  {text}" for count, text in self.mistakes()]
         return "\n".join(map(_plain, [*self._heads(), "", *lines, "", "wrong most often now", *mistakes]))
 
     def _repr_html_(self) -> str:
         heads = "".join(f"<p>{escape(head)}</p>" for head in self._heads())
-        mistakes = [[str(count), text] for count, text in self.mistakes()]
-        return heads + _table(COLUMNS, self.rows()) + _table(["people", "wrong most often now"], mistakes)
+        return heads + _table(COLUMNS, self.rows()) + _table(["people", "wrong most often now"], self.mistakes())
 
     def _heads(self) -> list[str]:
-        last = max((person.last[0] for person in self.people if person.last), default=None)
-        ago = f"; something last happened at {last:%H:%M:%S}" if last else ""
+        last = f"; something last happened at {max(self.events, key=_when).time:%H:%M:%S}" if self.events else ""
         files = [f"Could not be read: {', '.join(self.unreadable)}."] if self.unreadable else []
-        return [f"{len(self.people)} people{ago}.", *files]
-
-    def _who(self, names: list[str]) -> str:
-        return ", ".join(names) if self.names else str(len(names))
+        return [f"{self.num_people} people{last}.", *files]
 
 
 def watch(folder: str | Path, names: bool = False, seconds: float = 5.0) -> Any:
@@ -149,6 +141,10 @@ def watch(folder: str | Path, names: bool = False, seconds: float = 5.0) -> Any:
     task = asyncio.get_running_loop().create_task(redraw())
     view.observe(lambda _: task.cancel(), "comm")  # which is gone once the widget is closed
     return VBox([pause, view])
+
+
+def _when(event: Event) -> datetime:
+    return event.time
 
 
 def _moment(noted: dict) -> datetime:

@@ -54,7 +54,7 @@ def test_junit_says_what_is_solved_wrong_and_left(half_a_day, tmp_path, monkeypa
     assert cases[rank_to_coordinates.name] == cases["01.a"] == []
     assert cases[ring_all_reduce.name] == [("failure", "You <added> twice.")]
     assert cases[row_forward.name] == cases["01.c"] == [("skipped", None)]
-    assert cases["01.b"] == [("failure", "answered 8")]
+    assert cases["01.b"] == [("failure", "wrong, by no typical mistake")]
     assert len(cases) == len(progress.all_exercises()) + 3
     first = root.find("testsuite[@name='01']")
     num_exercises = len(progress.exercises()["01"])
