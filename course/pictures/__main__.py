@@ -16,7 +16,7 @@ from course.pictures.linear_cut import LinearCut
 from course.pictures.sharding import draw_cut
 from course.pictures.three_axes import draw_holdings
 from course.pictures.timeline import draw_timelines
-from course.pictures.transformer import draw_transformer_layer
+from course.pictures.transformer import draw_embedding, draw_pair, draw_transformer_layer
 from course.pictures.utilisation import draw_steps
 from course.sizing import Plan
 from labkit.cuts import BatchCut
@@ -56,8 +56,11 @@ FIGURES = {
     "collectives": lambda: draw_flows(four_collectives()),  # by real ranks
     "column_parallel": lambda: draw_cut(LinearCut("column", 1024, 512, tp_size=2)),
     "row_parallel": lambda: draw_cut(LinearCut("row", 1024, 512, tp_size=2)),
+    "vocabulary_parallel": lambda: draw_embedding(10, 4, [0, 3, 9])[-1],
     "data_parallel": lambda: draw_replicas(BatchCut(128, dp_size=4)),
     "tensor_parallel": draw_transformer_layer,
+    "pair": lambda: draw_pair(2)[-1],
+    "sequence_parallel": lambda: draw_transformer_layer(2, sequence_parallel=True),
     "pipeline_schedules": four_schedules,
     "utilisation": tuned_step,
     "three_axes": lambda: draw_holdings(ParallelLayout(8, tp_size=2, pp_size=2), num_layers=4, batch_size=16),
