@@ -221,6 +221,8 @@ def _show(rows: list[rank_cell.Ran]) -> None:
             print(f"{who(ranks)}:{chr(10) if chr(10) in value else ' '}{value}")
     for rank, ran in enumerate(rows):
         for figure in ran.figures:
+            if figure.get_layout_engine() is None:
+                figure.set_layout_engine("tight")  # as notebooks do: no word is cut off
             titles = [ax.get_title() for ax in figure.axes] + [figure.get_suptitle()]
             alt = f"Figure of rank {rank}: {', '.join(filter(None, titles)) or 'no title'}"
             print(alt)

@@ -102,6 +102,21 @@ def cell(number: int):
     assert ran.stdout.endswith("[1.0, 1.0, 1.0, 1.0]\n"), ran
 
 
+def cells_on_ranks(number: int):
+    """A typo on all ranks, and then a cell that needs the names from before it."""
+    kernel = Kernel(tempfile.gettempdir())
+    try:
+        kernel.run("from course.ranks import ranks")
+        kernel.run("%%ranks 4\nx = torch.ones(4)", timeout=600)
+        typo = kernel.run("%%ranks\nmistyped", timeout=600)
+        ran = kernel.run("%%ranks\nfor _ in range(50): dist.all_reduce(x); x /= 4\nx[0].item()", timeout=600)
+    finally:
+        kernel.close()
+    if "Deadlock" in ran.error + typo.error:
+        raise Deadlock(ran.error + typo.error)
+    assert "NameError" in typo.error and ran.stdout == "ranks 0-3: 1.0\n", (typo, ran)
+
+
 HEALTHY = {
     "trainer, t = 8": lambda _: launch(train, TrainConfig(**TINY, tp_size=8), world_size=8),
     "trainer, t = 2, p = 4": lambda _: launch(train, TrainConfig(**TINY, tp_size=2, pp_size=4), world_size=8),
@@ -111,6 +126,7 @@ HEALTHY = {
     "groups are made": lambda _: launch(groups, world_size=4),
     "random programs": lambda number: launch(random_program, number, world_size=4),
     "notebook cells": cell,
+    "cells on ranks": cells_on_ranks,
 }
 
 

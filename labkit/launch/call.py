@@ -3,6 +3,7 @@
 import contextlib
 import pickle
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from labkit.launch import report
@@ -71,7 +72,7 @@ class Call:
             if self.failures:
                 break
             if self.interrupt.requested:
-                self._raise_interrupt()
+                raise stopped(report.places_report("Stopped all ranks. They were:", self._with_stacks(self._ask(0.5))))
             if self._unfinished() and self.watchdog.is_due(time.monotonic()):
                 self._look()
         if self.failures:
@@ -79,6 +80,11 @@ class Call:
 
     def _unfinished(self) -> set[int]:
         return set(range(self.ranks.num_ranks)) - self.results.keys() - self.failures.keys()
+
+    def _pump_until(self, is_done: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not is_done() and time.monotonic() < deadline:
+            self._pump(0.05)
 
     def _pump(self, seconds: float) -> None:
         """Take in what happens, for up to so many seconds."""
@@ -106,13 +112,11 @@ class Call:
 
     def _ask(self, seconds: float) -> Silence:
         """Ask the ranks where they are, and wait for the answers. Those that have returned may still be sending."""
-        self.snapshots, alive = {}, set(range(self.ranks.num_ranks)) - self.ranks.exits.keys()
-        for rank in alive - self.asked:
+        self.snapshots, everybody = {}, set(range(self.ranks.num_ranks))
+        for rank in everybody - self.ranks.exits.keys() - self.asked:
             self.asked.add(rank)
             self.ranks.send(rank, "where")
-        deadline = time.monotonic() + seconds
-        while alive - self.snapshots.keys() - self.ranks.exits.keys() and time.monotonic() < deadline:
-            self._pump(0.05)
+        self._pump_until(lambda: everybody == self.snapshots.keys() | self.ranks.exits.keys(), seconds)
         return Silence(self.ranks.num_ranks, dict(self.snapshots), frozenset(self.results))
 
     def _with_stacks(self, silence: Silence) -> Silence:
@@ -144,9 +148,7 @@ class Call:
             return False  # C++ code cannot be stopped, and those that it waits for have left
         for rank in self._unfinished():
             self.ranks.send(rank, "stop")
-        deadline = time.monotonic() + _STOP_SECONDS
-        while self._unfinished() and time.monotonic() < deadline:
-            self._pump(0.05)
+        self._pump_until(lambda: not self._unfinished(), _STOP_SECONDS)
         if self._unfinished() or any(map(report.is_consequence, self.failures.values())):
             return False
         looks = self._ask(_ANSWER_SECONDS).snapshots.values()
@@ -155,18 +157,14 @@ class Call:
         return len(looks) == self.ranks.num_ranks and len(last) == len(dict(last)) and not unsettled
 
     def _raise_failure(self) -> None:
-        start = time.monotonic()
-        while self._unfinished():
-            heard_cause = not all(report.is_consequence(failure) for failure in self.failures.values())
-            if time.monotonic() - start > (_GATHER_SECONDS if heard_cause else _GATHER_CAUSE_SECONDS):
-                break
-            self._pump(0.05)
+        def heard_cause() -> bool:
+            return not all(map(report.is_consequence, self.failures.values()))
+
+        self._pump_until(lambda: not self._unfinished(), _GATHER_SECONDS)
+        self._pump_until(lambda: not self._unfinished() or heard_cause(), _GATHER_CAUSE_SECONDS - _GATHER_SECONDS)
         first, text = report.failure_report(self.failures, self._with_stacks(self._ask(0.5)))
         errors = {rank: error for rank, error in self.failures.items() if not isinstance(error, Death)}
         cause = None
         with contextlib.suppress(Exception):  # it died, or its exception cannot be pickled
             cause = pickle.loads(errors[first].exception)
         raise RankFailed(text, first, cause, {rank: error.traceback for rank, error in errors.items()})
-
-    def _raise_interrupt(self) -> None:
-        raise stopped(report.places_report("Stopped all ranks. They were:", self._with_stacks(self._ask(0.5))))

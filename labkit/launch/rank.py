@@ -188,18 +188,12 @@ def describe_error(error: BaseException) -> RankError:
         text += "" if cause is None else f", from {type(cause).__name__}: {cause}"[:_TEXT_CHARACTERS]
     except Exception:  # of a __str__ of its own
         text = "(its text cannot be shown)"
-    frames = traceback.extract_tb(error.__traceback__)
-    exception = b""
+    stack, exception = traceback.extract_tb(error.__traceback__), b""
     with contextlib.suppress(Exception):
         exception = cloudpickle.dumps(error.with_traceback(None))
-    return RankError(
-        kind=type(error).__name__,
-        text=text,
-        frames=tuple((frame.filename, frame.lineno or 0, frame.name) for frame in frames),
-        traceback="".join(traceback.format_list(frames)),
-        seconds=time.monotonic(),
-        exception=exception,
-    )
+    frames = tuple((frame.filename, frame.lineno or 0, frame.name) for frame in stack)
+    as_text = "".join(traceback.format_list(stack))
+    return RankError(type(error).__name__, text, frames, as_text, time.monotonic(), exception)
 
 
 def _open_streams(stack_file: str) -> None:
