@@ -4,7 +4,7 @@ from course.predict import Choice, Number, Order
 
 num_data_groups = Number(
     "01.num_data_groups",
-    "16 GPUs, t = 2, p = 4. What is d, and how many data groups does that make?",
+    "16 GPUs, t = 2, p = 4. How many data groups are there?",
     {
         2: "That is d, the size of a data group. Every GPU is in one of them, so there are n/d.",
         4: "That is n/p, the number of pipeline groups.",
@@ -15,7 +15,7 @@ num_data_groups = Number(
 
 size_three = Choice(
     "01.size_three",
-    "What happens with t = 3?",
+    "16 GPUs and p = 4. What happens with t = 3?",
     {
         "rounded": "d is rounded down to 1, and 4 GPUs stay idle",
         "changed": "t is changed to the nearest size that fits",
@@ -83,10 +83,8 @@ crossing_in_second = Choice(
 
 tensor_over_data = Number(
     "01.tensor_over_data",
-    "16 GPUs, t = 8, p = 1, d = 2. In an all-reduce, k ranks together send 2 · (k − 1) times its bytes. "
-    "Each of the 2 tensor groups has 4 all-reduces in each of 36 layers. Each is of 4.3 GB: 256 sequences of 2048 "
-    "tokens, with 4096 numbers of 2 bytes. Each of the 8 data groups has one all-reduce, of 3.7 GB of gradients. "
-    "How many times as much does the tensor axis send as the data axis? Estimate it to within a quarter.",
+    "16 GPUs, t = 8, p = 1, d = 2. How many times as much does the tensor axis send as the data axis? "
+    "Estimate it to within a quarter.",
     {
         1170: "That compares one group with one group. There are 2 tensor groups, but 8 data groups.",
         72: "Did you count only one all-reduce per layer?",
@@ -121,8 +119,7 @@ most_across_nodes = Order(
 
 pipeline_sum = Number(
     "01.pipeline_sum",
-    "8 ranks, t = 2, p = 2. What does rank 6 get from its tensor group, from its data group, "
-    "and from its pipeline group? Answer with the last.",
+    "8 ranks, t = 2, p = 2. Which sum does rank 6 get from its pipeline group?",
     {
         13: "That is the sum from its tensor group, 6 and 7.",
         10: "That is the sum from its data group, 4 and 6.",
