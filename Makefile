@@ -4,6 +4,8 @@
 # make soak       half an hour on an overloaded machine: no correct program may be called a deadlock
 # make handout    notebooks without outputs and answers    make slides     slides of every notebook
 # make load       how many participants this machine carries: make load N="4 8"
+# make site       the notebooks as web pages        make wheelhouse    what an installation without a network needs
+# make gpu-check  two minutes on GPUs: a report of what is right and how fast
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -19,7 +21,7 @@ ifeq ($(DISPLAY)$(WAYLAND_DISPLAY),)
 JUPYTER_FLAGS += --no-browser  # no screen: Jupyter prints the address to open
 endif
 
-.PHONY: lab test check notebooks pics bench soak handout slides load
+.PHONY: lab test check notebooks pics bench soak handout slides load site wheelhouse gpu-check
 
 lab: $(READY)
 	$(BIN)/jupyter lab $(JUPYTER_FLAGS)
@@ -59,6 +61,27 @@ slides: $(READY)
 N ?= 4
 load: $(READY)
 	$(BIN)/python -m tests.load --participants $(N)
+
+site: $(READY)
+	$(BIN)/python tests/support/pages.py
+
+gpu-check: $(READY)
+	$(BIN)/python -m tests.gpu_check $(ARGS)
+
+# torch's own index is asked for torch only: everything else comes from where pip usually looks. hatchling and editables
+# are what `pip install -e .` builds with.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+WHEELS := build/wheelhouse
+wheelhouse: $(READY)
+	rm -rf $(WHEELS) && mkdir -p $(WHEELS)
+	$(BIN)/pip download --quiet --only-binary :all: --no-deps --dest $(WHEELS) --index-url $(TORCH_INDEX) \
+		"$$(grep ^torch== requirements.txt)"
+	grep -v ^-e requirements.txt | $(BIN)/pip download --quiet --only-binary :all: --dest $(WHEELS) --find-links $(WHEELS) \
+		-r /dev/stdin hatchling editables
+	@printf '%s\n' 'Copy the lab with this folder to a machine like this one: '"$$($(BIN)/python -V), $$(uname -sm)." \
+		'There, in the folder of the lab:' '' '    python3 -m venv .venv' \
+		'    .venv/bin/pip install --no-index --find-links $(WHEELS) -r requirements.txt' \
+		'    touch $(READY) && make lab' | tee $(WHEELS)/INSTALL.txt
 
 # Set up once, and again when what is to be installed changes.
 $(READY): requirements.txt pyproject.toml

@@ -1,0 +1,275 @@
+"""`make gpu-check`: does every GPU compute what one process computes? Writes a report that can be sent.
+
+Collectives, sharded layers, pipeline schedules, training runs and a deadlock run over NCCL with one rank per GPU, and
+an all-reduce is timed: two minutes. `python -m tests.gpu_check --backend gloo --world-size 4` does so on CPU ranks.
+"""
+
+import argparse
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from course.measure.bandwidth import measure
+from course.measure.environment import facts, look_at_machine
+from course.measure.operations import WITH_ROOT, WITHOUT_ROOT
+from labkit import pipeline, tensor_parallel
+from labkit.groups import init_groups, local_device
+from labkit.launch import RankFailed, World, launch
+from labkit.layout import ParallelLayout
+from labkit.parity import Difference, Parity, compare, gradients
+from labkit.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, cut_like
+from labkit.train import TrainConfig, steps
+from labkit.train.config import SCHEDULES
+from tests.support.pipelines import mean_square, model_chunks
+
+LARGEST_ERROR = 1e-9  # all is in float64, where a different order of sums makes errors of about 1e-15
+OPERATIONS = WITH_ROOT | WITHOUT_ROOT
+LAYERS = ("column", "row", "vocabulary and loss", "column and row, sequence parallel")
+Outcome = tuple[float | None, str]  # the worst relative error, and a note
+
+
+# --- on a rank: what it has, compared with one process on the CPU ---------------------------------------------------
+
+
+def collective(name: str) -> list[Difference]:
+    """Run one operation on one row of numbers per rank."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    rows = torch.arange(4.0 * n * n, dtype=torch.float64).reshape(n, 4 * n)
+    total = rows.sum(0)
+    expected = {
+        "broadcast": rows[0],
+        "scatter": rows[0].chunk(n)[rank],
+        "gather": rows.flatten() if rank == 0 else None,
+        "reduce": total if rank == 0 else None,
+        "all-gather": rows.flatten(),
+        "reduce-scatter": total.chunk(n)[rank],
+        "all-reduce": total,
+        "all-to-all": torch.cat([row.chunk(n)[rank] for row in rows]),
+        "send and receive": rows[rank - 1],
+    }
+    return compare({name: OPERATIONS[name](rows[rank].to(local_device()))}, expected)
+
+
+def layer(name: str) -> list[Difference]:
+    """Run a layer, or two, forward and backward."""
+    group, device = dist.group.WORLD, local_device()
+    n, rank = group.size(), group.rank()
+    width, has_words, is_pair = 8 * n, name == LAYERS[2], name == LAYERS[3]
+    options = dict(device=device, dtype=torch.float64, **({"sequence_parallel": True} if is_pair else {}))
+    column, row = (partial(kind, width, width, group, **options) for kind in (ColumnParallelLinear, RowParallelLinear))
+    torch.manual_seed(0)
+    if has_words:
+        cut = [VocabParallelEmbedding(width, width, group, **options), column(gather_output=False)]
+        uncut = [nn.Embedding(width, width), nn.Linear(width, width)]
+    elif is_pair:
+        cut = [column(gather_output=False), nn.GELU(), row(input_is_parallel=True)]
+        uncut = [nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)]
+    else:
+        cut, uncut = [column() if name == LAYERS[0] else row()], [nn.Linear(width, width)]
+    one, many = nn.Sequential(*uncut).double(), nn.Sequential(*cut)
+    whole = dict(one.named_parameters())
+    with torch.no_grad():
+        for key, parameter in many.named_parameters():
+            parameter.copy_(cut_like(whole[key], parameter, group))
+
+    def own(tensor, dim):  # this rank's part, where there are parts
+        return tensor if dim is None else tensor.chunk(n, dim)[rank]
+
+    sequence_dim, word_dim = 1 if is_pair else None, -1 if has_words else None
+    words, targets = torch.randint(width, (2, 2, 4 * n))
+    vectors, grad = torch.randn(2, 2, 4 * n, width, dtype=torch.float64)
+    x = words if has_words else vectors.requires_grad_()
+    got = mine = own(x.detach(), sequence_dim).to(device, copy=True).requires_grad_(x.requires_grad)
+    for each in many:
+        got = each(got)
+        got = got[0] if isinstance(got, tuple) else got  # layers also return a bias, here None
+    expected = one(x)
+    if has_words:
+        tensor_parallel.vocab_parallel_cross_entropy(got, targets.to(device), group).backward()
+        F.cross_entropy(expected.flatten(0, 1), targets.flatten()).backward()
+    else:
+        got.backward(own(grad, sequence_dim).to(device))
+        expected.backward(grad)
+    x_grad = None if has_words else own(x.grad, sequence_dim)
+    expected = own(own(expected, sequence_dim), word_dim)
+    wanted = {key: cut_like(whole[key].grad, parameter, group) for key, parameter in many.named_parameters()}
+    wanted |= {"output": expected, "gradient of the input": x_grad}
+    return compare({"output": got, "gradient of the input": mine.grad, **gradients(many)}, wanted)
+
+
+def schedule(name: str) -> list[Difference]:
+    """Run one step of a pipeline over all ranks."""
+    p, device = dist.get_world_size(), local_device()
+    made = SCHEDULES[name](p, 2 * p, 2 if name == "interleaved" else 1)
+    whole, copies = (nn.ModuleList(model_chunks(made.num_model_chunks)).double() for _ in range(2))
+    x = torch.randn(4 * p, 6, dtype=torch.float64)
+    expected = mean_square(nn.Sequential(*whole)(x), None)
+    expected.backward()
+    with init_groups(ParallelLayout(p, pp_size=p)) as groups:
+        numbers = [made.stage_of(groups.coords.pp, chunk) for chunk in range(made.num_chunks)]
+        mine = nn.ModuleDict({str(number): copies[number].to(device) for number in numbers})
+        loss = pipeline.run(made, list(mine.values()), groups, x.to(device).split(2), loss=mean_square)
+    return compare(gradients(mine) | ({} if loss is None else {"loss": loss}), gradients(whole) | {"loss": expected})
+
+
+def training(config: TrainConfig) -> dict[str, torch.Tensor]:
+    """Return what must not depend on the layout."""
+    numbers = torch.tensor([[step.loss, step.grad_norm] for step in steps(config)], dtype=torch.float64)
+    return dict(zip(("losses", "gradient norms"), numbers.T))
+
+
+def trained(config: TrainConfig, expected: dict[str, torch.Tensor]) -> list[Difference]:
+    """Train in the layout of ``config``."""
+    return compare(training(config), expected)
+
+
+def meet() -> None:
+    """Add up across all ranks, and look at the sum: until somebody looks, a GPU waits alone."""
+    x = torch.ones(3, device=local_device())
+    dist.all_reduce(x)
+    x.sum().item()
+
+
+def stay_away() -> None:
+    """Leave rank 0 out of an all-reduce, for which the others then wait."""
+    if dist.get_rank():
+        meet()
+
+
+# --- in this process: the rows of a report --------------------------------------------------------------------------
+
+
+@dataclass
+class Ranks:
+    """Ranks for all rows; a fault ends them, and the next row gets new ones."""
+
+    num: int
+    backend: str
+    world: World | None = None
+
+    def run(self, fn, *args) -> list:
+        if self.world is None or self.world.ended:
+            self.world = World(self.num, backend=self.backend, timeout_seconds=30)
+        return self.world.run(fn, *args)
+
+    def compared(self, fn, *args) -> Outcome:
+        parity = Parity(self.run(fn, *args))
+        rank = max(range(self.num), key=lambda rank: parity.worst(rank).error)
+        return parity.error, f"rank {rank}, {parity.worst(rank).name}"
+
+    def trained(self, config: TrainConfig) -> Outcome:
+        alone = replace(config, tp_size=1, pp_size=1, sequence_parallel=False, sharded_optimizer=False)
+        [expected] = launch(training, alone, world_size=1, backend="gloo")
+        return self.compared(trained, config, expected)
+
+    def deadlock(self) -> Outcome:
+        with World(self.num, backend=self.backend, timeout_seconds=10) as world:
+            world.run(meet)
+            try:
+                world.run(stay_away)
+            except RankFailed as failed:
+                return None, f"{type(failed).__name__}: {str(failed).strip().splitlines()[0]}"
+        raise AssertionError("rank 0 stayed away from an all-reduce, and nobody noticed")
+
+    def bandwidth(self) -> Outcome:
+        size = (1 << (28 if self.backend == "nccl" else 22)) // (4 * self.num) * 4 * self.num
+        [measured], *_ = self.run(measure, "all_reduce", [size])
+        speed = f"{measured.algorithm_gb_per_second:.2f} GB/s, {measured.bus_gb_per_second:.2f} GB/s on each link"
+        return None, f"{size / 1e6:.0f} MB in {measured.seconds * 1e3:.2f} ms: {speed}"
+
+    def rows(self) -> dict[str, Callable[[], Outcome]]:
+        rows = {f"collective: {name}": partial(self.compared, collective, name) for name in OPERATIONS}
+        rows |= {f"layer: {name}": partial(self.compared, layer, name) for name in LAYERS}
+        rows |= {f"schedule: {name}": partial(self.compared, schedule, name) for name in SCHEDULES}
+        rows |= {f"trainer: {name}": partial(self.trained, config) for name, config in layouts(self.num).items()}
+        rows |= {"deadlock, reported or stopped": self.deadlock, "all-reduce, speed only": self.bandwidth}
+        alone = ("collective: send and receive", "deadlock, reported or stopped") if self.num == 1 else ()
+        return {name: row for name, row in rows.items() if name not in alone}  # those need two
+
+
+def layouts(n: int) -> dict[str, TrainConfig]:
+    """Return three small runs for n ranks: along one axis each, and along as many as n allows."""
+    tp_size, pp_size = 2 if n % 4 == 0 else 1, 2 if n % 2 == 0 else n
+    base = TrainConfig(
+        steps=3, batch_size=4 * n, micro_batch_size=2, seq_length=4 * n, hidden_size=8 * n, num_attention_heads=n,
+        num_layers=max(2, pp_size), precision="float64", warmup_steps=0,
+    )  # fmt: skip
+    return {
+        f"d = {n}, sharded optimizer": replace(base, sharded_optimizer=True),
+        f"t = {n}, sequence parallel": replace(base, tp_size=n, sequence_parallel=True),
+        f"t = {tp_size}, p = {pp_size}, d = {n // tp_size // pp_size}": replace(base, tp_size=tp_size, pp_size=pp_size),
+    }
+
+
+def judge(name: str, row: Callable[[], Outcome]) -> tuple[str, str, str]:
+    """Run a row; return its verdict, its line of the report, and what its error said. No error ends the check."""
+    start, error, said = time.monotonic(), None, ""
+    try:
+        error, note = row()
+        verdict = "right" if error is None or error < LARGEST_ERROR else "WRONG"
+    except Exception as failure:
+        verdict, note, said = "WRONG", f"{type(failure).__name__}, see below", f"## {name}\n\n```\n{failure}\n```"
+    size = "" if error is None else f"{error:.1e}"
+    return verdict, f"| {name} | {verdict} | {size} | {time.monotonic() - start:.1f} | {note} |", said
+
+
+def said_by(*command: str) -> str:
+    """Return what a command prints, or why there is nothing."""
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return (run.stdout or run.stderr).strip()
+
+
+def check(world_size: int, backend: str, report: Path, only: str = "") -> Iterator[tuple[str, str]]:
+    """Yield verdict and line of each row whose name contains ``only``; write the report anew after each."""
+    machine, ranks = look_at_machine(), Ranks(world_size, backend)
+    names = ", ".join(sorted({gpu.name for gpu in machine.gpus}))
+    on_gpus = f"{world_size} of {len(machine.gpus)} GPUs ({names}) over NCCL"
+    on = on_gpus if backend == "nccl" else f"{world_size} CPU ranks over gloo. This says nothing about GPUs"
+    commit, topology = said_by("git", "rev-parse", "HEAD"), said_by("nvidia-smi", "topo", "-m")
+    versions = f"Python {platform.python_version()}, CUDA {torch.version.cuda}, lab {commit}"
+    judged = []
+    report.parent.mkdir(parents=True, exist_ok=True)
+    for name, row in ranks.rows().items():
+        if only in name:
+            judged.append(judge(name, row))
+            verdicts, lines, said = zip(*judged)
+            head = f"# GPU check\n\nRan on {on}.\n{verdicts.count('right')} of {len(judged)} rows are right."
+            table = "| what | | worst relative error | seconds | where, or what was seen |\n|---|---|---|---|---|\n"
+            parts = [head, table + "\n".join(lines), f"```\n{facts(machine)}\n{versions}\n\n{topology}\n```"]
+            report.write_text("\n\n".join([*parts, *filter(None, said)]) + "\n")
+            yield verdicts[-1], lines[-1]
+    if ranks.world:
+        ranks.world.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    num_gpus = torch.cuda.device_count()
+    parser.add_argument("--backend", choices=["nccl", "gloo"], default="nccl")
+    parser.add_argument("--world-size", type=int, default=num_gpus, help="ranks; by default one per GPU")
+    given, report = parser.parse_args(), Path("build/gpu_check.md")
+    if given.backend == "nccl" and not 1 <= given.world_size <= num_gpus:
+        parser.error(f"torch sees {num_gpus} GPUs here; on the CPU: --backend gloo --world-size 4")
+    verdicts = []
+    for verdict, line in check(given.world_size, given.backend, report):
+        print(line, flush=True)
+        verdicts.append(verdict)
+    print(f"The report is in {report}.")
+    return 1 if "WRONG" in verdicts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
