@@ -1,0 +1,100 @@
+"""Write the notebooks, as stored, as pages for a web server or a folder: build/site/index.html is Start_Here.
+
+Links between notebooks lead to their pages; a source file that a notebook links to becomes a page too. Nothing is
+loaded from the network. A link to what the site lacks is an error, and all of them are listed.
+"""
+
+import posixpath
+import re
+import shutil
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import nbformat
+from bs4 import BeautifulSoup
+from nbconvert.exporters import HTMLExporter
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_for_filename
+from pygments.util import ClassNotFound
+
+ROOT = Path(__file__).parents[2]
+LINK = re.compile(r'(<a\s[^>]*?href=")(?!\w+:|#|//)([^"#]+)')
+WIDE_LINES = "<style>body { margin: 8px 16px; } h2 { overflow-wrap: anywhere; } pre { overflow-x: auto; }</style>"
+
+
+def as_page(name: str) -> str:
+    """Return where a file of the project lies in the site."""
+    stem = "index" if name == "Start_Here.ipynb" else name.removesuffix(".ipynb")
+    return name if name.startswith("pics/") else f"{stem}.html"
+
+
+def write_page(name: str, site: Path) -> set[str]:
+    """Write one notebook or source file; return the project's files that it links to."""
+    linked = set()
+
+    def lead(link: re.Match) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), unquote(link[2])))
+        if not (ROOT / target).is_file():
+            return link[0]  # to be found dead
+        linked.add(target)
+        return link[1] + posixpath.relpath(as_page(target), posixpath.dirname(name) or ".")
+
+    if name.endswith(".ipynb"):
+        exporter = HTMLExporter(raw_template=Path(__file__).with_suffix(".html.j2").read_text())
+        notebook = nbformat.read(ROOT / name, as_version=4)
+        page, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": Path(name).stem}})
+        page = LINK.sub(lead, page)
+    else:
+        try:
+            lexer = get_lexer_for_filename(name)
+        except ClassNotFound:
+            lexer = get_lexer_for_filename("script.sh")  # train.sbatch
+        page = highlight((ROOT / name).read_text(), lexer, HtmlFormatter(full=True, title=name))
+        page = page.replace("</head>", f'<meta name="viewport" content="width=device-width">{WIDE_LINES}</head>')
+    written = site / as_page(name)
+    written.parent.mkdir(parents=True, exist_ok=True)
+    written.write_text(page)
+    return linked
+
+
+def write_site(names: list[str], site: Path) -> None:
+    """Write these files, and what they link to, into a new folder."""
+    shutil.rmtree(site, ignore_errors=True)
+    shutil.copytree(ROOT / "pics", site / "pics")
+    written: set[str] = set()
+    while to_write := {name for name in names if not name.startswith("pics/")} - written:
+        names = sorted(set().union(*(write_page(name, site) for name in sorted(to_write))))
+        written |= to_write
+
+
+def dead_links(site: Path) -> list[str]:
+    """Return the links of all pages that lead nowhere in the site, and what a page would load from elsewhere."""
+    pages = {page: BeautifulSoup(page.read_text(), "html.parser") for page in site.resolve().rglob("*.html")}
+    ids = {page: {unquote(tag["id"]) for tag in soup.find_all(id=True)} for page, soup in pages.items()}
+    dead = []
+    for page, soup in pages.items():
+        for tag in soup.select("a[href], link[href], [src]"):
+            link = tag.get("src") or tag.get("href")
+            if re.match(r"\w+:|//", link):  # elsewhere, where a reader may go, but from where no page may load
+                is_dead = tag.name != "a" and not link.startswith("data:")
+            else:
+                address, fragment = map(unquote, urldefrag(link))  # nbconvert quotes ids too
+                target = (page.parent / address).resolve() if address else page
+                is_dead = not target.is_file() or (fragment and fragment not in ids.get(target, ()))
+            if is_dead:
+                dead.append(f"{page.relative_to(site.resolve())}: {link}")
+    return dead
+
+
+def main() -> int:
+    site = ROOT / "build" / "site"
+    write_site(["Start_Here.ipynb", *(f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb"))], site)
+    dead = dead_links(site)
+    print(*dead, f"{len(list(site.rglob('*.html')))} pages, {len(dead)} dead links: {site / 'index.html'}", sep="\n")
+    return 1 if dead else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

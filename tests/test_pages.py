@@ -1,0 +1,93 @@
+"""The notebooks as web pages: links lead somewhere, nothing is loaded from elsewhere, nothing is too wide."""
+
+import shutil
+
+import nbformat
+import pytest
+
+from tests.support import pages
+from tests.support.browser import chromium, find_chromium
+from tests.test_notebooks import ROOT
+
+TOO_WIDE = """() => {
+    const width = document.documentElement.clientWidth;
+    const scrolls = each => each.parentElement
+        && (["auto", "scroll"].includes(getComputedStyle(each.parentElement).overflowX) || scrolls(each.parentElement));
+    const inside = [...document.querySelectorAll("main *")].filter(each => each.getClientRects().length);
+    const wide = inside.filter(each => each.getBoundingClientRect().right > width + 1 && !scrolls(each));
+    return [document.documentElement.scrollWidth - width, wide.map(each => each.outerHTML.slice(0, 80))];
+}"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A small project of two notebooks, a source file and a picture."""
+    root = tmp_path / "project"
+    for name, text in {
+        "Start_Here.ipynb": "[one](notebooks/1.ipynb#Its-heading) ![drawn](pics/a.svg)",
+        "notebooks/1.ipynb": "## Its heading\n[home](../Start_Here.ipynb) [code](../labkit/x.py) [web](https://x.org)",
+        "labkit/x.py": "def f(): ...",
+        "pics/a.svg": '<svg xmlns="http://www.w3.org/2000/svg"/>',
+    }.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        if path.suffix == ".ipynb":
+            write_notebook(path, text)
+    monkeypatch.setattr(pages, "ROOT", root)
+    return root
+
+
+def write_notebook(path, markdown, html=""):
+    output = nbformat.v4.new_output("display_data", {"text/html": html})
+    code = nbformat.v4.new_code_cell("x = 1", outputs=[output] if html else [])
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(markdown), code]), path)
+
+
+def test_links_lead_to_pages_of_the_site(project, tmp_path):
+    pages.write_site(["Start_Here.ipynb"], tmp_path / "site")
+    assert pages.dead_links(tmp_path / "site") == []
+    made = {str(path.relative_to(tmp_path / "site")) for path in (tmp_path / "site").rglob("*.*")}
+    assert made == {"index.html", "notebooks/1.html", "labkit/x.py.html", "pics/a.svg"}
+    home, one = ((tmp_path / "site" / name).read_text() for name in ("index.html", "notebooks/1.html"))
+    assert 'href="notebooks/1.html#Its-heading"' in home and 'src="pics/a.svg"' in home
+    assert 'href="../index.html"' in one and 'href="../labkit/x.py.html"' in one
+
+
+@pytest.mark.parametrize(
+    ("markdown", "html", "dead"),
+    [
+        ("[gone](notebooks/2.ipynb)", "", "notebooks/2.ipynb"),
+        ("[one](notebooks/1.ipynb#No-heading)", "", "notebooks/1.html#No-heading"),
+        ("![gone](pics/b.svg)", "", "pics/b.svg"),
+        ("text", '<script src="https://cdn.example/x.js"></script>', "https://cdn.example/x.js"),
+    ],
+)
+def test_what_leads_nowhere_is_listed(project, tmp_path, markdown, html, dead):
+    write_notebook(project / "Start_Here.ipynb", markdown, html)
+    pages.write_site(["Start_Here.ipynb"], tmp_path / "site")
+    assert pages.dead_links(tmp_path / "site") == [f"index.html: {dead}"]
+
+
+@pytest.mark.skipif(not find_chromium(), reason="needs Chromium or Chrome, and none is installed")
+def test_real_pages_are_whole_and_no_wider_than_the_screen(tmp_path):
+    names = ["Start_Here.ipynb", "notebooks/04_row_parallel.ipynb"]
+    shutil.copytree(ROOT / "pics", tmp_path / "pics")
+    linked = set().union(*(pages.write_page(name, tmp_path) for name in names))
+    for name in linked - set(names):  # they are written by `make site` only
+        (tmp_path / pages.as_page(name)).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / pages.as_page(name)).touch()
+    assert pages.dead_links(tmp_path) == [] and len(linked) > 12
+    notebook = nbformat.read(ROOT / names[1], as_version=4)
+    shown = [
+        output for cell in notebook.cells for output in cell.get("outputs", []) if "text/html" in output.get("data", {})
+    ]
+    asked = []
+    for width in (1400, 390):
+        with chromium(width) as page:
+            page.on("request", lambda request: asked.append(request.url))
+            for name in names:
+                page.goto((tmp_path / pages.as_page(name)).as_uri())
+                assert page.evaluate(TOO_WIDE) == [0, []]
+            assert page.locator(".jp-RenderedHTML").count() == len(shown) > 3
+    assert asked and all(url.startswith(("file:", "data:")) for url in asked)
