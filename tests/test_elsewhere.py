@@ -1,0 +1,64 @@
+"""Files for services that are not here: they parse, do what the lab itself does, and repeat no list of packages."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+
+
+def test_github_runs_ci_run_and_nothing_else():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    assert workflow[True] == "push"  # YAML 1.1 reads "on" as true
+    [job] = workflow["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["bash .ci/run"]
+    assert job["container"]["image"] == "python:3.11-bookworm" and job["timeout-minutes"] == 30
+    checkout, _, upload = job["steps"]
+    assert "actions/checkout@" in checkout["uses"] and "actions/upload-artifact@" in upload["uses"]
+    assert upload["with"]["path"] == "build/*.xml" and upload["if"] == "always()"
+    assert job["env"]["PIP_EXTRA_INDEX_URL"] == CPU_BUILDS
+
+
+def test_gitlab_runs_ci_run_and_nothing_else():
+    jobs = yaml.safe_load((ROOT / ".gitlab-ci.yml").read_text())
+    [job] = jobs.values()
+    assert job["script"] == ["bash .ci/run"] and not {"before_script", "after_script"} & job.keys()
+    assert job["image"] == "python:3.11-bookworm" and job["timeout"] == "30 minutes"
+    assert job["rules"] == [{"if": '$CI_PIPELINE_SOURCE == "push"'}]
+    assert job["artifacts"]["paths"] == [job["artifacts"]["reports"]["junit"]] == ["build/*.xml"]
+    assert job["variables"]["PIP_EXTRA_INDEX_URL"] == CPU_BUILDS
+
+
+def test_the_devcontainer_installs_what_make_installs():
+    text = (ROOT / ".devcontainer/devcontainer.json").read_text()
+    container = json.loads(re.sub(r"^//.*$", "", text, flags=re.MULTILINE))
+    assert container["containerEnv"] == {"PIP_EXTRA_INDEX_URL": CPU_BUILDS}
+    rule = subprocess.run(
+        [*container["postCreateCommand"].split(), "--dry-run", "--always-make"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "pip install --quiet --disable-pip-version-check -r requirements.txt" in rule.stdout
+
+
+def test_binder_installs_the_same_pins():
+    lines = (ROOT / "binder/requirements.txt").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [
+        f"--extra-index-url {CPU_BUILDS}",
+        "-r ../requirements.txt",
+    ]
+    assert {path.name for path in (ROOT / "binder").iterdir()} == {"requirements.txt", "runtime.txt"}
+
+
+def test_the_wheelhouse_is_of_these_pins_and_readme_installs_from_it_as_make_says():
+    rule = subprocess.run(["make", "-n", "wheelhouse"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"--index-url {CPU_BUILDS}" in rule and "-r /dev/stdin hatchling editables" in rule
+    [command] = re.findall(r"'    (\.venv/bin/pip install .*?)'", rule)
+    assert command.endswith("--no-index --find-links build/wheelhouse -r requirements.txt")
+    assert command in (ROOT / "README.md").read_text()
