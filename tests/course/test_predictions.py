@@ -16,6 +16,7 @@ from course.predict import Question
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MODULES = [module.name for module in pkgutil.iter_modules(course.predictions.__path__)]
+NOTEBOOK_OF = {"three_axes": "3d_parallel"}  # a module's name cannot begin with a digit
 
 
 def questions(name):
@@ -24,7 +25,7 @@ def questions(name):
 
 
 def notebook(name):
-    [path] = NOTEBOOKS.glob(f"??_{name}.ipynb")
+    [path] = NOTEBOOKS.glob(f"??_{NOTEBOOK_OF.get(name, name)}.ipynb")
     return path
 
 
