@@ -10,6 +10,7 @@ import functools
 import glob
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -102,6 +103,7 @@ class Probe:
         self.timeout, self.directory = timedelta(seconds=timeout_seconds), directory
         self.requests: dict[Any, _Note] = {}  # of isend and irecv, until somebody has waited
         self.broken = False  # a communication failed, so that the next may fail too
+        self.stop_after_wait = False  # the stop button was pressed: where ranks have met, none is left waiting
 
     def watch(self) -> None:
         """Wrap the wait of torch.distributed, for all backends, and its four point-to-point functions."""
@@ -118,7 +120,10 @@ class Probe:
         @functools.wraps(wait)
         def noted_wait(work, timeout=timedelta(0)):
             try:
-                return wait(work, timeout)
+                result = wait(work, timeout)
+                if self.stop_after_wait:
+                    signal.raise_signal(signal.SIGINT)
+                return result
             except Exception:
                 self.broken = True
                 raise

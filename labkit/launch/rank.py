@@ -104,7 +104,9 @@ def _answer(messages: Iterator[tuple], probe: Probe, calls: queue.SimpleQueue) -
                 sys.setswitchinterval(interval)
             case ("call", payload):
                 calls.put(payload)
-            case ("stop",):
+            case ("stop", "after a wait"):
+                probe.stop_after_wait = True
+            case ("stop", "now"):
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # pyright: ignore[reportArgumentType]
             case ("leave",):
                 calls.put(None)
@@ -163,7 +165,7 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
         linecache.cache.update(caller["cells"])  # so that tracebacks and inspect find cell sources
         function, args, kwargs = next(objects)
         del objects, payload  # and the bytes they hold
-        _in_call = True
+        _in_call, probe.stop_after_wait = True, False
         result = function(*args, **kwargs)
         _in_call = False
         if lost := probe.lost_request():

@@ -205,6 +205,13 @@ def test_the_stop_button_keeps_the_names(kernel):
     assert shows(kernel, "%%ranks\nstep") == "ranks 0-3: 1\n"
 
 
+def test_the_stop_button_keeps_the_names_of_ranks_that_meet_now_and_then(kernel):
+    loop = "%%ranks\nimport time\nx, steps = torch.ones(1), 0\nwhile True:\n    time.sleep(0.05 * rank)\n"
+    said = interrupted(kernel, loop + "    dist.all_reduce(x); x /= 4; steps += 1")
+    assert said.endswith("The ranks and their names are kept.")
+    assert kernel.value("min(ranks['steps'])") > 0
+
+
 def test_the_stop_button_restarts_ranks_that_do_not_answer(kernel):
     shows(kernel, "%%ranks\nlost = 1")
     said = interrupted(kernel, "%%ranks\nimport time\nif rank == 0: time.sleep(60)\ndist.barrier()")

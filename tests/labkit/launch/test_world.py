@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labkit.launch import World, launch
+from labkit.launch import RankFailed, World, launch
 
 
 def sum_of_ranks() -> float:
@@ -64,6 +64,31 @@ def test_a_world_keeps_its_ranks_between_calls():
         assert world.run(sum_of_ranks) == [1.0, 1.0]
     with pytest.raises(RuntimeError, match="this world has ended \\(it was closed\\)"):
         world.run(os.getpid)
+
+
+def test_a_world_outlives_an_exception_after_which_nothing_is_on_its_way():
+    def raises(everywhere):
+        dist.barrier()
+        if everywhere or dist.get_rank():
+            raise KeyError("k")
+        return torch.zeros(100_000)
+
+    with World(2) as world:
+        pids, files = world.run(os.getpid), os.listdir(world._ranks.directory)
+        for everywhere in (True, False):
+            with pytest.raises(RankFailed, match="raised KeyError: 'k'"):
+                world.run(raises, everywhere)
+            assert not world.ended and world.run(os.getpid) == pids and world.run(sum_of_ranks) == [1.0, 1.0]
+        assert os.listdir(world._ranks.directory) == files  # the result that nobody took is gone
+
+
+def test_a_stop_that_comes_after_the_call_is_ignored():
+    with World(2) as world:
+        pids = world.run(os.getpid)
+        for when in ("now", "after a wait"):
+            world._ranks.send(0, "stop", when)
+            assert world.run(sum_of_ranks) == [1.0, 1.0]
+        assert world.run(os.getpid) == pids
 
 
 def test_two_worlds_at_once():
