@@ -10,9 +10,6 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from labkit.linux import read_text
 
 
@@ -40,6 +37,9 @@ class Names(dict):
     """The names of a rank. It notes which of them were assigned by cells: those belong to the rank."""
 
     def __init__(self):
+        import torch  # not in the notebook, which imports this file too
+        import torch.distributed as dist
+
         given = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "dist": dist, "torch": torch}
         super().__init__(given, __name__="__main__")  # so that classes travel as those of a notebook do
         self.sent: dict[str, Any] = given  # from the notebook, or from here

@@ -25,7 +25,6 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from course import rank_cell
-from course.pictures.painter import Plot
 from labkit.frames import is_cell, stack_of
 from labkit.launch import RankFailed, World
 from labkit.launch.interrupts import stopped
@@ -221,6 +220,8 @@ def _show(rows: list[rank_cell.Ran]) -> None:
             print(f"{who(ranks)}:{chr(10) if chr(10) in value else ' '}{value}")
     for rank, ran in enumerate(rows):
         for figure in ran.figures:
+            from course.pictures.painter import Plot  # which imports matplotlib: not before there is a figure
+
             if figure.get_layout_engine() is None:
                 figure.set_layout_engine("tight")  # as notebooks do: no word is cut off
             titles = [ax.get_title() for ax in figure.axes] + [figure.get_suptitle()]
