@@ -1,0 +1,147 @@
+"""The predictions of notebook 10, in its order."""
+
+from course.predict import Choice, Number
+
+sent_forward = Choice(
+    "10.sent_forward",
+    "Numbers have 8 bytes here (float64). What does rank 0 send in the forward pass?",
+    {
+        "(1, 1048576)": "1 message of 128 × 1024 numbers",
+        "(4, 262144)": "4 messages of 32 × 1024 numbers",
+        "(4, 1048576)": "4 messages of 128 × 1024 numbers",
+        "(4, 8388608)": "4 messages of 1024 × 1024 numbers",
+    },
+    {
+        "(1, 1048576)": "Then rank 1 would wait until rank 0 has done the whole batch.",
+        "(4, 1048576)": "That is the whole batch, four times.",
+        "(4, 8388608)": "Those are the weights of a layer. What does the next stage need of this one?",
+    },
+)
+
+gradient_of_input = Choice(
+    "10.gradient_of_input",
+    "What would rank 1 find in `x.grad` if it had not called `x.requires_grad_()`?",
+    {"right": "The gradient that rank 0 waits for", "zeros": "Zeros", "None": "Nothing: `None`"},
+    {
+        "right": "Autograd goes back to the parameters. Who told it that x needs a gradient, too?",
+        "zeros": "Zeros would be a gradient that was computed.",
+    },
+)
+
+makespan = Number(
+    "10.makespan",
+    "2 ranks, 4 micro-batches, GPipe. A forward takes 1 and a backward 2 time units. How long does the step take?",
+    {
+        12: "So long does each rank work. Rank 1 also waits for its first input, and rank 0 for its first gradient.",
+        24: "That is one rank after the other, as if nothing were done at the same time.",
+        13: "That is when rank 1 is done. Rank 0 still has its last backward.",
+    },
+    unit="time units",
+)
+
+larger_makespan = Number(
+    "10.larger_makespan",
+    "What is the makespan with 4 ranks and 8 micro-batches, with the same times of 1 and 2?",
+    {
+        30: "Twice as much of both does not double the makespan: the formula has m + p − 1.",
+        24: "That is the work of one rank. Where is the bubble?",
+        36: "That has m + p. The first rank does not wait for itself.",
+    },
+    unit="time units",
+)
+
+one_f_one_b_holds = Choice(
+    "10.one_f_one_b_holds",
+    "4 ranks, 8 micro-batches. How long does 1F1B take, compared with GPipe, "
+    "and how many micro-batches does rank 0 hold at most?",
+    {
+        "(True, 4)": "Less time, and rank 0 holds 4",
+        "(False, 4)": "As much time, and rank 0 holds 4",
+        "(True, 1)": "Less time, and rank 0 holds 1",
+        "(False, 8)": "As much time, and rank 0 holds 8",
+    },
+    {
+        "(True, 4)": "The first input still takes p − 1 steps down, and the last gradient p − 1 steps up.",
+        "(True, 1)": "The last rank holds 1. Rank 0 goes on while its first micro-batch is on its way.",
+        "(False, 8)": "That is GPipe. In 1F1B, rank 0 lets go of F0 as soon as its gradient has come back.",
+    },
+)
+
+idle_with_chunks = Number(
+    "10.idle_with_chunks",
+    "4 ranks and 8 micro-batches: idle / ideal is 3/8 = 0.375 with v = 1. What is it with v = 2?",
+    {
+        0.375: "The last rank still starts p − 1 steps late, but how long is a step now?",
+        0.75: "There are more messages, but each step from rank to rank takes less time.",
+        0.09375: "That is a quarter. A chunk has half of the rank's layers.",
+    },
+    tolerance=0.01,
+)
+
+left_for_the_end = Choice(
+    "10.left_for_the_end",
+    "4 ranks, 8 micro-batches. How many W ops will ranks 0, 1, 2 and 3 still have to do after their last B?",
+    {
+        "[1, 1, 1, 1]": "1 each: W comes right after its B",
+        "[8, 8, 8, 8]": "8 each: W comes when all else is done",
+        "[4, 3, 2, 1]": "4, 3, 2 and 1",
+        "[1, 2, 3, 4]": "1, 2, 3 and 4",
+    },
+    {
+        "[1, 1, 1, 1]": "Then a rank would make the rank before wait for a W that nobody waits for.",
+        "[8, 8, 8, 8]": "Then nothing would fill the gaps before, and every rank would hold all 8 micro-batches.",
+        "[4, 3, 2, 1]": "Which rank is the first to finish its last B, and would be idle from then on?",
+    },
+)
+
+most_at_work = Number(
+    "10.most_at_work",
+    "8 ranks, 3 micro-batches. How many ranks work at the same time, at most?",
+    {
+        8: "A rank needs a micro-batch to work on.",
+        1: "When the first micro-batch has left a rank, the next one can come.",
+        0: "There may be fewer micro-batches than ranks: nothing in the order forbids it.",
+    },
+)
+
+added_by_messages = Choice(
+    "10.added_by_messages",
+    "p = 2, m = 8, forward 10 ms, backward 20 ms: 270 ms. Now a message takes 5 ms, and travels while both go on. "
+    "What does that add to GPipe, and to 1F1B?",
+    {
+        "[0, 0]": "Nothing to either",
+        "[10, 10]": "10 ms to each",
+        "[10, 40]": "10 ms to GPipe, 40 ms to 1F1B",
+        "[80, 10]": "80 ms to GPipe, 10 ms to 1F1B",
+    },
+    {
+        "[0, 0]": "The first message each way cannot be hidden: rank 1 has nothing to do before it comes.",
+        "[10, 10]": "In 1F1B, rank 0 needs B0 from rank 1 before its next forward. Does it need anything in GPipe?",
+        "[80, 10]": "GPipe sends 8 messages one way, and no rank waits for an answer. Does each of them cost time?",
+    },
+)
+
+differing = Choice(
+    "10.differing",
+    "We train a small network both ways with m = 8, with plain SGD and with AdamW. With which of them will it matter?",
+    {"[]": "With neither", "['SGD']": "Only with SGD", "['AdamW']": "Only with AdamW", "['SGD', 'AdamW']": "With both"},
+    {
+        "[]": "Plain SGD takes steps of the learning rate times the gradient.",
+        "['AdamW']": "AdamW divides a gradient by its usual size. What becomes of a factor of 8?",
+        "['SGD', 'AdamW']": "One of the two divides a gradient by its usual size.",
+    },
+)
+
+alone_or_in_stages = Choice(
+    "10.alone_or_in_stages",
+    "We train the same model on one process, without any pipeline. How will its losses differ from those of 4 stages?",
+    {
+        "0.001": "In the last digits only: sums are rounded differently",
+        "0.1": "Visibly, and more from step to step: AdamW sees only a part of the model on each rank",
+        "inf": "From the start: each stage draws its own weights",
+    },
+    {
+        "0.1": "AdamW treats each number on its own: it needs nothing from other stages.",
+        "inf": "Weights are drawn by their names. What has a stage there, and what has the whole model?",
+    },
+)
