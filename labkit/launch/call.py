@@ -163,7 +163,9 @@ class Call:
 
         self._pump_until(lambda: not self._unfinished(), _GATHER_SECONDS)
         self._pump_until(lambda: not self._unfinished() or heard_cause(), _GATHER_CAUSE_SECONDS - _GATHER_SECONDS)
-        first, text = report.failure_report(self.failures, self._with_stacks(self._ask(0.5)))
+        all_failed = len(self.failures) == self.ranks.num_ranks  # then there is nobody else to ask
+        others = Silence(len(self.failures), {}, frozenset()) if all_failed else self._with_stacks(self._ask(0.5))
+        first, text = report.failure_report(self.failures, others)
         errors = {rank: error for rank, error in self.failures.items() if not isinstance(error, Death)}
         cause = None
         with contextlib.suppress(Exception):  # it died, or its exception cannot be pickled
