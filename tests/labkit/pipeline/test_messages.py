@@ -26,7 +26,7 @@ def test_messages_between_two_ranks_never_cross():
     launch(parity, *schedules, rows=even, make=partial(model_chunks, square=True), world_size=2)
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 100])
+@pytest.mark.parametrize("ahead", [0, 100])
 def test_receives_may_be_posted_earlier_or_later(ahead):
     launch(parity, *every_schedule(4, 6), rows=even, ahead=ahead, world_size=4)
 
