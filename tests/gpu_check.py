@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 
 from course.measure.bandwidth import measure
@@ -27,6 +26,7 @@ from labkit.groups import init_groups, local_device
 from labkit.launch import RankFailed, World, launch
 from labkit.layout import ParallelLayout
 from labkit.parity import Difference, Parity, compare, gradients
+from labkit.sizes import counted
 from labkit.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, cut_like
 from labkit.train import TrainConfig, steps
 from labkit.train.config import SCHEDULES
@@ -96,14 +96,13 @@ def layer(name: str) -> list[Difference]:
     expected = one(x)
     if has_words:
         tensor_parallel.vocab_parallel_cross_entropy(got, targets.to(device), group).backward()
-        F.cross_entropy(expected.flatten(0, 1), targets.flatten()).backward()
+        nn.functional.cross_entropy(expected.flatten(0, 1), targets.flatten()).backward()
     else:
         got.backward(own(grad, sequence_dim).to(device))
         expected.backward(grad)
-    x_grad = None if has_words else own(x.grad, sequence_dim)
-    expected = own(own(expected, sequence_dim), word_dim)
     wanted = {key: cut_like(whole[key].grad, parameter, group) for key, parameter in many.named_parameters()}
-    wanted |= {"output": expected, "gradient of the input": x_grad}
+    wanted["output"] = own(own(expected, sequence_dim), word_dim)
+    wanted["gradient of the input"] = None if has_words else own(x.grad, sequence_dim)
     return compare({"output": got, "gradient of the input": mine.grad, **gradients(many)}, wanted)
 
 
@@ -126,11 +125,6 @@ def training(config: TrainConfig) -> dict[str, torch.Tensor]:
     """Return what must not depend on the layout."""
     numbers = torch.tensor([[step.loss, step.grad_norm] for step in steps(config)], dtype=torch.float64)
     return dict(zip(("losses", "gradient norms"), numbers.T))
-
-
-def trained(config: TrainConfig, expected: dict[str, torch.Tensor]) -> list[Difference]:
-    """Train in the layout of ``config``."""
-    return compare(training(config), expected)
 
 
 def meet() -> None:
@@ -163,14 +157,12 @@ class Ranks:
         return self.world.run(fn, *args)
 
     def compared(self, fn, *args) -> Outcome:
-        parity = Parity(self.run(fn, *args))
-        rank = max(range(self.num), key=lambda rank: parity.worst(rank).error)
-        return parity.error, f"rank {rank}, {parity.worst(rank).name}"
+        return worst(self.run(fn, *args))
 
     def trained(self, config: TrainConfig) -> Outcome:
         alone = replace(config, tp_size=1, pp_size=1, sequence_parallel=False, sharded_optimizer=False)
         [expected] = launch(training, alone, world_size=1, backend="gloo")
-        return self.compared(trained, config, expected)
+        return worst([compare(found, expected) for found in self.run(training, config)])
 
     def deadlock(self) -> Outcome:
         with World(self.num, backend=self.backend, timeout_seconds=10) as world:
@@ -195,6 +187,13 @@ class Ranks:
         rows |= {"deadlock, reported or stopped": self.deadlock, "all-reduce, speed only": self.bandwidth}
         alone = ("collective: send and receive", "deadlock, reported or stopped") if self.num == 1 else ()
         return {name: row for name, row in rows.items() if name not in alone}  # those need two
+
+
+def worst(ranks: list[list[Difference]]) -> Outcome:
+    """Return the largest error of all ranks, and where it is."""
+    found = [Parity(ranks).worst(rank) for rank in range(len(ranks))]
+    rank = max(range(len(ranks)), key=lambda rank: found[rank].error)
+    return found[rank].error, f"rank {rank}, {found[rank].name}"
 
 
 def layouts(n: int) -> dict[str, TrainConfig]:
@@ -223,34 +222,24 @@ def judge(name: str, row: Callable[[], Outcome]) -> tuple[str, str, str]:
     return verdict, f"| {name} | {verdict} | {size} | {time.monotonic() - start:.1f} | {note} |", said
 
 
-def said_by(*command: str) -> str:
-    """Return what a command prints, or why there is nothing."""
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return (run.stdout or run.stderr).strip()
-
-
-def check(world_size: int, backend: str, report: Path, only: str = "") -> Iterator[tuple[str, str]]:
-    """Yield verdict and line of each row whose name contains ``only``; write the report anew after each."""
+def check(world_size: int, backend: str, report: Path) -> Iterator[tuple[str, str]]:
+    """Yield verdict and line of each row; write the report anew after each."""
     machine, ranks = look_at_machine(), Ranks(world_size, backend)
     names = ", ".join(sorted({gpu.name for gpu in machine.gpus}))
     on_gpus = f"{world_size} of {len(machine.gpus)} GPUs ({names}) over NCCL"
-    on = on_gpus if backend == "nccl" else f"{world_size} CPU ranks over gloo. This says nothing about GPUs"
-    commit, topology = said_by("git", "rev-parse", "HEAD"), said_by("nvidia-smi", "topo", "-m")
+    on = on_gpus if backend == "nccl" else f"{counted(world_size, 'CPU rank')} over gloo. This says nothing about GPUs"
+    commit, topology = map(subprocess.getoutput, ("git rev-parse HEAD", "timeout 20 nvidia-smi topo -m"))
     versions = f"Python {platform.python_version()}, CUDA {torch.version.cuda}, lab {commit}"
     judged = []
     report.parent.mkdir(parents=True, exist_ok=True)
     for name, row in ranks.rows().items():
-        if only in name:
-            judged.append(judge(name, row))
-            verdicts, lines, said = zip(*judged)
-            head = f"# GPU check\n\nRan on {on}.\n{verdicts.count('right')} of {len(judged)} rows are right."
-            table = "| what | | worst relative error | seconds | where, or what was seen |\n|---|---|---|---|---|\n"
-            parts = [head, table + "\n".join(lines), f"```\n{facts(machine)}\n{versions}\n\n{topology}\n```"]
-            report.write_text("\n\n".join([*parts, *filter(None, said)]) + "\n")
-            yield verdicts[-1], lines[-1]
+        judged.append(judge(name, row))
+        verdicts, lines, said = zip(*judged)
+        head = f"# GPU check\n\nRan on {on}.\n{verdicts.count('right')} of {len(judged)} rows are right."
+        table = "| what | | worst relative error | seconds | where, or what was seen |\n|---|---|---|---|---|\n"
+        parts = [head, table + "\n".join(lines), f"```\n{facts(machine)}\n{versions}\n\n{topology}\n```"]
+        report.write_text("\n\n".join([*parts, *filter(None, said)]) + "\n")
+        yield verdicts[-1], lines[-1]
     if ranks.world:
         ranks.world.close()
 
@@ -263,12 +252,12 @@ def main() -> int:
     given, report = parser.parse_args(), Path("build/gpu_check.md")
     if given.backend == "nccl" and not 1 <= given.world_size <= num_gpus:
         parser.error(f"torch sees {num_gpus} GPUs here; on the CPU: --backend gloo --world-size 4")
-    verdicts = []
+    wrong = 0
     for verdict, line in check(given.world_size, given.backend, report):
         print(line, flush=True)
-        verdicts.append(verdict)
+        wrong += verdict == "WRONG"
     print(f"The report is in {report}.")
-    return 1 if "WRONG" in verdicts else 0
+    return min(wrong, 1)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from nbconvert.exporters import HTMLExporter
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
-from pygments.util import ClassNotFound
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r'(<a\s[^>]*?href=")(?!\w+:|#|//)([^"#]+)')
-WIDE_LINES = "<style>body { margin: 8px 16px; } h2 { overflow-wrap: anywhere; } pre { overflow-x: auto; }</style>"
+NARROW = """<meta name="viewport" content="width=device-width">
+<style>body { margin: 8px 16px; } h2 { overflow-wrap: anywhere; } pre { overflow-x: auto; }</style></head>"""
 
 
 def as_page(name: str) -> str:
@@ -47,12 +47,9 @@ def write_page(name: str, site: Path) -> set[str]:
         page, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": Path(name).stem}})
         page = LINK.sub(lead, page)
     else:
-        try:
-            lexer = get_lexer_for_filename(name)
-        except ClassNotFound:
-            lexer = get_lexer_for_filename("script.sh")  # train.sbatch
+        lexer = get_lexer_for_filename(name.replace(".sbatch", ".sh"))
         page = highlight((ROOT / name).read_text(), lexer, HtmlFormatter(full=True, title=name))
-        page = page.replace("</head>", f'<meta name="viewport" content="width=device-width">{WIDE_LINES}</head>')
+        page = page.replace("</head>", NARROW)
     written = site / as_page(name)
     written.parent.mkdir(parents=True, exist_ok=True)
     written.write_text(page)
@@ -63,15 +60,16 @@ def write_site(names: list[str], site: Path) -> None:
     """Write these files, and what they link to, into a new folder."""
     shutil.rmtree(site, ignore_errors=True)
     shutil.copytree(ROOT / "pics", site / "pics")
-    written: set[str] = set()
-    while to_write := {name for name in names if not name.startswith("pics/")} - written:
-        names = sorted(set().union(*(write_page(name, site) for name in sorted(to_write))))
-        written |= to_write
+    to_write, written = set(names), set()
+    while to_write:
+        written.add(name := to_write.pop())
+        to_write |= {linked for linked in write_page(name, site) - written if not linked.startswith("pics/")}
 
 
 def dead_links(site: Path) -> list[str]:
     """Return the links of all pages that lead nowhere in the site, and what a page would load from elsewhere."""
-    pages = {page: BeautifulSoup(page.read_text(), "html.parser") for page in site.resolve().rglob("*.html")}
+    site = site.resolve()
+    pages = {page: BeautifulSoup(page.read_text(), "html.parser") for page in site.rglob("*.html")}
     ids = {page: {unquote(tag["id"]) for tag in soup.find_all(id=True)} for page, soup in pages.items()}
     dead = []
     for page, soup in pages.items():
@@ -84,7 +82,7 @@ def dead_links(site: Path) -> list[str]:
                 target = (page.parent / address).resolve() if address else page
                 is_dead = not target.is_file() or (fragment and fragment not in ids.get(target, ()))
             if is_dead:
-                dead.append(f"{page.relative_to(site.resolve())}: {link}")
+                dead.append(f"{page.relative_to(site)}: {link}")
     return dead
 
 
