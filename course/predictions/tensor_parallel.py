@@ -50,12 +50,11 @@ num_pair_messages = Number(
 
 link_share = Number(
     "07.link_share",
-    "4 layers, 4 ranks. Leave out the first all-reduce of backward, which is not needed. "
+    "4 layers, 4 ranks. In both designs, leave out the all-reduce for the first layer, which is not needed. "
     "What percentage of the gathered design's bytes does column-row put on a link?",
     {
         66.7: "That is 2/3, with a gradient for every layer's input. Subtract 2 from each design's total.",
         42.9: "That is 3 of 7 messages. But an all-gather puts half as much on a link as an all-reduce.",
-        75: "An all-reduce puts 2 units on a link. Subtract 2 from each design's total, not 0 or 1.",
     },
     unit="%",
     tolerance=0.02,

@@ -1,0 +1,119 @@
+"""The predictions of notebook 12, in its order."""
+
+from course.predict import Choice, Number, Order
+
+computing_share = Number(
+    "12.computing_share",
+    "8 stages, 1 micro-batch, and messages that take no time. For what percentage of the step does each rank compute?",
+    {
+        100: "Each stage waits for the one before.",
+        50: "There are 8 stages, not 2.",
+        87.5: "So long it does not compute: 7 others do.",
+    },
+    unit="%",
+    tolerance=0.06,
+)
+
+sum_of_window = Number(
+    "12.sum_of_window",
+    "One window shows 8 numbers, the share of it that each rank computes. What do they add up to, about, in percent?",
+    {
+        800: "For that, all 8 ranks would have to compute during the whole window.",
+        12.5: "That is one rank's share of the whole step. How many ranks compute at one moment?",
+        10: "That is the window's share of the step. Each number is a share of the window.",
+    },
+    unit="%",
+    tolerance=0.15,
+)
+
+times_as_fast = Number(
+    "12.times_as_fast",
+    "With m micro-batches a step takes m + 7 slots, each 1/m of a rank's work. "
+    "How many times as fast as m = 1 is m = 16, if messages take no time?",
+    {
+        16: "The slots are 16 times as short, but there are more of them.",
+        8: "That is without any bubble. With m = 16, how many of the slots does a rank wait?",
+        2.875: "There are 23/8 times as many slots. But each is a 16th as long.",
+    },
+    tolerance=0.03,
+)
+
+faster_than_gpipe = Choice(
+    "12.faster_than_gpipe",
+    "By the prediction, in which messages take no time: which is faster than GPipe?",
+    {
+        "[]": "Neither",
+        "['1F1B']": "1F1B",
+        "['interleaved, v = 2']": "Interleaved 1F1B, with v = 2",
+        "['1F1B', 'interleaved, v = 2']": "Both",
+    },
+    {
+        "[]": "A stage that passes on its result after half the work lets the next one begin earlier.",
+        "['1F1B']": "1F1B has its backwards earlier. How long does the last gradient take to the first stage?",
+        "['1F1B', 'interleaved, v = 2']": "1F1B fills and empties the pipeline in as many steps as GPipe.",
+    },
+)
+
+instead_of_work = Choice(
+    "12.instead_of_work",
+    "With t = 8 and p = 1, what will be the larger part of the time in which a rank does not compute?",
+    {
+        "idle": "Idle: what it waits for has not been computed yet",
+        "communication": "Communication: the data is on its way",
+    },
+    {"idle": "All 8 ranks have a part of every layer, and begin with it at the same time."},
+)
+
+most_memory = Order(
+    "12.most_memory",
+    "The naive plan with the three kinds of recomputation: which needs the most memory? "
+    "A stage has 2 layers, and attention's scores take most of a layer's bytes. “Selective” never keeps them. "
+    "“Full” keeps only each layer's input, and makes all of a layer again when backward comes to it, scores too. "
+    "Put them in order, the most first.",
+    ["selective", "none", "full"],
+    {
+        (
+            "none",
+            "selective",
+            "full",
+        ): "“Full” keeps the least. But add one whole layer, of all 16 sequences, at its peak.",
+        ("full", "none", "selective"): "“Full” has one whole layer at its peak. “None” has both.",
+    },
+)
+
+best_tensor_size = Choice(
+    "12.best_tensor_size",
+    "32 layers, batch of 32 sequences, one per micro-batch; 64 GPUs in nodes of 8. Which split is the fastest?",
+    ["t = 2, p = 32", "t = 4, p = 16", "t = 8, p = 8", "t = 16, p = 4", "t = 32, p = 2"],
+    {
+        "t = 2, p = 32": "32 stages with 32 micro-batches: the bubble is nearly as long as the work.",
+        "t = 4, p = 16": "idle / ideal is 15/32. Could a larger t shorten the pipeline and stay inside a node?",
+        "t = 16, p = 4": "A tensor group of 16 does not fit into a node, and its all-reduces leave it.",
+        "t = 32, p = 2": "A tensor group of 32 is on 4 nodes, and sends twice in each layer each way.",
+    },
+)
+
+times_as_many_days = Number(
+    "12.times_as_many_days",
+    "GPT-3: 300 billion tokens, 175 billion parameters, 1024 GPUs at 140 teraFLOP/s each. A larger run: 450 billion "
+    "tokens, a trillion parameters, 3072 GPUs at 163. How many times as many days does it take? A quarter more or less "
+    "is near enough.",
+    {
+        8.6: "So many times as much work. But there are three times as many GPUs.",
+        25.7: "More GPUs make it shorter, not longer.",
+        1.5: "So many times as many tokens. The model is larger, too.",
+    },
+    tolerance=0.25,
+)
+
+fewest_gpus = Choice(
+    "12.fewest_gpus",
+    "300 billion tokens for GPT-3's 175 billion parameters in 50 days: how many of these A100s are just enough? "
+    "The attention alone is recomputed, so a token costs little more than 6 FLOPs for each parameter, "
+    "and a GPU achieves some 150 teraFLOP/s.",
+    {"256": "256", "512": "512", "1024": "1024"},
+    {
+        "256": "6 T P / (n X) is about 95 days with 256 GPUs.",
+        "1024": "1024 GPUs need about 24 days. Could half of them do?",
+    },
+)
