@@ -13,7 +13,7 @@ after_reduce = Choice(
     },
     {
         "[6]": "The sum is over the ranks, so numbers of all of them go into it.",
-        "[48]": "Tensors are added as in `a + b`: element by element.",
+        "[48]": "Tensors are added element by element, as a + b does.",
         "[0, 1, 2, 3, 1, 2, 3, 4]": "That would be a gather. A reduce adds on the way.",
     },
 )

@@ -52,7 +52,7 @@ weight_of_rank_3 = Choice(
 
 rows_of_rank_1 = Choice(
     "03.rows_of_rank_1",
-    "After `backward`, the whole layer has a weight gradient of shape [12, 8]. Which part of it has rank 1 of 2?",
+    "After `backward`, the whole layer has a weight gradient of shape [12, 8]. Which part of it does rank 1 of 2 have?",
     {
         "columns": "Columns 4 to 7",
         "terms": "All rows, each with half of the terms of its sum",
@@ -114,7 +114,7 @@ returned_bias = Number(
     "t = 2, out = 12, `gather_output=False`, `skip_bias_add=True`. How many numbers are in the returned bias?",
     {
         12: "That is the whole bias. The output to which a rank adds it has only its own columns.",
-        0: "That is so without `skip_bias_add`: then the second value is None.",
+        0: "That is so without skip_bias_add: then the second value is None.",
         24: "That is both ranks' together, if each had all of it.",
     },
 )

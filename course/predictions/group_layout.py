@@ -75,7 +75,7 @@ crossing_in_second = Choice(
         "['dp', 'pp']": "Data and pipeline groups",
     },
     {
-        "['tp']": "`tp` comes first in both orders, so tensor ranks are neighbours in both.",
+        "['tp']": "The tensor axis comes first in both orders, so tensor ranks are neighbours in both.",
         "['pp']": "That was the first order. Now all four stages of a copy come before the next copy begins.",
         "['dp', 'pp']": "One copy of the model has 8 GPUs, and its pipeline groups stay among them.",
     },

@@ -61,8 +61,8 @@ gradient_on_rank_0 = Choice(
         "slice": "[2, 4]",
     },
     {
-        "half": "That is what rank 0 knows by itself. Look at the backward of `scatter_to_tp`.",
-        "twice": "The backward of `reduce_from_tp` is the identity, so nothing is counted twice.",
+        "half": "That is what rank 0 knows by itself. Look at the backward of scatter_to_tp.",
+        "twice": "The backward of reduce_from_tp is the identity, so nothing is counted twice.",
         "slice": "A gradient has the shape of its tensor, and x has four elements on each rank.",
     },
 )
