@@ -15,7 +15,9 @@ TOO_WIDE = """() => {
         && (["auto", "scroll"].includes(getComputedStyle(each.parentElement).overflowX) || scrolls(each.parentElement));
     const inside = [...document.querySelectorAll("main *")].filter(each => each.getClientRects().length);
     const wide = inside.filter(each => each.getBoundingClientRect().right > width + 1 && !scrolls(each));
-    return [document.documentElement.scrollWidth - width, wide.map(each => each.outerHTML.slice(0, 80))];
+    const cut = inside.filter(each => getComputedStyle(each).overflowX === "hidden"
+        && each.clientWidth > 50 && each.scrollWidth > each.clientWidth + 1);
+    return [document.documentElement.scrollWidth - width, [...wide, ...cut].map(each => each.outerHTML.slice(0, 80))];
 }"""
 
 
@@ -70,7 +72,7 @@ def test_what_leads_nowhere_is_listed(project, tmp_path, markdown, html, dead):
 
 
 @pytest.mark.skipif(not find_chromium(), reason="needs Chromium or Chrome, and none is installed")
-def test_real_pages_are_whole_and_no_wider_than_the_screen(tmp_path):
+def test_real_pages_are_whole_and_no_wider_than_the_screen(tmp_path, monkeypatch):
     names = ["Start_Here.ipynb", "notebooks/04_row_parallel.ipynb"]
     shutil.copytree(ROOT / "pics", tmp_path / "pics")
     linked = set().union(*(pages.write_page(name, tmp_path) for name in names))
@@ -82,10 +84,14 @@ def test_real_pages_are_whole_and_no_wider_than_the_screen(tmp_path):
     shown = [
         output for cell in notebook.cells for output in cell.get("outputs", []) if "text/html" in output.get("data", {})
     ]
+    wide = tmp_path / "wide.ipynb"
+    write_notebook(wide, "text", f"<table><tr><td style='white-space: nowrap'>{'word ' * 100}</td></tr></table>")
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    pages.write_page("wide.ipynb", tmp_path)
     asked = []
     with chromium() as page:
         page.on("request", lambda request: asked.append(request.url))
-        for name in names:
+        for name in ["wide.ipynb", *names]:
             page.goto((tmp_path / pages.as_page(name)).as_uri())
             for width in (1400, 390):
                 page.set_viewport_size({"width": width, "height": 900})
