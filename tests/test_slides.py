@@ -3,7 +3,7 @@
 import nbformat
 import pytest
 
-from tests.support.browser import chromium
+from tests.support.browser import chromium, find_chromium
 from tests.support.slides import HEIGHT, WIDTH, as_slides, write_slides
 from tests.test_notebooks import NOTEBOOKS
 
@@ -53,6 +53,7 @@ def page():
         yield page
 
 
+@pytest.mark.skipif(not find_chromium(), reason="needs Chromium or Chrome, and none is installed")
 @pytest.mark.parametrize("name", ["tall", "10_pipeline_parallel"])
 def test_no_slide_is_taller_than_the_page(name, tmp_path, page):
     """Without reveal.js, which npm delivers: here its script does nothing, so all slides stand below each other."""
