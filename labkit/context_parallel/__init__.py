@@ -1,0 +1,8 @@
+"""Attention over a sequence that is cut across a context-parallel group; each way gives what whole attention would."""
+
+from labkit.context_parallel.gathered import gathered_attention
+from labkit.context_parallel.positions import Part, part_with_work, positions
+from labkit.context_parallel.ring import ring_attention
+from labkit.context_parallel.ulysses import ulysses_attention
+
+__all__ = ["Part", "gathered_attention", "part_with_work", "positions", "ring_attention", "ulysses_attention"]

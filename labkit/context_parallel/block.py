@@ -1,0 +1,110 @@
+"""Attention of some queries to some keys, with what is needed to put such blocks together afterwards.
+
+A block's softmax knows only its own keys. Its log-sum-exp (lse) says how much weight these have together, so that
+blocks can be merged one by one (online softmax). Backward takes the lse of the whole row instead: with it a block's
+probabilities are those of the whole softmax.
+
+On a GPU a block in float16 or bfloat16 is torch's flash kernel, otherwise plain tensors: one [n, m] matrix at a time.
+Sums are in float32 or better.
+
+Source: arXiv 2307.08691 (FlashAttention-2), section 3.1; the merge as in zhuzilin's ring-flash-attention.
+"""
+
+import math
+
+import torch
+
+from labkit.context_parallel.positions import Part
+
+
+class Attended:
+    """What queries have seen so far: ``out`` [b, h, n, d], and ``lse`` [b, h, n, 1], which is -inf before any key."""
+
+    def __init__(self, q: torch.Tensor):
+        self.out = torch.zeros_like(q, dtype=_wide(q), memory_format=torch.contiguous_format)
+        self.lse = torch.full_like(self.out[..., :1], -math.inf)
+
+    def add(self, q: torch.Tensor, kv: torch.Tensor, part: Part) -> None:
+        """Merge in what this part of the block gives; kv: [2, b, h_kv, m, d]."""
+        k, v = kv[..., part.keys, :]
+        block_out, block_lse = attend(q[..., part.queries, :], k, v, part.causal)
+        out, lse = self.out[..., part.queries, :], self.lse[..., part.queries, :]
+        out += torch.sigmoid(block_lse - lse) * (block_out - out)  # sigmoid: the block's share of the weight
+        lse.copy_(torch.logaddexp(lse, block_lse))
+
+
+def add_gradients(dq: torch.Tensor, dkv: torch.Tensor, saved: tuple, grad: torch.Tensor, kv: torch.Tensor, part: Part):
+    """Add to dq [b, h, n, d] and dkv [2, b, h_kv, m, d] the gradients of this part; saved: whole (q, out, lse)."""
+    q, out, lse, grad = (x[..., part.queries, :] for x in (*saved, grad))
+    k, v = kv[..., part.keys, :]
+    for total, gradient in zip(
+        (dq[..., part.queries, :], *dkv[..., part.keys, :]), attend_backward(grad, q, k, v, out, lse, part.causal)
+    ):
+        total += gradient
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the out [b, h, n, d] and the lse [b, h, n, 1] of q [b, h, n, d] on k and v [b, h_kv, m, d]."""
+    with torch.autocast(q.device.type, enabled=False):  # which would round the sums
+        return (_flash if _has_flash(q) else _plain)(q, k, v, causal)
+
+
+def attend_backward(grad, q, k, v, out, lse, causal: bool) -> tuple[torch.Tensor, ...]:
+    """Return this block's gradients of q, k and v; ``grad``, ``out`` and ``lse`` are the whole row's."""
+    with torch.autocast(q.device.type, enabled=False):
+        return (_flash_backward if _has_flash(q) else _plain_backward)(grad, q, k, v, out, lse, causal)
+
+
+def _plain(q, k, v, causal):
+    q, k, v = (x.to(_wide(x)) for x in (q, k, v))
+    scores = _scores(q, k, causal)  # [b, h_kv, g n, m]
+    lse = scores.logsumexp(-1, keepdim=True)
+    out = (scores - lse).exp() @ v
+    return out.reshape(q.shape), lse.reshape(*q.shape[:3], 1)
+
+
+def _plain_backward(grad, q, k, v, out, lse, causal):
+    grad, q, k, v, out = (x.to(_wide(x)) for x in (grad, q, k, v, out))
+    probabilities = (_scores(q, k, causal) - _by_kv_head(lse, k)).exp()  # [b, h_kv, g n, m]
+    inner = _by_kv_head((grad * out).sum(-1, keepdim=True), k)
+    grad, scale = _by_kv_head(grad, k), 1 / math.sqrt(q.size(-1))
+    dscores = scale * probabilities * (grad @ v.mT - inner)
+    return (dscores @ k).reshape(q.shape), dscores.mT @ _by_kv_head(q, k), probabilities.mT @ grad
+
+
+def _scores(q, k, causal):
+    scores = _by_kv_head(q, k) @ k.mT / math.sqrt(q.size(-1))
+    if causal:
+        later = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).triu(1)
+        scores.unflatten(2, (-1, q.size(-2))).masked_fill_(later, -math.inf)
+    return scores
+
+
+def _by_kv_head(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Put the queries of the g heads that share a kv head below each other: [b, h, n, d] -> [b, h_kv, g n, d]."""
+    return x.reshape(x.size(0), k.size(1), -1, x.size(-1))
+
+
+# -- on a GPU: not yet run on one. Its calls and shapes were checked on torch's meta device. ------------------------
+
+
+def _has_flash(q: torch.Tensor) -> bool:
+    head_size = q.size(-1)
+    return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and head_size % 8 == 0 and head_size <= 256
+
+
+def _flash(q, k, v, causal):
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
+    return out.to(_wide(out)), lse.unsqueeze(-1)
+
+
+def _flash_backward(grad, q, k, v, out, lse, causal):
+    grad, out, lse = grad.contiguous(), out.to(q.dtype), lse.squeeze(-1).contiguous()  # it reads lse as if contiguous
+    one_length = (None, None, q.size(-2), k.size(-2))  # all sequences of the batch are equally long
+    no_dropout = (0.0, causal, None, None)
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
+    return backward(grad, q, k, v, out, lse, *one_length, *no_dropout)
+
+
+def _wide(x: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

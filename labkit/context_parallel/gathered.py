@@ -1,0 +1,78 @@
+"""Gathered attention: every rank gets all keys and values by one all-gather, then works on its own queries.
+
+The blocks are those of the ring; only the way the keys and values come differs. It is one collective forward (an
+all-gather), and two backward: the all-gather again, so that nothing long is kept, and a reduce-scatter of the
+gradients, in float32 or better. Nothing travels while a rank computes, and a rank holds the keys and values of the
+whole sequence for a while. With few kv heads they are small, and one large message is fast.
+
+Source: arXiv 2407.21783 (Llama 3), section 3.3.2.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from labkit.context_parallel.block import Attended, add_gradients
+from labkit.context_parallel.positions import check_fit, part_with_work
+
+# torch 2.13 renamed it, and warns about the older name.
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def gathered_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    group: dist.ProcessGroup,
+    *,
+    causal: bool = True,
+    balanced: bool = True,
+) -> torch.Tensor:
+    """Return what whole attention gives to this rank's queries; all arguments and errors as in `ring_attention`."""
+    check_fit(q, k, v, group.size(), balanced)
+    return _Gathered.apply(q, k, v, group, causal, balanced)  # pyright: ignore[reportReturnType]
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q, k, v, group, causal, balanced):
+        ctx.group, ctx.mask = group, (q.size(-2), causal, balanced)
+        attended = Attended(q)
+        for source, kv in enumerate(_gather(torch.stack([k, v]), group)):
+            if part := part_with_work(group.rank(), source, *ctx.mask):
+                attended.add(q, kv, part)
+        out = attended.out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, attended.lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, out, lse = ctx.saved_tensors
+        everyones = _gather(torch.stack([k, v]), ctx.group)
+        dq = torch.zeros_like(q, dtype=lse.dtype)
+        dkv = torch.zeros(len(everyones), 2, *k.shape, dtype=lse.dtype, device=k.device)
+        for source, kv in enumerate(everyones):
+            if part := part_with_work(ctx.group.rank(), source, *ctx.mask):
+                add_gradients(dq, dkv[source], (q, out, lse), grad, kv, part)
+        return dq.to(q.dtype), *_reduce_scatter(dkv, ctx.group).to(k.dtype), None, None, None
+
+
+def _gather(kv: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """Return the keys and values of every rank, [2, b, h_kv, s/c, d] each."""
+    if group.size() == 1:
+        return [kv]
+    everyones = [torch.empty_like(kv) for _ in range(group.size())]
+    dist.all_gather(everyones, kv, group=group)
+    return everyones
+
+
+def _reduce_scatter(dkv: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Return the sum of all ranks' gradients for this rank's keys and values: [c, 2, ...] -> [2, ...]."""
+    if group.size() == 1:
+        return dkv[0]
+    mine = torch.empty_like(dkv[0])
+    reduce_scatter_single(mine, dkv.flatten(0, 1), group=group)
+    return mine

@@ -1,0 +1,95 @@
+"""Which tokens each rank of a context-parallel group holds, and where that leaves work for it.
+
+With a causal mask, early tokens see few keys and late ones many. If each rank held consecutive tokens, the last would
+work longest and the others would wait for it. So the sequence is cut into 2c chunks, and rank r holds one early and
+one late: chunks r and 2c - 1 - r. Then all ranks have the same work, at every step.
+
+    c = 2, chunks 0 to 3      rank 0: [0] [3]      rank 1: [1] [2]
+
+Source: zhuzilin's ring-flash-attention ("zigzag"); Megatron-LM's `get_batch_on_this_cp_rank`.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from labkit.cuts import check_divides, multiples_near
+from labkit.sizes import check_size, either
+
+
+def positions(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True) -> torch.Tensor:
+    """Return the positions of a rank's tokens in the whole sequence, [seq/c], ascending.
+
+    ``tokens[:, positions(...)]`` are its tokens. Shift the labels before you cut them in the same way: what comes after
+    the last token of a chunk is on a different rank.
+
+    >>> positions(8, cp_size=2, cp_rank=0).tolist(), positions(8, cp_size=2, cp_rank=1).tolist()
+    ([0, 1, 6, 7], [2, 3, 4, 5])
+    >>> positions(8, cp_size=2, cp_rank=1, balanced=False).tolist()
+    [4, 5, 6, 7]
+
+    Raises:
+        ValueError: the sequence cannot be cut so, or there is no such rank.
+    """
+    cp_size, cp_rank = check_size("cp_size", cp_size), check_size("cp_rank", cp_rank, least=0)
+    _check_cut(check_size("seq_length", seq_length), cp_size, balanced)
+    if cp_rank >= cp_size:
+        raise ValueError(f"cp_rank={cp_rank} is not one of cp_size={cp_size}: use 0 to {cp_size - 1}")
+    tokens = torch.arange(seq_length)
+    if not balanced or cp_size == 1:
+        return tokens.chunk(cp_size)[cp_rank]
+    chunks = tokens.chunk(2 * cp_size)
+    return torch.cat([chunks[cp_rank], chunks[-1 - cp_rank]])
+
+
+class Part(NamedTuple):
+    """The part of a block of attention that has work: these queries attend to these keys.
+
+    ``causal`` means that each query sees the keys up to its own place, otherwise all of them.
+    """
+
+    queries: slice
+    keys: slice
+    causal: bool
+
+
+def part_with_work(cp_rank: int, source: int, length: int, causal: bool, balanced: bool) -> Part | None:
+    """Return what a rank's ``length`` queries have to do with the keys of rank ``source``; None if they see none.
+
+    Balanced, a rank's own keys leave it a triangle, and those of every other rank leave it half a block: an earlier
+    rank has one chunk before both of this rank's and one after both; a later rank has both chunks between them.
+    """
+    everything, head, tail = slice(0, length), slice(0, length // 2), slice(length // 2, length)
+    if not causal:
+        return Part(everything, everything, causal=False)
+    if source == cp_rank:
+        return Part(everything, everything, causal=True)
+    if not balanced:
+        return Part(everything, everything, causal=False) if source < cp_rank else None
+    if source < cp_rank:
+        return Part(everything, head, causal=False)
+    return Part(tail, everything, causal=False)
+
+
+def check_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cp_size: int, balanced: bool) -> None:
+    """Raise a ValueError if these are not a rank's queries, keys and values, or the sequence cannot be cut so."""
+    expected = (q.size(0), k.size(1), *q.shape[2:]) if q.dim() == k.dim() == 4 else None
+    if tuple(k.shape) != expected or k.shape != v.shape:
+        rule = "use q [batch, heads, seq/c, head_size], and k and v like it with as many heads or fewer"
+        raise ValueError(f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} do not fit together: {rule}")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q is {q.dtype}, k {k.dtype} and v {v.dtype}: use one dtype for all three")
+    check_divides(check_size("num_kv_heads", k.size(1)), "num_heads", q.size(1), parts_name="num_kv_heads")
+    _check_cut(cp_size * q.size(2), cp_size, balanced)
+
+
+def _check_cut(seq_length: int, cp_size: int, balanced: bool) -> None:
+    chunks = 2 * cp_size
+    if not balanced or cp_size == 1:  # one rank holds everything, in order
+        check_divides(cp_size, "seq_length", seq_length, parts_name="cp_size")
+    elif seq_length % chunks:
+        fits = f"seq_length {either(multiples_near(seq_length, chunks))}"
+        fits += ", or balanced=False" if seq_length % cp_size == 0 else ""
+        raise ValueError(
+            f"balanced chunks: 2 * cp_size={cp_size} = {chunks} does not divide seq_length={seq_length}: use {fits}"
+        )

@@ -1,0 +1,345 @@
+"""Attention on ranks gives what whole attention gives on one process, and sends what it says it sends."""
+
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from labkit.communication import communication_log
+from labkit.context_parallel import block, gathered_attention, positions, ring_attention, ulysses_attention
+from labkit.groups import group_of_one, init_groups
+from labkit.layout import ParallelLayout
+
+WAYS = {"ring": ring_attention, "ulysses": ulysses_attention, "gathered": gathered_attention}
+BATCH, HEADS, SEQUENCE, HEAD_SIZE = 2, 8, 16, 4
+
+
+def world():
+    """The group of all ranks; a stand-in where no world is up."""
+    return dist.group.WORLD if dist.is_initialized() else group_of_one()
+
+
+def whole(kv_heads=HEADS, dtype=torch.float64, sequence=SEQUENCE, head_size=HEAD_SIZE):
+    """q, k, v and the gradient of the output, on every rank the same, laid out as a linear layer leaves them."""
+    draw, heads = torch.Generator().manual_seed(1), (HEADS, kv_heads, kv_heads, HEADS)
+    drawn = [torch.randn(BATCH, sequence, h, head_size, dtype=torch.float64, generator=draw) for h in heads]
+    return [(2 * x).to(dtype).transpose(1, 2) for x in drawn]
+
+
+def go_back(out, grad):
+    """As ``out.backward(grad)``, for which torch first imports half a second's worth of itself, on every rank."""
+    (out * grad).sum().backward()
+
+
+def with_gradients(attention, q, k, v, grad):
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    out = attention(q, k, v)
+    go_back(out, grad)
+    return out.detach(), q.grad, k.grad, v.grad
+
+
+def parity(name, group=None, kv_heads=HEADS, causal=True, balanced=True, sequence=SEQUENCE, dtype=torch.float64):
+    """What this rank has, and its slices of what one process has in float64 from the same inputs."""
+    group, tensors = group or world(), whole(kv_heads, dtype, sequence)
+
+    def attention(q, k, v):
+        return WAYS[name](q, k, v, group, causal=causal, balanced=balanced)
+
+    def on_one_process(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+    held = positions(sequence, group.size(), group.rank(), balanced)
+    got = with_gradients(attention, *(x[:, :, held] for x in tensors))
+    expected = with_gradients(on_one_process, *(x.double() for x in tensors))
+    return list(zip(("out", "dq", "dk", "dv"), got, (x[:, :, held] for x in expected)))
+
+
+def errors(name, cases, **options):
+    """The largest difference from one process in each case; compared later, in the process of the test."""
+    return {
+        (name, what, *case): (got - expected).abs().max().item()
+        for case in cases
+        for what, got, expected in parity(name, None, *case, **options)
+    }
+
+
+def assert_none(errors_of_ranks):
+    for found in errors_of_ranks:
+        assert {case: error for case, error in found.items() if not error < 1e-10} == {}
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("c", [1, 2, 4])
+def test_values_and_gradients_of_one_process(on_ranks, c, name):
+    cases = [*itertools.product([4], [True, False], [True, False]), (8, True, True)]
+    if name != "ulysses":
+        cases.append((1, True, True))
+    assert_none([errors(name, cases)] if c == 1 else on_ranks(errors, name, cases, world_size=c))
+
+
+def errors_of_all_ways():
+    cases = [(8, True, True), (8, True, False)]
+    return {case: error for name in WAYS for case, error in errors(name, cases, sequence=48).items()}
+
+
+def test_values_and_gradients_on_eight_ranks(on_ranks):
+    assert_none(on_ranks(errors_of_all_ways, world_size=8))
+
+
+def beside_other_groups():
+    with init_groups(ParallelLayout(4, tp_size=2, cp_size=2)) as groups:
+        compared = [(name, *each) for name in WAYS for each in parity(name, groups.cp)]
+    return {(name, what): (got - expected).abs().max().item() for name, what, got, expected in compared}
+
+
+def test_a_group_need_not_be_the_world(on_ranks):
+    assert_none(on_ranks(beside_other_groups, world_size=4))
+
+
+def test_gradients_are_those_of_finite_differences():
+    """No world is up: a group of one sends nothing."""
+    q, k, v = (torch.randn(1, h, 3, 2, dtype=torch.float64, requires_grad=True) for h in (2, 1, 1))
+    assert torch.autograd.gradcheck(lambda *qkv: ring_attention(*qkv, group_of_one()), (q, k, v))
+
+
+# -- precision ------------------------------------------------------------------------------------------------------
+
+
+def errors_in_bfloat16(name):
+    compared = parity(name, kv_heads=4, dtype=torch.bfloat16, sequence=64)
+    assert all(got.dtype == torch.bfloat16 for _, got, _ in compared)
+    return {what: ((got.double() - expected).norm() / expected.norm()).item() for what, got, expected in compared}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_bfloat16_is_rounded_at_the_ends_only(on_ranks, name):
+    """One rounding to 8 bits makes a relative error of 2 ** -9 at most, of 0.0017 on average; sums make none."""
+    for errors in on_ranks(errors_in_bfloat16, name, world_size=4):
+        assert 1e-3 < errors["out"] < 2**-9
+        assert all(errors[what] < 2**-7 for what in ("dq", "dk", "dv"))  # backward starts from the rounded output
+
+
+def same_under_autocast(name):
+    tensors = [x[:, :, positions(SEQUENCE, 2, world().rank())] for x in whole(dtype=torch.float32)]
+
+    def attention(q, k, v):
+        return WAYS[name](q, k, v, world())
+
+    expected = with_gradients(attention, *tensors)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = with_gradients(attention, *tensors)
+    assert all(map(torch.equal, got, expected))
+
+
+@pytest.mark.parametrize("name", ["ring", "gathered"])
+def test_autocast_does_not_round_the_sums(on_ranks, name):
+    on_ranks(same_under_autocast, name)
+
+
+def test_the_flash_kernel_is_called_as_torch_declares_it():
+    """On the meta device, which knows the kernel's arguments and shapes; it computes nothing."""
+    q, k, v, grad = (x.to("meta", torch.bfloat16) for x in whole(kv_heads=2, head_size=8))
+    out, lse = block._flash(q, k, v, True)
+    plain = block._plain(q, k, v, True)
+    assert [(x.shape, x.dtype) for x in (out, lse)] == [(x.shape, x.dtype) for x in plain]
+    gradients = block._flash_backward(grad, q, k, v, out, lse, True)
+    assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
+
+
+# -- what is sent ---------------------------------------------------------------------------------------------------
+
+
+def communication(name, kv_heads, dtype):
+    """The calls of forward and those of backward, by operation: how many, and their bytes."""
+    held = positions(SEQUENCE, world().size(), world().rank())
+    q, k, v, grad = (x[:, :, held].requires_grad_() for x in whole(kv_heads, dtype))
+    with communication_log() as forward:
+        out = WAYS[name](q, k, v, world())
+    with communication_log() as backward:
+        go_back(out, grad)
+    return [
+        {op: (n, log.total_bytes(op)) for op, n in Counter(record.operation for record in log.records).items()}
+        for log in (forward, backward)
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("c", [2, 4])
+def test_messages_and_bytes(on_ranks, c, dtype):
+    size, wide = dtype.itemsize, max(dtype.itemsize, 4)  # gradients of keys and values travel in float32 or better
+    h_kv = 4
+    per_head = BATCH * SEQUENCE // c * HEAD_SIZE
+    kv = 2 * per_head * h_kv
+    forward, backward = (c - 1, (c - 1) * kv * size), (2 * c - 1, (c - 1) * kv * size + c * kv * wide)
+    expected = {
+        "ring": [dict.fromkeys(("send", "recv"), forward), dict.fromkeys(("send", "recv"), backward)],
+        "ulysses": [{"all_to_all": (4, 2 * per_head * (HEADS + h_kv) * size)}] * 2,
+        "gathered": [
+            {"all_gather": (1, c * kv * size)},
+            {"all_gather": (1, c * kv * size), "reduce_scatter": (1, c * kv * wide)},
+        ],
+    }
+    assert forward[0] + backward[0] == 3 * c - 2
+    for name in WAYS:
+        for got in on_ranks(communication, name, h_kv, dtype, world_size=c):
+            assert got == expected[name], name
+
+
+def events_of_the_ring():
+    """The order of p, a message posted; b, a block computed; w, a message waited for: forward and backward."""
+    originals = dist.batch_isend_irecv, block.attend, block.attend_backward
+    events = []
+
+    class Noted:
+        def __init__(self, works):
+            self.works = works
+
+        def wait(self):
+            events.append("w")
+            for work in self.works:
+                work.wait()
+
+    def noted(event, function):
+        def call(*args):
+            events.append(event)
+            return function(*args)
+
+        return call
+
+    post = noted("p", dist.batch_isend_irecv)
+    dist.batch_isend_irecv = lambda operations: [Noted(post(operations))]
+    block.attend, block.attend_backward = noted("b", block.attend), noted("b", block.attend_backward)
+    try:
+        held = positions(SEQUENCE, world().size(), world().rank())
+        q, k, v, grad = (x[:, :, held].requires_grad_() for x in whole())
+        out = ring_attention(q, k, v, world())
+        events.append(" ")
+        go_back(out, grad)
+    finally:
+        dist.batch_isend_irecv, block.attend, block.attend_backward = originals
+    return "".join(events)
+
+
+@pytest.mark.parametrize("c", [2, 4])
+def test_the_next_message_travels_while_a_block_is_computed(on_ranks, c):
+    """Backward also posts the gradients after each block, and waits for them after the next one."""
+    forward = "pbw" * (c - 1) + "b"
+    backward = "pbpw" + "pbwpw" * (c - 2) + "bwp" + "w"
+    assert on_ranks(events_of_the_ring, world_size=c) == [f"{forward} {backward}"] * c
+
+
+# -- what is computed and kept --------------------------------------------------------------------------------------
+
+
+def pairs_computed(name, balanced):
+    """The number of pairs of a query and a key in each block of this rank, forward and backward."""
+    attend, attend_backward, blocks = block.attend, block.attend_backward, []
+
+    def size(q, k, causal):
+        n, m = q.size(-2), k.size(-2)
+        return n * (n + 1) // 2 if causal else n * m
+
+    def noted(q, k, v, causal):
+        blocks.append(size(q, k, causal))
+        return attend(q, k, v, causal)
+
+    def noted_backward(grad, q, k, v, out, lse, causal):
+        blocks.append(size(q, k, causal))
+        return attend_backward(grad, q, k, v, out, lse, causal)
+
+    block.attend, block.attend_backward = noted, noted_backward
+    try:
+        parity(name, balanced=balanced)
+    finally:
+        block.attend, block.attend_backward = attend, attend_backward
+    return sorted(blocks)
+
+
+@pytest.mark.parametrize("name", ["ring", "gathered"])
+def test_work_is_equal_when_it_is_balanced(on_ranks, name):
+    """With n = 4 tokens a rank, a triangle has 10 pairs, half a block 8, and a block 16."""
+    assert on_ranks(pairs_computed, name, True, world_size=4) == [[8] * 6 + [10] * 2] * 4
+    unequal = [[10] * 2 + [16] * 2 * rank for rank in range(4)]
+    assert on_ranks(pairs_computed, name, False, world_size=4) == unequal
+
+
+class Largest(TorchFunctionMode):
+    """Notes the largest tensor that torch gives to this package; backward runs on the thread that calls it."""
+
+    numbers = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        given = function(*args, **kwargs or {})
+        for tensor in given if isinstance(given, (tuple, list)) else [given]:
+            if isinstance(tensor, torch.Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return given
+
+
+def memory(name, balanced):
+    s, c = 128, world().size()
+    q, k, v, grad = (x[:, :, positions(s, c, world().rank(), balanced)].clone() for x in whole(sequence=s))
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    with Largest() as largest:
+        out = WAYS[name](q, k, v, world(), balanced=balanced)
+        kept = sorted(x.numel() for x in out.grad_fn.saved_tensors)
+        go_back(out, grad)
+    return largest.numbers, kept
+
+
+@pytest.mark.parametrize("name", ["ring", "gathered"])
+@pytest.mark.parametrize("balanced", [False, True])
+def test_nothing_is_larger_than_a_block_and_little_is_kept(on_ranks, name, balanced):
+    n = 128 // 4
+    matrix, tensor = BATCH * HEADS * n * n, BATCH * HEADS * n * HEAD_SIZE
+    for largest, kept in on_ranks(memory, name, balanced, world_size=4):
+        assert largest == matrix
+        assert kept == [tensor // HEAD_SIZE, *[tensor] * 4]  # lse, q, k, v and out
+
+
+# -- what does not fit ----------------------------------------------------------------------------------------------
+
+
+def zeros(q, k=None, v=None):
+    return [torch.zeros(shape) for shape in (q, k or q, v or k or q)]
+
+
+REFUSED = [
+    (
+        WAYS,
+        zeros((1, 4, 3, 2)),
+        {},
+        "2 * cp_size=2 = 4 does not divide seq_length=6: use seq_length 4 or 8, or balanced=F",
+    ),
+    (WAYS, zeros((1, 4, 0, 2)), {"balanced": False}, "seq_length=0 must be at least 1"),
+    (WAYS, zeros((1, 4, 2, 2), (1, 3, 2, 2)), {}, "num_kv_heads=3 does not divide num_heads=4: use num_kv_heads 1, 2"),
+    (WAYS, zeros((1, 4, 2, 2), (1, 0, 2, 2)), {}, "num_kv_heads=0 must be at least 1"),
+    (["ulysses"], zeros((1, 3, 2, 2)), {}, "cp_size=2 does not divide num_heads=3: use cp_size 1 or 3, or num_heads 2"),
+    (["ulysses"], zeros((1, 4, 2, 2), (1, 1, 2, 2)), {}, "cp_size=2 does not divide num_kv_heads=1: use cp_size 1, or"),
+    (
+        WAYS,
+        zeros((4, 2, 2)),
+        {},
+        "q [4, 2, 2], k [4, 2, 2] and v [4, 2, 2] do not fit together: use q [batch, heads, s",
+    ),
+    (WAYS, zeros((1, 4, 2, 2), (1, 4, 4, 2)), {}, "k [1, 4, 4, 2] and v [1, 4, 4, 2] do not fit together"),
+    (WAYS, zeros((1, 4, 2, 2), None, (1, 4, 2, 3)), {}, "v [1, 4, 2, 3] do not fit together"),
+    (WAYS, [*zeros((1, 4, 2, 2))[:2], torch.zeros(1, 4, 2, 2).half()], {}, "v torch.float16: use one dtype for all"),
+]
+
+
+def refused():
+    for names, tensors, options, said in REFUSED:
+        for name in names:
+            with communication_log() as log, pytest.raises(ValueError) as error:
+                WAYS[name](*tensors, world(), **options)
+            assert said in str(error.value), name
+            assert len(log) == 0
+
+
+def test_sizes_that_do_not_fit_are_refused_before_any_message(on_ranks):
+    on_ranks(refused)

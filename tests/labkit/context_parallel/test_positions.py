@@ -1,0 +1,60 @@
+"""Who holds which tokens, and who has what to do."""
+
+import pytest
+import torch
+
+from labkit.context_parallel import part_with_work, positions
+from labkit.sizes import divisors
+
+
+@pytest.mark.parametrize(
+    ("balanced", "expected"),
+    [
+        (True, [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]),
+        (False, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]),
+    ],
+)
+def test_positions_of_four_ranks(balanced, expected):
+    assert [positions(16, 4, rank, balanced).tolist() for rank in range(4)] == expected
+
+
+def test_one_rank_holds_everything_whatever_its_length():
+    assert positions(5, cp_size=1, cp_rank=0).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("c", divisors(4))
+def test_the_parts_cover_the_mask_once(c, balanced, causal):
+    """Every pair that the mask allows is computed, by one part, and no pair that it forbids."""
+    s = 8 * c
+    seen, held = torch.zeros(s, s, dtype=torch.int), [positions(s, c, rank, balanced) for rank in range(c)]
+    for rank in range(c):
+        for source in range(c):
+            if part := part_with_work(rank, source, s // c, causal, balanced):
+                pairs = torch.ones(len(held[rank][part.queries]), len(held[source][part.keys]), dtype=torch.int)
+                pairs = pairs.tril() if part.causal else pairs
+                seen[held[rank][part.queries, None], held[source][part.keys]] += pairs
+    expected = torch.ones_like(seen)
+    assert torch.equal(seen, expected.tril() if causal else expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((12, 4, 0), "2 * cp_size=4 = 8 does not divide seq_length=12: use seq_length 8 or 16, or balanced=False"),
+        ((10, 4, 0), "does not divide seq_length=10: use seq_length 8 or 16"),
+        (
+            (10, 4, 0, False),
+            "cp_size=4 does not divide seq_length=10: use cp_size 1, 2, 5 or 10, or seq_length 8 or 12",
+        ),
+        ((16, 4, 4), "cp_rank=4 is not one of cp_size=4: use 0 to 3"),
+        ((16, 4, -1), "cp_rank=-1 must be at least 0"),
+        ((16, 0, 0), "cp_size=0 must be at least 1"),
+        ((0, 2, 0), "seq_length=0 must be at least 1"),
+    ],
+)
+def test_a_cut_that_does_not_fit_is_refused(arguments, said):
+    with pytest.raises(ValueError) as refused:
+        positions(*arguments)
+    assert said in str(refused.value)
