@@ -56,9 +56,9 @@ one_f_one_b_holds = Choice(
     "and how many micro-batches does rank 0 hold at most?",
     {
         "(True, 4)": "Less time, and rank 0 holds 4",
-        "(False, 4)": "As much time, and rank 0 holds 4",
+        "(False, 4)": "The same time, and rank 0 holds 4",
         "(True, 1)": "Less time, and rank 0 holds 1",
-        "(False, 8)": "As much time, and rank 0 holds 8",
+        "(False, 8)": "The same time, and rank 0 holds 8",
     },
     {
         "(True, 4)": "The first input still takes p − 1 steps down, and the last gradient p − 1 steps up.",
@@ -142,6 +142,6 @@ alone_or_in_stages = Choice(
     },
     {
         "0.1": "AdamW treats each number on its own: it needs nothing from other stages.",
-        "inf": "Weights are drawn by their names. What has a stage there, and what has the whole model?",
+        "inf": "Weights are drawn by their names. So which weights does a stage begin with?",
     },
 )
