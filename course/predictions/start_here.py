@@ -1,0 +1,34 @@
+"""The predictions of Start_Here, in its order."""
+
+from course.predict import Choice, Number
+
+returned = Choice(
+    "00.returned",
+    "Each of four ranks prints a line and returns its number times itself. What does `launch` return?",
+    ["[1, 4, 9, 16]", "9", "[0, 1, 4, 9]", "[0, 0, 0, 0]"],
+    {
+        "[1, 4, 9, 16]": "Ranks are counted from 0.",
+        "9": "That is what the last rank returns. What became of the other three?",
+        "[0, 0, 0, 0]": "The ranks run the same function, but `dist.get_rank()` differs.",
+    },
+)
+
+num_processes = Number(
+    "00.num_processes",
+    "Each of four ranks returns the number of its process. How many different numbers will there be?",
+    {
+        1: "Then one process would be all four ranks.",
+        3: "Is one of the four the notebook itself? Look at the second line that the cell prints.",
+        5: "The notebook's own process launches the ranks, and is not one of them.",
+    },
+)
+
+sum_on_rank_0 = Number(
+    "00.sum_on_rank_0",
+    "Ranks 0 to 3 give 1, 2, 3 and 4 to an all-reduce. What does rank 0 have afterwards?",
+    {
+        1: "That is what it gave. An all-reduce puts the result in its place.",
+        2.5: "That is the mean: divide by the number of ranks yourself if you want that.",
+        4: "That is the largest: the usual all-reduce adds.",
+    },
+)
