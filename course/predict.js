@@ -7,6 +7,9 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+// Text in `backticks` is code.
+const inWords = (text) => text.split("`").map((part, i) => (i % 2 ? element("code", {}, part) : part));
+
 // Each kind: how its answer is put in and read, in the form in which Python keeps it.
 const KINDS = {
   number(place, { unit }) {
@@ -17,7 +20,7 @@ const KINDS = {
 
   choice(place, { words, name }) {
     const inputs = words.map((word) => element("input", { type: "radio", name, value: word, required: "" }));
-    place.append(...inputs.map((input) => element("label", {}, input, ` ${input.value}`)));
+    place.append(...inputs.map((input) => element("label", {}, input, " ", ...inWords(input.value))));
     const put = (answer) => inputs.forEach((input) => { input.checked = input.value === answer; });
     return { read: () => inputs.find((input) => input.checked).value, put };
   },
@@ -84,7 +87,7 @@ function render({ model, el }) {
     const [state, word, sentence] = model.get("feedback");
     send.textContent = state ? "Answer again" : "Keep my answer";
     status.dataset.status = state ?? "";
-    status.replaceChildren(...(state ? [element("b", {}, word), sentence] : []));
+    status.replaceChildren(...(state ? [element("b", {}, word), ...inWords(sentence)] : []));
   }
   model.on("change:answer", answered);
   model.on("change:feedback", judged);

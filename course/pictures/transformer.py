@@ -115,7 +115,8 @@ def draw_embedding(vocab_size: int, tp_size: int, tokens: Sequence[int]) -> list
     table = Table(("word", "answers", "row there"), lines, caption)
     marks, scenes = rank_names(tp_size, TOP + 20, ROW), []
     for rank, own in enumerate(owned):
-        words = f"words {own.start} to {min(own.stop, vocab_size) - 1}" if own.start < vocab_size else "padding"
+        first, last = own.start, min(own.stop, vocab_size) - 1
+        words = "padding" if first > last else f"word {first}" if first == last else f"words {first} to {last}"
         place = NAME, TOP + ROW * rank, 165, high
         marks.append(own_box(f"shard{rank}", rank, place, fills[rank], words, f"the vectors of {words}"))
     for number, (token, owner) in enumerate(zip(tokens, owners)):

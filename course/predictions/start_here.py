@@ -9,7 +9,7 @@ returned = Choice(
     {
         "[1, 4, 9, 16]": "Ranks are counted from 0.",
         "9": "That is what the last rank returns. What became of the other three?",
-        "[0, 0, 0, 0]": "The ranks run the same function, but `dist.get_rank()` differs.",
+        "[0, 0, 0, 0]": "The ranks run the same function, but each has a number of its own.",
     },
 )
 

@@ -88,7 +88,7 @@ def test_the_ranks_answers_add_up_to_the_embedding(vocab_size, tp_size):
     step = draw_embedding(vocab_size, tp_size, tokens)[1]
     for rank in range(tp_size):
         words = step.by_key[f"shard{rank}"].text.split()
-        own = range(int(words[1]), int(words[3]) + 1)
+        own = range(int(words[1]), int(words[-1]) + 1)
         for number, token in enumerate(tokens):
             cell = step.by_key[f"cell{rank}.{number}"]
             assert (cell.text == "vector") == (token in own)
@@ -116,6 +116,6 @@ def test_a_rank_that_has_only_padding_says_so():
     assert [first.by_key[f"shard{rank}"].text for rank in range(4)] == [
         "words 0 to 1",
         "words 2 to 3",
-        "words 4 to 4",
+        "word 4",
         "padding",
     ]
