@@ -89,8 +89,9 @@ def _by_kv_head(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 
 def _has_flash(q: torch.Tensor) -> bool:
-    head_size = q.size(-1)
-    return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and head_size % 8 == 0 and head_size <= 256
+    if not q.is_cuda or torch.cuda.get_device_capability(q.device) < (8, 0):  # Ampere
+        return False
+    return q.dtype in (torch.float16, torch.bfloat16) and q.size(-1) % 8 == 0 and q.size(-1) <= 256
 
 
 def _flash(q, k, v, causal):
