@@ -183,7 +183,7 @@ class Number(Question):
         self.tolerance = tolerance
         super().__init__(key, text, wrong)
         self.unit = unit
-        self.asks_for += f" of {unit}" if unit else ""
+        self.asks_for += f", in {unit}" if unit else ""
 
     def form(self, value: Any) -> int | float:
         number = float(value)
