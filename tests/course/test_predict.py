@@ -101,7 +101,7 @@ def test_without_a_kernel_a_question_is_text_with_its_choices():
     assert "<code>t = 2</code>" in texts(data_size())["text/html"]
     assert repr(worst()) == "Predict. Which is worse?\n  - t = 16\n  - t = 8\nChoose one."
     assert "<li>t = 16</li><li>t = 8</li>" in texts(worst())["text/html"]
-    assert repr(Number("00.a", "How much?", unit="GB")).endswith("Answer with a number of GB.")
+    assert repr(Number("00.a", "How much?", unit="GB")).endswith("Answer with a number, in GB.")
 
 
 def test_an_estimate_counts_within_its_tolerance():
