@@ -83,14 +83,16 @@ def is_consequence(failure: Failure) -> bool:
 def failure_report(failures: Mapping[int, Failure], others: Silence) -> tuple[int, str]:
     """Return the rank to blame, and the report: its error, and where every other rank was.
 
-    That is the rank that failed first; where all gave up waiting, it is one that never came.
+    That is the rank that failed first, and of those that failed alike the lowest, so that a report is the same each
+    time. Where all gave up waiting, it is one that never came.
     """
     causes = {rank: failure for rank, failure in failures.items() if not is_consequence(failure)}
     here = set(filter(others.is_waiting, range(others.num_ranks)))
     absent = set(range(others.num_ranks)) - here - failures.keys() - others.returned
     if causes or not absent:
         causes = causes or dict(failures)
-        first = min(causes, key=lambda rank: causes[rank].seconds)
+        happened = _what_happened(min(causes.values(), key=lambda failure: failure.seconds))
+        first = min(rank for rank, failure in causes.items() if _what_happened(failure) == happened)
         lines = [f"rank {first} of {others.num_ranks} {_what_happened(failures[first])}"]
     else:
         first = min(absent)

@@ -78,6 +78,14 @@ def test_after_a_time_out_the_headline_is_the_rank_that_did_not_come():
     assert "rank 0: gave up after timeout_seconds, at train.py, line 3" in text
 
 
+def test_of_ranks_that_failed_alike_the_lowest_is_named():
+    """Which came first is chance; a different error that came before them is named as ever."""
+    failures = {1: error("a typo", seconds=1.0), 0: error("a typo", seconds=2.0)}
+    blamed, text = failure_report(failures, world(None, None))
+    assert blamed == 0 and "rank 1: the same" in text
+    assert failure_report(failures | {1: error("a fault", seconds=1.0)}, world(None, None))[0] == 1
+
+
 def test_a_refused_connection_of_the_learners_own_is_no_consequence():
     failures = {
         0: error("Connection closed by peer"),
