@@ -249,8 +249,9 @@ def test_an_op_is_dragged_into_its_row_and_back(page, explorers):
         page.mouse.up()
 
     op, says = cell.locator("[data-key='op.0.F0']"), cell.locator(".labkit-says")
+    num_ops = cell.locator("[data-key^='op.']").count()
     drag("op.0.F0", "row.0")
-    wait_until(page, lambda: says.inner_text() == "11 ops to place.")
+    wait_until(page, lambda: says.inner_text() == f"{num_ops - 1} ops to place.")
     wait_until(page, lambda: op.get_attribute("aria-label") == "F0 of rank 0 runs at 0")
     drag("op.0.F0", "tray.0")
     wait_until(page, lambda: "click an op, or drag it" in says.inner_text())
