@@ -98,6 +98,7 @@ class Output:
     def note(self, text: str) -> None:
         """Say what is true only now; in a notebook it goes when the call ends."""
         self._note, self._next_view = text, 0
+        self.refresh()
         if self._place is None:
             print(text, file=sys.stderr)
 
