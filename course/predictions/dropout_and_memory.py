@@ -14,7 +14,7 @@ own_seeds = Choice(
     },
     {
         "[]": "Both ranks hold copies of the hidden states. Are they still copies after different masks?",
-        "['losses']": "How does each rank come by the loss of words that the other rank has?",
+        "['losses']": "A rank has logits for only half of the letters. How does it get the loss of the others?",
         "['losses', 'gradients']": "The loss is made of sums over both ranks, so which of them can have its own?",
     },
 )
@@ -35,9 +35,9 @@ memory_left = Number(
 times_as_long = Choice(
     "09.times_as_long",
     "A backward pass costs about as much as two forward passes. "
-    "How much longer does a step with recomputation take than one without?",
+    "How long does a step with recomputation take, compared with one without?",
     {
-        "1": "Not at all",
+        "1": "Just as long",
         "1.6": "Up to 1.6 times as long",
         "2.4": "About twice as long",
         "inf": "Three times as long, or more",

@@ -18,10 +18,10 @@ num_all_reduces = Number(
     "How many all-reduces of hidden states does the step make, forward and backward together? "
     "Look at the picture of a layer, and do not forget what stands before and after the layers.",
     {
-        8: "Those are the two layers'. The embedding is cut, too, and so is the layer that makes the logits.",
+        8: "Those are the two layers'. What else in the model is cut?",
         4: "That is one layer, or both layers one way.",
         5: "That is one way.",
-        9: "The embedding adds up its parts in forward. What does the logits' column layer do in backward?",
+        9: "One of the two ends is missing. Which layer stands after the last one, and what does it do in backward?",
     },
 )
 

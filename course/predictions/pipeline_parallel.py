@@ -21,7 +21,7 @@ sent_forward = Choice(
 gradient_of_input = Choice(
     "10.gradient_of_input",
     "What would rank 1 find in `x.grad` if it had not called `x.requires_grad_()`?",
-    {"right": "The gradient that rank 0 waits for", "zeros": "Zeros", "None": "Nothing: `None`"},
+    {"right": "The gradient that rank 0 waits for", "zeros": "Zeros", "None": "Nothing: it is None"},
     {
         "right": "Autograd goes back to the parameters. Who told it that x needs a gradient, too?",
         "zeros": "Zeros would be a gradient that was computed.",
@@ -32,7 +32,8 @@ makespan = Number(
     "10.makespan",
     "2 ranks, 4 micro-batches, GPipe. A forward takes 1 and a backward 2 time units. How long does the step take?",
     {
-        12: "So long does each rank work. Rank 1 also waits for its first input, and rank 0 for its first gradient.",
+        12: "That is how long each rank works. "
+        "Rank 1 also waits for its first input, and rank 0 for its first gradient.",
         24: "That is one rank after the other, as if nothing were done at the same time.",
         13: "That is when rank 1 is done. Rank 0 still has its last backward.",
     },
@@ -106,8 +107,8 @@ most_at_work = Number(
 
 added_by_messages = Choice(
     "10.added_by_messages",
-    "p = 2, m = 8, forward 10 ms, backward 20 ms: 270 ms. Now a message takes 5 ms, and travels while both go on. "
-    "What does that add to GPipe, and to 1F1B?",
+    "p = 2, m = 8, forward 10 ms, backward 20 ms: 270 ms. Now each message takes 5 ms, "
+    "and neither rank has to stop while it travels. What does that add to GPipe, and to 1F1B?",
     {
         "[0, 0]": "Nothing to either",
         "[10, 10]": "10 ms to each",

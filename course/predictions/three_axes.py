@@ -81,8 +81,8 @@ first_step = Number(
 
 loss_of_four = Choice(
     "11.loss_of_four",
-    "4 ranks now, so d = 1, with the same batch. What will it print as the loss of the last step, "
-    "compared with the loss of one process?",
+    "4 ranks now, so d = 1, with the same batch. Which loss will the run print for the last step, "
+    "compared with that of one process?",
     {"half": "Half of it", "same": "The same number", "worse": "A higher number: it sees half as many rows"},
     {
         "half": "A loss is a mean. It does not depend on who computes its terms.",

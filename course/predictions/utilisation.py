@@ -8,7 +8,7 @@ computing_share = Number(
     {
         100: "Each stage waits for the one before.",
         50: "There are 8 stages, not 2.",
-        87.5: "So long it does not compute: 7 others do.",
+        87.5: "That is the share for which it waits while the 7 others compute.",
     },
     unit="%",
     tolerance=0.06,
@@ -87,7 +87,7 @@ best_tensor_size = Choice(
     ["t = 2, p = 32", "t = 4, p = 16", "t = 8, p = 8", "t = 16, p = 4", "t = 32, p = 2"],
     {
         "t = 2, p = 32": "32 stages with 32 micro-batches: the bubble is nearly as long as the work.",
-        "t = 4, p = 16": "idle / ideal is 15/32. Could a larger t shorten the pipeline and stay inside a node?",
+        "t = 4, p = 16": "idle / ideal is 15/32. What would make the pipeline shorter, and what would that cost?",
         "t = 16, p = 4": "A tensor group of 16 does not fit into a node, and its all-reduces leave it.",
         "t = 32, p = 2": "A tensor group of 32 is on 4 nodes, and sends twice in each layer each way.",
     },
@@ -99,9 +99,9 @@ times_as_many_days = Number(
     "tokens, a trillion parameters, 3072 GPUs at 163. How many times as many days does it take? A quarter more or less "
     "is near enough.",
     {
-        8.6: "So many times as much work. But there are three times as many GPUs.",
+        8.6: "That is how much more work it is. But there are three times as many GPUs.",
         25.7: "More GPUs make it shorter, not longer.",
-        1.5: "So many times as many tokens. The model is larger, too.",
+        1.5: "That is the factor in tokens only. The model is larger, too.",
     },
     tolerance=0.25,
 )
