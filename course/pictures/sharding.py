@@ -108,7 +108,7 @@ def draw_stride(output_size: int, tp_size: int, stride: int, names: Sequence[str
     chunk, matrix = output_size // (tp_size * stride), output_size // len(names)
     size, wide = gcd(chunk, matrix), (WIDTH - NAME) / output_size  # rows that stay together; pixels per row
     title, scenes = f"{', '.join(names)} in one weight, t = {tp_size}, stride {stride}", []
-    says = f"{tp_size * stride} chunks of {chunk} rows: rank r has chunks r, r + t, r + 2t, ..."
+    says = f"{tp_size * stride} chunks of {chunk} rows: rank r has chunks r, r + t, r + 2t and so on"
     for dealt in (False, True):
         marks, rows = rank_names(tp_size, 166, 54), []
         for number, name in enumerate(names):

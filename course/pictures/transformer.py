@@ -105,7 +105,14 @@ def draw_pair(tp_size: int = 2) -> list[Scene]:
 
 
 def draw_embedding(vocab_size: int, tp_size: int, tokens: Sequence[int]) -> list[Scene]:
-    """Draw the steps of a vocabulary-parallel embedding: who has which rows, who answers for each token, the sum."""
+    """Draw the steps of a vocabulary-parallel embedding: who has which rows, who answers for each token, the sum.
+
+    Raises:
+        ValueError: a token is not a word.
+    """
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"token {token} is not a word: with vocab_size={vocab_size}, use 0 to {vocab_size - 1}")
     rows = -(-vocab_size // tp_size)  # on a rank; the last are padding if tp_size does not divide
     owned = [chunks_of_rank(rows * tp_size, tp_size, rank)[0] for rank in range(tp_size)]
     owners = [next(rank for rank, own in enumerate(owned) if token in own) for token in tokens]

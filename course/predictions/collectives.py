@@ -74,10 +74,10 @@ complete_sums = Number(
     "02.complete_sums",
     "With 4 ranks, after step 4: how many of a rank's four numbers are complete sums?",
     {
-        1: "That is so after step 3, when the adding is done. Step 4 copies a complete sum to each rank.",
+        1: "That is so after step 3, when the adding is done.",
         4: "That is so at the end, after 6 steps.",
         0: "Three steps add. After them, each rank has a complete sum.",
-        3: "That is so a step later.",
+        3: "Count the steps that copy, up to step 4.",
     },
 )
 
@@ -96,7 +96,7 @@ sent_by_each = Number(
 
 up_and_down = Number(
     "02.up_and_down",
-    "8 ranks. On a ring, 2 · (8 − 1) = 14 messages are sent one after the other. How many are on a tree?",
+    "8 ranks. A ring takes 2 · (8 − 1) = 14 steps. How many does a tree take?",
     {
         3: "That is the way to rank 0. The sum also has to come back.",
         14: "That is how many messages the ranks of the tree send in all. Many travel at the same time.",

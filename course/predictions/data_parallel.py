@@ -35,8 +35,7 @@ error_left = Choice(
 
 ratio_if_summed = Number(
     "06.ratio_if_summed",
-    "Somebody sums the gradients of 4 ranks and forgets to divide by the number of ranks. "
-    "Which ratio does `Parity` show for the gradients?",
+    "In the first fault, with 4 ranks: which ratio does `Parity` show for the gradients?",
     {
         1: "That would be the mean.",
         0.25: "That is the factor that was forgotten.",
@@ -115,8 +114,8 @@ memory_of_zero = Number(
     {
         1.875: "That divides all 16 bytes by 64. Every rank still has all weights and gradients.",
         15: "Those are the weights. The gradients are whole on every rank, too.",
-        90: "Those are Adam's 12 bytes. They are what is divided.",
-        60: "That is half. Of 16 bytes, 12 are divided by 64.",
+        90: "Those are Adam's 12 bytes.",
+        60: "That is half. Which of the 16 bytes does ZeRO-1 divide?",
     },
     unit="GB",
     tolerance=0.1,

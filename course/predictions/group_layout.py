@@ -6,7 +6,7 @@ num_data_groups = Number(
     "01.num_data_groups",
     "16 GPUs, t = 2, p = 4. How many data groups are there?",
     {
-        2: "That is d, the size of a data group. Every GPU is in one of them, so there are n/d.",
+        2: "That is d, the size of a data group. Every GPU is in one of them.",
         4: "That is n/p, the number of pipeline groups.",
         1: "With d = 2, a data group has only 2 of the 16 GPUs.",
         16: "That is the number of GPUs. A data group has d of them.",
@@ -60,7 +60,9 @@ crossing = Choice(
     },
     {
         "['tp']": "Tensor ranks are neighbours: 0 and 1 are in the same node, and so is every other pair.",
-        "['dp']": "The ranks of a data group are 2 apart, within one stage. Its 4 ranks fit into a node.",
+        "['dp']": (
+            "A data group stays within one stage, and a stage is 4 neighbouring ranks. Do they fit into a node?"
+        ),
         "['dp', 'pp']": "The ranks of a data group are 2 apart, within one stage. Does a stage fit into a node?",
     },
 )
@@ -119,10 +121,10 @@ most_across_nodes = Order(
 
 pipeline_sum = Number(
     "01.pipeline_sum",
-    "8 ranks, t = 2, p = 2. Which sum does rank 6 get from its pipeline group?",
+    "8 ranks, t = 2, p = 2, in the default order `tp-dp-pp`. Which sum does rank 6 get from its pipeline group?",
     {
         13: "That is the sum from its tensor group, 6 and 7.",
-        10: "That is the sum from its data group, 4 and 6.",
+        10: "That is 4 and 6: its data group. In tp-pp-dp it would be its pipeline group.",
         6: "That is what it puts in. The other rank of the group puts in its own number.",
         32: "That would be 2 + 6 + 10 + 14, with 16 ranks and p = 4.",
     },

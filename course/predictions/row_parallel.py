@@ -45,7 +45,7 @@ whole_gradients = Choice(
     },
     {
         "['gradient of x', 'of the weight', 'of the bias']": "A gradient has the shape of its tensor. What was cut?",
-        "['of the bias']": "A gradient has the shape of its tensor, and x was whole.",
+        "['of the bias']": "The layer takes its slice of x itself. What does scatter_to_tp do in backward?",
         "['of the weight']": "A gradient has the shape of its tensor, and the weight was cut.",
     },
 )
@@ -150,15 +150,16 @@ sum_of_gelus = Choice(
     },
 )
 
-forward_on_a_link = Number(
-    "04.forward_on_a_link",
-    "With sequence parallelism, forward sends an all-gather and a reduce-scatter in place of the all-reduce. "
-    "On a ring, how many times as many bytes on each link is that?",
+backward_on_a_link = Number(
+    "04.backward_on_a_link",
+    "X was kept in slices, and backward needs all of it once more. How many times as many bytes does backward put on "
+    "each link of a ring as without sequence parallelism? Leave the bias out.",
     {
-        2: "An all-reduce puts 2(t − 1)/t of its message on a link. Each of its halves puts half of that there.",
-        0.5: "That is one of the two.",
+        1: "That is forward: an all-gather and a reduce-scatter instead of an all-reduce. What does backward add?",
+        2: "That would be a second all-reduce. Which of its halves joins the slices of X?",
         1.25: "That is forward and backward together.",
     },
+    tolerance=0.02,
 )
 
 more_on_a_link = Number(

@@ -15,11 +15,12 @@ returned = Choice(
 
 num_processes = Number(
     "00.num_processes",
-    "Each of four ranks returns the number of its process. How many different numbers will there be?",
+    "Each of four ranks returns the number of its process. How many different numbers are there, if you count the "
+    "notebook's own as well?",
     {
-        1: "Then one process would be all four ranks.",
-        3: "Is one of the four the notebook itself? Look at the second line that the cell prints.",
-        5: "The notebook's own process launches the ranks, and is not one of them.",
+        1: "Then the notebook's process would be all four ranks.",
+        2: "Then one process would be all four ranks.",
+        4: "Does a rank run in the notebook's process?",
     },
 )
 

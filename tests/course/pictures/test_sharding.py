@@ -126,6 +126,7 @@ def test_numbers_are_written_in_all_shards_or_in_none():
 @pytest.mark.parametrize(("tp_size", "stride"), [(2, 1), (2, 3), (4, 1), (2, 2)])
 def test_stripes_are_the_chunks_of_the_stride_rule(tp_size, stride):
     for scene in draw_stride(12, tp_size, stride):
+        assert scene.alt.endswith("rank r has chunks r, r + t, r + 2t and so on.")
         stripes = [mark for mark in scene.marks if mark.key.startswith("row")]
         first_rows = {rank: [int(m.key[3:]) for m in stripes if m.tags == (f"rank{rank}",)] for rank in range(tp_size)}
         size = 12 // len(stripes)
