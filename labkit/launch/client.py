@@ -70,7 +70,7 @@ class ServerHandle:
         """Fork ranks that own these descriptors, three per rank. Return their process ids."""
         self.exits[world_id] = {}
         with _lock:
-            modules = {name for name in sys.modules if name.startswith("labkit.")}
+            modules = {name for name in list(sys.modules) if name.startswith("labkit.")}  # threads may import meanwhile
             self.connection.send("fork", world_id, num_ranks, _ranks_will_train, modules, descriptors=descriptors)
             kind, _, answer = self._await(("forked", "refused"), "forking ranks")
         if kind == "refused":

@@ -1,5 +1,6 @@
 """The notebook's side of the server: started once, anew when it is gone, in a directory of its own."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -28,6 +29,31 @@ def test_a_run_directory_that_was_removed_is_made_anew_by_one_of_the_threads_tha
         thread.join()
     assert results == {size: [[client.current_server().pid] * size] * 3 for size in (1, 2, 3)}
     assert client.current_server() is not old and old.dead
+
+
+def test_threads_may_import_while_a_thread_launches():
+    """The names of the modules that are there are gathered while others appear."""
+    is_over, interval = threading.Event(), sys.getswitchinterval()
+
+    def import_on_and_on():
+        for number in itertools.cycle(range(100)):
+            if sys.modules.pop(f"module{number}", None) is None:
+                sys.modules[f"module{number}"] = os
+            if is_over.is_set():
+                return
+
+    thread = threading.Thread(target=import_on_and_on)
+    thread.start()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(10):
+            launch(os.getpid, world_size=1)
+    finally:
+        sys.setswitchinterval(interval)
+        is_over.set()
+        thread.join()
+        for number in range(100):
+            sys.modules.pop(f"module{number}", None)
 
 
 def test_run_directory_is_private():
