@@ -116,7 +116,7 @@ def explorers(page, address):
 def cell_of(page, call):
     browser.scroll_to_cell(page, call)
     cell = page.locator(".jp-CodeCell", has_text=call)
-    cell.locator(".labkit-stage").first.wait_for()
+    cell.locator(".labkit-stage").first.wait_for(timeout=90 * browser.SECONDS)
     return cell
 
 
@@ -286,7 +286,7 @@ def test_the_toolbars_stop_button_stops_a_training(page, explorers):
 
 
 def test_without_its_kernel_an_explorer_is_a_picture(page, address, explorers):
-    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.context.save()")  # with the widgets' state
     page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
     browser.open_notebook(page, address, "all.ipynb")
     for call in EXPLORERS:
