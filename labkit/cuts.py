@@ -1,4 +1,4 @@
-"""How work is cut: the rows of a batch, the layers of a model, the chunks of a weight. Integers only, no torch.
+"""How work is cut: the rows of a batch, a sequence, the layers of a model, the chunks of a weight. Integers, no torch.
 
 The trainer, the layers and the pictures all ask here, so what is drawn is what trains.
 """
@@ -58,6 +58,40 @@ def layers_of_stage(num_layers: int, stage: int, num_stages: int) -> range:
     [2, 3, 2, 3]
     """
     return range(num_layers * stage // num_stages, num_layers * (stage + 1) // num_stages)
+
+
+def tokens_of_rank(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True) -> list[range]:
+    """Return which tokens of a sequence a context-parallel rank holds: consecutive ones, or two balanced chunks.
+
+    With a causal mask, early tokens see few others and late ones many. So balanced, the sequence is cut into 2c chunks,
+    and rank r holds an early and a late one: chunks r and 2c - 1 - r. Then all ranks have the same work.
+
+    >>> tokens_of_rank(8, cp_size=2, cp_rank=0), tokens_of_rank(8, cp_size=2, cp_rank=0, balanced=False)
+    ([range(0, 2), range(6, 8)], [range(0, 4)])
+
+    Raises:
+        ValueError: the sequence cannot be cut so, or there is no such rank.
+    """
+    check_sequence_cut(seq_length, cp_size, balanced)
+    if check_size("cp_rank", cp_rank, least=0) >= cp_size:
+        raise ValueError(f"cp_rank={cp_rank} is not one of cp_size={cp_size}: use 0 to {cp_size - 1}")
+    if not balanced or cp_size == 1:
+        return [range(seq_length)[seq_length // cp_size * cp_rank :][: seq_length // cp_size]]
+    chunk = seq_length // (2 * cp_size)
+    return [range(number * chunk, (number + 1) * chunk) for number in (cp_rank, 2 * cp_size - 1 - cp_rank)]
+
+
+def check_sequence_cut(seq_length: int, cp_size: int, balanced: bool) -> None:
+    """Raise a ValueError if a sequence cannot be cut among the ranks of a context-parallel group."""
+    seq_length, chunks = check_size("seq_length", seq_length), 2 * check_size("cp_size", cp_size)
+    if not balanced or cp_size == 1:  # one rank holds everything, in order
+        check_divides(cp_size, "seq_length", seq_length, parts_name="cp_size")
+    elif seq_length % chunks:
+        fits = f"seq_length {either(multiples_near(seq_length, chunks))}"
+        fits += ", or balanced=False" if seq_length % cp_size == 0 else ""
+        raise ValueError(
+            f"balanced chunks: 2 * cp_size={cp_size} = {chunks} does not divide seq_length={seq_length}: use {fits}"
+        )
 
 
 def chunks_of_rank(size: int, tp_size: int, tp_rank: int, stride: int = 1) -> list[range]:

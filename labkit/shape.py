@@ -2,18 +2,35 @@
 
 from dataclasses import dataclass
 
-from labkit.sizes import check_size, divisors, either
+from labkit.cuts import check_divides
+from labkit.sizes import check_size
 
 RECOMPUTE = ("none", "selective", "full")
 """What backward computes again instead of keeping: nothing, the core of the attention, or whole layers."""
+
+
+CHOICES = {
+    "norm": ("layernorm", "rmsnorm"),
+    "mlp": ("gelu", "swiglu"),
+    "positions": ("learned", "rope"),
+    "bias": (True, False),
+    "tied": (True, False),
+}
+"""What each of these fields of a `GPT` may be."""
 
 
 @dataclass(frozen=True)
 class GPT:
     """The shape of a GPT: l layers of width h, sequences of s tokens, a vocabulary of V, and a attention heads.
 
+    The form is GPT-2's, and the other fields make it one of today:
+
     >>> round(GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200).num_parameters / 1e9, 1)
     174.6
+    >>> today = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
+    >>> llama = GPT(80, 8192, 8192, 128256, 64, num_query_groups=8, ffn_hidden_size=28672, **today)
+    >>> round(llama.num_parameters / 1e9, 1)
+    70.6
 
     Raises:
         ValueError: names the value, the rule and the way out.
@@ -23,24 +40,62 @@ class GPT:
     hidden_size: int
     seq_length: int
     vocab_size: int
-    num_attention_heads: int | None = None  # the number of parameters does not depend on it
+    num_attention_heads: int | None = None  # without query groups, the number of parameters does not depend on it
+    num_query_groups: int | None = None  # heads of keys and values, each for some heads of queries; all of them if None
+    ffn_hidden_size: int | None = None  # width of the MLPs; 4 h if None
+    norm: str = "layernorm"
+    mlp: str = "gelu"
+    positions: str = "learned"
+    bias: bool = True  # in linear layers
+    tied: bool = True  # the output layer's weight is the embedding's
 
     def __post_init__(self):
         for name in ("num_layers", "hidden_size", "seq_length", "vocab_size"):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
-        if (heads := self.num_attention_heads) is not None:
-            object.__setattr__(self, "num_attention_heads", check_size("num_attention_heads", heads))
-            if self.hidden_size % heads:
-                raise ValueError(
-                    f"num_attention_heads={heads} does not divide hidden_size={self.hidden_size}: "
-                    f"use {either(divisors(self.hidden_size))}"
-                )
+        for name in ("num_attention_heads", "num_query_groups", "ffn_hidden_size"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, check_size(name, getattr(self, name)))
+        heads, groups = self.num_attention_heads, self.num_query_groups
+        if heads is not None:
+            check_divides(heads, "hidden_size", self.hidden_size, parts_name="num_attention_heads")
+        if groups is not None:
+            if heads is None:
+                raise ValueError(f"num_query_groups={groups} divides attention heads: give num_attention_heads too")
+            check_divides(groups, "num_attention_heads", heads, parts_name="num_query_groups")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {' or '.join(map(repr, known))}")
+
+    @property
+    def mlp_width(self) -> int:
+        """The number of hidden units of an MLP."""
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def kv_size(self) -> int:
+        """The width of a token's keys, and of its values: h, or less with query groups."""
+        if self.num_query_groups is None or self.num_attention_heads is None:
+            return self.hidden_size
+        return self.hidden_size // self.num_attention_heads * self.num_query_groups
+
+    @property
+    def num_matrix_parameters(self) -> int:
+        """The weights of a layer's matrices: 12 h^2 in GPT-2's form, as many as multiply each token."""
+        h, up = self.hidden_size, 2 if self.mlp == "swiglu" else 1
+        return 2 * h * (h + self.kv_size) + (up + 1) * h * self.mlp_width
 
     @property
     def num_parameters(self) -> int:
-        """P = 12 l h^2 (1 + 13/(12h) + (V+s)/(12 l h)), an exact integer. Source: arXiv 2104.04473, equation 2."""
-        h = self.hidden_size
-        return self.num_layers * (12 * h * h + 13 * h) + (self.vocab_size + self.seq_length) * h
+        """P, an exact integer; in GPT-2's form P = 12 l h^2 (1 + 13/(12h) + (V+s)/(12 l h)).
+
+        It leaves out the norm after the last layer, as its source does: arXiv 2104.04473, equation 2.
+        """
+        h, up = self.hidden_size, 2 if self.mlp == "swiglu" else 1
+        norms = 2 * (2 * h if self.norm == "layernorm" else h)
+        biases = 2 * (h + self.kv_size) + up * self.mlp_width + h if self.bias else 0
+        words = self.vocab_size * (1 if self.tied else 2)
+        positions = self.seq_length if self.positions == "learned" else 0
+        return self.num_layers * (self.num_matrix_parameters + biases + norms) + (words + positions) * h
 
 
 def flops_per_step(model: GPT, batch_size: int, recompute: str = "full") -> float:
@@ -50,7 +105,7 @@ def flops_per_step(model: GPT, batch_size: int, recompute: str = "full") -> floa
     needs (recompute="none"), hardware FLOPs utilisation all that was computed. Source: arXiv 2104.04473, equation 3.
     """
     tokens, h = batch_size * model.seq_length, model.hidden_size  # a product of [m, k] and [k, n] takes 2mkn
-    weights = 24 * tokens * h**2 * model.num_layers
+    weights = 2 * tokens * model.num_matrix_parameters * model.num_layers
     attention = 4 * tokens * model.seq_length * h * model.num_layers  # its core, without weights
     logits = 2 * tokens * h * model.vocab_size
     again = {"none": 0.0, "selective": attention, "full": weights + attention}

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from labkit.cuts import check_divides, multiples_near
-from labkit.sizes import check_size, either
+from labkit.cuts import check_divides, check_sequence_cut, tokens_of_rank
+from labkit.sizes import check_size
 
 
 def positions(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True) -> torch.Tensor:
@@ -31,15 +31,8 @@ def positions(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True
     Raises:
         ValueError: the sequence cannot be cut so, or there is no such rank.
     """
-    cp_size, cp_rank = check_size("cp_size", cp_size), check_size("cp_rank", cp_rank, least=0)
-    _check_cut(check_size("seq_length", seq_length), cp_size, balanced)
-    if cp_rank >= cp_size:
-        raise ValueError(f"cp_rank={cp_rank} is not one of cp_size={cp_size}: use 0 to {cp_size - 1}")
-    tokens = torch.arange(seq_length)
-    if not balanced or cp_size == 1:
-        return tokens.chunk(cp_size)[cp_rank]
-    chunks = tokens.chunk(2 * cp_size)
-    return torch.cat([chunks[cp_rank], chunks[-1 - cp_rank]])
+    held = tokens_of_rank(seq_length, cp_size, cp_rank, balanced)
+    return torch.cat([torch.arange(tokens.start, tokens.stop) for tokens in held])
 
 
 class Part(NamedTuple):
@@ -80,16 +73,4 @@ def check_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cp_size: int, b
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q is {q.dtype}, k {k.dtype} and v {v.dtype}: use one dtype for all three")
     check_divides(check_size("num_kv_heads", k.size(1)), "num_heads", q.size(1), parts_name="num_kv_heads")
-    _check_cut(cp_size * q.size(2), cp_size, balanced)
-
-
-def _check_cut(seq_length: int, cp_size: int, balanced: bool) -> None:
-    chunks = 2 * cp_size
-    if not balanced or cp_size == 1:  # one rank holds everything, in order
-        check_divides(cp_size, "seq_length", seq_length, parts_name="cp_size")
-    elif seq_length % chunks:
-        fits = f"seq_length {either(multiples_near(seq_length, chunks))}"
-        fits += ", or balanced=False" if seq_length % cp_size == 0 else ""
-        raise ValueError(
-            f"balanced chunks: 2 * cp_size={cp_size} = {chunks} does not divide seq_length={seq_length}: use {fits}"
-        )
+    check_sequence_cut(cp_size * q.size(2), cp_size, balanced)
