@@ -21,6 +21,7 @@ TIME_LOOKS: dict[str, dict[str, Any]] = {
     "memory_bound": dict(fill=tint(style.FORWARD, 0.45), means="memory only"),
     "overhead": dict(fill=style.WEIGHT_GRADIENT),
     "tensor_parallel": dict(fill=style.TP, means="tensor messages"),
+    "context_parallel": dict(fill=style.CP, means="context messages"),
     "pipeline_messages": dict(fill=style.PP, means="pipeline messages"),
     "bubble": dict(fill=style.IDLE, edge=style.GREY, dashed=True),
     "data_parallel": dict(fill=style.DP, means="gradient messages"),
@@ -51,7 +52,9 @@ def draw_step_time(estimates: Mapping[str, StepTime]) -> Scene:
     rows = {name: estimate.parts for name, estimate in estimates.items()}
     totals = [estimate.total for estimate in estimates.values()]
     sums = [f"{three_digits(total)} s" for total in totals]
-    return _bars("A step, estimated", "time", rows, TIME_LOOKS, 1, "s", max(totals), sums, "seconds")
+    has_context = any(parts["context_parallel"] for parts in rows.values())
+    looks = {part: look for part, look in TIME_LOOKS.items() if has_context or part != "context_parallel"}
+    return _bars("A step, estimated", "time", rows, looks, 1, "s", max(totals), sums, "seconds")
 
 
 def below(title: str, scenes: Sequence[Scene], facts: Sequence[tuple[str, str]]) -> Scene:

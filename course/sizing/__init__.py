@@ -1,5 +1,14 @@
 """What a training run costs, before it is run: formulas with their sources. No measurements, and no torch."""
 
+from course.sizing.context import (
+    CONTEXT_PARALLEL,
+    Message,
+    Messages,
+    attention_messages,
+    attention_pairs,
+    attention_work,
+    pace,
+)
 from course.sizing.hardware import DGX_A100, DGX_H100, Hardware
 from course.sizing.plan import Plan
 from course.sizing.plan_search import Candidate, reasons, search
@@ -10,6 +19,7 @@ from course.sizing.traffic import Traffic, plan_traffic, step_traffic
 from labkit.shape import RECOMPUTE, flops_per_step, training_days
 
 __all__ = [
+    "CONTEXT_PARALLEL", "Message", "Messages", "attention_messages", "attention_pairs", "attention_work", "pace",
     "RECOMPUTE", "flops_per_step", "training_days", "DGX_A100", "DGX_H100", "Hardware", "Plan", "Memory",
     "activation_bytes_per_layer", "fullest", "memory", "stage_parameters", "StepTime", "step_time", "Traffic",
     "plan_traffic", "step_traffic", "Candidate", "reasons", "search", "Published", "fitted", "table_1",

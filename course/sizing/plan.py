@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from course.sizing.context import check_way
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT, RECOMPUTE
 from labkit.sizes import Misfit, check_size, divisors, either
@@ -37,21 +38,33 @@ class Plan:
     zero_stage: int = 0
     gradient_bytes: int = 4
     """Bytes per gradient: Megatron-LM accumulates in 4, the ZeRO paper counts 2."""
+    fused_attention: bool = False
+    """A FlashAttention kernel: scores are never stored, and those that the causal mask hides not computed."""
+    cp_size: int = 1
+    context_parallel: str = "ring"
+    """How context ranks compute attention together, in balanced chunks: "ring", "ulysses" or "gathered"."""
 
     def __post_init__(self):
-        for name in ("world_size", "batch_size", "tp_size", "pp_size", "micro_batch_size", "num_chunks"):
+        for name in ("world_size", "batch_size", "tp_size", "pp_size", "micro_batch_size", "num_chunks", "cp_size"):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name}={value!r} is unknown: use {either(choices)}")
         if (heads := self.model.num_attention_heads) is None:
             raise ValueError(f"{self.model} does not say its num_attention_heads, on which attention's memory depends")
-        _check_divides("num_attention_heads", heads, tp_size=self.tp_size)
+        check_way(self.context_parallel)
+        context = {"cp_size": self.cp_size} if self.cp_size > 1 else {}
+        shares_heads = {"tp_size": self.tp_size} | (context if self.context_parallel == "ulysses" else {})
+        _check_divides("num_attention_heads", heads, **shares_heads)
+        if self.model.num_query_groups is not None:
+            _check_divides("num_query_groups", self.model.num_query_groups, **shares_heads)
         if self.sequence_parallel:
-            _check_divides("seq_length", self.model.seq_length, "sequence_parallel=False", tp_size=self.tp_size)
-        _check_divides("world_size", self.world_size, tp_size=self.tp_size, pp_size=self.pp_size)
+            divided = {"tp_size": self.tp_size} | context
+            _check_divides("seq_length", self.model.seq_length, "sequence_parallel=False", **divided)
+        _check_divides("world_size", self.world_size, tp_size=self.tp_size, **context, pp_size=self.pp_size)
         _check_divides("num_layers", self.model.num_layers, pp_size=self.pp_size, num_chunks=self.num_chunks)
         self._check_batch()
+        self._check_attention()
 
     def _check_batch(self):
         d, b, p, v = self.dp_size, self.micro_batch_size, self.pp_size, self.num_chunks
@@ -70,10 +83,31 @@ class Plan:
                 "use num_chunks=1, or a different micro_batch_size (Megatron-LM interleaves in rounds of p)",
             )
 
+    def _check_attention(self):
+        if self.cp_size > 1:
+            if not self.fused_attention:
+                raise Misfit(
+                    "context parallelism needs fused attention",
+                    f"cp_size={self.cp_size} is modelled with fused attention only",
+                    "use fused_attention=True, or cp_size=1",
+                )
+            _check_divides("seq_length", self.model.seq_length, cp_size=self.cp_size, chunks_per_rank=2)
+        if self.fused_attention and self.recompute == "selective":
+            raise Misfit(
+                "selective recomputation needs attention that is not fused",
+                "recompute='selective' computes the scores again, which fused_attention=True does anyhow",
+                "use recompute='none'",
+            )
+
     @property
     def dp_size(self) -> int:
-        """d, the number of replicas: the GPUs divided by t * p."""
-        return self.world_size // (self.tp_size * self.pp_size)
+        """d, the number of replicas: the GPUs divided by t * c * p."""
+        return self.world_size // (self.tp_size * self.cp_size * self.pp_size)
+
+    @property
+    def dp_cp_size(self) -> int:
+        """d * c, the number of ranks with the same weights, which add up their gradients."""
+        return self.dp_size * self.cp_size
 
     @property
     def num_micro_batches(self) -> int:
@@ -88,7 +122,7 @@ class Plan:
     @cached_property
     def layout(self) -> ParallelLayout:
         """The ranks on their grid."""
-        return ParallelLayout(self.world_size, self.tp_size, self.pp_size)
+        return ParallelLayout(self.world_size, self.tp_size, self.pp_size, self.cp_size)
 
     @property
     def bubble_over_ideal(self) -> float:

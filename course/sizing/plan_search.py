@@ -24,13 +24,16 @@ class Candidate:
     micro_batch_size: int
     num_chunks: int
     recompute: str
+    cp_size: int = 1
     plan: Plan | None = None
     memory_bytes: float | None = None
     estimate: StepTime | None = None
     rejected: Misfit | None = None
 
     def __str__(self) -> str:
-        choice = f"t={self.tp_size} p={self.pp_size} b={self.micro_batch_size} v={self.num_chunks} {self.recompute}"
+        context = f"c={self.cp_size} " if self.cp_size > 1 else ""
+        choice = f"t={self.tp_size} {context}p={self.pp_size} b={self.micro_batch_size} v={self.num_chunks}"
+        choice += f" {self.recompute}"
         if self.estimate is None or self.memory_bytes is None:
             return f"{choice}: {self.rejected}"
         return f"{choice}: {self.estimate.total:.3g} s a step, {self.memory_bytes / 1e9:.3g} GB"
@@ -45,13 +48,15 @@ def search(
     micro_batch_sizes: Iterable[int] = (1, 2, 4, 8, 16),
     num_chunks: Iterable[int] = (1, 2, 3, 4),
     recompute: Iterable[str] = RECOMPUTE,
+    cp_sizes: Iterable[int] = (1,),
     memory_share: float = 0.9,
     **options,
 ) -> list[Candidate]:
-    """Return all choices of t, p, micro-batch, v and recomputation: first those that fit, fastest first.
+    """Return all choices of t, p, micro-batch, v, recomputation and c: first those that fit, fastest first.
 
-    ``memory_share`` of a GPU may be planned; the rest is for what `memory` does not count. ``options`` go to `Plan`:
-    sequence_parallel, zero_stage, gradient_bytes.
+    Context parallelism is only tried if ``cp_sizes`` offers it, and needs ``fused_attention=True``. ``memory_share`` of
+    a GPU may be planned; the rest is for what `memory` does not count. ``options`` go to `Plan`: sequence_parallel,
+    zero_stage, gradient_bytes, fused_attention, context_parallel.
 
     Raises:
         ValueError: something that no choice could mend, such as a model without attention heads.
@@ -61,16 +66,16 @@ def search(
         raise ValueError(f"memory_share={memory_share} must be in (0, 1]")
     sizes = [(t, p) for t in divisors(world_size) for p in divisors(world_size // t)]
     limit, found = hardware.memory_bytes * memory_share, []
-    for (t, p), b, v, how in product(sizes, micro_batch_sizes, num_chunks, recompute):
+    for (t, p), b, v, how, c in product(sizes, micro_batch_sizes, num_chunks, recompute, cp_sizes):
         try:
-            plan = Plan(model, world_size, batch_size, t, p, b, v, how, **options)
+            plan = Plan(model, world_size, batch_size, t, p, b, v, how, cp_size=c, **options)
         except Misfit as misfit:
-            found.append(Candidate(t, p, b, v, how, rejected=misfit.with_traceback(None)))
+            found.append(Candidate(t, p, b, v, how, c, rejected=misfit.with_traceback(None)))
             continue
         needed = fullest(plan)
         rejected = _too_large(plan, needed, limit) if needed.total > limit else None
         estimate = None if rejected else step_time(plan, hardware)
-        found.append(Candidate(t, p, b, v, how, plan, needed.total, estimate, rejected))
+        found.append(Candidate(t, p, b, v, how, c, plan, needed.total, estimate, rejected))
     return sorted(found, key=lambda each: each.estimate.total if each.estimate else math.inf)
 
 
@@ -104,6 +109,8 @@ def _single_changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     changes: list[dict] = [{"micro_batch_size": 1}, {"num_chunks": 1}]
     changes += [{"recompute": more} for more in RECOMPUTE[RECOMPUTE.index(plan.recompute) + 1 :]]
     changes += [{"sequence_parallel": True}, {"zero_stage": 1}, {"tp_size": 2 * t}, {"pp_size": 2 * p}]
+    if plan.fused_attention:
+        changes.append({"cp_size": 2 * plan.cp_size})
     if plan.dp_size == 1 and p > 1:
         changes.append({"tp_size": 2 * t, "pp_size": p // 2})
     for change in changes:

@@ -1,11 +1,12 @@
 """Bytes that a GPU holds: weights, gradients, optimizer states, and the activations kept for backward.
 
 Mixed precision with Adam: a parameter takes 2 bytes as a weight, 2 or 4 as a gradient, and 12 in the optimizer (a
-float32 copy and two moments). Sources: arXiv 1910.02054, section 3.1; for activations arXiv 2205.05198, sections 4 and
-5, with 2 bytes per activation, and attention scores that are kept (no FlashAttention).
+float32 copy and two moments). Source: arXiv 1910.02054, section 3.1. An activation takes 2 bytes, as in arXiv
+2205.05198, sections 4 and 5, whose formulas are those of GPT-2's form with attention scores that are kept.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from course.sizing.plan import Plan
 from labkit.shape import GPT
@@ -32,8 +33,8 @@ def memory(plan: Plan, stage: int = 0) -> Memory:
 
     Not counted: what libraries allocate for themselves, fragmentation, and message buffers.
     """
-    parameters, d = stage_parameters(plan, stage), plan.dp_size
-    shard = [1 / d if plan.zero_stage >= level else 1.0 for level in (1, 2, 3)]
+    parameters, replicas = stage_parameters(plan, stage), plan.dp_cp_size
+    shard = [1 / replicas if plan.zero_stage >= level else 1.0 for level in (1, 2, 3)]
     return Memory(
         weights=parameters * WEIGHT_BYTES * shard[2],
         gradients=parameters * plan.gradient_bytes * shard[1],
@@ -48,23 +49,40 @@ def fullest(plan: Plan) -> Memory:
 
 
 def activation_bytes_per_layer(
-    model: GPT, micro_batch_size: int, tp_size: int = 1, *, sequence_parallel: bool = False, recompute: str = "none"
+    model: GPT,
+    micro_batch_size: int,
+    tp_size: int = 1,
+    *,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+    cp_size: int = 1,
+    fused_attention: bool = False,
 ) -> float:
     """Return the bytes that one transformer layer keeps of one micro-batch.
+
+    In GPT-2's form:
 
     - none: sbh(10 + 24/t + 5as/(ht)); with sequence parallelism the 10 is divided by t, too
     - selective: the same without 5as/(ht)
     - full: the layer's input, 2sbh; with sequence parallelism 2sbh/t
 
-    Source: arXiv 2205.05198, table 2.
+    Context parallelism has s/c tokens for s (and s keys for each). Fused attention keeps 4 bytes for each token and
+    head, its log-sum-exp, instead of 5s: softmax, its dropout and the mask. The 24 are q, k, v and the output, 8, and
+    what the MLP keeps of its 4h hidden units, 16: the GeLU's input and output. Query groups make k and v smaller.
+    SwiGLU keeps 4 numbers for each hidden unit: gate, SiLU(gate), the other factor and the product, as torch does
+    without a fused kernel. The 10 are the inputs of two norms and two linear layers, and two dropout masks of 1 byte.
+
+    Source: arXiv 2205.05198, table 2; arXiv 2307.08691, section 3.1, for what fused attention keeps.
     """
-    s, h, t = model.seq_length, model.hidden_size, tp_size
+    h, tokens, t = model.hidden_size, model.seq_length / cp_size * micro_batch_size, tp_size
+    of_tokens = t if sequence_parallel else 1
     if recompute == "full":
-        return 2.0 * s * micro_batch_size * h / (t if sequence_parallel else 1)
+        return 2.0 * tokens * h / of_tokens
     assert model.num_attention_heads is not None
-    scores = 5 * model.num_attention_heads * s / h if recompute == "none" else 0.0
-    per_element = (34 + scores) / t if sequence_parallel else 10 + (24 + scores) / t
-    return s * micro_batch_size * h * per_element
+    of_a_head = 4 if fused_attention else 5 * model.seq_length if recompute == "none" else 0
+    mlp = {"gelu": 2, "swiglu": 4}[model.mlp] * model.mlp_width
+    divided_by_heads = 2 * (2 * h + 2 * model.kv_size + mlp) + of_a_head * model.num_attention_heads
+    return tokens * (10 * h / of_tokens + divided_by_heads / t)
 
 
 def in_flight(plan: Plan, stage: int) -> int:
@@ -78,32 +96,37 @@ def in_flight(plan: Plan, stage: int) -> int:
 
 def stage_activation_bytes(plan: Plan, stage: int) -> float:
     """Return the bytes of activations on a GPU of this stage when it holds the most micro-batches."""
-    model, b, t = plan.model, plan.micro_batch_size, plan.tp_size
-    divided = plan.sequence_parallel
-    layer = activation_bytes_per_layer(model, b, t, sequence_parallel=divided, recompute=plan.recompute)
+    model, b, t, divided = plan.model, plan.micro_batch_size, plan.tp_size, plan.sequence_parallel
+    ways: dict[str, Any] = dict(sequence_parallel=divided)
+    ways |= dict(cp_size=plan.cp_size, fused_attention=plan.fused_attention)
+    layer = activation_bytes_per_layer(model, b, t, recompute=plan.recompute, **ways)
     total = in_flight(plan, stage) * plan.layers_per_chunk * layer
     if plan.recompute == "full":  # while backward goes through a layer, all of its activations are there
-        total += activation_bytes_per_layer(model, b, t, sequence_parallel=divided)
-    hidden = model.seq_length * b * model.hidden_size / (t if divided else 1)
+        total += activation_bytes_per_layer(model, b, t, **ways)
+    tokens = model.seq_length / plan.cp_size * b
+    hidden = tokens * model.hidden_size / (t if divided else 1)
     if stage == 0:  # masks of the embedding's dropout: interleaving keeps two rounds of p micro-batches under way
         rounds = 1 if plan.num_chunks == 1 else 2
         total += min(rounds * plan.pp_size, plan.num_micro_batches) * hidden
     if stage == plan.pp_size - 1:
-        total += 4 * hidden + 4 * model.seq_length * b * model.vocab_size / t  # last norm, logits in 16 and 32 bits
+        total += 4 * hidden + 4 * tokens * model.vocab_size / t  # last norm, logits in 16 and 32 bits
     return total
 
 
 def stage_parameters(plan: Plan, stage: int) -> float:
-    """Return the parameters on a GPU: matrices are divided by t, norms and row biases are whole.
+    """Return the parameters on a GPU: matrices and column biases are divided by t, norms and row biases are whole.
 
-    The first and the last stage both have the tied embedding.
+    The first and the last stage both have a tied embedding; otherwise each has a matrix of its own.
     """
     model, t = plan.model, plan.tp_size
     h = model.hidden_size
-    layer = (12 * h * h + 7 * h) / t + 6 * h
-    total = plan.num_chunks * plan.layers_per_chunk * layer
+    norm = 2 * h if model.norm == "layernorm" else h
+    column_biases = h + 2 * model.kv_size + (2 if model.mlp == "swiglu" else 1) * model.mlp_width
+    biases = (column_biases / t + 2 * h) if model.bias else 0
+    total = plan.num_chunks * plan.layers_per_chunk * (model.num_matrix_parameters / t + 2 * norm + biases)
+    words = model.vocab_size * h / t
     if stage == 0:
-        total += model.vocab_size * h / t + model.seq_length * h
+        total += words + (model.seq_length * h if model.positions == "learned" else 0)
     if stage == plan.pp_size - 1:
-        total += 2 * h + (model.vocab_size * h / t if plan.pp_size > 1 else 0)
+        total += norm + (words if plan.pp_size > 1 or not model.tied else 0)
     return total

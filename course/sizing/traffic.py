@@ -1,16 +1,19 @@
 """The bytes that a layout moves in a training step, by axis, and how many of them leave a node.
 
-The volumes are those of arXiv 2104.04473, section 3. Every collective is a ring over the group's ranks in ascending
-order, and each of its n edges carries 2(n-1)/n of the message.
+The volumes are those of arXiv 2104.04473, section 3, and for attention over context ranks those of
+`course.sizing.attention_messages`. Every collective is a ring over the group's ranks in ascending order, and each of
+its n edges carries 2(n-1)/n of an all-reduce's message. An all-to-all sends each piece straight to its rank.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
+from course.sizing.context import attention_messages
+from course.sizing.layer_seconds import all_reduces
 from course.sizing.plan import Plan
 from course.sizing.ring import bus_factor
-from course.sizing.step_seconds import all_reduces, check_is_modelled
+from course.sizing.step_seconds import check_is_modelled
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
 from labkit.sizes import check_size
@@ -34,8 +37,9 @@ def step_traffic(
     recompute: str = "none",
     sequence_parallel: bool = False,
     num_chunks: int = 1,
+    context_parallel: str = "ring",
 ) -> dict[str, Traffic]:
-    """Return what tensor, data and pipeline parallelism send in one step of ``batch_size`` sequences, by axis.
+    """Return what each kind of parallelism sends in one step of ``batch_size`` sequences, by axis.
 
     A replica has B/d sequences of s/c tokens on each context rank, and a stage has l/p layers; fractions are averages.
     The micro-batch size does not matter: m micro-batches of b sequences move as much as one of m*b.
@@ -47,8 +51,11 @@ def step_traffic(
     - pp: each rank of a stage sends the activations to the next stage and gets as many gradients back, or 1/t of both
       with sequence parallelism. With v chunks per rank that happens v times, and v - 1 times from last stage to first.
 
-    Not counted: attention over context shards (cp), the tied embedding's gradient, and what tensor groups send for the
-    embedding, the output layer, the loss and, with sequence parallelism, the gradients of norms and biases.
+    - cp, if there are context ranks: the messages of each layer's attention, in balanced chunks. Full recomputation
+      repeats those of forward.
+
+    Not counted: the tied embedding's gradient, and what tensor groups send for the embedding, the output layer, the
+    loss and, with sequence parallelism, the gradients of norms and biases.
 
     >>> gpt = GPT(num_layers=24, hidden_size=2304, seq_length=2048, vocab_size=51200)
     >>> step_traffic(gpt, ParallelLayout(16, tp_size=2, pp_size=4), gpus_per_node=8, batch_size=512)["tp"]
@@ -65,11 +72,19 @@ def step_traffic(
     layer_bytes = all_reduces(recompute, sequence_parallel) * stage_layers * activation_bytes
     t, replicas, dp_groups = layout.tp_size, layout.dp_size * layout.cp_size, layout.groups("dp", "cp")
     first_again = num_chunks - 1 if layout.pp_size > 1 else 0
-    return {
+    traffic = {
         "tp": _to_the_next(layout.groups("tp"), gpus_per_node, bus_factor("all_reduce", t) * layer_bytes),
         "dp": _to_the_next(dp_groups, gpus_per_node, bus_factor("all_reduce", replicas) * gradient_bytes),
         "pp": _to_the_next(layout.groups("pp"), gpus_per_node, 2 * handed_over, num_chunks, first_again),
     }
+    if layout.cp_size > 1:
+        context = layout.cp_size, t, batch_size / layout.dp_size, bytes_per_element
+        forward, backward = attention_messages(model, context_parallel, *context)
+        messages = forward * (2 if recompute == "full" else 1) + backward
+        sends = _to_all if context_parallel == "ulysses" else _to_the_next
+        sent_bytes = stage_layers * sum(message.sent_bytes for message in messages)
+        traffic["cp"] = sends(layout.groups("cp"), gpus_per_node, sent_bytes)
+    return traffic
 
 
 def plan_traffic(plan: Plan, gpus_per_node: int) -> dict[str, Traffic]:
@@ -92,6 +107,7 @@ def plan_traffic(plan: Plan, gpus_per_node: int) -> dict[str, Traffic]:
         recompute=plan.recompute,
         sequence_parallel=plan.sequence_parallel,
         num_chunks=plan.num_chunks,
+        context_parallel=plan.context_parallel,
     )
 
 
@@ -104,3 +120,10 @@ def _to_the_next(
     sends[-1] = last_times
     crossing = int(((nodes != np.roll(nodes, -1, axis=1)) * sends).sum())
     return Traffic(len(nodes) * int(sends.sum()) * edge_bytes, crossing * edge_bytes)
+
+
+def _to_all(groups: list[list[int]], gpus_per_node: int, sent_bytes: float) -> Traffic:
+    """Let each rank send ``sent_bytes``, in equal pieces straight to all others in its group."""
+    nodes = np.asarray(groups) // gpus_per_node
+    num_crossing = int((nodes[:, :, None] != nodes[:, None, :]).sum())
+    return Traffic(nodes.size * sent_bytes, num_crossing * sent_bytes / (nodes.shape[1] - 1))

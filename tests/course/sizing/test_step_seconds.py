@@ -7,20 +7,16 @@ import pytest
 import torch
 
 from course.sizing import DGX_A100, Plan, fullest, step_time, table_1, training_days
-from course.sizing.step_seconds import (
-    ADAM,
-    GELU_AND_HEADS,
-    LOSS,
-    NORMS_AND_DROPOUTS,
-    SCORES,
-    layer_seconds,
-    link_rate,
-)
+from course.sizing.layer_seconds import LOSS, SCORES, layer_seconds, link_rate
+from course.sizing.step_seconds import ADAM
 from labkit.groups import group_of_one
 from labkit.model import TransformerLayer
 from labkit.shape import GPT
+from labkit.tensor_parallel.rotary import rotate, rotation
 
 GPT_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200, num_attention_heads=96)
+TODAY = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
+TODAY |= dict(num_query_groups=2, ffn_hidden_size=24)
 
 
 # -- bytes beside the matrix products -------------------------------------------------------------------------------
@@ -38,11 +34,8 @@ class Kernels:
         return results[0]
 
 
-def layer_of_kernels(layer, x, run, num_heads):
+def layer_of_kernels(layer, x, turn, run):
     """labkit's transformer layer as matrix products with kernels between them; its dropouts drop nothing."""
-
-    def by_heads(part):
-        return part.unflatten(-1, (num_heads, -1)).transpose(1, 2).contiguous()
 
     def scale_and_mask(scores):
         return (scores / math.sqrt(q.size(-1))).masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
@@ -53,26 +46,41 @@ def layer_of_kernels(layer, x, run, num_heads):
     def dropout_and_residual(y, residual):
         return y + residual, torch.ones_like(y, dtype=torch.bool)
 
-    qkv = layer.attention.qkv(run(layer.attention_norm, x))[0]
-    q, k, v = (run(by_heads, part) for part in qkv.chunk(3, -1))
+    parts = layer.attention._heads(layer.attention.qkv(run(layer.attention_norm, x))[0])
+    q, k, v = (run(torch.Tensor.contiguous, part) for part in parts)
+    if turn is not None:
+        q, k = (run(lambda part: rotate(part, turn), part) for part in (q, k))
+    k, v = (part.repeat_interleave(q.size(1) // part.size(1), 1) for part in (k, v))
     scores = run(scale_and_mask, q @ k.transpose(-1, -2))
     weights = run(dropout, run(lambda each: each.softmax(-1), scores))
     attended = layer.attention.out((weights @ v).transpose(1, 2).flatten(-2))[0]
     x = run(dropout_and_residual, attended, x)
-    inner = run(torch.nn.functional.gelu, layer.mlp.up(run(layer.mlp_norm, x))[0])
+    inner = layer.mlp.up(run(layer.mlp_norm, x))[0]
+    if layer.mlp.gated:
+        gate, inner = inner.chunk(2, -1)
+        inner = run(torch.mul, run(torch.nn.functional.silu, gate), inner)
+    else:
+        inner = run(torch.nn.functional.gelu, inner)
     return run(dropout_and_residual, layer.mlp.down(inner)[0], x)
 
 
-def test_bytes_of_a_layer_are_those_of_its_kernels():
+@pytest.mark.parametrize("form", [{}, TODAY], ids=["GPT-2", "today"])
+def test_bytes_of_a_layer_are_those_of_its_kernels(form):
     b, s, h, a = 2, 8, 16, 4
-    shape = GPT(num_layers=1, hidden_size=h, seq_length=s, vocab_size=11, num_attention_heads=a)
+    shape = GPT(num_layers=1, hidden_size=h, seq_length=s, vocab_size=11, num_attention_heads=a, **form)
     layer = TransformerLayer(shape, group_of_one(), "layer", seed=0, dropout=0.0, sequence_parallel=False)
-    x = torch.randn(b, s, h, dtype=torch.float64)
+    x, turn = torch.randn(b, s, h, dtype=torch.float64), None
+    if shape.positions == "rope":
+        turn = rotation(torch.arange(s), h // a, x.dtype)
     with torch.no_grad():
-        torch.testing.assert_close(layer_of_kernels(layer.double(), x, Kernels(), a), layer(x))  # nothing is missing
+        torch.testing.assert_close(layer_of_kernels(layer.double(), x, turn, Kernels()), layer(x, turn))
         kernels = Kernels()
-        layer_of_kernels(layer.bfloat16(), x.bfloat16(), kernels, a)
-    assert kernels.num_bytes == b * s * h * (NORMS_AND_DROPOUTS + GELU_AND_HEADS) + a * s * s * b * SCORES
+        layer_of_kernels(layer.bfloat16(), x.bfloat16(), turn, kernels)
+    plan = Plan(shape, 1, b, micro_batch_size=b, recompute="none")
+    moved = layer_seconds(plan, DGX_A100)["memory_bound"] * DGX_A100.memory_rate / 3  # forward is one of 3 passes
+    assert kernels.num_bytes == pytest.approx(moved)
+    fused = layer_seconds(replace(plan, fused_attention=True), DGX_A100)["memory_bound"] * DGX_A100.memory_rate / 3
+    assert moved - fused == pytest.approx(a * s * s * b * SCORES)
 
 
 def test_bytes_of_the_loss_are_those_of_its_kernels():

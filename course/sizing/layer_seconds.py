@@ -1,0 +1,124 @@
+"""How long a GPU takes for one layer and one micro-batch, by what it does: compute, move memory, start kernels, wait.
+
+FLOPs, bytes and messages are counted for the layer of `labkit.model`; how fast they go, `Hardware` says.
+"""
+
+from course.sizing.context import attention_messages
+from course.sizing.hardware import Hardware
+from course.sizing.plan import Plan
+
+# What kernels beside the matrix products read and write, in bytes: one bracket for each kernel.
+NORMS_AND_DROPOUTS = 2 * ((2 + 2) + (2 + 2 + 2 + 1))
+"""Forward, for each number of [b, s, h]: norm; dropout plus residual, with a mask of 1 byte. Both twice in a layer."""
+ACTIVATION = {"gelu": 2 + 2, "swiglu": (2 + 2) + (2 + 2 + 2)}
+"""Forward, for each hidden unit of an MLP: GeLU; SiLU of the gate, then its product with the other factor."""
+HEADS, ROPE = 2 + 2, 2 + 2
+"""Forward, for each number of q, k and v: laying them out by heads. The same to turn q and k by their positions."""
+SCORES = (2 + 2) + (2 + 2) + (2 + 2 + 1)
+"""Forward, for each attention score: scale and mask; softmax; dropout with its mask. Fused, they stay in the GPU."""
+LOSS = (2 + 4) + 4 + (4 + 4) + (4 + 2)
+"""Forward and backward, for each logit: float32 copy; maximum; exponentials and their sum; gradient."""
+
+PASSES = {"none": 3, "selective": 3, "full": 4}
+"""How much a layer computes in a step, by what is recomputed: forward counts 1, backward 2, forward again 1."""
+FUSED_BACKWARD = 2.5
+"""The same for backward of fused attention: 5 matrix products instead of 4, since it computes the scores again.
+Source: arXiv 2307.08691, section 4.1; also that a causal mask leaves half of the work."""
+ALL_REDUCES = {"none": 4, "selective": 4, "full": 6}
+"""How often a layer's activations are all-reduced: twice forward, twice backward, twice in forward again."""
+
+
+def all_reduces(recompute: str, sequence_parallel: bool) -> int:
+    """Return how many all-reduces of its activations a layer sends per micro-batch, or the equivalent.
+
+    Sequence parallelism adds one: backward gathers two inputs again, and each gather is half an all-reduce.
+    """
+    return ALL_REDUCES[recompute] + (1 if sequence_parallel else 0)
+
+
+def layer_seconds(plan: Plan, hardware: Hardware) -> dict[str, float]:
+    """Return the seconds of one layer and one micro-batch on one GPU: forward, backward, and recomputation."""
+    model, t, passes = plan.model, plan.tp_size, PASSES[plan.recompute]
+    h, kv, a, tokens = model.hidden_size, model.kv_size, model.num_attention_heads, num_tokens(plan)
+    assert a is not None
+    core_passes = passes + 1 if plan.recompute == "selective" else passes  # of the attention: products and scores
+    if plan.fused_attention:
+        core_passes = passes - 2 + FUSED_BACKWARD
+    flops = passes * 2 * tokens * model.num_matrix_parameters / t + core_passes * core_flops(plan)
+    divided = ACTIVATION[model.mlp] * model.mlp_width + HEADS * (h + 2 * kv)
+    divided += ROPE * (h + kv) if model.positions == "rope" else 0
+    bytes_moved = passes * tokens * (h * NORMS_AND_DROPOUTS / (t if plan.sequence_parallel else 1) + divided / t)
+    if not plan.fused_attention:
+        bytes_moved += core_passes * a * tokens * model.seq_length * SCORES / t
+    all_reduce = 2 * (t - 1) / t * activation_bytes(plan) / link_rate(plan, hardware, "tp")
+    return {
+        "products": flops / hardware.product_rate,
+        "memory_bound": bytes_moved / hardware.memory_rate,
+        "overhead": passes * hardware.layer_overhead_seconds,
+        "tensor_parallel": all_reduces(plan.recompute, plan.sequence_parallel) * all_reduce,
+        "context_parallel": context_seconds(plan, hardware),
+    }
+
+
+def core_flops(plan: Plan) -> float:
+    """Return the FLOPs of the core of attention, forward: the products with k and v; fused, only the causal half.
+
+    In balanced chunks all context ranks have the same (`course.sizing.attention_work`).
+    """
+    whole = 4 * num_tokens(plan) * plan.model.seq_length * plan.model.hidden_size / plan.tp_size
+    return whole / 2 if plan.fused_attention else whole
+
+
+def context_seconds(plan: Plan, hardware: Hardware) -> float:
+    """Return the seconds in which attention of one layer and micro-batch waits for other context ranks.
+
+    A ring's messages travel while the rank computes a block, one c-th of its work: only what takes longer counts, and
+    the last message of backward, which brings the gradients home. Collectives count in full.
+    """
+    b, t = plan.micro_batch_size, plan.tp_size
+    sent = attention_messages(plan.model, plan.context_parallel, plan.cp_size, t, b)
+    forward, backward = ([each.sent_bytes / link_rate(plan, hardware, "cp") for each in way] for way in sent)
+    if plan.context_parallel == "ring" and plan.cp_size > 1:
+        block = core_flops(plan) / plan.cp_size / hardware.product_rate
+        around, home = len(forward), backward[-1]
+        steps = [*backward[:around], 0.0], [0.0, *backward[around:-1]]  # at each: keys and values, and gradients
+        forward = [max(0.0, seconds - block) for seconds in forward]
+        backward = [max(0.0, sum(both) - FUSED_BACKWARD * block) for both in zip(*steps)] + [home]
+    return (2 if plan.recompute == "full" else 1) * sum(forward) + sum(backward)
+
+
+def logits_seconds(plan: Plan, hardware: Hardware) -> dict[str, float]:
+    """Return the seconds of the output layer and the loss for one micro-batch, forward and backward."""
+    logits = num_tokens(plan) * plan.model.vocab_size / plan.tp_size
+    return {
+        "products": 6 * logits * plan.model.hidden_size / hardware.product_rate,
+        "memory_bound": LOSS * logits / hardware.memory_rate,
+    }
+
+
+def activation_bytes(plan: Plan) -> float:
+    """Return the bytes of a layer's output for one micro-batch: 2 for each of b (s/c) h numbers."""
+    return 2.0 * num_tokens(plan) * plan.model.hidden_size
+
+
+def num_tokens(plan: Plan) -> float:
+    """Return how many tokens of a micro-batch a rank has: b s/c."""
+    return plan.micro_batch_size * plan.model.seq_length / plan.cp_size
+
+
+def link_rate(plan: Plan, hardware: Hardware, axis: str) -> float:
+    """Return the bytes per second that a GPU can send in a group of an axis, inside a node or over the network.
+
+    Groups stay in a node if their ranks tile it. A group with k GPUs in each node has k network cards for a collective
+    that goes around it. A message of the pipeline or of ring attention goes from one GPU to one other, and so do the
+    pieces of an all-to-all. "dp" is the group of the gradients, over context ranks, too.
+    """
+    t, sharing = plan.tp_size, plan.dp_cp_size
+    size = {"tp": t, "cp": plan.cp_size, "dp": sharing, "pp": plan.pp_size}[axis]
+    distance = {"tp": 1, "cp": t, "dp": t, "pp": t * sharing}[axis]  # between neighbours, in ranks
+    inside = hardware.node_bytes_per_second * hardware.node_efficiency
+    if plan.world_size <= hardware.gpus_per_node or hardware.gpus_per_node % (size * distance) == 0:
+        return inside
+    goes_around = axis in ("tp", "dp") or (axis == "cp" and plan.context_parallel == "gathered")
+    here = max(1, min(size, hardware.gpus_per_node // distance)) if goes_around else 1
+    return min(inside, here * hardware.network_bytes_per_second * hardware.network_efficiency)
