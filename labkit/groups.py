@@ -16,8 +16,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from labkit.layout import Coords, ParallelLayout
 from labkit.sizes import ranks_text
 
-AXES_OF_GROUP = {"tp": ("tp",), "cp": ("cp",), "dp": ("dp",), "pp": ("pp",), "model": ("tp", "cp", "pp")}
-"""Which axes each group runs along; ``model`` is one replica of the model."""
+AXES_OF_GROUP = {
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "dp": ("dp",),
+    "pp": ("pp",),
+    "model": ("tp", "cp", "pp"),
+    "dp_cp": ("dp", "cp"),
+}
+"""Which axes each group runs along: ``model`` is one replica of the model, ``dp_cp`` has copies of the same weights."""
 _NAMES = (*AXES_OF_GROUP, "embedding")
 
 
@@ -38,6 +45,7 @@ class ProcessGroups:
     dp: dist.ProcessGroup
     pp: dist.ProcessGroup
     model: dist.ProcessGroup
+    dp_cp: dist.ProcessGroup
     embedding: dist.ProcessGroup
     _channels: dict[tuple[str, bool], dist.ProcessGroup] = field(default_factory=dict)
     _mesh: DeviceMesh | None = None
@@ -132,7 +140,8 @@ def init_groups(layout: ParallelLayout) -> ProcessGroups:
         if len(groups[0]) == layout.world_size:
             made[name] = dist.group.WORLD
         else:
-            made[name] = made[alike[0]] if alike[0] in made else _my_group("/".join(alike), groups)
+            named = [kind for kind in alike if kind != "dp_cp"] or alike  # which is a group of its own with both axes
+            made[name] = made[alike[0]] if alike[0] in made else _my_group("/".join(named), groups)
     channels = _make_channels(layout) if "nccl" in dist.get_backend_config() else {}
     if "gloo" in dist.get_backend_config():
         # Gloo connects at once; a rank that closed early would hang up on a peer that is still connecting.

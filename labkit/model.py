@@ -1,22 +1,24 @@
 """A small GPT made of the sharded layers: one definition for one process and for many ranks.
 
-Pre-norm, causal attention, learned positions, the output layer tied to the embedding. Each weight is drawn from a
-generator of its own, seeded by the weight's name. So every layout of ranks starts from the same model, and has the same
-names in its state_dict.
+Pre-norm and causal attention. The rest is as the `GPT` says: GPT-2's form, or that of today. Each weight is drawn from
+a generator of its own, seeded by the weight's name. So every layout of ranks starts from the same model, and has the
+same names in its state_dict.
 """
 
 import hashlib
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from labkit.cuts import check_divides, layers_of_stage
+from labkit.context_parallel import gathered_attention, positions, ring_attention, ulysses_attention
+from labkit.cuts import check_divides, check_sequence_cut, layers_of_stage
+from labkit.groups import group_of_one
 from labkit.shape import GPT
 from labkit.tensor_parallel import (
     ParallelMLP,
@@ -26,9 +28,13 @@ from labkit.tensor_parallel import (
     column_linear,
     vocab_parallel_cross_entropy,
 )
-from labkit.tensor_parallel.operators import copy_to_tp, scatter_to_sequence
+from labkit.tensor_parallel.norms import ReplicatedLayerNorm, ReplicatedRMSNorm
+from labkit.tensor_parallel.operators import scatter_to_sequence
+from labkit.tensor_parallel.rotary import rotation
 
 STD = 0.02  # the standard deviation of a new weight, as in GPT-2
+NORMS = {"layernorm": ReplicatedLayerNorm, "rmsnorm": ReplicatedRMSNorm}
+CONTEXT_PARALLEL = {"ring": ring_attention, "ulysses": ulysses_attention, "gathered": gathered_attention}
 
 
 class ParallelGPT(nn.Module):
@@ -36,15 +42,19 @@ class ParallelGPT(nn.Module):
 
     ``forward(x)`` takes token ids [batch, seq] on the first stage, and hidden states after it; it gives logits
     [batch, seq, V'/t] of this rank's words on the last stage, and hidden states before it. Hidden states are
-    [batch, seq, hidden], with ``sequence_parallel`` this rank's [batch, seq/t, hidden].
+    [batch, seq, hidden], with ``sequence_parallel`` this rank's [batch, seq/t, hidden]. With a ``cp_group``, seq is
+    the number of tokens that this rank holds, those of `labkit.context_parallel.positions`.
 
     Args:
-        shape: the number of layers and heads, and the widths. The MLPs are 4 hidden wide.
+        shape: the number of layers and heads, the widths, and the form.
         group: the tensor-parallel group; `labkit.groups.group_of_one()` where no world is up.
-        stage, num_stages: which of the model's consecutive parts this is; some have one layer more than others. The
-            first and the last stage both hold the tied embedding, equal at the start: add up their gradients.
+        stage, num_stages: which of the model's consecutive parts this is; some have one layer more than others. A
+            tied embedding is on the first and the last stage, equal at the start: add up the gradients of the two.
         seed: decides the weights, together with their names.
         recompute: keep only each layer's input, and compute the rest again in backward.
+        cp_group: the ranks that share each sequence.
+        context_parallel: how they compute attention together: "ring", "ulysses" or "gathered".
+        balanced: they hold an early and a late chunk each, not consecutive tokens.
 
     Raises:
         ValueError: the sizes do not fit together; raised before any communication.
@@ -61,6 +71,9 @@ class ParallelGPT(nn.Module):
         dropout: float = 0.0,
         sequence_parallel: bool = False,
         recompute: bool = False,
+        cp_group: dist.ProcessGroup | None = None,
+        context_parallel: str = "ring",
+        balanced: bool = True,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ):
@@ -73,41 +86,62 @@ class ParallelGPT(nn.Module):
             raise ValueError(f"stage={stage} is not one of num_stages={num_stages}: use 0 to {num_stages - 1}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout} must be in [0, 1)")
-        if sequence_parallel:
-            check_divides(group.size(), "seq_length", shape.seq_length)
         self.shape, self.group, self.stage = shape, group, stage
+        self.cp_group, self.balanced = cp_group or group_of_one(), balanced
+        check_sequence_cut(shape.seq_length, self.cp_group.size(), balanced)
+        if sequence_parallel:
+            held = shape.seq_length // self.cp_group.size()
+            check_divides(group.size(), "seq_length" if held == shape.seq_length else "seq_length / cp_size", held)
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
         self.recompute, self.sequence_parallel = recompute, sequence_parallel
         place: dict[str, Any] = dict(dtype=dtype, device=device)
         options = place | {"sequence_parallel": sequence_parallel}
-        if self.is_first or self.is_last:
-            self.embedding = VocabParallelEmbedding(
-                shape.vocab_size, shape.hidden_size, group, init_method=normal("embedding", seed), **options
-            )
+        words = partial(VocabParallelEmbedding, shape.vocab_size, shape.hidden_size, group, **options)
+        if self.is_first or (self.is_last and shape.tied):
+            self.embedding = words(init_method=normal("embedding", seed))
         if self.is_first:
-            self.positions = nn.Parameter(torch.empty(shape.seq_length, shape.hidden_size, **place))
-            normal("positions", seed)(self.positions)
+            if shape.positions == "learned":
+                self.positions = nn.Parameter(torch.empty(shape.seq_length, shape.hidden_size, **place))
+                normal("positions", seed)(self.positions)
             self.dropout = _dropout(dropout, group, sequence_parallel)
+        if self.cp_group.size() > 1:
+            options["attend"] = partial(CONTEXT_PARALLEL[context_parallel], group=self.cp_group, balanced=balanced)
         layers = layers_of_stage(shape.num_layers, stage, num_stages)
         self.layers = nn.ModuleDict(
             {str(i): TransformerLayer(shape, group, f"layers.{i}", seed, dropout, **options) for i in layers}
         )
         if self.is_last:
-            self.norm = ReplicatedLayerNorm(shape.hidden_size, group, **options)
+            self.norm = NORMS[shape.norm](shape.hidden_size, group, sequence_parallel, **place)
+            if not shape.tied:
+                self.output = words(init_method=normal("output", seed))  # cut by words, as the embedding is
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        held = self._positions_of(x)  # [seq]
         if self.is_first:
-            if x.size(-1) > self.shape.seq_length:
-                raise ValueError(f"{x.size(-1)} tokens are more than seq_length={self.shape.seq_length}: give fewer")
-            positions = self.positions[: x.size(-1)]  # [seq, hidden]
-            if self.sequence_parallel:
-                positions = scatter_to_sequence(positions, self.group)
-            x = self.dropout(self.embedding(x) + positions)
+            x = self.embedding(x)
+            if self.shape.positions == "learned":
+                learned = self.positions[held]
+                x = x + (scatter_to_sequence(learned, self.group) if self.sequence_parallel else learned)
+            x = self.dropout(x)
+        turn = None
+        if self.shape.positions == "rope":
+            assert self.shape.num_attention_heads is not None
+            turn = rotation(held, self.shape.hidden_size // self.shape.num_attention_heads, x.dtype)
         for layer in self.layers.values():
-            x = checkpoint(layer, x, use_reentrant=False) if self.recompute and self.training else layer(x)
+            again = self.recompute and self.training
+            x = checkpoint(layer, x, turn, use_reentrant=False) if again else layer(x, turn)
         if self.is_last:
-            x = column_linear(self.norm(x), self.embedding.weight, None, self.group, self.sequence_parallel)
+            words = self.embedding if self.shape.tied else self.output
+            x = column_linear(self.norm(x), words.weight, None, self.group, self.sequence_parallel)
         return x
+
+    def _positions_of(self, x: torch.Tensor) -> torch.Tensor:
+        """Return where the tokens of x, or of its hidden states, stand in the whole sequence."""
+        divided = self.sequence_parallel and not self.is_first
+        num_tokens = x.size(1) * (self.group.size() if divided else 1) * self.cp_group.size()
+        if num_tokens > self.shape.seq_length:
+            raise ValueError(f"{num_tokens} tokens are more than seq_length={self.shape.seq_length}: give fewer")
+        return positions(num_tokens, self.cp_group.size(), self.cp_group.rank(), self.balanced, device=x.device)
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy in nats; targets: [batch, seq], the tokens that come next, on every rank."""
@@ -118,40 +152,29 @@ class ParallelGPT(nn.Module):
 class TransformerLayer(nn.Module):
     """x + attention(norm(x)), then the same with an MLP: two all-reduces in forward, two in backward."""
 
-    def __init__(self, shape: GPT, group, name: str, seed: int, dropout: float, **options):
+    def __init__(self, shape: GPT, group, name: str, seed: int, dropout: float, attend=None, **options):
         super().__init__()
         assert shape.num_attention_heads is not None
         h, outer_std = shape.hidden_size, STD / math.sqrt(2 * shape.num_layers)  # many layers add up to x
+        heads = dict(num_query_groups=shape.num_query_groups, dropout=dropout, attend=attend)
 
-        def init_methods(inner: str, outer: str) -> dict:
+        def linear(inner: str, outer: str) -> dict:
             inner_init, outer_init = normal(f"{name}.{inner}", seed), normal(f"{name}.{outer}", seed, outer_std)
-            return options | {"init_method": inner_init, "output_layer_init_method": outer_init}
+            init_methods = {"init_method": inner_init, "output_layer_init_method": outer_init}
+            return options | init_methods | {"bias": shape.bias}
 
-        self.attention_norm = ReplicatedLayerNorm(h, group, **options)
+        self.attention_norm = NORMS[shape.norm](h, group, **options)
         self.attention = ParallelSelfAttention(
-            h, shape.num_attention_heads, group, dropout=dropout, **init_methods("attention.qkv", "attention.out")
+            h, shape.num_attention_heads, group, **heads, **linear("attention.qkv", "attention.out")
         )
-        self.mlp_norm = ReplicatedLayerNorm(h, group, **options)
-        self.mlp = ParallelMLP(h, 4 * h, group, **init_methods("mlp.up", "mlp.down"))
+        self.mlp_norm = NORMS[shape.norm](h, group, **options)
+        gated = shape.mlp == "swiglu"
+        self.mlp = ParallelMLP(h, shape.mlp_width, group, gated=gated, **linear("mlp.up", "mlp.down"))
         self.dropout = _dropout(dropout, group, options["sequence_parallel"])
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
+    def forward(self, x: torch.Tensor, rotation: torch.Tensor | None = None) -> torch.Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), rotation))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
-
-
-class ReplicatedLayerNorm(nn.LayerNorm):
-    """LayerNorm with its weight on every rank. If each rank sees only some tokens, the ranks add up their gradients."""
-
-    def __init__(self, hidden_size: int, group, sequence_parallel: bool, **place):
-        super().__init__(hidden_size, **place)
-        self.group, self.sequence_parallel = group, sequence_parallel
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.sequence_parallel:
-            return super().forward(x)
-        weight, bias = copy_to_tp(torch.stack([self.weight, self.bias]), self.group)  # one message for both
-        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
 def normal(name: str, seed: int, std: float = STD) -> Callable[[torch.Tensor], object]:

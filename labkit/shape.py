@@ -62,6 +62,11 @@ class GPT:
             if heads is None:
                 raise ValueError(f"num_query_groups={groups} divides attention heads: give num_attention_heads too")
             check_divides(groups, "num_attention_heads", heads, parts_name="num_query_groups")
+        if heads is not None and self.positions == "rope" and self.hidden_size // heads % 2:
+            raise ValueError(
+                f"positions='rope' turns pairs of numbers, but a head has {self.hidden_size // heads}: use a "
+                "num_attention_heads that leaves an even head size"
+            )
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {' or '.join(map(repr, known))}")

@@ -43,6 +43,11 @@ def add_gradients(dq: torch.Tensor, dkv: torch.Tensor, saved: tuple, grad: torch
         total += gradient
 
 
+def together(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Return keys and values as one message, [2, b, h_kv, m, d]; torch alone may stack them transposed."""
+    return torch.stack([k, v]).contiguous()
+
+
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the out [b, h, n, d] and the lse [b, h, n, 1] of q [b, h, n, d] on k and v [b, h_kv, m, d]."""
     with torch.autocast(q.device.type, enabled=False):  # which would round the sums

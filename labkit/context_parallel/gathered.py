@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from labkit.context_parallel.block import Attended, add_gradients
+from labkit.context_parallel.block import Attended, add_gradients, together
 from labkit.context_parallel.positions import check_fit, part_with_work
 
 # torch 2.13 renamed it, and warns about the older name.
@@ -40,7 +40,7 @@ class _Gathered(torch.autograd.Function):
     def forward(ctx: Any, q, k, v, group, causal, balanced):
         ctx.group, ctx.mask = group, (q.size(-2), causal, balanced)
         attended = Attended(q)
-        for source, kv in enumerate(_gather(torch.stack([k, v]), group)):
+        for source, kv in enumerate(_gather(together(k, v), group)):
             if part := part_with_work(group.rank(), source, *ctx.mask):
                 attended.add(q, kv, part)
         out = attended.out.to(q.dtype)
@@ -51,7 +51,7 @@ class _Gathered(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, out, lse = ctx.saved_tensors
-        everyones = _gather(torch.stack([k, v]), ctx.group)
+        everyones = _gather(together(k, v), ctx.group)
         dq = torch.zeros_like(q, dtype=lse.dtype)
         dkv = torch.zeros(len(everyones), 2, *k.shape, dtype=lse.dtype, device=k.device)
         for source, kv in enumerate(everyones):

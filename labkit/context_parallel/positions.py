@@ -17,7 +17,7 @@ from labkit.cuts import check_divides, check_sequence_cut, tokens_of_rank
 from labkit.sizes import check_size
 
 
-def positions(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True) -> torch.Tensor:
+def positions(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True, *, device=None) -> torch.Tensor:
     """Return the positions of a rank's tokens in the whole sequence, [seq/c], ascending.
 
     ``tokens[:, positions(...)]`` are its tokens. Shift the labels before you cut them in the same way: what comes after
@@ -32,7 +32,7 @@ def positions(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True
         ValueError: the sequence cannot be cut so, or there is no such rank.
     """
     held = tokens_of_rank(seq_length, cp_size, cp_rank, balanced)
-    return torch.cat([torch.arange(tokens.start, tokens.stop) for tokens in held])
+    return torch.cat([torch.arange(tokens.start, tokens.stop, device=device) for tokens in held])
 
 
 class Part(NamedTuple):

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from labkit.context_parallel.block import Attended, add_gradients
+from labkit.context_parallel.block import Attended, add_gradients, together
 from labkit.context_parallel.positions import check_fit, part_with_work
 
 
@@ -51,7 +51,7 @@ class _Ring(torch.autograd.Function):
     def forward(ctx: Any, q, k, v, group, causal, balanced):
         ctx.group, ctx.mask = group, (q.size(-2), causal, balanced)
         attended = Attended(q)
-        for source, kv in _go_around(torch.stack([k, v]), group):
+        for source, kv in _go_around(together(k, v), group):
             if part := part_with_work(group.rank(), source, *ctx.mask):
                 attended.add(q, kv, part)
         out = attended.out.to(q.dtype)
@@ -62,7 +62,7 @@ class _Ring(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, out, lse = ctx.saved_tensors
-        own_kv = torch.stack([k, v])
+        own_kv = together(k, v)
         dq = torch.zeros_like(q, dtype=lse.dtype)
         dkv = torch.zeros_like(own_kv, dtype=lse.dtype)
         arriving, travelling = torch.empty_like(dkv), []

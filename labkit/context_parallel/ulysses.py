@@ -62,7 +62,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x, group, split_dim, join_dim):
         ctx.back = group, join_dim, split_dim
-        leaving = torch.stack(x.chunk(group.size(), split_dim))  # [c, ...]: one chunk for each rank
+        leaving = torch.stack(x.chunk(group.size(), split_dim)).contiguous()  # [c, ...]: one chunk for each rank
         arrived = torch.empty_like(leaving)
         dist.all_to_all_single(arrived, leaving, group=group)
         return torch.cat(arrived.unbind(), join_dim)

@@ -11,9 +11,10 @@ import torch
 from tyro.conf import arg
 
 from labkit import schedules
-from labkit.cuts import check_divides, multiples_near
+from labkit.cuts import check_divides, check_sequence_cut, multiples_near
 from labkit.data import InventedText, TextFile
 from labkit.layout import ParallelLayout
+from labkit.model import CONTEXT_PARALLEL
 from labkit.schedules import Schedule
 from labkit.shape import GPT
 from labkit.sizes import check_size, counted, either, whole_number
@@ -29,9 +30,9 @@ Precision = Literal["float32", "float64", "bfloat16"]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Train a GPT with data, tensor and pipeline parallelism.
+    """Train a GPT with data, tensor, context and pipeline parallelism.
 
-    The data-parallel size follows from the number of ranks: world size / (tp * pp).
+    The data-parallel size follows from the number of ranks: world size / (tp * cp * pp).
     """
 
     steps: int = 100
@@ -48,12 +49,32 @@ class TrainConfig:
     """Width of the hidden states."""
     num_attention_heads: int = 4
     """Attention heads per layer."""
+    num_query_groups: int | None = None
+    """Heads of keys and values, each for several heads of queries; by default as many as attention heads."""
+    ffn_hidden_size: int | None = None
+    """Width of the MLPs; by default 4 hidden_size."""
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    """What normalises the hidden states."""
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    """What an MLP computes between its two matrices; swiglu has a third matrix."""
+    positions: Literal["learned", "rope"] = "learned"
+    """A learned vector for each position, or rotary positions."""
+    bias: bool = True
+    """Linear layers have biases."""
+    tied: bool = True
+    """The output layer's weight is the embedding's."""
     text: str = "invented"
     """A file to learn byte by byte, with its last tenth kept for evaluation; or "invented": words that labkit makes up,
     with a known best loss."""
 
     tp_size: Annotated[int, arg(aliases=["--tp"])] = 1
     """Tensor parallelism: ranks that share each layer."""
+    cp_size: Annotated[int, arg(aliases=["--cp"])] = 1
+    """Context parallelism: ranks that share each sequence."""
+    context_parallel: Literal["ring", "ulysses", "gathered"] = "ring"
+    """How these ranks compute attention together."""
+    balanced: bool = True
+    """Each of them holds an early and a late chunk of the sequence, not consecutive tokens."""
     pp_size: Annotated[int, arg(aliases=["--pp"])] = 1
     """Pipeline parallelism: ranks that the layers are divided among."""
     order: str = "tp-cp-dp-pp"
@@ -123,9 +144,11 @@ class TrainConfig:
         if not (isinstance(self.dropout, Real) and 0 <= self.dropout < 1):
             raise ValueError(f"dropout={self.dropout!r} must be in [0, 1)")
         switches = [(field.name, (True, False)) for field in fields(self) if type(field.default) is bool]
-        for name, known in (("schedule", tuple(SCHEDULES)), ("precision", get_args(Precision)), *switches):
+        choices = (("schedule", SCHEDULES), ("precision", get_args(Precision)), ("context_parallel", CONTEXT_PARALLEL))
+        for name, known in (*choices, *switches):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {', '.join(map(str, known))}")
+        shape = self.shape  # which checks its own fields
         if self.num_chunks > 1 and self.schedule != "interleaved":
             raise ValueError(
                 f"num_chunks={self.num_chunks} needs schedule='interleaved', not {self.schedule!r}: "
@@ -139,10 +162,10 @@ class TrainConfig:
                 f"pp_size={self.pp_size} * num_chunks={self.num_chunks} = {stages} stages for num_layers="
                 f"{self.num_layers}: use {stages} layers or more, or fewer stages"
             )
-        check_divides(self.num_attention_heads, "hidden_size", self.hidden_size, parts_name="num_attention_heads")
         check_divides(self.tp_size, "num_attention_heads", self.num_attention_heads)
-        if self.sequence_parallel:
-            check_divides(self.tp_size, "seq_length", self.seq_length)
+        if shape.num_query_groups is not None:
+            check_divides(self.tp_size, "num_query_groups", shape.num_query_groups)
+        self._check_context_parallel()
         if not isinstance(self.text, str | Path):
             raise ValueError(f"text={self.text!r} is not a file: name one, or use 'invented'")
         if not isinstance(self.checkpoint_dir, str | Path | None) or self.checkpoint_dir == "":
@@ -151,13 +174,27 @@ class TrainConfig:
             raise ValueError("resume, save_interval and keep need a checkpoint_dir: name a folder")
         self.make_text()
 
+    def _check_context_parallel(self) -> None:
+        check_sequence_cut(self.seq_length, self.cp_size, self.balanced)
+        held, name = self.seq_length, "seq_length"
+        if self.cp_size > 1:
+            held, name = self.seq_length // self.cp_size, "seq_length / cp_size"
+            if self.dropout:
+                raise ValueError(f"dropout={self.dropout} does not work with cp_size={self.cp_size}: use dropout=0")
+        if self.sequence_parallel:
+            check_divides(self.tp_size, name, held)
+        if self.context_parallel == "ulysses":
+            for heads in ("num_attention_heads", "num_query_groups"):
+                if number := getattr(self, heads):
+                    check_divides(self.tp_size * self.cp_size, heads, number, parts_name="tp_size * cp_size")
+
     def layout(self, world_size: int) -> ParallelLayout:
         """Return the ranks on their grid.
 
         Raises:
-            ValueError: tp_size * pp_size does not divide the world, or its replicas cannot share the batch equally.
+            ValueError: tp_size * cp_size * pp_size does not divide the world, or the replicas cannot share the batch.
         """
-        layout = ParallelLayout(world_size, self.tp_size, self.pp_size, order=self.order)
+        layout = ParallelLayout(world_size, self.tp_size, self.pp_size, self.cp_size, order=self.order)
         rows_at_once = layout.dp_size * self.micro_batch_size
         if self.batch_size % rows_at_once:
             raise ValueError(
@@ -192,7 +229,8 @@ class TrainConfig:
     def shape(self) -> GPT:
         """The model's shape; its vocabulary is that of the text."""
         vocab_size = (InventedText if self.text == "invented" else TextFile).vocab_size
-        return GPT(self.num_layers, self.hidden_size, self.seq_length, vocab_size, self.num_attention_heads)
+        given = {field.name: getattr(self, field.name) for field in fields(GPT) if field.name != "vocab_size"}
+        return GPT(vocab_size=vocab_size, **given)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -27,4 +27,4 @@ def global_grad_norm(
             dtype = torch.promote_types(parameter.grad.dtype, torch.float32)
             squares += torch.linalg.vector_norm(parameter.grad, dtype=dtype).double() ** 2
     dist.all_reduce(squares, group=groups.model)
-    return squares.sqrt().item()
+    return (squares / groups.layout.cp_size).sqrt().item()  # context-parallel ranks have the same gradients

@@ -18,6 +18,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import AdamW, Optimizer
 
 from labkit import checkpoint, pipeline
+from labkit.context_parallel import positions
 from labkit.cuts import BatchCut
 from labkit.data import EVALUATION_SAMPLES
 from labkit.data_parallel import DataParallel, ShardedOptimizer
@@ -80,14 +81,15 @@ class Trainer:
         stages = [self.schedule.stage_of(groups.coords.pp, chunk) for chunk in range(config.num_chunks)]
         options: dict[str, Any] = dict(seed=config.seed, dropout=config.dropout, recompute=config.recompute)
         options |= dict(sequence_parallel=config.sequence_parallel, dtype=config.dtype, device=local_device())
+        options |= dict(cp_group=groups.cp, context_parallel=config.context_parallel, balanced=config.balanced)
         options["num_stages"] = self.schedule.num_model_chunks
         self.models = [ParallelGPT(config.shape, groups.tp, stage=stage, **options) for stage in stages]
         self.parameters = [parameter for model in self.models for parameter in model.parameters()]
         if config.precision == "bfloat16" and hasattr(torch.Tensor, "grad_dtype"):  # from torch 2.10 on
             for parameter in self.parameters:  # the sum over many micro-batches needs more bits than bfloat16 has
                 parameter.grad_dtype = torch.float32
-        self.chunks = [DataParallel(model, groups.dp) for model in self.models]
-        holding_half = [model for model in self.models if model.is_first != model.is_last]
+        self.chunks = [DataParallel(model, groups.dp_cp) for model in self.models]
+        holding_half = [model for model in self.models if config.tied and model.is_first != model.is_last]
         self.tied = [model.embedding.weight for model in holding_half]
         self.copies = [model.embedding.weight for model in holding_half if model.is_last]
         self.optimizer = self.make_optimizer()
@@ -153,7 +155,7 @@ class Trainer:
         return loss
 
     def run(self, schedule: Schedule, inputs: MicroBatches, targets: MicroBatches) -> float:
-        """Run the pipeline, and return the replicas' average loss on every rank. Gradients stay this replica's own."""
+        """Run the pipeline, and return the average loss on every rank. Gradients stay those of this rank's tokens."""
         with ExitStack() as stack:
             for chunk in self.chunks:
                 # No micro-batch is averaged during its backward, not even the last, so nothing overlaps here:
@@ -164,9 +166,9 @@ class Trainer:
             )
         total = torch.zeros((), dtype=torch.float64, device=local_device())
         if loss is not None:  # on the last stage only
-            dist.all_reduce(total.add_(loss), group=self.groups.dp)
+            dist.all_reduce(total.add_(loss), group=self.groups.dp_cp)
         dist.all_reduce(total, group=self.groups.pp)
-        return total.item() / self.groups.layout.dp_size
+        return total.item() / self.groups.dp_cp.size()
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
         """Return the mean loss of a micro-batch, on the rank of the last stage."""
@@ -178,10 +180,13 @@ class Trainer:
         return BatchCut(self.config.batch_size, self.groups.layout.dp_size).rows_of_replica(self.groups.coords.dp)
 
     def micro_batches(self, first_sample: int) -> tuple[MicroBatches, MicroBatches]:
-        """Return this replica's tokens, and the tokens that come next: a list of [micro-batch, seq] each."""
+        """Return this rank's tokens, and the tokens that come next: a list of [micro-batch, seq/c] each."""
         samples = [self.text.sample(first_sample + row, self.config.seq_length + 1) for row in self.rows()]
-        tokens = torch.stack([torch.from_numpy(sample) for sample in samples]).to(local_device())
-        return tokens[:, :-1].split(self.config.micro_batch_size), tokens[:, 1:].split(self.config.micro_batch_size)
+        tokens = torch.stack([torch.from_numpy(sample) for sample in samples])
+        shifted = tokens[:, :-1], tokens[:, 1:]  # before the cut: what comes next may be on a different rank
+        held = positions(self.config.seq_length, self.groups.cp.size(), self.groups.cp.rank(), self.config.balanced)
+        inputs, targets = (each[:, held].to(local_device()).split(self.config.micro_batch_size) for each in shifted)
+        return inputs, targets
 
     def make_optimizer(self) -> Optimizer:
         """Return AdamW, with weight decay for matrices only, master weights for bfloat16, and sharded if asked for."""
@@ -191,7 +196,9 @@ class Trainer:
         param_groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
         adamw = partial(AdamW, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay)
         make = partial(MasterWeights, optimizer_class=adamw) if config.precision == "bfloat16" else adamw
-        return ShardedOptimizer(param_groups, make, self.groups.dp) if config.sharded_optimizer else make(param_groups)
+        return (
+            ShardedOptimizer(param_groups, make, self.groups.dp_cp) if config.sharded_optimizer else make(param_groups)
+        )
 
     def _forward_and_backward(self, inputs: MicroBatches, targets: MicroBatches) -> float:
         # Every step and replica has its own dropout masks. The step decides them, so a resumed run draws the same.

@@ -170,7 +170,7 @@ def descriptions(layout):
 
 def test_groups_carry_a_name_that_a_report_can_print(world):
     first = world(4).run(descriptions, ParallelLayout(4, tp_size=2, pp_size=2))[0]
-    assert first == ["tp [0, 1]", "cp/dp [0]", "cp/dp [0]", "pp/embedding [0, 2]", "default_pg"]
+    assert first == ["tp [0, 1]", "cp/dp [0]", "cp/dp [0]", "pp/embedding [0, 2]", "default_pg", "cp/dp [0]"]
 
 
 def refused(layout):

@@ -106,6 +106,22 @@ def test_gradients_are_those_of_finite_differences():
     assert torch.autograd.gradcheck(lambda *qkv: ring_attention(*qkv, group_of_one()), (q, k, v))
 
 
+def errors_of_channels_last():
+    """torch leaves q and k so when it joins two halves of a head with one number each, as rotary positions may."""
+    held, found = positions(SEQUENCE, world().size(), world().rank()), {}
+    for name, attention in WAYS.items():
+        own = [x[:, :, held] for x in whole()]
+        expected = with_gradients(lambda *qkv, way=attention: way(*qkv, world()), *own)
+        *qkv, grad = (x.contiguous(memory_format=torch.channels_last) for x in own)
+        got = with_gradients(lambda *qkv, way=attention: way(*qkv, world()), *qkv, grad)
+        found[(name,)] = max((a - b).abs().max().item() for a, b in zip(got, expected))
+    return found
+
+
+def test_heads_may_lie_in_memory_in_any_order(on_ranks):
+    assert_none(on_ranks(errors_of_channels_last, world_size=2))
+
+
 # -- precision ------------------------------------------------------------------------------------------------------
 
 

@@ -117,70 +117,82 @@ def test_clipping_changes_the_training():
 # -- every layout, against one process ---------------------------------------------------------------------------------
 
 LAYOUTS = [
-    (world_size, tp_size, pp_size)
+    (world_size, t, c, p)
     for world_size in (1, 2, 4, 8)
-    for tp_size, pp_size in product((1, 2, 4, 8), repeat=2)
-    if world_size % (tp_size * pp_size) == 0
-    if world_size < 8 or (tp_size > 1 < pp_size) or "TRAIN_ALL" in os.environ  # eight ranks share two cores
+    for t, c, p in product((1, 2, 4, 8), repeat=3)
+    if world_size % (t * c * p) == 0
+    if world_size < 8 or (t * c * p > 2 and max(t, c, p) == 2) or "TRAIN_ALL" in os.environ  # eight share two cores
 ]
-
-
 OPTIONS = {
     "schedule": ("1f1b", "gpipe", "interleaved", "zero-bubble"),
     "sequence_parallel": (False, True),
     "sharded_optimizer": (False, True),
     "recompute": (False, True),
     "precision": ("float64", "float32"),
+    "tied": (True, False),  # False: and all else that makes it a model of today
+    "context_parallel": ("ring", "contiguous ring", "ulysses", "gathered"),
 }
-
+TODAY = dict(norm="rmsnorm", mlp="swiglu", positions="rope", num_query_groups=4, bias=False, tied=False)
 
 # The rate rises and falls, and the evaluation after the last step shows that step's update too.
 SHORT = replace(TINY, steps=3, warmup_steps=2, eval_interval=3)
 
 
-def all_runs():
+def all_choices():
     """Every layout with every combination of options that means something there."""
-    for (world_size, tp_size, pp_size), values in product(LAYOUTS, product(*OPTIONS.values())):
-        options = dict(zip(OPTIONS, values))
-        num_chunks = 2 if options["schedule"] == "interleaved" else 1
-        dp_size = world_size // (tp_size * pp_size)
+    for layout, values in product(LAYOUTS, product(*OPTIONS.values())):
+        (world_size, t, c, p), options = layout, dict(zip(OPTIONS, values))
+        kv_heads = SHORT.num_attention_heads if options["tied"] else TODAY["num_query_groups"]
+        attention = options["context_parallel"]
         if (
-            (tp_size > 1 or not options["sequence_parallel"])
-            and (dp_size > 1 or not options["sharded_optimizer"])
-            and (pp_size > 1 or options["schedule"] == "1f1b")
-            and pp_size * num_chunks <= 8
+            (t > 1 or not options["sequence_parallel"])
+            and (world_size > t * p or not options["sharded_optimizer"])
+            and (p > 1 or options["schedule"] == "1f1b")
+            and (c > 1 or attention == "ring")
+            and SHORT.seq_length % (c if c == 1 or attention == "contiguous ring" else 2 * c) == 0
+            and (not options["sequence_parallel"] or SHORT.seq_length // c % t == 0)
+            and kv_heads % (t * c if attention == "ulysses" else t) == 0
+            and p * num_chunks_of(options["schedule"]) <= 8
         ):
-            sizes = {"tp_size": tp_size, "pp_size": pp_size, "num_chunks": num_chunks}
-            sizes["micro_batch_size"] = 1 if dp_size == 8 else 2
-            sizes["num_layers"] = max(SHORT.num_layers, pp_size * num_chunks)
-            yield world_size, replace(SHORT, **sizes, **options)
+            yield layout, values
 
 
-def pairs_of(world_size, config):
-    """What a run covers: its layout, and every two of its options."""
-    chosen = [(name, getattr(config, name)) for name in OPTIONS]
-    return {(world_size, config.tp_size, config.pp_size), *combinations(chosen, 2)}
+def num_chunks_of(schedule):
+    return 2 if schedule == "interleaved" else 1
 
 
-def chosen_runs():
-    """A few of all runs, which cover every layout and every two options; the next is always one that adds most."""
-    left = list(all_runs())
-    uncovered = set().union(*(pairs_of(*run) for run in left))
+def run_of(layout, values):
+    """The world size and the config of a choice."""
+    (world_size, t, c, p), options = layout, dict(zip(OPTIONS, values))
+    num_chunks = num_chunks_of(options["schedule"])
+    sizes = {"tp_size": t, "cp_size": c, "pp_size": p, "num_chunks": num_chunks}
+    sizes["micro_batch_size"] = 1 if world_size // (t * c * p) == 8 else 2
+    sizes["num_layers"] = max(SHORT.num_layers, p * num_chunks)
+    if options["context_parallel"] == "contiguous ring":
+        options |= {"context_parallel": "ring", "balanced": False}
+    return world_size, replace(SHORT, **sizes, **options | ({} if options["tied"] else TODAY))
+
+
+def some_choices():
+    """A few of all, which cover every layout and every two options; the next is always one that adds most."""
+    covers = {(layout, v): {layout, *combinations(zip(OPTIONS, v), 2)} for layout, v in all_choices()}
+    uncovered = set().union(*covers.values())
     while uncovered:
-        best = max(left, key=lambda run: (len(pairs_of(*run) & uncovered), -run[0]))
-        uncovered -= pairs_of(*best)
+        best = max(covers, key=lambda choice: (len(covers[choice] & uncovered), -choice[0][0]))
+        uncovered -= covers[best]
         yield best
 
 
 def compare_with_one_process(on_ranks, runs):
-    kinds = {(config.precision, config.num_layers) for _, config in runs}
-    alone = {
-        kind: on_ranks(train, replace(SHORT, precision=kind[0], num_layers=kind[1]), world_size=1)[0] for kind in kinds
-    }
+    def kind_of(config):
+        form = {name: getattr(config, name) for name in TODAY}
+        return replace(SHORT, precision=config.precision, num_layers=config.num_layers, **form)
+
+    alone = {kind: on_ranks(train, kind, world_size=1)[0] for kind in {kind_of(config) for _, config in runs}}
     worst = dict.fromkeys(OPTIONS["precision"], 0.0)
     for world_size, config in runs:
         for rank, got in enumerate(on_ranks(train, config, world_size=world_size)):
-            expected, rel = numbers(alone[config.precision, config.num_layers]), TOLERANCE[config.precision]
+            expected, rel = numbers(alone[kind_of(config)]), TOLERANCE[config.precision]
             assert numbers(got) == pytest.approx(expected, rel=rel, abs=0), f"rank {rank} of {world_size}, {config}"
             worst[config.precision] = max(
                 [worst[config.precision], *(abs(a - b) / b for a, b in zip(numbers(got), expected) if b)]
@@ -188,25 +200,19 @@ def compare_with_one_process(on_ranks, runs):
     return worst
 
 
-def test_the_choice_is_complete():
-    runs = list(chosen_runs())
-    assert {(w, c.tp_size, c.pp_size) for w, c in runs} == set(LAYOUTS)
-    assert len(LAYOUTS) == 13
-    assert len(runs) < 40
-
-
 def test_every_layout(on_ranks):
-    one_rank_two_chunks = (
-        1,
-        replace(SHORT, schedule="interleaved", num_chunks=2),
-    )  # one rank has the first and the last stage
-    compare_with_one_process(on_ranks, [*chosen_runs(), one_rank_two_chunks])
+    chosen = list(some_choices())
+    assert {layout for layout, _ in chosen} == set(LAYOUTS)
+    assert len(LAYOUTS) == 19
+    assert len(chosen) < 40
+    one_rank_two_chunks = 1, replace(SHORT, schedule="interleaved", num_chunks=2)  # it has the first and the last stage
+    compare_with_one_process(on_ranks, [*(run_of(*each) for each in chosen), one_rank_two_chunks])
 
 
-@pytest.mark.skipif("TRAIN_ALL" not in os.environ, reason="takes half an hour: set TRAIN_ALL=1")
+@pytest.mark.skipif("TRAIN_ALL" not in os.environ, reason="takes hours: set TRAIN_ALL=1")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_whole_product(on_ranks, layout):
-    runs = [run for run in all_runs() if (run[0], run[1].tp_size, run[1].pp_size) == layout]
+    runs = [run_of(*choice) for choice in all_choices() if choice[0] == layout]
     print(f"{layout}: {len(runs)} runs, worst {compare_with_one_process(on_ranks, runs)}")
 
 
