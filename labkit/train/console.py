@@ -45,8 +45,9 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
     """
     layout = config.layout(world_size)
     threads = counted(torch.get_num_threads(), "thread")
+    cp = f"cp {layout.cp_size}, " if layout.cp_size > 1 else ""
     parts = [
-        f"{counted(world_size, 'rank')} (tp {layout.tp_size}, pp {layout.pp_size}, dp {layout.dp_size})",
+        f"{counted(world_size, 'rank')} (tp {layout.tp_size}, {cp}pp {layout.pp_size}, dp {layout.dp_size})",
         "NCCL on GPUs" if local_device().type == "cuda" else f"gloo on the CPU, {threads} per rank",
         f"{config.shape.num_parameters:,} parameters in {config.precision}",
         f"{config.batch_size * config.seq_length:,} tokens per step",

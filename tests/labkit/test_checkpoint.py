@@ -27,7 +27,7 @@ RELAY = [
     (1, {}),
     (8, {"tp_size": 2, "pp_size": 2, "sharded_optimizer": True, "sequence_parallel": True}),
     (4, {"pp_size": 2, "num_chunks": 2, "schedule": "interleaved", "sharded_optimizer": True}),
-    (8, {"tp_size": 4, "sharded_optimizer": True}),
+    (8, {"tp_size": 2, "cp_size": 2, "sharded_optimizer": True}),
     (2, {"tp_size": 2, "recompute": True}),
     (4, {"pp_size": 4, "schedule": "zero-bubble"}),
     (1, {"num_chunks": 2, "schedule": "interleaved"}),

@@ -1,8 +1,8 @@
 """Training on any number of ranks, in any layout: at each step the loss and the gradient norm of one process.
 
-`make test` runs every layout at least once, and every two options together at least once. All of them with all of
-them are 400 runs, half an hour:
-``TRAIN_ALL=1 pytest -s -o faulthandler_timeout=3600 tests/labkit/train/test_trainer.py -k product``.
+`make test` runs the layouts at least once each, and every two options together at least once. More of them, in
+minutes or hours: ``TRAIN_ALL=1 pytest -s -o faulthandler_timeout=3600 tests/labkit/train/test_trainer.py -k eight``, or
+``-k product`` for all with all.
 """
 
 import math
@@ -207,6 +207,17 @@ def test_every_layout(on_ranks):
     assert len(chosen) < 40
     one_rank_two_chunks = 1, replace(SHORT, schedule="interleaved", num_chunks=2)  # it has the first and the last stage
     compare_with_one_process(on_ranks, [*(run_of(*each) for each in chosen), one_rank_two_chunks])
+
+
+@pytest.mark.skipif("TRAIN_ALL" not in os.environ, reason="takes minutes: set TRAIN_ALL=1")
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout[0] == 8], ids=str)
+def test_every_attention_in_every_layout_of_eight(on_ranks, layout):
+    varied = {"sequence_parallel", "tied", "context_parallel"}
+    plain = [(name, known[0]) for name, known in OPTIONS.items() if name not in varied]
+    runs = [
+        run_of(*choice) for choice in all_choices() if choice[0] == layout and {*plain} <= {*zip(OPTIONS, choice[1])}
+    ]
+    print(f"{layout}: {len(runs)} runs, worst {compare_with_one_process(on_ranks, runs)}")
 
 
 @pytest.mark.skipif("TRAIN_ALL" not in os.environ, reason="takes hours: set TRAIN_ALL=1")
