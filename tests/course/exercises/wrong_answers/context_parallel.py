@@ -1,0 +1,488 @@
+"""Answers to the exercises on context parallel."""
+
+import math
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from course.exercises.context_parallel import attend, merge
+
+
+def cut_in_order(seq_length, cp_size, cp_rank):
+    return torch.arange(seq_length).chunk(cp_size)[cp_rank]
+
+
+def dealt_like_cards(seq_length, cp_size, cp_rank):
+    return [i for i in range(seq_length) if i % cp_size == cp_rank]
+
+
+def chunk_pairs_from_half(seq_length, cp_size, cp_rank):
+    chunks = torch.arange(seq_length).chunk(2 * cp_size)
+    return torch.cat([chunks[cp_rank], chunks[cp_rank + cp_size]])
+
+
+def counts_back_from_2c(seq_length, cp_size, cp_rank):
+    chunks = torch.arange(seq_length).chunk(2 * cp_size)
+    return torch.cat([chunks[cp_rank], chunks[2 * cp_size - cp_rank]])
+
+
+def mirror_of_each_token(seq_length, cp_size, cp_rank):
+    early = list(range(seq_length // (2 * cp_size) * cp_rank, seq_length // (2 * cp_size) * (cp_rank + 1)))
+    return early + [seq_length - 1 - i for i in early]
+
+
+def late_before_early(seq_length, cp_size, cp_rank):
+    chunks = torch.arange(seq_length).view(2 * cp_size, -1)
+    return chunks[[2 * cp_size - 1 - cp_rank, cp_rank]].flatten()
+
+
+def one_row_per_chunk(seq_length, cp_size, cp_rank):
+    return torch.arange(seq_length).view(2 * cp_size, -1)[[cp_rank, 2 * cp_size - 1 - cp_rank]]
+
+
+def numbers_of_chunks(seq_length, cp_size, cp_rank):
+    return cp_rank, 2 * cp_size - 1 - cp_rank
+
+
+def only_the_early_half(seq_length, cp_size, cp_rank):
+    size = seq_length // cp_size // 2
+    return list(range(cp_rank * size, cp_rank * size + size))
+
+
+def slices_of_one_list(seq_length, cp_size, cp_rank):
+    everything, size = list(range(seq_length)), seq_length // (2 * cp_size)
+    end = seq_length - cp_rank * size
+    return everything[cp_rank * size :][:size] + everything[end - size : end]
+
+
+def halves(out, lse, block_out, block_lse):
+    return torch.stack([out, block_out]).mean(0), torch.logaddexp(lse, block_lse)
+
+
+def halves_and_higher_lse(out, lse, block_out, block_lse):
+    return 0.5 * (out + block_out), torch.max(lse, block_lse)
+
+
+def exponentials(out, lse, block_out, block_lse):
+    a, b = torch.exp(lse), torch.exp(block_lse)
+    return (a * out + b * block_out) / (a + b), torch.log(a + b)
+
+
+def exponentials_of_lse_only(out, lse, block_out, block_lse):
+    return out + torch.sigmoid(block_lse - lse) * (block_out - out), torch.log(lse.exp() + block_lse.exp())
+
+
+def sigmoid_backwards(out, lse, block_out, block_lse):
+    return out.lerp(block_out, torch.sigmoid(lse - block_lse)), torch.logaddexp(lse, block_lse)
+
+
+def keeps_the_lse(out, lse, block_out, block_lse):
+    out = out - F.sigmoid(block_lse - lse) * (out - block_out)
+    return out, lse
+
+
+def adds_the_lse(out, lse, block_out, block_lse):
+    total = lse + block_lse
+    share = torch.softmax(torch.cat([lse, block_lse], 1), 1)
+    return share[:, :1] * out + share[:, 1:] * block_out, total
+
+
+def formula_of_ring_flash_attention(out, lse, block_out, block_lse):
+    out = out - F.sigmoid(block_lse - lse) * (out - block_out)
+    return out, lse - F.logsigmoid(lse - block_lse)
+
+
+def not_normalised(out, lse, block_out, block_lse):
+    highest = torch.maximum(lse, block_lse)
+    a, b = (lse - highest).exp(), (block_lse - highest).exp()
+    return a * out + b * block_out, highest + (a + b).log()
+
+
+def the_stronger_wins(out, lse, block_out, block_lse):
+    return torch.where(block_lse > lse, block_out, out), torch.logaddexp(lse, block_lse)
+
+
+def shrinks_nothing(out, lse, block_out, block_lse):
+    return out + block_out * torch.exp(block_lse - torch.logaddexp(lse, block_lse)), torch.logaddexp(lse, block_lse)
+
+
+def lse_first(out, lse, block_out, block_lse):
+    return merge(out, lse, block_out, block_lse)[::-1]
+
+
+def by_highest(out, lse, block_out, block_lse):
+    highest = torch.maximum(lse, block_lse)
+    a, b = (lse - highest).exp(), (block_lse - highest).exp()
+    return (a * out + b * block_out) / (a + b), highest + (a + b).log()
+
+
+def next_and_previous():
+    return (dist.get_rank() + 1) % dist.get_world_size(), (dist.get_rank() - 1) % dist.get_world_size()
+
+
+def swapped_with(tensor, to, come_from):
+    """What arrives from one rank while the tensor goes to one."""
+    arriving = torch.empty_like(tensor)
+    ops = [dist.P2POp(dist.isend, tensor.contiguous(), to), dist.P2POp(dist.irecv, arriving, come_from)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return arriving
+
+
+def start(q):
+    return torch.zeros_like(q), torch.full((len(q), 1), -math.inf, dtype=q.dtype)
+
+
+def ring(q, k, v, see, to_next=True):
+    """A ring in which ``see(step, source, k, v)`` says what is attended to, and how; None: nothing."""
+    ends = next_and_previous() if to_next else next_and_previous()[::-1]
+    out, lse = start(q)
+    for step in range(dist.get_world_size()):
+        if seen := see(step, (dist.get_rank() - step) % dist.get_world_size(), k, v):
+            out, lse = merge(out, lse, *attend(q, *seen))
+        if step + 1 < dist.get_world_size():
+            k, v = swapped_with(k, *ends), swapped_with(v, *ends)
+    return out
+
+
+def full_attention(q, k, v):
+    return ring(q, k, v, lambda step, source, k, v: (k, v, False))
+
+
+def forgets_the_triangle(q, k, v):
+    return ring(q, k, v, lambda step, source, k, v: (k, v, False) if source <= dist.get_rank() else None)
+
+
+def all_triangles(q, k, v):
+    return ring(q, k, v, lambda step, source, k, v: (k, v, True))
+
+
+def triangles_on_earlier(q, k, v):
+    return ring(q, k, v, lambda step, source, k, v: (k, v, True) if source <= dist.get_rank() else None)
+
+
+def masks_the_earlier(q, k, v):
+    return ring(q, k, v, lambda step, source, k, v: (k, v, step == 0) if source >= dist.get_rank() else None)
+
+
+def other_direction(q, k, v):
+    see = lambda step, source, k, v: (k, v, step == 0) if source <= dist.get_rank() else None  # noqa: E731
+    return ring(q, k, v, see, to_next=False)
+
+
+def no_triangle_but_step_0(q, k, v):
+    return ring(q, k, v, lambda step, source, k, v: (k, v, step == 0))
+
+
+def own_values(q, k, v):
+    mine = v
+    see = lambda step, source, k, v: (k, mine, step == 0) if source <= dist.get_rank() else None  # noqa: E731
+    return ring(q, k, v, see)
+
+
+def sends_its_own_again(q, k, v):
+    out, lse = start(q)
+    here = torch.stack([k, v])
+    for step in range(dist.get_world_size()):
+        source = (dist.get_rank() - step) % dist.get_world_size()
+        if source <= dist.get_rank():
+            out, lse = merge(out, lse, *attend(q, *here, causal=source == dist.get_rank()))
+        if step < dist.get_world_size() - 1:
+            here = swapped_with(torch.stack([k, v]), *next_and_previous())
+    return out
+
+
+def stops_before_the_last(q, k, v):
+    out, lse = start(q)
+    kv = torch.stack([k, v])
+    for step in range(dist.get_world_size() - 1):
+        source = (dist.get_rank() - step) % dist.get_world_size()
+        if source == dist.get_rank():
+            out, lse = merge(out, lse, *attend(q, *kv, causal=True))
+        elif source < dist.get_rank():
+            out, lse = merge(out, lse, *attend(q, *kv, causal=False))
+        kv = swapped_with(kv, *next_and_previous())
+    return out
+
+
+def sends_first(q, k, v):
+    out, lse = start(q)
+    for step in range(dist.get_world_size()):
+        k, v = swapped_with(k, *next_and_previous()), swapped_with(v, *next_and_previous())
+        source = (dist.get_rank() - step) % dist.get_world_size()
+        if source <= dist.get_rank():
+            out, lse = merge(out, lse, *attend(q, k, v, source == dist.get_rank()))
+    return out
+
+
+def never_merges(q, k, v):
+    out = None
+    for step in range(dist.get_world_size()):
+        source = (dist.get_rank() - step) % dist.get_world_size()
+        if source <= dist.get_rank():
+            out, _ = attend(q, k, v, source == dist.get_rank())
+        if step < dist.get_world_size() - 1:
+            k, v = swapped_with(k, *next_and_previous()), swapped_with(v, *next_and_previous())
+    return out
+
+
+def adds_outs(q, k, v):
+    out = torch.zeros_like(q)
+    for step in range(dist.get_world_size()):
+        source = (dist.get_rank() - step) % dist.get_world_size()
+        if source <= dist.get_rank():
+            out += attend(q, k, v, source == dist.get_rank())[0]
+        if step < dist.get_world_size() - 1:
+            k, v = swapped_with(k, *next_and_previous()), swapped_with(v, *next_and_previous())
+    return out
+
+
+def one_message_too_many(q, k, v):
+    (out, lse), kv = start(q), torch.stack([k, v])
+    for step in range(dist.get_world_size()):
+        source = (dist.get_rank() - step) % dist.get_world_size()
+        if source <= dist.get_rank():
+            out, lse = merge(out, lse, *attend(q, *kv, causal=source == dist.get_rank()))
+        kv = swapped_with(kv, *next_and_previous())
+    return out
+
+
+def sends_before_it_receives(q, k, v):
+    (to, come_from), arriving = next_and_previous(), torch.empty_like(k)
+    dist.send(k, to)
+    dist.recv(arriving, come_from)
+    return arriving
+
+
+def passes_on_only_what_it_uses(q, k, v):
+    (out, lse), kv = start(q), torch.stack([k, v])
+    for step in range(dist.get_world_size()):
+        source = (dist.get_rank() - step) % dist.get_world_size()
+        if source > dist.get_rank():
+            continue
+        out, lse = merge(out, lse, *attend(q, *kv, causal=source == dist.get_rank()))
+        if step < dist.get_world_size() - 1:
+            kv = swapped_with(kv, *next_and_previous())
+    return out
+
+
+def whole_attention(q, k, v):
+    everything = [torch.empty_like(torch.stack([k, v])) for _ in range(dist.get_world_size())]
+    dist.all_gather(everything, torch.stack([k, v]))
+    keys, values = torch.cat(everything, 1)
+    scores = q @ keys.T / math.sqrt(q.size(1))
+    places = torch.arange(len(keys))
+    scores[places > places[dist.get_rank() * len(q) :][: len(q), None]] = -math.inf
+    return scores.softmax(1) @ values
+
+
+def by_even_and_odd(q, k, v):
+    """A ring of blocking messages: even ranks send first, odd ones receive first."""
+    (to, come_from), (out, lse) = next_and_previous(), attend(q, k, v, True)
+    kv = torch.stack([k, v])
+    for step in range(1, dist.get_world_size()):
+        arriving = torch.empty_like(kv)
+        receiving = dist.irecv(arriving, come_from)
+        dist.send(kv, to)
+        assert receiving
+        receiving.wait()
+        kv = arriving
+        if step <= dist.get_rank():
+            out, lse = merge(out, lse, *attend(q, *kv, causal=False))
+    return out
+
+
+def all_to_all(pieces):
+    arrived = torch.empty_like(pieces)
+    dist.all_to_all_single(arrived, pieces)
+    return arrived
+
+
+def same_way_again(grad, split_dim, join_dim):
+    parts = torch.tensor_split(grad, dist.get_world_size(), dim=split_dim)
+    return torch.cat(list(all_to_all(torch.stack(parts))), dim=join_dim)
+
+
+def straight_through(grad, split_dim, join_dim):
+    return grad.clone()
+
+
+def averaged(grad, split_dim, join_dim):
+    parts = torch.stack(torch.tensor_split(grad, dist.get_world_size(), dim=join_dim))
+    return torch.cat(list(all_to_all(parts / dist.get_world_size())), dim=split_dim)
+
+
+def sequence_and_heads_written_in(grad, split_dim, join_dim):
+    return torch.cat(list(all_to_all(torch.stack(grad.chunk(dist.get_world_size(), 1)))), 0)
+
+
+def heads_and_sequence_written_in(grad, split_dim, join_dim):
+    return torch.cat(list(all_to_all(torch.stack(grad.chunk(dist.get_world_size(), 0)))), 1)
+
+
+def not_joined(grad, split_dim, join_dim):
+    return all_to_all(torch.stack(grad.chunk(dist.get_world_size(), join_dim)))
+
+
+def joined_where_it_was_cut(grad, split_dim, join_dim):
+    return torch.cat(all_to_all(torch.stack(grad.chunk(dist.get_world_size(), join_dim))).unbind(), join_dim)
+
+
+def reshapes_here(grad, split_dim, join_dim):
+    return torch.cat(torch.tensor_split(grad, dist.get_world_size(), join_dim), split_dim)
+
+
+def sends_a_view(grad, split_dim, join_dim):
+    c = dist.get_world_size()
+    leaving = grad.T if join_dim else grad
+    arrived = torch.empty(leaving.shape)
+    dist.all_to_all_single(arrived, leaving)
+    return torch.cat(arrived.chunk(c), split_dim)
+
+
+def gathers_everything(grad, split_dim, join_dim):
+    everything = [torch.empty_like(grad) for _ in range(dist.get_world_size())]
+    dist.all_gather(everything, grad)
+    return torch.cat([each.chunk(dist.get_world_size(), join_dim)[dist.get_rank()] for each in everything], split_dim)
+
+
+def added_over_ranks(grad, split_dim, join_dim):
+    grad_x = torch.cat(list(all_to_all(torch.stack(grad.chunk(dist.get_world_size(), join_dim)))), split_dim)
+    dist.all_reduce(grad_x)
+    return grad_x
+
+
+def transposed_and_back(grad, split_dim, join_dim):
+    leaving = grad.movedim(join_dim, 0).contiguous()
+    pieces = all_to_all(leaving).chunk(dist.get_world_size())
+    return torch.cat([piece.movedim(0, join_dim) for piece in pieces], split_dim)
+
+
+def reduced(number):
+    number = torch.as_tensor(number).clone()
+    dist.all_reduce(number)
+    return number
+
+
+def own_mean(losses, is_counted):
+    return losses[is_counted].mean()
+
+
+def own_mean_of_all_tokens(losses, is_counted):
+    return losses.mean()
+
+
+def share_of_the_mean(losses, is_counted):
+    return losses[is_counted].sum() / reduced(is_counted.sum())
+
+
+def own_mean_by_n(losses, is_counted):
+    return torch.where(is_counted, losses, 0).sum() / is_counted.sum() / dist.get_world_size()
+
+
+def own_mean_times_n(losses, is_counted):
+    return losses[is_counted].mean() * dist.get_world_size()
+
+
+def own_sum(losses, is_counted):
+    return losses[is_counted].sum()
+
+
+def mean_of_everybody(losses, is_counted):
+    return reduced(losses[is_counted].sum()) / reduced(is_counted.sum())
+
+
+def ignores_the_mask(losses, is_counted):
+    return losses.sum() * dist.get_world_size() / reduced(is_counted.sum())
+
+
+def share_by_n(losses, is_counted):
+    return losses[is_counted].sum() / (reduced(is_counted.sum()) * dist.get_world_size())
+
+
+def twice_the_share(losses, is_counted):
+    return 2 * losses[is_counted].sum() / reduced(is_counted.sum())
+
+
+def leaves_early(losses, is_counted):
+    if not is_counted.any():
+        return torch.tensor(0.0)
+    return losses[is_counted].sum() / reduced(is_counted.sum()) * dist.get_world_size()
+
+
+def by_the_average_count(losses, is_counted):
+    average = reduced(is_counted.float().sum() / dist.get_world_size())
+    return (losses * is_counted).sum() / average
+
+
+WRONG = [
+    ("balanced_positions", cut_in_order, "consecutive tokens"),
+    ("balanced_positions", dealt_like_cards, "every c-th token"),
+    ("balanced_positions", chunk_pairs_from_half, "chunks r and r + c"),
+    ("balanced_positions", counts_back_from_2c, "chunk 2c - r"),
+    ("balanced_positions", mirror_of_each_token, "the late chunk backwards"),
+    ("balanced_positions", late_before_early, "the late chunk first"),
+    ("balanced_positions", one_row_per_chunk, "two rows"),
+    ("balanced_positions", numbers_of_chunks, "the numbers of the chunks"),
+    ("balanced_positions", only_the_early_half, "one chunk only"),
+    ("merge_blocks", halves, "a plain mean"),
+    ("merge_blocks", halves_and_higher_lse, "a plain mean, and the higher lse"),
+    ("merge_blocks", exponentials, "overflows"),
+    ("merge_blocks", exponentials_of_lse_only, "the lse overflows"),
+    ("merge_blocks", sigmoid_backwards, "the wrong sign"),
+    ("merge_blocks", keeps_the_lse, "the old lse"),
+    ("merge_blocks", adds_the_lse, "lse + lse"),
+    ("merge_blocks", formula_of_ring_flash_attention, "nan from -inf"),
+    ("merge_blocks", not_normalised, "out is not divided"),
+    ("merge_blocks", the_stronger_wins, "a hard choice"),
+    ("merge_blocks", shrinks_nothing, "the old part keeps its weight"),
+    ("merge_blocks", lse_first, "in the wrong order"),
+    ("ring_forward", full_attention, "no mask"),
+    ("ring_forward", forgets_the_triangle, "no mask on the own block"),
+    ("ring_forward", all_triangles, "a triangle on every block"),
+    ("ring_forward", triangles_on_earlier, "a triangle on earlier blocks"),
+    ("ring_forward", masks_the_earlier, "the comparison is reversed"),
+    ("ring_forward", other_direction, "receives from the next rank"),
+    ("ring_forward", no_triangle_but_step_0, "later ranks are seen"),
+    ("ring_forward", own_values, "only the keys travel"),
+    ("ring_forward", sends_its_own_again, "sends its own at every step"),
+    ("ring_forward", stops_before_the_last, "one step too few"),
+    ("ring_forward", sends_first, "passes on before it attends"),
+    ("ring_forward", never_merges, "the last block only"),
+    ("ring_forward", adds_outs, "adds up the outs"),
+    ("ring_forward", one_message_too_many, "one message too many"),
+    ("ring_forward", whole_attention, "an all-gather"),
+    ("ring_forward", sends_before_it_receives, "every send waits for a receive"),
+    ("ring_forward", passes_on_only_what_it_uses, "masked blocks are not passed on"),
+    ("ulysses_backward", same_way_again, "the same dims"),
+    ("ulysses_backward", straight_through, "grad as it is"),
+    ("ulysses_backward", averaged, "divides by c"),
+    ("ulysses_backward", sequence_and_heads_written_in, "dims written in"),
+    ("ulysses_backward", heads_and_sequence_written_in, "dims written in, swapped"),
+    ("ulysses_backward", not_joined, "stacked"),
+    ("ulysses_backward", joined_where_it_was_cut, "joined along the wrong dim"),
+    ("ulysses_backward", reshapes_here, "sends nothing"),
+    ("ulysses_backward", sends_a_view, "not contiguous"),
+    ("ulysses_backward", gathers_everything, "an all-gather"),
+    ("ulysses_backward", added_over_ranks, "adds up"),
+    ("loss_scale", own_mean, "the mean of means"),
+    ("loss_scale", own_mean_of_all_tokens, "ignores the mask"),
+    ("loss_scale", share_of_the_mean, "not multiplied by n"),
+    ("loss_scale", own_mean_by_n, "divides by n as well"),
+    ("loss_scale", own_mean_times_n, "multiplies the mean by n"),
+    ("loss_scale", own_sum, "a sum"),
+    ("loss_scale", mean_of_everybody, "the loss of all"),
+    ("loss_scale", ignores_the_mask, "ignores the mask in the sum"),
+    ("loss_scale", share_by_n, "divides by n, not multiplies"),
+    ("loss_scale", twice_the_share, "two ranks written in"),
+    ("loss_scale", leaves_early, "ranks without counted tokens skip the all-reduce"),
+]
+
+RIGHT = [
+    ("balanced_positions", slices_of_one_list),
+    ("merge_blocks", by_highest),
+    ("ring_forward", by_even_and_odd),
+    ("ulysses_backward", transposed_and_back),
+    ("loss_scale", by_the_average_count),
+]
