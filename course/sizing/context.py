@@ -10,7 +10,6 @@ from typing import NamedTuple
 from course.sizing.ring import bus_factor
 from labkit.cuts import tokens_of_rank
 from labkit.shape import GPT
-from labkit.sizes import either
 
 CONTEXT_PARALLEL = ("ring", "ulysses", "gathered")
 
@@ -126,7 +125,7 @@ def pace(seq_length: int, cp_size: int, balanced: bool = True) -> float:
 def check_way(context_parallel: str) -> None:
     """Raise ValueError unless this is one of the ways."""
     if context_parallel not in CONTEXT_PARALLEL:
-        raise ValueError(f"context_parallel={context_parallel!r} is unknown: use {either(CONTEXT_PARALLEL)}")
+        raise ValueError(f"context_parallel={context_parallel!r} is unknown: use {', '.join(CONTEXT_PARALLEL)}")
 
 
 def _pairs(queries: range, keys: range) -> int:

@@ -130,7 +130,7 @@ class Plan:
         return (self.pp_size - 1) / (self.num_chunks * self.num_micro_batches)
 
 
-def _check_divides(name: str, whole: int, other_way_out: str = "", **factors: int) -> None:
+def _check_divides(name: str, whole: int, other_way_out: str = "", /, **factors: int) -> None:
     """Raise Misfit unless the product of ``factors`` divides ``whole``, which is called ``name``."""
     product = math.prod(factors.values())
     if whole % product:

@@ -20,6 +20,8 @@ KNOWN = dict(model=GPT_3, world_size=64, batch_size=128)
     ({"recompute": "some"}, r"recompute='some' is unknown: use none, selective or full"),
     ({"zero_stage": 4}, r"zero_stage=4 is unknown: use 0, 1, 2 or 3"),
     ({"gradient_bytes": 3}, r"gradient_bytes=3 is unknown: use 2 or 4"),
+    ({"context_parallel": "star"}, r"context_parallel='star' is unknown: use ring, ulysses, gathered"),
+    ({"cp_size": 0}, r"cp_size=0 must be at least 1"),
     ({"model": replace(GPT_3, num_attention_heads=None)}, r"does not say its num_attention_heads"),
 ])  # fmt: skip
 def test_values_that_are_wrong_on_their_own_are_refused(changes, says):
@@ -47,6 +49,23 @@ def test_values_that_are_wrong_on_their_own_are_refused(changes, says):
     ({"sequence_parallel": True, "tp_size": 32, "model": replace(GPT_3, seq_length=100)},
      "tp_size must divide seq_length", "tp_size=32 does not divide seq_length=100",
      "use 1, 2, 4, 5, 10, 20, 25, 50 or 100, or sequence_parallel=False"),
+    ({"cp_size": 2}, "context parallelism needs fused attention", "cp_size=2 is modelled with fused attention only",
+     "use fused_attention=True, or cp_size=1"),
+    ({"fused_attention": True, "recompute": "selective"},
+     "selective recomputation needs attention that is not fused",
+     "recompute='selective' computes the scores again, which fused_attention=True does anyhow",
+     "use recompute='none'"),
+    ({"cp_size": 5, "fused_attention": True}, "tp_size * cp_size * pp_size must divide world_size",
+     "tp_size=1 * cp_size=5 * pp_size=1 = 5 does not divide world_size=64",
+     "use a product of 1, 2, 4, 8, 16, 32 or 64"),
+    ({"cp_size": 2, "fused_attention": True, "model": replace(GPT_3, seq_length=6)},
+     "cp_size * chunks_per_rank must divide seq_length",
+     "cp_size=2 * chunks_per_rank=2 = 4 does not divide seq_length=6", "use a product of 1, 2, 3 or 6"),
+    ({"tp_size": 8, "model": replace(GPT_3, num_query_groups=4)}, "tp_size must divide num_query_groups",
+     "tp_size=8 does not divide num_query_groups=4", "use 1, 2 or 4"),
+    ({"tp_size": 2, "cp_size": 4, "context_parallel": "ulysses", "fused_attention": True,
+      "model": replace(GPT_3, num_query_groups=4)}, "tp_size * cp_size must divide num_query_groups",
+     "tp_size=2 * cp_size=4 = 8 does not divide num_query_groups=4", "use a product of 1, 2 or 4"),
 ])  # fmt: skip
 def test_a_misfit_knows_its_rule_its_fault_and_the_way_out(changes, rule, fault, advice):
     with pytest.raises(Misfit) as refused:
@@ -61,3 +80,6 @@ def test_the_sizes_that_follow():
     assert (plan.dp_size, plan.num_micro_batches, plan.layers_per_chunk) == (12, 4, 24)
     assert plan.bubble_over_ideal == 1 / 8
     assert plan.layout.groups("pp")[0] == [0, 48]
+    divided = replace(plan, cp_size=2, fused_attention=True)
+    assert (divided.dp_size, divided.dp_cp_size, divided.num_micro_batches) == (6, 12, 8)
+    assert divided.layout.groups("cp")[0] == [0, 4]

@@ -119,6 +119,20 @@ def test_the_best_plan_with_t_8_takes_7_percent_longer_as_notebook_12_tells_it()
     assert round(100 * (eight / best - 1)) == 7
 
 
+def test_context_parallelism_is_tried_if_it_is_offered_and_makes_long_sequences_fit():
+    known = dict(micro_batch_sizes=[1], num_chunks=[1], recompute=["none"], fused_attention=True, zero_stage=1)
+    long = replace(LONG, seq_length=65536)
+    alone = search(long, 64, 8, DGX_A100, **known)
+    offered = search(long, 64, 8, DGX_A100, cp_sizes=(1, 2, 4, 8), **known)
+    assert [str(each) for each in offered if each.cp_size == 1] == [str(each) for each in alone]
+    best = offered[0]
+    assert best.estimate and best.cp_size > 1 and best.plan.cp_size == best.cp_size
+    assert str(best).startswith(f"t={best.tp_size} c={best.cp_size} p={best.pp_size} b=1 v=1 none: ")
+    assert alone[0].estimate and alone[0].estimate.total > 2 * best.estimate.total
+    same = next(each for each in alone if (each.tp_size, each.pp_size) == (best.tp_size, best.pp_size))
+    assert same.rejected and same.rejected.advice.endswith("or cp_size=2")
+
+
 def test_a_candidate_says_its_choice_and_its_time_or_its_fault(found):
     assert str(found[0]).startswith("t=8 p=35 b=1 v=3")
     assert " s a step, " in str(found[0])

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from course.sizing import Plan, activation_bytes_per_layer, fullest, memory, sta
 from course.sizing.stage_memory import in_flight, stage_activation_bytes
 from labkit.groups import group_of_one
 from labkit.launch import launch
-from labkit.model import ParallelGPT
+from labkit.model import CONTEXT_PARALLEL, ParallelGPT, TransformerLayer
 from labkit.schedules import BACKWARD, FORWARD, interleaved, one_f_one_b
 from labkit.shape import GPT
+from labkit.tensor_parallel.rotary import rotation
 
 GPT_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200, num_attention_heads=96)
 SMALL = GPT(num_layers=12, hidden_size=16, seq_length=8, vocab_size=32, num_attention_heads=4)
@@ -113,6 +115,30 @@ def test_masks_of_the_embedding_are_those_of_the_micro_batches_under_way(p, v, r
     assert masks == pytest.approx(most * GPT_3.seq_length * GPT_3.hidden_size)
 
 
+# -- newer forms ----------------------------------------------------------------------------------------------------
+
+
+def test_context_ranks_divide_the_tokens_and_all_their_states():
+    long = replace(GPT_3, seq_length=32768)
+    whole = Plan(long, 64, 64, 8, recompute="none", fused_attention=True)
+    four = replace(whole, cp_size=4)
+    assert stage_activation_bytes(four, 0) == pytest.approx(stage_activation_bytes(whole, 0) / 4)
+    assert memory(four).weights == memory(whole).weights
+    zero = memory(replace(four, zero_stage=1)).optimizer  # d c = 8
+    assert (
+        zero
+        == pytest.approx(memory(four).optimizer / 8)
+        == pytest.approx(memory(replace(whole, zero_stage=1)).optimizer)
+    )
+
+
+def test_fused_attention_keeps_a_number_for_each_row_of_scores():
+    none, selective = (activation_bytes_per_layer(GPT_3, 1, 8, recompute=how) for how in ("none", "selective"))
+    fused = activation_bytes_per_layer(GPT_3, 1, 8, fused_attention=True)
+    s, a = GPT_3.seq_length, 96
+    assert (none - selective, fused - selective) == (5 * a * s * s / 8, 4 * a * s / 8)
+
+
 # -- models ---------------------------------------------------------------------------------------------------------
 
 
@@ -141,13 +167,19 @@ def on_one_tensor_rank():
     return stages, {divided: saved_numbers(3, divided) - saved_numbers(1, divided) for divided in (False, True)}
 
 
+def saved_by(forward):
+    """The tensors that autograd keeps for backward, by their place in memory."""
+    saved = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.setdefault(x.data_ptr(), x), lambda x: x):
+        forward()
+    return saved
+
+
 def saved_numbers(num_layers, sequence_parallel, batch_size=2):
     """What a model that recomputes its layers keeps for backward, weights left out."""
     shape = replace(SMALL, num_layers=num_layers)
     model = ParallelGPT(shape, dist.group.WORLD, recompute=True, sequence_parallel=sequence_parallel)
-    saved = {}
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.setdefault(x.data_ptr(), x), lambda x: x):
-        model(torch.zeros(batch_size, shape.seq_length, dtype=torch.long))
+    saved = saved_by(partial(model, torch.zeros(batch_size, shape.seq_length, dtype=torch.long)))
     weights = {parameter.data_ptr() for parameter in model.parameters()}
     return sum(kept.numel() for place, kept in saved.items() if place not in weights)
 
@@ -161,3 +193,66 @@ def test_real_tensor_ranks_hold_and_keep_what_the_formulas_say(t):
         for divided, numbers in kept_by_two_layers.items():
             formula = activation_bytes_per_layer(SMALL, 2, t, sequence_parallel=divided, recompute="full")
             assert 2 * numbers == 2 * formula  # 2 bytes per number, 2 layers
+
+
+TODAY = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
+LAYERS = {
+    "GPT-2": GPT(num_layers=6, hidden_size=32, seq_length=16, vocab_size=22, num_attention_heads=8),
+    "today": GPT(6, 32, 16, 22, 8, num_query_groups=4, ffn_hidden_size=40, **TODAY),
+}
+WAYS = [dict(), dict(sequence_parallel=True), *({"context_parallel": way} for way in CONTEXT_PARALLEL)]
+
+
+def kept_by_layers(shape):
+    """What the layer of a tensor or context rank keeps for backward in each way; weights and angles left out."""
+    world, kept_numbers = dist.group.WORLD, []
+    for way in WAYS:
+        attend, c = None, 1
+        if name := way.get("context_parallel"):
+            attend, c = partial(CONTEXT_PARALLEL[name], group=world), world.size()
+        divided = way.get("sequence_parallel", False)
+        group = world if c == 1 else group_of_one()
+        layer = TransformerLayer(shape, group, "layer", 0, 0.0, attend=attend, sequence_parallel=divided)
+        x = torch.randn(
+            2, shape.seq_length // c // (world.size() if divided else 1), shape.hidden_size
+        ).requires_grad_()
+        turn = rotation(torch.arange(shape.seq_length // c), shape.hidden_size // shape.num_attention_heads, x.dtype)
+        saved = saved_by(partial(layer, x, turn if shape.positions == "rope" else None))
+        weights = {tensor.data_ptr() for tensor in (*layer.parameters(), *turn)}
+        kept_numbers.append(sum(x.numel() for place, x in saved.items() if x.dim() > 1 and place not in weights))
+    return kept_numbers
+
+
+@pytest.mark.parametrize("form", LAYERS)
+def test_real_layers_keep_what_the_formula_says_and_what_it_leaves_out(form):
+    """Not in the formula: a norm's statistics, RMSNorm's result before its weight, which torch keeps on a CPU, and the
+    output of attention in a second layout, where it does not leave the attention as the next layer wants it."""
+    shape, size = LAYERS[form], 2
+    h, a = shape.hidden_size, shape.num_attention_heads
+    expected = []
+    for way in WAYS:
+        c = size if "context_parallel" in way else 1
+        t, divided = size // c, way.get("sequence_parallel", False)
+        tokens = 2 * shape.seq_length / c
+        of_tokens = tokens / (t if divided else 1)
+        formula = (
+            activation_bytes_per_layer(shape, 2, t, sequence_parallel=divided, cp_size=c, fused_attention=True)
+            - 2 * of_tokens * h
+        )  # two masks of a dropout that is not there
+        log_sum_exp = tokens * a / t
+        numbers = (formula - 4 * log_sum_exp) / 2 + log_sum_exp
+        numbers += of_tokens * (2 + 2 * h if form == "today" else 4)
+        numbers += tokens * h / t if c > 1 or form == "today" else 0
+        expected.append(numbers)
+    assert launch(kept_by_layers, shape, world_size=size) == [expected] * size
+
+
+def parameters_of_stages(shape):
+    return [parameters_of(shape, dist.group.WORLD, stage, p) for p in (1, 3) for stage in range(p)]
+
+
+@pytest.mark.parametrize("changes", [{}, {"tied": True}, {"bias": True}, {"positions": "learned"}])
+def test_parameters_of_a_newer_form_are_those_of_the_model(changes):
+    shape, t = replace(LAYERS["today"], **changes), 2
+    expected = [stage_parameters(Plan(shape, t * p, t * p, t, p), stage) for p in (1, 3) for stage in range(p)]
+    assert launch(parameters_of_stages, shape, world_size=t) == [expected] * t

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from course.sizing import DGX_A100, Plan, fullest, step_time, table_1, training_days
-from course.sizing.layer_seconds import LOSS, SCORES, layer_seconds, link_rate
-from course.sizing.step_seconds import ADAM
+from course.sizing import DGX_A100, Plan, attention_messages, fullest, step_time, table_1, training_days
+from course.sizing.layer_seconds import LOSS, SCORES, context_seconds, layer_seconds, link_rate
+from course.sizing.step_seconds import ADAM, gradients_seconds, optimizer_seconds
 from labkit.groups import group_of_one
 from labkit.model import TransformerLayer
 from labkit.shape import GPT
@@ -186,6 +186,99 @@ def test_selective_recomputation_moves_the_scores_once_more():
     assert selective["products"] - none["products"] == pytest.approx(products / DGX_A100.product_rate)
     assert selective["memory_bound"] - none["memory_bound"] == pytest.approx(scores / DGX_A100.memory_rate)
     assert selective["overhead"] == none["overhead"]
+
+
+# -- context parallelism and fused attention ------------------------------------------------------------------------
+
+LONG = Plan(replace(GPT_3, seq_length=32768), 64, 64, 8, recompute="none", fused_attention=True)
+
+
+def test_fused_attention_computes_the_causal_half_and_its_scores_again():
+    s, h = GPT_3.seq_length, GPT_3.hidden_size
+    for how, passes in (("none", 3), ("full", 4)):
+        plan = Plan(GPT_3, 8, 8, 8, recompute=how)
+        plain, fused = (layer_seconds(replace(plan, fused_attention=way), DGX_A100) for way in (False, True))
+        less = passes * 4 * s * s * h / 8 - (passes + 0.5) * 2 * s * s * h / 8
+        assert (plain["products"] - fused["products"]) * DGX_A100.product_rate == pytest.approx(less)
+        assert (plain["memory_bound"] - fused["memory_bound"]) * DGX_A100.memory_rate == pytest.approx(
+            passes * 13 * 96 * s * s / 8
+        )
+
+
+def test_query_groups_and_a_gated_mlp_take_the_flops_of_their_matrices():
+    model = replace(GPT_3, num_query_groups=8, ffn_hidden_size=28672, mlp="swiglu")
+    fewer = 2 * GPT_3.hidden_size * (GPT_3.hidden_size - model.kv_size)
+    more = GPT_3.hidden_size * (3 * 28672 - 8 * GPT_3.hidden_size)
+    seconds = [layer_seconds(Plan(each, 8, 8, 8), DGX_A100)["products"] for each in (GPT_3, model)]
+    changed = (seconds[1] - seconds[0]) * DGX_A100.product_rate
+    assert changed == pytest.approx(4 * 2 * GPT_3.seq_length * (more - fewer) / 8)
+
+
+def test_context_ranks_divide_the_work_and_share_the_gradients():
+    whole, four = LONG, replace(LONG, cp_size=4)
+    one, other = (layer_seconds(plan, DGX_A100) for plan in (whole, four))
+    for part in ("products", "memory_bound", "tensor_parallel"):
+        assert other[part] == pytest.approx(one[part] / 4)
+    assert other["overhead"] == one["overhead"]
+    assert (one["context_parallel"], whole.dp_size, four.dp_size) == (0.0, 8, 2)
+    assert gradients_seconds(four, DGX_A100) == gradients_seconds(whole, DGX_A100)  # d c = 8 in both
+    zero = [optimizer_seconds(replace(plan, zero_stage=1), DGX_A100) for plan in (whole, four)]
+    assert zero[0] == zero[1]
+    assert step_time(four, DGX_A100).context_parallel == pytest.approx(32 * 96 * other["context_parallel"])
+
+
+def seconds_of_a_ring(num_ranks, block, backward_block, kv, gradients):
+    """The same ring as labkit's, event by event: messages take the link one after the other while a rank computes."""
+    now = link = 0.0
+
+    def post(seconds):
+        nonlocal link
+        link = max(now, link) + seconds
+        return link
+
+    for step in range(num_ranks):
+        arrives = post(kv) if step < num_ranks - 1 else 0.0
+        now = max(now + block, arrives)
+    gradients_arrive = 0.0
+    for step in range(num_ranks):
+        arrives = post(kv) if step < num_ranks - 1 else 0.0
+        now = max(now + backward_block, gradients_arrive)
+        gradients_arrive = post(gradients)
+        now = max(now, arrives)
+    return max(now, gradients_arrive)
+
+
+@pytest.mark.parametrize("c", [2, 4, 8])
+@pytest.mark.parametrize("gigabytes_per_second", [1, 10, 20, 30, 50, 100, 200, 1000])
+def test_what_a_ring_leaves_to_wait_for_is_what_its_events_take(c, gigabytes_per_second):
+    plan = replace(LONG, model=replace(LONG.model, seq_length=8192), cp_size=c)
+    hardware = replace(DGX_A100, network_bytes_per_second=gigabytes_per_second * 1e9, network_efficiency=1.0)
+    block = 2 * (8192 / c) ** 2 * 12288 / 8 / hardware.product_rate
+    kv = 2 * (8192 / c) * 12288 / 8 * 2 / (gigabytes_per_second * 1e9)
+    if gigabytes_per_second > 240:  # a node's own links would be slower
+        kv = 2 * (8192 / c) * 12288 / 8 * 2 / 240e9
+    total = seconds_of_a_ring(c, block, 2.5 * block, kv, 2 * kv)
+    assert context_seconds(plan, hardware) == pytest.approx(total - 3.5 * c * block)
+
+
+def test_collectives_of_attention_are_waited_for_and_repeated():
+    for way in ("ulysses", "gathered"):
+        plan = replace(LONG, cp_size=4, context_parallel=way)
+        sent = attention_messages(plan.model, way, 4, tp_size=8)
+        forward, backward = (sum(each.sent_bytes for each in some) / link_rate(plan, DGX_A100, "cp") for some in sent)
+        assert context_seconds(plan, DGX_A100) == pytest.approx(forward + backward)
+        assert context_seconds(replace(plan, recompute="full"), DGX_A100) == pytest.approx(2 * forward + backward)
+
+
+def test_where_context_groups_lie():
+    inside, network = 300e9 * 0.8, 25e9 * 0.8
+    narrow = replace(LONG, tp_size=2, cp_size=4, pp_size=2)
+    assert link_rate(narrow, DGX_A100, "cp") == inside
+    assert link_rate(narrow, DGX_A100, "dp") == 4 * network  # 4 of the 16 ranks with the same weights in each node
+    wide = replace(LONG, tp_size=4, cp_size=4)
+    assert link_rate(wide, DGX_A100, "cp") == network
+    assert link_rate(replace(wide, context_parallel="gathered"), DGX_A100, "cp") == 2 * network
+    assert wide.layout.groups("cp")[0] == [0, 4, 8, 12]
 
 
 @pytest.mark.parametrize("zero_stage", [2, 3])

@@ -9,12 +9,13 @@ import torch.distributed as dist
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from course.measure.by_axis import sent_by_axis
-from course.sizing import Plan, Traffic, plan_traffic, step_traffic
+from course.sizing import Plan, Traffic, plan_traffic, stage_parameters, step_traffic
 from labkit.communication import communication_log
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.model import ParallelGPT
 from labkit.shape import GPT
+from labkit.train import TrainConfig, training
 
 TINY = GPT(num_layers=2, hidden_size=4, seq_length=8, vocab_size=10)  # 560 parameters
 SMALL = GPT(num_layers=12, hidden_size=16, seq_length=8, vocab_size=32, num_attention_heads=4)
@@ -70,6 +71,22 @@ def test_crossing_bytes_by_walking_every_edge(order, gpus_per_node):
                 if group[(place + 1) % len(group)] // gpus_per_node != rank // gpus_per_node:
                     crossing += edge_bytes
             assert traffic[axis] == pytest.approx((total, crossing))
+
+
+def test_attention_over_context_ranks_by_hand():
+    """c=4, B=4: a rank has 2 of 8 tokens, 4 * 2 * 4 = 32 numbers, 64 bytes of each of k and v; 2 layers."""
+    layout, known = ParallelLayout(4, cp_size=4), dict(gpus_per_node=2, batch_size=4)
+    ring = step_traffic(TINY, layout, **known)["cp"]
+    # 6 messages of k and v, 4 of their gradients in float32; ranks 1 and 3 send to a different node
+    assert ring == Traffic(total_bytes=4 * 2 * (6 * 128 + 4 * 256), crossing_bytes=2 * 2 * (6 * 128 + 4 * 256))
+    again = step_traffic(TINY, layout, recompute="full", **known)["cp"]
+    assert again.total_bytes - ring.total_bytes == 4 * 2 * 3 * 128
+    # 8 all-to-alls, of which 3/4 leave the rank and 2/4 leave the node
+    ulysses = step_traffic(TINY, layout, context_parallel="ulysses", **known)["cp"]
+    assert ulysses == Traffic(total_bytes=4 * 2 * 8 * 48, crossing_bytes=4 * 2 * 8 * 32)
+    # two gathers of 4 * 128 bytes and a scatter of 4 * 256, of which 3/4 go around the ring
+    gathered = step_traffic(TINY, layout, context_parallel="gathered", **known)["cp"]
+    assert gathered == Traffic(total_bytes=4 * 2 * (2 * 384 + 768), crossing_bytes=2 * 2 * (2 * 384 + 768))
 
 
 def test_one_gpu_moves_nothing():
@@ -163,3 +180,45 @@ def test_what_a_stage_hands_over_is_what_real_ranks_hand_over():
     for sequence_parallel, handed_over in zip((False, True), zip(*ranks)):
         formula = step_traffic(SMALL, layout, sequence_parallel=sequence_parallel, **known)["pp"].total_bytes
         assert formula == 2 * sum(handed_over)  # there and back
+
+
+def sent_in_a_step(configs):
+    """What this rank sends in a step of each of these runs, by group, and how many parameters it has."""
+    runs = []
+    for config in configs:
+        with training(config) as trainer, communication_log() as log:
+            trainer.step()
+        sent = [(record.group, record.operation, record.message_bytes) for record in log.records]
+        runs.append((sent, len(trainer.parameters)))
+    return runs
+
+
+KNOWN = dict(batch_size=4, micro_batch_size=2, seq_length=16, num_layers=2, hidden_size=16, num_attention_heads=4)
+TODAY = dict(num_query_groups=2, mlp="swiglu", positions="rope", norm="rmsnorm", bias=False, tied=False)
+RUNS = [
+    TrainConfig(context_parallel="ring", cp_size=4, **KNOWN),
+    TrainConfig(context_parallel="ring", cp_size=2, tp_size=2, recompute=True, **KNOWN, **TODAY),
+    TrainConfig(context_parallel="ulysses", cp_size=2, recompute=True, **KNOWN, **TODAY),
+    TrainConfig(context_parallel="gathered", cp_size=2, pp_size=2, recompute=True, **KNOWN),
+]
+
+
+def test_messages_of_context_ranks_are_those_of_real_steps():
+    """To the byte: attention's, and the gradients, which travel in one bucket with a flag for each parameter."""
+    for config, runs in zip(RUNS, zip(*launch(sent_in_a_step, RUNS, world_size=4))):
+        layout, recompute = config.layout(4), "full" if config.recompute else "none"
+        options = dict(recompute=recompute, context_parallel=config.context_parallel, bytes_per_element=4)
+        formula = step_traffic(config.shape, layout, gpus_per_node=8, batch_size=4, **options)["cp"].total_bytes
+        share = (layout.cp_size - 1) / layout.cp_size  # what leaves the rank
+        shares = {"send": 1, "all_to_all": share, "all_gather": share, "reduce_scatter": share}
+        for rank, (sent, num_parameters) in enumerate(runs):
+            own = [(operation, size) for group, operation, size in sent if group == tuple(layout.group_of(rank, "cp"))]
+            assert sum(shares.get(operation, 0) * size for operation, size in own) == formula / 4, config
+            copies = tuple(layout.group_of(rank, "dp", "cp"))
+            bucket = max(size for group, operation, size in sent if (group, operation) == (copies, "all_reduce"))
+            t, p, c = layout.tp_size, layout.pp_size, layout.cp_size
+            held = stage_parameters(
+                Plan(config.shape, 4, 4, t, p, cp_size=c, fused_attention=True), layout.coords(rank).pp
+            )
+            padding = -config.shape.vocab_size % t / t * config.hidden_size * (1 if config.tied else 2)
+            assert bucket == 4 * (held + padding + num_parameters), config
