@@ -2,5 +2,8 @@
 
 from labkit.data_parallel.gradients import DataParallel, average_gradients
 from labkit.data_parallel.sharded_optimizer import ShardedOptimizer
+from labkit.launch.client import will_train
 
 __all__ = ["DataParallel", "ShardedOptimizer", "average_gradients"]
+
+will_train()

@@ -80,12 +80,15 @@ def test_ranks_that_will_train_find_imported_what_an_optimizer_needs():
     code = "import sys; from labkit.launch import client, launch\n"
     code += "def found(): return 'torch._dynamo' in sys.modules and 'labkit.train' not in sys.modules\n"
     code += "facts = launch(found, world_size=1)\n"
-    code += "import course.explorers.live_losses\n"
+    code += "client.will_train()\n"
     code += "facts += launch(found, world_size=2)\n"
-    code += "client._ranks_will_train = False; import labkit.train\n"
-    code += "print([*facts, client._ranks_will_train])"
+    for module in ("labkit.data_parallel", "labkit.pipeline", "labkit.train", "course.explorers.live_losses"):
+        code += "for name in [name for name in sys.modules if name.startswith('labkit.') and 'launch' not in name]:\n"
+        code += "    del sys.modules[name]\n"
+        code += f"client._ranks_will_train = False; import {module}; facts.append(client._ranks_will_train)\n"
+    code += "print(facts)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert ran.stdout.splitlines()[-1] == str([False, True, True, True]), ran
+    assert ran.stdout.splitlines()[-1] == str([False, *[True] * 6]), ran
 
 
 @pytest.mark.alone
