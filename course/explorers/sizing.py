@@ -1,6 +1,7 @@
 """Choose a model, a cluster and a plan: a GPU's memory against its limit, the time of a step, its traffic, and days."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from course.explorers.base import Explorer, Parts
@@ -14,10 +15,13 @@ from labkit.shape import GPT
 
 MODELS = {f"{row.billions:g} billion": row.plan.model for row in table_1()}
 MODELS["GPT-3, 175 billion"] = GPT(96, 12288, 2048, 51200, 96)
+TODAY: dict[str, Any] = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False, num_query_groups=8)
+MODELS["Llama 3, 70 billion"] = GPT(80, 8192, 8192, 128256, 64, ffn_hidden_size=28672, **TODAY)
+MODELS["Llama 3, 70 billion, s = 131072"] = replace(MODELS["Llama 3, 70 billion"], seq_length=131072)
 CLUSTERS = {hardware.name: hardware for hardware in (DGX_A100, DGX_H100)}
 WORLD_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 1920, 2048, 2520, 3072, 4096, 8192)
 BATCH_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 1792, 2048, 2160, 2304, 2520, 3072, 4096, 6144)
-REST = "micro_batch_size", "num_chunks", "recompute", "sequence_parallel", "zero_stage"
+REST = "micro_batch_size", "num_chunks", "recompute", "sequence_parallel", "zero_stage", "fused_attention", "cp_size"
 """What of a plan is the same for every t and p in the picture."""
 
 
@@ -40,6 +44,8 @@ class sizing_explorer(Explorer):
         ("recompute", menu, "recompute", RECOMPUTE, "full"),
         ("sequence_parallel", checkbox, "sequence parallel", False),
         ("sharded_optimizer", checkbox, "sharded optimizer", False),
+        ("fused_attention", checkbox, "fused attention", False),
+        ("cp_size", slider, "context c", TP_SIZES, 1),
         ("billion_tokens", slider, "tokens, 10⁹", (10, 30, 100, 300, 450, 1000, 2000), 300),
     )
     keeps = "model", "cluster", "billion_tokens"
@@ -63,7 +69,8 @@ class sizing_explorer(Explorer):
             self._update(tp_size=int(cell[1]), pp_size=int(cell[2]))
 
     def _fit(self, choice) -> Plan:
-        return Plan(self.models[choice.model], *choice[2:10], zero_stage=int(choice.sharded_optimizer))
+        context = dict(fused_attention=choice.fused_attention, cp_size=choice.cp_size)
+        return Plan(self.models[choice.model], *choice[2:10], zero_stage=int(choice.sharded_optimizer), **context)
 
     def _parts(self) -> Parts:
         choice, plan, hardware = self.choice, self.shown, self.clusters[self.choice.cluster]
@@ -74,6 +81,8 @@ class sizing_explorer(Explorer):
         bars = draw_memory({"": plan}, hardware), draw_step_time({"a step": estimate})
         picture = below(f"{hardware.name}, estimated", [days, *bars], _facts(estimate))
         sizes = f"p · t · d = {plan.pp_size} · {plan.tp_size} · {plan.dp_size}"
+        if plan.cp_size > 1:
+            sizes = f"p · t · c · d = {plan.pp_size} · {plan.tp_size} · {plan.cp_size} · {plan.dp_size}"
         if fullest(plan).total > limit:
             return Parts([picture], f"<b>This does not fit.</b> {sizes}: {self._way_out(limit)}", warns=True)
         says = (

@@ -36,10 +36,14 @@ def picture(explorer):
         ("num_chunks", 2),
         ("recompute", "selective"),
         ("sharded_optimizer", True),
+        ("fused_attention", True),
+        ("cp_size", 2),
         ("billion_tokens", 450),
     ],
 )
 def test_every_control_changes_what_is_said_and_drawn(explorer, control, value):
+    if control == "cp_size":
+        explorer.fused_attention.value = True
     if control == "model":
         explorer.pp_size.value = 4
         explorer.world_size.value = 512
@@ -87,6 +91,27 @@ def test_a_plan_that_is_too_large_says_by_how_much_and_names_one_that_fits(explo
     explorer.sharded_optimizer.value = True
     assert "This does not fit." not in explorer.says.value
     assert fullest(explorer.shown).total <= DGX_A100.memory_bytes
+
+
+def test_context_ranks_need_fused_attention_and_send_what_they_send(explorer):
+    explorer.cp_size.value = 4
+    assert explorer.fused_attention.value and "fused attention is on now, not off" in explorer.says.value
+    assert "p · t · c · d = 8 · 8 · 4 · 4" in explorer.says.value
+    assert explorer.shown.cp_size == 4
+    assert "GB a step from each GPU" in table(explorer)["context-parallel traffic"]
+    assert "context messages: " in table(explorer)["a step"]
+    explorer.cp_size.value = 1
+    assert "context-parallel traffic" not in table(explorer) and "context messages" not in table(explorer)["a step"]
+
+
+def test_a_long_sequence_of_llama_fits_with_context_ranks():
+    divided = dict(sequence_parallel=True, sharded_optimizer=True)
+    alone = sizing_explorer(
+        "Llama 3, 70 billion, s = 131072", batch_size=128, recompute="none", fused_attention=True, **divided
+    )
+    assert "This does not fit." in alone.says.value
+    alone.cp_size.value = 8
+    assert "This does not fit." not in alone.says.value
 
 
 def test_where_no_plan_fits_more_gpus_are_asked_for():
