@@ -1,37 +1,41 @@
-"""The bug museum of notebook 11: twelve silent faults of real systems, each put into labkit for one run.
+"""The bug museum: silent faults of real systems, each put into labkit for one run.
 
 museum.healthy()           # what a run without a fault shows
 museum.case(3).run()       # what a run with fault number 3 shows
 museum.case(3).check("row bias added t times")
+
+``museum`` is that of notebook 11, with twelve faults; ``context_museum`` that of notebook 13, with three more.
 """
 
 from course.exercises.base import Verdict
 from course.exercises.record import note_solved, solved
-from course.museum.cases import CASES, NAMES, Case, Symptoms, nothing, symptoms
+from course.museum.cases import ALL_FAULTS, CONTEXT, MAIN, Case, Symptoms, Wing, cases_of, nothing, symptoms
 
 
 class Museum:
-    """All cases; solved when each has been named."""
+    """All cases of a wing; solved when each has been named."""
 
-    name, notebook = "bug_museum", "11"
+    def __init__(self, name: str, notebook: str, wing: Wing):
+        self.name, self.notebook, self._wing, self.cases = name, notebook, wing, cases_of(wing)
 
     def case(self, number: int) -> Case:
-        """Return case 1 to 12.
+        """Return a case, by its number from 1 up.
 
         Raises:
             ValueError: there is no such case.
         """
-        if number not in range(1, len(CASES) + 1):
-            raise ValueError(f"there is no case {number!r}: use 1 to {len(CASES)}")
-        return CASES[number - 1]
+        if number not in range(1, len(self.cases) + 1):
+            raise ValueError(f"there is no case {number!r}: use 1 to {len(self.cases)}")
+        return self.cases[number - 1]
 
     def healthy(self) -> Symptoms:
         """Return what the run shows without a fault."""
-        return symptoms(nothing)
+        return symptoms(nothing, self._wing)
 
     def names(self) -> None:
-        """Print the names of the faults, in alphabetical order."""
-        print("\n".join(NAMES))
+        """Print the names of the faults, in alphabetical order; here and in the main museum, for a smaller one."""
+        known = self._wing.faults if self._wing is MAIN else ALL_FAULTS
+        print("\n".join(sorted(fault.name for fault in known)))
 
     def check(self) -> None:
         """Say how many cases you have named so far."""
@@ -39,12 +43,15 @@ class Museum:
 
     def verdict(self) -> Verdict:
         """Return what `check` prints, as data."""
-        left = [case.number for case in CASES if case.name not in solved()]
+        left = [case.number for case in self.cases if case.name not in solved()]
         if not left:
             note_solved(self.name)
-            return Verdict("passed", f"bug_museum: all {len(CASES)} cases named.")
-        text = f"bug_museum: {len(CASES) - len(left)} of {len(CASES)} named; left: {', '.join(map(str, left))}."
-        return Verdict("not attempted" if len(left) == len(CASES) else "wrong", text)
+            return Verdict("passed", f"{self.name}: all {len(self.cases)} cases named.")
+        text = (
+            f"{self.name}: {len(self.cases) - len(left)} of {len(self.cases)} named; left: {', '.join(map(str, left))}."
+        )
+        return Verdict("not attempted" if len(left) == len(self.cases) else "wrong", text)
 
 
-museum = Museum()
+museum = Museum("bug_museum", "11", MAIN)
+context_museum = Museum("context_museum", "13", CONTEXT)

@@ -8,12 +8,15 @@ from functools import cache
 from string import ascii_uppercase
 
 from course.exercises.base import Folded, Verdict, indent, kept_in_handouts, report, source_of
+from course.museum.context_faults import CONTEXT_FAULTS
 from course.museum.faults import FAULTS, Fault
 from course.museum.grid import Cell, Grid
-from course.museum.tiny_run import LAYOUT, Run, Seen, in_one_process, on_rank
+from course.museum.tiny_run import CONFIG, CONTEXT_CONFIG, CONTEXT_LAYOUT, LAYOUT, Run, Seen, in_one_process, on_rank
 from labkit.launch import launch
+from labkit.layout import Coords, ParallelLayout
 from labkit.parity import Parity
 from labkit.sizes import counted
+from labkit.train import TrainConfig
 
 EQUAL = 1e-10
 """Relative errors below this are rounding: everything is in float64."""
@@ -27,6 +30,7 @@ class Symptoms:
 
     expected: Run
     ranks: Sequence[Seen]
+    layout: ParallelLayout
 
     @property
     def parity(self) -> Parity:
@@ -62,17 +66,21 @@ class Symptoms:
         return Grid({0: "", 1: "loss", 3: "gradient norm"}, heads, [12, 14, 11, 14, 0], rows)
 
     def _by_rank(self) -> Grid:
-        rows, places = [], [LAYOUT.coords(rank) for rank in range(len(self.ranks))]
+        rows, places = [], [self.layout.coords(rank) for rank in range(len(self.ranks))]
+        same_for = {name: whose for name, whose in SAME_FOR.items() if getattr(self.ranks[0], name)}
         for rank, (seen, at) in enumerate(zip(self.ranks, places)):
-            row = [Cell(f"{rank}  t{at.tp} d{at.dp} p{at.pp}"), _error(max(each.error for each in seen.weights))]
+            row = [Cell(f"{rank}  {self._place(at)}"), _error(max(each.error for each in seen.weights))]
             row += [_number(seen.losses[0], self.expected.losses[0]), _number(seen.norms[0], self.expected.norms[0])]
-            for name, whose in SAME_FOR.items():
+            for name, whose in same_for.items():
                 letters, right = self.letters(name), [whose(place) == whose(at) for place in places]
                 row.append(Cell(letters[rank], right != [letter == letters[rank] for letter in letters]))
             rows.append(row)
-        heads = ["rank", "before it", "loss", "norm", *SAME_FOR]
+        heads = ["rank", "before it", "loss", "norm", *same_for]
         above = {0: "step 1", 1: "weights", 2: "", 4: "same letter: the same"}
-        return Grid(above, heads, [12, 12, 11, 10, 8, 8, 8], rows)
+        return Grid(above, heads, [12, 12, 11, 10, *(8 for _ in same_for)], rows)
+
+    def _place(self, at: Coords) -> str:
+        return " ".join(f"{axis[0]}{getattr(at, axis)}" for axis in self.layout.axes if self.layout.size(axis) > 1)
 
     def _gradients(self) -> Grid:
         rows = []
@@ -87,22 +95,33 @@ class Symptoms:
         return Grid({0: "step 1", 1: "gradients"}, heads, [12, 10, 10, 9, 0], rows, below)
 
 
+@dataclass(frozen=True)
+class Wing:
+    """A part of the museum: its name in a notebook, its faults, and the run that each is put into."""
+
+    name: str
+    faults: Sequence[Fault]
+    config: TrainConfig
+    layout: ParallelLayout
+
+
 @dataclass
 class Case:
     """One unknown fault: `run` it, read, `check` its name."""
 
     number: int
     _fault: Fault = field(repr=False)
+    _wing: Wing = field(repr=False)
     _has_run: bool = field(default=False, init=False, repr=False)
 
     @property
     def name(self) -> str:
-        return f"case {self.number}"
+        return f"case {self.number}" if self._wing is MAIN else f"{self._wing.name} case {self.number}"
 
     def run(self) -> Symptoms:
-        """Train with the fault on eight ranks, and return what can be seen of it."""
+        """Train with the fault on ranks, and return what can be seen of it."""
         self._has_run = True
-        return symptoms(self._fault.apply)
+        return symptoms(self._fault.apply, self._wing)
 
     def check(self, guess: str | None = None) -> None:
         """Say whether ``guess`` names the fault; if not, say what the fault of that name would have shown."""
@@ -113,10 +132,10 @@ class Case:
         if guess is None or guess is ...:
             return Verdict("not attempted", f"{self.name}: not attempted yet. Choose a name from `names()`.")
         if not self._has_run:
-            return Verdict("wrong", f"{self.name}: look at it first: `museum.case({self.number}).run()`.")
-        guessed = next((fault for fault in FAULTS if fault.name == str(guess).strip().lower()), None)
+            return Verdict("wrong", f"{self.name}: look at it first: `{self._wing.name}.case({self.number}).run()`.")
+        guessed = next((fault for fault in ALL_FAULTS if fault.name == str(guess).strip().lower()), None)
         if guessed is None:
-            near = get_close_matches(str(guess), NAMES, n=1, cutoff=0.4)
+            near = get_close_matches(str(guess), [fault.name for fault in ALL_FAULTS], n=1, cutoff=0.4)
             meant = f" Did you mean {near[0]!r}?" if near else " `names()` lists them."
             return Verdict("wrong", f"{self.name}: no fault is called {guess!r}.{meant}")
         if guessed is not self._fault:
@@ -149,10 +168,11 @@ HINT = """Go down this list, and stop at the first answer that is not what it sh
 6. Do the later steps drift, although everything in step 1 is right? What is zero in step 1, and not in step 2?"""
 
 
-def symptoms(apply: Callable[[], None]) -> Symptoms:
+def symptoms(apply: Callable[[], None], wing: Wing) -> Symptoms:
     """Return what the run shows if ``apply`` is called on each rank before it."""
     expected = one_process()  # on the CPU even if there are GPUs: the same numbers everywhere
-    return Symptoms(expected, launch(on_rank, apply, expected, world_size=LAYOUT.world_size, backend="gloo"))
+    ranks = launch(on_rank, apply, expected, wing.config, world_size=wing.layout.world_size, backend="gloo")
+    return Symptoms(expected, ranks, wing.layout)
 
 
 @cache
@@ -165,9 +185,15 @@ def nothing() -> None:
     """Put in no fault."""
 
 
-NAMES = sorted(fault.name for fault in FAULTS)
-_IN_NO_ORDER = sorted(FAULTS, key=lambda fault: hashlib.blake2b(fault.name.encode()).digest())
-CASES = [Case(number, fault) for number, fault in enumerate(_IN_NO_ORDER, 1)]
+def cases_of(wing: Wing) -> list[Case]:
+    """Return the cases of a wing, in an order that says nothing about them."""
+    in_no_order = sorted(wing.faults, key=lambda fault: hashlib.blake2b(fault.name.encode()).digest())
+    return [Case(number, fault, wing) for number, fault in enumerate(in_no_order, 1)]
+
+
+MAIN = Wing("museum", FAULTS, CONFIG, LAYOUT)
+CONTEXT = Wing("context_museum", CONTEXT_FAULTS, CONTEXT_CONFIG, CONTEXT_LAYOUT)
+ALL_FAULTS = [*FAULTS, *CONTEXT_FAULTS]
 
 
 def _error(error: float) -> Cell:

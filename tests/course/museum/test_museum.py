@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from course import progress
-from course.museum import Museum, cases, museum
-from course.museum.cases import CASES, EQUAL, NAMES, nothing, symptoms
+from course.museum import Museum, cases, context_museum, museum
+from course.museum.cases import ALL_FAULTS, CONTEXT, EQUAL, MAIN, nothing, symptoms
+from course.museum.context_faults import CONTEXT_FAULTS
 from course.museum.faults import FAULTS
 from course.museum.grid import TINT
 from course.museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES, TinyTrainer
@@ -18,6 +19,7 @@ from labkit.pipeline.stage import Stage
 from labkit.tensor_parallel import RowParallelLinear, blocks, linear, vocabulary
 from labkit.train import Trainer, gradients, trainer
 
+CASES, NAMES = museum.cases, sorted(fault.name for fault in FAULTS)
 HEALTHY_LETTERS = {"copies": "AAAABBBB", "hidden": "AABBCCDD", "heads": "ABCDEFGH"}
 """For ranks 0 to 7: tensor ranks are 0 1, 2 3, ...; ranks 0 and 2 are replicas; ranks 4 to 7 are the second stage."""
 
@@ -42,8 +44,9 @@ SYMPTOMS = {  # what differs from one process, in the order in which the hint as
 @pytest.fixture(scope="module")
 def shown():
     """The healthy run before all faults, the run of each fault, and the healthy run after them."""
-    before = symptoms(nothing)
-    return {"before": before, **{fault.name: symptoms(fault.apply) for fault in FAULTS}, "after": symptoms(nothing)}
+    before = symptoms(nothing, MAIN)
+    with_faults = {fault.name: symptoms(fault.apply, MAIN) for fault in FAULTS}
+    return {"before": before, **with_faults, "after": symptoms(nothing, MAIN)}
 
 
 def differs(one, other):
@@ -90,7 +93,7 @@ def gradients_text(shown):
 
 def test_there_are_at_least_ten_faults_and_each_says_who_met_it():
     assert len(FAULTS) >= 10 and {fault.name for fault in FAULTS} == set(SYMPTOMS) == set(NAMES)
-    for fault in FAULTS:
+    for fault in ALL_FAULTS:
         assert re.search(r"[\w.-]+/[\w.-]+ (issue|pull request) #\d+", fault.seen_at), fault.name
     assert f"m = {NUM_MICRO_BATCHES} times" in next(f.shows for f in FAULTS if f.name.startswith("micro-batch"))
 
@@ -212,7 +215,7 @@ def all_have_run(monkeypatch):
 def test_a_case_is_named_after_a_run_only(monkeypatch):
     case = CASES[0]
     monkeypatch.setattr(case, "_has_run", False)
-    monkeypatch.setattr(cases, "symptoms", lambda apply: "a table")
+    monkeypatch.setattr(cases, "symptoms", lambda apply, wing: "a table")
     assert "museum.case(1).run()" in case.verdict(case._fault.name).text and "case 1" not in progress.solved()
     assert case.run() == "a table" and case.verdict(case._fault.name).status == "passed"
 
@@ -262,8 +265,52 @@ def test_the_solution_shows_the_lines(capsys):
     assert capsys.readouterr().out.split("\n")[:-1] == NAMES
 
 
-def test_the_museum_counts_as_an_exercise_of_notebook_11():
-    assert "bug_museum" in progress.exercises()["11"]
+# -- the three faults of a sequence that is cut ------------------------------------------------------------------------
+
+CONTEXT_SYMPTOMS = {  # the loss of step 1, how the gradients differ, and at which the most
+    "labels shifted after the cut": (True, None, "layers"),
+    "positions of consecutive tokens": (True, None, "positions"),
+    "loss divided by c twice": (False, 0.5, ""),
+}
+
+
+@pytest.fixture(scope="module")
+def shown_of_context():
+    faults = {fault.name: symptoms(fault.apply, CONTEXT) for fault in CONTEXT_FAULTS}
+    return {"healthy": context_museum.healthy(), **faults}
+
+
+def test_a_run_with_its_sequences_cut_is_healthy(shown_of_context):
+    healthy = shown_of_context["healthy"]
+    assert wrong_cells(healthy) == [{}, {}, {}]
+    assert "1  c1 d0" in repr(healthy) and "heads" not in repr(healthy)  # there is no dropout to show
+
+
+@pytest.mark.parametrize("name", CONTEXT_SYMPTOMS)
+def test_each_fault_of_the_cut_shows(shown_of_context, name):
+    found, (loss_is_wrong, ratio, worst) = shown_of_context[name], CONTEXT_SYMPTOMS[name]
+    for seen in found.ranks:
+        assert differs(seen.losses[0], found.expected.losses[0]) == loss_is_wrong
+        assert differs(seen.norms[0], found.expected.norms[0])
+        assert all(each.error >= EQUAL for each in seen.gradients) and all(each.error < EQUAL for each in seen.weights)
+    assert found.parity.common_ratio == (None if ratio is None else pytest.approx(ratio))
+    assert found.parity.worst(0).name.startswith(worst)
+    assert found.ranks[0].losses == sorted(found.ranks[0].losses, reverse=True)  # and yet it seems to learn
+
+
+def test_the_cases_of_notebook_13_are_named_apart(capsys, monkeypatch):
+    for case in context_museum.cases:
+        monkeypatch.setattr(case, "_has_run", True)
+        case.check(case._fault.name)
+    assert "context_museum case 1: yes" in capsys.readouterr().out
+    assert context_museum.verdict().status == "passed" and museum.verdict().status == "not attempted"
+    assert context_museum.case(1).verdict(FAULTS[0].name).status == "wrong"
+    context_museum.names()
+    assert capsys.readouterr().out.split("\n")[:-1] == sorted(fault.name for fault in ALL_FAULTS)
+
+
+def test_the_museum_counts_as_an_exercise_of_its_notebook():
+    assert "bug_museum" in progress.exercises()["11"] and "context_museum" in progress.exercises()["13"]
     assert isinstance(museum, Museum) and cases.one_process.cache_info().currsize <= 1
 
 
