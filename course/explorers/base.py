@@ -33,8 +33,7 @@ class Parts(NamedTuple):
     steps: Sequence[Scene]
     says: str
     facts: Table = Table()
-    warns: bool = False
-    """Whether the sentence says that something is wrong."""
+    warns: bool = False  # whether the sentence says that something is wrong
 
 
 class Explorer(widgets.VBox):

@@ -3,8 +3,8 @@
 from course.explorers.base import Explorer, Parts
 from course.explorers.choice import slider
 from course.pictures.batch import draw_batch
-from course.pictures.layout_table import bytes_text
 from course.pictures.scene import Table
+from course.pictures.style import bytes_text
 from course.sizing.ring import bus_factor
 from labkit.cuts import BatchCut
 from labkit.sizes import counted
@@ -27,21 +27,16 @@ class batch_explorer(Explorer):
         return BatchCut(*choice)
 
     def _parts(self) -> Parts:
-        cut = self.shown
-        rows = f"{counted(len(cut.rows_of_replica(0)), 'row')} of {cut.batch_size}"
-        says = f"Each of {cut.dp_size} ranks sees {rows} in a step" if cut.dp_size > 1 else f"One rank sees {rows}"
-        return Parts([draw_batch(cut)], says, facts_table(cut))
-
-
-def facts_table(cut: BatchCut) -> Table:
-    """Return what a rank has at once, how much a row counts, and what is sent in a step."""
-    m, d, b = cut.num_micro_batches, cut.dp_size, cut.micro_batch_size
-    rows, sent = counted(b, "row"), bus_factor("all_reduce", d) * GRADIENT_BYTES
-    message = f"all gradients once, {bytes_text(GRADIENT_BYTES)}; on a ring each rank sends {bytes_text(sent)}"
-    message += f" (without no_sync {bytes_text(m * sent)})" if m > 1 else ""
-    facts = {
-        "each rank": f"{counted(m, 'backward')} of {rows}: activations of {rows} at a time",
-        "a row counts": f"1/{b} in its micro-batch · 1/{m} in its rank · 1/{d} in the average = 1/{cut.batch_size}",
-        "sent in a step": message if d > 1 else "nothing",
-    }
-    return Table((), [*facts.items()], "for four layers of width 1024, in float32")
+        (whole, d, m), b = self.choice, self.shown.micro_batch_size
+        rows, sent = counted(b, "row"), bus_factor("all_reduce", d) * GRADIENT_BYTES
+        seen = f"{counted(m * b, 'row')} of {whole}"
+        message = f"all gradients once, {bytes_text(GRADIENT_BYTES)}; on a ring each rank sends {bytes_text(sent)}"
+        message += f" (without no_sync {bytes_text(m * sent)})" if m > 1 else ""
+        facts = {
+            "each rank": f"{counted(m, 'backward')} of {rows}: activations of {rows} at a time",
+            "a row counts": f"1/{b} in its micro-batch · 1/{m} in its rank · 1/{d} in the average = 1/{whole}",
+            "sent in a step": message if d > 1 else "nothing",
+        }
+        says = f"Each of {d} ranks sees {seen} in a step" if d > 1 else f"One rank sees {seen}"
+        table = Table((), [*facts.items()], "for four layers of width 1024, in float32")
+        return Parts([draw_batch(self.shown)], says, table)

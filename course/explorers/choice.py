@@ -3,7 +3,8 @@
 ipywidgets' own sliders have no name for a screen reader, and say an option's number instead of the option.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,21 @@ import traitlets
 
 
 class Choice(anywidget.AnyWidget):
-    """A choice of one of the ``options``: ``value``. It looks like a "slider", a "menu", a "checkbox" or "buttons"."""
+    """A choice of one of the ``options``: ``value``, which is added if it is not among them; a slider sorts them."""
 
     _esm = Path(__file__).with_name("choice.js")
     _css = Path(__file__).with_name("choice.css")
     description = traitlets.Unicode().tag(sync=True)
-    look = traitlets.Unicode("slider").tag(sync=True)
+    look = traitlets.Unicode().tag(sync=True)  # "slider", "menu", "checkbox" or "buttons"
     words = traitlets.List(traitlets.Unicode()).tag(sync=True)
     index = traitlets.Int().tag(sync=True)
     disabled = traitlets.Bool(False).tag(sync=True)
     hints = traitlets.List(traitlets.Unicode()).tag(sync=True)
     """What each option would change elsewhere, or "" if it fits; none if nobody has looked."""
 
-    def __init__(self, description: str, options: Sequence, value: Any, look: str = "slider"):
-        self.options = list(options)
-        super().__init__(description=description, look=look, words=list(map(self.word, options)))
+    def __init__(self, description: str, options: Iterable, value: Any, look: str):
+        self.options = sorted({*options, value}) if look == "slider" else [*dict.fromkeys([*options, value])]
+        super().__init__(description=description, look=look, words=list(map(self.word, self.options)))
         self.value = value
 
     @property
@@ -46,21 +47,9 @@ class Choice(anywidget.AnyWidget):
         return {bool: ("off", "on").__getitem__, float: "{:g}".format}.get(type(value), str)(value)
 
 
-def slider(description: str, options: Sequence, value: Any) -> Choice:
-    """Return a slider over numbers in ascending order, with ``value`` among them."""
-    return Choice(description, sorted({*options, value}), value)
-
-
-def menu(description: str, options: Sequence, value: Any) -> Choice:
-    """Return a menu; ``value`` is added if it is not among the options."""
-    return Choice(description, list(dict.fromkeys([*options, value])), value, "menu")
-
-
-def buttons(description: str, options: Sequence, value: Any) -> Choice:
-    """Return a row of buttons, one of which is pressed."""
-    return Choice(description, options, value, "buttons")
+slider, menu, buttons = (partial(Choice, look=look) for look in ("slider", "menu", "buttons"))
+"""Called with what it is for, the options, and the value at first."""
 
 
 def checkbox(description: str, value: bool) -> Choice:
-    """Return a checkbox."""
-    return Choice(description, [False, True], value, "checkbox")
+    return Choice(description, (False, True), value, "checkbox")

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.choice import menu, slider
@@ -45,17 +44,13 @@ class schedule_explorer(Explorer):
             f"{timeline.makespan_seconds:.4g} time units, of which {ideal:.4g} would do if no rank ever waited. "
             f"Bubble: <b>{timeline.bubble_over_ideal:.3f} idle / ideal</b>, {timeline.bubble_share:.1%} of the total"
         )
-        return Parts([replace(scene, table=_table(choice))], says)
-
-
-def _table(choice: Any) -> Table:
-    """Return the same facts of every schedule at these sizes."""
-    rows = []
-    for name in NAMES:
-        timeline = _timeline(*choice._replace(name=name))
-        label = f"{name}, v = {choice.num_chunks}" if name == "interleaved" else name
-        cells = f"{timeline.makespan_seconds:.4g}", f"{timeline.bubble_over_ideal:.3f}", f"{timeline.bubble_share:.1%}"
-        held = ", ".join(f"{peak:.3g}" for peak in peaks_in_flight(timeline))
-        rows.append((label + " (shown)" * (name == choice.name), *cells, held))
-    heads = "schedule", "makespan", "idle / ideal", "idle / total", "micro-batches held, rank by rank"
-    return Table(heads, rows, "all schedules at these sizes, simulated")
+        rows = []
+        for name in NAMES:
+            each = _timeline(*choice._replace(name=name))
+            label = f"{name}, v = {choice.num_chunks}" if name == "interleaved" else name
+            cells = f"{each.makespan_seconds:.4g}", f"{each.bubble_over_ideal:.3f}", f"{each.bubble_share:.1%}"
+            held = ", ".join(f"{peak:.3g}" for peak in peaks_in_flight(each))
+            rows.append((label + " (shown)" * (name == choice.name), *cells, held))
+        heads = "schedule", "makespan", "idle / ideal", "idle / total", "micro-batches held, rank by rank"
+        table = Table(heads, rows, "all schedules at these sizes, simulated")
+        return Parts([replace(scene, table=table)], says)

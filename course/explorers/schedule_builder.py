@@ -15,8 +15,7 @@ from labkit.timeline import simulate
 STUCK = "#C1121F"
 TOP, TRAY, ROW, BAND = 34.0, 28.0, 34.0, 92.0
 UNITS = {FORWARD: 1.0, BACKWARD: 2.0}  # of time, as `simulate` has it too
-Waits = dict[int, tuple[Op, int, Op]]
-"""By rank: the op that waits, and the rank and op that it waits for."""
+Waits = dict[int, tuple[Op, int, Op]]  # by rank: the op that waits, and the rank and op that it waits for
 
 
 class schedule_builder(Explorer):

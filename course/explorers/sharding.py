@@ -2,10 +2,10 @@
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.choice import buttons, checkbox, slider
-from course.pictures.layout_table import bytes_text
-from course.pictures.linear_cut import CUTS, LinearCut, Message
 from course.pictures.scene import Table
 from course.pictures.sharding import draw_cut
+from course.pictures.style import bytes_text
+from course.sizing.linear_cut import CUTS, LinearCut
 from course.sizing.ring import bus_factor
 
 SIZES = (64, 128, 256, 512, 1000, 1024, 2048, 4096, 8192)
@@ -32,14 +32,11 @@ class shard_explorer(Explorer):
         cut, whole = self.shown, self.choice.whole
         part = f"{len(cut.part_of(0))} {'columns' if cut.cut == 'column' else 'rows'} of A"
         says = f"Each of {cut.tp_size} ranks has {part}" if cut.tp_size > 1 else f"One rank has all {part}"
-        sent = zip(("sent forward", "sent backward"), cut.messages(whole))
-        facts = [(when, "".join(_says(cut, each) for each in messages) or "nothing") for when, messages in sent]
+        facts = {"sent forward": "nothing", "sent backward": "nothing"}
+        for when, messages in zip(facts, cut.messages(whole)):
+            for each in messages:
+                sent = bytes_text(each.size_bytes() * bus_factor(each.operation, cut.tp_size))
+                what = f"{each.operation.replace('_', '-')} of {each.tensor} {[*each.shape]}"
+                facts[when] = f"{what}, {bytes_text(each.size_bytes())}; on a ring each rank sends {sent}"
         ends = f"with {WHOLE_MEANS[cut.cut]}" if whole else "with shards left as they are"
-        return Parts([draw_cut(cut, self.choice.dealt)], says, Table((), facts, f"in float32, {ends}"))
-
-
-def _says(cut: LinearCut, message: Message) -> str:
-    """Say what is sent, how large it is, and what each rank sends if the collective is a ring."""
-    sent = bytes_text(message.size_bytes() * bus_factor(message.operation, cut.tp_size))
-    what = f"{message.operation.replace('_', '-')} of {message.tensor} {[*message.shape]}"
-    return f"{what}, {bytes_text(message.size_bytes())}; on a ring each rank sends {sent}"
+        return Parts([draw_cut(cut, self.choice.dealt)], says, Table((), [*facts.items()], f"in float32, {ends}"))

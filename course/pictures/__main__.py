@@ -12,13 +12,13 @@ from course.measure.utilisation import predict_step
 from course.pictures.batch import draw_replicas
 from course.pictures.collectives import draw_flows
 from course.pictures.layout import draw_layout
-from course.pictures.linear_cut import LinearCut
 from course.pictures.sharding import draw_cut
 from course.pictures.three_axes import draw_holdings
 from course.pictures.timeline import draw_timelines
 from course.pictures.transformer import draw_embedding, draw_pair, draw_transformer_layer
 from course.pictures.utilisation import draw_steps
 from course.sizing import Plan
+from course.sizing.linear_cut import LinearCut
 from labkit.cuts import BatchCut
 from labkit.layout import ParallelLayout
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
@@ -70,11 +70,9 @@ FIGURES = {
 def write_figures(folder: Path) -> list[Path]:
     """Draw every figure into ``folder`` as SVG, and return the files' paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, draw in FIGURES.items():
-        path = folder / f"{name}.svg"
-        path.write_text(draw().svg() + "\n")
-        paths.append(path)
+    paths = [folder / f"{name}.svg" for name in FIGURES]
+    for path in paths:
+        path.write_text(FIGURES[path.stem]().svg() + "\n")
     return paths
 
 

@@ -6,10 +6,9 @@ Ranks go down, time goes right. What only one rank has is tinted and says whose 
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
-from course.pictures.layout_table import bytes_text
 from course.pictures.parts import own_box, rank_names, titled
 from course.pictures.scene import WIDTH, Mark, Scene, Table, box, label
-from course.pictures.style import BACKWARD, DP, FRAME, FRAME_FILL, MUTED, tint, tints
+from course.pictures.style import BACKWARD, DP, FRAME, FRAME_FILL, MUTED, bytes_text, tint, tints
 from labkit.cuts import BatchCut
 from labkit.sizes import counted
 

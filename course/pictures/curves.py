@@ -14,8 +14,7 @@ LOOKS = (
     {"color": "#00204D", "linewidth": 2.2},
     {"color": "#C9A227", "linestyle": "", "marker": "o", "markersize": 10, "fillstyle": "none", "markeredgewidth": 2.5},
     {"color": INK, "linestyle": "", "marker": "x", "markersize": 8, "markeredgewidth": 2},
-)
-"""From the bottom up: a broad line, a thin one on it, rings, crosses; in none of the axes' colours."""
+)  # from the bottom up: a broad line, a thin one on it, rings, crosses; in none of the axes' colours
 
 
 def draw_losses(

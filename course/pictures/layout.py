@@ -9,22 +9,21 @@ from functools import lru_cache
 from typing import Any
 
 from course.pictures.floor_plan import FloorPlan, floor_plan
-from course.pictures.layout_table import axes_in_use, bytes_text, layout_table
 from course.pictures.parts import heading
-from course.pictures.scene import SMALLEST, WIDTH, Mark, Scene, box, fitting, label, line, text_width
-from course.pictures.style import AXIS_COLOR, AXIS_NAME, FRAME, FRAME_FILL, MUTED, TINTS, group_letter, tint
+from course.pictures.scene import SMALLEST, WIDTH, Mark, Scene, Table, box, fitting, label, line, text_width
+from course.pictures.style import AXIS_COLOR, AXIS_NAME, FRAME, FRAME_FILL, MUTED, TINTS, bytes_text, group_letter, tint
 from course.sizing import Traffic
 from labkit.layout import ParallelLayout
 from labkit.sizes import counted, ranks_text
 
-HEAD = 48.0
-"""The pixels above a grid for its heading."""
-BOX = 0.84
-"""The side of a box; the rest is the gap to its neighbour, in which lines between peers are seen."""
+HEAD = 48.0  # pixels above a grid, for its heading
+BOX = 0.84  # the side of a box; the rest is the gap to its neighbour, in which lines between peers are seen
 LARGEST_BOX = 37.0  # pixels
-MOST_LINES, MOST_SEEN = 64, 32
-"""GPUs: with more than the first, no lines; with more than the second, only those of the GPU that is pointed at."""
+MOST_LINES, MOST_SEEN = 64, 32  # GPUs: with more, no lines; with more, only those of the GPU that is pointed at
 WIDEST_LINE = 7.0
+MOST_GROUPS = 16  # in a cell of the table
+Sent = Mapping[str, Traffic]  # by axis
+NONE: Sent = {}
 
 
 def draw_layout(
@@ -32,7 +31,7 @@ def draw_layout(
     gpus_per_node: int = 8,
     *,
     node: int | None = None,
-    traffic: Mapping[str, Traffic] | None = None,
+    traffic: Sent = NONE,
     traffic_of: str = "",
 ) -> Scene:
     """Draw the groups of every axis of a layout, a grid for each.
@@ -41,8 +40,8 @@ def draw_layout(
     between peers are as wide as their share of it.
     """
     axes, marks = axes_in_use(layout), []
-    columns = 2 if len(axes) == 4 else 3
-    width, height = WIDTH / columns - 16, (350.0 if columns == 3 else 260.0)
+    columns, height = (2, 260.0) if len(axes) == 4 else (3, 350.0)
+    width = WIDTH / columns - 16
     for number, axis in enumerate(axes):
         x, y = number % columns * WIDTH / columns, number // columns * (HEAD + height + 16)
         marks += _grid(layout, axis, gpus_per_node, x, y, width, height, node, traffic)
@@ -51,9 +50,21 @@ def draw_layout(
         bottom = max(mark.bottom for mark in marks)
         marks.append(box("all nodes", 0, bottom + 12, 122, 26, FRAME_FILL, "‹ all nodes", **look))
     says = "; ".join(f"{AXIS_NAME[axis]}: {describe_groups(layout, axis, gpus_per_node)}" for axis in axes)
-    table = layout_table(layout, gpus_per_node, traffic, traffic_of)
     title = f"{layout.world_size} GPUs, {gpus_per_node} per node, order {layout.order}"
+    rows = [_row(layout, axis, gpus_per_node, traffic) for axis in axes]
+    heads = ["axis", "groups", "cross nodes", *["bytes a step", "between nodes"] * bool(traffic), "ranks"]
+    table = Table(heads, rows, f"Bytes of {traffic_of}." if traffic_of else "")
     return Scene(title, says, marks, max(mark.bottom for mark in marks) + 8, table=table)
+
+
+def _row(layout: ParallelLayout, axis: str, gpus_per_node: int, traffic: Sent) -> list[str]:
+    """Return an axis as text: its numbers, the bytes in all and between nodes, and the ranks of its groups."""
+    groups, crossing = layout.groups(axis), len(layout.crossings(axis, gpus_per_node))
+    cells = [f"{AXIS_NAME[axis]} ({axis} {layout.size(axis)})", f"{len(groups)} of {layout.size(axis)}"]
+    sent = [*map(bytes_text, traffic[axis])] if axis in traffic else ["not counted", ""] * bool(traffic)
+    lists = [f"{group_letter(index)} {ranks_text(group)}" for index, group in enumerate(groups[:MOST_GROUPS])]
+    lists += [f"and {len(groups) - MOST_GROUPS} more"] * (len(groups) > MOST_GROUPS)
+    return [*cells, str(crossing or "none"), *sent, " ".join(lists)]
 
 
 def draw_orders(layouts: Sequence[ParallelLayout], gpus_per_node: int = 8) -> Scene:
@@ -77,22 +88,24 @@ def describe_groups(layout: ParallelLayout, axis: str, gpus_per_node: int) -> st
     """
     size, crossing = layout.size(axis), len(layout.crossings(axis, gpus_per_node))
     groups = layout.world_size // size
-    sizes = f"{counted(groups, 'group')} of {size}"
-    if size == 1:
-        return f"{sizes}: nobody to talk to"
+    where = "crosses nodes" if groups == 1 else "all cross nodes" if crossing == groups else f"{crossing} cross nodes"
     if not crossing:
-        return f"{sizes}, each inside a node" if groups > 1 else f"{sizes}, inside a node"
-    who = "all cross" if crossing == groups > 1 else "crosses" if groups == 1 else f"{crossing} cross"
-    return f"{sizes}, {who} nodes"
+        where = "inside a node" if groups == 1 else "each inside a node"
+    return f"{counted(groups, 'group')} of {size}" + (f", {where}" if size > 1 else ": nobody to talk to")
+
+
+def axes_in_use(layout: ParallelLayout) -> list[str]:
+    """Return the axes that have a grid and a row: context parallelism only where it is in use."""
+    return [axis for axis in ("tp", "cp", "dp", "pp") if axis != "cp" or layout.cp_size > 1]
 
 
 def _grid(
     layout: ParallelLayout, axis: str, node_size: int, x: float, y: float, width: float, height: float,
-    node: int | None = None, traffic: Mapping[str, Traffic] | None = None, prefix: str = "",
+    node: int | None = None, traffic: Sent = NONE, prefix: str = "",
 ) -> Iterator[Mark]:  # fmt: skip
     """Yield the marks of one grid from its corner on: a box for each GPU or, where those are too small, each node."""
-    color, key, top, group_of = AXIS_COLOR[axis], f"{prefix}{axis}", y + HEAD, _groups(layout, axis)
-    yield from heading(key, x, y, f"{AXIS_NAME[axis]} groups", describe_groups(layout, axis, node_size), color)
+    color, name, key, top = AXIS_COLOR[axis], AXIS_NAME[axis], f"{prefix}{axis}", y + HEAD
+    yield from heading(key, x, y, f"{name} groups", describe_groups(layout, axis, node_size), color)
     first, end = (0, layout.world_size) if node is None else (node * node_size, (node + 1) * node_size)
     cells = [[rank] for rank in range(first, min(end, layout.world_size))]
     plan = floor_plan(len(cells), node_size, width, height)
@@ -108,15 +121,11 @@ def _grid(
     centres = [(x + cx * unit, top + cy * unit) for cx, cy in map(plan.centre, range(len(cells)))]
     if len(cells) <= MOST_LINES and layout.size(axis) > 1 and node is None and not small:
         yield from _lines(layout, centres, key, axis, node_size, traffic)
-    held = [tuple(sorted({group_of[rank] for rank in cell})) for cell in cells]
+    held = [tuple(sorted({_groups(layout, axis)[rank] for rank in cell})) for cell in cells]
     kinds = {kind: number for number, kind in enumerate(dict.fromkeys(held))}
-    side, name = (0.92 if small else BOX) * unit, AXIS_NAME[axis]
+    side = (0.92 if small else BOX) * unit
     for (rank, *_), groups, (cx, cy) in zip(cells, held, centres):
-        letters, at, number = (
-            [group_letter(groups[0]), group_letter(groups[-1])],
-            layout.coords(rank),
-            rank // node_size,
-        )
+        letters, number = [group_letter(groups[0]), group_letter(groups[-1])], rank // node_size
         if small:
             text, strength = "–".join(dict.fromkeys(letters)), 0.12 + 0.7 * kinds[groups] / max(1, len(kinds) - 1)
             fact = f"node {number}: GPUs of {name} {counted(len(groups), 'group')} {text.replace('–', ' to ')}"
@@ -125,7 +134,7 @@ def _grid(
             text, strength = f"{letters[0]}\n{rank}", TINTS[groups[0] % len(TINTS)]
             fact = f"{name} group {letters[0]} {ranks_text(layout.group_of(rank, axis))}"
             fact = f"GPU {rank}: {fact}" if axis == "tp" else fact
-            own = f"{key}.{at.tp}.{at.cp}.{at.dp}.{at.pp}"
+            own = ".".join(map(str, (key, *layout.coords(rank))))
             look = dict[str, Any](same=f"{prefix}gpu{rank}", size=min(16, 0.42 * unit))
         tags = tuple(f"{key}{index}" for index in groups)
         lights = tags if len(groups) > 1 else _peers(layout, rank, prefix)
@@ -138,26 +147,24 @@ def _frames(plan: FloorPlan, key: str, x: float, y: float, unit: float, first: i
     """Yield a frame for each node and, where there is room, its name."""
     width, height = (length * unit for length in plan.frame)
     size = fitting("node 999", width, 0.5 * unit, 13)
-    for number in range(plan.num_nodes):
-        left, top = (x + plan.corner(number)[0] * unit, y + plan.corner(number)[1] * unit)
-        yield box(f"{key}.node{first + number}", left, top, width, height, FRAME_FILL, edge=FRAME, radius=5)
+    for number, (right, down) in enumerate(map(plan.corner, range(plan.num_nodes)), first):
+        left, top = x + right * unit, y + down * unit
+        yield box(f"{key}.node{number}", left, top, width, height, FRAME_FILL, edge=FRAME, radius=5)
         if plan.head and size:
-            yield label(f"{key}.name{first + number}", left + 3, top - 0.24 * unit, f"node {first + number}", size=size,
-                        ink=MUTED)  # fmt: skip
+            yield label(f"{key}.name{number}", left + 3, top - 0.24 * unit, f"node {number}", size=size, ink=MUTED)
 
 
 def _lines(layout: ParallelLayout, centres, key: str, axis: str, node_size: int, traffic) -> Iterator[Mark]:
     """Yield the ring of each group: dashed if it leaves a node, and as wide as its share of the bytes."""
     width, sends, name = 2.5, "", AXIS_NAME[axis]
-    if traffic and axis in traffic and (most := max(each.total_bytes for each in traffic.values())):
+    if axis in traffic and (most := max(each.total_bytes for each in traffic.values())):
         width = 1 + (WIDEST_LINE - 1) * traffic[axis].total_bytes / most
         sends = f", {bytes_text(traffic[axis].total_bytes)} a step in all {name} groups"
     for index, group in enumerate(layout.groups(axis)):
-        ring = [*group, group[0]] if len(group) > 2 and axis != "pp" else group
+        points = [centres[rank] for rank in (group if len(group) == 2 or axis == "pp" else [*group, group[0]])]
         crosses = len({rank // node_size for rank in group}) > 1
         fact = f"{name} group {group_letter(index)}: {'leaves its node' if crosses else 'in one node'}{sends}"
         look: dict[str, Any] = dict(dashed=crosses, shy=layout.world_size > MOST_SEEN, tags=(f"{key}{index}",))
-        points = [centres[rank] for rank in ring]
         yield line(f"{key}.ring{index}", points, AXIS_COLOR[axis], width, fact=fact, **look)
 
 

@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from course.pictures.scene import image_html
 from course.pictures.style import IDLE, INK, MUTED
 
-LABEL_PT = 13
-"""The size of words in points, on plots 11 to 13 inches wide: legible from the back of a room."""
+LABEL_PT = 13  # the size of words in points, on plots 11 to 13 inches wide: legible from the back of a room
 
 
 class Plot:

@@ -16,12 +16,9 @@ from typing import Literal
 from course.pictures.style import INK, text_on
 
 WIDTH = 940.0
-NARROWEST = 700.0
-"""A picture is shown no narrower, as in stage.css: the smallest text still has 8 pixels."""
-SMALLEST, USUAL, LARGE = 11, 13, 17
-"""Sizes of text: nothing is written smaller than the first; what does not fit is left to the fact and the table."""
-EM = 0.62
-"""The mean width of a letter over the size of its text: a little more than that of the usual fonts."""
+NARROWEST = 700.0  # a picture is shown no narrower, as in stage.css: the smallest text still has 8 pixels
+SMALLEST, USUAL, LARGE = 11, 13, 17  # sizes of text: what would be smaller is left to the fact and the table
+EM = 0.62  # the mean width of a letter over the size of its text: a little more than that of the usual fonts
 LINE = 1.25
 TEXT = f'font-family="\'DejaVu Sans\', Verdana, system-ui, sans-serif" font-size="{USUAL}" text-anchor="middle"'
 """How all text looks that says nothing else, as stage.css has it too."""
@@ -91,31 +88,20 @@ class Mark:
             size = f'width="{_number(self.width)}" height="{_number(self.height)}" rx="{_number(self.radius)}"'
             yield f'<rect {size} fill="{self.fill}"{stroke}/>'
         elif self.shape == "line":
-            path = "L".join(f"{_number(x)} {_number(y)}" for x, y in self.points)
-            yield f'<path d="M{path}" fill="none"{stroke}/>'
-            for head in self.heads_at():
-                path = "L".join(f"{_number(x)} {_number(y)}" for x, y in head)
-                yield f'<path d="M{path}Z" fill="{self.edge}"/>'
+            yield f'<path d="M{_path(self.points)}" fill="none"{stroke}/>'
+            for (x0, y0), (x, y) in [self.points[-2:], self.points[1::-1]][: self.heads]:
+                angle, length = atan2(y - y0, x - x0), ARROW + self.edge_width
+                back = [(x - length * cos(angle + side), y - length * sin(angle + side)) for side in (-0.4, 0.4)]
+                yield f'<path d="M{_path([(x, y), *back])}Z" fill="{self.edge}"/>'
         look = f' font-size="{_number(self.size)}"' if self.size != USUAL else ""
         look += f' fill="{self.ink}"' if self.ink != INK else ""
         look += f' text-anchor="{self.anchor}"' if self.anchor != "middle" else ""
         look += ' font-weight="bold"' if self.bold else ""
-        for x, y, line in self.lines():
-            yield f'<text x="{_number(x)}" y="{_number(y + 0.35 * self.size)}"{look}>{escape(line)}</text>'
-
-    def lines(self) -> Iterable[tuple[float, float, str]]:
-        """Yield the middle of each line of text, and the line."""
         lines = self.text.split("\n") if self.text else []
-        x, y = (self.width / 2, self.height / 2) if self.shape == "box" else (0.0, 0.0)
-        for number, line in enumerate(lines):
-            yield x, y + (number - (len(lines) - 1) / 2) * self.size * LINE, line
-
-    def heads_at(self) -> Iterable[list[tuple[float, float]]]:
-        """Yield the triangles at a line's ends."""
-        ends = [(self.points[-2], self.points[-1]), (self.points[1], self.points[0])][: self.heads]
-        for (x0, y0), (x, y) in ends:
-            angle, length = atan2(y - y0, x - x0), ARROW + self.edge_width
-            yield [(x, y)] + [(x - length * cos(angle + side), y - length * sin(angle + side)) for side in (-0.4, 0.4)]
+        for number, line in enumerate(lines):  # around the middle of a box; a label has no size
+            y = self.height / 2 + (number - (len(lines) - 1) / 2) * self.size * LINE
+            place = f'x="{_number(self.width / 2)}" y="{_number(y + 0.35 * self.size)}"'
+            yield f"<text {place}{look}>{escape(line)}</text>"
 
 
 def box(
@@ -147,8 +133,7 @@ def line(key: str, points: Sequence[tuple[float, float]], color: str, width: flo
     return Mark(key, "line", x, y, edge=color, edge_width=width, points=moved, **look)
 
 
-arrow = partial(line, width=2.0, heads=1)
-"""A line with a head at its end, or with two."""
+arrow = partial(line, width=2.0, heads=1)  # a line with a head at its end, or with two
 
 
 def text_width(text: str, size: float = USUAL, bold: bool = False) -> float:
@@ -255,6 +240,10 @@ def image_html(svg: str, alt: str, width: float) -> str:
     source = base64.b64encode(svg.encode()).decode()
     look = f'style="min-width:{min(width, NARROWEST):g}px" src="data:image/svg+xml;base64,{source}"'
     return f'<div style="overflow-x:auto"><img alt="{escape(alt)}" width="{_number(width)}" {look}></div>'
+
+
+def _path(points: Iterable[tuple[float, float]]) -> str:
+    return "L".join(f"{_number(x)} {_number(y)}" for x, y in points)
 
 
 def _number(value: float) -> str:

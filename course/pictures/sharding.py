@@ -9,10 +9,10 @@ from itertools import pairwise
 from math import gcd
 from typing import Any
 
-from course.pictures.linear_cut import LinearCut
 from course.pictures.parts import Place, own_box, rank_name, rank_names, titled
 from course.pictures.scene import SMALLEST, WIDTH, Mark, Scene, Table, box, fitting, label
-from course.pictures.style import FRAME, FRAME_FILL, TP, tints
+from course.pictures.style import FRAME, FRAME_FILL, TP, bytes_text, tints
+from course.sizing.linear_cut import LinearCut
 from labkit.cuts import check_divides, chunks_of_rank
 
 TOP, AREA, BIAS = 84.0, 300.0, 18.0  # pixels: above the matrices; their height; that of b, which is a vector
@@ -45,7 +45,18 @@ def draw_cut(cut: LinearCut, dealt: bool = False) -> Scene:
             look["tags"] = look["lights"] = tuple(f"rank{each}" for each in range(t))
         marks.append(own_box(f"{name}.{rank}", rank, place, fill, text, _fact(cut, name, rank), radius=0, **look))
     marks += _words(cut, dealt, places, middles)
-    return titled(title, SAYS[cut.cut, dealt], marks, cut.table())
+    return titled(title, SAYS[cut.cut, dealt], marks, _table(cut))
+
+
+def _table(cut: LinearCut) -> Table:
+    """Return the shapes, whole and on each rank."""
+    on_rank, rows = {"": "the same", "sum": "{} of partial sums"}, []
+    for name, (shape, shard, by) in cut.tensors.items():
+        size = bytes_text(cut.tensors[name].shard_bytes)
+        rows.append((name, str([*shape]), on_rank.get(by, "{}").format([*shard]), size))
+        if name == "A":
+            rows.append(("stored weight", str([*shape[::-1]]), str([*cut.weight_shard]), size))
+    return Table((f"{cut.cut}, t = {cut.tp_size}", "whole", "on each rank", "bytes there, float32"), rows)
 
 
 def _places(cut: LinearCut, dealt: bool, drawn: Sequence[int]) -> tuple[Places, dict[int, float], bool]:
@@ -92,7 +103,7 @@ def _words(cut: LinearCut, dealt: bool, places: Places, middles: dict[int, float
 
 def _fact(cut: LinearCut, name: str, rank: int) -> str:
     _, shard, by = cut.tensors[name]
-    part, size = cut.part_of(rank), f"{[*shard]}, {cut.size_text(name)}"
+    part, size = cut.part_of(rank), f"{[*shard]}, {bytes_text(cut.tensors[name].shard_bytes)}"
     whole = {"": f"all of {name} {size}, as on every rank", "sum": f"X_{rank} A_{rank} {size}, a part of all of Y"}
     stored = f", stored as weight {[*cut.weight_shard]}" if name == "A" else ""
     return whole.get(by, f"{name}_{rank} {size}, {by} {part[0]} to {part[-1]} of {name}{stored}")

@@ -10,8 +10,7 @@ import traitlets
 
 from course.pictures.scene import Scene
 
-MOST_PICTURES = 12
-"""Steps: of longer ones, a page without a kernel has the pictures of the first only, and a table of each."""
+MOST_PICTURES = 12  # steps: of more, a page without a kernel has a picture of the first only, and a table of each
 
 
 class Stage(anywidget.AnyWidget):
@@ -22,21 +21,15 @@ class Stage(anywidget.AnyWidget):
 
     _esm = Path(__file__).with_name("stage.js")
     _css = Path(__file__).with_name("stage.css")
-    steps = traitlets.List().tag(sync=True)
-    """The first scene whole, then of each step what differs from the one before: see `difference`."""
-    changes = traitlets.Dict().tag(sync=True)
-    """What differs from the scene shown last; stage.js puts it into ``steps``."""
+    steps = traitlets.List().tag(sync=True)  # the first scene whole, then what differs from step to step
+    changes = traitlets.Dict().tag(sync=True)  # since the scene shown last; stage.js puts them into ``steps``
     seconds = traitlets.Float(1.0).tag(sync=True)
-    clicks = traitlets.Bool(False).tag(sync=True)
-    """Whether somebody listens: marks that take clicks are buttons then."""
-    unfolded = traitlets.Bool(False).tag(sync=True)
-    """Whether the table below the picture is open at first."""
+    clicks = traitlets.Bool(False).tag(sync=True)  # whether somebody listens: marks that take clicks are buttons then
+    unfolded = traitlets.Bool(False).tag(sync=True)  # whether the table below the picture is open at first
 
     def __init__(self, *steps: Scene, seconds: float = 1.0, **options: Any):
         self.scenes: Sequence[Scene] = steps
-        self._sends_changes = False
-        self._clicked: list[Callable[[str], None]] = []
-        self._dropped: list[Callable[[str, str], None]] = []
+        self._sends_changes, self._heard = False, {}
         super().__init__(steps=differences(steps), seconds=seconds, **options)
         self.on_msg(self._hear)
 
@@ -51,18 +44,15 @@ class Stage(anywidget.AnyWidget):
 
     def on_click(self, call: Callable[[str], None]) -> None:
         """Call ``call`` with the key of each mark that the reader clicks, or presses Enter on."""
-        self._clicked.append(call)
-        self.clicks = True
+        self._heard["click"], self.clicks = call, True
 
     def on_drop(self, call: Callable[[str, str], None]) -> None:
         """Call ``call`` with the keys of the mark that the reader drags, and of that it is dropped on."""
-        self._dropped.append(call)
+        self._heard["drop"] = lambda keys: call(*keys)
 
     def _hear(self, _, message: dict[str, Any], buffers) -> None:
-        for call in self._clicked if "click" in message else ():
-            call(message["click"])
-        for call in self._dropped if "drop" in message else ():
-            call(*message["drop"])
+        for what in message.keys() & self._heard:
+            self._heard[what](message[what])
 
     def _should_send_property(self, key: str, value: Any) -> bool:
         from_changes = key == "steps" and self._sends_changes  # stage.js makes them

@@ -5,6 +5,7 @@ Groups of one axis are tints of that axis's colour and carry a letter, so no pic
 """
 
 from functools import lru_cache
+from math import log10
 from operator import mul
 
 TP = "#0072B2"
@@ -13,12 +14,10 @@ DP = "#009E73"
 CP = "#CC79A7"
 FORWARD = "#56B4E9"
 BACKWARD = "#F0E442"
-WEIGHT_GRADIENT = "#E69F00"
-"""The half of a split backward that no rank waits for: next to yellow, and the last of Okabe and Ito's colours."""
+WEIGHT_GRADIENT = "#E69F00"  # the half of a split backward that no rank waits for: the last of Okabe and Ito's colours
 IDLE = "#E5E7EB"
 INK = "#1F2933"
-MUTED = "#5B6770"
-"""The ink of what a reader may skip: 5.9 to 1 on white, still easy to read."""
+MUTED = "#5B6770"  # the ink of what a reader may skip: 5.9 to 1 on white, still easy to read
 GREY = "#9AA5AE"
 FRAME, FRAME_FILL = "#AEB8C0", "#F5F7F9"
 
@@ -26,8 +25,7 @@ KIND_COLOR = {"forward": FORWARD, "backward": BACKWARD, "weight_gradient": WEIGH
 AXIS_COLOR = {"tp": TP, "cp": CP, "dp": DP, "pp": PP}
 AXIS_NAME = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline"}
 
-TINTS = (0.16, 0.58, 0.34, 0.78)
-"""How much of the axis's colour its groups get in turn: neighbours in this order are far apart."""
+TINTS = (0.16, 0.58, 0.34, 0.78)  # how much of its axis's colour a group gets: neighbours here are far apart
 
 
 def group_letter(index: int) -> str:
@@ -78,3 +76,15 @@ def three_digits(value: float) -> str:
     ('0.0457', '12.3', '1,302')
     """
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
+def bytes_text(number: float) -> str:
+    """Write a volume with three digits and its unit, in powers of 1000.
+
+    >>> bytes_text(927_712_935_936), bytes_text(4.3e12), bytes_text(0)
+    ('928 GB', '4.3 TB', 'none')
+    """
+    if number == 0:
+        return "none"
+    power = min(int(log10(number)) // 3, 5)
+    return f"{number / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"

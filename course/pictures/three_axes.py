@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from course.pictures.layout_table import bytes_text
 from course.pictures.scene import WIDTH, Mark, Scene, Table, arrow, box, label, text_width
-from course.pictures.style import AXIS_COLOR, AXIS_NAME, FRAME, FRAME_FILL, TP, tint
+from course.pictures.style import AXIS_COLOR, AXIS_NAME, FRAME, FRAME_FILL, TP, bytes_text, tint
 from course.sizing import Traffic
 from labkit.cuts import BatchCut, layers_of_stage
 from labkit.layout import ParallelLayout

@@ -19,13 +19,10 @@ from labkit.schedules.schedule import LETTER
 from labkit.timeline.spans import COMMUNICATION, COMPUTING, WAIT, Span, Timeline
 
 WORDS: dict[str, str] = dict(zip(COMPUTING, ("F forward", "B backward", "W gradient of the weights", "optimizer")))
-CHUNK_STRENGTHS = (1.0, 0.45, 0.75, 0.25)
-"""How much of its colour an op gets by its chunk: neighbours in this order are far apart."""
+CHUNK_STRENGTHS = (1.0, 0.45, 0.75, 0.25)  # how much of its colour an op gets by its chunk: neighbours are far apart
 LEFT, HEAD, WORK, GAP, LANE = 66.0, 30.0, 30.0, 6.0, 15.0
-BESIDE = 150.0
-"""The width of the bars beside a timeline."""
-MOST_LANES = 3
-"""Messages under way at once are drawn below each other, in up to this many lanes."""
+BESIDE = 150.0  # the width of the bars beside a timeline
+MOST_LANES = 3  # messages under way at once are drawn below each other, in up to this many lanes
 MOST_ARROWS, MOST_STEPS = 300, 40
 MOST_OPS = 100  # in a cell of the table
 LATER = "#ffffffb8"  # a veil over what comes after the playhead
@@ -42,17 +39,12 @@ def draw_timelines(
     """
     unit, right = unit or _unit_of(timelines), WIDTH - (BESIDE if in_flight else 12)
     most = max(peak for timeline in timelines for peak in peaks_in_flight(timeline)) if in_flight else 1
-    facts = [
-        f"{each.source}: {time_text(each.makespan_seconds, unit)}, {each.bubble_share:.1%} idle" for each in timelines
-    ]
-    marks = []
-    all_rows = stacked(timelines, unit, max(each.makespan_seconds for each in timelines) or 1.0, right)
-    for rows, title, fact in zip(all_rows, titles, facts, strict=True):
-        marks += [*rows.heading(title, fact), *rows.marks()]
+    end, marks = max(each.makespan_seconds for each in timelines) or 1.0, []
+    for rows in (all_rows := stacked(timelines, titles, unit, end, right)):
+        marks += rows.marks(f"{time_text(rows.timeline.makespan_seconds, unit)}, {rows.timeline.bubble_share:.1%} idle")
         if in_flight:
             marks += [label(f"{rows.key}held", right + 12, rows.top - 16, "micro-batches held"), *rows.bars(most)]
-    table = _table(timelines, titles, unit, in_flight)
-    return with_axis(all_rows, titles, facts, marks, table)
+    return with_axis(all_rows, marks, _table(timelines, titles, unit, in_flight))
 
 
 def play_timeline(timeline: Timeline, title: str = "", *, unit: str | None = None) -> list[Scene]:
@@ -63,7 +55,7 @@ def play_timeline(timeline: Timeline, title: str = "", *, unit: str | None = Non
     """
     unit, most = unit or _unit_of([timeline]), max(peaks_in_flight(timeline))
     whole = draw_timelines([timeline], [title], in_flight=True, unit=unit)
-    rows, steps = Rows(timeline, "", HEAD, timeline.makespan_seconds, WIDTH - BESIDE, unit), [whole]
+    rows, steps = Rows(timeline, title, "", HEAD, timeline.makespan_seconds, WIDTH - BESIDE, unit), [whole]
     moments = sorted({moment for span in timeline.spans if span.kind in COMPUTING for moment in (span.start, span.end)})
     for now in [*moments[: -1 : ceil(len(moments) / MOST_STEPS)], moments[-1]]:
         x, held = rows.x(now), {mark.key: mark for mark in rows.bars(most, now)}
@@ -83,8 +75,9 @@ def play_timeline(timeline: Timeline, title: str = "", *, unit: str | None = Non
 class Rows:
     """The rows of one timeline in a picture: ``top`` is the first one's y, and ``end`` is where ``right`` is."""
 
-    def __init__(self, timeline: Timeline, key: str, top: float, end: float, right: float, unit: str):
-        self.timeline, self.key, self.top, self.end, self.right, self.unit = timeline, key, top, end, right, unit
+    def __init__(self, timeline: Timeline, title: str, key: str, top: float, end: float, right: float, unit: str):
+        self.timeline, self.title, self.facts, self.key, self.unit = timeline, title, "", key, unit
+        self.top, self.end, self.right = top, end, right
         self.begin, self.scale = min((span.start for span in timeline.spans), default=0.0), (right - LEFT) / end
         self.lanes = {rank: in_lanes(timeline.of(rank, COMMUNICATION)) for rank in timeline.ranks}
         num_lanes = max(map(len, self.lanes.values()), default=0)
@@ -107,14 +100,11 @@ class Rows:
         """Return how many micro-batches a rank holds at this moment."""
         return self._held[rank][bisect_right(self._held[rank], now, key=itemgetter(0)) - 1][1]
 
-    def heading(self, title: str, facts: str) -> list[Mark]:
-        """Return the title above the rows, and the facts at its right."""
-        y = self.top - HEAD + 14
-        marks = [label(f"{self.key}title", 0, y - 1, title, size=LARGE, bold=True)]
-        return [*marks, label(f"{self.key}facts", self.right, y, facts, anchor="end")]
-
-    def marks(self) -> Iterable[Mark]:
-        """Yield each rank's name and background, its work, its waits and its messages."""
+    def marks(self, facts: str) -> Iterable[Mark]:
+        """Yield the title with these facts at its right; each rank's name, background, work, waits and messages."""
+        self.facts = f"{self.timeline.source}: {facts}"
+        yield label(f"{self.key}title", 0, self.top - HEAD + 13, self.title, size=LARGE, bold=True)
+        yield label(f"{self.key}facts", self.right, self.top - HEAD + 14, self.facts, anchor="end")
         for rank in self.timeline.ranks:
             place = LEFT, self.y(rank), self.timeline.makespan_seconds * self.scale, WORK
             fact = f"rank {rank} is idle for {1 - self.timeline.utilisation(rank):.1%} of the time"
@@ -184,9 +174,9 @@ def links(timeline: Timeline) -> dict[Span, list[Span]]:
     stages = [[span for span in timeline.of(rank, *COMPUTING) if span.op] for rank in timeline.ranks]
     spans = {(stage, span.op): span for stage, spans in enumerate(stages) for span in spans if span.op}
     schedule = Schedule("drawn", max(1, len(stages)), 1, [], num_chunks(timeline))
-    found = {span: [spans.get(need) for need in schedule.needs(*place)] for place, span in spans.items()}
-    needs = {span: [need for need in needs if need and need.end <= span.start] for span, needs in found.items()}
-    return needs if all(len(needs[span]) == len(found[span]) for span in found) else {}
+    found: dict[Span, Any] = {span: [*map(spans.get, schedule.needs(*place))] for place, span in spans.items()}
+    in_order = (need and need.end <= span.start for span, needs in found.items() for need in needs)
+    return found if all(in_order) else {}
 
 
 def _ways(span: Span) -> tuple[str, ...]:
@@ -238,18 +228,16 @@ def _unit_of(timelines: Sequence[Timeline]) -> str:
     return "s" if end >= 10 else "ms"
 
 
-def stacked(timelines: Sequence[Timeline], unit: str, end: float, right: float) -> list[Rows]:
+def stacked(timelines: Sequence[Timeline], titles: Sequence[str], unit: str, end: float, right: float) -> list[Rows]:
     """Return the rows of timelines below each other; ``end`` seconds are drawn from `LEFT` to ``right``."""
     rows = []
-    for number, timeline in enumerate(timelines):
+    for number, (timeline, title) in enumerate(zip(timelines, titles, strict=True)):
         top = rows[-1].bottom + 12 if rows else 0.0
-        rows.append(Rows(timeline, f"{number}." if number else "", top + HEAD, end, right, unit))
+        rows.append(Rows(timeline, title, f"{number}." if number else "", top + HEAD, end, right, unit))
     return rows
 
 
-def with_axis(
-    rows: Sequence[Rows], titles: Sequence[str], facts: Sequence[str], marks: Sequence[Mark], table: Table
-) -> Scene:
+def with_axis(rows: Sequence[Rows], marks: Sequence[Mark], table: Table) -> Scene:
     """Return the scene of these rows with a time axis below them, about eight ticks at round numbers, and a legend."""
     y, right, unit = rows[-1].bottom + 4, rows[-1].right, rows[-1].unit
     end = rows[-1].end * (1e3 if unit == "ms" else 1)
@@ -262,8 +250,9 @@ def with_axis(
         axis.append(line(f"tick{number}", [(x, y), (x, y + 5)], GREY, 1))
         axis.append(label(f"tick{number}.word", x, y + 17, f"{number * step:.6g}", anchor="middle", ink=MUTED))
     marks = [*marks, *axis, *legend(marks, 0, y + 48)]
-    says = "; ".join(f"{title}: {fact}" if title else fact for title, fact in zip(titles, facts))
-    return Scene(" and ".join(filter(None, titles)) or "Timeline", says, marks, marks[-1].y + 14, table=table)
+    says = "; ".join(f"{each.title}: {each.facts}".removeprefix(": ") for each in rows)
+    title = " and ".join(each.title for each in rows if each.title) or "Timeline"
+    return Scene(title, says, marks, marks[-1].y + 14, table=table)
 
 
 def _table(timelines: Sequence[Timeline], titles: Sequence[str], unit: str, in_flight: bool) -> Table:

@@ -24,7 +24,7 @@ SEQUENCE_MESSAGES = {"f": ("all-gather", "reduce-scatter"), "g": ("reduce-scatte
 """The messages forward and backward where a pair of linear layers begins and ends."""
 PAIR = {"X": "all of X", "f": "", "D": "X, its part", "A": "its columns of A", "H": "its columns of XA"}
 PAIR |= {"G": "its columns of GeLU(XA)", "B": "its rows of B", "P": "its part of Z", "g": "", "Z": "all of Z"}
-PAIR_STEPS = {
+PAIR_STEPS = {  # what happens in each step, by the boxes that it goes through
     "": "Every rank has all of X, its columns of A and its rows of B.",
     "XAH": "Forward: X times its columns of A gives each rank its columns of XA. No message.",
     "HG": "GeLU works on each element alone, so on each rank's columns. No message.",
@@ -36,7 +36,6 @@ PAIR_STEPS = {
     "HAD": "Each rank computes the gradient of its columns of A, and its part of dX. No message.",
     "DX": "An all-reduce adds up the parts of dX, because every rank used X.",
 }
-"""What happens in each step, by the boxes that it goes through."""
 
 
 def draw_transformer_layer(tp_size: int = 2, sequence_parallel: bool = False) -> Scene:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from course.explorers.batch import GRADIENT_BYTES, batch_explorer, facts_table
+from course.explorers.batch import GRADIENT_BYTES, batch_explorer
 from labkit.cuts import BatchCut
 
 
@@ -27,9 +27,9 @@ def test_the_facts_are_rows_and_bytes(explorer):
     assert "2 backwards of 16 rows: activations of 16 rows at a time" in facts
     assert "1/16 in its micro-batch · 1/2 in its rank · 1/4 in the average = 1/128" in facts
     assert "all gradients once, 16.8 MB; on a ring each rank sends 25.2 MB (without no_sync 50.4 MB)" in facts
-    assert ("sent in a step", "nothing") in facts_table(BatchCut(8)).rows
     explorer.dp_size.value = 1
     assert "One rank sees 128 rows of 128" in explorer.says.value
+    assert "<td>sent in a step</td><td>nothing</td>" in explorer.facts.value
 
 
 def test_a_size_that_does_not_fit_goes_on_to_the_next_and_says_so(explorer):

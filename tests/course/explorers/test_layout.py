@@ -4,7 +4,7 @@ import pytest
 
 from course.explorers.layout import BATCH_SIZE, MODEL, layout_explorer
 from course.pictures.layout import axes_in_use, draw_layout
-from course.pictures.layout_table import bytes_text
+from course.pictures.style import bytes_text
 from course.sizing import step_traffic
 from labkit.layout import ParallelLayout
 

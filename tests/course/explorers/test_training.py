@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from course.explorers.training import differences_text, training_explorer
-from course.pictures.layout_table import bytes_text
+from course.pictures.style import bytes_text
 from course.sizing import step_traffic
 from labkit.train import TrainConfig
 from tests.support.kernel import Kernel

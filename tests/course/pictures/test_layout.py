@@ -122,3 +122,22 @@ def test_both_orders_side_by_side_differ_in_data_and_pipeline_only():
         )
         same.append(one == two)
     assert same == [True, False, False]
+
+
+def test_a_row_says_how_many_groups_there_are_and_whose():
+    table = draw_layout(TWO_NODES).table
+    assert table.heads == ["axis", "groups", "cross nodes", "ranks"]
+    tensor, _, pipeline = table.rows
+    assert tensor[:3] == ["tensor (tp 2)", "8 of 2", "none"]
+    assert pipeline == [
+        "pipeline (pp 4)", "4 of 4", "4",
+        "A [0, 4, 8, 12] B [1, 5, 9, 13] C [2, 6, 10, 14] D [3, 7, 11, 15]",
+    ]  # fmt: skip
+    assert [row[0] for row in draw_layout(ParallelLayout(16, 2, 2, 2)).table.rows][1] == "context (cp 2)"
+
+
+def test_bytes_are_those_of_the_traffic_and_long_lists_are_counted():
+    table = draw_layout(ParallelLayout(1024, 8, 8), traffic={"tp": Traffic(4e12, 0)}, traffic_of="a model").table
+    assert table.rows[0][3:5] == ["4 TB", "none"] and table.rows[1][3:5] == ["not counted", ""]
+    assert table.rows[0][-1].endswith("P [120, 121, 122, 123, 124, 125, 126, 127] and 112 more")
+    assert table.caption == "Bytes of a model."

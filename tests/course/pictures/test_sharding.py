@@ -5,9 +5,9 @@ from itertools import combinations
 
 import pytest
 
-from course.pictures.linear_cut import LinearCut
 from course.pictures.sharding import draw_cut, draw_stride
 from course.pictures.style import FRAME_FILL, TP, tints
+from course.sizing.linear_cut import LinearCut
 from labkit.cuts import chunks_of_rank
 
 CUTS = ["column", "row"]
@@ -159,3 +159,14 @@ def test_a_stride_that_does_not_fit_is_refused():
         draw_stride(12, 4, 2)
     with pytest.raises(ValueError, match="matrices=3 does not divide output_size=16"):
         draw_stride(16, 2, 1)
+
+
+def test_the_table_says_every_shape_and_the_bytes_of_a_shard():
+    rows = {name: cells for name, *cells in draw_cut(LinearCut("row", 1024, 512, 2, batch_size=128)).table.rows}
+    assert rows == {
+        "Y": ["[128, 512]", "[128, 512] of partial sums", "262 kB"],
+        "X": ["[128, 1024]", "[128, 512]", "262 kB"],
+        "A": ["[1024, 512]", "[512, 512]", "1.05 MB"],
+        "stored weight": ["[512, 1024]", "[512, 512]", "1.05 MB"],
+        "b": ["[512]", "the same", "2.05 kB"],
+    }

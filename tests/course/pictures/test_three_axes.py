@@ -2,9 +2,8 @@
 
 import pytest
 
-from course.pictures.layout_table import bytes_text
 from course.pictures.scene import SMALLEST, text_width
-from course.pictures.style import AXIS_COLOR
+from course.pictures.style import AXIS_COLOR, bytes_text
 from course.pictures.three_axes import draw_holdings
 from course.sizing import Traffic, step_traffic
 from labkit.cuts import BatchCut, layers_of_stage
