@@ -25,11 +25,8 @@ class Message(NamedTuple):
     @property
     def sent_bytes(self) -> float:
         """What leaves the rank: all of a send, and (c-1)/c of a collective's full buffer."""
-        if self.operation == "send":
-            return self.message_bytes
-        if self.operation == "all_to_all":  # each piece goes straight to its rank
-            return (self.cp_size - 1) / self.cp_size * self.message_bytes
-        return bus_factor(self.operation, self.cp_size) * self.message_bytes
+        share = 1.0 if self.operation == "send" else bus_factor(self.operation, self.cp_size)
+        return share * self.message_bytes
 
 
 class Messages(NamedTuple):
@@ -116,6 +113,8 @@ def pace(seq_length: int, cp_size: int, balanced: bool = True) -> float:
 
     >>> [round(pace(2**20, c, balanced=False), 3) for c in (1, 2, 4, 8)], pace(2**20, 8)
     ([1.0, 0.667, 0.571, 0.533], 1.0)
+
+    On 8 H800 0.52 to 0.54 were measured, and balanced 0.90. Source: README of zhuzilin's ring-flash-attention.
     """
     pairs, ranks = attention_pairs(seq_length, cp_size, balanced), range(cp_size)
     steps = sum(max(pairs[rank][(rank - step) % cp_size] for rank in ranks) for step in ranks)

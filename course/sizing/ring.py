@@ -16,9 +16,13 @@ def ring_steps(operation: str, world_size: int) -> int:
 def bus_factor(operation: str, world_size: int) -> float:
     """Return the bytes that each rank's link carries, as a share of the message: 2(n-1)/n or (n-1)/n.
 
+    An all-to-all does not go around: each piece goes straight to its rank, all but the own one.
+
     >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4)
     (1.5, 0.75)
 
     Source: nccl-tests, doc/PERFORMANCE.md.
     """
+    if operation == "all_to_all":
+        return (world_size - 1) / world_size
     return ring_steps(operation, world_size) / world_size
