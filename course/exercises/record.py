@@ -78,8 +78,10 @@ def note_solved(name: str) -> None:
 
 
 def note_check(name: str, status: str, mistake: str | None) -> None:
-    """Remember what a check found, in place of the one before. If nothing can be written, nothing is remembered."""
+    """Remember what a check found, in place of the one before, and that it was solved if it passed."""
     content = _read()
+    if status == "passed":
+        content["solved"].setdefault(name, str(date.today()))
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     before = content["checks"].get(name)
     tries = before["tries"] + 1 if before else 1

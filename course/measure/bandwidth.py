@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from course.sizing.ring import RING_PASSES, bus_factor, ring_steps
+from labkit.communication import all_gather_single, reduce_scatter_single
 from labkit.groups import local_device
 from labkit.launch import progress
-from labkit.tensor_parallel.operators import all_gather_single, reduce_scatter_single
 
 
 @dataclass(frozen=True)

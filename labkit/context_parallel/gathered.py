@@ -14,11 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from labkit.communication import reduce_scatter_single
 from labkit.context_parallel.block import Attended, add_gradients, together
 from labkit.context_parallel.positions import check_fit, part_with_work
-
-# torch 2.13 renamed it, and warns about the older name.
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def gathered_attention(

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from labkit.communication import reduce_scatter_single
 from labkit.cuts import check_divides
 
 HIDDEN_DIM, SEQUENCE_DIM = -1, -2
@@ -93,10 +94,6 @@ class _Conjugate(torch.autograd.Function):
 
 
 # -- what they are made of: out of place, along any dim, right on strided tensors -------------------------------
-
-# torch 2.13 renamed the forms that take one tensor and warns about the older names.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def identity(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
