@@ -247,12 +247,16 @@ def test_real_layers_keep_what_the_formula_says_and_what_it_leaves_out(form):
     assert launch(kept_by_layers, shape, world_size=size) == [expected] * size
 
 
-def parameters_of_stages(shape):
-    return [parameters_of(shape, dist.group.WORLD, stage, p) for p in (1, 3) for stage in range(p)]
+def parameters_of_stages(shapes):
+    world = dist.group.WORLD
+    return [[parameters_of(shape, world, stage, p) for p in (1, 3) for stage in range(p)] for shape in shapes]
 
 
-@pytest.mark.parametrize("changes", [{}, {"tied": True}, {"bias": True}, {"positions": "learned"}])
-def test_parameters_of_a_newer_form_are_those_of_the_model(changes):
-    shape, t = replace(LAYERS["today"], **changes), 2
-    expected = [stage_parameters(Plan(shape, t * p, t * p, t, p), stage) for p in (1, 3) for stage in range(p)]
-    assert launch(parameters_of_stages, shape, world_size=t) == [expected] * t
+def test_parameters_of_newer_forms_are_those_of_the_model():
+    changes = [{}, {"tied": True}, {"bias": True}, {"positions": "learned"}, {"norm": "layernorm"}]
+    shapes, t = [replace(LAYERS["today"], **each) for each in changes], 2
+    expected = [
+        [stage_parameters(Plan(shape, t * p, t * p, t, p), stage) for p in (1, 3) for stage in range(p)]
+        for shape in shapes
+    ]
+    assert launch(parameters_of_stages, shapes, world_size=t) == [expected] * t
