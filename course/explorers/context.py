@@ -1,0 +1,50 @@
+"""Choose a sequence, the ranks and the heads: who computes what, and what each way of context parallelism sends."""
+
+from course.explorers.base import Explorer, Parts
+from course.explorers.choice import slider
+from course.pictures.context_parallel import draw_triangle
+from course.pictures.scene import Table
+from course.pictures.style import bytes_text
+from course.sizing.context import CONTEXT_PARALLEL, attention_messages
+from labkit.cuts import check_divides, check_sequence_cut
+from labkit.shape import GPT
+from labkit.sizes import counted
+
+HEAD_SIZE = 128
+SEQUENCES, RANKS, HEADS = [2**power for power in range(10, 21)], (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class context_explorer(Explorer):
+    """Show a causal sequence on context ranks, with a control for each size; ``shown`` is one layer of the model."""
+
+    table = (
+        ("seq_length", slider, "tokens s", SEQUENCES, 131072),
+        ("cp_size", slider, "context c", RANKS, 4),
+        ("tp_size", slider, "tensor t", (1, 2, 4, 8), 1),
+        ("num_heads", slider, "heads", HEADS, 32),
+        ("num_kv_heads", slider, "kv heads", HEADS, 8),
+    )
+
+    def _fit(self, choice) -> GPT:
+        s, c, t, heads, kv_heads = choice
+        check_sequence_cut(s, c, balanced=True)
+        check_divides(kv_heads, "num_heads", heads, parts_name="num_kv_heads")
+        check_divides(t, "num_kv_heads", kv_heads)
+        return GPT(1, heads * HEAD_SIZE, s, 1, heads, num_query_groups=kv_heads)
+
+    def _parts(self) -> Parts:
+        s, c, t, heads, kv_heads = self.choice
+        own = f"{s // c:,} tokens, and of each {counted(heads // t, 'head')}, {counted(kv_heads // t, 'kv head')}"
+        rows, sums = [], []
+        for way in CONTEXT_PARALLEL:
+            both = attention_messages(self.shown, way, c, tp_size=t)
+            sizes = [sum(message.sent_bytes for message in each) for each in both]
+            facts = [" + ".join(str(len(each)) for each in both), *map(bytes_text, sizes)]
+            said = bytes_text(sum(sizes))
+            if way == "ulysses" and kv_heads % (c * t):
+                facts, said = [f"c · t = {c * t} must divide the kv heads", "", ""], "does not fit"
+            rows.append([way, *facts])
+            sums.append(f"{way} <b>{said}</b>")
+        caption = f"Sent by one rank, in one layer, for one sequence; head size {HEAD_SIZE}, in bfloat16."
+        says = f"Each rank has {own}. It sends in each layer: {', '.join(sums)}."
+        return Parts([draw_triangle(s, c)], says, Table(("way", "messages", "forward", "backward"), rows, caption))

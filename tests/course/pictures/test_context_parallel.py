@@ -1,0 +1,130 @@
+"""Pictures of a sequence that is cut: each pair once, in its rank's tint; a ring brings all keys to all queries."""
+
+import re
+from itertools import pairwise
+
+import pytest
+
+from course.pictures.context_parallel import draw_merge, draw_triangle, ring_steps, ulysses_steps
+from course.pictures.scene import SMALLEST, text_width
+from course.pictures.style import CP, FRAME_FILL, INK, tints
+from course.sizing.context import attention_pairs
+from labkit.cuts import tokens_of_rank
+
+MERGE = [[1, 3], [12, 4]], [[10, 20], [30, 40]]
+SCENES = {
+    **{f"triangle {s} {c}": [draw_triangle(s, c)] for s, c in ((16, 1), (16, 4), (16, 8), (2**20, 16), (4096, 2))},
+    **{f"ring {c} {balanced}": ring_steps(c, balanced) for c in (1, 2, 4) for balanced in (True, False)},
+    **{f"ulysses {c} {heads}": ulysses_steps(c, heads) for c, heads in ((2, 8), (4, 8), (4, 4))},
+    "merge": [draw_merge(*MERGE)],
+}
+
+
+def marks(scene, pattern):
+    return [mark for mark in scene.marks if re.match(pattern, mark.key)]
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_a_row_of_the_triangle_is_one_token_and_as_wide_as_what_it_sees(balanced):
+    scene = draw_triangle(16, 4)
+    rows = sorted(marks(scene, f"pairs{balanced}"), key=lambda row: row.y)
+    assert [row.width / rows[0].width for row in rows] == pytest.approx(range(1, 17))
+    held = {token: rank for rank in range(4) for part in tokens_of_rank(16, 4, rank, balanced) for token in part}
+    assert [int(row.text) for row in rows] == [held[token] for token in range(16)]
+    assert [row.fill for row in rows] == [tints(CP, 4)[held[token]] for token in range(16)]
+    keys = sorted(marks(scene, f"keys{balanced}"), key=lambda key: key.x)
+    assert [key.text for key in keys] == [f"rank {held[token]}" for token in range(0, 16, 2 if balanced else 4)]
+
+
+def test_bars_are_the_work_on_one_scale_and_the_pace_is_said():
+    scene = draw_triangle(4096, 4)
+    for balanced in (False, True):
+        done = [sum(row) for row in attention_pairs(4096, 4, balanced)]
+        bars = [mark.height for mark in marks(scene, f"bar{balanced}")]
+        assert [bar / sum(bars) for bar in bars] == pytest.approx([pairs / sum(done) for pairs in done])
+    assert sum(m.height for m in marks(scene, "barFalse")) == pytest.approx(
+        sum(m.height for m in marks(scene, "barTrue"))
+    )
+    assert scene.says == "consecutive: ranks compute 57.1% of the time; balanced: ranks compute 100.0% of the time"
+    assert scene.table.rows[3] == ["Consecutive", "3", "3072-4095", "43.7%"]
+    assert scene.table.rows[5] == ["Balanced", "1", "512-1023, 3072-3583", "25.0%"]
+
+
+def test_pointing_at_a_rank_lights_its_tokens_its_pairs_and_its_bar():
+    scene = draw_triangle(16, 4)
+    [light] = scene.by_key["barTrue.2"].lights
+    lit = {mark.key for mark in scene.marks if light in mark.tags}
+    pairs = {f"pairsTrue.2.{token}" for token in (4, 5, 10, 11)}
+    assert lit == {"barTrue.2", "keysTrue.2.0", "keysTrue.2.1", *pairs}
+
+
+@pytest.mark.parametrize(("c", "balanced"), [(2, True), (4, True), (4, False)])
+def test_a_ring_computes_every_pair_once_each_by_the_rank_of_its_query(c, balanced):
+    steps, seen = ring_steps(c, balanced), []
+    for number, scene in enumerate(steps):
+        now = {mark.key.rsplit(".", 1)[0]: mark for mark in marks(scene, "block") if mark.edge == INK}
+        seen += now
+        shares = attention_pairs(8 * c, c, balanced)
+        for rank in range(c):
+            own = [mark for mark in marks(scene, "block") if mark.edge == INK and f"rank{rank}" in mark.tags]
+            area = sum(mark.width * mark.height for mark in own)
+            has_work = shares[rank][(rank - number) % c] > 0
+            assert bool(area) == has_work == ("nothing" not in scene.by_key[f"work{rank}"].text)
+        filled = [mark for mark in marks(scene, "block") if mark.fill != FRAME_FILL]
+        assert {mark.key.rsplit(".", 1)[0] for mark in filled} == set(seen)
+    chunks = c * (2 if balanced else 1)
+    assert sorted(seen) == sorted(f"block{q}.{k}" for q in range(chunks) for k in range(q + 1))
+
+
+def test_balanced_all_ranks_have_the_same_work_in_each_step():
+    for scene in ring_steps(4):
+        areas = []
+        for rank in range(4):
+            own = [mark for mark in marks(scene, "block") if mark.edge == INK and f"rank{rank}" in mark.tags]
+            areas.append(sum(mark.width * mark.height for mark in own))
+        assert areas == pytest.approx([areas[0]] * 4)
+
+
+def test_keys_move_on_to_the_next_rank_and_queries_stay():
+    for before, after in pairwise(ring_steps(4)):
+        places = [before.by_key[f"kv{source}"].y for source in range(4)]
+        assert [after.by_key[f"kv{source}"].y for source in range(4)] == [
+            sorted(places)[(sorted(places).index(place) + 1) % 4] for place in places
+        ]
+        assert [before.by_key[f"q{rank}"] for rank in range(4)] == [after.by_key[f"q{rank}"] for rank in range(4)]
+    first, *_, last = ring_steps(4)
+    assert "around" in first.by_key and "around" not in last.by_key  # nothing is sent in the last step
+    assert first.table.rows[1] == ["1", "chunks 1, 6", "chunks 1, 6 of rank 1", "Q 1, 6 × K 1, 6 with the causal mask"]
+    assert last.table.rows[1] == ["1", "chunks 1, 6", "chunks 2, 5 of rank 2", "Q 6 × K 2, 5"]
+
+
+def test_ulysses_moves_every_piece_along_its_tokens_to_the_rank_of_its_heads():
+    before, after = ulysses_steps(4, 8)
+    pieces = marks(before, "piece")
+    assert len(pieces) == 4 * 4 * 2
+    for piece in pieces:
+        rank, group = map(int, re.findall(r"\d+", piece.key)[:2])
+        moved = after.by_key[piece.key]
+        assert (moved.x, moved.width, moved.fill) == (piece.x, piece.width, tints(CP, 4)[rank])
+        assert piece.tags[0] == f"rank{rank}" and moved.tags[0] == f"rank{group}"
+        assert f"frame{group}" in after.by_key and moved.y >= after.by_key[f"frame{group}"].y
+    assert before.table.rows[1] == ["1", "1, 6", "all"] and after.table.rows[1] == ["1", "all", "2-3"]
+
+
+def test_blocks_are_as_wide_as_their_weight_and_the_whole_is_the_mean_of_all():
+    scene = draw_merge(*MERGE)
+    first, second = scene.by_key["block0"], scene.by_key["block1"]
+    assert (second.width + 2) / (first.width + 2) == pytest.approx(4)
+    assert [scene.by_key[key].text for key in ("block0", "block1", "whole")] == [
+        "weight 4\nmean 17.5", "weight 16\nmean 32.5", "weight 20\nmean 29.5"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_nothing_leaves_the_picture_or_is_too_small(name):
+    for scene in SCENES[name]:
+        for mark in scene.marks:
+            width = max(mark.width, text_width(mark.text, mark.size, mark.bold) * 0.95 * (mark.shape == "label"))
+            assert mark.x >= 0 and mark.x + width <= scene.width + 1, mark
+            assert mark.y >= 0 and mark.bottom <= scene.height, mark
+            assert mark.size >= SMALLEST
