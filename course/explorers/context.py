@@ -34,7 +34,7 @@ class context_explorer(Explorer):
 
     def _parts(self) -> Parts:
         s, c, t, heads, kv_heads = self.choice
-        own = f"{s // c:,} tokens, and of each {counted(heads // t, 'head')}, {counted(kv_heads // t, 'kv head')}"
+        own = f"{counted(heads // t, 'head')} and {counted(kv_heads // t, 'kv head')} of {s // c:,} tokens"
         rows, sums = [], []
         for way in CONTEXT_PARALLEL:
             both = attention_messages(self.shown, way, c, tp_size=t)

@@ -11,7 +11,7 @@ from course.measure.flow import numbered, row_and_column, trace_flow
 from course.measure.utilisation import predict_step
 from course.pictures.batch import draw_replicas
 from course.pictures.collectives import draw_flows
-from course.pictures.context_parallel import draw_triangle
+from course.pictures.context_parallel import ring_steps
 from course.pictures.layout import draw_layout
 from course.pictures.sharding import draw_cut
 from course.pictures.three_axes import draw_holdings
@@ -65,7 +65,7 @@ FIGURES = {
     "pipeline_schedules": four_schedules,
     "utilisation": tuned_step,
     "three_axes": lambda: draw_holdings(ParallelLayout(8, tp_size=2, pp_size=2), num_layers=4, batch_size=16),
-    "context_parallel": lambda: draw_triangle(4096, cp_size=4),
+    "context_parallel": lambda: ring_steps(4)[1],
 }
 
 

@@ -23,7 +23,7 @@ def test_every_control_changes_what_is_shown(explorer, control, value):
 
 def test_the_facts_are_messages_and_bytes(explorer):
     assert (
-        "Each rank has 1,024 tokens, and of each 32 heads, 8 kv heads. It sends in each layer: ring"
+        "Each rank has 32 heads and 8 kv heads of 1,024 tokens. It sends in each layer: ring <b>58.7 MB</b>"
         in explorer.says.value
     )
     own = 2 * 1024 * 8 * HEAD_SIZE * 2  # keys and values, in bfloat16

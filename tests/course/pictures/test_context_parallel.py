@@ -9,6 +9,7 @@ from course.pictures.context_parallel import draw_merge, draw_triangle, ring_ste
 from course.pictures.scene import SMALLEST, text_width
 from course.pictures.style import CP, FRAME_FILL, INK, tints
 from course.sizing.context import attention_pairs
+from labkit.context_parallel import part_with_work, positions
 from labkit.cuts import tokens_of_rank
 
 MERGE = [[1, 3], [12, 4]], [[10, 20], [30, 40]]
@@ -74,6 +75,22 @@ def test_a_ring_computes_every_pair_once_each_by_the_rank_of_its_query(c, balanc
         assert {mark.key.rsplit(".", 1)[0] for mark in filled} == set(seen)
     chunks = c * (2 if balanced else 1)
     assert sorted(seen) == sorted(f"block{q}.{k}" for q in range(chunks) for k in range(q + 1))
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_what_the_picture_says_is_what_the_ring_of_labkit_computes(balanced):
+    """With one token for each chunk, a slice of `part_with_work` is a list of chunks."""
+    chunks = [positions(8 if balanced else 4, 4, rank, balanced) for rank in range(4)]
+    for number, scene in enumerate(ring_steps(4, balanced)):
+        for rank in range(4):
+            source = (rank - number) % 4
+            said = scene.by_key[f"work{rank}"].text.split("\n")[0]
+            part = part_with_work(rank, source, len(chunks[0]), causal=True, balanced=balanced)
+            if part is None:
+                assert said.startswith("nothing")
+            else:
+                parts = chunks[rank][part.queries].tolist(), chunks[source][part.keys].tolist()
+                assert said == "Q {} × K {}".format(*(", ".join(map(str, part)) for part in parts))
 
 
 def test_balanced_all_ranks_have_the_same_work_in_each_step():
