@@ -43,8 +43,9 @@ class context_explorer(Explorer):
             said = bytes_text(sum(sizes))
             if way == "ulysses" and kv_heads % (c * t):
                 facts, said = [f"c · t = {c * t} must divide the kv heads", "", ""], "does not fit"
-            rows.append([way, *facts])
-            sums.append(f"{way} <b>{said}</b>")
+            name = way.replace("ulysses", "Ulysses")
+            rows.append([name, *facts])
+            sums.append(f"{name} <b>{said}</b>")
         caption = f"Sent by one rank, in one layer, for one sequence; head size {HEAD_SIZE}, in bfloat16."
         says = f"Each rank has {own}. It sends in each layer: {', '.join(sums)}."
         return Parts([draw_triangle(s, c)], says, Table(("way", "messages", "forward", "backward"), rows, caption))

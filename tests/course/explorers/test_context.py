@@ -30,14 +30,14 @@ def test_the_facts_are_messages_and_bytes(explorer):
     assert own == 4_194_304
     facts = explorer.facts.value
     assert "<td>ring</td><td>3 + 7</td><td>12.6 MB</td><td>46.1 MB</td>" in facts  # 3 and 3 of them, 4 of float32
-    assert "<td>ulysses</td><td>4 + 4</td><td>15.7 MB</td><td>15.7 MB</td>" in facts  # 3/4 of 20 M
+    assert "<td>Ulysses</td><td>4 + 4</td><td>15.7 MB</td><td>15.7 MB</td>" in facts  # 3/4 of 20 M
     assert "<td>gathered</td><td>1 + 2</td><td>12.6 MB</td><td>37.7 MB</td>" in facts
 
 
 def test_ulysses_is_closed_where_heads_would_have_to_be_cut(explorer):
     explorer.tp_size.value = 4
     assert "c · t = 16 must divide the kv heads" in explorer.facts.value
-    assert "ulysses <b>does not fit</b>" in explorer.says.value
+    assert "Ulysses <b>does not fit</b>" in explorer.says.value
     assert "alert" not in explorer.says.value
 
 
