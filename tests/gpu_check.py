@@ -22,9 +22,11 @@ from course.measure.bandwidth import measure
 from course.measure.environment import facts, look_at_machine
 from course.measure.operations import WITH_ROOT, WITHOUT_ROOT
 from labkit import pipeline, tensor_parallel
+from labkit.context_parallel import positions
 from labkit.groups import init_groups, local_device
 from labkit.launch import RankFailed, World, launch
 from labkit.layout import ParallelLayout
+from labkit.model import CONTEXT_PARALLEL
 from labkit.parity import Difference, Parity, compare, gradients
 from labkit.sizes import counted
 from labkit.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, cut_like
@@ -32,7 +34,8 @@ from labkit.train import TrainConfig, steps
 from labkit.train.config import SCHEDULES
 from tests.support.pipelines import mean_square, model_chunks
 
-LARGEST_ERROR = 1e-9  # all is in float64, where a different order of sums makes errors of about 1e-15
+LARGEST_ERROR = 1e-9  # in float64 a different order of sums makes errors of about 1e-15
+LARGEST_ERROR_IN_BFLOAT16 = 2**-5
 OPERATIONS = WITH_ROOT | WITHOUT_ROOT
 LAYERS = ("column", "row", "vocabulary and loss", "column and row, sequence parallel")
 Outcome = tuple[float | None, str]  # the worst relative error, and a note
@@ -106,6 +109,27 @@ def layer(name: str) -> list[Difference]:
     return compare({"output": got, "gradient of the input": mine.grad, **gradients(many)}, wanted)
 
 
+def attention(name: str, dtype: torch.dtype = torch.float64) -> list[Difference]:
+    """Attend to a sequence that is cut across the ranks, forward and backward; on GPUs bfloat16 has flash kernels."""
+    group, device = dist.group.WORLD, local_device()
+    n = group.size()
+    torch.manual_seed(0)
+    q, k, v, grad = (torch.randn(2, heads * n, 4 * n, 8, dtype=torch.float64) for heads in (2, 1, 1, 2))
+    whole = [x.requires_grad_() for x in (q, k, v)]
+    held = positions(4 * n, n, group.rank())
+    mine = [x.detach()[:, :, held].to(device, dtype).requires_grad_() for x in whole]
+    expected = nn.functional.scaled_dot_product_attention(*whole, is_causal=True, enable_gqa=True)
+    expected.backward(grad)
+    got = CONTEXT_PARALLEL[name](*mine, group)
+    got.backward(grad[:, :, held].to(device, dtype))
+    names = "output", "gradient of q", "gradient of k", "gradient of v"
+    wanted = [expected, *(x.grad for x in whole)]
+    found = [got, *(x.grad for x in mine)]
+    return compare(
+        {name: x.double() for name, x in zip(names, found)}, {name: x[:, :, held] for name, x in zip(names, wanted)}
+    )
+
+
 def schedule(name: str) -> list[Difference]:
     """Run one step of a pipeline over all ranks."""
     p, device = dist.get_world_size(), local_device()
@@ -159,8 +183,15 @@ class Ranks:
     def compared(self, fn, *args) -> Outcome:
         return worst(self.run(fn, *args))
 
+    def rounded(self, fn, *args) -> Outcome:
+        """As `compared`, for numbers of 8 bits."""
+        error, where = worst(self.run(fn, *args))
+        if error is None or not error < LARGEST_ERROR_IN_BFLOAT16:
+            raise AssertionError(f"the relative error is {error}, {where}")
+        return None, f"error {error:.1e}, of at most {LARGEST_ERROR_IN_BFLOAT16:.1e}, {where}"
+
     def trained(self, config: TrainConfig) -> Outcome:
-        alone = replace(config, tp_size=1, pp_size=1, sequence_parallel=False, sharded_optimizer=False)
+        alone = replace(config, tp_size=1, cp_size=1, pp_size=1, sequence_parallel=False, sharded_optimizer=False)
         [expected] = launch(training, alone, world_size=1, backend="gloo")
         return worst([compare(found, expected) for found in self.run(training, config)])
 
@@ -182,6 +213,8 @@ class Ranks:
     def rows(self) -> dict[str, Callable[[], Outcome]]:
         rows = {f"collective: {name}": partial(self.compared, collective, name) for name in OPERATIONS}
         rows |= {f"layer: {name}": partial(self.compared, layer, name) for name in LAYERS}
+        rows |= {f"attention: {name}": partial(self.compared, attention, name) for name in CONTEXT_PARALLEL}
+        rows |= {"attention: ring, bfloat16": partial(self.rounded, attention, "ring", torch.bfloat16)}
         rows |= {f"schedule: {name}": partial(self.compared, schedule, name) for name in SCHEDULES}
         rows |= {f"trainer: {name}": partial(self.trained, config) for name, config in layouts(self.num).items()}
         rows |= {"deadlock, reported or stopped": self.deadlock, "all-reduce, speed only": self.bandwidth}
@@ -197,7 +230,7 @@ def worst(ranks: list[list[Difference]]) -> Outcome:
 
 
 def layouts(n: int) -> dict[str, TrainConfig]:
-    """Return three small runs for n ranks: along one axis each, and along as many as n allows."""
+    """Return four small runs for n ranks: along one axis each, and along as many as n allows."""
     tp_size, pp_size = 2 if n % 4 == 0 else 1, 2 if n % 2 == 0 else n
     base = TrainConfig(
         steps=3, batch_size=4 * n, micro_batch_size=2, seq_length=4 * n, hidden_size=8 * n, num_attention_heads=n,
@@ -206,6 +239,9 @@ def layouts(n: int) -> dict[str, TrainConfig]:
     return {
         f"d = {n}, sharded optimizer": replace(base, sharded_optimizer=True),
         f"t = {n}, sequence parallel": replace(base, tp_size=n, sequence_parallel=True),
+        f"c = {n}, model of today": replace(
+            base, cp_size=n, norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False
+        ),
         f"t = {tp_size}, p = {pp_size}, d = {n // tp_size // pp_size}": replace(base, tp_size=tp_size, pp_size=pp_size),
     }
 

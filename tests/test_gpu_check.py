@@ -49,7 +49,8 @@ def faulty(fn, name):
 
 @pytest.mark.parametrize(
     ("fn", "name"),
-    [("layer", name) for name in gpu_check.LAYERS] + [("collective", "all-reduce"), ("collective", "send and receive")],
+    [("layer", name) for name in gpu_check.LAYERS]
+    + [("attention", "ring"), ("collective", "all-reduce"), ("collective", "send and receive")],
 )
 def test_a_wrong_sum_is_found(ranks, fn, name):
     verdict, line, _ = gpu_check.judge(name, lambda: ranks.compared(faulty, fn, name))
@@ -96,7 +97,7 @@ def test_a_deadlock_that_nobody_notices_is_wrong(ranks, monkeypatch):
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 8, 16])
 def test_its_layouts_fit_every_number_of_gpus(n):
     layouts = gpu_check.layouts(n)
-    assert len(layouts) == 3
+    assert len(layouts) == 4
     for config in layouts.values():
         config.make_schedule(n)
     needs_two = {"collective: send and receive", "deadlock, reported or stopped"}
