@@ -27,7 +27,9 @@ lab: $(READY)
 	$(BIN)/jupyter lab $(JUPYTER_FLAGS)
 
 # A thread that spins while it waits for the next sum holds a core that another test needs. What looks at times comes
-# last, where it mostly waits.
+# last, where it mostly waits. Kernels, servers and commands that tests start would each compile the lab's files anew if
+# they could not write them down.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
 	@rm -f $(RESULTS)
 	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest tests labkit course $(NOTEBOOKS) -m "not alone" -n 2 --dist loadfile \
