@@ -1,7 +1,4 @@
-"""What all explorers share: controls, a sentence on what they come to, a picture, and its facts as text.
-
-An explorer's own file has its controls, what fits, and what to show of it.
-"""
+"""What all explorers share; an explorer's own file has its controls, what fits, and what to show of it."""
 
 import re
 from collections import namedtuple

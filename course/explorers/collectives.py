@@ -5,7 +5,7 @@ from html import escape
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.choice import menu, slider
-from course.measure.flow import Flow, numbered, row_and_column, trace_flow
+from course.measure.flow import numbered, row_and_column, trace_flow
 from course.measure.operations import WITH_ROOT, WITHOUT_ROOT
 from course.pictures.collectives import flow_steps
 from course.pictures.messages import ring_steps, tree_and_ring
@@ -36,16 +36,11 @@ class collective_explorer(Explorer):
             numbers = numbered(world_size, 1 if name.startswith("all-gather") else world_size)
             steps = tree_and_ring(numbers) if name == BOTH else ring_steps(numbers, ON_A_RING[name])
             return Parts(steps, "Simulated, message by message. A number has 4 bytes. Press Play.")
-        does = {**WITH_ROOT, **WITHOUT_ROOT}[name].__doc__ or ""
-        says = f"{does} {world_size} real ranks have just run it. Press Forward to see what they have then."
-        return Parts(flow_steps(run_example(name, world_size, root), name), escape(says))
-
-
-def run_example(name: str, world_size: int, root: int = 0) -> Flow:
-    """Run one operation on real ranks, on a tensor that suits it."""
-    function = partial(WITH_ROOT[name], root=root) if name in WITH_ROOT else WITHOUT_ROOT[name]
-    if name == "all-to-all":  # its result on 0, 1, 2, ... plus the rank looks as if nothing had moved
-        return trace_flow(function, row_and_column(world_size, world_size))
-    if name in ("gather", "all-gather"):
-        return trace_flow(function, numbered(world_size, 2 if world_size <= 4 else 1))
-    return trace_flow(function, numbered(world_size, world_size))
+        function, start = {**WITH_ROOT, **WITHOUT_ROOT}[name], numbered(world_size, world_size)
+        if name == "all-to-all":  # its result on 0, 1, 2, ... plus the rank looks as if nothing had moved
+            start = row_and_column(world_size, world_size)
+        elif name in ("gather", "all-gather"):
+            start = numbered(world_size, 2 if world_size <= 4 else 1)
+        flow = trace_flow(partial(function, root=root) if name in WITH_ROOT else function, start)
+        says = f"{function.__doc__} {world_size} real ranks have just run it. Press Forward to see what they have then."
+        return Parts(flow_steps(flow, name), escape(says))

@@ -4,7 +4,7 @@ import re
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.choice import menu, slider
-from course.pictures.layout import draw_layout
+from course.pictures.layout import axes_in_use, draw_layout
 from course.sizing import step_traffic
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
@@ -54,8 +54,7 @@ class layout_explorer(Explorer):
             self.node = None
         traffic = step_traffic(MODEL, layout, gpus_per_node=per_node, batch_size=BATCH_SIZE)
         picture = draw_layout(layout, per_node, node=self.node, traffic=traffic, traffic_of=MODEL_TEXT)
-        sizes = zip("ptcd", (layout.pp_size, layout.tp_size, layout.cp_size, layout.dp_size))
-        sizes = {symbol: size for symbol, size in sizes if symbol != "c" or size > 1}
+        sizes = {axis[0]: layout.size(axis) for axis in ("pp", "tp", "cp", "dp") if axis in axes_in_use(layout)}
         product = f"{' · '.join(sizes)} = {' · '.join(map(str, sizes.values()))} = {layout.world_size} = n"
         copies = "1 copy of the model," if layout.dp_size == 1 else f"{layout.dp_size} copies of the model, each"
         return Parts([picture], f"{product}: {copies} on {layout.world_size // layout.dp_size} GPUs")

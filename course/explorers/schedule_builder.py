@@ -1,11 +1,10 @@
 """Write a schedule by hand: drag ops into the rows of ranks, and see at once what runs, and who waits for whom."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.choice import slider
-from course.pictures.scene import WIDTH, Mark, Scene, Table, arrow, box, label
+from course.pictures.scene import WIDTH, Look, Mark, Scene, Table, arrow, box, label
 from course.pictures.style import FRAME_FILL, GREY, IDLE, KIND_COLOR, MUTED, tint
 from course.pictures.timeline import LEFT
 from labkit.schedules import BACKWARD, FORWARD, Op, Schedule, ScheduleDeadlock, read_ops
@@ -113,7 +112,7 @@ def draw_own_schedule(schedule: Schedule) -> Scene:
     ring, wide, table, ops = circle(schedule, waits), WIDTH - LEFT, [], {}
     unit = wide / max([3.0 * (m + p - 1), *(at + UNITS[op.kind] for row in starts for op, at in row.items())])
     step, in_tray = min(48, wide / 2 / m), [Op(kind, number) for kind in schedule.kinds for number in range(m)]
-    look: dict[str, Any] = dict(edge=GREY, fact="take all ops back", click=True)
+    look = Look(edge=GREY, fact="take all ops back", click=True)
     clear = box("clear", WIDTH - 110, 0, 110, 24, "#ffffff", "take all back", **look)
     hint = "dashed: cannot run yet; red: ranks wait for each other in a circle"
     marks = [label("hint", 0, 12, hint, ink=MUTED), clear]
@@ -125,18 +124,18 @@ def draw_own_schedule(schedule: Schedule) -> Scene:
         marks.append(box(f"row.{rank}", LEFT, y + TRAY + 4, wide, ROW, IDLE, fact=facts[1], drop=True))
         for number, op in enumerate(in_tray):
             fact, fill = f"{op} of rank {rank} has no place yet: click it, or drag it into the row", KIND_COLOR[op.kind]
-            look = dict(edge=GREY)
+            look = Look(edge=GREY)
             place = LEFT + 4 + number * step, y + 2, step - 4, TRAY - 4
             if op in row:
                 start = starts[rank][op]
                 place = LEFT + start * unit, y + TRAY + 6, UNITS[op.kind] * unit, ROW - 4
-                fact, look = f"{op} of rank {rank} runs at {start:g}", dict(edge="#ffffff")
+                fact, look = f"{op} of rank {rank} runs at {start:g}", Look(edge="#ffffff")
             if op in stuck[rank]:
                 first, fill = stuck[rank][0], tint(fill, 0.3)
                 fact = texts[rank] if op == first else f"{op} of rank {rank} comes after {first}, which waits"
-                look = dict(edge=STUCK if rank in ring else MUTED, edge_width=2, dashed=True)
+                look = Look(edge=STUCK if rank in ring else MUTED, edge_width=2, dashed=True)
             lights = tuple(f"{other}.{need}" for other, need in schedule.needs(rank, op))
-            look |= dict(tags=(f"{rank}.{op}",), lights=lights, fact=fact, drag=True, drop=True)
+            look |= Look(tags=(f"{rank}.{op}",), lights=lights, fact=fact, drag=True, drop=True)
             ops[rank, op] = box(f"op.{rank}.{op}", *place, fill, str(op), **look)
         order = ", ".join(str(op) if op in stuck[rank] else f"{op} at {starts[rank][op]:g}" for op in row)
         table.append((str(rank), order, texts.get(rank, ""), str(schedule.peak_in_flight(rank))))

@@ -36,7 +36,6 @@ class training_explorer(Explorer):
     _training: ClassVar[set["training_explorer"]] = set()
 
     def __init__(self, config: TrainConfig):
-        config.layout(NUM_RANKS)
         self._config, self._is_stopped = config, False
         self.losses: dict[str, list[float]] = {}
         self.bar = widgets.IntProgress(0, 0, config.steps, layout={"width": "300px"})
@@ -100,7 +99,6 @@ class training_explorer(Explorer):
         name = f"t={layout.tp_size} p={layout.pp_size} d={layout.dp_size}, {config.schedule}"
         # More curves than LOOKS cannot be told apart when they coincide.
         self.losses = dict(list({**self.losses, name: []}.items())[-len(LOOKS) :])
-        self.losses[name] = []
         self.bar.value, self.progress.value = 0, f"{name}: starting ranks ..."
         try:
             with World(NUM_RANKS) as world:

@@ -22,11 +22,9 @@ def draw_bandwidth(measurements: Sequence[Measurement], models: dict[int, RingMo
     for (color, marker), world_size in zip(LOOKS, sorted({m.world_size for m in measurements})):
         points = [m for m in measurements if m.world_size == world_size]
         x, label = [m.message_bytes for m in points], f"{world_size} ranks"
-        largest = max(points, key=lambda m: m.message_bytes)
-        said.append(
-            f"{label}: at least {min(m.seconds for m in points) * 1e3:.3g} ms; "
-            f"{largest.bus_gb_per_second:.3g} GB/s at {_size_text(largest.message_bytes)}"
-        )
+        largest, least_ms = max(points, key=lambda m: m.message_bytes), min(m.seconds for m in points) * 1e3
+        reached = f"{largest.bus_gb_per_second:.3g} GB/s at {_size_text(largest.message_bytes)}"
+        said.append(f"{label}: at least {least_ms:.3g} ms; {reached}")
         dots = {"color": color, "marker": marker, "linestyle": "", "markersize": 8, "label": f"{label}, measured"}
         time_ax.plot(x, [m.seconds * 1e3 for m in points], **dots)
         bandwidth_ax.plot(x, [m.bus_gb_per_second for m in points], **dots)
@@ -36,8 +34,7 @@ def draw_bandwidth(measurements: Sequence[Measurement], models: dict[int, RingMo
             time_ax.plot(sizes, seconds * 1e3, **line)
             bandwidth_ax.plot(sizes, sizes * bus_factor(operation, world_size) / seconds / 1e9, **line)
     name = operation.replace("_", "-")
-    units = {"time": "milliseconds", "bus bandwidth": "GB/s (1 GB = 1e9 bytes)"}
-    for ax, (what, unit) in zip((time_ax, bandwidth_ax), units.items()):
+    for ax, what, unit in (time_ax, "time", "milliseconds"), (bandwidth_ax, "bus bandwidth", "GB/s (1 GB = 1e9 bytes)"):
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         ax.xaxis.set_major_formatter(lambda size, _: _size_text(size))

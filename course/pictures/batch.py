@@ -1,13 +1,10 @@
-"""Draw data parallelism: which rank sees which rows, what is the same on every replica, and when gradients travel.
-
-Ranks go down, time goes right. What only one rank has is tinted and says whose it is; what all have alike is pale.
-"""
+"""Draw data parallelism: which rank sees which rows, what is the same on every replica, and when gradients travel."""
 
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from course.pictures.parts import own_box, rank_names, titled
-from course.pictures.scene import WIDTH, Mark, Scene, Table, box, label
+from course.pictures.scene import WIDTH, Look, Mark, Scene, Table, box, label
 from course.pictures.style import BACKWARD, DP, FRAME, FRAME_FILL, MUTED, bytes_text, tint, tints
 from labkit.cuts import BatchCut
 from labkit.sizes import counted
@@ -28,7 +25,7 @@ def draw_batch(cut: BatchCut) -> Scene:
         marks.append(label(f"name{number}", x, TOP - 14, name, bold=m < 7, size=13 if m < 7 else 11))
         for rank, fill in enumerate(tints(DP, d)):
             text, key = rows_text(cut.rows(rank, number)), f"{rank}.{number}"
-            look = dict[str, Any](edge=FRAME, tags=(f"rank{rank}", f"rows{key}"), lights=(f"rows{key}",), same=key)
+            look = Look(edge=FRAME, tags=(f"rank{rank}", f"rows{key}"), lights=(f"rows{key}",), same=key)
             place = LEFT + (rank * m + number) * piece, 52, piece, 26
             marks.append(box(f"dealt{key}", *place, fill, text, fact=f"rows {text} of the batch", radius=0, **look))
             fact = f"rank {rank} sees them in {name}: one backward of {size}"
@@ -122,21 +119,18 @@ def _buckets(gradients: Sequence[Gradient], done: int, source: str) -> Scene:
     if done > n:
         marks.append(box("wait", LEFT + column * n, top, column - 2, 23, "#ffffff", "wait", edge=MUTED, dashed=True))
         says = f"backward has ended, and all {len(buckets)} averages are there"
-    title, table = (
-        "Gradients fill buckets, the last layer's first",
-        Table(["gradient of", "size", "bucket", "state"], rows),
-    )
-    below = f"{says} ({source}; in order, without a clock)"
+    title, below = "Gradients fill buckets, the last layer's first", f"{says} ({source}; in order, without a clock)"
+    table = Table(["gradient of", "size", "bucket", "state"], rows)
     return titled(title, says, marks, table, below, top + 20 + 27 * len(buckets), LEFT)
 
 
 def _average(num_ranks: int, x: float, top: float, lane: float) -> Mark:
     """Return one all-reduce over all ranks; a rank alone has nothing to send."""
-    text, fact = "all-reduce:\nthe mean\nof all ranks'\ngradients", "one all-reduce: every rank gets the mean of all"
+    text, edge = "all-reduce:\nthe mean\nof all ranks'\ngradients", DP
+    fact, place = "one all-reduce: every rank gets the mean of all", (x, top, AVERAGE, num_ranks * lane - 8)
     if num_ranks == 1:
-        text, fact = "nothing to send", "a rank alone has all gradients"
-    place = x, top, AVERAGE, num_ranks * lane - 8
-    return box("average", *place, "#ffffff", text, edge=FRAME if num_ranks == 1 else DP, edge_width=2.5, fact=fact)
+        text, edge, fact = "nothing to send", FRAME, "a rank alone has all gradients"
+    return box("average", *place, "#ffffff", text, edge=edge, edge_width=2.5, fact=fact)
 
 
 def rows_text(rows: range) -> str:

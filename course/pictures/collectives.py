@@ -1,7 +1,4 @@
-"""Draw what a collective does: every rank's tensor before and after it, and whose data that is.
-
-Ranks go down, elements go right. Data has the colour of the rank that it came from; a sum has one stripe per rank.
-"""
+"""Draw what a collective does: every rank's tensor before and after it, in the colours of those whose data it is."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING

@@ -18,11 +18,7 @@ LOOKS = (
 
 
 def draw_losses(
-    curves: Mapping[str, Sequence[float]],
-    *,
-    floor_nats: float | None = None,
-    num_steps: int | None = None,
-    note: str = "",
+    curves: Mapping[str, Sequence[float]], *, floor_nats: float | None = None, num_steps: int = 1, note: str = ""
 ) -> Plot:
     """Draw the losses of each run over its steps, and ``floor_nats`` as a line that no run can pass.
 
@@ -32,12 +28,14 @@ def draw_losses(
         raise ValueError(f"{len(curves)} curves on each other cannot be told apart: give {len(LOOKS)} or fewer")
     figure = Figure(FIGURE_INCHES, layout="constrained")
     ax = figure.subplots()
-    longest = max([num_steps or 1, *map(len, curves.values())])
+    longest = max([num_steps, *map(len, curves.values())])
     for (name, losses), look in zip(curves.items(), LOOKS):
         every = max(1, longest // 20) if "marker" in look else 1  # room between the marks
         ax.plot(range(1, len(losses) + 1), losses, label=name, markevery=every, **look)
+    said = [f"{name}: {each[0]:.2f} to {each[-1]:.2f} at step {len(each)}" for name, each in curves.items() if each]
     if floor_nats is not None:
         ax.axhline(floor_nats, color=INK, linewidth=1.8, linestyle=(0, (6, 4)), label="the text's floor")
+        said.append(f"The text's floor: {floor_nats:.2f}")
     ax.set_xlim(0, longest + 1)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_ylim(bottom=0)
@@ -45,7 +43,4 @@ def draw_losses(
     ax.set_title(note, loc="right", size=LABEL_PT, color=PP)
     if ax.lines:
         ax.legend(loc="best", fontsize=LABEL_PT, frameon=False)
-    said = [f"{name}: {each[0]:.2f} to {each[-1]:.2f} at step {len(each)}" for name, each in curves.items() if each]
-    if floor_nats is not None:
-        said.append(f"The text's floor: {floor_nats:.2f}")
     return Plot(figure, ". ".join(filter(None, ["Loss curves, in nats per letter", *said, note])) + ".")

@@ -16,10 +16,7 @@ class FloorPlan(NamedTuple):
     node_size: int  # GPUs drawn in one frame
     columns: int  # GPUs side by side in a node
     nodes_across: int
-
-    @property
-    def head(self) -> float:
-        return HEAD if self.num_nodes <= MAX_NAMED_NODES else 0.0
+    head: float  # above a node, for its name
 
     @property
     def frame(self) -> Point:
@@ -54,7 +51,8 @@ def floor_plan(world_size: int, gpus_per_node: int, width: float, height: float)
     node_size = min(gpus_per_node, world_size)
     columns = [c for c in range(node_size, 0, -1) if node_size % c == 0]
     num_nodes = ceil(world_size / node_size)
+    head = HEAD if num_nodes <= MAX_NAMED_NODES else 0.0
     # The fewest nodes across for each possible number of nodes down: 2 sqrt(n) candidates instead of n.
     across = sorted({ceil(num_nodes / down) for down in range(1, num_nodes + 1)})
-    plans = [FloorPlan(num_nodes, node_size, c, a) for c in columns for a in across]
+    plans = [FloorPlan(num_nodes, node_size, c, a, head) for c in columns for a in across]
     return max(plans, key=lambda p: p.box_length(width, height) * (1 if num_nodes % p.nodes_across else FULL_ROWS))

@@ -1,16 +1,11 @@
-"""Draw a layout: every GPU is a box, every node a frame, every group a tint and a letter.
-
-``draw_layout`` shows the groups of each axis in a grid of its own; ``draw_orders`` those of several orders of the axes.
-Where boxes would be too small for a letter, a box is a whole node, with the letters of the groups that its GPUs are in.
-"""
+"""Draw a layout: every GPU is a box, every node a frame, every group a tint and a letter."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 from course.pictures.floor_plan import FloorPlan, floor_plan
 from course.pictures.parts import heading
-from course.pictures.scene import SMALLEST, WIDTH, Mark, Scene, Table, box, fitting, label, line, text_width
+from course.pictures.scene import SMALLEST, WIDTH, Look, Mark, Scene, Table, box, fitting, label, line, text_width
 from course.pictures.style import AXIS_COLOR, AXIS_NAME, FRAME, FRAME_FILL, MUTED, TINTS, bytes_text, group_letter, tint
 from course.sizing import Traffic
 from labkit.layout import ParallelLayout
@@ -39,32 +34,27 @@ def draw_layout(
     ``node`` shows the GPUs of this node alone. ``traffic`` is what each axis sends in a step of ``traffic_of``: lines
     between peers are as wide as their share of it.
     """
-    axes, marks = axes_in_use(layout), []
+    axes, marks, rows = axes_in_use(layout), [], []
     columns, height = (2, 260.0) if len(axes) == 4 else (3, 350.0)
     width = WIDTH / columns - 16
     for number, axis in enumerate(axes):
         x, y = number % columns * WIDTH / columns, number // columns * (HEAD + height + 16)
         marks += _grid(layout, axis, gpus_per_node, x, y, width, height, node, traffic)
+        groups, crossing = layout.groups(axis), len(layout.crossings(axis, gpus_per_node))
+        cells = [f"{AXIS_NAME[axis]} ({axis} {layout.size(axis)})", f"{len(groups)} of {layout.size(axis)}"]
+        cells += [str(crossing or "none"), *(map(bytes_text, traffic[axis]) if traffic else ())]
+        lists = [f"{group_letter(index)} {ranks_text(group)}" for index, group in enumerate(groups[:MOST_GROUPS])]
+        lists += [f"and {len(groups) - MOST_GROUPS} more"] * (len(groups) > MOST_GROUPS)
+        rows.append([*cells, " ".join(lists)])
     if node is not None:
-        look: dict[str, Any] = dict(edge=FRAME, fact="Show all nodes again.", click=True)
+        look = Look(edge=FRAME, fact="Show all nodes again.", click=True)
         bottom = max(mark.bottom for mark in marks)
         marks.append(box("all nodes", 0, bottom + 12, 122, 26, FRAME_FILL, "‹ all nodes", **look))
     says = "; ".join(f"{AXIS_NAME[axis]}: {describe_groups(layout, axis, gpus_per_node)}" for axis in axes)
     title = f"{layout.world_size} GPUs, {gpus_per_node} per node, order {layout.order}"
-    rows = [_row(layout, axis, gpus_per_node, traffic) for axis in axes]
     heads = ["axis", "groups", "cross nodes", *["bytes a step", "between nodes"] * bool(traffic), "ranks"]
     table = Table(heads, rows, f"Bytes of {traffic_of}." if traffic_of else "")
     return Scene(title, says, marks, max(mark.bottom for mark in marks) + 8, table=table)
-
-
-def _row(layout: ParallelLayout, axis: str, gpus_per_node: int, traffic: Sent) -> list[str]:
-    """Return an axis as text: its numbers, the bytes in all and between nodes, and the ranks of its groups."""
-    groups, crossing = layout.groups(axis), len(layout.crossings(axis, gpus_per_node))
-    cells = [f"{AXIS_NAME[axis]} ({axis} {layout.size(axis)})", f"{len(groups)} of {layout.size(axis)}"]
-    sent = [*map(bytes_text, traffic[axis])] if axis in traffic else ["not counted", ""] * bool(traffic)
-    lists = [f"{group_letter(index)} {ranks_text(group)}" for index, group in enumerate(groups[:MOST_GROUPS])]
-    lists += [f"and {len(groups) - MOST_GROUPS} more"] * (len(groups) > MOST_GROUPS)
-    return [*cells, str(crossing or "none"), *sent, " ".join(lists)]
 
 
 def draw_orders(layouts: Sequence[ParallelLayout], gpus_per_node: int = 8) -> Scene:
@@ -129,13 +119,13 @@ def _grid(
         if small:
             text, strength = "–".join(dict.fromkeys(letters)), 0.12 + 0.7 * kinds[groups] / max(1, len(kinds) - 1)
             fact = f"node {number}: GPUs of {name} {counted(len(groups), 'group')} {text.replace('–', ' to ')}"
-            own, look = f"{key}.block{number}", dict[str, Any](same=f"node{number}", click=True)
+            own, look = f"{key}.block{number}", Look(same=f"node{number}", click=True)
         else:
             text, strength = f"{letters[0]}\n{rank}", TINTS[groups[0] % len(TINTS)]
             fact = f"{name} group {letters[0]} {ranks_text(layout.group_of(rank, axis))}"
             fact = f"GPU {rank}: {fact}" if axis == "tp" else fact
             own = ".".join(map(str, (key, *layout.coords(rank))))
-            look = dict[str, Any](same=f"{prefix}gpu{rank}", size=min(16, 0.42 * unit))
+            look = Look(same=f"{prefix}gpu{rank}", size=min(16, 0.42 * unit))
         tags = tuple(f"{key}{index}" for index in groups)
         lights = tags if len(groups) > 1 else _peers(layout, rank, prefix)
         place = cx - side / 2, cy - side / 2, side, side
@@ -164,7 +154,7 @@ def _lines(layout: ParallelLayout, centres, key: str, axis: str, node_size: int,
         points = [centres[rank] for rank in (group if len(group) == 2 or axis == "pp" else [*group, group[0]])]
         crosses = len({rank // node_size for rank in group}) > 1
         fact = f"{name} group {group_letter(index)}: {'leaves its node' if crosses else 'in one node'}{sends}"
-        look: dict[str, Any] = dict(dashed=crosses, shy=layout.world_size > MOST_SEEN, tags=(f"{key}{index}",))
+        look = Look(dashed=crosses, shy=layout.world_size > MOST_SEEN, tags=(f"{key}{index}",))
         yield line(f"{key}.ring{index}", points, AXIS_COLOR[axis], width, fact=fact, **look)
 
 

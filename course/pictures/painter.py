@@ -19,29 +19,25 @@ class Plot:
     """
 
     def __init__(self, figure: Figure, alt: str):
-        self.figure, self.alt = figure, alt
+        self.figure, self.alt, file = figure, alt, io.StringIO()
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # each format would lay it out again
+        figure.set_layout_engine("none")  # it would lay out again, a little differently
+        with matplotlib.rc_context({"svg.hashsalt": "labkit", "svg.fonttype": "none"}):  # its words stay text
+            figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        self._svg = file.getvalue()
 
     def __repr__(self) -> str:
         return self.alt
 
     def svg(self) -> str:
-        """Return the plot as SVG, with its words as text."""
-        file = io.StringIO()
-        with matplotlib.rc_context({"svg.hashsalt": "labkit", "svg.fonttype": "none"}):
-            self.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-        return file.getvalue()
+        return self._svg
 
     def html(self) -> str:
         """Return the plot as HTML that a notebook shows even if it is not trusted."""
         return image_html(self.svg(), self.alt, round(72 * self.figure.get_figwidth()))
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
-        only_html = {"text/plain": self.alt, "text/html": self.html()}
-        if include and set(include) <= set(only_html):  # a plot that the next one replaces at once
-            return only_html
-        return {**only_html, "image/svg+xml": self.svg()}
+        return {"text/plain": self.alt, "text/html": self.html(), "image/svg+xml": self._svg}
 
 
 def label_plot(ax: Axes, title: str, x: str, y: str) -> None:

@@ -1,11 +1,9 @@
 """Draw how long a training run takes for each tensor size t and pipeline size p, and what does not fit."""
 
-from collections.abc import Mapping
 from math import inf, log
-from typing import Any, NamedTuple
 
 from course.pictures.parts import titled
-from course.pictures.scene import WIDTH, Scene, Table, box, label
+from course.pictures.scene import WIDTH, Look, Scene, Table, box, label
 from course.pictures.style import FRAME_FILL, GREY, IDLE, MUTED, three_digits, tint
 from course.sizing import Hardware, Plan, fullest, step_time
 from labkit.shape import GPT
@@ -15,15 +13,6 @@ TP_SIZES = (1, 2, 4, 8, 16, 32)
 PP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 20, 21, 24, 30, 32, 35, 40, 48, 64)
 DAYS, CHOSEN = "#00204D", "#C9A227"  # in none of the axes' colours
 LEFT, TOP, ROW, WIDEST = 60.0, 48.0, 32.0, 110.0
-
-
-class Cell(NamedTuple):
-    """A plan in a few words. If it does not fit, ``days`` is infinite, and ``misfit`` is how that looks."""
-
-    text: str
-    fact: str
-    days: float = inf
-    misfit: Mapping[str, Any] = {}
 
 
 def draw_plans(
@@ -45,25 +34,24 @@ def draw_plans(
     ps = sorted({p, *(size for size in PP_SIZES if model.num_layers % size == world_size % size == 0)})
     run = model, world_size, batch_size
     cells = {(t, p): _cell(hardware, num_tokens, *run, t, p, **options) for t in ts for p in ps}
-    fitting = sorted((cell for cell in cells.values() if cell.days < inf), key=lambda cell: cell.days)
+    fitting = sorted((days, fact) for _, fact, days, _ in cells.values() if days < inf)
     title = f"days for {num_tokens / 1e9:g} billion tokens, by tensor t and pipeline p"
     width = min(WIDEST, (WIDTH - LEFT) / len(ps))
     marks = [label(f"p{p}", LEFT + (i + 0.5) * width, TOP - 14, f"p = {p}", anchor="middle") for i, p in enumerate(ps)]
     marks += [label(f"t{t}", 0, TOP + (i + 0.5) * ROW, f"t = {t}") for i, t in enumerate(ts)]
-    for (t, p), (text, fact, days, misfit) in cells.items():
-        look: dict[str, Any] = {**misfit}
+    for (t, p), (text, fact, days, look) in cells.items():
         if days < inf:
-            best, worst = fitting[0].days, fitting[-1].days
+            (best, _), (worst, _) = fitting[0], fitting[-1]
             means = "fewest days" if days == best else "most days" if days == worst else ""
             share = log(days / best) / (log(worst / best) or 1)
-            look |= dict(fill=tint(DAYS, 0.9 - 0.7 * share), means=means, bold=days == best)
+            look = Look(fill=tint(DAYS, 0.9 - 0.7 * share), means=means, bold=days == best)
         if (t, p) == chosen:
-            look |= dict(edge=CHOSEN, edge_width=4, dashed=False)
+            look |= Look(edge=CHOSEN, edge_width=4, dashed=False)
             text = f"▸ {text}"
         place = LEFT + ps.index(p) * width + 2, TOP + ts.index(t) * ROW + 2, width - 4, ROW - 4
         marks.append(box(f"t{t}.p{p}", *place, text=text, fact=fact, click=True, **look))
-    says = f"{len(fitting)} of {len(cells)} fit" + (f"; the fastest is {fitting[0].fact}" if fitting else "")
-    rows = [(f"t = {t}", *(cells[t, p].text for p in ps)) for t in ts]
+    says = f"{len(fitting)} of {len(cells)} fit" + (f"; the fastest is {fitting[0][1]}" if fitting else "")
+    rows = [(f"t = {t}", *(cells[t, p][0] for p in ps)) for t in ts]
     caption = "days; GB where a GPU has too little memory; – where sizes do not divide"
     table = Table(("", *(f"p = {p}" for p in ps)), rows, caption)
     return titled(title.capitalize(), says, marks, table)
@@ -71,17 +59,18 @@ def draw_plans(
 
 def _cell(
     hardware: Hardware, num_tokens: float, model: GPT, world_size: int, batch_size: int, t: int, p: int, **options
-):
+) -> tuple[str, str, float, Look]:
+    """Return a plan in a few words, its fact and its days; if it does not fit, they are infinite, and how it looks."""
     sizes = f"t = {t}, p = {p}"
     try:
         plan = Plan(model, world_size, batch_size, t, p, **options)
     except Misfit as misfit:
         why = str(misfit).partition(": use")[0]
-        return Cell("–", f"{sizes}: {why}", misfit=dict(fill=IDLE, means="sizes do not divide"))
+        return "–", f"{sizes}: {why}", inf, Look(fill=IDLE, means="sizes do not divide")
     held, has = three_digits(fullest(plan).total / 1e9), f"{hardware.memory_bytes / 1e9:.0f}"
     if fullest(plan).total > hardware.memory_bytes:
-        look = dict(fill=FRAME_FILL, edge=GREY, dashed=True, ink=MUTED, means="too large for a GPU")
-        return Cell(f"{held} GB", f"{sizes}: needs {held} GB, a GPU has {has}", misfit=look)
+        look = Look(fill=FRAME_FILL, edge=GREY, dashed=True, ink=MUTED, means="too large for a GPU")
+        return f"{held} GB", f"{sizes}: needs {held} GB, a GPU has {has}", inf, look
     days = step_time(plan, hardware).days(num_tokens)
     fact = f"{sizes}, d = {plan.dp_size}: {three_digits(days)} days, {held} of {has} GB"
-    return Cell(three_digits(days), fact, days)
+    return three_digits(days), fact, days, Look()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from html import escape
 from math import atan2, cos, sin
-from typing import Literal
+from typing import Any, Literal
 
 from course.pictures.style import INK, text_on
 
@@ -25,6 +25,7 @@ TEXT = f'font-family="\'DejaVu Sans\', Verdana, system-ui, sans-serif" font-size
 MARGIN = 8.0
 ARROW = 9.0  # the length of a head
 FOR_A_STAGE = r' data-[a-z]+="[^"]*"|<title>.*?</title>'
+Look = dict[str, Any]  # of a mark: what `box`, `label` and `line` pass on
 
 
 @dataclass(frozen=True)
@@ -233,10 +234,7 @@ class Scene:
 
 
 def image_html(svg: str, alt: str, width: float) -> str:
-    """Return an SVG as an image in HTML, which JupyterLab shows of a notebook that is not trusted, too.
-
-    On a narrow page it scrolls, and its labels can still be read.
-    """
+    """Return an SVG as an image that JupyterLab shows even of a notebook that is not trusted; it scrolls if narrow."""
     source = base64.b64encode(svg.encode()).decode()
     look = f'style="min-width:{min(width, NARROWEST):g}px" src="data:image/svg+xml;base64,{source}"'
     return f'<div style="overflow-x:auto"><img alt="{escape(alt)}" width="{_number(width)}" {look}></div>'

@@ -1,16 +1,11 @@
-"""Draw a weight cut over a tensor group, and its shards dealt to the ranks.
-
-``draw_cut`` is Y = XA + b, with matrices in proportion; ``draw_stride`` is several matrices in one. A tinted box is a
-shard, a pale box is whole on every rank. The parts of a sum have a plus between them: each is as large as the sum.
-"""
+"""Draw a weight cut over a tensor group, and its shards dealt to the ranks: tinted; what is whole on each is pale."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import gcd
-from typing import Any
 
 from course.pictures.parts import Place, own_box, rank_name, rank_names, titled
-from course.pictures.scene import SMALLEST, WIDTH, Mark, Scene, Table, box, fitting, label
+from course.pictures.scene import SMALLEST, WIDTH, Look, Mark, Scene, Table, box, fitting, label
 from course.pictures.style import FRAME, FRAME_FILL, TP, bytes_text, tints
 from course.sizing.linear_cut import LinearCut
 from labkit.cuts import check_divides, chunks_of_rank
@@ -37,13 +32,18 @@ def draw_cut(cut: LinearCut, dealt: bool = False) -> Scene:
     title = f"{cut.cut.capitalize()} parallel, t = {t}" + " (thin matrices are drawn thicker)" * is_thin
     marks = [rank_name(rank, middle) for rank, middle in middles.items()] if dealt else []
     for (name, rank), place in places.items():
-        fill, text, look = FRAME_FILL, "", dict[str, Any](means="whole on every rank")
-        if cut.tensors[name].by:
+        _, shard, by = cut.tensors[name]
+        fill, text, look = FRAME_FILL, "", Look(means="whole on every rank")
+        if by:
             fits = fitting(str(t - 1), place[2] - 4, place[3] - 2, SMALLEST)
             fill, text, look = fills[rank], (f"rank {rank}", str(rank)) if fits else "", dict(means="one rank's part")
         elif not dealt:  # the copies lie on each other
             look["tags"] = look["lights"] = tuple(f"rank{each}" for each in range(t))
-        marks.append(own_box(f"{name}.{rank}", rank, place, fill, text, _fact(cut, name, rank), radius=0, **look))
+        part, has = cut.part_of(rank), f"{[*shard]}, {bytes_text(cut.tensors[name].shard_bytes)}"
+        fact = f"{name}_{rank} {has}, {by} {part[0]} to {part[-1]} of {name}"
+        fact += f", stored as weight {[*cut.weight_shard]}" if name == "A" else ""
+        whole = {"": f"all of {name} {has}, as on every rank", "sum": f"X_{rank} A_{rank} {has}, a part of all of Y"}
+        marks.append(own_box(f"{name}.{rank}", rank, place, fill, text, whole.get(by, fact), radius=0, **look))
     marks += _words(cut, dealt, places, middles)
     return titled(title, SAYS[cut.cut, dealt], marks, _table(cut))
 
@@ -85,7 +85,7 @@ def _places(cut: LinearCut, dealt: bool, drawn: Sequence[int]) -> tuple[Places, 
 
 def _words(cut: LinearCut, dealt: bool, places: Places, middles: dict[int, float]) -> Iterator[Mark]:
     """Yield what each tensor is, the signs of the equation in each row, and the pluses between parts of a sum."""
-    look: dict[str, Any] = dict(anchor="middle", size=22)
+    look = Look(anchor="middle", size=22)
     for (name, (shape, shard, by)), sign in zip(cut.tensors.items(), " =×+"):
         x, y, *_ = places[name, 0]
         title = f"{name}_i {[*shard]}" if dealt and by else f"{name} {[*shape]}"
@@ -99,14 +99,6 @@ def _words(cut: LinearCut, dealt: bool, places: Places, middles: dict[int, float
     parts = [(rank, place) for (name, rank), place in places.items() if name == "Y" and cut.cut == "row"]
     for (before, (_, top, _, high)), (rank, (x, y, width, _)) in pairwise(parts):
         yield label(f"plus{rank}", x + width / 2, (top + high + y) / 2, "+" if rank == before + 1 else "+ … +", **look)
-
-
-def _fact(cut: LinearCut, name: str, rank: int) -> str:
-    _, shard, by = cut.tensors[name]
-    part, size = cut.part_of(rank), f"{[*shard]}, {bytes_text(cut.tensors[name].shard_bytes)}"
-    whole = {"": f"all of {name} {size}, as on every rank", "sum": f"X_{rank} A_{rank} {size}, a part of all of Y"}
-    stored = f", stored as weight {[*cut.weight_shard]}" if name == "A" else ""
-    return whole.get(by, f"{name}_{rank} {size}, {by} {part[0]} to {part[-1]} of {name}{stored}")
 
 
 def draw_stride(output_size: int, tp_size: int, stride: int, names: Sequence[str] = "QKV") -> list[Scene]:

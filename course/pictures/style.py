@@ -34,11 +34,8 @@ def group_letter(index: int) -> str:
     >>> group_letter(0), group_letter(25), group_letter(26)
     ('A', 'Z', 'AA')
     """
-    letters = ""
-    while index >= 0:
-        index, letter = divmod(index, 26)
-        letters, index = chr(ord("A") + letter) + letters, index - 1
-    return letters
+    first = group_letter(index // 26 - 1) if index > 25 else ""
+    return first + chr(ord("A") + index % 26)
 
 
 @lru_cache(maxsize=1024)

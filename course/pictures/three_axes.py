@@ -1,9 +1,8 @@
 """Draw who holds what when all three axes are cut: each rank's layers, its part of them, and its rows of the batch."""
 
 from collections.abc import Mapping
-from typing import Any
 
-from course.pictures.scene import WIDTH, Mark, Scene, Table, arrow, box, label, text_width
+from course.pictures.scene import WIDTH, Look, Mark, Scene, Table, arrow, box, label, text_width
 from course.pictures.style import AXIS_COLOR, AXIS_NAME, FRAME, FRAME_FILL, TP, bytes_text, tint
 from course.sizing import Traffic
 from labkit.cuts import BatchCut, layers_of_stage
@@ -49,7 +48,7 @@ def draw_holdings(
         tags = tuple(f"{axis}{group[0]}" for axis, group in groups.items())
         fact = f"rank {rank}: {layers}, {part}; {batch}; its groups: {', '.join(peers) or 'none'}"
         left, fill = x + 4 + place.tp * unit, tint(TP, 0.34 if place.tp % 2 else 0.16)
-        look = dict[str, Any](edge=TP, fact=fact, tags=tags, lights=tags, bold=True)
+        look = Look(edge=TP, fact=fact, tags=tags, lights=tags, bold=True)
         marks.append(box(f"rank{rank}", left + 3, y + 6, unit - 6, TALL, fill, texts, **look))
         middle, foot, eye = left + unit / 2, y + TALL + 6 + FOOT / 2, y + 6 + TALL / 2
         if place.tp == 0 < t - 1:
@@ -78,7 +77,7 @@ def _arrow(layout: ParallelLayout, rank: int, axis: str, start: Place, end: Plac
     if traffic:
         text = f"{axis} {bytes_text(traffic[axis].total_bytes / senders)}"
         fact += f"; {text[3:]} in a step for each {whose}"
-    look: dict[str, Any] = dict(tags=tuple(tags), lights=tuple(tags))
+    look = Look(tags=tuple(tags), lights=tuple(tags))
     x, y, width = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2, text_width(text, 11) + 6
     marks = [arrow(f"{axis}.{rank}", [start, end], AXIS_COLOR[axis], heads=2, fact=fact, **look)]
     if width < room:

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from course.pictures.parts import legend
-from course.pictures.scene import LARGE, WIDTH, Mark, Scene, Table, arrow, box, label, line
+from course.pictures.scene import LARGE, WIDTH, Look, Mark, Scene, Table, arrow, box, label, line
 from course.pictures.style import GREY, IDLE, INK, KIND_COLOR, MUTED, three_digits, tint
 from labkit.schedules import Schedule
 from labkit.schedules.schedule import LETTER
@@ -47,15 +47,15 @@ def draw_timelines(
     return with_axis(all_rows, marks, _table(timelines, titles, unit, in_flight))
 
 
-def play_timeline(timeline: Timeline, title: str = "", *, unit: str | None = None) -> list[Scene]:
+def play_timeline(timeline: Timeline, title: str = "") -> list[Scene]:
     """Return the whole timeline, then a step for each moment at which an op starts or ends, or `MOST_STEPS` of them.
 
     A line stands at the moment, what comes later is pale, and the bars show what is held then. Show the steps with
     ``Stage(*play_timeline(timeline))``.
     """
-    unit, most = unit or _unit_of([timeline]), max(peaks_in_flight(timeline))
-    whole = draw_timelines([timeline], [title], in_flight=True, unit=unit)
-    rows, steps = Rows(timeline, title, "", HEAD, timeline.makespan_seconds, WIDTH - BESIDE, unit), [whole]
+    whole, most = draw_timelines([timeline], [title], in_flight=True), max(peaks_in_flight(timeline))
+    rows = Rows(timeline, title, "", HEAD, timeline.makespan_seconds, WIDTH - BESIDE, _unit_of([timeline]))
+    steps = [whole]
     moments = sorted({moment for span in timeline.spans if span.kind in COMPUTING for moment in (span.start, span.end)})
     for now in [*moments[: -1 : ceil(len(moments) / MOST_STEPS)], moments[-1]]:
         x, held = rows.x(now), {mark.key: mark for mark in rows.bars(most, now)}
@@ -117,7 +117,7 @@ class Rows:
                 yield self._box(f"{self.key}wait{rank}.{number}", span, IDLE, means="waits", edge=GREY, dashed=True)
             for lane, messages in enumerate(self.lanes[rank]):
                 for number, span in enumerate(messages):
-                    look: dict[str, Any] = dict(edge=MUTED, means="message under way", tags=(self._name(span, ">"),))
+                    look = Look(edge=MUTED, means="message under way", tags=(self._name(span, ">"),))
                     key, place = f"{self.key}message{rank}.{lane}.{number}", (WORK + 2 + lane * LANE, LANE - 1)
                     yield self._box(key, span, "#ffffff", _ways(span)[:2], place, **look)
 
@@ -134,7 +134,7 @@ class Rows:
             lights = *map(self._name, (*self.links.get(span, ()), *after[span])), self._name(span, ">")
             key, fill = self._name(span) if span.op else f"{self.key}work{number}", KIND_COLOR[span.kind]
             fill = tint(fill, CHUNK_STRENGTHS[chunk % len(CHUNK_STRENGTHS)])
-            look: dict[str, Any] = dict(edge="#ffffff", means=means, tags=(self._name(span),), lights=lights)
+            look = Look(edge="#ffffff", means=means, tags=(self._name(span),), lights=lights)
             yield self._box(key, span, fill, _ways(span), **look)
         pairs = [(need, span) for need, spans in after.items() for span in spans if span.rank != need.rank]
         for need, span in pairs if len(pairs) <= MOST_ARROWS else ():

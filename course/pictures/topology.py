@@ -8,9 +8,6 @@ from course.pictures.scene import WIDTH, Mark, Scene, Table, box, label, line
 from course.pictures.style import DP, FRAME, FRAME_FILL, GREY, PP, TP, tint
 from labkit.sizes import counted
 
-Link = tuple[int, int, str]
-Places = dict[int, tuple[float, float]]
-
 GAP, PAD, DEVICE, CARDS = 40.0, 14.0, 44.0, 96.0
 """Between sockets, around a socket's devices, the height of a device, and from the GPUs down to the cards."""
 
@@ -31,26 +28,25 @@ def draw_topology(topology: Topology, title: str) -> Scene:
         for depth, color in enumerate((TP, DP)):  # GPUs or cores, and below them the cards
             row = [i for i in socket if topology.names[i].startswith("NIC") == bool(depth)]
             for place, i in enumerate(row):
-                each = (width - PAD) / len(row)
+                each, name = (width - PAD) / len(row), topology.names[i]
                 x, y = left + PAD + place * each, top + PAD + CARDS * depth
-                places[i] = x + (each - PAD) / 2, y
-                devices.append(_device(topology, i, (x, y, each - PAD, DEVICE), tint(color, 0.34)))
-    says = (
-        f"{counted(len(topology.names), 'device')} on {counted(len(sockets), 'CPU socket')}, and the ways between them."
-    )
+                ways = [f"{other} by {way}" for other, way in zip(topology.names, topology.ways[i]) if other != name]
+                fact, places[i] = ", ".join(ways), (x + (each - PAD) / 2, y)
+                fact = f"{name} reaches {fact}" if fact else f"{name}: all ranks work here"
+                spot, words = (x, y, each - PAD, DEVICE), (name, name[3:])
+                devices.append(box(f"device{i}", *spot, tint(color, 0.34), words, edge=FRAME, fact=fact))
+    devices_on = f"{counted(len(topology.names), 'device')} on {counted(len(sockets), 'CPU socket')}"
     table = Table(("", *topology.names), [(name, *ways) for name, ways in zip(topology.names, topology.ways)])
-    marks = frames + _nvlinks(links, places, top) + _switches(links, places) + devices
-    return titled(title, says, marks, table, bottom=bottom + 20)
+    marks = frames + _nvlinks(links, places, top)
+    for i, j, way in links:  # the shortest ways from a GPU to a card: one or several PCIe switches
+        (a, y), (b, low) = sorted((places[i], places[j]), key=lambda place: place[1])
+        if way in ("PIX", "PXB") and y < low:
+            marks.append(line(f"pci{i}.{j}", [(a, y + DEVICE), (b, low)], GREY, 3, means="PCIe switch"))
+            marks.append(label(f"pci{i}.{j}.word", (a + b) / 2 + 8, (y + DEVICE + low) / 2, way))
+    return titled(title, f"{devices_on}, and the ways between them.", marks + devices, table, bottom=bottom + 20)
 
 
-def _device(topology: Topology, i: int, place: tuple[float, float, float, float], fill: str) -> Mark:
-    name, ways = topology.names[i], zip(topology.names, topology.ways[i])
-    reached = ", ".join(f"{other} by {way}" for other, way in ways if other != name)
-    fact = f"{name} reaches {reached}" if reached else f"{name}: all ranks work here"
-    return box(f"device{i}", *place, fill, (name, name[3:]), edge=FRAME, fact=fact)
-
-
-def _nvlinks(links: list[Link], places: Places, top: float) -> list[Mark]:
+def _nvlinks(links: list[tuple[int, int, str]], places: dict[int, tuple[float, float]], top: float) -> list[Mark]:
     """Draw each NVLink as a bridge; one bar stands for all if every two GPUs have the same."""
     nvlinks = [link for link in links if link[2].startswith("NV")]
     gpus = sorted({gpu for i, j, _ in nvlinks for gpu in (i, j)})
@@ -65,15 +61,4 @@ def _nvlinks(links: list[Link], places: Places, top: float) -> list[Mark]:
         points, fact = [(a, y), (a, high), (b, high), (b, y)], f"{way} between GPU {i} and GPU {j}"
         marks.append(line(f"nv{i}.{j}", points, TP, 3, means="NVLink", fact=fact))
         marks.append(label(f"nv{i}.{j}.word", (a + b) / 2, high - 9, way, anchor="middle"))
-    return marks
-
-
-def _switches(links: list[Link], places: Places) -> list[Mark]:
-    """Draw the shortest way from a GPU to a card: one or several PCIe switches."""
-    marks = []
-    for i, j, way in links:
-        (a, y), (b, low) = sorted((places[i], places[j]), key=lambda place: place[1])
-        if way in ("PIX", "PXB") and y < low:
-            marks.append(line(f"pci{i}.{j}", [(a, y + DEVICE), (b, low)], GREY, 3, means="PCIe switch"))
-            marks.append(label(f"pci{i}.{j}.word", (a + b) / 2 + 8, (y + DEVICE + low) / 2, way))
     return marks

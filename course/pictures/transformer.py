@@ -5,10 +5,9 @@ Ranks go down, the computation goes right. Source: arXiv 1909.08053, figures 3 a
 
 from collections.abc import Sequence
 from itertools import pairwise, product
-from typing import Any
 
 from course.pictures.parts import own_box, rank_names, titled
-from course.pictures.scene import WIDTH, Scene, Table, arrow, box, label
+from course.pictures.scene import WIDTH, Look, Scene, Table, arrow, box, label
 from course.pictures.style import BACKWARD, CP, FRAME, FRAME_FILL, INK, MUTED, TP, tints
 from labkit.cuts import chunks_of_rank
 
@@ -85,7 +84,7 @@ def draw_pair(tp_size: int = 2) -> list[Scene]:
         marks = [*names]
         for bar, step in {"f": "DX", "g": "PZ"}.items():
             fact, word = "{} forward, {} backward".format(*MESSAGES[bar]), "all-reduce" * (path == step)
-            look: dict[str, Any] = dict(edge=INK if word else FRAME, edge_width=4 if word else 1, fact=fact)
+            look = Look(edge=INK if word else FRAME, edge_width=4 if word else 1, fact=fact)
             marks.append(box(bar, lefts[bar], TOP, BAR, row * tp_size - 8, "#ffffff", **look))
             marks.append(label(f"{bar}.word", lefts[bar] + BAR / 2, TOP - 14, word, anchor="middle", bold=True))
         for (rank, who), name in product(enumerate(names), filter(seen.__contains__, PAIR)):

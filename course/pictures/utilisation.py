@@ -1,19 +1,18 @@
 """Draw steps as timelines with bars beside them: what each rank did with its time, as shares of the step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from course.measure.utilisation import TimedStep
-from course.pictures.scene import WIDTH, Mark, Scene, Table, box, label
+from course.pictures.scene import WIDTH, Look, Scene, Table, box, label
 from course.pictures.style import FORWARD, GREY, IDLE
-from course.pictures.timeline import WORK, Rows, stacked, time_text, with_axis
+from course.pictures.timeline import WORK, stacked, time_text, with_axis
 from labkit.timeline import Timeline
 from labkit.timeline.spans import COMPUTING
 
 RIGHT, BARS = 735.0, 150.0  # where the timelines end, and the pixels of a whole step in the bars beside them
 WORDS = "computing", "waits for a message under way", "idle"
-LOOKS: tuple[dict[str, Any], ...] = (dict(fill=FORWARD), dict(fill=IDLE, edge=GREY, dashed=True), dict(fill=IDLE))
+LOOKS = Look(fill=FORWARD), Look(fill=IDLE, edge=GREY, dashed=True), Look(fill=IDLE)
 
 
 def draw_steps(steps: Sequence[TimedStep], titles: Sequence[str]) -> Scene:
@@ -30,20 +29,14 @@ def draw_steps(steps: Sequence[TimedStep], titles: Sequence[str]) -> Scene:
             covered = mark.shape == "box" and step.plan.tp_size > 1  # by the waits that interrupt an op
             means = WORDS[1] if mark.means == "waits" else mark.means
             marks.append(replace(mark, means=means, text="" if covered else mark.text))
-        marks += _bars(step, rows)
         for rank, shares in enumerate(step.shares):
+            x, y, key = RIGHT + 24, rows.y(rank), f"{rows.key}share{rank}"
+            for part, (share, word, look) in enumerate(zip(shares, WORDS, LOOKS)):
+                fact = f"rank {rank}: {share:.0%} {word}"
+                marks.append(box(f"{key}.{part}", x, y, share * BARS, WORK, fact=fact, radius=0, **look))
+                x += share * BARS
+            computing = f"{round(shares[0], 6):.0%}"
+            marks.append(label(f"{key}.word", RIGHT + BARS + 55, y + WORK / 2, computing, anchor="end"))
             table.append((rows.title, str(rank), *(f"{share:.0%}" for share in shares)))
+        marks.append(label(f"{rows.key}computing", WIDTH, rows.top - 16, "computing", anchor="end"))
     return with_axis(all_rows, marks, Table(("", "rank", "computing", "communication", "idle"), table))
-
-
-def _bars(step: TimedStep, rows: Rows) -> Iterable[Mark]:
-    """Yield one bar per rank: computing, waiting for messages under way, and idle; with the percentage of the first."""
-    left = RIGHT + 24
-    for rank, shares in enumerate(step.shares):
-        x, y, key = left, rows.y(rank), f"{rows.key}share{rank}"
-        for part, (share, word, look) in enumerate(zip(shares, WORDS, LOOKS)):
-            fact = f"rank {rank}: {share:.0%} {word}"
-            yield box(f"{key}.{part}", x, y, share * BARS, WORK, fact=fact, radius=0, **look)
-            x += share * BARS
-        yield label(f"{key}.word", left + BARS + 31, y + WORK / 2, f"{round(shares[0], 6):.0%}", anchor="end")
-    yield label(f"{rows.key}computing", WIDTH, rows.top - 16, "computing", anchor="end")

@@ -35,11 +35,6 @@ def test_the_same_numbers_are_the_same_bytes_and_others_are_not():
     assert not re.search("20[0-9][0-9]-[0-9][0-9]-", plot().svg())  # no date
 
 
-def test_what_is_replaced_at_once_is_only_html():
-    assert set(plot()._repr_mimebundle_(include=["text/plain", "text/html"])) == {"text/plain", "text/html"}
-    assert len(plot()._repr_mimebundle_(include=["image/svg+xml"])) == 3
-
-
 def test_plots_leave_no_figure_behind():
     for _ in range(3):
         plot()._repr_mimebundle_()
