@@ -4,7 +4,10 @@ import subprocess
 import sys
 
 PLAIN = [
-    *(f"course.explorers.{name}" for name in ("batch", "layout", "schedule", "schedule_builder", "sharding", "sizing")),
+    *(
+        f"course.explorers.{name}"
+        for name in ("batch", "context", "layout", "schedule", "schedule_builder", "sharding", "sizing")
+    ),
     *(f"labkit.{name}" for name in ("cuts", "data", "layout", "schedules", "shape", "sizes", "timeline")),
     "course.sizing",
 ]
