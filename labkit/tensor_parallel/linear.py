@@ -22,6 +22,7 @@ from labkit.tensor_parallel.operators import (
     reduce_from_tp,
     reduce_scatter_to_sequence,
     scatter_to_tp,
+    start_all_gather,
     start_reduce_scatter,
 )
 from labkit.tensor_parallel.shards import Shard, ShardedModule, draw_master_weight, own_shard, transpose_chunks
@@ -170,7 +171,7 @@ def column_linear(
 
 
 class _ColumnLinear(torch.autograd.Function):
-    """Y_i = X A_i + b_i. In backward dX, which is partial, travels while dA_i is computed."""
+    """Y_i = X A_i + b_i. In backward a divided X travels while dX is computed, and the partial dX during dA_i."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, group, sequence_parallel):
@@ -184,23 +185,30 @@ class _ColumnLinear(torch.autograd.Function):
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias, *_ = needed_gradients(ctx)
-        grad_x = grad_weight = grad_bias = travelling = None
-        whole_x = ctx.enter(x, ctx.group) if need_weight else x
+        grad_x = grad_weight = grad_bias = pieces = arriving = leaving = None
+        twice = torch.is_grad_enabled()  # create_graph=True: by functions that can be differentiated again
+        if need_weight and ctx.sequence_parallel and not twice:
+            pieces, arriving = start_all_gather(x, ctx.group)
         if need_x:
             grad_x = grad @ weight
-            if torch.is_grad_enabled():  # create_graph=True: by functions that can be differentiated again
+            if twice:
                 grad_x = ctx.leave(grad_x, ctx.group)
             elif ctx.sequence_parallel:
-                grad_x, travelling = start_reduce_scatter(grad_x, ctx.group, SEQUENCE_DIM)
+                grad_x, leaving = start_reduce_scatter(grad_x, ctx.group, SEQUENCE_DIM)
             else:
-                travelling = dist.all_reduce(grad_x, group=ctx.group, async_op=True)
+                leaving = dist.all_reduce(grad_x, group=ctx.group, async_op=True)
         rows = grad.reshape(-1, grad.size(-1))
         if need_weight:
-            grad_weight = rows.T @ whole_x.reshape(-1, whole_x.size(-1))
+            if pieces is None or arriving is None:
+                x = ctx.enter(x, ctx.group)
+            else:
+                arriving.wait()
+                x = torch.cat(pieces.unbind(), SEQUENCE_DIM)
+            grad_weight = rows.T @ x.reshape(-1, x.size(-1))
         if need_bias:
             grad_bias = rows.sum(0)
-        if travelling is not None:
-            travelling.wait()
+        if leaving is not None:
+            leaving.wait()
         return grad_x, grad_weight, grad_bias, None, None
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from labkit.communication import reduce_scatter_single
+from labkit.communication import all_gather_single, reduce_scatter_single
 from labkit.cuts import check_divides
 
 HIDDEN_DIM, SEQUENCE_DIM = -1, -2
@@ -110,9 +110,17 @@ def all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
     """Return all ranks' x, joined along ``dim`` in the order of the group."""
-    pieces = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
-    dist.all_gather(pieces, x.contiguous(), group=group)
-    return torch.cat(pieces, dim)
+    pieces, travelling = start_all_gather(x, group)
+    travelling.wait()
+    return torch.cat(pieces.unbind(), dim)
+
+
+def start_all_gather(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, dist.Work]:
+    """Start to gather all ranks' x, [t, *x.shape]: they are there when ``wait()`` of the handle returns."""
+    pieces = x.new_empty(group.size(), *x.shape)
+    travelling = all_gather_single(pieces.flatten(0, 1), x.contiguous(), group=group, async_op=True)
+    assert travelling is not None  # this rank is in the group
+    return pieces, travelling
 
 
 def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:

@@ -66,7 +66,7 @@ def run(config: TrainConfig) -> int:
         is_known = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if not is_known and "can't allocate memory" not in str(error):  # on a CPU torch raises a plain RuntimeError
             raise
-        way_out = "use a smaller model or micro_batch_size, or more --tp or --pp"
+        way_out = "use a smaller model or micro_batch_size, or more --tp, --cp or --pp"
         say_once(f"labkit.train: out of memory ({error}): {way_out}")
         return 1
     if is_first:

@@ -181,36 +181,53 @@ class Watch(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("sequence_parallel", "operation"), [(False, "all_reduce"), (True, "reduce_scatter_single")])
-def test_the_input_gradient_travels_while_the_weight_gradient_is_computed(on_ranks, sequence_parallel, operation):
-    def order(sequence_parallel, operation):
-        place = operators if sequence_parallel else dist  # where the name is looked up
-        events, original = [], getattr(place, operation)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_messages_travel_while_gradients_are_computed(on_ranks, sequence_parallel):
+    """The gradient of the input, while that of the weight is computed; before that, a divided input."""
+
+    def order(sequence_parallel):
+        events = []
 
         class Handle:
-            def __init__(self, work):
-                self.work = work
+            def __init__(self, name, work):
+                self.name, self.work = name, work
 
             def wait(self):
-                events.append("arrived")
+                events.append(f"{self.name} arrived")
                 self.work.wait()
 
-        def started(*args, **kwargs):
-            events.append("started")
-            return Handle(original(*args, **kwargs))
+        def watch(place, name):
+            original = getattr(place, name)
+
+            def started(*args, **kwargs):
+                events.append(f"{name} started")
+                return Handle(name, original(*args, **kwargs))
+
+            setattr(place, name, started)  # where the name is looked up
+            return lambda: setattr(place, name, original)
 
         layer = ColumnParallelLinear(
             4, 8, dist.group.WORLD, gather_output=False, sequence_parallel=sequence_parallel, bias=False
         )
         output, _ = layer(torch.ones(2, 4, 4, requires_grad=True))
-        setattr(place, operation, started)
+        undo = [watch(operators, "all_gather_single"), watch(operators, "reduce_scatter_single")]
+        undo.append(watch(dist, "all_reduce"))
         with Watch(events):
             output.sum().backward()
-        setattr(place, operation, original)
+        for each in undo:
+            each()
         return events
 
-    expected = ["product", "started", "product", "arrived"]
-    assert on_ranks(order, sequence_parallel, operation) == [expected] * 2
+    expected = ["product", "all_reduce started", "product", "all_reduce arrived"]
+    if sequence_parallel:
+        expected = [
+            "all_gather_single started",
+            "product",
+            "reduce_scatter_single started",
+            "all_gather_single arrived",
+        ]
+        expected += ["product", "reduce_scatter_single arrived"]
+    assert on_ranks(order, sequence_parallel) == [expected] * 2
 
 
 def tied(sequence_parallel, bias):
