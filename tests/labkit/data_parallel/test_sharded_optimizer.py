@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 from labkit.data_parallel import DataParallel, ShardedOptimizer
@@ -86,6 +85,8 @@ def pair(optimizer_class, params_of=nn.Module.parameters, **options):
 
 
 def ten_steps(name):
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # imported on ranks only: it takes long
+
     optimizer_class, options = OPTIMIZERS[name]
     plain, optimizer, divided, ours = pair(optimizer_class, **options)
     expected = list(train(plain, optimizer))
