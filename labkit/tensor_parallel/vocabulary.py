@@ -119,7 +119,8 @@ class _CrossEntropy(torch.autograd.Function):
         shifted -= highest.unsqueeze(-1)  # no exp can overflow
         column, elsewhere = _local_index(target, first, logits.size(-1))
         target_logit = shifted.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0.0)
-        all_logits = shifted.masked_fill(~is_word, 0.0).sum(-1) if label_smoothing else torch.zeros_like(highest)
+        num_words = min(max(vocab_size - first, 0), logits.size(-1))  # of this rank; the rest is padding
+        all_logits = shifted[..., :num_words].sum(-1) if label_smoothing else torch.zeros_like(highest)
         sums = torch.stack([shifted.exp_().sum(-1), target_logit, all_logits])
         normaliser, target_logit, all_logits = all_reduce(sums, group) if group.size() > 1 else sums  # one message
         ctx.save_for_backward(logits, highest, normaliser, column, elsewhere, is_word)
@@ -132,15 +133,18 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         logits, highest, normaliser, column, elsewhere, is_word = ctx.saved_tensors
-        exponentials = (logits.masked_fill(~is_word, float("-inf")) - highest.unsqueeze(-1)).exp()
+        smooth = is_word.to(logits.dtype) * (ctx.label_smoothing / ctx.vocab_size)
+        hit = (~elsewhere).to(logits.dtype).unsqueeze(-1) * (1 - ctx.label_smoothing)
+        shifted = logits.masked_fill(~is_word, float("-inf"))
         if torch.is_grad_enabled():  # create_graph=True: say how this, too, depends on the logits of all ranks
+            exponentials = (shifted - highest.unsqueeze(-1)).exp()
             normaliser = copy_to_tp(reduce_from_tp(exponentials.sum(-1), ctx.group), ctx.group)
-            grad = copy_to_tp(grad, ctx.group)
-        softmax = exponentials / normaliser.unsqueeze(-1)
-        smooth = is_word.to(softmax.dtype) * (ctx.label_smoothing / ctx.vocab_size)
-        hit = (~elsewhere).to(softmax.dtype).unsqueeze(-1) * (1 - ctx.label_smoothing)
-        wanted = smooth.expand_as(softmax).scatter_add(-1, column.unsqueeze(-1), hit)
-        return (softmax - wanted) * grad.unsqueeze(-1), None, None, None, None
+            wanted = smooth.expand_as(logits).scatter_add(-1, column.unsqueeze(-1), hit)
+            result = (exponentials / normaliser.unsqueeze(-1) - wanted) * copy_to_tp(grad, ctx.group).unsqueeze(-1)
+        else:  # logits are the largest tensor of many models: one more of their size is made, the result
+            result = shifted.sub_(highest.unsqueeze(-1)).exp_().div_(normaliser.unsqueeze(-1))  # the softmax
+            result = result.sub_(smooth).scatter_add_(-1, column.unsqueeze(-1), -hit).mul_(grad.unsqueeze(-1))
+        return result, None, None, None, None
 
 
 def _local_index(words: torch.Tensor, first: int, num_words: int) -> tuple[torch.Tensor, torch.Tensor]:

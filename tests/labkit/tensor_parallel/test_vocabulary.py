@@ -1,5 +1,6 @@
 """Embedding and cross-entropy cut by words give what one process gives, padding and ignored targets included."""
 
+import weakref
 from itertools import product
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from labkit.communication import communication_log
 from labkit.tensor_parallel import VocabParallelEmbedding, vocab_parallel_cross_entropy
@@ -189,6 +192,47 @@ MISTAKES = {
         torch.ones(1, 4), torch.tensor([0]), g, reduction="average"
     ),
 }
+
+
+class PeakBytes(TorchDispatchMode):
+    """The most bytes that tensors had at once of all that was made inside the block."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.most = 0
+        self.known = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage()).data_ptr() not in self.known:
+                self.known.add(storage.data_ptr())
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self.gone, storage.data_ptr(), storage.nbytes())
+        return result
+
+    def gone(self, address, num_bytes):
+        self.known.discard(address)
+        self.now -= num_bytes
+
+
+def peaks_of_cross_entropy():
+    group = dist.group.WORLD
+    logits, target = torch.randn(64, 4096, requires_grad=True), torch.randint(4096, (64,))
+    with PeakBytes() as forward:
+        loss = vocab_parallel_cross_entropy(logits, target, group, label_smoothing=0.1)
+    with PeakBytes() as backward:
+        [gradient] = torch.autograd.grad(loss, logits)
+    assert gradient.isfinite().all()
+    return forward.most / logits.nbytes, backward.most / logits.nbytes
+
+
+def test_cross_entropy_makes_little_that_is_as_large_as_the_logits(on_ranks):
+    """Backward makes the gradient and nothing else of that size."""
+    for forward, backward in on_ranks(peaks_of_cross_entropy):
+        assert forward < 1.5
+        assert 1 <= backward < 1.5
 
 
 def test_mistakes_are_refused_before_any_communication(on_ranks):
