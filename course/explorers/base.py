@@ -18,7 +18,6 @@ from course.pictures.scene import Scene, Table
 from course.pictures.stage import Stage
 
 MOST_MARKED = 8  # options of a control that say beforehand what else they would change: each is tried at every redraw
-
 SENTENCE = '<div class="labkit-says" role="status">{}</div>'
 WARNING = '<div class="labkit-says moved" role="alert">{}</div>'
 """What a screen reader reads out when it changes, a warning at once."""

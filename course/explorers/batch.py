@@ -10,8 +10,7 @@ from labkit.cuts import BatchCut
 from labkit.sizes import counted
 
 BATCH_SIZES = (8, 16, 32, 64, 96, 128, 192, 256, 512, 1024)
-GRADIENT_BYTES = 4 * 4 * (1024 * 1024 + 1024)
-"""The gradients of the data-parallel notebook's model in float32: four linear layers of width 1024, with biases."""
+GRADIENT_BYTES = 4 * 4 * (1024 * 1024 + 1024)  # the notebook's model in float32: four linear layers of width 1024
 
 
 class batch_explorer(Explorer):

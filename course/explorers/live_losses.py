@@ -1,7 +1,6 @@
 """Loss curves that grow in the cell while ranks train: one plot, redrawn as losses come in."""
 
 import time
-from typing import Any
 
 from IPython.display import display
 
@@ -12,7 +11,7 @@ from labkit.launch.client import will_train
 SECONDS_BETWEEN_DRAWINGS = 0.5  # the ranks wait while the cell draws, a tenth of a second
 UNDER_WAY = "not finished: if nothing moves, run the cell again"
 """What a plot says until the last one: a notebook that is closed and opened again shows it as it was then."""
-QUICK: dict[str, Any] = dict(include=["text/plain", "text/html"])  # a plot that will be replaced needs no PNG
+QUICK = ["text/plain", "text/html"]  # a plot that will be replaced needs no PNG
 
 will_train()
 
@@ -32,10 +31,10 @@ class LiveLosses:
         """Lengthen a curve; the plot follows at once or a moment later."""
         self.curves.setdefault(name, []).extend(losses)
         if time.monotonic() - self._drawn > SECONDS_BETWEEN_DRAWINGS:
-            self._redraw(UNDER_WAY, **QUICK)
+            self._redraw(UNDER_WAY, include=QUICK)
 
     def __enter__(self) -> "LiveLosses":
-        self._place = display(self._plot(UNDER_WAY), display_id=True, **QUICK)
+        self._place = display(self._plot(UNDER_WAY), display_id=True, include=QUICK)
         self._drawn = time.monotonic()
         return self
 

@@ -21,8 +21,6 @@ MODELS["Llama 3, 70 billion, s = 131072"] = replace(MODELS["Llama 3, 70 billion"
 CLUSTERS = {hardware.name: hardware for hardware in (DGX_A100, DGX_H100)}
 WORLD_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 1920, 2048, 2520, 3072, 4096, 8192)
 BATCH_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 1792, 2048, 2160, 2304, 2520, 3072, 4096, 6144)
-REST = "micro_batch_size", "num_chunks", "recompute", "sequence_parallel", "zero_stage", "fused_attention", "cp_size"
-"""What of a plan is the same for every t and p in the picture."""
 
 
 class sizing_explorer(Explorer):
@@ -75,14 +73,12 @@ class sizing_explorer(Explorer):
     def _parts(self) -> Parts:
         choice, plan, hardware = self.choice, self.shown, self.clusters[self.choice.cluster]
         estimate, num_tokens, limit = step_time(plan, hardware), choice.billion_tokens * 1e9, hardware.memory_bytes
-        rest = {name: getattr(plan, name) for name in REST}
-        run = plan.model, hardware, choice.world_size, choice.batch_size
-        days = draw_plans(*run, num_tokens=num_tokens, chosen=(choice.tp_size, choice.pp_size), **rest)
         bars = draw_memory({"": plan}, hardware), draw_step_time({"a step": estimate})
-        picture = below(f"{hardware.name}, estimated", [days, *bars], _facts(estimate))
-        sizes = f"p · t · d = {plan.pp_size} · {plan.tp_size} · {plan.dp_size}"
-        if plan.cp_size > 1:
-            sizes = f"p · t · c · d = {plan.pp_size} · {plan.tp_size} · {plan.cp_size} · {plan.dp_size}"
+        picture = below(
+            f"{hardware.name}, estimated", [draw_plans(plan, hardware, num_tokens), *bars], _facts(estimate)
+        )
+        c = f" · {plan.cp_size}" if plan.cp_size > 1 else ""
+        sizes = f"p · t{c and ' · c'} · d = {plan.pp_size} · {plan.tp_size}{c} · {plan.dp_size}"
         if fullest(plan).total > limit:
             return Parts([picture], f"<b>This does not fit.</b> {sizes}: {self._way_out(limit)}", warns=True)
         says = (

@@ -26,8 +26,6 @@ from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.shape import GPT
 from labkit.timeline import simulate
 
-TWO_NODES = ParallelLayout(16, tp_size=2, pp_size=4)  # the 16 GPUs of notebook 01
-
 
 def four_collectives():
     """Run the four collectives that training is made of on real ranks."""
@@ -47,13 +45,12 @@ def four_schedules():
 
 def tuned_step():
     """Predict one step of notebook 12's 8 ranks after its cures; the notebook asks for the step before them."""
-    model = GPT(16, 8192, 2048, 51200, 64)
-    plan = Plan(model, 8, 16, pp_size=8, num_chunks=2, recompute="selective")
+    plan = Plan(GPT(16, 8192, 2048, 51200, 64), 8, 16, pp_size=8, num_chunks=2, recompute="selective")
     return draw_steps([predict_step(plan)], ["16 micro-batches, interleaved"])
 
 
 FIGURES = {
-    "group_layout": lambda: draw_layout(TWO_NODES, gpus_per_node=8),
+    "group_layout": lambda: draw_layout(ParallelLayout(16, tp_size=2, pp_size=4), gpus_per_node=8),
     "collectives": lambda: draw_flows(four_collectives()),  # by real ranks
     "column_parallel": lambda: draw_cut(LinearCut("column", 1024, 512, tp_size=2)),
     "row_parallel": lambda: draw_cut(LinearCut("row", 1024, 512, tp_size=2)),

@@ -9,8 +9,7 @@ from course.measure.bandwidth import Measurement, RingModel
 from course.pictures.painter import LABEL_PT, Plot, label_plot
 from course.sizing.ring import bus_factor
 
-LOOKS = (("#00204D", "o"), ("#7C7B78", "s"), ("#C9A227", "^"), ("#5B6770", "D"))
-"""The colour and marker of each world size: dark to light, and the marker alone tells them apart."""
+LOOKS = (("#00204D", "o"), ("#7C7B78", "s"), ("#C9A227", "^"), ("#5B6770", "D"))  # by world size, dark to light
 
 
 def draw_bandwidth(measurements: Sequence[Measurement], models: dict[int, RingModel]) -> Plot:

@@ -28,17 +28,16 @@ def flow_steps(flow: "Flow", title: str = "") -> list[Scene]:
 
 def draw_flows(flows: "Mapping[str, Flow]", num_columns: int = 2, *, arrived: bool = True) -> Scene:
     """Draw several flows in columns, each under its name; ``arrived`` says whether the elements are where they end."""
-    marks, rows = [], []
+    marks, rows, one = [], [], len(flows) == 1
     width, height = (WIDTH + GAP) / num_columns - GAP, TOP + max(len(flow.before) for flow in flows.values()) * ROW
     for number, (name, flow) in enumerate(flows.items()):
         down, right = divmod(number, num_columns)
         marks += _flow(flow, name, f"{number}.", right * (width + GAP), down * height, width, arrived)
         for rank, (start, end, sources) in enumerate(zip(flow.before, flow.after, flow.sources)):
             after = [numbers_text(end), ", ".join(map(source_text, sources))] if end and sources else ["nothing", ""]
-            rows.append([name, f"rank {rank}", numbers_text(start), *(after if arrived else ["", ""])])
+            rows.append([name, f"rank {rank}", numbers_text(start), *(after if arrived else ["", ""])][one:])
     says = "What each rank has afterwards, and whose data it is" if arrived else "What each rank has before"
-    one, heads = len(flows) == 1, ("operation", "rank", "before", "after", "data")
-    table = Table(heads[one:], [row[one:] for row in rows])
+    table = Table(("operation", "rank", "before", "after", "data")[one:], rows)
     bottom = max(mark.bottom for mark in marks) + 8
     return Scene(", ".join(filter(None, flows)), says, marks, bottom, table=table)
 

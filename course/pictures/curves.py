@@ -8,7 +8,6 @@ from matplotlib.ticker import MaxNLocator
 from course.pictures.painter import LABEL_PT, Plot, label_plot
 from course.pictures.style import GREY, INK, PP
 
-FIGURE_INCHES = (11.0, 4.4)
 LOOKS = (
     {"color": GREY, "linewidth": 9, "alpha": 0.6},
     {"color": "#00204D", "linewidth": 2.2},
@@ -26,7 +25,7 @@ def draw_losses(
     """
     if len(curves) > len(LOOKS):
         raise ValueError(f"{len(curves)} curves on each other cannot be told apart: give {len(LOOKS)} or fewer")
-    figure = Figure(FIGURE_INCHES, layout="constrained")
+    figure = Figure((11.0, 4.4), layout="constrained")
     ax = figure.subplots()
     longest = max([num_steps, *map(len, curves.values())])
     for (name, losses), look in zip(curves.items(), LOOKS):

@@ -13,12 +13,10 @@ from labkit.sizes import counted, ranks_text
 
 HEAD = 48.0  # pixels above a grid, for its heading
 BOX = 0.84  # the side of a box; the rest is the gap to its neighbour, in which lines between peers are seen
-LARGEST_BOX = 37.0  # pixels
+LARGEST_BOX, WIDEST_LINE = 37.0, 7.0  # pixels
 MOST_LINES, MOST_SEEN = 64, 32  # GPUs: with more, no lines; with more, only those of the GPU that is pointed at
-WIDEST_LINE = 7.0
 MOST_GROUPS = 16  # in a cell of the table
 Sent = Mapping[str, Traffic]  # by axis
-NONE: Sent = {}
 
 
 def draw_layout(
@@ -26,7 +24,7 @@ def draw_layout(
     gpus_per_node: int = 8,
     *,
     node: int | None = None,
-    traffic: Sent = NONE,
+    traffic: Sent | None = None,
     traffic_of: str = "",
 ) -> Scene:
     """Draw the groups of every axis of a layout, a grid for each.
@@ -91,10 +89,11 @@ def axes_in_use(layout: ParallelLayout) -> list[str]:
 
 def _grid(
     layout: ParallelLayout, axis: str, node_size: int, x: float, y: float, width: float, height: float,
-    node: int | None = None, traffic: Sent = NONE, prefix: str = "",
+    node: int | None = None, traffic: Sent | None = None, prefix: str = "",
 ) -> Iterator[Mark]:  # fmt: skip
     """Yield the marks of one grid from its corner on: a box for each GPU or, where those are too small, each node."""
     color, name, key, top = AXIS_COLOR[axis], AXIS_NAME[axis], f"{prefix}{axis}", y + HEAD
+    group_of = {each: _groups(layout, each) for each in axes_in_use(layout)}
     yield from heading(key, x, y, f"{name} groups", describe_groups(layout, axis, node_size), color)
     first, end = (0, layout.world_size) if node is None else (node * node_size, (node + 1) * node_size)
     cells = [[rank] for rank in range(first, min(end, layout.world_size))]
@@ -111,7 +110,7 @@ def _grid(
     centres = [(x + cx * unit, top + cy * unit) for cx, cy in map(plan.centre, range(len(cells)))]
     if len(cells) <= MOST_LINES and layout.size(axis) > 1 and node is None and not small:
         yield from _lines(layout, centres, key, axis, node_size, traffic)
-    held = [tuple(sorted({_groups(layout, axis)[rank] for rank in cell})) for cell in cells]
+    held = [tuple(sorted({group_of[axis][rank] for rank in cell})) for cell in cells]
     kinds = {kind: number for number, kind in enumerate(dict.fromkeys(held))}
     side = (0.92 if small else BOX) * unit
     for (rank, *_), groups, (cx, cy) in zip(cells, held, centres):
@@ -127,7 +126,7 @@ def _grid(
             own = ".".join(map(str, (key, *layout.coords(rank))))
             look = Look(same=f"{prefix}gpu{rank}", size=min(16, 0.42 * unit))
         tags = tuple(f"{key}{index}" for index in groups)
-        lights = tags if len(groups) > 1 else _peers(layout, rank, prefix)
+        lights = tags if len(groups) > 1 else tuple(f"{prefix}{each}{of[rank]}" for each, of in group_of.items())
         place = cx - side / 2, cy - side / 2, side, side
         look |= dict(fact=fact, tags=tags, lights=lights)
         yield box(own, *place, tint(color, strength), (text, letters[0]), **look)
@@ -147,7 +146,7 @@ def _frames(plan: FloorPlan, key: str, x: float, y: float, unit: float, first: i
 def _lines(layout: ParallelLayout, centres, key: str, axis: str, node_size: int, traffic) -> Iterator[Mark]:
     """Yield the ring of each group: dashed if it leaves a node, and as wide as its share of the bytes."""
     width, sends, name = 2.5, "", AXIS_NAME[axis]
-    if axis in traffic and (most := max(each.total_bytes for each in traffic.values())):
+    if traffic and (most := max(each.total_bytes for each in traffic.values())):
         width = 1 + (WIDEST_LINE - 1) * traffic[axis].total_bytes / most
         sends = f", {bytes_text(traffic[axis].total_bytes)} a step in all {name} groups"
     for index, group in enumerate(layout.groups(axis)):
@@ -156,12 +155,6 @@ def _lines(layout: ParallelLayout, centres, key: str, axis: str, node_size: int,
         fact = f"{name} group {group_letter(index)}: {'leaves its node' if crosses else 'in one node'}{sends}"
         look = Look(dashed=crosses, shy=layout.world_size > MOST_SEEN, tags=(f"{key}{index}",))
         yield line(f"{key}.ring{index}", points, AXIS_COLOR[axis], width, fact=fact, **look)
-
-
-@lru_cache(maxsize=2048)
-def _peers(layout: ParallelLayout, rank: int, prefix: str) -> tuple[str, ...]:
-    """Return the tag of each group that a rank is in."""
-    return tuple(f"{prefix}{axis}{_groups(layout, axis)[rank]}" for axis in axes_in_use(layout))
 
 
 @lru_cache(maxsize=64)

@@ -24,23 +24,22 @@ def tree_and_ring(start: Sequence[Sequence[float]]) -> list[Scene]:
 def message_steps(runs: Mapping[str, Sequence[Step]]) -> list[Scene]:
     """Draw runs side by side, a scene after each message; `ring_trace` has the messages that real ranks sent."""
     most = max(sent_bytes(steps, rank) for steps in runs.values() for rank in range(len(steps[0].held)))
-    width, scenes = (WIDTH + GAP) / len(runs) - GAP, []
+    width, scenes, one = (WIDTH + GAP) / len(runs) - GAP, [], len(runs) == 1
     for at in range(max(map(len, runs.values()))):
         marks, rows, says = [], [], []
         for number, (name, steps) in enumerate(runs.items()):
             now, x, key = min(at, len(steps) - 1), number * (width + GAP), f"{number}."
             does = "what arrived was added" if steps[now].adds else "what arrived was kept" if now else "the start"
-            says.append(f"after {now} of {len(steps) - 1} messages: {does}")
-            marks += heading(key, x, 0, name, says[-1])
-            marks += _panel(steps, now, key, x, width, (COUNTER - 10) / max(1, most), beside=len(runs) == 1)
+            text = f"after {now} of {len(steps) - 1} messages: {does}"
+            says.append(text if one else f"{name} {text}")
+            marks += heading(key, x, 0, name, text)
+            marks += _panel(steps, now, key, x, width, (COUNTER - 10) / max(1, most), beside=one)
             for rank, row in enumerate(steps[now].held):
                 holds = "; ".join(numbers_text(has.values) if has else "nothing" for has in row)
-                rows.append([name, f"rank {rank}", holds, f"{sent_bytes(steps[: now + 1], rank)}"])
+                rows.append([name, f"rank {rank}", holds, f"{sent_bytes(steps[: now + 1], rank)}"][one:])
         height = max(mark.bottom for mark in marks) + 8
-        one, heads = len(runs) == 1, ("on a", "rank", "holds, piece by piece", "bytes sent")
-        said = says[0] if one else "; ".join(f"{name} {text}" for name, text in zip(runs, says))
-        table = Table(heads[one:], [row[one:] for row in rows])
-        scenes.append(Scene(" and ".join(runs), said, marks, height, table=table))
+        table = Table(("on a", "rank", "holds, piece by piece", "bytes sent")[one:], rows)
+        scenes.append(Scene(" and ".join(runs), "; ".join(says), marks, height, table=table))
     return scenes
 
 

@@ -1,12 +1,12 @@
 """Draw how long a training run takes for each tensor size t and pipeline size p, and what does not fit."""
 
+from dataclasses import replace
 from math import inf, log
 
 from course.pictures.parts import titled
 from course.pictures.scene import WIDTH, Look, Scene, Table, box, label
 from course.pictures.style import FRAME_FILL, GREY, IDLE, MUTED, three_digits, tint
 from course.sizing import Hardware, Plan, fullest, step_time
-from labkit.shape import GPT
 from labkit.sizes import Misfit
 
 TP_SIZES = (1, 2, 4, 8, 16, 32)
@@ -15,27 +15,16 @@ DAYS, CHOSEN = "#00204D", "#C9A227"  # in none of the axes' colours
 LEFT, TOP, ROW, WIDEST = 60.0, 48.0, 32.0, 110.0
 
 
-def draw_plans(
-    model: GPT,
-    hardware: Hardware,
-    world_size: int,
-    batch_size: int,
-    *,
-    num_tokens: float = 300e9,
-    chosen: tuple[int, int] = (1, 1),
-    **options,
-) -> Scene:
-    """Draw the days of a training run for each t and p; the ``options`` of `Plan` are the same in every cell.
+def draw_plans(plan: Plan, hardware: Hardware, num_tokens: float = 300e9) -> Scene:
+    """Draw the days of a training run for each t and p, all else as in ``plan``, which has a frame.
 
-    What does not fit is grey, and its fact says why. ``chosen`` (t, p) has a frame. The key of a cell ends in "t8.p16".
+    What does not fit is grey, and its fact says why. The key of a cell ends in "t8.p16".
     """
-    heads, (t, p) = model.num_attention_heads or 1, chosen
-    ts = sorted({t, *(size for size in TP_SIZES if heads % size == world_size % size == 0)})
-    ps = sorted({p, *(size for size in PP_SIZES if model.num_layers % size == world_size % size == 0)})
-    run = model, world_size, batch_size
-    cells = {(t, p): _cell(hardware, num_tokens, *run, t, p, **options) for t in ts for p in ps}
+    model, n, heads = plan.model, plan.world_size, plan.model.num_attention_heads or 1
+    ts = sorted({plan.tp_size, *(size for size in TP_SIZES if heads % size == n % size == 0)})
+    ps = sorted({plan.pp_size, *(size for size in PP_SIZES if model.num_layers % size == n % size == 0)})
+    cells = {(t, p): _cell(plan, t, p, hardware, num_tokens) for t in ts for p in ps}
     fitting = sorted((days, fact) for _, fact, days, _ in cells.values() if days < inf)
-    title = f"days for {num_tokens / 1e9:g} billion tokens, by tensor t and pipeline p"
     width = min(WIDEST, (WIDTH - LEFT) / len(ps))
     marks = [label(f"p{p}", LEFT + (i + 0.5) * width, TOP - 14, f"p = {p}", anchor="middle") for i, p in enumerate(ps)]
     marks += [label(f"t{t}", 0, TOP + (i + 0.5) * ROW, f"t = {t}") for i, t in enumerate(ts)]
@@ -45,7 +34,7 @@ def draw_plans(
             means = "fewest days" if days == best else "most days" if days == worst else ""
             share = log(days / best) / (log(worst / best) or 1)
             look = Look(fill=tint(DAYS, 0.9 - 0.7 * share), means=means, bold=days == best)
-        if (t, p) == chosen:
+        if (t, p) == (plan.tp_size, plan.pp_size):
             look |= Look(edge=CHOSEN, edge_width=4, dashed=False)
             text = f"▸ {text}"
         place = LEFT + ps.index(p) * width + 2, TOP + ts.index(t) * ROW + 2, width - 4, ROW - 4
@@ -54,16 +43,14 @@ def draw_plans(
     rows = [(f"t = {t}", *(cells[t, p][0] for p in ps)) for t in ts]
     caption = "days; GB where a GPU has too little memory; – where sizes do not divide"
     table = Table(("", *(f"p = {p}" for p in ps)), rows, caption)
-    return titled(title.capitalize(), says, marks, table)
+    return titled(f"Days for {num_tokens / 1e9:g} billion tokens, by tensor t and pipeline p", says, marks, table)
 
 
-def _cell(
-    hardware: Hardware, num_tokens: float, model: GPT, world_size: int, batch_size: int, t: int, p: int, **options
-) -> tuple[str, str, float, Look]:
+def _cell(plan: Plan, t: int, p: int, hardware: Hardware, num_tokens: float) -> tuple[str, str, float, Look]:
     """Return a plan in a few words, its fact and its days; if it does not fit, they are infinite, and how it looks."""
     sizes = f"t = {t}, p = {p}"
     try:
-        plan = Plan(model, world_size, batch_size, t, p, **options)
+        plan = replace(plan, tp_size=t, pp_size=p)
     except Misfit as misfit:
         why = str(misfit).partition(": use")[0]
         return "–", f"{sizes}: {why}", inf, Look(fill=IDLE, means="sizes do not divide")

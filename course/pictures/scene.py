@@ -18,12 +18,10 @@ from course.pictures.style import INK, text_on
 WIDTH = 940.0
 NARROWEST = 700.0  # a picture is shown no narrower, as in stage.css: the smallest text still has 8 pixels
 SMALLEST, USUAL, LARGE = 11, 13, 17  # sizes of text: what would be smaller is left to the fact and the table
-EM = 0.62  # the mean width of a letter over the size of its text: a little more than that of the usual fonts
-LINE = 1.25
+EM, LINE = 0.62, 1.25  # over the size of a text: the mean width of its letters, a little more than usual; its lines
 TEXT = f'font-family="\'DejaVu Sans\', Verdana, system-ui, sans-serif" font-size="{USUAL}" text-anchor="middle"'
 """How all text looks that says nothing else, as stage.css has it too."""
-MARGIN = 8.0
-ARROW = 9.0  # the length of a head
+MARGIN, ARROW = 8.0, 9.0  # around the marks; the length of a head
 FOR_A_STAGE = r' data-[a-z]+="[^"]*"|<title>.*?</title>'
 Look = dict[str, Any]  # of a mark: what `box`, `label` and `line` pass on
 

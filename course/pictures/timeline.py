@@ -23,8 +23,7 @@ CHUNK_STRENGTHS = (1.0, 0.45, 0.75, 0.25)  # how much of its colour an op gets b
 LEFT, HEAD, WORK, GAP, LANE = 66.0, 30.0, 30.0, 6.0, 15.0
 BESIDE = 150.0  # the width of the bars beside a timeline
 MOST_LANES = 3  # messages under way at once are drawn below each other, in up to this many lanes
-MOST_ARROWS, MOST_STEPS = 300, 40
-MOST_OPS = 100  # in a cell of the table
+MOST_ARROWS, MOST_STEPS, MOST_OPS = 300, 40, 100  # in a picture; of a timeline; in a cell of the table
 LATER = "#ffffffb8"  # a veil over what comes after the playhead
 
 

@@ -8,8 +8,7 @@ from course.pictures.scene import WIDTH, Mark, Scene, Table, box, label, line
 from course.pictures.style import DP, FRAME, FRAME_FILL, GREY, PP, TP, tint
 from labkit.sizes import counted
 
-GAP, PAD, DEVICE, CARDS = 40.0, 14.0, 44.0, 96.0
-"""Between sockets, around a socket's devices, the height of a device, and from the GPUs down to the cards."""
+GAP, PAD, DEVICE, CARDS = 40.0, 14.0, 44.0, 96.0  # between sockets, around devices, a device, from GPUs down to cards
 
 
 def draw_topology(topology: Topology, title: str) -> Scene:

@@ -35,8 +35,7 @@ def draw_steps(steps: Sequence[TimedStep], titles: Sequence[str]) -> Scene:
                 fact = f"rank {rank}: {share:.0%} {word}"
                 marks.append(box(f"{key}.{part}", x, y, share * BARS, WORK, fact=fact, radius=0, **look))
                 x += share * BARS
-            computing = f"{round(shares[0], 6):.0%}"
-            marks.append(label(f"{key}.word", RIGHT + BARS + 55, y + WORK / 2, computing, anchor="end"))
+            marks.append(label(f"{key}.word", x + 31, y + WORK / 2, f"{round(shares[0], 6):.0%}", anchor="end"))
             table.append((rows.title, str(rank), *(f"{share:.0%}" for share in shares)))
         marks.append(label(f"{rows.key}computing", WIDTH, rows.top - 16, "computing", anchor="end"))
     return with_axis(all_rows, marks, Table(("", "rank", "computing", "communication", "idle"), table))

@@ -13,7 +13,7 @@ GPT_3 = GPT(96, 12288, 2048, 51200, 96)
 
 @pytest.fixture
 def scene():
-    return draw_plans(GPT_3, DGX_A100, 1024, 1536, chosen=(8, 8))
+    return draw_plans(Plan(GPT_3, 1024, 1536, 8, 8), DGX_A100)
 
 
 def cells(scene):
@@ -56,7 +56,7 @@ def test_the_chosen_plan_is_marked_by_more_than_a_colour(scene):
 
 
 def test_a_misfit_says_what_does_not_divide():
-    scene = draw_plans(GPT_3, DGX_A100, 1024, 1536, num_chunks=2)
+    scene = draw_plans(Plan(GPT_3, 1024, 1536, 8, 8, num_chunks=2), DGX_A100)
     why = "pp_size=32 * num_chunks=2 = 64 does not divide num_layers=96"
     assert scene.by_key["t2.p32"].fact == f"t = 2, p = 32: {why}"
 
@@ -70,5 +70,5 @@ def test_the_table_has_the_same_cells(scene):
 
 
 def test_nothing_fits():
-    scene = draw_plans(GPT_3, DGX_A100, 8, 8)
+    scene = draw_plans(Plan(GPT_3, 8, 8), DGX_A100)
     assert scene.says == f"0 of {len(cells(scene))} fit"
