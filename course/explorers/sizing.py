@@ -74,9 +74,8 @@ class sizing_explorer(Explorer):
         choice, plan, hardware = self.choice, self.shown, self.clusters[self.choice.cluster]
         estimate, num_tokens, limit = step_time(plan, hardware), choice.billion_tokens * 1e9, hardware.memory_bytes
         bars = draw_memory({"": plan}, hardware), draw_step_time({"a step": estimate})
-        picture = below(
-            f"{hardware.name}, estimated", [draw_plans(plan, hardware, num_tokens), *bars], _facts(estimate)
-        )
+        scenes = [draw_plans(plan, hardware, num_tokens), *bars]
+        picture = below(f"{hardware.name}, estimated", scenes, _facts(estimate))
         c = f" · {plan.cp_size}" if plan.cp_size > 1 else ""
         sizes = f"p · t{c and ' · c'} · d = {plan.pp_size} · {plan.tp_size}{c} · {plan.dp_size}"
         if fullest(plan).total > limit:
