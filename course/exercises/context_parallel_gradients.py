@@ -161,24 +161,28 @@ def sum_of(losses, is_counted) -> torch.Tensor:
 
 
 NOT_TIMES_N = (
-    "This is divided by n twice: the count is that of all ranks, and then the trainer averages over the n ranks, which "
-    "divides by n once more. Multiply by dist.get_world_size()."
+    "The count is already that of all ranks. Then the trainer averages over the n ranks, which divides by n once more. "
+    "Multiply by dist.get_world_size()."
 )
 MEANS_OF_MEANS = (
-    "This is the mean over the rank's own tokens. The trainer then takes the mean of the means, in which a token on a "
-    "rank with few counts more than others. It is right only where all ranks have equally many: divide by the number "
+    "This is the mean over the rank's own tokens. The trainer then takes the mean of the means. There a token counts "
+    "more if its rank has few of them. It is right only where all ranks have equally many: divide by the number "
     "of all, and multiply by the number of ranks."
 )
 LOSS_OF_ALL = (
-    "The losses were added up over the ranks. That sum is the number for the log. Start from this rank's own part of "
-    "it: the other ranks start from theirs, and the gradients are added up anyway. All-reduce the count alone."
+    "The losses were added up over the ranks. Divided by the number of all counted tokens, that is the number for the "
+    "log. Start from this rank's own part of it: the other ranks start from theirs, and the trainer combines the "
+    "gradients. All-reduce the count alone."
 )
 IGNORED_COUNT = "Tokens that do not count are included. Add up only the losses where is_counted is True."
 MEAN_TIMES_N = (
     "The mean over the rank's own tokens was multiplied by the number of ranks. The trainer averages such means, "
     "so this gradient is n times too large. Multiply only what was divided by the number of all tokens."
 )
-TWICE_OFF = "The mean over the rank's own tokens was divided by n. The trainer does that, when it averages."
+TWICE_OFF = (
+    "The mean over the rank's own tokens was divided by n. The trainer does that, when it averages. And do not start "
+    "from your own mean: divide by the number of all counted tokens."
+)
 WRITTEN_IN = "A number of ranks is written in, here 2. The average is over all ranks: dist.get_world_size()."
 
 loss_scale.mistakes_of(

@@ -162,9 +162,9 @@ HINT = """Go down this list, and stop at the first answer that is not what it sh
 
 1. Are the weights those of one process before the first step? If not, look at how they are made.
 2. Is the loss of step 1 right, and the same on all ranks? If not, look at the forward pass, or the data.
-3. Are the gradients of step 1 right? If not, read how many are wrong, the ratio, which ranks, and which ranks agree.
+3. Are the gradients of step 1 right? If not, read how many are wrong, which is worst, the ratio, and which ranks agree.
 4. Is the norm of step 1 right, and the same on all ranks? If not, look at how the norm is counted.
-5. Do the masks differ where they should? Ranks 0 and 1 share every layer; ranks 0 and 2 are replicas.
+5. Do the masks differ where they should? Ranks 0 and 1 share every layer; ranks 0 and 2 are replicas. (Not with c.)
 6. Do the later steps drift, although everything in step 1 is right? What is zero in step 1, and not in step 2?"""
 
 

@@ -37,7 +37,8 @@ CONTEXT_FAULTS = [
     Fault(
         "labels shifted after the cut",
         "Each rank makes its labels from its own tokens. Where its chunks end, what comes next is on a different rank: "
-        "one label is lost, and where an early and a late chunk meet, one is wrong.",
+        "one label is lost, and where an early and a late chunk meet, one is wrong (but not on "
+        "the last rank, where they touch).",
         "The weights would be right. The loss of step 1 would be wrong, the same on all ranks, and so would every "
         "gradient, by no common factor; those of the positions would not stand out.",
         "huggingface/transformers issue #36607",

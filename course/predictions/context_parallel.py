@@ -22,7 +22,8 @@ last_over_first = Number(
     {
         1: "Each has as many tokens, but a late token sees more than an early one.",
         4: "Rank 3's tokens see four quarters at the end. How many does its average token see? And rank 0's?",
-        3: "Count in halves of a block: rank 0 has one. Rank 3 has the same, and three whole blocks.",
+        3: "Count in halves of a block: rank 0 has one. And rank 3?",
+        3.5: "That is rank 3's average token, in quarters of the sequence. And rank 0's?",
     },
     unit="times",
     tolerance=0.02,
@@ -52,6 +53,7 @@ pace_of_8 = Number(
         12.5: "That would be one rank at a time. How many blocks does rank 7 compute, and how many all ranks?",
         100: "Then the balanced cut would gain nothing.",
         57.1: "That is c = 4.",
+        50: "That is for very many ranks. Rank 7 has 15 halves of a block. What is the average?",
         46.7: "That is the share of the time in which they wait.",
     },
     unit="%",
@@ -73,11 +75,13 @@ merged = Number(
 ring_sends = Number(
     "13.ring_sends",
     "A ring of 4 ranks, forward and backward. Backward needs all keys and values once more. Each rank adds its part to "
-    "their gradients, which must come home in the end. How many messages does each rank send?",
+    "their gradients, which must come home in the end. Keys and values travel as one message, and so do their two "
+    "gradients. How many messages does each rank send?",
     {
         3: "That is the forward pass.",
         6: "That is for keys and values, forward and backward. And their gradients?",
         9: "After three steps, the gradients are not home yet: they are on the rank before.",
+        20: "You counted keys and values apart.",
         12: "Keys and values need not come home: their rank still has them.",
     },
 )

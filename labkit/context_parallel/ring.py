@@ -37,7 +37,7 @@ def ring_attention(
 
     q: [batch, heads, seq/c, head_size]; k and v have as many heads, or fewer that divide them (grouped queries). Tokens
     are those of `positions`, with the same ``balanced``. There is no dropout. A rank holds two ranks' keys and values
-    at a time, in backward also two of their gradients; what is kept for backward is q, k, v, the output and its lse.
+    at a time, in backward also three of their gradients; what is kept for backward is q, k, v, the output and its lse.
 
     Raises:
         ValueError: the sizes do not fit together. Nothing has been sent then.
