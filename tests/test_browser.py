@@ -295,7 +295,6 @@ def test_the_toolbars_stop_button_stops_a_training(page, explorers):
 def test_without_its_kernel_an_explorer_is_a_picture(page, address, explorers):
     page.evaluate("() => window.jupyterapp.shell.currentWidget.context.save()")  # with the widgets' state
     page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
-    page.goto("about:blank")
     browser.open_notebook(page, address, "all.ipynb")
     for call in EXPLORERS:
         explorer = cell_of(page, call).locator(".labkit-explorer")
