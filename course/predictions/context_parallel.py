@@ -45,6 +45,18 @@ tokens_of_rank_1 = Choice(
     },
 )
 
+merged = Number(
+    "13.merged",
+    "Two blocks of keys. The first has weight 4 and gives 17.5; the second has weight 16 and gives 32.5. "
+    "What does attention to all of these keys give?",
+    {
+        25: "That is the mean of the two. But the second block has four times the weight.",
+        20.5: "There the weights are exchanged.",
+        50: "Attention is a weighted mean. It cannot be above both.",
+    },
+    tolerance=0.001,
+)
+
 pace_of_8 = Number(
     "13.pace_of_8",
     "c = 8, tokens in order. All ranks wait for the slowest. "
@@ -58,18 +70,6 @@ pace_of_8 = Number(
     },
     unit="%",
     tolerance=0.02,
-)
-
-merged = Number(
-    "13.merged",
-    "Two blocks of keys. The first has weight 4 and gives 17.5; the second has weight 16 and gives 32.5. "
-    "What does attention to all of these keys give?",
-    {
-        25: "That is the mean of the two. But the second block has four times the weight.",
-        20.5: "There the weights are exchanged.",
-        50: "Attention is a weighted mean. It cannot be above both.",
-    },
-    tolerance=0.001,
 )
 
 ring_sends = Number(
