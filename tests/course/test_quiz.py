@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from course import sizing
-from course.pictures.linear_cut import LinearCut
+from course.sizing.linear_cut import LinearCut
 from course.sizing.ring import bus_factor
 from labkit.cuts import chunks_of_rank
 from labkit.layout import ParallelLayout
