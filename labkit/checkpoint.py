@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from labkit.stored import State, make_states, tensors_of
 
-DESCRIPTION, LOCK = "labkit.json", "labkit.lock"
+DESCRIPTION, LOCK, METADATA = "labkit.json", "labkit.lock", ".metadata"  # the last is torch's
 CHANGED, SHARED = "has changed since it was written", "checkpoint_dir must be a folder that all nodes share"
 
 
@@ -72,11 +72,17 @@ def save(folder: str | Path, state: State, step: int, num_samples: int, keep: in
     final = Path(folder) / f"step_{step:08d}"
     partial = final.with_suffix(".partial")
 
+    def write() -> dict[str, int]:
+        _write(dict(tensors_of(state)), partial)
+        return {path.name: _checksum(path) for path in partial.glob(f"__{dist.get_rank()}_*")}  # this rank's files
+
     def finish() -> None:
+        sums = {name: checksum for of_rank in sums_of_ranks for name, checksum in of_rank.items()}
         written = filesystem.FileSystemReader(partial).read_metadata().storage_data.values()
-        if lost := {info.relative_path for info in written} - {path.name for path in partial.iterdir()}:
+        here = sums.keys() & {path.name for path in partial.iterdir()}
+        if lost := {info.relative_path for info in written} - here:
             raise ValueError(f"{partial} lacks {min(lost)}: {SHARED}")
-        sums = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
+        sums[METADATA] = _checksum(partial / METADATA)
         about = {"step": step, "num_samples": num_samples, **_about(state), "rates": state.rates, "checksums": sums}
         with open(partial / DESCRIPTION, "w") as file:
             json.dump(about | {"checksum": zlib.crc32(json.dumps(about).encode())}, file, indent=1)
@@ -89,7 +95,7 @@ def save(folder: str | Path, state: State, step: int, num_samples: int, keep: in
 
     is_first = dist.get_rank() == 0
     try:
-        _together(lambda: _write(dict(tensors_of(state)), partial), str(final))
+        sums_of_ranks = _together(write, str(final))
         _together(finish if is_first else None, str(final))
     except ValueError:
         if is_first:
@@ -189,22 +195,23 @@ def _check(path: Path, state: State) -> None:
             raise ValueError(f"{file} {what}: remove {path.name} to resume from the checkpoint before it")
 
 
-def _together(work: Callable[[], None] | None, written: str = "") -> None:
-    """Do the work of this rank, which may be to write, wait for the others, and raise on all if it failed on one."""
-    error = None
+def _together(work: Callable[[], Any] | None, written: str = "") -> list[Any]:
+    """Do this rank's work, which may be to write, and return what all ranks' gave; raise on all if it failed on one."""
+    error = result = None
     try:
         if work:
-            work()
+            result = work()
     except (ValueError, OSError) as raised:
         error = str(raised)
         if written and isinstance(raised, OSError):
             why = raised.strerror or raised
             error = f"{written} cannot be written ({why}): make space, or name a folder that you may write to"
-    errors: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(errors, error)
-    first = next((each for each in errors if each), None)
-    if first:
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, (error, result))
+    errors, results = zip(*ranks)
+    if first := next(filter(None, errors), None):
         raise ValueError(first)
+    return list(results)
 
 
 def _about(state: State) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def _ring(chunks: Sequence[Sequence[int]], step: int) -> Scene:
     marks += sorted(blocks, key=lambda block: block.edge == INK)  # frames above what is beside them
     marks += _onward(c) if step < c - 1 else ()
     marks.append(label("pairs", x, TOP - 16, "all pairs: queries down, keys right", bold=True))
-    says = f"{step} of {c - 1} moves are done; framed blocks are computed now, tinted ones were before"
+    says = f"{step} of {c - 1} moves are done; framed squares are computed now, tinted ones were before"
     title = f"A ring of {counted(c, 'rank')}, {'consecutive' if size == 1 else 'balanced'}"
     bottom = TOP + max(SIDE, c * LANE)
     table = Table(["rank", "its queries", "keys and values", "computes"], rows)

@@ -155,6 +155,24 @@ def test_tensors_are_stored_whole_and_by_name(worlds, tmp_path):
     assert sizes["optimizer.layers.3.mlp.down.weight.exp_avg.0"] == (16, 64)
 
 
+def read_for_sums(config):
+    """The files that this rank reads when it saves."""
+    read, checksum = [], checkpoint._checksum
+    checkpoint._checksum = lambda path: (read.append(path.name), checksum(path))[1]
+    one_step(config)
+    checkpoint._checksum = checksum
+    return read
+
+
+def test_each_rank_sums_its_own_files(worlds, tmp_path):
+    config = saves_in(tmp_path, num_layers=1, tp_size=2)
+    first, second = worlds[2].run(read_for_sums, config)
+    folder = tmp_path / "step_00000001"
+    assert first == ["__0_0.distcp", ".metadata"] and second == ["__1_0.distcp"]
+    sums = json.loads((folder / checkpoint.DESCRIPTION).read_text())["checksums"]
+    assert {*sums, checkpoint.DESCRIPTION} == {path.name for path in folder.iterdir()}
+
+
 # -- killed in the middle of a save ------------------------------------------------------------------------------------
 
 
