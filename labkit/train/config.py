@@ -60,9 +60,9 @@ class TrainConfig:
     positions: Literal["learned", "rope"] = "learned"
     """A learned vector for each position, or rotary positions."""
     bias: bool = True
-    """Linear layers have biases."""
+    """Biases in linear layers."""
     tied: bool = True
-    """The output layer's weight is the embedding's."""
+    """The embedding's weight is the output layer's, too."""
     text: str = "invented"
     """A file to learn byte by byte, with its last tenth kept for evaluation; or "invented": words that labkit makes up,
     with a known best loss."""
@@ -74,7 +74,7 @@ class TrainConfig:
     context_parallel: Literal["ring", "ulysses", "gathered"] = "ring"
     """How these ranks compute attention together."""
     balanced: bool = True
-    """Each of them holds an early and a late chunk of the sequence, not consecutive tokens."""
+    """An early and a late chunk of the sequence for each of them, not consecutive tokens."""
     pp_size: Annotated[int, arg(aliases=["--pp"])] = 1
     """Pipeline parallelism: ranks that the layers are divided among."""
     order: str = "tp-cp-dp-pp"
