@@ -63,7 +63,7 @@ class DataParallel(nn.Module):
         check_replicas(module, group)
         copy_from_first((*module.parameters(), *module.buffers()), group)
         self.module, self.group, self.overlap = module, group, overlap
-        self._accumulating = self._in_backward = False
+        self._accumulating = self._sending = self._in_backward = False
         self._buckets = _make_buckets([p for p in module.parameters() if p.requires_grad], bucket_bytes)
         self._next = 0  # the bucket to be sent next: all ranks send them in the same order
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
@@ -97,8 +97,20 @@ class DataParallel(nn.Module):
         finally:
             self._accumulating = before
 
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Let backward send full buckets, also inside `no_sync`, but not wait: `sync_gradients` does, when it is time.
+
+        In a pipeline that is when all ops are done: until then the buckets travel beside other stages' work.
+        """
+        self._sending = True
+        try:
+            yield
+        finally:
+            self._sending = False
+
     def sync_gradients(self) -> None:
-        """Send the buckets that are left and wait for all. Only needed after `no_sync`: backward calls it itself."""
+        """Send the buckets that are left, and wait for all. Backward calls it, but not inside `no_sync` or `sending`."""
         for bucket in self._buckets[self._next :]:
             bucket.send(self.group)
         for bucket in self._buckets:
@@ -124,11 +136,12 @@ class DataParallel(nn.Module):
                 f"{self._name_of(parameter)} got a gradient with a graph from backward(create_graph=True), and the "
                 "average has none: use torch.autograd.grad(..., create_graph=True), then backward()"
             )
-        if self._accumulating:
+        if self._accumulating and not self._sending:
             return
         if not self._in_backward:
             self._in_backward = True
-            Variable._execution_engine.queue_callback(self.sync_gradients)  # runs when this backward is done
+            if not self._sending:
+                Variable._execution_engine.queue_callback(self.sync_gradients)  # runs when this backward is done
         if not self.overlap:
             return
         bucket = self._bucket_of[parameter]

@@ -5,17 +5,18 @@ does not wait for what it sends, so messages travel while the rank computes.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from labkit.data_parallel import DataParallel
 from labkit.data_parallel.gradients import grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
 from labkit.pipeline.stage import Stage
-from labkit.schedules import BACKWARD, Schedule, check
+from labkit.schedules import BACKWARD, FORWARD, Schedule, check
 from labkit.schedules.schedule import check_ops
 from labkit.timeline.trace import Trace
 
@@ -30,6 +31,7 @@ def run(
     targets: Sequence[torch.Tensor] | None = None,
     ignore_index: int = -100,
     tied: Sequence[nn.Parameter] = (),
+    average: bool = False,
     trace: Trace | None = None,
     ahead: int = 4,
     allow_deadlock: bool = False,
@@ -46,6 +48,8 @@ def run(
         targets: the m targets, for the last stage; without them, ``loss`` gets None.
         ignore_index: the integer target that ``loss`` leaves out of its mean, as `F.cross_entropy` does.
         tied: this rank's copies of a weight that first and last stage share; their gradients are added up.
+        average: the chunks are `labkit.data_parallel.DataParallel`: each sends its gradients during its last backward,
+            and they are the replicas' average when this returns. Otherwise they stay this replica's own.
         trace: gets a span for each op, and one for each wait.
         ahead: for how many ops receives are posted in advance; 0 to post each when its op is next, and wait at once.
             With NCCL at most one of each kind and direction.
@@ -64,12 +68,22 @@ def run(
     given = inputs, targets, loss, ignore_index
     stages = [Stage(chunk, schedule.stage_of(rank, index), schedule, *given) for index, chunk in enumerate(chunks)]
     messages = Messages(schedule, groups, [len(rows) for rows in inputs], span, ahead)
-    for op in schedule.ranks[rank]:
-        arrived = messages.take(op)
-        with span(op.kind, str(op), op):
-            result = stages[op.chunk].do(op, arrived)
-        messages.send(op, result)
+    replicas = {index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, DataParallel)}
+    last = {op.chunk: op for op in schedule.ranks[rank] if op.kind != FORWARD} if average else {}
+    with ExitStack() as stack:
+        for replica in replicas.values():
+            stack.enter_context(replica.no_sync())
+        for op in schedule.ranks[rank]:
+            arrived = messages.take(op)
+            with (
+                span(op.kind, str(op), op),
+                replicas[op.chunk].sending() if op == last.get(op.chunk) else nullcontext(),
+            ):
+                result = stages[op.chunk].do(op, arrived)
+            messages.send(op, result)
     messages.flush()
+    for index in last:
+        replicas[index].sync_gradients()
     _add_up_tied(tied, earlier_gradients, groups)
     return stages[-1].total
 

@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -135,9 +135,7 @@ class Trainer:
             FloatingPointError: one of the two is not finite; says on which rank a number first was not.
         """
         batch = self.micro_batches(self.samples_done)
-        loss = self._forward_and_backward(*batch)
-        for chunk in self.chunks:
-            chunk.sync_gradients()
+        loss = self._forward_and_backward(*batch, average=True)
         norm = global_grad_norm(self.parameters, self.copies, self.groups)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             where = first_not_finite(self.models, self.groups, lambda: self._forward_and_backward(*batch))
@@ -154,16 +152,10 @@ class Trainer:
             chunk.train()
         return loss
 
-    def run(self, schedule: Schedule, inputs: MicroBatches, targets: MicroBatches) -> float:
-        """Run the pipeline, and return the average loss on every rank. Gradients stay those of this rank's tokens."""
-        with ExitStack() as stack:
-            for chunk in self.chunks:
-                # No micro-batch is averaged during its backward, not even the last, so nothing overlaps here:
-                # compute_gradients sends all buckets when the pipeline is done.
-                stack.enter_context(chunk.no_sync())
-            loss = pipeline.run(
-                schedule, self.chunks, self.groups, inputs, targets=targets, loss=self.loss, tied=self.tied
-            )
+    def run(self, schedule: Schedule, inputs: MicroBatches, targets: MicroBatches, average: bool = False) -> float:
+        """Run the pipeline, and return the average loss on every rank. Gradients are averaged only if asked for."""
+        options: dict[str, Any] = dict(targets=targets, loss=self.loss, tied=self.tied, average=average)
+        loss = pipeline.run(schedule, self.chunks, self.groups, inputs, **options)
         total = torch.zeros((), dtype=torch.float64, device=local_device())
         if loss is not None:  # on the last stage only
             dist.all_reduce(total.add_(loss), group=self.groups.dp_cp)
@@ -200,8 +192,8 @@ class Trainer:
             ShardedOptimizer(param_groups, make, self.groups.dp_cp) if config.sharded_optimizer else make(param_groups)
         )
 
-    def _forward_and_backward(self, inputs: MicroBatches, targets: MicroBatches) -> float:
+    def _forward_and_backward(self, inputs: MicroBatches, targets: MicroBatches, average: bool = False) -> float:
         # Every step and replica has its own dropout masks. The step decides them, so a resumed run draws the same.
         seed_replicas(self.config.seed + self.steps_done * self.groups.layout.world_size, self.groups)
         self.optimizer.zero_grad()
-        return self.run(self.schedule, inputs, targets)
+        return self.run(self.schedule, inputs, targets, average)

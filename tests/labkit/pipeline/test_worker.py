@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections import Counter
 from functools import partial
 from itertools import pairwise
 
@@ -17,12 +18,13 @@ from labkit.groups import ProcessGroups, group_of_one, init_groups
 from labkit.launch import RankFailed, World, launch
 from labkit.layout import ParallelLayout
 from labkit.model import ParallelGPT
-from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.pipeline.stage import Stage
+from labkit.schedules import FORWARD, gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.shape import GPT
 from labkit.tensor_parallel import cut_like
 from labkit.timeline import measured, simulate
 from labkit.timeline.trace import Trace
-from tests.support.pipelines import assert_same, even, every_schedule, mean_square, parity, run_stage
+from tests.support.pipelines import assert_same, even, every_schedule, mean_square, model_chunks, parity, run_stage
 from tests.support.schedules import KINDS, own
 
 
@@ -240,3 +242,44 @@ def test_a_stage_that_raises_is_reported_as_any_rank_is():
     assert time.monotonic() - start < 10
     assert re.search(r"rank 1: waits in recv from rank 2 \(.*\) for B0", str(failed.value))
     assert re.search(r"rank 3: waits in recv from rank 2 \(.*\) for F0", str(failed.value))
+
+
+# -- gradients are averaged during the last backward ---------------------------------------------------------------
+
+
+def sent_during(schedule):
+    """The op in which each all-reduce of the replicas' gradients started, and the op that was this chunk's last."""
+    torch.manual_seed(0)
+    layout = ParallelLayout(4, pp_size=2)
+    events, now, all_reduce, do = [], [None], dist.all_reduce, Stage.do
+    with init_groups(layout) as groups:
+
+        def noted(tensor, *args, group=None, **options):
+            if group is groups.dp:
+                events.append(now[0])
+            return all_reduce(tensor, *args, group=group, **options)
+
+        def noted_do(stage, op, arrived):
+            now[0] = str(op)
+            result = do(stage, op, arrived)
+            now[0] = None
+            return result
+
+        whole = model_chunks(schedule.num_model_chunks)
+        numbers = [schedule.stage_of(groups.coords.pp, chunk) for chunk in range(schedule.num_chunks)]
+        chunks = [DataParallel(whole[number], groups.dp, bucket_bytes=0) for number in numbers]
+        num_buckets = [len(list(chunk.parameters())) for chunk in chunks]
+        dist.all_reduce, Stage.do = noted, noted_do
+        x = torch.randn(4, 2, 6)
+        pipeline.run(schedule, chunks, groups, x.unbind(), loss=mean_square, average=True)
+        dist.all_reduce, Stage.do = all_reduce, do
+        ops = [op for op in schedule.ranks[groups.coords.pp] if op.kind != FORWARD]
+        last = [str(next(op for op in reversed(ops) if op.chunk == chunk)) for chunk in range(schedule.num_chunks)]
+    return Counter(events), Counter(dict(zip(last, num_buckets)))
+
+
+@pytest.mark.parametrize("schedule", [one_f_one_b(2, 4), interleaved(2, 4, 2), zero_bubble(2, 4)], ids=lambda s: s.name)
+def test_gradients_leave_during_the_last_backward(schedule):
+    """Each in a bucket of its own: all are sent inside the op that completes them, none before or after."""
+    for sent, wanted in launch(sent_during, schedule, world_size=4):
+        assert sent == wanted
