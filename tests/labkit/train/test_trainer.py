@@ -20,7 +20,7 @@ from labkit.groups import group_of_one, local_device
 from labkit.launch import RankFailed, World, launch, stream
 from labkit.model import ParallelGPT
 from labkit.train import steps, train, training
-from tests.labkit.train.tiny import TINY, numbers
+from tests.labkit.train.tiny import TINY, TODAY, numbers
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
@@ -132,7 +132,6 @@ OPTIONS = {
     "tied": (True, False),  # False: and all else that makes it a model of today
     "context_parallel": ("ring", "contiguous ring", "ulysses", "gathered"),
 }
-TODAY = dict(norm="rmsnorm", mlp="swiglu", positions="rope", num_query_groups=4, bias=False, tied=False)
 
 # The rate rises and falls, and the evaluation after the last step shows that step's update too.
 SHORT = replace(TINY, steps=3, warmup_steps=2, eval_interval=3)

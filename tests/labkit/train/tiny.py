@@ -6,6 +6,8 @@ TINY = TrainConfig(
     steps=10, batch_size=8, micro_batch_size=2, seq_length=8, hidden_size=16, num_attention_heads=8, num_layers=4,
     precision="float64", warmup_steps=3, learning_rate=0.01, min_learning_rate=0.001, eval_interval=5,
 )  # fmt: skip
+TODAY = dict(norm="rmsnorm", mlp="swiglu", positions="rope", num_query_groups=4, bias=False, tied=False)
+"""What makes it a model of today instead of GPT-2's form."""
 
 
 def numbers(all_steps):
