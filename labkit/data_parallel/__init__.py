@@ -1,9 +1,10 @@
 """Data parallelism: a whole model and its own rows on each rank; gradients are averaged, optimizer states divided."""
 
+from labkit.data_parallel.fully_sharded import FullyShardedDataParallel
 from labkit.data_parallel.gradients import DataParallel, average_gradients
 from labkit.data_parallel.sharded_optimizer import ShardedOptimizer
 from labkit.launch.client import will_train
 
-__all__ = ["DataParallel", "ShardedOptimizer", "average_gradients"]
+__all__ = ["DataParallel", "FullyShardedDataParallel", "ShardedOptimizer", "average_gradients"]
 
 will_train()

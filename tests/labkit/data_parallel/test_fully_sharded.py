@@ -1,0 +1,689 @@
+"""Fully sharded training makes the steps of one process, sends what torch's `fully_shard` sends, and frees memory."""
+
+import gc
+import weakref
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
+
+from labkit.communication import communication_log
+from labkit.data_parallel import FullyShardedDataParallel, units
+from labkit.groups import group_of_one, init_groups
+from labkit.layout import ParallelLayout
+from labkit.model import ParallelGPT
+from labkit.parity import compare
+from labkit.shape import GPT
+from tests.labkit.data_parallel.conftest import loss_of, world
+
+WIDTH, ROWS, STEPS = 32, 4, 3
+FORMS = {
+    "default": dict(),
+    "whole after forward": dict(reshard_after_forward=False),
+    "nothing ahead": dict(prefetch=0),
+    "three ahead": dict(prefetch=3),
+}
+linear = partial(nn.Linear, WIDTH, WIDTH)
+
+
+# -- models: `units` says which of their modules are units -------------------------------------------------------------
+
+
+class Layer(nn.Module):
+    """Two matrices; notes when it computes, forward and backward, if somebody listens."""
+
+    def __init__(self, dtype=None):
+        super().__init__()
+        self.up, self.down = linear(dtype=dtype), linear(dtype=dtype)
+        self.note = None
+
+    def forward(self, x):
+        hidden = F.gelu(self.up(x))
+        if self.note:
+            self.note("forward")
+            hidden.register_hook(lambda grad: self.note("backward"))
+        return self.down(hidden)
+
+
+class Layers(nn.Module):
+    """Layers between two that belong to the root, the second of which may be tied to the first."""
+
+    def __init__(self, num_layers=3, tied=False, dtype=None):
+        super().__init__()
+        self.first, self.last = linear(dtype=dtype), linear(dtype=dtype)
+        self.layers = nn.ModuleList(Layer(dtype) for _ in range(num_layers))
+        self.units = list(self.layers)
+        if tied:
+            self.last.weight = self.first.weight
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x)
+
+
+class Frozen(Layers):
+    """A bias, a matrix and a whole layer are not trained, nor is the first."""
+
+    def __init__(self):
+        super().__init__()
+        for frozen in (self.first, self.layers[0].up.bias, self.layers[1].down, self.layers[2]):
+            frozen.requires_grad_(False)
+
+
+class OneByOne(Layers):
+    """Each rank's rows take an expert of their own, and nobody the third; a layer is left out on one rank."""
+
+    def __init__(self):
+        super().__init__(tied=True)
+        self.layers[0].experts = nn.ModuleList(linear() for _ in range(3))
+        self.layers[0].forward = lambda x: F.relu_(x) + self.layers[0].experts[int(x[0, 0] < 0)](x)
+        self.layers[1].forward = lambda x: Layer.forward(self.layers[1], x) if x[0, 0] < 0 else x
+
+    def forward(self, x):
+        x = self.layers[0](x[:, 0, None] + self.first(x) * 1e-3)  # as the sign of x
+        return self.last(self.layers[1](x))
+
+
+class Repeated(Layers):
+    """A layer that is called twice; one that takes and gives more than a tensor, and has a type of its own."""
+
+    def __init__(self):
+        super().__init__(num_layers=2)
+        self.layers[1].down.double()
+        self.layers[1].forward = self.several
+
+    def several(self, x, *, scales):
+        return {"up": (self.layers[1].up(x * scales[0]), 3)}, self.layers[1].down((x * scales[1]).double())
+
+    def forward(self, x):
+        x = self.first(x)
+        y = self.layers[0](F.gelu(self.layers[0](x))) + self.layers[0](-x)
+        out, also = self.layers[1](y, scales=[x, y])
+        return self.last(out["up"][0] + also.to(x.dtype))
+
+
+class Checkpointed(Layers):
+    """Layers that are computed again in backward: one by one, or two together."""
+
+    def __init__(self, use_reentrant):
+        super().__init__(num_layers=4)
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x):
+        x = self.first(x)
+        for segment in (self.layers[0], self.layers[1], nn.Sequential(*self.layers[2:])):
+            x = checkpoint(segment, x, use_reentrant=self.use_reentrant)
+        return self.last(x)
+
+
+class Unused(Layers):
+    """A layer that nobody calls, and two parameters that nobody uses; odd shapes, and a batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = nn.Parameter(torch.tensor(1.5))
+        self.layers[0].nothing = nn.Parameter(torch.empty(0, 3))
+        self.layers[0].unused, self.unused = linear(bias=False), nn.Parameter(torch.ones(3))
+        self.odd = nn.Linear(WIDTH, 5)
+        self.units = [self.layers[2], self.layers[0], self.odd]  # not the order of forward
+
+    def forward(self, x):
+        return self.odd(self.layers[2](self.layers[0](self.first(x * self.number))))
+
+
+MODELS = {
+    "layers": Layers,
+    "tied": partial(Layers, tied=True),
+    "frozen": Frozen,
+    "one by one": OneByOne,
+    "repeated": Repeated,
+    "checkpointed": partial(Checkpointed, use_reentrant=False),
+    "checkpointed, reentrant": partial(Checkpointed, use_reentrant=True),
+    "unused": Unused,
+}
+
+
+def make(name, seed=3):
+    torch.manual_seed(seed)
+    return MODELS[name]()
+
+
+def batches(num_parts, num_steps=STEPS, dtype=torch.float32):
+    """For each step the rows of each rank; the first number has the same sign in all rows of a rank."""
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(num_steps):
+        parts = torch.randn(num_parts, ROWS, WIDTH, generator=generator, dtype=dtype)
+        yield [torch.cat([part[:, :1].abs() * (-1) ** n, part[:, 1:]], dim=1) for n, part in enumerate(parts)]
+
+
+def train_alone(module, steps, optimizer_class=torch.optim.AdamW, **options):
+    """What all ranks together should do: the mean of the losses of all parts. Yield the state dict after each step."""
+    optimizer = optimizer_class(module.parameters(), **options or dict(lr=0.05, weight_decay=0.1))
+    for parts in steps:
+        optimizer.zero_grad()
+        for part in parts:
+            (loss_of(module(part)) / len(parts)).backward()
+        optimizer.step()
+        yield {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def train(model, steps, optimizer=None, optimizer_class=torch.optim.AdamW, **options):
+    optimizer = optimizer or optimizer_class(model.parameters(), **options or dict(lr=0.05, weight_decay=0.1))
+    for parts in steps:
+        optimizer.zero_grad()
+        loss_of(model(parts[world().rank()])).backward()
+        optimizer.step()
+        yield model.state_dict()
+
+
+def assert_same(steps, expected, what, tolerance=0.0):
+    for number, (got, wanted) in enumerate(zip(steps, expected, strict=True), start=1):
+        assert got.keys() == wanted.keys()
+        for each in compare(got, wanted):
+            assert each.error <= tolerance, f"{what}: {each} after step {number}"
+
+
+def shard(module, group=None, **options):
+    return FullyShardedDataParallel(module, group or world(), units=module.units, **options)
+
+
+# -- parity ------------------------------------------------------------------------------------------------------------
+
+
+SEVERAL_TERMS = ["repeated"]  # whose sums have more than two terms, which may be added in a different order
+
+
+def steps_of(name, form):
+    exactly = name not in SEVERAL_TERMS
+    dtype = torch.float32 if exactly else torch.float64
+    module, alone = (make(name, seed).to(dtype) for seed in (3 + world().rank(), 3))  # what rank 0 has is what counts
+    expected = list(train_alone(alone, batches(2, dtype=dtype)))
+    steps = train(shard(module, **FORMS[form]), batches(2, dtype=dtype))
+    assert_same(steps, expected, f"{name}, {form}", tolerance=0.0 if exactly else 1e-10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_are_those_of_one_process_to_the_last_bit(on_ranks, name):
+    on_ranks(steps_of, name, "default")
+
+
+@pytest.mark.parametrize("form", list(FORMS)[1:])
+@pytest.mark.parametrize("name", ["one by one", "checkpointed"])
+def test_steps_do_not_depend_on_the_form(on_ranks, name, form):
+    on_ranks(steps_of, name, form)
+
+
+OPTIMIZERS = {
+    "SGD": (torch.optim.SGD, dict(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)),
+    "Adam fused": (torch.optim.Adam, dict(lr=0.01, fused=True)),
+    "Adagrad": (torch.optim.Adagrad, dict(lr=0.1)),
+    "RMSprop": (torch.optim.RMSprop, dict(lr=0.01, foreach=False)),
+}
+
+
+def optimized(name, before):
+    """An optimizer without states may also be made before: the parameters stay the same objects."""
+    optimizer_class, options = OPTIMIZERS[name]
+    module, alone = make("unused"), make("unused")
+    early = optimizer_class(module.parameters(), **options) if before else None
+    model = shard(module)
+    steps = train(model, batches(2), early, optimizer_class, **options)
+    assert_same(steps, list(train_alone(alone, batches(2), optimizer_class, **options)), name)
+    assert all(p.grad is None for p in (module.unused, module.layers[1].up.weight, module.layers[0].unused.weight))
+
+
+def test_any_optimizer_that_treats_numbers_one_by_one(on_ranks):
+    for number, name in enumerate(OPTIMIZERS):
+        on_ranks(optimized, name, number < 2)
+
+
+def in_groups(hybrid):
+    """Four ranks: one group of them all, or two replicas of two shards each."""
+    with init_groups(ParallelLayout(4, tp_size=2)) as groups:
+        group, replicas = (groups.tp, groups.dp) if hybrid else (world(), None)
+        xs = list(batches(4, dtype=torch.float64))
+        for name in ("one by one", "repeated"):
+            module, alone = make(name, seed=3 + world().rank()).double(), make(name).double()
+            model = shard(module, group, replicate_group=replicas)
+            assert_same(train(model, xs), list(train_alone(alone, xs)), name, tolerance=1e-10)
+        model = shard(Layers(), group, replicate_group=replicas)
+        with communication_log() as log:
+            loss_of(model(torch.ones(1, WIDTH))).backward()
+        sent = [(each.operation, each.group, each.message_bytes) for each in log.records]
+        return [*map(tuple, map(dist.get_process_group_ranks, (groups.tp, groups.dp)))], sent
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_four_ranks(on_ranks, hybrid):
+    root, layer = (4 * 2 * (WIDTH * WIDTH + WIDTH),) * 2
+    for (tp, dp), sent in on_ranks(in_groups, hybrid, world_size=4):
+        group = tp if hybrid else (0, 1, 2, 3)
+        reduced = [(op, ranks, size) for op, ranks, size in sent if op != "all_gather"]
+        assert [each for each in reduced if each[0] == "reduce_scatter"] == [
+            ("reduce_scatter", group, size) for size in (layer, layer, layer, root)
+        ]
+        shards = [(ranks, size) for op, ranks, size in reduced if op == "all_reduce" and ranks == dp]
+        flags = (dp, 4 * 16)  # one for each parameter
+        assert shards == ([(dp, layer // 2)] * 3 + [(dp, root // 2), flags] if hybrid else [])
+
+
+def gpt(recompute):
+    """The lab's own model: its layers are units; its tied embedding, positions and last norm are the root's."""
+    shape = GPT(num_layers=2, hidden_size=16, num_attention_heads=2, seq_length=8, vocab_size=32)
+    alone, module = (ParallelGPT(shape, group_of_one(), recompute=recompute, dtype=torch.float64) for _ in range(2))
+    model = FullyShardedDataParallel(module, world(), units=module.layers.values())
+    ours, theirs = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, alone))
+    tokens = torch.randint(32, (2, 1, 9), generator=torch.Generator().manual_seed(5))
+    for _ in range(STEPS):
+        for each in tokens:
+            (alone.loss(alone(each[:, :-1]), each[:, 1:]) / 2).backward()
+        mine = tokens[world().rank()]
+        module.loss(model(mine[:, :-1]), mine[:, 1:]).backward()
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same([model.state_dict()], [alone.state_dict()], "GPT", tolerance=1e-10)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_models_of_the_lab(on_ranks, recompute):
+    on_ranks(gpt, recompute)
+
+
+def bfloat16():
+    """Gradients add up and travel in the type that their parameter says."""
+    module, alone = make("layers").bfloat16(), make("layers").bfloat16()
+    for p in (*module.parameters(), *alone.parameters()):
+        p.grad_dtype = torch.float32
+    model, parts = shard(module), [torch.randn(ROWS, WIDTH, dtype=torch.bfloat16) for _ in range(2)]
+    for number, part in enumerate(parts):
+        dist.broadcast(part, number)
+        (loss_of(alone(part)) / 2).backward()
+    with communication_log() as log:
+        loss_of(model(parts[world().rank()])).backward()
+    num_parameters = sum(p.numel() for p in alone.parameters())
+    assert log.total_bytes("reduce_scatter") == 4 * num_parameters
+    assert log.total_bytes("all_gather") == 2 * (num_parameters + 3 * num_parameters // 4)  # layers are 3/4 of them
+    for mine, whole in zip(module.parameters(), alone.parameters()):
+        assert mine.grad.dtype == torch.float32
+        pieces = [None, None]
+        dist.all_gather_object(pieces, mine.grad)
+        assert torch.equal(torch.cat(pieces), whole.grad.flatten())
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch adds gradients up in the weights' type")
+def test_gradients_travel_in_their_own_type(on_ranks):
+    on_ranks(bfloat16)
+
+
+def batch_norm():
+    torch.manual_seed(3 + world().rank())
+    module = nn.Sequential(linear(), nn.Sequential(nn.BatchNorm1d(WIDTH), linear()))
+    model = FullyShardedDataParallel(module, world(), units=[module[1]])
+    loss_of(model(torch.randn(ROWS, WIDTH))).backward()
+    return [each.tolist() for each in module.buffers()]
+
+
+def test_buffers_are_those_of_the_first_rank(on_ranks):
+    one, other = on_ranks(batch_norm)
+    assert one == other
+    assert one[-1] == 1
+
+
+# -- what is sent, and when --------------------------------------------------------------------------------------------
+
+
+def traffic(reshard_after_forward):
+    """All-gathers and reduce-scatters of one step, as ours and as torch's."""
+    module, theirs = make("tied"), make("tied")
+    for layer in theirs.layers:
+        fully_shard(layer, reshard_after_forward=reshard_after_forward)
+    fully_shard(theirs)
+    logs, values = [], []
+    for model in (shard(module, reshard_after_forward=reshard_after_forward), theirs):
+        steps = []
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        for [*parts] in batches(2, 2):
+            with communication_log() as log:
+                loss_of(model(parts[world().rank()])).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps.append([(r.operation, r.message_bytes) for r in log.records if r.operation != "all_reduce"])
+        assert steps[0] == steps[1]
+        logs.append(sorted(steps[0]))
+        whole = model.state_dict()
+        values.append({n: x.full_tensor() if hasattr(x, "full_tensor") else x for n, x in whole.items()})
+    assert_same(values[:1], values[1:], "torch", tolerance=1e-6)
+    return logs
+
+
+@pytest.mark.parametrize("reshard_after_forward", [True, False])
+def test_messages_and_bytes_are_those_of_torch(on_ranks, reshard_after_forward):
+    layer, root = 4 * 2 * (WIDTH * WIDTH + WIDTH), 4 * (WIDTH * WIDTH + 2 * WIDTH)
+    gathered = [("all_gather", layer)] * (6 if reshard_after_forward else 3) + [("all_gather", root)]
+    scattered = [("reduce_scatter", layer)] * 3 + [("reduce_scatter", root)]
+    for ours, theirs in on_ranks(traffic, reshard_after_forward):
+        assert ours == sorted(gathered + scattered)
+        assert theirs == ours
+
+
+class Travelling:
+    """A message under way, which tells when somebody waits for it."""
+
+    def __init__(self, work, note):
+        self.work, self.note = work, note
+
+    def wait(self):
+        self.note()
+        self.work.wait()
+
+
+def events(prefetch):
+    """What a rank does in one step, in order; for what it computes, the units that have memory then."""
+    module, noted = make("layers"), []
+    for number, layer in enumerate(module.layers, start=1):
+        layer.extra = nn.Parameter(torch.zeros(WIDTH * number))  # so that a message's size says whose it is
+    model = shard(module, prefetch=prefetch)
+    numbers = {unit.flats[0].buffer.numel(): number for number, unit in enumerate(model._units)}
+
+    def whole():
+        return [n for n, unit in enumerate(model._units) if unit.flats[0].buffer.untyped_storage().size()]
+
+    def noting(verb, start):
+        def start_and_note(output, given, **options):
+            what = f"{verb} {numbers[max(output.numel(), given.numel())]}"
+            noted.append((what, []))
+            return Travelling(start(output, given, **options), lambda: noted.append((f"wait: {what}", [])))
+
+        return start_and_note
+
+    for number, layer in enumerate(module.layers, start=1):
+        layer.note = lambda verb, number=number: noted.append((f"{verb} {number}", whole()))
+    functions = units.all_gather_single, units.reduce_scatter_single
+    units.all_gather_single, units.reduce_scatter_single = map(noting, ("gather", "scatter"), functions)
+    try:
+        loss_of(model(torch.ones(ROWS, WIDTH))).backward()
+    finally:
+        units.all_gather_single, units.reduce_scatter_single = functions
+    assert whole() == []
+    return noted
+
+
+ONE_STEP = """
+    gather 0, gather 1, wait: gather 0
+    gather 2, wait: gather 1, forward 1
+    gather 3, wait: gather 2, forward 2
+    wait: gather 3, forward 3
+    gather 3
+    gather 2, wait: gather 3, backward 3, scatter 3
+    gather 1, wait: gather 2, backward 2, wait: scatter 3, scatter 2
+    wait: gather 1, backward 1, wait: scatter 2, scatter 1
+    wait: scatter 1, scatter 0, wait: scatter 0
+"""
+
+
+def test_the_next_unit_and_the_gradients_of_the_last_travel_while_a_unit_computes(on_ranks):
+    for noted in on_ranks(events, 1):
+        assert [what for what, _ in noted] == ONE_STEP.strip().replace("\n    ", ", ").split(", ")
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_memory_is_freed_and_few_units_are_whole_at_a_time(on_ranks, prefetch):
+    for noted in on_ranks(events, prefetch):
+        computed = [(what.split()[0], int(what[-1]), whole) for what, whole in noted if whole]
+        assert len(computed) == 6
+        for direction, number, whole in computed:
+            ahead = range(number, 4) if direction == "forward" else range(number, 0, -1)
+            assert whole == [0, *sorted(ahead[: 1 + prefetch])], (direction, number)
+
+
+def held():
+    module = make("unused")
+    model = shard(module)
+    loss_of(model(torch.ones(ROWS, WIDTH))).backward()
+    pieces = sum(p.numel() for p in model.parameters())
+    assert all(p.untyped_storage().nbytes() <= 4 * (pieces + 1000) for p in module.parameters())
+    return [{name: p.numel() for name, p in module.named_parameters()} for module in (module, make("unused"))]
+
+
+def test_the_ranks_divide_every_parameter(on_ranks):
+    (one, whole), (other, _) = on_ranks(held)
+    assert {name: one[name] + other[name] for name in whole} == whole
+    assert abs(sum(one.values()) - sum(other.values())) < 0.05 * sum(whole.values())
+
+
+def stale():
+    """A unit that stays whole after forward is gathered again once an optimizer has changed it."""
+    module, alone = make("layers"), make("layers")
+    model, x = shard(module, reshard_after_forward=False), torch.ones(ROWS, WIDTH)
+    loss_of(model(x)).backward()
+    model(x)  # without a backward
+    with communication_log() as log:
+        assert model(x).grad_fn
+    assert not log.records
+    torch.optim.AdamW(model.parameters(), lr=0.1).step()
+    alone.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), alone(x))
+    with torch.no_grad():
+        model(x)
+    assert not any(flat.buffer.untyped_storage().size() for unit in model._units for flat in unit.flats)
+
+
+def test_what_stays_whole_is_never_out_of_date(on_ranks):
+    on_ranks(stale)
+
+
+# -- accumulation ------------------------------------------------------------------------------------------------------
+
+
+def accumulate(name, form, last_in_no_sync, num_trained=3):
+    """Three micro-batches a step, twice; the second step adds to what the first has left."""
+    alone, module = make(name).double(), make(name).double()
+    model, gathered = shard(module, **FORMS[form]), []
+    for _ in range(2):
+        micro_batches = list(batches(2, 3, dtype=torch.float64))
+        for part in (part for parts in micro_batches for part in parts):
+            (loss_of(alone(part)) / 6).backward()
+        with communication_log() as log:
+            for number, parts in enumerate(micro_batches):
+                loss = loss_of(model(parts[world().rank()])) / 3
+                if number < 2 or last_in_no_sync:
+                    with model.no_sync():
+                        loss.backward()
+                    assert {record.operation for record in log.records} <= {"all_gather"}
+                else:
+                    loss.backward()
+            if last_in_no_sync:
+                model.sync_gradients()
+        sent = [record.operation for record in log.records]
+        assert sent.count("reduce_scatter") == num_trained  # units that are called
+        gathered.append(sent.count("all_gather"))
+    torch.optim.SGD(alone.parameters(), lr=0.1).step()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert_same([model.state_dict()], [alone.state_dict()], name, tolerance=1e-10)
+    return gathered
+
+
+@pytest.mark.parametrize("last_in_no_sync", [False, True])
+def test_accumulation_sends_once_and_gradients_add_up(on_ranks, last_in_no_sync):
+    for name in ("frozen", "one by one"):
+        on_ranks(accumulate, name, "default", last_in_no_sync)
+    [first, second], _ = on_ranks(accumulate, "layers", "whole after forward", last_in_no_sync, 4)
+    assert (first, second) == (4, 4)  # once a step
+
+
+def sent_at_last():
+    """What a pipeline does: the last backward sends what it has, and somebody waits much later."""
+    alone, module = make("layers").double(), make("layers").double()
+    model, [parts] = shard(module), batches(2, 1, dtype=torch.float64)
+    for part in parts:
+        (loss_of(alone(part)) / 2).backward()
+    with model.no_sync(), communication_log() as log:
+        with model.sending():
+            loss_of(model(parts[world().rank()])).backward()
+        assert all(p.grad is None for p in model.parameters())
+    assert [record.operation for record in log.records].count("reduce_scatter") == len(model._units)
+    with communication_log() as log:
+        model.sync_gradients()
+    assert [record.operation for record in log.records] == ["all_reduce"]  # whether all have a gradient
+    for each in (model, alone):
+        torch.optim.SGD(each.parameters(), lr=0.1).step()
+    assert_same([model.state_dict()], [alone.state_dict()], "sent at last", tolerance=1e-10)
+
+
+def test_gradients_can_travel_after_backward(on_ranks):
+    on_ranks(sent_at_last)
+
+
+def without_no_sync():
+    """Every backward sends, and gradients add up all the same."""
+    alone, module = make("tied").double(), make("tied").double()
+    model = shard(module)
+    for parts in batches(2, 2, dtype=torch.float64):
+        loss_of(model(parts[world().rank()])).backward()
+        for part in parts:
+            (loss_of(alone(part)) / 2).backward()
+    for each in (model, alone):
+        torch.optim.SGD(each.parameters(), lr=0.1).step()
+    assert_same([model.state_dict()], [alone.state_dict()], "every backward", tolerance=1e-10)
+
+
+def test_every_backward_may_send(on_ranks):
+    on_ranks(without_no_sync)
+
+
+# -- state dicts, and the life of the wrapper --------------------------------------------------------------------------
+
+
+def state_dicts():
+    plain, module = make("unused", seed=4), make("unused")
+    model = shard(module)
+    assert str(model.state_dict()) == str(make("unused").state_dict())
+    model.load_state_dict(plain.state_dict())
+    x = torch.ones(ROWS, WIDTH)
+    assert torch.equal(model(x), plain(x))
+    other = make("unused")
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(x), plain(x))
+    assert all(p.dim() == 1 for p in model.parameters())
+    with pytest.raises(RuntimeError, match="size mismatch for first"):
+        model.load_state_dict(plain.state_dict() | {"first.weight": torch.ones(WIDTH * WIDTH)})
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "first.bias"'):
+        model.load_state_dict({n: x for n, x in plain.state_dict().items() if n != "first.bias"})
+    assert torch.equal(model(x), plain(x))
+
+
+def test_the_state_dict_is_that_of_the_plain_module(on_ranks):
+    on_ranks(state_dicts)
+
+
+class Broken(torch.autograd.Function):
+    """Its backward fails."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise KeyError("in backward")
+
+
+def failing():
+    """A backward, then a forward, fails in the middle, on every rank; what it left is forgotten."""
+    module, alone = make("layers"), make("layers")
+    model, plain = shard(module), module.layers[1].down.forward
+    module.layers[1].down.forward = lambda x: Broken.apply(plain(x))
+    with pytest.raises(KeyError, match="in backward"):
+        loss_of(model(torch.ones(ROWS, WIDTH))).backward()
+    module.layers[1].down.forward = lambda x: {}["in forward"]
+    with pytest.raises(KeyError, match="in forward"):
+        model(torch.ones(ROWS, WIDTH))
+    assert all(p.dim() == 1 for p in model.parameters())
+    module.layers[1].down.forward = plain
+    assert_same(train(model, batches(2)), list(train_alone(alone, batches(2))), "after a failure")
+
+
+def test_after_a_backward_that_failed_training_goes_on(on_ranks):
+    on_ranks(failing)
+
+
+def dropped():
+    """The module lives on, and with it the hooks; the wrapper and its group's threads must not."""
+    module = make("layers")
+    model = shard(module)
+    loss_of(model(torch.ones(ROWS, WIDTH))).backward()
+    gc.disable()
+    try:
+        wrapper, unit = weakref.ref(model), weakref.ref(model._units[0])
+        del model
+        return wrapper() is None and unit() is None
+    finally:
+        gc.enable()
+
+
+def test_the_module_does_not_keep_its_wrapper_alive(on_ranks):
+    assert on_ranks(dropped) == [True, True]
+
+
+# -- what it refuses ---------------------------------------------------------------------------------------------------
+
+
+def refused(choose, make_it=lambda: Layers(tied=True)):
+    """What it says, and how many messages it had sent then."""
+    module = make_it()
+    with communication_log() as log, pytest.raises(ValueError) as error:
+        FullyShardedDataParallel(module, world(), units=choose(module))
+    return str(error.value), len(log)
+
+
+REFUSED = {
+    "units[1], a Linear, is not inside this Layers, or never called": lambda m: [m.layers[0], linear()],
+    "units[0], a ModuleList, is not inside this Layers, or never called: name its layers": lambda m: [m.layers],
+    "units[0], a Layers, is not inside": lambda m: [m],
+    "units layers.0 and layers.0.up contain each other: leave one of them out": lambda m: [m.layers[0].up, m.layers[0]],
+    "units layers.1 and layers.1 contain each other": lambda m: [m.layers[1], m.layers[1]],
+    "first.weight (unit first) and last.weight (unit last) are one parameter in two units": lambda m: [m.first, m.last],
+    "last.weight (the root) and first.weight (unit first) are one parameter in two units: make one unit of a module "
+    "that has both, or leave both to the root": lambda m: [m.first],
+}
+
+
+def test_units_that_cannot_be_are_refused_before_any_message(on_ranks):
+    for text, choose in REFUSED.items():
+        for said, messages in on_ranks(refused, choose):
+            assert text in said
+            assert messages == 0
+
+
+def test_different_parameters_on_the_ranks_are_refused(on_ranks):
+    def odd():
+        module = make("layers")
+        module.layers[1].up = nn.Linear(WIDTH, WIDTH, bias=world().rank() == 0)
+        return module
+
+    for said, _ in on_ranks(refused, lambda m: m.layers, odd):
+        assert "on ranks [0]" in said and "make the same module on every rank" in said
+
+
+def too_late():
+    model = shard(make("layers"))
+    x = torch.ones(ROWS, WIDTH)
+    with pytest.raises(ValueError, match="cannot move or change its type: do that before you shard it"):
+        model.double()
+    with pytest.raises(ValueError, match=r"no backward\(create_graph=True\)"):
+        loss_of(model(x)).backward(create_graph=True)
+    model.module.layers[0].up.weight.requires_grad_(False)
+    with pytest.raises(ValueError, match="weight of a Linear now is frozen: decide that before it is sharded"):
+        model(x)
+
+
+def test_what_comes_too_late_is_refused(on_ranks):
+    on_ranks(too_late)
