@@ -9,7 +9,7 @@ sections 3 and 4; torch's `fully_shard` for where the hooks are.
 
 import copy
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -29,26 +29,28 @@ class FullyShardedDataParallel(nn.Module):
     """A module whose parameters, gradients and optimizer states are divided over the group.
 
     Outside of forward a parameter is this rank's piece of it, [m] with m from 0 to all its numbers. It stays the same
-    object, so also an optimizer that was made before has it. Use one that treats numbers one by one (not Adafactor,
-    Muon or L-BFGS). Gradients are pieces of the average as `DataParallel` has it: it travels in ``grad_dtype``, and is
-    None if no rank has one. A gradient norm is summed over ``group`` alone.
+    object, so an optimizer made before still has it. Use one that treats numbers one by one (not Adafactor, Muon or
+    L-BFGS). A gradient is a piece of the average that `DataParallel` makes; it travels in ``grad_dtype``, and is None
+    if it is None on every rank. The norm of all gradients is a sum over ``group`` alone.
 
     All ranks run the same units in the same order; inside a unit they may use different parameters. What is in no unit
-    is the root's: whole from the start of forward to the end of backward. All ranks start with the values of the first.
+    is the root's: whole from the start of forward to the end of backward. A unit that is called twice is gathered and
+    sent twice. All ranks start with the values of the first, and get its buffers with each average.
 
-    On GPUs messages travel on NCCL's stream, and the host waits only to ask others about a gradient that it lacks. A
-    unit's gradients are there twice while they are sent: as backward left them, and side by side.
+    On GPUs messages travel on NCCL's stream, and the host does not wait; only if a parameter has no gradient here, it
+    waits to hear whether other ranks have one. While a unit's gradients are put side by side, they exist twice.
 
     Args:
         units: modules inside ``module``, in the order in which forward calls them.
         reshard_after_forward: free each unit after forward, and gather it again for backward. Otherwise it stays whole
-            until its backward is done; with `no_sync`, until the last one is. Run forward for no backward in no_grad.
-        prefetch: gather so many units ahead: at most 1 + ``prefetch`` are whole at a time, and the root.
+            until its backward is done, with `no_sync` the last one. Call forward without a backward in no_grad.
+        prefetch: gather this many units ahead: at most 1 + ``prefetch`` are whole at a time, and the root.
         replicate_group: the ranks with the same shard (hybrid sharding); gradients are averaged over it too.
 
     Raises:
         ValueError: before any communication, if units are not in the module, contain each other or share a parameter;
-            on every rank, if the ranks' parameters differ. In ``backward(create_graph=True)``.
+            on every rank, if the ranks' parameters differ. In ``backward(create_graph=True)``, and in forward, if a
+            parameter was frozen since.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class FullyShardedDataParallel(nn.Module):
     ):
         super().__init__()
         self.prefetch = check_size("prefetch", prefetch, least=0)
+        if any(isinstance(hook, _Hook) for each in module.modules() for hook in each._forward_pre_hooks.values()):
+            raise ValueError("this module is sharded already: load its state_dict into a new one, and shard that")
         divided = divide(module, list(units))
         self.module, self.reshard_after_forward = module, reshard_after_forward
         self._groups = [group] if replicate_group is None else [replicate_group, group]
@@ -74,8 +78,8 @@ class FullyShardedDataParallel(nn.Module):
         self._accumulating = self._sending = self._in_backward = False
         self._averages: list[Average] = []  # sent since the last sync_gradients
         for each, unit in zip(divided, self._units):
-            each.register_forward_pre_hook(_weak(self._before_forward, unit), with_kwargs=True)
-            each.register_forward_hook(_weak(self._after_forward, unit), with_kwargs=True, always_call=True)
+            each.register_forward_pre_hook(_Hook(self._before_forward, unit), with_kwargs=True)
+            each.register_forward_hook(_Hook(self._after_forward, unit), with_kwargs=True, always_call=True)
 
     def forward(self, *args, **kwargs):
         if self._in_backward and torch._C._current_graph_task_id() == -1:  # it failed: drop what it left
@@ -164,14 +168,14 @@ class FullyShardedDataParallel(nn.Module):
         self._gather(unit, () if self._in_backward else self._units)  # in backward for a checkpoint, out of order
         unit.show(whole=True)
         if torch.is_grad_enabled() and unit is not self._units[0]:
-            (args, kwargs), _ = _watch((args, kwargs), _weak(self._after_backward, unit), mode="all")
+            (args, kwargs), _ = _watch((args, kwargs), _Hook(self._after_backward, unit), mode="all")
         return args, kwargs
 
     def _after_forward(self, unit: Unit, module, args, kwargs, output):
         unit.show(whole=False)  # also after an exception
         needs_backward = False
         if torch.is_grad_enabled():
-            output, needs_backward = _watch(output, _weak(self._before_backward, unit), mode="any")
+            output, needs_backward = _watch(output, _Hook(self._before_backward, unit), mode="any")
         stays = needs_backward and (unit is self._units[0] or not self.reshard_after_forward)
         if not (stays or unit.in_backward):
             unit.free()
@@ -224,12 +228,12 @@ def _watch(tree, hook, mode: Literal["all", "any"]) -> tuple[Any, bool]:
     return tree, bool(watched)
 
 
-def _weak(method, unit: Unit):
-    """Return a hook that calls the method with the unit while both live: a module must not keep its groups alive."""
-    method, unit_of = weakref.WeakMethod(method), weakref.ref(unit)
+class _Hook:
+    """A method of a wrapper, called with a unit while both live: a module must not keep its process groups alive."""
 
-    def hook(*args):
-        call, unit = method(), unit_of()
-        return call(unit, *args) if call and unit else None
+    def __init__(self, method: Callable, unit: Unit):
+        self.method, self.unit = weakref.WeakMethod(method), weakref.ref(unit)
 
-    return hook
+    def __call__(self, *args):
+        method, unit = self.method(), self.unit()
+        return method(unit, *args) if method and unit else None

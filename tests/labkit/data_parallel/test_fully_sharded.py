@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from labkit.communication import communication_log
@@ -342,6 +341,8 @@ def test_buffers_are_those_of_the_first_rank(on_ranks):
 
 def traffic(reshard_after_forward):
     """All-gathers and reduce-scatters of one step, as ours and as torch's."""
+    from torch.distributed.fsdp import fully_shard  # a second that only this test needs
+
     module, theirs = make("tied"), make("tied")
     for layer in theirs.layers:
         fully_shard(layer, reshard_after_forward=reshard_after_forward)
@@ -676,6 +677,8 @@ def test_different_parameters_on_the_ranks_are_refused(on_ranks):
 def too_late():
     model = shard(make("layers"))
     x = torch.ones(ROWS, WIDTH)
+    with pytest.raises(ValueError, match="this module is sharded already: load its state_dict into a new one"):
+        shard(model.module)
     with pytest.raises(ValueError, match="cannot move or change its type: do that before you shard it"):
         model.double()
     with pytest.raises(ValueError, match=r"no backward\(create_graph=True\)"):
