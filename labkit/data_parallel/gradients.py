@@ -110,7 +110,7 @@ class DataParallel(nn.Module):
             self._sending = False
 
     def sync_gradients(self) -> None:
-        """Send the buckets that are left, and wait for all. Backward calls it, but not inside `no_sync` or `sending`."""
+        """Send the buckets that are left, and wait for all. Backward calls it, except in `no_sync` and `sending`."""
         for bucket in self._buckets[self._next :]:
             bucket.send(self.group)
         for bucket in self._buckets:

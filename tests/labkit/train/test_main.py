@@ -64,7 +64,8 @@ def test_help_explains_every_option(command):
     assert set(explained) == {field.name for field in dataclasses.fields(TrainConfig)}
     letters = re.sub(r"\W", "", out)
     for name, text in explained.items():
-        assert f"--{name.replace('_', '-')}" in out
+        option = name.replace("_", "-")
+        assert f"--{option}" in out or f"--no-{option}" in out  # what is on by default has a switch that turns it off
         assert re.sub(r"\W", "", text) in letters, f"--help does not explain {name}"
     assert "--tp" in out
     assert "--pp" in out
