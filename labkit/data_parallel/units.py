@@ -17,7 +17,7 @@ from labkit.communication import all_gather_single, reduce_scatter_single
 from labkit.data_parallel.gradients import grad_dtype_of
 from labkit.data_parallel.replicas import copy_from_first
 
-ALIGNMENT_BYTES = 64  # of each parameter in the buffer: as in memory of its own, so that products are as fast and exact
+ALIGNMENT_BYTES = 64  # each parameter starts at a multiple, as it would alone: products are as fast, and round alike
 Places = dict[nn.Parameter, list[tuple[nn.Module, str]]]  # of parameters: the modules that have them, and names there
 
 
@@ -27,7 +27,8 @@ def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]
     for number, unit in enumerate(units):
         if unit is module or unit not in names or type(unit).forward is nn.Module.forward:
             kind, whole = type(unit).__name__, type(module).__name__
-            raise ValueError(f"units[{number}], a {kind}, is not inside this {whole}, or never called: name its layers")
+            way_out = "name modules inside it that are called, and of a list its layers"
+            raise ValueError(f"units[{number}], a {kind}, is not a unit of this {whole}: {way_out}")
         if inner := [each for each in unit.modules() if each in units[:number] + units[number + 1 :]]:
             both = f"units {names[unit]} and {names[inner[0]]} contain each other"
             raise ValueError(f"{both}: leave one of them out")
@@ -98,8 +99,8 @@ class Flat:
             view = self.buffer[span].view_as(p).data  # of which autograd does not see that it changes with the buffer
             self.whole[p] = whole = nn.Parameter(view.copy_(p.detach()), requires_grad=self.is_trained)
             self.pieces[p] = slice(*(min(max(each - begin, 0), size) for each in (span.start, span.stop)))
-            if hasattr(p, "grad_dtype"):  # from torch 2.10 on
-                whole.grad_dtype = p.grad_dtype
+            if self.grad_dtype != p.dtype:
+                whole.grad_dtype = self.grad_dtype
         for each in groups:
             copy_from_first([self.buffer], each)
         self.shard = self.mine.clone()
@@ -112,8 +113,8 @@ class Flat:
         """Start to gather the shards, unless they are here or on their way, and ours has not been changed since."""
         for p, [(module, name), *_] in self.places.items():
             if p.requires_grad != self.is_trained:
-                now = "can be trained" if p.requires_grad else "is frozen"
-                raise ValueError(f"{name} of a {type(module).__name__} now {now}: decide that before it is sharded")
+                now = "trained" if p.requires_grad else "frozen"
+                raise ValueError(f"{name} of a {type(module).__name__} is now {now}: change that before you shard it")
         version = sum(p._version for p in self.places)  # all optimizers count it up, but for fused ones
         memory = self.buffer.untyped_storage()
         if memory.size() == 0 or version != self.version:

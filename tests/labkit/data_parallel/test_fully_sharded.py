@@ -131,6 +131,7 @@ class Unused(Layers):
         self.layers[0].nothing = nn.Parameter(torch.empty(0, 3))
         self.layers[0].unused, self.unused = linear(bias=False), nn.Parameter(torch.ones(3))
         self.odd = nn.Linear(WIDTH, 5)
+        self.odd.whole_number = nn.Parameter(torch.arange(3), requires_grad=False)
         self.units = [self.layers[2], self.layers[0], self.odd]  # not the order of forward
 
     def forward(self, x):
@@ -322,7 +323,7 @@ def test_gradients_travel_in_their_own_type(on_ranks):
 def batch_norm():
     torch.manual_seed(3 + world().rank())
     module = nn.Sequential(linear(), nn.Sequential(nn.BatchNorm1d(WIDTH), linear()))
-    model = FullyShardedDataParallel(module, world(), units=[module[1]])
+    model = FullyShardedDataParallel(module, world(), units=module)  # with nothing for the root
     loss_of(model(torch.randn(ROWS, WIDTH))).backward()
     return [each.tolist() for each in module.buffers()]
 
@@ -641,9 +642,9 @@ def refused(choose, make_it=lambda: Layers(tied=True)):
 
 
 REFUSED = {
-    "units[1], a Linear, is not inside this Layers, or never called": lambda m: [m.layers[0], linear()],
-    "units[0], a ModuleList, is not inside this Layers, or never called: name its layers": lambda m: [m.layers],
-    "units[0], a Layers, is not inside": lambda m: [m],
+    "units[1], a Linear, is not a unit of this Layers": lambda m: [m.layers[0], linear()],
+    "a ModuleList, is not a unit of this Layers: name modules inside it that are": lambda m: [m.layers],
+    "units[0], a Layers, is not a unit of this Layers": lambda m: [m],
     "units layers.0 and layers.0.up contain each other: leave one of them out": lambda m: [m.layers[0].up, m.layers[0]],
     "units layers.1 and layers.1 contain each other": lambda m: [m.layers[1], m.layers[1]],
     "first.weight (unit first) and last.weight (unit last) are one parameter in two units": lambda m: [m.first, m.last],
@@ -683,7 +684,7 @@ def too_late():
     with pytest.raises(ValueError, match=r"no backward\(create_graph=True\)"):
         loss_of(model(x)).backward(create_graph=True)
     model.module.layers[0].up.weight.requires_grad_(False)
-    with pytest.raises(ValueError, match="weight of a Linear now is frozen: decide that before it is sharded"):
+    with pytest.raises(ValueError, match="weight of a Linear is now frozen: change that before you shard it"):
         model(x)
 
 
