@@ -4,17 +4,21 @@ A block's softmax knows only its own keys. Its log-sum-exp (lse) says how much w
 blocks can be merged one by one (online softmax). Backward takes the lse of the whole row instead: with it a block's
 probabilities are those of the whole softmax.
 
-On a GPU a block in float16 or bfloat16 is torch's flash kernel, otherwise plain tensors: one [n, m] matrix at a time.
-Sums are in float32 or better.
+On a GPU a block in float16 or bfloat16 is torch's flash kernel, otherwise plain tensors: a few rows of the [n, m]
+matrix at a time, so that they stay in the cache. Sums are in float32 or better.
 
 Source: arXiv 2307.08691 (FlashAttention-2), section 3.1; the merge as in zhuzilin's ring-flash-attention.
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 
 from labkit.context_parallel.positions import Part
+
+TILE = 128
+"""How many rows of a block's matrix are computed at once."""
 
 
 class Attended:
@@ -62,26 +66,43 @@ def attend_backward(grad, q, k, v, out, lse, causal: bool) -> tuple[torch.Tensor
 
 def _plain(q, k, v, causal):
     q, k, v = (x.to(_wide(x)) for x in (q, k, v))
-    scores = _scores(q, k, causal)  # [b, h_kv, g n, m]
-    lse = scores.logsumexp(-1, keepdim=True)
-    out = (scores - lse).exp() @ v
-    return out.reshape(q.shape), lse.reshape(*q.shape[:3], 1)
+    out, lse = torch.empty_like(q), q.new_empty(*q.shape[:3], 1)
+    for rows, seen in _tiles(q, k, causal):
+        scores = _scores(q, k, rows, seen, causal)
+        tile_lse = scores.logsumexp(-1, keepdim=True)
+        lse[..., rows, :] = tile_lse.view_as(lse[..., rows, :])
+        out[..., rows, :] = (scores.sub_(tile_lse).exp_() @ v[..., seen, :]).view_as(out[..., rows, :])
+    return out, lse
 
 
 def _plain_backward(grad, q, k, v, out, lse, causal):
     grad, q, k, v, out = (x.to(_wide(x)) for x in (grad, q, k, v, out))
-    probabilities = (_scores(q, k, causal) - _by_kv_head(lse, k)).exp()  # [b, h_kv, g n, m]
-    inner = _by_kv_head((grad * out).sum(-1, keepdim=True), k)
-    grad, scale = _by_kv_head(grad, k), 1 / math.sqrt(q.size(-1))
-    dscores = scale * probabilities * (grad @ v.mT - inner)
-    return (dscores @ k).reshape(q.shape), dscores.mT @ _by_kv_head(q, k), probabilities.mT @ grad
+    inner, scale = (grad * out).sum(-1, keepdim=True), 1 / math.sqrt(q.size(-1))
+    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for rows, seen in _tiles(q, k, causal):
+        q_tile, grad_tile, inner_tile, lse_tile = (_by_kv_head(x[..., rows, :], k) for x in (q, grad, inner, lse))
+        probabilities = _scores(q, k, rows, seen, causal).sub_(lse_tile).exp_()  # [b, h_kv, g rows, seen]
+        dv[..., seen, :] += probabilities.mT @ grad_tile
+        dscores = probabilities.mul_((grad_tile @ v[..., seen, :].mT).sub_(inner_tile)).mul_(scale)
+        dq[..., rows, :] = (dscores @ k[..., seen, :]).view_as(dq[..., rows, :])
+        dk[..., seen, :] += dscores.mT @ q_tile
+    return dq, dk, dv
 
 
-def _scores(q, k, causal):
-    scores = _by_kv_head(q, k) @ k.mT / math.sqrt(q.size(-1))
+def _tiles(q, k, causal) -> Iterator[tuple[slice, slice]]:
+    """Yield a few queries at a time, and the keys that any of them sees."""
+    for start in range(0, q.size(-2), TILE):
+        stop = min(start + TILE, q.size(-2))
+        yield slice(start, stop), slice(0, stop if causal else k.size(-2))
+
+
+def _scores(q, k, rows: slice, seen: slice, causal: bool):
+    """Return the scores of a tile, [b, h_kv, g rows, seen]; -inf for keys after the query."""
+    scores = (_by_kv_head(q[..., rows, :], k) @ k[..., seen, :].mT).div_(math.sqrt(q.size(-1)))
     if causal:
-        later = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).triu(1)
-        scores.unflatten(2, (-1, q.size(-2))).masked_fill_(later, -math.inf)
+        num_rows, num_keys = rows.stop - rows.start, seen.stop
+        later = torch.ones(num_rows, num_keys, dtype=torch.bool, device=q.device).triu(1 + rows.start)
+        scores.unflatten(2, (-1, num_rows)).masked_fill_(later, -math.inf)
     return scores
 
 

@@ -106,6 +106,21 @@ def test_gradients_are_those_of_finite_differences():
     assert torch.autograd.gradcheck(lambda *qkv: ring_attention(*qkv, group_of_one()), (q, k, v))
 
 
+def errors_in_tiles():
+    usual, block.TILE = block.TILE, 3
+    found = {case: error for name in ("ring", "gathered") for case, error in errors(name, TILED).items()}
+    block.TILE = usual
+    return found
+
+
+TILED = [(4, causal, balanced) for causal in (True, False) for balanced in (True, False)]
+
+
+def test_a_block_may_be_computed_in_tiles(on_ranks):
+    """Tiles of three rows, in blocks of eight or four."""
+    assert_none(on_ranks(errors_in_tiles, world_size=2))
+
+
 def errors_of_channels_last():
     """torch leaves q and k so when it joins two halves of a head with one number each, as rotary positions may."""
     held, found = positions(SEQUENCE, world().size(), world().rank()), {}
