@@ -11,7 +11,6 @@ import json
 import math
 import os
 import queue
-import signal
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
 
@@ -72,6 +72,9 @@ FAULTS = {
 }
 
 
+MARK = "LABKIT_BENCH_RANKS"  # in the environment of all that a notebook starts
+
+
 class Notebook(Kernel):
     """A kernel in which a tool's four ranks live."""
 
@@ -81,7 +84,8 @@ class Notebook(Kernel):
         argv = [python, "-m", tool.module, "-f", "{connection_file}"]
         spec = {"argv": argv, "display_name": tool.name, "language": "python", "interrupt_mode": tool.interrupt_mode}
         (kernel_folder / "kernel.json").write_text(json.dumps(spec))
-        environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.getcwd()}
+        self.mark = folder
+        environment = {MARK: folder, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.getcwd()}
         environment["PATH"] = f"{Path(python).parent}:{os.environ['PATH']}"  # nbdistributed starts "python"
         specs = KernelSpecManager(kernel_dirs=[str(kernel_folder.parent)])
         self.manager = KernelManager(kernel_name="python3", kernel_spec_manager=specs)
@@ -99,11 +103,12 @@ class Notebook(Kernel):
         return any("works 3" in self.on_ranks(cell, patience=60)[1] for _ in range(3))
 
     def close(self) -> None:
-        """End the kernel, and the ranks that it leaves behind."""
-        group = self.pid
+        """End the kernel, and the ranks that it leaves behind: some tools' have left its process group."""
         super().close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark:
+                    process.kill()
 
     def on_ranks(self, code: str, press_stop: bool = False, patience: float = PATIENCE_SECONDS) -> tuple[float, str]:
         """Run a cell on the ranks. Return its seconds, nan if it does not end, and what it showed."""
