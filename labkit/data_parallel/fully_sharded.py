@@ -20,12 +20,12 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
-from labkit.data_parallel.replicas import check_replicas, copy_from_first
+from labkit.data_parallel.replicas import Replica, check_replicas, copy_from_first
 from labkit.data_parallel.units import Average, Unit, divide
 from labkit.sizes import check_size
 
 
-class FullyShardedDataParallel(nn.Module):
+class FullyShardedDataParallel(Replica):
     """A module whose parameters, gradients and optimizer states are divided over the group.
 
     Outside of forward a parameter is this rank's piece of it, [m] with m from 0 to all its numbers. It stays the same
@@ -35,7 +35,8 @@ class FullyShardedDataParallel(nn.Module):
 
     All ranks run the same units in the same order; inside a unit they may use different parameters. What is in no unit
     is the root's: whole from the start of forward to the end of backward. A unit that is called twice is gathered and
-    sent twice. All ranks start with the values of the first, and get its buffers with each average.
+    sent twice. Inside `no_sync`, gradients stay whole on each rank. All ranks start with the values of the first, and get
+    its buffers with each average.
 
     On GPUs messages travel on NCCL's stream, and the host does not wait; only if a parameter has no gradient here, it
     waits to hear whether other ranks have one. While a unit's gradients are put side by side, they exist twice.
@@ -75,7 +76,7 @@ class FullyShardedDataParallel(nn.Module):
             copy_from_first(module.buffers(), each)
         self._units = [Unit(parameters, self._groups) for parameters in divided.values()]
         self._backward_order = [self._units[0], *self._units[:0:-1]]
-        self._accumulating = self._sending = self._in_backward = False
+        self._in_backward = False
         self._averages: list[Average] = []  # sent since the last sync_gradients
         for each, unit in zip(divided, self._units):
             each.register_forward_pre_hook(_Hook(self._before_forward, unit), with_kwargs=True)
@@ -87,24 +88,6 @@ class FullyShardedDataParallel(nn.Module):
             for unit in self._units:
                 unit.reset()
         return self.module(*args, **kwargs)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Let backward add to the gradients without communication; until they are sent, each rank has them whole."""
-        before, self._accumulating = self._accumulating, True
-        try:
-            yield
-        finally:
-            self._accumulating = before
-
-    @contextmanager
-    def sending(self) -> Iterator[None]:
-        """Let backward send gradients, also inside `no_sync`, but not wait: `sync_gradients` does, when it is time."""
-        self._sending = True
-        try:
-            yield
-        finally:
-            self._sending = False
 
     def sync_gradients(self) -> None:
         """Send the gradients that are left and wait for all. Backward calls it, but not in `no_sync` or `sending`."""

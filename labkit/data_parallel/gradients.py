@@ -6,15 +6,13 @@ Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv 2006.15704), section 
 """
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 
-from labkit.data_parallel.replicas import check_replicas, copy_from_first
+from labkit.data_parallel.replicas import Replica, check_replicas, copy_from_first
 from labkit.sizes import check_size
 
 
@@ -29,7 +27,7 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
             dist.all_reduce(parameter.grad, group=group)
 
 
-class DataParallel(nn.Module):
+class DataParallel(Replica):
     """A replica of a module whose gradients, when backward is done, are the average over the group.
 
     If each rank's loss is the mean over equally many rows of its own, the gradients are those of the mean over all
@@ -63,7 +61,7 @@ class DataParallel(nn.Module):
         check_replicas(module, group)
         copy_from_first((*module.parameters(), *module.buffers()), group)
         self.module, self.group, self.overlap = module, group, overlap
-        self._accumulating = self._sending = self._in_backward = False
+        self._in_backward = False
         self._buckets = _make_buckets([p for p in module.parameters() if p.requires_grad], bucket_bytes)
         self._next = 0  # the bucket to be sent next: all ranks send them in the same order
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
@@ -87,27 +85,6 @@ class DataParallel(nn.Module):
             for bucket in self._buckets:
                 bucket.receive(discard=True)
         return self.module(*args, **kwargs)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Let backward add to the gradients without communication."""
-        before, self._accumulating = self._accumulating, True
-        try:
-            yield
-        finally:
-            self._accumulating = before
-
-    @contextmanager
-    def sending(self) -> Iterator[None]:
-        """Let backward send full buckets, also inside `no_sync`, but not wait: `sync_gradients` does, when it is time.
-
-        In a pipeline that is when all ops are done: until then the buckets travel beside other stages' work.
-        """
-        self._sending = True
-        try:
-            yield
-        finally:
-            self._sending = False
 
     def sync_gradients(self) -> None:
         """Send the buckets that are left, and wait for all. Backward calls it, except in `no_sync` and `sending`."""

@@ -1,12 +1,42 @@
 """Replicas of a model start alike: the same parameters on every rank, first by name and shape, then by value."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from labkit.sizes import ranks_text
+
+
+class Replica(nn.Module):
+    """What wrappers that average gradients share: whether a backward sends them, and whether it waits."""
+
+    def __init__(self):
+        super().__init__()
+        self._accumulating = self._sending = False
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backward add to the gradients without communication."""
+        before, self._accumulating = self._accumulating, True
+        try:
+            yield
+        finally:
+            self._accumulating = before
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Let backward send gradients, also inside `no_sync`, but not wait: ``sync_gradients`` does, when it is time.
+
+        In a pipeline that is when all ops are done: until then messages travel beside other stages' work.
+        """
+        self._sending = True
+        try:
+            yield
+        finally:
+            self._sending = False
 
 
 def check_replicas(module: nn.Module, group: dist.ProcessGroup) -> None:
