@@ -35,8 +35,8 @@ class FullyShardedDataParallel(Replica):
 
     All ranks run the same units in the same order; inside a unit they may use different parameters. What is in no unit
     is the root's: whole from the start of forward to the end of backward. A unit that is called twice is gathered and
-    sent twice. Inside `no_sync`, gradients stay whole on each rank. All ranks start with the values of the first, and get
-    its buffers with each average.
+    sent twice. Inside `no_sync`, gradients stay whole on each rank. All ranks start with the values of the first, and
+    get its buffers with each average.
 
     On GPUs messages travel on NCCL's stream, and the host does not wait; only if a parameter has no gradient here, it
     waits to hear whether other ranks have one. While a unit's gradients are put side by side, they exist twice.
