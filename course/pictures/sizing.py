@@ -8,7 +8,7 @@ from course.pictures import style
 from course.pictures.parts import titled
 from course.pictures.scene import Mark, Scene, Table, box, label, line
 from course.pictures.style import three_digits, tint
-from course.sizing import Hardware, Plan, StepTime, memory
+from course.sizing import Hardware, Memory, Plan, StepTime, memory
 
 MEMORY_LOOKS: dict[str, dict[str, Any]] = {
     "weights": dict(fill=tint(style.INK, 0.75)),
@@ -33,12 +33,18 @@ LEFT, BARS, ROW = 190.0, 580.0, 32.0
 
 def draw_memory(plans: Mapping[str, Plan], hardware: Hardware) -> Scene:
     """Draw what a GPU of the first and of the last stage holds under each plan, and the GPU's limit as a line."""
-    rows, limit = {}, hardware.memory_bytes
+    rows = {}
     for name, plan in plans.items():
         for stage in sorted({0, plan.pp_size - 1}):
             where = "" if plan.pp_size == 1 else "first stage" if stage == 0 else "last stage"
-            rows[", ".join(filter(None, (name, where))) or "each GPU"] = asdict(memory(plan, stage))
-    totals, has = [sum(parts.values()) for parts in rows.values()], f"{limit / 1e9:.0f}"
+            rows[", ".join(filter(None, (name, where))) or "each GPU"] = memory(plan, stage)
+    return draw_held(rows, hardware)
+
+
+def draw_held(held: Mapping[str, Memory], hardware: Hardware) -> Scene:
+    """Draw what a GPU holds in each row, and its limit as a line."""
+    rows, limit = {name: asdict(each) for name, each in held.items()}, hardware.memory_bytes
+    totals, has = [each.total for each in held.values()], f"{limit / 1e9:.0f}"
     sums = [f"{three_digits(total / 1e9)} GB: {'too much' if total > limit else 'fits'}" for total in totals]
     end = max(limit, *totals)
     x, bottom = LEFT + limit / end * BARS, 44 + ROW * len(rows)

@@ -116,9 +116,14 @@ def link_rate(plan: Plan, hardware: Hardware, axis: str) -> float:
     t, sharing = plan.tp_size, plan.dp_cp_size
     size = {"tp": t, "cp": plan.cp_size, "dp": sharing, "pp": plan.pp_size}[axis]
     distance = {"tp": 1, "cp": t, "dp": t, "pp": t * sharing}[axis]  # between neighbours, in ranks
-    inside = hardware.node_bytes_per_second * hardware.node_efficiency
-    if plan.world_size <= hardware.gpus_per_node or hardware.gpus_per_node % (size * distance) == 0:
-        return inside
     goes_around = axis in ("tp", "dp") or (axis == "cp" and plan.context_parallel == "gathered")
+    return group_rate(hardware, plan.world_size, size, distance, goes_around)
+
+
+def group_rate(hardware: Hardware, world_size: int, size: int, distance: int, goes_around: bool = True) -> float:
+    """Return the same for a group of ``size`` ranks that are ``distance`` apart."""
+    inside = hardware.node_bytes_per_second * hardware.node_efficiency
+    if world_size <= hardware.gpus_per_node or hardware.gpus_per_node % (size * distance) == 0:
+        return inside
     here = max(1, min(size, hardware.gpus_per_node // distance)) if goes_around else 1
     return min(inside, here * hardware.network_bytes_per_second * hardware.network_efficiency)

@@ -1,0 +1,138 @@
+"""What stages hold, send and hide: by hand, against step_time, and against what a sharded model on real ranks holds."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course.sizing import DGX_H100, Plan, memory, stage_parameters, step_time
+from course.sizing.fully_sharded import (
+    collectives,
+    layer_parameters,
+    moments,
+    sharded_memory,
+    sharding,
+    unit_parameters,
+)
+from labkit.data_parallel import FullyShardedDataParallel
+from labkit.groups import group_of_one
+from labkit.launch import launch
+from labkit.model import ParallelGPT
+from labkit.shape import GPT
+
+SMALL = GPT(num_layers=4, hidden_size=64, seq_length=16, vocab_size=128, num_attention_heads=4)
+UNTIED = replace(SMALL, tied=False, positions="rope")
+PLAN = Plan(SMALL, 4, 16, micro_batch_size=1, recompute="none")
+CLUSTER = Plan(SMALL, 64, 256, recompute="none")
+SLOW = replace(DGX_H100, network_bytes_per_second=1e6)
+
+
+def sent(plan, shard_size=None):
+    """What a GPU sends in a step, in numbers per parameter: of weights, and of gradients."""
+    found = [0.0, 0.0]
+    for each in [each for way in collectives(plan, shard_size) for each in way]:
+        is_gradient = each.operation != "all_gather"
+        found[is_gradient] += each.times * each.sent_bytes / (4 if is_gradient else 2)
+    return found
+
+
+@pytest.mark.parametrize(("stage", "shard_size", "weights", "gradients"), [
+    (0, None, 0, 1.5), (1, None, 0.75, 0.75), (2, None, 0.75, 3), (3, None, 6, 3), (3, 2, 4, 2.5),
+])  # fmt: skip
+def test_what_each_stage_sends_in_4_micro_batches_on_4_ranks(stage, shard_size, weights, gradients):
+    assert sent(replace(PLAN, zero_stage=stage), shard_size) == [weights, gradients]
+
+
+def test_sharding_is_a_divisor_of_the_ranks_and_has_no_pipeline():
+    with pytest.raises(ValueError, match="shard_size=3 does not divide dp_size"):
+        sharding(replace(PLAN, zero_stage=3), DGX_H100, 3)
+    with pytest.raises(ValueError, match=r"pp_size=2: .* use pp_size=1"):
+        sharding(replace(PLAN, pp_size=2), DGX_H100)
+
+
+@pytest.mark.parametrize("model", [SMALL, UNTIED], ids=["tied", "untied"])
+def test_units_are_those_of_the_model(model):
+    found = ParallelGPT(model, group_of_one())
+    units = [sum(p.numel() for p in unit.parameters()) for unit in found.units]
+    assert unit_parameters(replace(PLAN, model=model)) == units
+
+
+def most_whole(model):
+    """On a rank: the most numbers of whole weights at a time, and of whole gradients that are not on their way yet."""
+    gpt = ParallelGPT(model, group_of_one())
+    parallel = FullyShardedDataParallel(gpt, dist.group.WORLD, units=gpt.units)
+    flats, most = [flat for unit in parallel._units for flat in unit.flats], [0, 0]
+
+    def look(_):
+        whole = sum(flat.buffer.untyped_storage().size() for flat in flats)
+        made = sum(p.grad.nbytes for flat in flats for p in flat.whole.values() if p.grad is not None)
+        for number, held in enumerate((whole, made)):
+            most[number] = max(most[number], held // 4)
+
+    for whole in (whole for flat in flats for whole in flat.whole.values()):
+        whole.register_post_accumulate_grad_hook(look)
+    parallel(torch.zeros(1, model.seq_length, dtype=torch.long)).sum().backward()
+    return most
+
+
+@pytest.mark.parametrize("model", [SMALL, UNTIED], ids=["tied", "untied"])
+def test_whole_weights_are_those_of_a_sharded_model_on_real_ranks(model):
+    plan = Plan(model, 4, 4, recompute="none", zero_stage=3)
+    held, total = sharded_memory(plan), stage_parameters(plan, 0)
+    weights, gradients = held.weights / 2 - total / 4, held.gradients / 4 - total / 4
+    whole, made = launch(most_whole, model, world_size=4, backend="gloo")[0]
+    assert whole == pytest.approx(weights, rel=0.01)  # buffers are aligned
+    if not model.tied:  # else autograd keeps the embedding's first gradient to itself until it has the second
+        assert made + max(unit_parameters(plan)) == pytest.approx(gradients, rel=0.01)
+
+
+def test_a_stage_holds_what_the_paper_counts_and_what_is_whole_for_a_moment():
+    layer, total = layer_parameters(CLUSTER), stage_parameters(CLUSTER, 0)
+    more = []
+    for stage in range(4):
+        plan = replace(CLUSTER, zero_stage=stage)
+        found, paper = sharded_memory(plan), memory(plan)
+        assert (found.optimizer, found.activations) == (paper.optimizer, paper.activations)
+        more.append([(found.weights - paper.weights) / 2, (found.gradients - paper.gradients) / 4])
+    whole, shard = total - 2 * layer, total / 64  # the root, and two of four layers
+    assert more == [pytest.approx(each) for each in ([0, 0], [shard, layer], [shard, whole], [whole, whole])]
+    hybrid = sharded_memory(replace(CLUSTER, zero_stage=3), shard_size=8)
+    assert hybrid.optimizer == 12 * total / 8
+
+
+def test_messages_hide_where_the_network_is_fast_but_not_at_the_ends():
+    fast, plan = replace(DGX_H100, network_bytes_per_second=1e18, node_bytes_per_second=1e18), CLUSTER
+    for stage in range(4):
+        found = sharding(replace(plan, zero_stage=stage), fast)
+        assert found.hides and 0 < found.waiting_seconds < found.message_seconds
+        ends = 1 - 4 * layer_parameters(plan) / stage_parameters(plan, 0)
+        assert found.waiting_seconds == pytest.approx(ends * found.message_seconds)
+
+
+def test_what_does_not_hide_waits_for_what_a_layer_leaves():
+    plan = replace(CLUSTER, zero_stage=3)
+    found, computing = sharding(plan, SLOW), step_time(replace(CLUSTER, zero_stage=0), SLOW)
+    assert not found.hides
+    in_layers = computing.products + computing.memory_bound + computing.overhead
+    assert found.message_seconds - in_layers < found.waiting_seconds < found.message_seconds
+
+
+def test_hybrid_sharding_keeps_the_gathers_in_the_node():
+    plan = replace(CLUSTER, zero_stage=3)
+    flat, hybrid = sharding(plan, SLOW), sharding(plan, SLOW, shard_size=8)
+    total = stage_parameters(plan, 0)
+    assert flat.leaving_bytes == pytest.approx(4 * (2 * 2 + 4) * 63 / 64 * total / 8)  # 4 micro-batches
+    assert hybrid.leaving_bytes == pytest.approx(4 * 2 * 7 / 8 * total / 8)  # one all-reduce of an eighth
+    assert hybrid.waiting_seconds < flat.waiting_seconds / 4
+    assert sharding(plan, DGX_H100, 8).memory.total > sharding(plan, DGX_H100).memory.total
+    inside = replace(plan, world_size=8, batch_size=32)
+    assert sharding(inside, SLOW).leaving_bytes == 0
+
+
+def test_without_prefetch_one_unit_is_whole_at_a_time():
+    found = moments([4, 8, 4], dp_size=2, prefetch=0)
+    assert [each.name for each in found] == ["F0", "F1", "F2", "B2", "B1", "B0"]
+    assert [sum(each.weights) for each in found] == [4, 8, 4, 4, 8, 4]
+    assert {each.shards for each in found} == {8}
+    assert [each.gradients for each in found[3:]] == [[0, 0, 4], [0, 8, 0], [4, 0, 0]]
