@@ -1,0 +1,51 @@
+"""The explorer of notebook 14: every control changes what is shown, and the facts are those of `course.sizing`."""
+
+import pytest
+
+from course.explorers.fully_sharded import CLUSTERS, SLOW, stage_explorer
+from course.sizing.fully_sharded import sharding
+
+
+@pytest.fixture
+def explorer():
+    return stage_explorer(recompute="full")
+
+
+@pytest.mark.parametrize(("control", "value"), [
+    ("model", "7.5 billion"), ("cluster", SLOW.name), ("world_size", 128), ("micro_batch_size", 2),
+    ("num_micro_batches", 4), ("shard_size", 16), ("recompute", "none"),
+])  # fmt: skip
+def test_every_control_changes_what_is_shown(explorer, control, value):
+    says, facts = explorer.says.value, explorer.facts.value
+    getattr(explorer, control).value = value
+    assert getattr(explorer.choice, control) == value
+    assert "alert" not in explorer.says.value
+    assert (explorer.says.value, explorer.facts.value) != (says, facts)
+
+
+def test_a_row_for_each_stage_and_one_for_hybrid_sharding(explorer):
+    explorer.cluster.value, explorer.num_micro_batches.value = SLOW.name, 8
+    rows = explorer.facts.value.split("<tr>")[2:]
+    assert [row.split("</td>")[0] for row in rows] == [
+        "<td>stage 0", "<td>stage 1", "<td>stage 2", "<td>stage 3", "<td>stage 3, shards of 8"
+    ]  # fmt: skip
+    flat, hybrid = (sharding(explorer.shown, CLUSTERS[SLOW.name], size) for size in (None, 8))
+    assert f"{flat.memory.total / 1e9:.3g} GB" in rows[3] and f"{hybrid.memory.total / 1e9:.3g} GB" in rows[4]
+    assert "<td>no</td>" in rows[3] and flat.waiting_seconds > 5 * hybrid.waiting_seconds
+
+
+def test_what_cannot_fit_is_said(explorer):
+    explorer.model.value = "GPT-3, 175 billion"
+    explorer.world_size.value = 8
+    assert 'role="alert"' in explorer.says.value and "Nothing fits" in explorer.says.value
+    assert "GB: too much" in str(explorer.picture.scenes[0])
+
+
+def test_shards_larger_than_the_world_move_a_control(explorer):
+    explorer.shard_size.value = 128
+    assert 'role="alert"' in explorer.says.value
+    assert explorer.choice.world_size == explorer.choice.shard_size == 128
+
+
+def test_its_repr_could_be_typed(explorer):
+    assert eval(repr(explorer), {"stage_explorer": stage_explorer}).shown == explorer.shown
