@@ -1,4 +1,4 @@
-"""What the small GPT learns: an invented text whose best possible loss is known, or any file.
+"""What the small GPT learns: an invented text whose best possible loss is known, any file, or tokens in a file.
 
 The invented text is a random sequence of words, some frequent and some rare. A reader who knows the words can predict
 the letters inside a word, but not which word comes next. So the loss has a floor above zero, which can be computed.
@@ -58,52 +58,70 @@ class InventedText:
 
 
 @dataclass
-class TextFile:
-    """Any file, byte by byte, mapped into memory; samples start at random places. No floor is known.
+class TokenFile:
+    """A file of numbers, one for each token, mapped into memory; samples start at random places. No floor is known.
 
-    The last tenth of the file, or one sample's length if that is more, is for evaluation. The rest is for training.
+    With 8 bits it is any file, byte by byte. With 16 or 32 bits it holds little-endian numbers and nothing else, as
+    Megatron-LM's and nanoGPT's .bin do; or it is an .npy, whose header says how many bits. The last tenth of the file,
+    or one sample's length if that is more, is for evaluation. The rest is for training.
     """
 
     path: str | Path
     seed: int = 0
-    vocab_size = 256
+    bits: int = 8
+    vocab_size: int = 256
     floor_nats = None
 
     def __post_init__(self):
+        name = f"the {'text' if self.bits == 8 else 'token file'} {self.path}"
         try:
             if Path(self.path).exists() and not Path(self.path).is_file():
-                raise ValueError(f"the text {self.path} is a folder, a pipe or a device: name a file")
-            empty = Path(self.path).stat().st_size == 0  # which cannot be mapped
-            self._bytes = np.empty(0, np.uint8) if empty else np.memmap(self.path, np.uint8, mode="r")
+                raise ValueError(f"{name} is a folder, a pipe or a device: name a file")
+            size, dtype = Path(self.path).stat().st_size, f"<u{self.bits // 8}"
+            if size and self.bits > 8 and Path(self.path).suffix == ".npy":
+                self._tokens = np.load(self.path, mmap_mode="r")
+            elif size % (self.bits // 8):
+                raise ValueError(f"{name} has {size} bytes, which is not whole {self.bits}-bit numbers: use token_bits")
+            else:
+                self._tokens = np.memmap(self.path, dtype, mode="r") if size else np.empty(0, dtype)
         except OSError as error:
-            raise ValueError(f"the text {self.path} cannot be read ({error.strerror}): name a file") from error
+            raise ValueError(f"{name} cannot be read ({error.strerror}): name a file") from error
+        if self._tokens.dtype.kind not in "iu" or self._tokens.ndim != 1:
+            found = f"{self._tokens.dtype} of shape {self._tokens.shape}"
+            raise ValueError(f"{name} holds {found}: save whole numbers in one dimension")
+        self.bits = 8 * self._tokens.itemsize
 
     def sample(self, number: int, num_tokens: int) -> np.ndarray:
         """Return the tokens of sample ``number``: [num_tokens].
 
         Raises:
-            ValueError: the file is shorter than two samples, one to train on and one for evaluation.
+            ValueError: the file is shorter than two samples, one to train on and one for evaluation; or a token in it
+                is not below ``vocab_size``.
         """
-        size = len(self._bytes)
+        size, unit = len(self._tokens), "bytes" if self.bits == 8 else "tokens"
         if size < 2 * num_tokens:
             raise ValueError(
-                f"{self.path} has {size} bytes, but a sample takes {num_tokens}, and one more is kept for evaluation: "
-                f"name a file of at least {2 * num_tokens} bytes, or use a shorter sequence"
+                f"{self.path} has {size} {unit}, but a sample takes {num_tokens}, and one more is kept for evaluation: "
+                f"name a file of at least {2 * num_tokens} {unit}, or use a shorter sequence"
             )
         kept = max(size // 10, num_tokens)
-        part = self._bytes[-kept:] if number >= EVALUATION_SAMPLES else self._bytes[:-kept]
-        start = np.random.default_rng([self.seed, number]).integers(len(part) - num_tokens + 1)
-        return part[start : start + num_tokens].astype(np.int64)
+        first, length = (size - kept, kept) if number >= EVALUATION_SAMPLES else (0, size - kept)
+        start = first + int(np.random.default_rng([self.seed, number]).integers(length - num_tokens + 1))
+        tokens = self._tokens[start : start + num_tokens].astype(np.int64)
+        wrong = (tokens < 0) | (tokens >= self.vocab_size)
+        if wrong.any():
+            raise ValueError(
+                f"token {start + wrong.argmax()} of {self.path} is {tokens[wrong.argmax()]}, read as {self.bits} bits, "
+                f"and vocab_size={self.vocab_size}: give the vocab_size and token_bits with which the file was made"
+            )
+        return tokens
 
     @property
     def fingerprint(self) -> str:
-        """What tells this file from others: its length, and a checksum of its first and last megabyte."""
-        ends = self._bytes[: 1 << 20].tobytes() + self._bytes[-1 << 20 :].tobytes()
-        return f"{len(self._bytes)} bytes with checksum {zlib.crc32(ends):08x}"
-
-    def decode(self, tokens) -> str:
-        """Return tokens as text; bytes that are not valid UTF-8 become replacement characters."""
-        return bytes(list(tokens)).decode("utf-8", errors="replace")
+        """What tells this file from others: its length, and a checksum of the numbers at its two ends."""
+        ends = self._tokens[: 1 << 20].tobytes() + self._tokens[-1 << 20 :].tobytes()
+        unit = "bytes" if self.bits == 8 else f"{self.bits}-bit tokens"
+        return f"{len(self._tokens)} {unit} with checksum {zlib.crc32(ends):08x}"
 
 
 def _invent(num_words: int, generator: np.random.Generator) -> list[str]:

@@ -12,7 +12,7 @@ from tyro.conf import arg
 
 from labkit import schedules
 from labkit.cuts import check_divides, check_sequence_cut, multiples_near
-from labkit.data import InventedText, TextFile
+from labkit.data import InventedText, TokenFile
 from labkit.layout import ParallelLayout
 from labkit.model import CONTEXT_PARALLEL
 from labkit.schedules import Schedule
@@ -66,6 +66,12 @@ class TrainConfig:
     text: str = "invented"
     """A file to learn byte by byte, with its last tenth kept for evaluation; or "invented": words that labkit makes up,
     with a known best loss."""
+    tokens: str | None = None
+    """A file of token numbers to learn instead: only 16- or 32-bit numbers, little-endian, or an .npy."""
+    vocab_size: int | None = None
+    """How many tokens the tokenizer of the token file knows."""
+    token_bits: Literal[16, 32] | None = None
+    """Bits of each number in the token file; by default 16 up to a vocab_size of 65,536, else 32. An .npy says it."""
 
     tp_size: Annotated[int, arg(aliases=["--tp"])] = 1
     """Tensor parallelism: ranks that share each layer."""
@@ -119,6 +125,12 @@ class TrainConfig:
     """Continue from the newest complete checkpoint in checkpoint_dir, whatever layout it was written in."""
     log_interval: int = 10
     """Steps between lines in a log; a terminal shows a bar instead."""
+    profile_dir: str | None = None
+    """Where each rank writes a trace of some steps, to be opened in ui.perfetto.dev; then slow ranks are named."""
+    profile_step_start: int = 10
+    """The first step that is profiled, counted from 1."""
+    profile_step_end: int = 15
+    """The step before which profiling stops."""
 
     def __post_init__(self):
         for name in (field.name for field in fields(self) if type(field.default) is int and field.name != "seed"):
@@ -148,6 +160,7 @@ class TrainConfig:
         for name, known in (*choices, *switches):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {', '.join(map(str, known))}")
+        self._check_text()
         shape = self.shape  # which checks its own fields
         if self.num_chunks > 1 and self.schedule != "interleaved":
             raise ValueError(
@@ -166,13 +179,30 @@ class TrainConfig:
         if shape.num_query_groups is not None:
             check_divides(self.tp_size, "num_query_groups", shape.num_query_groups)
         self._check_context_parallel()
-        if not isinstance(self.text, str | Path):
-            raise ValueError(f"text={self.text!r} is not a file: name one, or use 'invented'")
-        if not isinstance(self.checkpoint_dir, str | Path | None) or self.checkpoint_dir == "":
-            raise ValueError(f"checkpoint_dir={self.checkpoint_dir!r} is not a folder: name one, or leave it out")
+        for name in ("checkpoint_dir", "profile_dir"):
+            if not isinstance(folder := getattr(self, name), str | Path | None) or folder == "":
+                raise ValueError(f"{name}={folder!r} is not a folder: name one, or leave it out")
+        if self.profile_dir and not self.profile_step_start < min(self.profile_step_end, self.steps + 1):
+            found = f"profile_step_start={self.profile_step_start} and profile_step_end={self.profile_step_end}"
+            raise ValueError(f"{found} profile none of {counted(self.steps, 'step')}: use, for example, 1 and 6")
         if (self.resume or self.save_interval or self.keep) and self.checkpoint_dir is None:
             raise ValueError("resume, save_interval and keep need a checkpoint_dir: name a folder")
         self.make_text()
+
+    def _check_text(self) -> None:
+        if not isinstance(self.text, str | Path):
+            raise ValueError(f"text={self.text!r} is not a file: name one, or use 'invented'")
+        if self.tokens is None:
+            if (self.vocab_size, self.token_bits) != (None, None):
+                raise ValueError("vocab_size and token_bits are for tokens: name a token file, or leave them out")
+        elif not isinstance(self.tokens, str | Path) or self.text != "invented":
+            raise ValueError(f"text={self.text!r} and tokens={self.tokens!r}: name one file, a text or tokens")
+        elif self.vocab_size is None:
+            raise ValueError(f"tokens={self.tokens!r} needs the vocab_size of its tokenizer, such as 50257 for GPT-2's")
+        else:
+            object.__setattr__(self, "vocab_size", check_size("vocab_size", self.vocab_size))
+        if self.token_bits not in (None, 16, 32):
+            raise ValueError(f"token_bits={self.token_bits!r} is unknown: use 16 or 32")
 
     def _check_context_parallel(self) -> None:
         check_sequence_cut(self.seq_length, self.cp_size, self.balanced)
@@ -221,14 +251,17 @@ class TrainConfig:
         """Return what each rank of a pipeline does in a step."""
         return SCHEDULES[self.schedule](self.pp_size, self.num_micro_batches(world_size), self.num_chunks)
 
-    def make_text(self) -> InventedText | TextFile:
+    def make_text(self) -> InventedText | TokenFile:
         """Return what there is to learn."""
-        return InventedText(seed=self.seed) if self.text == "invented" else TextFile(self.text, self.seed)
+        if self.tokens is not None and self.vocab_size is not None:
+            bits = self.token_bits or (16 if self.vocab_size <= 1 << 16 else 32)
+            return TokenFile(self.tokens, self.seed, bits, self.vocab_size)
+        return InventedText(seed=self.seed) if self.text == "invented" else TokenFile(self.text, self.seed)
 
     @property
     def shape(self) -> GPT:
-        """The model's shape; its vocabulary is that of the text."""
-        vocab_size = (InventedText if self.text == "invented" else TextFile).vocab_size
+        """The model's shape; its vocabulary is that of the text or the tokens."""
+        vocab_size = self.vocab_size or (InventedText if self.text == "invented" else TokenFile).vocab_size
         given = {field.name: getattr(self, field.name) for field in fields(GPT) if field.name != "vocab_size"}
         return GPT(vocab_size=vocab_size, **given)
 

@@ -1,12 +1,14 @@
 """Text with a known floor: the floor is what word counts and a perfect reader say, and samples stand on their own."""
 
 import os
+import re
+import resource
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from labkit.data import EVALUATION_SAMPLES, LETTERS, InventedText, TextFile
+from labkit.data import EVALUATION_SAMPLES, LETTERS, InventedText, TokenFile
 
 TEXT = InventedText(seed=1)
 
@@ -98,17 +100,16 @@ def test_any_file(tmp_path):
     path = tmp_path / "some.txt"
     content = "Wie schön, déjà vu!" * 3
     path.write_text(content, encoding="utf-8")
-    text = TextFile(path, seed=1)
+    text = TokenFile(path, seed=1)
     size = len(content.encode())
     for number in range(50):
         sample = text.sample(number, 10)
         assert sample.dtype == np.int64
         assert bytes(sample.tolist()) in content.encode()
-        assert np.array_equal(sample, TextFile(str(path), seed=1).sample(number, 10))
+        assert np.array_equal(sample, TokenFile(str(path), seed=1).sample(number, 10))
     assert len({bytes(text.sample(number, 10).tolist()) for number in range(50)}) > 10
     halves = [text.sample(number, size // 2) for number in (0, EVALUATION_SAMPLES)]
-    assert text.decode(np.concatenate(halves)) == content  # all of it, each half from its only place
-    assert text.decode([0xC3]) == "\N{REPLACEMENT CHARACTER}"
+    assert bytes(np.concatenate(halves).tolist()) == content.encode()  # all of it, each half from its only place
     assert text.vocab_size == 256
     assert text.floor_nats is None
 
@@ -119,13 +120,13 @@ def test_what_is_not_a_file_is_refused(tmp_path):
     os.mkfifo(pipe)
     for path in (tmp_path, pipe, "/dev/zero"):
         with pytest.raises(ValueError, match=f"the text {path} is a folder, a pipe or a device: name a file"):
-            TextFile(path)
+            TokenFile(path)
 
 
 def test_every_place_of_a_file_is_drawn(tmp_path):
     path = tmp_path / "abc"
     path.write_bytes(b"abcdeXYZ")
-    assert {bytes(TextFile(path).sample(number, 3).tolist()) for number in range(60)} == {b"abc", b"bcd", b"cde"}
+    assert {bytes(TokenFile(path).sample(number, 3).tolist()) for number in range(60)} == {b"abc", b"bcd", b"cde"}
 
 
 def test_no_run_trains_on_what_it_is_evaluated_on(tmp_path):
@@ -133,7 +134,7 @@ def test_no_run_trains_on_what_it_is_evaluated_on(tmp_path):
     path = tmp_path / "numbers"
     for size, num_tokens, first_kept in ((200, 5, 180), (20, 5, 15), (10, 5, 5), (209, 21, 188)):
         path.write_bytes(bytes(range(size)))
-        text = TextFile(path)
+        text = TokenFile(path)
         seen, kept = (
             {token for number in range(first, first + 2000) for token in text.sample(number, num_tokens).tolist()}
             for first in (0, EVALUATION_SAMPLES)
@@ -142,21 +143,69 @@ def test_no_run_trains_on_what_it_is_evaluated_on(tmp_path):
         assert kept == set(range(first_kept, size))
 
 
-def test_a_file_is_mapped_and_not_read(tmp_path):
+@pytest.mark.parametrize(("bits", "unit"), [(8, "bytes"), (16, "16-bit tokens"), (32, "32-bit tokens")])
+def test_a_file_is_mapped_and_not_read(tmp_path, bits, unit):
     """Of a file of a terabyte (sparse: it takes no place on the disk) a rank holds what it looks at."""
     path = tmp_path / "terabyte"
     with open(path, "wb") as file:
         file.truncate(1 << 40)
-    text = TextFile(path)
-    assert not text.sample(0, 10).any()
-    assert text.fingerprint.startswith(f"{1 << 40} bytes with checksum ")
+    tokens = TokenFile(path, bits=bits)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(100):
+        assert not tokens.sample(number, 10).any()
+        assert not tokens.sample(EVALUATION_SAMPLES + number, 10).any()
+    assert tokens.fingerprint.startswith(f"{(8 << 40) // bits} {unit} with checksum ")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+
+
+@pytest.mark.parametrize(
+    ("suffix", "bits", "dtype"),
+    [("bin", 16, "<u2"), ("bin", 32, "<u4"), ("bin", 32, "<i4"), ("npy", 16, "<i4"), ("npy", 32, ">i8")],
+)
+def test_tokens_are_those_of_the_array(tmp_path, suffix, bits, dtype):
+    """As numpy writes them: nanoGPT's and Megatron-LM's files are such bytes. An .npy says its type itself."""
+    path, array = tmp_path / f"tokens.{suffix}", np.arange(1000, 1040).astype(dtype)
+    np.save(path, array) if suffix == "npy" else array.tofile(path)
+    tokens = TokenFile(path, 1, bits, vocab_size=1040)
+    for first, part in ((0, range(1000, 1036)), (EVALUATION_SAMPLES, range(1036, 1040))):
+        samples = [tokens.sample(first + number, 4) for number in range(300)]
+        assert all((np.diff(sample) == 1).all() and sample.dtype == np.int64 for sample in samples)
+        assert set(np.concatenate(samples)) == set(part)
+
+
+def test_a_token_outside_of_the_vocabulary_is_named(tmp_path):
+    path = tmp_path / "tokens.bin"
+    np.array([*range(37), 50257, *range(38, 100)], np.uint16).tofile(path)
+    read, way_out = "read as 16 bits, and vocab_size=50257", "give the vocab_size and token_bits with which the file"
+    with pytest.raises(ValueError, match=re.escape(f"token 37 of {path} is 50257, {read}: {way_out} was made")):
+        [TokenFile(path, bits=16, vocab_size=50257).sample(number, 30) for number in range(100)]
+    TokenFile(path, bits=16, vocab_size=50258).sample(0, 30)
+    np.save(tmp_path / "tokens.npy", np.full(100, -1))
+    with pytest.raises(ValueError, match=r"npy is -1, read as 64 bits, and vocab_size=9: "):
+        TokenFile(tmp_path / "tokens.npy", bits=16, vocab_size=9).sample(0, 30)
+
+
+def test_what_is_not_an_array_of_tokens_is_refused(tmp_path):
+    for content, message in (
+        (np.ones(4), "holds float64 of shape (4,): save whole numbers in one dimension"),
+        (np.ones((4, 4), int), "holds int64 of shape (4, 4): save whole numbers in one dimension"),
+    ):
+        np.save(tmp_path / "tokens.npy", content)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            TokenFile(tmp_path / "tokens.npy", bits=16)
+    (tmp_path / "odd").write_bytes(b"12345")
+    with pytest.raises(ValueError, match="odd has 5 bytes, which is not whole 16-bit numbers: use token_bits"):
+        TokenFile(tmp_path / "odd", bits=16)
+    (tmp_path / "empty").touch()
+    with pytest.raises(ValueError, match=r"empty has 0 tokens, but a sample takes 4, and one more is kept for eval"):
+        TokenFile(tmp_path / "empty", bits=16).sample(0, 4)
 
 
 def test_files_are_told_apart(tmp_path):
     contents = [b"", b"a", b"b", b"x" * (3 << 20), b"x" * (3 << 20) + b"y", b"y" + b"x" * (3 << 20)]
     for number, content in enumerate(contents):
         (tmp_path / str(number)).write_bytes(content)
-    assert len({TextFile(tmp_path / str(number)).fingerprint for number in range(len(contents))}) == len(contents)
+    assert len({TokenFile(tmp_path / str(number)).fingerprint for number in range(len(contents))}) == len(contents)
 
 
 @pytest.mark.parametrize("number", [0, EVALUATION_SAMPLES])
@@ -165,4 +214,4 @@ def test_a_short_file_is_refused(tmp_path, number):
     path = tmp_path / "short"
     path.write_bytes(b"abcdefg")
     with pytest.raises(ValueError, match=r"short has 7 bytes, but a sample takes 4, and one more is kept for eval"):
-        TextFile(path).sample(number, 4)
+        TokenFile(path).sample(number, 4)
