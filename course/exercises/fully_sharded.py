@@ -1,0 +1,445 @@
+"""The exercises of notebook 14: a sharded unit forward and backward, which stage fits, accumulation, and a norm.
+
+The unit is a linear layer. Its parameters lie side by side: the weight [out, in] row by row, the bias [out], and zeros
+until the number of ranks divides them. Each rank has one of equal parts, its shard. The group is the whole world.
+"""
+
+import math
+import operator
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from course.exercises.base import Exercise
+from course.exercises.on_ranks import Conduct, RankExercise, gathered, only, own, summed, whole_numbers
+from labkit.communication import CommunicationLog, all_gather_single, reduce_scatter_single
+from labkit.data_parallel import FullyShardedDataParallel
+
+# -- forward of a sharded unit --------------------------------------------------------------------------------------
+
+
+def my_unit_forward(x, shard, out_features):
+    whole = shard.new_empty(dist.get_world_size() * len(shard))
+    all_gather_single(whole, shard)
+    end = out_features * x.shape[1]
+    weight, bias = whole[:end].view(out_features, -1), whole[end : end + out_features]  # the rest is padding
+    out = F.linear(x, weight, bias)
+    whole.untyped_storage().resize_(0)  # autograd keeps the tensor `weight`, but no memory
+    return out
+
+
+def forward_inputs(in_features: int, out_features: int):
+    """Return this rank's rows [2, in], its shard of the parameters, and how many features come out."""
+    numbers, d = whole_numbers(((in_features + 1) * out_features,), seed=1400).cpu(), dist.get_world_size()
+    x = whole_numbers((2, in_features), seed=1410 + dist.get_rank()).cpu().requires_grad_()
+    return x, own(F.pad(numbers, (0, -len(numbers) % d))).clone(), out_features
+
+
+def memory_is_gone(log: Conduct, x, shard, out_features) -> str | None:
+    most = max((each.untyped_storage().nbytes() for each in log.kept), default=0)
+    if most < out_features * x[0].nbytes:
+        return None
+    return (
+        f"Autograd keeps {most} bytes of gathered parameters until backward. A sharded layer gathers them again there: "
+        "at the end, `whole.untyped_storage().resize_(0)` takes the memory away from all tensors that share it."
+    )
+
+
+unit_forward = RankExercise(
+    "unit_forward",
+    my_unit_forward,
+    notebook="14",
+    cases=[(3, 3, 4), (2, 3, 4), (4, 2, 3)],  # with two numbers of padding, none, and three
+    inputs=forward_inputs,
+    rule=only("all_gather", also=memory_is_gone),
+    hints=[
+        "All shards together: `whole = shard.new_empty(d * len(shard))`, then `all_gather_single(whole, shard)`.",
+        "The weight is the first out_features * in_features numbers, `.view(out_features, -1)`. The bias is the next "
+        "out_features numbers. Count from the start: at the end there may be padding.",
+        "`F.linear(x, weight, bias)`. Autograd now keeps the weight until backward, so `del` would not free it. "
+        "`whole.untyped_storage().resize_(0)` does: the tensors stay, and their memory goes.",
+    ],
+)
+
+
+def forward_wrongly(
+    x, shard, out_features, *, gather=lambda shard: gathered(shard, 0), weight=lambda whole, out, end: whole[:end],
+    bias=lambda whole, out, end: whole[end : end + out], view=lambda weight, out: weight.view(out, -1),
+    answer=lambda out: out,
+):  # fmt: skip
+    """Do what `my_unit_forward` does, with one thing wrong."""
+    whole, end = gather(shard), out_features * x.shape[1]
+    flat = weight(whole, out_features, end)
+    return answer(F.linear(x, view(flat, out_features), bias(whole, out_features, end)))
+
+
+SHUFFLED = "You took every d-th number. A shard is a piece of consecutive numbers, in the order of the ranks."
+ROW_BY_ROW = "The weight lies row by row, [out, in]: `.view(out_features, -1)`."
+OWN_ROWS = "Each rank has rows of its own, and now the whole layer: its output is complete, with nothing to add."
+unit_forward.mistakes_of(
+    forward_wrongly,
+    (dict(bias=lambda whole, out, end: whole[-out:]), "The bias comes right after the weight: the end is padding."),
+    (dict(bias=lambda whole, out, end: None), "The bias is missing. It comes after the weight."),
+    (dict(view=lambda weight, out: weight.view(-1, out).T), ROW_BY_ROW),
+    (
+        dict(weight=lambda whole, out, end: whole[out : out + end], bias=lambda whole, out, end: whole[:out]),
+        "You took the bias from the start. The weight comes first, then the bias.",
+    ),
+    (
+        dict(gather=lambda shard: gathered(shard[:, None], 1).flatten()),
+        SHUFFLED,
+    ),
+    (
+        dict(gather=lambda shard: torch.zeros(dist.get_world_size() * len(shard))),
+        "The parameters are all 0: nothing was gathered. `all_gather_single(whole, shard)` fills its first argument.",
+    ),
+    (dict(gather=lambda shard: shard), "This is this rank's own shard. The parameters are in all ranks' together."),
+    (dict(weight=lambda whole, out, end: whole[:-out]), "Cut the padding off: the weight has out * in numbers."),
+    (dict(answer=summed), f"The outputs were added up over the ranks. {OWN_ROWS}"),
+    (dict(answer=lambda out: summed(out) / dist.get_world_size()), f"The outputs were averaged. {OWN_ROWS}"),
+    (dict(answer=lambda out: gathered(out, 0)), "These are all ranks' rows. Only the parameters are gathered."),
+)
+
+
+@unit_forward.mistake("The memory was freed before the layer computed with it. First the output, then resize_(0).")
+def freed_too_early(x, shard, out_features):
+    weight = gathered(shard, 0)[: out_features * x.shape[1]].view(out_features, -1)
+    weight.untyped_storage().resize_(0)
+    return F.linear(x, weight)
+
+
+# -- its backward ---------------------------------------------------------------------------------------------------
+
+
+def my_unit_backward(grad, x, shard):
+    d, end = dist.get_world_size(), grad.shape[1] * x.shape[1]
+    whole = shard.new_empty(d * len(shard))
+    all_gather_single(whole, shard)
+    grad_x = grad @ whole[:end].view(grad.shape[1], -1)
+    flat = torch.zeros_like(whole)  # the gradients, where the parameters were
+    flat[:end] = (grad.T @ x).flatten()
+    flat[end : end + grad.shape[1]] = grad.sum(0)
+    grad_shard = torch.empty_like(shard)
+    reduce_scatter_single(grad_shard, flat / d)
+    return grad_x, grad_shard
+
+
+def backward_inputs(in_features: int, out_features: int):
+    """Return the gradient of this rank's output [2, out], its rows [2, in], and its shard of the parameters."""
+    x, shard, _ = forward_inputs(in_features, out_features)
+    return whole_numbers((2, out_features), seed=1420 + dist.get_rank()).cpu(), x.detach(), shard
+
+
+unit_backward = RankExercise(
+    "unit_backward",
+    my_unit_backward,
+    notebook="14",
+    cases=[(3, 3, 4), (4, 2, 3)],
+    inputs=backward_inputs,
+    rule=only("all_gather", "reduce_scatter"),
+    hints=[
+        "Forward has freed the weight, and grad_x = grad @ weight needs it: gather again, as there.",
+        "The gradient of the weight is grad.T @ x, [out, in]; that of the bias is grad.sum(0). Put them into one flat "
+        "tensor as long as all shards, where the parameters were; the padding has gradient 0.",
+        "`reduce_scatter_single(grad_shard, flat / d)` adds up a d-th of each rank's, and gives each rank the piece "
+        "that belongs to its shard. grad_x belongs to this rank's rows, so it stays.",
+    ],
+)
+
+
+def backward_wrongly(
+    grad, x, shard, *, parts=lambda grad, x: (grad.T @ x, grad.sum(0)), grad_x=lambda grad, weight: grad @ weight,
+    share=lambda flat, d: own(summed(flat)) / d,
+):  # fmt: skip
+    """Do what `my_unit_backward` does, with one thing wrong."""
+    d, whole = dist.get_world_size(), gathered(shard, 0)
+    flat = torch.cat([part.flatten() for part in parts(grad, x)])
+    weight = whole[: grad.shape[1] * x.shape[1]].view(grad.shape[1], -1)
+    return grad_x(grad, weight), share(F.pad(flat, (0, len(whole) - len(flat))), d)
+
+
+OWN_GRAD_X = "grad_x was combined over the ranks. It belongs to this rank's own rows, of which no other rank knows."
+NO_MEAN = "You divided by the number of rows. If the loss is a mean over rows, `grad` has been divided already."
+unit_backward.mistakes_of(
+    backward_wrongly,
+    (dict(share=lambda flat, d: own(summed(flat))), "These are sums over the ranks. Divide by their number."),
+    (dict(share=lambda flat, d: own(summed(flat)) / d**2), "You divided by the number of ranks twice."),
+    (dict(share=lambda flat, d: own(flat)), "This is this rank's own gradient. Add the others': reduce-scatter."),
+    (dict(share=lambda flat, d: own(flat) / d), "You divided, but nothing was added up: reduce-scatter does that."),
+    (dict(share=lambda flat, d: summed(flat) / d), "This is the whole average. A rank keeps only its shard's piece."),
+    (dict(share=lambda flat, d: summed(flat)[dist.get_rank() :: d] / d), SHUFFLED),
+    (dict(parts=lambda grad, x: (x.T @ grad, grad.sum(0))), "The weight's gradient is transposed: it is grad.T @ x."),
+    (dict(parts=lambda grad, x: [grad.T @ x]), "The bias has a gradient, too: grad.sum(0)."),
+    (dict(parts=lambda grad, x: (grad.T @ x, grad.mean(0))), NO_MEAN),
+    (dict(parts=lambda grad, x: (grad.T @ x / len(x), grad.mean(0))), NO_MEAN),
+    (dict(parts=lambda grad, x: (grad.sum(0), grad.T @ x)), "Here the bias comes first. The weight lies before it."),
+    (dict(grad_x=lambda grad, weight: summed(grad @ weight)), OWN_GRAD_X),
+    (dict(grad_x=lambda grad, weight: summed(grad @ weight) / dist.get_world_size()), OWN_GRAD_X),
+    (dict(grad_x=lambda grad, weight: grad @ weight / dist.get_world_size()), "Do not divide grad_x by d: no average."),
+    (dict(grad_x=lambda grad, weight: grad @ weight.reshape(-1, len(weight)).T), ROW_BY_ROW),
+)
+
+
+# -- which stage fits -----------------------------------------------------------------------------------------------
+
+
+def my_stage(num_parameters, num_ranks, memory_gib):
+    shard = math.ceil(num_parameters / num_ranks)  # shards are equally long: the last is padded
+    bytes_each = [12, 4, 2]  # optimizer, gradients, weights: the order in which stages 1, 2 and 3 divide them
+    for stage in range(4):
+        num_bytes = sum(bytes_each[:stage]) * shard + sum(bytes_each[stage:]) * num_parameters
+        if num_bytes <= memory_gib * 2**30:
+            return stage
+    return None
+
+
+which_stage_fits = Exercise(
+    "which_stage_fits",
+    my_stage,
+    notebook="14",
+    cases=[
+        (1_000_000_000, 8, 80),  # fits as it is
+        (7_000_000_000, 8, 56),  # the optimizer's states are enough
+        (20_000_000_000, 16, 56),  # 60e9 bytes: 56 GiB, but not 56 GB
+        (70_000_000_000, 64, 24),
+        (70_000_000_000, 8, 80),  # not even stage 3
+        (2**30, 4, 18),  # exactly full
+        (2**30, 4, 17),
+        (2**30, 4, 15),
+        (2**30, 3, 10),  # 10 GiB and 8 bytes, because 3 does not divide the parameters
+    ],
+    hints=[
+        "A parameter takes 2 bytes as a weight, 4 as a gradient in float32, and 12 in the optimizer.",
+        "Stage 1 divides the 12 among the ranks, stage 2 also the 4, stage 3 also the 2. A divided part counts for "
+        "math.ceil(num_parameters / num_ranks) parameters, the rest for all.",
+        "A GiB is 2**30 bytes. Return the first of the stages 0, 1, 2, 3 whose bytes are at most the memory, or None.",
+    ],
+)
+
+
+def stage_wrongly(
+    num_parameters, num_ranks, memory_gib, *, bytes_each=(12, 4, 2), gib=2**30, shard=lambda n, d: -(-n // d),
+    fits=operator.le, stages=(0, 1, 2, 3), is_divided=operator.le, gpus=1,
+):  # fmt: skip
+    """Do what `my_stage` does, with one thing wrong; level 1 is the optimizer, 2 gradients, 3 weights."""
+    held = shard(num_parameters, num_ranks)
+    for stage in stages:
+        counts = (held if is_divided(level, stage) else num_parameters for level in (1, 2, 3))
+        if fits(sum(map(operator.mul, bytes_each, counts)), memory_gib * gib * (gpus or num_ranks)):
+            return stage
+    return None
+
+
+OPTIMIZER_FIRST = "The order is wrong. Stage 1 divides the largest part, the optimizer's 12 bytes; weights come last."
+which_stage_fits.mistakes_of(
+    stage_wrongly,
+    (dict(gib=10**9), "You counted a GiB as 10**9 bytes, which is a GB. A GiB is 2**30 bytes, 7% more."),
+    (dict(shard=operator.truediv), "Shards are equally long. Where d does not divide the parameters, round up."),
+    (dict(fits=operator.lt), "What fills the memory exactly still fits: `<=`."),
+    (dict(bytes_each=(12, 2, 2)), "You counted 2 bytes for a gradient. Here gradients add up in float32: 4."),
+    (dict(bytes_each=(8, 4, 2)), "You counted 8 bytes in the optimizer, two moments. Its float32 weight takes 4 more."),
+    (dict(bytes_each=(12, 4, 4)), "You counted 4 bytes for a weight. It is in bfloat16: 2."),
+    (dict(bytes_each=(2, 4, 12)), OPTIMIZER_FIRST),
+    (dict(bytes_each=(4, 12, 2)), OPTIMIZER_FIRST),
+    (dict(is_divided=operator.eq), "Each stage also divides what the one before it does: stage 3 divides all three."),
+    (dict(is_divided=lambda level, stage: stage > 0), "Stage 1 divides the optimizer's 12 bytes alone, not all 18."),
+    (dict(gpus=None), "You compared with all GPUs' memory, or divided all by d. What is not divided is on each GPU."),
+    (dict(stages=(1, 2, 3)), "Stage 0 divides nothing, and sometimes that fits. It needs the fewest messages."),
+    (dict(stages=(3, 2, 1, 0)), "This is the largest stage. Stage 3 sends half as much again: take the smallest."),
+)
+which_stage_fits.mistakes_in(
+    (None, lambda stage: 3 if stage is None else stage, "Where not even stage 3 fits, return None."),
+    (None, lambda stage: None if stage is None else stage + 1, "Stages count from 0, which divides nothing."),
+)
+
+
+# -- accumulate -----------------------------------------------------------------------------------------------------
+
+
+def my_accumulate(model, micro_batches):
+    for number, x in enumerate(micro_batches, 1):
+        is_last = number == len(micro_batches)
+        with nullcontext() if is_last else model.no_sync():  # the last backward sends the sum
+            loss = model(x).square().mean() / len(micro_batches)
+            loss.backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+class NewModel:
+    """Stands for a model in a case: whoever is called with it gets a new one, which has a unit for each layer."""
+
+    def __deepcopy__(self, memo) -> FullyShardedDataParallel:
+        layers, world = (nn.Linear(2, 3), nn.Linear(3, 1)), dist.group.WORLD
+        for seed, parameter in enumerate([*layers[0].parameters(), *layers[1].parameters()]):
+            parameter.data = whole_numbers(tuple(parameter.shape), seed=1430 + seed).cpu() / 4
+        assert world is not None
+        return FullyShardedDataParallel(nn.Sequential(*layers), world, units=layers)
+
+    def __repr__(self) -> str:
+        return "model"
+
+
+def accumulate_inputs(num_micro_batches: int):
+    """Return a sharded model of two units, and this rank's micro-batches [2, 2]."""
+    first = 1440 + 10 * dist.get_rank()
+    return NewModel(), [whole_numbers((2, 2), seed).cpu() for seed in range(first, first + num_micro_batches)]
+
+
+def sends_once(log: Conduct, model, micro_batches) -> str | None:
+    operations, m, units = [record.operation for record in log.records], len(micro_batches), 2
+    if (sent := operations.count("reduce_scatter")) > units:
+        return (
+            f"It calls {sent} reduce-scatters for {m} micro-batches and {units} units. {units} are enough: inside "
+            "`no_sync` a backward sends nothing, so that only the last has to send, the sum of all."
+        )
+    if any(len(each) == m * len(micro_batches[0]) for each in log.kept):
+        return "All rows go through the model at once, so all their activations are there at once. Take them in turn."
+    return None
+
+
+accumulate = RankExercise(
+    "accumulate",
+    my_accumulate,
+    notebook="14",
+    cases=[(2, 3), (3, 2)],
+    inputs=accumulate_inputs,
+    rule=sends_once,
+    hints=[
+        "For each micro-batch: its loss `model(x).square().mean()`, divided by their number, and `backward()`.",
+        "Inside `with model.no_sync():` a backward adds up gradients and sends nothing. Which backwards belong there?",
+        "All but the last, which sends the sum. (For the last, `contextlib.nullcontext()` is a `with` that does "
+        "nothing.) The model averages over the ranks. Return `[parameter.grad for parameter in model.parameters()]`.",
+    ],
+    if_stuck="messages of your own. The model averages by itself; and ranks have pieces of different sizes.",
+)
+
+
+def accumulate_wrongly(
+    model, micro_batches, *, scale=lambda m, d: 1 / m, sends=lambda i, m: i == m - 1, used=lambda m: range(m),
+    result=lambda parameter: parameter.grad,
+):  # fmt: skip
+    """Do what `my_accumulate` does, with one thing wrong."""
+    m, d = len(micro_batches), dist.get_world_size()
+    for number in used(m):
+        with nullcontext() if sends(number, m) else model.no_sync():
+            (model(micro_batches[number]).square().mean() * scale(m, d)).backward()
+    return [result(parameter) for parameter in model.parameters()]
+
+
+accumulate.mistakes_of(
+    accumulate_wrongly,
+    (dict(scale=lambda m, d: 1), "The gradients were added up. The loss of all is a mean: divide each loss by m."),
+    (dict(scale=lambda m, d: 1 / m**2), "You divided by the number of micro-batches twice, in the loss and after it."),
+    (dict(scale=lambda m, d: 1 / (m * d)), "You divided by the number of ranks as well, which the model does."),
+    (dict(result=lambda parameter: parameter), "These are the weights. Return the `.grad` of each."),
+    (dict(scale=lambda m, d: 1 / d), "You divided by the number of ranks, which the model does: divide by m."),
+    (
+        dict(sends=lambda i, m: False),
+        "There is no gradient: the last backward, too, was inside `no_sync`. It must send.",
+    ),
+    (dict(sends=lambda i, m: i == 0), "Only the first micro-batch was sent: `no_sync` is for all but the last."),
+    (dict(used=lambda m: [m - 1]), "Only the last micro-batch counts. Each needs its own backward."),
+    (dict(used=lambda m: range(m - 1), sends=lambda i, m: i == m - 2), "The last micro-batch is missing."),
+)
+
+
+# -- the norm of all gradients --------------------------------------------------------------------------------------
+
+
+def my_norm(gradients, is_cut, groups):
+    total = torch.zeros(())
+    for gradient, cut in zip(gradients, is_cut):
+        if cut or groups.tp.rank() == 0:  # what tensor ranks hold alike counts on the first
+            total += gradient.square().sum()
+    dist.all_reduce(total, group=groups.shard)
+    dist.all_reduce(total, group=groups.tp)
+    return total.sqrt()  # replicas have the same gradients: nothing to add
+
+
+class Groups(SimpleNamespace):
+    """This rank's process groups ``tp``, ``shard`` and ``replicate``, which can be neither copied nor sent."""
+
+    def __deepcopy__(self, memo) -> "Groups":
+        return self
+
+    def __reduce__(self):
+        return Groups, ()
+
+    def __repr__(self) -> str:
+        return "groups"
+
+
+def norm_inputs(tp_size: int, shard_size: int):
+    """Return pieces of two gradients, which of them tensor parallelism cuts, and the groups; replicas are alike."""
+    names, num_replicas = ("replicate", "shard", "tp"), dist.get_world_size() // (tp_size * shard_size)
+    mesh = init_device_mesh("cpu", (num_replicas, shard_size, tp_size), mesh_dim_names=names)
+    shard, tp = mesh.get_local_rank("shard"), mesh.get_local_rank("tp")
+    gradients = whole_numbers((3,), seed=1480 + 2 * shard + tp).cpu(), whole_numbers((2,), seed=1490 + shard).cpu()
+    return list(gradients), [True, False], Groups(**{name: mesh.get_group(name) for name in names})
+
+
+def sends_numbers(log: CommunicationLog, *_) -> str | None:
+    if log.total_bytes() <= 2 * 8:
+        return None
+    return f"It sends {log.total_bytes()} bytes. One number is enough for each group: the sum of the squares so far."
+
+
+norm_of_shards = RankExercise(
+    "norm_of_shards",
+    my_norm,
+    notebook="14",
+    cases=[(4, 2, 2), (4, 1, 2)],  # tensor ranks and shards; shards and replicas
+    inputs=norm_inputs,
+    rule=only("all_reduce", also=sends_numbers),
+    hints=[
+        "|g|² is the sum of the squares of all numbers of the gradients, each once. Which ranks have different pieces, "
+        "and which have the same?",
+        "Ranks of `groups.shard` have different pieces, and ranks of `groups.replicate` have the same. Ranks of "
+        "`groups.tp` have different pieces where tensor parallelism cuts the parameter, and the same elsewhere.",
+        "Add up the squares of a gradient if it is cut or if `groups.tp.rank()` is 0. All-reduce the sum over "
+        "`groups.shard`, then over `groups.tp`, and take the root.",
+    ],
+    if_stuck="an all-reduce inside an `if groups.tp.rank() == 0`, which only some ranks call. Every rank must call it.",
+)
+
+
+def norm_wrongly(gradients, is_cut, groups, *, over=("shard", "tp"), counts=lambda cut, tp: cut or tp == 0):
+    """Do what `my_norm` does, with one thing wrong."""
+    total = torch.zeros(())
+    for gradient, cut in zip(gradients, is_cut):
+        total += gradient.square().sum() * counts(cut, groups.tp.rank())
+    for name in over:
+        dist.all_reduce(total, group=getattr(groups, name, None))  # None is the world
+    return total.sqrt()
+
+
+norm_of_shards.mistakes_of(
+    norm_wrongly,
+    (
+        dict(over=["world"]),
+        "The replicas were counted, too. They have the same gradients, so the norm is too large by the root of their "
+        "number, and clipping makes every step too small. Add up over groups.shard and groups.tp alone.",
+    ),
+    (dict(counts=lambda cut, tp: True), "What is not cut was counted on each tensor rank. Count it on the first."),
+    (dict(over=["shard"]), "The pieces of the other tensor ranks are missing: all-reduce over groups.tp as well."),
+    (dict(over=["shard"], counts=lambda cut, tp: True), "This is the norm on one tensor rank. There are more."),
+    (dict(over=["tp"]), "The other shards are missing: all-reduce over groups.shard."),
+    (dict(over=[], counts=lambda cut, tp: True), "This is the norm of what is here. Each rank must get that of all."),
+    (dict(counts=lambda cut, tp: tp == 0), "Where tensor parallelism cuts, each tensor rank has a piece: count all."),
+    (dict(counts=lambda cut, tp: cut), "What is not cut is missing: it counts once, where groups.tp.rank() is 0."),
+    (dict(counts=lambda cut, tp: not cut or tp == 0), "It is the wrong way round: pieces count on every tensor rank."),
+)
+norm_of_shards.mistakes_in(
+    (None, lambda norm: norm**2, "The sum of the squares is right. The norm is its root."),
+    (None, lambda norm: norm / 2, "The squares were averaged. Shards are different parts, so their squares add up."),
+)
+
+
+@norm_of_shards.mistake("You added up norms. Squares add up: take the root at the end.")
+def norms_added(gradients, is_cut, groups):
+    return summed(norm_wrongly(gradients, is_cut, groups, over=[]))  # case 1 has one replica

@@ -1,0 +1,99 @@
+"""The exercises of notebook 14: solutions agree with one process, and wrong ways are named."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from course.exercises import fully_sharded
+from course.exercises.values import same
+from course.sizing import Plan, memory
+from course.sizing.stage_memory import stage_parameters
+from labkit.launch import launch
+from labkit.shape import GPT
+from tests.course.exercises.wrong_answers import fully_sharded as answers
+
+
+def unit(in_features, out_features):
+    x, shard, _ = fully_sharded.forward_inputs(in_features, out_features)
+    out = fully_sharded.my_unit_forward(x, shard, out_features)
+    grad_x, grad_shard = fully_sharded.my_unit_backward(grad := torch.ones_like(out) / len(x), x.detach(), shard)
+    return [each.detach() for each in (x, shard, out, grad, grad_x, grad_shard)]
+
+
+@pytest.mark.parametrize("out_features", [3, 4])
+def test_a_sharded_unit_agrees_with_autograd_in_one_process(out_features):
+    ranks = launch(unit, 2, out_features, world_size=4)
+    x, shard, out, grad, grad_x, grad_shard = (torch.cat(parts) for parts in zip(*ranks))
+    x.requires_grad_()
+    shard.requires_grad_()
+    weight, bias, _ = shard.tensor_split([2 * out_features, 3 * out_features])
+    expected = F.linear(x, weight.view(out_features, 2), bias)
+    expected.backward(grad)
+    assert same(out, expected) and same(grad_x, x.grad)
+    assert shard.grad is not None and same(grad_shard, shard.grad / 4)  # the mean over ranks of means over their rows
+
+
+@pytest.mark.parametrize("gib", [200, 56, 30, 22, 10])
+def test_which_stage_fits_agrees_with_the_sizing(gib):
+    gpt = GPT(num_layers=32, hidden_size=4096, seq_length=2048, vocab_size=51200, num_attention_heads=32)
+    held, plan = [], None
+    for stage in range(4):
+        plan = Plan(gpt, world_size=16, batch_size=16, zero_stage=stage)
+        held.append(memory(plan).total - memory(plan).activations)
+    assert plan is not None
+    fitting = [stage for stage, each in enumerate(held) if each <= gib * 2**30]
+    assert fully_sharded.my_stage(round(stage_parameters(plan, 0)), 16, gib) == (fitting[0] if fitting else None)
+
+
+def accumulated(num_micro_batches):
+    model, micro_batches = fully_sharded.accumulate_inputs(num_micro_batches)
+    model = model.__deepcopy__({})
+    return fully_sharded.my_accumulate(model, micro_batches), micro_batches, model.state_dict()
+
+
+def test_accumulation_agrees_with_one_backward_in_one_process():
+    ranks = launch(accumulated, 3, world_size=2)
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    layers.load_state_dict(ranks[0][2])
+    layers(torch.cat([x for _, micro_batches, _ in ranks for x in micro_batches])).square().mean().backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in layers.parameters() if parameter.grad is not None])
+    found = [torch.cat(pieces) for pieces in zip(*(pieces for pieces, *_ in ranks))]
+    assert same(torch.cat(found), expected)
+
+
+def norm():
+    gradients, is_cut, groups = fully_sharded.norm_inputs(2, 2)
+    return fully_sharded.my_norm(gradients, is_cut, groups), gradients, dist.get_rank()
+
+
+def test_the_norm_is_that_of_the_whole_gradient():
+    """On 8 ranks: 2 tensor ranks, 2 shards and 2 replicas."""
+    ranks = launch(norm, world_size=8)
+    cut = torch.cat([gradients[0] for _, gradients, rank in ranks if rank < 4])
+    whole = torch.cat([gradients[1] for _, gradients, rank in ranks if rank in (0, 2)])
+    for found, *_ in ranks:
+        assert same(found, torch.cat([cut, whole]).norm())
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "status", "text"),
+    [
+        ("unit_forward", answers.keeps_the_weight, "wrong", "Autograd keeps 72 bytes of gathered parameters"),
+        ("unit_forward", answers.deletes_the_name, "wrong", "Autograd keeps 72 bytes of gathered parameters"),
+        ("unit_backward", answers.all_reduced_and_cut, "wrong", "It calls all_reduce, but here"),
+        (
+            "accumulate",
+            answers.sends_every_time,
+            "wrong",
+            "It calls 6 reduce-scatters for 3 micro-batches and 2 units.",
+        ),
+        ("accumulate", answers.only_forward_inside, "wrong", "It calls 6 reduce-scatters"),
+        ("accumulate", answers.one_large_batch, "wrong", "All rows go through the model at once"),
+        ("accumulate", answers.averages_again, "stuck", "The model averages by itself"),
+    ],
+)
+def test_a_wrong_way_is_told_so(name, function, status, text, launches_on_kept_ranks):
+    verdict = getattr(fully_sharded, name).verdict(function)
+    assert verdict.status == status
+    assert text in " ".join(verdict.text.split())

@@ -1,0 +1,508 @@
+"""Answers to the exercises on fully sharded data parallelism."""
+
+import math
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from labkit.communication import all_gather_single, reduce_scatter_single
+
+
+def all_shards(shard):
+    whole = torch.empty(dist.get_world_size() * shard.numel())
+    all_gather_single(whole, shard)
+    return whole
+
+
+def free(whole):
+    whole.untyped_storage().resize_(0)
+
+
+def bias_at_the_end(x, shard, out_features):
+    whole = all_shards(shard)
+    out = x @ whole[: out_features * x.shape[1]].view(out_features, -1).T + whole[-out_features:]
+    free(whole)
+    return out
+
+
+def weight_only(x, shard, out_features):
+    whole = all_shards(shard)
+    out = F.linear(x, whole[: x.shape[1] * out_features].reshape(out_features, x.shape[1]))
+    free(whole)
+    return out
+
+
+def weight_as_in_out(x, shard, out_features):
+    whole, n = all_shards(shard), x.shape[1] * out_features
+    out = x @ whole[:n].view(x.shape[1], out_features) + whole[n : n + out_features]
+    free(whole)
+    return out
+
+
+def padding_not_cut(x, shard, out_features):
+    whole = all_shards(shard)
+    weight, bias = whole[:-out_features].view(out_features, -1), whole[-out_features:]
+    return F.linear(x, weight, bias)
+
+
+def own_shard_as_the_weight(x, shard, out_features):
+    return F.linear(x, shard.view(out_features, -1))
+
+
+def frees_first(x, shard, out_features):
+    whole = all_shards(shard)
+    n = out_features * x.shape[1]
+    weight, bias = whole[:n].view(out_features, x.shape[1]), whole[n : n + out_features]
+    whole.untyped_storage().resize_(0)
+    return F.linear(x, weight, bias)
+
+
+def adds_up_like_a_row_layer(x, shard, out_features):
+    out = keeps_the_weight(x, shard, out_features).detach()
+    dist.all_reduce(out)
+    return out
+
+
+def gathers_the_rows(x, shard, out_features):
+    rows = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, x.detach())
+    return keeps_the_weight(torch.cat(rows), shard, out_features)
+
+
+def dealt_like_cards(x, shard, out_features):
+    parts = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, shard)
+    whole, n = torch.stack(parts, dim=1).flatten(), out_features * x.shape[1]
+    return F.linear(x, whole[:n].view(out_features, -1), whole[n : n + out_features])
+
+
+def keeps_the_weight(x, shard, out_features):
+    whole, n = all_shards(shard), out_features * x.shape[1]
+    return F.linear(x, whole[:n].view(out_features, -1), whole[n : n + out_features])
+
+
+def deletes_the_name(x, shard, out_features):
+    whole, n = all_shards(shard), out_features * x.shape[1]
+    out = F.linear(x, whole[:n].view(out_features, -1), whole[n : n + out_features])
+    del whole
+    return out
+
+
+def adds_zeros(x, shard, out_features):
+    whole = torch.zeros(dist.get_world_size(), len(shard))
+    whole[dist.get_rank()] = shard
+    dist.all_reduce(whole)
+    n = out_features * x.shape[1]
+    with torch.no_grad():
+        return F.linear(x, whole.flatten()[:n].view(out_features, -1), whole.flatten()[n : n + out_features])
+
+
+def without_autograd(x, shard, out_features):
+    parts = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, shard)
+    weight, bias, _ = torch.cat(parts).tensor_split([out_features * x.shape[1], out_features * (x.shape[1] + 1)])
+    with torch.no_grad():
+        return x @ weight.view(out_features, -1).T + bias
+
+
+def pieces(grad, x, shard):
+    """The layer's weight, and both gradients in a flat tensor."""
+    whole, n = all_shards(shard), grad.shape[1] * x.shape[1]
+    flat = torch.zeros_like(whole)
+    flat[:n], flat[n : n + grad.shape[1]] = (grad.T @ x).flatten(), grad.sum(dim=0)
+    return whole[:n].view(grad.shape[1], x.shape[1]), flat
+
+
+def scattered(flat):
+    mine = torch.empty(len(flat) // dist.get_world_size())
+    reduce_scatter_single(mine, flat)
+    return mine
+
+
+def not_averaged(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    return grad @ weight, scattered(flat)
+
+
+def divided_before_and_after(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    d = dist.get_world_size()
+    return grad @ weight / d, scattered(flat / d) / d
+
+
+def own_piece(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    return grad @ weight, flat.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def whole_average(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    dist.all_reduce(flat)
+    return grad @ weight, flat / dist.get_world_size()
+
+
+def all_reduced_and_cut(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    dist.all_reduce(flat)
+    return grad @ weight, flat.chunk(dist.get_world_size())[dist.get_rank()] / dist.get_world_size()
+
+
+def weight_gradient_transposed(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    flat[: weight.numel()] = (x.T @ grad).reshape(-1)
+    return grad @ weight, scattered(flat / dist.get_world_size())
+
+
+def no_bias_gradient(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    flat[weight.numel() :] = 0
+    return grad @ weight, scattered(flat / dist.get_world_size())
+
+
+def bias_gradient_is_a_mean(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    flat[weight.numel() :] /= len(x)
+    return grad @ weight, scattered(flat / dist.get_world_size())
+
+
+def input_gradient_reduced(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    grad_x = grad @ weight
+    dist.all_reduce(grad_x)
+    return grad_x, scattered(flat) / dist.get_world_size()
+
+
+def no_padding(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    flat = flat[: weight.numel() + grad.shape[1]]
+    grad_shard = torch.empty_like(shard)
+    reduce_scatter_single(grad_shard, flat / dist.get_world_size())
+    return grad @ weight, grad_shard
+
+
+def in_the_wrong_order(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    return scattered(flat / dist.get_world_size()), grad @ weight
+
+
+def every_dth(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    flat = flat.view(-1, dist.get_world_size()).T.flatten()
+    return grad @ weight, scattered(flat / dist.get_world_size())
+
+
+def in_lists(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    mine = torch.zeros_like(shard)
+    dist.reduce_scatter(mine, [part.contiguous() for part in flat.split(len(shard))])
+    return torch.einsum("no,oi->ni", grad, weight), mine / dist.get_world_size()
+
+
+def fits(held, gib, unit=2**30):
+    return next((stage for stage, each in enumerate(held) if each <= gib * unit), None)
+
+
+def in_gb(n, d, gib):
+    k = math.ceil(n / d)
+    return fits([18 * n, 6 * n + 12 * k, 2 * n + 16 * k, 18 * k], gib, 10**9)
+
+
+def as_in_the_zero_paper(n, d, gib):
+    k = -(-n // d)
+    return fits([16 * n, 4 * n + 12 * k, 2 * n + 14 * k, 16 * k], gib)
+
+
+def without_rounding(n, d, gib):
+    return fits([18 * n, (6 + 12 / d) * n, (2 + 16 / d) * n, 18 / d * n], gib)
+
+
+def rounded_down(n, d, gib):
+    return fits([18 * n, 6 * n + 12 * (n // d), 2 * n + 16 * (n // d), 18 * (n // d)], gib)
+
+
+def only_less(n, d, gib):
+    k = math.ceil(n / d)
+    held = [18 * n, 6 * n + 12 * k, 2 * n + 16 * k, 18 * k]
+    for stage in range(4):
+        if held[stage] < gib * 1024**3:
+            return stage
+
+
+def each_part_alone(n, d, gib):
+    k = math.ceil(n / d)
+    return fits([18 * n, 6 * n + 12 * k, 14 * n + 4 * k, 16 * n + 2 * k], gib)
+
+
+def never_stage_0(n, d, gib):
+    k = math.ceil(n / d)
+    for stage, held in ((1, 6 * n + 12 * k), (2, 2 * n + 16 * k), (3, 18 * k)):
+        if held <= gib * 2**30:
+            return stage
+
+
+def the_largest(n, d, gib):
+    k = math.ceil(n / d)
+    return 3 if 18 * k <= gib * 2**30 else None
+
+
+def always_3(n, d, gib):
+    k = math.ceil(n / d)
+    stage = fits([18 * n, 6 * n + 12 * k, 2 * n + 16 * k], gib)
+    return 3 if stage is None else stage
+
+
+def weights_first(n, d, gib):
+    k = math.ceil(n / d)
+    return fits([18 * n, 16 * n + 2 * k, 12 * n + 6 * k, 18 * k], gib)
+
+
+def all_memory_together(n, d, gib):
+    return fits([18 * n, 18 * n, 18 * n, 18 * n], gib * d)
+
+
+def two_moments(n, d, gib):
+    k = math.ceil(n / d)
+    return fits([14 * n, 6 * n + 8 * k, 2 * n + 12 * k, 14 * k], gib)
+
+
+def in_a_loop(n, d, gib):
+    held = {"optimizer": 12 * n, "gradients": 4 * n, "weights": 2 * n}
+    for stage, name in enumerate([None, *held]):
+        if name:
+            held[name] = held[name] // n * -(-n // d)
+        if sum(held.values()) / 2**30 <= gib:
+            return stage
+    return None
+
+
+def grads(model):
+    return [p.grad for p in model.parameters()]
+
+
+def sends_every_time(model, micro_batches):
+    for x in micro_batches:
+        (model(x).square().mean() / len(micro_batches)).backward()
+    return grads(model)
+
+
+def only_forward_inside(model, micro_batches):
+    for x in micro_batches:
+        with model.no_sync():
+            loss = model(x).square().mean() / len(micro_batches)
+        loss.backward()
+    return grads(model)
+
+
+def never_sends(model, micro_batches):
+    with model.no_sync():
+        for x in micro_batches:
+            (model(x).square().mean() / len(micro_batches)).backward()
+    return grads(model)
+
+
+def sends_the_first(model, micro_batches):
+    (model(micro_batches[0]).square().mean() / len(micro_batches)).backward()
+    with model.no_sync():
+        for x in micro_batches[1:]:
+            (model(x).square().mean() / len(micro_batches)).backward()
+    return grads(model)
+
+
+def accumulated(model, micro_batches, divisor):
+    for i, x in enumerate(micro_batches):
+        loss = model(x).square().mean() / divisor
+        if i < len(micro_batches) - 1:
+            with model.no_sync():
+                loss.backward()
+        else:
+            loss.backward()
+    return grads(model)
+
+
+def forgets_to_divide(model, micro_batches):
+    return accumulated(model, micro_batches, 1)
+
+
+def divides_by_ranks(model, micro_batches):
+    return accumulated(model, micro_batches, len(micro_batches) * dist.get_world_size())
+
+
+def divides_at_the_end_too(model, micro_batches):
+    return [grad / len(micro_batches) for grad in accumulated(model, micro_batches, len(micro_batches))]
+
+
+def averages_again(model, micro_batches):
+    for grad in (found := accumulated(model, micro_batches, len(micro_batches))):
+        dist.all_reduce(grad)
+        grad /= dist.get_world_size()
+    return found
+
+
+def forgets_the_last(model, micro_batches):
+    return accumulated(model, micro_batches[:-1], len(micro_batches))
+
+
+def one_large_batch(model, micro_batches):
+    model(torch.cat(micro_batches)).square().mean().backward()
+    return grads(model)
+
+
+def returns_weights(model, micro_batches):
+    accumulated(model, micro_batches, len(micro_batches))
+    return list(model.parameters())
+
+
+def sends_afterwards(model, micro_batches):
+    never_sends(model, micro_batches)
+    model.sync_gradients()
+    return grads(model)
+
+
+def squares(gradients):
+    return sum((g.pow(2).sum() for g in gradients), torch.zeros(()))
+
+
+def over(total, *groups):
+    for group in groups:
+        dist.all_reduce(total, group=group)
+    return total.sqrt()
+
+
+def over_the_world(gradients, is_cut, groups):
+    here = [g for g, cut in zip(gradients, is_cut) if cut or groups.tp.rank() == 0]
+    return over(squares(here), None)
+
+
+def everything_over_the_world(gradients, is_cut, groups):
+    return over(squares(gradients), None)
+
+
+def whole_counted_on_each(gradients, is_cut, groups):
+    return over(squares(gradients), groups.shard, groups.tp)
+
+
+def shards_only(gradients, is_cut, groups):
+    return over(squares(gradients), groups.shard)
+
+
+def tensor_ranks_only(gradients, is_cut, groups):
+    here = [g for g, cut in zip(gradients, is_cut) if cut or groups.tp.rank() == 0]
+    return over(squares(here), groups.tp)
+
+
+def local_norm(gradients, is_cut, groups):
+    return torch.nn.utils.get_total_norm(gradients)
+
+
+def norms_of_norms(gradients, is_cut, groups):
+    total = torch.nn.utils.get_total_norm([g for g, cut in zip(gradients, is_cut) if cut or groups.tp.rank() == 0])
+    dist.all_reduce(total, group=groups.shard)
+    dist.all_reduce(total, group=groups.tp)
+    return total
+
+
+def no_root(gradients, is_cut, groups):
+    return right_norm(gradients, is_cut, groups) ** 2
+
+
+def averaged(gradients, is_cut, groups):
+    total = right_norm(gradients, is_cut, groups) ** 2
+    return (total / groups.shard.size() / groups.tp.size()).sqrt()
+
+
+def only_first_tensor_rank(gradients, is_cut, groups):
+    return over(squares(gradients) * (groups.tp.rank() == 0), groups.shard, groups.tp)
+
+
+def leaves_early(gradients, is_cut, groups):
+    total = squares(gradients)
+    if groups.tp.rank() == 0:
+        dist.all_reduce(total, group=groups.shard)
+        dist.all_reduce(total, group=groups.tp)
+    return total.sqrt()
+
+
+def over_replicas_too(gradients, is_cut, groups):
+    here = [g * (cut or groups.tp.rank() == 0) for g, cut in zip(gradients, is_cut)]
+    return over(squares(here), groups.tp, groups.shard, groups.replicate)
+
+
+def right_norm(gradients, is_cut, groups):
+    total = torch.zeros(2)
+    for g, cut in zip(gradients, is_cut):
+        total[int(cut)] += g.norm() ** 2
+    dist.all_reduce(total, group=groups.shard)
+    dist.all_reduce(total[1], group=groups.tp)
+    return total.sum().sqrt()
+
+
+WRONG = [
+    ("unit_forward", bias_at_the_end, "counts the bias from the end"),
+    ("unit_forward", weight_only, "no bias"),
+    ("unit_forward", weight_as_in_out, "the weight as [in, out]"),
+    ("unit_forward", padding_not_cut, "the padding is not cut"),
+    ("unit_forward", own_shard_as_the_weight, "gathers nothing"),
+    ("unit_forward", frees_first, "frees before it computes"),
+    ("unit_forward", adds_up_like_a_row_layer, "adds up the outputs"),
+    ("unit_forward", gathers_the_rows, "gathers the rows"),
+    ("unit_forward", dealt_like_cards, "every d-th number"),
+    ("unit_forward", keeps_the_weight, "does not free"),
+    ("unit_forward", deletes_the_name, "del frees nothing"),
+    ("unit_forward", adds_zeros, "an all-reduce"),
+    ("unit_backward", not_averaged, "a sum"),
+    ("unit_backward", divided_before_and_after, "divides twice"),
+    ("unit_backward", own_piece, "sends nothing"),
+    ("unit_backward", whole_average, "the whole average"),
+    ("unit_backward", all_reduced_and_cut, "an all-reduce"),
+    ("unit_backward", weight_gradient_transposed, "transposed"),
+    ("unit_backward", no_bias_gradient, "no gradient of the bias"),
+    ("unit_backward", bias_gradient_is_a_mean, "the bias's gradient is a mean"),
+    ("unit_backward", input_gradient_reduced, "grad_x is added up"),
+    ("unit_backward", no_padding, "no padding"),
+    ("unit_backward", in_the_wrong_order, "swapped"),
+    ("unit_backward", every_dth, "every d-th number"),
+    ("which_stage_fits", in_gb, "GB"),
+    ("which_stage_fits", as_in_the_zero_paper, "16 bytes"),
+    ("which_stage_fits", without_rounding, "not rounded up"),
+    ("which_stage_fits", rounded_down, "rounded down"),
+    ("which_stage_fits", only_less, "less than"),
+    ("which_stage_fits", each_part_alone, "each stage divides one part"),
+    ("which_stage_fits", never_stage_0, "begins at stage 1"),
+    ("which_stage_fits", the_largest, "only stage 3"),
+    ("which_stage_fits", always_3, "3 where nothing fits"),
+    ("which_stage_fits", weights_first, "divides the weights first"),
+    ("which_stage_fits", all_memory_together, "all GPUs' memory"),
+    ("which_stage_fits", two_moments, "no float32 weight"),
+    ("accumulate", sends_every_time, "sends every time"),
+    ("accumulate", only_forward_inside, "backward is outside"),
+    ("accumulate", never_sends, "never sends"),
+    ("accumulate", sends_the_first, "sends the first"),
+    ("accumulate", forgets_to_divide, "a sum"),
+    ("accumulate", divides_by_ranks, "divides by d too"),
+    ("accumulate", divides_at_the_end_too, "divides twice"),
+    ("accumulate", averages_again, "averages shards of different places"),
+    ("accumulate", forgets_the_last, "without the last"),
+    ("accumulate", one_large_batch, "one batch"),
+    ("accumulate", returns_weights, "the weights"),
+    ("norm_of_shards", over_the_world, "replicas count"),
+    ("norm_of_shards", everything_over_the_world, "everything, over the world"),
+    ("norm_of_shards", whole_counted_on_each, "what is whole counts t times"),
+    ("norm_of_shards", shards_only, "not over tensor ranks"),
+    ("norm_of_shards", tensor_ranks_only, "not over shards"),
+    ("norm_of_shards", local_norm, "what is here"),
+    ("norm_of_shards", norms_of_norms, "adds up norms"),
+    ("norm_of_shards", no_root, "no root"),
+    ("norm_of_shards", averaged, "averages squares"),
+    ("norm_of_shards", only_first_tensor_rank, "tensor rank 0 only"),
+    ("norm_of_shards", leaves_early, "some ranks only"),
+    ("norm_of_shards", over_replicas_too, "over all three groups"),
+]
+
+RIGHT = [
+    ("unit_forward", without_autograd),
+    ("unit_backward", in_lists),
+    ("which_stage_fits", in_a_loop),
+    ("accumulate", sends_afterwards),
+    ("norm_of_shards", right_norm),
+]
