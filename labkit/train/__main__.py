@@ -31,7 +31,7 @@ def main() -> int:
         say_once(f"labkit.train: {error}")
         return 2
     except KeyboardInterrupt:
-        say_once("labkit.train: interrupted")
+        say_once("labkit.train: interrupted", restart_helps=True)
         return 130
 
 
@@ -56,9 +56,10 @@ def run(config: TrainConfig) -> int:
     try:
         check_same_options(config)  # before anything on one rank alone
         floor_nats = config.make_text().floor_nats  # the file may be gone when the run ends
+        start = describe_start(config, dist.get_world_size(), floor_nats)  # which every rank may refuse
         if is_first:
-            print(describe_start(config, dist.get_world_size(), floor_nats), flush=True)
-        steps = train(config)
+            print(start, flush=True)
+        steps = train(config.fitted(dist.get_world_size()))
     except (ValueError, FloatingPointError) as error:
         say_once(f"labkit.train: {error}")
         return 2 if isinstance(error, ValueError) else 1
@@ -67,7 +68,7 @@ def run(config: TrainConfig) -> int:
         if not is_known and "can't allocate memory" not in str(error):  # on a CPU torch raises a plain RuntimeError
             raise
         way_out = "use a smaller model or micro_batch_size, or more --tp, --cp or --pp"
-        say_once(f"labkit.train: out of memory ({error}): {way_out}")
+        say_once(f"labkit.train: out of memory ({error}): {way_out}", restart_helps=True)
         return 1
     if is_first:
         print(describe_end(config, steps, floor_nats), flush=True)

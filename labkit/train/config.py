@@ -2,7 +2,9 @@
 
 import math
 import os
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from itertools import product
 from numbers import Real
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -17,7 +19,7 @@ from labkit.layout import ParallelLayout
 from labkit.model import CONTEXT_PARALLEL
 from labkit.schedules import Schedule
 from labkit.shape import GPT
-from labkit.sizes import check_size, counted, either, whole_number
+from labkit.sizes import check_size, counted, divisors, either, whole_number
 
 SCHEDULES = {
     "gpipe": lambda p, m, v: schedules.gpipe(p, m),
@@ -83,6 +85,9 @@ class TrainConfig:
     """An early and a late chunk of the sequence for each of them, not consecutive tokens."""
     pp_size: Annotated[int, arg(aliases=["--pp"])] = 1
     """Pipeline parallelism: ranks that the layers are divided among."""
+    fit_ranks: bool = False
+    """Where these sizes do not fit the ranks that are there, as after a node has died, use the nearest that do: tp, and
+    then cp, keeps its largest divisor that fits; pp becomes the next larger size that fits, or the next smaller."""
     order: str = "tp-cp-dp-pp"
     """Axes of the layout, fastest first."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
@@ -232,6 +237,34 @@ class TrainConfig:
                 f"batch_size={self.batch_size}: use batch_size {either(multiples_near(self.batch_size, rows_at_once))}"
             )
         return layout
+
+    def fitted(self, world_size: int) -> "TrainConfig":
+        """Return this config; with ``fit_ranks``, with the nearest sizes that fit the ranks, by the rule given there.
+
+        Tensor groups of a divisor stay inside the nodes that the old ones were in. A larger pp comes before a smaller
+        one because no rank then holds more layers than before. dp is what remains.
+
+        Raises:
+            ValueError: no sizes fit; names a smaller number of ranks that some fit.
+        """
+        if not self.fit_ranks or (fitted := self._nearest(world_size)) == self:
+            return self
+        if fitted is None:
+            fewer = next((number for number in range(world_size - 1, 0, -1) if self._nearest(number)), None)
+            way_out = f"use {counted(fewer, 'rank')}" if fewer else "use a batch_size that micro_batch_size divides"
+            raise ValueError(f"fit_ranks: no tp, cp and pp fit {counted(world_size, 'rank')}: {way_out}")
+        return fitted
+
+    def _nearest(self, world_size: int) -> "TrainConfig | None":
+        """Return the first of the configs that fit, those with the nearest sizes first."""
+        tp_sizes, cp_sizes = divisors(self.tp_size)[::-1], divisors(self.cp_size)[::-1]
+        pp_sizes = sorted(divisors(world_size), key=lambda size: (size < self.pp_size, abs(size - self.pp_size)))
+        for tp_size, cp_size, pp_size in product(tp_sizes, cp_sizes, pp_sizes):
+            with suppress(ValueError):
+                fitted = replace(self, tp_size=tp_size, cp_size=cp_size, pp_size=pp_size)
+                fitted.make_schedule(world_size)
+                return fitted
+        return None
 
     def check_memory(self, ranks_here: int) -> None:
         """Raise a ValueError if the weights alone are more than this node's memory: to make them would take hours."""

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from labkit.groups import local_device
 from labkit.launch import progress
+from labkit.layout import ParallelLayout
 from labkit.sizes import counted
 from labkit.train.config import TrainConfig
 from labkit.train.step import Step
@@ -43,17 +44,22 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
     Raises:
         ValueError: the config does not fit the number of ranks.
     """
-    layout = config.layout(world_size)
-    threads = counted(torch.get_num_threads(), "thread")
-    cp = f"cp {layout.cp_size}, " if layout.cp_size > 1 else ""
+    fitted = config.fitted(world_size)
+    layout, threads = fitted.layout(world_size), counted(torch.get_num_threads(), "thread")
+    instead = "" if fitted is config else f" instead of {_sizes(config)}"
     parts = [
-        f"{counted(world_size, 'rank')} (tp {layout.tp_size}, {cp}pp {layout.pp_size}, dp {layout.dp_size})",
+        f"{counted(world_size, 'rank')} ({_sizes(layout)}, dp {layout.dp_size}{instead})",
         "NCCL on GPUs" if local_device().type == "cuda" else f"gloo on the CPU, {threads} per rank",
         f"{config.shape.num_parameters:,} parameters in {config.precision}",
         f"{config.batch_size * config.seq_length:,} tokens per step",
         f"the text's floor is {floor_nats:.4f}" if floor_nats else f"no floor is known for {config.text}",
     ]
     return "; ".join(parts)
+
+
+def _sizes(of: TrainConfig | ParallelLayout) -> str:
+    cp = f"cp {of.cp_size}, " if of.cp_size > 1 else ""
+    return f"tp {of.tp_size}, {cp}pp {of.pp_size}"
 
 
 def describe_end(config: TrainConfig, steps: Sequence[Step], floor_nats: float | None) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -129,19 +130,27 @@ def check_same_options(config: TrainConfig) -> None:
     check_alike(mine, "start every rank with the same options")
 
 
-def say_once(text: str) -> None:
+def say_once(text: str, restart_helps: bool = False) -> None:
     """Print a last message on stderr, once for all ranks that say it; torchrun repeats it below its report.
 
     The ranks agree through the store in which they met. They also wait a moment for each other, because torchrun ends
-    all others when one has left with an error.
+    all others when one has left with an error. No exit code keeps torchrun from starting the ranks again, as long as
+    it has restarts left. So if a restart would end in the same way, one rank of each node tells torchrun to stop.
     """
     store, world_size = HashStore(), 1
     if dist.is_initialized():
         store, world_size = dist.distributed_c10d._get_default_store(), dist.get_world_size()
-    try:
-        is_said_here = store.add(f"labkit.train {zlib.crc32(text.encode())}", 1) == 1
-    except RuntimeError:  # the store has gone, with the rank that kept it: that rank has said why
-        is_said_here = False
+
+    def is_first(key: str) -> bool:
+        try:
+            return store.add(f"labkit.train {key}", 1) == 1
+        except RuntimeError:  # the store has gone, with the rank that kept it: that rank has said why
+            return False
+
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    stops_torchrun = not restart_helps and restarts > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    text += "\n(A restart would end in the same way, so torchrun is told to stop.)" if stops_torchrun else ""
+    is_said_here = is_first(f"says {zlib.crc32(text.encode())}")
     if is_said_here:
         print(text, file=sys.stderr, flush=True)
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
@@ -153,6 +162,10 @@ def say_once(text: str) -> None:
         while left < world_size and time.monotonic() < deadline:
             time.sleep(0.02)
             left = store.add("labkit.train left", 0)
+    if stops_torchrun:
+        if is_first(f"stops node {os.environ['GROUP_RANK']}"):
+            os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(60)  # torchrun stops this rank, too; if it came to an end first, torchrun might restart it
 
 
 def slurm_as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,11 +1,19 @@
 """What tests of the command line share."""
 
+import io
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from unittest.mock import patch
+
 import pytest
 
-from tests.labkit.train.processes import TINY, TRAIN, finish, start
+from labkit.train.__main__ import main
+from tests.labkit.train.processes import SIX
 
 
 @pytest.fixture(scope="session")
 def alone():
-    """Exit code, stdout and stderr of a run of one process."""
-    return finish(start([*TRAIN, *TINY.split()]))[0]
+    """Exit code, stdout and stderr of a run of one process, which is this one."""
+    out, error = io.StringIO(), io.StringIO()
+    with patch.object(sys, "argv", ["labkit.train", *SIX.split()]), redirect_stdout(out), redirect_stderr(error):
+        return main(), out.getvalue(), error.getvalue()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 TINY = "--steps 3 --seq-length 8 --hidden-size 16 --num-layers 2 --batch-size 8 --micro-batch-size 2 --warmup-steps 2"
+SIX = f"{TINY} --steps 6 --log-interval 1"
 TRAIN = [sys.executable, "-m", "labkit.train"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
@@ -30,6 +31,6 @@ def finish(*processes):
     return [(code, out, error) for out, error, code in results]
 
 
-def same_end(out, alone):
-    """The last line is the one of a process alone, to the last digit shown."""
-    assert out.splitlines()[-1] == alone[1].splitlines()[-1]
+def losses(error):
+    """What the log says of each step; a step that was computed again counts once if it has the same loss."""
+    return sorted(set(re.findall(r"step (\d+)/\d+: loss (\S+),", error)))

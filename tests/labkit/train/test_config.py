@@ -109,3 +109,38 @@ def test_without_a_minimum_the_rate_falls_to_a_tenth(learning_rate, least):
     rates = [config.learning_rate_at(step) for step in range(101)]
     assert rates == sorted(rates, reverse=True)
     assert (rates[0], rates[-1]) == pytest.approx((learning_rate, least))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "batch_size", "sizes"),
+    [
+        (8, 8, (2, 2, 2)),  # which fit as they are
+        (24, 12, (2, 2, 2)),
+        (24, 8, (2, 2, 3)),  # three replicas cannot share 8 rows in micro-batches of 2
+        (12, 12, (2, 2, 3)),  # rather than more layers on a rank than before
+        (6, 8, (2, 1, 3)),
+        (4, 8, (2, 2, 1)),
+        (2, 8, (2, 1, 1)),
+        (9, 12, (1, 1, 3)),
+        (1, 8, (1, 1, 1)),
+    ],
+)
+def test_sizes_that_fit_the_ranks_that_are_left(world_size, batch_size, sizes):
+    """tp and then cp keep what they can, pp grows before it shrinks, and what remains must share the batch."""
+    asked = replace(TINY, tp_size=2, cp_size=2, pp_size=2, batch_size=batch_size)
+    config = replace(asked, fit_ranks=True)
+    fitted = config.fitted(world_size)
+    assert (fitted.tp_size, fitted.cp_size, fitted.pp_size) == sizes
+    assert fitted.layout(world_size).world_size == world_size
+    assert (fitted is config) == (sizes == (2, 2, 2))
+    assert asked.fitted(world_size) is asked
+
+
+def test_ranks_that_no_sizes_fit():
+    config = replace(TINY, tp_size=2, pp_size=2, fit_ranks=True)
+    with pytest.raises(ValueError, match="no tp, cp and pp fit 10 ranks: use 8 ranks"):
+        config.fitted(10)
+    with pytest.raises(
+        ValueError, match="no tp, cp and pp fit 2 ranks: use a batch_size that micro_batch_size divides"
+    ):
+        replace(config, batch_size=7).fitted(2)

@@ -2,21 +2,25 @@
 
 import ast
 import dataclasses
+import io
 import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
 import torch
 import tyro
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import labkit.train
 from labkit.data import InventedText
+from labkit.launch import World
 from labkit.train import TrainConfig, train
 from labkit.train.__main__ import main
-from tests.labkit.train.processes import ROOT, TINY, TORCHRUN, TRAIN, finish, start
+from tests.labkit.train.processes import ROOT, TINY, TORCHRUN, TRAIN, finish, losses, start
 
 
 def test_alone(alone):
@@ -29,10 +33,11 @@ def test_alone(alone):
     assert f"parameters in float32; 64 tokens per step; the text's floor is {floor:.4f}" in first
     config = TrainConfig(seq_length=8, hidden_size=16, num_layers=2)
     assert f"{config.shape.num_parameters:,} parameters" in first
-    loss, above = map(float, re.fullmatch(r"Step 3: loss (\S+), (\S+) above the text's floor", last).groups())
+    loss, above = map(float, re.fullmatch(r"Step 6: loss (\S+), (\S+) above the text's floor", last).groups())
     assert loss == pytest.approx(above + floor, abs=2e-4)
     assert loss < 3.3
-    assert re.fullmatch(r"step 1/3: loss 3\.3214, \S+ tokens/s\n", error)  # a log, which is not a terminal
+    assert re.fullmatch(r"(step [1-6]/6: loss \d\.\d{4}, \S+ tokens/s\n){6}", error)  # a log, not a terminal
+    assert losses(error)[0] == ("1", "3.3214")
 
 
 @pytest.fixture
@@ -189,18 +194,33 @@ def test_a_text_that_goes_while_the_run_lasts(command, tmp_path, monkeypatch):
     assert "Step 3: loss" in out
 
 
-def test_torchrun_does_not_drown_the_message():
+def refused(folder, *options):
+    """On a rank: the exit code and stderr of `main`, which also leaves a file for torchrun."""
+    os.environ["TORCHELASTIC_ERROR_FILE"] = f"{folder}/{os.environ['RANK']}"
+    sys.argv[1:] = options
+    with redirect_stderr(io.StringIO()) as error:
+        return main(), error.getvalue()
+
+
+def test_torchrun_does_not_drown_the_message(tmp_path):
     """It comes first, once for all ranks; and once more at the very end, as the cause that torchrun reports."""
     message = "labkit.train: dp_size=2 * micro_batch_size=4 does not divide batch_size=6: use batch_size 8"
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", *TRAIN[1:], "--batch-size", "6"]
-    code, _, error = finish(start(command, OMP_NUM_THREADS="1"))[0]
-    assert code == 1
-    assert error.startswith(message)
-    before, _, report = error.partition("Traceback (most recent call last)")
-    assert before.count(message) == 1
-    others, _, cause = report.partition("Root Cause")
+    with World(2) as world:
+        assert sorted(world.run(refused, tmp_path, "--batch-size", "6")) == [(2, ""), (2, f"{message}\n")]
+    failures = {rank: ProcessFailure(rank, 1, 2, f"{tmp_path}/{rank}") for rank in range(2)}
+    others, _, cause = str(ChildFailedError("labkit.train", failures)).partition("Root Cause")
     assert message not in others
     assert message in cause
+
+
+def test_torchrun_does_not_restart_what_would_fail_again():
+    """Options that cannot be read, too, are said once, and nobody tries them again."""
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", *TRAIN[1:], "--stepz", "3"]
+    code, _, error = finish(start(command, OMP_NUM_THREADS="1"))[0]
+    assert code == 1
+    assert error.count("Unrecognized options: --stepz") == 1
+    assert error.count("\n(A restart would end in the same way, so torchrun is told to stop.)\n") == 1
+    assert "SignalException" in error.splitlines()[-1]
 
 
 def test_the_template_for_slurm():

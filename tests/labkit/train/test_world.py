@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from labkit.launch import World
 from labkit.train import train
 from labkit.train.world import fresh, has_gpu, meet, num_threads, slurm_as_torchrun
-from tests.labkit.train.processes import TINY, TORCHRUN, TRAIN, environment, finish, same_end, start
+from tests.labkit.train.processes import SIX, TRAIN, environment, finish, losses, start
 from tests.labkit.train.tiny import TINY as TINY_CONFIG
 
 
@@ -24,21 +25,22 @@ def free_port():
         return found.getsockname()[1]
 
 
-def test_two_agents_as_two_nodes_start_killed_ranks_again(alone, tmp_path, free_port):
-    """They find each other, although the store in which they meet still has the addresses of the dead ones."""
-    rendezvous = f"--rdzv-backend c10d --rdzv-endpoint localhost:{free_port} --rdzv-id lab --local-addr localhost"
-    rendezvous += " --nnodes 2 --nproc-per-node 1 --max-restarts 1 -m tests.labkit.train.killed_once"
-    options = f"--sharded-optimizer --checkpoint-dir {tmp_path} --save-interval 2 --resume"
-    command = [*TORCHRUN, *rendezvous.split(), *TINY.split(), *options.split()]
-    results = finish(start(command), start(command))
-    assert [code for code, _, _ in results] == [0, 0], results
-    (out,) = [out for _, out, _ in results if out]  # of the node that has rank 0
-    first, none, again, resuming, _ = out.splitlines()
-    assert first.startswith("2 ranks (tp 1, pp 1, dp 2); gloo on the CPU, ")
-    assert again == first
+def test_a_run_outlives_a_rank_and_then_a_node(alone, tmp_path, free_port):
+    """Ranks find each other again, although the store in which they meet still has the addresses of dead ones."""
+    nodes = [sys.executable, "-m", "tests.labkit.train.two_nodes", str(free_port), *SIX.split()]
+    options = f"--tp 2 --fit-ranks --checkpoint-dir {tmp_path} --save-interval 2 --resume"
+    [(code, out, error)] = finish(start([*nodes, *options.split()]))
+    assert code == 0, error
+    first, none, again, resuming, fewer, resuming_alone, end, exit_codes = out.splitlines()
+    assert first.startswith("2 ranks (tp 2, pp 1, dp 1); gloo on the CPU, ")
     assert none == f"No checkpoint in {tmp_path}: starting with step 1"
+    assert again == first
     assert resuming == "Resuming after step 2, from step_00000002"
-    same_end(out, alone)
+    assert fewer.startswith("1 rank (tp 1, pp 1, dp 1 instead of tp 2, pp 1); gloo on the CPU, ")
+    assert resuming_alone == "Resuming after step 4, from step_00000004"
+    assert exit_codes == "[0, -9]"
+    assert end == alone[1].splitlines()[-1]
+    assert losses(error) == losses(alone[2])
 
 
 def test_a_store_that_was_used_before():
@@ -92,22 +94,14 @@ def slurm(task, port, num_tasks=4, **more):
 
 
 def test_slurm_starts_every_rank_by_itself(alone, free_port):
-    command = [*TRAIN, *TINY.split(), "--pp", "2"]
+    command = [*TRAIN, *SIX.split(), "--pp", "2"]
     results = finish(*[start(command, **slurm(task, free_port, num_tasks=2)) for task in range(2)])
     assert [code for code, _, _ in results] == [0, 0], results
     assert [bool(out) for _, out, _ in results] == [True, False]
-    out = results[0][1]
-    assert out.startswith("2 ranks (tp 1, pp 2, dp 1); gloo on the CPU, 1 thread per rank")
-    same_end(out, alone)
-
-
-def test_slurm_says_it_once_too(free_port):
-    """Also of options that cannot be read, before any world is up."""
-    command = [*TRAIN, "--stepz", "6"]
-    results = finish(*[start(command, **slurm(task, free_port, num_tasks=2)) for task in range(2)])
-    assert [code for code, _, _ in results] == [2, 2]
-    said = "".join(out + error for _, out, error in results)
-    assert said.count("Unrecognized options: --stepz") == 1
+    first, last = results[0][1].splitlines()
+    assert first.startswith("2 ranks (tp 1, pp 2, dp 1); gloo on the CPU, 1 thread per rank")
+    assert last == alone[1].splitlines()[-1]
+    assert losses(results[0][2]) == losses(alone[2])
 
 
 def test_slurms_variables_are_read():
