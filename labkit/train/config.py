@@ -162,7 +162,7 @@ class TrainConfig:
             raise ValueError(f"dropout={self.dropout!r} must be in [0, 1)")
         switches = [(field.name, (True, False)) for field in fields(self) if type(field.default) is bool]
         choices = (("schedule", SCHEDULES), ("precision", get_args(Precision)), ("context_parallel", CONTEXT_PARALLEL))
-        for name, known in (*choices, *switches):
+        for name, known in (*choices, ("token_bits", (16, 32, None)), *switches):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {', '.join(map(str, known))}")
         self._check_text()
@@ -187,7 +187,7 @@ class TrainConfig:
         for name in ("checkpoint_dir", "profile_dir"):
             if not isinstance(folder := getattr(self, name), str | Path | None) or folder == "":
                 raise ValueError(f"{name}={folder!r} is not a folder: name one, or leave it out")
-        if self.profile_dir and not self.profile_step_start < min(self.profile_step_end, self.steps + 1):
+        if self.profile_dir and not self.profiled_steps:
             found = f"profile_step_start={self.profile_step_start} and profile_step_end={self.profile_step_end}"
             raise ValueError(f"{found} profile none of {counted(self.steps, 'step')}: use, for example, 1 and 6")
         if (self.resume or self.save_interval or self.keep) and self.checkpoint_dir is None:
@@ -206,8 +206,6 @@ class TrainConfig:
             raise ValueError(f"tokens={self.tokens!r} needs the vocab_size of its tokenizer, such as 50257 for GPT-2's")
         else:
             object.__setattr__(self, "vocab_size", check_size("vocab_size", self.vocab_size))
-        if self.token_bits not in (None, 16, 32):
-            raise ValueError(f"token_bits={self.token_bits!r} is unknown: use 16 or 32")
 
     def _check_context_parallel(self) -> None:
         check_sequence_cut(self.seq_length, self.cp_size, self.balanced)
@@ -290,6 +288,11 @@ class TrainConfig:
             bits = self.token_bits or (16 if self.vocab_size <= 1 << 16 else 32)
             return TokenFile(self.tokens, self.seed, bits, self.vocab_size)
         return InventedText(seed=self.seed) if self.text == "invented" else TokenFile(self.text, self.seed)
+
+    @property
+    def profiled_steps(self) -> range:
+        """The numbers of the steps that are profiled."""
+        return range(self.profile_step_start, min(self.profile_step_end, self.steps + 1) if self.profile_dir else 0)
 
     @property
     def shape(self) -> GPT:
