@@ -1,0 +1,126 @@
+"""Where the time of some steps goes: a trace of torch's profiler from each rank, and which ranks are slow.
+
+The ranks of a step wait for each other, so it takes equally long on all of them. What tells a slow rank from the others
+is its own time: that of the step without what it waited.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import torch.distributed as dist
+from torch.profiler import profile, record_function
+from tqdm import tqdm
+
+from labkit.communication import communication_log
+from labkit.groups import ProcessGroups, local_device
+from labkit.schedules import Op
+from labkit.timeline.spans import WAIT, Span, Timeline
+from labkit.timeline.trace import Trace
+
+STEP = "optimizer"
+"""The kind of the span around a whole step; the ops and waits of the step lie inside it."""
+SLOW = 1.2
+"""A rank is slow if its own time is this multiple of its peers' in every step: noise spares a rank now and then."""
+
+
+class NamedTrace(Trace):
+    """A stopwatch whose spans torch's profiler shows too, by their labels."""
+
+    @contextmanager
+    def span(self, kind: str, label: str, op: Op | None = None) -> Iterator[None]:
+        """Note the time that the block takes."""
+        with record_function(label), super().span(kind, label, op):
+            yield
+
+
+@contextmanager
+def profiling(folder: str, groups: ProcessGroups) -> Iterator[NamedTrace]:
+    """Profile steps, each in a span of the kind `STEP`; then write this rank's file, and say which ranks are slow.
+
+    Raises:
+        ValueError: the folder cannot be written.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # each rank would say on stderr that it starts and stops
+    rank, path = dist.get_rank(), Path(folder, f"rank{dist.get_rank()}.json")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise ValueError(f"profile_dir={folder} cannot be written ({error.strerror}): name a folder") from error
+    trace = NamedTrace(rank, local_device())
+    with communication_log(trace), profile() as profiler:
+        yield trace
+    spans = trace.spans()
+    profiler.export_chrome_trace(str(path))
+    path.write_text(json.dumps(of_rank(rank, json.loads(path.read_text()), spans)))
+    seconds: list = [None] * groups.layout.world_size
+    dist.all_gather_object(seconds, own_seconds(spans))
+    if rank == 0:
+        stages = [groups.layout.coords(each).pp for each in range(len(seconds))]
+        tqdm.write(f"Traces are in {folder}. {describe_slow_ranks(seconds, stages)}", file=sys.stderr)
+
+
+def of_rank(rank: int, content: dict, spans: Sequence[Span]) -> dict:
+    """Return a trace of torch's profiler, changed so that Perfetto can show it together with those of other ranks.
+
+    No other rank has the same process numbers and ids, and the processes are named. The times stay as they are: the
+    machine's time of day, in microseconds since a fixed date. The stopwatch's waits are added, in a row of their own.
+    """
+    first_id, first_pid = rank << 32, 100 * rank + 1
+    numbers = {os.getpid(): first_pid}  # what other processes there are, are GPUs
+    waits = {"pid": first_pid, "tid": 1, "cat": WAIT}
+    events = [{"ph": "M", "name": "thread_name", **waits, "args": {"name": "waits"}}]
+    for event in content["traceEvents"]:
+        if not isinstance(event["pid"], int):
+            continue  # what the profiler says of itself
+        event["pid"] = numbers.setdefault(event["pid"], first_pid + len(numbers))
+        if event["name"] == "process_name":
+            event["args"]["name"] = f"rank {rank}"
+        if event["name"] == "process_sort_index":
+            event["args"]["sort_index"] = event["pid"]
+        if "id" in event:
+            event["id"] += first_id
+        events.append(event)
+        if event["name"].startswith("gloo:"):  # a message overlaps what its thread does: only async events may
+            end = {"ph": "e", "ts": event["ts"] + event.pop("dur")}
+            event |= {"ph": "b", "id": first_id + len(events)}
+            events.append(event | end)
+    zero = time.time_ns() - time.perf_counter_ns() - content["baseTimeNanoseconds"]
+    for span in spans:
+        if span.kind == WAIT:
+            times = {"ts": span.start * 1e6 + zero / 1e3, "dur": span.seconds * 1e6}
+            events.append({"ph": "X", "name": span.label, **waits, **times})
+    return content | {"traceEvents": events}
+
+
+def own_seconds(spans: Sequence[Span]) -> list[float]:
+    """Return for each step how long this rank did not wait."""
+    steps = [span for span in spans if span.kind == STEP]
+    parts = [[span for span in spans if step.start <= span.start < step.end] for step in steps]
+    return [Timeline(part, "measured").computing_seconds(step.rank) for step, part in zip(steps, parts)]
+
+
+def describe_slow_ranks(seconds: Sequence[Sequence[float]], stages: Sequence[int]) -> str:
+    """Return who is slow, from the own seconds of each rank and step, and the pipeline stage of each rank.
+
+    The peers of a rank are the others of its stage, which have as much to do; of a rank alone there, all others.
+    """
+    if len(seconds) < 2 or len(seconds[0]) < 3:
+        return "To see which ranks are slow takes at least 2 ranks and 3 steps."
+    said, most = [], 0.0
+    for rank, mine in enumerate(seconds):
+        others = [other for other in range(len(seconds)) if other != rank]
+        peers = [other for other in others if stages[other] == stages[rank]]
+        times = [own / median(seconds[peer][step] for peer in peers or others) for step, own in enumerate(mine)]
+        most = max(most, min(times))
+        if min(times) >= SLOW:
+            alone = "" if peers else ", unless its stage, which it has to itself, is simply more work"
+            said.append(f"Rank {rank} is slow{alone}: it computes {median(times):.1f} times as long as its peers.")
+    even = f"No rank is slow: none computes {SLOW} times as long as its peers in every step (at most {most:.2f} times)."
+    return " ".join(said) or even
