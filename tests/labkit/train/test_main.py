@@ -5,14 +5,11 @@ import dataclasses
 import io
 import os
 import re
-import subprocess
 import sys
 from contextlib import redirect_stderr
-from pathlib import Path
 
 import pytest
 import torch
-import tyro
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import labkit.train
@@ -221,16 +218,3 @@ def test_torchrun_does_not_restart_what_would_fail_again():
     assert error.count("Unrecognized options: --stepz") == 1
     assert error.count("\n(A restart would end in the same way, so torchrun is told to stop.)\n") == 1
     assert "SignalException" in error.splitlines()[-1]
-
-
-def test_the_template_for_slurm():
-    """It is part of the package, bash can read it, and labkit.train takes its options."""
-    template = Path(labkit.train.__file__).with_name("train.sbatch")
-    subprocess.run(["bash", "-n", template], check=True)
-    text = template.read_text().replace("\\\n", " ")
-    options = re.search(r"-m labkit.train (.*)", text)[1].replace('"$CHECKPOINTS"', "folder").split()
-
-    config = tyro.cli(TrainConfig, args=options, config=(tyro.conf.FlagCreatePairsOff,))
-    num_ranks = int(re.search(r"--nodes=(\d+)", text)[1]) * int(re.search(r"--ntasks-per-node=(\d+)", text)[1])
-    assert config.layout(num_ranks).world_size == 16
-    assert 'packages = ["labkit", "course"]' in (ROOT / "pyproject.toml").read_text()  # hatch takes all files in them
