@@ -31,6 +31,7 @@ from labkit.train.console import progress_bar
 from labkit.train.gradients import global_grad_norm
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
+from labkit.train.profile import STEP, NamedTrace, profiling
 from labkit.train.step import Step
 from labkit.train.world import check_same_options
 
@@ -77,6 +78,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, groups: ProcessGroups):
         self.config, self.groups = config, groups
         self.steps_done = self.samples_done = 0
+        self.trace: NamedTrace | None = None  # while steps are profiled
         self.schedule, self.text = config.make_schedule(groups.layout.world_size), config.make_text()
         stages = [self.schedule.stage_of(groups.coords.pp, chunk) for chunk in range(config.num_chunks)]
         options: dict[str, Any] = dict(seed=config.seed, dropout=config.dropout, recompute=config.recompute)
@@ -101,9 +103,17 @@ class Trainer:
             self.steps_done, self.samples_done = checkpoint.load_newest(config.checkpoint_dir, self._state)
 
     def steps(self) -> Iterator[Step]:
-        """Run the steps that are left to do."""
+        """Run the steps that are left to do; the config says which of them are profiled."""
         while self.steps_done < self.config.steps:
-            yield self.step()
+            if self.steps_done + 1 not in self.config.profiled_steps:
+                yield self.step()
+                continue
+            with profiling(str(self.config.profile_dir), self.groups) as self.trace:
+                while self.steps_done + 1 in self.config.profiled_steps:
+                    with self.trace.span(STEP, f"step {self.steps_done + 1}"):
+                        step = self.step()
+                    yield step
+            self.trace = None
 
     def step(self) -> Step:
         """Compute gradients, clip them, and update the weights; then evaluate and save if it is time."""
@@ -154,7 +164,7 @@ class Trainer:
 
     def run(self, schedule: Schedule, inputs: MicroBatches, targets: MicroBatches, average: bool = False) -> float:
         """Run the pipeline, and return the average loss on every rank. Gradients are averaged only if asked for."""
-        options: dict[str, Any] = dict(targets=targets, loss=self.loss, tied=self.tied, average=average)
+        options: dict[str, Any] = dict(targets=targets, loss=self.loss, tied=self.tied, trace=self.trace, average=average)
         loss = pipeline.run(schedule, self.chunks, self.groups, inputs, **options)
         total = torch.zeros((), dtype=torch.float64, device=local_device())
         if loss is not None:  # on the last stage only
