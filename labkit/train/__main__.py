@@ -22,7 +22,7 @@ def main() -> int:
         config = read_options()
         if config is None:
             return 0
-        with world():
+        with world(isinstance(config, TrainConfig) and config.one_queue):
             if isinstance(config, TrainConfig):
                 return run(config)
             say_once(config)

@@ -311,6 +311,15 @@ class TrainConfig:
         """The learning rate after the last step."""
         return self.learning_rate / 10 if self.min_learning_rate is None else self.min_learning_rate
 
+    @property
+    def one_queue(self) -> bool:
+        """Whether a GPU should start all kernels in the order in which they are launched (`labkit.gpu.prepare_gpu`).
+
+        Fully sharded it should not: messages and products would wait for each other (so says the guide of
+        Megatron-FSDP). Nor with a pipeline, whose receives are launched long before their messages come.
+        """
+        return self.tp_size > 1 and self.pp_size == 1 and not self.sharded_optimizer and not self.fit_ranks
+
     def learning_rate_at(self, step: int) -> float:
         """Return the rate of a step, counted from 0: it rises in a line, then falls in half a cosine."""
         if step < self.warmup_steps:

@@ -26,8 +26,11 @@ from labkit.train.config import TrainConfig
 
 
 @contextmanager
-def world() -> Iterator[None]:
+def world(one_queue: bool = False) -> Iterator[None]:
     """Keep torch.distributed up inside the block; what was brought up here is taken down again.
+
+    Args:
+        one_queue: as in `labkit.gpu.prepare_gpu`.
 
     Raises:
         ValueError: the environment says that there are other ranks, but not where; or Slurm shows too few GPUs.
@@ -45,7 +48,7 @@ def world() -> Iterator[None]:
     store.set(f"gpu {rank}", str(has_gpu(ranks_here, torch.cuda.device_count(), os.environ)))
     on_gpu = all(seen == b"True" for seen in store.multi_get([f"gpu {each}" for each in range(world_size)]))
     if on_gpu:
-        prepare_gpu()
+        prepare_gpu(one_queue)
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size)
     if local_device().type == "cuda":
         torch.cuda.set_device(local_device())

@@ -17,7 +17,7 @@ from labkit.data import InventedText
 from labkit.launch import World
 from labkit.train import TrainConfig, train
 from labkit.train.__main__ import main
-from tests.labkit.train.processes import ROOT, TINY, TORCHRUN, TRAIN, finish, losses, start
+from tests.labkit.train.processes import ROOT, TINY, TORCHRUN, TRAIN, environment, finish, losses, start
 
 
 def test_alone(alone):
@@ -218,3 +218,30 @@ def test_torchrun_does_not_restart_what_would_fail_again():
     assert error.count("Unrecognized options: --stepz") == 1
     assert error.count("\n(A restart would end in the same way, so torchrun is told to stop.)\n") == 1
     assert "SignalException" in error.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "connections"),
+    [
+        ("--tp 2", {}, "1"),
+        ("--tp 2", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, "32"),
+        ("--tp 1", {}, None),
+        ("--tp 2 --pp 2", {}, None),
+        ("--tp 2 --fit-ranks", {}, None),  # which may turn out to be a pipeline
+        ("--tp 2 --sharded-optimizer", {}, None),
+    ],
+    ids=str,
+)
+def test_how_many_queues_a_gpu_has(command, monkeypatch, options, given, connections):
+    """CUDA reads it when it starts, which is after torch.distributed was told that there are GPUs."""
+
+    def start_cuda(backend, **_):
+        started.append((backend, os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")))
+        raise ValueError("there is no GPU here")
+
+    started = []
+    monkeypatch.setattr(os, "environ", {**environment(), **given})
+    monkeypatch.setattr(labkit.train.world, "has_gpu", lambda *_: True)
+    monkeypatch.setattr(labkit.train.world.dist, "init_process_group", start_cuda)
+    assert command(*options.split())[0] == 2
+    assert started == [("nccl", connections)]
