@@ -5,6 +5,7 @@ import dataclasses
 import io
 import os
 import re
+import signal
 import sys
 from contextlib import redirect_stderr
 
@@ -245,3 +246,25 @@ def test_how_many_queues_a_gpu_has(command, monkeypatch, options, given, connect
     monkeypatch.setattr(labkit.train.world.dist, "init_process_group", start_cuda)
     assert command(*options.split())[0] == 2
     assert started == [("nccl", connections)]
+
+
+@pytest.mark.parametrize(
+    ("error", "restarts_done", "code", "stopped"),
+    [(FloatingPointError("nan"), 0, 1, 1), (FloatingPointError("nan"), 3, 1, 0), (MemoryError("full"), 0, 1, 0)],
+    ids=str,
+)
+def test_what_torchrun_may_start_again(command, monkeypatch, error, restarts_done, code, stopped):
+    """Memory may be there the next time; and torchrun reports the last attempt itself."""
+
+    def fail(_):
+        raise error
+
+    signals = []
+    monkeypatch.setattr(labkit.train.__main__, "train", fail)
+    monkeypatch.setattr(labkit.train.world.time, "sleep", lambda _: None)
+    monkeypatch.setattr(os, "kill", lambda *about: signals.append(about))
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts_done))
+    monkeypatch.setenv("GROUP_RANK", "0")
+    assert command(*TINY.split())[0] == code
+    assert signals == [(os.getppid(), signal.SIGTERM)] * stopped
