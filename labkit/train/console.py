@@ -52,7 +52,9 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
         "NCCL on GPUs" if local_device().type == "cuda" else f"gloo on the CPU, {threads} per rank",
         f"{config.shape.num_parameters:,} parameters in {config.precision}",
         f"{config.batch_size * config.seq_length:,} tokens per step",
-        f"the text's floor is {floor_nats:.4f}" if floor_nats else f"no floor is known for {config.text}",
+        f"the text's floor is {floor_nats:.4f}"
+        if floor_nats
+        else f"no floor is known for {config.tokens or config.text}",
     ]
     return "; ".join(parts)
 
