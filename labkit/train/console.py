@@ -46,15 +46,13 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
     """
     fitted = config.fitted(world_size)
     layout, threads = fitted.layout(world_size), counted(torch.get_num_threads(), "thread")
-    instead = "" if fitted is config else f" instead of {_sizes(config)}"
+    text, instead = config.tokens or config.text, "" if fitted is config else f" instead of {_sizes(config)}"
     parts = [
         f"{counted(world_size, 'rank')} ({_sizes(layout)}, dp {layout.dp_size}{instead})",
         "NCCL on GPUs" if local_device().type == "cuda" else f"gloo on the CPU, {threads} per rank",
         f"{config.shape.num_parameters:,} parameters in {config.precision}",
         f"{config.batch_size * config.seq_length:,} tokens per step",
-        f"the text's floor is {floor_nats:.4f}"
-        if floor_nats
-        else f"no floor is known for {config.tokens or config.text}",
+        f"the text's floor is {floor_nats:.4f}" if floor_nats else f"no floor is known for {text}",
     ]
     return "; ".join(parts)
 
