@@ -154,6 +154,7 @@ def say_once(text: str, restart_helps: bool = False) -> None:
     stops_torchrun = not restart_helps and restarts > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     text += "\n(A restart would end in the same way, so torchrun is told to stop.)" if stops_torchrun else ""
     is_said_here = is_first(f"says {zlib.crc32(text.encode())}")
+    stops_here = stops_torchrun and is_first(f"stops node {os.environ['GROUP_RANK']}")
     if is_said_here:
         print(text, file=sys.stderr, flush=True)
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
@@ -165,9 +166,9 @@ def say_once(text: str, restart_helps: bool = False) -> None:
         while left < world_size and time.monotonic() < deadline:
             time.sleep(0.02)
             left = store.add("labkit.train left", 0)
+    if stops_here:
+        os.kill(os.getppid(), signal.SIGTERM)
     if stops_torchrun:
-        if is_first(f"stops node {os.environ['GROUP_RANK']}"):
-            os.kill(os.getppid(), signal.SIGTERM)
         time.sleep(60)  # torchrun stops this rank, too; if it came to an end first, torchrun might restart it
 
 
