@@ -5,6 +5,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -158,6 +159,8 @@ def test_who_gets_a_gpu_and_how_many_threads():
 def test_one_thread_is_torchruns_own_choice_or_the_users(monkeypatch, given):
     """It gives its ranks one thread if it was started without a number."""
     torchrun = subprocess.Popen(["sleep", "60"], env=environment(**given))
+    while not Path(f"/proc/{torchrun.pid}/environ").read_bytes():  # the kernel fills it a moment after the start
+        pass
     monkeypatch.setattr(os, "getppid", lambda: torchrun.pid)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(32))
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
