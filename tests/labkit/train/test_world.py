@@ -1,5 +1,6 @@
 """The same run under torchrun as two nodes and under Slurm; and what is read from their variables."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from labkit.launch import World
 from labkit.train import train
 from labkit.train.world import fresh, has_gpu, meet, num_threads, slurm_as_torchrun
-from tests.labkit.train.processes import SIX, TRAIN, environment, finish, losses, start
+from tests.labkit.train.processes import SIX, environment, finish, losses, start
 from tests.labkit.train.tiny import TINY as TINY_CONFIG
 
 
@@ -95,14 +96,14 @@ def slurm(task, port, num_tasks=4, **more):
 
 
 def test_slurm_starts_every_rank_by_itself(alone, free_port):
-    command = [*TRAIN, *SIX.split(), "--pp", "2"]
-    results = finish(*[start(command, **slurm(task, free_port, num_tasks=2)) for task in range(2)])
-    assert [code for code, _, _ in results] == [0, 0], results
-    assert [bool(out) for _, out, _ in results] == [True, False]
-    first, last = results[0][1].splitlines()
+    tasks = json.dumps([slurm(task, free_port, num_tasks=2) for task in range(2)])
+    command = [sys.executable, "-m", "tests.labkit.train.srun", tasks, *SIX.split(), "--pp", "2"]
+    [(_, out, error)] = finish(start(command))
+    first, last, exit_codes = out.splitlines()
+    assert exit_codes == "[0, 0]", error
     assert first.startswith("2 ranks (tp 1, pp 2, dp 1); gloo on the CPU, 1 thread per rank")
     assert last == alone[1].splitlines()[-1]
-    assert losses(results[0][2]) == losses(alone[2])
+    assert losses(error) == losses(alone[2])
 
 
 def test_slurms_variables_are_read():
