@@ -83,22 +83,19 @@ ROW_BY_ROW = "The weight lies row by row, [out, in]: `.view(out_features, -1)`."
 OWN_ROWS = "Each rank has rows of its own, and now the whole layer: its output is complete, with nothing to add."
 unit_forward.mistakes_of(
     forward_wrongly,
-    (dict(bias=lambda whole, out, end: whole[-out:]), "The bias comes right after the weight: the end is padding."),
+    (dict(bias=lambda whole, out, end: whole[-out:]), "The bias comes right after the weight. The end is padding."),
     (dict(bias=lambda whole, out, end: None), "The bias is missing. It comes after the weight."),
     (dict(view=lambda weight, out: weight.view(-1, out).T), ROW_BY_ROW),
     (
         dict(weight=lambda whole, out, end: whole[out : out + end], bias=lambda whole, out, end: whole[:out]),
         "You took the bias from the start. The weight comes first, then the bias.",
     ),
-    (
-        dict(gather=lambda shard: gathered(shard[:, None], 1).flatten()),
-        SHUFFLED,
-    ),
+    (dict(gather=lambda shard: gathered(shard[:, None], 1).flatten()), SHUFFLED),
     (
         dict(gather=lambda shard: torch.zeros(dist.get_world_size() * len(shard))),
         "The parameters are all 0: nothing was gathered. `all_gather_single(whole, shard)` fills its first argument.",
     ),
-    (dict(gather=lambda shard: shard), "This is this rank's own shard. The parameters are in all ranks' together."),
+    (dict(gather=lambda shard: shard), "This is one rank's shard. All ranks' shards together are the layer."),
     (dict(weight=lambda whole, out, end: whole[:-out]), "Cut the padding off: the weight has out * in numbers."),
     (dict(answer=summed), f"The outputs were added up over the ranks. {OWN_ROWS}"),
     (dict(answer=lambda out: summed(out) / dist.get_world_size()), f"The outputs were averaged. {OWN_ROWS}"),
@@ -180,7 +177,10 @@ unit_backward.mistakes_of(
     (dict(parts=lambda grad, x: (grad.sum(0), grad.T @ x)), "Here the bias comes first. The weight lies before it."),
     (dict(grad_x=lambda grad, weight: summed(grad @ weight)), OWN_GRAD_X),
     (dict(grad_x=lambda grad, weight: summed(grad @ weight) / dist.get_world_size()), OWN_GRAD_X),
-    (dict(grad_x=lambda grad, weight: grad @ weight / dist.get_world_size()), "Do not divide grad_x by d: no average."),
+    (
+        dict(grad_x=lambda grad, weight: grad @ weight / dist.get_world_size()),
+        "grad_x is not an average: do not divide.",
+    ),
     (dict(grad_x=lambda grad, weight: grad @ weight.reshape(-1, len(weight)).T), ROW_BY_ROW),
 )
 
@@ -338,10 +338,7 @@ accumulate.mistakes_of(
     (dict(scale=lambda m, d: 1 / (m * d)), "You divided by the number of ranks as well, which the model does."),
     (dict(result=lambda parameter: parameter), "These are the weights. Return the `.grad` of each."),
     (dict(scale=lambda m, d: 1 / d), "You divided by the number of ranks, which the model does: divide by m."),
-    (
-        dict(sends=lambda i, m: False),
-        "There is no gradient: the last backward, too, was inside `no_sync`. It must send.",
-    ),
+    (dict(sends=lambda i, m: False), "There is no gradient: the last backward was inside `no_sync`, too."),
     (dict(sends=lambda i, m: i == 0), "Only the first micro-batch was sent: `no_sync` is for all but the last."),
     (dict(used=lambda m: [m - 1]), "Only the last micro-batch counts. Each needs its own backward."),
     (dict(used=lambda m: range(m - 1), sends=lambda i, m: i == m - 2), "The last micro-batch is missing."),
