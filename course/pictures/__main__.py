@@ -12,13 +12,14 @@ from course.measure.utilisation import predict_step
 from course.pictures.batch import draw_replicas
 from course.pictures.collectives import draw_flows
 from course.pictures.context_parallel import ring_steps
+from course.pictures.fully_sharded import draw_moments
 from course.pictures.layout import draw_layout
 from course.pictures.sharding import draw_cut
 from course.pictures.three_axes import draw_holdings
 from course.pictures.timeline import draw_timelines
 from course.pictures.transformer import draw_embedding, draw_pair, draw_transformer_layer
 from course.pictures.utilisation import draw_steps
-from course.sizing import Plan
+from course.sizing import Plan, moments
 from course.sizing.linear_cut import LinearCut
 from labkit.cuts import BatchCut
 from labkit.layout import ParallelLayout
@@ -63,6 +64,7 @@ FIGURES = {
     "utilisation": tuned_step,
     "three_axes": lambda: draw_holdings(ParallelLayout(8, tp_size=2, pp_size=2), num_layers=4, batch_size=16),
     "context_parallel": lambda: ring_steps(4)[1],
+    "fully_sharded": lambda: draw_moments(moments([2**22] * 4, 4), 3 * 2**22, "Four layers on four ranks, predicted"),
 }
 
 

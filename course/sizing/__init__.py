@@ -9,6 +9,7 @@ from course.sizing.context import (
     attention_work,
     pace,
 )
+from course.sizing.fully_sharded import Moment, Sharding, moments, sharded_memory, sharding
 from course.sizing.hardware import DGX_A100, DGX_H100, Hardware
 from course.sizing.plan import Plan
 from course.sizing.plan_search import Candidate, reasons, search
@@ -23,4 +24,5 @@ __all__ = [
     "RECOMPUTE", "flops_per_step", "training_days", "DGX_A100", "DGX_H100", "Hardware", "Plan", "Memory",
     "activation_bytes_per_layer", "fullest", "memory", "stage_parameters", "StepTime", "step_time", "Traffic",
     "plan_traffic", "step_traffic", "Candidate", "reasons", "search", "Published", "fitted", "table_1",
+    "Moment", "Sharding", "moments", "sharded_memory", "sharding",
 ]  # fmt: skip

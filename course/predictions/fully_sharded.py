@@ -1,0 +1,108 @@
+"""The predictions of notebook 14, fully sharded, in its order."""
+
+from course.predict import Choice, Number
+
+bytes_of_stage_2 = Number(
+    "14.bytes_of_stage_2",
+    "2 bytes for a weight, 4 for its gradient, 12 in the optimizer. 8 GPUs, stage 2. "
+    "How many bytes a parameter are on each GPU?",
+    {
+        2.25: "That is stage 3, which divides weights as well.",
+        7.5: "That is stage 1. Stage 2 divides gradients, too.",
+        18: "That is stage 0.",
+        6: "You left out what remains of the 4 + 12 bytes: each GPU has an eighth of them.",
+    },
+)
+
+units_whole = Number(
+    "14.units_whole",
+    "Four units on four ranks, and each unit is fetched before the one in front of it computes. "
+    "How many units at most are whole on a rank at a time?",
+    {
+        4: "Each unit is freed once it has computed. Which are needed at a time?",
+        1: "Then the next unit would be fetched only after this one is done.",
+        3: "One computes, and one is on its way. Which would be the third?",
+    },
+)
+
+kept_weight = Number(
+    "14.kept_weight",
+    "Forward of all four layers is done. For backward, autograd has kept tensors of the weights' shape, 4.19 MB each. "
+    "How much memory does such a tensor have now?",
+    {
+        4.19: "Then all weights would be in memory after forward, as in stage 2.",
+        1.05: "That is this rank's shard, which is a tensor of its own.",
+        8.39: "That is two units, the most that are whole during the pass. And after it?",
+    },
+    unit="MB",
+    tolerance=0.01,
+)
+
+forward_ms = Number(
+    "14.forward_ms",
+    "Four units, each computes for 20 ms, and its weights travel for 10 ms. The next unit travels while one computes. "
+    "How long does forward take, in ms?",
+    {
+        120: "That is without prefetch: 4 times 20 + 10.",
+        80: "The first unit's weights have nothing to travel beside.",
+        40: "That is for the messages alone.",
+        100: "You counted two waits. Which message but the first has to be waited for?",
+    },
+    unit="ms",
+)
+
+sent_ratio = Number(
+    "14.sent_ratio",
+    "Stage 3 gathers weights forward and backward, and reduce-scatters gradients. An all-reduce is a reduce-scatter "
+    "and an all-gather. How many times as many numbers does stage 3 send as plain data parallelism?",
+    {
+        3: "Three passes over the parameters. And how many has an all-reduce?",
+        1: "That would be so if weights stayed whole from forward to backward.",
+        2: "Count in passes around the ring: an all-reduce has two. And stage 3?",
+    },
+    unit="times",
+    tolerance=0.01,
+)
+
+sent_in_4 = Number(
+    "14.sent_in_4",
+    "Four micro-batches a step; stage 3 averages gradients in each of their backwards. How many times as many numbers "
+    "does it send as plain data parallelism, which sends its gradients once a step?",
+    {
+        1.5: "That is for a single micro-batch. Which of the three messages can wait for the last?",
+        12: "Those are the passes around the ring. An all-reduce has two.",
+        4.5: "That is with gradients sent only once. Here each backward sends them.",
+        3: "You counted two passes for each micro-batch. Stage 3 has three.",
+    },
+    unit="times",
+    tolerance=0.01,
+)
+
+leaves_node = Choice(
+    "14.leaves_node",
+    "32 GPUs in nodes of 8, and the model is divided among the 8 GPUs of each node. Which messages leave a node?",
+    {
+        "['two gathers of weights']": "The gathers of weights",
+        "['reduce-scatter of gradients']": "The reduce-scatters of gradients",
+        "['all-reduce of gradient shards']": "The all-reduces of each GPU's shard of the gradients",
+        "['reduce-scatter of gradients', 'all-reduce of gradient shards']": "All messages about gradients",
+    },
+    {
+        "['two gathers of weights']": "Where are the other shards of the weights?",
+        "['reduce-scatter of gradients']": "It gives each GPU the piece that belongs to its shard, of its node's sum.",
+        "['reduce-scatter of gradients', 'all-reduce of gradient shards']": "The first sum is over one node only.",
+    },
+)
+
+next_step = Number(
+    "14.next_step",
+    "A checkpoint is written after every fifth step. A node dies when 13 steps are done. "
+    "Which step is the first one that the remaining node computes?",
+    {
+        14: "The weights after step 13 were in the memory of both nodes. What is on the disk?",
+        13: "The weights after step 12 are nowhere. What is on the disk?",
+        10: "The checkpoint was written after step 10.",
+        1: "There is a checkpoint.",
+        15: "There is no checkpoint of step 15 yet.",
+    },
+)
