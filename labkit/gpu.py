@@ -8,7 +8,8 @@ def prepare_gpu(one_queue: bool = False) -> None:
 
     With ``one_queue``, kernels start in the order in which they are launched, whatever their streams: so a message
     launched before a matrix product does not find all processors taken by it. Megatron-LM asks for this with tensor
-    parallelism on GPUs before Blackwell. What the user has set stands; in a notebook, set it before the first launch.
+    parallelism on GPUs before Blackwell (there, NVIDIA's launchers set CUDA_DEVICE_MAX_CONNECTIONS to 32). What the
+    user has set stands; in a notebook, set it before the first launch.
     """
     import torch
 
