@@ -1,8 +1,8 @@
 """Checkpoints that do not depend on the layout: saved on some ranks, resumed on any others.
 
 Each tensor is stored as the whole model has it, under its name. Every rank writes and reads its part with
-torch.distributed.checkpoint. A checkpoint gets its final name only when it is complete, so a run that is killed
-while it saves still has the one before.
+torch.distributed.checkpoint, if asked for in the background. A checkpoint gets its final name only when it is
+complete, so a run that is killed while it saves still has the one before.
 
 torch.distributed.checkpoint is imported inside functions: it takes long to import, and most runs save nothing.
 """
@@ -13,7 +13,8 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent import futures
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from labkit.groups import local_device
 from labkit.stored import State, make_states, tensors_of
 
 DESCRIPTION, LOCK, METADATA = "labkit.json", "labkit.lock", ".metadata"  # the last is torch's
@@ -28,8 +30,10 @@ CHANGED, SHARED = "has changed since it was written", "checkpoint_dir must be a 
 
 
 @contextmanager
-def claim(folder: str | Path, resume: bool) -> Iterator[None]:
+def claim(folder: str | Path, resume: bool, in_background: bool = False) -> Iterator[Callable[..., None]]:
     """Keep the folder for this run inside the block, and remove what a killed save left there; call it on every rank.
+
+    What you get is how to save: `save`, or `InBackground.save`, whose last checkpoint is complete after the block.
 
     Raises:
         ValueError: another run writes there, or has written there and this one does not resume it; or nobody can write.
@@ -54,7 +58,7 @@ def claim(folder: str | Path, resume: bool) -> Iterator[None]:
 
     with ExitStack() as while_it_runs:
         _together(take if dist.get_rank() == 0 else None, f"checkpoint_dir={folder}")
-        yield
+        yield while_it_runs.enter_context(InBackground()).save if in_background else save
 
 
 def save(folder: str | Path, state: State, step: int, num_samples: int, keep: int = 0) -> None:
@@ -67,40 +71,117 @@ def save(folder: str | Path, state: State, step: int, num_samples: int, keep: in
     Raises:
         ValueError: it cannot be written, or some files did not arrive in this folder. Nothing of it is left.
     """
+    from torch.distributed.checkpoint import state_dict_saver
+
+    writer = _writer(folder, state, step, num_samples, keep)
+    with _complete_or_nothing(Path(writer.path)):
+        state_dict_saver.save(dict(tensors_of(state)), storage_writer=writer)
+
+
+class InBackground(AbstractContextManager["InBackground"]):
+    """Saves as `save` does, but returns when the values are copied: a thread writes them, one checkpoint at a time.
+
+    The ranks' threads meet in a gloo group of their own, so that no message of theirs gets among those of training.
+    """
+
+    should_synchronize_after_execute = False  # async_save asks: the copy is complete when `stage` returns
+
+    def __init__(self):
+        self._group: Any = dist.new_group(backend="gloo", group_desc="checkpoints in the background")
+        dist.barrier(self._group)  # a rank that closed early would hang up on a peer that is still connecting
+        self._copies: dict[str, torch.Tensor] = {}  # kept: to get memory, pinned for a GPU, takes longer than to copy
+        self._in_flight: list[tuple[Path, futures.Future]] = []
+
+    def save(self, folder: str | Path, state: State, step: int, num_samples: int, keep: int = 0) -> None:
+        """Copy the values once the checkpoint before is complete; raise what `save` raises if that one has failed."""
+        from torch.distributed.checkpoint import state_dict_saver
+
+        self.wait()
+        writer = _writer(folder, state, step, num_samples, keep)
+        writer.per_thread_copy_ahead = 0  # or the thread would look for tensors on GPU 0, and open a context there
+        how: Any = {"storage_writer": writer, "async_stager": self, "process_group": self._group}
+        future: Any = state_dict_saver.async_save({"state": state}, **how)  # it logs each entry: one takes no time
+        self._in_flight.append((Path(writer.path), future))
+
+    def stage(self, state_dict: dict[str, State]) -> dict[str, torch.Tensor]:
+        """Return copies, for async_save. (torch's DefaultStager fails at a DTensor whose own part is a view.)"""
+        for name, tensor in tensors_of(state_dict["state"]):
+            if name in self._copies:
+                self._copies[name].copy_(tensor, non_blocking=True)
+            else:
+                self._copies[name] = tensor.to("cpu", non_blocking=True, copy=True)
+        if local_device().type == "cuda":
+            torch.cuda.current_stream().synchronize()  # before the next step changes the weights
+        return self._copies
+
+    def wait(self) -> None:
+        """Wait until the checkpoint on its way is complete, and raise what `save` raises if it is not."""
+        futures.wait([future for _, future in self._in_flight])  # if interrupted here, it is still on its way
+        while self._in_flight:
+            partial, future = self._in_flight.pop()
+            with _complete_or_nothing(partial):
+                future.result()
+
+    def __exit__(self, error_type, *_) -> None:
+        try:
+            with suppress(Exception) if error_type else ExitStack():  # the first error is the one to tell
+                self.wait()
+        finally:
+            dist.destroy_process_group(vars(self).pop("_group"))  # now, though a traceback may hold this object
+
+
+def _writer(folder: str | Path, state: State, step: int, num_samples: int, keep: int):
+    """Return torch's writer of files, which also notes their checksums and renames the folder when all are there."""
     from torch.distributed.checkpoint import filesystem
 
     final = Path(folder) / f"step_{step:08d}"
-    partial = final.with_suffix(".partial")
+    partial, rank = final.with_suffix(".partial"), dist.get_rank()
+    about = {"step": step, "num_samples": num_samples, **_about(state), "rates": state.rates}
 
-    def write() -> dict[str, int]:
-        _write(dict(tensors_of(state)), partial)
-        return {path.name: _checksum(path) for path in partial.glob(f"__{dist.get_rank()}_*")}  # this rank's files
+    class Writer(filesystem.FileSystemWriter):
+        def write_data(self, plan, planner) -> Any:
+            """Write this rank's files, and sum them up."""
+            results = super().write_data(plan, planner).value()
+            written = torch.futures.Future()
+            written.set_result((results, {path.name: _checksum(path) for path in partial.glob(f"__{rank}_*")}))
+            return written
 
-    def finish() -> None:
-        sums = {name: checksum for of_rank in sums_of_ranks for name, checksum in of_rank.items()}
-        written = filesystem.FileSystemReader(partial).read_metadata().storage_data.values()
-        here = sums.keys() & {path.name for path in partial.iterdir()}
-        if lost := {info.relative_path for info in written} - here:
-            raise ValueError(f"{partial} lacks {min(lost)}: {SHARED}")
-        sums[METADATA] = _checksum(partial / METADATA)
-        about = {"step": step, "num_samples": num_samples, **_about(state), "rates": state.rates, "checksums": sums}
-        with open(partial / DESCRIPTION, "w") as file:
-            json.dump(about | {"checksum": zlib.crc32(json.dumps(about).encode())}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
-        for old in complete(folder)[:-keep] if keep else []:
-            shutil.rmtree(old.rename(old.with_suffix(".partial")), ignore_errors=True)
+        def finish(self, metadata, results: list[Any]) -> None:
+            """Give the checkpoint its name; the first rank calls this when all have written."""
+            super().finish(metadata, [of_rank for of_rank, _ in results])
+            sums = {name: checksum for _, of_rank in results for name, checksum in of_rank.items()}
+            here = sums.keys() & {path.name for path in partial.iterdir()}
+            if lost := {info.relative_path for info in metadata.storage_data.values()} - here:
+                raise ValueError(f"{partial} lacks {min(lost)}: {SHARED}")
+            sums[METADATA] = _checksum(partial / METADATA)
+            described = about | {"checksums": sums}
+            with open(partial / DESCRIPTION, "w") as file:
+                json.dump(described | {"checksum": zlib.crc32(json.dumps(described).encode())}, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            shutil.rmtree(final, ignore_errors=True)
+            partial.rename(final)
+            for old in complete(folder)[:-keep] if keep else []:
+                shutil.rmtree(old.rename(old.with_suffix(".partial")), ignore_errors=True)
 
-    is_first = dist.get_rank() == 0
+    return Writer(partial)
+
+
+@contextmanager
+def _complete_or_nothing(partial: Path) -> Iterator[None]:
+    """Turn torch's error, the same on all ranks, into the one to raise; remove what has been written."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
-        sums_of_ranks = _together(write, str(final))
-        _together(finish if is_first else None, str(final))
-    except ValueError:
-        if is_first:
+        yield
+    except CheckpointException as error:
+        if dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)  # others may need the space
-        raise
+        causes = [cause for cause, _ in error.failures.values()]
+        cause = next((each for each in causes if not isinstance(each, Exception)), causes[0])
+        if isinstance(cause, ValueError) or not isinstance(cause, Exception):  # such as an interrupt
+            raise cause from error
+        raise ValueError(_unwritable(partial.with_suffix(""), cause)) from error
 
 
 def newest(folder: str | Path) -> Path | None:
@@ -155,21 +236,6 @@ def _load(path: Path, state: State) -> None:
             tensor.copy_(tensors[name])
 
 
-def _write(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Let torch save. It raises a BaseException on all ranks: raise what it comes from, an OSError or an interrupt."""
-    from torch.distributed.checkpoint import state_dict_saver
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    try:
-        state_dict_saver.save(tensors, checkpoint_id=folder)
-    except CheckpointException as error:
-        causes = [cause for cause, _ in error.failures.values()]
-        cause = next((each for each in causes if not isinstance(each, Exception)), causes[0])
-        if isinstance(cause, OSError) or not isinstance(cause, Exception):
-            raise cause from error
-        raise OSError(str(cause)) from error  # torch's writer in C++ only says that bytes are missing
-
-
 def _check(path: Path, state: State) -> None:
     """Check that a checkpoint is whole, and of this model. The ranks divide the files among them."""
     ours = _about(state)
@@ -204,14 +270,18 @@ def _together(work: Callable[[], Any] | None, written: str = "") -> list[Any]:
     except (ValueError, OSError) as raised:
         error = str(raised)
         if written and isinstance(raised, OSError):
-            why = raised.strerror or raised
-            error = f"{written} cannot be written ({why}): make space, or name a folder that you may write to"
+            error = _unwritable(written, raised)
     ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, (error, result))
     errors, results = zip(*ranks)
     if first := next(filter(None, errors), None):
         raise ValueError(first)
     return list(results)
+
+
+def _unwritable(what: str | Path, error: Exception) -> str:
+    why = getattr(error, "strerror", None) or error
+    return f"{what} cannot be written ({why}): make space, or name a folder that you may write to"
 
 
 def _about(state: State) -> dict[str, Any]:

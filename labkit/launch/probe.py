@@ -213,7 +213,7 @@ _SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeratio
 
 
 def _is_librarys(stack: tuple[Frame, ...]) -> bool:
-    return not own_frames(stack)[0] and any("-packages/" in file for file, _, _ in stack)
+    return not any(own_frames(stack)) and any("-packages/" in file for file, _, _ in stack)
 
 
 def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> _Note:

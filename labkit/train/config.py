@@ -126,6 +126,8 @@ class TrainConfig:
     """Steps between checkpoints; 0 for one at the end only."""
     keep: int = 0
     """Complete checkpoints to keep, the newest ones; 0 keeps all."""
+    async_save: bool = False
+    """Write checkpoints in the background, from a copy in the CPU's memory; a step waits only for the copy."""
     resume: bool = False
     """Continue from the newest complete checkpoint in checkpoint_dir, whatever layout it was written in."""
     log_interval: int = 10
@@ -190,8 +192,8 @@ class TrainConfig:
         if self.profile_dir and not self.profiled_steps:
             found = f"profile_step_start={self.profile_step_start} and profile_step_end={self.profile_step_end}"
             raise ValueError(f"{found} profile none of {counted(self.steps, 'step')}: use, for example, 1 and 6")
-        if (self.resume or self.save_interval or self.keep) and self.checkpoint_dir is None:
-            raise ValueError("resume, save_interval and keep need a checkpoint_dir: name a folder")
+        if (self.resume or self.save_interval or self.keep or self.async_save) and self.checkpoint_dir is None:
+            raise ValueError("resume, save_interval, keep and async_save need a checkpoint_dir: name a folder")
         self.make_text()
 
     def _check_text(self) -> None:

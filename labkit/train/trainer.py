@@ -7,7 +7,7 @@ layout: each weight is drawn by its name, each sample by its number.
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -65,8 +65,9 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
     layout = config.layout(dist.get_world_size())
     config.check_memory(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     folder = config.checkpoint_dir
-    with checkpoint.claim(folder, config.resume) if folder else nullcontext(), init_groups(layout) as groups:
-        yield Trainer(config, groups)
+    claimed = checkpoint.claim(folder, config.resume, config.async_save) if folder else nullcontext(checkpoint.save)
+    with init_groups(layout) as groups, claimed as save:
+        yield Trainer(config, groups, save)
 
 
 class Trainer:
@@ -75,8 +76,8 @@ class Trainer:
     A run that differs in one thing overrides one method: `make_optimizer`, `loss` or `rows`.
     """
 
-    def __init__(self, config: TrainConfig, groups: ProcessGroups):
-        self.config, self.groups = config, groups
+    def __init__(self, config: TrainConfig, groups: ProcessGroups, save: Callable[..., None] = checkpoint.save):
+        self.config, self.groups, self.save = config, groups, save
         self.steps_done = self.samples_done = 0
         self.trace: NamedTrace | None = None  # while steps are profiled
         self.schedule, self.text = config.make_schedule(groups.layout.world_size), config.make_text()
@@ -134,7 +135,7 @@ class Trainer:
 
         evaluation_loss = self.evaluate() if is_due(config.eval_interval) else None
         if config.checkpoint_dir and (is_due(config.save_interval) or self.steps_done == config.steps):
-            checkpoint.save(config.checkpoint_dir, self._state, self.steps_done, self.samples_done, config.keep)
+            self.save(config.checkpoint_dir, self._state, self.steps_done, self.samples_done, config.keep)
         tokens = config.batch_size * config.seq_length
         return Step(self.steps_done, loss, norm, learning_rate, seconds, tokens / seconds, evaluation_loss)
 

@@ -1,12 +1,17 @@
 """Checkpoints: saved in one layout, resumed in any other; killed, damaged, foreign and contested ones."""
 
+import ctypes
+import functools
+import gc
 import json
 import os
 import re
 import resource
 import shutil
 import signal
+import threading
 import zlib
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +19,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, state_dict_saver
 
-from labkit import checkpoint
+from labkit import checkpoint, linux
 from labkit.launch import RankFailed, World, launch, stream
 from labkit.train import steps, train, training
 from tests.labkit.train.tiny import TINY, TODAY, numbers
@@ -178,12 +183,12 @@ def test_each_rank_sums_its_own_files(worlds, tmp_path):
 
 
 def killed_while_saving(config, rank, how_many):
-    """Train; one rank is killed when, in the second save, it is about to sync or rename for the n-th time."""
+    """Train; a rank, or all, is killed when, in the second save, it is about to sync or rename for the n-th time."""
     done, sync, rename = [], os.fsync, Path.rename
 
     def count(really, *args):
         partial_steps = Path(config.checkpoint_dir).glob("step_00000002.partial")
-        if dist.get_rank() == rank and any(partial_steps):
+        if rank in (None, dist.get_rank()) and any(partial_steps):
             done.append(1)
             if len(done) == how_many:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -196,16 +201,20 @@ def killed_while_saving(config, rank, how_many):
         os.fsync, Path.rename = sync, rename
 
 
-@pytest.mark.parametrize(("rank", "how_many"), [(0, 1), (0, 3), (0, 4), (0, 5), (1, 1)])
-def test_killed_in_the_middle_of_a_save(worlds, tmp_path, capsys, rank, how_many):
-    """Before each of the points at which files become lasting; also of a rank that is not the first."""
-    config = saves_in(tmp_path, steps=2, num_layers=2, pp_size=2)
-    with pytest.raises(RankFailed, match=f"rank {rank} of 2 was killed by SIGKILL"):
+@pytest.mark.parametrize(
+    ("rank", "how_many", "async_save"),
+    [*((rank, how_many, False) for rank, how_many in ((0, 1), (0, 3), (0, 4), (0, 5), (1, 1))),
+     (0, 5, True), (1, 1, True), (None, 1, True)],
+)  # fmt: skip
+def test_killed_in_the_middle_of_a_save(worlds, tmp_path, capsys, rank, how_many, async_save):
+    """Before each of the points at which files become lasting; also of a rank that is not the first, or of all."""
+    config = saves_in(tmp_path, steps=3, num_layers=2, pp_size=2, async_save=async_save)
+    with pytest.raises(RankFailed, match=rf"rank {'.' if rank is None else rank} of 2 was killed by SIGKILL"):
         launch(killed_while_saving, config, rank, how_many, world_size=2)
     assert checkpoint.newest(tmp_path).name == "step_00000001"
     assert (tmp_path / "step_00000002.partial").exists()
     capsys.readouterr()
-    assert [step.number for step in worlds[2].run(train, replace(config, pp_size=1))[0]] == [2]
+    assert [step.number for step in worlds[2].run(train, replace(config, pp_size=1, steps=2))[0]] == [2]
     assert "[rank 0] Resuming after step 1, from step_00000001" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_00000001", "step_00000002"]
 
@@ -323,7 +332,7 @@ def test_a_new_schedule_is_said(worlds, two_steps_saved, tmp_path, capsys):
 
 @pytest.mark.parametrize(("keep", "left"), [(0, [1, 2, 3, 4]), (2, [3, 4]), (9, [1, 2, 3, 4])])
 def test_only_the_newest_are_kept(worlds, tmp_path, keep, left):
-    worlds[1].run(train, saves_in(tmp_path, steps=4, num_layers=1, keep=keep))
+    worlds[1].run(train, saves_in(tmp_path, steps=4, num_layers=1, keep=keep, async_save=keep == 2))
     assert [int(path.name[5:]) for path in sorted(tmp_path.glob("step_*"))] == left
 
 
@@ -390,12 +399,15 @@ def refused_on_a_full_disk(config, rank, num_bytes):
         state_dict_saver.save = save
 
 
-@pytest.mark.parametrize(("rank", "num_bytes"), [(0, 100), (1, 10_000)])
-def test_a_full_disk_is_said_in_a_line_and_nothing_stays_on_it(worlds, tmp_path, rank, num_bytes):
-    """Python, or torch's writer in C++, runs into it."""
-    config = saves_in(tmp_path, num_layers=1)
+@pytest.mark.parametrize(
+    ("rank", "num_bytes", "async_save", "steps"),
+    [(0, 100, False, 2), (1, 10_000, False, 2), (0, 100, True, 2), (1, 10_000, True, 3)],
+)
+def test_a_full_disk_is_said_in_a_line_and_nothing_stays_on_it(worlds, tmp_path, rank, num_bytes, async_save, steps):
+    """Python, or torch's writer in C++, runs into it. In the background it is said at the end or at the next save."""
+    config = saves_in(tmp_path, num_layers=1, async_save=async_save)
     worlds[2].run(train, replace(config, steps=1))
-    for text in worlds[2].run(refused_on_a_full_disk, replace(config, steps=2), rank, num_bytes):
+    for text in worlds[2].run(refused_on_a_full_disk, replace(config, steps=steps), rank, num_bytes):
         assert re.fullmatch(
             rf"{tmp_path}/step_00000002 cannot be written \(.+\): make space, or name a folder .*", text
         )
@@ -422,21 +434,148 @@ def test_an_interrupt_stays_one_in_the_middle_of_a_save(worlds, tmp_path):
     assert worlds[1].run(interrupted_while_saving, saves_in(tmp_path, steps=1, num_layers=1)) == ["interrupted"]
 
 
+# -- in the background ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def before_writing(wait):
+    """On a rank: the thread that writes calls this first."""
+    write = filesystem.FileSystemWriter.write_data
+    filesystem.FileSystemWriter.write_data = lambda *args: (wait(), write(*args))[1]
+    try:
+        yield
+    finally:
+        filesystem.FileSystemWriter.write_data = write
+
+
+def saved_late(config):
+    """On a rank: nothing is written before the weights have changed, by the next step or, in the end, to zeros."""
+    changed = threading.Semaphore(0)
+    with before_writing(changed.acquire), training(config) as trainer:
+        save = trainer.save
+        for number in range(config.steps):
+            trainer.save = lambda *args, number=number: (number and changed.release(), save(*args))
+            trainer.step()
+        for parameter in trainer.parameters:
+            parameter.data.zero_()
+        changed.release()
+
+
+def parts_in(folder):
+    """The checksums of the tensors' files."""
+    sums = json.loads((folder / checkpoint.DESCRIPTION).read_text())["checksums"]
+    return {name: checksum for name, checksum in sums.items() if name != checkpoint.METADATA}
+
+
+def test_the_values_are_those_of_the_moment(worlds, tmp_path):
+    config = saves_in(tmp_path / "waits", steps=3, num_layers=1, tp_size=2)
+    worlds[2].run(train, config)
+    worlds[2].run(saved_late, replace(config, checkpoint_dir=str(tmp_path / "late"), async_save=True))
+    steps = [f"step_{number:08d}" for number in (1, 2, 3)]
+    expected = [parts_in(tmp_path / "waits" / step) for step in steps]
+    assert [parts_in(tmp_path / "late" / step) for step in steps] == expected
+    assert len({str(parts) for parts in expected}) == 3
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def stopped_while_saving(config, by):
+    """On a rank: what ends training on all ranks while the first checkpoint is not yet written."""
+    stopped = threading.Event()
+    try:
+        with before_writing(stopped.wait), training(config) as trainer:
+            trainer.step()
+            try:
+                if by is KeyboardInterrupt:
+                    trainer.loss = interrupt
+                for parameter in trainer.parameters:
+                    parameter.data.fill_(float("nan"))
+                trainer.step()
+            finally:
+                stopped.set()
+    except by as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("by", [FloatingPointError, KeyboardInterrupt])
+def test_a_checkpoint_on_its_way_arrives_though_training_stops(worlds, tmp_path, by):
+    config = saves_in(tmp_path, num_layers=1, steps=2, async_save=True)
+    assert worlds[2].run(stopped_while_saving, config, by) == [by, by]
+    assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000001"]
+    assert [step.number for step in worlds[2].run(train, config)[0]] == [2]
+
+
+def stopped_on_rank_1(config):
+    """On a rank: rank 1 is interrupted just before its first save; rank 0 leaves too."""
+    try:
+        with training(config) as trainer:
+            if dist.get_rank() == 1:
+                trainer.save = interrupt
+            trainer.step()
+    except (RuntimeError, KeyboardInterrupt) as error:
+        return type(error), str(error)
+
+
+def test_no_rank_waits_for_one_that_will_not_save(worlds, tmp_path):
+    config = saves_in(tmp_path, num_layers=1, async_save=True)
+    (of_rank_0, text), (of_rank_1, _) = launch(stopped_on_rank_1, config, world_size=2)
+    assert of_rank_1 is KeyboardInterrupt
+    assert of_rank_0 is RuntimeError and "onnection" in text
+    assert checkpoint.newest(tmp_path) is None
+    assert [step.number for step in worlds[2].run(train, replace(config, steps=1))[0]] == [1]
+    assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000001"]
+
+
+def open_after(config):
+    """On a rank: the numbers of its open files and of its threads after runs of as many steps as are left."""
+    counts = []
+    for more in (1, 2, 3):
+        train(replace(config, steps=more))
+        for thread in threading.enumerate():
+            if thread.name.startswith("AsyncCheckpoint"):
+                thread.join(20)  # it ends by itself
+        gc.collect()
+        counts.append((len(os.listdir("/proc/self/fd")), len(linux.tasks())))
+    return counts
+
+
+def test_nothing_stays_open(worlds, tmp_path):
+    for first, *others in worlds[2].run(open_after, saves_in(tmp_path, num_layers=1, async_save=True)):
+        assert others == [first, first]
+
+
+def train_with_a_slow_disk(config):
+    """On a rank: syncing a file takes rank 1 five seconds, in which the rank runs no code and no Python of ours."""
+    if dist.get_rank() == 1:
+        os.fsync = functools.partial(ctypes.CDLL(None).poll, None, 0, 5000)  # poll ignores the file's number
+    return len(train(config))
+
+
+def test_a_slow_disk_is_not_a_deadlock(tmp_path):
+    config = saves_in(tmp_path, num_layers=1, steps=1, async_save=True)
+    assert launch(train_with_a_slow_disk, config, world_size=2) == [1, 1]
+
+
+# -- what only some ranks see ------------------------------------------------------------------------------------------
+
+
 def save_where_only_some_see_it(config):
     """As on nodes that do not share the folder: what other ranks write does not come to rank 0."""
-    save = state_dict_saver.save
+    checksum = checkpoint._checksum
 
-    def lose(*args, checkpoint_id, **kwargs):
-        save(*args, checkpoint_id=checkpoint_id, **kwargs)
-        if dist.get_rank() == 1:
-            (checkpoint_id / "__1_0.distcp").unlink()
-        dist.barrier()
+    def lose(path):
+        found = checksum(path)
+        if path.name == "__1_0.distcp":
+            path.unlink()
+        return found
 
-    state_dict_saver.save = lose
+    checkpoint._checksum = lose
     try:
         return refused_here(config)
     finally:
-        state_dict_saver.save = save
+        checkpoint._checksum = checksum
 
 
 def test_a_folder_that_nodes_do_not_share_is_noticed(worlds, tmp_path):

@@ -88,7 +88,7 @@ def test_help_explains_every_option(command):
         (["--text", "nowhere.txt"], "the text nowhere.txt cannot be read (No such file or directory): name a file"),
         (["--tp", "2"], "tp_size=2 * pp_size=1 = 2 does not divide world_size=1: use tp_size 1, or world_size 2"),
         (["--batch-size", "6"], "dp_size=1 * micro_batch_size=4 does not divide batch_size=6: use batch_size 4 or 8"),
-        (["--resume"], "resume, save_interval and keep need a checkpoint_dir: name a folder"),
+        (["--resume"], "resume, save_interval, keep and async_save need a checkpoint_dir: name a folder"),
     ],
     ids=str,
 )
