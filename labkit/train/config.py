@@ -136,7 +136,7 @@ class TrainConfig:
     """Where each rank writes a trace of some steps, to be opened in ui.perfetto.dev; then slow ranks are named."""
     profile_step_start: int = 10
     """The first step that is profiled, counted from 1."""
-    profile_step_end: int = 15
+    profile_step_end: int = 20
     """The step before which profiling stops."""
 
     def __post_init__(self):

@@ -22,7 +22,7 @@ class Straggler(Trainer):
 
     def loss(self, logits, targets):
         if dist.get_rank() == 1:
-            time.sleep(0.1)
+            time.sleep(0.2)
         return super().loss(logits, targets)
 
 
@@ -35,13 +35,13 @@ def run(config, kind=Trainer):
 
 
 def test_only_the_rank_that_takes_longer_is_named(on_ranks, tmp_path):
-    config = replace(TINY, steps=6, profile_dir=str(tmp_path), profile_step_start=2)
+    config = replace(TINY, steps=11, batch_size=4, profile_dir=str(tmp_path), profile_step_start=2)
     (slow, losses), (silent, _) = on_ranks(run, config, Straggler)
     assert slow.startswith(f"Traces are in {tmp_path}. Rank 1 is slow: it computes ")
     assert slow.count("slow") == 1
     assert silent == ""
     (even, _), _ = on_ranks(run, config)
-    assert even.startswith(f"Traces are in {tmp_path}. No rank is slow: none computes 1.2 times as long as its peers ")
+    assert even.startswith(f"Traces are in {tmp_path}. No rank is slow: none computes 1.3 times as long as its peers ")
     assert losses == on_ranks(run, replace(config, profile_dir=None))[0][1]
 
 
@@ -95,16 +95,20 @@ def test_own_time_is_the_step_without_its_waits():
     assert own_seconds(spans) == [7, 10, 7]  # what two waits cover counts once
 
 
-EVEN, TWICE, THRICE = [1.0, 1.1, 0.9, 1.0], [2.0] * 4, [3.0] * 4
+EVEN, TWICE, THRICE = [1.0, 1.1, 0.9, 1.0, 1.0] * 2, [2.0] * 10, [3.0] * 10
 
 
 @pytest.mark.parametrize(
     ("seconds", "stages", "said"),
     [
         ([EVEN, EVEN, EVEN, EVEN], [0] * 4, r"No rank is slow: .* \(at most 1.00 times\)\."),
-        ([EVEN, EVEN, EVEN, [2, 3, 1.0, 9]], [0] * 4, r"No rank is slow: .* \(at most 1.11 times\)\."),  # noise
+        ([EVEN, EVEN, EVEN, [9.0, 1.0] * 5], [0] * 4, r"No rank is slow: .* \(at most 1.00 times\)\."),  # noise
         ([EVEN, TWICE, EVEN, EVEN], [0] * 4, r"Rank 1 is slow: it computes 2.0 times as long as its peers\."),
-        ([EVEN, [9, 1.5, 2, 1.5], EVEN], [0] * 3, r"Rank 1 is slow: it computes 1.9 times as long as its peers\."),
+        (
+            [EVEN, [9, 1.5, 2, 1.5, 0.5, *[1.5] * 5], EVEN],
+            [0] * 3,
+            r"Rank 1 is slow: it computes 1.5 times as long as its peers\.",
+        ),
         ([EVEN, EVEN, TWICE, TWICE], [0, 0, 1, 1], r"No rank is slow: .* \(at most 1.00 times\)\."),
         ([EVEN, EVEN, TWICE, THRICE], [0, 0, 1, 1], r"Rank 3 is slow: it computes 1.5 times as long as its peers\."),
         (
@@ -113,11 +117,11 @@ EVEN, TWICE, THRICE = [1.0, 1.1, 0.9, 1.0], [2.0] * 4, [3.0] * 4
             r"Rank 1 is slow, unless its stage, which it has to itself, is simply more work: it .*",
         ),
         ([TWICE, EVEN, EVEN, THRICE, EVEN], [0] * 5, r"Rank 0 is slow: it .* peers\. Rank 3 is slow: it .* peers\."),
-        ([EVEN], [0], "To see which ranks are slow takes at least 2 ranks and 3 steps."),
-        ([[1, 1], [5, 5]], [0, 0], "To see which ranks are slow takes at least 2 ranks and 3 steps."),
+        ([EVEN], [0], "To see which ranks are slow takes at least 2 ranks and 10 steps."),
+        ([[1] * 9, [5] * 9], [0, 0], "To see which ranks are slow takes at least 2 ranks and 10 steps."),
     ],
 )
-def test_a_rank_is_named_if_every_step_is_slow(seconds, stages, said):
+def test_a_rank_is_named_if_nearly_every_step_is_slow(seconds, stages, said):
     assert re.fullmatch(said, describe_slow_ranks(seconds, stages))
 
 

@@ -51,7 +51,7 @@ def test_the_vocabulary_says_how_many_bits_a_number_has(text, vocab_size, bits):
         ({"vocab_size": 9}, "vocab_size and token_bits are for tokens: name a token file, or leave them out"),
         ({"token_bits": 16}, "vocab_size and token_bits are for tokens: name a token file, or leave them out"),
         ({"profile_dir": ""}, "profile_dir='' is not a folder: name one, or leave it out"),
-        ({"profile_dir": "traces"}, "profile_step_start=11 and profile_step_end=15 profile none of 10 s"),
+        ({"profile_dir": "traces"}, "profile_step_start=11 and profile_step_end=20 profile none of 10 s"),
         ({"profile_dir": "traces", "profile_step_end": 11}, "profile_step_end=11 profile none of 10 steps: use, fo"),
     ],
     ids=str,
