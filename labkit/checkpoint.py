@@ -261,22 +261,18 @@ def _check(path: Path, state: State) -> None:
             raise ValueError(f"{file} {what}: remove {path.name} to resume from the checkpoint before it")
 
 
-def _together(work: Callable[[], Any] | None, written: str = "") -> list[Any]:
-    """Do this rank's work, which may be to write, and return what all ranks' gave; raise on all if it failed on one."""
-    error = result = None
+def _together(work: Callable[[], Any] | None, written: str = "") -> None:
+    """Do this rank's work, which may be to write; raise on all ranks if it failed on one."""
+    error = None
     try:
         if work:
-            result = work()
+            work()
     except (ValueError, OSError) as raised:
-        error = str(raised)
-        if written and isinstance(raised, OSError):
-            error = _unwritable(written, raised)
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, (error, result))
-    errors, results = zip(*ranks)
+        error = _unwritable(written, raised) if written and isinstance(raised, OSError) else str(raised)
+    errors: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, error)
     if first := next(filter(None, errors), None):
         raise ValueError(first)
-    return list(results)
 
 
 def _unwritable(what: str | Path, error: Exception) -> str:
