@@ -121,7 +121,7 @@ def describe_slow_ranks(seconds: Sequence[Sequence[float]], stages: Sequence[int
         nearly_always = sorted(times)[1]  # noise spares every rank now and then, and hits its peers instead
         most = max(most, nearly_always)
         if nearly_always >= SLOW:
-            alone = "" if peers else ", unless its stage, which it has to itself, is simply more work"
-            said.append(f"Rank {rank} is slow{alone}: it computes {median(times):.1f} times as long as its peers.")
+            why = "it is slow" if peers else "it is slow, or its stage, which no other rank has, is more work"
+            said.append(f"Rank {rank} computes {median(times):.1f} times as long as its peers: {why}.")
     rule = f"none computes {SLOW} times as long as its peers in all steps but one"
     return " ".join(said) or f"No rank is slow: {rule} (at most {most:.2f} times)."
