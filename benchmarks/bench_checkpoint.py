@@ -24,8 +24,8 @@ NUM_ROUNDS = 9
 def rows() -> Iterator[tuple[str, float, float]]:
     with tempfile.TemporaryDirectory() as folder:
         background, waiting = launch(compare, folder, world_size=2, backend="gloo", timeout_seconds=300)[0]
-    size = f"{CONFIG.shape.num_parameters / 1e6:.0f} million parameters"
-    text = f"step held up by a save in the background, {size}, 2 ranks, by one that waits"
+    millions = f"{CONFIG.shape.num_parameters / 1e6:.0f}M"
+    text = f"step held up by a background save, {millions} parameters, 2 ranks, by one that waits"
     yield text, background, waiting
 
 
