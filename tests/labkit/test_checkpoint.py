@@ -1,6 +1,7 @@
 """Checkpoints: saved in one layout, resumed in any other; killed, damaged, foreign and contested ones."""
 
 import ctypes
+import errno
 import functools
 import gc
 import json
@@ -481,11 +482,17 @@ def interrupt(*_):
     raise KeyboardInterrupt
 
 
-def stopped_while_saving(config, by):
+def stopped_while_saving(config, by, disk_is_full):
     """On a rank: what ends training on all ranks while the first checkpoint is not yet written."""
     stopped = threading.Event()
+
+    def wait():
+        stopped.wait()
+        if disk_is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
     try:
-        with before_writing(stopped.wait), training(config) as trainer:
+        with before_writing(wait), training(config) as trainer:
             trainer.step()
             try:
                 if by is KeyboardInterrupt:
@@ -499,12 +506,15 @@ def stopped_while_saving(config, by):
         return type(error)
 
 
-@pytest.mark.parametrize("by", [FloatingPointError, KeyboardInterrupt])
-def test_a_checkpoint_on_its_way_arrives_though_training_stops(worlds, tmp_path, by):
+@pytest.mark.parametrize(
+    ("by", "disk_is_full"), [(FloatingPointError, False), (FloatingPointError, True), (KeyboardInterrupt, False)]
+)
+def test_a_checkpoint_on_its_way_arrives_though_training_stops(worlds, tmp_path, by, disk_is_full):
+    """If it cannot arrive, nothing of it is left, and training's error is the one that is raised."""
     config = saves_in(tmp_path, num_layers=1, steps=2, async_save=True)
-    assert worlds[2].run(stopped_while_saving, config, by) == [by, by]
-    assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000001"]
-    assert [step.number for step in worlds[2].run(train, config)[0]] == [2]
+    assert worlds[2].run(stopped_while_saving, config, by, disk_is_full) == [by, by]
+    assert [path.name for path in tmp_path.glob("step_*")] == ([] if disk_is_full else ["step_00000001"])
+    assert [step.number for step in worlds[2].run(train, config)[0]] == ([1, 2] if disk_is_full else [2])
 
 
 def stopped_on_rank_1(config):
