@@ -25,7 +25,7 @@ AXES_OF_GROUP = {
     "dp_cp": ("dp", "cp"),
 }
 """Which axes each group runs along: ``model`` is one replica of the model, ``dp_cp`` has copies of the same weights."""
-_NAMES = (*AXES_OF_GROUP, "embedding")
+_NAMES = (*AXES_OF_GROUP, "embedding", "shard", "replicate")
 
 
 @dataclass(eq=False, repr=False)
@@ -35,7 +35,8 @@ class ProcessGroups:
     Each process group has its ranks in the layout's order. ``embedding`` joins the first and the last stage of the
     pipeline; on the stages between it is torch's ``dist.GroupMember.NON_GROUP_MEMBER``, never None: collectives take
     None for the whole world, but leave a non-member alone with a warning. A group of one is a group like any other.
-    Kinds with the same ranks share their groups, and a group of all ranks is the world itself.
+    Kinds with the same ranks share their groups, and a group of all ranks is the world itself. ``shard`` is ``dp_cp``,
+    and ``replicate`` None, unless `init_groups` was told to cut it.
     """
 
     layout: ParallelLayout
@@ -47,6 +48,8 @@ class ProcessGroups:
     model: dist.ProcessGroup
     dp_cp: dist.ProcessGroup
     embedding: dist.ProcessGroup
+    shard: dist.ProcessGroup
+    replicate: dist.ProcessGroup | None = None
     _channels: dict[tuple[str, bool], dist.ProcessGroup] = field(default_factory=dict)
     _mesh: DeviceMesh | None = None
 
@@ -98,7 +101,7 @@ class ProcessGroups:
         if local_device().type == "cuda":
             torch.cuda.synchronize()  # the last messages may still be under way
         for group in reversed(dict.fromkeys(groups)):  # each once
-            if group != dist.group.WORLD:  # which whoever brought it up takes down
+            if group not in (None, dist.group.WORLD):  # which whoever brought it up takes down
                 dist.destroy_process_group(group)
 
     def __repr__(self) -> str:
@@ -118,11 +121,15 @@ class ProcessGroups:
             raise AttributeError(f"ProcessGroups has no {name!r}{closed}")
 
 
-def init_groups(layout: ParallelLayout) -> ProcessGroups:
+def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> ProcessGroups:
     """Make the layout's process groups, each once. Every rank calls this, with the same layout.
 
+    Args:
+        shard_size: cut each data-parallel (and context) group into ``shard`` groups of so many ranks, for hybrid
+            sharding; ``replicate`` goes across them.
+
     Raises:
-        ValueError: no world is up, or its size is not the layout's. Nothing has been made then.
+        ValueError: no world is up, its size is not the layout's, or the shard size does not fit. Nothing has been made.
     """
     if not dist.is_initialized():
         raise ValueError(
@@ -134,6 +141,8 @@ def init_groups(layout: ParallelLayout) -> ProcessGroups:
         raise ValueError(f"the layout has world_size={wanted} but {running} ranks are running: {way_out}")
     kinds = {name: layout.groups(*axes) for name, axes in AXES_OF_GROUP.items()}
     kinds["embedding"] = layout.embedding_groups()
+    if shard_size and shard_size != layout.dp_size * layout.cp_size:
+        kinds["shard"], kinds["replicate"] = layout.shard_groups(shard_size)
     made: dict[str, Any] = {}
     for name, groups in kinds.items():
         alike = [other for other in kinds if kinds[other] == groups]
@@ -142,6 +151,7 @@ def init_groups(layout: ParallelLayout) -> ProcessGroups:
         else:
             named = [kind for kind in alike if kind != "dp_cp"] or alike  # which is a group of its own with both axes
             made[name] = made[alike[0]] if alike[0] in made else _my_group("/".join(named), groups)
+    made.setdefault("shard", made["dp_cp"])
     channels = _make_channels(layout) if "nccl" in dist.get_backend_config() else {}
     if "gloo" in dist.get_backend_config():
         # Gloo connects at once; a rank that closed early would hang up on a peer that is still connecting.

@@ -121,6 +121,22 @@ class ParallelLayout:
         """Return the first and the last rank of each pipeline, which share the tied word embedding."""
         return [group if len(group) == 1 else [group[0], group[-1]] for group in self.groups("pp")]
 
+    def shard_groups(self, shard_size: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the groups along data and context cut into parts of ``shard_size`` neighbours, and across the parts.
+
+        With hybrid sharding, the ranks of a part share one copy of the weights, and those across have the same shard.
+
+        >>> ParallelLayout(8).shard_groups(4)
+        ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]])
+        """
+        size, groups = self.dp_size * self.cp_size, self.groups("dp", "cp")
+        if size % check_size("shard_size", shard_size):
+            raise ValueError(
+                f"shard_size={shard_size} does not divide dp_size * cp_size = {size}: use {either(divisors(size))}"
+            )
+        parts = [group[start : start + shard_size] for group in groups for start in range(0, size, shard_size)]
+        return parts, [group[place::shard_size] for group in groups for place in range(shard_size)]
+
     def crossings(self, axis: str, gpus_per_node: int) -> list[list[int]]:
         """Return the groups of ``axis`` with members in more than one node of ``gpus_per_node`` ranks.
 

@@ -25,7 +25,6 @@ from labkit.tensor_parallel import (
     ParallelSelfAttention,
     ShardedDropout,
     VocabParallelEmbedding,
-    column_linear,
     vocab_parallel_cross_entropy,
 )
 from labkit.tensor_parallel.norms import ReplicatedLayerNorm, ReplicatedRMSNorm
@@ -132,8 +131,20 @@ class ParallelGPT(nn.Module):
             x = checkpoint(layer, x, turn, use_reentrant=False) if again else layer(x, turn)
         if self.is_last:
             words = self.embedding if self.shape.tied else self.output
-            x = column_linear(self.norm(x), words.weight, None, self.group, self.sequence_parallel)
+            x = words(self.norm(x))
         return x
+
+    @property
+    def units(self) -> list[nn.Module]:
+        """What can be gathered, used and freed one after the other, in the order of forward.
+
+        A tied embedding that is both the first and the last is left out: it is in use from start to end.
+        """
+        units = list(self.layers.values())
+        if self.shape.tied and self.is_first and self.is_last:
+            return units
+        last = [self.embedding if self.shape.tied else self.output] if self.is_last else []
+        return [self.embedding, *units, *last] if self.is_first else [*units, *last]
 
     def _positions_of(self, x: torch.Tensor) -> torch.Tensor:
         """Return where the tokens of x, or of its hidden states, stand in the whole sequence."""

@@ -95,20 +95,24 @@ class FullyShardedDataParallel(Replica):
             unit.free()
             if unit.owes:
                 self._send(unit)
-        for average in self._averages * 2:  # with replicas, the second wait is for them
-            average.receive()
-        if arrived := [each for average in self._averages for each in average.arrived]:
-            flags = torch.ones(len(arrived), device=self._averages[0].shard.device)
+        while self._averages:
+            self._receive()
+        flats = [flat for unit in self._units for flat in unit.flats if flat.average is not None]
+        if arrived := [each for flat in flats for each in flat.arrived]:
+            flags = torch.ones(len(arrived), device=flats[0].shard.device)
             if not all(arrived):  # else the host need not wait
                 flags.copy_(torch.tensor(arrived))
             for group in self._groups:
                 dist.all_reduce(flags, group=group)
             anywhere = iter(arrived if all(arrived) else flags.tolist())
-            for average in self._averages:
-                average.give(anywhere)
-        self._averages = []
+            for flat in flats:
+                flat.give(anywhere)
         for group in self._groups:
             copy_from_first(self.module.buffers(), group)
+
+    def whole(self, parameter: nn.Parameter) -> nn.Parameter:
+        flats = (flat for unit in self._units for flat in unit.flats)
+        return next(flat.whole[parameter] for flat in flats if parameter in flat.whole)
 
     def state_dict(self, *args, **kwargs):
         """Return the plain module's state dict, which it can load, whole on every rank. All ranks call this."""
@@ -189,10 +193,12 @@ class FullyShardedDataParallel(Replica):
 
     def _send(self, unit: Unit) -> None:
         """Start to average a unit's gradients, once those of the last one have arrived: no more are whole at a time."""
-        for average in self._averages:
-            average.receive()
+        self._receive()
         unit.owes = False
-        self._averages += [Average(flat, self._groups) for flat in unit.flats if flat.is_trained]
+        self._averages += [Average(flat, self._groups, self._is_last) for flat in unit.flats if flat.is_trained]
+
+    def _receive(self) -> None:
+        self._averages = [average for average in self._averages if average.receive()]
 
 
 def _watch(tree, hook, mode: Literal["all", "any"]) -> tuple[Any, bool]:

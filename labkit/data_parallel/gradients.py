@@ -38,11 +38,11 @@ class DataParallel(Replica):
                 loss(model(rows)).backward()
         loss(model(micro_batches[-1])).backward()
 
-    ``parameter.grad`` is a view into its bucket: copy what should outlive the next step. A parameter that has a
-    gradient on some ranks only counts as zero on the others. One without a gradient on any rank is left alone. A
-    sparse gradient becomes dense. Gradients travel in their parameter's ``grad_dtype``. All replicas start with the
-    values of the group's first rank, and get its buffers (such as BatchNorm's running mean) with each average. A module
-    can be wrapped again: the newest wrapper averages.
+    From its first backward on, ``parameter.grad`` is a view into its bucket, so a gradient exists once: copy what
+    should outlive the next step. A parameter that has a gradient on some ranks only counts as zero on the others. One
+    without a gradient on any rank is left alone. A sparse gradient becomes dense. Gradients travel in their parameter's
+    ``grad_dtype``. All replicas start with the values of the group's first rank, and get its buffers (such as
+    BatchNorm's running mean) with each average. A module can be wrapped again: the newest wrapper averages.
 
     Args:
         bucket_bytes: a bucket is full when it holds this much; 0 sends each parameter in a message of its own.
@@ -113,6 +113,8 @@ class DataParallel(Replica):
                 f"{self._name_of(parameter)} got a gradient with a graph from backward(create_graph=True), and the "
                 "average has none: use torch.autograd.grad(..., create_graph=True), then backward()"
             )
+        bucket = self._bucket_of[parameter]
+        bucket.put(parameter)
         if self._accumulating and not self._sending:
             return
         if not self._in_backward:
@@ -121,13 +123,12 @@ class DataParallel(Replica):
                 Variable._execution_engine.queue_callback(self.sync_gradients)  # runs when this backward is done
         if not self.overlap:
             return
-        bucket = self._bucket_of[parameter]
         if parameter in bucket.arrived:  # and may be on its way
             raise ValueError(
                 f"{self._name_of(parameter)} got a second gradient in one backward, as it does when two parts under "
                 "reentrant checkpointing share it: use checkpoint(..., use_reentrant=False), or overlap=False"
             )
-        bucket.put(parameter, self.group.size())
+        bucket.arrived.add(parameter)
         while self._next < len(self._buckets) and self._buckets[self._next].is_full:
             self._buckets[self._next].send(self.group)
             self._next += 1
@@ -171,21 +172,22 @@ class _Bucket:
     def is_full(self) -> bool:
         return len(self.arrived) == len(self.parameters)
 
-    def put(self, parameter: nn.Parameter, num_replicas: int) -> None:
-        """Put in this rank's part of the average: divided before the sum, which then cannot overflow."""
+    def put(self, parameter: nn.Parameter) -> None:
+        """Make the gradient a view of the buffer, where autograd adds up what further micro-batches give."""
         view = self.views[parameter]
         assert parameter.grad is not None
-        torch.div(parameter.grad.to_dense(), num_replicas, out=view)
-        parameter.grad = view
-        self.arrived.add(parameter)
+        if parameter.grad is not view:
+            parameter.grad = view.copy_(parameter.grad.to_dense())
 
     def send(self, group: dist.ProcessGroup) -> None:
         """Start the sum over the ranks. A parameter without a gradient counts as zero."""
         for parameter in self.parameters:
             if parameter.grad is None:
                 self.views[parameter].zero_()
-            elif parameter not in self.arrived:
-                self.put(parameter, group.size())
+            else:
+                self.put(parameter)
+                self.arrived.add(parameter)
+        self.buffer /= group.size()  # before the sum, which then cannot overflow
         if self.is_full:
             self.flags.fill_(1)  # without a copy that the host would wait for
         else:

@@ -13,9 +13,16 @@ from labkit.sizes import ranks_text
 class Replica(nn.Module):
     """What wrappers that average gradients share: whether a backward sends them, and whether it waits."""
 
+    module: nn.Module
+
     def __init__(self):
         super().__init__()
         self._accumulating = self._sending = False
+        self._is_last = True
+
+    def whole(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return what the module computes with, and backward gives a gradient to, in this parameter's place."""
+        return parameter
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -27,16 +34,17 @@ class Replica(nn.Module):
             self._accumulating = before
 
     @contextmanager
-    def sending(self) -> Iterator[None]:
+    def sending(self, is_last: bool = True) -> Iterator[None]:
         """Let backward send gradients, also inside `no_sync`, but not wait: ``sync_gradients`` does, when it is time.
 
-        In a pipeline that is when all ops are done: until then messages travel beside other stages' work.
+        In a pipeline that is when all ops are done: until then messages travel beside other stages' work. If this is
+        not the ``is_last`` backward before that, gradients may stay inside the group that shares the parameters.
         """
-        self._sending = True
+        self._sending, self._is_last = True, is_last
         try:
             yield
         finally:
-            self._sending = False
+            self._sending, self._is_last = False, True
 
 
 def check_replicas(module: nn.Module, group: dist.ProcessGroup) -> None:

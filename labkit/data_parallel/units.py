@@ -73,8 +73,11 @@ class Unit:
         """Forget a backward that failed."""
         self.in_backward = self.owes = False
         self.free()
-        for whole in (whole for flat in self.flats for whole in flat.whole.values()):
-            whole.grad = None
+        for flat in self.flats:
+            flat.partial = flat.average = None
+            flat.arrived = [False] * len(flat.places)
+            for whole in flat.whole.values():
+                whole.grad = None
 
 
 class Flat:
@@ -99,6 +102,7 @@ class Flat:
             view = self.buffer[span].view_as(p).data  # of which autograd does not see that it changes with the buffer
             self.whole[p] = whole = nn.Parameter(view.copy_(p.detach()), requires_grad=self.is_trained)
             self.pieces[p] = slice(*(min(max(each - begin, 0), size) for each in (span.start, span.stop)))
+            p.piece = p.shape, max(begin - span.start, 0)  # pyright: ignore[reportAttributeAccessIssue]
             if self.grad_dtype != p.dtype:
                 whole.grad_dtype = self.grad_dtype
         for each in groups:
@@ -107,6 +111,8 @@ class Flat:
         for p, piece in self.pieces.items():
             p.grad, p.data = None, self.shard[piece]
         self.arriving, self.version = None, -1
+        self.partial = self.average = None  # of gradients [n/d]: before and after the average over replicas
+        self.arrived = [False] * len(places)  # which parameters got a gradient here
         self.free()
 
     def gather(self) -> None:
@@ -132,33 +138,50 @@ class Flat:
         self.wait()
         self.buffer.untyped_storage().resize_(0)
 
+    def give(self, anywhere: Iterator) -> None:
+        """Add the average to the gradients of the parameters that have one anywhere."""
+        assert self.average is not None
+        for (p, piece), has_gradient in zip(self.pieces.items(), anywhere):
+            if has_gradient:
+                p.grad = self.average[piece] if p.grad is None else p.grad.add_(self.average[piece])
+        self.average, self.arrived = None, [False] * len(self.places)
+
+
+def piece_of(parameter: nn.Parameter) -> tuple[torch.Size, int]:
+    """Return the shape that a sharded parameter has whole, and which of its numbers, side by side, is the first here."""
+    return getattr(parameter, "piece", (parameter.shape, 0))
+
 
 class Average:
     """The average of a buffer's gradients, on its way to this rank's shard [n/d]."""
 
-    def __init__(self, flat: Flat, groups: list[dist.ProcessGroup]):
-        self.flat, self.replicate_group = flat, groups[0] if len(groups) == 2 else None
-        self.arrived = [whole.grad is not None for whole in flat.whole.values()]
+    def __init__(self, flat: Flat, groups: list[dist.ProcessGroup], is_last: bool):
+        self.flat, self.is_last, self.is_scattered = flat, is_last, False
+        self.replicate_group = groups[0] if len(groups) == 2 else None
         gradients = torch.empty_like(flat.buffer, dtype=flat.grad_dtype)
-        for p, whole in flat.whole.items():
+        for number, (p, whole) in enumerate(flat.whole.items()):
             view = gradients[flat.spans[p]].view_as(whole)
             if whole.grad is None:
                 view.zero_()
             else:  # divide before the sum, which then cannot overflow
                 torch.div(whole.grad.to_dense(), math.prod(each.size() for each in groups), out=view)
+                flat.arrived[number] = True
             whole.grad = None
         self.shard = torch.empty_like(flat.shard, dtype=flat.grad_dtype)
         self.travelling = reduce_scatter_single(self.shard, gradients, group=flat.group, async_op=True)
 
-    def receive(self) -> None:
-        """Wait for what travels; the first time, start to average over the replicas."""
-        if self.travelling is not None:
-            self.travelling.wait()
-        group, self.replicate_group = self.replicate_group, None
-        self.travelling = group and dist.all_reduce(self.shard, group=group, async_op=True)
-
-    def give(self, anywhere: Iterator) -> None:
-        """Add to the gradients of the parameters that have one anywhere."""
-        for (p, piece), has_gradient in zip(self.flat.pieces.items(), anywhere):
-            if has_gradient:
-                p.grad = self.shard[piece] if p.grad is None else p.grad.add_(self.shard[piece])
+    def receive(self) -> bool:
+        """Wait for what travels; return whether more does: after the last shards of a step, the sum over replicas."""
+        flat = self.flat
+        self.travelling.wait()
+        if not self.is_scattered:
+            self.is_scattered = True
+            if flat.partial is not None:
+                self.shard += flat.partial
+            flat.partial = None if self.is_last else self.shard
+            if self.is_last and self.replicate_group:
+                self.travelling = dist.all_reduce(self.shard, group=self.replicate_group, async_op=True)
+                return True
+        if self.is_last:
+            flat.average = self.shard if flat.average is None else flat.average.add_(self.shard)
+        return False

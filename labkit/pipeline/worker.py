@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.data_parallel import DataParallel
 from labkit.data_parallel.gradients import grad_dtype_of
+from labkit.data_parallel.replicas import Replica
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
 from labkit.pipeline.stage import Stage
-from labkit.schedules import BACKWARD, FORWARD, Schedule, check
+from labkit.schedules import BACKWARD, FORWARD, Op, Schedule, check
 from labkit.schedules.schedule import check_ops
 from labkit.timeline.trace import Trace
 
@@ -32,6 +32,7 @@ def run(
     ignore_index: int = -100,
     tied: Sequence[nn.Parameter] = (),
     average: bool = False,
+    every: bool = False,
     trace: Trace | None = None,
     ahead: int = 4,
     allow_deadlock: bool = False,
@@ -48,8 +49,9 @@ def run(
         targets: the m targets, for the last stage; without them, ``loss`` gets None.
         ignore_index: the integer target that ``loss`` leaves out of its mean, as `F.cross_entropy` does.
         tied: this rank's copies of a weight that first and last stage share; their gradients are added up.
-        average: the chunks are `labkit.data_parallel.DataParallel`: each sends its gradients during its last backward,
-            and they are the replicas' average when this returns. Otherwise they stay this replica's own.
+        average: the chunks are wrapped (`labkit.data_parallel`): each sends its gradients during its last backward, and
+            they are the replicas' average when this returns. Otherwise they stay this replica's own.
+        every: send them in every backward, so that a `FullyShardedDataParallel` never adds up whole gradients.
         trace: gets a span for each op, and one for each wait.
         ahead: for how many ops receives are posted in advance; 0 to post each when its op is next, and wait at once.
             With NCCL at most one of each kind and direction.
@@ -61,24 +63,28 @@ def run(
     _check(schedule, chunks, groups, inputs, targets)
     (check_ops if allow_deadlock else check)(schedule)
     tied = [weight for weight in dict.fromkeys(tied) if weight.requires_grad and BACKWARD in schedule.kinds]
-    earlier_gradients = [weight.grad for weight in tied]  # set aside: in those the copies agree already
+    # Those from before are set aside: in them the copies agree already. A wrapper has its own place for gradients.
+    earlier_gradients = [None if weight.grad is None else weight.grad.clone() for weight in tied]
     for weight in tied:
         weight.grad = None
     rank, span = groups.coords.pp, trace.span if trace else lambda *_: nullcontext()
     given = inputs, targets, loss, ignore_index
     stages = [Stage(chunk, schedule.stage_of(rank, index), schedule, *given) for index, chunk in enumerate(chunks)]
     messages = Messages(schedule, groups, [len(rows) for rows in inputs], span, ahead)
-    replicas = {index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, DataParallel)}
+    replicas = {index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, Replica)}
     last = {op.chunk: op for op in schedule.ranks[rank] if op.kind != FORWARD} if average else {}
+
+    def sending(op: Op):
+        is_last = op == last.get(op.chunk)
+        sends = is_last or (average and every and op.kind != FORWARD)
+        return replicas[op.chunk].sending(is_last) if sends else nullcontext()
+
     with ExitStack() as stack:
         for replica in replicas.values():
             stack.enter_context(replica.no_sync())
         for op in schedule.ranks[rank]:
             arrived = messages.take(op)
-            with (
-                span(op.kind, str(op), op),
-                replicas[op.chunk].sending() if op == last.get(op.chunk) else nullcontext(),
-            ):
+            with span(op.kind, str(op), op), sending(op):
                 result = stages[op.chunk].do(op, arrived)
             messages.send(op, result)
     messages.flush()
@@ -99,7 +105,9 @@ def _add_up_tied(tied: Sequence[nn.Parameter], earlier: Sequence[torch.Tensor | 
     if groups.embedding.size() > 1:
         dist.all_reduce(total, group=groups.embedding)
     for parameter, before in zip(tied, earlier):
-        parameter.grad = total.clone() if before is None else before.add_(total)
+        parameter.grad = total.clone() if parameter.grad is None else parameter.grad.copy_(total)
+        if before is not None:
+            parameter.grad += before
 
 
 def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets) -> None:

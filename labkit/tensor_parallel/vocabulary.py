@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit.sizes import check_probability, check_size
+from labkit.tensor_parallel.linear import column_linear
 from labkit.tensor_parallel.operators import all_reduce, copy_to_tp, reduce_from_tp, reduce_scatter_to_sequence
 from labkit.tensor_parallel.shards import Shard, ShardedModule, draw_master_weight, own_shard
 
@@ -20,7 +21,8 @@ class VocabParallelEmbedding(ShardedModule):
 
     V' is ``num_embeddings`` rounded up to a multiple of t. The added rows are zero and never looked up.
     ``forward(ids)`` takes ids [..., seq] and returns [..., seq, d] on every rank, or with ``sequence_parallel``
-    this rank's [..., seq/t, d]. The other options are as in `ColumnParallelLinear`.
+    this rank's [..., seq/t, d]. Given such hidden states, it returns the logits [..., seq, V'/t] of this rank's words,
+    as an output layer does. The other options are as in `ColumnParallelLinear`.
 
     Raises:
         ValueError: in ``forward``, before any communication, if an id is outside the vocabulary.
@@ -50,8 +52,10 @@ class VocabParallelEmbedding(ShardedModule):
         self.weight = nn.Parameter(weight.to(device))
         self.shards = {"weight": Shard(0, self.num_embeddings)}
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        ids = _checked("ids", ids, self.num_embeddings)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_floating_point():
+            return column_linear(x, self.weight, None, self.group, self.sequence_parallel)
+        ids = _checked("ids", x, self.num_embeddings)
         row, elsewhere = _local_index(ids, self.first_word, self.weight.size(0))
         vectors = F.embedding(row, self.weight).masked_fill(elsewhere.unsqueeze(-1), 0.0)  # where others have the word
         add_up = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
@@ -155,12 +159,17 @@ def _local_index(words: torch.Tensor, first: int, num_words: int) -> tuple[torch
 
 
 def _checked(name: str, words: torch.Tensor, vocab_size: int, ignore_index: int = 0) -> torch.Tensor:
-    """Return words as int64, with which torch can index; all are in the vocabulary, or ignored."""
+    """Return words as int64, with which torch can index; all are in the vocabulary, or ignored.
+
+    On a GPU the host does not wait for the answer: an assertion on the device stops the program.
+    """
     if words.is_floating_point() or words.is_complex() or words.dtype == torch.bool:
         raise ValueError(f"{name} has dtype {words.dtype}: words are whole numbers, use torch.int64")
     words = words.long()
     wrong = ((words < 0) | (words >= vocab_size)) & (words != ignore_index)
-    if wrong.any():
-        allowed = f"use words from 0 to {vocab_size - 1}"
+    allowed = f"use words from 0 to {vocab_size - 1}"
+    if words.device.type != "cpu":
+        torch._assert_async(~wrong.any(), f"{name} contains words outside the vocabulary: {allowed}")
+    elif wrong.any():
         raise ValueError(f"{name} contains {words[wrong][0].item()}, outside the vocabulary: {allowed}")
     return words

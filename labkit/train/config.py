@@ -96,8 +96,10 @@ class TrainConfig:
     """Chunks of layers on each rank; more than 1 needs the interleaved schedule."""
     sequence_parallel: bool = False
     """Also divide what lies between the tensor-parallel layers, along the sequence."""
-    sharded_optimizer: bool = False
-    """ZeRO-1: divide the optimizer's states among the data-parallel ranks."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    """What replicas divide among them: 1 the optimizer's states, 2 gradients too, 3 weights too."""
+    shard_size: int | None = None
+    """Neighbours that divide it, if fewer than all replicas: hybrid sharding."""
     recompute: bool = False
     """Keep only each layer's input, and compute the rest again in backward."""
 
@@ -141,7 +143,7 @@ class TrainConfig:
 
     def __post_init__(self):
         for name in (field.name for field in fields(self) if type(field.default) is int and field.name != "seed"):
-            least = 0 if name in ("warmup_steps", "eval_interval", "save_interval", "keep") else 1
+            least = 0 if name in ("zero_stage", "warmup_steps", "eval_interval", "save_interval", "keep") else 1
             object.__setattr__(self, name, check_size(name, getattr(self, name), least))
         seed = whole_number(self.seed)
         if seed is None or not 0 <= seed < 1 << 63:
@@ -164,6 +166,7 @@ class TrainConfig:
             raise ValueError(f"dropout={self.dropout!r} must be in [0, 1)")
         switches = [(field.name, (True, False)) for field in fields(self) if type(field.default) is bool]
         choices = (("schedule", SCHEDULES), ("precision", get_args(Precision)), ("context_parallel", CONTEXT_PARALLEL))
+        choices += (("zero_stage", range(4)),)
         for name, known in (*choices, ("token_bits", (16, 32, None)), *switches):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {', '.join(map(str, known))}")
@@ -185,6 +188,15 @@ class TrainConfig:
         check_divides(self.tp_size, "num_attention_heads", self.num_attention_heads)
         if shape.num_query_groups is not None:
             check_divides(self.tp_size, "num_query_groups", shape.num_query_groups)
+        if self.zero_stage >= 2 and self.schedule == "zero-bubble":
+            raise ValueError(
+                f"zero_stage={self.zero_stage} sends the gradients of a layer when its backward is done, where schedule="
+                "'zero-bubble' has not computed those of its weights: use zero_stage=1, or '1f1b'"
+            )
+        if self.shard_size is not None:
+            object.__setattr__(self, "shard_size", check_size("shard_size", self.shard_size))
+            if self.zero_stage == 0:
+                raise ValueError(f"shard_size={self.shard_size} shards nothing with zero_stage=0: use 1, 2 or 3")
         self._check_context_parallel()
         for name in ("checkpoint_dir", "profile_dir"):
             if not isinstance(folder := getattr(self, name), str | Path | None) or folder == "":
@@ -227,7 +239,8 @@ class TrainConfig:
         """Return the ranks on their grid.
 
         Raises:
-            ValueError: tp_size * cp_size * pp_size does not divide the world, or the replicas cannot share the batch.
+            ValueError: tp_size * cp_size * pp_size does not divide the world, or the replicas cannot share the batch, or
+                be cut in parts of shard_size.
         """
         layout = ParallelLayout(world_size, self.tp_size, self.pp_size, self.cp_size, order=self.order)
         rows_at_once = layout.dp_size * self.micro_batch_size
@@ -236,6 +249,8 @@ class TrainConfig:
                 f"dp_size={layout.dp_size} * micro_batch_size={self.micro_batch_size} does not divide "
                 f"batch_size={self.batch_size}: use batch_size {either(multiples_near(self.batch_size, rows_at_once))}"
             )
+        if self.shard_size is not None:
+            layout.shard_groups(self.shard_size)
         return layout
 
     def fitted(self, world_size: int) -> "TrainConfig":
@@ -259,9 +274,10 @@ class TrainConfig:
         """Return the first of the configs that fit, those with the nearest sizes first."""
         tp_sizes, cp_sizes = divisors(self.tp_size)[::-1], divisors(self.cp_size)[::-1]
         pp_sizes = sorted(divisors(world_size), key=lambda size: (size < self.pp_size, abs(size - self.pp_size)))
-        for tp_size, cp_size, pp_size in product(tp_sizes, cp_sizes, pp_sizes):
+        shard_sizes = divisors(self.shard_size)[::-1] if self.shard_size else [None]
+        for tp_size, cp_size, pp_size, shard_size in product(tp_sizes, cp_sizes, pp_sizes, shard_sizes):
             with suppress(ValueError):
-                fitted = replace(self, tp_size=tp_size, cp_size=cp_size, pp_size=pp_size)
+                fitted = replace(self, tp_size=tp_size, cp_size=cp_size, pp_size=pp_size, shard_size=shard_size)
                 fitted.make_schedule(world_size)
                 return fitted
         return None

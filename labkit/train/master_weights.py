@@ -40,11 +40,11 @@ class MasterWeights(Optimizer):
                 loss = closure()
         copy_options(self.param_groups, self.inner.param_groups)  # a learning rate that a schedule has changed, say
         for parameter, master in self.masters.items():
-            master.grad = None if parameter.grad is None else parameter.grad.float()
+            master.grad = None if parameter.grad is None else parameter.grad.float()  # no copy if it is float32
         self.inner.step()
-        for parameter, master in self.masters.items():
+        torch._foreach_copy_(list(self.masters), list(self.masters.values()))  # in one operation
+        for master in self.masters.values():
             master.grad = None
-            parameter.copy_(master)
         self._show_states()
         return loss
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from labkit.data_parallel.replicas import Replica
 from labkit.groups import ProcessGroups
-from labkit.model import ParallelGPT
 
 
 class Place(NamedTuple):
@@ -23,7 +23,7 @@ class Place(NamedTuple):
     what: str
 
 
-def first_not_finite(models: Sequence[ParallelGPT], groups: ProcessGroups, run_again: Callable[[], object]) -> str:
+def first_not_finite(chunks: Sequence[Replica], groups: ProcessGroups, run_again: Callable[[], object]) -> str:
     """Return a sentence with the rank and the module or parameter in which a number first was not finite.
 
     The parameters are checked first. Then ``run_again`` runs the batch once more, and every module's output and every
@@ -41,12 +41,14 @@ def first_not_finite(models: Sequence[ParallelGPT], groups: ProcessGroups, run_a
         look(tensor, 1, stage, next(num_outputs), f"the output of {name}")
 
     with ExitStack() as hooks:
-        for model in models:
+        for chunk in chunks:
+            model: Any = chunk.module
             stage, num_outputs = model.stage, itertools.count()
             for position, (name, parameter) in enumerate(model.named_parameters()):
                 look(parameter, 0, stage, position, f"the parameter {name}, before the step")
                 place = (2, -stage, -position, f"the gradient of {name}")
-                hook = parameter.register_post_accumulate_grad_hook(lambda p, place=place: look(p.grad, *place))
+                whole = chunk.whole(parameter)
+                hook = whole.register_post_accumulate_grad_hook(lambda p, place=place: look(p.grad, *place))
                 hooks.enter_context(hook)
             for name, module in model.named_modules():
                 if not list(module.children()):

@@ -21,7 +21,8 @@ from labkit import checkpoint, pipeline
 from labkit.context_parallel import positions
 from labkit.cuts import BatchCut
 from labkit.data import EVALUATION_SAMPLES
-from labkit.data_parallel import DataParallel, ShardedOptimizer
+from labkit.data_parallel import DataParallel, FullyShardedDataParallel
+from labkit.data_parallel.replicas import Replica
 from labkit.groups import ProcessGroups, init_groups, local_device
 from labkit.model import ParallelGPT
 from labkit.schedules import Schedule
@@ -66,14 +67,14 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
     config.check_memory(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     folder = config.checkpoint_dir
     claimed = checkpoint.claim(folder, config.resume, config.async_save) if folder else nullcontext(checkpoint.save)
-    with init_groups(layout) as groups, claimed as save:
+    with init_groups(layout, config.shard_size) as groups, claimed as save:
         yield Trainer(config, groups, save)
 
 
 class Trainer:
     """A rank's chunks of the model, its optimizer, and its place in the data.
 
-    A run that differs in one thing overrides one method: `make_optimizer`, `loss` or `rows`.
+    A run that differs in one thing overrides one method: `wrap`, `make_optimizer`, `loss` or `rows`.
     """
 
     def __init__(self, config: TrainConfig, groups: ProcessGroups, save: Callable[..., None] = checkpoint.save):
@@ -91,7 +92,8 @@ class Trainer:
         if config.precision == "bfloat16" and hasattr(torch.Tensor, "grad_dtype"):  # from torch 2.10 on
             for parameter in self.parameters:  # the sum over many micro-batches needs more bits than bfloat16 has
                 parameter.grad_dtype = torch.float32
-        self.chunks = [DataParallel(model, groups.dp_cp) for model in self.models]
+        self.matrices = {parameter for parameter in self.parameters if parameter.dim() > 1}  # soon flat
+        self.chunks = [self.wrap(model) for model in self.models]
         holding_half = [model for model in self.models if config.tied and model.is_first != model.is_last]
         self.tied = [model.embedding.weight for model in holding_half]
         self.copies = [model.embedding.weight for model in holding_half if model.is_last]
@@ -147,9 +149,10 @@ class Trainer:
         """
         batch = self.micro_batches(self.samples_done)
         loss = self._forward_and_backward(*batch, average=True)
-        norm = global_grad_norm(self.parameters, self.copies, self.groups)
+        num_replicas = self.groups.dp_cp.size() // (self.groups.shard.size() if self.config.zero_stage else 1)
+        norm = global_grad_norm(self.parameters, self.copies, self.groups, num_replicas)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            where = first_not_finite(self.models, self.groups, lambda: self._forward_and_backward(*batch))
+            where = first_not_finite(self.chunks, self.groups, lambda: self._forward_and_backward(*batch))
             values = f"the loss is {loss:g}, the gradient norm {norm:g}"
             raise FloatingPointError(f"step {self.steps_done + 1}: {values}. {where}")
         return loss, norm
@@ -165,7 +168,8 @@ class Trainer:
 
     def run(self, schedule: Schedule, inputs: MicroBatches, targets: MicroBatches, average: bool = False) -> float:
         """Run the pipeline, and return the average loss on every rank. Gradients are averaged only if asked for."""
-        options: dict[str, Any] = dict(targets=targets, loss=self.loss, tied=self.tied, trace=self.trace, average=average)
+        options: dict[str, Any] = dict(targets=targets, loss=self.loss, tied=self.tied, trace=self.trace)
+        options |= dict(average=average, every=self.config.zero_stage >= 2)
         loss = pipeline.run(schedule, self.chunks, self.groups, inputs, **options)
         total = torch.zeros((), dtype=torch.float64, device=local_device())
         if loss is not None:  # on the last stage only
@@ -191,17 +195,26 @@ class Trainer:
         inputs, targets = (each[:, held].to(local_device()).split(self.config.micro_batch_size) for each in shifted)
         return inputs, targets
 
-    def make_optimizer(self) -> Optimizer:
-        """Return AdamW, with weight decay for matrices only, master weights for bfloat16, and sharded if asked for."""
-        config = self.config
-        matrices = [parameter for parameter in self.parameters if parameter.dim() > 1]
-        others = [parameter for parameter in self.parameters if parameter.dim() <= 1]
-        param_groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-        adamw = partial(AdamW, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay)
-        make = partial(MasterWeights, optimizer_class=adamw) if config.precision == "bfloat16" else adamw
-        return (
-            ShardedOptimizer(param_groups, make, self.groups.dp_cp) if config.sharded_optimizer else make(param_groups)
+    def wrap(self, model: ParallelGPT) -> Replica:
+        """Return a chunk of the model whose gradients are averaged, divided as far as the ZeRO stage says."""
+        if self.config.zero_stage == 0:
+            return DataParallel(model, self.groups.dp_cp)
+        return FullyShardedDataParallel(
+            model,
+            self.groups.shard,
+            units=model.units,
+            reshard_after_forward=self.config.zero_stage == 3,
+            replicate_group=self.groups.replicate,
         )
+
+    def make_optimizer(self) -> Optimizer:
+        """Return AdamW, with weight decay for matrices only, and master weights for bfloat16."""
+        config = self.config
+        matrices = [parameter for parameter in self.parameters if parameter in self.matrices]
+        others = [parameter for parameter in self.parameters if parameter not in self.matrices]
+        param_groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+        adamw = partial(AdamW, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
+        return MasterWeights(param_groups, adamw) if config.precision == "bfloat16" else adamw(param_groups)
 
     def _forward_and_backward(self, inputs: MicroBatches, targets: MicroBatches, average: bool = False) -> float:
         # Every step and replica has its own dropout masks. The step decides them, so a resumed run draws the same.

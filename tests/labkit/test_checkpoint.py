@@ -31,9 +31,9 @@ SEVEN_STEPS = replace(TINY, steps=7, eval_interval=4)
 # InventedText has 27 letters, which 2, 4 and 8 do not divide.
 RELAY = [
     (1, {}),
-    (8, {"tp_size": 2, "pp_size": 2, "sharded_optimizer": True, "sequence_parallel": True}),
-    (4, {"pp_size": 2, "num_chunks": 2, "schedule": "interleaved", "sharded_optimizer": True}),
-    (8, {"tp_size": 2, "cp_size": 2, "sharded_optimizer": True}),
+    (8, {"tp_size": 2, "pp_size": 2, "zero_stage": 1, "sequence_parallel": True}),
+    (4, {"pp_size": 2, "num_chunks": 2, "schedule": "interleaved", "zero_stage": 2}),
+    (8, {"tp_size": 2, "cp_size": 2, "zero_stage": 3, "shard_size": 2}),
     (2, {"tp_size": 2, "recompute": True}),
     (4, {"pp_size": 4, "schedule": "zero-bubble"}),
     (1, {"num_chunks": 2, "schedule": "interleaved"}),
@@ -110,7 +110,7 @@ def test_master_weights_change_the_layout_too(worlds, tmp_path):
     config = saves_in(tmp_path, precision="bfloat16", num_layers=2)
     unbroken = worlds[2].run(train, replace(config, checkpoint_dir=None, save_interval=0, resume=False, steps=4))[0]
     for expected in unbroken[:3]:
-        sharded = replace(config, sharded_optimizer=expected.number % 2 == 0, steps=4)
+        sharded = replace(config, zero_stage=expected.number, steps=4)
         assert numbers(worlds[2].run(one_step, sharded)[:1]) == numbers([expected])
     last = worlds[4].run(one_step, replace(config, tp_size=2, pp_size=2, steps=4))[0]
     assert last.loss == pytest.approx(unbroken[3].loss, rel=0.01)
@@ -154,12 +154,12 @@ def test_checkpoints_are_written_when_asked_for(worlds, tmp_path):
 
 def test_tensors_are_stored_whole_and_by_name(worlds, tmp_path):
     """Any tool of PyTorch's can read them: here its own loader, into one process' model."""
-    worlds[8].run(one_step, saves_in(tmp_path, tp_size=4, sharded_optimizer=True))
+    worlds[8].run(one_step, saves_in(tmp_path, tp_size=4, zero_stage=3))
     reader = filesystem.FileSystemReader(tmp_path / "step_00000001")
     sizes = {name: tuple(about.size) for name, about in reader.read_metadata().state_dict_metadata.items()}
-    assert sizes["model.embedding.weight.0"] == (27, 16)  # without the padding to 28
-    assert {sizes[f"model.layers.0.attention.qkv.weight.{part}"] for part in range(3)} == {(16, 16)}
-    assert sizes["optimizer.layers.3.mlp.down.weight.exp_avg.0"] == (16, 64)
+    assert sizes["model.embedding.weight"] == (27, 16)  # without the padding to 28
+    assert sizes["model.layers.0.attention.qkv.weight"] == (48, 16)
+    assert sizes["optimizer.layers.3.mlp.down.weight.exp_avg"] == (16, 64)
 
 
 def read_for_sums(config):

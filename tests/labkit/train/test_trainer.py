@@ -126,7 +126,7 @@ LAYOUTS = [
 OPTIONS = {
     "schedule": ("1f1b", "gpipe", "interleaved", "zero-bubble"),
     "sequence_parallel": (False, True),
-    "sharded_optimizer": (False, True),
+    "zero_stage": (0, 1, 2, 3),
     "recompute": (False, True),
     "precision": ("float64", "float32"),
     "tied": (True, False),  # False: and all else that makes it a model of today
@@ -145,7 +145,8 @@ def all_choices():
         attention = options["context_parallel"]
         if (
             (t > 1 or not options["sequence_parallel"])
-            and (world_size > t * p or not options["sharded_optimizer"])
+            and (world_size > t * p or not options["zero_stage"])
+            and (options["zero_stage"] < 2 or options["schedule"] != "zero-bubble")
             and (p > 1 or options["schedule"] == "1f1b")
             and (c > 1 or attention == "ring")
             and SHORT.seq_length % (c if c == 1 or attention == "contiguous ring" else 2 * c) == 0
@@ -166,6 +167,8 @@ def run_of(layout, values):
     num_chunks = num_chunks_of(options["schedule"])
     sizes = {"tp_size": t, "cp_size": c, "pp_size": p, "num_chunks": num_chunks}
     sizes["micro_batch_size"] = 1 if world_size // (t * c * p) == 8 else 2
+    if options["zero_stage"] and world_size // (t * p) == 4:
+        sizes["shard_size"] = 2  # hybrid
     sizes["num_layers"] = max(SHORT.num_layers, p * num_chunks)
     if options["context_parallel"] == "contiguous ring":
         options |= {"context_parallel": "ring", "balanced": False}
@@ -235,7 +238,7 @@ def test_another_order_of_the_axes(on_ranks, order):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"sharded_optimizer": True}, {"tp_size": 2, "sequence_parallel": True}], ids=str
+    "options", [{}, {"zero_stage": 1}, {"zero_stage": 3}, {"tp_size": 2, "sequence_parallel": True}], ids=str
 )
 def test_bfloat16_learns_as_float32_does(on_ranks, options):
     config = replace(TINY, precision="bfloat16", num_layers=2, **options)
