@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 import course.exercises
 from course.exercises.record import checks, clear, predictions, solved
-from course.museum import context_museum, museum
+from course.museum import context_museum, museum, sharding_museum
 
 __all__ = ["all_exercises", "clear", "exercises", "predictions", "save", "save_button", "solved", "table"]
 
@@ -34,7 +34,7 @@ def all_exercises() -> list[Any]:
         for thing in vars(module).values():
             if not isinstance(thing, type) and hasattr(thing, "verdict"):
                 found.append(thing)
-    return sorted([*found, museum, context_museum], key=lambda thing: thing.notebook)
+    return sorted([*found, museum, context_museum, sharding_museum], key=lambda thing: thing.notebook)
 
 
 def exercises() -> dict[str, list[str]]:

@@ -4,12 +4,13 @@ museum.healthy()           # what a run without a fault shows
 museum.case(3).run()       # what a run with fault number 3 shows
 museum.case(3).check("row bias added t times")
 
-``museum`` is that of notebook 11, with twelve faults; ``context_museum`` that of notebook 13, with three more.
+``museum`` is that of notebook 11, with twelve faults; ``context_museum`` that of notebook 13, with three more, and
+``sharding_museum`` that of notebook 14, with three more.
 """
 
 from course.exercises.base import Verdict
 from course.exercises.record import note_solved, solved
-from course.museum.cases import ALL_FAULTS, CONTEXT, MAIN, Case, Symptoms, Wing, cases_of, nothing, symptoms
+from course.museum.cases import ALL_FAULTS, CONTEXT, MAIN, SHARDING, Case, Symptoms, Wing, cases_of, nothing, symptoms
 
 
 class Museum:
@@ -55,3 +56,4 @@ class Museum:
 
 museum = Museum("bug_museum", "11", MAIN)
 context_museum = Museum("context_museum", "13", CONTEXT)
+sharding_museum = Museum("sharding_museum", "14", SHARDING)

@@ -11,7 +11,8 @@ from course.exercises.base import Folded, Verdict, indent, kept_in_handouts, rep
 from course.museum.context_faults import CONTEXT_FAULTS
 from course.museum.faults import FAULTS, Fault
 from course.museum.grid import Cell, Grid
-from course.museum.tiny_run import CONFIG, CONTEXT_CONFIG, CONTEXT_LAYOUT, LAYOUT, Run, Seen, in_one_process, on_rank
+from course.museum.sharding_faults import SHARDING_FAULTS
+from course.museum.tiny_run import CONFIG, CONTEXT_CONFIG, SHARDING_CONFIG, Run, Seen, in_one_process, on_rank
 from labkit.launch import launch
 from labkit.layout import Coords, ParallelLayout
 from labkit.parity import Parity
@@ -26,7 +27,7 @@ SAME_FOR = {"copies": lambda at: at.pp, "hidden": lambda at: (at.dp, at.pp), "he
 
 @dataclass(frozen=True, repr=False)
 class Symptoms:
-    """What a run shows from outside, as three tables: by step, by rank, and the gradients of step 1."""
+    """What a run shows from outside, as tables: by step, by rank, the gradients of step 1, and what shards cost."""
 
     expected: Run
     ranks: Sequence[Seen]
@@ -52,8 +53,9 @@ class Symptoms:
         return f"<p>{says}</p>" + "".join(table.html() for table in self.tables())
 
     def tables(self) -> list[Grid]:
-        """Return the three tables."""
-        return [self._by_step(), self._by_rank(), self._gradients()]
+        """Return the tables: three, and a fourth if the run has shards."""
+        tables = [self._by_step(), self._by_rank(), self._gradients()]
+        return tables if self.ranks[0].sharding is None else [*tables, self._sharding()]
 
     def _by_step(self) -> Grid:
         one, here = self.expected, self.ranks[0]
@@ -94,6 +96,17 @@ class Symptoms:
         heads = ["rank", "wrong", "error", "ratio", "worst at"]
         return Grid({0: "step 1", 1: "gradients"}, heads, [12, 10, 10, 9, 0], rows, below)
 
+    def _sharding(self) -> Grid:
+        rows = []
+        for rank, seen in enumerate(self.ranks):
+            assert seen.sharding is not None
+            sent, enough, kilobytes, held, here = seen.sharding
+            counted = [Cell(str(sent), sent != enough), Cell(str(enough)), Cell(str(kilobytes), sent != enough)]
+            rows.append([Cell(str(rank)), *counted, Cell(f"{held:,}", held != here), Cell(f"{here:,}")])
+        heads = ["rank", "sent", "enough", "KB", "optimizer", "shards"]
+        above = {0: "all steps", 1: "reduce-scatters", 4: "numbers in"}
+        return Grid(above, heads, [12, 10, 10, 10, 12, 0], rows)
+
 
 @dataclass(frozen=True)
 class Wing:
@@ -102,7 +115,11 @@ class Wing:
     name: str
     faults: Sequence[Fault]
     config: TrainConfig
-    layout: ParallelLayout
+    world_size: int
+
+    @property
+    def layout(self) -> ParallelLayout:
+        return self.config.layout(self.world_size)
 
 
 @dataclass
@@ -164,14 +181,15 @@ HINT = """Go down this list, and stop at the first answer that is not what it sh
 2. Is the loss of step 1 right, and the same on all ranks? If not, look at the forward pass, or the data.
 3. Are the gradients of step 1 right? If not, read how many are wrong, which is worst, the ratio, and which ranks agree.
 4. Is the norm of step 1 right, and the same on all ranks? If not, look at how the norm is counted.
-5. Do the masks differ where they should? Ranks 0 and 1 share every layer; ranks 0 and 2 are replicas. (Not with c.)
-6. Do the later steps drift, although everything in step 1 is right? What is zero in step 1, and not in step 2?"""
+5. Do the masks differ where they should? Ranks 0 and 1 share every layer; ranks 0 and 2 are replicas. (With t only.)
+6. Do the later steps drift, although everything in step 1 is right? What is zero in step 1, and not in step 2?
+7. With shards: does a rank send more than it must, or does the optimizer hold more than the rank's shards?"""
 
 
 def symptoms(apply: Callable[[], None], wing: Wing) -> Symptoms:
     """Return what the run shows if ``apply`` is called on each rank before it."""
     expected = one_process()  # on the CPU even if there are GPUs: the same numbers everywhere
-    ranks = launch(on_rank, apply, expected, wing.config, world_size=wing.layout.world_size, backend="gloo")
+    ranks = launch(on_rank, apply, expected, wing.config, world_size=wing.world_size, backend="gloo")
     return Symptoms(expected, ranks, wing.layout)
 
 
@@ -191,9 +209,10 @@ def cases_of(wing: Wing) -> list[Case]:
     return [Case(number, fault, wing) for number, fault in enumerate(in_no_order, 1)]
 
 
-MAIN = Wing("museum", FAULTS, CONFIG, LAYOUT)
-CONTEXT = Wing("context_museum", CONTEXT_FAULTS, CONTEXT_CONFIG, CONTEXT_LAYOUT)
-ALL_FAULTS = [*FAULTS, *CONTEXT_FAULTS]
+MAIN = Wing("museum", FAULTS, CONFIG, world_size=8)
+CONTEXT = Wing("context_museum", CONTEXT_FAULTS, CONTEXT_CONFIG, world_size=4)
+SHARDING = Wing("sharding_museum", SHARDING_FAULTS, SHARDING_CONFIG, world_size=4)
+ALL_FAULTS = [*FAULTS, *CONTEXT_FAULTS, *SHARDING_FAULTS]
 
 
 def _error(error: float) -> Cell:

@@ -6,12 +6,12 @@ processes that end with their run.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from labkit import model, pipeline
+from labkit import pipeline
 from labkit.cuts import BatchCut
 from labkit.layout import ParallelLayout
 from labkit.pipeline.stage import Stage
@@ -44,7 +44,7 @@ def missing_backward_all_reduce():
     def column_linear(x, weight, bias, group, sequence_parallel=False):
         return F.linear(x, weight, bias)  # x is used as it is, without copy_to_tp
 
-    linear.column_linear = model.column_linear = column_linear
+    linear.column_linear = vocabulary.column_linear = column_linear
 
 
 def shards_with_one_seed():
@@ -104,8 +104,10 @@ def dp_and_pp_swapped():
 def gradient_norm_per_stage():
     right = trainer.global_grad_norm
 
-    def global_grad_norm(parameters, copies, groups):
-        return right(parameters, copies, replace(groups, model=groups.tp))  # adds up over tensor ranks only
+    def global_grad_norm(parameters, copies, groups, num_replicas):
+        stages, here = range(groups.layout.pp_size), groups.coords.pp
+        norms = [right(parameters if stage == here else [], copies, groups, num_replicas) for stage in stages]
+        return norms[here]  # the other stages' gradients are not in it
 
     trainer.global_grad_norm = global_grad_norm
 

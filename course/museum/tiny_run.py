@@ -7,12 +7,14 @@ process of its own and ends with the run, so nothing of the fault stays.
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from labkit.communication import CommunicationLog, communication_log
 from labkit.groups import ProcessGroups, init_groups
 from labkit.layout import ParallelLayout
 from labkit.parity import Difference, compare, gradients, weights
@@ -38,7 +40,7 @@ CONFIG = TinyConfig(
 )  # fmt: skip
 LAYOUT = CONFIG.layout(world_size=8)
 CONTEXT_CONFIG = replace(CONFIG, tp_size=1, pp_size=1, cp_size=2)
-CONTEXT_LAYOUT = CONTEXT_CONFIG.layout(world_size=4)
+SHARDING_CONFIG = replace(CONFIG, tp_size=1, pp_size=1, micro_batch_size=1, zero_stage=1, shard_size=2)
 NUM_MICRO_BATCHES = CONFIG.num_micro_batches(LAYOUT.world_size)  # 3: not the size of any axis
 
 
@@ -72,12 +74,22 @@ class Run:
     gradients: dict[str, torch.Tensor]
 
 
+class Sharding(NamedTuple):
+    """How many reduce-scatters a rank calls in all steps, and needs; numbers in its optimizer, and in its shards."""
+
+    reduce_scatters: int
+    enough: int
+    kilobytes: int
+    in_optimizer: int
+    in_shards: int
+
+
 @dataclass(frozen=True)
 class Seen:
     """What one rank shows: its run, compared with one process, and fingerprints, which are equal for equal tensors.
 
     ``copies`` is of the gradients of what every tensor rank holds whole; ``hidden`` and ``heads`` are of the dropout
-    masks on hidden states and in attention; empty with context parallelism, which has no dropout.
+    masks on hidden states and in attention; empty without tensor parallelism.
     """
 
     losses: list[float]
@@ -87,6 +99,7 @@ class Seen:
     copies: str
     hidden: str
     heads: str
+    sharding: Sharding | None
 
 
 def in_one_process() -> Run:
@@ -98,23 +111,49 @@ def in_one_process() -> Run:
 def on_rank(apply: Callable[[], None], expected: Run, config: TrainConfig) -> Seen:
     """Put a fault on this rank; train there, and compare that with the run of one process."""
     apply()
-    with init_groups(config.layout(dist.get_world_size())) as groups:
+    with init_groups(config.layout(dist.get_world_size()), config.shard_size) as groups:
         trainer = TinyTrainer(config, groups)
-        run = train(trainer)
+        with communication_log() as log:
+            run = train(trainer)
         parameters = dict(trainer.models[0].named_parameters())
-        copies = [run.gradients[name] for name, parameter in parameters.items() if shard_of(parameter) is None]
 
-        def compared(found: dict, whole: dict) -> list[Difference]:
-            return compare(found, {name: cut_like(whole[name], p, groups.tp) for name, p in parameters.items()})
+        def alike(found: dict, whole: dict) -> tuple[dict, dict]:
+            if config.zero_stage:
+                return joined(found, groups.shard, whole), whole
+            return found, {name: cut_like(whole[name], p, groups.tp) for name, p in parameters.items()}
 
+        start, first = alike(run.weights, expected.weights), alike(run.gradients, expected.gradients)
+        hidden, heads = map(fingerprint, dropout_masks(groups)) if config.tp_size > 1 else ("", "")
         return Seen(
             run.losses,
             run.norms,
-            compared(run.weights, expected.weights),
-            compared(run.gradients, expected.gradients),
-            fingerprint(copies),
-            *(map(fingerprint, dropout_masks(groups)) if config.cp_size == 1 else ("", "")),
+            compare(*start),
+            compare(*first),
+            fingerprint([first[0][name] for name, parameter in parameters.items() if shard_of(parameter) is None]),
+            hidden,
+            heads,
+            sharding(trainer, log) if config.zero_stage else None,
         )
+
+
+def joined(pieces: dict, group: dist.ProcessGroup, like: dict) -> dict[str, torch.Tensor]:
+    """Return tensors whole of which each rank of the group has a piece."""
+    of_ranks = [pieces] * group.size()
+    dist.all_gather_object(of_ranks, pieces, group=group)
+    return {name: torch.cat([each[name] for each in of_ranks]).view_as(like[name]) for name in pieces}
+
+
+def sharding(trainer: TinyTrainer, log: CommunicationLog) -> Sharding:
+    """Return what all steps have sent, and what the optimizer holds."""
+    units = 1 + len(trainer.models[0].units)  # the root is one, too
+    held = [parameter for each in trainer.optimizer.param_groups for parameter in each["params"]]
+    return Sharding(
+        reduce_scatters=sum(record.operation == "reduce_scatter" for record in log.records),
+        enough=trainer.config.steps * units,
+        kilobytes=round(log.total_bytes("reduce_scatter") / 1000),
+        in_optimizer=sum(map(torch.numel, held)),
+        in_shards=sum(map(torch.numel, trainer.models[0].parameters())),
+    )
 
 
 def train(trainer: TinyTrainer) -> Run:

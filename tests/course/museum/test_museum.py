@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from course import progress
-from course.museum import Museum, cases, context_museum, museum
-from course.museum.cases import ALL_FAULTS, CONTEXT, EQUAL, MAIN, nothing, symptoms
+from course.museum import Museum, cases, context_museum, museum, sharding_museum
+from course.museum.cases import ALL_FAULTS, CONTEXT, EQUAL, MAIN, SHARDING, nothing, symptoms
 from course.museum.context_faults import CONTEXT_FAULTS
 from course.museum.faults import FAULTS
 from course.museum.grid import TINT
+from course.museum.sharding_faults import SHARDING_FAULTS
 from course.museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES, TinyTrainer
 from labkit import pipeline
 from labkit.pipeline.stage import Stage
@@ -298,19 +299,55 @@ def test_each_fault_of_the_cut_shows(shown_of_context, name):
     assert found.ranks[0].losses == sorted(found.ranks[0].losses, reverse=True)  # and yet it seems to learn
 
 
-def test_the_cases_of_notebook_13_are_named_apart(capsys, monkeypatch):
-    for case in context_museum.cases:
+# -- the three faults of shards ----------------------------------------------------------------------------------------
+
+SHARDING_SYMPTOMS = {  # wrong cells by table; how many times too large norm, messages and optimizer are
+    "replicas counted in the gradient norm": ([{"rank 0": 5}, {"norm": 4}, {}, {}], 2**0.5, 1, 1),
+    "sends on every micro-batch": ([{}, {}, {}, {"sent": 4, "KB": 4}], 1, 3, 1),
+    "optimizer made before sharding": ([{"rank 0": 5}, {"norm": 4}, {}, {"optimizer": 4}], 0, 1, 2),
+}
+
+
+@pytest.fixture(scope="module")
+def shown_of_sharding():
+    faults = {fault.name: symptoms(fault.apply, SHARDING) for fault in SHARDING_FAULTS}
+    return {"healthy": sharding_museum.healthy(), **faults}
+
+
+def test_a_run_with_shards_is_healthy(shown_of_sharding):
+    healthy = shown_of_sharding["healthy"]
+    assert wrong_cells(healthy) == [{}, {}, {}, {}]
+    assert "3  d3" in repr(healthy) and "reduce-scatters" in repr(healthy) and "heads" not in repr(healthy)
+
+
+@pytest.mark.parametrize("name", SHARDING_SYMPTOMS)
+def test_each_fault_of_shards_shows(shown_of_sharding, name):
+    found, (wrong, norm, sent, held) = shown_of_sharding[name], SHARDING_SYMPTOMS[name]
+    assert wrong_cells(found) == wrong
+    for seen, healthy in zip(found.ranks, shown_of_sharding["healthy"].ranks):
+        assert seen.norms[0] == pytest.approx(norm * found.expected.norms[0])
+        assert seen.sharding.reduce_scatters == sent * healthy.sharding.reduce_scatters
+        assert seen.sharding.kilobytes == pytest.approx(sent * healthy.sharding.kilobytes, abs=2)
+        assert seen.sharding.in_optimizer == pytest.approx(held * seen.sharding.in_shards, rel=0.02)
+    losses = found.ranks[0].losses
+    assert (losses == sorted(losses, reverse=True)) == (norm > 0)
+
+
+@pytest.mark.parametrize("wing", [context_museum, sharding_museum], ids=lambda wing: wing.name)
+def test_the_cases_of_other_notebooks_are_named_apart(wing, capsys, monkeypatch):
+    for case in wing.cases:
         monkeypatch.setattr(case, "_has_run", True)
         case.check(case._fault.name)
-    assert "context_museum case 1: yes" in capsys.readouterr().out
-    assert context_museum.verdict().status == "passed" and museum.verdict().status == "not attempted"
-    assert context_museum.case(1).verdict(FAULTS[0].name).status == "wrong"
-    context_museum.names()
+    assert f"{wing.name} case 1: yes" in capsys.readouterr().out
+    assert wing.verdict().status == "passed" and museum.verdict().status == "not attempted"
+    assert wing.case(1).verdict(FAULTS[0].name).status == "wrong"
+    wing.names()
     assert capsys.readouterr().out.split("\n")[:-1] == sorted(fault.name for fault in ALL_FAULTS)
 
 
 def test_the_museum_counts_as_an_exercise_of_its_notebook():
-    assert "bug_museum" in progress.exercises()["11"] and "context_museum" in progress.exercises()["13"]
+    for number, name in (("11", "bug_museum"), ("13", "context_museum"), ("14", "sharding_museum")):
+        assert name in progress.exercises()[number]
     assert isinstance(museum, Museum) and cases.one_process.cache_info().currsize <= 1
 
 
