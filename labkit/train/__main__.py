@@ -59,7 +59,7 @@ def run(config: TrainConfig) -> int:
         start = describe_start(config, dist.get_world_size(), floor_nats)  # which every rank may refuse
         if is_first:
             print(start, flush=True)
-        steps = train(config.fitted(dist.get_world_size()))
+        steps = train(config)
     except (ValueError, FloatingPointError) as error:
         say_once(f"labkit.train: {error}")
         return 2 if isinstance(error, ValueError) else 1

@@ -336,7 +336,7 @@ class TrainConfig:
         Fully sharded it should not: messages and products would wait for each other (so says the guide of
         Megatron-FSDP). Nor with a pipeline, whose receives are launched long before their messages come.
         """
-        return self.tp_size > 1 and self.pp_size == 1 and not self.sharded_optimizer and not self.fit_ranks
+        return self.tp_size > 1 and self.pp_size == 1 and self.zero_stage == 0 and not self.fit_ranks
 
     def learning_rate_at(self, step: int) -> float:
         """Return the rate of a step, counted from 0: it rises in a line, then falls in half a cosine."""

@@ -63,6 +63,7 @@ def steps(config: TrainConfig) -> Iterator[Step]:
 def training(config: TrainConfig) -> Iterator["Trainer"]:
     """Hold what a run needs while it lasts: the process groups, this rank's `Trainer`, the claim on the checkpoints."""
     check_same_options(config)
+    config = config.fitted(dist.get_world_size())
     layout = config.layout(dist.get_world_size())
     config.check_memory(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     folder = config.checkpoint_dir

@@ -103,7 +103,7 @@ def test_numbers_that_run_away(command):
         *TINY.split(), "--learning-rate", 100, "--weight-decay", 1000, "--clip-norm", 0, "--steps", 9
     )
     assert code == 1
-    assert re.search(r"labkit.train: step 4: the loss is nan, the gradient norm nan. First on rank 0: ", error)
+    assert re.search(r"labkit.train: step [34]: the loss is nan, the gradient norm nan. First on rank 0: ", error)
     assert out.startswith("1 rank")
     assert "Step" not in out
 
@@ -229,7 +229,7 @@ def test_torchrun_does_not_restart_what_would_fail_again():
         ("--tp 1", {}, None),
         ("--tp 2 --pp 2", {}, None),
         ("--tp 2 --fit-ranks", {}, None),  # which may turn out to be a pipeline
-        ("--tp 2 --sharded-optimizer", {}, None),
+        ("--tp 2 --zero-stage 1", {}, None),
     ],
     ids=str,
 )
