@@ -1,23 +1,24 @@
 """A run on two "nodes" of this machine, each a torchrun with its ranks, and a button that kills one of them."""
 
+import atexit
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from signal import SIGKILL
-from threading import Timer
+from signal import SIGKILL, SIGSTOP
+from threading import Thread, Timer
 from typing import Any
 
 import ipywidgets as widgets
-from IPython.display import display
 from torch._C._distributed_c10d import TCPStore
 
 import labkit.train
-from course.explorers.live_losses import LiveLosses
+from course.pictures.curves import draw_losses
+from course.pictures.painter import Plot
 from labkit.launch.client import will_train
 
 MOST_SECONDS = 240
@@ -30,87 +31,128 @@ and after 6 s more nobody waits for a second node."""
 will_train()
 
 
-class TwoNodes:
-    """A finished run of `labkit.train`, with ``num_ranks`` on each of two nodes until one has died.
+class TwoNodes(widgets.VBox):
+    """A run of `labkit.train`, with ``num_ranks`` on each of two nodes until one has died: its losses, and a button.
 
-    ``losses`` has a list of (step, loss) for each start of the ranks, ``said`` each line that announced one, and
-    ``exit_codes`` those of the two nodes.
-
-    The cell shows the losses as they come, and a button that kills the second node: its torchrun and its ranks. If
-    nobody has clicked by step ``dies_after``, the cell does so itself. Whatever happens, neither a process nor the
+    The button kills the second node: its torchrun and its ranks. If nobody has clicked by step ``dies_after``, it dies
+    all the same. When the run is over, ``losses`` has a list of (step, loss) for each start of the ranks, ``said`` the
+    line that announced it, and ``exit_codes`` those of the two nodes. Whatever happens, neither a process nor the
     folder of the checkpoints is left.
     """
 
+    _last: "TwoNodes | None" = None
+
     def __init__(self, options: str, dies_after: int, num_ranks: int = 4):
+        if TwoNodes._last is not None:  # the cell runs once more
+            TwoNodes._last.close()
+        TwoNodes._last = self
         self.losses: list[list[tuple[int, float]]] = []
         self.said: list[str] = []
         self._nodes: list[subprocess.Popen] = []
-        button = widgets.Button(description="Kill node 1", icon="bolt", button_style="danger")
-        button.on_click(lambda _: self._kill(1))
-        lines: list[str] = []
-        with ExitStack() as stack:
-            stack.callback(button.close)
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            read = stack.enter_context(self._started(f"{options} --resume --checkpoint-dir {folder}", num_ranks))
-            timer = Timer(MOST_SECONDS, self._end)
-            timer.start()
-            stack.callback(timer.cancel)
-            display(button, exclude=["text/plain"])
-            picture = stack.enter_context(LiveLosses(int(re.findall(r"--steps (\d+)", options)[-1])))
-            for line in read:
-                lines.append(line)
-                self._note(line, picture)
-                if self.losses and self.losses[-1] and self.losses[-1][-1][0] >= dies_after:
-                    self._kill(1)
-        self.exit_codes = [node.returncode for node in self._nodes]
-        if self.exit_codes[0]:
-            raise RuntimeError("the run ended before its last step:\n" + "".join(lines[-30:]))
+        self._lines: list[str] = []
+        self._is_closed = False
+        self._num_steps, self._dies_after = int(re.findall(r"--steps (\d+)", options)[-1]), dies_after
+        self.button = widgets.Button(description="Kill node 1", icon="bolt", button_style="danger")
+        self.button.on_click(lambda _: self._kill(1))
+        self.curves = widgets.HTML("Starting two torchruns, and with them eight ranks ...")
+        super().__init__([self.button, self.curves])
+        atexit.register(self.close)
+        # In its own thread: the kernel stays free for the click.
+        self._thread = Thread(target=self._run, args=(options, num_ranks), daemon=True)
+        self._thread.start()
 
     def __repr__(self) -> str:
-        steps = " and ".join(f"{each[0][0]} to {each[-1][0]}" for each in self.losses if each)
-        return f"a run of steps {steps}"
+        return f"two torchruns, one of which dies after step {self._dies_after} at the latest"
+
+    def finished(self) -> Plot:
+        """Wait for the end of the run, and return its curves; if interrupted meanwhile, end it.
+
+        Raises:
+            RuntimeError: the run ended before its last step; says what it printed last.
+        """
+        try:
+            self._thread.join()
+        except KeyboardInterrupt:
+            self.close()
+            raise
+        if any(self.exit_codes[:1]):
+            raise RuntimeError("the run ended before its last step:\n" + "".join(self._lines[-30:]))
+        return self._plot()
+
+    @property
+    def exit_codes(self) -> list[int | None]:
+        return [node.returncode for node in self._nodes]
+
+    def close(self) -> None:
+        """End what is left of the run."""
+        self._is_closed = True
+        self._end()
+        self._thread.join()
+        atexit.unregister(self.close)
+        super().close()
+
+    def _run(self, options: str, num_ranks: int) -> None:
+        with tempfile.TemporaryDirectory() as folder, self._started(options, folder, num_ranks) as lines:
+            for line in lines:
+                self._lines.append(line)
+                self._note(line)
+                if self.losses and self.losses[-1] and self.losses[-1][-1][0] >= self._dies_after:
+                    self._kill(1)
+        self.button.disabled = True
 
     @contextmanager
-    def _started(self, options: str, num_ranks: int) -> Iterator[Iterator[str]]:
+    def _started(self, options: str, folder: str, num_ranks: int) -> Iterator[Iterator[str]]:
         """Start both nodes, and yield the lines that they print; in the end, end all that is left of them."""
         store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         meeting = f"--rdzv-backend c10d --rdzv-id lab --rdzv-endpoint localhost:{store.port} --rdzv-conf {MEETING}"
         meeting += f" --local-addr localhost --nnodes 1:2 --nproc-per-node {num_ranks} --max-restarts 2"
         train = Path(labkit.train.__file__).with_name("__main__.py")
-        command = f"{meeting} --run-path --start-method fork {train} {options} --log-interval 1"
-        command = [sys.executable, "-c", START, *command.split()]
+        command = f"{meeting} --run-path --start-method fork {train} {options} --log-interval 1 --resume"
+        command = [sys.executable, "-c", START, *command.split(), "--checkpoint-dir", folder]
         outside = re.compile("RANK|WORLD_SIZE|LOCAL_|MASTER_|SLURM_|TORCHELASTIC")
         environment = {name: value for name, value in os.environ.items() if not outside.match(name)}
         environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         end, start = os.pipe()
+        timer = Timer(MOST_SECONDS, self._end)
+        timer.start()
         try:
             for _ in range(2):  # in sessions of their own: the stop button is meant for the cell
                 look = dict[str, Any](stdout=start, stderr=start, env=environment, start_new_session=True)
                 self._nodes.append(subprocess.Popen(command, **look))
+            if self._is_closed:
+                self._end()
             os.close(start)
             with os.fdopen(end, errors="replace") as lines:
                 yield lines
         finally:
+            timer.cancel()
             self._end()
 
-    def _note(self, line: str, picture: LiveLosses) -> None:
+    def _note(self, line: str) -> None:
         if re.match(r"\d+ ranks? \(", line):
             self.said.append(line.split(";")[0])
-            done = dict(pair for each in self.losses for pair in each)
             self.losses.append([])
-            self._known = [done[step] for step in sorted(done)]
         elif found := re.match(r"step (\d+)/\d+: loss ([\d.]+)", line):
-            step, loss = int(found[1]), float(found[2])
-            before = [] if self.losses[-1] else self._known[: step - 1]  # that the checkpoint stands for
-            self.losses[-1].append((step, loss))
-            picture.add(self.said[-1], *before, loss)
+            self.losses[-1].append((int(found[1]), float(found[2])))
+            self.curves.value = self._plot().html()
+
+    def _plot(self) -> Plot:
+        """Draw each start's losses, and before them those that its checkpoint stands for."""
+        known: dict[int, float] = {}
+        curves = {}
+        for name, losses in zip(self.said, self.losses):
+            known = {step: loss for step, loss in known.items() if losses and step < losses[0][0]} | dict(losses)
+            curves[name] = list(known.values())
+        return draw_losses(curves, num_steps=self._num_steps)
 
     def _kill(self, number: int) -> None:
         """Kill a node at once, as if its power had gone."""
         node = self._nodes[number]
-        for process in (node.pid, *_children(node.pid)) if node.poll() is None else ():
-            with suppress(ProcessLookupError):
-                os.kill(process, SIGKILL)
+        if node.poll() is None:
+            node.send_signal(SIGSTOP)  # it starts no more ranks while we look for them
+            for process in (*_children(node.pid), node.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(process, SIGKILL)
 
     def _end(self) -> None:
         for number, node in enumerate(self._nodes):

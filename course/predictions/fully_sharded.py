@@ -96,11 +96,11 @@ leaves_node = Choice(
 
 next_step = Number(
     "14.next_step",
-    "A checkpoint is written after every fifth step. A node dies when 13 steps are done. "
+    "A checkpoint is written after every fifth step. A node dies when 12 steps are done. "
     "Which step is the first one that the remaining node computes?",
     {
-        14: "The weights after step 13 were in the memory of both nodes. What is on the disk?",
-        13: "The weights after step 12 are nowhere. What is on the disk?",
+        13: "The weights after step 12 were in the memory of the ranks, which are gone. What is on the disk?",
+        12: "The weights after step 11 are nowhere. What is on the disk?",
         10: "The checkpoint was written after step 10.",
         1: "There is a checkpoint.",
         15: "There is no checkpoint of step 15 yet.",

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from course.explorers import two_nodes
-from course.explorers.live_losses import LiveLosses
 from course.explorers.two_nodes import TwoNodes
 
 NODE = """
@@ -70,29 +69,51 @@ def is_gone(process):
     return False
 
 
-def test_a_node_dies_and_the_other_goes_on(processes, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(LiveLosses, "add", lambda _, *curve: drawn.append(curve))
-    run = TwoNodes("--steps 5 --seed 0", dies_after=3)
-    assert run.exit_codes == [0, -9]
-    assert run.said == ["8 ranks (tp 2, pp 4, dp 1)", "4 ranks (tp 2, pp 2, dp 1 instead of tp 2, pp 4)"]
-    assert run.losses == [[(1, 3.9), (2, 3.8), (3, 3.7)], [(3, 3.7), (4, 3.6), (5, 3.5)]]
-    assert drawn[3:] == [(run.said[1], 3.9, 3.8, 3.7), (run.said[1], 3.6), (run.said[1], 3.5)]
-    assert repr(run) == "a run of steps 1 to 3 and 3 to 5"
+def test_a_node_dies_and_the_other_goes_on(processes, tmp_path):
+    nodes = TwoNodes("--steps 5 --seed 0", dies_after=3)
+    plot = nodes.finished()
+    assert nodes.exit_codes == [0, -9]
+    assert nodes.said == ["8 ranks (tp 2, pp 4, dp 1)", "4 ranks (tp 2, pp 2, dp 1 instead of tp 2, pp 4)"]
+    assert nodes.losses == [[(1, 3.9), (2, 3.8), (3, 3.7)], [(3, 3.7), (4, 3.6), (5, 3.5)]]
+    assert "dp 1): 3.90 to 3.70 at step 3. 4 ranks (tp 2, pp 2, dp 1 instead of tp 2, pp 4): 3.90 to 3.50" in plot.alt
+    assert nodes.button.disabled and nodes.curves.value == plot.html()
     assert processes and all(map(is_gone, processes)) and not os.listdir(tmp_path)
+
+
+def test_a_click_kills_the_second_node(processes):
+    nodes = TwoNodes("--steps 5 --seed 0", dies_after=5)
+    while len(nodes.losses) == 0 or len(nodes.losses[0]) < 3:
+        time.sleep(0.01)
+    nodes.button.click()
+    nodes.finished()
+    assert nodes.exit_codes == [0, -9] and len(nodes.said) == 2
 
 
 def test_an_interrupted_cell_leaves_nothing(processes, tmp_path, monkeypatch):
-    def interrupt(*_):
+    nodes = TwoNodes("--steps 5 --seed 0", dies_after=5)
+    while not nodes.losses:
+        time.sleep(0.01)
+    join = nodes._thread.join
+
+    def interrupted():
+        monkeypatch.setattr(nodes._thread, "join", join)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LiveLosses, "add", interrupt)
+    monkeypatch.setattr(nodes._thread, "join", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        TwoNodes("--steps 5 --seed 0", dies_after=3)
+        nodes.finished()
+    assert nodes.exit_codes == [-9, -9]
     assert processes and all(map(is_gone, processes)) and not os.listdir(tmp_path)
+
+
+def test_a_cell_that_runs_again_ends_the_earlier_run(processes):
+    first = TwoNodes("--steps 5 --seed 0", dies_after=5)
+    second = TwoNodes("--steps 5 --seed 0", dies_after=3)
+    assert set(first.exit_codes) == {-9}
+    assert second.finished() and second.exit_codes == [0, -9]
 
 
 def test_a_run_that_fails_shows_what_it_said(processes, tmp_path):
     with pytest.raises(RuntimeError, match=r"(?s)before its last step:.*step 5/5: loss 3.5"):
-        TwoNodes("--steps 5 --seed 1", dies_after=3)
+        TwoNodes("--steps 5 --seed 1", dies_after=3).finished()
     assert not os.listdir(tmp_path)
