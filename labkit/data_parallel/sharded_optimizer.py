@@ -1,116 +1,161 @@
-"""ZeRO-1: each data-parallel rank keeps the optimizer's states of some parameters, updates those, and shares them.
+"""ZeRO-1 in its plainest form: each rank keeps the optimizer's states of a shard, updates that, and shares the weights.
 
-Adam keeps two numbers per parameter, and plain data parallelism keeps them d times. Here every parameter has one
-owner in the group. Source: Rajbhandari et al., arXiv 1910.02054, section 5.1.
+Adam keeps two numbers per parameter, and plain data parallelism keeps them d times. Here all parameters lie side by
+side in a buffer, which is cut in d equal parts, wherever that cuts a parameter. So a large embedding is no one's alone.
+Source: Rajbhandari et al., arXiv 1910.02054, section 5.1.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Adafactor, Optimizer
+
+from labkit.communication import all_gather_single, reduce_scatter_single
+from labkit.data_parallel.gradients import grad_dtype_of
+from labkit.data_parallel.units import side_by_side
 
 
 class ShardedOptimizer(Optimizer):
-    """Any torch optimizer, its states divided among the ranks of a group; use it like the optimizer itself.
+    """A torch optimizer whose states are divided among the ranks of a group; use it like the optimizer itself.
 
         optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, groups.dp, lr=1e-3)
 
-    The gradients must be the same on all ranks before `step`, as `DataParallel` leaves them. Each parameter has one
-    owner, which is right for every optimizer that treats parameters one by one (L-BFGS does not, and raises a
-    ValueError). The parameters become views into one buffer per owner, which travels as it is.
+    `step` averages the gradients over the group, each rank its shard (reduce-scatter), updates the shard of the
+    weights, and gathers the others' (all-gather). Together that sends what averaging whole gradients by all-reduce
+    does, so `DataParallel` is not needed before it; if it was used, the average changes nothing. The parameters become
+    views into the buffers. One without a gradient on any rank is left alone.
 
-    `state_dict` is the plain optimizer's, with the states of this rank's parameters only; all ranks' together are
-    the whole. A part says that it is "sharded", and has an empty state for a parameter of this rank without one.
-    `load_state_dict` takes the whole, or any part that has at least this rank's.
+    It is right for every optimizer that treats numbers one by one (L-BFGS and Adafactor do not: a ValueError). Its state
+    dict is the plain optimizer's. `labkit.train` divides states by `FullyShardedDataParallel` instead, whose messages
+    travel during forward and backward.
 
     Args:
         params: parameters or parameter groups, as for the optimizer; none can be added later.
-        optimizer_class: called on every rank with the rank's own parameters and the ``options``.
+        optimizer_class: called on every rank with the rank's own pieces and the ``options``.
     """
 
     def __init__(
         self, params: Iterable, optimizer_class: Callable[..., Optimizer], group: dist.ProcessGroup, **options: Any
     ):
-        if isinstance(optimizer_class, type) and issubclass(optimizer_class, LBFGS):
-            raise ValueError("LBFGS makes one step of all parameters together: use it without ShardedOptimizer")
+        if isinstance(optimizer_class, type) and issubclass(optimizer_class, LBFGS | Adafactor):
+            name = optimizer_class.__name__
+            raise ValueError(f"{name} does not treat numbers one by one: use it without ShardedOptimizer")
         super().__init__(params, {})
         self.group = group
-        self._parameters = [parameter for each in self.param_groups for parameter in each["params"]]
-        self.owner = deal_out(self._parameters, group.size())
-        self._buffers = list(_share_memory(self.owner))
-        mine = [{"params": [p for p in each["params"] if self.owner[p] == group.rank()]} for each in self.param_groups]
-        copy_options(self.param_groups, mine)
+        kinds: dict[tuple, list[nn.Parameter]] = {}
+        for p in (p for each in self.param_groups for p in each["params"]):
+            kinds.setdefault((p.dtype, grad_dtype_of(p), p.device), []).append(p)
+        self._buffers = [_Buffer(parameters, group) for parameters in kinds.values()]
+        pieces = {p: piece for buffer in self._buffers for p, piece in buffer.pieces.items()}
+        mine = [{**each, "params": [pieces[p] for p in each["params"]]} for each in self.param_groups]
         self.local = optimizer_class(mine, **options)
         self.defaults, self.state = self.local.defaults, self.local.state
         copy_options(self.local.param_groups, self.param_groups)
 
     def step(self, closure: Callable | None = None):
-        """Update this rank's parameters, send them, and receive all others; return what the closure gives."""
+        """Average the gradients, update this rank's shard, and gather all others; return what the closure gives."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         copy_options(self.param_groups, self.local.param_groups)  # a learning rate that a schedule has changed, say
-        loss = self.local.step(closure)
-        sent = [dist.broadcast(b, group_src=rank, group=self.group, async_op=True) for rank, b in self._buffers]
-        for travelling in sent:
-            assert travelling is not None  # this rank is in the group
-            travelling.wait()
+        for buffer in self._buffers:
+            buffer.average_gradients()
+        self.local.step()
+        for buffer in self._buffers:
+            buffer.gather()
         return loss
 
     def state_dict(self) -> dict:
-        """Return this rank's part of the plain optimizer's state dict."""
-        saved = super().state_dict()
-        return {**saved, "state": {n: saved["state"].get(n, {}) for n in self._mine()}, "sharded": True}
+        """Return the plain optimizer's state dict, whole on every rank. All ranks call this."""
+        states = {p: state for buffer in self._buffers for p, state in buffer.whole_states(self.local.state).items()}
+        self.state = defaultdict(dict, states)
+        try:
+            return super().state_dict()
+        finally:
+            self.state = self.local.state
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Take what belongs to this rank's parameters; ValueError if parts are given in which some of it is missing."""
-        all_states, mine = state_dict["state"], self._mine()
-        missing = [n for n in mine if n not in all_states]
-        if missing and "sharded" in state_dict:
-            raise ValueError(
-                f"rank {self.group.rank()} owns parameters {mine}, but the state dict lacks {missing}: a different "
-                "rank, or a different number of ranks, saved this part, so give the parts of all ranks together"
-            )
-        states = {number: all_states[n] for number, n in enumerate(mine) if all_states.get(n)}
+        """Load the plain optimizer's state dict: each rank keeps its pieces."""
         super().load_state_dict({**state_dict, "state": {}})
         copy_options(self.param_groups, self.local.param_groups)
-        # The optimizer itself loads the states: it knows their types, and numbers its own parameters from 0.
+        parameters = [p for each in self.param_groups for p in each["params"]]
+        cut = {p: buffer.cut for buffer in self._buffers for p in buffer.pieces}
+        states = {
+            number: {key: cut[p](p, key, value) for key, value in state_dict["state"][number].items()}
+            for number, p in enumerate(parameters)
+            if number in state_dict["state"]
+        }
+        # The optimizer itself loads the states: it knows their types.
         self.local.load_state_dict({"state": states, "param_groups": self.local.state_dict()["param_groups"]})
         self.state = self.local.state
 
     def add_param_group(self, param_group: dict) -> None:
-        """Only for use while the optimizer is made: afterwards every parameter has its owner."""
+        """Only for use while the optimizer is made: afterwards every number has its place."""
         if hasattr(self, "local"):
             raise ValueError("parameters cannot be added to a ShardedOptimizer: give it all groups when it is made")
         super().add_param_group(param_group)
 
-    def _mine(self) -> list[int]:
-        """Return the numbers of the parameters that this rank owns."""
-        return [n for n, parameter in enumerate(self._parameters) if self.owner[parameter] == self.group.rank()]
+
+class _Buffer:
+    """Parameters of one type side by side [n], and this rank's shard [n/d], of whose pieces the optimizer knows."""
+
+    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup):
+        first, self.group = parameters[0], group
+        self.size, self.spans, self.places = side_by_side(parameters, group)
+        self.weights = first.detach().new_zeros(self.size * group.size())
+        for p, span in self.spans.items():
+            p.data = self.weights[span].view_as(p).copy_(p.detach())
+        self.shard = self.weights[self.size * group.rank() :][: self.size]
+        self.pieces = {p: nn.Parameter(self.shard[place], p.requires_grad) for p, place in self.places.items()}
+
+    def average_gradients(self) -> None:
+        """Give each piece its part of the average, or none if the parameter has no gradient on any rank."""
+        dtype, here = grad_dtype_of(next(iter(self.spans))), [p.grad is not None for p in self.spans]
+        gradients, average = (torch.zeros_like(x, dtype=dtype) for x in (self.weights, self.shard))
+        for p, span in self.spans.items():
+            if p.grad is not None:  # divide before the sum, which then cannot overflow
+                torch.div(p.grad.to_dense(), self.group.size(), out=gradients[span].view_as(p))
+        reduce_scatter_single(average, gradients, group=self.group)
+        has_gradient = torch.tensor(here, dtype=torch.int32, device=average.device)
+        dist.all_reduce(has_gradient, group=self.group)
+        for (p, piece), anywhere in zip(self.pieces.items(), has_gradient.tolist()):
+            piece.grad = average[self.places[p]] if anywhere else None
+
+    def gather(self) -> None:
+        """Give every rank the weights that each has updated."""
+        all_gather_single(self.weights, self.shard, group=self.group)
+
+    def whole_states(self, states: Mapping[nn.Parameter, dict]) -> dict[nn.Parameter, dict]:
+        """Return the optimizer's states of the whole parameters."""
+        whole = {p: dict(states[piece]) for p, piece in self.pieces.items() if piece in states}
+        keys = {key for p, state in whole.items() for key, x in state.items() if self._is_piece(p, x)}
+        for key in sorted(keys):
+            shard = self.shard.new_zeros(self.size, dtype=next(s[key].dtype for s in whole.values() if key in s))
+            for p in whole:
+                shard[self.places[p]] = whole[p][key]
+            everything = shard.new_empty(len(self.weights))
+            all_gather_single(everything, shard, group=self.group)
+            for p in whole:
+                whole[p][key] = everything[self.spans[p]].view_as(p)
+        return whole
+
+    def cut(self, p: nn.Parameter, key: str, value: Any) -> Any:
+        """Return this rank's piece of a state that has its parameter's shape, and any other as it is."""
+        if key == "step" or not isinstance(value, torch.Tensor) or value.shape != p.shape:
+            return value
+        start = max(self.size * self.group.rank() - self.spans[p].start, 0)
+        return value.flatten()[start:][: self.pieces[p].numel()]
+
+    def _is_piece(self, p: nn.Parameter, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.shape == self.pieces[p].shape
 
 
 def copy_options(given: list[dict], param_groups: list[dict]) -> None:
     """Copy what parameter groups say about their parameters, such as a learning rate, to groups of other parameters."""
     for source, target in zip(given, param_groups):
         target.update({name: value for name, value in source.items() if name not in ("params", "param_names")})
-
-
-def deal_out(parameters: list[nn.Parameter], num_ranks: int) -> dict[nn.Parameter, int]:
-    """Return an owner for each parameter: the largest first, each to the rank that has the least so far."""
-    load, owner = [0] * num_ranks, {}
-    for parameter in sorted(parameters, key=torch.numel, reverse=True):
-        owner[parameter] = load.index(min(load))
-        load[owner[parameter]] += parameter.numel()
-    return owner
-
-
-def _share_memory(owner: dict[nn.Parameter, int]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Lay parameters side by side, in one buffer per owner, type and device; yield the owners with the buffers."""
-    kinds: dict[tuple, list[nn.Parameter]] = {}
-    for parameter, rank in owner.items():
-        kinds.setdefault((rank, parameter.dtype, parameter.device), []).append(parameter)
-    for (rank, *_), parameters in kinds.items():
-        buffer = torch.cat([parameter.detach().flatten() for parameter in parameters])
-        for parameter, view in zip(parameters, buffer.split([parameter.numel() for parameter in parameters])):
-            parameter.data = view.view_as(parameter)
-        yield rank, buffer

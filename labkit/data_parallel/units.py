@@ -90,18 +90,14 @@ class Flat:
     def __init__(self, places: Places, groups: list[dist.ProcessGroup]):
         first, self.places, self.group = next(iter(places)), places, groups[-1]
         self.is_trained, self.grad_dtype = first.requires_grad, grad_dtype_of(first)
-        align = ALIGNMENT_BYTES // first.element_size()
-        *starts, end = accumulate((-(-p.numel() // align) * align for p in places), initial=0)
-        size = max(1, -(-end // self.group.size()))
+        size, self.spans, self.pieces = side_by_side(list(places), self.group)
         self.buffer = first.detach().new_zeros(size * self.group.size())
-        self.spans = {p: slice(start, start + p.numel()) for p, start in zip(places, starts)}
         begin = size * self.group.rank()
         self.mine = self.buffer[begin : begin + size]
-        self.whole, self.pieces = {}, {}
+        self.whole = {}
         for p, span in self.spans.items():
             view = self.buffer[span].view_as(p).data  # of which autograd does not see that it changes with the buffer
             self.whole[p] = whole = nn.Parameter(view.copy_(p.detach()), requires_grad=self.is_trained)
-            self.pieces[p] = slice(*(min(max(each - begin, 0), size) for each in (span.start, span.stop)))
             p.piece = p.shape, max(begin - span.start, 0)  # pyright: ignore[reportAttributeAccessIssue]
             if self.grad_dtype != p.dtype:
                 whole.grad_dtype = self.grad_dtype
@@ -145,6 +141,21 @@ class Flat:
             if has_gradient:
                 p.grad = self.average[piece] if p.grad is None else p.grad.add_(self.average[piece])
         self.average, self.arrived = None, [False] * len(self.places)
+
+
+def side_by_side(
+    parameters: list[nn.Parameter], group: dist.ProcessGroup
+) -> tuple[int, dict[nn.Parameter, slice], dict[nn.Parameter, slice]]:
+    """Return a shard's size, and where each parameter lies: in a buffer of d shards, and its piece in this rank's."""
+    align = ALIGNMENT_BYTES // parameters[0].element_size()
+    *starts, end = accumulate((-(-p.numel() // align) * align for p in parameters), initial=0)
+    size = max(1, -(-end // group.size()))
+    spans = {p: slice(start, start + p.numel()) for p, start in zip(parameters, starts)}
+    begin = size * group.rank()
+    pieces = {
+        p: slice(*(min(max(each - begin, 0), size) for each in (span.start, span.stop))) for p, span in spans.items()
+    }
+    return size, spans, pieces
 
 
 def piece_of(parameter: nn.Parameter) -> tuple[torch.Size, int]:

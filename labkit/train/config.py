@@ -190,8 +190,8 @@ class TrainConfig:
             check_divides(self.tp_size, "num_query_groups", shape.num_query_groups)
         if self.zero_stage >= 2 and self.schedule == "zero-bubble":
             raise ValueError(
-                f"zero_stage={self.zero_stage} sends the gradients of a layer when its backward is done, where schedule="
-                "'zero-bubble' has not computed those of its weights: use zero_stage=1, or '1f1b'"
+                f"zero_stage={self.zero_stage} sends a layer's gradients when its backward is done, and schedule="
+                "'zero-bubble' computes those of its weights later: use zero_stage=1, or schedule='1f1b'"
             )
         if self.shard_size is not None:
             object.__setattr__(self, "shard_size", check_size("shard_size", self.shard_size))
@@ -239,8 +239,8 @@ class TrainConfig:
         """Return the ranks on their grid.
 
         Raises:
-            ValueError: tp_size * cp_size * pp_size does not divide the world, or the replicas cannot share the batch, or
-                be cut in parts of shard_size.
+            ValueError: tp_size * cp_size * pp_size does not divide the world, or replicas cannot share the batch or be
+                cut in parts of shard_size.
         """
         layout = ParallelLayout(world_size, self.tp_size, self.pp_size, self.cp_size, order=self.order)
         rows_at_once = layout.dp_size * self.micro_batch_size

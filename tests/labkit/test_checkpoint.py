@@ -106,12 +106,12 @@ def test_a_relay_of_layouts_has_the_losses_of_one_run(worlds, tmp_path):
 
 
 def test_master_weights_change_the_layout_too(worlds, tmp_path):
-    """A break in the same layout changes nothing; a different layout rounds differently, so it only comes close."""
+    """A different stage adds up the norm in a different order; a different layout rounds more, and only comes close."""
     config = saves_in(tmp_path, precision="bfloat16", num_layers=2)
     unbroken = worlds[2].run(train, replace(config, checkpoint_dir=None, save_interval=0, resume=False, steps=4))[0]
     for expected in unbroken[:3]:
         sharded = replace(config, zero_stage=expected.number, steps=4)
-        assert numbers(worlds[2].run(one_step, sharded)[:1]) == numbers([expected])
+        assert numbers(worlds[2].run(one_step, sharded)[:1]) == pytest.approx(numbers([expected]), rel=1e-5)
     last = worlds[4].run(one_step, replace(config, tp_size=2, pp_size=2, steps=4))[0]
     assert last.loss == pytest.approx(unbroken[3].loss, rel=0.01)
 
