@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from course.exercises import fully_sharded
@@ -21,10 +20,31 @@ def unit(in_features, out_features):
     return [each.detach() for each in (x, shard, out, grad, grad_x, grad_shard)]
 
 
-@pytest.mark.parametrize("out_features", [3, 4])
-def test_a_sharded_unit_agrees_with_autograd_in_one_process(out_features):
-    ranks = launch(unit, 2, out_features, world_size=4)
-    x, shard, out, grad, grad_x, grad_shard = (torch.cat(parts) for parts in zip(*ranks))
+def accumulated(num_micro_batches):
+    model, micro_batches = fully_sharded.accumulate_inputs(num_micro_batches)
+    model = model.__deepcopy__({})
+    return fully_sharded.my_accumulate(model, micro_batches), micro_batches, model.state_dict()
+
+
+def norm(tp_size, shard_size):
+    gradients, is_cut, groups = fully_sharded.norm_inputs(tp_size, shard_size)
+    return fully_sharded.my_norm(gradients, is_cut, groups), gradients
+
+
+def solutions():
+    """On one rank: what all solutions answer, and to what."""
+    return {"units": [unit(2, 3), unit(2, 4)], "accumulated": accumulated(3), "norms": [norm(2, 2), norm(1, 2)]}
+
+
+@pytest.fixture(scope="module")
+def solved():
+    return launch(solutions, world_size=4)
+
+
+@pytest.mark.parametrize(("number", "out_features"), [(0, 3), (1, 4)])
+def test_a_sharded_unit_agrees_with_autograd_in_one_process(solved, number, out_features):
+    ranks = zip(*(rank["units"][number] for rank in solved))
+    x, shard, out, grad, grad_x, grad_shard = (torch.cat(parts) for parts in ranks)
     x.requires_grad_()
     shard.requires_grad_()
     weight, bias, _ = shard.tensor_split([2 * out_features, 3 * out_features])
@@ -46,14 +66,8 @@ def test_which_stage_fits_agrees_with_the_sizing(gib):
     assert fully_sharded.my_stage(round(stage_parameters(plan, 0)), 16, gib) == (fitting[0] if fitting else None)
 
 
-def accumulated(num_micro_batches):
-    model, micro_batches = fully_sharded.accumulate_inputs(num_micro_batches)
-    model = model.__deepcopy__({})
-    return fully_sharded.my_accumulate(model, micro_batches), micro_batches, model.state_dict()
-
-
-def test_accumulation_agrees_with_one_backward_in_one_process():
-    ranks = launch(accumulated, 3, world_size=2)
+def test_accumulation_agrees_with_one_backward_in_one_process(solved):
+    ranks = [rank["accumulated"] for rank in solved]
     layers = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
     layers.load_state_dict(ranks[0][2])
     layers(torch.cat([x for _, micro_batches, _ in ranks for x in micro_batches])).square().mean().backward()
@@ -62,18 +76,13 @@ def test_accumulation_agrees_with_one_backward_in_one_process():
     assert same(torch.cat(found), expected)
 
 
-def norm():
-    gradients, is_cut, groups = fully_sharded.norm_inputs(2, 2)
-    return fully_sharded.my_norm(gradients, is_cut, groups), gradients, dist.get_rank()
-
-
-def test_the_norm_is_that_of_the_whole_gradient():
-    """On 8 ranks: 2 tensor ranks, 2 shards and 2 replicas."""
-    ranks = launch(norm, world_size=8)
-    cut = torch.cat([gradients[0] for _, gradients, rank in ranks if rank < 4])
-    whole = torch.cat([gradients[1] for _, gradients, rank in ranks if rank in (0, 2)])
-    for found, *_ in ranks:
-        assert same(found, torch.cat([cut, whole]).norm())
+@pytest.mark.parametrize(("number", "cut", "whole"), [(0, [0, 1, 2, 3], [0, 2]), (1, [0, 1], [0, 1])])
+def test_the_norm_is_that_of_the_whole_gradient(solved, number, cut, whole):
+    """Which ranks hold the pieces: of two tensor ranks and two shards, then of two shards and two replicas."""
+    gradients = [rank["norms"][number][1] for rank in solved]
+    everything = torch.cat([*(gradients[rank][0] for rank in cut), *(gradients[rank][1] for rank in whole)])
+    for rank in solved:
+        assert same(rank["norms"][number][0], everything.norm())
 
 
 @pytest.mark.parametrize(
