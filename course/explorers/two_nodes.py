@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ import ipywidgets as widgets
 from torch._C._distributed_c10d import TCPStore
 
 import labkit.train
+from course.explorers.live_losses import SECONDS_BETWEEN_DRAWINGS
 from course.pictures.curves import draw_losses
 from course.pictures.painter import Plot
 from labkit.launch.client import will_train
@@ -92,13 +94,16 @@ class TwoNodes(widgets.VBox):
         super().close()
 
     def _run(self, options: str, num_ranks: int) -> None:
+        drawn = 0.0
         with tempfile.TemporaryDirectory() as folder, self._started(options, folder, num_ranks) as lines:
             for line in lines:
                 self._lines.append(line)
                 self._note(line)
                 if self.losses and self.losses[-1] and self.losses[-1][-1][0] >= self._dies_after:
                     self._kill(1)
-        self.button.disabled = True
+                if self.losses and time.monotonic() - drawn > SECONDS_BETWEEN_DRAWINGS:
+                    self.curves.value, drawn = self._plot().html(), time.monotonic()
+        self.curves.value, self.button.disabled = self._plot().html(), True
 
     @contextmanager
     def _started(self, options: str, folder: str, num_ranks: int) -> Iterator[Iterator[str]]:
@@ -134,7 +139,6 @@ class TwoNodes(widgets.VBox):
             self.losses.append([])
         elif found := re.match(r"step (\d+)/\d+: loss ([\d.]+)", line):
             self.losses[-1].append((int(found[1]), float(found[2])))
-            self.curves.value = self._plot().html()
 
     def _plot(self) -> Plot:
         """Draw each start's losses, and before them those that its checkpoint stands for."""

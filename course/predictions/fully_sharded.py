@@ -96,13 +96,13 @@ leaves_node = Choice(
 
 next_step = Number(
     "14.next_step",
-    "A checkpoint is written after every fifth step. A node dies when 12 steps are done. "
+    "A checkpoint is written after every fifth step. A node dies when 17 steps are done. "
     "Which step is the first one that the remaining node computes?",
     {
-        13: "The weights after step 12 were in the memory of the ranks, which are gone. What is on the disk?",
-        12: "The weights after step 11 are nowhere. What is on the disk?",
-        10: "The checkpoint was written after step 10.",
+        18: "The weights after step 17 were in the memory of the ranks, which are gone. What is on the disk?",
+        17: "The weights after step 16 are nowhere. What is on the disk?",
+        15: "The checkpoint was written after step 15.",
         1: "There is a checkpoint.",
-        15: "There is no checkpoint of step 15 yet.",
+        20: "There is no checkpoint of step 20 yet.",
     },
 )
