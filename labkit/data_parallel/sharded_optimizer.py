@@ -29,9 +29,9 @@ class ShardedOptimizer(Optimizer):
     does, so `DataParallel` is not needed before it; if it was used, the average changes nothing. The parameters become
     views into the buffers. One without a gradient on any rank is left alone.
 
-    It is right for every optimizer that treats numbers one by one (L-BFGS and Adafactor do not: a ValueError). Its state
-    dict is the plain optimizer's. `labkit.train` divides states by `FullyShardedDataParallel` instead, whose messages
-    travel during forward and backward.
+    It is right for every optimizer that treats numbers one by one (L-BFGS and Adafactor do not: a ValueError). Its
+    state dict is the plain optimizer's. `labkit.train` divides states by `FullyShardedDataParallel` instead, whose
+    messages travel during forward and backward.
 
     Args:
         params: parameters or parameter groups, as for the optimizer; none can be added later.

@@ -159,7 +159,7 @@ def side_by_side(
 
 
 def piece_of(parameter: nn.Parameter) -> tuple[torch.Size, int]:
-    """Return the shape that a sharded parameter has whole, and which of its numbers, side by side, is the first here."""
+    """Return the shape that a sharded parameter has whole, and which of its numbers in a row is the first here."""
     return getattr(parameter, "piece", (parameter.shape, 0))
 
 

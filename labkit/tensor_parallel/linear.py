@@ -129,6 +129,7 @@ class RowParallelLinear(_ParallelLinear):
     """
 
     cut_dim = 1
+    sums_later = False  # see `labkit.train.gradients`
 
     def __init__(
         self, input_size: int, output_size: int, group: dist.ProcessGroup, *, input_is_parallel: bool = False, **options
@@ -149,7 +150,7 @@ class RowParallelLinear(_ParallelLinear):
         if self.sequence_parallel:
             output = reduce_scatter_to_sequence(partial, self.group)
             # Each rank adds the bias to its own slice, so its gradient is partial: copy's backward adds the parts up.
-            bias = None if self.bias is None else copy_to_tp(self.bias, self.group)
+            bias = self.bias if self.bias is None or self.sums_later else copy_to_tp(self.bias, self.group)
         else:
             output, bias = reduce_from_tp(partial, self.group), self.bias
         if self.skip_bias_add or bias is None:

@@ -28,7 +28,7 @@ def draw_master_weight(
     master = torch.empty(*shape, dtype=dtype, device="cpu")
     init_method(master)
     if group.size() > 1:
-        fingerprint = master.double().sum().nan_to_num().item()
+        fingerprint = master.sum(dtype=torch.float64).nan_to_num().item()
         highest = torch.tensor([fingerprint, -fingerprint], dtype=torch.float64, device=local_device())
         dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
         if highest[0] != -highest[1]:

@@ -53,7 +53,7 @@ class VocabParallelEmbedding(ShardedModule):
         self.shards = {"weight": Shard(0, self.num_embeddings)}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.is_floating_point():
+        if x.is_floating_point() and x.dim() > 1:  # and no float by mistake
             return column_linear(x, self.weight, None, self.group, self.sequence_parallel)
         ids = _checked("ids", x, self.num_embeddings)
         row, elsewhere = _local_index(ids, self.first_word, self.weight.size(0))

@@ -1,4 +1,4 @@
-"""The norm of the whole model's gradient: each parameter counts once, whichever ranks share or copy it."""
+"""What ranks do with all gradients of a step at once: add up small ones in one message, and take the norm of all."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,32 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit.groups import ProcessGroups, local_device
-from labkit.tensor_parallel import shard_of
+from labkit.tensor_parallel import RowParallelLinear, shard_of
+from labkit.tensor_parallel.norms import ReplicatedLayerNorm, ReplicatedRMSNorm
+
+
+def sums_later(model: nn.Module) -> list[nn.Parameter]:
+    """Let layers leave sums over the tensor group to `add_up`; return the parameters concerned.
+
+    With sequence parallelism each rank sees some tokens, so what all of them hold whole (norms, biases of row-parallel
+    layers) gets a part of its gradient on each. Added up layer by layer, a micro-batch sends a small message for each.
+    """
+    found = []
+    for module in model.modules():
+        if isinstance(module, ReplicatedLayerNorm | ReplicatedRMSNorm | RowParallelLinear) and module.sequence_parallel:
+            module.sums_later = True
+            found += [p for p in module.parameters(recurse=False) if shard_of(p) is None]
+    return found
+
+
+def add_up(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Give these parameters the sum of all ranks' gradients, in one message."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if gradients and group.size() > 1:
+        together = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(together, group=group)
+        sums = together.split([gradient.numel() for gradient in gradients])
+        torch._foreach_copy_(gradients, [each.view_as(gradient) for each, gradient in zip(sums, gradients)])
 
 
 def global_grad_norm(

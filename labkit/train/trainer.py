@@ -29,7 +29,7 @@ from labkit.schedules import Schedule
 from labkit.tensor_parallel import seed_replicas
 from labkit.train.config import TrainConfig
 from labkit.train.console import progress_bar
-from labkit.train.gradients import global_grad_norm
+from labkit.train.gradients import add_up, global_grad_norm, sums_later
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
 from labkit.train.profile import STEP, NamedTrace, profiling
@@ -93,6 +93,7 @@ class Trainer:
         if config.precision == "bfloat16" and hasattr(torch.Tensor, "grad_dtype"):  # from torch 2.10 on
             for parameter in self.parameters:  # the sum over many micro-batches needs more bits than bfloat16 has
                 parameter.grad_dtype = torch.float32
+        self.partial = [parameter for model in self.models for parameter in sums_later(model)]
         self.matrices = {parameter for parameter in self.parameters if parameter.dim() > 1}  # soon flat
         self.chunks = [self.wrap(model) for model in self.models]
         holding_half = [model for model in self.models if config.tied and model.is_first != model.is_last]
@@ -150,6 +151,7 @@ class Trainer:
         """
         batch = self.micro_batches(self.samples_done)
         loss = self._forward_and_backward(*batch, average=True)
+        add_up(self.partial, self.groups.tp)
         num_replicas = self.groups.dp_cp.size() // (self.groups.shard.size() if self.config.zero_stage else 1)
         norm = global_grad_norm(self.parameters, self.copies, self.groups, num_replicas)
         if not (math.isfinite(loss) and math.isfinite(norm)):

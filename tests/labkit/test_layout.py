@@ -332,3 +332,13 @@ def test_table_is_narrow_and_says_what_it_leaves_out(sizes, order):
         first_replica = [number for number in row.split(" | ")[1].split() if number != ".."]
         tps = range(layout.tp_size) if layout.tp_size <= 4 else (0, 1, layout.tp_size - 1)
         assert [int(number) for number in first_replica] == [layout.rank_at(tp=tp, pp=pp) for tp in tps]
+
+
+def test_shard_groups_cut_the_replicas_in_neighbours_and_across():
+    layout = ParallelLayout(16, tp_size=2, cp_size=2)  # 8 ranks have copies of the same weights
+    shards, replicas = layout.shard_groups(4)
+    assert shards[0] == layout.groups("dp", "cp")[0][:4]
+    assert sorted(sum(shards, [])) == sorted(sum(replicas, [])) == list(range(16))
+    assert all(len({*shard} & {*across}) <= 1 for shard in shards for across in replicas)
+    with pytest.raises(ValueError, match=r"shard_size=3 does not divide dp_size \* cp_size = 8: use 1, 2, 4 or 8"):
+        layout.shard_groups(3)

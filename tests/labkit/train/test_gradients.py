@@ -1,0 +1,49 @@
+"""What a step does with all gradients at once, counted in messages."""
+
+from dataclasses import replace
+
+import pytest
+
+from labkit.communication import communication_log
+from labkit.train import training
+from tests.labkit.train.tiny import TINY, TODAY
+
+
+def small_sums(config):
+    """How many small tensors this rank adds up with its tensor group in a step, and how many layers it has."""
+    with training(config) as trainer:
+        with communication_log() as log:
+            trainer.compute_gradients()
+        group = tuple(trainer.groups.layout.group_of(trainer.groups.rank, "tp"))
+        tokens = config.micro_batch_size * config.seq_length * 8  # bytes; the loss sends so much, and three times that
+        sums = [each for each in log.records if each.operation == "all_reduce" and each.group == group]
+        return len([each for each in sums if each.message_bytes not in (8, tokens, 3 * tokens)])  # 8: the norm
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 4])
+@pytest.mark.parametrize("form", [{}, TODAY], ids=["GPT-2", "today"])
+def test_sequence_parallelism_adds_up_small_gradients_once_a_step(on_ranks, form, micro_batch_size):
+    """Not once for each norm and bias of each layer and micro-batch."""
+    config = replace(TINY, tp_size=2, sequence_parallel=True, micro_batch_size=micro_batch_size, **form)
+    assert on_ranks(small_sums, config, world_size=2) == [1, 1]
+
+
+def gradient_messages(config):
+    with training(config) as trainer:
+        with communication_log() as log:
+            trainer.compute_gradients()
+        ours = tuple(trainer.groups.layout.group_of(trainer.groups.rank, "dp"))
+        sent = [each for each in log.records if each.group == ours and each.message_bytes > 1000]
+        return {
+            name: len([each for each in sent if each.operation == name]) for name in ("all_gather", "reduce_scatter")
+        }
+
+
+@pytest.mark.parametrize(("zero_stage", "gathers", "scatters"), [(1, 1, 1), (2, 1, 2), (3, 4, 2)])
+def test_what_a_stage_sends_for_each_unit(on_ranks, zero_stage, gathers, scatters):
+    """Two micro-batches; of stage 3 each gathers twice: for forward, and for backward."""
+    config = replace(TINY, batch_size=8, micro_batch_size=2, zero_stage=zero_stage)
+    units = config.num_layers
+    for sent in on_ranks(gradient_messages, config, world_size=2):
+        # The root (a tied embedding, positions and the last norm) stays whole for a micro-batch.
+        assert sent == {"all_gather": units * gathers + min(gathers, 2), "reduce_scatter": (units + 1) * scatters}
