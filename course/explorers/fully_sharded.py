@@ -54,22 +54,15 @@ class stage_explorer(Explorer):
         best = min(fit, key=lambda name: found[name].waiting_seconds, default=None)
         says = f"A step computes for about {three_digits(computing)} s. "
         says += f"Of what fits, <b>{best}</b> waits least." if best else "<b>Nothing fits.</b>"
-        heads = (
-            "way",
-            "memory of a GPU",
-            "sent by a GPU in a step",
-            "of it to other nodes",
-            "messages",
-            "of it not hidden",
-        )
+        heads = "way", "sent by a GPU", "to other nodes", "messages", "not hidden", "layers hide theirs"
         rows = [[name, *_facts(each, computing)] for name, each in found.items()]
         caption = "Estimated, for a step. A layer's messages hide beside its neighbour; the embedding's do not."
         scene = draw_held({name: each.memory for name, each in found.items()}, hardware)
-        return Parts([scene], says, Table((*heads, "layers hide them"), rows, caption), warns=best is None)
+        return Parts([scene], says, Table(heads, rows, caption), warns=best is None)
 
 
 def _facts(found: Sharding, computing_seconds: float) -> list[str]:
-    sizes = found.memory.total, found.sent_bytes, found.leaving_bytes
+    sizes = found.sent_bytes, found.leaving_bytes
     seconds = [f"{three_digits(each)} s" for each in (found.message_seconds, found.waiting_seconds)]
     share = f" ({found.waiting_seconds / computing_seconds:.0%} more)"
     return [*map(bytes_text, sizes), seconds[0], seconds[1] + share, "yes" if found.hides else "no"]

@@ -16,7 +16,7 @@ bytes_of_stage_2 = Number(
 
 units_whole = Number(
     "14.units_whole",
-    "Four units on four ranks, and each unit is fetched before the one in front of it computes. "
+    "Four units on four ranks. While a unit computes, the next one is fetched. "
     "How many units at most are whole on a rank at a time?",
     {
         4: "Each unit is freed once it has computed. Which are needed at a time?",

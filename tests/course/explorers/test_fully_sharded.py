@@ -30,7 +30,7 @@ def test_a_row_for_each_stage_and_one_for_hybrid_sharding(explorer):
         "<td>stage 0", "<td>stage 1", "<td>stage 2", "<td>stage 3", "<td>stage 3, shards of 8"
     ]  # fmt: skip
     flat, hybrid = (sharding(explorer.shown, CLUSTERS[SLOW.name], size) for size in (None, 8))
-    assert f"{flat.memory.total / 1e9:.3g} GB" in rows[3] and f"{hybrid.memory.total / 1e9:.3g} GB" in rows[4]
+    assert f"<td>{flat.leaving_bytes / 1e9:.3g} GB" in rows[3] and f"<td>{hybrid.leaving_bytes / 1e9:.3g} GB" in rows[4]
     assert "<td>no</td>" in rows[3] and flat.waiting_seconds > 5 * hybrid.waiting_seconds
 
 
