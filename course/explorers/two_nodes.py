@@ -90,7 +90,6 @@ class TwoNodes(widgets.VBox):
         self._is_closed = True
         self._end()
         self._thread.join()
-        atexit.unregister(self.close)
         super().close()
 
     def _run(self, options: str, num_ranks: int) -> None:
@@ -104,6 +103,7 @@ class TwoNodes(widgets.VBox):
                 if self.losses and time.monotonic() - drawn > SECONDS_BETWEEN_DRAWINGS:
                     self.curves.value, drawn = self._plot().html(), time.monotonic()
         self.curves.value, self.button.disabled = self._plot().html(), True
+        atexit.unregister(self.close)
 
     @contextmanager
     def _started(self, options: str, folder: str, num_ranks: int) -> Iterator[Iterator[str]]:
@@ -166,7 +166,9 @@ class TwoNodes(widgets.VBox):
 
 def _children(process: int) -> list[int]:
     """Return the processes that this one has started, and those that they have."""
-    with suppress(OSError):
-        own = map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())
-        return [each for child in own for each in (child, *_children(child))]
-    return []
+    own = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == process:
+                own.append(int(stat.parent.name))
+    return [each for child in own for each in (child, *_children(child))]
