@@ -338,7 +338,7 @@ def test_shard_groups_cut_the_replicas_in_neighbours_and_across():
     layout = ParallelLayout(16, tp_size=2, cp_size=2)  # 8 ranks have copies of the same weights
     shards, replicas = layout.shard_groups(4)
     assert shards[0] == layout.groups("dp", "cp")[0][:4]
-    assert sorted(sum(shards, [])) == sorted(sum(replicas, [])) == list(range(16))
+    assert sorted(itertools.chain(*shards)) == sorted(itertools.chain(*replicas)) == list(range(16))
     assert all(len({*shard} & {*across}) <= 1 for shard in shards for across in replicas)
     with pytest.raises(ValueError, match=r"shard_size=3 does not divide dp_size \* cp_size = 8: use 1, 2, 4 or 8"):
         layout.shard_groups(3)

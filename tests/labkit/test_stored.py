@@ -24,7 +24,7 @@ def test_loading_makes_states_without_a_step():
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("shape", [(6, 6), (12,)], ids=str)
 def test_boxes_of_any_cut_fill_the_whole(shape, dim, stride):
-    """Cut for 2 tensor ranks, and each shard, laid out in a row, for 5 replicas: the boxes are the tensor, each once."""
+    """Cut for 2 tensor ranks, and each shard in runs of 4 numbers for replicas: the boxes are the tensor, each once."""
     whole = torch.arange(1.0, 1 + math.prod(shape)).view(shape)
     dim = min(dim, whole.dim() - 1)
     found = torch.zeros(shape)

@@ -540,6 +540,33 @@ def test_gradients_can_travel_after_backward(on_ranks):
     on_ranks(sent_at_last)
 
 
+def hybrid_accumulation():
+    """Three micro-batches that each send: shards add up inside the shard group, and cross to replicas once."""
+    with init_groups(ParallelLayout(4), shard_size=2) as groups:
+        alone, module = make("layers").double(), make("layers").double()
+        model = shard(module, groups.shard, replicate_group=groups.replicate)
+        micro_batches = list(batches(4, 3, dtype=torch.float64))
+        for part in (part for parts in micro_batches for part in parts):
+            (loss_of(alone(part)) / 12).backward()
+        with model.no_sync(), communication_log() as log:
+            for number, parts in enumerate(micro_batches, start=1):
+                with model.sending(is_last=number == 3):
+                    (loss_of(model(parts[world().rank()])) / 3).backward()
+        model.sync_gradients()
+        sent = [(each.operation, each.group) for each in log.records if each.operation != "all_gather"]
+        of_shards, of_replicas = (tuple(dist.get_process_group_ranks(g)) for g in (groups.shard, groups.replicate))
+        assert sent.count(("reduce_scatter", of_shards)) == 3 * len(model._units)
+        assert 0 < sent.count(("all_reduce", of_replicas)) <= len(model._units)  # the last wait for sync_gradients
+        assert len(sent) == sent.count(("reduce_scatter", of_shards)) + sent.count(("all_reduce", of_replicas))
+        for each in (model, alone):
+            torch.optim.SGD(each.parameters(), lr=0.1).step()
+        assert_same([model.state_dict()], [alone.state_dict()], "hybrid", tolerance=1e-10)
+
+
+def test_replicas_hear_of_the_sum_over_micro_batches_once(on_ranks):
+    on_ranks(hybrid_accumulation, world_size=4)
+
+
 def without_no_sync():
     """Every backward sends, and gradients add up all the same."""
     alone, module = make("tied").double(), make("tied").double()

@@ -396,6 +396,24 @@ def test_accumulation_sends_once_and_gradients_add_up(on_ranks, form, last_in_no
         on_ranks(accumulate, name, form, last_in_no_sync)
 
 
+def places_of_gradients():
+    """Where gradients are after each of three backwards, the last of which sends; and the biggest of the buckets."""
+    module = make("tied")
+    model, [x] = DataParallel(module, world()), batches(world().size(), 1)
+    places = []
+    for number in range(3):
+        with model.no_sync() if number < 2 else nullcontext():
+            loss_of(model(x)).backward()
+        places.append({p.grad.untyped_storage().data_ptr() for p in module.parameters() if p.grad is not None})
+    return places, {bucket.buffer.untyped_storage().data_ptr() for bucket in model._buckets}
+
+
+def test_gradients_are_in_the_buckets_from_the_first_micro_batch_on(on_ranks):
+    """So each exists once: autograd adds to the bucket, and what travels is not a copy."""
+    for places, buckets in on_ranks(places_of_gradients):
+        assert places == [buckets] * 3
+
+
 def nested_no_sync():
     model = DataParallel(make("deep MLP"), world())
     x = mine_of(batches(2, 1))[0]

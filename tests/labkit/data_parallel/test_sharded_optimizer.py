@@ -294,7 +294,7 @@ def messages_of_a_step():
 
 
 def test_a_step_sends_what_an_all_reduce_would(on_ranks):
-    """Its two halves: all gradients are reduce-scattered, all weights gathered. A flag of 4 bytes for each parameter."""
+    """Its two halves: gradients are reduce-scattered, weights gathered. A flag of 4 bytes for each parameter."""
     whole = 4 * 2 * (64 * 64 + 64)
     assert on_ranks(messages_of_a_step) == [[whole, 4 * 4, whole]] * 2
 

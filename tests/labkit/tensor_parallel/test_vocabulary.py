@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from labkit.communication import communication_log
+from labkit.groups import group_of_one
 from labkit.tensor_parallel import VocabParallelEmbedding, vocab_parallel_cross_entropy
 from tests.labkit.tensor_parallel.conftest import (
     BATCH,
@@ -237,3 +238,26 @@ def test_cross_entropy_makes_little_that_is_as_large_as_the_logits(on_ranks):
 
 def test_mistakes_are_refused_before_any_communication(on_ranks):
     on_ranks(refused_before_any_communication, MISTAKES)
+
+
+def test_on_a_gpu_the_host_waits_for_nothing(monkeypatch):
+    """The meta device stands in for one: it has no values, so whatever the host asks for raises."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type: False)  # which it does not know
+    group = group_of_one()
+    layer = VocabParallelEmbedding(10, 4, group).to("meta")
+    ids = torch.zeros(2, 3, dtype=torch.int64, device="meta")
+    with pytest.raises(RuntimeError):
+        (ids > 3).any().item()
+    logits = layer(layer(ids))
+    vocab_parallel_cross_entropy(logits, ids, group).backward()
+    assert layer.weight.grad.shape == (10, 4)
+
+
+def test_hidden_states_give_the_logits_of_the_own_words(on_ranks):
+    def compare():
+        torch.manual_seed(3)
+        layer = VocabParallelEmbedding(10, 4, dist.group.WORLD)
+        x = torch.randn(2, 3, 4)
+        return torch.equal(layer(x), x @ layer.weight.T)
+
+    assert on_ranks(compare) == [True] * 2
