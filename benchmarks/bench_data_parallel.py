@@ -1,8 +1,10 @@
-"""A training step of a 10-million-parameter MLP: labkit.data_parallel against torch's DistributedDataParallel and
-ZeroRedundancyOptimizer.
+"""A training step of a 10-million-parameter MLP: labkit.data_parallel against torch's DistributedDataParallel,
+ZeroRedundancyOptimizer and `fully_shard`.
 
 Rounds of the two alternate in one world, so that both see the same machine; the result is the median round of the
-slowest rank. One thread per rank.
+slowest rank. One thread per rank. Each step averages gradients once: ours by ShardedOptimizer with a reduce-scatter,
+torch's beside ZeroRedundancyOptimizer with an all-reduce. Fully sharded, each linear layer is a unit, and both have the
+fused AdamW that `labkit.train` uses.
 """
 
 import statistics
@@ -12,10 +14,11 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from labkit.data_parallel import DataParallel, ShardedOptimizer
+from labkit.data_parallel import DataParallel, FullyShardedDataParallel, ShardedOptimizer
 from labkit.launch import launch
 
 WIDTH, NUM_LAYERS, ROWS_PER_RANK = 1024, 10, 32  # 10.5 million parameters
@@ -38,8 +41,7 @@ def torch_data_parallel(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimi
 
 
 def sharded(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
-    wrapped = DataParallel(model, dist.group.WORLD)
-    return wrapped, ShardedOptimizer(model.parameters(), torch.optim.AdamW, dist.group.WORLD, lr=0.01)
+    return model, ShardedOptimizer(model.parameters(), torch.optim.AdamW, dist.group.WORLD, lr=0.01)
 
 
 def torch_sharded(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -47,9 +49,28 @@ def torch_sharded(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     return wrapped, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
 
 
+def fully_sharded(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    units = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    wrapped = FullyShardedDataParallel(model, dist.group.WORLD, units=units)
+    return wrapped, torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+
+
+def torch_fully_sharded(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    return fully_shard(model), torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+
+
+def not_sharded(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return DistributedDataParallel(model), torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+
+
 PAIRS = {
     "DataParallel step, 10 million parameters, against DDP": (data_parallel, torch_data_parallel),
     "ShardedOptimizer step with AdamW, against ZeroRedundancyOptimizer": (sharded, torch_sharded),
+    "FullyShardedDataParallel step with AdamW, against fully_shard": (fully_sharded, torch_fully_sharded),
+    "FullyShardedDataParallel step with AdamW, against DDP": (fully_sharded, not_sharded),
 }
 
 

@@ -31,7 +31,7 @@ LAYOUTS = {
     "pp 8": {"pp_size": 8},
     "tp 2, pp 2, dp 2": {"tp_size": 2, "pp_size": 2},
     "pp 2 x 2, dp 4, ZeRO-1": {
-        "pp_size": 2, "num_chunks": 2, "schedule": "interleaved", "sharded_optimizer": True,
+        "pp_size": 2, "num_chunks": 2, "schedule": "interleaved", "zero_stage": 1,
     },
 }  # fmt: skip
 ON_GPU = TrainConfig(
