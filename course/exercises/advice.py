@@ -29,7 +29,10 @@ ERRORS = {
     "must be world size|size list": "The list must have one tensor per rank: `dist.get_world_size()`.",
     "different dtypes|same dtype|expected scalar type": "The tensors have different dtypes. Make new ones like those "
     "that were given: `torch.empty_like(x)`, or `x.new_zeros(...)`.",
-    "cannot be multiplied|must match|Sizes of tensors|view size": "The shapes do not fit.",
+    "outputShape|times world size": "Reduce-scatter gives every rank an equal part: its input must be as long as all "
+    "shards together, padding included.",
+    "storage of size 0": "This memory was freed by resize_(0) before it was used.",
+    "cannot be multiplied|must match|Sizes of tensors|view size|invalid for input": "The shapes do not fit.",
     "empty sequence|argument is empty|non-empty list": "A list is empty here. What should happen then?",
     "positional argument|keyword argument": "The check calls your function with the arguments of the stub: keep them.",
     "index .*out of": "An index is too large: the last is one less than the number of items.",

@@ -275,7 +275,7 @@ def is_written(function: Callable) -> bool:
 
 def said(error: Any) -> str:
     """Return an error's type and text, without what changes from run to run: torch's C++ puts it in brackets."""
-    return re.sub(r"^(\[.*?\])+:?\s*", "", f"{type(error).__name__}: {error}")
+    return f"{type(error).__name__}: " + re.sub(r"^(\[.*?\]:?)+\s*", "", str(error))
 
 
 def _where(function: Callable, error: Exception) -> str:

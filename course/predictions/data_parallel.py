@@ -98,7 +98,7 @@ same_weights = Choice(
     "Two steps of Adam, once undivided and once divided over 4 ranks. Do the weights agree?",
     {
         "False": "Yes, but for rounding",
-        "different": "No: each owner has seen only a part of the gradients",
+        "different": "No: each rank has averaged only a part of the gradients",
         "True": "Yes, bit by bit",
     },
     {

@@ -274,7 +274,7 @@ class TrainConfig:
         """Return the first of the configs that fit, those with the nearest sizes first."""
         tp_sizes, cp_sizes = divisors(self.tp_size)[::-1], divisors(self.cp_size)[::-1]
         pp_sizes = sorted(divisors(world_size), key=lambda size: (size < self.pp_size, abs(size - self.pp_size)))
-        shard_sizes = divisors(self.shard_size)[::-1] if self.shard_size else [None]
+        shard_sizes = dict.fromkeys([self.shard_size, None])  # not fewer, which then hold more each
         for tp_size, cp_size, pp_size, shard_size in product(tp_sizes, cp_sizes, pp_sizes, shard_sizes):
             with suppress(ValueError):
                 fitted = replace(self, tp_size=tp_size, cp_size=cp_size, pp_size=pp_size, shard_size=shard_size)

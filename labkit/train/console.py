@@ -47,8 +47,9 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
     fitted = config.fitted(world_size)
     layout, threads = fitted.layout(world_size), counted(torch.get_num_threads(), "thread")
     text, instead = config.tokens or config.text, "" if fitted is config else f" instead of {_sizes(config)}"
+    zero = f", ZeRO stage {config.zero_stage}" if config.zero_stage else ""
     parts = [
-        f"{counted(world_size, 'rank')} ({_sizes(layout)}, dp {layout.dp_size}{instead})",
+        f"{counted(world_size, 'rank')} ({_sizes(layout)}, dp {layout.dp_size}{instead}){zero}",
         "NCCL on GPUs" if local_device().type == "cuda" else f"gloo on the CPU, {threads} per rank",
         f"{config.shape.num_parameters:,} parameters in {config.precision}",
         f"{config.batch_size * config.seq_length:,} tokens per step",

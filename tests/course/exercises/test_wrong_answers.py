@@ -27,7 +27,7 @@ EXPLAINS = (
 )  # fmt: skip
 
 
-UNEXPLAINED = {"two_ranks_written_in", "no_padding"}
+UNEXPLAINED = {"two_ranks_written_in"}
 MEASURED = {"sends too much with t = 8"}  # which only real ranks can tell
 
 
