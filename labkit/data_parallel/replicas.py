@@ -20,6 +20,10 @@ class Replica(nn.Module):
         self._accumulating = self._sending = False
         self._is_last = True
 
+    def sync_gradients(self) -> None:
+        """Send what is left, and wait for all."""
+        raise NotImplementedError
+
     def whole(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return what the module computes with, and backward gives a gradient to, in this parameter's place."""
         return parameter

@@ -72,7 +72,9 @@ class ShardedOptimizer(Optimizer):
 
     def state_dict(self) -> dict:
         """Return the plain optimizer's state dict, whole on every rank. All ranks call this."""
-        states = {p: state for buffer in self._buffers for p, state in buffer.whole_states(self.local.state).items()}
+        states: dict[Any, dict] = {
+            p: state for buffer in self._buffers for p, state in buffer.whole_states(self.local.state).items()
+        }
         self.state = defaultdict(dict, states)
         try:
             return super().state_dict()
@@ -130,7 +132,7 @@ class _Buffer:
         """Give every rank the weights that each has updated."""
         all_gather_single(self.weights, self.shard, group=self.group)
 
-    def whole_states(self, states: Mapping[nn.Parameter, dict]) -> dict[nn.Parameter, dict]:
+    def whole_states(self, states: Mapping[Any, dict]) -> dict[nn.Parameter, dict]:
         """Return the optimizer's states of the whole parameters."""
         whole = {p: dict(states[piece]) for p, piece in self.pieces.items() if piece in states}
         keys = {key for p, state in whole.items() for key, x in state.items() if self._is_piece(p, x)}

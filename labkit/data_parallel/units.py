@@ -8,6 +8,7 @@ Source: Zhao et al., "PyTorch FSDP", VLDB 2023 (arXiv 2304.11277), sections 3.2.
 import math
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -107,7 +108,8 @@ class Flat:
         for p, piece in self.pieces.items():
             p.grad, p.data = None, self.shard[piece]
         self.arriving, self.version = None, -1
-        self.partial = self.average = None  # of gradients [n/d]: before and after the average over replicas
+        self.partial: torch.Tensor | None = None  # the sum of this step's gradients so far, before replicas add theirs
+        self.average: torch.Tensor | None = None  # and after it
         self.arrived = [False] * len(places)  # which parameters got a gradient here
         self.free()
 
@@ -179,7 +181,7 @@ class Average:
                 flat.arrived[number] = True
             whole.grad = None
         self.shard = torch.empty_like(flat.shard, dtype=flat.grad_dtype)
-        self.travelling = reduce_scatter_single(self.shard, gradients, group=flat.group, async_op=True)
+        self.travelling: Any = reduce_scatter_single(self.shard, gradients, group=flat.group, async_op=True)
 
     def receive(self) -> bool:
         """Wait for what travels; return whether more does: after the last shards of a step, the sum over replicas."""

@@ -169,7 +169,7 @@ def _checked(name: str, words: torch.Tensor, vocab_size: int, ignore_index: int 
     wrong = ((words < 0) | (words >= vocab_size)) & (words != ignore_index)
     allowed = f"use words from 0 to {vocab_size - 1}"
     if words.device.type != "cpu":
-        torch._assert_async(~wrong.any(), f"{name} contains words outside the vocabulary: {allowed}")
+        torch.ops.aten._assert_async.msg(~wrong.any(), f"{name} contains words outside the vocabulary: {allowed}")
     elif wrong.any():
         raise ValueError(f"{name} contains {words[wrong][0].item()}, outside the vocabulary: {allowed}")
     return words

@@ -32,7 +32,8 @@ def add_up(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None
         together = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(together, group=group)
         sums = together.split([gradient.numel() for gradient in gradients])
-        torch._foreach_copy_(gradients, [each.view_as(gradient) for each, gradient in zip(sums, gradients)])
+        for gradient, total in zip(gradients, sums):
+            gradient.copy_(total.view_as(gradient))
 
 
 def global_grad_norm(
@@ -54,6 +55,7 @@ def global_grad_norm(
     squares = torch.zeros((), dtype=torch.float64, device=local_device())
     if gradients:
         dtype = torch.promote_types(gradients[0].dtype, torch.float32)
-        squares += torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype)).double().square().sum()
+        norms = torch._foreach_norm(gradients, 2, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
+        squares += torch.stack(norms).double().square().sum()
     dist.all_reduce(squares)
     return (squares / num_replicas).sqrt().item()

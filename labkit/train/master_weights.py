@@ -42,8 +42,9 @@ class MasterWeights(Optimizer):
         for parameter, master in self.masters.items():
             master.grad = None if parameter.grad is None else parameter.grad.float()  # no copy if it is float32
         self.inner.step()
-        torch._foreach_copy_(list(self.masters), list(self.masters.values()))  # in one operation
-        for master in self.masters.values():
+        masters = list(self.masters.values())
+        torch._foreach_copy_(list(self.masters), masters)  # pyright: ignore[reportPrivateImportUsage]
+        for master in masters:
             master.grad = None
         self._show_states()
         return loss
