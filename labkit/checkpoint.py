@@ -104,7 +104,7 @@ class InBackground(AbstractContextManager["InBackground"]):
         self._in_flight.append((Path(writer.path), future))
 
     def stage(self, state_dict: dict[str, State]) -> dict[str, torch.Tensor]:
-        """Return copies, for async_save. (torch's DefaultStager fails at a DTensor whose own part is a view.)"""
+        """Return copies, for async_save. (torch's DefaultStager copies the whole memory that a part is a view of.)"""
         for name, tensor in tensors_of(state_dict["state"]):
             if name in self._copies:
                 self._copies[name].copy_(tensor, non_blocking=True)
@@ -282,9 +282,8 @@ def _unwritable(what: str | Path, error: Exception) -> str:
 
 def _about(state: State) -> dict[str, Any]:
     """Return what must be the same to resume; the layout need not be."""
-    optimizer: Any = getattr(state.optimizer, "local", state.optimizer)  # a sharded one has the same states
-    inner = getattr(optimizer, "inner", None)
-    kind = type(optimizer).__name__ if inner is None else f"{type(inner).__name__} with master weights"
+    inner = getattr(state.optimizer, "inner", None)
+    kind = type(state.optimizer).__name__ if inner is None else f"{type(inner).__name__} with master weights"
     dtype = str(next(state.models[0].parameters()).dtype).removeprefix("torch.")
     return {**asdict(state.shape), "precision": dtype, "optimizer": kind, **state.data}
 

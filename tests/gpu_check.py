@@ -6,8 +6,10 @@ an all-reduce is timed: two minutes. `python -m tests.gpu_check --backend gloo -
 
 import argparse
 import platform
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -28,7 +30,7 @@ from labkit.launch import RankFailed, World, launch
 from labkit.layout import ParallelLayout
 from labkit.model import CONTEXT_PARALLEL
 from labkit.parity import Difference, Parity, compare, gradients
-from labkit.sizes import counted
+from labkit.sizes import counted, divisors
 from labkit.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, cut_like
 from labkit.train import TrainConfig, steps
 from labkit.train.config import SCHEDULES
@@ -38,6 +40,7 @@ LARGEST_ERROR = 1e-9  # in float64 a different order of sums makes errors of abo
 LARGEST_ERROR_IN_BFLOAT16 = 2**-5
 OPERATIONS = WITH_ROOT | WITHOUT_ROOT
 LAYERS = ("column", "row", "vocabulary and loss", "column and row, sequence parallel")
+HYBRID = "hybrid shards, zero_stage = 3"
 Outcome = tuple[float | None, str]  # the worst relative error, and a note
 
 
@@ -191,9 +194,19 @@ class Ranks:
         return None, f"error {error:.1e}, of at most {LARGEST_ERROR_IN_BFLOAT16:.1e}, {where}"
 
     def trained(self, config: TrainConfig) -> Outcome:
-        alone = replace(config, tp_size=1, cp_size=1, pp_size=1, sequence_parallel=False, sharded_optimizer=False)
+        alone = replace(config, tp_size=1, cp_size=1, pp_size=1, sequence_parallel=False, zero_stage=0, shard_size=None)
         [expected] = launch(training, alone, world_size=1, backend="gloo")
         return worst([compare(found, expected) for found in self.run(training, config)])
+
+    def resumed(self, config: TrainConfig) -> Outcome:
+        """Save each step in the background, lose the last, and train it again: it must come to the same."""
+        with tempfile.TemporaryDirectory() as folder:
+            saving = replace(config, checkpoint_dir=folder, save_interval=1, async_save=True)
+            through = self.run(training, saving)
+            shutil.rmtree(Path(folder, f"step_{config.steps:08d}"))
+            again = self.run(training, replace(saving, resume=True))
+        last = [{name: values[-1:] for name, values in rank.items()} for rank in through]
+        return worst([compare(found, expected) for found, expected in zip(again, last)])
 
     def deadlock(self) -> Outcome:
         with World(self.num, backend=self.backend, timeout_seconds=10) as world:
@@ -217,6 +230,7 @@ class Ranks:
         rows |= {"attention: ring, bfloat16": partial(self.rounded, attention, "ring", torch.bfloat16)}
         rows |= {f"schedule: {name}": partial(self.compared, schedule, name) for name in SCHEDULES}
         rows |= {f"trainer: {name}": partial(self.trained, config) for name, config in layouts(self.num).items()}
+        rows |= {"trainer: resumed, async_save": partial(self.resumed, layouts(self.num)[HYBRID])}
         rows |= {"deadlock, reported or stopped": self.deadlock, "all-reduce, speed only": self.bandwidth}
         alone = ("collective: send and receive", "deadlock, reported or stopped") if self.num == 1 else ()
         return {name: row for name, row in rows.items() if name not in alone}  # those need two
@@ -230,14 +244,15 @@ def worst(ranks: list[list[Difference]]) -> Outcome:
 
 
 def layouts(n: int) -> dict[str, TrainConfig]:
-    """Return four small runs for n ranks: along one axis each, and along as many as n allows."""
+    """Return small runs for n ranks: along one axis each, in each ZeRO stage, and along as many axes as n allows."""
     tp_size, pp_size = 2 if n % 4 == 0 else 1, 2 if n % 2 == 0 else n
     base = TrainConfig(
         steps=3, batch_size=4 * n, micro_batch_size=2, seq_length=4 * n, hidden_size=8 * n, num_attention_heads=n,
         num_layers=max(2, pp_size), precision="float64", warmup_steps=0,
     )  # fmt: skip
     return {
-        f"d = {n}, sharded optimizer": replace(base, sharded_optimizer=True),
+        **{f"d = {n}, zero_stage = {stage}": replace(base, zero_stage=stage) for stage in (1, 2, 3)},
+        HYBRID: replace(base, zero_stage=3, shard_size=divisors(n)[-2:][0]),
         f"t = {n}, sequence parallel": replace(base, tp_size=n, sequence_parallel=True),
         f"c = {n}, model of today": replace(
             base, cp_size=n, norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False
