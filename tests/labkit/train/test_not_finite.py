@@ -22,22 +22,23 @@ def diverge(config, rank, how, where):
             elif how == "forward":
                 modules[where].register_forward_hook(lambda _, __, out: (out[0] * math.inf, *out[1:]))
             elif how == "backward":
-                modules[where].weight.register_hook(lambda gradient: gradient * math.inf)
+                chunk = next(each for each in trainer.chunks if where in dict(each.module.named_modules()))
+                chunk.whole(modules[where].weight).register_hook(lambda gradient: gradient * math.inf)
         trainer.step()
 
 
 @pytest.mark.parametrize(
-    ("how", "rank", "where", "what"),
+    ("zero_stage", "how", "rank", "where", "what"),
     [
-        ("parameter", 5, "layers.3.mlp.up", "the parameter layers.3.mlp.up.weight, before the step"),
-        ("forward", 3, "layers.1.mlp.up", "the output of layers.1.mlp.up"),
-        ("backward", 7, "layers.2.attention.qkv", "the gradient of layers.2.attention.qkv.weight"),
-        ("backward", 2, "embedding", "the gradient of embedding.weight"),
+        (0, "parameter", 5, "layers.3.mlp.up", "the parameter layers.3.mlp.up.weight, before the step"),
+        (2, "forward", 3, "layers.1.mlp.up", "the output of layers.1.mlp.up"),
+        (0, "backward", 7, "layers.2.attention.qkv", "the gradient of layers.2.attention.qkv.weight"),
+        (3, "backward", 2, "embedding", "the gradient of embedding.weight"),
     ],
 )
-def test_the_first_rank_and_place_is_found(how, rank, where, what):
+def test_the_first_rank_and_place_is_found(zero_stage, how, rank, where, what):
     """tp, dp and pp 2: every collective spreads a NaN to ranks that had none."""
-    config = replace(TINY, tp_size=2, pp_size=2, precision="float32", eval_interval=0)
+    config = replace(TINY, tp_size=2, pp_size=2, precision="float32", eval_interval=0, zero_stage=zero_stage)
     with pytest.raises(RankFailed) as caught:
         launch(diverge, config, rank, how, where, world_size=8)
     assert isinstance(caught.value.cause, FloatingPointError)
