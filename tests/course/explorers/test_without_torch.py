@@ -6,7 +6,16 @@ import sys
 PLAIN = [
     *(
         f"course.explorers.{name}"
-        for name in ("batch", "context", "layout", "schedule", "schedule_builder", "sharding", "sizing")
+        for name in (
+            "batch",
+            "context",
+            "fully_sharded",
+            "layout",
+            "schedule",
+            "schedule_builder",
+            "sharding",
+            "sizing",
+        )
     ),
     *(f"labkit.{name}" for name in ("cuts", "data", "layout", "schedules", "shape", "sizes", "timeline")),
     "course.sizing",
