@@ -1,6 +1,7 @@
 """What the tests of exercises share."""
 
 import pytest
+import torch.distributed as dist
 
 from course.exercises import found_by, on_ranks, pipeline_parallel, tensor_parallel
 from labkit.launch import World
@@ -21,9 +22,15 @@ def launches_on_kept_ranks(worlds, monkeypatch):
     calls = []
 
     def launch(function, *args, world_size, backend):
+        def on_rank(*args):
+            made = dist.distributed_c10d._world.pg_group_ranks
+            for group in made.keys() - {dist.group.WORLD}:  # by the answer before: some checks look at all there are
+                del made[group]
+            return function(*args)
+
         calls.append(function)
         world = worlds.pop(world_size, None) or World(world_size, backend=backend)
-        result = world.run(function, *args)
+        result = world.run(on_rank, *args)
         worlds[world_size] = world
         return result
 

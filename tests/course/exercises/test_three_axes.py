@@ -31,7 +31,7 @@ def as_the_trainer_counts(num_stages):
                 parameter.shard = Shard(0, 2 * len(parameter))
         copies = [parameter for parameter, kind in zip(parameters, kinds, strict=True) if kind == "copy"]
         assert gather_whole(parameters[0], parameters[0], groups.tp).shape == (6,)
-        counted = global_grad_norm(parameters, copies, groups)
+        counted = global_grad_norm(parameters, copies, groups, num_replicas=1)
     return counted, three_axes.my_norm(gradients, kinds, tp_rank).item()
 
 
