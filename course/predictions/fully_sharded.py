@@ -17,7 +17,7 @@ bytes_of_stage_2 = Number(
 units_whole = Number(
     "14.units_whole",
     "Four units on four ranks. While a unit computes, the next one is fetched. "
-    "How many units at most are whole on a rank at a time?",
+    "For how many units at most does a rank have memory at a time?",
     {
         4: "Each unit is freed once it has computed. Which are needed at a time?",
         1: "Then the next unit would be fetched only after this one is done.",
@@ -25,17 +25,15 @@ units_whole = Number(
     },
 )
 
-kept_weight = Number(
-    "14.kept_weight",
-    "Forward of all four layers is done. For backward, autograd has kept tensors of the weights' shape, 4.19 MB each. "
-    "How much memory does such a tensor have now?",
+kept_weights = Number(
+    "14.kept_weights",
+    "Forward of all four layers is done, on rows that need no gradient. For backward, autograd has kept the inputs of "
+    "all four. How many of their weights has it kept?",
     {
-        4.19: "Then all weights would be in memory after forward, as in stage 2.",
-        1.05: "That is this rank's shard, which is a tensor of its own.",
-        8.39: "That is two units, the most that are whole during the pass. And after it?",
+        4: "A weight is needed for the gradient of its layer's input. Does every layer's input need one?",
+        0: "Backward through a linear layer computes grad @ weight, for the layers below.",
+        1: "Which layers have a layer below them that needs a gradient?",
     },
-    unit="MB",
-    tolerance=0.01,
 )
 
 forward_ms = Number(
@@ -96,7 +94,7 @@ leaves_node = Choice(
 
 next_step = Number(
     "14.next_step",
-    "A checkpoint is written after every fifth step. A node dies when 17 steps are done. "
+    "A checkpoint is written after every fifth step. Say that a node dies when 17 steps are done. "
     "Which step is the first one that the remaining node computes?",
     {
         18: "The weights after step 17 were in the memory of the ranks, which are gone. What is on the disk?",
