@@ -73,11 +73,11 @@ def test_every_layout_agrees_with_nested_loops(world_size):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_rank_of_every_layout_to_24_ranks(order):
+def test_every_rank_of_every_layout_of_12_ranks(order):
     """What is asked rank by rank: coordinates, the group of a rank, embedding groups."""
     axes = order.split("-")
     stage_at = axes.index("pp")
-    for shape in itertools.chain.from_iterable(shapes(n) for n in (1, 6, 8, 12, 16, 24)):
+    for shape in itertools.chain.from_iterable(shapes(n) for n in (1, 8, 12)):
         places, groups = brute_force(shape)
         layout = build(order, shape)
         for rank, place in enumerate(places):
