@@ -6,7 +6,6 @@ from itertools import accumulate
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from course.sizing.fully_sharded import sharded_memory
