@@ -21,7 +21,6 @@ from labkit.tensor_parallel import (
 )
 from tests.labkit.tensor_parallel.conftest import (
     BATCH,
-    DTYPES,
     SEQUENCE,
     SIZES,
     assert_same,
@@ -116,8 +115,9 @@ def all_linears(kind, second, dtype):
             raise AssertionError(f"{options}: {error}") from None
 
 
-@pytest.mark.parametrize("world_size", SIZES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "world_size"), [*((torch.float64, size) for size in SIZES), (torch.float32, 2)], ids=str
+)
 @pytest.mark.parametrize(
     ("kind", "second"), [(ColumnParallelLinear, "gather_output"), (RowParallelLinear, "input_is_parallel")]
 )
