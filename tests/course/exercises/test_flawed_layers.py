@@ -60,10 +60,9 @@ def test_every_quantity_gets_the_verdict_that_the_values_call_for(case, measured
         assert (case.what in " ".join(verdict.text.split())) == (verdict.status == "passed")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_an_answer_comes_soon(case, measured, launches):
-    case.check(found_by="weight shape")
-    assert len(launches) <= 6  # about a second
+def test_an_answer_comes_soon(launches):
+    case_a.check(found_by="weight shape")
+    assert len(launches) == 2  # the faulty layer and the right one: about a second
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
