@@ -52,12 +52,12 @@ def test_it_has_hints_and_at_least_four_typical_mistakes(exercise):
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=by_name)
-def test_a_blank_stub_is_not_attempted(exercise):
+def test_a_blank_stub_is_not_attempted(exercise, launches_on_kept_ranks):
     assert exercise.verdict(lambda *_: ...).status == "not attempted"
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=by_name)
-def test_the_solution_passes(exercise, monkeypatch):
+def test_the_solution_passes(exercise, monkeypatch, launches_on_kept_ranks):
     # Real ranks may be slow when something else runs beside them, so no test depends on what `beat` measures.
     monkeypatch.setattr(utilisation, "measure_step", lambda plan, **_: utilisation.predict_step(plan))
     verdict = exercise.verdict(exercise.solution_function)
