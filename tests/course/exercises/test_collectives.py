@@ -6,6 +6,8 @@ import torch.distributed as dist
 
 from course.exercises import collectives
 
+pytestmark = pytest.mark.usefixtures("launches_on_kept_ranks")
+
 EXERCISES = [collectives.all_reduce_from_halves, collectives.ring_all_reduce]
 
 

@@ -9,6 +9,8 @@ from course.exercises.column_parallel import column_backward, column_forward, st
 from labkit.launch import launch
 from labkit.tensor_parallel import own_shard
 
+pytestmark = pytest.mark.usefixtures("launches_on_kept_ranks")
+
 
 def test_forward_is_that_of_the_whole_layer_but_must_not_be_computed_whole():
     verdict = column_forward.verdict(F.linear)  # x, weight, bias: all of it, on every rank

@@ -8,6 +8,8 @@ from course.exercises import data_parallel
 from course.exercises.values import plain, same
 from labkit.launch import launch
 
+pytestmark = pytest.mark.usefixtures("launches_on_kept_ranks")
+
 
 def ours_and_all(sizes):
     """On one rank: the two averages by the solutions, and what all ranks started from."""

@@ -118,7 +118,7 @@ def other_groups_in_the_middle(gradient, num_stages):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_right_result_is_not_enough(exercise, function, words):
+def test_a_right_result_is_not_enough(exercise, function, words, launches_on_kept_ranks):
     verdict = exercise.verdict(function)
     assert verdict.status == "wrong" and words in " ".join(verdict.text.split()), verdict.text
 
