@@ -6,6 +6,7 @@ Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv 2006.15704), section 
 """
 
 import weakref
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,8 @@ from torch.autograd import Variable
 
 from labkit.data_parallel.replicas import Replica, check_replicas, copy_from_first
 from labkit.sizes import check_size
+
+BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel has it
 
 
 def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
@@ -54,7 +57,7 @@ class DataParallel(Replica):
     """
 
     def __init__(
-        self, module: nn.Module, group: dist.ProcessGroup, *, bucket_bytes: int = 25 * 2**20, overlap: bool = True
+        self, module: nn.Module, group: dist.ProcessGroup, *, bucket_bytes: int = BUCKET_BYTES, overlap: bool = True
     ):
         super().__init__()
         bucket_bytes = check_size("bucket_bytes", bucket_bytes, least=0)
@@ -62,7 +65,8 @@ class DataParallel(Replica):
         copy_from_first((*module.parameters(), *module.buffers()), group)
         self.module, self.group, self.overlap = module, group, overlap
         self._in_backward = False
-        self._buckets = _make_buckets([p for p in module.parameters() if p.requires_grad], bucket_bytes)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self._buckets = [_Bucket(each) for each in in_buckets(reversed(trained), bucket_bytes)]  # as backward comes
         self._next = 0  # the bucket to be sent next: all ranks send them in the same order
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         for parameter in self._bucket_of:
@@ -211,11 +215,11 @@ def grad_dtype_of(parameter: nn.Parameter) -> torch.dtype:
     return getattr(parameter, "grad_dtype", None) or parameter.dtype  # before torch 2.10 they are the same
 
 
-def _make_buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
-    """Return buckets of one type and device each, the last parameters first: about the order of backward."""
+def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+    """Return parameters in buckets of one type and device each; the last of each kind may be less than full."""
     buckets: list[list[nn.Parameter]] = []
     filling: dict[tuple, list[nn.Parameter]] = {}
-    for parameter in reversed(parameters):
+    for parameter in parameters:
         kind = parameter.dtype, grad_dtype_of(parameter), parameter.device
         if kind not in filling:
             filling[kind] = []
@@ -223,4 +227,4 @@ def _make_buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> list[_Bu
         filling[kind].append(parameter)
         if sum(p.nbytes for p in filling[kind]) >= bucket_bytes:
             del filling[kind]
-    return [_Bucket(bucket) for bucket in buckets]
+    return buckets

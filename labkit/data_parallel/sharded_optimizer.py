@@ -1,7 +1,7 @@
 """ZeRO-1 in its plainest form: each rank keeps the optimizer's states of a shard, updates that, and shares the weights.
 
-Adam keeps two numbers per parameter, and plain data parallelism keeps them d times. Here all parameters lie side by
-side in a buffer, which is cut in d equal parts, wherever that cuts a parameter. So a large embedding is no one's alone.
+Adam keeps two numbers per parameter, and plain data parallelism keeps them d times. Here parameters lie side by side in
+buffers, each of which is cut in d equal parts, wherever that cuts a parameter. So a large embedding is no one's alone.
 Source: Rajbhandari et al., arXiv 1910.02054, section 5.1.
 """
 
@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import LBFGS, Adafactor, Optimizer
 
 from labkit.communication import all_gather_single, reduce_scatter_single
-from labkit.data_parallel.gradients import grad_dtype_of
+from labkit.data_parallel.gradients import BUCKET_BYTES, grad_dtype_of, in_buckets
 from labkit.data_parallel.units import side_by_side
 
 
@@ -46,10 +46,8 @@ class ShardedOptimizer(Optimizer):
             raise ValueError(f"{name} does not treat numbers one by one: use it without ShardedOptimizer")
         super().__init__(params, {})
         self.group = group
-        kinds: dict[tuple, list[nn.Parameter]] = {}
-        for p in (p for each in self.param_groups for p in each["params"]):
-            kinds.setdefault((p.dtype, grad_dtype_of(p), p.device), []).append(p)
-        self._buffers = [_Buffer(parameters, group) for parameters in kinds.values()]
+        buckets = in_buckets((p for each in self.param_groups for p in each["params"]), BUCKET_BYTES)
+        self._buffers = [_Buffer(parameters, group) for parameters in buckets]
         pieces = {p: piece for buffer in self._buffers for p, piece in buffer.pieces.items()}
         mine = [{**each, "params": [pieces[p] for p in each["params"]]} for each in self.param_groups]
         self.local = optimizer_class(mine, **options)

@@ -362,7 +362,7 @@ def continued(name, state_dict, middle, after, divided):
 
 
 @pytest.mark.parametrize("name", OF_STATES)
-@pytest.mark.parametrize("loading_ranks", [2, 3])
+@pytest.mark.parametrize("loading_ranks", [2, 4])
 def test_states_go_into_a_plain_optimizer_and_into_any_number_of_ranks(on_ranks, name, loading_ranks):
     (state_dict, middle, after), (other, *_) = on_ranks(parts, name, world_size=2)
     for number, state in state_dict["state"].items():
