@@ -129,7 +129,7 @@ def _invent(num_words: int, generator: np.random.Generator) -> list[str]:
     words: dict[str, None] = {}
     while len(words) < num_words:
         syllables = (
-            generator.choice(list("bdfgklmnprstvz")) + generator.choice(list("aeiou"))
+            "bdfgklmnprstvz"[generator.integers(14)] + "aeiou"[generator.integers(5)]
             for _ in range(generator.integers(1, 4))
         )
         words["".join(syllables)] = None
