@@ -23,6 +23,7 @@ from labkit.cuts import BatchCut
 from labkit.data import EVALUATION_SAMPLES
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.data_parallel.replicas import Replica
+from labkit.data_parallel.units import piece_of
 from labkit.groups import ProcessGroups, init_groups, local_device
 from labkit.model import ParallelGPT
 from labkit.schedules import Schedule
@@ -94,7 +95,6 @@ class Trainer:
             for parameter in self.parameters:  # the sum over many micro-batches needs more bits than bfloat16 has
                 parameter.grad_dtype = torch.float32
         self.partial = [parameter for model in self.models for parameter in sums_later(model)]
-        self.matrices = {parameter for parameter in self.parameters if parameter.dim() > 1}  # soon flat
         self.chunks = [self.wrap(model) for model in self.models]
         holding_half = [model for model in self.models if config.tied and model.is_first != model.is_last]
         self.tied = [model.embedding.weight for model in holding_half]
@@ -213,8 +213,8 @@ class Trainer:
     def make_optimizer(self) -> Optimizer:
         """Return AdamW, with weight decay for matrices only, and master weights for bfloat16."""
         config = self.config
-        matrices = [parameter for parameter in self.parameters if parameter in self.matrices]
-        others = [parameter for parameter in self.parameters if parameter not in self.matrices]
+        matrices = [parameter for parameter in self.parameters if len(piece_of(parameter)[0]) > 1]
+        others = [parameter for parameter in self.parameters if len(piece_of(parameter)[0]) <= 1]
         param_groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
         adamw = partial(AdamW, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
         return MasterWeights(param_groups, adamw) if config.precision == "bfloat16" else adamw(param_groups)
