@@ -1,4 +1,7 @@
-"""What Linux tells of this process: which threads run or wait, for whom, and whether bytes are on their way."""
+"""What Linux tells of this process: which threads run or wait, for whom, and whether bytes are on their way.
+
+And one thing that it is told: who waits for a core.
+"""
 
 import contextlib
 import os
@@ -8,6 +11,17 @@ import time
 
 _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(os.uname().machine, "")  # the number of that call
 _PRIVATE = 128  # flag of a futex: within one process
+
+
+def take_turns() -> None:
+    """Let this thread, and those it will start, wait for a core until whoever has it pauses or has had its time.
+
+    For ranks that share cores. A message that gloo sends wakes its reader, to which Linux would give the sender's core
+    at once, while the sender still holds the lock of the connection; and gloo's loop does not sleep while it waits for
+    that lock. Eight ranks on two cores add up a tensor in a third of the time when they take turns.
+    """
+    with contextlib.suppress(OSError):  # a container may forbid it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def is_busy() -> bool:

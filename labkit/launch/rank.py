@@ -23,6 +23,7 @@ from labkit.frames import Frame
 from labkit.gpu import prepare_gpu
 from labkit.launch.probe import Probe
 from labkit.launch.wire import Connection
+from labkit.linux import take_turns
 from labkit.payload import Payload, dump, load, pickled
 
 
@@ -135,6 +136,8 @@ def _join(settings: dict, probe: Probe) -> None:
     if settings["backend"] == "nccl":
         prepare_gpu()
         torch.cuda.set_device(settings["rank"])
+    else:
+        take_turns()
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if settings["backend"] == "nccl" else "gloo",
         timeout=datetime.timedelta(seconds=settings["timeout_seconds"]),

@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from labkit.data_parallel.replicas import check_alike
 from labkit.gpu import prepare_gpu
 from labkit.groups import local_device
+from labkit.linux import take_turns
 from labkit.train.config import TrainConfig
 
 
@@ -49,6 +50,8 @@ def world(one_queue: bool = False) -> Iterator[None]:
     on_gpu = all(seen == b"True" for seen in store.multi_get([f"gpu {each}" for each in range(world_size)]))
     if on_gpu:
         prepare_gpu(one_queue)
+    elif world_size > 1:
+        take_turns()
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size)
     if local_device().type == "cuda":
         torch.cuda.set_device(local_device())

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
+from labkit import linux
 from labkit.launch import World, launch, progress
 from labkit.launch.server import Server
 from tests.labkit.launch.test_world import sum_of_ranks
@@ -77,6 +78,15 @@ def test_threads_are_divided_among_ranks():
     cores = len(os.sched_getaffinity(0))
     assert launch(torch.get_num_threads, world_size=cores) == [1] * cores
     assert launch(torch.get_num_threads, world_size=1) == [cores]
+
+
+def test_threads_of_gloo_take_turns():
+    def policies():
+        dist.barrier()
+        gloo = [task for task in linux.tasks() if "gloo" in linux.name(task)]
+        return {os.sched_getscheduler(task) for task in gloo}
+
+    assert launch(policies, world_size=2) == [{os.SCHED_BATCH}] * 2
 
 
 def test_ranks_own_init_process_group():
