@@ -53,7 +53,7 @@ class Snapshot:
     threads: tuple[Thread, ...]  # the main thread first
     collectives: tuple[Collective, ...]
     started: dict[str, int]  # group -> the number of the last collective that this rank has started
-    ran: tuple[int, ...]  # bytes on their way, how far set-up has come, how often threads and gloo's workers have run
+    ran: tuple[int, ...]  # bytes received, how far set-up has come, how often threads and gloo's workers have run
     busy: bool  # at every moment of the look a thread could run
     unsettled: bool = False  # a request nobody has waited for, or a wait that failed: more calls may not meet
 
@@ -160,7 +160,7 @@ class Probe:
         collectives, started, ends = _flight_recorder(self.timeout)
         frames, me, main = sys._current_frames(), threading.current_thread(), threading.main_thread()
         stores = sorted(glob.glob(f"{self.directory}/store*"))
-        threads, ran = [], [linux.bytes_on_their_way(), *map(os.path.getsize, stores)]
+        threads, ran = [], [linux.bytes_received(), *map(os.path.getsize, stores)]
         for thread in [main, *(thread for thread in threading.enumerate() if thread not in (main, me))]:
             task = os.getpid() if thread is main else thread.native_id
             if frame := frames.get(thread.ident or 0):

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from labkit.launch import World, launch, waiting_for
 from labkit.launch.probe import Probe
-from labkit.linux import bytes_on_their_way
+from labkit.linux import bytes_received
 
 
 def probe() -> Probe:
@@ -236,24 +236,30 @@ def test_a_snapshot_tells_a_rank_that_could_run_from_one_that_only_waits():
         assert world.run(look, True) == [True, True]
 
 
-def test_a_snapshot_sees_bytes_that_nobody_has_read():
+def test_a_snapshot_counts_bytes_when_they_arrive():
     def look():
         ours, theirs = socket.socket(), socket.socket()
         ours.bind(("127.0.0.1", 0))
         ours.listen()
         theirs.connect(ours.getsockname())
         accepted, _ = ours.accept()
-        before = bytes_on_their_way()
-        theirs.send(b"x")
-        unread = bytes_on_their_way()
-        accepted.recv(1)
-        return before, unread, bytes_on_their_way()
+        counts = [bytes_received()]
+        for times in (1, 2):
+            theirs.send(b"xy")
+            counts.append(bytes_received())
+            accepted.recv(times)
+        return [*counts, bytes_received()], len(os.listdir("/proc/self/fd"))
 
-    assert launch(look, world_size=1) == [(0, 1, 0)]
+    with World(1) as world:
+        seen = [world.run(look)[0] for _ in range(3)]
+    assert [counts for counts, _ in seen] == [[0, 2, 4, 4]] * 3
+    assert len({num_open for _, num_open in seen}) == 1
 
 
 def test_a_snapshot_leaves_out_bytes_of_other_processes():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
-        sender.send(b"x")
-        assert bytes_on_their_way() == 1
-        assert launch(bytes_on_their_way, world_size=1) == [0]
+        receiver, _ = server.accept()
+        with receiver:
+            sender.send(b"x")
+            assert bytes_received() == 1
+            assert launch(bytes_received, world_size=1) == [0]
