@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.groups import ProcessGroups
+from labkit.groups import ProcessGroups, local_device
 from labkit.sizes import check_probability
 
 
@@ -22,7 +22,7 @@ def seed_replicas(seed: int, groups: ProcessGroups) -> None:
     Call it after the model is made, whose weights must start alike in all replicas, and before training.
     """
     place, layout = groups.coords, groups.layout
-    torch.manual_seed(seed + 1 + (place.pp * layout.dp_size + place.dp) * layout.cp_size + place.cp)
+    _seed(seed + 1 + (place.pp * layout.dp_size + place.dp) * layout.cp_size + place.cp)
 
 
 @contextmanager
@@ -30,8 +30,15 @@ def own_random_stream(group: dist.ProcessGroup, device: torch.device) -> Iterato
     """Give this rank a default generator of its own inside the block; the common one only loses a single number."""
     common_seed = int(torch.randint(1 << 40, ()))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(common_seed * group.size() + group.rank())
+        _seed(common_seed * group.size() + group.rank())
         yield
+
+
+def _seed(seed: int) -> None:
+    """Do what `torch.manual_seed` does, which also notes the stack of each call for devices that are not here."""
+    torch.default_generator.manual_seed(seed)
+    if local_device().type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 class ShardedDropout(nn.Dropout):

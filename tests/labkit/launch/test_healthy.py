@@ -29,9 +29,9 @@ def long_all_reduce():
         dist.all_reduce(x)
 
 
-def send_of_2_gib():
+def send_of_1_gib():
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    x = torch.ones(2 * GIB)
+    x = torch.ones(GIB)
     if rank == 0:
         dist.send(x, last)
     elif rank == last:
@@ -145,7 +145,7 @@ def holds_the_gil():
 
 
 WORK = [
-    send_of_2_gib,
+    send_of_1_gib,
     uneven_compute,
     rank_0_loads,
     broadcast_whose_root_leaves,
