@@ -1,7 +1,4 @@
-"""What Linux tells of this process: which threads run or wait, for whom, and what arrives.
-
-And one thing that it is told: who waits for a core.
-"""
+"""What Linux tells of this process: which threads run or wait, for whom, and what arrives. And who waits for a core."""
 
 import contextlib
 import os

@@ -7,7 +7,6 @@ is its own time: that of the step without what it waited.
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from tqdm import tqdm
 from labkit.communication import communication_log
 from labkit.groups import ProcessGroups, local_device
 from labkit.schedules import Op
-from labkit.timeline.spans import WAIT, Span, Timeline
+from labkit.timeline.spans import Span, Timeline
 from labkit.timeline.trace import Trace
 
 STEP = "optimizer"
@@ -58,7 +57,7 @@ def profiling(folder: str, groups: ProcessGroups) -> Iterator[NamedTrace]:
         yield trace
     spans = trace.spans()
     profiler.export_chrome_trace(str(path))
-    path.write_text(json.dumps(of_rank(rank, json.loads(path.read_text()), spans)))
+    path.write_text(json.dumps(of_rank(rank, json.loads(path.read_text()))))
     seconds: list = [None] * groups.layout.world_size
     dist.all_gather_object(seconds, own_seconds(spans))
     if rank == 0:
@@ -66,16 +65,14 @@ def profiling(folder: str, groups: ProcessGroups) -> Iterator[NamedTrace]:
         tqdm.write(f"Traces are in {folder}. {describe_slow_ranks(seconds, stages)}", file=sys.stderr)
 
 
-def of_rank(rank: int, content: dict, spans: Sequence[Span]) -> dict:
+def of_rank(rank: int, content: dict) -> dict:
     """Return a trace of torch's profiler, changed so that Perfetto can show it together with those of other ranks.
 
     No other rank has the same process numbers and ids, and the processes are named. The times stay as they are: the
-    machine's time of day, in microseconds since a fixed date. The stopwatch's waits are added, in a row of their own.
+    machine's time of day, in microseconds since a fixed date.
     """
     first_id, first_pid = rank << 32, 100 * rank + 1
-    numbers = {os.getpid(): first_pid}  # what other processes there are, are GPUs
-    waits = {"pid": first_pid, "tid": 1, "cat": WAIT}
-    events = [{"ph": "M", "name": "thread_name", **waits, "args": {"name": "waits"}}]
+    numbers, events = {os.getpid(): first_pid}, []  # what other processes there are, are GPUs
     for event in content["traceEvents"]:
         if not isinstance(event["pid"], int):
             continue  # what the profiler says of itself
@@ -91,11 +88,6 @@ def of_rank(rank: int, content: dict, spans: Sequence[Span]) -> dict:
             end = {"ph": "e", "ts": event["ts"] + event.pop("dur")}
             event |= {"ph": "b", "id": first_id + len(events)}
             events.append(event | end)
-    zero = time.time_ns() - time.perf_counter_ns() - content["baseTimeNanoseconds"]
-    for span in spans:
-        if span.kind == WAIT:
-            times = {"ts": span.start * 1e6 + zero / 1e3, "dur": span.seconds * 1e6}
-            events.append({"ph": "X", "name": span.label, **waits, **times})
     return content | {"traceEvents": events}
 
 

@@ -72,17 +72,14 @@ def test_the_files_of_all_ranks_are_one_picture(on_ranks, tmp_path):
                 assert not open_until or start - minus_seconds <= open_until[-1] + 0.01
                 open_until.append(start - minus_seconds)
 
-    # One clock: what rank 0 sends in its F is what rank 1 waits for, in the profiler's row and in that of the waits.
+    # One clock: what rank 0 sends in its F is what rank 1 waits for.
     def times(rank, name, which):
         chosen = [event for event in events[rank] if event["name"] == name and event["ph"] == "X"]
         return sorted(event["ts"] + (event["dur"] if which == "end" else 0) for event in chosen)
 
     for number in range(4):
-        sent, (arrived, noted) = times(0, f"F{number}", "start")[0], times(1, f"for F{number}", "end")[:2]
-        assert sent < arrived
-        assert sent < noted
-        back = times(1, f"B{number}", "start")[0]
-        assert back < min(times(0, f"for B{number}", "end")[:2])
+        assert times(0, f"F{number}", "start")[0] < times(1, f"for F{number}", "end")[0]
+        assert times(1, f"B{number}", "start")[0] < times(0, f"for B{number}", "end")[0]
 
 
 def test_own_time_is_the_step_without_its_waits():
@@ -130,8 +127,8 @@ def test_gpus_are_processes_of_their_rank():
     name = {"ph": "M", "name": "process_name", "tid": 0}
     events = [{**name, "pid": pid, "args": {"name": "python"}} for pid in (os.getpid(), 0, 1)]
     events += [{**kernel, "pid": 1}, {"ph": "i", "name": "Iteration Start", "pid": "Traces"}]
-    changed = of_rank(3, {"baseTimeNanoseconds": 0, "traceEvents": events}, [])["traceEvents"]
-    assert [event["pid"] for event in changed] == [301, 301, 302, 303, 303]
+    changed = of_rank(3, {"traceEvents": events})["traceEvents"]
+    assert [event["pid"] for event in changed] == [301, 302, 303, 303]
     assert {event["args"]["name"] for event in changed if event["name"] == "process_name"} == {"rank 3"}
 
 
