@@ -1,6 +1,7 @@
 """A run on two "nodes" of this machine, each a torchrun with its ranks, and a button that kills one of them."""
 
 import atexit
+import math
 import os
 import re
 import subprocess
@@ -141,12 +142,11 @@ class TwoNodes(widgets.VBox):
             self.losses[-1].append((int(found[1]), float(found[2])))
 
     def _plot(self) -> Plot:
-        """Draw each start's losses, and before them those that its checkpoint stands for."""
-        known: dict[int, float] = {}
+        """Draw each start's losses, from the step that it began with."""
         curves = {}
         for name, losses in zip(self.said, self.losses):
-            known = {step: loss for step, loss in known.items() if losses and step < losses[0][0]} | dict(losses)
-            curves[name] = list(known.values())
+            num_before = losses[0][0] - 1 if losses else 0
+            curves[name] = [math.nan] * num_before + [loss for _, loss in losses]
         return draw_losses(curves, num_steps=self._num_steps)
 
     def _kill(self, number: int) -> None:

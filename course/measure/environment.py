@@ -143,7 +143,7 @@ def _how_ranks_run_on_cores(machine: Machine) -> Iterator[str]:
     yield "Calls, groups and results are the same as on GPUs; only the seconds differ."
     if machine.cores < MOST_RANKS:
         yield (
-            f"Up to {counted(machine.cores, 'rank')} really run at the same time. More take turns: the results are "
+            f"Up to {counted(machine.cores, 'rank')} really run at the same time. More take turns: the results are\n"
             "right, but slower, so read the shape of a timing here, not its size."
         )
 

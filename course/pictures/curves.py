@@ -1,5 +1,6 @@
 """Draw loss curves that should coincide: each in a look that lets those below it show."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
@@ -21,7 +22,8 @@ def draw_losses(
 ) -> Plot:
     """Draw the losses of each run over its steps, and ``floor_nats`` as a line that no run can pass.
 
-    The axis has room for ``num_steps`` from the start. The ``note`` is written above the curves.
+    The axis has room for ``num_steps`` from the start. A run that began later has NaN before. The ``note`` is written
+    above the curves.
     """
     if len(curves) > len(LOOKS):
         raise ValueError(f"{len(curves)} curves on each other cannot be told apart: give {len(LOOKS)} or fewer")
@@ -31,7 +33,8 @@ def draw_losses(
     for (name, losses), look in zip(curves.items(), LOOKS):
         every = max(1, longest // 20) if "marker" in look else 1  # room between the marks
         ax.plot(range(1, len(losses) + 1), losses, label=name, markevery=every, **look)
-    said = [f"{name}: {each[0]:.2f} to {each[-1]:.2f} at step {len(each)}" for name, each in curves.items() if each]
+    firsts = {name: next(loss for loss in each if not math.isnan(loss)) for name, each in curves.items() if each}
+    said = [f"{name}: {firsts[name]:.2f} to {curves[name][-1]:.2f} at step {len(curves[name])}" for name in firsts]
     if floor_nats is not None:
         ax.axhline(floor_nats, color=INK, linewidth=1.8, linestyle=(0, (6, 4)), label="the text's floor")
         said.append(f"The text's floor: {floor_nats:.2f}")

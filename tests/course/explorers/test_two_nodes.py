@@ -75,7 +75,7 @@ def test_a_node_dies_and_the_other_goes_on(processes, tmp_path):
     assert nodes.exit_codes == [0, -9]
     assert nodes.said == ["8 ranks (tp 2, pp 4, dp 1)", "4 ranks (tp 2, pp 2, dp 1 instead of tp 2, pp 4)"]
     assert nodes.losses == [[(1, 3.9), (2, 3.8), (3, 3.7)], [(3, 3.7), (4, 3.6), (5, 3.5)]]
-    assert "dp 1): 3.90 to 3.70 at step 3. 4 ranks (tp 2, pp 2, dp 1 instead of tp 2, pp 4): 3.90 to 3.50" in plot.alt
+    assert "dp 1): 3.90 to 3.70 at step 3. 4 ranks (tp 2, pp 2, dp 1 instead of tp 2, pp 4): 3.70 to 3.50" in plot.alt
     assert nodes.button.disabled and nodes.curves.value == plot.html()
     assert processes and all(map(is_gone, processes)) and not os.listdir(tmp_path)
 
