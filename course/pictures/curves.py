@@ -30,11 +30,13 @@ def draw_losses(
     figure = Figure((11.0, 4.4), layout="constrained")
     ax = figure.subplots()
     longest = max([num_steps, *map(len, curves.values())])
+    said = []
     for (name, losses), look in zip(curves.items(), LOOKS):
         every = max(1, longest // 20) if "marker" in look else 1  # room between the marks
         ax.plot(range(1, len(losses) + 1), losses, label=name, markevery=every, **look)
-    firsts = {name: next(loss for loss in each if not math.isnan(loss)) for name, each in curves.items() if each}
-    said = [f"{name}: {firsts[name]:.2f} to {curves[name][-1]:.2f} at step {len(curves[name])}" for name in firsts]
+        if losses:
+            first = next((loss for loss in losses if not math.isnan(loss)), math.nan)
+            said.append(f"{name}: {first:.2f} to {losses[-1]:.2f} at step {len(losses)}")
     if floor_nats is not None:
         ax.axhline(floor_nats, color=INK, linewidth=1.8, linestyle=(0, (6, 4)), label="the text's floor")
         said.append(f"The text's floor: {floor_nats:.2f}")

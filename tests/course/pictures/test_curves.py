@@ -1,5 +1,7 @@
 """Losses on each other can be told apart."""
 
+import math
+
 import pytest
 
 from course.pictures.curves import draw_losses
@@ -22,6 +24,11 @@ def test_curves_on_each_other_can_be_told_apart():
     assert set(lines["the text's floor"].get_ydata()) == {0.5}
     assert "The text's floor: 0.50" in plot.alt
     assert [text.get_text() for text in ax.get_legend().get_texts()] == list(lines)
+
+
+def test_a_run_may_begin_later_and_another_may_have_no_finite_loss():
+    plot = draw_losses({"resumed": [math.nan, math.nan, 2.0, 1.5], "broken": [math.nan] * 2})
+    assert "resumed: 2.00 to 1.50 at step 4. broken: nan to nan at step 2" in plot.alt
 
 
 def test_a_note_is_seen_and_said():
