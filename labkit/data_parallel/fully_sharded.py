@@ -8,8 +8,7 @@ sections 3 and 4; torch's `fully_shard` for where the hooks are.
 """
 
 import copy
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -20,8 +19,8 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
-from labkit.data_parallel.replicas import Replica, check_replicas, copy_from_first
-from labkit.data_parallel.units import Average, Unit, divide
+from labkit.data_parallel.replicas import Hook, Replica, check_replicas, copy_from_first
+from labkit.data_parallel.units import Unit, divide
 from labkit.sizes import check_size
 
 
@@ -35,11 +34,9 @@ class FullyShardedDataParallel(Replica):
 
     All ranks run the same units in the same order; inside a unit they may use different parameters. What is in no unit
     is the root's: whole from the start of forward to the end of backward. A unit that is called twice is gathered and
-    sent twice. Inside `no_sync`, gradients stay whole on each rank. All ranks start with the values of the first, and
-    get its buffers with each average.
-
-    On GPUs messages travel on NCCL's stream, and the host does not wait; only if a parameter has no gradient here, it
-    waits to hear whether other ranks have one. While a unit's gradients are put side by side, they exist twice.
+    sent twice. Inside `no_sync`, gradients stay whole on each rank. While a unit's gradients are put side by side, they
+    exist twice. On GPUs the host waits for messages only if a parameter has no gradient here: do other ranks have one?
+    All ranks start with the values of the first, and get its buffers with each average.
 
     Args:
         units: modules inside ``module``, in the order in which forward calls them.
@@ -66,7 +63,7 @@ class FullyShardedDataParallel(Replica):
     ):
         super().__init__()
         self.prefetch = check_size("prefetch", prefetch, least=0)
-        if any(isinstance(hook, _Hook) for each in module.modules() for hook in each._forward_pre_hooks.values()):
+        if any(isinstance(hook, Hook) for each in module.modules() for hook in each._forward_pre_hooks.values()):
             raise ValueError("this module is sharded already: load its state_dict into a new one, and shard that")
         divided = divide(module, list(units))
         self.module, self.reshard_after_forward = module, reshard_after_forward
@@ -75,12 +72,13 @@ class FullyShardedDataParallel(Replica):
             check_replicas(module, each)
             copy_from_first(module.buffers(), each)
         self._units = [Unit(parameters, self._groups) for parameters in divided.values()]
+        self._flats = [flat for unit in self._units for flat in unit.flats]
         self._backward_order = [self._units[0], *self._units[:0:-1]]
         self._in_backward = False
-        self._averages: list[Average] = []  # sent since the last sync_gradients
+        self._averages: list[Iterator[bool]] = []  # sent since the last sync_gradients
         for each, unit in zip(divided, self._units):
-            each.register_forward_pre_hook(_Hook(self._before_forward, unit), with_kwargs=True)
-            each.register_forward_hook(_Hook(self._after_forward, unit), with_kwargs=True, always_call=True)
+            each.register_forward_pre_hook(Hook(self._before_forward, unit), with_kwargs=True)
+            each.register_forward_hook(Hook(self._after_forward, unit), with_kwargs=True, always_call=True)
 
     def forward(self, *args, **kwargs):
         if self._in_backward and torch._C._current_graph_task_id() == -1:  # it failed: drop what it left
@@ -97,7 +95,7 @@ class FullyShardedDataParallel(Replica):
                 self._send(unit)
         while self._averages:
             self._receive()
-        flats = [flat for unit in self._units for flat in unit.flats if flat.average is not None]
+        flats = [flat for flat in self._flats if flat.average is not None]
         if arrived := [each for flat in flats for each in flat.arrived]:
             flags = torch.ones(len(arrived), device=flats[0].shard.device)
             if not all(arrived):  # else the host need not wait
@@ -111,8 +109,7 @@ class FullyShardedDataParallel(Replica):
             copy_from_first(self.module.buffers(), group)
 
     def whole(self, parameter: nn.Parameter) -> nn.Parameter:
-        flats = (flat for unit in self._units for flat in unit.flats)
-        return next(flat.whole[parameter] for flat in flats if parameter in flat.whole)
+        return next(flat.whole[parameter] for flat in self._flats if parameter in flat.whole)
 
     def state_dict(self, *args, **kwargs):
         """Return the plain module's state dict, which it can load, whole on every rank. All ranks call this."""
@@ -123,7 +120,7 @@ class FullyShardedDataParallel(Replica):
         """Load the plain module's state dict: each rank keeps its pieces. All ranks call this."""
         with self._whole():
             result = self.module.load_state_dict(state_dict, strict)
-            for flat in (flat for unit in self._units for flat in unit.flats):
+            for flat in self._flats:
                 flat.shard.copy_(flat.mine)
         return result
 
@@ -154,15 +151,13 @@ class FullyShardedDataParallel(Replica):
     def _before_forward(self, unit: Unit, module, args, kwargs):
         self._gather(unit, () if self._in_backward else self._units)  # in backward for a checkpoint, out of order
         unit.show(whole=True)
-        if torch.is_grad_enabled() and unit is not self._units[0]:
-            (args, kwargs), _ = _watch((args, kwargs), _Hook(self._after_backward, unit), mode="all")
+        if unit is not self._units[0]:
+            (args, kwargs), _ = _watch((args, kwargs), Hook(self._after_backward, unit), mode="all")
         return args, kwargs
 
     def _after_forward(self, unit: Unit, module, args, kwargs, output):
         unit.show(whole=False)  # also after an exception
-        needs_backward = False
-        if torch.is_grad_enabled():
-            output, needs_backward = _watch(output, _Hook(self._before_backward, unit), mode="any")
+        output, needs_backward = _watch(output, Hook(self._before_backward, unit), mode="any")
         stays = needs_backward and (unit is self._units[0] or not self.reshard_after_forward)
         if not (stays or unit.in_backward):
             unit.free()
@@ -195,10 +190,13 @@ class FullyShardedDataParallel(Replica):
         """Start to average a unit's gradients, once those of the last one have arrived: no more are whole at a time."""
         self._receive()
         unit.owes = False
-        self._averages += [Average(flat, self._groups, self._is_last) for flat in unit.flats if flat.is_trained]
+        for flat in unit.flats:
+            if flat.is_trained:
+                self._averages.append(average := flat.averaging(self._groups, self._is_last))
+                next(average)  # as far as its first message
 
     def _receive(self) -> None:
-        self._averages = [average for average in self._averages if average.receive()]
+        self._averages = [average for average in self._averages if next(average, False)]
 
 
 def _watch(tree, hook, mode: Literal["all", "any"]) -> tuple[Any, bool]:
@@ -208,21 +206,10 @@ def _watch(tree, hook, mode: Literal["all", "any"]) -> tuple[Any, bool]:
     """
 
     def needs_gradient(x) -> bool:
-        return isinstance(x, torch.Tensor) and x.requires_grad
+        return isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()
 
     tree = tree_map(lambda x: x.view_as(x) if needs_gradient(x) else x, tree)
     watched = list(filter(needs_gradient, tree_leaves(tree)))
     if watched:
         register_multi_grad_hook(watched, hook, mode=mode)
     return tree, bool(watched)
-
-
-class _Hook:
-    """A method of a wrapper, called with a unit while both live: a module must not keep its process groups alive."""
-
-    def __init__(self, method: Callable, unit: Unit):
-        self.method, self.unit = weakref.WeakMethod(method), weakref.ref(unit)
-
-    def __call__(self, *args):
-        method, unit = self.method(), self.unit()
-        return method(unit, *args) if method and unit else None

@@ -5,7 +5,6 @@ them in *buckets*, and a full bucket travels while the gradients of earlier laye
 Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv 2006.15704), section 3.2.
 """
 
-import weakref
 from collections.abc import Iterable
 
 import torch
@@ -13,17 +12,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 
-from labkit.data_parallel.replicas import Replica, check_replicas, copy_from_first
+from labkit.data_parallel.replicas import Hook, Replica, check_replicas, copy_from_first
 from labkit.sizes import check_size
 
 BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel has it
 
 
 def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Average all gradients over the group after backward, with one message per parameter.
-
-    The module must start alike on all ranks, and they must have gradients for the same parameters.
-    """
+    """Average all gradients after backward, one message each. Replicas start alike and use the same parameters."""
     for parameter in module.parameters():
         if parameter.grad is not None:
             parameter.grad /= group.size()
@@ -41,11 +37,11 @@ class DataParallel(Replica):
                 loss(model(rows)).backward()
         loss(model(micro_batches[-1])).backward()
 
-    From its first backward on, ``parameter.grad`` is a view into its bucket, so a gradient exists once: copy what
-    should outlive the next step. A parameter that has a gradient on some ranks only counts as zero on the others. One
-    without a gradient on any rank is left alone. A sparse gradient becomes dense. Gradients travel in their parameter's
-    ``grad_dtype``. All replicas start with the values of the group's first rank, and get its buffers (such as
-    BatchNorm's running mean) with each average. A module can be wrapped again: the newest wrapper averages.
+    From its first backward on, ``parameter.grad`` is a view into its bucket: copy what should outlive the next step.
+    A parameter that has a gradient on some ranks only counts as zero on the others; one that has none on any rank is
+    left alone. A sparse gradient becomes dense. Gradients travel in their parameter's ``grad_dtype``. All replicas
+    start with the values of the group's first rank, and get its buffers (such as BatchNorm's running mean) with each
+    average. A module can be wrapped again: the newest wrapper averages.
 
     Args:
         bucket_bytes: a bucket is full when it holds this much; 0 sends each parameter in a message of its own.
@@ -70,8 +66,8 @@ class DataParallel(Replica):
         self._next = 0  # the bucket to be sent next: all ranks send them in the same order
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         for parameter in self._bucket_of:
-            _Hook.remove_from(parameter)
-            parameter.register_post_accumulate_grad_hook(_Hook(self))
+            _take_from_its_replica(parameter)
+            parameter.register_post_accumulate_grad_hook(Hook(self._arrived))
 
     def forward(self, *args, **kwargs):
         modules = [self.module]
@@ -138,25 +134,14 @@ class DataParallel(Replica):
             self._next += 1
 
 
-class _Hook:
-    """What a parameter calls when its gradient is there: `_arrived` of its replica, if that still lives."""
-
-    def __init__(self, replica: DataParallel):
-        self.replica = weakref.ref(replica)  # else the parameter would keep the group alive, with threads and sockets
-
-    def __call__(self, parameter: nn.Parameter) -> None:
-        if replica := self.replica():
-            replica._arrived(parameter)
-
-    @staticmethod
-    def remove_from(parameter: nn.Parameter) -> None:
-        """Take the parameter from the replica that has it: two would both divide its gradient."""
-        hooks = parameter._post_accumulate_grad_hooks or {}
-        for key, hook in list(hooks.items()):
-            if isinstance(hook, _Hook):
-                del hooks[key]
-                if replica := hook.replica():
-                    del replica._bucket_of[parameter]
+def _take_from_its_replica(parameter: nn.Parameter) -> None:
+    """Remove the hook of the replica that has this parameter: two would both divide its gradient."""
+    hooks = parameter._post_accumulate_grad_hooks or {}
+    for key, hook in list(hooks.items()):
+        if isinstance(hook, Hook):
+            del hooks[key]
+            if arrived := hook.method():
+                del arrived.__self__._bucket_of[parameter]
 
 
 class _Bucket:

@@ -1,6 +1,7 @@
 """Replicas of a model start alike: the same parameters on every rank, first by name and shape, then by value."""
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -51,12 +52,22 @@ class Replica(nn.Module):
             self._sending, self._is_last = False, True
 
 
-def check_replicas(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Check that every rank of the group has the same parameters and buffers, in the same order.
+class Hook:
+    """A method of a wrapper, called with what is ``given`` first, while they live.
 
-    Raises:
-        ValueError: on every rank, naming the first tensor in which the ranks differ, and those ranks.
+    What a module or parameter holds must not keep the wrapper's process group alive, with its threads and sockets.
     """
+
+    def __init__(self, method: Callable, *given: object):
+        self.method, self.given = weakref.WeakMethod(method), [weakref.ref(each) for each in given]
+
+    def __call__(self, *args):
+        if method := self.method():
+            return method(*(each() for each in self.given), *args)
+
+
+def check_replicas(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Check, as `check_alike` does, that all ranks have the same parameters and buffers in the same order."""
     trained = {name: "" if parameter.requires_grad else ", frozen" for name, parameter in module.named_parameters()}
     mine = {
         f"tensor {number} of this module": f"{name} {list(x.shape)} {str(x.dtype)[6:]}{trained.get(name, '')}"

@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import LBFGS, Adafactor, Optimizer
 
 from labkit.communication import all_gather_single, reduce_scatter_single
-from labkit.data_parallel.gradients import BUCKET_BYTES, grad_dtype_of, in_buckets
-from labkit.data_parallel.units import side_by_side
+from labkit.data_parallel.gradients import BUCKET_BYTES, in_buckets
+from labkit.data_parallel.units import SideBySide
 
 
 class ShardedOptimizer(Optimizer):
@@ -48,7 +48,7 @@ class ShardedOptimizer(Optimizer):
         self.group = group
         buckets = in_buckets((p for each in self.param_groups for p in each["params"]), BUCKET_BYTES)
         self._buffers = [_Buffer(parameters, group) for parameters in buckets]
-        pieces = {p: piece for buffer in self._buffers for p, piece in buffer.pieces.items()}
+        pieces = {p: piece for buffer in self._buffers for p, piece in buffer.parameters.items()}
         mine = [{**each, "params": [pieces[p] for p in each["params"]]} for each in self.param_groups]
         self.local = optimizer_class(mine, **options)
         self.defaults, self.state = self.local.defaults, self.local.state
@@ -70,11 +70,10 @@ class ShardedOptimizer(Optimizer):
 
     def state_dict(self) -> dict:
         """Return the plain optimizer's state dict, whole on every rank. All ranks call this."""
-        states: dict[Any, dict] = {
-            p: state for buffer in self._buffers for p, state in buffer.whole_states(self.local.state).items()
-        }
-        self.state = defaultdict(dict, states)
+        self.state = defaultdict(dict)
         try:
+            for buffer in self._buffers:
+                self.state.update(buffer.whole_states(self.local.state))
             return super().state_dict()
         finally:
             self.state = self.local.state
@@ -84,7 +83,7 @@ class ShardedOptimizer(Optimizer):
         super().load_state_dict({**state_dict, "state": {}})
         copy_options(self.param_groups, self.local.param_groups)
         parameters = [p for each in self.param_groups for p in each["params"]]
-        cut = {p: buffer.cut for buffer in self._buffers for p in buffer.pieces}
+        cut = {p: buffer.cut for buffer in self._buffers for p in buffer.spans}
         states = {
             number: {key: cut[p](p, key, value) for key, value in state_dict["state"][number].items()}
             for number, p in enumerate(parameters)
@@ -101,44 +100,39 @@ class ShardedOptimizer(Optimizer):
         super().add_param_group(param_group)
 
 
-class _Buffer:
-    """Parameters of one type side by side [n], and this rank's shard [n/d], of whose pieces the optimizer knows."""
+class _Buffer(SideBySide):
+    """A buffer of weights, and the ``parameters`` that the optimizer knows: this rank's pieces of them."""
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup):
-        first, self.group = parameters[0], group
-        self.size, self.spans, self.places = side_by_side(parameters, group)
-        self.weights = first.detach().new_zeros(self.size * group.size())
+        super().__init__(parameters, group)
         for p, span in self.spans.items():
-            p.data = self.weights[span].view_as(p).copy_(p.detach())
-        self.shard = self.weights[self.size * group.rank() :][: self.size]
-        self.pieces = {p: nn.Parameter(self.shard[place], p.requires_grad) for p, place in self.places.items()}
+            p.data = self.buffer[span].view_as(p)
+        self.parameters = {p: nn.Parameter(self.mine[piece], p.requires_grad) for p, piece in self.pieces.items()}
 
     def average_gradients(self) -> None:
         """Give each piece its part of the average, or none if the parameter has no gradient on any rank."""
-        dtype, here = grad_dtype_of(next(iter(self.spans))), [p.grad is not None for p in self.spans]
-        gradients, average = (torch.zeros_like(x, dtype=dtype) for x in (self.weights, self.shard))
-        for p, span in self.spans.items():
-            if p.grad is not None:  # divide before the sum, which then cannot overflow
-                torch.div(p.grad.to_dense(), self.group.size(), out=gradients[span].view_as(p))
-        reduce_scatter_single(average, gradients, group=self.group)
+        average = torch.empty_like(self.mine, dtype=self.grad_dtype)
+        reduce_scatter_single(average, self.gradients(self.spans, self.group.size()), group=self.group)
+        here = [p.grad is not None for p in self.spans]
         has_gradient = torch.tensor(here, dtype=torch.int32, device=average.device)
         dist.all_reduce(has_gradient, group=self.group)
-        for (p, piece), anywhere in zip(self.pieces.items(), has_gradient.tolist()):
-            piece.grad = average[self.places[p]] if anywhere else None
+        for (p, piece), anywhere in zip(self.parameters.items(), has_gradient.tolist()):
+            piece.grad = average[self.pieces[p]] if anywhere else None
 
     def gather(self) -> None:
         """Give every rank the weights that each has updated."""
-        all_gather_single(self.weights, self.shard, group=self.group)
+        all_gather_single(self.buffer, self.mine, group=self.group)
 
-    def whole_states(self, states: Mapping[Any, dict]) -> dict[nn.Parameter, dict]:
+    def whole_states(self, states: Mapping[Any, dict]) -> dict[Any, dict]:
         """Return the optimizer's states of the whole parameters."""
-        whole = {p: dict(states[piece]) for p, piece in self.pieces.items() if piece in states}
+        whole = {p: dict(states[piece]) for p, piece in self.parameters.items() if piece in states}
         keys = {key for p, state in whole.items() for key, x in state.items() if self._is_piece(p, x)}
         for key in sorted(keys):
-            shard = self.shard.new_zeros(self.size, dtype=next(s[key].dtype for s in whole.values() if key in s))
+            dtype = next(state[key].dtype for state in whole.values() if key in state)
+            shard = torch.zeros_like(self.mine, dtype=dtype)
             for p in whole:
-                shard[self.places[p]] = whole[p][key]
-            everything = shard.new_empty(len(self.weights))
+                shard[self.pieces[p]] = whole[p][key]
+            everything = torch.empty_like(self.buffer, dtype=dtype)
             all_gather_single(everything, shard, group=self.group)
             for p in whole:
                 whole[p][key] = everything[self.spans[p]].view_as(p)
@@ -148,11 +142,11 @@ class _Buffer:
         """Return this rank's piece of a state that has its parameter's shape, and any other as it is."""
         if key == "step" or not isinstance(value, torch.Tensor) or value.shape != p.shape:
             return value
-        start = max(self.size * self.group.rank() - self.spans[p].start, 0)
-        return value.flatten()[start:][: self.pieces[p].numel()]
+        start = max(self.begin - self.spans[p].start, 0)
+        return value.flatten()[start:][: self.parameters[p].numel()]
 
     def _is_piece(self, p: nn.Parameter, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and value.shape == self.pieces[p].shape
+        return isinstance(value, torch.Tensor) and value.shape == self.parameters[p].shape
 
 
 def copy_options(given: list[dict], param_groups: list[dict]) -> None:

@@ -6,7 +6,7 @@ Source: Zhao et al., "PyTorch FSDP", VLDB 2023 (arXiv 2304.11277), sections 3.2.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -38,14 +38,15 @@ def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]
     for unit in [module, *units]:
         divided[unit] = {}
         for prefix, each in unit.named_modules(prefix=names[unit]):
-            parameters = {} if unit is module and each in inside else each._parameters
-            for name, p in parameters.items():
+            if unit is module and each in inside:
+                continue
+            for name, p in each.named_parameters(recurse=False, remove_duplicate=False):
                 here = unit, f"{prefix}.{name} ({f'unit {names[unit]}' if names[unit] else 'the root'})".lstrip(".")
-                if p is not None and (there := owners.setdefault(p, here))[0] is not unit:
+                there = owners.setdefault(p, here)
+                if there[0] is not unit:
                     way_out = "make one unit of a module that has both, or leave both to the root"
                     raise ValueError(f"{there[1]} and {here[1]} are one parameter in two units: {way_out}")
-                if p is not None:
-                    divided[unit].setdefault(p, []).append((each, name))
+                divided[unit].setdefault(p, []).append((each, name))
     return divided
 
 
@@ -81,32 +82,60 @@ class Unit:
                 whole.grad = None
 
 
-class Flat:
-    """Parameters side by side: this rank's ``shard`` [n/d], and the ``buffer`` [n], which has memory while it is whole.
+class SideBySide:
+    """Parameters of one type in a ``buffer`` [n], of which this rank's shard [n/d] is ``mine``.
+
+    A parameter lies at ``spans`` in the buffer; what this rank has of it lies at ``pieces`` in the shard.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup):
+        first, self.group, self.grad_dtype = parameters[0], group, grad_dtype_of(parameters[0])
+        align = ALIGNMENT_BYTES // first.element_size()
+        *starts, end = accumulate((-(-p.numel() // align) * align for p in parameters), initial=0)
+        size = max(1, -(-end // group.size()))
+        self.begin = size * group.rank()
+        self.buffer = first.detach().new_zeros(size * group.size())
+        self.mine = self.buffer[self.begin :][:size]
+        self.spans: dict[nn.Parameter, slice] = {}
+        self.pieces: dict[nn.Parameter, slice] = {}
+        for p, start in zip(parameters, starts):
+            stop = start + p.numel()
+            self.buffer[start:stop].view_as(p).copy_(p.detach())
+            self.spans[p] = slice(start, stop)
+            self.pieces[p] = slice(*(min(max(each - self.begin, 0), size) for each in (start, stop)))
+
+    def gradients(self, parameters: Iterable[nn.Parameter], num_replicas: int) -> torch.Tensor:
+        """Return the gradients of these side by side [n], divided before the sum, which then cannot overflow."""
+        gradients = torch.empty_like(self.buffer, dtype=self.grad_dtype)
+        for p, span in zip(parameters, self.spans.values()):
+            view = gradients[span].view_as(p)
+            if p.grad is None:
+                view.zero_()
+            else:
+                torch.div(p.grad.to_dense(), num_replicas, out=view)
+        return gradients
+
+
+class Flat(SideBySide):
+    """A buffer that has memory only while it is whole, and a ``shard`` of its own, which stays.
 
     Parameters are views of the shard, ``whole`` of the buffer. The latter are what the module computes with and what
     autograd saves for backward, so they stay while their memory comes and goes.
     """
 
     def __init__(self, places: Places, groups: list[dist.ProcessGroup]):
-        first, self.places, self.group = next(iter(places)), places, groups[-1]
-        self.is_trained, self.grad_dtype = first.requires_grad, grad_dtype_of(first)
-        size, self.spans, self.pieces = side_by_side(list(places), self.group)
-        self.buffer = first.detach().new_zeros(size * self.group.size())
-        begin = size * self.group.rank()
-        self.mine = self.buffer[begin : begin + size]
-        self.whole = {}
-        for p, span in self.spans.items():
-            view = self.buffer[span].view_as(p).data  # of which autograd does not see that it changes with the buffer
-            self.whole[p] = whole = nn.Parameter(view.copy_(p.detach()), requires_grad=self.is_trained)
-            p.piece = p.shape, max(begin - span.start, 0)  # pyright: ignore[reportAttributeAccessIssue]
-            if self.grad_dtype != p.dtype:
-                whole.grad_dtype = self.grad_dtype
+        super().__init__(list(places), groups[-1])
         for each in groups:
             copy_from_first([self.buffer], each)
-        self.shard = self.mine.clone()
-        for p, piece in self.pieces.items():
-            p.grad, p.data = None, self.shard[piece]
+        self.places, self.is_trained = places, next(iter(places)).requires_grad
+        self.shard, self.whole = self.mine.clone(), {}
+        for p, span in self.spans.items():
+            view = self.buffer[span].view_as(p).data  # of which autograd does not see that it changes with the buffer
+            self.whole[p] = whole = nn.Parameter(view, requires_grad=self.is_trained)
+            if self.grad_dtype != p.dtype:
+                whole.grad_dtype = self.grad_dtype
+            p.piece = p.shape, max(self.begin - span.start, 0)  # pyright: ignore[reportAttributeAccessIssue]
+            p.grad, p.data = None, self.shard[self.pieces[p]]
         self.arriving, self.version = None, -1
         self.partial: torch.Tensor | None = None  # the sum of this step's gradients so far, before replicas add theirs
         self.average: torch.Tensor | None = None  # and after it
@@ -136,6 +165,28 @@ class Flat:
         self.wait()
         self.buffer.untyped_storage().resize_(0)
 
+    def averaging(self, groups: list[dist.ProcessGroup], is_last: bool) -> Iterator[bool]:
+        """Bring the average of the gradients to this rank's shard; yield wherever a message travels."""
+        wholes = self.whole.values()
+        self.arrived = [before or p.grad is not None for before, p in zip(self.arrived, wholes)]
+        gradients = self.gradients(wholes, math.prod(each.size() for each in groups))
+        for p in wholes:
+            p.grad = None
+        shard = torch.empty_like(self.shard, dtype=self.grad_dtype)
+        travelling: Any = reduce_scatter_single(shard, gradients, group=self.group, async_op=True)
+        del gradients  # free as soon as they have arrived
+        yield True
+        travelling.wait()
+        if self.partial is not None:
+            shard += self.partial
+        self.partial = None if is_last else shard
+        if is_last and len(groups) == 2:
+            travelling = dist.all_reduce(shard, group=groups[0], async_op=True)
+            yield True
+            travelling.wait()
+        if is_last:
+            self.average = shard if self.average is None else self.average.add_(shard)
+
     def give(self, anywhere: Iterator) -> None:
         """Add the average to the gradients of the parameters that have one anywhere."""
         assert self.average is not None
@@ -145,56 +196,6 @@ class Flat:
         self.average, self.arrived = None, [False] * len(self.places)
 
 
-def side_by_side(
-    parameters: list[nn.Parameter], group: dist.ProcessGroup
-) -> tuple[int, dict[nn.Parameter, slice], dict[nn.Parameter, slice]]:
-    """Return a shard's size, and where each parameter lies: in a buffer of d shards, and its piece in this rank's."""
-    align = ALIGNMENT_BYTES // parameters[0].element_size()
-    *starts, end = accumulate((-(-p.numel() // align) * align for p in parameters), initial=0)
-    size = max(1, -(-end // group.size()))
-    spans = {p: slice(start, start + p.numel()) for p, start in zip(parameters, starts)}
-    begin = size * group.rank()
-    pieces = {
-        p: slice(*(min(max(each - begin, 0), size) for each in (span.start, span.stop))) for p, span in spans.items()
-    }
-    return size, spans, pieces
-
-
 def piece_of(parameter: nn.Parameter) -> tuple[torch.Size, int]:
     """Return the shape that a sharded parameter has whole, and which of its numbers in a row is the first here."""
     return getattr(parameter, "piece", (parameter.shape, 0))
-
-
-class Average:
-    """The average of a buffer's gradients, on its way to this rank's shard [n/d]."""
-
-    def __init__(self, flat: Flat, groups: list[dist.ProcessGroup], is_last: bool):
-        self.flat, self.is_last, self.is_scattered = flat, is_last, False
-        self.replicate_group = groups[0] if len(groups) == 2 else None
-        gradients = torch.empty_like(flat.buffer, dtype=flat.grad_dtype)
-        for number, (p, whole) in enumerate(flat.whole.items()):
-            view = gradients[flat.spans[p]].view_as(whole)
-            if whole.grad is None:
-                view.zero_()
-            else:  # divide before the sum, which then cannot overflow
-                torch.div(whole.grad.to_dense(), math.prod(each.size() for each in groups), out=view)
-                flat.arrived[number] = True
-            whole.grad = None
-        self.shard = torch.empty_like(flat.shard, dtype=flat.grad_dtype)
-        self.travelling: Any = reduce_scatter_single(self.shard, gradients, group=flat.group, async_op=True)
-
-    def receive(self) -> bool:
-        """Wait for what travels; return whether more does: after the last shards of a step, the sum over replicas."""
-        flat = self.flat
-        self.travelling.wait()
-        if not self.is_scattered:
-            self.is_scattered = True
-            if flat.partial is not None:
-                self.shard += flat.partial
-            flat.partial = None if self.is_last else self.shard
-            if self.is_last and self.replicate_group:
-                self.travelling = dist.all_reduce(self.shard, group=self.replicate_group, async_op=True)
-                return True
-        if self.is_last:
-            flat.average = self.shard if flat.average is None else flat.average.add_(self.shard)
-        return False

@@ -62,9 +62,7 @@ class ScheduleDeadlock(Misfit):
     """Ranks that wait for each other; ``waits`` has for each the op that waits, and the rank and op it waits for."""
 
     def __init__(self, name: str, waits: dict[int, tuple[Op, int, Op]]):
-        texts = [
-            f"rank {rank} waits at {op} for {needed} of rank {other}" for rank, (op, other, needed) in waits.items()
-        ]
+        texts = [f"rank {rank} waits at {op} for {need} of rank {other}" for rank, (op, other, need) in waits.items()]
         way_out = "move an op that another rank waits for before the op at which its own rank waits"
         super().__init__("all ranks finish", f"deadlock in {name!r}: {'; '.join(texts)}", way_out)
         self.waits, self.args = waits, (name, waits)  # pickle makes it again from args
@@ -81,16 +79,11 @@ class Schedule:
     """
 
     name: str
-    num_stages: int
-    """p, the number of ranks in the pipeline."""
-    num_micro_batches: int
-    """m, the number of pieces of a batch."""
-    ranks: Sequence[Sequence[Op]]
-    """The ops of each rank, in its order."""
-    num_chunks: int = 1
-    """v, the number of chunks of the model on each rank."""
-    kinds: tuple[str, ...] = (FORWARD, BACKWARD)
-    """What each chunk does with each micro-batch: forward alone in evaluation, three kinds if the backward is split."""
+    num_stages: int  # p, the number of ranks in the pipeline
+    num_micro_batches: int  # m, the number of pieces of a batch
+    ranks: Sequence[Sequence[Op]]  # the ops of each, in its order
+    num_chunks: int = 1  # v, the number of chunks of the model on each rank
+    kinds: tuple[str, ...] = (FORWARD, BACKWARD)  # forward alone in evaluation, all three if the backward is split
 
     def __post_init__(self):
         for name in ("num_stages", "num_micro_batches", "num_chunks"):
@@ -126,11 +119,7 @@ class Schedule:
         return own if place is None else [(place[0], op._replace(chunk=place[1])), *own]
 
     def in_order(self) -> Iterator[tuple[int, Op, list[tuple[int, Op]]]]:
-        """Yield every rank, op, and what it needs, in an order that can run: each rank's own order, needs first.
-
-        Raises:
-            ScheduleDeadlock: says at which op each rank waits, and for whom.
-        """
+        """Yield each rank, op, and what it needs, in an order that can run, or raise a `ScheduleDeadlock`."""
         done: set[tuple[int, Op]] = set()
         left = [deque(ops) for ops in self.ranks]
         while any(left):

@@ -6,7 +6,7 @@ meanwhile: that is what overlap means. Plain data, no torch.
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -29,8 +29,7 @@ class Span:
     label: str
     start: float
     end: float
-    op: Op | None = None
-    """The op of a schedule that ran, whose result was sent, or that had to wait; None for anything else."""
+    op: Op | None = None  # of a schedule: the one that ran, whose result was sent, or that had to wait
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -53,12 +52,12 @@ class Timeline:
     (2, 1, 0.5)
     """
 
-    spans: tuple[Span, ...]
+    spans: Sequence[Span]
     source: str
 
-    def __init__(self, spans: Iterable[Span], source: str):
-        object.__setattr__(self, "spans", tuple(sorted(spans, key=lambda span: (span.rank, span.start, -span.end))))
-        object.__setattr__(self, "source", source)
+    def __post_init__(self):
+        in_order = sorted(self.spans, key=lambda span: (span.rank, span.start, -span.end))
+        object.__setattr__(self, "spans", tuple(in_order))
 
     def of(self, rank: int, *kinds: str) -> Iterator[Span]:
         """Return the spans of one rank by their start: those of these kinds, or all of them when no kind is named."""
@@ -160,4 +159,4 @@ def measured(spans_of_ranks: list[list[Span]], source: str = "measured") -> Time
     """Return one timeline of what `labkit.timeline.trace.Trace.spans` gave on each rank, starting at zero."""
     spans = [span for spans in spans_of_ranks for span in spans]
     begin = min((span.start for span in spans), default=0.0)
-    return Timeline((replace(span, start=span.start - begin, end=span.end - begin) for span in spans), source)
+    return Timeline([replace(span, start=span.start - begin, end=span.end - begin) for span in spans], source)
