@@ -19,7 +19,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
-from labkit.data_parallel.replicas import Hook, Replica, check_replicas, copy_from_first
+from labkit.data_parallel.replicas import Hook, Replica, copy_from_first, start_alike
 from labkit.data_parallel.units import Unit, divide
 from labkit.sizes import check_size
 
@@ -69,9 +69,8 @@ class FullyShardedDataParallel(Replica):
         self.module, self.reshard_after_forward = module, reshard_after_forward
         self._groups = [group] if replicate_group is None else [replicate_group, group]
         for each in self._groups:
-            check_replicas(module, each)
-            copy_from_first(module.buffers(), each)
-        self._units = [Unit(parameters, self._groups) for parameters in divided.values()]
+            start_alike(module, each)
+        self._units = [Unit(parameters, group) for parameters in divided.values()]
         self._flats = [flat for unit in self._units for flat in unit.flats]
         self._backward_order = [self._units[0], *self._units[:0:-1]]
         self._in_backward = False

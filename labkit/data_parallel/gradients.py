@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 
-from labkit.data_parallel.replicas import Hook, Replica, check_replicas, copy_from_first
+from labkit.data_parallel.replicas import Hook, Replica, copy_from_first, start_alike
 from labkit.sizes import check_size
 
 BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel has it
@@ -57,8 +57,7 @@ class DataParallel(Replica):
     ):
         super().__init__()
         bucket_bytes = check_size("bucket_bytes", bucket_bytes, least=0)
-        check_replicas(module, group)
-        copy_from_first((*module.parameters(), *module.buffers()), group)
+        start_alike(module, group)
         self.module, self.group, self.overlap = module, group, overlap
         self._in_backward = False
         trained = [p for p in module.parameters() if p.requires_grad]

@@ -66,14 +66,15 @@ class Hook:
             return method(*(each() for each in self.given), *args)
 
 
-def check_replicas(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Check, as `check_alike` does, that all ranks have the same parameters and buffers in the same order."""
+def start_alike(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Give every rank the first one's parameters and buffers, once `check_alike` finds the same ones on all ranks."""
     trained = {name: "" if parameter.requires_grad else ", frozen" for name, parameter in module.named_parameters()}
     mine = {
         f"tensor {number} of this module": f"{name} {list(x.shape)} {str(x.dtype)[6:]}{trained.get(name, '')}"
         for number, (name, x) in enumerate([*module.named_parameters(), *module.named_buffers()], start=1)
     }
     check_alike(mine, "make the same module on every rank", group)
+    copy_from_first((*module.parameters(), *module.buffers()), group)
 
 
 def check_alike(mine: dict[str, str], advice: str, group: dist.ProcessGroup | None = None) -> None:
@@ -98,5 +99,4 @@ def copy_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -
     for tensor in tensors:
         values = tensor.detach().contiguous()
         dist.broadcast(values, group_src=0, group=group)
-        with torch.no_grad():
-            tensor.copy_(values)
+        tensor.detach().copy_(values)

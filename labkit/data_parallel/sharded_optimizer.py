@@ -65,7 +65,7 @@ class ShardedOptimizer(Optimizer):
             buffer.average_gradients()
         self.local.step()
         for buffer in self._buffers:
-            buffer.gather()
+            all_gather_single(buffer.buffer, buffer.mine, group=self.group)
         return loss
 
     def state_dict(self) -> dict:
@@ -118,10 +118,6 @@ class _Buffer(SideBySide):
         dist.all_reduce(has_gradient, group=self.group)
         for (p, piece), anywhere in zip(self.parameters.items(), has_gradient.tolist()):
             piece.grad = average[self.pieces[p]] if anywhere else None
-
-    def gather(self) -> None:
-        """Give every rank the weights that each has updated."""
-        all_gather_single(self.buffer, self.mine, group=self.group)
 
     def whole_states(self, states: Mapping[Any, dict]) -> dict[Any, dict]:
         """Return the optimizer's states of the whole parameters."""

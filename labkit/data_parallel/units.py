@@ -16,7 +16,6 @@ from torch import nn
 
 from labkit.communication import all_gather_single, reduce_scatter_single
 from labkit.data_parallel.gradients import grad_dtype_of
-from labkit.data_parallel.replicas import copy_from_first
 
 ALIGNMENT_BYTES = 64  # each parameter starts at a multiple, as it would alone: products are as fast, and round alike
 Places = dict[nn.Parameter, list[tuple[nn.Module, str]]]  # of parameters: the modules that have them, and names there
@@ -53,11 +52,11 @@ def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]
 class Unit:
     """What is gathered and freed together: a buffer for each type of parameters, and for frozen ones."""
 
-    def __init__(self, places: Places, groups: list[dist.ProcessGroup]):
+    def __init__(self, places: Places, group: dist.ProcessGroup):
         kinds: dict[tuple, Places] = {}
         for p, at in places.items():
             kinds.setdefault((p.dtype, grad_dtype_of(p), p.device, p.requires_grad), {})[p] = at
-        self.flats = [Flat(kind, groups) for kind in kinds.values()]
+        self.flats = [Flat(kind, group) for kind in kinds.values()]
         self.in_backward = self.owes = False  # gradients, to the other ranks
 
     def free(self) -> None:
@@ -123,10 +122,8 @@ class Flat(SideBySide):
     autograd saves for backward, so they stay while their memory comes and goes.
     """
 
-    def __init__(self, places: Places, groups: list[dist.ProcessGroup]):
-        super().__init__(list(places), groups[-1])
-        for each in groups:
-            copy_from_first([self.buffer], each)
+    def __init__(self, places: Places, group: dist.ProcessGroup):
+        super().__init__(list(places), group)
         self.places, self.is_trained = places, next(iter(places)).requires_grad
         self.shard, self.whole = self.mine.clone(), {}
         for p, span in self.spans.items():
