@@ -39,12 +39,12 @@ class Messages:
         self.schedule, self.groups, self.rows, self.span, self.ahead = schedule, groups, rows, span, ahead
         self.rank, self.device = groups.coords.pp, local_device()
         self._to_take = deque(schedule.ranks[self.rank])
-        self._announcements: dict[int, tuple[torch.Tensor, Any]] = {}  # by chunk: its form, under way
+        self._announcements: dict[int, tuple[torch.Tensor, Any]] = {}  # by chunk: the form of what it gets, under way
         self._forms: dict[int, list[int]] = {}  # by chunk, once announced
-        self._announced: set[int] = set()  # the chunks whose own form has been sent
+        self._announced: dict[int, tuple[Any, torch.Tensor]] = {}  # by chunk: the form of what it gives
         self._arriving: dict[Op, tuple[torch.Tensor, Any, dist.ProcessGroup]] = {}
         self._handed_over: dict[Op, torch.Tensor] = {}  # from one chunk of this rank to another
-        self._leaving: dict[Op, list] = {}  # tensors and works: what is sent must live until it has left
+        self._leaving: dict[Op, tuple[Any, torch.Tensor]] = {}  # what is sent must live until it has left
 
     def take(self, op: Op) -> torch.Tensor | None:
         """Return what ``op``, the schedule's next, needs; wait if it is not here yet. None if it needs nothing."""
@@ -80,24 +80,24 @@ class Messages:
         if way.rank == self.rank:
             self._handed_over[op._replace(chunk=way.chunk)] = tensor
             return
-        leaving, isend = [], partial(dist.isend, group=way.group, group_dst=way.rank)
+        isend = partial(dist.isend, group=way.group, group_dst=way.rank)
         if op.kind == FORWARD and op.chunk not in self._announced:
-            self._announced.add(op.chunk)
             form = [DTYPES.index(tensor.dtype), op.micro_batch, tensor.dim(), *tensor.shape]
             announcement = torch.tensor(form + [0] * (3 + MAX_DIMS - len(form)), device=self.device)
-            leaving.append((isend(announcement, tag=way.first_tag + len(self.rows)), announcement))
-        leaving.append((isend(tensor, tag=way.first_tag + op.micro_batch), tensor))
-        self._leaving[op] = leaving
+            self._announced[op.chunk] = isend(announcement, tag=way.first_tag + len(self.rows)), announcement
+        self._leaving[op] = isend(tensor, tag=way.first_tag + op.micro_batch), tensor
 
     def flush(self) -> None:
         """Wait until everything has left."""
         for op in list(self._leaving):
             self._let_go(op)
+        for travelling, _ in self._announced.values():
+            travelling.wait()
 
     def _let_go(self, op: Op) -> None:
         with waiting_for(op):
-            for travelling, _ in self._leaving.pop(op):
-                travelling.wait()
+            travelling, _ = self._leaving.pop(op)
+            travelling.wait()
 
     def _expect(self, op: Op) -> bool:
         """Start to receive what ``op`` needs, if anything; return False if that must wait.
@@ -122,7 +122,7 @@ class Messages:
         """Return an empty tensor for what ``op`` needs, or None while nobody knows how large it will be."""
         if op.kind == BACKWARD:  # as large as the activation that was sent
             sent = self._leaving.get(op._replace(kind=FORWARD))
-            return torch.empty_like(sent[-1][1]) if sent else None
+            return torch.empty_like(sent[1]) if sent else None
         if op.chunk not in self._forms:
             return None
         dtype, announced, num_dims, *shape = self._forms[op.chunk]

@@ -25,16 +25,14 @@ class SplitBackward:
         self.output, self.x = output, x
         self.grad: torch.Tensor | None = None
         self.arrived: dict[Node, Sequence[torch.Tensor | None]] = {}
-        self.weights_at: dict[Node, set[torch.Tensor]] = {}
-        self.has_first_half = False
+        self.weights_at: dict[Node, set[torch.Tensor]] | None = None  # None: there is no first half
         if output.requires_grad and x.requires_grad:
-            root = get_gradient_edge(output).node
-            self.has_first_half, self.weights_at = _weights_beside(root, get_gradient_edge(x).node)
+            self.weights_at = _weights_beside(get_gradient_edge(output).node, get_gradient_edge(x).node)
 
     def input_gradient(self, grad: torch.Tensor | None) -> None:
         """Fill ``x.grad``, given the gradient of the output (None for a scalar)."""
         self.grad = grad
-        if self.has_first_half:
+        if self.weights_at is not None:
             hooks = [node.register_prehook(partial(self.arrived.__setitem__, node)) for node in self.weights_at]
             torch.autograd.backward(self.output, grad, inputs=[self.x], retain_graph=True)
             for hook in hooks:
@@ -42,12 +40,12 @@ class SplitBackward:
 
     def weight_gradient(self) -> None:
         """Add to the gradients of the weights."""
-        beside = list(self.weights_at.values())
-        weights = set().union(*beside)
-        if not self.has_first_half:
+        if self.weights_at is None:
             if self.output.requires_grad:
                 torch.autograd.backward(self.output, self.grad)
-        elif len(weights) < sum(map(len, beside)):
+            return
+        weights = set().union(*self.weights_at.values())
+        if len(weights) < sum(map(len, self.weights_at.values())):
             torch.autograd.backward(self.output, self.grad, inputs=list(weights))
         else:
             for node, grads in self.arrived.items():
@@ -55,10 +53,10 @@ class SplitBackward:
                 torch.autograd.backward(list(given), list(given.values()), inputs=list(self.weights_at[node]))
 
 
-def _weights_beside(root: Node, x: Node) -> tuple[bool, dict[Node, set[torch.Tensor]]]:
-    """Return whether a path leads from the output to x, and for each node on it the weights that lie beside it."""
+def _weights_beside(root: Node, x: Node) -> dict[Node, set[torch.Tensor]] | None:
+    """Return the weights beside each node on a path from the output to x; None if there is no path."""
     graph: dict[Node, list[Node]] = {}  # each with the nodes it leads to
-    found, leads_to_x = [root], {}
+    found = [root]
     while found:
         node = found.pop()
         if node not in graph:
@@ -67,11 +65,10 @@ def _weights_beside(root: Node, x: Node) -> tuple[bool, dict[Node, set[torch.Ten
     leaves: dict[Node, set[torch.Tensor]] = {}  # of nodes that do not lead to x
     beside: dict[Node, set[torch.Tensor]] = {}
     for node in TopologicalSorter(graph).static_order():  # each after the nodes it leads to
-        leads_to_x[node] = node is x or any(leads_to_x[child] for child in graph[node])
-        weights = set().union(*(leaves[child] for child in graph[node] if not leads_to_x[child]))
-        if not leads_to_x[node]:
+        weights = set().union(*(leaves[child] for child in graph[node] if child in leaves))
+        if node is not x and all(child in leaves for child in graph[node]):
             leaf = getattr(node, "variable", None)
             leaves[node] = weights if leaf is None else {leaf}
         elif weights:
             beside[node] = weights
-    return leads_to_x[root], beside
+    return None if root in leaves else beside

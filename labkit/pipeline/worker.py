@@ -98,16 +98,15 @@ def _add_up_tied(tied: Sequence[nn.Parameter], earlier: Sequence[torch.Tensor | 
     """Give all copies of a shared weight, on this rank and on its partner, the sum of their gradients."""
     if not tied:
         return
-    total = sum(
-        (weight.grad for weight in tied if weight.grad is not None),
-        start=torch.zeros_like(tied[0], dtype=grad_dtype_of(tied[0])),
-    )
+    total = torch.zeros_like(tied[0], dtype=grad_dtype_of(tied[0]))
+    for weight in tied:
+        if weight.grad is not None:
+            total += weight.grad
     if groups.embedding.size() > 1:
         dist.all_reduce(total, group=groups.embedding)
     for parameter, before in zip(tied, earlier):
-        parameter.grad = total.clone() if parameter.grad is None else parameter.grad.copy_(total)
-        if before is not None:
-            parameter.grad += before
+        gradient = total if before is None else total + before
+        parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.copy_(gradient)
 
 
 def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets) -> None:
@@ -124,9 +123,6 @@ def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets) -
         if len(rows) == 0:
             raise ValueError(f"micro-batch {number} of {m} has no rows: use fewer micro-batches or a larger batch")
         if (rows.shape[1:], rows.dtype) != (inputs[0].shape[1:], inputs[0].dtype):
-            found = f"micro-batch {number} is {_describe(rows)}, micro-batch 0 is {_describe(inputs[0])}"
-            raise ValueError(f"{found}: they may differ only in the number of rows, so pad them to one size")
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            this, first = (f"{str(x.dtype)[6:]} {list(x.shape)}" for x in (rows, inputs[0]))
+            rule = "they may differ only in the number of rows, so pad them to one size"
+            raise ValueError(f"micro-batch {number} is {this}, micro-batch 0 is {first}: {rule}")
