@@ -1,7 +1,4 @@
-"""Pipeline schedules as data: what each rank does, in which order. No processes, no tensors, no times.
-
-`schedule` says what a schedule is and checks one, `orders` has those that are known.
-"""
+"""Pipeline schedules as data: what each rank does, in which order. No processes, no tensors, no times."""
 
 from labkit.schedules.orders import gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.schedules.schedule import (

@@ -75,7 +75,6 @@ def zero_bubble(num_stages: int, num_micro_batches: int, extra_in_flight: int = 
 
     No schedule saves the (p-1) t_f that the last rank waits for its first input; with t_f = t_b = t_w, ZB-H1 has no
     other idle time in a step. ZB-H2 then saves time only if a rank can go on to the next step without the others.
-
     Source: arXiv 2401.10241, section 2; the case m < p is ours.
 
     >>> print(zero_bubble(2, 3))

@@ -138,8 +138,7 @@ class Schedule:
     def peak_in_flight(self, rank: int) -> int:
         """Return the largest number of micro-batches whose activations ``rank`` holds at once.
 
-        A micro-batch counts from its forward until its last op is done. With v chunks each of the v passes counts, and
-        holds 1/v of the rank's activations for a micro-batch.
+        Each counts from its forward until its last op is done; with v chunks, each pass counts, and holds 1/v as much.
 
         >>> from labkit.schedules import gpipe, one_f_one_b
         >>> gpipe(4, 8).peak_in_flight(0), [one_f_one_b(4, 8).peak_in_flight(rank) for rank in range(4)]

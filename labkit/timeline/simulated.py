@@ -31,8 +31,7 @@ def simulate(
     (33.0, 0.375, 0.2727)
     """
     check_ops(schedule)  # a deadlock shows in the loop below
-    _check_time("weight_gradient_share", weight_gradient_share)
-    if weight_gradient_share > 1:
+    if not 0 <= weight_gradient_share <= 1:
         raise ValueError(f"weight_gradient_share={weight_gradient_share} must be in [0, 1]")
     forwards = _per_model_chunk(schedule, "forward_seconds", forward_seconds)
     backwards = _per_model_chunk(schedule, "backward_seconds", backward_seconds)

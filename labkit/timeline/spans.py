@@ -98,10 +98,9 @@ class Timeline:
         return total
 
     def in_flight(self, rank: int) -> list[tuple[float, int]]:
-        """Return for how many micro-batches this rank holds activations, and from when on: [(seconds, count), ...].
+        """Return from when on this rank holds activations for how many micro-batches: [(seconds, count), ...].
 
-        A micro-batch counts from the start of its forward to the end of its last op; with v chunks per rank each pass
-        through a chunk counts, as in `Schedule.peak_in_flight`.
+        They count as in `Schedule.peak_in_flight`, from the start of the forward to the end of the last op.
         """
         kinds = {span.kind for span in self.of(rank)}
         last = next((kind for kind in ("weight_gradient", "backward") if kind in kinds), "forward")
@@ -145,8 +144,8 @@ class Timeline:
         for number, span in enumerate(self.spans):
             event = {"name": span.label, "cat": span.kind, "pid": span.rank, "tid": 0, "ts": span.start * 1e6}  # us
             if span.kind == COMMUNICATION:  # several may be under way at once, which only async events can show
-                end = {**event, "ph": "e", "id": number, "ts": span.end * 1e6}
-                events += [{**event, "ph": "b", "id": number}, end]
+                events.append({**event, "ph": "b", "id": number})
+                events.append({**event, "ph": "e", "id": number, "ts": span.end * 1e6})
             else:
                 events.append({**event, "ph": "X", "dur": span.seconds * 1e6})
         trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"source": self.source}}
