@@ -35,8 +35,8 @@ class FullyShardedDataParallel(Replica):
     All ranks run the same units in the same order; inside a unit they may use different parameters. What is in no unit
     is the root's: whole from the start of forward to the end of backward. A unit that is called twice is gathered and
     sent twice. Inside `no_sync`, gradients stay whole on each rank. While a unit's gradients are put side by side, they
-    exist twice. On GPUs the host waits for messages only if a parameter has no gradient here: do other ranks have one?
-    All ranks start with the values of the first, and get its buffers with each average.
+    exist twice. All ranks start with the values of the first, and get its buffers with each average. On GPUs the host
+    waits for no message, except to hear whether other ranks have a gradient for a parameter that has none here.
 
     Args:
         units: modules inside ``module``, in the order in which forward calls them.

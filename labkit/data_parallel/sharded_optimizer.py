@@ -56,10 +56,8 @@ class ShardedOptimizer(Optimizer):
 
     def step(self, closure: Callable | None = None):
         """Average the gradients, update this rank's shard, and gather all others; return what the closure gives."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = closure() if closure else None
         copy_options(self.param_groups, self.local.param_groups)  # a learning rate that a schedule has changed, say
         for buffer in self._buffers:
             buffer.average_gradients()
