@@ -1,11 +1,13 @@
 """What every test gets."""
 
+import gc
 import itertools
 import os
 
 import cloudpickle
 import pytest
 
+from labkit.launch import watchdog
 from labkit.launch.client import ServerHandle
 
 
@@ -14,6 +16,13 @@ def pytest_configure():
     cores, num_workers = sorted(os.sched_getaffinity(0)), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0))
     if num_workers and (own := cores[int(os.environ["PYTEST_XDIST_WORKER"][2:]) :: num_workers]):
         os.sched_setaffinity(0, own)
+    watchdog._QUIET_SECONDS = 0.5  # a deadlock takes 1.5 s less; it is told from slow ranks by more looks, not fewer
+
+
+def pytest_collection_finish():
+    """Leave what is there now alone when garbage is collected: thousands of tests and torch's modules."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -301,7 +301,11 @@ def test_the_toolbars_stop_button_stops_a_training(page, explorers):
 
 
 def test_without_its_kernel_an_explorer_is_a_picture(page, address, explorers):
-    page.evaluate("() => window.jupyterapp.shell.currentWidget.context.save()")  # with the widgets' state
+    save = "() => window.jupyterapp.shell.currentWidget.context.save()"
+    page.evaluate(save)  # which also asks for the widgets' state, and does not wait for it
+    has_state = "() => window.jupyterapp.shell.currentWidget.context.model.getMetadata('widgets')"
+    page.wait_for_function(has_state, timeout=90 * browser.SECONDS)
+    page.evaluate(save)
     page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
     browser.open_notebook(page, address, "all.ipynb")
     for call in EXPLORERS:

@@ -46,7 +46,7 @@ def test_threads_may_import_while_a_thread_launches():
     thread.start()
     sys.setswitchinterval(1e-6)
     try:
-        for _ in range(4):
+        for _ in range(2):
             launch(os.getpid, world_size=1)
     finally:
         sys.setswitchinterval(interval)
