@@ -1,4 +1,7 @@
-"""Everything that decides a training run, in one object: the same in a notebook and on the command line."""
+"""Everything that decides a training run, in one object: the same in a notebook and on the command line.
+
+A field's comment, beside or above it, is what ``--help`` says of the option.
+"""
 
 import math
 import os
@@ -37,109 +40,72 @@ class TrainConfig:
     The data-parallel size follows from the number of ranks: world size / (tp * cp * pp).
     """
 
-    steps: int = 100
-    """Steps of the optimizer."""
-    batch_size: int = 16
-    """Sequences per step, over all replicas."""
-    micro_batch_size: int = 4
-    """Sequences that a rank computes at once."""
-    seq_length: int = 64
-    """Tokens per sequence."""
-    num_layers: int = 4
-    """Transformer layers."""
-    hidden_size: int = 64
-    """Width of the hidden states."""
-    num_attention_heads: int = 4
-    """Attention heads per layer."""
+    steps: int = 100  # Steps of the optimizer.
+    batch_size: int = 16  # Sequences per step, over all replicas.
+    micro_batch_size: int = 4  # Sequences that a rank computes at once.
+    seq_length: int = 64  # Tokens per sequence.
+    num_layers: int = 4  # Transformer layers.
+    hidden_size: int = 64  # Width of the hidden states.
+    num_attention_heads: int = 4  # Attention heads per layer.
+    # Heads of keys and values, each for several heads of queries; by default as many as attention heads.
     num_query_groups: int | None = None
-    """Heads of keys and values, each for several heads of queries; by default as many as attention heads."""
-    ffn_hidden_size: int | None = None
-    """Width of the MLPs; by default 4 hidden_size."""
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    """What normalises the hidden states."""
-    mlp: Literal["gelu", "swiglu"] = "gelu"
-    """What an MLP computes between its two matrices; swiglu has a third matrix."""
-    positions: Literal["learned", "rope"] = "learned"
-    """A learned vector for each position, or rotary positions."""
-    bias: bool = True
-    """Biases in linear layers."""
-    tied: bool = True
-    """The embedding's weight is the output layer's, too."""
+    ffn_hidden_size: int | None = None  # Width of the MLPs; by default 4 hidden_size.
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # What normalises the hidden states.
+    mlp: Literal["gelu", "swiglu"] = "gelu"  # What an MLP computes between its two matrices; swiglu has a third matrix.
+    positions: Literal["learned", "rope"] = "learned"  # A learned vector for each position, or rotary positions.
+    bias: bool = True  # Biases in linear layers.
+    tied: bool = True  # The embedding's weight is the output layer's, too.
+    # A file to learn byte by byte, with its last tenth kept for evaluation; or "invented": words that labkit makes up,
+    # with a known best loss.
     text: str = "invented"
-    """A file to learn byte by byte, with its last tenth kept for evaluation; or "invented": words that labkit makes up,
-    with a known best loss."""
+    # A file of token numbers to learn instead: only 16- or 32-bit numbers, little-endian, or an .npy.
     tokens: str | None = None
-    """A file of token numbers to learn instead: only 16- or 32-bit numbers, little-endian, or an .npy."""
-    vocab_size: int | None = None
-    """How many tokens the tokenizer of the token file knows."""
+    vocab_size: int | None = None  # How many tokens the tokenizer of the token file knows.
+    # Bits of each number in the token file; by default 16 up to a vocab_size of 65,536, else 32. An .npy says it.
     token_bits: Literal[16, 32] | None = None
-    """Bits of each number in the token file; by default 16 up to a vocab_size of 65,536, else 32. An .npy says it."""
 
-    tp_size: Annotated[int, arg(aliases=["--tp"])] = 1
-    """Tensor parallelism: ranks that share each layer."""
-    cp_size: Annotated[int, arg(aliases=["--cp"])] = 1
-    """Context parallelism: ranks that share each sequence."""
-    context_parallel: Literal["ring", "ulysses", "gathered"] = "ring"
-    """How these ranks compute attention together."""
-    balanced: bool = True
-    """An early and a late chunk of the sequence for each of them, not consecutive tokens."""
-    pp_size: Annotated[int, arg(aliases=["--pp"])] = 1
-    """Pipeline parallelism: ranks that the layers are divided among."""
+    tp_size: Annotated[int, arg(aliases=["--tp"])] = 1  # Tensor parallelism: ranks that share each layer.
+    cp_size: Annotated[int, arg(aliases=["--cp"])] = 1  # Context parallelism: ranks that share each sequence.
+    context_parallel: Literal["ring", "ulysses", "gathered"] = "ring"  # How these ranks compute attention together.
+    balanced: bool = True  # An early and a late chunk of the sequence for each of them, not consecutive tokens.
+    pp_size: Annotated[int, arg(aliases=["--pp"])] = 1  # Pipeline parallelism: ranks that the layers are divided among.
+    # Where these sizes do not fit the ranks that are there, as after a node has died, use the nearest that do: tp, and
+    # then cp, keeps its largest divisor that fits; pp becomes the next larger size that fits, or the next smaller.
     fit_ranks: bool = False
-    """Where these sizes do not fit the ranks that are there, as after a node has died, use the nearest that do: tp, and
-    then cp, keeps its largest divisor that fits; pp becomes the next larger size that fits, or the next smaller."""
-    order: str = "tp-cp-dp-pp"
-    """Axes of the layout, fastest first."""
+    order: str = "tp-cp-dp-pp"  # Axes of the layout, fastest first.
+    # The order of forward and backward in the pipeline.
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
-    """The order of forward and backward in the pipeline."""
-    num_chunks: int = 1
-    """Chunks of layers on each rank; more than 1 needs the interleaved schedule."""
-    sequence_parallel: bool = False
-    """Also divide what lies between the tensor-parallel layers, along the sequence."""
+    num_chunks: int = 1  # Chunks of layers on each rank; more than 1 needs the interleaved schedule.
+    sequence_parallel: bool = False  # Also divide what lies between the tensor-parallel layers, along the sequence.
+    # What replicas divide among them: 1 the optimizer's states, 2 gradients too, 3 weights too.
     zero_stage: Literal[0, 1, 2, 3] = 0
-    """What replicas divide among them: 1 the optimizer's states, 2 gradients too, 3 weights too."""
-    shard_size: int | None = None
-    """Neighbours that divide it, if fewer than all replicas: hybrid sharding."""
-    recompute: bool = False
-    """Keep only each layer's input, and compute the rest again in backward."""
+    shard_size: int | None = None  # Neighbours that divide it, if fewer than all replicas: hybrid sharding.
+    recompute: bool = False  # Keep only each layer's input, and compute the rest again in backward.
 
+    # Of weights and activations; bfloat16 keeps float32 master weights in the optimizer.
     precision: Precision = "float32"
-    """Of weights and activations; bfloat16 keeps float32 master weights in the optimizer."""
-    learning_rate: float = 3e-3
-    """The highest learning rate of AdamW."""
+    learning_rate: float = 3e-3  # The highest learning rate of AdamW.
+    # The learning rate after the last step of a cosine; by default a tenth of learning_rate.
     min_learning_rate: float | None = None
-    """The learning rate after the last step of a cosine; by default a tenth of learning_rate."""
-    warmup_steps: int = 10
-    """Steps in which the learning rate rises to its highest value."""
-    weight_decay: float = 0.1
-    """Weight decay of AdamW, for matrices only."""
-    clip_norm: float = 1.0
-    """Gradients are scaled down to this global norm; 0 leaves them as they are."""
-    dropout: float = 0.0
-    """Probability to drop, in attention and hidden states."""
-    seed: int = 0
-    """Decides the weights, the data and the dropout."""
+    warmup_steps: int = 10  # Steps in which the learning rate rises to its highest value.
+    weight_decay: float = 0.1  # Weight decay of AdamW, for matrices only.
+    clip_norm: float = 1.0  # Gradients are scaled down to this global norm; 0 leaves them as they are.
+    dropout: float = 0.0  # Probability to drop, in attention and hidden states.
+    seed: int = 0  # Decides the weights, the data and the dropout.
 
-    eval_interval: int = 0
-    """Steps between evaluations; 0 for none."""
-    checkpoint_dir: str | None = None
-    """Where checkpoints are written, and read by --resume."""
-    save_interval: int = 0
-    """Steps between checkpoints; 0 for one at the end only."""
-    keep: int = 0
-    """Complete checkpoints to keep, the newest ones; 0 keeps all."""
+    eval_interval: int = 0  # Steps between evaluations; 0 for none.
+    checkpoint_dir: str | None = None  # Where checkpoints are written, and read by --resume.
+    save_interval: int = 0  # Steps between checkpoints; 0 for one at the end only.
+    keep: int = 0  # Complete checkpoints to keep, the newest ones; 0 keeps all.
+    # Write checkpoints in the background, from a copy in the CPU's memory; a step waits only for the copy.
     async_save: bool = False
-    """Write checkpoints in the background, from a copy in the CPU's memory; a step waits only for the copy."""
+    # Continue from the newest complete checkpoint in checkpoint_dir, whatever layout it was written in.
     resume: bool = False
-    """Continue from the newest complete checkpoint in checkpoint_dir, whatever layout it was written in."""
-    log_interval: int = 10
-    """Steps between lines in a log; a terminal shows a bar instead."""
+    log_interval: int = 10  # Steps between lines in a log; a terminal shows a bar instead.
+    # Where each rank writes a trace of some steps, to be opened in ui.perfetto.dev; then slow ranks are named.
     profile_dir: str | None = None
-    """Where each rank writes a trace of some steps, to be opened in ui.perfetto.dev; then slow ranks are named."""
-    profile_step_start: int = 10
-    """The first step that is profiled, counted from 1."""
-    profile_step_end: int = 20
-    """The step before which profiling stops."""
+    profile_step_start: int = 10  # The first step that is profiled, counted from 1.
+    profile_step_end: int = 20  # The step before which profiling stops.
 
     def __post_init__(self):
         for name in (field.name for field in fields(self) if type(field.default) is int and field.name != "seed"):
@@ -164,13 +130,25 @@ class TrainConfig:
             )
         if not (isinstance(self.dropout, Real) and 0 <= self.dropout < 1):
             raise ValueError(f"dropout={self.dropout!r} must be in [0, 1)")
-        switches = [(field.name, (True, False)) for field in fields(self) if type(field.default) is bool]
-        choices = (("schedule", SCHEDULES), ("precision", get_args(Precision)), ("context_parallel", CONTEXT_PARALLEL))
-        choices += (("zero_stage", range(4)),)
-        for name, known in (*choices, ("token_bits", (16, 32, None)), *switches):
+        choices = {"schedule": SCHEDULES, "precision": get_args(Precision), "context_parallel": CONTEXT_PARALLEL}
+        choices |= {"zero_stage": range(4), "token_bits": (16, 32, None)}
+        choices |= {field.name: (True, False) for field in fields(self) if type(field.default) is bool}
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {', '.join(map(str, known))}")
         self._check_text()
+        self._check_parallelism()
+        for name in ("checkpoint_dir", "profile_dir"):
+            if not isinstance(folder := getattr(self, name), str | Path | None) or folder == "":
+                raise ValueError(f"{name}={folder!r} is not a folder: name one, or leave it out")
+        if self.profile_dir and not self.profiled_steps:
+            found = f"profile_step_start={self.profile_step_start} and profile_step_end={self.profile_step_end}"
+            raise ValueError(f"{found} profile none of {counted(self.steps, 'step')}: use, for example, 1 and 6")
+        if (self.resume or self.save_interval or self.keep or self.async_save) and self.checkpoint_dir is None:
+            raise ValueError("resume, save_interval, keep and async_save need a checkpoint_dir: name a folder")
+        self.make_text()
+
+    def _check_parallelism(self) -> None:
         shape = self.shape  # which checks its own fields
         if self.num_chunks > 1 and self.schedule != "interleaved":
             raise ValueError(
@@ -185,9 +163,11 @@ class TrainConfig:
                 f"pp_size={self.pp_size} * num_chunks={self.num_chunks} = {stages} stages for num_layers="
                 f"{self.num_layers}: use {stages} layers or more, or fewer stages"
             )
-        check_divides(self.tp_size, "num_attention_heads", self.num_attention_heads)
-        if shape.num_query_groups is not None:
-            check_divides(self.tp_size, "num_query_groups", shape.num_query_groups)
+        for name in ("num_attention_heads", "num_query_groups"):
+            if number := getattr(shape, name):
+                check_divides(self.tp_size, name, number)
+                if self.context_parallel == "ulysses":
+                    check_divides(self.tp_size * self.cp_size, name, number, parts_name="tp_size * cp_size")
         if self.zero_stage >= 2 and self.schedule == "zero-bubble":
             raise ValueError(
                 f"zero_stage={self.zero_stage} sends a layer's gradients when its backward is done, and schedule="
@@ -197,16 +177,12 @@ class TrainConfig:
             object.__setattr__(self, "shard_size", check_size("shard_size", self.shard_size))
             if self.zero_stage == 0:
                 raise ValueError(f"shard_size={self.shard_size} shards nothing with zero_stage=0: use 1, 2 or 3")
-        self._check_context_parallel()
-        for name in ("checkpoint_dir", "profile_dir"):
-            if not isinstance(folder := getattr(self, name), str | Path | None) or folder == "":
-                raise ValueError(f"{name}={folder!r} is not a folder: name one, or leave it out")
-        if self.profile_dir and not self.profiled_steps:
-            found = f"profile_step_start={self.profile_step_start} and profile_step_end={self.profile_step_end}"
-            raise ValueError(f"{found} profile none of {counted(self.steps, 'step')}: use, for example, 1 and 6")
-        if (self.resume or self.save_interval or self.keep or self.async_save) and self.checkpoint_dir is None:
-            raise ValueError("resume, save_interval, keep and async_save need a checkpoint_dir: name a folder")
-        self.make_text()
+        check_sequence_cut(self.seq_length, self.cp_size, self.balanced)
+        if self.cp_size > 1 and self.dropout:
+            raise ValueError(f"dropout={self.dropout} does not work with cp_size={self.cp_size}: use dropout=0")
+        if self.sequence_parallel:
+            held = "seq_length" if self.cp_size == 1 else "seq_length / cp_size"
+            check_divides(self.tp_size, held, self.seq_length // self.cp_size)
 
     def _check_text(self) -> None:
         if not isinstance(self.text, str | Path):
@@ -220,20 +196,6 @@ class TrainConfig:
             raise ValueError(f"tokens={self.tokens!r} needs the vocab_size of its tokenizer, such as 50257 for GPT-2's")
         else:
             object.__setattr__(self, "vocab_size", check_size("vocab_size", self.vocab_size))
-
-    def _check_context_parallel(self) -> None:
-        check_sequence_cut(self.seq_length, self.cp_size, self.balanced)
-        held, name = self.seq_length, "seq_length"
-        if self.cp_size > 1:
-            held, name = self.seq_length // self.cp_size, "seq_length / cp_size"
-            if self.dropout:
-                raise ValueError(f"dropout={self.dropout} does not work with cp_size={self.cp_size}: use dropout=0")
-        if self.sequence_parallel:
-            check_divides(self.tp_size, name, held)
-        if self.context_parallel == "ulysses":
-            for heads in ("num_attention_heads", "num_query_groups"):
-                if number := getattr(self, heads):
-                    check_divides(self.tp_size * self.cp_size, heads, number, parts_name="tp_size * cp_size")
 
     def layout(self, world_size: int) -> ParallelLayout:
         """Return the ranks on their grid.

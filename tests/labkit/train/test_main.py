@@ -1,6 +1,5 @@
 """``python -m labkit.train``: what it says, and its exit codes."""
 
-import ast
 import dataclasses
 import io
 import os
@@ -53,11 +52,10 @@ def command(monkeypatch, capsys):
 
 
 def explanations():
-    """What the source of `TrainConfig` says about each option."""
-    body = ast.parse((ROOT / "labkit/train/config.py").read_text()).body
-    (config,) = [node for node in body if isinstance(node, ast.ClassDef)]
-    pairs = zip(config.body, config.body[1:])
-    return {a.target.id: b.value.value for a, b in pairs if isinstance(a, ast.AnnAssign) and isinstance(b, ast.Expr)}
+    """What the source of `TrainConfig` says about each option: the comment beside it, or else the lines above it."""
+    field = r"((?:^    # .+\n)*)^    (\w+): [^#\n]+?(?:  # (.+))?$"
+    found = re.findall(field, (ROOT / "labkit/train/config.py").read_text(), re.MULTILINE)
+    return {name: beside or above for above, name, beside in found if beside or above}
 
 
 def test_help_explains_every_option(command):
