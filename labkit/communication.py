@@ -4,13 +4,14 @@ The log listens at the process group, through which the functions of `dist` and 
 starts by itself: DistributedDataParallel, and the functional collectives of DTensor.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from labkit.sizes import ranks_text
 from labkit.timeline.spans import COMMUNICATION, WAIT
@@ -56,8 +57,7 @@ class CommunicationLog:
     def __len__(self) -> int:
         return len(self.records)
 
-    def __str__(self) -> str:
-        """Return one row per operation and group, with its calls, bytes and milliseconds."""
+    def __str__(self) -> str:  # one row per operation and group
         lines = [f"{'operation':<15}{'group':<20}{'calls':>6}{'message bytes':>15}{'ms':>10}"]
         for operation, group in dict.fromkeys((record.operation, record.group) for record in self.records):
             chosen = CommunicationLog([r for r in self.records if (r.operation, r.group) == (operation, group)])
@@ -120,9 +120,9 @@ of ProcessGroup, under older and newer names."""
 
 def _recorded(operation: str, buffer: int | None, method, log, calls, call_of, trace: Trace | None):
     def record_and_call(group, *args, **kwargs):
-        tensors = [] if buffer is None else list(_tensors([*args, *kwargs.values()][buffer]))
+        tensors = [] if buffer is None else tree_leaves([*args, *kwargs.values()][buffer])
         pieces = group.size() if operation in ("gather", "scatter") else 1
-        message_bytes = pieces * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        message_bytes = pieces * sum(tensor.nbytes for tensor in tensors)
         record = Communication(operation, tuple(dist.get_process_group_ranks(group)), message_bytes)
         log.records.append(record)
         device = next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
@@ -138,7 +138,7 @@ def _recorded(operation: str, buffer: int | None, method, log, calls, call_of, t
     return record_and_call
 
 
-def _timed(wait, call_of, trace: Trace | None) -> Callable:
+def _timed(wait, call_of, trace: Trace | None):
     def wait_and_stop(work, *args, **kwargs):
         begin = trace.now() if trace else None
         result = wait(work, *args, **kwargs)
@@ -150,11 +150,7 @@ def _timed(wait, call_of, trace: Trace | None) -> Callable:
 
 
 class _Call:
-    """A call and its times.
-
-    On a GPU the times are the stream's, since the host's calls return early. Reading them waits for the stream, so
-    that is left to the end of the block.
-    """
+    """A call and its times. On a GPU they are the stream's, and to read them waits for it: only at the block's end."""
 
     def __init__(self, record: Communication, device: torch.device, trace: Trace | None):
         self._record, self._device, self._trace = record, device, trace
@@ -185,11 +181,3 @@ class _Call:
     def read_clock(self) -> None:
         if self._end is not None:
             self._record.seconds = seconds_between(self._start, self._end)
-
-
-def _tensors(nested) -> Iterator[torch.Tensor]:
-    if isinstance(nested, torch.Tensor):
-        yield nested
-    else:
-        for item in nested:
-            yield from _tensors(item)
