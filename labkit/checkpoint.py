@@ -1,10 +1,8 @@
 """Checkpoints that do not depend on the layout: saved on some ranks, resumed on any others.
 
 Each tensor is stored as the whole model has it, under its name. Every rank writes and reads its part with
-torch.distributed.checkpoint, if asked for in the background. A checkpoint gets its final name only when it is
-complete, so a run that is killed while it saves still has the one before.
-
-torch.distributed.checkpoint is imported inside functions: it takes long to import, and most runs save nothing.
+torch.distributed.checkpoint (imported inside functions: that takes long, and most runs save nothing). A checkpoint
+gets its final name only when it is complete, so a run that is killed while it saves still has the one before.
 """
 
 import fcntl
@@ -62,11 +60,7 @@ def claim(folder: str | Path, resume: bool, in_background: bool = False) -> Iter
 
 
 def save(folder: str | Path, state: State, step: int, num_samples: int, keep: int = 0) -> None:
-    """Write the checkpoint of a step, on all ranks of the world together.
-
-    Args:
-        num_samples: how many samples of the data the run has seen.
-        keep: how many complete checkpoints to leave there, the newest ones; 0 for all.
+    """Write a step's checkpoint, on all ranks together, and leave the ``keep`` newest complete ones there; 0 for all.
 
     Raises:
         ValueError: it cannot be written, or some files did not arrive in this folder. Nothing of it is left.

@@ -17,12 +17,7 @@ EVALUATION_SAMPLES = 1 << 40
 
 
 class InventedText:
-    """A random sequence of ``num_words`` invented words, the n-th of them 1/n as frequent as the first (Zipf's law).
-
-    >>> text = InventedText(seed=1)
-    >>> text.decode(text.sample(0, 40)) == text.decode(text.sample(0, 40))
-    True
-    """
+    """A random sequence of ``num_words`` invented words, the n-th of them 1/n as frequent as the first (Zipf's law)."""
 
     vocab_size = len(LETTERS)
     fingerprint = "invented"
@@ -95,8 +90,7 @@ class TokenFile:
         """Return the tokens of sample ``number``: [num_tokens].
 
         Raises:
-            ValueError: the file is shorter than two samples, one to train on and one for evaluation; or a token in it
-                is not below ``vocab_size``.
+            ValueError: the file is shorter than two samples, of which one is for evaluation; or a token is too large.
         """
         size, unit = len(self._tokens), "bytes" if self.bits == 8 else "tokens"
         if size < 2 * num_tokens:
