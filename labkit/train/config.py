@@ -201,8 +201,7 @@ class TrainConfig:
         """Return the ranks on their grid.
 
         Raises:
-            ValueError: tp_size * cp_size * pp_size does not divide the world, or replicas cannot share the batch or be
-                cut in parts of shard_size.
+            ValueError: the sizes do not divide the world, or replicas cannot share the batch or be cut by shard_size.
         """
         layout = ParallelLayout(world_size, self.tp_size, self.pp_size, self.cp_size, order=self.order)
         rows_at_once = layout.dp_size * self.micro_batch_size

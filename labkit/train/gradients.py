@@ -31,8 +31,7 @@ def add_up(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None
     if gradients and group.size() > 1:
         together = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(together, group=group)
-        sums = together.split([gradient.numel() for gradient in gradients])
-        for gradient, total in zip(gradients, sums):
+        for gradient, total in zip(gradients, together.split([gradient.numel() for gradient in gradients])):
             gradient.copy_(total.view_as(gradient))
 
 
@@ -46,12 +45,8 @@ def global_grad_norm(
     count at all. Call it when replicas have averaged their gradients.
     """
     not_counted = set(copies)
-    gradients = [
-        parameter.grad
-        for parameter in parameters
-        if parameter.grad is not None and parameter not in not_counted
-        if shard_of(parameter) is not None or groups.coords.tp == 0
-    ]
+    counted = [p for p in parameters if p not in not_counted and (shard_of(p) is not None or groups.coords.tp == 0)]
+    gradients = [p.grad for p in counted if p.grad is not None]
     squares = torch.zeros((), dtype=torch.float64, device=local_device())
     if gradients:
         dtype = torch.promote_types(gradients[0].dtype, torch.float32)

@@ -22,9 +22,8 @@ class MasterWeights(Optimizer):
 
     def __init__(self, params: Iterable, optimizer_class: Callable[..., Optimizer], **options: Any):
         super().__init__(params, {})
-        self.masters = {
-            p: p.detach().float().clone().requires_grad_() for each in self.param_groups for p in each["params"]
-        }
+        parameters = [p for each in self.param_groups for p in each["params"]]
+        self.masters = {p: p.detach().float().clone().requires_grad_() for p in parameters}
         groups = [{**each, "params": [self.masters[p] for p in each["params"]]} for each in self.param_groups]
         self.inner = optimizer_class(groups, **options)
         self.defaults = self.inner.defaults
@@ -34,18 +33,13 @@ class MasterWeights(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable | None = None):
         """Update the master weights, and round them to the parameters."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         copy_options(self.param_groups, self.inner.param_groups)  # a learning rate that a schedule has changed, say
         for parameter, master in self.masters.items():
             master.grad = None if parameter.grad is None else parameter.grad.float()  # no copy if it is float32
         self.inner.step()
-        masters = list(self.masters.values())
-        torch._foreach_copy_(list(self.masters), masters)  # pyright: ignore[reportPrivateImportUsage]
-        for master in masters:
-            master.grad = None
+        self.inner.zero_grad()
+        torch._foreach_copy_(list(self.masters), list(self.masters.values()))  # pyright: ignore - not in its stubs
         self._show_states()
         return loss
 

@@ -26,9 +26,8 @@ class Place(NamedTuple):
 def first_not_finite(chunks: Sequence[Replica], groups: ProcessGroups, run_again: Callable[[], object]) -> str:
     """Return a sentence with the rank and the module or parameter in which a number first was not finite.
 
-    The parameters are checked first. Then ``run_again`` runs the batch once more, and every module's output and every
-    gradient is checked as it is computed: before tied weights or replicas add theirs up, which spreads a NaN to ranks
-    that had none. Call it on every rank.
+    The parameters are checked first. While ``run_again`` runs the batch once more, so is every output and gradient,
+    before tied weights or replicas add theirs up and spread a NaN to ranks that had none. Call it on every rank.
     """
     found: list[Place] = []
 
@@ -47,9 +46,8 @@ def first_not_finite(chunks: Sequence[Replica], groups: ProcessGroups, run_again
             for position, (name, parameter) in enumerate(model.named_parameters()):
                 look(parameter, 0, stage, position, f"the parameter {name}, before the step")
                 place = (2, -stage, -position, f"the gradient of {name}")
-                whole = chunk.whole(parameter)
-                hook = whole.register_post_accumulate_grad_hook(lambda p, place=place: look(p.grad, *place))
-                hooks.enter_context(hook)
+                register = chunk.whole(parameter).register_post_accumulate_grad_hook
+                hooks.enter_context(register(lambda p, place=place: look(p.grad, *place)))
             for name, module in model.named_modules():
                 if not list(module.children()):
                     hook = partial(look_at_output, stage, num_outputs, name)

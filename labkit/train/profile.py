@@ -33,7 +33,6 @@ class NamedTrace(Trace):
 
     @contextmanager
     def span(self, kind: str, label: str, op: Op | None = None) -> Iterator[None]:
-        """Note the time that the block takes."""
         with record_function(label), super().span(kind, label, op):
             yield
 
@@ -68,8 +67,7 @@ def profiling(folder: str, groups: ProcessGroups) -> Iterator[NamedTrace]:
 def of_rank(rank: int, content: dict) -> dict:
     """Return a trace of torch's profiler, changed so that Perfetto can show it together with those of other ranks.
 
-    No other rank has the same process numbers and ids, and the processes are named. The times stay as they are: the
-    machine's time of day, in microseconds since a fixed date.
+    No other rank has the same process numbers and ids, and the processes are named. The times of day stay as they are.
     """
     first_id, first_pid = rank << 32, 100 * rank + 1
     numbers, events = {os.getpid(): first_pid}, []  # what other processes there are, are GPUs

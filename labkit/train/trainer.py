@@ -29,12 +29,11 @@ from labkit.model import ParallelGPT
 from labkit.schedules import Schedule
 from labkit.tensor_parallel import seed_replicas
 from labkit.train.config import TrainConfig
-from labkit.train.console import progress_bar
+from labkit.train.console import Step, progress_bar
 from labkit.train.gradients import add_up, global_grad_norm, sums_later
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
 from labkit.train.profile import STEP, NamedTrace, profiling
-from labkit.train.step import Step
 from labkit.train.world import check_same_options
 
 MicroBatches = Sequence[torch.Tensor]
@@ -43,8 +42,7 @@ MicroBatches = Sequence[torch.Tensor]
 def train(config: TrainConfig) -> list[Step]:
     """Run the steps of ``config`` on this rank; call it on every rank of a world that is up.
 
-    ``launch(train, config, world_size=8)`` does so from a notebook. ``python -m labkit.train`` does so from a terminal,
-    alone, under torchrun or under srun.
+    In a notebook: ``launch(train, config, world_size=8)``. In a terminal: ``python -m labkit.train``.
 
     Raises:
         ValueError: the config does not fit the number of ranks, or a checkpoint does not fit the config.
@@ -85,10 +83,9 @@ class Trainer:
         self.trace: NamedTrace | None = None  # while steps are profiled
         self.schedule, self.text = config.make_schedule(groups.layout.world_size), config.make_text()
         stages = [self.schedule.stage_of(groups.coords.pp, chunk) for chunk in range(config.num_chunks)]
-        options: dict[str, Any] = dict(seed=config.seed, dropout=config.dropout, recompute=config.recompute)
-        options |= dict(sequence_parallel=config.sequence_parallel, dtype=config.dtype, device=local_device())
-        options |= dict(cp_group=groups.cp, context_parallel=config.context_parallel, balanced=config.balanced)
-        options["num_stages"] = self.schedule.num_model_chunks
+        same = ("seed", "dropout", "recompute", "sequence_parallel", "context_parallel", "balanced", "dtype")
+        options: dict[str, Any] = {name: getattr(config, name) for name in same}
+        options |= dict(num_stages=self.schedule.num_model_chunks, cp_group=groups.cp, device=local_device())
         self.models = [ParallelGPT(config.shape, groups.tp, stage=stage, **options) for stage in stages]
         self.parameters = [parameter for model in self.models for parameter in model.parameters()]
         if config.precision == "bfloat16" and hasattr(torch.Tensor, "grad_dtype"):  # from torch 2.10 on
@@ -101,8 +98,9 @@ class Trainer:
         self.copies = [model.embedding.weight for model in holding_half if model.is_last]
         self.optimizer = self.make_optimizer()
         data = {"seed": config.seed, "text": self.text.fingerprint}
-        schedule = ("steps", "warmup_steps", "learning_rate", "min_learning_rate")
-        rates = {name: getattr(config, name) for name in schedule}
+        rates = {
+            name: getattr(config, name) for name in ("steps", "warmup_steps", "learning_rate", "min_learning_rate")
+        }
         self._state = checkpoint.State(self.models, self.optimizer, groups, config.shape, data, rates)
         if config.resume and config.checkpoint_dir:
             self.steps_done, self.samples_done = checkpoint.load_newest(config.checkpoint_dir, self._state)
@@ -180,9 +178,8 @@ class Trainer:
         dist.all_reduce(total, group=self.groups.pp)
         return total.item() / self.groups.dp_cp.size()
 
-    def loss(self, logits: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a micro-batch, on the rank of the last stage."""
-        assert targets is not None  # `run` has given them
         return self.models[-1].loss(logits, targets)
 
     def rows(self) -> range:

@@ -28,17 +28,14 @@ from labkit.train.config import TrainConfig
 
 @contextmanager
 def world(one_queue: bool = False) -> Iterator[None]:
-    """Keep torch.distributed up inside the block; what was brought up here is taken down again.
-
-    Args:
-        one_queue: as in `labkit.gpu.prepare_gpu`.
+    """Keep torch.distributed up inside the block, with ``one_queue`` on a GPU as in `labkit.gpu.prepare_gpu`.
 
     Raises:
         ValueError: the environment says that there are other ranks, but not where; or Slurm shows too few GPUs.
     """
     if dist.is_initialized():
         yield
-        return
+        return  # whoever brought it up takes it down
     os.environ.update(slurm_as_torchrun(os.environ))
     sizes = {os.environ.get(name, "1") for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")}
     if "RANK" not in os.environ and sizes != {"1"}:
@@ -53,7 +50,7 @@ def world(one_queue: bool = False) -> Iterator[None]:
     elif world_size > 1:
         take_turns()
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size)
-    if local_device().type == "cuda":
+    if on_gpu:
         torch.cuda.set_device(local_device())
     has_failed = True
     try:
@@ -126,11 +123,7 @@ def num_threads(ranks_here: int, environment: Mapping[str, str]) -> int:
 
 
 def check_same_options(config: TrainConfig) -> None:
-    """Compare the options, and the text that they name. Call it on every rank, before anything depends on an option.
-
-    Raises:
-        ValueError: on every rank, naming an option in which the ranks differ, and those ranks.
-    """
+    """Raise a ValueError on every rank if they differ in an option, or in the text that it names: call it first."""
     mine = {field.name: repr(getattr(config, field.name)) for field in fields(config)}
     mine["the content of text"] = config.make_text().fingerprint
     check_alike(mine, "start every rank with the same options")
@@ -180,14 +173,10 @@ def slurm_as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
 
     A script of sbatch has SLURM_PROCID and SLURM_NTASKS too, although it runs alone: only the variables with STEP in
     their name come from srun.
-
-    >>> srun = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
-    >>> srun |= {"SLURM_STEP_NODELIST": "dgx[07-08]", "SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_JOB_ID": "70001"}
-    >>> slurm_as_torchrun(srun)["MASTER_ADDR"], slurm_as_torchrun(srun)["LOCAL_WORLD_SIZE"]
-    ('dgx07', '8')
     """
     if "RANK" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return {}
+    # The first of dgx[07-08,11] is dgx07.
     first_node = re.sub(r"\[(\d+)[^]]*\]", r"\1", environment["SLURM_STEP_NODELIST"]).split(",")[0]
     runs = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])  # 3,2(x2) is 3, 2 and 2
     tasks = [number for number, times in runs for _ in range(int(times or 1))]
