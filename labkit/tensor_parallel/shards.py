@@ -40,7 +40,9 @@ def draw_master_weight(
 
 
 def own_shard(master: torch.Tensor, group: dist.ProcessGroup, dim: int, stride: int = 1) -> torch.Tensor:
-    """Return this rank's part of a master weight, cut along ``dim`` by the stride rule (`chunks_of_rank`)."""
+    """Return this rank's part of a master weight, cut along ``dim`` by `chunks_of_rank` and filled up with zeros."""
+    if padding := -master.size(dim) % (group.size() * stride):
+        master = F.pad(master.movedim(dim, -1), (0, padding)).movedim(-1, dim)
     chunks = chunks_of_rank(master.size(dim), group.size(), group.rank(), stride)
     return torch.cat([master.narrow(dim, chunk.start, len(chunk)) for chunk in chunks], dim)
 
@@ -56,8 +58,8 @@ class Shard(NamedTuple):
 class ShardedModule(nn.Module):
     """A layer that knows by name how its parameters are cut: ``shards``.
 
-    torch puts new tensors in a parameter's place, without the note that `shard_of` reads: in `to_empty`, FSDP2's
-    `fully_shard`, `load_state_dict(assign=True)`. So a parameter gets its note whenever somebody asks for it.
+    In `to_empty`, `load_state_dict(assign=True)` and FSDP2's `fully_shard`, torch puts new tensors in a parameter's
+    place, without the note that `shard_of` reads. So a parameter gets its note whenever somebody asks for it.
     """
 
     shards: dict[str, Shard]
@@ -92,13 +94,9 @@ def gather_whole(tensor: torch.Tensor, parameter: nn.Parameter, group: dist.Proc
 
 
 def cut_like(whole: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return this rank's part of a whole tensor, padded with zeros if need be: the inverse of `gather_whole`."""
+    """Return this rank's part of a whole tensor: the inverse of `gather_whole`."""
     shard = shard_of(parameter)
-    if shard is None:
-        return whole
-    padding = parameter.size(shard.dim) * group.size() - shard.whole_size
-    padded = F.pad(whole.movedim(shard.dim, -1), (0, padding)).movedim(-1, shard.dim)
-    return own_shard(padded, group, shard.dim, shard.stride)
+    return whole if shard is None else own_shard(whole, group, shard.dim, shard.stride)
 
 
 def transpose_chunks(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:

@@ -46,11 +46,9 @@ class VocabParallelEmbedding(ShardedModule):
         self.group, self.sequence_parallel = group, sequence_parallel
         master = draw_master_weight((self.num_embeddings, self.embedding_dim), init_method, group, dtype)
         self.master_weight = master if keep_master_weight_for_test else None
-        rows = -(-self.num_embeddings // group.size())
-        self.first_word = group.rank() * rows
-        weight = own_shard(F.pad(master, (0, 0, 0, rows * group.size() - self.num_embeddings)), group, 0)
-        self.weight = nn.Parameter(weight.to(device))
+        self.weight = nn.Parameter(own_shard(master, group, dim=0).to(device))
         self.shards = {"weight": Shard(0, self.num_embeddings)}
+        self.first_word = group.rank() * self.weight.size(0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_floating_point() and x.dim() > 1:  # and no float by mistake
@@ -80,14 +78,13 @@ def vocab_parallel_cross_entropy(
     Args:
         logits_shard: [..., V'/t], this rank's words; the loss is computed in float32 at least.
         target: [...], the true words, the same on every rank.
-        ignore_index, reduction: as in `torch.nn.functional.cross_entropy`.
         vocab_size: V, if the last words of V' are padding and do not count.
 
     Raises:
         ValueError: before any communication, if a target is outside the vocabulary, or sizes or options do not fit.
 
-    Source: arXiv 1909.08053, section 3. Label smoothing e is torch's: (1-e) times the loss, plus e/V times the
-    sum over all words of -log p.
+    Source: arXiv 1909.08053, section 3. Label smoothing e is (1-e) times the loss, plus e/V times the sum over all
+    words of -log p.
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction={reduction!r} is unknown: use 'mean', 'sum' or 'none'")
