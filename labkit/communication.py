@@ -18,8 +18,8 @@ from labkit.timeline.spans import COMMUNICATION, WAIT
 from labkit.timeline.trace import Trace, moment, seconds_between
 
 # torch 2.13 renamed the forms that take one tensor, and warns about the older names.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_single: Callable = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Callable = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass

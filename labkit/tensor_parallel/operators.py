@@ -62,9 +62,9 @@ def gather_from_sequence(
 ) -> torch.Tensor:
     """Join the slices of the sequence: [..., s/t, h] -> [..., s, h].
 
-    Sharded work after it leaves a partial gradient, so backward is a reduce-scatter. Before replicated work (a
-    loss on the whole sequence, computed by every rank) pass ``tensor_parallel_output_grad=False``: then backward keeps
-    the own slice. Otherwise gradients come out t times too large.
+    Sharded work after it leaves a partial gradient, so backward is a reduce-scatter. Before replicated work (every rank
+    computes the loss of the whole sequence) that would make gradients t times too large: with
+    ``tensor_parallel_output_grad=False`` backward keeps the own slice.
     """
     backward = reduce_scatter if tensor_parallel_output_grad else own_slice
     return _operator(x, group, SEQUENCE_DIM, forward=all_gather, backward=backward)
@@ -118,9 +118,7 @@ def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Ten
 def start_all_gather(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, dist.Work]:
     """Start to gather all ranks' x, [t, *x.shape]: they are there when ``wait()`` of the handle returns."""
     pieces = x.new_empty(group.size(), *x.shape)
-    travelling = all_gather_single(pieces.flatten(0, 1), x.contiguous(), group=group, async_op=True)
-    assert travelling is not None  # this rank is in the group
-    return pieces, travelling
+    return pieces, all_gather_single(pieces.flatten(0, 1), x.contiguous(), group=group, async_op=True)
 
 
 def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
@@ -134,9 +132,7 @@ def start_reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) ->
     """Start a `reduce_scatter`: the slice is filled when ``wait()`` of the handle returns."""
     pieces = torch.cat(_slices(x, group, dim))  # one tensor: gloo would reduce a list piece by piece
     mine = torch.empty_like(pieces[: len(pieces) // group.size()])
-    travelling = reduce_scatter_single(mine, pieces, group=group, async_op=True)
-    assert travelling is not None  # this rank is in the group
-    return mine, travelling
+    return mine, reduce_scatter_single(mine, pieces, group=group, async_op=True)
 
 
 def own_slice(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
