@@ -7,17 +7,9 @@ from labkit.tensor_parallel.shards import cut_like, gather_whole, own_shard, sha
 from labkit.tensor_parallel.vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 
 __all__ = [
-    "ColumnParallelLinear",
-    "ParallelMLP",
-    "ParallelSelfAttention",
-    "RowParallelLinear",
-    "ShardedDropout",
-    "VocabParallelEmbedding",
-    "column_linear",
-    "cut_like",
-    "gather_whole",
-    "own_shard",
-    "seed_replicas",
-    "shard_of",
-    "vocab_parallel_cross_entropy",
-]
+    "ParallelMLP", "ParallelSelfAttention",
+    "ShardedDropout", "seed_replicas",
+    "ColumnParallelLinear", "RowParallelLinear", "column_linear",
+    "cut_like", "gather_whole", "own_shard", "shard_of",
+    "VocabParallelEmbedding", "vocab_parallel_cross_entropy",
+]  # fmt: skip

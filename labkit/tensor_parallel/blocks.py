@@ -21,12 +21,12 @@ from labkit.tensor_parallel.rotary import rotate
 class ParallelMLP(nn.Module):
     """GeLU(X A) B with A cut by columns and B by rows: one all-reduce forward, one backward.
 
-    With ``gated`` it is SwiGLU, (SiLU(X G) * X A) B, where [G; A] is one fused layer with stride 2, so that each rank
-    gets the same columns of both. Source: arXiv 2002.05202.
+    With ``gated`` it is SwiGLU (arXiv 2002.05202), (SiLU(X G) * X A) B, where [G; A] is one fused layer with stride 2,
+    so that each rank gets the same columns of both.
 
     x and the output are replicated, [..., seq, hidden]. With ``sequence_parallel`` they are [..., seq/t, hidden], and
-    each all-reduce becomes an all-gather and a reduce-scatter. ``init_method`` fills the first layer's weight and
-    ``output_layer_init_method`` the second's; both layers get the ``options``.
+    each all-reduce becomes an all-gather and a reduce-scatter. ``options`` are those of both layers, but for
+    ``init_method``, which is the first layer's.
     """
 
     def __init__(
@@ -36,16 +36,15 @@ class ParallelMLP(nn.Module):
         group: dist.ProcessGroup,
         *,
         gated: bool = False,
-        init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
         output_layer_init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
         **options,
     ):
         super().__init__()
-        first, second = options | {"init_method": init_method}, options | {"init_method": output_layer_init_method}
         self.gated, fused = gated, 2 if gated else 1
         width = fused * check_size("ffn_hidden_size", ffn_hidden_size)
-        self.up = ColumnParallelLinear(hidden_size, width, group, gather_output=False, stride=fused, **first)
-        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, group, input_is_parallel=True, **second)
+        self.up = ColumnParallelLinear(hidden_size, width, group, gather_output=False, stride=fused, **options)
+        options["init_method"] = output_layer_init_method
+        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, group, input_is_parallel=True, **options)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, _ = self.up(x)
@@ -60,21 +59,18 @@ class ParallelSelfAttention(nn.Module):
 
     x and the output are [batch, seq, hidden], or [batch, seq/t, hidden] with ``sequence_parallel``. Q, K and V are
     one fused column-parallel layer, [Q; K; V] with stride 3, so that each rank gets all three for its own heads.
-
-    With grouped queries, g heads of queries share one head of keys and values. [Q_1; ...; Q_g; K; V] then has g + 2
-    equal parts: Q_j is the j-th query head of every group. Source: arXiv 2305.13245.
+    With grouped queries (arXiv 2305.13245), g heads of queries share one head of keys and values, and the g + 2 parts
+    are [Q_1; ...; Q_g; K; V]: Q_j is the j-th query head of every group.
 
     Args:
         num_query_groups: how many heads the keys and values have; by default as many as the queries.
         dropout: acts on the attention weights.
         attend: computes the causal attention from q [batch, heads/t, seq, head_size] and such k and v, instead of
             torch; for example ring attention, where a rank has only some tokens. It knows no dropout.
-
-    The init methods and ``options`` are as in `ParallelMLP`.
+        output_layer_init_method, options: as in `ParallelMLP`.
 
     Raises:
-        ValueError: the heads do not divide hidden_size, the groups do not divide the heads, t does not divide the
-            groups, or dropout is not from 0 to 1.
+        ValueError: the heads do not divide hidden_size, or the groups the heads, or t the groups; or dropout is wrong.
     """
 
     def __init__(
@@ -86,7 +82,6 @@ class ParallelSelfAttention(nn.Module):
         num_query_groups: int | None = None,
         dropout: float = 0.0,
         attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
-        init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
         output_layer_init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
         **options,
     ):
@@ -94,20 +89,18 @@ class ParallelSelfAttention(nn.Module):
         num_heads = check_size("num_attention_heads", num_attention_heads)
         check_divides(num_heads, "hidden_size", hidden_size, parts_name="num_attention_heads")
         check_divides(group.size(), "num_attention_heads", num_heads)
-        kv_heads = num_heads
-        if num_query_groups is not None:
-            kv_heads = check_size("num_query_groups", num_query_groups)
-            check_divides(kv_heads, "num_attention_heads", num_heads, parts_name="num_query_groups")
-            check_divides(group.size(), "num_query_groups", kv_heads)
+        kv_heads = num_heads if num_query_groups is None else check_size("num_query_groups", num_query_groups)
+        check_divides(kv_heads, "num_attention_heads", num_heads, parts_name="num_query_groups")
+        check_divides(group.size(), "num_query_groups", kv_heads)
         if attend is not None and dropout:
             raise ValueError(f"dropout={dropout} acts on attention weights, which attend= never has: use dropout=0")
-        first, second = options | {"init_method": init_method}, options | {"init_method": output_layer_init_method}
         self.head_size, self.group, self.heads_per_group = hidden_size // num_heads, group, num_heads // kv_heads
         self.dropout, self.attend = check_probability("dropout", dropout), attend
         fused = self.heads_per_group + 2
         width = fused * kv_heads * self.head_size
-        self.qkv = ColumnParallelLinear(hidden_size, width, group, gather_output=False, stride=fused, **first)
-        self.out = RowParallelLinear(hidden_size, hidden_size, group, input_is_parallel=True, **second)
+        self.qkv = ColumnParallelLinear(hidden_size, width, group, gather_output=False, stride=fused, **options)
+        options["init_method"] = output_layer_init_method
+        self.out = RowParallelLinear(hidden_size, hidden_size, group, input_is_parallel=True, **options)
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor | None = None) -> torch.Tensor:
         """Attend to x; ``rotation`` [2, seq, head_size/2] turns queries and keys (`labkit.tensor_parallel.rotary`)."""
@@ -119,9 +112,8 @@ class ParallelSelfAttention(nn.Module):
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         g = self.heads_per_group
         parts = qkv.unflatten(-1, (g + 2, -1, self.head_size))  # [batch, seq, g + 2, kv heads/t, head_size]
-        q, k, v = parts.split([g, 1, 1], -3)
-        heads = q.transpose(-3, -2).flatten(-3, -2), k.squeeze(-3), v.squeeze(-3)  # q: group by group
-        return tuple(each.transpose(-3, -2) for each in heads)
+        by_group = (each.transpose(-3, -2).flatten(-3, -2) for each in parts.split([g, 1, 1], -3))
+        return tuple(each.transpose(-3, -2) for each in by_group)
 
     def _attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if self.attend is not None:

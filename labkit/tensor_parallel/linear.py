@@ -57,10 +57,9 @@ class _ParallelLinear(ShardedModule):
         self.skip_bias_add, self.sequence_parallel = skip_bias_add, sequence_parallel
         master = draw_master_weight((self.output_size, self.input_size), init_method, group, dtype)
         self.master_weight = master if keep_master_weight_for_test else None
-        weight = own_shard(master, group, self.cut_dim, stride)
-        self.weight = nn.Parameter(weight.to(device))
+        self.weight = nn.Parameter(own_shard(master, group, self.cut_dim, stride).to(device))
         self.shards = {"weight": Shard(self.cut_dim, whole_size, stride)}
-        self.bias = nn.Parameter(torch.zeros(len(weight), device=device, dtype=dtype)) if bias else None
+        self.bias = nn.Parameter(self.weight.new_zeros(len(self.weight))) if bias else None
 
     def extra_repr(self) -> str:
         return f"input_size={self.input_size}, output_size={self.output_size}, tp_size={self.group.size()}"
@@ -71,11 +70,10 @@ class ColumnParallelLinear(_ParallelLinear):
 
         X [ A_1 | A_2 ]  =  [ X A_1 | X A_2 ]  =  [ Y_1 | Y_2 ]          rank i computes Y_i = X A_i
 
-    ``forward(x)`` returns ``(output, output_bias)``. x: [..., in], replicated. Output: [..., out] with
-    ``gather_output``, otherwise this rank's [..., out/t].
+    ``forward(x)`` returns ``(output, output_bias)``. x: [..., in], replicated. Output: [..., out/t].
 
     Args:
-        gather_output: give every rank all outputs, by an all-gather. A row-parallel layer takes the shards as they are.
+        gather_output: give every rank all outputs, [..., out]. A row-parallel layer takes the shards as they are.
         init_method: fills the master weight [out, in], which is the same on every rank and for every t.
         stride: how many matrices are fused in the weight, one below the other: see `chunks_of_rank`.
         keep_master_weight_for_test: keep the whole weight as ``master_weight``.
@@ -83,8 +81,7 @@ class ColumnParallelLinear(_ParallelLinear):
         sequence_parallel: x is this rank's slice of the sequence, [..., seq/t, in], and is gathered here.
 
     Raises:
-        ValueError: before any communication, if t does not divide a size, options contradict each other, or x has the
-            wrong width. After it, if the ranks drew different weights.
+        ValueError: a size, an option or x does not fit (nothing was sent), or the ranks drew different weights.
     """
 
     cut_dim = 0

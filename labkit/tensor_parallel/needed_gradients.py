@@ -8,8 +8,7 @@ def needed_gradients(ctx) -> tuple[bool, ...]:
 
     ``ctx.needs_input_grad`` says which gradients any pass needs. `labkit.pipeline.split_backward` makes one pass for
     the gradient of a layer's input and one for its weights, and only torch's engine knows which nodes a pass reaches.
-    The call is private, so test_split_backward.py checks that it works. Inside `torch.autograd.grad` the engine does
-    not answer for leaves: then whatever any pass needs counts as needed.
+    Inside `torch.autograd.grad` it does not answer for leaves: then whatever any pass needs counts as needed.
     """
     required = ctx.needs_input_grad
     nodes = [node for node, _ in ctx.next_functions]  # of the tensors only
