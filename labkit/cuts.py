@@ -10,9 +10,7 @@ from labkit.sizes import check_size, divisors, either
 
 @dataclass(frozen=True)
 class BatchCut:
-    """A batch of ``batch_size`` rows on ``dp_size`` replicas, each of which runs ``num_micro_batches`` per step.
-
-    A replica gets consecutive rows and takes them in order.
+    """A batch of ``batch_size`` rows on ``dp_size`` replicas: each has consecutive rows, in ``num_micro_batches``.
 
     >>> cut = BatchCut(batch_size=8, dp_size=2, num_micro_batches=2)
     >>> [list(cut.rows(1, micro_batch)) for micro_batch in (0, 1)]
@@ -63,8 +61,7 @@ def layers_of_stage(num_layers: int, stage: int, num_stages: int) -> range:
 def tokens_of_rank(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True) -> list[range]:
     """Return which tokens of a sequence a context-parallel rank holds: consecutive ones, or two balanced chunks.
 
-    With a causal mask, early tokens see few others and late ones many. So balanced, the sequence is cut into 2c chunks,
-    and rank r holds an early and a late one: chunks r and 2c - 1 - r. Then all ranks have the same work.
+    Balanced means an early and a late one of 2c chunks, r and 2c - 1 - r: equal work under a causal mask.
 
     >>> tokens_of_rank(8, cp_size=2, cp_rank=0), tokens_of_rank(8, cp_size=2, cp_rank=0, balanced=False)
     ([range(0, 2), range(6, 8)], [range(0, 4)])
@@ -81,17 +78,16 @@ def tokens_of_rank(seq_length: int, cp_size: int, cp_rank: int, balanced: bool =
     return [range(number * chunk, (number + 1) * chunk) for number in (cp_rank, 2 * cp_size - 1 - cp_rank)]
 
 
-def check_sequence_cut(seq_length: int, cp_size: int, balanced: bool) -> None:
-    """Raise a ValueError if a sequence cannot be cut among the ranks of a context-parallel group."""
+def check_sequence_cut(seq_length: int, cp_size: int, balanced: bool, tp_size: int = 1) -> None:
+    """Raise a ValueError if a sequence cannot be cut among context-parallel ranks, and each part among ``tp_size``."""
     seq_length, chunks = check_size("seq_length", seq_length), 2 * check_size("cp_size", cp_size)
     if not balanced or cp_size == 1:  # one rank holds everything, in order
         check_divides(cp_size, "seq_length", seq_length, parts_name="cp_size")
     elif seq_length % chunks:
-        fits = f"seq_length {either(multiples_near(seq_length, chunks))}"
-        fits += ", or balanced=False" if seq_length % cp_size == 0 else ""
-        raise ValueError(
-            f"balanced chunks: 2 * cp_size={cp_size} = {chunks} does not divide seq_length={seq_length}: use {fits}"
-        )
+        cut = f"balanced chunks: 2 * cp_size={cp_size} = {chunks} does not divide seq_length={seq_length}"
+        fits = either(multiples_near(seq_length, chunks)) + (", or balanced=False" if seq_length % cp_size == 0 else "")
+        raise ValueError(f"{cut}: use seq_length {fits}")
+    check_divides(tp_size, "seq_length" if cp_size == 1 else "seq_length / cp_size", seq_length // cp_size)
 
 
 def chunks_of_rank(size: int, tp_size: int, tp_rank: int, stride: int = 1) -> list[range]:
@@ -125,10 +121,6 @@ def check_divides(parts: int, name: str, size: int, stride: int = 1, *, parts_na
 
 
 def multiples_near(number: int, of: int) -> list[int]:
-    """Return the multiples just below and just above a number; 0 is left out.
-
-    >>> multiples_near(10, of=4), multiples_near(3, of=4)
-    ([8, 12], [4])
-    """
+    """Return the multiples just below and just above a number, without 0: of 4, 8 and 12 are near 10."""
     below = number // of * of
     return [multiple for multiple in (below, below + of) if multiple]

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from labkit.cuts import multiples_near
 from labkit.sizes import check_size, divisors, either, whole_number
 
-AXES = ("tp", "cp", "dp", "pp")
-"""Tensor, context, data and pipeline parallelism, the fastest first in Megatron-LM's default order."""
+AXES = ("tp", "cp", "dp", "pp")  # in Megatron-LM's default order, the fastest first
 
 
 class Coords(NamedTuple):
@@ -35,7 +35,6 @@ class ParallelLayout:
     """``world_size`` ranks, divided into tensor, context, data and pipeline groups: n = t * c * d * p.
 
     ``order`` lists the axes fastest first, in any permutation; ``cp`` may be left out while ``cp_size`` is 1.
-    ``dp_size`` is what remains of ``world_size``.
 
     Raises:
         ValueError: a size does not fit; the message says which sizes would. Nothing is ever clamped.
@@ -60,7 +59,7 @@ class ParallelLayout:
 
     @property
     def dp_size(self) -> int:
-        """Data-parallel replicas: d = n / (t * c * p)."""
+        """Data-parallel replicas, what remains of the world: d = n / (t * c * p)."""
         return self.world_size // (self.tp_size * self.pp_size * self.cp_size)
 
     @cached_property
@@ -105,16 +104,11 @@ class ParallelLayout:
         return Coords(**place)
 
     def rank_at(self, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
-        """Return the rank at these coordinates: the inverse of `coords`.
-
-        >>> ParallelLayout(16, tp_size=2, pp_size=4).rank_at(tp=0, dp=1, pp=1)
-        6
-        """
-        place, rank, stride = Coords(tp, cp, dp, pp), 0, 1
-        for axis in self.axes:
+        """Return the rank at these coordinates: the inverse of `coords`."""
+        place, rank = Coords(tp, cp, dp, pp), 0
+        for axis in self.axes[::-1]:  # the slowest first
             size = self.size(axis)
-            coordinate = _check_index(axis, getattr(place, axis), f"{axis}_size", size)
-            rank, stride = rank + coordinate * stride, stride * size
+            rank = rank * size + _check_index(axis, getattr(place, axis), f"{axis}_size", size)
         return rank
 
     def embedding_groups(self) -> list[list[int]]:
@@ -138,11 +132,7 @@ class ParallelLayout:
         return parts, [group[place::shard_size] for group in groups for place in range(shard_size)]
 
     def crossings(self, axis: str, gpus_per_node: int) -> list[list[int]]:
-        """Return the groups of ``axis`` with members in more than one node of ``gpus_per_node`` ranks.
-
-        >>> ParallelLayout(16, tp_size=2, pp_size=4).crossings("tp", gpus_per_node=8)
-        []
-        """
+        """Return the groups of ``axis`` with members in more than one node of ``gpus_per_node`` ranks."""
         groups = np.asarray(self.groups(axis))
         nodes = groups // check_size("gpus_per_node", gpus_per_node)
         return groups[(nodes != nodes[:, :1]).any(axis=1)].tolist()
@@ -183,8 +173,7 @@ class ParallelLayout:
         ways = [f"{axis}_size {either(divisors(most))}" for axis, most in fitting.items()]
         if not ways:  # no single size can be blamed: say what their product may be
             ways.append(f"sizes whose product is {either(divisors(self.world_size))}")
-        below = self.world_size // product * product
-        ways.append(f"world_size {either([n for n in (below, below + product) if n])}")
+        ways.append(f"world_size {either(multiples_near(self.world_size, product))}")
         named = " * ".join(f"{axis}_size={size}" for axis, size in sizes.items())
         return f"{named} = {product} does not divide world_size={self.world_size}: use " + ", or ".join(ways)
 

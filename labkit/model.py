@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from labkit.context_parallel import gathered_attention, positions, ring_attention, ulysses_attention
-from labkit.cuts import check_divides, check_sequence_cut, layers_of_stage
+from labkit.cuts import check_sequence_cut, layers_of_stage
 from labkit.groups import group_of_one
 from labkit.shape import GPT
 from labkit.tensor_parallel import (
@@ -45,11 +45,9 @@ class ParallelGPT(nn.Module):
     the number of tokens that this rank holds, those of `labkit.context_parallel.positions`.
 
     Args:
-        shape: the number of layers and heads, the widths, and the form.
         group: the tensor-parallel group; `labkit.groups.group_of_one()` where no world is up.
-        stage, num_stages: which of the model's consecutive parts this is; some have one layer more than others. A
-            tied embedding is on the first and the last stage, equal at the start: add up the gradients of the two.
-        seed: decides the weights, together with their names.
+        stage, num_stages: which of the model's consecutive parts this is (`labkit.cuts.layers_of_stage`). A tied
+            embedding is on the first and the last stage, equal at the start: add up the gradients of the two.
         recompute: keep only each layer's input, and compute the rest again in backward.
         cp_group: the ranks that share each sequence.
         context_parallel: how they compute attention together: "ring", "ulysses" or "gathered".
@@ -86,11 +84,9 @@ class ParallelGPT(nn.Module):
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout} must be in [0, 1)")
         self.shape, self.group, self.stage = shape, group, stage
+        self.head_size = shape.hidden_size // shape.num_attention_heads
         self.cp_group, self.balanced = cp_group or group_of_one(), balanced
-        check_sequence_cut(shape.seq_length, self.cp_group.size(), balanced)
-        if sequence_parallel:
-            held = shape.seq_length // self.cp_group.size()
-            check_divides(group.size(), "seq_length" if held == shape.seq_length else "seq_length / cp_size", held)
+        check_sequence_cut(shape.seq_length, self.cp_group.size(), balanced, group.size() if sequence_parallel else 1)
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
         self.recompute, self.sequence_parallel = recompute, sequence_parallel
         place: dict[str, Any] = dict(dtype=dtype, device=device)
@@ -105,10 +101,9 @@ class ParallelGPT(nn.Module):
             self.dropout = _dropout(dropout, group, sequence_parallel)
         if self.cp_group.size() > 1:
             options["attend"] = partial(CONTEXT_PARALLEL[context_parallel], group=self.cp_group, balanced=balanced)
-        layers = layers_of_stage(shape.num_layers, stage, num_stages)
-        self.layers = nn.ModuleDict(
-            {str(i): TransformerLayer(shape, group, f"layers.{i}", seed, dropout, **options) for i in layers}
-        )
+        self.layers = nn.ModuleDict()
+        for i in layers_of_stage(shape.num_layers, stage, num_stages):
+            self.layers[str(i)] = TransformerLayer(shape, group, f"layers.{i}", seed, dropout, **options)
         if self.is_last:
             self.norm = NORMS[shape.norm](shape.hidden_size, group, sequence_parallel, **place)
             if not shape.tied:
@@ -122,10 +117,7 @@ class ParallelGPT(nn.Module):
                 learned = self.positions[held]
                 x = x + (scatter_to_sequence(learned, self.group) if self.sequence_parallel else learned)
             x = self.dropout(x)
-        turn = None
-        if self.shape.positions == "rope":
-            assert self.shape.num_attention_heads is not None
-            turn = rotation(held, self.shape.hidden_size // self.shape.num_attention_heads, x.dtype)
+        turn = rotation(held, self.head_size, x.dtype) if self.shape.positions == "rope" else None
         for layer in self.layers.values():
             again = self.recompute and self.training
             x = checkpoint(layer, x, turn, use_reentrant=False) if again else layer(x, turn)
@@ -167,17 +159,15 @@ class TransformerLayer(nn.Module):
         super().__init__()
         assert shape.num_attention_heads is not None
         h, outer_std = shape.hidden_size, STD / math.sqrt(2 * shape.num_layers)  # many layers add up to x
-        heads = dict(num_query_groups=shape.num_query_groups, dropout=dropout, attend=attend)
 
         def linear(inner: str, outer: str) -> dict:
             inner_init, outer_init = normal(f"{name}.{inner}", seed), normal(f"{name}.{outer}", seed, outer_std)
-            init_methods = {"init_method": inner_init, "output_layer_init_method": outer_init}
-            return options | init_methods | {"bias": shape.bias}
+            return options | dict(init_method=inner_init, output_layer_init_method=outer_init, bias=shape.bias)
 
         self.attention_norm = NORMS[shape.norm](h, group, **options)
-        self.attention = ParallelSelfAttention(
-            h, shape.num_attention_heads, group, **heads, **linear("attention.qkv", "attention.out")
-        )
+        attention: dict = dict(num_query_groups=shape.num_query_groups, dropout=dropout, attend=attend)
+        attention |= linear("attention.qkv", "attention.out")
+        self.attention = ParallelSelfAttention(h, shape.num_attention_heads, group, **attention)
         self.mlp_norm = NORMS[shape.norm](h, group, **options)
         gated = shape.mlp == "swiglu"
         self.mlp = ParallelMLP(h, shape.mlp_width, group, gated=gated, **linear("mlp.up", "mlp.down"))
