@@ -17,8 +17,7 @@ import torch
 
 from labkit.context_parallel.positions import Part
 
-TILE = 128
-"""How many rows of a block's matrix are computed at once."""
+TILE = 128  # rows of a block's matrix that are computed at once
 
 
 class Attended:
@@ -41,9 +40,8 @@ def add_gradients(dq: torch.Tensor, dkv: torch.Tensor, saved: tuple, grad: torch
     """Add to dq [b, h, n, d] and dkv [2, b, h_kv, m, d] the gradients of this part; saved: whole (q, out, lse)."""
     q, out, lse, grad = (x[..., part.queries, :] for x in (*saved, grad))
     k, v = kv[..., part.keys, :]
-    for total, gradient in zip(
-        (dq[..., part.queries, :], *dkv[..., part.keys, :]), attend_backward(grad, q, k, v, out, lse, part.causal)
-    ):
+    totals = dq[..., part.queries, :], *dkv[..., part.keys, :]
+    for total, gradient in zip(totals, attend_backward(grad, q, k, v, out, lse, part.causal)):
         total += gradient
 
 

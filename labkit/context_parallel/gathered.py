@@ -1,9 +1,8 @@
 """Gathered attention: every rank gets all keys and values by one all-gather, then works on its own queries.
 
-The blocks are those of the ring; only the way the keys and values come differs. It is one collective forward (an
-all-gather), and two backward: the all-gather again, so that nothing long is kept, and a reduce-scatter of the
-gradients, in float32 or better. Nothing travels while a rank computes, and a rank holds the keys and values of the
-whole sequence for a while. With few kv heads they are small, and one large message is fast.
+The blocks are those of the ring, but nothing travels while a rank computes, and for a while it holds the keys and
+values of the whole sequence. With few kv heads they are small, and one large message is fast. Backward gathers again,
+so that nothing long is kept, and reduce-scatters the gradients, in float32 or better.
 
 Source: arXiv 2407.21783 (Llama 3), section 3.3.2.
 """
@@ -20,13 +19,7 @@ from labkit.context_parallel.positions import check_fit, part_with_work
 
 
 def gathered_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    group: dist.ProcessGroup,
-    *,
-    causal: bool = True,
-    balanced: bool = True,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup, *, causal=True, balanced=True
 ) -> torch.Tensor:
     """Return what whole attention gives to this rank's queries; all arguments and errors as in `ring_attention`."""
     check_fit(q, k, v, group.size(), balanced)

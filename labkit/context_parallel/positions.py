@@ -1,8 +1,8 @@
 """Which tokens each rank of a context-parallel group holds, and where that leaves work for it.
 
 With a causal mask, early tokens see few keys and late ones many. If each rank held consecutive tokens, the last would
-work longest and the others would wait for it. So the sequence is cut into 2c chunks, and rank r holds one early and
-one late: chunks r and 2c - 1 - r. Then all ranks have the same work, at every step.
+work longest and the others would wait for it. So rank r holds an early and a late one of 2c chunks, r and 2c - 1 - r.
+Then all ranks have the same work, at every step.
 
     c = 2, chunks 0 to 3      rank 0: [0] [3]      rank 1: [1] [2]
 
@@ -18,32 +18,24 @@ from labkit.sizes import check_size
 
 
 def positions(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True, *, device=None) -> torch.Tensor:
-    """Return the positions of a rank's tokens in the whole sequence, [seq/c], ascending.
+    """Return the positions of a rank's tokens in the whole sequence, [seq/c], ascending; errors as in `tokens_of_rank`.
 
     ``tokens[:, positions(...)]`` are its tokens. Shift the labels before you cut them in the same way: what comes after
     the last token of a chunk is on a different rank.
 
     >>> positions(8, cp_size=2, cp_rank=0).tolist(), positions(8, cp_size=2, cp_rank=1).tolist()
     ([0, 1, 6, 7], [2, 3, 4, 5])
-    >>> positions(8, cp_size=2, cp_rank=1, balanced=False).tolist()
-    [4, 5, 6, 7]
-
-    Raises:
-        ValueError: the sequence cannot be cut so, or there is no such rank.
     """
     held = tokens_of_rank(seq_length, cp_size, cp_rank, balanced)
     return torch.cat([torch.arange(tokens.start, tokens.stop, device=device) for tokens in held])
 
 
 class Part(NamedTuple):
-    """The part of a block of attention that has work: these queries attend to these keys.
-
-    ``causal`` means that each query sees the keys up to its own place, otherwise all of them.
-    """
+    """The part of a block of attention that has work: these queries attend to these keys."""
 
     queries: slice
     keys: slice
-    causal: bool
+    causal: bool  # each query sees the keys up to its own place, otherwise all of them
 
 
 def part_with_work(cp_rank: int, source: int, length: int, causal: bool, balanced: bool) -> Part | None:
@@ -53,15 +45,11 @@ def part_with_work(cp_rank: int, source: int, length: int, causal: bool, balance
     rank has one chunk before both of this rank's and one after both; a later rank has both chunks between them.
     """
     everything, head, tail = slice(0, length), slice(0, length // 2), slice(length // 2, length)
-    if not causal:
-        return Part(everything, everything, causal=False)
-    if source == cp_rank:
-        return Part(everything, everything, causal=True)
-    if not balanced:
-        return Part(everything, everything, causal=False) if source < cp_rank else None
+    if not causal or source == cp_rank:
+        return Part(everything, everything, causal)
     if source < cp_rank:
-        return Part(everything, head, causal=False)
-    return Part(tail, everything, causal=False)
+        return Part(everything, head if balanced else everything, causal=False)
+    return Part(tail, everything, causal=False) if balanced else None
 
 
 def check_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cp_size: int, balanced: bool) -> None:

@@ -25,13 +25,7 @@ from labkit.context_parallel.positions import check_fit, part_with_work
 
 
 def ring_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    group: dist.ProcessGroup,
-    *,
-    causal: bool = True,
-    balanced: bool = True,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup, *, causal=True, balanced=True
 ) -> torch.Tensor:
     """Return what whole attention gives to this rank's queries, [batch, heads, seq/c, head_size].
 
@@ -64,21 +58,18 @@ class _Ring(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         own_kv = together(k, v)
         dq = torch.zeros_like(q, dtype=lse.dtype)
-        dkv = torch.zeros_like(own_kv, dtype=lse.dtype)
-        arriving, travelling = torch.empty_like(dkv), []
+        dkv, arriving = (torch.zeros_like(own_kv, dtype=lse.dtype) for _ in range(2))
+        travelling = []
         for source, kv in _go_around(own_kv, ctx.group):
             added = torch.zeros_like(dkv)
             if part := part_with_work(ctx.group.rank(), source, *ctx.mask):
                 add_gradients(dq, added, (q, out, lse), grad, kv, part)
-            if travelling:  # what the ranks before this one have added, sent while the block was computed
-                _wait(travelling)
-                dkv, arriving = arriving, dkv
+            _wait(travelling)  # what the ranks before this one have added came while the block was computed
+            dkv, arriving = arriving, dkv
             dkv += added
             travelling = _pass_on(dkv, arriving, ctx.group)
-        if travelling:  # home
-            _wait(travelling)
-            dkv = arriving
-        return dq.to(q.dtype), *dkv.to(k.dtype), None, None, None
+        _wait(travelling)  # home
+        return dq.to(q.dtype), *arriving.to(k.dtype), None, None, None
 
 
 def _go_around(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:
@@ -98,6 +89,7 @@ def _pass_on(tensor: torch.Tensor, arriving: torch.Tensor, group: dist.ProcessGr
     As one batch, in which neither waits for the other: NCCL would deadlock on a ring of sends that wait for receives.
     """
     if group.size() == 1:
+        arriving.copy_(tensor)  # it is its own neighbour
         return []
     there, here = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
     send = dist.P2POp(dist.isend, tensor, group=group, group_peer=there)

@@ -22,13 +22,7 @@ HEADS_DIM, SEQUENCE_DIM = 1, 2
 
 
 def ulysses_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    group: dist.ProcessGroup,
-    *,
-    causal: bool = True,
-    balanced: bool = True,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup, *, causal=True, balanced=True
 ) -> torch.Tensor:
     """Return what whole attention gives to this rank's queries; arguments and errors as in `ring_attention`.
 
