@@ -13,17 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from labkit.layout import Coords, ParallelLayout
+from labkit.layout import AXES, Coords, ParallelLayout
 from labkit.sizes import ranks_text
 
-AXES_OF_GROUP = {
-    "tp": ("tp",),
-    "cp": ("cp",),
-    "dp": ("dp",),
-    "pp": ("pp",),
-    "model": ("tp", "cp", "pp"),
-    "dp_cp": ("dp", "cp"),
-}
+AXES_OF_GROUP = {axis: (axis,) for axis in AXES} | {"model": ("tp", "cp", "pp"), "dp_cp": ("dp", "cp")}
 """Which axes each group runs along: ``model`` is one replica of the model, ``dp_cp`` has copies of the same weights."""
 _NAMES = (*AXES_OF_GROUP, "embedding", "shard", "replicate")
 
@@ -34,9 +27,9 @@ class ProcessGroups:
 
     Each process group has its ranks in the layout's order. ``embedding`` joins the first and the last stage of the
     pipeline; on the stages between it is torch's ``dist.GroupMember.NON_GROUP_MEMBER``, never None: collectives take
-    None for the whole world, but leave a non-member alone with a warning. A group of one is a group like any other.
-    Kinds with the same ranks share their groups, and a group of all ranks is the world itself. ``shard`` is ``dp_cp``,
-    and ``replicate`` None, unless `init_groups` was told to cut it.
+    None for the whole world, but leave a non-member alone with a warning. Kinds with the same ranks share their groups,
+    and a group of all ranks is the world itself. ``shard`` is ``dp_cp``, and ``replicate`` None, unless `init_groups`
+    was told to cut it.
     """
 
     layout: ParallelLayout
@@ -124,9 +117,8 @@ class ProcessGroups:
 def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> ProcessGroups:
     """Make the layout's process groups, each once. Every rank calls this, with the same layout.
 
-    Args:
-        shard_size: cut each data-parallel (and context) group into ``shard`` groups of so many ranks, for hybrid
-            sharding; ``replicate`` goes across them.
+    With a ``shard_size``, each data-parallel (and context) group is cut into ``shard`` groups of so many ranks, for
+    hybrid sharding; ``replicate`` goes across them.
 
     Raises:
         ValueError: no world is up, its size is not the layout's, or the shard size does not fit. Nothing has been made.
@@ -160,14 +152,13 @@ def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> Proces
 
 
 def _my_group(name: str, groups: list[list[int]]) -> dist.ProcessGroup:
-    """Return the one of ``groups`` that this rank is in, or torch's non-member.
+    """Return the one of ``groups`` that this rank is in, or torch's non-member; a deadlock report gives their name.
 
     Every rank makes every group, in the same order, so that groups have the same numbers everywhere. (torch can let
     only the members make a group, but groups made a second time that way fail to connect.)
     """
     nobody: Any = dist.GroupMember.NON_GROUP_MEMBER
-    names = [f"{name} {ranks_text(ranks)}" for ranks in groups]  # what a deadlock report calls them
-    made: list[Any] = [dist.new_group(ranks, group_desc=desc) for ranks, desc in zip(groups, names)]
+    made: list[Any] = [dist.new_group(ranks, group_desc=f"{name} {ranks_text(ranks)}") for ranks in groups]
     return next((group for group in made if group != nobody), nobody)
 
 

@@ -7,16 +7,13 @@ from labkit.sizes import check_size
 
 RECOMPUTE = ("none", "selective", "full")
 """What backward computes again instead of keeping: nothing, the core of the attention, or whole layers."""
-
-
-CHOICES = {
+CHOICES = {  # what these fields of a `GPT` may be
     "norm": ("layernorm", "rmsnorm"),
     "mlp": ("gelu", "swiglu"),
     "positions": ("learned", "rope"),
     "bias": (True, False),
     "tied": (True, False),
 }
-"""What each of these fields of a `GPT` may be."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +28,6 @@ class GPT:
     >>> llama = GPT(80, 8192, 8192, 128256, 64, num_query_groups=8, ffn_hidden_size=28672, **today)
     >>> round(llama.num_parameters / 1e9, 1)
     70.6
-
-    Raises:
-        ValueError: names the value, the rule and the way out.
     """
 
     num_layers: int
@@ -63,10 +57,8 @@ class GPT:
                 raise ValueError(f"num_query_groups={groups} divides attention heads: give num_attention_heads too")
             check_divides(groups, "num_attention_heads", heads, parts_name="num_query_groups")
         if heads is not None and self.positions == "rope" and self.hidden_size // heads % 2:
-            raise ValueError(
-                f"positions='rope' turns pairs of numbers, but a head has {self.hidden_size // heads}: use a "
-                "num_attention_heads that leaves an even head size"
-            )
+            fault = f"positions='rope' turns pairs of numbers, but a head has {self.hidden_size // heads}"
+            raise ValueError(f"{fault}: use a num_attention_heads that leaves an even head size")
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {' or '.join(map(repr, known))}")
@@ -121,9 +113,6 @@ def flops_per_step(model: GPT, batch_size: int, recompute: str = "full") -> floa
 
 def training_days(num_tokens: float, num_parameters: float, num_gpus: int, flops_per_gpu: float) -> float:
     """Return 8 T P / (n X) in days, where X is what a GPU achieves with full recomputation.
-
-    >>> round(training_days(300e9, 175e9, 1024, 140e12), 1), round(training_days(450e9, 1e12, 3072, 163e12), 1)
-    (33.9, 83.2)
 
     Source: arXiv 2104.04473, equation 4.
     """

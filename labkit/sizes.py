@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from numbers import Real
 
-MAX_SIZE = 10**12
-"""No layer, batch or cluster is larger. Above it, even finding the divisors of a number takes too long."""
+MAX_SIZE = 10**12  # no layer, batch or cluster is larger; to find the divisors of such a number would take too long
 
 
 class Misfit(ValueError):
@@ -34,11 +33,7 @@ def whole_number(value) -> int | None:
 
 
 def check_size(name: str, value, least: int = 1) -> int:
-    """Return `value` as an int.
-
-    Raises:
-        ValueError: it is not a whole number from ``least`` up to a million million.
-    """
+    """Return `value` as an int, or raise a ValueError if it is not a whole number from ``least`` to `MAX_SIZE`."""
     number = whole_number(value)
     if number is None:
         raise ValueError(f"{name}={value!r} must be a whole number")
@@ -58,11 +53,7 @@ def check_probability(name: str, value) -> float:
 
 @lru_cache(maxsize=1024)
 def divisors(number: int) -> tuple[int, ...]:
-    """Return all divisors, in order.
-
-    >>> divisors(12)
-    (1, 2, 3, 4, 6, 12)
-    """
+    """Return all divisors, in order."""
     low = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
     return tuple(sorted({*low, *(number // size for size in low)}))
 
