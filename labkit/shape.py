@@ -20,7 +20,7 @@ CHOICES = {  # what these fields of a `GPT` may be
 class GPT:
     """The shape of a GPT: l layers of width h, sequences of s tokens, a vocabulary of V, and a attention heads.
 
-    The form is GPT-2's, and the other fields make it one of today:
+    The form is GPT-2's, and the other fields make it one of today. What does not fit raises a ValueError.
 
     >>> round(GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200).num_parameters / 1e9, 1)
     174.6

@@ -70,7 +70,7 @@ class ParallelSelfAttention(nn.Module):
         output_layer_init_method, options: as in `ParallelMLP`.
 
     Raises:
-        ValueError: the heads do not divide hidden_size, or the groups the heads, or t the groups; or dropout is wrong.
+        ValueError: the heads do not divide hidden_size, the groups the heads, t the groups, or dropout not in [0, 1].
     """
 
     def __init__(
