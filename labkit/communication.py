@@ -4,7 +4,7 @@ The log listens at the process group, through which the functions of `dist` and 
 starts by itself: DistributedDataParallel, and the functional collectives of DTensor.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary

@@ -300,14 +300,22 @@ def test_the_toolbars_stop_button_stops_a_training(page, explorers):
     page.get_by_text("Stopped.").wait_for(timeout=60 * browser.SECONDS)
 
 
+def open_with_stored_widgets(page, address):
+    """Open all.ipynb anew. Where JupyterLab is busy for 2 s with its 200 models, it gives up on some, and says so."""
+    for _ in range(5):
+        browser.open_notebook(page, address, "all.ipynb")
+        for call in EXPLORERS:
+            browser.scroll_to_cell(page, call)
+            shown = page.locator(".jp-CodeCell", has_text=call).locator(".labkit-stage, :text('model not found')")
+            shown.first.wait_for(timeout=90 * browser.SECONDS)
+        if page.get_by_text("Error displaying widget: model not found").count() == 0:
+            return
+
+
 def test_without_its_kernel_an_explorer_is_a_picture(page, address, explorers):
-    save = "() => window.jupyterapp.shell.currentWidget.context.save()"
-    page.evaluate(save)  # which also asks for the widgets' state, and does not wait for it
-    has_state = "() => window.jupyterapp.shell.currentWidget.context.model.getMetadata('widgets')"
-    page.wait_for_function(has_state, timeout=90 * browser.SECONDS)
-    page.evaluate(save)
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.context.save()")  # with the widgets' state
     page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
-    browser.open_notebook(page, address, "all.ipynb")
+    open_with_stored_widgets(page, address)
     for call in EXPLORERS:
         explorer = cell_of(page, call).locator(".labkit-explorer")
         explorer.locator("svg text").first.wait_for()

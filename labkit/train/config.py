@@ -177,12 +177,10 @@ class TrainConfig:
             object.__setattr__(self, "shard_size", check_size("shard_size", self.shard_size))
             if self.zero_stage == 0:
                 raise ValueError(f"shard_size={self.shard_size} shards nothing with zero_stage=0: use 1, 2 or 3")
-        check_sequence_cut(self.seq_length, self.cp_size, self.balanced)
+        sequence_ranks = self.tp_size if self.sequence_parallel else 1
+        check_sequence_cut(self.seq_length, self.cp_size, self.balanced, sequence_ranks)
         if self.cp_size > 1 and self.dropout:
             raise ValueError(f"dropout={self.dropout} does not work with cp_size={self.cp_size}: use dropout=0")
-        if self.sequence_parallel:
-            held = "seq_length" if self.cp_size == 1 else "seq_length / cp_size"
-            check_divides(self.tp_size, held, self.seq_length // self.cp_size)
 
     def _check_text(self) -> None:
         if not isinstance(self.text, str | Path):
