@@ -18,8 +18,8 @@ from math import nan
 
 import torch
 
+from course.sizing.flops import flops_per_step
 from labkit.launch import World, stream
-from labkit.shape import flops_per_step
 from labkit.train import TrainConfig, steps, training
 
 ON_CPU = TrainConfig(

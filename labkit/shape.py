@@ -1,12 +1,10 @@
-"""The shape of a GPT, and what follows from it alone: its number of parameters, and the FLOPs of a training step."""
+"""The shape of a GPT, and its number of parameters, which follows from that alone."""
 
 from dataclasses import dataclass
 
 from labkit.cuts import check_divides
 from labkit.sizes import check_size
 
-RECOMPUTE = ("none", "selective", "full")
-"""What backward computes again instead of keeping: nothing, the core of the attention, or whole layers."""
 CHOICES = {  # what these fields of a `GPT` may be
     "norm": ("layernorm", "rmsnorm"),
     "mlp": ("gelu", "swiglu"),
@@ -93,27 +91,3 @@ class GPT:
         words = self.vocab_size * (1 if self.tied else 2)
         positions = self.seq_length if self.positions == "learned" else 0
         return self.num_layers * (self.num_matrix_parameters + biases + norms) + (words + positions) * h
-
-
-def flops_per_step(model: GPT, batch_size: int, recompute: str = "full") -> float:
-    """Return the FLOPs of a step on ``batch_size`` sequences: forward, twice that for backward, and what is recomputed.
-
-    With full recomputation F = 96 B s l h^2 (1 + s/(6h) + V/(16 l h)). Model FLOPs utilisation counts what the model
-    needs (recompute="none"), hardware FLOPs utilisation all that was computed. Source: arXiv 2104.04473, equation 3.
-    """
-    tokens, h = batch_size * model.seq_length, model.hidden_size  # a product of [m, k] and [k, n] takes 2mkn
-    weights = 2 * tokens * model.num_matrix_parameters * model.num_layers
-    attention = 4 * tokens * model.seq_length * h * model.num_layers  # its core, without weights
-    logits = 2 * tokens * h * model.vocab_size
-    again = {"none": 0.0, "selective": attention, "full": weights + attention}
-    if recompute not in again:
-        raise ValueError(f"recompute={recompute!r} is unknown: use {', '.join(RECOMPUTE)}")
-    return 3 * (weights + attention + logits) + again[recompute]
-
-
-def training_days(num_tokens: float, num_parameters: float, num_gpus: int, flops_per_gpu: float) -> float:
-    """Return 8 T P / (n X) in days, where X is what a GPU achieves with full recomputation.
-
-    Source: arXiv 2104.04473, equation 4.
-    """
-    return 8 * num_tokens * num_parameters / (num_gpus * flops_per_gpu) / 86400

@@ -9,6 +9,7 @@ from course.sizing.context import (
     attention_work,
     pace,
 )
+from course.sizing.flops import RECOMPUTE, flops_per_step, training_days
 from course.sizing.fully_sharded import Moment, Sharding, moments, sharded_memory, sharding
 from course.sizing.hardware import DGX_A100, DGX_H100, Hardware
 from course.sizing.plan import Plan
@@ -17,7 +18,6 @@ from course.sizing.published import Published, fitted, table_1
 from course.sizing.stage_memory import Memory, activation_bytes_per_layer, fullest, memory, stage_parameters
 from course.sizing.step_seconds import StepTime, step_time
 from course.sizing.traffic import Traffic, plan_traffic, step_traffic
-from labkit.shape import RECOMPUTE, flops_per_step, training_days
 
 __all__ = [
     "CONTEXT_PARALLEL", "Message", "Messages", "attention_messages", "attention_pairs", "attention_work", "pace",

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from course.sizing.context import check_way
+from course.sizing.flops import RECOMPUTE
 from labkit.layout import ParallelLayout
-from labkit.shape import GPT, RECOMPUTE
+from labkit.shape import GPT
 from labkit.sizes import Misfit, check_size, divisors, either
 
 _CHOICES = {"recompute": RECOMPUTE, "zero_stage": (0, 1, 2, 3), "gradient_bytes": (2, 4)}

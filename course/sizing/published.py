@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from course.sizing.flops import flops_per_step
 from course.sizing.hardware import Hardware
 from course.sizing.plan import Plan
 from course.sizing.step_seconds import step_time
-from labkit.shape import GPT, flops_per_step
+from labkit.shape import GPT
 
 
 class Published(NamedTuple):

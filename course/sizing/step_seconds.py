@@ -8,11 +8,11 @@ estimate is compared with. None of those had fused attention or context parallel
 
 from dataclasses import dataclass, fields
 
+from course.sizing.flops import flops_per_step
 from course.sizing.hardware import Hardware
 from course.sizing.layer_seconds import activation_bytes, layer_seconds, link_rate, logits_seconds
 from course.sizing.plan import Plan
 from course.sizing.stage_memory import stage_parameters
-from labkit.shape import flops_per_step
 
 ADAM = (4 + 4) + (4 + 4) + 2 * (4 + 4) + 2
 """Bytes that Adam reads and writes for each parameter: gradient, then set to 0; float32 copy; two moments; weight."""
