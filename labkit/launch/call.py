@@ -53,30 +53,25 @@ class Call:
                 if kind == "output":
                     self.output.feed(*fields)
             self.output.finish()
-            for left in self.results.values():
-                discard(left)
+            for result in self.results.values():
+                discard(result)
 
     def _result(self, rank: int):
-        payload = self.results.pop(rank)
         try:
-            return next(load(payload))
+            return next(load(self.results[rank]))
         except Exception as error:
             text = f"the result of rank {rank} cannot be read here: {type(error).__name__}: {error}"
             raise RankFailed(text, rank, error) from None
-        finally:
-            discard(payload)
 
     def _wait(self) -> None:
-        while self._unfinished():
+        while self._unfinished() or self.failures:
             self._pump(0.1)
             if self.failures:
-                break
+                self._raise_failure()
             if self.interrupt.requested:
                 raise stopped(report.places_report("Stopped all ranks. They were:", self._with_stacks(self._ask(0.5))))
             if self._unfinished() and self.watchdog.is_due(time.monotonic()):
                 self._look()
-        if self.failures:
-            self._raise_failure()
 
     def _unfinished(self) -> set[int]:
         return set(range(self.ranks.num_ranks)) - self.results.keys() - self.failures.keys()
@@ -107,7 +102,7 @@ class Call:
         for rank in self.ranks.exits.keys() & self._unfinished():  # also between two calls
             last_words = tuple(self.output.last_words(rank))
             self.failures[rank] = Death(self.ranks.exits[rank], last_words, time.monotonic())
-        if self.ranks.server.dead:
+        if not self.ranks.server.connection.is_open:
             raise RankFailed("the launch server was killed, and its ranks with it: run the cell again")
 
     def _ask(self, seconds: float) -> Silence:

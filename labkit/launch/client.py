@@ -17,6 +17,7 @@ from pathlib import Path
 from labkit.launch.interrupts import DeferredInterrupt, stopped
 from labkit.launch.output import say
 from labkit.launch.wire import Connection
+from labkit.linux import read_text
 
 _lock = threading.RLock()  # two threads may launch at once: a question and its answer belong together
 _ranks_will_train = False
@@ -55,24 +56,19 @@ class ServerHandle:
             )
         self.pid = self._process.pid
         atexit.register(self.close)
-        self._await("ready", "importing torch", interrupt)
-
-    @property
-    def dead(self) -> bool:
-        return not self.connection.is_open
+        self._await("importing torch", interrupt)
 
     @property
     def usable(self) -> bool:
-        alive = not self.dead and self.owner == os.getpid() and self._process.poll() is None
+        alive = self.connection.is_open and self.owner == os.getpid() and self._process.poll() is None
         return alive and os.path.isdir(self.directory)  # some systems empty /dev/shm when a user logs out
 
     def fork(self, world_id: int, num_ranks: int, descriptors: list[int]) -> list[int]:
         """Fork ranks that own these descriptors, three per rank. Return their process ids."""
-        self.exits[world_id] = {}
         with _lock:
             modules = {name for name in list(sys.modules) if name.startswith("labkit.")}  # threads may import meanwhile
             self.connection.send("fork", world_id, num_ranks, _ranks_will_train, modules, descriptors=descriptors)
-            kind, _, answer = self._await(("forked", "refused"), "forking ranks")
+            kind, _, answer = self._await("forking ranks")
         if kind == "refused":
             self.close()
             raise RuntimeError(f"the launch server cannot fork ranks: {answer}. It was closed: run the cell again")
@@ -84,19 +80,18 @@ class ServerHandle:
         with _lock:
             if visible not in self.gpu_counts:
                 self.connection.send("count_gpus", visible)
-                self.gpu_counts[visible] = self._await("gpus", "counting GPUs")[1]
+                self.gpu_counts[visible] = self._await("counting GPUs")[1]
         return self.gpu_counts[visible]
 
     def poll(self) -> None:
         """Take in what the server has said, without waiting."""
         with _lock:
-            while not self.dead and (messages := self.connection.arrived()):
-                for message in messages:
-                    match message:
-                        case ("exit", world_id, rank, status):
-                            self.exits.setdefault(world_id, {})[rank] = status
-                        case _:
-                            self._answers.append(message)
+            for message in self.connection.arrived():
+                match message:
+                    case ("exit", world_id, rank, status):
+                        self.exits.setdefault(world_id, {})[rank] = status
+                    case _:
+                        self._answers.append(message)
 
     def close(self) -> None:
         """End the server and with it every rank; safe to call again."""
@@ -111,17 +106,15 @@ class ServerHandle:
         shutil.rmtree(self.directory, ignore_errors=True)
         atexit.unregister(self.close)
 
-    def _await(self, kinds: str | tuple[str, ...], what: str, interrupt: DeferredInterrupt | None = None) -> tuple:
+    def _await(self, what: str, interrupt: DeferredInterrupt | None = None) -> tuple:
+        """Wait for the answer to the question asked last: while it is open, nobody else asks."""
         end = time.monotonic() + 120.0
         while True:
             self.poll()
-            for answer in self._answers:
-                if answer[0] in kinds:
-                    self._answers.remove(answer)
-                    return answer
-            if self.dead or time.monotonic() > end:
-                log = Path(self.directory, "server.log")
-                said = log.read_text()[-2000:] if log.exists() else ""
+            if self._answers:
+                return self._answers.pop()
+            if not self.connection.is_open or time.monotonic() > end:
+                said = read_text(f"{self.directory}/server.log")[-2000:]
                 self.close()
                 raise RuntimeError(f"the launch server stopped while {what}: run the cell again\n{said}".rstrip())
             if interrupt and interrupt.requested:

@@ -20,7 +20,8 @@ class Connection:
     """One end of a socket pair: any thread may send, one at a time may read.
 
     >>> ours, theirs = map(Connection, socket.socketpair())
-    >>> ours.send("result", 7) and theirs.arrived()
+    >>> ours.send("result", 7)
+    >>> theirs.arrived()
     [('result', 7)]
     """
 
@@ -33,18 +34,13 @@ class Connection:
     def fileno(self) -> int:
         return self.socket.fileno()
 
-    def send(self, *message, descriptors: Sequence[int] = ()) -> bool:
-        """Send one message, and ahead of it open files for another process. Return False when that is gone."""
+    def send(self, *message, descriptors: Sequence[int] = ()) -> None:
+        """Send one message, and ahead of it open files for another process; nothing if that is gone."""
         body = pickle.dumps(message, protocol=5)
-        try:
-            with self._sending:
-                for first in range(0, len(descriptors), _MAX_DESCRIPTORS):
-                    batch = descriptors[first : first + _MAX_DESCRIPTORS]
-                    socket.send_fds(self.socket, [_LENGTH.pack(0)], batch)  # they need a byte at least to go with
-                self.socket.sendall(_LENGTH.pack(len(body)) + body)
-        except OSError:
-            return False
-        return True
+        with contextlib.suppress(OSError), self._sending:
+            for first in range(0, len(descriptors), _MAX_DESCRIPTORS):  # each batch needs a byte at least to go with
+                socket.send_fds(self.socket, [_LENGTH.pack(0)], descriptors[first : first + _MAX_DESCRIPTORS])
+            self.socket.sendall(_LENGTH.pack(len(body)) + body)
 
     def arrived(self, flags: int = socket.MSG_DONTWAIT) -> list[tuple]:
         """Return the messages that have come in. Clear `is_open` when the other side is gone."""

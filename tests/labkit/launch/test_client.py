@@ -28,7 +28,7 @@ def test_a_run_directory_that_was_removed_is_made_anew_by_one_of_the_threads_tha
     for thread in threads:
         thread.join()
     assert results == {size: [[client.current_server().pid] * size] * 3 for size in (1, 2, 3)}
-    assert client.current_server() is not old and old.dead
+    assert client.current_server() is not old and not old.connection.is_open
 
 
 def test_threads_may_import_while_a_thread_launches():
