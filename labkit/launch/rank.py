@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import datetime
 import faulthandler
 import gc
 import linecache
@@ -44,7 +43,7 @@ _kernel: Connection | None = None  # set in a rank only: how `progress` finds th
 _progress_sent = 0.0
 _in_call = False
 _TEXT_CHARACTERS = 4000  # of an error
-_libc = ctypes.CDLL(None)
+libc = ctypes.CDLL(None)
 
 
 def progress(done: float, total: float, text: str = "") -> bool:
@@ -73,8 +72,7 @@ def main(control: socket.socket) -> None:
     _, settings = next(messages)
     probe = Probe(settings["timeout_seconds"], settings["directory"])
     _open_streams(f"{settings['directory']}/stack{settings['rank']}")
-    answering = threading.Thread(target=_answer, args=(messages, probe, calls), daemon=True, name="labkit-control")
-    answering.start()
+    threading.Thread(target=_answer, args=(messages, probe, calls), daemon=True, name="labkit-control").start()
     try:
         _join(settings, probe)
         kernel.send("up")
@@ -119,6 +117,7 @@ def _join(settings: dict, probe: Probe) -> None:
     _apply_environment(settings["environment"], settings)
     import torch
     import torch.distributed as dist
+    from torch.distributed.rendezvous import _rendezvous_handlers
 
     torch.set_num_threads(settings["num_threads"])
     dist.set_debug_level_from_env()  # pyright: ignore[reportPrivateImportUsage]
@@ -131,27 +130,24 @@ def _join(settings: dict, probe: Probe) -> None:
         store = dist.FileStore(path, settings["world_size"])  # pyright: ignore[reportPrivateImportUsage]
         yield store, settings["rank"], settings["world_size"]
 
-    rendezvous = sys.modules["torch.distributed.rendezvous"]  # the module: a function hides it as an attribute
-    rendezvous._rendezvous_handlers["env"] = private_rendezvous  # a private hook: pinned by a test
+    _rendezvous_handlers["env"] = private_rendezvous  # a private hook: pinned by a test
     if settings["backend"] == "nccl":
         prepare_gpu()
         torch.cuda.set_device(settings["rank"])
+        backend = "cpu:gloo,cuda:nccl"
     else:
         take_turns()
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if settings["backend"] == "nccl" else "gloo",
-        timeout=datetime.timedelta(seconds=settings["timeout_seconds"]),
-    )
+        backend = "gloo"
+    dist.init_process_group(backend, timeout=probe.timeout)
 
 
 def _apply_environment(environment: dict[str, str], settings: dict) -> None:
     """Take over the kernel's environment, then set what torchrun would set."""
-    rank, world_size = settings["rank"], settings["world_size"]
+    rank, world_size = str(settings["rank"]), str(settings["world_size"])
     os.environ.clear()
     os.environ.update(environment)
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")  # the flight recorder, which the watchdog reads
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size)
     os.environ.update(LABKIT_WORLD=settings["directory"], GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # nothing beyond this machine
 
@@ -215,4 +211,4 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    _libc.fflush(None)  # what C code has printed
+    libc.fflush(None)  # what C code has printed

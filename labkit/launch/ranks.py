@@ -53,19 +53,15 @@ class Ranks:
         for rank in range(num_ranks):
             self.send(rank, "settings", {**settings, "directory": self.directory, "rank": rank})
 
-    def send(self, rank: int, *message) -> bool:
-        """Send a message to a rank. Return False when it is gone."""
-        return self._controls[rank].send(*message)
+    def send(self, rank: int, *message) -> None:
+        self._controls[rank].send(*message)
 
     def signal(self, number: int, rank: int | None = None) -> None:
         """Signal one rank, or all; SIGKILL also ends what they started."""
         self.server.connection.send("signal", self.world_id, int(number), rank)
 
     def events(self, timeout: float) -> Iterator[tuple]:
-        """Wait up to ``timeout`` seconds for something to happen, and note which ranks have left.
-
-        Yield ``("output", rank, stream, data)``, or a rank's own message as ``(kind, rank, *fields)``.
-        """
+        """Yield what comes within ``timeout`` seconds, as `_read` does, and note which ranks have left."""
         for key, _ in self._selector.select(timeout):
             yield from self._read(key)
         known = self.server.exits.get(self.world_id, {})
@@ -89,32 +85,30 @@ class Ranks:
             for rank in range(self.num_ranks):
                 self.send(rank, "leave")
         deadline = time.monotonic() + 3
-        while len(self.exits) < self.num_ranks and not self.server.dead:
+        while len(self.exits) < self.num_ranks and self.server.connection.is_open:
             if time.monotonic() > deadline:
                 self.signal(signal.SIGKILL)  # a rank that does not leave by itself
                 deadline = time.monotonic() + 3
             for _ in self.events(0.05):
                 pass
-        if self.server.dead:  # its ranks died with it, but not what they started
+        if not self.server.connection.is_open:  # its ranks died with it, but not what they started
             mark = f"LABKIT_WORLD={self.directory}\0"
             started = [int(pid) for pid in os.listdir("/proc") if mark in read_text(f"/proc/{pid}/environ")]
             for pid in (*self.pids, *started):
-                for send in (os.killpg, os.kill):
-                    with contextlib.suppress(OSError):
-                        send(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
         self._release()
 
     def _read(self, key: selectors.SelectorKey) -> Iterator[tuple]:
+        """Yield ``("output", rank, stream, data)``, or a rank's own message as ``(kind, rank, *fields)``."""
         rank, source = key.data
         if source == "server":
             self.server.poll()
         elif source == "control":
             control = self._controls[rank]
-            messages = control.arrived()
+            for kind, *fields in control.arrived():
+                yield (kind, rank, *fields)
             if not control.is_open:
                 self._selector.unregister(control)
-            for kind, *fields in messages:
-                yield (kind, rank, *fields)
         else:
             try:
                 data = os.read(key.fd, 1 << 16)
@@ -135,3 +129,10 @@ class Ranks:
             control.close()
         self.server.exits.pop(self.world_id, None)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Signal a process that may be gone; SIGKILL also ends its group, such as a rank's data-loading workers."""
+    for send in (os.killpg, os.kill) if number == signal.SIGKILL else (os.kill,):
+        with contextlib.suppress(OSError):
+            send(pid, number)

@@ -4,13 +4,11 @@ Importing torch takes seconds; forking a process that has done so takes millisec
 
 - It is started by exec, never forked from the notebook's kernel, whose threads would not survive a fork.
 - It stays single-threaded, never touches CUDA, and refuses to fork if either is no longer true.
-- It imports torch, numpy, cloudpickle, what those import, and labkit only. A rank imports the learner's own modules
-  itself. Of labkit the server imports what the kernel has, and drops it when a file was edited. So all edits reach the
-  next launch.
+- It imports torch, numpy, cloudpickle and what the kernel has of labkit, which it drops when a file was edited. A rank
+  imports the learner's own modules itself. So all edits reach the next launch.
 - It watches the kernel and dies with it. Ranks die with the server; what they leave behind becomes its child, and ends.
 """
 
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -26,34 +24,26 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from pathlib import Path
 
-from labkit.launch.rank import STACK_SIGNAL, stop
+from labkit.launch.rank import STACK_SIGNAL, libc, stop
 from labkit.launch.rank import main as run_rank
+from labkit.launch.ranks import send_signal
 from labkit.launch.wire import Connection
 from labkit.linux import read_text
 
-_libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _CLONE_NEWUSER, _CLONE_NEWNET, _SIOCSIFFLAGS, _IFF_UP = 0x10000000, 0x40000000, 0x8914, 1
-_PRELOAD = ("numpy", "cloudpickle", "torch", "torch.distributed")
 _IDLE_SECONDS = 3.0
 _PRELOAD_TO_TRAIN = ("sympy", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo", "tyro")
 """What torch itself imports when an optimizer is made, which would take 1.5 seconds on every rank.
 
-The server imports it before the first ranks of a kernel that will train. Otherwise it does so when nobody has asked for
-anything for a while, one module at a time, to stay watchful. It does not where there are GPUs: nobody promises that
-these modules leave CUDA alone, and such machines have many cores."""
+The server imports it before the first ranks of a kernel that will train, or else while nobody asks for anything, one
+module at a time. It does not where there are GPUs: nobody promises that these modules leave CUDA alone."""
 
 
 class Server:
-    """Forks ranks, reports how they ended, and leaves nothing behind.
-
-    It understands ``("fork", world_id, num_ranks, will_train, modules)``, which carries three descriptors per rank
-    (stdout, stderr, control socket) and the names of the kernel's modules of labkit,
-    ``("signal", world_id, number, rank or None)`` and ``("count_gpus", visible)``. It answers
-    ``("forked", world_id, pids)`` or ``("refused", world_id, why)``, ``("exit", world_id, rank, status)`` and
-    ``("gpus", count)``.
-    """
+    """Forks ranks when the kernel asks for them, reports how they ended, and leaves nothing behind."""
 
     def __init__(self, kernel: Connection, kernel_pid: int):
         self.kernel, self.kernel_pid = kernel, kernel_pid
@@ -62,23 +52,21 @@ class Server:
         self.last_request = math.inf  # nothing has been asked yet
         self.has_gpus = os.path.exists("/dev/nvidiactl")
         self.to_import = [] if self.has_gpus else list(_PRELOAD_TO_TRAIN)
-        self.own = set(sys.modules)  # what the server runs itself
         self.imported: dict[str, tuple[int, int]] = {}  # modules of labkit, each with the state of its file
 
     def serve(self) -> None:
         """Answer the kernel until it leaves, however it leaves."""
-        wakeup, kernel_exit = _wake_on_signals(), _pidfd(self.kernel_pid)
+        wakeup, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writable, warn_on_full_buffer=False)  # when a child ends, wakeup becomes readable
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         poll = select.poll()
-        for descriptor in (self.kernel.fileno(), wakeup, kernel_exit):
-            if descriptor is not None:
-                poll.register(descriptor, select.POLLIN)
+        poll.register(self.kernel, select.POLLIN)
+        poll.register(wakeup, select.POLLIN)
         signal.signal(signal.SIGTERM, lambda *_: self.kernel.close())
-        while self.kernel.is_open:
+        while self.kernel.is_open and os.getppid() == self.kernel_pid:  # its forks may hold the connection open
             asked_long_ago = time.monotonic() - self.last_request > _IDLE_SECONDS  # probably nobody is about to ask
             is_idle = asked_long_ago and not self.ranks and bool(self.to_import)
             ready = {descriptor for descriptor, _ in poll.poll(0 if is_idle else 1000)}
-            if kernel_exit in ready or os.getppid() != self.kernel_pid:
-                return
             if wakeup in ready:
                 os.read(wakeup, 4096)
             self._tidy_up()
@@ -92,7 +80,7 @@ class Server:
         deadline = time.monotonic() + 2
         while time.monotonic() < deadline:
             for pid in self.ranks:
-                _kill_group(pid)
+                send_signal(pid, signal.SIGKILL)
             self._tidy_up()
             if not self.ranks and not self.orphans:
                 return
@@ -112,13 +100,13 @@ class Server:
                     vars(sys.modules[package]).pop(own_name, None)
                 del sys.modules[name]
             self.imported = {}
-        if new := modules - sys.modules.keys():
-            for name in new:
-                with suppress(Exception):  # the rank that needs it will say what is wrong with it
-                    importlib.import_module(name)
-            found = {name for name in sys.modules.keys() - self.own if name.startswith("labkit.")}
-            self.imported = {name: _file_state(name) for name in found}
-            gc.freeze()
+        before = set(sys.modules)
+        for name in modules - before:
+            with suppress(Exception):  # the rank that needs it will say what is wrong with it
+                importlib.import_module(name)
+        new = {name for name in sys.modules.keys() - before if name.startswith("labkit.")}
+        self.imported |= {name: _file_state(name) for name in new}
+        gc.freeze()
 
     def _read_kernel(self) -> None:
         self.last_request = time.monotonic()
@@ -131,18 +119,21 @@ class Server:
                         self._import_of_labkit(modules)
                     self._fork_ranks(world_id, num_ranks)
                 case ("signal", world_id, number, rank):
-                    self._signal(world_id, number, rank)
+                    for pid, place in self.ranks.items():
+                        if place[0] == world_id and rank in (None, place[1]):
+                            send_signal(pid, number)
                 case ("count_gpus", visible):
                     _, status = os.waitpid(_fork(_exit_with_gpu_count, visible), 0)
                     self.kernel.send("gpus", max(0, os.waitstatus_to_exitcode(status)))
 
     def _fork_ranks(self, world_id: int, num_ranks: int) -> None:
-        given, pids = [self.kernel.descriptors.pop(0) for _ in range(3 * num_ranks)], []
+        given, pids = [self.kernel.descriptors.pop(0) for _ in range(3 * num_ranks)], []  # as _become_rank takes them
         try:
             _check_safe_to_fork()
             for rank in range(num_ranks):
                 pid = _fork(_become_rank, os.getpid(), *given[3 * rank : 3 * rank + 3])
-                _quietly(os.setpgid, pid, pid)  # in parent and child: whichever runs first
+                with suppress(OSError):  # in parent and child: whichever runs first
+                    os.setpgid(pid, pid)
                 self.ranks[pid] = (world_id, rank)
                 pids.append(pid)
             self.kernel.send("forked", world_id, pids)
@@ -151,22 +142,13 @@ class Server:
         for descriptor in given:
             os.close(descriptor)
 
-    def _signal(self, world_id: int, number: int, rank: int | None) -> None:
-        for pid, place in self.ranks.items():
-            if place[0] == world_id and rank in (None, place[1]):
-                if number == signal.SIGKILL:
-                    _kill_group(pid)
-                else:
-                    _quietly(os.kill, pid, number)
-
     def _tidy_up(self) -> None:
         """Report the ranks that have ended, and end what they left behind."""
         with suppress(ChildProcessError):  # there is none at all
-            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-                pid, status = ended
+            for pid, status in iter(lambda: os.waitpid(-1, os.WNOHANG), (0, 0)):
                 self.orphans.pop(pid, None)
                 if pid in self.ranks:
-                    _kill_group(pid)  # what the rank started, such as data-loading workers
+                    send_signal(pid, signal.SIGKILL)  # for what the rank started
                     self.kernel.send("exit", *self.ranks.pop(pid), status)
         living = {world_id for world_id, _ in self.ranks.values()}
         children = read_text(f"/proc/self/task/{os.getpid()}/children")  # empty in some sandboxes
@@ -174,7 +156,7 @@ class Server:
             self.orphans[pid] = _worlds_of(pid) or living
         for pid, world_ids in self.orphans.items():
             if not world_ids & living:
-                _quietly(os.kill, pid, signal.SIGKILL)  # its own children become ours, and end next time
+                send_signal(pid, signal.SIGKILL)  # its own children become ours, and end next time
 
 
 def _file_state(module: str) -> tuple[int, int]:
@@ -217,14 +199,15 @@ def _become_rank(server: int, stdout: int, stderr: int, control: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, stop)
     os.setpgid(0, 0)
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != server:  # it died before the line above
         os._exit(1)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in (0, 1, 2, control):
-            _quietly(os.close, int(name))
+            with suppress(OSError):  # listdir's own
+                os.close(int(name))
     run_rank(socket.socket(fileno=control))
 
 
@@ -237,56 +220,19 @@ def _check_safe_to_fork() -> None:
 
 
 def _worlds_of(pid: int) -> set[int]:
-    """Return the world of a process that outlived its parent, if its environment says so.
-
-    A program that a rank ran, however indirectly, has the rank's environment. A process that never ran another program
-    does not show one: it can belong to any world that lives.
-    """
+    """Return the world in the environment of a program that a rank ran, however indirectly; a mere fork shows none."""
     return set(map(int, re.findall(r"(?:^|\0)LABKIT_WORLD=[^\0]*/world(\d+)", read_text(f"/proc/{pid}/environ"))[:1]))
-
-
-def _wake_on_signals() -> int:
-    """Return a descriptor that becomes readable when a child ends."""
-    readable, writable = os.pipe()
-    os.set_blocking(readable, False)
-    os.set_blocking(writable, False)
-    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    return readable
-
-
-def _pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except (OSError, AttributeError):  # an old Linux, a sandbox, conda's Python: the parent is looked at each second
-        return None
-
-
-def _kill_group(pid: int) -> None:
-    _quietly(os.killpg, pid, signal.SIGKILL)
-    _quietly(os.kill, pid, signal.SIGKILL)
-
-
-def _quietly(function, *arguments) -> None:
-    try:
-        function(*arguments)
-    except OSError:  # already gone
-        pass
 
 
 def _enter_own_network() -> None:
     """Leave the machine's network for one with a loopback only, where no other user can connect to a rank."""
-    identity = {
-        "setgroups": "deny",
-        "uid_map": f"{os.getuid()} {os.getuid()} 1",
-        "gid_map": f"{os.getgid()} {os.getgid()} 1",
-    }
-    if _libc.unshare(_CLONE_NEWNET) != 0:  # without root's rights, in a user namespace of our own
-        if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+    user, group = os.getuid(), os.getgid()
+    if libc.unshare(_CLONE_NEWNET) != 0:  # without root's rights, in a user namespace of our own
+        if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
             raise PermissionError("LABKIT_OWN_NETWORK is set, but this machine lets no user make a network namespace")
-        for name, text in identity.items():
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     with socket.socket() as anything:  # up, as `ip link set lo up` says it
         fcntl.ioctl(anything, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", _IFF_UP))
 
@@ -295,10 +241,10 @@ def main(control: int, kernel_pid: int, run_directory: str) -> None:
     """``python -m labkit.launch.server CONTROL KERNEL_PID RUN_DIRECTORY``: see labkit/launch/client.py."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stop button is the kernel's business
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # inherited: an early stack request must not kill a rank
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.environ.get("LABKIT_OWN_NETWORK", "0") != "0":
         _enter_own_network()
-    for module in _PRELOAD:
+    for module in ("numpy", "cloudpickle", "torch", "torch.distributed"):
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # a collection in a rank does not copy the server's pages
