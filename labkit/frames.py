@@ -4,6 +4,7 @@ import linecache
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterable
 from types import FrameType
 
@@ -26,12 +27,9 @@ def is_cell(filename: str) -> bool:
     return bool(re.search(r"/ipykernel_\d+/", filename)) or filename.startswith("<ipython-input")
 
 
-def stack_of(frame: FrameType | None) -> tuple[Frame, ...]:
+def stack_of(frame: FrameType) -> tuple[Frame, ...]:
     """Return a frame and its callers, innermost last."""
-    stack = []
-    while frame is not None:
-        stack.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
-        frame = frame.f_back
+    stack = [(each.f_code.co_filename, line or 0, each.f_code.co_name) for each, line in traceback.walk_stack(frame)]
     return tuple(stack[::-1][-60:])
 
 

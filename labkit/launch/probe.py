@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -164,41 +165,34 @@ class Probe:
         for thread in [main, *(thread for thread in threading.enumerate() if thread not in (main, me))]:
             task = os.getpid() if thread is main else thread.native_id
             if frame := frames.get(thread.ident or 0):
-                look, polls = self._look(frame, task, bool(collectives), ends, _purposes.get(thread.ident or 0, ""))
-                if thread is main or look.state == "waits" or not _is_librarys(look.stack):
+                look = self._look(frame, task, bool(collectives), ends, _purposes.get(thread.ident or 0, ""))
+                is_librarys = not any(own_frames(look.stack)) and any("-packages/" in file for file, _, _ in look.stack)
+                if thread is main or look.state == "waits" or not is_librarys:
                     threads.append(look)
-                    ran += [] if polls else [linux.switches(task)]
+                    if not look.call.startswith(_SET_UP_CALLS):  # which poll the store
+                        ran.append(linux.switches(task))
         frames.clear()  # they hold this frame, and it holds them: the learner's tensors would live on
         ran += [linux.switches(task) for task in linux.tasks() if linux.name(task).startswith("pt_gloo_runloop")]
         return Snapshot(tuple(threads), collectives, started, tuple(ran), busy, self.broken or bool(self.requests))
 
-    def _look(
-        self, frame: FrameType | None, task: int | None, in_collective: bool, ends: bool, purpose
-    ) -> tuple[Thread, bool]:
-        """Say what a thread does, and whether it makes groups, for which it polls the store.
-
-        ``ends`` is whether a collective is open whose time-out is shorter than the world's.
-        """
+    def _look(self, frame: FrameType, task: int | None, in_collective: bool, ends: bool, purpose) -> Thread:
+        """Say what a thread does. ``ends``: a collective is open that has a shorter time-out than the world."""
         stack, note, set_up, timeouts = stack_of(frame), None, "", []
-        while frame is not None:
-            code, variables = frame.f_code, {}
-            if code.co_filename == __file__:
-                variables = frame.f_locals
-                note = note or variables.get("note") or self.requests.get(variables.get("work"))
-            elif "/torch/distributed/" in code.co_filename:
-                variables = frame.f_locals
-                if code.co_name in _SET_UP_CALLS:
-                    ranks = variables.get("ranks")
-                    set_up = f"{code.co_name} of ranks {list(ranks)}" if ranks else code.co_name
+        for each, _ in traceback.walk_stack(frame):
+            file, function = each.f_code.co_filename, each.f_code.co_name
+            if file != __file__ and "/torch/distributed/" not in file:
+                continue
+            variables = each.f_locals
             timeouts.append(variables.get("timeout"))
-            frame = frame.f_back
-        timeouts.append(note and note.timeout)
-        given = [timeout for timeout in timeouts if isinstance(timeout, timedelta) and timeout]
-        ends = min(given, default=self.timeout) < self.timeout or (ends and not note)
+            if file == __file__:
+                note = note or variables.get("note") or self.requests.get(variables.get("work"))
+            elif function in _SET_UP_CALLS:
+                ranks = variables.get("ranks")
+                set_up = f"{function} of ranks {list(ranks)}" if ranks else function
+        timeouts = [each for each in (*timeouts, note and note.timeout) if isinstance(each, timedelta) and each]
+        ends = min(timeouts, default=self.timeout) < self.timeout or (ends and not note)
         innermost, state = stack[-1][0], "runs"
-        in_torch = (
-            innermost == __file__ or "/torch/distributed/" in innermost or ("/torch/" in innermost and in_collective)
-        )
+        in_torch = innermost == __file__ or ("/torch/" if in_collective else "/torch/distributed/") in innermost
         if any(function == "_join" and file.startswith(LAUNCHER) for file, _, function in stack):
             set_up = ""  # the launcher's own, which is sure to end
         elif set_up or (in_torch and linux.may_wait_for_a_thread(task)):  # as gloo does
@@ -206,14 +200,10 @@ class Probe:
         elif "/torch/" not in innermost and linux.waits_for_a_python_thread(task):
             state = "locked"
         call = note.text(with_tag=not purpose) if note else set_up  # labkit's own tags say nothing
-        return Thread(stack, state, call, str(purpose)), bool(set_up)
+        return Thread(stack, state, call, str(purpose))
 
 
 _SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeration", "split_group")
-
-
-def _is_librarys(stack: tuple[Frame, ...]) -> bool:
-    return not any(own_frames(stack)) and any("-packages/" in file for file, _, _ in stack)
 
 
 def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> _Note:
@@ -237,11 +227,8 @@ def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> _No
 
 
 def _flight_recorder(timeout: timedelta) -> tuple[tuple[Collective, ...], dict[str, int], bool]:
-    """Return the unfinished collectives, the last of each group, and whether an unfinished one has a shorter time-out.
-
-    A private reader of torch's: pinned by a test.
-    """
-    from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore[reportAttributeAccessIssue]
+    """Return the unfinished collectives, the last of each group, and whether a time-out is shorter than the world's."""
+    from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore - private: pinned by a test
 
     entries = [entry for entry in json.loads(_dump_fr_trace_json()).get("entries", []) if not entry["is_p2p"]]
     unfinished = [entry for entry in entries if not entry["retired"]]
@@ -255,8 +242,8 @@ def _collective(entry: dict) -> Collective:
     from torch.distributed import distributed_c10d
 
     world, name = distributed_c10d._world, entry["process_group"][0]
-    members_of = {group: sorted(ranks) for group, ranks in list(world.pg_group_ranks.items())}  # it may grow meanwhile
-    groups = {each: (group.group_desc, members_of.get(group, [])) for group, each in list(world.pg_names.items())}
+    names = list(world.pg_names.items())  # they may become more meanwhile
+    groups = {each: (group.group_desc, sorted(world.pg_group_ranks.get(group, ()))) for group, each in names}
     description, ranks = groups.get(name, ("", []))
     members = str(ranks) if len(ranks) <= 16 else f"{len(ranks)} ranks"
     if description in ("", "default_pg"):
