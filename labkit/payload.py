@@ -86,9 +86,8 @@ def why_not(error: Exception, fn, args: tuple, kwargs: dict) -> str:
     parts = {f"argument {name}": argument for name, argument in (*enumerate(args), *kwargs.items())}
     if inspect.isfunction(fn):
         used = inspect.getclosurevars(fn)
-        parts |= {
-            f"{name}, which the function uses,": value for name, value in {**used.globals, **used.nonlocals}.items()
-        }
+        for name, value in {**used.globals, **used.nonlocals}.items():
+            parts[f"{name}, which the function uses,"] = value
     culprits = []
     for name, part in parts.items():
         try:

@@ -8,20 +8,19 @@ import contextlib
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, field
 
 _HEAD_LINES, _TAIL_LINES, _LINE_CHARACTERS = 900, 100, 4000
 _VIEW_LINES, _SOON_SECONDS, _VIEW_SECONDS = 20, 0.5, 0.2  # of each rank while it runs; at first nothing, then anew
 
 
-@dataclass
 class _Stream:
     """The lines of one stream of one rank: the first and the last are kept, those between are counted."""
 
-    head: list[str] = field(default_factory=list)
-    tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
-    num_lines: int = 0
-    rest: bytes = b""  # a line that has not ended yet
+    def __init__(self):
+        self.head: list[str] = []
+        self.tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
+        self.num_lines = 0
+        self.rest = b""  # a line that has not ended yet
 
     def feed(self, data: bytes) -> list[str]:
         """Take in bytes. Return the lines that are new at the head."""
@@ -29,11 +28,11 @@ class _Stream:
         self.rest = self.rest[max(0, self.rest.rfind(b"\r", 0, -1)) :]  # a bar that moves returns to the line's start
         if len(self.rest) > 1 << 20:  # a line without end: do not let it fill the memory
             lines, self.rest = [*lines, self.rest], b""
-        fits = max(0, _HEAD_LINES - len(self.head))
+        fits = _HEAD_LINES - len(self.head)
         new = [_text(line) for line in lines[:fits]]
         self.head += new
         self.num_lines += len(lines)
-        self.tail.extend(lines[fits:][-_TAIL_LINES:])
+        self.tail.extend(lines[fits:])
         return new
 
     def lines(self, skip_head: bool = False) -> list[str]:

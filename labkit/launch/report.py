@@ -87,27 +87,27 @@ def failure_report(failures: Mapping[int, Failure], others: Silence) -> tuple[in
     time. Where all gave up waiting, it is one that never came.
     """
     causes = {rank: failure for rank, failure in failures.items() if not is_consequence(failure)}
-    here = set(filter(others.is_waiting, range(others.num_ranks)))
-    absent = set(range(others.num_ranks)) - here - failures.keys() - others.returned
+    everybody = set(range(others.num_ranks))
+    absent = everybody - set(filter(others.is_waiting, everybody)) - failures.keys() - others.returned
     if causes or not absent:
         causes = causes or dict(failures)
         happened = _what_happened(min(causes.values(), key=lambda failure: failure.seconds))
         first = min(rank for rank, failure in causes.items() if _what_happened(failure) == happened)
-        lines = [f"rank {first} of {others.num_ranks} {_what_happened(failures[first])}"]
     else:
         first = min(absent)
-        lines = [f"rank {first} of {others.num_ranks} did not come where others waited: it {_state(first, others)}"]
-    for rank in sorted(set(range(others.num_ranks)) - {first}):
+        happened = f"did not come where others waited: it {_state(first, others)}"
+    lines = [f"rank {first} of {others.num_ranks} {happened}"]
+    for rank in sorted(everybody - {first}):
         if rank not in failures:
-            lines.append(f"  rank {rank}: {_state(rank, others)}")
+            text = _state(rank, others)
         elif rank in causes:
             said = _what_happened(failures[rank]).splitlines()[0]
-            is_same = f" {said}\n" in lines[0]
-            lines.append(f"  rank {rank}: {'the same' if is_same else f'also {said[:200]}'}")
+            text = "the same" if f" {said}\n" in lines[0] else f"also {said[:200]}"
         elif first in absent and isinstance(failure := failures[rank], RankError) and "Timed out" in failure.text:
-            lines.append(f"  rank {rank}: gave up after timeout_seconds, {place(failure.frames)}")
+            text = f"gave up after timeout_seconds, {place(failure.frames)}"
         else:
-            lines.append(f"  rank {rank}: lost its connection, a consequence")
+            text = "lost its connection, a consequence"
+        lines.append(f"  rank {rank}: {text}")
     return first, "\n".join(lines)
 
 

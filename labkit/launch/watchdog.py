@@ -63,10 +63,9 @@ class Silence:
 
     def can_go_on(self) -> bool:
         """Return whether a rank can go on by itself."""
-        return len(self.snapshots) < self.num_ranks or any(
-            snapshot.busy or any(thread.state == "runs" for thread in self.threads(rank))
-            for rank, snapshot in self.snapshots.items()
-        )
+        if len(self.snapshots) < self.num_ranks or any(snapshot.busy for snapshot in self.snapshots.values()):
+            return True
+        return any(thread.state == "runs" for rank in self.snapshots for thread in self.threads(rank))
 
 
 class Watchdog:

@@ -20,7 +20,6 @@ from labkit.payload import discard, dump, pickled, why_not
 from labkit.sizes import whole_number
 
 MAX_RANKS = 128
-_MAX_SECONDS = 1e6  # eleven days; torch counts in nanoseconds of 64 bits
 _stream_numbers = itertools.count()  # in the kernel
 _streams_here: dict[int, Iterator] = {}  # on a rank: the stream that began last, kept from call to call
 
@@ -52,9 +51,8 @@ def launch(
 class World:
     """Ranks that stay alive between calls: ``with World(4) as world: world.run(fn, ...)``.
 
-    It keeps what is slow to start (NCCL takes seconds). It also outlives an exception,
-    if every rank has then answered and no message is on its way. Any other fault ends it: ``ended`` says which.
-    The arguments, and what `run` takes and raises, are those of `launch`.
+    It keeps what is slow to start (NCCL takes seconds). It also outlives an exception, if every rank has then answered
+    and no message is on its way. Any other fault ends it: ``ended`` says which. Arguments and errors: see `launch`.
     """
 
     def __init__(self, world_size: int, *, backend: str = "auto", timeout_seconds: float = 60.0, strict: bool = False):
@@ -63,7 +61,7 @@ class World:
             raise ValueError(f"world_size={world_size!r} must be a whole number from 1 to {MAX_RANKS}")
         if backend not in ("auto", "gloo", "nccl"):
             raise ValueError(f"backend={backend!r} is unknown: use 'auto', 'gloo' or 'nccl'")
-        if not isinstance(timeout_seconds, Real) or not 0 < timeout_seconds <= _MAX_SECONDS:
+        if not isinstance(timeout_seconds, Real) or not 0 < timeout_seconds <= 1e6:  # torch counts nanoseconds
             raise ValueError(f"timeout_seconds={timeout_seconds!r} must be a number above 0, and at most a million")
         if "LABKIT_WORLD" in os.environ:
             raise RuntimeError("launch was called on a rank: only the notebook (or script) itself can launch ranks")
@@ -194,10 +192,8 @@ def _choose_backend(backend: str, world_size: int, num_gpus: int) -> str:
     global _last_said
     have = f"this machine has {num_gpus or 'no'} GPU{'s' * (num_gpus > 1)}"
     if backend == "nccl" and num_gpus < world_size:
-        raise ValueError(
-            f"backend='nccl' needs a GPU for each of the {world_size} ranks and {have}: "
-            "use backend='auto' or 'gloo', or fewer ranks"
-        )
+        way_out = "use backend='auto' or 'gloo', or fewer ranks"
+        raise ValueError(f"backend='nccl' needs a GPU for each of the {world_size} ranks and {have}: {way_out}")
     if backend != "gloo" and num_gpus >= world_size:
         chosen, said = "nccl", f"Ranks run on GPUs, one each, and talk through NCCL: {have}."
     else:
