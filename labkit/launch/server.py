@@ -104,9 +104,9 @@ class Server:
         for name in modules - before:
             with suppress(Exception):  # the rank that needs it will say what is wrong with it
                 importlib.import_module(name)
-        new = {name for name in sys.modules.keys() - before if name.startswith("labkit.")}
-        self.imported |= {name: _file_state(name) for name in new}
-        gc.freeze()
+        if new := {name for name in sys.modules.keys() - before if name.startswith("labkit.")}:
+            self.imported |= {name: _file_state(name) for name in new}
+            gc.freeze()
 
     def _read_kernel(self) -> None:
         self.last_request = time.monotonic()
