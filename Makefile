@@ -32,7 +32,7 @@ lab: $(READY)
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
 	@rm -f $(RESULTS)
-	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest tests labkit course $(NOTEBOOKS) -m "not alone" -n 4 --dist loadfile \
+	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest tests labkit course $(NOTEBOOKS) -m "not alone" -n 2 --dist loadfile \
 		--nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 \
 		--junit-xml $(firstword $(RESULTS)); \
 	status=$$?; \

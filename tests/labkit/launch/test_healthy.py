@@ -1,7 +1,7 @@
 """Heavy but healthy work, which the watchdog must leave alone: long transfers, uneven compute, a rank that loads.
 
 `make test` runs most of it once, on two ranks, beside the others: a busy machine is no reason for an alarm either.
-The whole trial is 56 runs, about ten minutes:
+A deadlock would be called after 2 s here (tests/conftest.py), and all of it takes longer. The whole trial is 56 runs, about ten minutes:
 ``HEALTHY_ROUNDS=2 HEALTHY_WORLDS=2,4 pytest tests/labkit/launch/test_healthy.py``.
 """
 
@@ -20,18 +20,18 @@ from labkit.launch import launch
 
 ROUNDS = int(os.environ.get("HEALTHY_ROUNDS", "1"))
 WORLDS = [int(size) for size in os.environ.get("HEALTHY_WORLDS", "2").split(",")]
-GIB = 2**28  # elements of float32
+HALF_GIB = 2**27  # elements of float32
 
 
 def long_all_reduce():
-    x = torch.ones(GIB)
+    x = torch.ones(HALF_GIB)
     for _ in range(2):
         dist.all_reduce(x)
 
 
-def send_of_1_gib():
+def send_of_half_a_gib():
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    x = torch.ones(GIB)
+    x = torch.ones(HALF_GIB)
     if rank == 0:
         dist.send(x, last)
     elif rank == last:
@@ -40,7 +40,7 @@ def send_of_1_gib():
 
 def exchange_with_asynchronous_sends():
     rank, size = dist.get_rank(), dist.get_world_size()
-    x = torch.ones(GIB // 2)
+    x = torch.ones(HALF_GIB)
     sending = dist.isend(x, (rank + 1) % size)
     dist.recv(torch.empty_like(x), (rank - 1) % size)
     sending.wait()
@@ -48,7 +48,7 @@ def exchange_with_asynchronous_sends():
 
 def uneven_compute():
     for step in range(dist.get_world_size() // 2):
-        end = time.time() + (3.5 if step == dist.get_rank() else 0.1)
+        end = time.time() + (2.5 if step == dist.get_rank() else 0.1)
         while time.time() < end:
             torch.ones(200, 200) @ torch.ones(200, 200)
         dist.all_reduce(torch.ones(10))
@@ -56,20 +56,20 @@ def uneven_compute():
 
 def rank_0_loads():
     if dist.get_rank() == 0:
-        time.sleep(4)
+        time.sleep(3)
         torch.rand(10**7).sort()
     dist.barrier()
 
 
 def broadcast_whose_root_leaves():
-    dist.broadcast(torch.ones(GIB), 0)
+    dist.broadcast(torch.ones(HALF_GIB), 0)
 
 
 def sleep_beside_an_asynchronous_collective():
     rank = dist.get_rank()
     if rank == 0:
         work = dist.all_reduce(torch.ones(10), async_op=True)
-        time.sleep(4)
+        time.sleep(3)
         dist.send(torch.ones(1), 1)
         work.wait()
         return
@@ -89,13 +89,13 @@ def many_groups():
 
 def scatter_and_gather():
     size, is_root = dist.get_world_size(), dist.get_rank() == 0
-    piece = torch.empty(GIB // 4)
-    dist.scatter(piece, [torch.ones(GIB // 4) for _ in range(size)] if is_root else None, 0)
-    dist.gather(piece, [torch.empty(GIB // 4) for _ in range(size)] if is_root else None, 0)
+    piece = torch.empty(HALF_GIB // 2)
+    dist.scatter(piece, [torch.ones(HALF_GIB // 2) for _ in range(size)] if is_root else None, 0)
+    dist.gather(piece, [torch.empty(HALF_GIB // 2) for _ in range(size)] if is_root else None, 0)
 
 
 def all_gather():
-    x = torch.ones(GIB // 4)
+    x = torch.ones(HALF_GIB // 2)
     dist.all_gather([torch.empty_like(x) for _ in range(dist.get_world_size())], x)
 
 
@@ -116,7 +116,7 @@ def pipeline_of_torch_with_a_slow_stage():
 
     class Stage(torch.nn.Linear):
         def forward(self, input):
-            time.sleep(4 if dist.get_rank() == 0 else 0)
+            time.sleep(3 if dist.get_rank() == 0 else 0)
             return super().forward(input)
 
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -130,7 +130,7 @@ def checkpoint_on_a_slow_disk():
 
     class Writer(checkpoint.FileSystemWriter):
         def write_data(self, *args):
-            subprocess.run(["sleep", "4" if dist.get_rank() == 0 else "0"])
+            subprocess.run(["sleep", "3" if dist.get_rank() == 0 else "0"])
             return super().write_data(*args)
 
     with tempfile.TemporaryDirectory() as directory:
@@ -140,12 +140,12 @@ def checkpoint_on_a_slow_disk():
 
 def holds_the_gil():
     if dist.get_rank() == 0:
-        sum(range(3 * 10**8))
+        sum(range(10**8))
     dist.barrier()
 
 
 WORK = [
-    send_of_1_gib,
+    send_of_half_a_gib,
     uneven_compute,
     rank_0_loads,
     broadcast_whose_root_leaves,
