@@ -36,7 +36,7 @@ test: $(READY)
 		--nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 \
 		--junit-xml $(firstword $(RESULTS)); \
 	status=$$?; \
-	$(BIN)/python -m pytest tests/labkit/launch -m alone -n 3 --dist load --junit-xml $(lastword $(RESULTS)); \
+	$(BIN)/python -m pytest tests/labkit/launch -m alone -n 3 --dist worksteal --junit-xml $(lastword $(RESULTS)); \
 	$(BIN)/python tests/support/closing_line.py $(RESULTS) $$((status + $$?))
 
 check: $(READY)
