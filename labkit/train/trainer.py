@@ -29,11 +29,12 @@ from labkit.model import ParallelGPT
 from labkit.schedules import Schedule
 from labkit.tensor_parallel import seed_replicas
 from labkit.train.config import TrainConfig
-from labkit.train.console import Step, progress_bar
+from labkit.train.console import progress_bar
 from labkit.train.gradients import add_up, global_grad_norm, sums_later
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
 from labkit.train.profile import STEP, NamedTrace, profiling
+from labkit.train.step import Step
 from labkit.train.world import check_same_options
 
 MicroBatches = Sequence[torch.Tensor]

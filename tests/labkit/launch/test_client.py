@@ -32,28 +32,24 @@ def test_a_run_directory_that_was_removed_is_made_anew_by_one_of_the_threads_tha
 
 
 def test_threads_may_import_while_a_thread_launches():
-    """The names of the modules that are there are gathered while others appear."""
-    is_over, interval = threading.Event(), sys.getswitchinterval()
+    """The names of the modules that are there are gathered while others appear: here, between any two instructions."""
+    names = (f"module{number}" for number in itertools.count())
 
-    def import_on_and_on():
-        for number in itertools.cycle(range(100)):
-            if sys.modules.pop(f"module{number}", None) is None:
-                sys.modules[f"module{number}"] = os
-            if is_over.is_set():
-                return
+    def import_one_more(frame, *_):
+        if frame.f_code.co_filename == client.__file__:
+            frame.f_trace_opcodes = True
+            sys.modules[next(names)] = os
+            return import_one_more
 
-    thread = threading.Thread(target=import_on_and_on)
-    thread.start()
-    sys.setswitchinterval(1e-6)
+    sys.settrace(import_one_more)
     try:
-        for _ in range(2):
-            launch(os.getpid, world_size=1)
+        launch(os.getpid, world_size=1)
     finally:
-        sys.setswitchinterval(interval)
-        is_over.set()
-        thread.join()
-        for number in range(100):
-            sys.modules.pop(f"module{number}", None)
+        sys.settrace(None)
+        added = [name for name, module in sys.modules.items() if module is os and name.startswith("module")]
+        for name in added:
+            del sys.modules[name]
+    assert len(added) > 1000
 
 
 def test_run_directory_is_private():

@@ -1,0 +1,16 @@
+"""The outcome of one training step."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step came to, the same on every rank; ``number`` counts from 1."""
+
+    number: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    seconds: float
+    tokens_per_second: float
+    evaluation_loss: float | None = None
