@@ -52,8 +52,7 @@ class TinyTrainer(Trainer):
     def make_optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters)  # AdamW would hide a gradient that is too large as a whole
 
-    def loss(self, logits: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
-        assert targets is not None
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return vocabulary.vocab_parallel_cross_entropy(logits, targets, self.groups.tp, LABEL_SMOOTHING)
 
     def compute_gradients(self) -> tuple[float, float]:

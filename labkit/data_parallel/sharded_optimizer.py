@@ -137,7 +137,7 @@ class _Buffer(SideBySide):
         if key == "step" or not isinstance(value, torch.Tensor) or value.shape != p.shape:
             return value
         start = max(self.begin - self.spans[p].start, 0)
-        return value.flatten()[start:][: self.parameters[p].numel()]
+        return value.flatten()[start:][: self.parameters[p].numel()].clone()  # a view would keep the whole in memory
 
     def _is_piece(self, p: nn.Parameter, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.shape == self.parameters[p].shape
