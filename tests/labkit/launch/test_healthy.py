@@ -1,7 +1,7 @@
 """Heavy but healthy work, which the watchdog must leave alone: long transfers, uneven compute, a rank that loads.
 
 `make test` runs most of it once, on two ranks, beside the others: a busy machine is no reason for an alarm either.
-A deadlock would be called after 2 s here (tests/conftest.py), and each piece of work takes longer. The whole trial is
+A deadlock would be called after 2 s here (tests/conftest.py), and most of the work takes longer. The whole trial is
 56 runs, about ten minutes:
 ``HEALTHY_ROUNDS=2 HEALTHY_WORLDS=2,4 pytest tests/labkit/launch/test_healthy.py``.
 """
