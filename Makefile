@@ -1,5 +1,5 @@
 # make lab        open the lab in JupyterLab         make notebooks  run every notebook and store its outputs
-# make test       every test, one line of counts     make pics       draw the files in pics/
+# make test       every test but the fast checks     make pics       draw the files in pics/
 # make check      the fast checks only               make bench      a table of ratios against peers
 # make soak       half an hour on an overloaded machine: no correct program may be called a deadlock
 # make handout    notebooks without outputs and answers    make slides     slides of every notebook
@@ -12,6 +12,7 @@ BIN := .venv/bin
 READY := .venv/ready
 NOTEBOOKS := Start_Here.ipynb notebooks
 RESULTS := build/tests.xml build/tests_alone.xml
+STYLE := tests/test_style.py
 
 JUPYTER_FLAGS := --ip=127.0.0.1 --LabApp.default_url=/lab/tree/Start_Here.ipynb
 ifeq ($(shell id -u),0)
@@ -32,7 +33,7 @@ lab: $(READY)
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
 	@rm -f $(RESULTS)
-	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest tests labkit course $(NOTEBOOKS) -m "not alone" -n 2 --dist loadfile \
+	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest tests labkit course $(NOTEBOOKS) --ignore $(STYLE) -m "not alone" -n 2 --dist loadfile \
 		--nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 \
 		--junit-xml $(firstword $(RESULTS)); \
 	status=$$?; \
@@ -40,7 +41,7 @@ test: $(READY)
 	$(BIN)/python tests/support/closing_line.py $(RESULTS) $$((status + $$?))
 
 check: $(READY)
-	@$(BIN)/python -m pytest -q tests/test_style.py
+	@$(BIN)/python -m pytest -q $(STYLE)
 
 notebooks: $(READY)
 	$(BIN)/python tests/support/store_notebooks.py $(if $(FRESH),--fresh) $(NOTEBOOKS)

@@ -93,6 +93,16 @@ def test_a_picture_that_is_not_compared_stays_as_stored():
     assert stored(book("new", "a graph"), book("old")) == "new"
 
 
+def test_times_are_stored_anew_where_a_compared_output_changed():
+    def book(loss, time):
+        (compared,), (ignored,) = notebook(loss).cells, notebook(time, tags=["nbval-ignore-output"]).cells
+        compared.id = "compared"
+        return new_notebook(cells=[ignored, compared])
+
+    assert stored_text(book("loss 3.0", "took 9 ms"), book("loss 3.0", "took 10 ms")) == "took 10 ms"
+    assert stored_text(book("loss 2.9", "took 9 ms"), book("loss 3.0", "took 10 ms")) == "took 9 ms"
+
+
 def test_what_is_compared_is_stored_as_it_is_now():
     assert stored_text(notebook("sum 9"), notebook("sum 10")) == "sum 9"
 

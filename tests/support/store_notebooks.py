@@ -2,7 +2,8 @@
 
 Two runs store the same bytes: timestamps, widget state and random widget ids go, and where a cell says that its
 output is not to be compared (times, machine facts: the tag nbval-ignore-output), the stored output stays unless
-something besides its numbers and pictures changed. With --fresh those are stored anew too.
+something besides its numbers and pictures changed, or an output that is compared has changed anywhere: then those
+numbers may come from code that was edited, too. With --fresh they are stored anew in any case.
 
 usage: store_notebooks.py [--fresh | --strip-only] NOTEBOOK_OR_FOLDER...
 """
@@ -60,13 +61,14 @@ def _merge_streams(outputs: Iterable) -> list:
 
 
 def keep_stored(new, old) -> None:
-    """Where only numbers and pictures of an uncompared output changed, keep those already stored."""
+    """Where only numbers and pictures of uncompared outputs changed, keep those already stored."""
     stored = {cell.id: cell for cell in old.cells if cell.cell_type == "code"}
-    for cell in new.cells:
-        before = stored.get(cell.id)
-        if before is None or "nbval-ignore-output" not in cell.metadata.get("tags", []):
-            continue
-        if cell.source == before.source and _shape(cell.outputs) == _shape(before.outputs):
+    pairs = [(cell, stored[cell.id]) for cell in new.cells if cell.id in stored]
+    compared = [pair for pair in pairs if "nbval-ignore-output" not in pair[0].metadata.get("tags", [])]
+    if any(cell.outputs != before.outputs for cell, before in compared):
+        return
+    for cell, before in pairs:
+        if _shape(cell.outputs) == _shape(before.outputs):
             cell.outputs = before.outputs
 
 

@@ -166,9 +166,13 @@ def _pace_of(step: TimedStep) -> Pace:
 def _run_steps(plan: Plan, schedule: Schedule, pace: Pace, num_steps: int) -> tuple[bool, list[list[Span]]]:
     """Run the steps on a rank; return whether it was paced, and its spans in each step but the first."""
     groups, is_paced = init_groups(plan.layout), local_device().type == "cpu"
-    work = paced_work(plan, schedule, groups, pace) if is_paced else computing_work(plan, schedule, groups)
+    if is_paced:  # messages have to warm up, sleep does not
+        warm_up, timed = (paced_work(plan, schedule, groups, each) for each in (Pace(0.0), pace))
+    else:
+        warm_up = timed = computing_work(plan, schedule, groups)
     spans = []
     for done in range(1 + num_steps):
+        work = timed if done else warm_up
         progress(done, 1 + num_steps, "steps, the first to warm up")
         for chunk in work.chunks:
             chunk.zero_grad()
