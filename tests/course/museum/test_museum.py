@@ -2,20 +2,21 @@
 
 import json
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch.nn.functional as F
 
 from course import progress
 from course.museum import Museum, cases, context_museum, museum, sharding_museum
-from course.museum.cases import ALL_FAULTS, CONTEXT, EQUAL, MAIN, SHARDING, nothing, symptoms
-from course.museum.context_faults import CONTEXT_FAULTS
+from course.museum.cases import ALL_FAULTS, CONTEXT, EQUAL, MAIN, SHARDING, Symptoms, nothing
 from course.museum.faults import FAULTS
 from course.museum.grid import TINT
-from course.museum.sharding_faults import SHARDING_FAULTS
-from course.museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES, TinyTrainer
+from course.museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES, TinyTrainer, on_rank
 from labkit import pipeline
+from labkit.launch import launch
 from labkit.pipeline.stage import Stage
 from labkit.tensor_parallel import RowParallelLinear, blocks, linear, vocabulary
 from labkit.train import Trainer, gradients, trainer
@@ -42,11 +43,35 @@ SYMPTOMS = {  # what differs from one process, in the order in which the hint as
 }  # fmt: skip
 
 
+def symptoms_of_all(wing):
+    """The run of each fault, and a healthy run after them, on the same ranks: new ones take longer than their run.
+
+    The notebooks show runs on ranks of their own, and their tables are compared.
+    """
+    applies = {fault.name: fault.apply for fault in wing.faults} | {"healthy": nothing}
+    expected = cases.one_process()
+    of_ranks = launch(one_by_one, [*applies.values()], expected, wing.config, world_size=wing.world_size)
+    return {name: Symptoms(expected, seen, wing.layout) for name, seen in zip(applies, zip(*of_ranks), strict=True)}
+
+
+def one_by_one(applies, expected, config):
+    """Run with each fault on this rank, and take it out of labkit again. What is left shows in the next run."""
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "labkit"]
+    known = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
+    classes = [each for each in known if each.__module__.startswith("labkit")]
+    before = [(each, dict(vars(each))) for each in (F, *modules, *classes)]
+    found = []
+    for apply in applies:
+        found.append(on_rank(apply, expected, config))
+        for each, own in before:
+            for name in [name for name, value in own.items() if vars(each)[name] is not value]:
+                setattr(each, name, own[name])
+    return found
+
+
 @pytest.fixture(scope="module")
 def shown():
-    """The run of each fault, and the healthy run after them: nothing may stay of a fault."""
-    with_faults = {fault.name: symptoms(fault.apply, MAIN) for fault in FAULTS}
-    return {**with_faults, "healthy": symptoms(nothing, MAIN)}
+    return symptoms_of_all(MAIN)
 
 
 def differs(one, other):
@@ -270,8 +295,7 @@ CONTEXT_SYMPTOMS = {  # the loss of step 1, how the gradients differ, and at whi
 
 @pytest.fixture(scope="module")
 def shown_of_context():
-    faults = {fault.name: symptoms(fault.apply, CONTEXT) for fault in CONTEXT_FAULTS}
-    return {"healthy": context_museum.healthy(), **faults}
+    return symptoms_of_all(CONTEXT)
 
 
 def test_a_run_with_its_sequences_cut_is_healthy(shown_of_context):
@@ -303,8 +327,7 @@ SHARDING_SYMPTOMS = {  # wrong cells by table; how many times too large norm, me
 
 @pytest.fixture(scope="module")
 def shown_of_sharding():
-    faults = {fault.name: symptoms(fault.apply, SHARDING) for fault in SHARDING_FAULTS}
-    return {"healthy": sharding_museum.healthy(), **faults}
+    return symptoms_of_all(SHARDING)
 
 
 def test_a_run_with_shards_is_healthy(shown_of_sharding):
