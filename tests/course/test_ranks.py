@@ -250,15 +250,14 @@ def test_a_different_count_restarts(kernel):
     assert shows(kernel, "%%ranks 2\nrank").endswith("x.\nrank 0: 0\nrank 1: 1\n")
 
 
-def test_nbclient_sees_the_error_and_nothing_outlives_the_kernel(tmp_path):
-    cells = [
-        IMPORT,
-        "%%ranks 2\nimport os; pids = os.getpid()",
-        "print(ranks['pids'])",
-        "%%ranks\n1 / 0",
-    ]
+def test_nbclient_sees_the_error_and_nothing_outlives_the_kernel(one_kernel):
+    """Last, because it ends the kernel of all tests, as nbclient ends one of its own."""
+    cells = ["%%ranks 2\nimport os; pids = os.getpid()", "print(ranks['pids'])", "%%ranks\n1 / 0"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     with pytest.raises(CellExecutionError, match="ZeroDivisionError: division by zero"):
-        NotebookClient(notebook, kernel_name="python3").execute(cwd=str(tmp_path))
-    assert notebook.cells[3].outputs[-1].ename == "RankFailed"
-    assert wait_until(lambda: not any(map(is_alive, eval(notebook.cells[2].outputs[0].text))), 5)
+        NotebookClient(notebook, km=one_kernel.manager).execute()
+    assert notebook.cells[2].outputs[-1].ename == "RankFailed"
+    pids = eval(notebook.cells[1].outputs[0].text)
+    assert len(pids) == 2 and all(map(is_alive, pids))
+    one_kernel.manager.shutdown_kernel()
+    assert wait_until(lambda: not any(map(is_alive, pids)), 5)
