@@ -1,14 +1,16 @@
 """The explorer that trains: what fits, what it says, curves that agree, and a stop that stops."""
 
 import dataclasses
+import threading
 
 import pytest
+from ipywidgets.widgets import widget
 
+from course.explorers import base, training
 from course.explorers.training import differences_text, training_explorer
 from course.pictures.style import bytes_text
 from course.sizing import step_traffic
 from labkit.train import TrainConfig
-from tests.support.kernel import Kernel
 
 CONFIG = TrainConfig(
     num_layers=2, hidden_size=16, num_attention_heads=4, seq_length=8, batch_size=8, micro_batch_size=1, steps=2,
@@ -19,6 +21,12 @@ CONFIG = TrainConfig(
 @pytest.fixture
 def explorer():
     return training_explorer(CONFIG)
+
+
+@pytest.fixture
+def four_ranks(monkeypatch):
+    """Half as many, where it does not matter how many there are."""
+    monkeypatch.setattr(training, "NUM_RANKS", 4)
 
 
 def train(explorer):
@@ -62,7 +70,7 @@ def test_two_layouts_train_to_the_same_losses(explorer):
     assert (explorer.button.description, explorer.bar.value) == ("Train", 2)
 
 
-def test_a_second_click_stops_the_run_of_the_layout_that_is_named():
+def test_a_second_click_stops_the_run_of_the_layout_that_is_named(four_ranks):
     explorer, said = training_explorer(dataclasses.replace(CONFIG, steps=1000)), []
     explorer.progress.observe(lambda change: said.append(change["new"]), "value")
     explorer.button.click()
@@ -73,54 +81,49 @@ def test_a_second_click_stops_the_run_of_the_layout_that_is_named():
     assert "pipeline p is 1 now, not 4." in explorer.says.value
     explorer.button.click()
     explorer._thread.join()
-    assert explorer.progress.value.startswith("t=2 p=2 d=2, 1f1b: ")
+    assert explorer.progress.value.startswith("t=2 p=2 d=1, 1f1b: ")
     assert explorer.progress.value.endswith("Stopped.")
-    assert said[0] == "t=2 p=2 d=2, 1f1b: starting ranks ..."
-    assert said[1].startswith("t=2 p=2 d=2, 1f1b is training: step 1 of 1000: loss ")
+    assert said[0] == "t=2 p=2 d=1, 1f1b: starting ranks ..."
+    assert said[1].startswith("t=2 p=2 d=1, 1f1b is training: step 1 of 1000: loss ")
     assert [len(losses) for losses in explorer.losses.values()] == [1]  # the step that was under way
     assert explorer.button.description == "Train"
 
 
-CELL = f"""
-from course.explorers.training import training_explorer, TrainConfig
-from ipywidgets.widgets.widget import _instances as widgets
-earlier = globals().get("explorer")
-explorer = training_explorer({dataclasses.replace(CONFIG, steps=1000)!r})
-"""
+class Cell:
+    """Stands for IPython in a kernel, which knows the cell that runs and the id of that run."""
+
+    kernel = None
+
+    def __init__(self, monkeypatch):
+        monkeypatch.setattr(base, "get_ipython", lambda: self)
+        monkeypatch.setattr(training, "get_ipython", lambda: self)
+        self.num_runs = 0
+
+    def run(self, cell):
+        self.cell, self.num_runs = cell, self.num_runs + 1
+        return training_explorer(dataclasses.replace(CONFIG, steps=1000))
+
+    def get_parent(self):
+        return {"header": {"msg_id": self.num_runs}, "metadata": {"cellId": self.cell}}
 
 
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory):
-    kernel = Kernel(tmp_path_factory.mktemp("kernel"))
-    yield kernel
-    kernel.close()
+def test_running_the_cell_again_ends_its_run_and_no_other(four_ranks, monkeypatch):
+    """That JupyterLab says which cell runs, and that its stop button ends a run, test_browser.py shows."""
+    cells, under_way = Cell(monkeypatch), threading.Event()
+    earlier = cells.run("explorer")
+    earlier.bar.observe(lambda change: under_way.set(), "value")  # after a step
+    earlier.button.click()
+    assert under_way.wait(60), earlier.progress.value
+    cells.run("other")
+    assert earlier.button.description == "Stop", earlier.progress.value
+    num_widgets = len(widget._instances)
+    cells.run("explorer")
+    earlier._thread.join(60)  # all steps would take minutes
+    assert earlier.progress.value.endswith("Stopped.") and earlier.comm is None
+    assert len(widget._instances) == num_widgets
 
 
-def train_a_step(kernel):
-    kernel.run(f"{CELL}explorer.button.click()", cell="explorer")
-    kernel.run("while not any(explorer.losses.values()): time.sleep(0.05)", timeout=180)
-    assert kernel.value("explorer.button.description") == "Stop", kernel.value("explorer.progress.value")
-
-
-def test_the_stop_button_of_the_toolbar_ends_a_run_while_no_cell_runs(kernel):
-    train_a_step(kernel)
-    kernel.manager.interrupt_kernel()
-    kernel.run("explorer._thread.join()")
-    assert kernel.value("explorer.progress.value").endswith("Stopped.")
-
-
-def test_running_the_cell_again_ends_its_run_and_no_other(kernel):
-    train_a_step(kernel)
-    kernel.run("other = training_explorer(explorer.shown)", cell="other")
-    assert kernel.value("explorer.button.description") == "Stop", kernel.value("explorer.progress.value")
-    num_widgets = kernel.value("len(widgets)")
-    kernel.run(CELL, cell="explorer")
-    kernel.run("earlier._thread.join()")
-    assert kernel.value("(earlier.progress.value[-8:], earlier.comm)") == ("Stopped.", None)
-    assert kernel.value("len(widgets)") == num_widgets
-
-
-def test_a_run_that_fails_says_why():
+def test_a_run_that_fails_says_why(four_ranks):
     far_too_high = {"learning_rate": 100, "weight_decay": 1000, "warmup_steps": 0, "precision": "float32"}
     explorer = training_explorer(dataclasses.replace(CONFIG, **far_too_high, steps=5))
     train(explorer)
