@@ -1,5 +1,6 @@
 """What `make test` counts and what `make notebooks` stores."""
 
+import os
 import subprocess
 import sys
 
@@ -27,6 +28,7 @@ def test_a_real_run_of_pytest_is_counted(tmp_path):
         [sys.executable, "-m", "pytest", "-q", "--junit-xml", "four.xml", "test_four.py"],
         cwd=tmp_path,
         capture_output=True,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # importing all of them takes a second
     )
     assert closing_line.counts((tmp_path / "four.xml").read_text()) == (1, 2, 1)
 
