@@ -13,7 +13,7 @@ from labkit.tensor_parallel import operators
 from tests import gpu_check
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ranks():
     ranks = gpu_check.Ranks(2, "gloo")
     yield ranks
@@ -35,16 +35,17 @@ def test_on_cpu_ranks_every_row_is_right_and_the_report_says_where_it_ran(tmp_pa
 
 
 def faulty(fn, name):
-    """On a rank: sums are not sums, and what arrives is one's own."""
+    """On a rank, for this call: sums are not sums, and what arrives is one's own."""
 
     def own_piece(mine, pieces, **_):
         mine.copy_(pieces[: len(mine)])
         return dist.barrier(async_op=True)
 
-    dist.all_reduce = lambda tensor, *args, **options: None
-    dist.batch_isend_irecv = lambda operations: []
-    operators.reduce_scatter_single = own_piece
-    return getattr(gpu_check, fn)(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_reduce", lambda tensor, *args, **options: None)
+        patch.setattr(dist, "batch_isend_irecv", lambda operations: [])
+        patch.setattr(operators, "reduce_scatter_single", own_piece)
+        return getattr(gpu_check, fn)(name)
 
 
 @pytest.mark.parametrize(
