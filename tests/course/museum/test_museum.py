@@ -50,7 +50,8 @@ def symptoms_of_all(wing):
     """
     applies = {fault.name: fault.apply for fault in wing.faults} | {"healthy": nothing}
     expected = cases.one_process()
-    of_ranks = launch(one_by_one, [*applies.values()], expected, wing.config, world_size=wing.world_size)
+    given, place = ([*applies.values()], expected, wing.config), dict(world_size=wing.world_size, backend="gloo")
+    of_ranks = launch(one_by_one, *given, **place)
     return {name: Symptoms(expected, seen, wing.layout) for name, seen in zip(applies, zip(*of_ranks), strict=True)}
 
 
