@@ -1,5 +1,6 @@
 """Schedules on real ranks, compared with the same model in one process."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -28,7 +29,7 @@ def every_schedule(p, m):
 
 def model_chunks(count, square=False):
     """The same on every rank: each gives a different width than it takes, unless they are square."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     width = [WIDTHS[0 if square else i % len(WIDTHS)] for i in range(count + 1)]
     return [
         nn.Sequential(nn.Linear(n, n + 1), nn.GELU(), nn.LayerNorm(n + 1), nn.Linear(n + 1, k))
@@ -51,18 +52,25 @@ def even(m):
 
 def parity(*schedules, rows=uneven, make=model_chunks, targets=False, **options):
     """Run schedules of one size on a rank, each compared with one process: the loss, and this rank's gradients."""
-    torch.set_default_dtype(torch.float64)
     p = schedules[0].num_stages
-    with init_groups(ParallelLayout(p, pp_size=p)) as groups:
+    with in_float64(), init_groups(ParallelLayout(p, pp_size=p)) as groups:
         for schedule in schedules:
             compare(schedule, rows(schedule.num_micro_batches), make, targets, groups, options)
+
+
+@contextmanager
+def in_float64():
+    """What is made inside the block is float64; afterwards a kept rank makes float32 again, as a new one does."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def compare(schedule, rows, make, with_targets, groups, options):
     whole, copies = make(schedule.num_model_chunks), make(schedule.num_model_chunks)
     numbers = [schedule.stage_of(groups.coords.pp, chunk) for chunk in range(schedule.num_chunks)]
     mine = [copies[number] for number in numbers]
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)
     x = torch.randn(sum(rows), WIDTHS[0])
     y = nn.Sequential(*whole)(x)
     target = torch.randn(y.shape) if with_targets else None

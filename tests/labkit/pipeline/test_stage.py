@@ -11,10 +11,9 @@ from torch import nn
 
 from labkit import pipeline
 from labkit.groups import init_groups
-from labkit.launch import World, launch
 from labkit.layout import ParallelLayout
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
-from tests.support.pipelines import WIDTHS, even, mean_square, model_chunks, parity, same_gradients
+from tests.support.pipelines import WIDTHS, even, in_float64, mean_square, model_chunks, parity, same_gradients
 
 
 class ForgetsItsInput(nn.Module):
@@ -47,15 +46,14 @@ def unusual_stages():
     yield partial(frozen_chunks, [0, 1])
 
 
-@pytest.mark.parametrize("make_schedule", [gpipe, one_f_one_b, zero_bubble])
-def test_stages_that_are_frozen_or_forget_their_input_or_do_nothing(make_schedule):
-    with World(3) as world:
-        for make in unusual_stages():
-            world.run(parity, make_schedule(3, 4), rows=even, make=make)
+@pytest.mark.parametrize("make_schedule", [one_f_one_b, zero_bubble])
+def test_stages_that_are_frozen_or_forget_their_input_or_do_nothing(on_ranks, make_schedule):
+    for make in unusual_stages():
+        on_ranks(partial(parity, make_schedule(3, 3), rows=even, make=make), world_size=3)
 
 
-def test_the_mean_is_over_rows_whatever_their_number_in_a_micro_batch():
-    launch(parity, one_f_one_b(2, 4), rows=lambda m: [4, 1, 3, 2], targets=True, world_size=2)
+def test_the_mean_is_over_rows_whatever_their_number_in_a_micro_batch(on_ranks):
+    on_ranks(partial(parity, one_f_one_b(2, 4), rows=lambda m: [4, 1, 3, 2], targets=True))
 
 
 class LastDimFirst(nn.Linear):
@@ -75,9 +73,13 @@ PADDED = {
 
 def classify(ignored, ignore_index, schedules):
     """Three micro-batches of two rows with four tokens; ``ignored`` are the (row, token) of each that do not count."""
-    torch.set_default_dtype(torch.float64)
-    groups, loss = init_groups(ParallelLayout(2, pp_size=2)), partial(F.cross_entropy, ignore_index=ignore_index)
-    torch.manual_seed(0)
+    with in_float64(), init_groups(ParallelLayout(2, pp_size=2)) as groups:
+        classify_in(groups, ignored, ignore_index, schedules)
+
+
+def classify_in(groups, ignored, ignore_index, schedules):
+    loss = partial(F.cross_entropy, ignore_index=ignore_index)
+    torch.default_generator.manual_seed(0)
     x, labels = torch.randn(6, 4, 5), torch.randint(0, 3, (6, 4))
     for number, places in enumerate(ignored):
         for row, token in places:
@@ -96,11 +98,10 @@ def classify(ignored, ignore_index, schedules):
         same_gradients(mine[0], whole[groups.coords.pp], f"{schedule.name}, ignored {ignored}")
 
 
-def test_the_loss_of_several_targets_is_that_of_cross_entropy_with_padding_too():
-    with World(2) as world:
-        for ignored in PADDED.values():
-            for ignore_index in (-100, 1):
-                world.run(classify, ignored, ignore_index, [gpipe(2, 3), zero_bubble(2, 3)])
+def test_the_loss_of_several_targets_is_that_of_cross_entropy_with_padding_too(on_ranks):
+    for ignored in PADDED.values():
+        for ignore_index in (-100, 1):
+            on_ranks(classify, ignored, ignore_index, [gpipe(2, 3), zero_bubble(2, 3)])
 
 
 class Activation:
@@ -121,7 +122,11 @@ class Keeps(torch.autograd.Function):
 
 def most_alive(schedule):
     """For how many passes this rank kept activations at once, and for how many after the step."""
-    groups = init_groups(ParallelLayout(schedule.num_stages, pp_size=schedule.num_stages))
+    with init_groups(ParallelLayout(schedule.num_stages, pp_size=schedule.num_stages)) as groups:
+        return most_alive_in(groups, schedule)
+
+
+def most_alive_in(groups, schedule):
     given, alive = [], []
 
     class Watched(nn.Linear):
@@ -138,6 +143,6 @@ def most_alive(schedule):
 @pytest.mark.parametrize(
     "schedule", [gpipe(4, 6), one_f_one_b(4, 6), interleaved(4, 6, 2), zero_bubble(4, 6), zero_bubble(4, 9, 3)]
 )
-def test_activations_live_until_their_backward_and_no_longer(schedule):
-    found = launch(most_alive, schedule, world_size=4)
+def test_activations_live_until_their_backward_and_no_longer(on_ranks, schedule):
+    found = on_ranks(most_alive, schedule, world_size=4)
     assert found == [(schedule.peak_in_flight(rank), 0) for rank in range(4)]

@@ -15,7 +15,7 @@ from course.measure.paced import PacedStage
 from labkit import pipeline
 from labkit.data_parallel import DataParallel
 from labkit.groups import ProcessGroups, group_of_one, init_groups
-from labkit.launch import RankFailed, World, launch
+from labkit.launch import RankFailed, launch
 from labkit.layout import ParallelLayout
 from labkit.model import ParallelGPT
 from labkit.pipeline.stage import Stage
@@ -28,24 +28,20 @@ from tests.support.pipelines import assert_same, even, every_schedule, mean_squa
 from tests.support.schedules import KINDS, own
 
 
-@pytest.mark.parametrize(("p", "sizes"), [(1, [1, 3]), (2, [1, 3, 4]), (4, [1, 3, 5, 8])])
-def test_gradients_of_one_process(p, sizes):
-    launch(parity, *(schedule for m in sizes for schedule in every_schedule(p, m)), world_size=p)
+@pytest.mark.parametrize(("p", "sizes"), [(1, [3]), (2, [1, 4]), (4, [3, 5])])
+def test_gradients_of_one_process(on_ranks, p, sizes):
+    """With fewer micro-batches than stages, a multiple of them, and some left over."""
+    on_ranks(parity, *(schedule for m in sizes for schedule in every_schedule(p, m)), world_size=p)
 
 
-def test_gradients_of_one_process_on_eight_ranks():
-    schedules = one_f_one_b(8, 5), interleaved(8, 8, 2), zero_bubble(8, 9, 7)
-    launch(parity, *schedules, rows=lambda m: [1] * m, world_size=8)
-
-
-def test_ranks_that_take_micro_batches_in_orders_of_their_own():
+def test_ranks_that_take_micro_batches_in_orders_of_their_own(on_ranks):
     lines = ("F0 F1 F2 F3 B2 B0 B1 B3", "F2 F0 F3 F1 B0 B3 B2 B1", "F3 F2 F1 F0 B3 B2 B0 B1")
-    launch(parity, own(*lines, m=4), world_size=3)
+    on_ranks(partial(parity, own(*lines, m=4)), world_size=3)
 
 
-def test_halves_of_backward_put_off_to_the_end():
+def test_halves_of_backward_put_off_to_the_end(on_ranks):
     lines = ("F0 F1 B1 B0 W0 W1", "F1 F0 B1 B0 W1 W0")
-    launch(parity, own(*lines, m=2, kinds=tuple(KINDS.values())), rows=even, world_size=2)
+    on_ranks(partial(parity, own(*lines, m=2, kinds=tuple(KINDS.values())), rows=even), world_size=2)
 
 
 # -- a GPT ----------------------------------------------------------------------------------------------------------
@@ -109,26 +105,27 @@ def step_of_gpt(schedule, chunks, replicas, tied, groups: ProcessGroups, inputs,
     return total
 
 
-def gpt_schedules(p, m):
-    return [one_f_one_b(p, m), interleaved(p, m, 2) if p == 2 else gpipe(p, m), zero_bubble(p, m)]
+TIED = [gpipe(1, 4), interleaved(2, 4, 2), one_f_one_b(4, 4), zero_bubble(4, 4)]
 
 
-@pytest.mark.parametrize("p", [1, 2, 4])
-def test_a_gpt_in_stages_with_its_embedding_tied(p):
-    with World(p) as world:
-        for schedule in gpt_schedules(p, 4):
-            world.run(gpt_parity, schedule, ParallelLayout(p, pp_size=p), steps=2)
+@pytest.mark.parametrize("schedule", TIED, ids=lambda schedule: f"{schedule.num_stages} {schedule.name}")
+def test_a_gpt_in_stages_with_its_embedding_tied(on_ranks, schedule):
+    p = schedule.num_stages
+    on_ranks(gpt_parity, schedule, ParallelLayout(p, pp_size=p), 2, world_size=p)
 
 
-@pytest.mark.parametrize(("tp_size", "dp_size", "order"), [(2, 1, "tp-dp-pp"), (1, 2, "tp-pp-dp"), (2, 2, "tp-pp-dp")])
-def test_a_gpt_in_stages_beside_tensor_and_data_parallel_ranks(tp_size, dp_size, order):
-    """On eight ranks every second schedule takes the options; on four, each."""
-    layout = ParallelLayout(2 * tp_size * dp_size, tp_size=tp_size, pp_size=2, order=order)
-    with World(layout.world_size) as world:
-        for number, schedule in enumerate(gpt_schedules(2, 4)):
-            with_options = tp_size > dp_size or (tp_size > 1 and number % 2 == 1)
-            options = {"sequence_parallel": True, "recompute": True} if with_options else {}
-            world.run(gpt_parity, schedule, layout, **options)
+BESIDE = [
+    (zero_bubble(2, 4), ParallelLayout(4, tp_size=2, pp_size=2), True),
+    (one_f_one_b(2, 4), ParallelLayout(4, tp_size=2, pp_size=2), False),
+    (zero_bubble(2, 4), ParallelLayout(4, pp_size=2, order="tp-pp-dp"), False),
+    (interleaved(2, 4, 2), ParallelLayout(8, tp_size=2, pp_size=2, order="tp-pp-dp"), True),
+]
+
+
+@pytest.mark.parametrize(("schedule", "layout", "with_options"), BESIDE)
+def test_a_gpt_in_stages_beside_tensor_and_data_parallel_ranks(on_ranks, schedule, layout, with_options):
+    options = {"sequence_parallel": True, "recompute": True} if with_options else {}
+    on_ranks(partial(gpt_parity, schedule, layout, **options), world_size=layout.world_size)
 
 
 # -- what a rank does -----------------------------------------------------------------------------------------------
@@ -165,12 +162,16 @@ def test_a_trace_has_each_op_in_the_order_of_the_schedule(on_ranks, schedule):
 def test_paced_stages_take_about_the_time_that_is_predicted(on_ranks, schedule):
     v = schedule.num_chunks
     stage = partial(PacedStage, 0.020 / v, 0.040 / v)
-    timelines = [measured(on_ranks(traced, schedule, stage, 4, world_size=4), "paced") for _ in range(3)]
-    timeline = min(timelines, key=lambda each: each.makespan_seconds)  # the least disturbed
     predicted = simulate(schedule, 0.020, 0.040)
-    assert 1 <= timeline.makespan_seconds / predicted.makespan_seconds < 1.5
-    for rank in range(4):
-        assert 1 <= timeline.computing_seconds(rank) / predicted.computing_seconds(rank) < 1.5
+    ratios: list[float] = []
+    for _ in range(3):  # until nothing else disturbs it
+        timeline = measured(on_ranks(traced, schedule, stage, 4, world_size=4), "paced")
+        ratios = [timeline.computing_seconds(rank) / predicted.computing_seconds(rank) for rank in range(4)]
+        ratios.append(timeline.makespan_seconds / predicted.makespan_seconds)
+        if max(ratios) < 1.5:
+            break
+    assert min(ratios) >= 1
+    assert max(ratios) < 1.5
 
 
 # -- what goes wrong ------------------------------------------------------------------------------------------------
@@ -201,17 +202,18 @@ INPUTS = list(torch.zeros(4, 2, 4))
         (own("F0 B0", "B0 F0", m=1), {"inputs": INPUTS[:1]}, "rank 1 has B0 before F0, whose result it needs"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(schedule, given, said):
+def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(on_ranks, schedule, given, said):
     def refused():
-        groups = init_groups(ParallelLayout(2, pp_size=2))
-        if groups.coords.pp == 0:  # alone: had it sent or received anything, it would wait
-            with pytest.raises(ValueError, match=said):
-                pipeline.run(schedule, [nn.Linear(4, 4)], groups, **({"inputs": INPUTS, "loss": mean_square} | given))
+        options = {"inputs": INPUTS, "loss": mean_square} | given
+        with init_groups(ParallelLayout(2, pp_size=2)) as groups:
+            if groups.coords.pp == 0:  # alone: had it sent or received anything, it would wait
+                with pytest.raises(ValueError, match=said):
+                    pipeline.run(schedule, [nn.Linear(4, 4)], groups, **options)
 
-    launch(refused, world_size=2)
+    on_ranks(refused)
 
 
-def test_a_rank_can_run_again_after_a_refusal():
+def test_a_rank_can_run_again_after_a_refusal(on_ranks):
     """Nothing of a refused step is left behind in the world."""
 
     def twice():
@@ -221,7 +223,7 @@ def test_a_rank_can_run_again_after_a_refusal():
             pipeline.run(gpipe(2, 4), chunks, groups, INPUTS[:3], loss=mean_square)
         return pipeline.run(gpipe(2, 4), chunks, groups, INPUTS, loss=mean_square)
 
-    none, loss = launch(twice, world_size=2)
+    none, loss = on_ranks(twice)
     assert none is None
     assert loss > 0
 
@@ -279,7 +281,7 @@ def sent_during(schedule):
 
 
 @pytest.mark.parametrize("schedule", [one_f_one_b(2, 4), interleaved(2, 4, 2), zero_bubble(2, 4)], ids=lambda s: s.name)
-def test_gradients_leave_during_the_last_backward(schedule):
+def test_gradients_leave_during_the_last_backward(on_ranks, schedule):
     """Each in a bucket of its own: all are sent inside the op that completes them, none before or after."""
-    for sent, wanted in launch(sent_during, schedule, world_size=4):
+    for sent, wanted in on_ranks(sent_during, schedule, world_size=4):
         assert sent == wanted
