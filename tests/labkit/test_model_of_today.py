@@ -149,24 +149,22 @@ def test_one_process(name, options):
 
 
 CUTS = [  # t, c, options
-    (4, 1, {"sequence_parallel": True}),
-    (2, 2, {"context_parallel": "ring"}),
     (2, 2, {"context_parallel": "ring", "sequence_parallel": True, "num_stages": 2}),
+    (1, 4, {"context_parallel": "gathered", "balanced": False}),
+    (4, 1, {"sequence_parallel": True}),
+    (2, 2, {"context_parallel": "ring", "balanced": False}),
     (2, 2, {"context_parallel": "ulysses", "sequence_parallel": True}),
-    (2, 2, {"context_parallel": "gathered", "balanced": False, "num_stages": 2}),
-    (1, 4, {"context_parallel": "ring", "balanced": False}),
-    (1, 4, {"context_parallel": "ulysses"}),
-    (1, 4, {"context_parallel": "gathered"}),
+    (2, 2, {"context_parallel": "gathered", "num_stages": 2}),
 ]
 
 
 def test_shards_and_parts_of_the_sequence():
-    """Every way to cut, for GPT-2's form and for today's."""
+    """Every way to cut today's form; GPT-2's in the first two, as only its learned positions are cut in its own way."""
 
     def each_way():
-        for shape in (GPT2, TODAY):
+        for shape, cuts in ((GPT2, CUTS[:2]), (TODAY, CUTS)):
             expected = plain_loss_and_gradients(shape)
-            for t, c, options in CUTS:
+            for t, c, options in cuts:
                 got = loss_and_gradients(shape, ParallelLayout(4, tp_size=t, cp_size=c), **options)
                 assert_same(got, expected, (t, c, options))
 

@@ -6,9 +6,9 @@ import torch.distributed as dist
 
 from labkit.communication import communication_log
 
-SIZES = [1, 2, 3, 4]
+SIZES = [1, 3]  # alone, and a number that is no power of two; operators run on four, the model on two and on four
 DTYPES = [torch.float32, torch.float64]
-BATCH, SEQUENCE = 2, 12  # every t up to 4 divides the sequence
+BATCH, SEQUENCE = 2, 12  # t divides the sequence
 
 
 def assert_same(got, expected, what=""):
@@ -33,7 +33,7 @@ def refused_before_any_communication(mistakes):
     """Make each mistake on this rank; its error must contain the text that it is listed under."""
     for message, mistake in mistakes.items():
         with communication_log() as log, pytest.raises(ValueError) as error:  # noqa: PT012 - the log must end too
-            torch.manual_seed(1)
+            torch.default_generator.manual_seed(1)
             mistake(dist.group.WORLD)
         assert message in str(error.value)
         made = [record for record in log.records if record.message_bytes > 16]  # a layer made is checked once

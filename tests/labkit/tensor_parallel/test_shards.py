@@ -65,20 +65,20 @@ def test_stride_gives_each_rank_its_part_of_each_fused_matrix(on_ranks):
 
 
 def layers_of_every_kind(group):
+    torch.default_generator.manual_seed(6)
     options = {"keep_master_weight_for_test": True, "dtype": torch.float64}
     return [
         ColumnParallelLinear(5, 36, group, **options),
         ColumnParallelLinear(5, 36, group, stride=3, **options),
         RowParallelLinear(36, 5, group, **options),
         RowParallelLinear(36, 5, group, stride=3, **options),
-        VocabParallelEmbedding(10, 3, group, **options),  # 10 words: rows of padding on 3 and on 4 ranks
-        VocabParallelEmbedding(2, 3, group, **options),  # on 4 ranks, two have nothing but padding
+        VocabParallelEmbedding(10, 3, group, **options),  # 10 words: rows of padding on 3 ranks
+        VocabParallelEmbedding(2, 3, group, **options),  # on 3 ranks, one has nothing but padding
     ]
 
 
 def gather_and_cut(group):
     """What is gathered is the master weight, and the master cut again is the shard; for gradients and biases too."""
-    torch.manual_seed(6)
     for layer in layers_of_every_kind(group):
         weight, master = layer.weight, layer.master_weight
         whole = gather_whole(weight, weight, group)

@@ -28,14 +28,14 @@ from tests.labkit.tensor_parallel.conftest import (
 
 def embedding_parity(num_embeddings, sequence_parallel, dtype):
     group = dist.group.WORLD
-    torch.manual_seed(4)
+    torch.default_generator.manual_seed(4)
     options = {"keep_master_weight_for_test": True, "sequence_parallel": sequence_parallel, "dtype": dtype}
     layer = VocabParallelEmbedding(num_embeddings, 6, group, **options)
     reference = nn.Embedding(num_embeddings, 6, dtype=dtype)
     with torch.no_grad():
         reference.weight.copy_(layer.master_weight)
     ids = torch.randint(num_embeddings, (BATCH, SEQUENCE), generator=torch.Generator().manual_seed(1))
-    ids[0, :3] = torch.tensor([0, num_embeddings - 1, num_embeddings // 2])
+    ids[0, :3] = torch.tensor([0, num_embeddings - 1, num_embeddings // 2])  # of 2 words, a third rank has none
     (grad,) = randoms((BATCH, SEQUENCE, 6), dtype=dtype)
     optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (layer, reference)]
     rows = layer.weight.size(0)
@@ -60,7 +60,7 @@ def embedding_parity(num_embeddings, sequence_parallel, dtype):
 @pytest.mark.parametrize("world_size", SIZES)
 def test_embedding(on_ranks, world_size):
     def all_embeddings():
-        for size, sequence_parallel, dtype in product([24, 10, 3], [False, True], DTYPES):
+        for size, sequence_parallel, dtype in product([24, 10, 2], [False, True], DTYPES):
             embedding_parity(size, sequence_parallel, dtype)
 
     on_ranks(all_embeddings, world_size=world_size)
