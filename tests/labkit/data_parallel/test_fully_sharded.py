@@ -151,7 +151,7 @@ MODELS = {
 
 
 def make(name, seed=3):
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     return MODELS[name]()
 
 

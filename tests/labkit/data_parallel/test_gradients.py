@@ -19,7 +19,7 @@ from labkit.tensor_parallel import ColumnParallelLinear
 from labkit.timeline.trace import Trace
 from tests.labkit.data_parallel.conftest import ROWS, WIDTH, linear, loss_of, world
 
-STEPS = 5
+STEPS = 3
 FORMS = {
     "a message each": dict(bucket_bytes=0, overlap=False),
     "bucketed": dict(bucket_bytes=300, overlap=False),
@@ -153,7 +153,7 @@ TOLERANCE = {"types": 0.02}
 
 
 def make(name, seed=3):
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     return MODELS[name]()
 
 
@@ -217,9 +217,9 @@ def parity(name, set_to_none=True):
     module = make(name)
     model = DistributedDataParallel(module, find_unused_parameters=name in ("unused", "experts"))
     trained_by_torch = list(train(module, model, mine_of(xs), set_to_none))
-    for form, options in FORMS.items():
+    for form in FORMS if name in ("tied", "experts") else ("bucketed", "overlapped", "default"):
         module = make(name, seed=3 + world().rank())  # what rank 0 has is what counts
-        steps = list(train(module, DataParallel(module, world(), **options), mine_of(xs), set_to_none))
+        steps = list(train(module, DataParallel(module, world(), **FORMS[form]), mine_of(xs), set_to_none))
         tolerance = TOLERANCE.get(name, 1e-10)
         assert_same_training(steps, expected, f"{form}, against one process", tolerance=tolerance)
         how = dict(exactly=num_ranks == 2, tolerance=tolerance)  # with more, sums may run in a different order
@@ -230,13 +230,9 @@ def parity(name, set_to_none=True):
         assert_same_training(naive, trained_by_torch, "the naive average, against torch", **how)
 
 
-@pytest.mark.parametrize(("name", "world_size"), [*((name, 2) for name in MODELS), ("deep MLP", 4), ("experts", 4)])
+@pytest.mark.parametrize(("name", "world_size"), [*((name, 2) for name in MODELS), ("deep MLP", 3), ("experts", 4)])
 def test_steps_equal_one_process_and_torch(on_ranks, name, world_size):
     on_ranks(parity, name, world_size=world_size)
-
-
-def test_three_ranks(on_ranks):
-    on_ranks(parity, "deep MLP", world_size=3)
 
 
 def test_gradients_set_to_zero_instead_of_none(on_ranks):

@@ -14,7 +14,7 @@ from labkit.groups import init_groups
 from labkit.layout import ParallelLayout
 from tests.labkit.data_parallel.conftest import ROWS, WIDTH, linear, loss_of, world
 
-STEPS = 10
+STEPS = 4
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, dict(lr=0.1)),
     "SGD with momentum": (torch.optim.SGD, dict(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)),
@@ -44,7 +44,7 @@ class Tied(nn.Module):
 
 
 def make(optimizer_class=None):
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
     return Tied(bias=optimizer_class is None or optimizer_class.__name__ != "Muon")  # which takes matrices only
 
 
@@ -82,24 +82,17 @@ def pair(optimizer_class, params_of=nn.Module.parameters, **options):
 # -- the same weights --------------------------------------------------------------------------------------------------
 
 
-def ten_steps(name):
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # imported on ranks only: it takes long
-
+def as_plain(name):
     optimizer_class, options = OPTIMIZERS[name]
     plain, optimizer, divided, ours = pair(optimizer_class, **options)
     expected = list(train(plain, optimizer))
     assert not torch.equal(expected[0][0], expected[-1][0])
     assert_equal(train(divided, ours), expected)
-    by_torch = make(optimizer_class)
-    theirs = ZeroRedundancyOptimizer(by_torch.parameters(), optimizer_class, **options)
-    if name != "AdamW, lr a tensor":  # of which ZeroRedundancyOptimizer makes one more copy per step
-        assert_equal(train(by_torch, theirs), expected)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_ten_steps_equal_the_plain_optimizer_and_torch(on_ranks, name, world_size):
-    on_ranks(ten_steps, name, world_size=world_size)
+@pytest.mark.parametrize(("name", "world_size"), [*((name, 2) for name in OPTIMIZERS), ("AdamW", 4)])
+def test_steps_equal_those_of_the_plain_optimizer(on_ranks, name, world_size):
+    on_ranks(as_plain, name, world_size=world_size)
 
 
 def with_data_parallel(world_size):
@@ -115,7 +108,7 @@ def with_data_parallel(world_size):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_together_with_averaged_gradients(on_ranks, world_size):
     on_ranks(with_data_parallel, world_size, world_size=world_size)
 
@@ -330,13 +323,13 @@ OF_STATES = {
 
 
 def parts(name):
-    """The state dicts of all ranks, after five steps; and of the plain optimizer, the weights of five more."""
+    """The state dicts of all ranks, after two steps; and of the plain optimizer, the weights of two more."""
     optimizer_class, options = OF_STATES[name]
     plain, optimizer, divided, ours = pair(optimizer_class, two_groups_of_any, **options)
-    list(train(plain, optimizer, batches()[:5]))
-    list(train(divided, ours, batches()[:5]))
+    list(train(plain, optimizer, batches()[:2]))
+    list(train(divided, ours, batches()[:2]))
     middle = [p.detach().clone() for p in plain.parameters()]
-    after = list(train(plain, optimizer, batches()[5:]))
+    after = list(train(plain, optimizer, batches()[2:]))
     return ours.state_dict(), middle, after
 
 
@@ -359,7 +352,7 @@ def continued(name, state_dict, middle, after, divided):
     else:
         optimizer = optimizer_class(two_groups_of_any(module), **options)
     optimizer.load_state_dict(copy.deepcopy(state_dict))  # torch takes the tensors themselves, and changes them
-    assert_equal(train(module, optimizer, batches()[5:]), after)
+    assert_equal(train(module, optimizer, batches()[2:]), after)
     return sorted(optimizer.state_dict()["state"])
 
 
