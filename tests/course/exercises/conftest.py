@@ -19,6 +19,10 @@ def worlds():
 @pytest.fixture
 def launches_on_kept_ranks(worlds, monkeypatch):
     """Grows at every launch that a learner waits for. Ranks are kept: to recognise a mistake, one world makes all."""
+    return keep_ranks(worlds, monkeypatch)
+
+
+def keep_ranks(worlds, patch):
     calls = []
 
     def launch(function, *args, world_size, backend):
@@ -35,5 +39,5 @@ def launches_on_kept_ranks(worlds, monkeypatch):
         return result
 
     for module in (on_ranks, found_by, pipeline_parallel, tensor_parallel):
-        monkeypatch.setattr(module, "launch", launch)
+        patch.setattr(module, "launch", launch)
     return calls

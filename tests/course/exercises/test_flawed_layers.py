@@ -7,6 +7,7 @@ from course.exercises import flawed_layers
 from course.exercises.flawed_layers import QUANTITIES, case_a, case_b, case_c, case_d, case_e, case_f
 from labkit.launch import RankFailed, launch
 from labkit.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from tests.course.exercises.conftest import keep_ranks
 
 CASES = [case_a, case_b, case_c, case_d, case_e, case_f]
 EXPECTED = {  # what tells, and what of it was measured here, with the shapes of the course's notes
@@ -24,8 +25,10 @@ RIGHT_WEIGHT = {"case_a": 256, "case_b": 32, "case_c": 256, "case_d": 128, "case
 
 
 @pytest.fixture(scope="module")
-def measured():
-    return {case.name: case.measure() for case in CASES}
+def measured(worlds):
+    with pytest.MonkeyPatch.context() as patch:
+        keep_ranks(worlds, patch)
+        return {case.name: case.measure() for case in CASES}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

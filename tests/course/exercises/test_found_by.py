@@ -4,6 +4,8 @@ import pytest
 
 from course.exercises.flawed_layers import QUANTITIES, case_a, case_b, case_f
 
+pytestmark = pytest.mark.usefixtures("launches_on_kept_ranks")
+
 
 def test_the_report_is_a_table_of_all_quantities_then_what_did_not_run():
     table = """

@@ -8,17 +8,17 @@ import torch.nn.functional as F
 from course.exercises import collectives, column_parallel, data_parallel, three_axes
 
 
-def test_the_report_names_the_rank_and_where_it_started():
+def test_the_report_names_the_rank_and_where_it_started(launches_on_kept_ranks):
     text = collectives.all_reduce_from_halves.verdict(collectives.unchanged).text
     assert "rank 0 of 4, starting from [0, 1, 2, 3]" in text
 
 
-def test_good_news_says_on_how_many_ranks():
+def test_good_news_says_on_how_many_ranks(launches_on_kept_ranks):
     text = collectives.all_reduce_from_halves.verdict(collectives.my_all_reduce).text
     assert text.endswith("correct, on 4, 2 and 3 ranks.")
 
 
-def test_a_stub_that_raises_is_not_attempted():
+def test_a_stub_that_raises_is_not_attempted(launches_on_kept_ranks):
     def raises(x):
         raise NotImplementedError
 
@@ -130,6 +130,6 @@ def test_groups_that_not_all_ranks_make_alike_are_named_or_hang():
     assert named in text or "a group that not all ranks made" in text
 
 
-def test_ranks_may_answer_by_a_generator():
+def test_ranks_may_answer_by_a_generator(launches_on_kept_ranks):
     verdict = data_parallel.average.verdict(lambda gradients: (each for each in data_parallel.my_average(gradients)))
     assert verdict.status == "passed", verdict.text

@@ -33,7 +33,7 @@ def test_the_backward_solution_agrees_with_torch(world_size):
         assert same(ours, torchs)
 
 
-def test_gathering_the_weight_is_right_but_not_the_way():
+def test_gathering_the_weight_is_right_but_not_the_way(launches_on_kept_ranks):
     def gathers(grad_y, x, weight):
         mine = grad_y.chunk(dist.get_world_size(), 1)[dist.get_rank()]
         return grad_y @ all_gather(weight, dist.group.WORLD, 0), mine.T @ x
@@ -43,7 +43,7 @@ def test_gathering_the_weight_is_right_but_not_the_way():
     assert "It calls all_gather" in text
 
 
-def test_a_second_all_reduce_is_told_how_many_bytes_it_sent():
+def test_a_second_all_reduce_is_told_how_many_bytes_it_sent(launches_on_kept_ranks):
     def reduces_twice(grad_y, x, weight):
         dist.all_reduce(torch.zeros(9))
         return exercises.my_gather_backward(grad_y, x, weight)
@@ -54,7 +54,7 @@ def test_a_second_all_reduce_is_told_how_many_bytes_it_sent():
 
 @pytest.mark.parametrize("fault", exercises.FAULTS)
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
-def test_the_spread_is_what_ranks_measure(tp_size, fault):
+def test_the_spread_is_what_ranks_measure(launches_on_kept_ranks, tp_size, fault):
     assert exercises.measured_spread(tp_size, fault) == pytest.approx(exercises.my_spread(tp_size, fault), rel=0.05)
 
 

@@ -44,11 +44,11 @@ def norm_by_average(gradients, kinds, tp_rank):
     return total.sqrt()
 
 
-def test_an_average_of_the_squares_is_recognised():
+def test_an_average_of_the_squares_is_recognised(launches_on_kept_ranks):
     assert "squares were averaged" in " ".join(three_axes.norm.verdict(norm_by_average).text.split())
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 4])
+@pytest.mark.parametrize("num_stages", [1, 3])
 def test_the_norm_is_the_trainers(num_stages):
     for counted, mine in launch(as_the_trainer_counts, num_stages, world_size=2 * num_stages, backend="gloo"):
         assert counted == pytest.approx(mine, rel=1e-6)
@@ -61,7 +61,7 @@ def forgotten_by_one_end(gradient, num_stages):
     return gradient
 
 
-def test_an_all_reduce_by_one_end_alone_is_a_deadlock_with_advice():
+def test_an_all_reduce_by_one_end_alone_is_a_deadlock_with_advice(launches_on_kept_ranks):
     verdict = three_axes.tied.verdict(forgotten_by_one_end)
     assert verdict.status == "stuck" and "`new_group` is called by every rank" in " ".join(verdict.text.split())
 
@@ -85,6 +85,6 @@ def group_made_by_its_members(gradient, num_stages):
     return gradient if gradient is None else three_axes.my_tied(gradient, num_stages)
 
 
-def test_a_group_that_only_its_members_make_is_noticed_though_the_gradients_are_right():
+def test_a_group_that_only_its_members_make_is_noticed_though_the_gradients_are_right(launches_on_kept_ranks):
     verdict = three_axes.tied.verdict(group_made_by_its_members)
     assert verdict.status == "wrong" and "Not every rank calls `new_group`" in " ".join(verdict.text.split())

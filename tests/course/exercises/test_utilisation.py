@@ -6,7 +6,7 @@ import pytest
 
 from course.exercises import utilisation as exercises
 from course.exercises.utilisation import GIVEN, beat, utilisation
-from course.measure.utilisation import TimedStep, predict_step
+from course.measure.utilisation import Pace, TimedStep, predict_step
 from course.sizing import Plan, memory, training_days
 from labkit.timeline import Span, Timeline
 
@@ -69,8 +69,9 @@ def test_a_plan_that_is_slow_on_the_ranks_does_not_win(monkeypatch):
     assert "1.25 times as fast" in verdict.text
 
 
-def test_real_ranks_run_the_challenge():
-    """How fast they are depends on what else runs here: a factor is not tested."""
+def test_real_ranks_run_the_challenge(monkeypatch):
+    """How fast they are depends on what else runs here: a factor is not tested, so layers may be quicker."""
+    monkeypatch.setattr(exercises, "PACE", Pace(0.0005))
     verdict = beat.verdict(exercises.my_plan)
     assert verdict.status in ("passed", "wrong")
     assert "ms a step" in verdict.text
