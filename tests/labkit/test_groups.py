@@ -160,7 +160,7 @@ def fsdp_step(layout):
 
 def test_fsdp2_runs_on_the_mesh():
     """The mean of the gradients of replicas 0 and 1, whose inputs are 0 and 1, is one half everywhere."""
-    assert launch(fsdp_step, ParallelLayout(2), world_size=2) == [[[0.5] * 4] * 2] * 2
+    assert launch(fsdp_step, ParallelLayout(4, tp_size=2), world_size=4) == [[[0.5] * 4] * 2] * 4
 
 
 def descriptions(layout):
