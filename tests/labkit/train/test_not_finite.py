@@ -28,19 +28,21 @@ def diverge(config, rank, how, where):
 
 
 @pytest.mark.parametrize(
-    ("zero_stage", "how", "rank", "where", "what"),
+    ("world_size", "options", "how", "rank", "where", "what"),
     [
-        (0, "parameter", 5, "layers.3.mlp.up", "the parameter layers.3.mlp.up.weight, before the step"),
-        (2, "forward", 3, "layers.1.mlp.up", "the output of layers.1.mlp.up"),
-        (0, "backward", 7, "layers.2.attention.qkv", "the gradient of layers.2.attention.qkv.weight"),
-        (3, "backward", 2, "embedding", "the gradient of embedding.weight"),
+        (8, {"tp_size": 2, "pp_size": 2}, "parameter", 5, "layers.3.mlp.up",
+         "the parameter layers.3.mlp.up.weight, before the step"),
+        (4, {"pp_size": 2, "zero_stage": 2}, "forward", 1, "layers.1.mlp.up", "the output of layers.1.mlp.up"),
+        (4, {"tp_size": 2, "pp_size": 2}, "backward", 3, "layers.2.attention.qkv",
+         "the gradient of layers.2.attention.qkv.weight"),
+        (4, {"tp_size": 2, "zero_stage": 3}, "backward", 2, "embedding", "the gradient of embedding.weight"),
     ],
-)
-def test_the_first_rank_and_place_is_found(zero_stage, how, rank, where, what):
-    """tp, dp and pp 2: every collective spreads a NaN to ranks that had none."""
-    config = replace(TINY, tp_size=2, pp_size=2, precision="float32", eval_interval=0, zero_stage=zero_stage)
+)  # fmt: skip
+def test_the_first_rank_and_place_is_found(world_size, options, how, rank, where, what):
+    """Every collective spreads a NaN to ranks that had none: in the first case, in three groups of a rank."""
+    config = replace(TINY, precision="float32", eval_interval=0, **options)
     with pytest.raises(RankFailed) as caught:
-        launch(diverge, config, rank, how, where, world_size=8)
+        launch(diverge, config, rank, how, where, world_size=world_size)
     assert isinstance(caught.value.cause, FloatingPointError)
     text = str(caught.value.cause)
     assert text.startswith("step 2: ")

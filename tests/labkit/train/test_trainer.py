@@ -166,21 +166,34 @@ def run_of(layout, values):
     (world_size, t, c, p), options = layout, dict(zip(OPTIONS, values))
     num_chunks = num_chunks_of(options["schedule"])
     sizes = {"tp_size": t, "cp_size": c, "pp_size": p, "num_chunks": num_chunks}
-    sizes["micro_batch_size"] = 1 if world_size // (t * c * p) == 8 else 2
+    replicas = world_size // (t * c * p)
+    sizes["micro_batch_size"] = 2
     if options["zero_stage"] and world_size // (t * p) == 4:
         sizes["shard_size"] = 2  # hybrid
     sizes["num_layers"] = min(2 * p, 8)  # two on a rank: one may be sent while the next computes
+    if p == 1 or (p == 2 and world_size == 8):
+        sizes["micro_batch_size"] = max(1, 4 // replicas)  # two micro-batches
+    if p == 2 and world_size == 8:
+        sizes["num_layers"] = p * num_chunks  # eight ranks share two cores; and four show it with two layers each
     if options["context_parallel"] == "contiguous ring":
         options |= {"context_parallel": "ring", "balanced": False}
     return world_size, replace(SHORT, **sizes, **options | ({} if options["tied"] else TODAY))
 
 
 def some_choices():
-    """A few of all, which cover every layout and every two options; the next is always one that adds most."""
+    """A few of all, which cover every layout and every two options; the next is always one that adds most.
+
+    But a layout of eight ranks comes only once.
+    """
     covers = {(layout, v): {layout, *combinations(zip(OPTIONS, v), 2)} for layout, v in all_choices()}
     uncovered = set().union(*covers.values())
+
+    def adds(choice):
+        layout, _ = choice
+        return len(covers[choice] & uncovered) if layout[0] < 8 or layout in uncovered else 0, -layout[0]
+
     while uncovered:
-        best = max(covers, key=lambda choice: (len(covers[choice] & uncovered), -choice[0][0]))
+        best = max(covers, key=adds)
         uncovered -= covers[best]
         yield best
 
@@ -231,14 +244,17 @@ def test_whole_product(on_ranks, layout):
 
 @pytest.mark.parametrize("order", ["tp-pp-dp", "pp-dp-tp"])
 def test_another_order_of_the_axes(on_ranks, order):
-    alone = on_ranks(train, replace(TINY, steps=2), world_size=1)[0]
-    config = replace(TINY, steps=2, tp_size=2, pp_size=2, order=order)
+    two_layers = replace(SHORT, num_layers=2)
+    alone = on_ranks(train, two_layers, world_size=1)[0]
+    config = replace(two_layers, tp_size=2, pp_size=2, order=order)
     for got in on_ranks(train, config, world_size=8):
         assert numbers(got) == pytest.approx(numbers(alone), rel=1e-10)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"zero_stage": 1}, {"zero_stage": 3}, {"tp_size": 2, "sequence_parallel": True}], ids=str
+    "options",
+    [{}, {"zero_stage": 1}, {"zero_stage": 3}, {"tp_size": 2, "sequence_parallel": True, "micro_batch_size": 4}],
+    ids=str,
 )
 def test_bfloat16_learns_as_float32_does(on_ranks, options):
     config = replace(TINY, precision="bfloat16", num_layers=2, **options)
@@ -251,7 +267,7 @@ def test_bfloat16_learns_as_float32_does(on_ranks, options):
 
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch adds gradients up in the weights' type")
 def test_gradients_of_bfloat16_add_up_in_float32(on_ranks):
-    """Added in bfloat16, the sum over 256 micro-batches would be wrong by 2 percent."""
+    """Added in bfloat16, the sum over 64 micro-batches would be wrong by 2 percent."""
 
     def error(config):
         with training(config) as trainer:
@@ -261,13 +277,13 @@ def test_gradients_of_bfloat16_add_up_in_float32(on_ranks):
             [model], batch = trainer.models, trainer.micro_batches(0)
             for tokens, targets in zip(*batch, strict=True):
                 trainer.optimizer.zero_grad()
-                (model.loss(model(tokens), targets) / 256).backward()
+                (model.loss(model(tokens), targets) / 64).backward()
                 for total, p in zip(exact, trainer.parameters):
                     total += p.grad
             off = torch.stack([(x - y).norm() for x, y in zip(got, exact)]).norm()
             return (off / torch.stack([x.norm() for x in exact]).norm()).item()
 
-    config = replace(TINY, precision="bfloat16", num_layers=1, batch_size=256, micro_batch_size=1)
+    config = replace(TINY, precision="bfloat16", num_layers=1, batch_size=64, micro_batch_size=1)
     [worst] = on_ranks(error, config, world_size=1)
     assert worst < 1e-6
 
@@ -295,7 +311,7 @@ def samples_of(config):
 
 
 def test_each_sample_is_seen_once_and_in_one_order(on_ranks):
-    config = replace(TINY, micro_batch_size=1, tp_size=2)
+    config = replace(TINY, num_layers=1, micro_batch_size=1, tp_size=2)
     text = config.make_text()
     expected = [text.sample(number, config.seq_length + 1)[:-1].tolist() for number in range(16)]
     ranks = on_ranks(samples_of, config, world_size=8)
@@ -322,15 +338,15 @@ def seeds_of(config):
 
 
 def test_dropout_masks_differ_by_step_and_replica(on_ranks):
-    ranks = on_ranks(seeds_of, replace(TINY, steps=5, tp_size=2, num_layers=2), world_size=4)
+    ranks = on_ranks(seeds_of, replace(TINY, steps=4, tp_size=2, num_layers=1), world_size=4)
     assert ranks[0] == ranks[1], "tensor-parallel ranks must draw alike"
     assert ranks[2] == ranks[3]
-    assert len({*ranks[0], *ranks[2]}) == 10
+    assert len({*ranks[0], *ranks[2]}) == 8
 
 
 @pytest.mark.parametrize("options", [{}, {"tp_size": 2, "sequence_parallel": True}, {"pp_size": 2}], ids=str)
 def test_dropout_is_the_same_again_and_with_recomputation(on_ranks, options):
-    config = replace(TINY, steps=3, dropout=0.2, num_layers=2, **options)
+    config = replace(TINY, steps=2, warmup_steps=2, dropout=0.2, num_layers=2, **options)
     once, again = on_ranks(train, config)[0], on_ranks(train, config)[0]
     assert numbers(once) == numbers(again)
     without = on_ranks(train, replace(config, dropout=0.0))[0]
@@ -356,7 +372,7 @@ def test_evaluation_leaves_the_training_alone(on_ranks):
 
 
 def test_steps_arrive_one_by_one_and_are_those_of_train(on_ranks):
-    config = replace(TINY, steps=3, tp_size=2)
+    config = replace(TINY, steps=3, tp_size=2, num_layers=1)
     expected = numbers(on_ranks(train, config)[0])
     with World(2) as world:
         arrived = [ranks[0] for ranks in stream(world, steps, config)]
