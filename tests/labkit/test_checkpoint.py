@@ -31,9 +31,9 @@ SEVEN_STEPS = replace(TINY, steps=7, eval_interval=4)
 # InventedText has 27 letters, which 2, 4 and 8 do not divide.
 RELAY = [
     (1, {}),
-    (8, {"tp_size": 2, "pp_size": 2, "zero_stage": 1, "sequence_parallel": True}),
+    (4, {"tp_size": 2, "zero_stage": 1, "sequence_parallel": True}),
     (4, {"pp_size": 2, "num_chunks": 2, "schedule": "interleaved", "zero_stage": 2}),
-    (8, {"tp_size": 2, "cp_size": 2, "zero_stage": 3, "shard_size": 2}),
+    (8, {"tp_size": 2, "cp_size": 2, "zero_stage": 3, "shard_size": 2, "micro_batch_size": 4}),
     (2, {"tp_size": 2, "recompute": True}),
     (4, {"pp_size": 4, "schedule": "zero-bubble"}),
     (1, {"num_chunks": 2, "schedule": "interleaved"}),
@@ -117,10 +117,11 @@ def test_master_weights_change_the_layout_too(worlds, tmp_path):
 
 
 def test_dropout_goes_on_where_it_was(worlds, tmp_path):
-    config = replace(SEVEN_STEPS, dropout=0.2, steps=2, num_layers=2, tp_size=2)
-    unbroken = worlds[4].run(train, config)[0]
-    saving = saves_in(tmp_path, dropout=0.2, steps=2, num_layers=2, tp_size=2)
-    resumed = [worlds[4].run(one_step, saving)[0] for _ in range(2)]
+    """Masks depend on nothing but the step and the replica: see `test_dropout_masks_differ_by_step_and_replica`."""
+    config = replace(SEVEN_STEPS, dropout=0.2, steps=2, num_layers=1)
+    unbroken = worlds[2].run(train, config)[0]
+    saving = saves_in(tmp_path, dropout=0.2, steps=2, num_layers=1)
+    resumed = [worlds[2].run(one_step, saving)[0] for _ in range(2)]
     assert [step.loss for step in resumed] == [step.loss for step in unbroken]
 
 
@@ -131,14 +132,14 @@ def position(config):
 
 
 def test_another_batch_size_goes_on_with_the_next_sample(worlds, tmp_path):
-    assert worlds[2].run(position, saves_in(tmp_path)) == [(1, 8)] * 2
-    assert worlds[1].run(position, saves_in(tmp_path, batch_size=4)) == [(2, 12)]
-    assert worlds[2].run(position, saves_in(tmp_path, batch_size=16)) == [(3, 28)] * 2
+    assert worlds[2].run(position, saves_in(tmp_path, num_layers=1)) == [(1, 8)] * 2
+    assert worlds[1].run(position, saves_in(tmp_path, num_layers=1, batch_size=4)) == [(2, 12)]
+    assert worlds[2].run(position, saves_in(tmp_path, num_layers=1, batch_size=16)) == [(3, 28)] * 2
 
 
 def test_nothing_is_left_to_do(worlds, tmp_path, capsys):
-    assert len(worlds[2].run(train, saves_in(tmp_path, steps=2))[0]) == 2
-    assert worlds[2].run(train, saves_in(tmp_path, steps=2)) == [[], []]
+    assert len(worlds[2].run(train, saves_in(tmp_path, steps=2, num_layers=1))[0]) == 2
+    assert worlds[2].run(train, saves_in(tmp_path, steps=2, num_layers=1)) == [[], []]
     said = capsys.readouterr().out
     assert f"[rank 0] No checkpoint in {tmp_path}: starting with step 1" in said
     assert "[rank 0] Resuming after step 2, from step_00000002" in said
@@ -154,12 +155,12 @@ def test_checkpoints_are_written_when_asked_for(worlds, tmp_path):
 
 def test_tensors_are_stored_whole_and_by_name(worlds, tmp_path):
     """Any tool of PyTorch's can read them: here its own loader, into one process' model."""
-    worlds[8].run(one_step, saves_in(tmp_path, tp_size=4, zero_stage=3))
+    worlds[4].run(one_step, saves_in(tmp_path, num_layers=2, tp_size=2, zero_stage=3))
     reader = filesystem.FileSystemReader(tmp_path / "step_00000001")
     sizes = {name: tuple(about.size) for name, about in reader.read_metadata().state_dict_metadata.items()}
     assert sizes["model.embedding.weight"] == (27, 16)  # without the padding to 28
     assert sizes["model.layers.0.attention.qkv.weight"] == (48, 16)
-    assert sizes["optimizer.layers.3.mlp.down.weight.exp_avg"] == (16, 64)
+    assert sizes["optimizer.layers.1.mlp.down.weight.exp_avg"] == (16, 64)
 
 
 def read_for_sums(config):
@@ -204,11 +205,10 @@ def killed_while_saving(config, rank, how_many):
 
 @pytest.mark.parametrize(
     ("rank", "how_many", "async_save"),
-    [*((rank, how_many, False) for rank, how_many in ((0, 1), (0, 3), (0, 4), (0, 5), (1, 1))),
-     (0, 5, True), (1, 1, True), (None, 1, True)],
-)  # fmt: skip
+    [(0, 1, False), (0, 5, False), (1, 1, False), (0, 5, True), (1, 1, True), (None, 1, True)],
+)
 def test_killed_in_the_middle_of_a_save(worlds, tmp_path, capsys, rank, how_many, async_save):
-    """Before each of the points at which files become lasting; also of a rank that is not the first, or of all."""
+    """Before the first and the last point at which files become lasting; also of another rank than 0, or of all."""
     config = saves_in(tmp_path, steps=3, num_layers=2, pp_size=2, async_save=async_save)
     with pytest.raises(RankFailed, match=rf"rank {'.' if rank is None else rank} of 2 was killed by SIGKILL"):
         launch(killed_while_saving, config, rank, how_many, world_size=2)
