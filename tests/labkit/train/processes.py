@@ -9,8 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 TINY = "--steps 3 --seq-length 8 --hidden-size 16 --num-layers 2 --batch-size 8 --micro-batch-size 2 --warmup-steps 2"
 SIX = f"{TINY} --steps 6 --log-interval 1"
-TRAIN = [sys.executable, "-m", "labkit.train"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TRAIN_IN_FORKS = ["--run-path", "--start-method", "fork", str(ROOT / "labkit/train/__main__.py")]
+"""What torchrun starts: its ranks are forks of it, and it has imported what they need, which saves their imports."""
+TORCHRUN = [sys.executable, "-c", "import labkit.train; from torch.distributed.run import main; main()"]
 
 
 def environment(**more):

@@ -17,7 +17,7 @@ from labkit.data import InventedText
 from labkit.launch import World
 from labkit.train import TrainConfig, train
 from labkit.train.__main__ import main
-from tests.labkit.train.processes import ROOT, TINY, TORCHRUN, TRAIN, environment, finish, losses, start
+from tests.labkit.train.processes import ROOT, TINY, TORCHRUN, TRAIN_IN_FORKS, environment, finish, losses, start
 
 
 def test_alone(alone):
@@ -211,7 +211,8 @@ def test_torchrun_does_not_drown_the_message(tmp_path):
 
 def test_torchrun_does_not_restart_what_would_fail_again():
     """Options that cannot be read, too, are said once, and nobody tries them again."""
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", *TRAIN[1:], "--stepz", "3"]
+    options = ["--nproc-per-node", "2", "--max-restarts", "3"]
+    command = [*TORCHRUN, "--standalone", *options, *TRAIN_IN_FORKS, "--stepz", "3"]
     code, _, error = finish(start(command, OMP_NUM_THREADS="1"))[0]
     assert code == 1
     assert error.count("Unrecognized options: --stepz") == 1

@@ -27,20 +27,21 @@ def free_port():
         return found.getsockname()[1]
 
 
-def test_a_run_outlives_a_rank_and_then_a_node(alone, tmp_path, free_port):
-    """Ranks find each other again, although the store in which they meet still has the addresses of dead ones."""
+def test_a_run_outlives_a_rank(alone, tmp_path, free_port):
+    """Ranks find each other again, although the store in which they meet still has the addresses of dead ones.
+
+    That a run outlives a node too is shown in notebook 14, whose outputs are compared.
+    """
     nodes = [sys.executable, "-m", "tests.labkit.train.two_nodes", str(free_port), *SIX.split()]
-    options = f"--tp 2 --fit-ranks --checkpoint-dir {tmp_path} --save-interval 2 --resume"
+    options = f"--tp 2 --checkpoint-dir {tmp_path} --save-interval 2 --resume"
     [(code, out, error)] = finish(start([*nodes, *options.split()]))
     assert code == 0, error
-    first, none, again, resuming, fewer, resuming_alone, end, exit_codes = out.splitlines()
+    first, none, again, resuming, end, exit_codes = out.splitlines()
     assert first.startswith("2 ranks (tp 2, pp 1, dp 1); gloo on the CPU, ")
     assert none == f"No checkpoint in {tmp_path}: starting with step 1"
     assert again == first
     assert resuming == "Resuming after step 2, from step_00000002"
-    assert fewer.startswith("1 rank (tp 1, pp 1, dp 1 instead of tp 2, pp 1); gloo on the CPU, ")
-    assert resuming_alone == "Resuming after step 4, from step_00000004"
-    assert exit_codes == "[0, -9]"
+    assert exit_codes == "[0, 0]"
     assert end == alone[1].splitlines()[-1]
     assert losses(error) == losses(alone[2])
 
