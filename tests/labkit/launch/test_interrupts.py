@@ -44,7 +44,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the backgro
 launch(work, world_size=2)
 server = client.current_server()
 before, hits, random_times = len(os.listdir("/proc/self/fd")), 0, random.Random(5)
-for _ in range(40):
+for _ in range(15):
     timer = threading.Timer(random_times.uniform(0, 0.2), os.kill, (os.getpid(), signal.SIGINT))
     try:
         timer.start()
@@ -64,4 +64,4 @@ print(hits, len(os.listdir("/proc/self/fd")) - before, children.split(), os.list
 @pytest.mark.alone
 def test_random_interrupts_leave_nothing():
     ran = subprocess.run([sys.executable, "-c", RANDOM_INTERRUPTS], capture_output=True, text=True, timeout=120)
-    assert ran.stdout.splitlines()[-1] == "40 0 [] ['server.log']", ran
+    assert ran.stdout.splitlines()[-1] == "15 0 [] ['server.log']", ran
