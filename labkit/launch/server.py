@@ -32,7 +32,7 @@ from labkit.launch.ranks import send_signal
 from labkit.launch.wire import Connection
 from labkit.linux import read_text
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_THP_DISABLE = 1, 36, 41
 _CLONE_NEWUSER, _CLONE_NEWNET, _SIOCSIFFLAGS, _IFF_UP = 0x10000000, 0x40000000, 0x8914, 1
 _IDLE_SECONDS = 3.0
 _PRELOAD_TO_TRAIN = ("sympy", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo", "tyro")
@@ -200,14 +200,15 @@ def _become_rank(server: int, stdout: int, stderr: int, control: int) -> None:
     signal.signal(signal.SIGINT, stop)
     os.setpgid(0, 0)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if "[madvise]" in read_text("/sys/kernel/mm/transparent_hugepage/enabled"):
+        libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)  # the server's heap has pages of 2 MiB; what is new here need not
     if os.getppid() != server:  # it died before the line above
         os._exit(1)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in (0, 1, 2, control):
-            with suppress(OSError):  # listdir's own
-                os.close(int(name))
+    for descriptor in set(map(int, os.listdir("/proc/self/fd"))) - {0, 1, 2, control}:
+        with suppress(OSError):  # listdir's own
+            os.close(descriptor)
     run_rank(socket.socket(fileno=control))
 
 

@@ -56,8 +56,7 @@ class Timeline:
     source: str
 
     def __post_init__(self):
-        in_order = sorted(self.spans, key=lambda span: (span.rank, span.start, -span.end))
-        object.__setattr__(self, "spans", tuple(in_order))
+        object.__setattr__(self, "spans", tuple(sorted(self.spans, key=lambda s: (s.rank, s.start, -s.end))))
 
     def of(self, rank: int, *kinds: str) -> Iterator[Span]:
         """Return the spans of one rank by their start: those of these kinds, or all of them when no kind is named."""
