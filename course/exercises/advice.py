@@ -12,8 +12,8 @@ from labkit.sizes import ranks_text
 RANKS = "the number of ranks"
 
 NONE = (
-    "None is what a function gives back that does not end with `return`, whatever it prints or changes. So does "
-    "dist.all_reduce, which works in place: return the tensor that you gave it."
+    "None is what a function gives back if it does not end with `return`, whatever it prints or changes. "
+    "dist.all_reduce gives back None too, because it works in place: return the tensor that you gave it."
 )
 
 
@@ -21,8 +21,8 @@ ERRORS = {
     "implicitly created only for scalar": "backward() starts from one number: take the mean or the sum of yours first.",
     "does not require grad": "backward() got a number that was computed without autograd: under torch.no_grad(), or "
     "through .item(), .detach() or torch.tensor(...).",
-    "NoneType": "None is what a function gives back that does not end with `return`, and dist.all_reduce, which works "
-    "in place. It is also the `.grad` of a tensor that backward did not reach, as of one that was computed.",
+    "NoneType": "None comes from a function that does not end with `return`, and from dist.all_reduce, which works in "
+    "place. It is also the `.grad` of a tensor that backward did not reach, or that was computed from others.",
     "Invalid process group specified": "This rank is not a member of the group, and only members may call it.",
     "of type torch.Tensor but got <class '(int|float)'>": "A collective adds up tensors, in place. Put the number into "
     "one first: `total = torch.tensor(float(...))`. The sum is in `total` afterwards.",
@@ -37,7 +37,7 @@ ERRORS = {
     "positional argument|keyword argument": "The check calls your function with the arguments of the stub: keep them.",
     "index .*out of": "An index is too large: the last is one less than the number of items.",
 }
-"""What to say of an error by what is in its message, if it is no typical mistake."""
+"""What to say of an error by what is in its message, if it is not a typical mistake."""
 
 
 def explain(got: list, right: list, mistakes: list[tuple[str, list]], given: Sequence[dict] = ()) -> str:

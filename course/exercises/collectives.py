@@ -160,7 +160,7 @@ def ring(
     target=lambda step, n: -1,
     ahead=1,
 ):
-    """Run a ring that can be wrong: in its length, the piece it sends, when it adds, to which piece, and its way."""
+    """Run a ring that can be wrong: in its length, the piece it sends, when and where it adds, and its direction."""
     rank, n = dist.get_rank(), dist.get_world_size()
     pieces = list(x.clone().chunk(n))
     arriving = torch.empty_like(pieces[0])
@@ -174,7 +174,7 @@ def ring(
     return torch.cat(pieces)
 
 
-NOT_THE_SENT = "What arrives is for the piece (rank - step - 1) % n, the one before that which was just sent."
+NOT_THE_SENT = "What arrives is for the piece (rank - step - 1) % n, the one before the piece just sent."
 ring_all_reduce.mistakes_of(
     ring,
     (

@@ -33,7 +33,7 @@ def whole_layer(batch_size: int, input_size: int, output_size: int) -> tuple[tor
 def layer_to_cut(batch_size: int, input_size: int, output_size: int, blind: bool = False) -> tuple[torch.Tensor, ...]:
     """Return the whole layer; if ``blind``, with nan in the rows that are not this rank's.
 
-    x wants a gradient then, so that autograd keeps what it is multiplied by.
+    x then requires a gradient, so that autograd keeps what it is multiplied by.
     """
     x, *masters = whole_layer(batch_size, input_size, output_size)
     others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()] if blind else []
@@ -103,7 +103,7 @@ column_forward.mistakes_of(
         "The weight was cut along its last dim. It is stored as [out, in], the transpose of A, whose columns are its "
         "rows: cut along dim 0.",
     ),
-    (dict(bias=as_it_is), "The whole bias meets a shard of the output. Cut it as the weight: `chunk(t)[rank]`."),
+    (dict(bias=as_it_is), "You added the whole bias to a shard of Y. Cut it like the weight: `chunk(t)[rank]`."),
     (dict(after=as_it_is), "The bias was added twice: to the shard, and to all of Y."),
     (dict(join=as_it_is), "These are this rank's columns of Y. Gather them, so that every rank has all columns."),
     (

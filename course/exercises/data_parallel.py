@@ -40,7 +40,7 @@ average = RankExercise(
     hints=[
         "`dist.all_reduce(gradient)` adds up all ranks' tensors, in place. It returns None.",
         "The sum has `dist.get_world_size()` terms.",
-        "Not every gloo can do ReduceOp.AVG: sum, then divide. (Or divide first, so that the sum cannot overflow.)",
+        "Some releases of gloo get ReduceOp.AVG wrong: sum, then divide. (Or divide first: the sum cannot overflow.)",
     ],
 )
 
@@ -261,7 +261,7 @@ training_loop.mistakes_of(
     (dict(zero="never", average="update"), NOT_EMPTIED),
     (dict(zero="micro-batch"), "You empty weight.grad in each micro-batch: only the last counts. Do it once per step."),
     (dict(zero="before the update"), "weight.grad was emptied before the update could use it: nothing is learned."),
-    (dict(autograd=True), "The update is no part of the model: do it in `with torch.no_grad():`."),
+    (dict(autograd=True), "The update is not part of the model: do it in `with torch.no_grad():`."),
     (dict(sign=1), "The weight went uphill: subtract lr * gradient."),
     (dict(mean=False), "The gradients of the micro-batches were added up. You need their mean: divide each loss by m."),
     (dict(reduce="never", average=False), "Each rank learned from its own rows only, and now the replicas differ."),
@@ -330,12 +330,12 @@ unequal_average.mistakes_of(
     (dict(answer=lambda g, rows, n: summed(g * rows) / max(rows, 1)), "You divided by this rank's rows, not by all."),
     (
         dict(answer=lambda g, rows, n: summed(g) / summed(torch.tensor(float(rows)))),
-        "You divided by all rows, but these are gradients of means: multiply each by its rows first.",
+        "You divided by all rows, but these are gradients of means: multiply each by its `num_rows` first.",
     ),
     (dict(answer=lambda g, rows, n: summed(g * rows) / 10), "You divided by the 10 rows of the example: count them."),
     (dict(answer=lambda g, rows, n: summed(g * rows) / (n * max(rows, 1))), "You divided by n times this rank's rows."),
-    (dict(answer=lambda g, rows, n: summed(g / max(rows, 1))), "You divided by rows: multiply. It is a mean of them."),
-    (dict(answer=lambda g, rows, n: summed(g) / max(rows, 1)), "You divided by this rank's rows. Weight each by them."),
+    (dict(answer=lambda g, rows, n: summed(g / max(rows, 1))), "You divided by num_rows: multiply, and divide by all."),
+    (dict(answer=lambda g, rows, n: summed(g) / max(rows, 1)), "Multiply each by its num_rows, then divide by all."),
     (
         dict(answer=lambda g, rows, n: my_unequal_average(g, rows) / n),
         "You divided by the number of all rows, and by that of the ranks as well. The rows are enough.",

@@ -100,7 +100,7 @@ case_c = FlawedLayer(
     what="The shard is allocated, but init_method is never called for it.",
     why="torch.empty returns whatever was in that memory: often zeros or small numbers, so that training seems to "
     "start. Here torch was told to fill such memory with nan, as torch.use_deterministic_algorithms(True) does.",
-    hint_text="What was init_method there to decide? Look for what depends on the values of the weight.",
+    hint_text="What does init_method decide? Look for a quantity that depends on the values of the weight.",
 )
 
 

@@ -195,9 +195,9 @@ layout_for_cluster.mistakes_of(
         dict(tp_size=lambda n, r: min(t for t in range(2, n + 1) if n % t == 0 == r % t)),
         "Your tp_size divides both, but it is the smallest that does: take the largest.",
     ),
-    (dict(per_copy=lambda n, r: math.gcd(n, r) * r), "d is world_size // gpus_per_replica, which has t in it."),
+    (dict(per_copy=lambda n, r: math.gcd(n, r) * r), "d is world_size // gpus_per_replica, which already counts t."),
     (dict(per_copy=lambda n, r: n), "d counts copies of the model, not nodes: world_size // gpus_per_replica."),
-    (dict(per_copy=math.gcd), "In d the stages are missing: a copy takes t * p GPUs, which is gpus_per_replica."),
+    (dict(per_copy=math.gcd), "Your d leaves out the stages: a copy takes t * p GPUs, which is gpus_per_replica."),
     (
         dict(tp_size=lambda n, r: math.gcd(n, r, 1024)),
         "tp_size need not be a power of two: with 12 GPUs per node and 24 per replica, t = 12 fits.",

@@ -16,8 +16,8 @@ from labkit.groups import local_device
 from labkit.launch import Deadlock, RankFailed, launch
 
 SOME_RANKS_ONLY = (
-    "a collective that only some ranks call, as inside an `if rank == ...`, or that they call unequally often. Every "
-    "rank must call it."
+    "a collective that only some ranks call, as inside an `if rank == ...`, or that some call more often than others. "
+    "Every rank must call it equally often."
 )
 
 

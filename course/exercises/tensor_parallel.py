@@ -67,14 +67,14 @@ gather_backward.mistakes_of(
     backward_of,
     (
         dict(mine=lambda grad_y: own(grad_y, 1), reduce=lambda grad_x: grad_x),
-        "This is one rank's part of the gradient of x. All ranks used x: it gets the sum of parts.",
+        "This is one rank's part of the gradient of x. All ranks used x: add up all parts.",
     ),
     (dict(mine=lambda grad_y: own(summed(grad_y), 1)), GRAD_Y_IS_WHOLE),
     (dict(mine=lambda grad_y: own(summed(grad_y), 1), reduce=lambda grad_x: grad_x), GRAD_Y_IS_WHOLE),
     (
         dict(mine=lambda grad_y: grad_y),
-        "The whole gradient of y went into the product, [tokens, out], but this rank's weight has out/t rows: it "
-        "computed out/t columns of y, and takes the gradient of these, `grad_y.chunk(t, dim=1)[rank]`.",
+        "The whole gradient of y went into the product, [tokens, out], but this rank's weight has out/t rows. The "
+        "rank computed out/t columns of y: use the gradient of those only, `grad_y.chunk(t, dim=1)[rank]`.",
     ),
     (
         dict(mine=lambda grad_y: grad_y.chunk(dist.get_world_size(), 1)[0]),
@@ -169,7 +169,7 @@ spread = Exercise(
         "the spread of a sum of t *equal* numbers?",
         "The weights of B should have the spread 1/sqrt(n), where n counts all inputs. With the fault it is "
         "1/sqrt(n/t). How many times larger is that? The output grows as the weights do.",
-        "`measure(4, 'same seed')` draws both layers on real ranks and compares.",
+        "`measure(4, 'same seed')` runs the pair on real ranks, with the fault and without, and compares.",
     ],
 )
 

@@ -117,8 +117,8 @@ thousand_times = Choice(
 
 next_node = Number(
     "02.next_node",
-    "An H100 node has 8 GPUs with NVLink, and 8 NDR cards. How many times slower is the way to a GPU in the next node "
-    "than that to a neighbour?",
+    "An H100 node has 8 GPUs with NVLink, and 8 NDR cards. How many times slower is the path to a GPU in the next node "
+    "than the path to a neighbour?",
     {
         18: "Both numbers are for one way: 450 GB/s, and not the 900 of the data sheet.",
         72: "That would be so if all 8 GPUs had to share one card.",

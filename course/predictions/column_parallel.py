@@ -13,7 +13,7 @@ part_of_a = Choice(
     },
     {
         "(512, 512)": "That is half of the rows. The next notebook cuts like that.",
-        "(512, 256)": "That is cut both ways. A column of Y needs all of X, so all rows of its column of A.",
+        "(512, 256)": "That is cut both ways. A column of Y needs all of X, so a rank needs whole columns of A.",
         "(1024, 512)": "That is all of A.",
     },
 )
@@ -62,7 +62,7 @@ rows_of_rank_1 = Choice(
     {
         "columns": "Columns of A are rows of what PyTorch stores.",
         "terms": "A row of the gradient needs all of X and one column of dY. Rank 1 has both, for its own columns.",
-        "every second": "Each rank keeps a block of rows that follow each other.",
+        "every second": "Each rank keeps a block of consecutive rows.",
     },
 )
 
@@ -113,7 +113,7 @@ returned_bias = Number(
     "03.returned_bias",
     "t = 2, out = 12, `gather_output=False`, `skip_bias_add=True`. How many numbers are in the returned bias?",
     {
-        12: "That is the whole bias. The output to which a rank adds it has only its own columns.",
+        12: "That is the whole bias. But a rank's output has only its own columns.",
         0: "That is so without skip_bias_add: then the second value is None.",
         24: "That is both ranks' together, if each had all of it.",
     },
@@ -129,7 +129,7 @@ two_blocks = Choice(
     },
     {
         "Q0 Q1 K0 K1 V0 V1": "Attention needs that. But a block knows nothing of Q, K and V.",
-        "Q0 Q2 K0 K2 V0 V2": "That is every second row. A block is rows that follow each other.",
+        "Q0 Q2 K0 K2 V0 V2": "That is every second row. A block is consecutive rows.",
     },
 )
 

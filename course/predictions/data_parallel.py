@@ -21,7 +21,7 @@ equal_on_all = Choice(
 error_left = Choice(
     "06.error_left",
     "Four ranks with averaged gradients, float64, five steps. "
-    "How large is the error of their weights, next to those of one process?",
+    "How large is the error of their weights, compared with those of one process?",
     {
         "none": "Exactly zero",
         "rounding": "Not zero, but below 1e-10",
@@ -58,7 +58,7 @@ bytes_of_four = Number(
 ratio_if_kept = Number(
     "06.ratio_if_kept",
     "Three backward passes on the same rows, without `zero_grad`, and with the weights untouched. "
-    "What is the ratio of what is then in `.grad`?",
+    "Which ratio does `Parity` then show for `.grad`?",
     {
         1: "That would be so with zero_grad, or if backward overwrote .grad.",
         12: "The four ranks average, so they add no factor.",
@@ -75,7 +75,7 @@ under_way = Number(
     {
         4: "The first layer's own bucket is not full by then.",
         0: "That is so without overlap.",
-        1: "Backward comes to the first layer last.",
+        1: "Backward reaches the first layer last.",
     },
 )
 

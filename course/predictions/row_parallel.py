@@ -121,7 +121,7 @@ backward_of_the_pair = Choice(
     {
         "[]": "That is so for the row layer, if its input is parallel. And for the column layer?",
         "[('all_reduce', 16384)]": "The gradient of GeLU(XA) stays in slices. What did every rank use as a whole?",
-        "both": "The gradient of GeLU(XA) stays in slices, as its forward does.",
+        "both": "The gradient of GeLU(XA) stays in slices, as GeLU(XA) itself does.",
     },
 )
 
@@ -169,7 +169,7 @@ more_on_a_link = Number(
         4: "That is by how much the weight on a rank shrinks.",
         7: "You compared t − 1. Divide each by t.",
         1: "2(t − 1)/t is 1 for t = 2. And for t = 8?",
-        0.25: "That is what becomes of the weight on a rank.",
+        0.25: "That is the factor for the weight on a rank.",
     },
     tolerance=0.01,
 )
