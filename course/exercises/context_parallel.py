@@ -293,7 +293,7 @@ def ring_wrongly(
     q, k, v, *, has=lambda rank, step: rank - step, source=lambda rank, step: rank - step, steps=lambda steps: steps,
     sees=lambda source, rank: source <= rank, causal=lambda source, rank: source == rank, stays=None, join=merge,
 ):  # fmt: skip
-    """Attend at each step to the keys of one rank, as if they were those of ``source``; ``stays``: k or v."""
+    """Attend at each step to the keys of one rank, as if they were those of ``source``; ``stays`` is not sent."""
     c, rank = dist.get_world_size(), dist.get_rank()
     keys, values = ([x] * c if name == stays else gathered(x[None], 0) for name, x in (("k", k), ("v", v)))
     out, lse = torch.zeros_like(q), torch.full_like(q[:, :1], -math.inf)
@@ -313,8 +313,8 @@ def never(*_):
 
 
 NEIGHBOURS = (
-    "The keys are one step away from where you take them to be. At step 0 a rank has its own, so that after s steps it "
-    "has those of rank (rank - s) % c: attend first, then pass on."
+    "You are one step off: the keys are not those that you take them for. At step 0 a rank has its own, so after s "
+    "steps it has those of rank (rank - s) % c: attend first, then pass on."
 )
 APART = "Keys and values belong together: a rank needs both of each source. Send both, as in `torch.stack([k, v])`."
 ring_forward.mistakes_of(
@@ -361,7 +361,7 @@ ring_forward.mistakes_of(
     ),
     (
         dict(has=lambda rank, step: rank + step),
-        "You take these keys for those of a different rank, and mask them so. If you send to the next rank and receive "
+        "You took these keys for a different rank's, so the mask is wrong. If you send to the next rank and receive "
         "from the one before, you have those of rank (rank - s) % c after s steps. The other way round it is rank + s.",
     ),
     (dict(has=lambda rank, step: rank - step - 1), NEIGHBOURS),

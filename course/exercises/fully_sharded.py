@@ -271,7 +271,7 @@ def my_accumulate(model, micro_batches):
 
 
 class NewModel:
-    """Stands for a model in a case: whoever is called with it gets a new one, which has a unit for each layer."""
+    """A placeholder for a model in a case: each deep copy of it is a new model, with one unit per layer."""
 
     def __deepcopy__(self, memo) -> FullyShardedDataParallel:
         layers, world = (nn.Linear(2, 3), nn.Linear(3, 1)), dist.group.WORLD

@@ -37,7 +37,7 @@ one_f_one_b_order = Exercise(
     hints=[
         "Three phases: some forwards; a forward and a backward in turn until no forward is left; the backwards that "
         "are left. F and B both count from 0.",
-        "How many forwards at the start? None on the last rank, one more for each rank above it: p - r - 1.",
+        "How many forwards at the start? As many as there are ranks after rank r, so none on the last: p - r - 1.",
         "But never more than m: `min(num_stages - rank - 1, num_micro_batches)`.",
     ],
 )
@@ -211,7 +211,7 @@ class StepExercise(Exercise):
     """Backward must be called once for each micro-batch."""
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
-        """Return the answer, with a complaint about the number of gradients that arrived."""
+        """Return the answer, with a complaint unless backward was called once for each micro-batch."""
         [trial] = super().trials(function, case)
         weight, micro_batches = copy.deepcopy(case)
         arrived = []
@@ -375,8 +375,8 @@ mended_row.mistakes_of(
     lambda row: row,
     (
         dict(row=STUCK_ROWS[1]),
-        "This is the row that deadlocks. Read the report: rank 2 waits for F1, which rank 1 has after the B0 that it "
-        "waits for itself.",
+        "This is the row that deadlocks. Read the report: rank 2 waits for F1, which rank 1 runs only after B0, and "
+        "rank 1 is itself waiting for that B0.",
     ),
     (dict(row="F0 B0 F1 B1 F2 B2"), "B0 is still before F1. Only the last rank takes turns at once: rank 2 wants F1."),
     (dict(row="F0 F1 F2 B0 B1 B2"), "It runs like GPipe, and holds every micro-batch. Move just one op, by one place."),

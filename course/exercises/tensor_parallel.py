@@ -232,7 +232,7 @@ def my_mask(place, across, sequence_parallel):
 
 
 class Choices(Exercise):
-    """With two words to choose from, the right one must not stand in the report: it says how many are right."""
+    """An exercise with only two possible answers: its report says how many are right, and gives none away."""
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
         """Return the answer to this case if it is right, and otherwise how many are."""
@@ -251,8 +251,8 @@ mask = Choices(
     notebook="09",
     cases=[(place, across, flag) for flag in (False, True) for across in ACROSS for place in PLACES],
     hints=[
-        "Ask of each tensor: would one process have this number once, or is it a different number on each rank? Copies "
-        "need one mask, different numbers need different masks.",
+        "Ask of each tensor: do the ranks hold copies of the same numbers, or different numbers? Copies need one mask, "
+        "different numbers need different masks.",
         "Hidden states are copies on the tensor ranks, unless the sequence is divided. Attention weights belong to "
         "heads, and heads are always divided.",
         "Recomputation is not a different place: it is the same tensor a second time.",
@@ -264,8 +264,8 @@ mask.mistakes_of(
     lambda *case, answer: answer(*case),
     (
         dict(answer=lambda place, across, flag: "same"),
-        "You gave one mask to all. Then heads that should learn separately drop the same places, and replicas waste "
-        "their second opinion.",
+        "You gave one mask to all. Then heads that should learn separately drop the same places, and so do replicas, "
+        "although they see different rows.",
     ),
     (
         dict(answer=lambda place, across, flag: "different"),

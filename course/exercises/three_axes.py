@@ -164,7 +164,7 @@ def squares(gradients, kinds, *counted) -> torch.Tensor:
     return torch.stack([each.square().sum() for each, kind in zip(gradients, kinds) if kind in counted]).sum()
 
 
-@norm.mistake("This is the norm of what this rank holds. The other stages and shards belong to it, too.")
+@norm.mistake("This is the norm of what this rank holds. The other stages and shards belong in it, too.")
 def own_norm(gradients, kinds, tp_rank):
     return squares(gradients, kinds, "shard", "whole" if tp_rank == 0 else "shard").sqrt()
 
@@ -224,7 +224,7 @@ def tied_inputs():
 
 
 def made_by_all(log: Conduct, *_) -> str | None:
-    """Complain if this rank made no group or two, or a wrong one, or took part between the ends."""
+    """Complain if this rank made two groups or a wrong one, or is not an end and made none or took part."""
     everybody, ends = list(range(dist.get_world_size())), [0, dist.get_world_size() - 1]
     is_end = dist.get_rank() in ends
     if log and not is_end:
@@ -270,7 +270,7 @@ def group_beyond_the_world(gradient, num_stages):
     return dist.new_group([0, num_stages])
 
 
-@tied.mistake("You averaged. These are no replicas: one parameter was used in two places, and its gradients add up.")
+@tied.mistake("You averaged. These are not replicas: one parameter was used in two places, so its gradients add up.")
 def averaged(gradient, num_stages):
     total = my_tied(gradient, num_stages)
     return None if total is None else total / 2

@@ -255,7 +255,7 @@ LIMIT_BYTES = 72e9
 PREDICTED_FACTOR, MEASURED_FACTOR = 2.0, 1.5
 """How much faster it has to be: without messages, and with them, on real ranks."""
 PACE = Pace(0.006)
-"""The layers are slow, so that the start-up of messages on a busy machine does not decide."""
+"""The layers are slow, so that the result does not depend on how fast a busy machine starts messages."""
 
 
 @dataclass

@@ -24,7 +24,7 @@ WARNING = '<div class="labkit-says moved" role="alert">{}</div>'
 
 
 class Parts(NamedTuple):
-    """What a choice comes to: one picture or several as steps, a sentence in HTML, and facts that no picture has."""
+    """What to show for a choice: one picture or several as steps, a sentence in HTML, and facts that no picture has."""
 
     steps: Sequence[Scene]
     says: str
@@ -33,16 +33,16 @@ class Parts(NamedTuple):
 
 
 class Explorer(widgets.VBox):
-    """A row of controls, and below it what they come to: as a sentence, as a picture, and as facts.
+    """A row of controls, and below it the result: a sentence, a picture and facts.
 
     ``shown`` is what the controls say, as `_fit` returns it. A choice that does not fit moves the controls that must
     give way, as few and as little as will do, and says so; a button that would do that says it beforehand. A subclass
-    is named like a function, because cells call it: with the values of its ``table``. It says in `_fit` and `_parts`
-    what they come to.
+    is named like a function, because cells call it: with the values of its ``table``. Its `_fit` and `_parts` decide
+    what to show for them.
     """
 
     table: tuple[tuple, ...] = ()
-    """Of each control: its name, the function of choice.py that makes it, what that is given, and the usual value."""
+    """For each control: its name, the function of choice.py that makes it, that one's arguments, the default value."""
     keeps: tuple[str, ...] = ()  # names of controls that never give way
     _click: Callable[[str], None] | None = None  # takes the key of a mark
     _made: ClassVar[dict[str, tuple[str, list["Explorer"]]]] = {}  # by cell: the id of its last run, what that made

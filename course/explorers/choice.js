@@ -1,4 +1,4 @@
-// Shows a control of choice.py as a native element, which has its keys, its name and its state from the browser.
+// Shows a control of choice.py as a native element: the browser gives it its keys, its name and its state.
 
 function element(tag, attributes = {}, ...children) {
   const one = document.createElement(tag);
@@ -17,7 +17,7 @@ function mark(one, hint, seen = one) {
 
 function render({ model, el }) {
   el.classList.add("labkit-choice");
-  // Else JupyterLab takes the arrow keys as its own.
+  // Otherwise JupyterLab would take the arrow keys for itself.
   el.addEventListener("focusin", ({ target }) => target.setAttribute("data-lm-suppress-shortcuts", "true"));
   const choose = (index) => {
     if (index === model.get("index")) return;

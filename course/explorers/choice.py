@@ -13,7 +13,7 @@ import traitlets
 
 
 class Choice(anywidget.AnyWidget):
-    """A choice of one of the ``options``: ``value``, which is added if it is not among them; a slider sorts them."""
+    """A choice of one of the ``options``. The first ``value`` is added if it is not among them; a slider sorts them."""
 
     _esm = Path(__file__).with_name("choice.js")
     _css = Path(__file__).with_name("choice.css")
@@ -23,7 +23,7 @@ class Choice(anywidget.AnyWidget):
     index = traitlets.Int().tag(sync=True)
     disabled = traitlets.Bool(False).tag(sync=True)
     hints = traitlets.List(traitlets.Unicode()).tag(sync=True)
-    """What each option would change elsewhere, or "" if it fits; none if nobody has looked."""
+    """What each option would change elsewhere, or "" if it fits; an empty list if nobody has looked."""
 
     def __init__(self, description: str, options: Iterable, value: Any, look: str):
         self.options = sorted({*options, value}) if look == "slider" else [*dict.fromkeys([*options, value])]
@@ -48,7 +48,7 @@ class Choice(anywidget.AnyWidget):
 
 
 slider, menu, buttons = (partial(Choice, look=look) for look in ("slider", "menu", "buttons"))
-"""Called with what it is for, the options, and the value at first."""
+"""Each is called with a description, the options, and the first value."""
 
 
 def checkbox(description: str, value: bool) -> Choice:

@@ -69,13 +69,13 @@ class schedule_builder(Explorer):
 
 
 def _parse(key: str) -> tuple[int, list[Op]]:
-    """Read the key of a mark: of which rank it is, and which op if any."""
+    """Return the rank in the key of a mark, and the op in it, if any."""
     _, rank, *op = key.split(".")
     return int(rank), list(read_ops(" ".join(op)))
 
 
 def run_as_far_as_possible(schedule: Schedule) -> tuple[list[dict[Op, float]], list[list[Op]], Waits]:
-    """Return when each rank's ops start, those that cannot run after the others; those; and where ranks then wait."""
+    """Return when each rank's ops start (those that cannot run come last), which cannot run, and where ranks wait."""
     starts, free_at, waits = [{} for _ in schedule.ranks], [0.0] * schedule.num_stages, {}
     try:
         for rank, op, needs in schedule.in_order():
@@ -149,7 +149,7 @@ def draw_own_schedule(schedule: Schedule) -> Scene:
 
 
 def _arrows(waits: Mark, needed: Mark, first: Mark, fact: str) -> list[Mark]:
-    """Return a piece of the circle: from an op that waits to what it needs, and on to the op which that comes after."""
+    """Return a piece of the circle: from an op that waits to the op that it needs, and on to what holds that one up."""
     x, to_x, back = (mark.x + mark.width / 2 for mark in (waits, needed, first))
     low, marks = needed.y + needed.height, []
     if waits.y != needed.y:

@@ -24,7 +24,7 @@ BATCH_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 1792, 2048, 2160, 23
 
 
 class sizing_explorer(Explorer):
-    """Show a plan, with a control for everything that decides it: the days of it and of others, memory and time.
+    """Show a plan, with a control for everything that decides it: its days beside those of others, memory and time.
 
     ``model`` may be a GPT of your own, and ``cluster`` may be `measured_hardware()`. ``shown`` is the plan. A click on
     a cell of the days chooses its t and p.

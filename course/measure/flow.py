@@ -1,8 +1,8 @@
 """Where every number came from: a function run on real ranks, watched from outside.
 
 For each element of the result it shows the elements, and so the ranks, whose data is in it. None of this is known
-beforehand: the function runs once for each element of each rank, with one there and zeros elsewhere. Where something
-arrives, that element took part.
+beforehand: the function runs once for each element of each rank, with a one there and zeros elsewhere. That
+element took part in every result that is not zero.
 """
 
 from collections.abc import Callable, Sequence

@@ -24,8 +24,8 @@ class Topology:
     def sockets(self) -> list[list[int]]:
         """Return which devices belong to the same CPU socket.
 
-        An NVLink hides what else lies between two GPUs. So a third device tells: it is across SYS from both, or from
-        neither.
+        An NVLink hides what else lies between two GPUs. So we look at third devices: two GPUs share a socket if each
+        third device is across SYS from both of them, or from neither.
         """
         found: list[list[int]] = []
         for device in range(len(self.names)):

@@ -34,7 +34,7 @@ class Museum:
         return symptoms(nothing, self._wing)
 
     def names(self) -> None:
-        """Print the names of the faults, in alphabetical order; here and in the main museum, for a smaller one."""
+        """Print the names of the faults, in alphabetical order; a smaller museum also names those of the others."""
         known = self._wing.faults if self._wing is MAIN else ALL_FAULTS
         print("\n".join(sorted(fault.name for fault in known)))
 

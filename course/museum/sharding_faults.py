@@ -48,8 +48,8 @@ SHARDING_FAULTS = [
     ),
     Fault(
         "sends on every micro-batch",
-        "Gradients add up over the micro-batches of a step, and the last backward could send the sum. But every one "
-        "sends its own.",
+        "Gradients add up over the micro-batches of a step, and the last backward could send the sum. But every "
+        "backward sends its own.",
         "Losses, gradients and norms would be right. There would be m = 3 times as many reduce-scatters as needed.",
         "NVIDIA/cosmos-framework issue #161, where a step of four micro-batches took as long as four steps; "
         "mlfoundations/open_lm issue #48",

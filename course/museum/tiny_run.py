@@ -74,7 +74,7 @@ class Run:
 
 
 class Sharding(NamedTuple):
-    """How many reduce-scatters a rank calls in all steps, and needs; numbers in its optimizer, and in its shards."""
+    """The reduce-scatters of all steps: called, needed, and their KB. The numbers in optimizer and shards."""
 
     reduce_scatters: int
     enough: int
@@ -136,7 +136,7 @@ def on_rank(apply: Callable[[], None], expected: Run, config: TrainConfig) -> Se
 
 
 def joined(pieces: dict, group: dist.ProcessGroup, like: dict) -> dict[str, torch.Tensor]:
-    """Return tensors whole of which each rank of the group has a piece."""
+    """Return whole tensors, of which each rank of the group has a piece."""
     of_ranks = [pieces] * group.size()
     dist.all_gather_object(of_ranks, pieces, group=group)
     return {name: torch.cat([each[name] for each in of_ranks]).view_as(like[name]) for name in pieces}

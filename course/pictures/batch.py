@@ -62,7 +62,7 @@ def draw_replicas(cut: BatchCut) -> Scene:
 
 
 class Gradient(NamedTuple):
-    """A parameter's gradient: its bucket, and how many messages the rank has started when it has taken note of it."""
+    """A parameter's gradient: its bucket, and how many messages the rank has started once this gradient is noted."""
 
     name: str
     num_bytes: int
@@ -79,7 +79,7 @@ def bucket_steps(gradients: Sequence[Gradient], source: str = "simulated") -> li
 
 
 def _buckets(gradients: Sequence[Gradient], done: int, source: str) -> Scene:
-    """Draw the state after ``done`` gradients; one more is after the wait for all messages."""
+    """Draw the state after ``done`` gradients; one more than there are means after the wait for all messages."""
     n, top, rows = len(gradients), 176.0, []
     buckets = list(dict.fromkeys(each.bucket for each in gradients))
     # The gradient that each message follows; n: all of them.

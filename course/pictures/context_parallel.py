@@ -176,7 +176,7 @@ def ulysses_steps(cp_size: int, num_heads: int) -> list[Scene]:
 
 
 def draw_merge(weights: Sequence[Sequence[float]], values: Sequence[Sequence[float]]) -> Scene:
-    """Draw blocks of keys as wide as their weights, the mean of each block, and the mean of all: that of the means."""
+    """Draw blocks of keys as wide as their weights, each block's mean, and the mean of all, made from these means."""
     total = sum(map(sum, weights))
     scale, x, marks, rows = (WIDTH - 80) / total, 80.0, [], []
     for number, name in enumerate(("keys", "blocks", "whole")):

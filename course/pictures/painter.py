@@ -15,7 +15,7 @@ LABEL_PT = 13  # the size of words in points, on plots 11 to 13 inches wide: leg
 class Plot:
     """A figure, and what it says in words: ``alt``. The same numbers give the same bytes.
 
-    It is no figure of pyplot's, so a thousand plots leave nothing behind.
+    The figure is not one of pyplot's, so a thousand plots leave nothing behind.
     """
 
     def __init__(self, figure: Figure, alt: str):

@@ -47,7 +47,7 @@ def draw_plans(plan: Plan, hardware: Hardware, num_tokens: float = 300e9) -> Sce
 
 
 def _cell(plan: Plan, t: int, p: int, hardware: Hardware, num_tokens: float) -> tuple[str, str, float, Look]:
-    """Return a plan in a few words, its fact and its days; if it does not fit, they are infinite, and how it looks."""
+    """Return a cell's text, its fact, its days (infinite if the plan does not fit), and its look."""
     sizes = f"t = {t}, p = {p}"
     try:
         plan = replace(plan, tp_size=t, pp_size=p)

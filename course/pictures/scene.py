@@ -18,7 +18,7 @@ from course.pictures.style import INK, text_on
 WIDTH = 940.0
 NARROWEST = 700.0  # a picture is shown no narrower, as in stage.css: the smallest text still has 8 pixels
 SMALLEST, USUAL, LARGE = 11, 13, 17  # sizes of text: what would be smaller is left to the fact and the table
-EM, LINE = 0.62, 1.25  # over the size of a text: the mean width of its letters, a little more than usual; its lines
+EM, LINE = 0.62, 1.25  # times the size of a text: its letters' mean width, with some to spare; the height of its lines
 TEXT = f'font-family="\'DejaVu Sans\', Verdana, system-ui, sans-serif" font-size="{USUAL}" text-anchor="middle"'
 """How all text looks that says nothing else, as stage.css has it too."""
 MARGIN, ARROW = 8.0, 9.0  # around the marks; the length of a head
@@ -31,8 +31,8 @@ class Mark:
     """A box, a label or a line; made by `box`, `label`, `line` and `arrow`.
 
     A mark of the same ``key`` in the next scene is the same thing: it moves and changes colour. ``fact`` is what it
-    says when a reader points at it, with the facts of all marks that are the ``same`` thing; that lights all marks with
-    one of the tags in ``lights``. A ``shy`` mark is only seen when lit. ``means`` is what its colour means, for
+    says when a reader points at it, with the facts of all marks that are the ``same`` thing; it then lights all marks
+    with one of the tags in ``lights``. A ``shy`` mark is only seen when lit. ``means`` is what its colour means, for
     `legend`. A mark with ``drag`` can be dropped on one with ``drop``; one with both takes clicks too, and so does one
     with ``click`` where somebody listens.
     """

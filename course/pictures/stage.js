@@ -65,7 +65,7 @@ function render({ model, el }) {
   const table = element("details", {}, element("summary", {}, "The same as a table"), element("div"));
   table.open = model.get("unfolded");
   el.classList.add("labkit-stage");
-  // Else JupyterLab takes the arrow keys as its own.
+  // Otherwise JupyterLab would take the arrow keys for itself.
   el.addEventListener("focusin", ({ target }) => target.setAttribute("data-lm-suppress-shortcuts", "true"));
   el.append(controls, paper, fact, table);
 
@@ -208,7 +208,7 @@ function render({ model, el }) {
   }
 
   // -- news from Python
-  // Into steps, for a page that is saved and for a second view; that draws.
+  // Changes go into steps, for a page that is saved and for a second view; setting steps draws.
   const changed = () => model.set("steps", [scenes([all[0], model.get("changes")]).at(-1)]);
   const replaced = () => {
     all = scenes(model.get("steps"));

@@ -72,7 +72,7 @@ def play_timeline(timeline: Timeline, title: str = "") -> list[Scene]:
 
 
 class Rows:
-    """The rows of one timeline in a picture: ``top`` is the first one's y, and ``end`` is where ``right`` is."""
+    """The rows of one timeline in a picture: the first one's y is ``top``, and ``end`` seconds reach to ``right``."""
 
     def __init__(self, timeline: Timeline, title: str, key: str, top: float, end: float, right: float, unit: str):
         self.timeline, self.title, self.facts, self.key, self.unit = timeline, title, "", key, unit

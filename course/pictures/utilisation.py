@@ -19,7 +19,7 @@ def draw_steps(steps: Sequence[TimedStep], titles: Sequence[str]) -> Scene:
     """Draw steps below each other on one time scale, each with its bars: the same looks mean the same in both."""
     end, shown, marks, table = max(step.seconds for step in steps), [], [], []
     unit = "s" if end >= 1 else "ms"
-    for step in steps:  # of the waits only those for messages that were under way, and no messages
+    for step in steps:  # keep the waits for messages under way; leave out other waits, and the messages
         work = [span for span in step.timeline.spans if span.kind in COMPUTING]
         waits = [span for span in step.waits_for_messages if span.seconds]
         shown.append(Timeline([*work, *waits], step.timeline.source))

@@ -11,21 +11,19 @@ kept_of_long = Number(
         1: "Every token has its own activations in every layer.",
         2: "Only what is s times something is kept. How many times 8,192 is 131,072?",
     },
-    unit="times",
     tolerance=0.02,
 )
 
 last_over_first = Number(
     "13.last_over_first",
     "c = 4, and each rank holds a quarter of the sequence, in order. A token sees itself and all tokens before it. "
-    "How many times as many pairs of tokens as rank 0 does rank 3 compute?",
+    "Rank 3 computes how many times as many pairs of tokens as rank 0?",
     {
         1: "Each has as many tokens, but a late token sees more than an early one.",
         4: "Rank 3's tokens see four quarters at the end. How many does its average token see? And rank 0's?",
         3: "Count in halves of a block: rank 0 has one. And rank 3?",
         3.5: "That is rank 3's average token, in quarters of the sequence. And rank 0's?",
     },
-    unit="times",
     tolerance=0.02,
 )
 
@@ -51,7 +49,7 @@ merged = Number(
     "What does attention to all of these keys give?",
     {
         25: "That is the mean of the two. But the second block has four times the weight.",
-        20.5: "There the weights are exchanged.",
+        20.5: "That is with the two weights swapped.",
         50: "Attention is a weighted mean. It cannot be above both.",
     },
     tolerance=0.001,

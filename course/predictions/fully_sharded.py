@@ -5,7 +5,7 @@ from course.predict import Choice, Number
 bytes_of_stage_2 = Number(
     "14.bytes_of_stage_2",
     "2 bytes for a weight, 4 for its gradient, 12 in the optimizer. 8 GPUs, stage 2. "
-    "How many bytes a parameter are on each GPU?",
+    "How many bytes per parameter does each GPU hold?",
     {
         2.25: "That is stage 3, which divides weights as well.",
         7.5: "That is stage 1. Stage 2 divides gradients, too.",
@@ -17,9 +17,9 @@ bytes_of_stage_2 = Number(
 units_whole = Number(
     "14.units_whole",
     "Four units on four ranks. While a unit computes, the next one is fetched. "
-    "For how many units at most does a rank have memory at a time?",
+    "For how many units at most does a rank hold memory at the same time?",
     {
-        4: "Each unit is freed once it has computed. Which are needed at a time?",
+        4: "Each unit is freed once it has computed. Which are needed at the same time?",
         1: "Then the next unit would be fetched only after this one is done.",
         3: "One computes, and one is on its way. Which would be the third?",
     },
@@ -52,27 +52,25 @@ forward_ms = Number(
 sent_ratio = Number(
     "14.sent_ratio",
     "Stage 3 gathers weights forward and backward, and reduce-scatters gradients. An all-reduce is a reduce-scatter "
-    "and an all-gather. How many times as many numbers does stage 3 send as plain data parallelism?",
+    "and an all-gather. Stage 3 sends how many times as many numbers as plain data parallelism?",
     {
         3: "Three passes over the parameters. And how many has an all-reduce?",
         1: "That would be so if weights stayed whole from forward to backward.",
         2: "Count in passes around the ring: an all-reduce has two. And stage 3?",
     },
-    unit="times",
     tolerance=0.01,
 )
 
 sent_in_4 = Number(
     "14.sent_in_4",
-    "Four micro-batches a step; stage 3 averages gradients in each of their backwards. How many times as many numbers "
-    "does it send as plain data parallelism, which sends its gradients once a step?",
+    "Four micro-batches a step; stage 3 averages gradients in each of their backwards. It sends how many times as many "
+    "numbers as plain data parallelism, which sends its gradients once a step?",
     {
         1.5: "That is for a single micro-batch. Which of the three messages can wait for the last?",
         12: "Those are the passes around the ring. An all-reduce has two.",
         4.5: "That is with gradients sent only once. Here each backward sends them.",
         3: "You counted two passes for each micro-batch. Stage 3 has three.",
     },
-    unit="times",
     tolerance=0.01,
 )
 
@@ -87,7 +85,7 @@ leaves_node = Choice(
     },
     {
         "['two gathers of weights']": "Where are the other shards of the weights?",
-        "['reduce-scatter of gradients']": "It gives each GPU the piece that belongs to its shard, of its node's sum.",
+        "['reduce-scatter of gradients']": "It sums over one node, and gives each GPU the piece for its shard.",
         "['reduce-scatter of gradients', 'all-reduce of gradient shards']": "The first sum is over one node only.",
     },
 )

@@ -16,7 +16,8 @@ computing_share = Number(
 
 sum_of_window = Number(
     "12.sum_of_window",
-    "One window shows 8 numbers, the share of it that each rank computes. What do they add up to, about, in percent?",
+    "A window shows 8 numbers: for what share of the window each rank computes. "
+    "What do they add up to, about, in percent?",
     {
         800: "For that, all 8 ranks would have to compute during the whole window.",
         12.5: "That is one rank's share of the whole step. How many ranks compute at one moment?",

@@ -1,4 +1,4 @@
-"""Attention over a sequence that c ranks share: who has how much to do, and what one layer of each way sends.
+"""Attention over a sequence that c ranks share: how much each rank computes, and what each way sends in one layer.
 
 The ways are those of `labkit.context_parallel`, and the messages those that `communication_log` records on a rank. A
 rank has b (s/c) tokens, and of each token h/t numbers of queries and 2 kv/t of keys and values: kv is h, or less with
@@ -106,7 +106,7 @@ def attention_work(seq_length: int, cp_size: int, balanced: bool = True) -> list
 
 
 def pace(seq_length: int, cp_size: int, balanced: bool = True) -> float:
-    """Return what the slowest rank leaves of the ideal speed of causal attention, if messages took no time.
+    """Return how near causal attention comes to its ideal speed if all wait for the slowest and messages take no time.
 
     A ring goes step by step, and at each step the others wait for the rank with the most pairs. In consecutive chunks
     that is c/(2c-1), but for the tokens on the diagonal; balanced, all ranks have the same at each step.

@@ -1,9 +1,9 @@
 """What each stage of ZeRO holds, sends and hides on one GPU, and what hybrid sharding changes.
 
 The d c ranks with the same weights divide 12 bytes a parameter (stage 1: optimizer), 4 (stage 2: float32 gradients)
-and 2 (stage 3: weights). Hybrid sharding divides them over ``shard_size`` neighbours only, and has copies of that. The
-formulas are those of `labkit.data_parallel.FullyShardedDataParallel`, which fetches one unit ahead.
-Sources: arXiv 1910.02054, sections 5 and 7; arXiv 2304.11277, section 3.
+and 2 (stage 3: weights). Hybrid sharding divides them over ``shard_size`` neighbours only: each such group has a
+copy of the model. The formulas are those of `labkit.data_parallel.FullyShardedDataParallel`, which fetches one unit
+ahead. Sources: arXiv 1910.02054, sections 5 and 7; arXiv 2304.11277, section 3.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def collectives(plan: Plan, shard_size: int | None = None) -> tuple[list[Collect
     """Return what the plan's ZeRO stage sends in forward and in backward.
 
     - 0: one all-reduce of the gradients, in the last backward.
-    - 1: one reduce-scatter there, and an all-gather of the weights in the next forward: as many numbers.
+    - 1: one reduce-scatter there, and an all-gather of the weights in the next forward: as many numbers as stage 0.
     - 2: a reduce-scatter in each backward.
     - 3: an all-gather in each forward, one more in each backward: 3 (d-1)/d numbers a parameter, not 2.
 
@@ -69,7 +69,7 @@ def collectives(plan: Plan, shard_size: int | None = None) -> tuple[list[Collect
 def sharded_memory(plan: Plan, shard_size: int | None = None) -> Memory:
     """Return what a GPU holds when it is fullest.
 
-    `memory` has what the ZeRO paper counts, which leaves out what is whole for a moment:
+    `memory` counts what the ZeRO paper counts. This function adds what is whole for a moment:
 
     - stages 1 and 2 have a shard of the weights beside all of them;
     - stage 3 has the root (what is in no unit), and two neighbours of the units whole: one computes, one is fetched;
@@ -113,7 +113,7 @@ def moments(unit_bytes: Sequence[int], dp_size: int, prefetch: int = 1) -> list[
 
 @dataclass(frozen=True)
 class Sharding:
-    """What a stage comes to, on one GPU and in one step."""
+    """What a stage holds, sends and hides, on one GPU and in one step."""
 
     memory: Memory
     sent_bytes: float
@@ -130,8 +130,8 @@ def sharding(plan: Plan, hardware: Hardware, shard_size: int | None = None) -> S
     """Return what a plan's stage holds, sends and hides.
 
     A layer's messages travel while its neighbour computes. What the embedding and the output layer send, when a pass
-    begins and when it ends, has nothing to travel beside. Like `step_time`, it counts no start of a message: rings of
-    hundreds of ranks take longer.
+    begins and when it ends, has nothing to travel beside. Like `step_time`, it leaves out the time to start a message,
+    so rings of hundreds of ranks take longer.
     """
     ways, layer = collectives(plan, shard_size), layer_parameters(plan)
     total, num_layers = stage_parameters(plan, 0), plan.model.num_layers
@@ -164,7 +164,7 @@ def layer_parameters(plan: Plan) -> float:
 def unit_parameters(plan: Plan) -> list[float]:
     """Return the parameters of each unit, as `labkit.model.ParallelGPT` has them.
 
-    A unit is a layer, the embedding, or the output matrix; but tied, the two are in use from start to end.
+    A unit is a layer, the embedding, or the output matrix. Tied, the last two are in use from start to end: not units.
     """
     words = [] if plan.model.tied else [plan.model.vocab_size * plan.model.hidden_size / plan.tp_size]
     return [*words, *[layer_parameters(plan)] * plan.model.num_layers, *words]

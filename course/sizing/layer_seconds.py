@@ -1,6 +1,6 @@
 """How long a GPU takes for one layer and one micro-batch, by what it does: compute, move memory, start kernels, wait.
 
-FLOPs, bytes and messages are counted for the layer of `labkit.model`; how fast they go, `Hardware` says.
+FLOPs, bytes and messages are counted for the layer of `labkit.model`; `Hardware` says how fast they go.
 """
 
 from course.sizing.context import attention_messages
@@ -13,7 +13,7 @@ NORMS_AND_DROPOUTS = 2 * ((2 + 2) + (2 + 2 + 2 + 1))
 ACTIVATION = {"gelu": 2 + 2, "swiglu": (2 + 2) + (2 + 2 + 2)}
 """Forward, for each hidden unit of an MLP: GeLU; SiLU of the gate, then its product with the other factor."""
 HEADS, ROPE = 2 + 2, 2 + 2
-"""Forward, for each number of q, k and v: laying them out by heads. The same to turn q and k by their positions."""
+"""Forward: laying out q, k and v by heads, for each of their numbers; rotating q and k, for each of theirs."""
 SCORES = (2 + 2) + (2 + 2) + (2 + 2 + 1)
 """Forward, for each attention score: scale and mask; softmax; dropout with its mask. Fused, they stay in the GPU."""
 LOSS = (2 + 4) + 4 + (4 + 4) + (4 + 2)
@@ -23,7 +23,7 @@ PASSES = {"none": 3, "selective": 3, "full": 4}
 """How much a layer computes in a step, by what is recomputed: forward counts 1, backward 2, forward again 1."""
 FUSED_BACKWARD = 2.5
 """The same for backward of fused attention: 5 matrix products instead of 4, since it computes the scores again.
-Source: arXiv 2307.08691, section 4.1; also that a causal mask leaves half of the work."""
+Source: arXiv 2307.08691, section 4.1; it also says that a causal mask leaves half of the work."""
 ALL_REDUCES = {"none": 4, "selective": 4, "full": 6}
 """How often a layer's activations are all-reduced: twice forward, twice backward, twice in forward again."""
 
@@ -121,7 +121,7 @@ def link_rate(plan: Plan, hardware: Hardware, axis: str) -> float:
 
 
 def group_rate(hardware: Hardware, world_size: int, size: int, distance: int, goes_around: bool = True) -> float:
-    """Return the same for a group of ``size`` ranks that are ``distance`` apart."""
+    """Return the same as `link_rate` for a group of ``size`` ranks that are ``distance`` apart."""
     inside = hardware.node_bytes_per_second * hardware.node_efficiency
     if world_size <= hardware.gpus_per_node or hardware.gpus_per_node % (size * distance) == 0:
         return inside

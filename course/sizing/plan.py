@@ -96,7 +96,7 @@ class Plan:
         if self.fused_attention and self.recompute == "selective":
             raise Misfit(
                 "selective recomputation needs attention that is not fused",
-                "recompute='selective' computes the scores again, which fused_attention=True does anyhow",
+                "recompute='selective' computes the scores again, which fused_attention=True does anyway",
                 "use recompute='none'",
             )
 

@@ -81,7 +81,7 @@ def search(
 
 
 def reasons(candidates: Iterable[Candidate]) -> dict[str, int]:
-    """Return how many candidates each rule puts out, the rule that most of them break first."""
+    """Return how many candidates break each rule, the rule that most of them break first."""
     return dict(Counter(each.rejected.rule for each in candidates if each.rejected).most_common())
 
 

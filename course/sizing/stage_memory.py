@@ -66,7 +66,7 @@ def activation_bytes_per_layer(
     - selective: the same without 5as/(ht)
     - full: the layer's input, 2sbh; with sequence parallelism 2sbh/t
 
-    Context parallelism has s/c tokens for s (and s keys for each). Fused attention keeps 4 bytes for each token and
+    Context parallelism: s/c tokens instead of s (each sees s keys). Fused attention keeps 4 bytes for each token and
     head, its log-sum-exp, instead of 5s: softmax, its dropout and the mask. The 24 are q, k, v and the output, 8, and
     what the MLP keeps of its 4h hidden units, 16: the GeLU's input and output. Query groups make k and v smaller.
     SwiGLU keeps 4 numbers for each hidden unit: gate, SiLU(gate), the other factor and the product, as torch does

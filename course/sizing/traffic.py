@@ -90,8 +90,8 @@ def step_traffic(
 def plan_traffic(plan: Plan, gpus_per_node: int) -> dict[str, Traffic]:
     """Return the same for a plan, with what it recomputes, interleaves and, by ZeRO-1, gathers again.
 
-    The pipeline's messages are those that `labkit.pipeline` sends. Without sequence parallelism they are whole; there
-    Megatron-LM can let each GPU of a tensor group send 1/t and then gather, which is what `step_time` assumes.
+    The pipeline's messages are those that `labkit.pipeline` sends. Without sequence parallelism they are whole.
+    Megatron-LM can instead let each GPU of a tensor group send 1/t and then gather, which is what `step_time` assumes.
 
     Raises:
         ValueError: ZeRO stages 2 and 3, as in `step_time`.
@@ -114,7 +114,7 @@ def plan_traffic(plan: Plan, gpus_per_node: int) -> dict[str, Traffic]:
 def _to_the_next(
     groups: list[list[int]], gpus_per_node: int, edge_bytes: float, times: int = 1, last_times: int = 1
 ) -> Traffic:
-    """Let each rank move ``edge_bytes`` to the next one in its group; the last sends to the first ``last_times``."""
+    """Let each rank send ``edge_bytes`` to the next one, ``times`` times; the last to the first ``last_times``."""
     nodes = np.asarray(groups) // gpus_per_node
     sends = np.full(nodes.shape[1], times)
     sends[-1] = last_times

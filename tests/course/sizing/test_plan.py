@@ -53,7 +53,7 @@ def test_values_that_are_wrong_on_their_own_are_refused(changes, says):
      "use fused_attention=True, or cp_size=1"),
     ({"fused_attention": True, "recompute": "selective"},
      "selective recomputation needs attention that is not fused",
-     "recompute='selective' computes the scores again, which fused_attention=True does anyhow",
+     "recompute='selective' computes the scores again, which fused_attention=True does anyway",
      "use recompute='none'"),
     ({"cp_size": 5, "fused_attention": True}, "tp_size * cp_size * pp_size must divide world_size",
      "tp_size=1 * cp_size=5 * pp_size=1 = 5 does not divide world_size=64",
