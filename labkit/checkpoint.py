@@ -31,10 +31,10 @@ CHANGED, SHARED = "has changed since it was written", "checkpoint_dir must be a 
 def claim(folder: str | Path, resume: bool, in_background: bool = False) -> Iterator[Callable[..., None]]:
     """Keep the folder for this run inside the block, and remove what a killed save left there; call it on every rank.
 
-    What you get is how to save: `save`, or `InBackground.save`, whose last checkpoint is complete after the block.
+    It yields the function to call: `save`, or `InBackground.save`. After the block, the last checkpoint is complete.
 
     Raises:
-        ValueError: another run writes there, or has written there and this one does not resume it; or nobody can write.
+        ValueError: another run uses the folder, it has checkpoints that are not resumed, or it cannot be written.
     """
     folder = Path(folder)
 
@@ -94,7 +94,7 @@ class InBackground(AbstractContextManager["InBackground"]):
         writer = _writer(folder, state, step, num_samples, keep)
         writer.per_thread_copy_ahead = 0  # or the thread would look for tensors on GPU 0, and open a context there
         how: Any = {"storage_writer": writer, "async_stager": self, "process_group": self._group}
-        future: Any = state_dict_saver.async_save({"state": state}, **how)  # it logs each entry: one takes no time
+        future: Any = state_dict_saver.async_save({"state": state}, **how)  # it logs each entry, so there is only one
         self._in_flight.append((Path(writer.path), future))
 
     def stage(self, state_dict: dict[str, State]) -> dict[str, torch.Tensor]:
@@ -134,7 +134,7 @@ def _writer(folder: str | Path, state: State, step: int, num_samples: int, keep:
 
     class Writer(filesystem.FileSystemWriter):
         def write_data(self, plan, planner) -> Any:
-            """Write this rank's files, and sum them up."""
+            """Write this rank's files, and compute their checksums."""
             results = super().write_data(plan, planner).value()
             written = torch.futures.Future()
             written.set_result((results, {path.name: _checksum(path) for path in partial.glob(f"__{rank}_*")}))
@@ -192,7 +192,7 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
     """Restore a folder's newest complete checkpoint on every rank, and return its step and samples (0, 0 without one).
 
     Raises:
-        ValueError: it is damaged, or of a different model or optimizer; the message says what does not fit.
+        ValueError: it is damaged, or has a different model, optimizer, text or seed; the message says which.
     """
     found = [newest(folder)]
     dist.broadcast_object_list(found)  # one rank looks for all
@@ -256,7 +256,7 @@ def _check(path: Path, state: State) -> None:
 
 
 def _together(work: Callable[[], Any] | None, written: str = "") -> None:
-    """Do this rank's work, which may be to write; raise on all ranks if it failed on one."""
+    """Do this rank's work; raise on all ranks if it failed on one. ``written`` names what it writes, if anything."""
     error = None
     try:
         if work:

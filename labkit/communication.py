@@ -150,7 +150,7 @@ def _timed(wait, call_of, trace: Trace | None):
 
 
 class _Call:
-    """A call and its times. On a GPU they are the stream's, and to read them waits for it: only at the block's end."""
+    """A call and its times. On a GPU these are the stream's; reading them waits for it, so that is left to the end."""
 
     def __init__(self, record: Communication, device: torch.device, trace: Trace | None):
         self._record, self._device, self._trace = record, device, trace
@@ -159,7 +159,7 @@ class _Call:
         self.started = trace.now() if trace else None  # the same on the clock of the trace
 
     def is_under_way(self, work) -> None:
-        """Have gloo's thread say when the call has ended, where it does."""
+        """Have gloo's thread note when the call ends, if this kind of call allows that."""
         operation, trace, started = self._record.operation, self._trace, self.started
         if trace and self._device.type == "cpu":
             with suppress(RuntimeError):  # not implemented

@@ -81,7 +81,7 @@ def tokens_of_rank(seq_length: int, cp_size: int, cp_rank: int, balanced: bool =
 def check_sequence_cut(seq_length: int, cp_size: int, balanced: bool, tp_size: int = 1) -> None:
     """Raise a ValueError if a sequence cannot be cut among context-parallel ranks, and each part among ``tp_size``."""
     seq_length, chunks = check_size("seq_length", seq_length), 2 * check_size("cp_size", cp_size)
-    if not balanced or cp_size == 1:  # one rank holds everything, in order
+    if not balanced or cp_size == 1:  # consecutive tokens, or one rank with all of them
         check_divides(cp_size, "seq_length", seq_length, parts_name="cp_size")
     elif seq_length % chunks:
         cut = f"balanced chunks: 2 * cp_size={cp_size} = {chunks} does not divide seq_length={seq_length}"

@@ -90,7 +90,7 @@ class TokenFile:
         """Return the tokens of sample ``number``: [num_tokens].
 
         Raises:
-            ValueError: the file is shorter than two samples, of which one is for evaluation; or a token is too large.
+            ValueError: the file is shorter than two samples (one is for evaluation), or a token is out of range.
         """
         size, unit = len(self._tokens), "bytes" if self.bits == 8 else "tokens"
         if size < 2 * num_tokens:

@@ -18,7 +18,7 @@ _lab_folders = (_HERE,)
 
 
 def add_lab_package(init_file: str) -> None:
-    """Count a package's code as the lab's, which a report tells from the learner's; pass the package's ``__file__``."""
+    """Count a package's code as the lab's, not the learner's, in reports; pass the package's ``__file__``."""
     global _lab_folders
     _lab_folders += (os.path.dirname(init_file) + os.sep,)
 
@@ -48,7 +48,7 @@ def own_frames(frames: Iterable[Frame]) -> tuple[list[Frame], list[Frame]]:
 
 
 def place(frames: Iterable[Frame]) -> str:
-    """Say the learner's innermost line and, if it calls a function of the lab's, where in there."""
+    """Say the learner's innermost line and, if it called into the lab, the lab's innermost line."""
     learners, labs = own_frames(frames)
     places = [f"at {describe(frame)}" for frame in learners[-1:]]
     places += [f"in {describe(frame, source=not learners)}" for frame in labs[-1:]]

@@ -28,8 +28,8 @@ class ProcessGroups:
     Each process group has its ranks in the layout's order. ``embedding`` joins the first and the last stage of the
     pipeline; on the stages between it is torch's ``dist.GroupMember.NON_GROUP_MEMBER``, never None: collectives take
     None for the whole world, but leave a non-member alone with a warning. Kinds with the same ranks share their groups,
-    and a group of all ranks is the world itself. ``shard`` is ``dp_cp``, and ``replicate`` None, unless `init_groups`
-    was told to cut it.
+    and a group of all ranks is the world itself. Unless `init_groups` got a ``shard_size`` that cuts ``dp_cp``,
+    ``shard`` is ``dp_cp`` and ``replicate`` is None.
     """
 
     layout: ParallelLayout
@@ -59,8 +59,8 @@ class ProcessGroups:
     def channel(self, kind: str, wraps: bool) -> dist.ProcessGroup:
         """Return the group for the pipeline's messages of one kind ("forward", "backward") and direction.
 
-        ``wraps`` means from the last rank to the first or back. With gloo, where tags tell messages apart, the group is
-        always ``pp``. With NCCL each has its own, so that a receive posted ahead does not hold up other messages.
+        ``wraps``: between the last rank and the first. With gloo, where tags tell messages apart, the group is
+        always ``pp``. With NCCL each kind and direction has its own, so a receive posted ahead does not hold up others.
         """
         return self._channels.get((kind, wraps), self.pp)
 
@@ -82,9 +82,9 @@ class ProcessGroups:
         return self._mesh
 
     def close(self) -> None:
-        """Destroy every group that was made. Every rank calls this, when none of them communicates any more.
+        """Destroy every group that was made. Every rank calls this, once no rank uses the groups any more.
 
-        Drop your own references too, and those of the mesh: torch ends a group's threads when the last one goes.
+        Drop your own references too, and those of the mesh: torch ends a group's threads with the last reference.
         """
         self._mesh = None
         groups = [vars(self).pop(name) for name in _NAMES if name in vars(self)] + [*self._channels.values()]
@@ -94,7 +94,7 @@ class ProcessGroups:
         if local_device().type == "cuda":
             torch.cuda.synchronize()  # the last messages may still be under way
         for group in reversed(dict.fromkeys(groups)):  # each once
-            if group not in (None, dist.group.WORLD):  # which whoever brought it up takes down
+            if group not in (None, dist.group.WORLD):  # whoever made the world ends it
                 dist.destroy_process_group(group)
 
     def __repr__(self) -> str:
@@ -141,7 +141,7 @@ def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> Proces
         if len(groups[0]) == layout.world_size:
             made[name] = dist.group.WORLD
         else:
-            named = [kind for kind in alike if kind != "dp_cp"] or alike  # which is a group of its own with both axes
+            named = [kind for kind in alike if kind != "dp_cp"] or alike  # dp_cp names it only if no other kind does
             made[name] = made[alike[0]] if alike[0] in made else _my_group("/".join(named), groups)
     made.setdefault("shard", made["dp_cp"])
     channels = _make_channels(layout) if "nccl" in dist.get_backend_config() else {}
@@ -165,8 +165,8 @@ def _my_group(name: str, groups: list[list[int]]) -> dist.ProcessGroup:
 def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.ProcessGroup]:
     """Make a group for each kind and direction of the pipeline's messages, and connect its neighbours.
 
-    NCCL connects two ranks at the first message of a direction, and the first of them stands still until the other
-    comes. With receives posted ahead, ranks would wait for each other, so they are connected here, pair by pair.
+    NCCL connects two ranks at their first message in a direction, and the rank that comes first blocks until the other
+    comes. With receives posted ahead, ranks would block each other, so they are connected here, pair by pair.
     """
     if layout.pp_size == 1:
         return {}
@@ -187,7 +187,7 @@ def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.Proces
 def _refuse_to_copy(group: dist.ProcessGroup):
     raise ValueError(
         "a process group connects running processes: it cannot be copied or pickled, nor can a layer that has it. "
-        "Of a layer use its state_dict(), or let the copy share the group: copy.deepcopy(layer, {id(group): group})"
+        "Copy a layer's state_dict() instead, or let the copy share the group: copy.deepcopy(layer, {id(group): group})"
     )
 
 

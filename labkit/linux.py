@@ -1,4 +1,4 @@
-"""What Linux tells of this process: which threads run or wait, for whom, and what arrives. And who waits for a core."""
+"""What Linux knows of this process: which threads run or wait, for whom, and how much has arrived. And taking turns."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ def take_turns() -> None:
 
 
 def is_busy() -> bool:
-    """At each of some moments, could a different thread of this process run? One that waits for a core can.
+    """At each of 20 moments, was some other thread of this process running, or waiting only for a core or a disk?
 
     One moment is not enough: gloo's loops wake up a hundred times a second.
     """

@@ -1,6 +1,6 @@
 """A small GPT made of the sharded layers: one definition for one process and for many ranks.
 
-Pre-norm and causal attention. The rest is as the `GPT` says: GPT-2's form, or that of today. Each weight is drawn from
+Pre-norm and causal attention. The `GPT` decides the rest: GPT-2's form, or a current one. Each weight is drawn from
 a generator of its own, seeded by the weight's name. So every layout of ranks starts from the same model, and has the
 same names in its state_dict.
 """
@@ -39,8 +39,8 @@ CONTEXT_PARALLEL = {"ring": ring_attention, "ulysses": ulysses_attention, "gathe
 class ParallelGPT(nn.Module):
     """A GPT, or one stage of it, on the ranks of a tensor-parallel group.
 
-    ``forward(x)`` takes token ids [batch, seq] on the first stage, and hidden states after it; it gives logits
-    [batch, seq, V'/t] of this rank's words on the last stage, and hidden states before it. Hidden states are
+    ``forward(x)`` takes token ids [batch, seq] on the first stage, hidden states on the later ones. It returns logits
+    [batch, seq, V'/t] of this rank's words on the last stage, hidden states on the earlier ones. Hidden states are
     [batch, seq, hidden], with ``sequence_parallel`` this rank's [batch, seq/t, hidden]. With a ``cp_group``, seq is
     the number of tokens that this rank holds, those of `labkit.context_parallel.positions`.
 

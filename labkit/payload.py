@@ -1,7 +1,7 @@
 """Objects on their way between the notebook and the ranks: pickled, and large ones through a file in memory.
 
 The bytes of tensors and arrays stand beside the pickle (the out-of-band buffers of its protocol 5). Whoever reads the
-file maps it: all ranks share one copy of an argument, and each page is theirs once they write to it.
+file maps it: all ranks share one copy of an argument, and a rank copies a page only when it writes to it.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from pathlib import Path
 import cloudpickle
 
 Payload = list[list[bytearray]] | str
-"""Of each object its pickle and its buffers, or the name of a file that holds them."""
+"""For each object its pickle and its buffers, or the name of a file that holds them."""
 
 _INLINE_BYTES = 1 << 16  # fits the buffer of a socket
 _LENGTH = struct.Struct("<Q")
@@ -50,7 +50,7 @@ def _untyped(data):
 
 
 def pickled(*objects) -> list[list[memoryview]]:
-    """Return of each object its pickle and its buffers, which are still the object's own memory."""
+    """Return the pickle and the buffers of each object; a buffer is still the object's own memory."""
     parts = []
     for each in objects:
         file, buffers = io.BytesIO(), []
@@ -82,7 +82,7 @@ def discard(payload: Payload) -> None:
 
 
 def why_not(error: Exception, fn, args: tuple, kwargs: dict) -> str:
-    """Name what of a call cannot be pickled: an argument, or something that the function uses."""
+    """Name the part of a call that cannot be pickled: an argument, or something that the function uses."""
     parts = {f"argument {name}": argument for name, argument in (*enumerate(args), *kwargs.items())}
     if inspect.isfunction(fn):
         used = inspect.getclosurevars(fn)

@@ -18,7 +18,7 @@ CHOICES = {  # what these fields of a `GPT` may be
 class GPT:
     """The shape of a GPT: l layers of width h, sequences of s tokens, a vocabulary of V, and a attention heads.
 
-    The form is GPT-2's, and the other fields make it one of today. What does not fit raises a ValueError.
+    The defaults give GPT-2's form, other choices a current one. What does not fit raises a ValueError.
 
     >>> round(GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200).num_parameters / 1e9, 1)
     174.6
@@ -75,7 +75,7 @@ class GPT:
 
     @property
     def num_matrix_parameters(self) -> int:
-        """The weights of a layer's matrices: 12 h^2 in GPT-2's form, as many as multiply each token."""
+        """The number of weights in a layer's matrices, all of which multiply each token: 12 h^2 in GPT-2's form."""
         h, up = self.hidden_size, 2 if self.mlp == "swiglu" else 1
         return 2 * h * (h + self.kv_size) + (up + 1) * h * self.mlp_width
 

@@ -18,18 +18,18 @@ from labkit.tensor_parallel.shards import Shard
 
 @dataclass(frozen=True)
 class State:
-    """What a rank saves and restores: its parts of the model, with their states in the optimizer; and what to note."""
+    """What a rank saves and restores: its parts of the model, their optimizer states, and facts about the run."""
 
     models: Sequence[nn.Module]
     optimizer: torch.optim.Optimizer
     groups: ProcessGroups
     shape: GPT
     data: dict[str, Any]  # what it learns: must be the same to resume
-    rates: dict[str, Any]  # what its learning rates follow from: may differ, and is said then
+    rates: dict[str, Any]  # what the learning rate follows from: may differ; loading then says so
 
 
 class Part(torch.Tensor):
-    """A whole tensor of which this rank has some boxes, by their corners. What is done to it is done to each box.
+    """A tensor of which this rank has some boxes, keyed by their corners. An operation on it runs on each box.
 
     The methods with underscores are how torch.distributed.checkpoint asks what it should write or read.
     """

@@ -4,8 +4,8 @@ A block's softmax knows only its own keys. Its log-sum-exp (lse) says how much w
 blocks can be merged one by one (online softmax). Backward takes the lse of the whole row instead: with it a block's
 probabilities are those of the whole softmax.
 
-On a GPU a block in float16 or bfloat16 is torch's flash kernel, otherwise plain tensors: a few rows of the [n, m]
-matrix at a time, so that they stay in the cache. Sums are in float32 or better.
+On a GPU, torch's flash kernel computes blocks in float16 or bfloat16. For other blocks, plain tensors do, a few rows of
+the [n, m] matrix at a time, so that these stay in the cache. Sums are in float32 or better.
 
 Source: arXiv 2307.08691 (FlashAttention-2), section 3.1; the merge as in zhuzilin's ring-flash-attention.
 """

@@ -1,4 +1,4 @@
-"""Which tokens each rank of a context-parallel group holds, and where that leaves work for it.
+"""Which tokens each rank of a context-parallel group holds, and which part of each block of attention it then computes.
 
 With a causal mask, early tokens see few keys and late ones many. If each rank held consecutive tokens, the last would
 work longest and the others would wait for it. So rank r holds an early and a late one of 2c chunks, r and 2c - 1 - r.

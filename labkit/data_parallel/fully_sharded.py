@@ -41,14 +41,14 @@ class FullyShardedDataParallel(Replica):
     Args:
         units: modules inside ``module``, in the order in which forward calls them.
         reshard_after_forward: free each unit after forward, and gather it again for backward. Otherwise it stays whole
-            until its backward is done, with `no_sync` the last one. Call forward without a backward in no_grad.
+            until its backward is done (with `no_sync`, the last one). A forward without backward needs no_grad.
         prefetch: gather this many units ahead: at most 1 + ``prefetch`` are whole at a time, and the root.
         replicate_group: the ranks with the same shard (hybrid sharding); gradients are averaged over it too.
 
     Raises:
         ValueError: before any communication, if units are not in the module, contain each other or share a parameter;
             on every rank, if the ranks' parameters differ. In ``backward(create_graph=True)``, and in forward, if a
-            parameter was frozen since.
+            parameter was frozen or unfrozen since.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class FullyShardedDataParallel(Replica):
             each.register_forward_hook(Hook(self._after_forward, unit), with_kwargs=True, always_call=True)
 
     def forward(self, *args, **kwargs):
-        if self._in_backward and torch._C._current_graph_task_id() == -1:  # it failed: drop what it left
+        if self._in_backward and torch._C._current_graph_task_id() == -1:  # the last backward failed: drop what it left
             self._averages, self._in_backward = [], False
             for unit in self._units:
                 unit.reset()
@@ -148,7 +148,7 @@ class FullyShardedDataParallel(Replica):
             flat.wait()
 
     def _before_forward(self, unit: Unit, module, args, kwargs):
-        self._gather(unit, () if self._in_backward else self._units)  # in backward for a checkpoint, out of order
+        self._gather(unit, () if self._in_backward else self._units)  # in backward to recompute, in a different order
         unit.show(whole=True)
         if unit is not self._units[0]:
             (args, kwargs), _ = _watch((args, kwargs), Hook(self._after_backward, unit), mode="all")
@@ -186,7 +186,7 @@ class FullyShardedDataParallel(Replica):
         self._in_backward = False
 
     def _send(self, unit: Unit) -> None:
-        """Start to average a unit's gradients, once those of the last one have arrived: no more are whole at a time."""
+        """Start to average a unit's gradients, after waiting for those sent before: whole ones must not pile up."""
         self._receive()
         unit.owes = False
         for flat in unit.flats:
@@ -199,7 +199,7 @@ class FullyShardedDataParallel(Replica):
 
 
 def _watch(tree, hook, mode: Literal["all", "any"]) -> tuple[Any, bool]:
-    """Return the tensors of a unit's border with a node for each, where backward calls the hook; and if there are any.
+    """Give each tensor at a unit's border a node where backward calls the hook. Return them, and whether there are any.
 
     A hook on the tensor itself would come too late: the unit below has one there as well.
     """

@@ -38,7 +38,7 @@ class DataParallel(Replica):
         loss(model(micro_batches[-1])).backward()
 
     From its first backward on, ``parameter.grad`` is a view into its bucket: copy what should outlive the next step.
-    A parameter that has a gradient on some ranks only counts as zero on the others; one that has none on any rank is
+    If only some ranks have a gradient for a parameter, it counts as zero on the others; if none has, the parameter is
     left alone. A sparse gradient becomes dense. Gradients travel in their parameter's ``grad_dtype``. All replicas
     start with the values of the group's first rank, and get its buffers (such as BatchNorm's running mean) with each
     average. A module can be wrapped again: the newest wrapper averages.
@@ -61,7 +61,7 @@ class DataParallel(Replica):
         self.module, self.group, self.overlap = module, group, overlap
         self._in_backward = False
         trained = [p for p in module.parameters() if p.requires_grad]
-        self._buckets = [_Bucket(each) for each in in_buckets(reversed(trained), bucket_bytes)]  # as backward comes
+        self._buckets = [_Bucket(each) for each in in_buckets(reversed(trained), bucket_bytes)]  # in backward's order
         self._next = 0  # the bucket to be sent next: all ranks send them in the same order
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         for parameter in self._bucket_of:
@@ -79,7 +79,7 @@ class DataParallel(Replica):
                         "the wrapper was made, or a newer DataParallel has it: wrap the plain module, and use the "
                         "newest wrapper"
                     )
-        if self._in_backward:  # it failed, and nobody received
+        if self._in_backward:  # the last backward failed before it received
             self._next, self._in_backward = 0, False
             for bucket in self._buckets:
                 bucket.receive(discard=True)

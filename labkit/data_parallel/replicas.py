@@ -26,7 +26,7 @@ class Replica(nn.Module):
         raise NotImplementedError
 
     def whole(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return what the module computes with, and backward gives a gradient to, in this parameter's place."""
+        """Return the tensor that the module computes with in this parameter's place; backward gives it the gradient."""
         return parameter
 
     @contextmanager
@@ -40,10 +40,10 @@ class Replica(nn.Module):
 
     @contextmanager
     def sending(self, is_last: bool = True) -> Iterator[None]:
-        """Let backward send gradients, also inside `no_sync`, but not wait: ``sync_gradients`` does, when it is time.
+        """Let backward send gradients, also inside `no_sync`, but not wait for them: ``sync_gradients`` waits, later.
 
-        In a pipeline that is when all ops are done: until then messages travel beside other stages' work. If this is
-        not the ``is_last`` backward before that, gradients may stay inside the group that shares the parameters.
+        A pipeline calls that after all its ops: until then messages travel while stages work. If this is not the last
+        backward before it (``is_last``), gradients may stay inside the group that shares the parameters.
         """
         self._sending, self._is_last = True, is_last
         try:
@@ -53,9 +53,9 @@ class Replica(nn.Module):
 
 
 class Hook:
-    """A method of a wrapper, called with what is ``given`` first, while they live.
+    """Calls a wrapper's method, with the ``given`` objects as first arguments; does nothing once the wrapper is gone.
 
-    What a module or parameter holds must not keep the wrapper's process group alive, with its threads and sockets.
+    It refers to them weakly: a hook must not keep the wrapper's process group alive, with its threads and sockets.
     """
 
     def __init__(self, method: Callable, *given: object):
@@ -78,7 +78,7 @@ def start_alike(module: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def check_alike(mine: dict[str, str], advice: str, group: dist.ProcessGroup | None = None) -> None:
-    """Compare a dict with those of the other ranks, or of the group's. Call it on each of them.
+    """Compare a dict with those of all other ranks, or of the others in ``group``. Call it on each of these ranks.
 
     Raises:
         ValueError: on every rank, naming the first entry in which the ranks differ, those ranks, and the advice.

@@ -18,7 +18,7 @@ from labkit.communication import all_gather_single, reduce_scatter_single
 from labkit.data_parallel.gradients import grad_dtype_of
 
 ALIGNMENT_BYTES = 64  # each parameter starts at a multiple, as it would alone: products are as fast, and round alike
-Places = dict[nn.Parameter, list[tuple[nn.Module, str]]]  # of parameters: the modules that have them, and names there
+Places = dict[nn.Parameter, list[tuple[nn.Module, str]]]  # parameter -> each module that has it, and its name there
 
 
 def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]:
@@ -27,7 +27,7 @@ def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]
     for number, unit in enumerate(units):
         if unit is module or unit not in names or type(unit).forward is nn.Module.forward:
             kind, whole = type(unit).__name__, type(module).__name__
-            way_out = "name modules inside it that are called, and of a list its layers"
+            way_out = "name modules inside it that are called; instead of a list, name its layers"
             raise ValueError(f"units[{number}], a {kind}, is not a unit of this {whole}: {way_out}")
         if inner := [each for each in unit.modules() if each in units[:number] + units[number + 1 :]]:
             both = f"units {names[unit]} and {names[inner[0]]} contain each other"
@@ -50,7 +50,7 @@ def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]
 
 
 class Unit:
-    """What is gathered and freed together: a buffer for each type of parameters, and for frozen ones."""
+    """Parameters that are gathered and freed together: one buffer per type and device, and others for frozen ones."""
 
     def __init__(self, places: Places, group: dist.ProcessGroup):
         kinds: dict[tuple, Places] = {}
@@ -127,7 +127,7 @@ class Flat(SideBySide):
         self.places, self.is_trained = places, next(iter(places)).requires_grad
         self.shard, self.whole = self.mine.clone(), {}
         for p, span in self.spans.items():
-            view = self.buffer[span].view_as(p).data  # of which autograd does not see that it changes with the buffer
+            view = self.buffer[span].view_as(p).data  # .data: autograd does not see it change with the buffer
             self.whole[p] = whole = nn.Parameter(view, requires_grad=self.is_trained)
             if self.grad_dtype != p.dtype:
                 whole.grad_dtype = self.grad_dtype
@@ -145,7 +145,7 @@ class Flat(SideBySide):
             if p.requires_grad != self.is_trained:
                 now = "trained" if p.requires_grad else "frozen"
                 raise ValueError(f"{name} of a {type(module).__name__} is now {now}: change that before you shard it")
-        version = sum(p._version for p in self.places)  # all optimizers count it up, but for fused ones
+        version = sum(p._version for p in self.places)  # every optimizer increments it, except fused ones
         memory = self.buffer.untyped_storage()
         if memory.size() == 0 or version != self.version:
             self.free()
@@ -194,5 +194,5 @@ class Flat(SideBySide):
 
 
 def piece_of(parameter: nn.Parameter) -> tuple[torch.Size, int]:
-    """Return the shape that a sharded parameter has whole, and which of its numbers in a row is the first here."""
+    """Return a sharded parameter's whole shape, and the flat index of the first number that this rank has."""
     return getattr(parameter, "piece", (parameter.shape, 0))

@@ -1,6 +1,6 @@
 """Run a function on real ranks from a notebook cell, in about a tenth of a second.
 
-The door is what this file names; behind it, each file does one step of a call. `world` asks the server through
+Users need only the names in this file; each of the other files does one step of a call. `world` asks the server through
 `client`; `server`, which has imported torch once, forks processes; each becomes a rank in `rank`, and the kernel holds
 them as `ranks`. `call` follows one function call; when ranks fall silent, it asks each for a snapshot (`probe`), and
 `watchdog` judges whether they are slow or stuck. `report` puts faults into words, `output` brings what ranks print into

@@ -10,7 +10,7 @@ import time
 from collections import deque
 
 _HEAD_LINES, _TAIL_LINES, _LINE_CHARACTERS = 900, 100, 4000
-_VIEW_LINES, _SOON_SECONDS, _VIEW_SECONDS = 20, 0.5, 0.2  # of each rank while it runs; at first nothing, then anew
+_VIEW_LINES, _SOON_SECONDS, _VIEW_SECONDS = 20, 0.5, 0.2  # per rank; until the first view; between views
 
 
 class _Stream:

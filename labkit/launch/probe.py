@@ -56,7 +56,7 @@ class Snapshot:
     started: dict[str, int]  # group -> the number of the last collective that this rank has started
     ran: tuple[int, ...]  # bytes received, how far set-up has come, how often threads and gloo's workers have run
     busy: bool  # at every moment of the look a thread could run
-    unsettled: bool = False  # a request nobody has waited for, or a wait that failed: more calls may not meet
+    unsettled: bool = False  # a request nobody has waited for, or a wait that failed: the next calls may not match
 
 
 _purposes: dict[int, object] = {}  # thread -> what it waits for
@@ -104,7 +104,7 @@ class Probe:
         self.timeout, self.directory = timedelta(seconds=timeout_seconds), directory
         self.requests: dict[Any, _Note] = {}  # of isend and irecv, until somebody has waited
         self.broken = False  # a communication failed, so that the next may fail too
-        self.stop_after_wait = False  # the stop button was pressed: where ranks have met, none is left waiting
+        self.stop_after_wait = False  # stop where a wait ends: there ranks have met, and no other is left waiting
 
     def watch(self) -> None:
         """Wrap the wait of torch.distributed, for all backends, and its four point-to-point functions."""

@@ -57,7 +57,7 @@ def progress(done: float, total: float, text: str = "") -> bool:
 
 
 def stop(*_) -> None:
-    """Raise KeyboardInterrupt, once, in a call; ignore what comes when it has ended."""
+    """Raise KeyboardInterrupt once in a call; ignore signals that come after it has ended."""
     global _in_call
     if _in_call:
         _in_call = False
@@ -81,7 +81,7 @@ def main(control: socket.socket) -> None:
             if os.getpid() != pid:  # the function has forked, and this is the child: only the rank itself answers
                 os._exit(message[0] == "error")
             kernel.send(*message)
-            gc.collect()  # a model in a cycle holds its process groups, whose threads turn on sockets that peers closed
+            gc.collect()  # a model in a cycle holds its process groups, whose threads spin on sockets that peers closed
     except BaseException as error:  # joining failed; whatever a call raises is sent by _run
         probe.broken = True
         kernel.send("error", describe_error(error))

@@ -83,8 +83,8 @@ def is_consequence(failure: Failure) -> bool:
 def failure_report(failures: Mapping[int, Failure], others: Silence) -> tuple[int, str]:
     """Return the rank to blame, and the report: its error, and where every other rank was.
 
-    That is the rank that failed first, and of those that failed alike the lowest, so that a report is the same each
-    time. Where all gave up waiting, it is one that never came.
+    To blame is the rank that failed first; of those that failed in the same way it is the lowest, so that a report is
+    the same each time. Where all gave up waiting, it is one that never came.
     """
     causes = {rank: failure for rank, failure in failures.items() if not is_consequence(failure)}
     everybody = set(range(others.num_ranks))
@@ -118,7 +118,7 @@ def deadlock_report(silence: Silence) -> str:
     if len({(number, group) for group, number, _ in calls}) < len(calls):
         lines.append("Different operations meet: every member of a group must call the same ones in the same order.")
     elif any(silence.left(call) for views in calls.values() for call in views.values()):
-        lines.append("A collective that some ranks have left: do its tensors differ in size? strict=True names both.")
+        lines.append("Some ranks have left a collective: do its tensors differ in size? strict=True names both sizes.")
     return "\n".join(lines)
 
 

@@ -4,8 +4,8 @@ Importing torch takes seconds; forking a process that has done so takes millisec
 
 - It is started by exec, never forked from the notebook's kernel, whose threads would not survive a fork.
 - It stays single-threaded, never touches CUDA, and refuses to fork if either is no longer true.
-- It imports torch, numpy, cloudpickle and what the kernel has of labkit, which it drops when a file was edited. A rank
-  imports the learner's own modules itself. So all edits reach the next launch.
+- It imports torch, numpy, cloudpickle and the labkit modules that the kernel has; it imports these anew after an edit.
+  A rank imports the learner's own modules itself. So all edits reach the next launch.
 - It watches the kernel and dies with it. Ranks die with the server; what they leave behind becomes its child, and ends.
 """
 

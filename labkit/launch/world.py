@@ -185,7 +185,7 @@ def _end_stream(number: int) -> None:
     _streams_here.pop(number, None)
 
 
-_last_said = ""  # so that a notebook reads which backend runs once, and again when that changes
+_last_said = ""  # a notebook says which backend runs when that changes, not at every launch
 
 
 def _choose_backend(backend: str, world_size: int, num_gpus: int) -> str:

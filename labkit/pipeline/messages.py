@@ -102,8 +102,8 @@ class Messages:
     def _expect(self, op: Op) -> bool:
         """Start to receive what ``op`` needs, if anything; return False if that must wait.
 
-        It must wait while nobody knows how large the message is; on a GPU also while another message is to come
-        first in the same channel: a receive in a queue there can hold up the computation that the other one waits for.
+        It must wait while nobody knows how large the message is. On a GPU it must also wait while the channel has an
+        open receive: a second one in the queue can hold up the computation that the other one waits for.
         """
         way = self._way(op, is_incoming=True)
         if op in self._arriving or way is None or way.rank == self.rank:
@@ -135,7 +135,7 @@ class Messages:
         return torch.empty(shape, dtype=DTYPES[dtype], device=self.device)
 
     def _way(self, op: Op, is_incoming: bool) -> _Way | None:
-        """Return how the message travels that ``op`` needs, or else gives; None if there is none."""
+        """Return the way of the message that ``op`` needs (if ``is_incoming``) or gives; None if there is none."""
         if op.kind not in (FORWARD, BACKWARD):
             return None
         own, onward = self.schedule.stage_of(self.rank, op.chunk), 1 if op.kind == FORWARD else -1

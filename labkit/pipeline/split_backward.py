@@ -17,8 +17,8 @@ class SplitBackward:
     """The backward of ``output`` with respect to ``x``, a leaf, and to the weights in between.
 
     Where there is no path from output to x (token numbers have no gradient), the second half is all of backward.
-    A weight used at two nodes makes it go the whole path again: right, but nothing is saved. Layers under checkpointing
-    save nothing either.
+    If a weight is used at two nodes, the second half goes the whole path again: that is right, but saves nothing.
+    Layers under checkpointing save nothing either.
     """
 
     def __init__(self, output: torch.Tensor, x: torch.Tensor):

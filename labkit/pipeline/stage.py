@@ -72,14 +72,14 @@ class Stage:
         return torch.zeros_like(x) if x.grad is None else x.grad
 
     def weight_gradient(self, op: Op) -> None:
-        """Add up the gradients of the weights, which `backward` left."""
+        """Add up the gradients of the weights, which `backward` left for later."""
         self._halves.pop(op.micro_batch).weight_gradient()
 
 
 def _shares(inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] | None, ignore_index: int) -> list[float]:
-    """Return each micro-batch's share of the mean over all: by its rows, or by the class numbers that count."""
+    """Return each micro-batch's share of the mean over all: by its rows, or by its targets that count."""
     counts = [len(rows) for rows in inputs]
     if targets is not None and not targets[0].is_floating_point():
         counted = torch.stack([(target != ignore_index).sum() for target in targets]).tolist()
-        counts = counted if any(counted) else counts  # where nothing counts at all, the loss says what that is
+        counts = counted if any(counted) else counts  # if no target counts, the loss decides the result
     return [count / sum(counts) for count in counts]

@@ -55,7 +55,7 @@ def run(
         trace: gets a span for each op, and one for each wait.
         ahead: for how many ops receives are posted in advance; 0 to post each when its op is next, and wait at once.
             With NCCL at most one of each kind and direction.
-        allow_deadlock: run a schedule that deadlocks all the same, to see what is then reported.
+        allow_deadlock: run the schedule even if it deadlocks, to see what is reported.
 
     Raises:
         ValueError: before any communication, if sizes do not fit the schedule, or the schedule cannot run.
@@ -63,7 +63,7 @@ def run(
     _check(schedule, chunks, groups, inputs, targets)
     (check_ops if allow_deadlock else check)(schedule)
     tied = [weight for weight in dict.fromkeys(tied) if weight.requires_grad and BACKWARD in schedule.kinds]
-    # Those from before are set aside: in them the copies agree already. A wrapper has its own place for gradients.
+    # Set earlier gradients aside: the copies agree in them. Clone them: a wrapper may reuse their memory.
     earlier_gradients = [None if weight.grad is None else weight.grad.clone() for weight in tied]
     for weight in tied:
         weight.grad = None

@@ -20,7 +20,7 @@ def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
 
 
 def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
-    """One forward and one backward in turn, after a warm-up of one forward for each rank below.
+    """One forward and one backward in turn, after a warm-up of one forward for each later rank.
 
     Bubble, idle over ideal: (p-1)/m, as GPipe's. Peak in flight on rank r: only min(p - r, m), because a micro-batch's
     backward starts as soon as it can. Source: arXiv 2104.04473, section 2.2.1 (there "PipeDream-Flush").

@@ -59,7 +59,7 @@ def read_ops(text: str) -> list[Op]:
 
 
 class ScheduleDeadlock(Misfit):
-    """Ranks that wait for each other; ``waits`` has for each the op that waits, and the rank and op it waits for."""
+    """Ranks that wait for each other; ``waits`` has each one's next op, and the rank and op it waits for."""
 
     def __init__(self, name: str, waits: dict[int, tuple[Op, int, Op]]):
         texts = [f"rank {rank} waits at {op} for {need} of rank {other}" for rank, (op, other, need) in waits.items()]
@@ -181,7 +181,7 @@ def check(schedule: Schedule) -> None:
 
 
 def check_ops(schedule: Schedule) -> None:
-    """Check that each rank has each op once, and none before its own earlier ones. Deadlocks are not looked for."""
+    """Check that each rank has each op once, and none before one of its own that it needs. It finds no deadlocks."""
     if len(schedule.ranks) != schedule.num_stages:
         has = f"has lists for {counted(len(schedule.ranks), 'rank')}, but num_stages={schedule.num_stages}"
         raise Misfit("each rank has one list", f"{schedule.name!r} {has}", "give each rank one list")

@@ -65,12 +65,12 @@ class ParallelSelfAttention(nn.Module):
     Args:
         num_query_groups: how many heads the keys and values have; by default as many as the queries.
         dropout: acts on the attention weights.
-        attend: computes the causal attention from q [batch, heads/t, seq, head_size] and such k and v, instead of
-            torch; for example ring attention, where a rank has only some tokens. It knows no dropout.
+        attend: computes the causal attention in place of torch, from q [batch, heads/t, seq, head_size], and k and v
+            like it, with fewer heads if grouped. An example is ring attention. It does not work with dropout.
         output_layer_init_method, options: as in `ParallelMLP`.
 
     Raises:
-        ValueError: the heads do not divide hidden_size, the groups the heads, t the groups, or dropout not in [0, 1].
+        ValueError: heads do not divide hidden_size, groups the heads, or t the groups; or dropout is not in [0, 1].
     """
 
     def __init__(

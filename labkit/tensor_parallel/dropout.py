@@ -35,7 +35,7 @@ def own_random_stream(group: dist.ProcessGroup, device: torch.device) -> Iterato
 
 
 def _seed(seed: int) -> None:
-    """Do what `torch.manual_seed` does, which also notes the stack of each call for devices that are not here."""
+    """Do what `torch.manual_seed` does, without the stack trace that it records for devices that are not here."""
     torch.default_generator.manual_seed(seed)
     if local_device().type == "cuda":
         torch.cuda.manual_seed(seed)

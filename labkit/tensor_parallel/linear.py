@@ -169,11 +169,11 @@ def column_linear(
 
 
 class _ColumnLinear(torch.autograd.Function):
-    """Y_i = X A_i + b_i. In backward a divided X travels while dX is computed, and the partial dX during dA_i."""
+    """Y_i = X A_i + b_i. In backward, a divided X travels while dX is computed, and dX while dA_i is computed."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, group, sequence_parallel):
-        ctx.save_for_backward(x, weight)  # of a divided sequence only the own slice: that saves the memory
+        ctx.save_for_backward(x, weight)  # if the sequence is divided, only this rank's slice: it saves memory
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
         along_sequence = gather_from_sequence, reduce_scatter_to_sequence
         ctx.enter, ctx.leave = along_sequence if sequence_parallel else (copy_to_tp, reduce_from_tp)

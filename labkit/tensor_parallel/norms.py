@@ -9,9 +9,9 @@ from labkit.tensor_parallel.operators import copy_to_tp
 
 
 class _ReplicatedNorm(nn.Module):
-    """If each rank sees only some tokens, the ranks add up the gradients of the weights.
+    """If each rank sees only some tokens, the gradients of the weights must be added up over the ranks.
 
-    They do so in every backward, or where ``sums_later`` is set, not at all: see `labkit.train.gradients`.
+    Every backward does that, unless ``sums_later`` leaves it to the trainer: see `labkit.train.gradients`.
     """
 
     sums_later = False

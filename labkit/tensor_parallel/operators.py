@@ -64,7 +64,7 @@ def gather_from_sequence(
 
     Sharded work after it leaves a partial gradient, so backward is a reduce-scatter. Before replicated work (every rank
     computes the loss of the whole sequence) that would make gradients t times too large: with
-    ``tensor_parallel_output_grad=False`` backward keeps the own slice.
+    ``tensor_parallel_output_grad=False`` backward keeps this rank's slice.
     """
     backward = reduce_scatter if tensor_parallel_output_grad else own_slice
     return _operator(x, group, SEQUENCE_DIM, forward=all_gather, backward=backward)
@@ -141,6 +141,6 @@ def own_slice(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tens
 
 
 def _slices(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> tuple[torch.Tensor, ...]:
-    if x.size(dim):  # nothing can be divided in any number of pieces
+    if x.size(dim):  # an empty dim can be cut into any number of pieces
         check_divides(group.size(), f"x.size({dim})", x.size(dim), parts_name="group.size()")
     return x.tensor_split(group.size(), dim)

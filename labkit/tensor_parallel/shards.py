@@ -1,4 +1,4 @@
-"""Which piece of a weight a rank keeps, and how all ranks come to cut the same weight.
+"""Which piece of a weight a rank keeps, and why all ranks cut the same weight.
 
 Every rank draws the whole *master weight* from the same seed and keeps its shard. So neither the weights nor any
 result depends on how many ranks share them.
@@ -100,7 +100,7 @@ def cut_like(whole: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGr
 
 
 def transpose_chunks(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Reorder the last dim, a grid of chunks row by row, column by column: 0 1 2 3 4 5 in 2 rows to 0 3 1 4 2 5.
+    """Read a grid of chunks, stored row by row in the last dim, by columns: in 2 rows, 0 1 2 3 4 5 becomes 0 3 1 4 2 5.
 
     With stride rows and t columns, the chunks of each rank become neighbours; with t rows, they go back.
     """

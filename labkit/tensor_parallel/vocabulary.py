@@ -1,6 +1,6 @@
 """What a large vocabulary makes expensive, cut by words: the embedding, and the loss on the logits.
 
-Each rank holds the rows of its own words. The loss never gathers the logits: per token, not V numbers travel but four.
+Each rank holds the rows of its own words. The loss never gathers the logits: per token, four numbers travel, not V.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class VocabParallelEmbedding(ShardedModule):
         self.first_word = group.rank() * self.weight.size(0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.is_floating_point() and x.dim() > 1:  # and no float by mistake
+        if x.is_floating_point() and x.dim() > 1:  # hidden states, not a vector of float ids
             return column_linear(x, self.weight, None, self.group, self.sequence_parallel)
         ids = _checked("ids", x, self.num_embeddings)
         row, elsewhere = _local_index(ids, self.first_word, self.weight.size(0))

@@ -97,7 +97,7 @@ class Timeline:
         return total
 
     def in_flight(self, rank: int) -> list[tuple[float, int]]:
-        """Return from when on this rank holds activations for how many micro-batches: [(seconds, count), ...].
+        """Return how many micro-batches' activations this rank holds, from each change on: [(seconds, count), ...].
 
         They count as in `Schedule.peak_in_flight`, from the start of the forward to the end of the last op.
         """

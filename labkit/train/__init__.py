@@ -1,4 +1,4 @@
-"""Train a GPT over all three axes at once, on ranks that anybody may have started."""
+"""Train a GPT over all four axes at once, whoever started the ranks."""
 
 import os
 

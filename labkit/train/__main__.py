@@ -17,7 +17,7 @@ from labkit.train.world import check_same_options, say_once, slurm_as_torchrun, 
 
 
 def main() -> int:
-    """Return 0 if all steps are done, 2 if options do not fit, 1 if numbers or memory ran out, 130 if interrupted."""
+    """Return 0 if all steps are done, 2 if options do not fit, 1 on NaN or out of memory, 130 if interrupted."""
     try:
         config = read_options()
         if config is None:
@@ -56,7 +56,7 @@ def run(config: TrainConfig) -> int:
     try:
         check_same_options(config)  # before anything on one rank alone
         floor_nats = config.make_text().floor_nats  # the file may be gone when the run ends
-        start = describe_start(config, dist.get_world_size(), floor_nats)  # which every rank may refuse
+        start = describe_start(config, dist.get_world_size(), floor_nats)  # raises on every rank if sizes do not fit
         if is_first:
             print(start, flush=True)
         steps = train(config)

@@ -61,13 +61,13 @@ class TrainConfig:
     # A file of token numbers to learn instead: only 16- or 32-bit numbers, little-endian, or an .npy.
     tokens: str | None = None
     vocab_size: int | None = None  # How many tokens the tokenizer of the token file knows.
-    # Bits of each number in the token file; by default 16 up to a vocab_size of 65,536, else 32. An .npy says it.
+    # Bits of each number in the token file; by default 16 up to a vocab_size of 65,536, else 32. An .npy states it.
     token_bits: Literal[16, 32] | None = None
 
     tp_size: Annotated[int, arg(aliases=["--tp"])] = 1  # Tensor parallelism: ranks that share each layer.
     cp_size: Annotated[int, arg(aliases=["--cp"])] = 1  # Context parallelism: ranks that share each sequence.
-    context_parallel: Literal["ring", "ulysses", "gathered"] = "ring"  # How these ranks compute attention together.
-    balanced: bool = True  # An early and a late chunk of the sequence for each of them, not consecutive tokens.
+    context_parallel: Literal["ring", "ulysses", "gathered"] = "ring"  # How context-parallel ranks compute attention.
+    balanced: bool = True  # Each context-parallel rank has an early and a late chunk, not consecutive tokens.
     pp_size: Annotated[int, arg(aliases=["--pp"])] = 1  # Pipeline parallelism: ranks that the layers are divided among.
     # Where these sizes do not fit the ranks that are there, as after a node has died, use the nearest that do: tp, and
     # then cp, keeps its largest divisor that fits; pp becomes the next larger size that fits, or the next smaller.
@@ -79,10 +79,10 @@ class TrainConfig:
     sequence_parallel: bool = False  # Also divide what lies between the tensor-parallel layers, along the sequence.
     # What replicas divide among them: 1 the optimizer's states, 2 gradients too, 3 weights too.
     zero_stage: Literal[0, 1, 2, 3] = 0
-    shard_size: int | None = None  # Neighbours that divide it, if fewer than all replicas: hybrid sharding.
+    shard_size: int | None = None  # Divide among this many neighbours, not all replicas: hybrid sharding.
     recompute: bool = False  # Keep only each layer's input, and compute the rest again in backward.
 
-    # Of weights and activations; bfloat16 keeps float32 master weights in the optimizer.
+    # Type of weights and activations; with bfloat16 the optimizer keeps float32 master weights.
     precision: Precision = "float32"
     learning_rate: float = 3e-3  # The highest learning rate of AdamW.
     # The learning rate after the last step of a cosine; by default a tenth of learning_rate.
@@ -213,13 +213,13 @@ class TrainConfig:
         return layout
 
     def fitted(self, world_size: int) -> "TrainConfig":
-        """Return this config; with ``fit_ranks``, with the nearest sizes that fit the ranks, by the rule given there.
+        """Return this config; with ``fit_ranks``, one with the nearest sizes that fit, by the rule at that field.
 
         Tensor groups of a divisor stay inside the nodes that the old ones were in. A larger pp comes before a smaller
         one because no rank then holds more layers than before. dp is what remains.
 
         Raises:
-            ValueError: no sizes fit; names a smaller number of ranks that some fit.
+            ValueError: no sizes fit; the message names a smaller number of ranks for which some do.
         """
         if not self.fit_ranks or (fitted := self._nearest(world_size)) == self:
             return self
@@ -230,10 +230,10 @@ class TrainConfig:
         return fitted
 
     def _nearest(self, world_size: int) -> "TrainConfig | None":
-        """Return the first of the configs that fit, those with the nearest sizes first."""
+        """Try configs, those with the nearest sizes first; return the first that fits, or None."""
         tp_sizes, cp_sizes = divisors(self.tp_size)[::-1], divisors(self.cp_size)[::-1]
         pp_sizes = sorted(divisors(world_size), key=lambda size: (size < self.pp_size, abs(size - self.pp_size)))
-        shard_sizes = dict.fromkeys([self.shard_size, None])  # not fewer, which then hold more each
+        shard_sizes = dict.fromkeys([self.shard_size, None])  # not smaller: each rank would hold more
         for tp_size, cp_size, pp_size, shard_size in product(tp_sizes, cp_sizes, pp_sizes, shard_sizes):
             with suppress(ValueError):
                 fitted = replace(self, tp_size=tp_size, cp_size=cp_size, pp_size=pp_size, shard_size=shard_size)
@@ -298,7 +298,7 @@ class TrainConfig:
         return self.tp_size > 1 and self.pp_size == 1 and self.zero_stage == 0 and not self.fit_ranks
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the rate of a step, counted from 0: it rises in a line, then falls in half a cosine."""
+        """Return the rate of a step, counted from 0: it rises linearly, then falls along half a cosine."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)

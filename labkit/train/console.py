@@ -18,7 +18,7 @@ from labkit.train.step import Step
 
 @contextmanager
 def progress_bar(config: TrainConfig, steps_done: int) -> Iterator[Callable[[Step], Step]]:
-    """Show the bar of a run inside the block. Call what you get with each finished step; it returns the step."""
+    """Show the bar of a run inside the block. It yields a function that takes each finished step and returns it."""
     is_first_rank, in_a_cell = dist.get_rank() == 0, progress(steps_done, config.steps)
 
     def show(step: Step) -> Step:

@@ -15,7 +15,7 @@ def sums_later(model: nn.Module) -> list[nn.Parameter]:
     """Let layers leave sums over the tensor group to `add_up`; return the parameters concerned.
 
     With sequence parallelism each rank sees some tokens, so what all of them hold whole (norms, biases of row-parallel
-    layers) gets a part of its gradient on each. Added up layer by layer, a micro-batch sends a small message for each.
+    layers) gets a part of its gradient on each. Layer by layer, each micro-batch would send many small messages.
     """
     found = []
     for module in model.modules():

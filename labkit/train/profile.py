@@ -1,7 +1,7 @@
 """Where the time of some steps goes: a trace of torch's profiler from each rank, and which ranks are slow.
 
-The ranks of a step wait for each other, so it takes equally long on all of them. What tells a slow rank from the others
-is its own time: that of the step without what it waited.
+The ranks of a step wait for each other, so it takes equally long on all of them. A slow rank shows in its
+own time: that of the step minus its waits.
 """
 
 import json
@@ -70,7 +70,7 @@ def of_rank(rank: int, content: dict) -> dict:
     No other rank has the same process numbers and ids, and the processes are named. The times of day stay as they are.
     """
     first_id, first_pid = rank << 32, 100 * rank + 1
-    numbers, events = {os.getpid(): first_pid}, []  # what other processes there are, are GPUs
+    numbers, events = {os.getpid(): first_pid}, []  # all other processes are GPUs
     for event in content["traceEvents"]:
         if not isinstance(event["pid"], int):
             continue  # what the profiler says of itself

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Step:
-    """What one step came to, the same on every rank; ``number`` counts from 1."""
+    """The results of one step, the same on every rank; ``number`` counts from 1."""
 
     number: int
     loss: float

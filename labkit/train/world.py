@@ -70,8 +70,8 @@ def meet(environment: Mapping[str, str]) -> tuple[Store, int, int]:
     except (ValueError, OSError) as error:
         raise ValueError(
             f"RANK={environment['RANK']} is set, but rank 0 cannot be found at MASTER_ADDR={address} ({error}): start "
-            'the ranks with torchrun or srun, name the first of scontrol show hostnames "$SLURM_STEP_NODELIST", '
-            "or unset RANK to train alone"
+            "the ranks with torchrun or srun, set MASTER_ADDR to the first of scontrol show hostnames "
+            '"$SLURM_STEP_NODELIST", or unset RANK to train alone'
         ) from error
     step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
     store = PrefixStore(step, store)  # two steps that happen to have one port do not mix
@@ -112,7 +112,7 @@ def has_gpu(ranks_here: int, gpus_seen: int, environment: Mapping[str, str]) -> 
 
 
 def num_threads(ranks_here: int, environment: Mapping[str, str]) -> int:
-    """Return torch's own number for a process alone or if the user has set it, else this rank's share of the cores."""
+    """Return this rank's share of the cores; torch's own number if it is alone on its node, or if the user set one."""
     is_set = "OMP_NUM_THREADS" in environment
     if "TORCHELASTIC_RUN_ID" in environment:  # torchrun itself sets 1 if it was started without a number
         is_set = b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes()
@@ -123,7 +123,7 @@ def num_threads(ranks_here: int, environment: Mapping[str, str]) -> int:
 
 
 def check_same_options(config: TrainConfig) -> None:
-    """Raise a ValueError on every rank if they differ in an option, or in the text that it names: call it first."""
+    """Raise a ValueError on every rank if ranks differ in an option, or in the content of the text. Call it first."""
     mine = {field.name: repr(getattr(config, field.name)) for field in fields(config)}
     mine["the content of text"] = config.make_text().fingerprint
     check_alike(mine, "start every rank with the same options")
