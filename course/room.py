@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from course import progress
 
-COLUMNS = ["notebook", "here now", "have predicted", "right at first", "solved, by how many"]
+COLUMNS = ["notebook", "here now", "have predicted", "right first time", "solved, by how many"]
 MOST = 8
 """How many mistakes are shown."""
 
