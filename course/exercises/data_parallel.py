@@ -40,7 +40,7 @@ average = RankExercise(
     hints=[
         "`dist.all_reduce(gradient)` adds up all ranks' tensors, in place. It returns None.",
         "The sum has `dist.get_world_size()` terms.",
-        "Not every release of gloo supports ReduceOp.AVG: sum, then divide. (Or divide first: the sum cannot overflow.)",
+        "Not every gloo supports ReduceOp.AVG: sum, then divide. (Or divide first: then the sum cannot overflow.)",
     ],
 )
 
