@@ -187,7 +187,7 @@ def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.Proces
 def _refuse_to_copy(group: dist.ProcessGroup):
     raise ValueError(
         "a process group connects running processes: it cannot be copied or pickled, nor can a layer that has it. "
-        "Copy a layer's state_dict() instead, or let the copy share the group: copy.deepcopy(layer, {id(group): group})"
+        "For a layer use its state_dict(), or let the copy share the group: copy.deepcopy(layer, {id(group): group})"
     )
 
 
