@@ -1,9 +1,8 @@
 """Training a GPT: 8 ranks in five layouts against one process with two threads; how soon a run starts; and a GPU.
 
-On one machine 8 ranks share the cores that the one process has to itself. How far a ratio stays below 1.0 is what
-communication costs here, where it takes the cores' time too; above 1.0, two threads share one small product less well
-than two ranks each compute their own. Each row says what share of a traced step the ranks spend waiting for messages,
-which includes waiting for others to compute.
+On one machine 8 ranks share the cores that the one process has to itself. Communication, which takes the cores' time
+too, pulls a ratio below 1.0; above 1.0, ranks of one thread use the cores better than one process with two. Each row
+says what share of a traced step the ranks spend waiting for messages, which includes waiting for others to compute.
 
 A start lasts from the launch to the first step's result. On a GPU, the model has 121 million parameters: 17 layers of
 GPT-2's width instead of 12, because letters need none of the 39 million parameters that GPT-2 gives to its words.
