@@ -157,6 +157,7 @@ class FullyShardedDataParallel(Replica):
     def _after_forward(self, unit: Unit, module, args, kwargs, output):
         unit.show(whole=False)  # also after an exception
         output, needs_backward = _watch(output, Hook(self._before_backward, unit), mode="any")
+        needs_backward |= torch._C._current_graph_task_id() != -1  # computed again in backward, perhaps not to its end
         stays = needs_backward and (unit is self._units[0] or not self.reshard_after_forward)
         if not (stays or unit.in_backward):
             unit.free()

@@ -16,7 +16,7 @@ from labkit.data_parallel.replicas import Replica
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
 from labkit.pipeline.stage import Stage
-from labkit.schedules import BACKWARD, FORWARD, Op, Schedule, check
+from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, check
 from labkit.schedules.schedule import check_ops
 from labkit.timeline.trace import Trace
 
@@ -60,7 +60,7 @@ def run(
     Raises:
         ValueError: before any communication, if sizes do not fit the schedule, or the schedule cannot run.
     """
-    _check(schedule, chunks, groups, inputs, targets)
+    _check(schedule, chunks, groups, inputs, targets, every)
     (check_ops if allow_deadlock else check)(schedule)
     tied = [weight for weight in dict.fromkeys(tied) if weight.requires_grad and BACKWARD in schedule.kinds]
     # Set earlier gradients aside: the copies agree in them. Clone them: a wrapper may reuse their memory.
@@ -109,13 +109,16 @@ def _add_up_tied(tied: Sequence[nn.Parameter], earlier: Sequence[torch.Tensor | 
         parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.copy_(gradient)
 
 
-def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets) -> None:
+def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets, every: bool) -> None:
     m, p = schedule.num_micro_batches, groups.layout.pp_size
     if schedule.num_stages != p:
-        fits = f"{schedule.name!r} is for {schedule.num_stages} ranks"
-        raise ValueError(f"{fits}, but the layout has pp_size={p}: they must agree")
+        raise ValueError(f"{schedule.name!r} is for {schedule.num_stages} ranks, but pp_size={p}: they must agree")
     if len(chunks) != schedule.num_chunks:
         raise ValueError(f"{len(chunks)} chunks for a schedule of num_chunks={schedule.num_chunks}: give that many")
+    frees = every or any(getattr(chunk, "reshard_after_forward", False) for chunk in chunks)
+    if frees and WEIGHT_GRADIENT in schedule.kinds:
+        fault = f"{schedule.name!r} computes weights' gradients after layers were freed, or their gradients sent"
+        raise ValueError(f"{fault}: use every=False and reshard_after_forward=False, or a different schedule")
     for name, given in (("inputs", inputs), ("targets", targets)):
         if given is not None and len(given) != m:
             raise ValueError(f"{len(given)} {name} for a schedule of num_micro_batches={m}: give that many")

@@ -99,9 +99,8 @@ class Trainer:
         self.copies = [model.embedding.weight for model in holding_half if model.is_last]
         self.optimizer = self.make_optimizer()
         data = {"seed": config.seed, "text": self.text.fingerprint}
-        rates = {
-            name: getattr(config, name) for name in ("steps", "warmup_steps", "learning_rate", "min_learning_rate")
-        }
+        names = "steps", "warmup_steps", "learning_rate", "min_learning_rate"
+        rates = {name: getattr(config, name) for name in names}
         self._state = checkpoint.State(self.models, self.optimizer, groups, config.shape, data, rates)
         if config.resume and config.checkpoint_dir:
             self.steps_done, self.samples_done = checkpoint.load_newest(config.checkpoint_dir, self._state)
@@ -198,14 +197,11 @@ class Trainer:
 
     def wrap(self, model: ParallelGPT) -> Replica:
         """Return a chunk of the model whose gradients are averaged, divided as far as the ZeRO stage says."""
-        if self.config.zero_stage == 0:
-            return DataParallel(model, self.groups.dp_cp)
+        stage, groups = self.config.zero_stage, self.groups
+        if stage == 0:
+            return DataParallel(model, groups.dp_cp)
         return FullyShardedDataParallel(
-            model,
-            self.groups.shard,
-            units=model.units,
-            reshard_after_forward=self.config.zero_stage == 3,
-            replicate_group=self.groups.replicate,
+            model, groups.shard, units=model.units, reshard_after_forward=stage == 3, replicate_group=groups.replicate
         )
 
     def make_optimizer(self) -> Optimizer:

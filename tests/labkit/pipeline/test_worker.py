@@ -13,7 +13,7 @@ from torch import nn
 
 from course.measure.paced import PacedStage
 from labkit import pipeline
-from labkit.data_parallel import DataParallel
+from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.groups import ProcessGroups, group_of_one, init_groups
 from labkit.launch import RankFailed, launch
 from labkit.layout import ParallelLayout
@@ -182,8 +182,9 @@ INPUTS = list(torch.zeros(4, 2, 4))
 @pytest.mark.parametrize(
     ("schedule", "given", "said"),
     [
-        (one_f_one_b(3, 4), {}, "'1F1B' is for 3 ranks, but the layout has pp_size=2"),
+        (one_f_one_b(3, 4), {}, "'1F1B' is for 3 ranks, but pp_size=2"),
         (interleaved(2, 4, 2), {}, "1 chunks for a schedule of num_chunks=2"),
+        (zero_bubble(2, 4), {"every": True}, "computes weights' gradients after layers were freed, or their gradients"),
         (one_f_one_b(2, 5), {}, "4 inputs for a schedule of num_micro_batches=5"),
         (one_f_one_b(2, 4), {"targets": INPUTS[:3]}, "3 targets for a schedule of num_micro_batches=4"),
         (one_f_one_b(2, 4), {"inputs": [*INPUTS[:3], INPUTS[3][:0]]}, "micro-batch 3 of 4 has no rows"),
@@ -209,6 +210,17 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(on_ranks, sch
             if groups.coords.pp == 0:  # alone: had it sent or received anything, it would wait
                 with pytest.raises(ValueError, match=said):
                     pipeline.run(schedule, [nn.Linear(4, 4)], groups, **options)
+
+    on_ranks(refused)
+
+
+def test_a_schedule_that_needs_layers_after_they_were_freed_is_refused(on_ranks):
+    def refused():
+        with init_groups(ParallelLayout(2, pp_size=2)) as groups:
+            model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+            chunks = [FullyShardedDataParallel(model, groups.dp, units=model)]
+            with pytest.raises(ValueError, match="use every=False and reshard_after_forward=False, or a different"):
+                pipeline.run(zero_bubble(2, 4), chunks, groups, INPUTS, loss=mean_square)
 
     on_ranks(refused)
 
