@@ -58,7 +58,7 @@ def run(
         allow_deadlock: run the schedule even if it deadlocks, to see what is reported.
 
     Raises:
-        ValueError: before any communication, if sizes do not fit the schedule, or the schedule cannot run.
+        ValueError: before any communication, if sizes or chunks do not fit the schedule, or it cannot run.
     """
     _check(schedule, chunks, groups, inputs, targets, every)
     (check_ops if allow_deadlock else check)(schedule)
