@@ -115,8 +115,8 @@ def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets, e
         raise ValueError(f"{schedule.name!r} is for {schedule.num_stages} ranks, but pp_size={p}: they must agree")
     if len(chunks) != schedule.num_chunks:
         raise ValueError(f"{len(chunks)} chunks for a schedule of num_chunks={schedule.num_chunks}: give that many")
-    frees = every or any(getattr(chunk, "reshard_after_forward", False) for chunk in chunks)
-    if frees and WEIGHT_GRADIENT in schedule.kinds:
+    lets_go = every or any(getattr(chunk, "reshard_after_forward", False) for chunk in chunks)
+    if lets_go and WEIGHT_GRADIENT in schedule.kinds:
         fault = f"{schedule.name!r} computes weights' gradients after layers were freed, or their gradients sent"
         raise ValueError(f"{fault}: use every=False and reshard_after_forward=False, or a different schedule")
     for name, given in (("inputs", inputs), ("targets", targets)):
