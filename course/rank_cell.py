@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.linux import read_text
+from labkit.launch.linux import read_text
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from course import rank_cell
-from labkit.frames import is_cell, stack_of
 from labkit.launch import RankFailed, World
+from labkit.launch.frames import is_cell, stack_of
 from labkit.launch.interrupts import stopped
+from labkit.launch.payload import pickled, why_not
 from labkit.launch.world import MAX_RANKS
-from labkit.payload import pickled, why_not
 from labkit.sizes import whole_number
 
 _COLLECTIVES = {

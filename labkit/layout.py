@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.cuts import multiples_near
+from labkit.partition import multiples_near
 from labkit.sizes import check_size, divisors, either, whole_number
 
 AXES = ("tp", "cp", "dp", "pp")  # in Megatron-LM's default order, the fastest first

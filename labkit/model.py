@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from labkit.context_parallel import gathered_attention, positions, ring_attention, ulysses_attention
-from labkit.cuts import check_sequence_cut, layers_of_stage
 from labkit.groups import group_of_one
+from labkit.partition import check_sequence_cut, layers_of_stage
 from labkit.shape import GPT
 from labkit.tensor_parallel import (
     ParallelMLP,
@@ -46,7 +46,7 @@ class ParallelGPT(nn.Module):
 
     Args:
         group: the tensor-parallel group; `labkit.groups.group_of_one()` where no world is up.
-        stage, num_stages: which of the model's consecutive parts this is (`labkit.cuts.layers_of_stage`). A tied
+        stage, num_stages: which of the model's consecutive parts this is (`labkit.partition.layers_of_stage`). A tied
             embedding is on the first and the last stage, equal at the start: add up the gradients of the two.
         recompute: keep only each layer's input, and compute the rest again in backward.
         cp_group: the ranks that share each sequence.

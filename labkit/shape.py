@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from labkit.cuts import check_divides
+from labkit.partition import check_divides
 from labkit.sizes import check_size
 
 CHOICES = {  # what these fields of a `GPT` may be

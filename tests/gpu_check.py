@@ -23,13 +23,13 @@ from torch import nn
 from course.measure.bandwidth import measure
 from course.measure.environment import facts, look_at_machine
 from course.measure.operations import WITH_ROOT, WITHOUT_ROOT
+from course.parity import Difference, Parity, compare, gradients
 from labkit import pipeline, tensor_parallel
 from labkit.context_parallel import positions
 from labkit.groups import init_groups, local_device
 from labkit.launch import RankFailed, World, launch
 from labkit.layout import ParallelLayout
 from labkit.model import CONTEXT_PARALLEL
-from labkit.parity import Difference, Parity, compare, gradients
 from labkit.sizes import counted, divisors
 from labkit.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, cut_like
 from labkit.train import TrainConfig, steps

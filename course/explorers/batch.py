@@ -6,7 +6,7 @@ from course.pictures.batch import draw_batch
 from course.pictures.scene import Table
 from course.pictures.style import bytes_text
 from course.sizing.ring import bus_factor
-from labkit.cuts import BatchCut
+from labkit.partition import BatchCut
 from labkit.sizes import counted
 
 BATCH_SIZES = (8, 16, 32, 64, 96, 128, 192, 256, 512, 1024)

@@ -10,7 +10,7 @@ from course.pictures.sizing import draw_held
 from course.pictures.style import bytes_text, three_digits
 from course.sizing import DGX_A100, DGX_H100, Plan, step_time
 from course.sizing.fully_sharded import Sharding, sharding
-from labkit.cuts import check_divides
+from labkit.partition import check_divides
 from labkit.shape import GPT
 
 LLAMA_3_8B = GPT(32, 4096, 8192, 128256, 32, ffn_hidden_size=14336, **TODAY)

@@ -7,9 +7,9 @@ from course.explorers.choice import slider
 from course.pictures.scene import WIDTH, Look, Mark, Scene, Table, arrow, box, label
 from course.pictures.style import FRAME_FILL, GREY, IDLE, KIND_COLOR, MUTED, tint
 from course.pictures.timeline import LEFT
+from course.sizing import simulate
 from labkit.schedules import BACKWARD, FORWARD, Op, Schedule, ScheduleDeadlock, read_ops
 from labkit.sizes import counted
-from labkit.timeline import simulate
 
 STUCK = "#C1121F"
 TOP, TRAY, ROW, BAND = 34.0, 28.0, 34.0, 92.0

@@ -7,7 +7,7 @@ contiguous. Run them on ranks, as `course.measure.flow.trace_flow` does. ``root`
 import torch
 import torch.distributed as dist
 
-from labkit.cuts import check_divides
+from labkit.partition import check_divides
 from labkit.tensor_parallel import operators
 
 

@@ -13,9 +13,9 @@ from course.museum.faults import FAULTS, Fault
 from course.museum.grid import Cell, Grid
 from course.museum.sharding_faults import SHARDING_FAULTS
 from course.museum.tiny_run import CONFIG, CONTEXT_CONFIG, SHARDING_CONFIG, Run, Seen, in_one_process, on_rank
+from course.parity import Parity
 from labkit.launch import launch
 from labkit.layout import Coords, ParallelLayout
-from labkit.parity import Parity
 from labkit.sizes import counted
 from labkit.train import TrainConfig
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from labkit import pipeline
-from labkit.cuts import BatchCut
 from labkit.layout import ParallelLayout
+from labkit.partition import BatchCut
 from labkit.pipeline.stage import Stage
 from labkit.tensor_parallel import RowParallelLinear, blocks, dropout, linear, vocabulary
 from labkit.tensor_parallel.operators import reduce_from_tp

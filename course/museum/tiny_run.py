@@ -14,10 +14,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from course.parity import Difference, compare, gradients, weights
 from labkit.communication import CommunicationLog, communication_log
 from labkit.groups import ProcessGroups, init_groups
 from labkit.layout import ParallelLayout
-from labkit.parity import Difference, compare, gradients, weights
 from labkit.shape import GPT
 from labkit.tensor_parallel import cut_like, shard_of, vocabulary
 from labkit.train import TrainConfig, Trainer

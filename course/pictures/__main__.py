@@ -19,13 +19,12 @@ from course.pictures.three_axes import draw_holdings
 from course.pictures.timeline import draw_timelines
 from course.pictures.transformer import draw_embedding, draw_pair, draw_transformer_layer
 from course.pictures.utilisation import draw_steps
-from course.sizing import Plan, moments
+from course.sizing import Plan, moments, simulate
 from course.sizing.linear_cut import LinearCut
-from labkit.cuts import BatchCut
 from labkit.layout import ParallelLayout
+from labkit.partition import BatchCut
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.shape import GPT
-from labkit.timeline import simulate
 
 
 def four_collectives():

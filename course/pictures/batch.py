@@ -6,7 +6,7 @@ from typing import NamedTuple
 from course.pictures.parts import own_box, rank_names, titled
 from course.pictures.scene import WIDTH, Look, Mark, Scene, Table, box, label
 from course.pictures.style import BACKWARD, DP, FRAME, FRAME_FILL, MUTED, bytes_text, tint, tints
-from labkit.cuts import BatchCut
+from labkit.partition import BatchCut
 from labkit.sizes import counted
 
 LEFT, RIGHT, TOP = 84.0, WIDTH - 120.0, 118.0  # right of the ranks' names, where the all-reduce begins, above the ranks

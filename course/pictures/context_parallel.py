@@ -10,7 +10,7 @@ from course.pictures.parts import own_box, rank_names, titled
 from course.pictures.scene import SMALLEST, WIDTH, Mark, Scene, Table, arrow, box, fitting, label, line
 from course.pictures.style import CP, FRAME, FRAME_FILL, INK, MUTED, tint, tints
 from course.sizing.context import attention_work, pace
-from labkit.cuts import tokens_of_rank
+from labkit.partition import tokens_of_rank
 from labkit.sizes import counted
 
 SIDE, PANEL, TOP = 360.0, 480.0, 84.0  # pixels: a triangle; from one to the next; what is above it

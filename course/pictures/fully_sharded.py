@@ -11,7 +11,7 @@ from course.pictures.scene import WIDTH, Mark, Scene, Table, box, label, line
 from course.pictures.style import BACKWARD, DP, FRAME, FRAME_FILL, INK, MUTED, bytes_text, tint, tints
 from course.sizing.fully_sharded import Moment
 from course.sizing.ring import bus_factor
-from labkit.cuts import check_divides
+from labkit.partition import check_divides
 from labkit.sizes import counted
 
 FOOT, HIGH, BESIDE = 330.0, 260.0, 176.0  # pixels: the ground that columns stand on; the highest; right of them

@@ -8,7 +8,7 @@ from course.pictures.parts import Place, own_box, rank_name, rank_names, titled
 from course.pictures.scene import SMALLEST, WIDTH, Look, Mark, Scene, Table, box, fitting, label
 from course.pictures.style import FRAME, FRAME_FILL, TP, bytes_text, tints
 from course.sizing.linear_cut import LinearCut
-from labkit.cuts import check_divides, chunks_of_rank
+from labkit.partition import check_divides, chunks_of_rank
 
 TOP, AREA, BIAS = 84.0, 300.0, 18.0  # pixels: above the matrices; their height; that of b, which is a vector
 GAP, PLUS, NAME = 40.0, 32.0, 76.0  # pixels: where = and × stand; between parts of a sum; "rank 0"

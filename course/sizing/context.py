@@ -8,7 +8,7 @@ query groups. Sources: arXiv 2310.01889 (ring), 2309.14509 (Ulysses), 2407.21783
 from typing import NamedTuple
 
 from course.sizing.ring import bus_factor
-from labkit.cuts import tokens_of_rank
+from labkit.partition import tokens_of_rank
 from labkit.shape import GPT
 
 CONTEXT_PARALLEL = ("ring", "ulysses", "gathered")

@@ -15,7 +15,7 @@ from course.sizing.layer_seconds import PASSES, group_rate, layer_seconds
 from course.sizing.plan import Plan
 from course.sizing.ring import bus_factor
 from course.sizing.stage_memory import OPTIMIZER_BYTES, WEIGHT_BYTES, Memory, stage_activation_bytes, stage_parameters
-from labkit.cuts import check_divides
+from labkit.partition import check_divides
 
 
 class Collective(NamedTuple):

@@ -9,7 +9,7 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
-from labkit.cuts import check_divides, chunks_of_rank
+from labkit.partition import check_divides, chunks_of_rank
 from labkit.sizes import check_size
 
 CUTS = ("column", "row")

@@ -5,7 +5,7 @@ from itertools import pairwise
 from operator import add
 from typing import NamedTuple
 
-from labkit.cuts import check_divides
+from labkit.partition import check_divides
 
 ELEMENT_BYTES = 4  # float32
 

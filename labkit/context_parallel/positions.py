@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from labkit.cuts import check_divides, check_sequence_cut, tokens_of_rank
+from labkit.partition import check_divides, check_sequence_cut, tokens_of_rank
 from labkit.sizes import check_size
 
 

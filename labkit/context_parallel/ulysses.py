@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from labkit.context_parallel.positions import check_fit, positions
-from labkit.cuts import check_divides
+from labkit.partition import check_divides
 
 HEADS_DIM, SEQUENCE_DIM = 1, 2
 

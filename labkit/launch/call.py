@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from labkit.launch import report
 from labkit.launch.interrupts import DeferredInterrupt, stopped
+from labkit.launch.linux import read_text
 from labkit.launch.output import Output
+from labkit.launch.payload import Payload, discard, load
 from labkit.launch.probe import Snapshot
 from labkit.launch.rank import STACK_SIGNAL
 from labkit.launch.ranks import Ranks
 from labkit.launch.report import Deadlock, Death, Failure, RankFailed
 from labkit.launch.watchdog import Silence, Watchdog
-from labkit.linux import read_text
-from labkit.payload import Payload, discard, load
 
 _GATHER_SECONDS = 0.3  # after a first failure: who else failed by then?
 _GATHER_CAUSE_SECONDS = 1.2  # and while only consequences have been heard of: the cause is still to come

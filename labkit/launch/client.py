@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 from labkit.launch.interrupts import DeferredInterrupt, stopped
+from labkit.launch.linux import read_text
 from labkit.launch.output import say
 from labkit.launch.wire import Connection
-from labkit.linux import read_text
 
 _lock = threading.RLock()  # two threads may launch at once: a question and its answer belong together
 _ranks_will_train = False

@@ -20,8 +20,8 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
-from labkit import linux
-from labkit.frames import LAUNCHER, Frame, own_frames, stack_of
+from labkit.launch import linux
+from labkit.launch.frames import LAUNCHER, Frame, own_frames, stack_of
 
 
 @dataclass(frozen=True)

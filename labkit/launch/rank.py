@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 
 import cloudpickle
 
-from labkit.frames import Frame
 from labkit.gpu import prepare_gpu
+from labkit.launch.frames import Frame
+from labkit.launch.linux import take_turns
+from labkit.launch.payload import Payload, dump, load, pickled
 from labkit.launch.probe import Probe
 from labkit.launch.wire import Connection
-from labkit.linux import take_turns
-from labkit.payload import Payload, dump, load, pickled
 
 
 @dataclass(frozen=True)

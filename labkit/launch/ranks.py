@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 
 from labkit.launch.client import ServerHandle
+from labkit.launch.linux import read_text
 from labkit.launch.wire import Connection
-from labkit.linux import read_text
 
 _world_ids = itertools.count()
 

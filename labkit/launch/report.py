@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from labkit.frames import LAUNCHER, describe, frames_of, own_frames, place, with_short_names
+from labkit.launch.frames import LAUNCHER, describe, frames_of, own_frames, place, with_short_names
 from labkit.launch.probe import Collective, Snapshot, Thread
 from labkit.launch.rank import RankError
 from labkit.launch.watchdog import Silence

@@ -26,11 +26,11 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from labkit.launch.linux import read_text
 from labkit.launch.rank import STACK_SIGNAL, libc, stop
 from labkit.launch.rank import main as run_rank
 from labkit.launch.ranks import send_signal
 from labkit.launch.wire import Connection
-from labkit.linux import read_text
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_THP_DISABLE = 1, 36, 41
 _CLONE_NEWUSER, _CLONE_NEWNET, _SIOCSIFFLAGS, _IFF_UP = 0x10000000, 0x40000000, 0x8914, 1

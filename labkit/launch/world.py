@@ -10,13 +10,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from numbers import Real
 
-from labkit.frames import is_cell
 from labkit.launch import client
 from labkit.launch.call import Call
+from labkit.launch.frames import is_cell
 from labkit.launch.interrupts import DeferredInterrupt
 from labkit.launch.output import Output, say
+from labkit.launch.payload import discard, dump, pickled, why_not
 from labkit.launch.ranks import Ranks
-from labkit.payload import discard, dump, pickled, why_not
 from labkit.sizes import whole_number
 
 MAX_RANKS = 128

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from labkit.cuts import check_divides
+from labkit.partition import check_divides
 from labkit.sizes import check_probability, check_size
 from labkit.tensor_parallel.dropout import own_random_stream
 from labkit.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from labkit.cuts import check_divides
+from labkit.partition import check_divides
 from labkit.sizes import check_size
 from labkit.tensor_parallel.needed_gradients import needed_gradients
 from labkit.tensor_parallel.operators import (

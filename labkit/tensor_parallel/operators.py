@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.communication import all_gather_single, reduce_scatter_single
-from labkit.cuts import check_divides
+from labkit.partition import check_divides
 
 HIDDEN_DIM, SEQUENCE_DIM = -1, -2
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from labkit.cuts import chunks_of_rank
 from labkit.groups import local_device
+from labkit.partition import chunks_of_rank
 from labkit.tensor_parallel.operators import all_gather
 
 

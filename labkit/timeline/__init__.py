@@ -3,7 +3,6 @@
 No torch here; `labkit.timeline.trace` is the stopwatch on a rank.
 """
 
-from labkit.timeline.simulated import simulate
 from labkit.timeline.spans import Span, Timeline, measured
 
-__all__ = ["Span", "Timeline", "measured", "simulate"]
+__all__ = ["Span", "Timeline", "measured"]

@@ -16,10 +16,10 @@ import torch
 from tyro.conf import arg
 
 from labkit import schedules
-from labkit.cuts import check_divides, check_sequence_cut, multiples_near
 from labkit.data import InventedText, TokenFile
 from labkit.layout import ParallelLayout
 from labkit.model import CONTEXT_PARALLEL
+from labkit.partition import check_divides, check_sequence_cut, multiples_near
 from labkit.schedules import Schedule
 from labkit.shape import GPT
 from labkit.sizes import check_size, counted, divisors, either, whole_number

@@ -19,13 +19,13 @@ from torch.optim import AdamW, Optimizer
 
 from labkit import checkpoint, pipeline
 from labkit.context_parallel import positions
-from labkit.cuts import BatchCut
 from labkit.data import EVALUATION_SAMPLES
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.data_parallel.replicas import Replica
 from labkit.data_parallel.units import piece_of
 from labkit.groups import ProcessGroups, init_groups, local_device
 from labkit.model import ParallelGPT
+from labkit.partition import BatchCut
 from labkit.schedules import Schedule
 from labkit.tensor_parallel import seed_replicas
 from labkit.train.config import TrainConfig

@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from labkit.data_parallel.replicas import check_alike
 from labkit.gpu import prepare_gpu
 from labkit.groups import local_device
-from labkit.linux import take_turns
+from labkit.launch.linux import take_turns
 from labkit.train.config import TrainConfig
 
 

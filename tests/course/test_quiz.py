@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from course import sizing
+from course.sizing import simulate
 from course.sizing.linear_cut import LinearCut
 from course.sizing.ring import bus_factor
-from labkit.cuts import chunks_of_rank
 from labkit.layout import ParallelLayout
+from labkit.partition import chunks_of_rank
 from labkit.schedules import gpipe, interleaved, one_f_one_b
-from labkit.timeline import simulate
 
 ROOT = Path(__file__).parents[2]
 QUIZ = ROOT / "course" / "quiz"

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from labkit.cuts import chunks_of_rank
+from labkit.partition import chunks_of_rank
 from labkit.stored import Part, _boxes_of, make_states
 from labkit.tensor_parallel.shards import Shard
 

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from course.measure.utilisation.work import Pace, computing_work, paced_work
-from course.sizing import Plan, memory
+from course.sizing import Plan, memory, simulate
 from labkit import pipeline
 from labkit.communication import communication_log
 from labkit.groups import init_groups, local_device
 from labkit.launch import World, launch, progress
 from labkit.schedules import FORWARD, Schedule, interleaved
-from labkit.timeline import Timeline, measured, simulate
+from labkit.timeline import Timeline, measured
 from labkit.timeline.spans import COMPUTING, WAIT, Span
 from labkit.timeline.trace import Trace
 

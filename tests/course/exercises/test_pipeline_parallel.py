@@ -13,9 +13,9 @@ from course.exercises.pipeline_parallel import (
     step_cases,
     stuck_schedule,
 )
+from course.sizing import simulate
 from labkit.launch import Deadlock, launch
 from labkit.schedules import check, gpipe, interleaved, one_f_one_b
-from labkit.timeline import simulate
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 5), (4, 8), (5, 3), (8, 16)])

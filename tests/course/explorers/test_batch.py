@@ -3,7 +3,7 @@
 import pytest
 
 from course.explorers.batch import GRADIENT_BYTES, batch_explorer
-from labkit.cuts import BatchCut
+from labkit.partition import BatchCut
 
 
 @pytest.fixture

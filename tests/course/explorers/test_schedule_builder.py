@@ -3,8 +3,8 @@
 import pytest
 
 from course.explorers.schedule_builder import STUCK, schedule_builder
+from course.sizing import simulate
 from labkit.schedules import ScheduleDeadlock, check, gpipe, one_f_one_b
-from labkit.timeline import simulate
 
 STUCK_ROWS = ["F0 F1 F2 B0 B1 B2", "F0 B0 F1 F2 B1 B2", "F0 F1 B0 B1 F2 B2"]
 

@@ -17,7 +17,7 @@ PLAIN = [
             "sizing",
         )
     ),
-    *(f"labkit.{name}" for name in ("cuts", "data", "layout", "schedules", "shape", "sizes", "timeline")),
+    *(f"labkit.{name}" for name in ("partition", "data", "layout", "schedules", "shape", "sizes", "timeline")),
     "course.sizing",
 ]
 

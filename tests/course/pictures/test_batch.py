@@ -5,7 +5,7 @@ import pytest
 from course.pictures.batch import Gradient, bucket_steps, draw_batch, draw_replicas
 from course.pictures.scene import SMALLEST, text_width
 from course.pictures.style import BACKWARD, DP, FRAME_FILL, TINTS, tint
-from labkit.cuts import BatchCut
+from labkit.partition import BatchCut
 
 CUTS = [(128, 4, 1), (128, 4, 2), (96, 3, 4), (8, 1, 1), (16, 16, 1), (1024, 16, 8)]
 OVERLAPPED = [  # two buckets of a layer each; the first is sent after 1.weight

@@ -10,7 +10,7 @@ from course.pictures.scene import SMALLEST, text_width
 from course.pictures.style import CP, FRAME_FILL, INK, tints
 from course.sizing.context import attention_pairs
 from labkit.context_parallel import part_with_work, positions
-from labkit.cuts import tokens_of_rank
+from labkit.partition import tokens_of_rank
 
 MERGE = [[1, 3], [12, 4]], [[10, 20], [30, 40]]
 SCENES = {

@@ -8,7 +8,7 @@ import pytest
 from course.pictures.sharding import draw_cut, draw_stride
 from course.pictures.style import FRAME_FILL, TP, tints
 from course.sizing.linear_cut import LinearCut
-from labkit.cuts import chunks_of_rank
+from labkit.partition import chunks_of_rank
 
 CUTS = ["column", "row"]
 

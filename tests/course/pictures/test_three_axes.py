@@ -6,10 +6,10 @@ from course.pictures.scene import SMALLEST, text_width
 from course.pictures.style import AXIS_COLOR, bytes_text
 from course.pictures.three_axes import draw_holdings
 from course.sizing import Traffic, step_traffic
-from labkit.cuts import BatchCut, layers_of_stage
 from labkit.groups import group_of_one
 from labkit.layout import ParallelLayout
 from labkit.model import ParallelGPT
+from labkit.partition import BatchCut, layers_of_stage
 from labkit.shape import GPT
 
 SIZES = [(t, p) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8) if t * p <= 8]

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from course.parity import compare
 from labkit.communication import communication_log
 from labkit.data_parallel import FullyShardedDataParallel, units
 from labkit.groups import group_of_one, init_groups
 from labkit.layout import ParallelLayout
 from labkit.model import ParallelGPT
-from labkit.parity import compare
 from labkit.shape import GPT
 from tests.labkit.data_parallel.conftest import loss_of, world
 

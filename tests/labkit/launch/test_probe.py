@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from labkit.launch import World, launch, waiting_for
+from labkit.launch.linux import bytes_received
 from labkit.launch.probe import Probe
-from labkit.linux import bytes_received
 
 
 def probe() -> Probe:

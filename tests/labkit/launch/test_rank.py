@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit import linux
-from labkit.launch import World, launch, progress
+from labkit.launch import World, launch, linux, progress
 from labkit.launch.server import Server
 from tests.labkit.launch.test_world import sum_of_ranks
 

@@ -3,8 +3,9 @@
 import signal
 from dataclasses import replace
 
-from labkit import communication, frames
-from labkit.frames import add_lab_package
+from labkit import communication
+from labkit.launch import frames
+from labkit.launch.frames import add_lab_package
 from labkit.launch.rank import RankError
 from labkit.launch.report import Death, deadlock_report, failure_report, places_report
 from labkit.launch.watchdog import Silence

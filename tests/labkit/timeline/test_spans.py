@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from course.sizing import simulate
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
-from labkit.timeline import Span, Timeline, measured, simulate
+from labkit.timeline import Span, Timeline, measured
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (4, 8), (3, 2), (8, 16)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from labkit.parity import Parity, compare, gradients, weights
+from course.parity import Parity, compare, gradients, weights
 
 
 def tensors(**values):

@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit import payload
-from labkit.launch import World, launch
-from labkit.payload import dump, load, pickled
+from labkit.launch import World, launch, payload
+from labkit.launch.payload import dump, load, pickled
 
 
 def arrival(tmp_path, obj):

@@ -6,15 +6,15 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from types import FrameType
 
 Frame = tuple[str, int, str]
 """File name, line, function."""
 
-_HERE = os.path.dirname(__file__) + os.sep
-LAUNCHER = f"{_HERE}launch{os.sep}"
+LAUNCHER = os.path.dirname(__file__) + os.sep
 _LIBRARY = re.compile(rf"/site-packages/|/dist-packages/|/lib/python3\.\d+/|^{re.escape(LAUNCHER)}|^<frozen")
-_lab_folders = (_HERE,)
+_lab_folders = (str(Path(__file__).parents[1]) + os.sep,)
 
 
 def add_lab_package(init_file: str) -> None:

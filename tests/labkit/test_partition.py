@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.cuts import BatchCut, check_divides, chunks_of_rank, layers_of_stage, multiples_near
+from labkit.partition import BatchCut, check_divides, chunks_of_rank, layers_of_stage, multiples_near
 
 CUTS = [(128, 4, 1), (128, 4, 2), (96, 3, 4), (8, 1, 1), (16, 16, 1), (1024, 16, 8)]
 
