@@ -13,15 +13,16 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from labkit.checkpoint_tensors import State, make_states, tensors_of
 from labkit.groups import local_device
-from labkit.stored import State, make_states, tensors_of
+from labkit.shape import GPT
 
 DESCRIPTION, LOCK, METADATA = "labkit.json", "labkit.lock", ".metadata"  # the last is torch's
 CHANGED, SHARED = "has changed since it was written", "checkpoint_dir must be a folder that all nodes share"
@@ -69,7 +70,7 @@ def save(folder: str | Path, state: State, step: int, num_samples: int, keep: in
 
     writer = _writer(folder, state, step, num_samples, keep)
     with _complete_or_nothing(Path(writer.path)):
-        state_dict_saver.save(dict(tensors_of(state)), storage_writer=writer)
+        state_dict_saver.save(dict(tensors_of(state, to_save=True)), storage_writer=writer)
 
 
 class InBackground(AbstractContextManager["InBackground"]):
@@ -99,7 +100,7 @@ class InBackground(AbstractContextManager["InBackground"]):
 
     def stage(self, state_dict: dict[str, State]) -> dict[str, torch.Tensor]:
         """Return copies, for async_save. (torch's DefaultStager copies the whole memory that a part is a view of.)"""
-        for name, tensor in tensors_of(state_dict["state"]):
+        for name, tensor in tensors_of(state_dict["state"], to_save=True):
             if name in self._copies:
                 self._copies[name].copy_(tensor, non_blocking=True)
             else:
@@ -238,7 +239,8 @@ def _check(path: Path, state: State) -> None:
     try:
         about = json.loads((path / DESCRIPTION).read_text())
         checksum = about.pop("checksum")
-        theirs = {name: about[name] for name in ("step", "num_samples", *ours)}
+        older = {field.name: field.default for field in fields(GPT) if field.default is not MISSING}
+        theirs = {name: (older | about)[name] for name in ("step", "num_samples", *ours)}
         sums = sorted(about["checksums"].items())
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path / DESCRIPTION} is not the description of a labkit checkpoint: {error!r}") from error

@@ -1,4 +1,4 @@
-"""A small GPT made of the sharded layers: one definition for one process and for many ranks.
+"""Builds a small GPT of the sharded layers: one definition for one process and for many ranks.
 
 Pre-norm and causal attention. The `GPT` decides the rest: GPT-2's form, or a current one. Each weight is drawn from
 a generator of its own, seeded by the weight's name. So every layout of ranks starts from the same model, and has the
@@ -8,6 +8,7 @@ same names in its state_dict.
 import hashlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from labkit.context_parallel import gathered_attention, positions, ring_attention, ulysses_attention
 from labkit.groups import group_of_one
 from labkit.partition import check_sequence_cut, layers_of_stage
+from labkit.placement import PlacedModule, Placement, placement_of
 from labkit.shape import GPT
 from labkit.tensor_parallel import (
     ParallelMLP,
@@ -36,7 +38,7 @@ NORMS = {"layernorm": ReplicatedLayerNorm, "rmsnorm": ReplicatedRMSNorm}
 CONTEXT_PARALLEL = {"ring": ring_attention, "ulysses": ulysses_attention, "gathered": gathered_attention}
 
 
-class ParallelGPT(nn.Module):
+class ParallelGPT(PlacedModule):
     """A GPT, or one stage of it, on the ranks of a tensor-parallel group.
 
     ``forward(x)`` takes token ids [batch, seq] on the first stage, hidden states on the later ones. It returns logits
@@ -52,6 +54,8 @@ class ParallelGPT(nn.Module):
         cp_group: the ranks that share each sequence.
         context_parallel: how they compute attention together: "ring", "ulysses" or "gathered".
         balanced: they hold an early and a late chunk each, not consecutive tokens.
+        defer_grad_reduce: leave the sums of sequence parallelism to `labkit.train.gradients.all_reduce_grads`.
+        device: on "meta", no number is drawn until `reset_parameters` of each module (`data_parallel.materialize`).
 
     Raises:
         ValueError: the sizes do not fit together; raised before any communication.
@@ -71,6 +75,7 @@ class ParallelGPT(nn.Module):
         cp_group: dist.ProcessGroup | None = None,
         context_parallel: str = "ring",
         balanced: bool = True,
+        defer_grad_reduce: bool = False,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ):
@@ -83,31 +88,40 @@ class ParallelGPT(nn.Module):
             raise ValueError(f"stage={stage} is not one of num_stages={num_stages}: use 0 to {num_stages - 1}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout} must be in [0, 1)")
-        self.shape, self.group, self.stage = shape, group, stage
+        self.shape, self.group, self.stage, self.seed = shape, group, stage, seed
         self.head_size = shape.hidden_size // shape.num_attention_heads
         self.cp_group, self.balanced = cp_group or group_of_one(), balanced
         check_sequence_cut(shape.seq_length, self.cp_group.size(), balanced, group.size() if sequence_parallel else 1)
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
         self.recompute, self.sequence_parallel = recompute, sequence_parallel
-        place: dict[str, Any] = dict(dtype=dtype, device=device)
-        options = place | {"sequence_parallel": sequence_parallel}
-        words = partial(VocabParallelEmbedding, shape.vocab_size, shape.hidden_size, group, **options)
+        factory: dict[str, Any] = dict(dtype=dtype, device=device)
+        options = factory | dict(sequence_parallel=sequence_parallel, defer_grad_reduce=defer_grad_reduce)
+        sizes = shape.vocab_size, shape.hidden_size
+        words = partial(VocabParallelEmbedding, *sizes, group, sequence_parallel=sequence_parallel, **factory)
         if self.is_first or (self.is_last and shape.tied):
             self.embedding = words(init_method=normal("embedding", seed))
+            if not self.is_first:
+                self.embedding.place(weight=replace(placement_of(self.embedding.weight), is_tied_copy=True))
         if self.is_first:
             if shape.positions == "learned":
-                self.positions = nn.Parameter(torch.empty(shape.seq_length, shape.hidden_size, **place))
-                normal("positions", seed)(self.positions)
+                self.positions = nn.Parameter(torch.empty(shape.seq_length, shape.hidden_size, **factory))
+                self.place(positions=Placement(copy_groups=(group,)))
+                self.reset_parameters()
             self.dropout = _dropout(dropout, group, sequence_parallel)
-        if self.cp_group.size() > 1:
-            options["attend"] = partial(CONTEXT_PARALLEL[context_parallel], group=self.cp_group, balanced=balanced)
+        attend = partial(CONTEXT_PARALLEL[context_parallel], group=self.cp_group, balanced=balanced)
+        attend = attend if self.cp_group.size() > 1 else None
         self.layers = nn.ModuleDict()
         for i in layers_of_stage(shape.num_layers, stage, num_stages):
-            self.layers[str(i)] = TransformerLayer(shape, group, f"layers.{i}", seed, dropout, **options)
+            self.layers[str(i)] = TransformerLayer(shape, group, f"layers.{i}", seed, dropout, attend, **options)
         if self.is_last:
-            self.norm = NORMS[shape.norm](shape.hidden_size, group, sequence_parallel, **place)
+            self.norm = _norm(shape, group, options)
             if not shape.tied:
                 self.output = words(init_method=normal("output", seed))  # cut by words, as the embedding is
+
+    def reset_parameters(self) -> None:
+        """Draw the model's own parameters, learned positions; on the meta device, leave that to a later call."""
+        if "positions" in self._parameters and not self.positions.is_meta:
+            normal("positions", self.seed)(self.positions)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         held = self._positions_of(x)  # [seq]
@@ -117,7 +131,9 @@ class ParallelGPT(nn.Module):
                 learned = self.positions[held]
                 x = x + (scatter_to_sequence(learned, self.group) if self.sequence_parallel else learned)
             x = self.dropout(x)
-        turn = rotation(held, self.head_size, x.dtype) if self.shape.positions == "rope" else None
+        turn = None
+        if self.shape.positions == "rope":
+            turn = rotation(held, self.head_size, x.dtype, self.shape.rotary_base)
         for layer in self.layers.values():
             again = self.recompute and self.training
             x = checkpoint(layer, x, turn, use_reentrant=False) if again else layer(x, turn)
@@ -164,13 +180,13 @@ class TransformerLayer(nn.Module):
             inner_init, outer_init = normal(f"{name}.{inner}", seed), normal(f"{name}.{outer}", seed, outer_std)
             return options | dict(init_method=inner_init, output_layer_init_method=outer_init, bias=shape.bias)
 
-        self.attention_norm = NORMS[shape.norm](h, group, **options)
+        self.attention_norm = _norm(shape, group, options)
         attention: dict = dict(num_query_groups=shape.num_query_groups, dropout=dropout, attend=attend)
         attention |= linear("attention.qkv", "attention.out")
         self.attention = ParallelSelfAttention(h, shape.num_attention_heads, group, **attention)
-        self.mlp_norm = NORMS[shape.norm](h, group, **options)
-        gated = shape.mlp == "swiglu"
-        self.mlp = ParallelMLP(h, shape.mlp_width, group, gated=gated, **linear("mlp.up", "mlp.down"))
+        self.mlp_norm = _norm(shape, group, options)
+        kind: dict = dict(gated=shape.mlp == "swiglu", approximate="tanh" if shape.mlp == "gelu_tanh" else "none")
+        self.mlp = ParallelMLP(h, shape.mlp_width, group, **kind, **linear("mlp.up", "mlp.down"))
         self.dropout = _dropout(dropout, group, options["sequence_parallel"])
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor | None = None) -> torch.Tensor:
@@ -188,6 +204,10 @@ def normal(name: str, seed: int, std: float = STD) -> Callable[[torch.Tensor], o
             weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float32) * std)
 
     return fill
+
+
+def _norm(shape: GPT, group, options: dict) -> nn.Module:
+    return NORMS[shape.norm](shape.hidden_size, group, eps=shape.norm_eps, **options)
 
 
 def _dropout(p: float, group, sequence_parallel: bool) -> nn.Module:

@@ -1,13 +1,15 @@
-"""The shape of a GPT, and its number of parameters, which follows from that alone."""
+"""Describes the shape of a GPT, and counts its parameters, which follow from the shape alone."""
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 
 from labkit.partition import check_divides
 from labkit.sizes import check_size
 
 CHOICES = {  # what these fields of a `GPT` may be
     "norm": ("layernorm", "rmsnorm"),
-    "mlp": ("gelu", "swiglu"),
+    "mlp": ("gelu", "gelu_tanh", "swiglu"),
     "positions": ("learned", "rope"),
     "bias": (True, False),
     "tied": (True, False),
@@ -40,6 +42,8 @@ class GPT:
     positions: str = "learned"
     bias: bool = True  # in linear layers
     tied: bool = True  # the output layer's weight is the embedding's
+    norm_eps: float = 1e-5  # added to the mean square before its root
+    rotary_base: float = 10_000.0  # of the angles of rotary positions; 500,000 in Llama 3
 
     def __post_init__(self):
         for name in ("num_layers", "hidden_size", "seq_length", "vocab_size"):
@@ -57,6 +61,9 @@ class GPT:
         if heads is not None and self.positions == "rope" and self.hidden_size // heads % 2:
             fault = f"positions='rope' turns pairs of numbers, but a head has {self.hidden_size // heads}"
             raise ValueError(f"{fault}: use a num_attention_heads that leaves an even head size")
+        for name in ("norm_eps", "rotary_base"):
+            if not (isinstance(value := getattr(self, name), Real) and 0 < value < math.inf):
+                raise ValueError(f"{name}={value!r} must be a number above 0")
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {' or '.join(map(repr, known))}")

@@ -17,7 +17,6 @@ from labkit.partition import BatchCut
 from labkit.pipeline.stage import Stage
 from labkit.tensor_parallel import RowParallelLinear, blocks, dropout, linear, vocabulary
 from labkit.tensor_parallel.operators import reduce_from_tp
-from labkit.tensor_parallel.shards import Shard
 from labkit.train import Trainer, gradients, trainer
 
 
@@ -102,18 +101,19 @@ def dp_and_pp_swapped():
 
 
 def gradient_norm_per_stage():
-    right = trainer.global_grad_norm
+    right = trainer.loss_and_grad_norm
 
-    def global_grad_norm(parameters, copies, groups, num_replicas):
+    def loss_and_grad_norm(loss_share, parameters, groups):
         stages, here = range(groups.layout.pp_size), groups.coords.pp
-        norms = [right(parameters if stage == here else [], copies, groups, num_replicas) for stage in stages]
-        return norms[here]  # the other stages' gradients are not in it
+        of_stages = [right(loss_share, parameters if stage == here else [], groups) for stage in stages]
+        return of_stages[here]  # the other stages' gradients are not in its norm
 
-    trainer.global_grad_norm = global_grad_norm
+    trainer.loss_and_grad_norm = loss_and_grad_norm
 
 
 def copies_counted_twice_in_the_norm():
-    gradients.shard_of = lambda parameter: Shard(dim=0, whole_size=0)  # takes every parameter for a shard
+    right = gradients.copy_groups_of
+    gradients.copy_groups_of = lambda p, groups: [group for group in right(p, groups) if group is not groups.tp]
 
 
 def same_mask_on_every_shard():

@@ -1,19 +1,16 @@
 """Three faults of training with weights, gradients or optimizer states cut across ranks, and who met them."""
 
+import torch
 from torch import nn
 
 from course.museum.faults import Fault
 from labkit import pipeline
-from labkit.train import Trainer, trainer
+from labkit.placement import placement_of
+from labkit.train import Trainer, gradients
 
 
 def replicas_counted_in_the_norm():
-    right = trainer.global_grad_norm
-
-    def global_grad_norm(parameters, copies, groups, num_replicas):
-        return right(parameters, copies, groups, num_replicas=1)  # as if every rank had a piece of its own
-
-    trainer.global_grad_norm = global_grad_norm
+    gradients.copy_groups_of = lambda p, groups: placement_of(p).copy_groups  # as if every rank had a shard of its own
 
 
 def sends_on_every_micro_batch():
@@ -29,8 +26,10 @@ def optimizer_made_before_sharding():
     right = Trainer.wrap
 
     def wrap(self, model):
-        self.parameters = [nn.Parameter(each.detach().clone()) for each in self.parameters]  # no longer the model's
-        return right(self, model)
+        before = [nn.Parameter(torch.empty(each.shape, dtype=each.dtype)) for each in model.parameters()]
+        chunk = right(self, model)
+        chunk.parameters = lambda: iter(before)  # no longer the model's
+        return chunk
 
     Trainer.wrap = wrap
 

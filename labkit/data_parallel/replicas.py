@@ -100,3 +100,16 @@ def copy_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -
         values = tensor.detach().contiguous()
         dist.broadcast(values, group_src=0, group=group)
         tensor.detach().copy_(values)
+
+
+def materialize(module: nn.Module, device: torch.device) -> nn.Module:
+    """Give a module's parameters memory where they have none, and let ``reset_parameters`` fill them."""
+    for each in module.modules():
+        made = {name: p for name, p in each._parameters.items() if p is not None and p.is_meta}
+        for name, p in made.items():
+            each._parameters[name] = new = nn.Parameter(torch.empty_like(p, device=device), p.requires_grad)
+            if grad_dtype := getattr(p, "grad_dtype", None):
+                new.grad_dtype = grad_dtype
+        if made:
+            each.reset_parameters()
+    return module

@@ -7,6 +7,7 @@ Source: Zhao et al., "PyTorch FSDP", VLDB 2023 (arXiv 2304.11277), sections 3.2.
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 
 from labkit.communication import all_gather_single, reduce_scatter_single
 from labkit.data_parallel.gradients import grad_dtype_of
+from labkit.placement import FlatShard, placement_of, set_placement
 
 ALIGNMENT_BYTES = 64  # each parameter starts at a multiple, as it would alone: products are as fast, and round alike
 Places = dict[nn.Parameter, list[tuple[nn.Module, str]]]  # parameter -> each module that has it, and its name there
@@ -131,7 +133,8 @@ class Flat(SideBySide):
             self.whole[p] = whole = nn.Parameter(view, requires_grad=self.is_trained)
             if self.grad_dtype != p.dtype:
                 whole.grad_dtype = self.grad_dtype
-            p.piece = p.shape, max(self.begin - span.start, 0)  # pyright: ignore[reportAttributeAccessIssue]
+            flat = FlatShard(p.shape, max(self.begin - span.start, 0), group)
+            set_placement(p, replace(placement_of(p), flat=flat))
             p.grad, p.data = None, self.shard[self.pieces[p]]
         self.arriving, self.version = None, -1
         self.partial: torch.Tensor | None = None  # the sum of this step's gradients so far, before replicas add theirs
@@ -191,8 +194,3 @@ class Flat(SideBySide):
             if has_gradient:
                 p.grad = self.average[piece] if p.grad is None else p.grad.add_(self.average[piece])
         self.average, self.arrived = None, [False] * len(self.places)
-
-
-def piece_of(parameter: nn.Parameter) -> tuple[torch.Size, int]:
-    """Return a sharded parameter's whole shape, and the flat index of the first number that this rank has."""
-    return getattr(parameter, "piece", (parameter.shape, 0))

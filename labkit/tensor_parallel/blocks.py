@@ -25,8 +25,8 @@ class ParallelMLP(nn.Module):
     so that each rank gets the same columns of both.
 
     x and the output are replicated, [..., seq, hidden]. With ``sequence_parallel`` they are [..., seq/t, hidden], and
-    each all-reduce becomes an all-gather and a reduce-scatter. ``options`` are those of both layers, but for
-    ``init_method``, which is the first layer's.
+    each all-reduce becomes an all-gather and a reduce-scatter. ``approximate`` is that of `torch.nn.GELU`. ``options``
+    are those of both layers, but for ``init_method``, which is the first layer's.
     """
 
     def __init__(
@@ -36,11 +36,12 @@ class ParallelMLP(nn.Module):
         group: dist.ProcessGroup,
         *,
         gated: bool = False,
+        approximate: str = "none",
         output_layer_init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
         **options,
     ):
         super().__init__()
-        self.gated, fused = gated, 2 if gated else 1
+        self.gated, self.approximate, fused = gated, approximate, 2 if gated else 1
         width = fused * check_size("ffn_hidden_size", ffn_hidden_size)
         self.up = ColumnParallelLinear(hidden_size, width, group, gather_output=False, stride=fused, **options)
         options["init_method"] = output_layer_init_method
@@ -51,7 +52,7 @@ class ParallelMLP(nn.Module):
         if self.gated:
             gate, x = x.chunk(2, -1)
             return self.down(F.silu(gate) * x)[0]
-        return self.down(F.gelu(x))[0]
+        return self.down(F.gelu(x, approximate=self.approximate))[0]
 
 
 class ParallelSelfAttention(nn.Module):

@@ -1,4 +1,4 @@
-"""Linear layers with the weight cut across a tensor-parallel group: by its outputs, or by its inputs.
+"""Divides linear layers among the ranks of a tensor-parallel group: by their outputs, or by their inputs.
 
 Y = X A + b with A: [in, out]. PyTorch stores the transpose, [out, in]: columns of A are rows of the weight.
 Source: arXiv 1909.08053, section 3; argument names as in Megatron-LM.
@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit.partition import check_divides
+from labkit.placement import PlacedModule, Placement, Shard
 from labkit.sizes import check_size
-from labkit.tensor_parallel.needed_gradients import needed_gradients
 from labkit.tensor_parallel.operators import (
     SEQUENCE_DIM,
     copy_to_tp,
@@ -25,10 +25,10 @@ from labkit.tensor_parallel.operators import (
     start_all_gather,
     start_reduce_scatter,
 )
-from labkit.tensor_parallel.shards import Shard, ShardedModule, draw_master_weight, own_shard, transpose_chunks
+from labkit.tensor_parallel.shards import draw_master_weight, own_shard, transpose_chunks
 
 
-class _ParallelLinear(ShardedModule):
+class _ParallelLinear(PlacedModule):
     """What both layers share: this rank's shard of the weight, and a bias with one number for each of its rows."""
 
     cut_dim: int  # of the weight [out, in]: 0 cuts the outputs, 1 the inputs
@@ -45,6 +45,7 @@ class _ParallelLinear(ShardedModule):
         keep_master_weight_for_test: bool = False,
         skip_bias_add: bool = False,
         sequence_parallel: bool = False,
+        defer_grad_reduce: bool = False,
         device=None,
         dtype=None,
     ):
@@ -53,13 +54,30 @@ class _ParallelLinear(ShardedModule):
         self.output_size = check_size("output_size", output_size)
         whole_size, name = [(self.output_size, "output_size"), (self.input_size, "input_size")][self.cut_dim]
         check_divides(group.size(), name, whole_size, stride)
-        self.group, self.stride = group, stride
+        self.group, self.stride, self.init_method = group, stride, init_method
         self.skip_bias_add, self.sequence_parallel = skip_bias_add, sequence_parallel
-        master = draw_master_weight((self.output_size, self.input_size), init_method, group, dtype)
-        self.master_weight = master if keep_master_weight_for_test else None
-        self.weight = nn.Parameter(own_shard(master, group, self.cut_dim, stride).to(device))
-        self.shards = {"weight": Shard(self.cut_dim, whole_size, stride)}
-        self.bias = nn.Parameter(self.weight.new_zeros(len(self.weight))) if bias else None
+        self.defer_grad_reduce = defer_grad_reduce and sequence_parallel
+        self.keep_master_weight, self.master_weight = keep_master_weight_for_test, None
+        shape, factory = [self.output_size, self.input_size], dict(device=device, dtype=dtype)
+        shape[self.cut_dim] //= group.size()
+        self.weight = nn.Parameter(torch.empty(shape, **factory))
+        self.bias = nn.Parameter(torch.empty(shape[0], **factory)) if bias else None
+        cut = Placement((Shard(self.cut_dim, whole_size, group, stride),))
+        whole = Placement(copy_groups=(group,), defer_grad_reduce=self.defer_grad_reduce)
+        self.place(weight=cut, bias=cut if self.cut_dim == 0 else whole)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the master weight and keep this rank's shard; on the meta device, leave that to a later call."""
+        if self.weight.is_meta:
+            return
+        sizes = self.output_size, self.input_size
+        master = draw_master_weight(sizes, self.init_method, self.group, self.weight.dtype)
+        self.master_weight = master if self.keep_master_weight else None
+        self.weight.copy_(own_shard(master, self.group, self.cut_dim, self.stride))
+        if self.bias is not None:
+            self.bias.zero_()
 
     def extra_repr(self) -> str:
         return f"input_size={self.input_size}, output_size={self.output_size}, tp_size={self.group.size()}"
@@ -93,8 +111,6 @@ class ColumnParallelLinear(_ParallelLinear):
             raise ValueError("sequence_parallel=True leaves each rank its own outputs: use gather_output=False with it")
         super().__init__(input_size, output_size, group, **options)
         self.gather_output = gather_output
-        if self.bias is not None:
-            self.shards["bias"] = Shard(0, self.output_size, self.stride)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         _check_width(x, self.input_size, "input_size")
@@ -121,12 +137,12 @@ class RowParallelLinear(_ParallelLinear):
     Args:
         input_is_parallel: x is already divided, as a column-parallel layer leaves it.
         sequence_parallel: divide the sum along the sequence: the output is [..., seq/t, out].
+        defer_grad_reduce: then leave the bias's gradient partial, for `labkit.train.gradients.all_reduce_grads`.
 
     The other options and errors are those of `ColumnParallelLinear`, with the stride along the input dim.
     """
 
     cut_dim = 1
-    sums_later = False  # see `labkit.train.gradients`
 
     def __init__(
         self, input_size: int, output_size: int, group: dist.ProcessGroup, *, input_is_parallel: bool = False, **options
@@ -147,7 +163,7 @@ class RowParallelLinear(_ParallelLinear):
         if self.sequence_parallel:
             output = reduce_scatter_to_sequence(partial, self.group)
             # Each rank adds the bias to its own slice, so its gradient is partial: copy's backward adds the parts up.
-            bias = self.bias if self.bias is None or self.sums_later else copy_to_tp(self.bias, self.group)
+            bias = self.bias if self.bias is None or self.defer_grad_reduce else copy_to_tp(self.bias, self.group)
         else:
             output, bias = reduce_from_tp(partial, self.group), self.bias
         if self.skip_bias_add or bias is None:
@@ -208,6 +224,21 @@ class _ColumnLinear(torch.autograd.Function):
         if leaving is not None:
             leaving.wait()
         return grad_x, grad_weight, grad_bias, None, None
+
+
+def needed_gradients(ctx) -> tuple[bool, ...]:
+    """Return, for each input of an autograd function (tensors first), whether this backward pass needs its gradient.
+
+    ``ctx.needs_input_grad`` says which gradients any pass needs. `labkit.pipeline.split_backward` makes one pass for
+    the gradient of a layer's input and one for its weights, and only torch's engine knows which nodes a pass reaches.
+    Inside `torch.autograd.grad` it does not answer for leaves: then whatever any pass needs counts as needed.
+    """
+    required = ctx.needs_input_grad
+    nodes = [node for node, _ in ctx.next_functions]  # of the tensors only
+    try:
+        return tuple(need and torch._C._will_engine_execute_node(nodes[i]) for i, need in enumerate(required))
+    except RuntimeError:
+        return required
 
 
 def _check_width(x: torch.Tensor, width: int, name: str) -> None:

@@ -5,23 +5,33 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from labkit.placement import PlacedModule, Placement
 from labkit.tensor_parallel.operators import copy_to_tp
 
 
-class _ReplicatedNorm(nn.Module):
+class _ReplicatedNorm(PlacedModule):
     """If each rank sees only some tokens, the gradients of the weights must be added up over the ranks.
 
-    Every backward does that, unless ``sums_later`` leaves it to the trainer: see `labkit.train.gradients`.
+    Every backward does that, unless ``defer_grad_reduce`` leaves it to the end of the step.
     """
 
-    sums_later = False
-
-    def __init__(self, hidden_size: int, group: dist.ProcessGroup, sequence_parallel: bool = False, **place):
-        super().__init__(hidden_size, eps=1e-5, **place)
-        self.group, self.sequence_parallel = group, sequence_parallel
+    def __init__(
+        self,
+        hidden_size: int,
+        group: dist.ProcessGroup,
+        sequence_parallel: bool = False,
+        *,
+        eps: float = 1e-5,
+        defer_grad_reduce: bool = False,
+        **factory,
+    ):
+        super().__init__(hidden_size, eps=eps, **factory)
+        self.group, self.reduces_now = group, sequence_parallel and not defer_grad_reduce
+        whole = Placement(copy_groups=(group,), defer_grad_reduce=sequence_parallel and defer_grad_reduce)
+        self.place(weight=whole, bias=whole)
 
     def _shared(self, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if not self.sequence_parallel or self.sums_later:
+        if not self.reduces_now:
             return weights
         return copy_to_tp(torch.stack(weights), self.group).unbind()  # one message for all
 

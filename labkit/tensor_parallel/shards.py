@@ -1,11 +1,9 @@
-"""Which piece of a weight a rank keeps, and why all ranks cut the same weight.
+"""Cuts weights into shards, and gathers them: every rank draws the whole *master weight* and keeps its shard.
 
-Every rank draws the whole *master weight* from the same seed and keeps its shard. So neither the weights nor any
-result depends on how many ranks share them.
+All ranks draw from the same seed. So neither the weights nor any result depends on how many ranks share them.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,6 +12,7 @@ from torch import nn
 
 from labkit.groups import local_device
 from labkit.partition import chunks_of_rank
+from labkit.placement import Shard, placement_of
 from labkit.tensor_parallel.operators import all_gather
 
 
@@ -40,48 +39,16 @@ def draw_master_weight(
 
 
 def own_shard(master: torch.Tensor, group: dist.ProcessGroup, dim: int, stride: int = 1) -> torch.Tensor:
-    """Return this rank's part of a master weight, cut along ``dim`` by `chunks_of_rank` and filled up with zeros."""
+    """Return this rank's shard of a master weight, cut along ``dim`` by `chunks_of_rank` and filled up with zeros."""
     if padding := -master.size(dim) % (group.size() * stride):
         master = F.pad(master.movedim(dim, -1), (0, padding)).movedim(-1, dim)
     chunks = chunks_of_rank(master.size(dim), group.size(), group.rank(), stride)
     return torch.cat([master.narrow(dim, chunk.start, len(chunk)) for chunk in chunks], dim)
 
 
-class Shard(NamedTuple):
-    """How a parameter was cut from its master weight: along which dim, how long that was, and with which stride."""
-
-    dim: int
-    whole_size: int  # without padding
-    stride: int = 1
-
-
-class ShardedModule(nn.Module):
-    """A layer that knows by name how its parameters are cut: ``shards``.
-
-    In `to_empty`, `load_state_dict(assign=True)` and FSDP2's `fully_shard`, torch puts new tensors in a parameter's
-    place, without the note that `shard_of` reads. So a parameter gets its note whenever somebody asks for it.
-    """
-
-    shards: dict[str, Shard]
-
-    def __getattr__(self, name: str) -> Any:  # here torch looks up parameters
-        value, shard = super().__getattr__(name), vars(self).get("shards", {}).get(name)
-        if shard is not None and value is not None:
-            value.shard = shard  # pyright: ignore[reportAttributeAccessIssue]
-        return value
-
-    def named_modules(self, *args, **kwargs):  # here torch passes on its way to all parameters of a model
-        for name in self.shards:
-            if name not in self._parameters:
-                gone = f"{type(self).__name__} no longer has its parameter {name!r}, which is cut among the ranks"
-                raise ValueError(f"{gone}: do not use weight_norm or another parametrization on it")
-            getattr(self, name)
-        return super().named_modules(*args, **kwargs)
-
-
 def shard_of(parameter: nn.Parameter) -> Shard | None:
-    """Return how a parameter of a layer was cut, or None if every rank has the whole."""
-    return getattr(parameter, "shard", None)
+    """Return how a layer's parameter is divided among the tensor ranks, or None if every rank has the whole."""
+    return next(iter(placement_of(parameter).shards), None)
 
 
 def gather_whole(tensor: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.Tensor:
@@ -94,7 +61,7 @@ def gather_whole(tensor: torch.Tensor, parameter: nn.Parameter, group: dist.Proc
 
 
 def cut_like(whole: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return this rank's part of a whole tensor: the inverse of `gather_whole`."""
+    """Return this rank's shard of a whole tensor: the inverse of `gather_whole`."""
     shard = shard_of(parameter)
     return whole if shard is None else own_shard(whole, group, shard.dim, shard.stride)
 

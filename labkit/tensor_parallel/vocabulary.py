@@ -1,4 +1,4 @@
-"""What a large vocabulary makes expensive, cut by words: the embedding, and the loss on the logits.
+"""Divides what a large vocabulary makes expensive by its words: the embedding, and the loss on the logits.
 
 Each rank holds the rows of its own words. The loss never gathers the logits: per token, four numbers travel, not V.
 """
@@ -10,13 +10,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from labkit.placement import PlacedModule, Placement, Shard
 from labkit.sizes import check_probability, check_size
 from labkit.tensor_parallel.linear import column_linear
 from labkit.tensor_parallel.operators import all_reduce, copy_to_tp, reduce_from_tp, reduce_scatter_to_sequence
-from labkit.tensor_parallel.shards import Shard, ShardedModule, draw_master_weight, own_shard
+from labkit.tensor_parallel.shards import draw_master_weight, own_shard
 
 
-class VocabParallelEmbedding(ShardedModule):
+class VocabParallelEmbedding(PlacedModule):
     """An embedding whose words are divided among the ranks; weight [V'/t, d].
 
     V' is ``num_embeddings`` rounded up to a multiple of t. The added rows are zero and never looked up.
@@ -43,12 +44,23 @@ class VocabParallelEmbedding(ShardedModule):
         super().__init__()
         self.num_embeddings = check_size("num_embeddings", num_embeddings)
         self.embedding_dim = check_size("embedding_dim", embedding_dim)
-        self.group, self.sequence_parallel = group, sequence_parallel
-        master = draw_master_weight((self.num_embeddings, self.embedding_dim), init_method, group, dtype)
-        self.master_weight = master if keep_master_weight_for_test else None
-        self.weight = nn.Parameter(own_shard(master, group, dim=0).to(device))
-        self.shards = {"weight": Shard(0, self.num_embeddings)}
-        self.first_word = group.rank() * self.weight.size(0)
+        self.group, self.sequence_parallel, self.init_method = group, sequence_parallel, init_method
+        self.keep_master_weight, self.master_weight = keep_master_weight_for_test, None
+        num_rows = -(-self.num_embeddings // group.size())
+        self.weight = nn.Parameter(torch.empty(num_rows, self.embedding_dim, device=device, dtype=dtype))
+        self.place(weight=Placement((Shard(0, self.num_embeddings, group),)))
+        self.first_word = group.rank() * num_rows
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the master weight and keep this rank's shard; on the meta device, leave that to a later call."""
+        if self.weight.is_meta:
+            return
+        sizes = self.num_embeddings, self.embedding_dim
+        master = draw_master_weight(sizes, self.init_method, self.group, self.weight.dtype)
+        self.master_weight = master if self.keep_master_weight else None
+        self.weight.copy_(own_shard(master, self.group, dim=0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_floating_point() and x.dim() > 1:  # hidden states, not a vector of float ids

@@ -8,7 +8,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from labkit.launch.client import will_train
 from labkit.train.config import TrainConfig
-from labkit.train.step import Step
+from labkit.train.console import Step
 from labkit.train.trainer import Trainer, steps, train, training
 
 __all__ = ["Step", "TrainConfig", "Trainer", "steps", "train", "training"]

@@ -51,10 +51,13 @@ class TrainConfig:
     num_query_groups: int | None = None
     ffn_hidden_size: int | None = None  # Width of the MLPs; by default 4 hidden_size.
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # What normalises the hidden states.
-    mlp: Literal["gelu", "swiglu"] = "gelu"  # What an MLP computes between its two matrices; swiglu has a third matrix.
+    # What an MLP computes between its two matrices; swiglu has a third matrix.
+    mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
     positions: Literal["learned", "rope"] = "learned"  # A learned vector for each position, or rotary positions.
     bias: bool = True  # Biases in linear layers.
     tied: bool = True  # The embedding's weight is the output layer's, too.
+    norm_eps: float = 1e-5  # What a norm adds to the mean square before its root.
+    rotary_base: float = 10_000.0  # Base of the angles of rotary positions; Llama 3 has 500000.
     # A file to learn byte by byte, with its last tenth kept for evaluation; or "invented": words that labkit makes up,
     # with a known best loss.
     text: str = "invented"

@@ -1,8 +1,9 @@
-"""What a run shows: a bar with loss and speed, or lines in a log; and a line before and after."""
+"""Shows a run: a bar with loss and speed, or lines in a log; and a line before and after."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,19 @@ from labkit.launch import progress
 from labkit.layout import ParallelLayout
 from labkit.sizes import counted
 from labkit.train.config import TrainConfig
-from labkit.train.step import Step
+
+
+@dataclass(frozen=True)
+class Step:
+    """The results of one step, the same on every rank; ``number`` counts from 1."""
+
+    number: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    seconds: float
+    tokens_per_second: float
+    evaluation_loss: float | None = None
 
 
 @contextmanager

@@ -1,5 +1,7 @@
-"""What ranks do with all gradients of a step at once: add up small ones in one message, and take the norm of all."""
+"""All-reduces sequence-parallel gradients in one message, and computes the norm of the whole model's gradient."""
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -7,50 +9,44 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit.groups import ProcessGroups, local_device
-from labkit.tensor_parallel import RowParallelLinear, shard_of
-from labkit.tensor_parallel.norms import ReplicatedLayerNorm, ReplicatedRMSNorm
+from labkit.placement import copy_groups_of, placement_of
 
 
-def sums_later(model: nn.Module) -> list[nn.Parameter]:
-    """Let layers leave sums over the tensor group to `add_up`; return the parameters concerned.
+def all_reduce_grads(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Sum over the tensor group the gradients whose placement says ``defer_grad_reduce``, in one message.
 
     With sequence parallelism each rank sees some tokens, so what all of them hold whole (norms, biases of row-parallel
     layers) gets a part of its gradient on each. Layer by layer, each micro-batch would send many small messages.
     """
-    found = []
-    for module in model.modules():
-        if isinstance(module, ReplicatedLayerNorm | ReplicatedRMSNorm | RowParallelLinear) and module.sequence_parallel:
-            module.sums_later = True
-            found += [p for p in module.parameters(recurse=False) if shard_of(p) is None]
-    return found
-
-
-def add_up(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Give these parameters the sum of all ranks' gradients, in one message."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [p.grad for p in parameters if placement_of(p).defer_grad_reduce and p.grad is not None]
     if gradients and group.size() > 1:
-        together = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(together, group=group)
-        for gradient, total in zip(gradients, together.split([gradient.numel() for gradient in gradients])):
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat, group=group)
+        for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):
             gradient.copy_(total.view_as(gradient))
 
 
-def global_grad_norm(
-    parameters: Iterable[nn.Parameter], copies: Iterable[nn.Parameter], groups: ProcessGroups, num_replicas: int
-) -> float:
-    """Return the Euclidean norm of the whole model's gradient, the same on every rank.
+def loss_and_grad_norm(
+    loss_share: torch.Tensor, parameters: Iterable[nn.Parameter], groups: ProcessGroups
+) -> tuple[float, float]:
+    """Return the sum of the ranks' shares of the loss, and the norm of the whole model's gradient.
 
-    Shards add up over the world, where ``num_replicas`` ranks have each of them. What every rank of a tensor group
-    holds whole counts on its first rank alone, and ``copies`` (the last stage's copy of the tied embedding) do not
-    count at all. Call it when replicas have averaged their gradients.
+    Each tensor rank has a loss of its own, all equal if all is right. Of numbers that several ranks have, each counts
+    its part in the norm. Call it when replicas have averaged their gradients. This is the one place in a step where the
+    host waits for a GPU.
     """
-    not_counted = set(copies)
-    counted = [p for p in parameters if p not in not_counted and (shard_of(p) is not None or groups.coords.tp == 0)]
-    gradients = [p.grad for p in counted if p.grad is not None]
+    gradients: dict[int, list[torch.Tensor]] = defaultdict(list)  # by the number of ranks that have the same
+    for parameter in parameters:
+        if parameter.grad is not None and not placement_of(parameter).is_tied_copy:
+            num_copies = math.prod(group.size() for group in copy_groups_of(parameter, groups))
+            gradients[num_copies].append(parameter.grad)
     squares = torch.zeros((), dtype=torch.float64, device=local_device())
-    if gradients:
-        dtype = torch.promote_types(gradients[0].dtype, torch.float32)
-        norms = torch._foreach_norm(gradients, 2, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
-        squares += torch.stack(norms).double().square().sum()
-    dist.all_reduce(squares)
-    return (squares / num_replicas).sqrt().item()
+    for num_copies, same in gradients.items():
+        dtype = torch.promote_types(same[0].dtype, torch.float32)
+        norms = torch._foreach_norm(same, 2, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
+        squares += torch.stack(norms).double().square().sum() / num_copies
+    tp_rank, sums = groups.tp.rank(), squares.new_zeros(groups.tp.size() + 1)
+    sums[tp_rank], sums[-1] = loss_share, squares
+    dist.all_reduce(sums)
+    *losses, squared_norm = sums.tolist()
+    return losses[tp_rank], math.sqrt(squared_norm)

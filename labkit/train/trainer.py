@@ -1,4 +1,4 @@
-"""One rank of a training run: its part of the model, its rows of the data, and what it does in a step.
+"""Trains one rank's chunks of the model on its rows of the data: gradients, clipping, update, checkpoint.
 
 Loss and gradient norm of every step are those of one process with the whole model and the whole batch, whatever the
 layout: each weight is drawn by its name, each sample by its number.
@@ -14,27 +14,25 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import AdamW, Optimizer
 
 from labkit import checkpoint, pipeline
 from labkit.context_parallel import positions
 from labkit.data import EVALUATION_SAMPLES
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
-from labkit.data_parallel.replicas import Replica
-from labkit.data_parallel.units import piece_of
+from labkit.data_parallel.replicas import Replica, materialize
 from labkit.groups import ProcessGroups, init_groups, local_device
 from labkit.model import ParallelGPT
 from labkit.partition import BatchCut
+from labkit.placement import shape_before_flat
 from labkit.schedules import Schedule
 from labkit.tensor_parallel import seed_replicas
 from labkit.train.config import TrainConfig
-from labkit.train.console import progress_bar
-from labkit.train.gradients import add_up, global_grad_norm, sums_later
+from labkit.train.console import Step, progress_bar
+from labkit.train.gradients import all_reduce_grads, loss_and_grad_norm
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
 from labkit.train.profile import STEP, NamedTrace, profiling
-from labkit.train.step import Step
 from labkit.train.world import check_same_options
 
 MicroBatches = Sequence[torch.Tensor]
@@ -86,17 +84,16 @@ class Trainer:
         stages = [self.schedule.stage_of(groups.coords.pp, chunk) for chunk in range(config.num_chunks)]
         same = ("seed", "dropout", "recompute", "sequence_parallel", "context_parallel", "balanced", "dtype")
         options: dict[str, Any] = {name: getattr(config, name) for name in same}
-        options |= dict(num_stages=self.schedule.num_model_chunks, cp_group=groups.cp, device=local_device())
+        options |= dict(num_stages=self.schedule.num_model_chunks, cp_group=groups.cp, defer_grad_reduce=True)
+        options["device"] = "meta"  # until `wrap`
         self.models = [ParallelGPT(config.shape, groups.tp, stage=stage, **options) for stage in stages]
-        self.parameters = [parameter for model in self.models for parameter in model.parameters()]
         if config.precision == "bfloat16" and hasattr(torch.Tensor, "grad_dtype"):  # from torch 2.10 on
-            for parameter in self.parameters:  # the sum over many micro-batches needs more bits than bfloat16 has
-                parameter.grad_dtype = torch.float32
-        self.partial = [parameter for model in self.models for parameter in sums_later(model)]
+            for parameter in (p for model in self.models for p in model.parameters()):
+                parameter.grad_dtype = torch.float32  # the sum over many micro-batches needs more bits than bfloat16
         self.chunks = [self.wrap(model) for model in self.models]
+        self.parameters = [parameter for chunk in self.chunks for parameter in chunk.parameters()]
         holding_half = [model for model in self.models if config.tied and model.is_first != model.is_last]
         self.tied = [model.embedding.weight for model in holding_half]
-        self.copies = [model.embedding.weight for model in holding_half if model.is_last]
         self.optimizer = self.make_optimizer()
         data = {"seed": config.seed, "text": self.text.fingerprint}
         names = "steps", "warmup_steps", "learning_rate", "min_learning_rate"
@@ -122,8 +119,9 @@ class Trainer:
         """Compute gradients, clip them, and update the weights; then evaluate and save if it is time."""
         config, start = self.config, time.perf_counter()
         loss, norm = self.compute_gradients()
-        if config.clip_norm:
-            clip_grads_with_norm_(self.parameters, config.clip_norm, torch.tensor(norm, dtype=torch.float64))
+        if config.clip_norm and (scale := config.clip_norm / (norm + 1e-6)) < 1:
+            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+            torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateImportUsage]
         learning_rate = config.learning_rate_at(self.steps_done)
         for param_group in self.optimizer.param_groups:
             param_group["lr"] = learning_rate
@@ -148,10 +146,9 @@ class Trainer:
             FloatingPointError: one of the two is not finite; says on which rank a number first was not.
         """
         batch = self.micro_batches(self.samples_done)
-        loss = self._forward_and_backward(*batch, average=True)
-        add_up(self.partial, self.groups.tp)
-        num_replicas = self.groups.dp_cp.size() // (self.groups.shard.size() if self.config.zero_stage else 1)
-        norm = global_grad_norm(self.parameters, self.copies, self.groups, num_replicas)
+        loss_share = self._forward_and_backward(*batch, average=True)
+        all_reduce_grads(self.parameters, self.groups.tp)
+        loss, norm = loss_and_grad_norm(loss_share, self.parameters, self.groups)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             where = first_not_finite(self.chunks, self.groups, lambda: self._forward_and_backward(*batch))
             values = f"the loss is {loss:g}, the gradient norm {norm:g}"
@@ -165,18 +162,20 @@ class Trainer:
         loss = self.run(self.schedule.forward_only(), *self.micro_batches(EVALUATION_SAMPLES))
         for chunk in self.chunks:
             chunk.train()
-        return loss
+        return loss_and_grad_norm(loss, [], self.groups)[0]
 
-    def run(self, schedule: Schedule, inputs: MicroBatches, targets: MicroBatches, average: bool = False) -> float:
-        """Run the pipeline, and return the average loss on every rank. Gradients are averaged only if asked for."""
+    def run(
+        self, schedule: Schedule, inputs: MicroBatches, targets: MicroBatches, average: bool = False
+    ) -> torch.Tensor:
+        """Run the pipeline; return this rank's share of the average loss, in float64: over replicas they add up.
+
+        Gradients are averaged over replicas only if asked for.
+        """
         options: dict[str, Any] = dict(targets=targets, loss=self.loss, tied=self.tied, trace=self.trace)
         options |= dict(average=average, every=self.config.zero_stage >= 2)
         loss = pipeline.run(schedule, self.chunks, self.groups, inputs, **options)
-        total = torch.zeros((), dtype=torch.float64, device=local_device())
-        if loss is not None:  # on the last stage only
-            dist.all_reduce(total.add_(loss), group=self.groups.dp_cp)
-        dist.all_reduce(total, group=self.groups.pp)
-        return total.item() / self.groups.dp_cp.size()
+        share = torch.zeros((), dtype=torch.float64, device=local_device())
+        return share if loss is None else (share + loss) / self.groups.dp_cp.size()
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a micro-batch, on the rank of the last stage."""
@@ -198,6 +197,7 @@ class Trainer:
     def wrap(self, model: ParallelGPT) -> Replica:
         """Return a chunk of the model whose gradients are averaged, divided as far as the ZeRO stage says."""
         stage, groups = self.config.zero_stage, self.groups
+        materialize(model, local_device())
         if stage == 0:
             return DataParallel(model, groups.dp_cp)
         return FullyShardedDataParallel(
@@ -207,13 +207,13 @@ class Trainer:
     def make_optimizer(self) -> Optimizer:
         """Return AdamW, with weight decay for matrices only, and master weights for bfloat16."""
         config = self.config
-        matrices = [parameter for parameter in self.parameters if len(piece_of(parameter)[0]) > 1]
-        others = [parameter for parameter in self.parameters if len(piece_of(parameter)[0]) <= 1]
+        matrices = [parameter for parameter in self.parameters if len(shape_before_flat(parameter)) > 1]
+        others = [parameter for parameter in self.parameters if len(shape_before_flat(parameter)) <= 1]
         param_groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
         adamw = partial(AdamW, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
         return MasterWeights(param_groups, adamw) if config.precision == "bfloat16" else adamw(param_groups)
 
-    def _forward_and_backward(self, inputs: MicroBatches, targets: MicroBatches, average: bool = False) -> float:
+    def _forward_and_backward(self, inputs: MicroBatches, targets: MicroBatches, average: bool = False):
         # Every step and replica has its own dropout masks. The step decides them, so a resumed run draws the same.
         seed_replicas(self.config.seed + self.steps_done * self.groups.layout.world_size, self.groups)
         self.optimizer.zero_grad()

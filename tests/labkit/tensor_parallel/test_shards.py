@@ -111,7 +111,9 @@ def test_gathering_in_a_group_of_one_needs_no_world():
 def test_parameters_say_how_they_are_cut(on_ranks):
     def shards():
         layers = layers_of_every_kind(dist.group.WORLD)
-        return [tuple(shard_of(layer.weight)) for layer in layers], shard_of(nn.Linear(2, 2).weight)
+        of_layers = [shard_of(layer.weight) for layer in layers]
+        assert all(shard.group is dist.group.WORLD for shard in of_layers)
+        return [(shard.dim, shard.whole_size, shard.stride) for shard in of_layers], shard_of(nn.Linear(2, 2).weight)
 
     of_layers, of_plain = on_ranks(shards)[0]
     assert of_layers == [(0, 36, 1), (0, 36, 3), (1, 36, 1), (1, 36, 3), (0, 10, 1), (0, 2, 1)]
