@@ -1,7 +1,6 @@
 """Maps a rank's shards to slices of whole tensors for torch.distributed.checkpoint."""
 
 import math
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -80,8 +79,10 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
 
     Where several ranks have the same numbers, each has its turn to yield some of them ``to_save``.
     """
-    for name, parameter in (pair for model in state.models for pair in model.named_parameters()):
-        if to_save and not _is_my_turn(name, parameter, state.groups):
+    parameters = [pair for model in state.models for pair in model.named_parameters()]
+    parameters.sort(key=lambda pair: pair[1].numel())  # those that take turns then have as much to save
+    for number, (name, parameter) in enumerate(parameters):
+        if to_save and not _is_my_turn(number, parameter, state.groups):
             continue
         named = {f"model.{name}": parameter.detach()}
         states = state.optimizer.state.get(parameter, {})
@@ -93,12 +94,11 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
                 yield key, SlicedTensor(_whole_size(parameter), slices)
 
 
-def _is_my_turn(name: str, parameter: nn.Parameter, groups: ProcessGroups) -> bool:
-    """Whether this one of the ranks with the same numbers saves them: the name decides, in the same way on each."""
-    whose = zlib.crc32(name.encode())
+def _is_my_turn(number: int, parameter: nn.Parameter, groups: ProcessGroups) -> bool:
+    """Whether this one of the ranks with the same numbers saves them: they take turns, parameter by parameter."""
     for group in copy_groups_of(parameter, groups):
-        whose, index = divmod(whose, group.size())
-        if index != group.rank():
+        number, turn = divmod(number, group.size())
+        if turn != group.rank():
             return False
     return not placement_of(parameter).is_tied_copy
 

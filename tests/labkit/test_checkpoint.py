@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, state_dict_saver
 
 from labkit import checkpoint
+from labkit.checkpoint_tensors import SlicedTensor, tensors_of
 from labkit.launch import RankFailed, World, launch, linux, stream
 from labkit.train import steps, train, training
 from tests.labkit.train.tiny import TINY, TODAY, numbers
@@ -566,6 +567,52 @@ def train_with_a_slow_disk(config):
 def test_a_slow_disk_is_not_a_deadlock(tmp_path):
     config = saves_in(tmp_path, num_layers=1, steps=1, async_save=True)
     assert launch(train_with_a_slow_disk, config, world_size=2) == [1, 1]
+
+
+def bytes_to_save(config):
+    """On a rank: how many bytes it copies for a save in the background, and how many its tensors have."""
+    with training(config) as trainer:
+        trainer.step()
+        pairs = [(tensors_of(trainer._state, to_save=True)), tensors_of(trainer._state)]
+        return [sum(slices_bytes(tensor) for name, tensor in each if not name.endswith(".step")) for each in pairs]
+
+
+def slices_bytes(tensor):
+    return sum(each.nbytes for each in tensor.slices.values()) if isinstance(tensor, SlicedTensor) else tensor.nbytes
+
+
+@pytest.mark.parametrize(
+    ("world_size", "options"),
+    [
+        (4, {}),
+        (4, {"tp_size": 2, "sequence_parallel": True}),
+        (4, {"pp_size": 2}),
+        (8, {"tp_size": 2, "zero_stage": 3, "shard_size": 2}),
+        (1, {"num_chunks": 2, "schedule": "interleaved"}),
+    ],
+    ids=str,
+)
+def test_ranks_with_the_same_numbers_save_them_once(worlds, world_size, options):
+    """Replicas of stage 0 and of hybrid sharding, tensor ranks' norms, and the tied embedding of two stages."""
+    config = replace(TINY, steps=1, **options)
+    whole = worlds[1].run(bytes_to_save, replace(TINY, steps=1))[0][1]
+    per_rank = worlds[world_size].run(bytes_to_save, config)
+    assert sum(saved for saved, _ in per_rank) == whole
+    if options == {}:  # four replicas share the work
+        assert all(whole / 10 < saved < whole / 2 for saved, _ in per_rank)
+
+
+def test_a_checkpoint_from_before_an_option_of_the_model_has_its_default(two_steps_saved, worlds, tmp_path):
+    two_steps_saved(tmp_path, num_layers=1)
+    path = tmp_path / "step_00000002" / checkpoint.DESCRIPTION
+    about = json.loads(path.read_text())
+    for name in ("norm_eps", "rotary_base", "checksum"):
+        del about[name]
+    path.write_text(json.dumps(about | {"checksum": zlib.crc32(json.dumps(about).encode())}))
+    config = saves_in(tmp_path, num_layers=1, steps=3)
+    with pytest.raises(RankFailed, match=r"norm_eps is 1e-05 there and 1e-06 here"):
+        worlds[2].run(train, replace(config, norm_eps=1e-6))
+    assert [step.number for step in worlds[2].run(train, config)[0]] == [3]
 
 
 # -- what only some ranks see ------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The small GPT against one written with torch.nn: on any number of ranks, the same loss and the same gradients."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,8 +10,10 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit.communication import communication_log
+from labkit.data_parallel.replicas import materialize
 from labkit.groups import group_of_one, local_device
 from labkit.model import STD, ParallelGPT, normal
+from labkit.placement import Placement, placement_of
 from labkit.shape import GPT
 from labkit.tensor_parallel import ParallelSelfAttention, ShardedDropout, cut_like, gather_whole
 
@@ -223,6 +226,24 @@ def test_every_layout_starts_with_the_same_weights(on_ranks):
     for in_one, in_three in on_ranks(gathered, world_size=4):
         assert_equal(in_one, alone)
         assert_equal(in_three, alone)
+
+
+@pytest.mark.parametrize("options", [{}, {"positions": "rope", "tied": False, "norm": "rmsnorm"}], ids=str)
+def test_a_model_from_the_meta_device_starts_with_the_same_weights(on_ranks, options):
+    shape = replace(SHAPE, **options)
+
+    def built():
+        group = dist.group.WORLD
+        on_meta = stages_of(group, num_stages=2, shape=shape, device="meta", defer_grad_reduce=True)
+        assert all(parameter.is_meta for stage in on_meta for parameter in stage.parameters())
+        at_once = stages_of(group, num_stages=2, shape=shape, defer_grad_reduce=True)
+        for late, early in zip(on_meta, at_once):
+            materialize(late, local_device())
+            for (name, one), (_, other) in zip(late.named_parameters(), early.named_parameters()):
+                assert torch.equal(one, other), name
+                assert placement_of(one) == placement_of(other) != Placement(), name
+
+    on_ranks(built)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -28,6 +28,8 @@ SHAPES = {
     "GPT-2": GPT2,
     "today": TODAY,
     "one key for all": replace(TODAY, num_query_groups=1),
+    "Llama 3's numbers": replace(TODAY, norm_eps=1e-3, rotary_base=500_000.0),
+    "GPT-2's GeLU": replace(GPT2, mlp="gelu_tanh", norm_eps=0.1),
     "half today": replace(GPT2, norm="rmsnorm", mlp="swiglu", num_query_groups=4),  # biases, learned positions, tied
 }
 
@@ -53,14 +55,14 @@ def plain_loss(shape, w, ids, targets):
 
     def normed(x, name):
         if shape.norm == "layernorm":
-            return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"])
-        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[f"{name}.weight"]
+            return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], shape.norm_eps)
+        return x / (x.square().mean(-1, keepdim=True) + shape.norm_eps).sqrt() * w[f"{name}.weight"]
 
     def linear(x, name):
         return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
 
     def turned(x):  # [b, s, heads, d]
-        speeds = 10_000 ** (-2 * torch.arange(d // 2, dtype=torch.float64) / d)
+        speeds = shape.rotary_base ** (-2 * torch.arange(d // 2, dtype=torch.float64) / d)
         turns = torch.polar(torch.ones(s, d // 2, dtype=torch.float64), torch.arange(s)[:, None] * speeds)
         pairs = torch.complex(*x.chunk(2, -1)) * turns[:, None]
         return torch.cat([pairs.real, pairs.imag], -1)
@@ -84,6 +86,9 @@ def plain_loss(shape, w, ids, targets):
         if shape.mlp == "swiglu":
             gate, up = up.chunk(2, -1)
             x = x + linear(gate * torch.sigmoid(gate) * up, f"{layer}.mlp.down")
+        elif shape.mlp == "gelu_tanh":
+            cubed = math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)
+            x = x + linear(0.5 * up * (1 + torch.tanh(cubed)), f"{layer}.mlp.down")
         else:
             x = x + linear(F.gelu(up), f"{layer}.mlp.down")
     logits = normed(x, "norm") @ w["embedding.weight" if shape.tied else "output.weight"].T
