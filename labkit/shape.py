@@ -62,7 +62,7 @@ class GPT:
             fault = f"positions='rope' turns pairs of numbers, but a head has {self.hidden_size // heads}"
             raise ValueError(f"{fault}: use a num_attention_heads that leaves an even head size")
         for name in ("norm_eps", "rotary_base"):
-            if not (isinstance(value := getattr(self, name), Real) and 0 < value < math.inf):
+            if not (isinstance(value := getattr(self, name), Real) and 0 < float(value) < math.inf):
                 raise ValueError(f"{name}={value!r} must be a number above 0")
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:

@@ -7,6 +7,7 @@ processes that end with their run.
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from labkit import pipeline
 from labkit.layout import ParallelLayout
 from labkit.partition import BatchCut
 from labkit.pipeline.stage import Stage
-from labkit.tensor_parallel import RowParallelLinear, blocks, dropout, linear, vocabulary
+from labkit.tensor_parallel import RowParallelLinear, blocks, dropout, linear, shards, vocabulary
 from labkit.tensor_parallel.operators import reduce_from_tp
 from labkit.train import Trainer, gradients, trainer
 
@@ -51,7 +52,13 @@ def shards_with_one_seed():
         chunks = master.chunk(group.size() * stride, dim)
         return torch.cat(chunks[:: group.size()], dim)  # as if each rank had drawn its shard from the same seed
 
-    linear.own_shard = own_shard
+    right = linear.ParallelLinear.reset_parameters
+
+    def reset_parameters(self):
+        with patch.object(shards, "own_shard", own_shard):
+            right(self)
+
+    linear.ParallelLinear.reset_parameters = reset_parameters
 
 
 def label_smoothing_over_the_local_shard():

@@ -28,7 +28,7 @@ def optimizer_made_before_sharding():
     def wrap(self, model):
         before = [nn.Parameter(torch.empty(each.shape, dtype=each.dtype)) for each in model.parameters()]
         chunk = right(self, model)
-        chunk.parameters = lambda: iter(before)  # no longer the model's
+        chunk.parameters = lambda recurse=True: iter(before)  # no longer the model's
         return chunk
 
     Trainer.wrap = wrap

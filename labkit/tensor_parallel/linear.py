@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit.partition import check_divides
-from labkit.placement import PlacedModule, Placement, Shard
+from labkit.placement import Placement, placement_of
 from labkit.sizes import check_size
 from labkit.tensor_parallel.operators import (
     SEQUENCE_DIM,
@@ -25,10 +25,10 @@ from labkit.tensor_parallel.operators import (
     start_all_gather,
     start_reduce_scatter,
 )
-from labkit.tensor_parallel.shards import draw_master_weight, own_shard, transpose_chunks
+from labkit.tensor_parallel.shards import ShardedWeight, transpose_chunks
 
 
-class _ParallelLinear(PlacedModule):
+class ParallelLinear(ShardedWeight):
     """What both layers share: this rank's shard of the weight, and a bias with one number for each of its rows."""
 
     cut_dim: int  # of the weight [out, in]: 0 cuts the outputs, 1 the inputs
@@ -42,48 +42,33 @@ class _ParallelLinear(PlacedModule):
         bias: bool = True,
         init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
         stride: int = 1,
-        keep_master_weight_for_test: bool = False,
         skip_bias_add: bool = False,
         sequence_parallel: bool = False,
         defer_grad_reduce: bool = False,
-        device=None,
-        dtype=None,
+        **options,
     ):
-        super().__init__()
-        self.input_size = check_size("input_size", input_size)
-        self.output_size = check_size("output_size", output_size)
-        whole_size, name = [(self.output_size, "output_size"), (self.input_size, "input_size")][self.cut_dim]
-        check_divides(group.size(), name, whole_size, stride)
-        self.group, self.stride, self.init_method = group, stride, init_method
+        names = "output_size", "input_size"
+        sizes = [check_size(name, size) for name, size in zip(names, (output_size, input_size))]
+        check_divides(group.size(), names[self.cut_dim], sizes[self.cut_dim], stride)
+        super().__init__(sizes, self.cut_dim, group, init_method, stride, **options)
+        self.output_size, self.input_size = sizes
         self.skip_bias_add, self.sequence_parallel = skip_bias_add, sequence_parallel
         self.defer_grad_reduce = defer_grad_reduce and sequence_parallel
-        self.keep_master_weight, self.master_weight = keep_master_weight_for_test, None
-        shape, factory = [self.output_size, self.input_size], dict(device=device, dtype=dtype)
-        shape[self.cut_dim] //= group.size()
-        self.weight = nn.Parameter(torch.empty(shape, **factory))
-        self.bias = nn.Parameter(torch.empty(shape[0], **factory)) if bias else None
-        cut = Placement((Shard(self.cut_dim, whole_size, group, stride),))
+        self.bias = nn.Parameter(torch.empty_like(self.weight[:, 0])) if bias else None
         whole = Placement(copy_groups=(group,), defer_grad_reduce=self.defer_grad_reduce)
-        self.place(weight=cut, bias=cut if self.cut_dim == 0 else whole)
+        self.place(bias=placement_of(self.weight) if self.cut_dim == 0 else whole)
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the master weight and keep this rank's shard; on the meta device, leave that to a later call."""
-        if self.weight.is_meta:
-            return
-        sizes = self.output_size, self.input_size
-        master = draw_master_weight(sizes, self.init_method, self.group, self.weight.dtype)
-        self.master_weight = master if self.keep_master_weight else None
-        self.weight.copy_(own_shard(master, self.group, self.cut_dim, self.stride))
+        super().reset_parameters()
         if self.bias is not None:
-            self.bias.zero_()
+            nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
         return f"input_size={self.input_size}, output_size={self.output_size}, tp_size={self.group.size()}"
 
 
-class ColumnParallelLinear(_ParallelLinear):
+class ColumnParallelLinear(ParallelLinear):
     """A linear layer whose outputs are divided among the ranks; weight [out/t, in], bias [out/t].
 
         X [ A_1 | A_2 ]  =  [ X A_1 | X A_2 ]  =  [ Y_1 | Y_2 ]          rank i computes Y_i = X A_i
@@ -124,7 +109,7 @@ class ColumnParallelLinear(_ParallelLinear):
         return transpose_chunks(gather_from_tp(shard, self.group), self.group.size(), self.stride)
 
 
-class RowParallelLinear(_ParallelLinear):
+class RowParallelLinear(ParallelLinear):
     """A linear layer whose inputs are divided among the ranks; weight [out, in/t], bias [out].
 
                       [ A_1 ]

@@ -12,7 +12,7 @@ from torch import nn
 
 from labkit.groups import local_device
 from labkit.partition import chunks_of_rank
-from labkit.placement import Shard, placement_of
+from labkit.placement import PlacedModule, Placement, Shard, placement_of
 from labkit.tensor_parallel.operators import all_gather
 
 
@@ -44,6 +44,36 @@ def own_shard(master: torch.Tensor, group: dist.ProcessGroup, dim: int, stride: 
         master = F.pad(master.movedim(dim, -1), (0, padding)).movedim(-1, dim)
     chunks = chunks_of_rank(master.size(dim), group.size(), group.rank(), stride)
     return torch.cat([master.narrow(dim, chunk.start, len(chunk)) for chunk in chunks], dim)
+
+
+class ShardedWeight(PlacedModule):
+    """A module whose ``weight`` is this rank's shard of a master weight of ``sizes``, divided along ``dim``."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        dim: int,
+        group: dist.ProcessGroup,
+        init_method: Callable[[torch.Tensor], object],
+        stride: int = 1,
+        keep_master_weight_for_test: bool = False,
+        **factory,
+    ):
+        super().__init__()
+        self.group, self.stride, self.sizes, self.init_method = group, stride, sizes, init_method
+        self.keep_master_weight, self.master_weight = keep_master_weight_for_test, None
+        own_sizes = [-(-size // group.size()) if each == dim else size for each, size in enumerate(sizes)]
+        self.weight = nn.Parameter(torch.empty(own_sizes, **factory))
+        self.place(weight=Placement((Shard(dim, sizes[dim], group, stride),)))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the master weight and keep this rank's shard; on the meta device, leave that to a later call."""
+        if self.weight.is_meta:
+            return
+        master = draw_master_weight(self.sizes, self.init_method, self.group, self.weight.dtype)
+        self.master_weight = master if self.keep_master_weight else None
+        self.weight.copy_(cut_like(master, self.weight, self.group))
 
 
 def shard_of(parameter: nn.Parameter) -> Shard | None:

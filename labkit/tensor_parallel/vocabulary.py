@@ -10,14 +10,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from labkit.placement import PlacedModule, Placement, Shard
 from labkit.sizes import check_probability, check_size
 from labkit.tensor_parallel.linear import column_linear
 from labkit.tensor_parallel.operators import all_reduce, copy_to_tp, reduce_from_tp, reduce_scatter_to_sequence
-from labkit.tensor_parallel.shards import draw_master_weight, own_shard
+from labkit.tensor_parallel.shards import ShardedWeight
 
 
-class VocabParallelEmbedding(PlacedModule):
+class VocabParallelEmbedding(ShardedWeight):
     """An embedding whose words are divided among the ranks; weight [V'/t, d].
 
     V' is ``num_embeddings`` rounded up to a multiple of t. The added rows are zero and never looked up.
@@ -36,31 +35,14 @@ class VocabParallelEmbedding(PlacedModule):
         group: dist.ProcessGroup,
         *,
         init_method: Callable[[torch.Tensor], object] = nn.init.normal_,
-        keep_master_weight_for_test: bool = False,
         sequence_parallel: bool = False,
-        device=None,
-        dtype=None,
+        **options,
     ):
-        super().__init__()
         self.num_embeddings = check_size("num_embeddings", num_embeddings)
         self.embedding_dim = check_size("embedding_dim", embedding_dim)
-        self.group, self.sequence_parallel, self.init_method = group, sequence_parallel, init_method
-        self.keep_master_weight, self.master_weight = keep_master_weight_for_test, None
-        num_rows = -(-self.num_embeddings // group.size())
-        self.weight = nn.Parameter(torch.empty(num_rows, self.embedding_dim, device=device, dtype=dtype))
-        self.place(weight=Placement((Shard(0, self.num_embeddings, group),)))
-        self.first_word = group.rank() * num_rows
+        super().__init__((self.num_embeddings, self.embedding_dim), 0, group, init_method, **options)
+        self.sequence_parallel, self.first_word = sequence_parallel, group.rank() * len(self.weight)
         self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Draw the master weight and keep this rank's shard; on the meta device, leave that to a later call."""
-        if self.weight.is_meta:
-            return
-        sizes = self.num_embeddings, self.embedding_dim
-        master = draw_master_weight(sizes, self.init_method, self.group, self.weight.dtype)
-        self.master_weight = master if self.keep_master_weight else None
-        self.weight.copy_(own_shard(master, self.group, dim=0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_floating_point() and x.dim() > 1:  # hidden states, not a vector of float ids
