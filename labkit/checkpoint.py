@@ -252,8 +252,8 @@ def _check(path: Path, state: State) -> None:
         raise ValueError(f"{path} does not fit: {'; '.join(differing)}: {way_out}")
     for name, checksum in sums[dist.get_rank() :: dist.get_world_size()]:
         file = path / name
-        if not file.exists() or _checksum(file) != checksum:
-            what = CHANGED if file.exists() else "is missing"
+        if not file.is_file() or _checksum(file) != checksum:
+            what = CHANGED if file.is_file() else "is a folder" if file.exists() else "is missing"
             raise ValueError(f"{file} {what}: remove {path.name} to resume from the checkpoint before it")
 
 

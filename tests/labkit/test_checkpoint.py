@@ -240,18 +240,24 @@ def truncate(file):
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def replace_by_a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_not(worlds, two_steps_saved, refusal, tmp_path, capsys):
     original, folder = tmp_path / "original", tmp_path / "damaged"
     two_steps_saved(original, num_layers=1, tp_size=2)
     config = saves_in(folder, steps=3, num_layers=1, tp_size=2)
     for name in ("__0_0.distcp", "__1_0.distcp", ".metadata"):
-        for damage in (flip, truncate, Path.unlink):
+        for damage in (flip, truncate, Path.unlink, replace_by_a_folder):
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(original, folder)
             damage(folder / "step_00000002" / name)
             text = refusal(config)
             assert f"step_00000002/{name} " in text
-            assert ("is missing" if damage is Path.unlink else "has changed since it was written") in text
+            said = {Path.unlink: "is missing", replace_by_a_folder: "is a folder"}
+            assert said.get(damage, "has changed since it was written") in text
             assert "remove step_00000002 to resume from the checkpoint before it" in text
     shutil.rmtree(folder / "step_00000002")
     capsys.readouterr()
