@@ -1,6 +1,6 @@
-"""Checkpoints that do not depend on the layout: saved on some ranks, resumed on any others.
+"""Saves and loads checkpoints that do not depend on the layout: saved on some ranks, resumed on any others.
 
-Each tensor is stored as the whole model has it, under its name. Every rank writes and reads its part with
+Each tensor is stored as the whole model has it, under its name. Every rank writes and reads its shards with
 torch.distributed.checkpoint (imported inside functions: that takes long, and most runs save nothing). A checkpoint
 gets its final name only when it is complete, so a run that is killed while it saves still has the one before.
 """
@@ -99,7 +99,7 @@ class InBackground(AbstractContextManager["InBackground"]):
         self._in_flight.append((Path(writer.path), future))
 
     def stage(self, state_dict: dict[str, State]) -> dict[str, torch.Tensor]:
-        """Return copies, for async_save. (torch's DefaultStager copies the whole memory that a part is a view of.)"""
+        """Return copies, for async_save. (torch's DefaultStager copies the whole memory that a shard is a view of.)"""
         for name, tensor in tensors_of(state_dict["state"], to_save=True):
             if name in self._copies:
                 self._copies[name].copy_(tensor, non_blocking=True)
@@ -215,8 +215,8 @@ def _load(path: Path, state: State) -> None:
 
     _together(lambda: _check(path, state))
     make_states(state.optimizer)
-    parts = list(tensors_of(state))
-    tensors = dict(parts)
+    pairs = list(tensors_of(state))
+    tensors = dict(pairs)
 
     def check_names() -> None:
         known = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
@@ -226,7 +226,7 @@ def _load(path: Path, state: State) -> None:
 
     _together(check_names)
     state_dict_loader.load(tensors, checkpoint_id=path)
-    for name, tensor in parts:
+    for name, tensor in pairs:
         if tensor is not tensors[name]:  # a rank with the first and the last stage has the tied embedding twice
             tensor.copy_(tensors[name])
 

@@ -1,4 +1,4 @@
-"""What the small GPT learns: an invented text whose best possible loss is known, any file, or tokens in a file.
+"""Provides what the small GPT learns: an invented text with a known best loss, any file, or a file of tokens.
 
 The invented text is a random sequence of words, some frequent and some rare. A reader who knows the words can predict
 the letters inside a word, but not which word comes next. So the loss has a floor above zero, which can be computed.
@@ -13,7 +13,7 @@ import numpy as np
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
 EVALUATION_SAMPLES = 1 << 40
-"""Samples from this number on are for evaluation: no run trains on them, or on their part of a file."""
+"""Samples from this number on are for evaluation: no run trains on them, or on that end of a file."""
 
 
 class InventedText:

@@ -48,7 +48,7 @@ class ParallelGPT(PlacedModule):
 
     Args:
         group: the tensor-parallel group; `labkit.groups.group_of_one()` where no world is up.
-        stage, num_stages: which of the model's consecutive parts this is (`labkit.partition.layers_of_stage`). A tied
+        stage, num_stages: which of the model's consecutive chunks this is (`labkit.partition.layers_of_stage`). A tied
             embedding is on the first and the last stage, equal at the start: add up the gradients of the two.
         recompute: keep only each layer's input, and compute the rest again in backward.
         cp_group: the ranks that share each sequence.

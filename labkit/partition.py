@@ -1,4 +1,4 @@
-"""How work is cut: the rows of a batch, a sequence, the layers of a model, the chunks of a weight. Integers, no torch.
+"""Divides work among ranks: the rows of a batch, a sequence, a model's layers, a weight's dims. Integers, no torch.
 
 The trainer, the layers and the pictures all ask here, so what is drawn is what trains.
 """

@@ -1,4 +1,4 @@
-"""Whole numbers: what counts as one, what counts as a size, what divides it, and the error for what does not fit."""
+"""Checks whole numbers and sizes, lists divisors, and words the errors for what does not fit."""
 
 import math
 import operator

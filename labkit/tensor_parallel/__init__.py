@@ -1,4 +1,4 @@
-"""Layers cut across a tensor-parallel group; each gives what the uncut layer of torch.nn would."""
+"""Divides layers among a tensor-parallel group; each gives what the whole layer of torch.nn would."""
 
 from labkit.tensor_parallel.blocks import ParallelMLP, ParallelSelfAttention
 from labkit.tensor_parallel.dropout import ShardedDropout, seed_replicas

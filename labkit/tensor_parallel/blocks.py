@@ -1,4 +1,4 @@
-"""The two halves of a transformer layer on a tensor group: each a column-parallel layer, then a row-parallel one.
+"""Builds the two halves of a transformer layer, each of a column-parallel layer and a row-parallel one.
 
 Between the two layers of a pair every rank works on its own slice and sends nothing. Source: arXiv 1909.08053,
 section 3; with ``sequence_parallel``, arXiv 2205.05198, section 4.2.
@@ -60,8 +60,8 @@ class ParallelSelfAttention(nn.Module):
 
     x and the output are [batch, seq, hidden], or [batch, seq/t, hidden] with ``sequence_parallel``. Q, K and V are
     one fused column-parallel layer, [Q; K; V] with stride 3, so that each rank gets all three for its own heads.
-    With grouped queries (arXiv 2305.13245), g heads of queries share one head of keys and values, and the g + 2 parts
-    are [Q_1; ...; Q_g; K; V]: Q_j is the j-th query head of every group.
+    With grouped queries (arXiv 2305.13245), g heads of queries share one head of keys and values, and the g + 2
+    blocks are [Q_1; ...; Q_g; K; V]: Q_j is the j-th query head of every group.
 
     Args:
         num_query_groups: how many heads the keys and values have; by default as many as the queries.
@@ -112,8 +112,8 @@ class ParallelSelfAttention(nn.Module):
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         g = self.heads_per_group
-        parts = qkv.unflatten(-1, (g + 2, -1, self.head_size))  # [batch, seq, g + 2, kv heads/t, head_size]
-        by_group = (each.transpose(-3, -2).flatten(-3, -2) for each in parts.split([g, 1, 1], -3))
+        blocks = qkv.unflatten(-1, (g + 2, -1, self.head_size))  # [batch, seq, g + 2, kv heads/t, head_size]
+        by_group = (each.transpose(-3, -2).flatten(-3, -2) for each in blocks.split([g, 1, 1], -3))
         return tuple(each.transpose(-3, -2) for each in by_group)
 
     def _attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Dropout on ranks: the same mask where a tensor is replicated, different masks where it is sharded.
+"""Seeds dropout on ranks: the same mask where a tensor is replicated, different masks where it is sharded.
 
 For replicated tensors `torch.nn.Dropout` will do: it draws from torch's default generator, and ranks of a tensor group
 that seed it alike draw alike. For a sharded tensor they draw one common seed from it, from which each derives its own.

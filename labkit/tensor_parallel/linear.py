@@ -1,4 +1,4 @@
-"""Divides linear layers among the ranks of a tensor-parallel group: by their outputs, or by their inputs.
+"""Divides linear layers among the ranks of a tensor-parallel group, by their outputs or by their inputs.
 
 Y = X A + b with A: [in, out]. PyTorch stores the transpose, [out, in]: columns of A are rows of the weight.
 Source: arXiv 1909.08053, section 3; argument names as in Megatron-LM.
@@ -147,7 +147,7 @@ class RowParallelLinear(ParallelLinear):
         partial = F.linear(x, self.weight)  # X_i A_i
         if self.sequence_parallel:
             output = reduce_scatter_to_sequence(partial, self.group)
-            # Each rank adds the bias to its own slice, so its gradient is partial: copy's backward adds the parts up.
+            # Each rank adds the bias to its own slice, so its gradient is partial, and copy's backward adds them up.
             bias = self.bias if self.bias is None or self.defer_grad_reduce else copy_to_tp(self.bias, self.group)
         else:
             output, bias = reduce_from_tp(partial, self.group), self.bias
@@ -184,30 +184,30 @@ class _ColumnLinear(torch.autograd.Function):
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias, *_ = needed_gradients(ctx)
-        grad_x = grad_weight = grad_bias = pieces = arriving = leaving = None
+        grad_x = grad_weight = grad_bias = shards = gathering = reducing = None
         twice = torch.is_grad_enabled()  # create_graph=True: by functions that can be differentiated again
         if need_weight and ctx.sequence_parallel and not twice:
-            pieces, arriving = start_all_gather(x, ctx.group)
+            shards, gathering = start_all_gather(x, ctx.group)
         if need_x:
             grad_x = grad @ weight
             if twice:
                 grad_x = ctx.leave(grad_x, ctx.group)
             elif ctx.sequence_parallel:
-                grad_x, leaving = start_reduce_scatter(grad_x, ctx.group, SEQUENCE_DIM)
+                grad_x, reducing = start_reduce_scatter(grad_x, ctx.group, SEQUENCE_DIM)
             else:
-                leaving = dist.all_reduce(grad_x, group=ctx.group, async_op=True)
+                reducing = dist.all_reduce(grad_x, group=ctx.group, async_op=True)
         rows = grad.reshape(-1, grad.size(-1))
         if need_weight:
-            if pieces is None or arriving is None:
+            if shards is None or gathering is None:
                 x = ctx.enter(x, ctx.group)
             else:
-                arriving.wait()
-                x = torch.cat(pieces.unbind(), SEQUENCE_DIM)
+                gathering.wait()
+                x = torch.cat(shards.unbind(), SEQUENCE_DIM)
             grad_weight = rows.T @ x.reshape(-1, x.size(-1))
         if need_bias:
             grad_bias = rows.sum(0)
-        if leaving is not None:
-            leaving.wait()
+        if reducing is not None:
+            reducing.wait()
         return grad_x, grad_weight, grad_bias, None, None
 
 

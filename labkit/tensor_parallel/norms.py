@@ -1,4 +1,4 @@
-"""Norms of hidden states, with their weights on every rank."""
+"""Normalises hidden states with weights that every rank has whole."""
 
 import torch
 import torch.distributed as dist

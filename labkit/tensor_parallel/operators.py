@@ -1,4 +1,4 @@
-"""The conjugate operators of tensor parallelism: what an operator does in forward decides what it must do in backward.
+"""Defines the conjugate operators of tensor parallelism: forward decides what backward must do.
 
 A tensor is *replicated* when every rank of the group holds the same, *sharded* when each holds a slice,
 and *partial* when the true value is the sum over the ranks. The gradient of a replicated tensor that
@@ -110,29 +110,29 @@ def all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
     """Return all ranks' x, joined along ``dim`` in the order of the group."""
-    pieces, travelling = start_all_gather(x, group)
-    travelling.wait()
-    return torch.cat(pieces.unbind(), dim)
+    shards, work = start_all_gather(x, group)
+    work.wait()
+    return torch.cat(shards.unbind(), dim)
 
 
 def start_all_gather(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, dist.Work]:
     """Start to gather all ranks' x, [t, *x.shape]: they are there when ``wait()`` of the handle returns."""
-    pieces = x.new_empty(group.size(), *x.shape)
-    return pieces, all_gather_single(pieces.flatten(0, 1), x.contiguous(), group=group, async_op=True)
+    shards = x.new_empty(group.size(), *x.shape)
+    return shards, all_gather_single(shards.flatten(0, 1), x.contiguous(), group=group, async_op=True)
 
 
 def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
     """Return this rank's slice along ``dim`` of the sum of all ranks' x."""
-    mine, travelling = start_reduce_scatter(x, group, dim)
-    travelling.wait()
+    mine, work = start_reduce_scatter(x, group, dim)
+    work.wait()
     return mine
 
 
 def start_reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> tuple[torch.Tensor, dist.Work]:
     """Start a `reduce_scatter`: the slice is filled when ``wait()`` of the handle returns."""
-    pieces = torch.cat(_slices(x, group, dim))  # one tensor: gloo would reduce a list piece by piece
-    mine = torch.empty_like(pieces[: len(pieces) // group.size()])
-    return mine, reduce_scatter_single(mine, pieces, group=group, async_op=True)
+    slices = torch.cat(_slices(x, group, dim))  # one tensor: gloo would reduce a list one by one
+    mine = torch.empty_like(slices[: len(slices) // group.size()])
+    return mine, reduce_scatter_single(mine, slices, group=group, async_op=True)
 
 
 def own_slice(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
@@ -141,6 +141,6 @@ def own_slice(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tens
 
 
 def _slices(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> tuple[torch.Tensor, ...]:
-    if x.size(dim):  # an empty dim can be cut into any number of pieces
+    if x.size(dim):  # an empty dim has any number of slices
         check_divides(group.size(), f"x.size({dim})", x.size(dim), parts_name="group.size()")
     return x.tensor_split(group.size(), dim)

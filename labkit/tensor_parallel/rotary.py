@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys are turned by an angle that grows with the position in the sequence.
+"""Turns queries and keys by an angle that grows with the position in the sequence (rotary positions).
 
 A product of a query and a key then depends on how far they are apart. Nothing is learned, and no length is built in.
 Numbers i and i + d/2 of a head make a pair, which turns by position * base^(-2i/d). Source: arXiv 2104.09864,

@@ -1,4 +1,4 @@
-"""The command line: ``python -m labkit.train --help``, also under torchrun and srun."""
+"""Runs the command line: ``python -m labkit.train --help``, also under torchrun and srun."""
 
 import io
 import os

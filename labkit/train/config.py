@@ -1,4 +1,4 @@
-"""Everything that decides a training run, in one object: the same in a notebook and on the command line.
+"""Holds everything that decides a training run in one object, the same in a notebook and on the command line.
 
 A field's comment, beside or above it, is what ``--help`` says of the option.
 """
@@ -202,7 +202,7 @@ class TrainConfig:
         """Return the ranks on their grid.
 
         Raises:
-            ValueError: the sizes do not divide the world, or replicas cannot share the batch or be cut by shard_size.
+            ValueError: the sizes do not divide the world, or replicas cannot share the batch, or shard_size them.
         """
         layout = ParallelLayout(world_size, self.tp_size, self.pp_size, self.cp_size, order=self.order)
         rows_at_once = layout.dp_size * self.micro_batch_size

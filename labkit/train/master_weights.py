@@ -1,4 +1,4 @@
-"""Weights in bfloat16 for the computation, and the same weights in float32 for the optimizer.
+"""Keeps float32 copies of bfloat16 weights, and lets the optimizer update those.
 
 bfloat16 has 8 bits of precision: a weight of 1 cannot grow by 0.001. So the optimizer adds its small steps to
 a float32 copy, the master weight, and the model gets that copy rounded. Source: arXiv 1710.03740, section 3.1.

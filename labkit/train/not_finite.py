@@ -1,4 +1,4 @@
-"""Where did the NaN come from? A few operations later it is everywhere, so this looks for the first place."""
+"""Finds the rank and module where a number first was not finite; a few operations later NaN is everywhere."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Where the time of some steps goes: a trace of torch's profiler from each rank, and which ranks are slow.
+"""Profiles some steps: writes a trace of torch's profiler for each rank, and names slow ranks.
 
 The ranks of a step wait for each other, so it takes equally long on all of them. A slow rank shows in its
 own time: that of the step minus its waits.

@@ -1,4 +1,4 @@
-"""The ranks of a run, whoever started them: launch, torchrun, Slurm's srun, or nobody (then there is one rank)."""
+"""Joins the ranks of a run, whoever started them: launch, torchrun, Slurm's srun, or nobody (then there is one)."""
 
 import json
 import os
