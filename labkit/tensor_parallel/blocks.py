@@ -113,8 +113,8 @@ class ParallelSelfAttention(nn.Module):
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         g = self.heads_per_group
         blocks = qkv.unflatten(-1, (g + 2, -1, self.head_size))  # [batch, seq, g + 2, kv heads/t, head_size]
-        by_group = (each.transpose(-3, -2).flatten(-3, -2) for each in blocks.split([g, 1, 1], -3))
-        return tuple(each.transpose(-3, -2) for each in by_group)
+        by_head = blocks.permute(0, 3, 2, 1, 4)  # [batch, kv heads/t, g + 2, seq, head_size]
+        return tuple(each.flatten(1, 2) for each in by_head.split([g, 1, 1], 2))
 
     def _attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if self.attend is not None:
