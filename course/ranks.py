@@ -33,9 +33,10 @@ from labkit.launch.world import MAX_RANKS
 from labkit.sizes import whole_number
 
 _COLLECTIVES = {
-    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single"),
-    *("barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "new_group"),
-    *("reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list"),
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_reduce", "all_to_all"),
+    *("all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object"),
+    *("monitored_barrier", "new_group", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor"),
+    *("scatter", "scatter_object_list"),
 }
 _BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match)
 """Statements that may leave a name unassigned."""

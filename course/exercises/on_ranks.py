@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from course.communication import CommunicationLog, communication_log
 from course.exercises.advice import RANKS, explain
 from course.exercises.base import Exercise, Raised, Trial, Verdict, answer, indent, said
 from course.exercises.values import leaves, plain, show
-from labkit.communication import CommunicationLog, communication_log
 from labkit.groups import local_device
 from labkit.launch import Deadlock, RankFailed, launch
 

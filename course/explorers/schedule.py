@@ -8,8 +8,8 @@ from course.explorers.choice import menu, slider
 from course.pictures.scene import Table
 from course.pictures.timeline import draw_timelines, peaks_in_flight
 from course.sizing import simulate
+from course.timeline import Timeline
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
-from labkit.timeline import Timeline
 
 NAMES = ("GPipe", "1F1B", "interleaved", "zero bubble (ZB-H1)", "zero bubble (ZB-H2)")
 QUARTERS = [quarter / 4 for quarter in range(17)]

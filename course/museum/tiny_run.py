@@ -14,8 +14,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from course.communication import CommunicationLog, communication_log
 from course.parity import Difference, compare, gradients, weights
-from labkit.communication import CommunicationLog, communication_log
 from labkit.groups import ProcessGroups, init_groups
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
+from course.timeline import Timeline
 from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
 from labkit.schedules.schedule import check_ops
-from labkit.timeline.spans import COMMUNICATION, Span, Timeline
+from labkit.timeline.spans import COMMUNICATION, Span
 
 
 def simulate(

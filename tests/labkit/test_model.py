@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.communication import communication_log
+from course.communication import communication_log
 from labkit.groups import group_of_one, local_device
 from labkit.model import STD, ParallelGPT, normal
 from labkit.shape import GPT

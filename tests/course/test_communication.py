@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course.communication import Communication, CommunicationLog, communication_log
 from course.measure import operations
-from labkit.communication import Communication, CommunicationLog, communication_log
+from labkit.communication import trace_communication
 from labkit.launch import World
 from labkit.timeline.trace import Trace
 
@@ -123,7 +124,7 @@ def test_a_call_that_leaves_nothing_to_wait_for_is_timed_too(world):
         trace = Trace(dist.get_rank())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dist.ProcessGroup, "allreduce", as_nccl)
-            with communication_log(trace) as log:
+            with trace_communication(trace), communication_log() as log:
                 dist.all_reduce(torch.ones(4))
         [communication, wait] = trace.spans()
         return log.total_seconds(), communication.kind, wait.kind, communication.seconds, wait.seconds
