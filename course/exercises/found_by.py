@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from course.exercises.base import Folded, Verdict, indent, kept_in_handouts, report, source_of
+from course.exercises.base import Folded, Verdict, indent, kept_in_handouts, report
+from course.exercises.source import source_of
 from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout

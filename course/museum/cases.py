@@ -7,7 +7,8 @@ from difflib import get_close_matches
 from functools import cache
 from string import ascii_uppercase
 
-from course.exercises.base import Folded, Verdict, indent, kept_in_handouts, report, source_of
+from course.exercises.base import Folded, Verdict, indent, kept_in_handouts, report
+from course.exercises.source import source_of
 from course.museum.context_faults import CONTEXT_FAULTS
 from course.museum.faults import FAULTS, Fault
 from course.museum.grid import Cell, Grid
