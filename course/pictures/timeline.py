@@ -12,8 +12,9 @@ from operator import itemgetter
 from typing import Any
 
 from course.pictures.parts import legend
-from course.pictures.scene import LARGE, WIDTH, Look, Mark, Scene, Table, arrow, box, label, line
+from course.pictures.scene import LARGE, WIDTH, Look, Mark, Scene, arrow, box, label, line
 from course.pictures.style import GREY, IDLE, INK, KIND_COLOR, MUTED, three_digits, tint
+from course.table import Table
 from course.timeline import Timeline
 from labkit.schedules import Schedule
 from labkit.schedules.schedule import LETTER

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from course.measure.utilisation import TimedStep
-from course.pictures.scene import WIDTH, Look, Scene, Table, box, label
+from course.pictures.scene import WIDTH, Look, Scene, box, label
 from course.pictures.style import FORWARD, GREY, IDLE
 from course.pictures.timeline import WORK, stacked, time_text, with_axis
+from course.table import Table
 from course.timeline import Timeline
 from labkit.timeline.spans import COMPUTING
 
