@@ -1,4 +1,4 @@
-"""What a participant has solved and what is left, notebook by notebook: the table in Start_Here.
+"""Lists what a participant has solved and what is left, notebook by notebook: the table in Start_Here.
 
     python -m course.progress FILE.json     what was solved, checked and predicted, as `course.room` reads it
     python -m course.progress FILE.xml      the same as JUnit, for whatever collects test results

@@ -1,4 +1,4 @@
-"""`%%ranks`: cells of a notebook that run on ranks, which keep their names from cell to cell.
+"""Runs cells of a notebook on ranks (`%%ranks`), which keep their names from cell to cell.
 
 ``from course.ranks import ranks`` loads it. ``%%ranks 4`` starts four ranks and runs its cell on each; ``%%ranks`` runs
 on all that live, ``%%ranks [0, 2]`` on some. There, ``rank``, ``world_size``, ``dist`` and ``torch`` have a value.

@@ -1,4 +1,4 @@
-"""Where a room of people is: what each has solved and predicted, added up for whoever leads it.
+"""Adds up what everybody in a room has solved and predicted, for whoever leads it.
 
     python -m course.room /shared/room
 

@@ -1,4 +1,4 @@
-"""What a wrong answer tells: which typical mistake gives the same values, or how they are related to the right ones."""
+"""Explains a wrong answer: by a typical mistake that gives the same values, or by how they relate to the right ones."""
 
 import math
 import re

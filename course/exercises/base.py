@@ -1,4 +1,4 @@
-"""What an exercise is: a reference solution, cases to try, hints, and the mistakes people usually make.
+"""Checks a learner's function: an exercise is a reference solution, cases to try, hints and typical mistakes.
 
 A typical mistake is kept as the wrong function that makes it. `Exercise.check` recognises it because
 the learner's values equal that function's values, so the advice is about that mistake and not a guess.

@@ -1,4 +1,4 @@
-"""What is wrong here? A faulty sharded layer, the right one, and the quantities that may tell them apart.
+"""Tells a faulty sharded layer from the right one, by quantities that are computed on real ranks.
 
 Nothing here knows which quantity gives a fault away: the check computes all of them on real ranks, for both layers.
 """

@@ -1,4 +1,4 @@
-"""Exercises whose function runs on several ranks at once, each with its own data; and what their mistakes share."""
+"""Checks a learner's function on several ranks at once, each with its own data, and how it got its answer."""
 
 import inspect
 from collections.abc import Callable

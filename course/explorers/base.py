@@ -1,4 +1,4 @@
-"""What all explorers share; an explorer's own file has its controls, what fits, and what to show of it."""
+"""Runs an explorer: controls, a picture, and words. Its own file says which controls, what fits, and what to show."""
 
 import re
 from collections import namedtuple

@@ -1,4 +1,4 @@
-"""Whose bytes are they? What all ranks have sent, sorted by the axis that the message's group runs along."""
+"""Sorts what all ranks have sent by the axis that each message's group runs along."""
 
 from collections.abc import Iterable
 

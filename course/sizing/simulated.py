@@ -1,4 +1,4 @@
-"""When each op of a schedule would run: a prediction from how long the ops take, without running any."""
+"""Simulates a schedule: when each op would run, from how long ops and messages take."""
 
 from collections.abc import Iterable, Sequence
 
