@@ -176,7 +176,7 @@ def gathered(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def own(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """Return this rank's piece of a tensor that is cut along ``dim``."""
+    """Return this rank's shard of a tensor that is cut along ``dim``."""
     return tensor.chunk(dist.get_world_size(), dim)[dist.get_rank()]
 
 

@@ -26,7 +26,7 @@ class Measurement:
     operation: str
     world_size: int
     message_bytes: int
-    """The full buffer: for all-gather and reduce-scatter, the pieces of all ranks together."""
+    """The full buffer: for all-gather and reduce-scatter, the shards of all ranks together."""
     seconds: float
 
     @property

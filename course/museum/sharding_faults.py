@@ -11,7 +11,7 @@ def replicas_counted_in_the_norm():
     right = trainer.global_grad_norm
 
     def global_grad_norm(parameters, copies, groups, num_replicas):
-        return right(parameters, copies, groups, num_replicas=1)  # as if every rank had a piece of its own
+        return right(parameters, copies, groups, num_replicas=1)  # as if every rank had a shard of its own
 
     trainer.global_grad_norm = global_grad_norm
 

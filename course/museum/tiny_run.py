@@ -135,11 +135,11 @@ def on_rank(apply: Callable[[], None], expected: Run, config: TrainConfig) -> Se
         )
 
 
-def joined(pieces: dict, group: dist.ProcessGroup, like: dict) -> dict[str, torch.Tensor]:
-    """Return whole tensors, of which each rank of the group has a piece."""
-    of_ranks = [pieces] * group.size()
-    dist.all_gather_object(of_ranks, pieces, group=group)
-    return {name: torch.cat([each[name] for each in of_ranks]).view_as(like[name]) for name in pieces}
+def joined(shards: dict, group: dist.ProcessGroup, like: dict) -> dict[str, torch.Tensor]:
+    """Return whole tensors, of which each rank of the group has a shard."""
+    of_ranks = [shards] * group.size()
+    dist.all_gather_object(of_ranks, shards, group=group)
+    return {name: torch.cat([each[name] for each in of_ranks]).view_as(like[name]) for name in shards}
 
 
 def sharding(trainer: TinyTrainer, log: CommunicationLog) -> Sharding:
