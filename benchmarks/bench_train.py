@@ -70,6 +70,7 @@ def rows() -> Iterator[tuple[str, float, float]]:
 def measure(config: TrainConfig, num_threads: int | None) -> tuple[float, float]:
     """Return a rank's median seconds per step, and the share of one more step that it spent waiting."""
     from labkit.communication import trace_communication
+    from labkit.groups import local_device
     from labkit.timeline.spans import WAIT, covered_seconds
     from labkit.timeline.trace import Trace
 
@@ -77,7 +78,7 @@ def measure(config: TrainConfig, num_threads: int | None) -> tuple[float, float]
         torch.set_num_threads(num_threads)
     with training(replace(config, steps=NUM_STEPS + 3)) as trainer:
         taken = [trainer.step().seconds for _ in range(NUM_STEPS + 2)]
-        trace = Trace(trainer.groups.rank)
+        trace = Trace(trainer.groups.rank, local_device())
         with trace_communication(trace):
             traced = trainer.step()
     return statistics.median(taken[2:]), covered_seconds(trace.spans(), WAIT) / traced.seconds
