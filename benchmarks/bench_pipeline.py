@@ -20,12 +20,13 @@ from torch.distributed import pipelining as peer
 
 from course.measure.paced import PacedStage
 from course.sizing import simulate
+from course.timeline import Timeline, measured
 from labkit import pipeline, schedules
 from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.schedules import Schedule
-from labkit.timeline import Span, Timeline, measured
+from labkit.timeline.spans import Span
 from labkit.timeline.trace import Trace
 
 FORWARD_SECONDS, BACKWARD_SECONDS = 0.020, 0.040

@@ -69,19 +69,19 @@ def rows() -> Iterator[tuple[str, float, float]]:
 
 def measure(config: TrainConfig, num_threads: int | None) -> tuple[float, float]:
     """Return a rank's median seconds per step, and the share of one more step that it spent waiting."""
-    from labkit.communication import communication_log
-    from labkit.timeline import Timeline
+    from labkit.communication import trace_communication
+    from labkit.groups import local_device
+    from labkit.timeline.spans import WAIT, covered_seconds
     from labkit.timeline.trace import Trace
 
     if num_threads:
         torch.set_num_threads(num_threads)
     with training(replace(config, steps=NUM_STEPS + 3)) as trainer:
         taken = [trainer.step().seconds for _ in range(NUM_STEPS + 2)]
-        trace = Trace(trainer.groups.rank)
-        with communication_log(trace):
+        trace = Trace(trainer.groups.rank, local_device())
+        with trace_communication(trace):
             traced = trainer.step()
-    timeline = Timeline(trace.spans(), "measured")
-    return statistics.median(taken[2:]), timeline.waiting_seconds(trainer.groups.rank) / traced.seconds
+    return statistics.median(taken[2:]), covered_seconds(trace.spans(), WAIT) / traced.seconds
 
 
 def first_step_seconds() -> float:

@@ -1,4 +1,4 @@
-"""Does every rank have what one process has? The question behind every parallel method, asked by parameter name.
+"""Compares what every rank has with what one process has, parameter by parameter.
 
 The factor between the two names most mistakes: gradients d times too large were summed over d replicas, not averaged.
 """

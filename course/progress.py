@@ -1,4 +1,4 @@
-"""What a participant has solved and what is left, notebook by notebook: the table in Start_Here.
+"""Lists what a participant has solved and what is left, notebook by notebook: the table in Start_Here.
 
     python -m course.progress FILE.json     what was solved, checked and predicted, as `course.room` reads it
     python -m course.progress FILE.xml      the same as JUnit, for whatever collects test results
@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 import course.exercises
 from course.exercises.record import checks, clear, predictions, solved
 from course.museum import context_museum, museum, sharding_museum
+from course.table import Table
 
 __all__ = ["all_exercises", "clear", "exercises", "predictions", "save", "save_button", "solved", "table"]
 
@@ -45,10 +46,10 @@ def exercises() -> dict[str, list[str]]:
     return found
 
 
-def table() -> "Table":
+def table() -> "Solved":
     """Return what is solved and what is left, notebook by notebook."""
     done = solved()
-    return Table([(number, [(name, name in done) for name in names]) for number, names in exercises().items()])
+    return Solved([(number, [(name, name in done) for name in names]) for number, names in exercises().items()])
 
 
 def save(path: str | Path) -> Path:
@@ -110,28 +111,20 @@ def save_button(path: str | Path = ".") -> Any:
     return HBox([button, said])
 
 
-class Table:
+class Solved:
     """A table of solved exercises, shown as such in a notebook and as the same words in a terminal."""
 
     def __init__(self, rows: list[tuple[str, list[tuple[str, bool]]]]):
-        self.rows = rows
+        marks = [*rows, ("all", [mark for _, marks in rows for mark in marks])]
+        counts = [f"{sum(is_solved for _, is_solved in each)} of {len(each)}" for _, each in marks]
+        words = [", ".join(f"{name} ✓" if is_solved else name for name, is_solved in each) for _, each in rows]
+        self._rows = [[name, *cells] for (name, _), *cells in zip(marks, counts, [*words, ""])]
 
     def __repr__(self) -> str:
-        lines = [f"{number}  {_count(marks):<8} {_words(marks)}" for number, marks in self.rows]
-        return "\n".join([*lines, f"all {_count([mark for _, marks in self.rows for mark in marks])}"])
+        return str(Table(rows=self._rows, widths=[4, 9, 0]))
 
     def _repr_markdown_(self) -> str:
-        lines = [f"| {number} | {_count(marks)} | {_words(marks)} |" for number, marks in self.rows]
-        total = _count([mark for _, marks in self.rows for mark in marks])
-        return "\n".join(["| notebook | solved | |", "|---|---|---|", *lines, f"| all | {total} | |"])
-
-
-def _count(marks: list[tuple[str, bool]]) -> str:
-    return f"{sum(is_solved for _, is_solved in marks)} of {len(marks)}"
-
-
-def _words(marks: list[tuple[str, bool]]) -> str:
-    return ", ".join(f"{name} ✓" if is_solved else name for name, is_solved in marks)
+        return Table(["notebook", "solved", ""], self._rows).markdown
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a rank does with a cell of `%%ranks`: it runs the code among the names that it keeps from cell to cell.
+"""Runs a cell of `%%ranks` on a rank, among the names that the rank keeps from cell to cell.
 
 A rank imports this file, so it imports nothing that is slow: the notebook's side is `course.ranks`.
 """

@@ -1,4 +1,4 @@
-"""`%%ranks`: cells of a notebook that run on ranks, which keep their names from cell to cell.
+"""Runs cells of a notebook on ranks (`%%ranks`), which keep their names from cell to cell.
 
 ``from course.ranks import ranks`` loads it. ``%%ranks 4`` starts four ranks and runs its cell on each; ``%%ranks`` runs
 on all that live, ``%%ranks [0, 2]`` on some. There, ``rank``, ``world_size``, ``dist`` and ``torch`` have a value.
@@ -12,12 +12,11 @@ ranks are restarted, and the error says which names are lost.
 """
 
 import ast
-import dis
 import linecache
 import sys
 from collections.abc import Iterable
 from itertools import groupby
-from types import CodeType
+from symtable import SymbolTable, symtable
 from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
@@ -33,9 +32,10 @@ from labkit.launch.world import MAX_RANKS
 from labkit.sizes import whole_number
 
 _COLLECTIVES = {
-    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single"),
-    *("barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "new_group"),
-    *("reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list"),
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_reduce", "all_to_all"),
+    *("all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object"),
+    *("monitored_barrier", "new_group", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor"),
+    *("scatter", "scatter_object_list"),
 }
 _BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match)
 """Statements that may leave a name unassigned."""
@@ -166,10 +166,10 @@ class Ranks:
         """Return what a cell may read before it assigns it, and what the functions that it calls may read."""
         read, assigned = set(), set()
         for statement in tree.body:
-            code = compile(ast.Module([statement], []), "", "exec")
-            inside = set().union(*map(_reads, filter(_is_code, code.co_consts)))
-            writes = {op.argval for op in dis.get_instructions(code) if op.opname in ("STORE_NAME", "STORE_GLOBAL")}
-            reads = _reads(code)
+            table = symtable(ast.unparse(_Spelled().visit(statement)), "", "exec")
+            inside = set().union(*map(_reads, table.get_children()))
+            writes = {name.get_name() for name in table.get_symbols() if name.is_assigned() or name.is_imported()}
+            reads = _reads(table)
             read |= reads - assigned
             self.uses |= dict.fromkeys(writes, inside | (reads & self.uses.keys()))
             assigned |= set() if isinstance(statement, _BRANCHES) else writes
@@ -193,14 +193,19 @@ def who(ranks: Iterable[int]) -> str:
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 
-def _is_code(value) -> bool:
-    return isinstance(value, CodeType)
+class _Spelled(ast.NodeTransformer):
+    """Writes `x += 1` as `x = x + 1`: a table of symbols does not say that the first reads x."""
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.Assign:
+        read = ast.parse(ast.unparse(node.target), mode="eval").body
+        return ast.Assign([node.target], ast.BinOp(read, node.op, node.value), lineno=node.lineno)
 
 
-def _reads(code: CodeType) -> set[str]:
+def _reads(table: SymbolTable) -> set[str]:
     """Return the global names that code reads, and the functions in it."""
-    here = {op.argval for op in dis.get_instructions(code) if op.opname in ("LOAD_NAME", "LOAD_GLOBAL")}
-    return here.union(*map(_reads, filter(_is_code, code.co_consts)))
+    is_cell = table.get_type() == "module"
+    here = {name.get_name() for name in table.get_symbols() if name.is_referenced() and (is_cell or name.is_global())}
+    return here.union(*map(_reads, table.get_children()))
 
 
 def _calls_of_all(tree: ast.Module) -> set[str]:

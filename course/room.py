@@ -1,4 +1,4 @@
-"""Where a room of people is: what each has solved and predicted, added up for whoever leads it.
+"""Adds up what everybody in a room has solved and predicted, for whoever leads it.
 
     python -m course.room /shared/room
 
@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable
 from datetime import datetime
 from functools import cache
 from html import escape
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from course import progress
+from course.table import Table
 
 COLUMNS = ["notebook", "here now", "have predicted", "right first time", "solved, by how many"]
 MOST = 8
@@ -107,15 +107,14 @@ class Room:
         return [[str(len(who)), text + (f" [{', '.join(who)}]" if self.names else "")] for text, who in most]
 
     def __repr__(self) -> str:
-        table = [COLUMNS, *self.rows()]
-        widths = [max(len(row[column]) for row in table) for column in range(len(COLUMNS))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+        lines = str(Table(COLUMNS, [list(map(_plain, row)) for row in self.rows()])).splitlines()
         mistakes = [f"{count:>4}  {text}" for count, text in self.mistakes()]
-        return "\n".join(map(_plain, [*self._heads(), "", *lines, "", "wrong most often now", *mistakes]))
+        return "\n".join([*map(_plain, self._heads()), "", *lines, "", "wrong most often now", *map(_plain, mistakes)])
 
     def _repr_html_(self) -> str:
         heads = "".join(f"<p>{escape(head)}</p>" for head in self._heads())
-        return heads + _table(COLUMNS, self.rows()) + _table(["people", "wrong most often now"], self.mistakes())
+        mistakes = Table(["people", "wrong most often now"], self.mistakes())
+        return heads + Table(COLUMNS, self.rows()).html + mistakes.html
 
     def _heads(self) -> list[str]:
         last = f"; something last happened at {max(self.events, key=_when).time:%H:%M:%S}" if self.events else ""
@@ -149,12 +148,6 @@ def _when(event: Event) -> datetime:
 
 def _moment(noted: dict) -> datetime:
     return datetime.fromisoformat(noted["time"]).astimezone()
-
-
-def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def _plain(line: str) -> str:

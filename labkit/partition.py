@@ -5,7 +5,7 @@ The trainer, the layers and the pictures all ask here, so what is drawn is what 
 
 from dataclasses import dataclass
 
-from labkit.sizes import check_size, divisors, either
+from labkit.sizes import Misfit, check_size, divisors, either
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,10 @@ class BatchCut:
     def __post_init__(self):
         for name in ("batch_size", "dp_size", "num_micro_batches"):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
-        pieces = self.dp_size * self.num_micro_batches
-        if self.batch_size % pieces:
-            raise ValueError(
-                f"dp_size={self.dp_size} * num_micro_batches={self.num_micro_batches} = {pieces} does not divide "
-                f"batch_size={self.batch_size}: use batch_size {either(multiples_near(self.batch_size, pieces))}"
-            )
+        d, m = self.dp_size, self.num_micro_batches
+        if self.batch_size % (d * m):
+            advice = f"use batch_size {either(multiples_near(self.batch_size, d * m))}"
+            raise Misfit.of_division("batch_size", self.batch_size, advice, dp_size=d, num_micro_batches=m)
 
     @property
     def micro_batch_size(self) -> int:
@@ -105,19 +103,18 @@ def chunks_of_rank(size: int, tp_size: int, tp_rank: int, stride: int = 1) -> li
 
 
 def check_divides(parts: int, name: str, size: int, stride: int = 1, *, parts_name: str = "tp_size") -> None:
-    """Raise a ValueError if a dim of this size cannot be cut into parts * stride equal chunks.
+    """Raise a Misfit if a dim of this size cannot be cut into parts * stride equal chunks.
 
     >>> check_divides(4, "output_size", 10)
     Traceback (most recent call last):
-    ValueError: tp_size=4 does not divide output_size=10: use tp_size 1, 2, 5 or 10, or output_size 8 or 12
+    labkit.sizes.Misfit: tp_size=4 does not divide output_size=10: use tp_size 1, 2, 5 or 10, or output_size 8 or 12
     """
     size, stride = check_size(name, size), check_size("stride", stride)
     chunks = parts * stride
     if size % chunks:
-        cut = f"{parts_name}={parts}" + (f" * stride={stride} = {chunks}" if stride > 1 else "")
         fits = "" if size % stride else f"{parts_name} {either(divisors(size // stride))}, or "
-        other_sizes = either(multiples_near(size, chunks))
-        raise ValueError(f"{cut} does not divide {name}={size}: use {fits}{name} {other_sizes}")
+        advice = f"use {fits}{name} {either(multiples_near(size, chunks))}"
+        raise Misfit.of_division(name, size, advice, **{parts_name: parts} | ({"stride": stride} if stride > 1 else {}))
 
 
 def multiples_near(number: int, of: int) -> list[int]:

@@ -20,6 +20,17 @@ class Misfit(ValueError):
         super().__init__(rule, fault, advice)
         self.rule, self.fault, self.advice = rule, fault, advice
 
+    @classmethod
+    def of_division(cls, name: str, size: int, advice: str, **factors: int) -> "Misfit":
+        """Return the error for a ``size``, called ``name``, that the product of ``factors`` does not divide.
+
+        >>> print(Misfit.of_division("num_layers", 6, "use num_chunks=1", pp_size=3, num_chunks=4))
+        pp_size=3 * num_chunks=4 = 12 does not divide num_layers=6: use num_chunks=1
+        """
+        product = " * ".join(f"{factor}={value}" for factor, value in factors.items())
+        product += f" = {math.prod(factors.values())}" if len(factors) > 1 else ""
+        return cls(f"{' * '.join(factors)} must divide {name}", f"{product} does not divide {name}={size}", advice)
+
     def __str__(self) -> str:
         return f"{self.fault}: {self.advice}"
 

@@ -1,9 +1,8 @@
-"""What a wrong answer tells: which typical mistake gives the same values, or how they are related to the right ones."""
+"""Explains a wrong answer: by a typical mistake that gives the same values, or by how they relate to the right ones."""
 
-import dis
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
 from course.exercises.values import leaves, same, show
@@ -57,19 +56,6 @@ def explain(got: list, right: list, mistakes: list[tuple[str, list]], given: Seq
     if error := next((value for value in got if hasattr(value, "message")), None):
         return _of_error(error.message, given)
     return _relation(list(zip(got, right)), given)
-
-
-def unused(function: Callable) -> str:
-    """Say which arguments a function never looks at.
-
-    >>> unused(lambda rank, size: rank)
-    'Your function does not use `size`.'
-    """
-    if (code := getattr(function, "__code__", None)) is None:
-        return ""
-    read = [name for op in dis.get_instructions(code) if "LOAD" in op.opname for name in leaves(op.argval)]
-    left = [f"`{name}`" for name in code.co_varnames[: code.co_argcount] if name not in read]
-    return f"Your function does not use {', '.join(left)}." if left else ""
 
 
 def _of_error(message: str, given: Sequence[dict]) -> str:

@@ -1,4 +1,4 @@
-"""What an exercise is: a reference solution, cases to try, hints, and the mistakes people usually make.
+"""Checks a learner's function: an exercise is a reference solution, cases to try, hints and typical mistakes.
 
 A typical mistake is kept as the wrong function that makes it. `Exercise.check` recognises it because
 the learner's values equal that function's values, so the advice is about that mistake and not a guess.
@@ -17,9 +17,10 @@ from functools import partial, wraps
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from course.exercises.advice import NONE, explain, unused
+from course.exercises.advice import NONE, explain
 from course.exercises.feedback import give_feedback
 from course.exercises.record import note_check
+from course.exercises.source import is_written, source_of, unused
 from course.exercises.values import difference, has_floats, plain, same, show, with_lists
 from labkit.sizes import counted
 
@@ -234,11 +235,6 @@ class Folded:
         return f"<details open><summary>{self.title}</summary>\n\n{self.markdown}\n\n</details>"
 
 
-def source_of(function: Callable) -> str:
-    """Return a function's source, as it would stand at the top of a file."""
-    return textwrap.dedent(inspect.getsource(function)).strip()
-
-
 def answer(function: Callable, case: tuple, catch: Any = Exception):
     """Return what ``function`` answers: None if it is still a stub, `Raised` if it fails with one of ``catch``."""
     try:
@@ -261,16 +257,6 @@ def _with_part(right: Callable, part: int | None, change: Callable, *case):
 def is_blank(got) -> bool:
     """Whether this is what an unfilled stub returns."""
     return got is None or got is ...
-
-
-def is_written(function: Callable) -> bool:
-    """Whether there is more in this function than in a stub, which is six bytes or raises NotImplementedError."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return False
-    num_arguments = len(inspect.signature(function).parameters)
-    does_more = len(code.co_code) > 12 if not code.co_names else set(code.co_names) != {"NotImplementedError"}
-    return code.co_nlocals > num_arguments or does_more
 
 
 def said(error: Any) -> str:

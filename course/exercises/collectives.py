@@ -3,10 +3,10 @@
 import torch
 import torch.distributed as dist
 
+from course.communication import CommunicationLog
 from course.exercises.on_ranks import RankExercise, gathered, only, own, whole_numbers
 from course.measure import operations
 from course.sizing.ring import bus_factor
-from labkit.communication import CommunicationLog
 from labkit.groups import local_device
 
 

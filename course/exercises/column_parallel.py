@@ -119,7 +119,7 @@ column_forward.mistakes_of(
     (dict(bias=lambda bias: 0 * own(bias)), "The bias is missing. It is cut as the columns of A are: out/t per rank."),
     (
         dict(bias=lambda bias: bias.chunk(dist.get_world_size())[0]),
-        "Every rank added the first piece of the bias. Each needs the piece for its own columns.",
+        "Every rank added the first shard of the bias. Each needs the shard for its own columns.",
     ),
     (
         dict(join=summed),

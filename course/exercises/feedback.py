@@ -1,4 +1,4 @@
-"""How a verdict looks: a notebook shows it with a sign, a word and a colour, a terminal as plain text."""
+"""Shows a verdict: in a notebook with a sign, a word and a colour, in a terminal as plain text."""
 
 from dataclasses import dataclass
 from html import escape

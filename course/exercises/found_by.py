@@ -1,4 +1,4 @@
-"""What is wrong here? A faulty sharded layer, the right one, and the quantities that may tell them apart.
+"""Tells a faulty sharded layer from the right one, by quantities that are computed on real ranks.
 
 Nothing here knows which quantity gives a fault away: the check computes all of them on real ranks, for both layers.
 """
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from course.exercises.base import Folded, Verdict, indent, kept_in_handouts, report, source_of
+from course.exercises.base import Folded, Verdict, indent, kept_in_handouts, report
+from course.exercises.source import source_of
 from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout

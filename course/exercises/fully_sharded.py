@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from course.communication import CommunicationLog
 from course.exercises.base import Exercise
 from course.exercises.on_ranks import Conduct, RankExercise, gathered, only, own, summed, whole_numbers
-from labkit.communication import CommunicationLog, all_gather_single, reduce_scatter_single
+from labkit.communication import all_gather_single, reduce_scatter_single
 from labkit.data_parallel import FullyShardedDataParallel
 
 # -- forward of a sharded unit --------------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ def forward_wrongly(
     return answer(F.linear(x, view(flat, out_features), bias(whole, out_features, end)))
 
 
-SHUFFLED = "You took every d-th number. A shard is a piece of consecutive numbers, in the order of the ranks."
+SHUFFLED = "You took every d-th number. A shard is consecutive numbers, in the order of the ranks."
 ROW_BY_ROW = "The weight lies row by row, [out, in]: `.view(out_features, -1)`."
 OWN_ROWS = "Each rank has rows of its own, and now the whole layer: its output is complete, with nothing to add."
 unit_forward.mistakes_of(
@@ -143,8 +144,8 @@ unit_backward = RankExercise(
         "Forward has freed the weight, and grad_x = grad @ weight needs it: gather again, as there.",
         "The gradient of the weight is grad.T @ x, [out, in]; that of the bias is grad.sum(0). Put them into one flat "
         "tensor as long as all shards, where the parameters were; the padding has gradient 0.",
-        "`reduce_scatter_single(grad_shard, flat / d)` adds up a d-th of each rank's, and gives each rank the piece "
-        "that belongs to its shard. grad_x belongs to this rank's rows, so it stays.",
+        "`reduce_scatter_single(grad_shard, flat / d)` adds up the gradients of all ranks, and gives each rank its "
+        "shard of the sum. grad_x belongs to this rank's rows, so it stays.",
     ],
 )
 
@@ -168,7 +169,7 @@ unit_backward.mistakes_of(
     (dict(share=lambda flat, d: own(summed(flat)) / d**2), "You divided by the number of ranks twice."),
     (dict(share=lambda flat, d: own(flat)), "This is this rank's own gradient. Add the others': reduce-scatter."),
     (dict(share=lambda flat, d: own(flat) / d), "You divided, but nothing was added up: reduce-scatter does that."),
-    (dict(share=lambda flat, d: summed(flat) / d), "This is the whole average. A rank keeps only its shard's piece."),
+    (dict(share=lambda flat, d: summed(flat) / d), "This is the whole average. A rank keeps only its shard's."),
     (dict(share=lambda flat, d: summed(flat)[dist.get_rank() :: d] / d), SHUFFLED),
     (dict(parts=lambda grad, x: (x.T @ grad, grad.sum(0))), "The weight's gradient is transposed: it is grad.T @ x."),
     (dict(parts=lambda grad, x: [grad.T @ x]), "The bias has a gradient, too: grad.sum(0)."),
@@ -315,7 +316,7 @@ accumulate = RankExercise(
         "All but the last, which sends the sum. (For the last, `contextlib.nullcontext()` is a `with` that does "
         "nothing.) The model averages over the ranks. Return `[parameter.grad for parameter in model.parameters()]`.",
     ],
-    if_stuck="messages of your own. The model averages by itself; and ranks have pieces of different sizes.",
+    if_stuck="messages of your own. The model averages by itself; and ranks have shards of different sizes.",
 )
 
 
@@ -372,7 +373,7 @@ class Groups(SimpleNamespace):
 
 
 def norm_inputs(tp_size: int, shard_size: int):
-    """Return pieces of two gradients, which of them tensor parallelism cuts, and the groups; replicas are alike."""
+    """Return shards of two gradients, which of them tensor parallelism cuts, and the groups; replicas are alike."""
     names, num_replicas = ("replicate", "shard", "tp"), dist.get_world_size() // (tp_size * shard_size)
     mesh = init_device_mesh("cpu", (num_replicas, shard_size, tp_size), mesh_dim_names=names)
     shard, tp = mesh.get_local_rank("shard"), mesh.get_local_rank("tp")
@@ -394,10 +395,10 @@ norm_of_shards = RankExercise(
     inputs=norm_inputs,
     rule=only("all_reduce", also=sends_numbers),
     hints=[
-        "|g|² is the sum of the squares of all numbers of the gradients, each once. Which ranks have different pieces, "
+        "|g|² is the sum of the squares of all numbers of the gradients, each once. Which ranks have different shards, "
         "and which have the same?",
-        "Ranks of `groups.shard` have different pieces, and ranks of `groups.replicate` have the same. Ranks of "
-        "`groups.tp` have different pieces where tensor parallelism cuts the parameter, and the same elsewhere.",
+        "Ranks of `groups.shard` have different shards, and ranks of `groups.replicate` have the same. Ranks of "
+        "`groups.tp` have different shards where tensor parallelism cuts the parameter, and the same elsewhere.",
         "Add up the squares of a gradient if it is cut or if `groups.tp.rank()` is 0. All-reduce the sum over "
         "`groups.shard`, then over `groups.tp`, and take the root.",
     ],
@@ -423,17 +424,17 @@ norm_of_shards.mistakes_of(
         "number, and clipping makes every step too small. Add up over groups.shard and groups.tp alone.",
     ),
     (dict(counts=lambda cut, tp: True), "What is not cut was counted on each tensor rank. Count it on the first."),
-    (dict(over=["shard"]), "The pieces of the other tensor ranks are missing: all-reduce over groups.tp as well."),
+    (dict(over=["shard"]), "The shards of the other tensor ranks are missing: all-reduce over groups.tp as well."),
     (dict(over=["shard"], counts=lambda cut, tp: True), "This is the norm on one tensor rank. There are more."),
     (dict(over=["tp"]), "The other shards are missing: all-reduce over groups.shard."),
     (dict(over=[], counts=lambda cut, tp: True), "This is the norm of what is here. Each rank must get that of all."),
-    (dict(counts=lambda cut, tp: tp == 0), "Where tensor parallelism cuts, each tensor rank has a piece: count all."),
+    (dict(counts=lambda cut, tp: tp == 0), "Where tensor parallelism cuts, each tensor rank has a shard: count all."),
     (dict(counts=lambda cut, tp: cut), "What is not cut is missing: it counts once, where groups.tp.rank() is 0."),
-    (dict(counts=lambda cut, tp: not cut or tp == 0), "It is the wrong way round: pieces count on every tensor rank."),
+    (dict(counts=lambda cut, tp: not cut or tp == 0), "It is the wrong way round: shards count on every tensor rank."),
 )
 norm_of_shards.mistakes_in(
     (None, lambda norm: norm**2, "The sum of the squares is right. The norm is its root."),
-    (None, lambda norm: norm / 2, "The squares were averaged. Shards are different parts, so their squares add up."),
+    (None, lambda norm: norm / 2, "The squares were averaged. Shards are different numbers, so their squares add up."),
 )
 
 

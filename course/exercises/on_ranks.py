@@ -1,4 +1,4 @@
-"""Exercises whose function runs on several ranks at once, each with its own data; and what their mistakes share."""
+"""Checks a learner's function on several ranks at once, each with its own data, and how it got its answer."""
 
 import inspect
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from course.communication import CommunicationLog, communication_log
 from course.exercises.advice import RANKS, explain
 from course.exercises.base import Exercise, Raised, Trial, Verdict, answer, indent, said
 from course.exercises.values import leaves, plain, show
-from labkit.communication import CommunicationLog, communication_log
 from labkit.groups import local_device
 from labkit.launch import Deadlock, RankFailed, launch
 
@@ -176,7 +176,7 @@ def gathered(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def own(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """Return this rank's piece of a tensor that is cut along ``dim``."""
+    """Return this rank's shard of a tensor that is cut along ``dim``."""
     return tensor.chunk(dist.get_world_size(), dim)[dist.get_rank()]
 
 

@@ -1,4 +1,4 @@
-"""What somebody has solved and predicted: a small file of their own that outlives the kernel.
+"""Records what somebody has solved and predicted, in a small file of their own that outlives the kernel.
 
 The file holds one JSON object: the solved exercises, each with its date, the last check of each exercise, and the
 answers to predictions by their key.

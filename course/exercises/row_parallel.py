@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from course.communication import CommunicationLog
 from course.exercises.on_ranks import Conduct, RankExercise, gathered, only, own, summed, whole_numbers
-from labkit.communication import CommunicationLog
 from labkit.groups import local_device
 
 # -- forward ------------------------------------------------------------------------------------------------------

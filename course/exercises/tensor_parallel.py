@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from course.communication import CommunicationLog
 from course.exercises.base import Exercise, Raised, Trial, answer, is_blank
 from course.exercises.on_ranks import RankExercise, gathered, only, own, summed, whole_numbers
-from labkit.communication import CommunicationLog
 from labkit.launch import launch
 
 # -- backward of a column layer whose output is gathered -----------------------------------------------------------

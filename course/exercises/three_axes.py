@@ -6,9 +6,9 @@ import operator
 import torch
 import torch.distributed as dist
 
+from course.communication import CommunicationLog
 from course.exercises.base import Exercise
 from course.exercises.on_ranks import Conduct, RankExercise, only, summed, whole_numbers
-from labkit.communication import CommunicationLog
 
 # -- place 8 ranks for a model --------------------------------------------------------------------------------------
 

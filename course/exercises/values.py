@@ -1,4 +1,4 @@
-"""When two answers are the same, and how an answer is written in a report.
+"""Compares two answers, and writes an answer as a report shows it.
 
 Tensors and arrays count as the nested lists that they hold, so an exercise never fails because of a
 container, a device or a dtype: only because of a value or a shape.

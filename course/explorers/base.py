@@ -1,4 +1,4 @@
-"""What all explorers share; an explorer's own file has its controls, what fits, and what to show of it."""
+"""Runs an explorer: controls, a picture, and words. Its own file says which controls, what fits, and what to show."""
 
 import re
 from collections import namedtuple
@@ -14,8 +14,9 @@ import ipywidgets as widgets
 from IPython import get_ipython
 
 from course.explorers.choice import Choice
-from course.pictures.scene import Scene, Table
+from course.pictures.scene import Scene
 from course.pictures.stage import Stage
+from course.table import Table
 
 MOST_MARKED = 8  # options of a control that say beforehand what else they would change: each is tried at every redraw
 SENTENCE = '<div class="labkit-says" role="status">{}</div>'

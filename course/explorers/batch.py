@@ -3,9 +3,9 @@
 from course.explorers.base import Explorer, Parts
 from course.explorers.choice import slider
 from course.pictures.batch import draw_batch
-from course.pictures.scene import Table
 from course.pictures.style import bytes_text
 from course.sizing.ring import bus_factor
+from course.table import Table
 from labkit.partition import BatchCut
 from labkit.sizes import counted
 

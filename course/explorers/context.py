@@ -3,9 +3,9 @@
 from course.explorers.base import Explorer, Parts
 from course.explorers.choice import slider
 from course.pictures.context_parallel import draw_triangle
-from course.pictures.scene import Table
 from course.pictures.style import bytes_text
 from course.sizing.context import CONTEXT_PARALLEL, attention_messages
+from course.table import Table
 from labkit.partition import check_divides, check_sequence_cut
 from labkit.shape import GPT
 from labkit.sizes import counted

@@ -5,11 +5,11 @@ from dataclasses import replace
 from course.explorers.base import Explorer, Parts
 from course.explorers.choice import menu, slider
 from course.explorers.sizing import MODELS, TODAY
-from course.pictures.scene import Table
 from course.pictures.sizing import draw_held
 from course.pictures.style import bytes_text, three_digits
 from course.sizing import DGX_A100, DGX_H100, Plan, step_time
 from course.sizing.fully_sharded import Sharding, sharding
+from course.table import Table
 from labkit.partition import check_divides
 from labkit.shape import GPT
 

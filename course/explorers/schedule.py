@@ -5,11 +5,11 @@ from functools import lru_cache, partial
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.choice import menu, slider
-from course.pictures.scene import Table
 from course.pictures.timeline import draw_timelines, peaks_in_flight
 from course.sizing import simulate
+from course.table import Table
+from course.timeline import Timeline
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
-from labkit.timeline import Timeline
 
 NAMES = ("GPipe", "1F1B", "interleaved", "zero bubble (ZB-H1)", "zero bubble (ZB-H2)")
 QUARTERS = [quarter / 4 for quarter in range(17)]

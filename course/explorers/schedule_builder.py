@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.choice import slider
-from course.pictures.scene import WIDTH, Look, Mark, Scene, Table, arrow, box, label
+from course.pictures.scene import WIDTH, Look, Mark, Scene, arrow, box, label
 from course.pictures.style import FRAME_FILL, GREY, IDLE, KIND_COLOR, MUTED, tint
 from course.pictures.timeline import LEFT
 from course.sizing import simulate
+from course.table import Table
 from labkit.schedules import BACKWARD, FORWARD, Op, Schedule, ScheduleDeadlock, read_ops
 from labkit.sizes import counted
 

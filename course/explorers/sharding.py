@@ -2,11 +2,11 @@
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.choice import buttons, checkbox, slider
-from course.pictures.scene import Table
 from course.pictures.sharding import draw_cut
 from course.pictures.style import bytes_text
 from course.sizing.linear_cut import CUTS, LinearCut
 from course.sizing.ring import bus_factor
+from course.table import Table
 
 SIZES = (64, 128, 256, 512, 1000, 1024, 2048, 4096, 8192)
 WHOLE_MEANS = {"column": "gather_output=True", "row": "input_is_parallel=False"}

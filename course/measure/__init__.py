@@ -1,1 +1,1 @@
-"""What the machine and the ranks really do: bandwidth, operations, flow, waiting, utilisation."""
+"""Measures what the machine and the ranks really do: bandwidth, operations, flow, waiting, utilisation."""

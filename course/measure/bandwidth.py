@@ -1,4 +1,4 @@
-"""How fast a collective moves its bytes: measured on the ranks, and predicted for a ring.
+"""Measures on the ranks how fast a collective moves its bytes, and predicts it for a ring.
 
 Both definitions are those of nccl-tests. Algorithm bandwidth is the message divided by the time. Bus bandwidth
 multiplies that by the share of the message that each rank's link must carry, so it can be compared with the link's own
@@ -26,7 +26,7 @@ class Measurement:
     operation: str
     world_size: int
     message_bytes: int
-    """The full buffer: for all-gather and reduce-scatter, the pieces of all ranks together."""
+    """The full buffer: for all-gather and reduce-scatter, the shards of all ranks together."""
     seconds: float
 
     @property

@@ -1,9 +1,9 @@
-"""Whose bytes are they? What all ranks have sent, sorted by the axis that the message's group runs along."""
+"""Sorts what all ranks have sent by the axis that each message's group runs along."""
 
 from collections.abc import Iterable
 
+from course.communication import CommunicationLog
 from course.sizing.ring import RING_PASSES, bus_factor
-from labkit.communication import CommunicationLog
 from labkit.layout import AXES, ParallelLayout
 
 
@@ -14,7 +14,7 @@ def sent_by_axis(logs: Iterable[CommunicationLog], layout: ParallelLayout) -> di
     A message from one rank to another counts where it is sent; any other operation counts its message once. Groups
     along dp and cp, where gradients are averaged, count as "dp"; others along several axes are called "model".
 
-    >>> from labkit.communication import Communication
+    >>> from course.communication import Communication
     >>> log = CommunicationLog([Communication("all_reduce", (0, 1), 1000), Communication("recv", (0, 4), 100)])
     >>> sent_by_axis([log], ParallelLayout(8, tp_size=2))
     {('tp', 'all_reduce'): 1000.0}

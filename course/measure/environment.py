@@ -1,4 +1,4 @@
-"""What this machine has, and in words what will run on it and how.
+"""Lists what this machine has, and says in words what will run on it and how.
 
 `look_at_machine` only looks. `facts`, `what_runs_here` and `what_is_missing` only put what was seen into words, so they
 can be tested with machines that nobody here owns.

@@ -1,4 +1,4 @@
-"""Where every number came from: a function run on real ranks, watched from outside.
+"""Traces where every number came from: runs a function on real ranks, and watches it from outside.
 
 For each element of the result it shows the elements, and so the ranks, whose data is in it. None of this is known
 beforehand: the function runs once for each element of each rank, with a one there and zeros elsewhere. That

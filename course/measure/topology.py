@@ -1,4 +1,4 @@
-"""What lies between the devices of a machine: the matrix of ``nvidia-smi topo -m``, or the CPU where there is none."""
+"""Reads what lies between a machine's devices: from ``nvidia-smi topo -m``, or of the CPU where there is none."""
 
 import os
 import re

@@ -7,13 +7,14 @@ from difflib import get_close_matches
 from functools import cache
 from string import ascii_uppercase
 
-from course.exercises.base import Folded, Verdict, indent, kept_in_handouts, report, source_of
+from course.exercises.base import Folded, Verdict, indent, kept_in_handouts, report
+from course.exercises.source import source_of
 from course.museum.context_faults import CONTEXT_FAULTS
 from course.museum.faults import FAULTS, Fault
-from course.museum.grid import Cell, Grid
 from course.museum.sharding_faults import SHARDING_FAULTS
 from course.museum.tiny_run import CONFIG, CONTEXT_CONFIG, SHARDING_CONFIG, Run, Seen, in_one_process, on_rank
 from course.parity import Parity
+from course.table import Cell, Table
 from labkit.launch import launch
 from labkit.layout import Coords, ParallelLayout
 from labkit.sizes import counted
@@ -50,14 +51,14 @@ class Symptoms:
     def _repr_html_(self) -> str:
         wrong = sum(table.num_wrong for table in self.tables())
         says = f"✗ {counted(wrong, 'cell')} wrong: not what a right run shows." if wrong else "✓ Nothing is wrong here."
-        return f"<p>{says}</p>" + "".join(table.html() for table in self.tables())
+        return f"<p>{says}</p>" + "".join(table.html for table in self.tables())
 
-    def tables(self) -> list[Grid]:
+    def tables(self) -> list[Table]:
         """Return the tables: three, and a fourth if the run has shards."""
         tables = [self._by_step(), self._by_rank(), self._gradients()]
         return tables if self.ranks[0].sharding is None else [*tables, self._sharding()]
 
-    def _by_step(self) -> Grid:
+    def _by_step(self) -> Table:
         one, here = self.expected, self.ranks[0]
         rows = []
         columns = zip(one.losses, here.losses, one.norms, here.norms, strict=True)
@@ -65,9 +66,9 @@ class Symptoms:
             row = Cell(str(step)), _number(loss), _number(loss_here, loss), _number(norm), _number(norm_here, norm)
             rows.append(row)
         heads = ["step", "one process", "rank 0", "one process", "rank 0"]
-        return Grid({0: "", 1: "loss", 3: "gradient norm"}, heads, [12, 14, 11, 14, 0], rows)
+        return Table(heads, rows, above={0: "", 1: "loss", 3: "gradient norm"}, widths=[12, 14, 11, 14, 0])
 
-    def _by_rank(self) -> Grid:
+    def _by_rank(self) -> Table:
         rows, places = [], [self.layout.coords(rank) for rank in range(len(self.ranks))]
         same_for = {name: whose for name, whose in SAME_FOR.items() if getattr(self.ranks[0], name)}
         for rank, (seen, at) in enumerate(zip(self.ranks, places)):
@@ -79,12 +80,12 @@ class Symptoms:
             rows.append(row)
         heads = ["rank", "before it", "loss", "norm", *same_for]
         above = {0: "step 1", 1: "weights", 2: "", 4: "same letter: the same"}
-        return Grid(above, heads, [12, 12, 11, 10, *(8 for _ in same_for)], rows)
+        return Table(heads, rows, above=above, widths=[12, 12, 11, 10, *(8 for _ in same_for)])
 
     def _place(self, at: Coords) -> str:
         return " ".join(f"{axis[0]}{getattr(at, axis)}" for axis in self.layout.axes if self.layout.size(axis) > 1)
 
-    def _gradients(self) -> Grid:
+    def _gradients(self) -> Table:
         rows = []
         for rank, seen in enumerate(self.ranks):
             wrong, worst = sum(each.error >= EQUAL for each in seen.gradients), self.parity.worst(rank)
@@ -94,9 +95,9 @@ class Symptoms:
         if ratio is not None and abs(ratio - 1) > 1e-4:
             below = f"everything is {ratio:.4g} times what one process has"
         heads = ["rank", "wrong", "error", "ratio", "worst at"]
-        return Grid({0: "step 1", 1: "gradients"}, heads, [12, 10, 10, 9, 0], rows, below)
+        return Table(heads, rows, below, above={0: "step 1", 1: "gradients"}, widths=[12, 10, 10, 9, 0])
 
-    def _sharding(self) -> Grid:
+    def _sharding(self) -> Table:
         rows = []
         for rank, seen in enumerate(self.ranks):
             assert seen.sharding is not None
@@ -105,7 +106,7 @@ class Symptoms:
             rows.append([Cell(str(rank)), *counted, Cell(f"{held:,}", held != here), Cell(f"{here:,}")])
         heads = ["rank", "sent", "enough", "KB", "optimizer", "shards"]
         above = {0: "all steps", 1: "reduce-scatters", 4: "numbers in"}
-        return Grid(above, heads, [12, 10, 10, 10, 12, 0], rows)
+        return Table(heads, rows, above=above, widths=[12, 10, 10, 10, 12, 0])
 
 
 @dataclass(frozen=True)

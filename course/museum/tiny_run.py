@@ -14,8 +14,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from course.communication import CommunicationLog, communication_log
 from course.parity import Difference, compare, gradients, weights
-from labkit.communication import CommunicationLog, communication_log
 from labkit.groups import ProcessGroups, init_groups
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
@@ -135,11 +135,11 @@ def on_rank(apply: Callable[[], None], expected: Run, config: TrainConfig) -> Se
         )
 
 
-def joined(pieces: dict, group: dist.ProcessGroup, like: dict) -> dict[str, torch.Tensor]:
-    """Return whole tensors, of which each rank of the group has a piece."""
-    of_ranks = [pieces] * group.size()
-    dist.all_gather_object(of_ranks, pieces, group=group)
-    return {name: torch.cat([each[name] for each in of_ranks]).view_as(like[name]) for name in pieces}
+def joined(shards: dict, group: dist.ProcessGroup, like: dict) -> dict[str, torch.Tensor]:
+    """Return whole tensors, of which each rank of the group has a shard."""
+    of_ranks = [shards] * group.size()
+    dist.all_gather_object(of_ranks, shards, group=group)
+    return {name: torch.cat([each[name] for each in of_ranks]).view_as(like[name]) for name in shards}
 
 
 def sharding(trainer: TinyTrainer, log: CommunicationLog) -> Sharding:

@@ -4,8 +4,9 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from course.pictures.parts import own_box, rank_names, titled
-from course.pictures.scene import WIDTH, Look, Mark, Scene, Table, box, label
+from course.pictures.scene import WIDTH, Look, Mark, Scene, box, label
 from course.pictures.style import BACKWARD, DP, FRAME, FRAME_FILL, MUTED, bytes_text, tint, tints
+from course.table import Table
 from labkit.partition import BatchCut
 from labkit.sizes import counted
 

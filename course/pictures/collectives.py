@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from course.pictures.parts import Place, heading
-from course.pictures.scene import WIDTH, Mark, Scene, Table, arrow, box, label
+from course.pictures.scene import WIDTH, Mark, Scene, arrow, box, label
 from course.pictures.style import FRAME, MUTED, tint
+from course.table import Table
 
 if TYPE_CHECKING:  # it imports torch
     from course.measure.flow import Flow

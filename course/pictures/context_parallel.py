@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from course.pictures.parts import own_box, rank_names, titled
-from course.pictures.scene import SMALLEST, WIDTH, Mark, Scene, Table, arrow, box, fitting, label, line
+from course.pictures.scene import SMALLEST, WIDTH, Mark, Scene, arrow, box, fitting, label, line
 from course.pictures.style import CP, FRAME, FRAME_FILL, INK, MUTED, tint, tints
 from course.sizing.context import attention_work, pace
+from course.table import Table
 from labkit.partition import tokens_of_rank
 from labkit.sizes import counted
 

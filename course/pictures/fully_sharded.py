@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from course.pictures.parts import titled
-from course.pictures.scene import WIDTH, Mark, Scene, Table, box, label, line
+from course.pictures.scene import WIDTH, Mark, Scene, box, label, line
 from course.pictures.style import BACKWARD, DP, FRAME, FRAME_FILL, INK, MUTED, bytes_text, tint, tints
 from course.sizing.fully_sharded import Moment
 from course.sizing.ring import bus_factor
+from course.table import Table
 from labkit.partition import check_divides
 from labkit.sizes import counted
 

@@ -5,9 +5,10 @@ from functools import lru_cache
 
 from course.pictures.floor_plan import FloorPlan, floor_plan
 from course.pictures.parts import heading
-from course.pictures.scene import SMALLEST, WIDTH, Look, Mark, Scene, Table, box, fitting, label, line, text_width
+from course.pictures.scene import SMALLEST, WIDTH, Look, Mark, Scene, box, fitting, label, line, text_width
 from course.pictures.style import AXIS_COLOR, AXIS_NAME, FRAME, FRAME_FILL, MUTED, TINTS, bytes_text, group_letter, tint
 from course.sizing import Traffic
+from course.table import Table
 from labkit.layout import ParallelLayout
 from labkit.sizes import counted, ranks_text
 

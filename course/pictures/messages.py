@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from course.pictures.collectives import CELL, GAP, HEAD, NAME, ROW, cell, numbers_text, rank_box
 from course.pictures.parts import Place, heading
-from course.pictures.scene import WIDTH, Mark, Scene, Table, arrow, box, label
+from course.pictures.scene import WIDTH, Mark, Scene, arrow, box, label
 from course.pictures.style import FRAME, FRAME_FILL, INK, MUTED
 from course.sizing.messages import Held, Step, on_a_ring, on_a_tree, sent_bytes
+from course.table import Table
 
 LOOP, COUNTER = 20.0, 112.0  # pixels: the way back of a ring, and the bytes sent
 

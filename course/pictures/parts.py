@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
-from course.pictures.scene import LARGE, WIDTH, Mark, Scene, Table, box, label, text_width
+from course.pictures.scene import LARGE, WIDTH, Mark, Scene, box, label, text_width
 from course.pictures.style import FRAME, INK, MUTED
+from course.table import Table
 
 Place = tuple[float, float, float, float]  # x, y, width, height
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 from math import inf, log
 
 from course.pictures.parts import titled
-from course.pictures.scene import WIDTH, Look, Scene, Table, box, label
+from course.pictures.scene import WIDTH, Look, Scene, box, label
 from course.pictures.style import FRAME_FILL, GREY, IDLE, MUTED, three_digits, tint
 from course.sizing import Hardware, Plan, fullest, step_time
+from course.table import Table
 from labkit.sizes import Misfit
 
 TP_SIZES = (1, 2, 4, 8, 16, 32)

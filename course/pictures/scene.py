@@ -14,6 +14,7 @@ from math import atan2, cos, sin
 from typing import Any, Literal
 
 from course.pictures.style import INK, text_on
+from course.table import Table
 
 WIDTH = 940.0
 NARROWEST = 700.0  # a picture is shown no narrower, as in stage.css: the smallest text still has 8 pixels
@@ -152,29 +153,6 @@ def fitting(text: str, width: float, height: float, size: float, bold: bool = Fa
     size = min(size, size * width / text_width(text, size, bold), height / lines / LINE * (1.2 if lines == 1 else 1.0))
     size = size if size == int(size) else int(2 * size) / 2
     return size if size >= SMALLEST else 0
-
-
-@dataclass(frozen=True)
-class Table:
-    """The facts of a scene as text: ``heads`` name the columns."""
-
-    heads: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    caption: str = ""
-
-    def __str__(self) -> str:
-        lines = [list(map(str, row)) for row in (self.heads, *self.rows) if row]
-        widths = [max(map(len, column)) for column in zip(*lines)]
-        text = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in lines]
-        return "\n".join([*text, self.caption] if self.caption else text)
-
-    @property
-    def html(self) -> str:
-        """The table in HTML; "" if it is empty."""
-        cell = lambda tag, values: "".join(f"<{tag}>{escape(str(value))}</{tag}>" for value in values)  # noqa: E731
-        body = "".join(f"<tr>{cell('td', row)}</tr>" for row in self.rows)
-        head = f"<caption>{escape(self.caption)}</caption><thead><tr>{cell('th', self.heads)}</tr></thead>"
-        return f"<table>{head}<tbody>{body}</tbody></table>" if body else ""
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from itertools import pairwise
 from math import gcd
 
 from course.pictures.parts import Place, own_box, rank_name, rank_names, titled
-from course.pictures.scene import SMALLEST, WIDTH, Look, Mark, Scene, Table, box, fitting, label
+from course.pictures.scene import SMALLEST, WIDTH, Look, Mark, Scene, box, fitting, label
 from course.pictures.style import FRAME, FRAME_FILL, TP, bytes_text, tints
 from course.sizing.linear_cut import LinearCut
+from course.table import Table
 from labkit.partition import check_divides, chunks_of_rank
 
 TOP, AREA, BIAS = 84.0, 300.0, 18.0  # pixels: above the matrices; their height; that of b, which is a vector

@@ -6,9 +6,10 @@ from typing import Any
 
 from course.pictures import style
 from course.pictures.parts import titled
-from course.pictures.scene import Mark, Scene, Table, box, label, line
+from course.pictures.scene import Mark, Scene, box, label, line
 from course.pictures.style import three_digits, tint
 from course.sizing import Hardware, Memory, Plan, StepTime, memory
+from course.table import Table
 
 MEMORY_LOOKS: dict[str, dict[str, Any]] = {
     "weights": dict(fill=tint(style.INK, 0.75)),

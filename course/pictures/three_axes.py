@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
-from course.pictures.scene import WIDTH, Look, Mark, Scene, Table, arrow, box, label, text_width
+from course.pictures.scene import WIDTH, Look, Mark, Scene, arrow, box, label, text_width
 from course.pictures.style import AXIS_COLOR, AXIS_NAME, FRAME, FRAME_FILL, TP, bytes_text, tint
 from course.sizing import Traffic
+from course.table import Table
 from labkit.layout import ParallelLayout
 from labkit.partition import BatchCut, layers_of_stage
 from labkit.sizes import ranks_text

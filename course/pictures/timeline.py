@@ -12,11 +12,13 @@ from operator import itemgetter
 from typing import Any
 
 from course.pictures.parts import legend
-from course.pictures.scene import LARGE, WIDTH, Look, Mark, Scene, Table, arrow, box, label, line
+from course.pictures.scene import LARGE, WIDTH, Look, Mark, Scene, arrow, box, label, line
 from course.pictures.style import GREY, IDLE, INK, KIND_COLOR, MUTED, three_digits, tint
+from course.table import Table
+from course.timeline import Timeline
 from labkit.schedules import Schedule
 from labkit.schedules.schedule import LETTER
-from labkit.timeline.spans import COMMUNICATION, COMPUTING, WAIT, Span, Timeline
+from labkit.timeline.spans import COMMUNICATION, COMPUTING, WAIT, Span
 
 WORDS: dict[str, str] = dict(zip(COMPUTING, ("F forward", "B backward", "W gradient of the weights", "optimizer")))
 CHUNK_STRENGTHS = (1.0, 0.45, 0.75, 0.25)  # how much of its colour an op gets by its chunk: neighbours are far apart

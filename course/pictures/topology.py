@@ -4,8 +4,9 @@ from itertools import combinations
 
 from course.measure.topology import Topology
 from course.pictures.parts import titled
-from course.pictures.scene import WIDTH, Mark, Scene, Table, box, label, line
+from course.pictures.scene import WIDTH, Mark, Scene, box, label, line
 from course.pictures.style import DP, FRAME, FRAME_FILL, GREY, PP, TP, tint
+from course.table import Table
 from labkit.sizes import counted
 
 GAP, PAD, DEVICE, CARDS = 40.0, 14.0, 44.0, 96.0  # between sockets, around devices, a device, from GPUs down to cards

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise, product
 
 from course.pictures.parts import own_box, rank_names, titled
-from course.pictures.scene import WIDTH, Look, Scene, Table, arrow, box, label
+from course.pictures.scene import WIDTH, Look, Scene, arrow, box, label
 from course.pictures.style import BACKWARD, CP, FRAME, FRAME_FILL, INK, MUTED, TP, tints
+from course.table import Table
 from labkit.partition import chunks_of_rank
 
 NAME, BAR, TOP, ROW = 64.0, 26.0, 76.0, 46.0  # pixels: "rank 0"; where ranks meet; above the ranks; one rank

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from course.measure.utilisation import TimedStep
-from course.pictures.scene import WIDTH, Look, Scene, Table, box, label
+from course.pictures.scene import WIDTH, Look, Scene, box, label
 from course.pictures.style import FORWARD, GREY, IDLE
 from course.pictures.timeline import WORK, stacked, time_text, with_axis
-from labkit.timeline import Timeline
+from course.table import Table
+from course.timeline import Timeline
 from labkit.timeline.spans import COMPUTING
 
 RIGHT, BARS = 735.0, 150.0  # where the timelines end, and the pixels of a whole step in the bars beside them

@@ -1,4 +1,4 @@
-"""What a training run costs, before it is run: formulas with their sources. No measurements, and no torch."""
+"""Estimates what a training run costs before it is run: formulas with their sources. No measurements, no torch."""
 
 from course.sizing.context import (
     CONTEXT_PARALLEL,

@@ -19,7 +19,7 @@ class Message(NamedTuple):
 
     operation: str
     message_bytes: float
-    """The full buffer, as in a `communication_log`: all ranks' pieces for all-gather and reduce-scatter."""
+    """The full buffer, as in a `communication_log`: all ranks' shards for all-gather and reduce-scatter."""
     cp_size: int
 
     @property

@@ -1,4 +1,4 @@
-"""What each stage of ZeRO holds, sends and hides on one GPU, and what hybrid sharding changes.
+"""Counts what each stage of ZeRO holds, sends and hides on one GPU, and what hybrid sharding changes.
 
 The d c ranks with the same weights divide 12 bytes a parameter (stage 1: optimizer), 4 (stage 2: float32 gradients)
 and 2 (stage 3: weights). Hybrid sharding divides them over ``shard_size`` neighbours only: each such group has a

@@ -1,4 +1,4 @@
-"""What a cluster can do: the numbers in data sheets, and how much of them training reaches."""
+"""Describes what a cluster can do: the numbers in data sheets, and how much of them training reaches."""
 
 from dataclasses import dataclass
 

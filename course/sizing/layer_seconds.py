@@ -1,4 +1,4 @@
-"""How long a GPU takes for one layer and one micro-batch, by what it does: compute, move memory, start kernels, wait.
+"""Estimates a GPU's time for one layer and micro-batch, by what it does: compute, move memory, start kernels, wait.
 
 FLOPs, bytes and messages are counted for the layer of `labkit.model`; `Hardware` says how fast they go.
 """

@@ -1,4 +1,4 @@
-"""How the linear layer Y = XA + b is cut over a tensor group: which shards a rank has, and what the ranks send.
+"""Cuts the linear layer Y = XA + b over a tensor group: which shards a rank has, and what the ranks send.
 
 There are two cuts. By columns of A, each rank has some columns of Y. By rows of A (and columns of X to match), each
 rank has a partial Y of full size, and the true Y is the sum over the ranks.

@@ -133,13 +133,6 @@ class Plan:
 
 def _check_divides(name: str, whole: int, other_way_out: str = "", /, **factors: int) -> None:
     """Raise Misfit unless the product of ``factors`` divides ``whole``, which is called ``name``."""
-    product = math.prod(factors.values())
-    if whole % product:
-        fault = " * ".join(f"{factor}={size}" for factor, size in factors.items())
-        several = len(factors) > 1
-        ways_out = [("a product of " if several else "") + either(divisors(whole)), other_way_out]
-        raise Misfit(
-            f"{' * '.join(factors)} must divide {name}",
-            f"{fault}{f' = {product}' if several else ''} does not divide {name}={whole}",
-            f"use {', or '.join(filter(None, ways_out))}",
-        )
+    if whole % math.prod(factors.values()):
+        ways_out = [("a product of " if len(factors) > 1 else "") + either(divisors(whole)), other_way_out]
+        raise Misfit.of_division(name, whole, f"use {', or '.join(filter(None, ways_out))}", **factors)

@@ -1,4 +1,4 @@
-"""Every way to lay a model over a cluster: which ones fit the memory, which is fastest, and why the others are out."""
+"""Searches all ways to lay a model over a cluster: which fit the memory, which is fastest, why the others are out."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a collective costs on a ring: how many messages each rank sends, and how much of the data."""
+"""Counts what a collective costs on a ring: how many messages each rank sends, and how much of the data."""
 
 RING_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 """How often the message goes around the ring: an all-reduce is a reduce-scatter, then an all-gather."""

@@ -1,10 +1,11 @@
-"""When each op of a schedule would run: a prediction from how long the ops take, without running any."""
+"""Simulates a schedule: when each op would run, from how long ops and messages take."""
 
 from collections.abc import Iterable, Sequence
 
+from course.timeline import Timeline
 from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
 from labkit.schedules.schedule import check_ops
-from labkit.timeline.spans import COMMUNICATION, Span, Timeline
+from labkit.timeline.spans import COMMUNICATION, Span
 
 
 def simulate(

@@ -1,4 +1,4 @@
-"""How long a training step takes, estimated from a plan and a few constants of the hardware.
+"""Estimates how long a training step takes, from a plan and a few constants of the hardware.
 
 The step is a sum of parts: matrix products, kernels that only move memory, overhead, the tensor-parallel collectives,
 what attention waits for other context ranks, the pipeline's messages and its bubble, the gradients' all-reduce, the

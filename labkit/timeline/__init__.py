@@ -1,8 +1,1 @@
-"""Who did what when: predicted from a schedule or measured on real ranks, in one form, so that both are drawn alike.
-
-No torch here; `labkit.timeline.trace` is the stopwatch on a rank.
-"""
-
-from labkit.timeline.spans import Span, Timeline, measured
-
-__all__ = ["Span", "Timeline", "measured"]
+"""Notes what a rank did from when to when: `spans` is plain data without torch, `trace` the stopwatch on a rank."""

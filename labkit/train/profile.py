@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch.profiler import profile, record_function
 from tqdm import tqdm
 
-from labkit.communication import communication_log
+from labkit.communication import trace_communication
 from labkit.groups import ProcessGroups, local_device
 from labkit.schedules import Op
-from labkit.timeline.spans import Span, Timeline
+from labkit.timeline.spans import Span, computing_seconds
 from labkit.timeline.trace import Trace
 
 STEP = "optimizer"
@@ -52,7 +52,7 @@ def profiling(folder: str, groups: ProcessGroups) -> Iterator[NamedTrace]:
     except OSError as error:
         raise ValueError(f"profile_dir={folder} cannot be written ({error.strerror}): name a folder") from error
     trace = NamedTrace(rank, local_device())
-    with communication_log(trace), profile() as profiler:
+    with trace_communication(trace), profile() as profiler:
         yield trace
     spans = trace.spans()
     profiler.export_chrome_trace(str(path))
@@ -93,7 +93,7 @@ def own_seconds(spans: Sequence[Span]) -> list[float]:
     """Return for each step how long this rank did not wait."""
     steps = [span for span in spans if span.kind == STEP]
     parts = [[span for span in spans if step.start <= span.start < step.end] for step in steps]
-    return [Timeline(part, "measured").computing_seconds(step.rank) for step, part in zip(steps, parts)]
+    return [computing_seconds(part) for part in parts]
 
 
 def describe_slow_ranks(seconds: Sequence[Sequence[float]], stages: Sequence[int]) -> str:

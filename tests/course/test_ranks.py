@@ -89,6 +89,10 @@ def test_a_function_on_the_ranks_reads_the_notebooks_value_of_now(kernel):
     kernel.run("factor = 5")
     assert shows(kernel, "%%ranks\ntwice = Twice()") == ""
     assert shows(kernel, "%%ranks [1]\ntwice.of()") == "rank 1: (5, 1)\n"
+    kernel.run("factor, tally = 7, 1")
+    assert shows(kernel, "%%ranks\nimport math as m\ndef count():\n    global tally\n    tally += 1") == ""
+    assert shows(kernel, "%%ranks\ncount()\n[factor * x for x in range(2)]") == "ranks 0-3: [0, 7]\n"
+    assert shows(kernel, "%%ranks\nm.floor(tally)") == "ranks 0-3: 2\n"
 
 
 def test_what_cannot_be_sent_is_named(kernel):

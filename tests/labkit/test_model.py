@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.communication import communication_log
+from course.communication import communication_log
 from labkit.data_parallel.replicas import materialize
 from labkit.groups import group_of_one, local_device
 from labkit.model import STD, ParallelGPT, normal

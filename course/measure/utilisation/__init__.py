@@ -1,4 +1,4 @@
-"""How busy ranks are while a plan runs: steps on real ranks with a stopwatch, and what each did with its time."""
+"""Measures how busy ranks are while a plan runs: steps on real ranks, and what each did with its time."""
 
 from course.measure.utilisation.monitor import GpuMonitor
 from course.measure.utilisation.step import Shares, TimedStep, measure_step, pace_here, predict_step, table

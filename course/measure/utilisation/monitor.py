@@ -1,4 +1,4 @@
-"""What a monitor shows beside a run: nvidia-smi's utilisation of each GPU, sampled while a block runs."""
+"""Samples nvidia-smi's utilisation of each GPU while a block runs, as a monitor shows it beside a run."""
 
 import re
 import subprocess

@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from course.measure.utilisation.work import Pace, computing_work, paced_work
 from course.sizing import Plan, memory, simulate
+from course.timeline import Timeline, measured
 from labkit import pipeline
-from labkit.communication import communication_log
+from labkit.communication import trace_communication
 from labkit.groups import init_groups, local_device
 from labkit.launch import World, launch, progress
 from labkit.schedules import FORWARD, Schedule, interleaved
-from labkit.timeline import Timeline, measured
 from labkit.timeline.spans import COMPUTING, WAIT, Span
 from labkit.timeline.trace import Trace
 
@@ -178,7 +178,7 @@ def _run_steps(plan: Plan, schedule: Schedule, pace: Pace, num_steps: int) -> tu
             chunk.zero_grad()
         dist.barrier()
         trace, messages = (Trace(groups.rank, local_device()) for _ in range(2))
-        with communication_log(messages):
+        with trace_communication(messages):
             pipeline.run(schedule, work.chunks, groups, work.inputs, loss=work.loss, targets=work.targets, trace=trace)
             if plan.dp_size > 1:
                 dist.all_reduce(work.gradients(), group=groups.dp)

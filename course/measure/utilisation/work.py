@@ -1,4 +1,4 @@
-"""What a rank has to do in a step of a plan: real layers on a GPU, paced ones where ranks share a few cores.
+"""Makes a rank's work in a step of a plan: real layers on a GPU, paced ones where ranks share a few cores.
 
 A paced layer sleeps a stated time instead of computing. All else is real: ranks, messages, the schedule, autograd.
 """

@@ -2,8 +2,9 @@
 
 import pytest
 
-from course.exercises.advice import RANKS, explain, unused
+from course.exercises.advice import RANKS, explain
 from course.exercises.base import Raised
+from course.exercises.source import is_written, unused
 from course.progress import all_exercises
 
 
@@ -70,6 +71,39 @@ def test_an_error_is_explained(message, words):
 def test_an_argument_that_is_not_used_is_named():
     assert unused(lambda rank, size: [rank for _ in range(3)]) == "Your function does not use `size`."
     assert unused(lambda rank, size: [rank + size for _ in range(3)]) == ""
+
+    def in_a_function_inside(rank, size):
+        size += 1
+
+        def inside():
+            return rank
+
+        return inside
+
+    assert unused(in_a_function_inside) == ""
+
+
+def test_a_function_without_source_is_taken_for_a_stub():
+    names = {}
+    exec("def doubled(x):\n    y = 2 * x", names)
+    assert not is_written(names["doubled"]) and not is_written(print)
+    assert unused(names["doubled"]) == unused(print) == ""
+
+
+def test_a_stub_is_told_from_what_has_more_than_a_docstring():
+    def stub(x):
+        """Return x."""
+        ...
+        raise NotImplementedError("your lines here")
+
+    def assigned(x):
+        y = 2 * x  # noqa: F841
+
+    def branches(x):
+        if x:
+            return
+
+    assert [is_written(each) for each in (stub, assigned, branches)] == [False, True, True]
 
 
 @pytest.mark.parametrize(

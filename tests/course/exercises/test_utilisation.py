@@ -8,7 +8,8 @@ from course.exercises import utilisation as exercises
 from course.exercises.utilisation import GIVEN, beat, utilisation
 from course.measure.utilisation import Pace, TimedStep, predict_step
 from course.sizing import Plan, memory, training_days
-from labkit.timeline import Span, Timeline
+from course.timeline import Timeline
+from labkit.timeline.spans import Span
 
 
 def one_cut(spans, start, end):

@@ -11,7 +11,8 @@ from ipywidgets.widgets import widget
 from course.explorers.base import Explorer, Parts, nearest_first
 from course.explorers.choice import buttons, checkbox, menu, slider
 from course.explorers.sharding import shard_explorer
-from course.pictures.scene import Scene, Table, label
+from course.pictures.scene import Scene, label
+from course.table import Table
 
 
 class pieces(Explorer):

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course.communication import Communication, CommunicationLog, communication_log
 from course.measure.by_axis import sent_by_axis
-from labkit.communication import Communication, CommunicationLog, communication_log
 from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout

@@ -13,8 +13,8 @@ from course import progress
 from course.museum import Museum, cases, context_museum, museum, sharding_museum
 from course.museum.cases import ALL_FAULTS, CONTEXT, EQUAL, MAIN, SHARDING, Symptoms, nothing
 from course.museum.faults import FAULTS
-from course.museum.grid import TINT
 from course.museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES, TinyTrainer, on_rank
+from course.table import TINT
 from labkit import pipeline
 from labkit.launch import launch
 from labkit.pipeline.stage import Stage

@@ -9,8 +9,9 @@ import pytest
 
 from course.pictures import stage as stage_module
 from course.pictures.parts import heading, legend
-from course.pictures.scene import SMALLEST, WIDTH, Scene, Table, arrow, box, label, line, text_width
+from course.pictures.scene import SMALLEST, WIDTH, Scene, arrow, box, label, line, text_width
 from course.pictures.style import DP, INK, TP
+from course.table import Table
 
 SVG = "{http://www.w3.org/2000/svg}"
 

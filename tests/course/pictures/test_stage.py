@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from course.pictures.scene import Scene, Table, box, label
+from course.pictures.scene import Scene, box, label
 from course.pictures.stage import MOST_PICTURES, Stage, difference, whole
+from course.table import Table
 
 
 def scene(x, *more):

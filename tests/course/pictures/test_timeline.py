@@ -10,8 +10,9 @@ from course.pictures import timeline as drawing
 from course.pictures.style import BACKWARD, FORWARD, IDLE, KIND_COLOR, MUTED, WEIGHT_GRADIENT, tint
 from course.pictures.timeline import draw_timelines, in_lanes, links, peaks_in_flight, play_timeline
 from course.sizing import simulate
+from course.timeline import Timeline
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
-from labkit.timeline import Span, Timeline
+from labkit.timeline.spans import Span
 
 
 def draw(timeline, title="", **options):

@@ -9,9 +9,10 @@ from course.pictures.style import IDLE
 from course.pictures.timeline import LEFT
 from course.pictures.utilisation import BARS, RIGHT, draw_steps
 from course.sizing import Plan
+from course.timeline import Timeline
 from labkit.schedules import Op, one_f_one_b
 from labkit.shape import GPT
-from labkit.timeline import Span, Timeline
+from labkit.timeline.spans import Span
 
 PLAN = Plan(GPT(16, 8192, 2048, 51200, 64), 8, 16, pp_size=8, recompute="selective")
 

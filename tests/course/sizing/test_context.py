@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course.communication import communication_log
 from course.sizing import CONTEXT_PARALLEL, attention_messages, attention_pairs, attention_work, pace
-from labkit.communication import communication_log
 from labkit.context_parallel import gathered_attention, part_with_work, ring_attention, ulysses_attention
 from labkit.launch import launch
 from labkit.shape import GPT

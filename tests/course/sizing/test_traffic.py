@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
+from course.communication import communication_log
 from course.measure.by_axis import sent_by_axis
 from course.sizing import Plan, Traffic, plan_traffic, stage_parameters, step_traffic
-from labkit.communication import communication_log
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.model import ParallelGPT

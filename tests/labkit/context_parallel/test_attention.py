@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from labkit.communication import communication_log
+from course.communication import communication_log
 from labkit.context_parallel import block, gathered_attention, positions, ring_attention, ulysses_attention
 from labkit.groups import group_of_one, init_groups
 from labkit.layout import ParallelLayout

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from course.communication import communication_log
 from course.parity import compare
-from labkit.communication import communication_log
 from labkit.data_parallel import FullyShardedDataParallel, units
 from labkit.groups import group_of_one, init_groups
 from labkit.layout import ParallelLayout

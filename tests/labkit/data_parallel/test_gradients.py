@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from labkit.communication import communication_log
+from course.communication import communication_log
+from labkit.communication import trace_communication
 from labkit.data_parallel import DataParallel, average_gradients
 from labkit.groups import init_groups
 from labkit.launch import RankFailed
@@ -523,7 +524,7 @@ def waits_and_messages(overlap):
     module = make("deep MLP")
     model = DataParallel(module, world(), bucket_bytes=0, overlap=overlap)
     trace = Trace(world().rank())
-    with communication_log(trace):
+    with trace_communication(trace):
         x = mine_of(batches(2, 1))[0]
         with trace.span("forward", "F"):
             loss = loss_of(model(x))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
-from labkit.communication import communication_log
+from course.communication import communication_log
 from labkit.data_parallel import DataParallel, ShardedOptimizer
 from labkit.groups import init_groups
 from labkit.layout import ParallelLayout

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from labkit.communication import communication_log
+from course.communication import communication_log
 from labkit.groups import group_of_one
 from labkit.launch import launch
 from labkit.model import ParallelGPT, TransformerLayer

@@ -13,6 +13,7 @@ from torch import nn
 
 from course.measure.paced import PacedStage
 from course.sizing import simulate
+from course.timeline import measured
 from labkit import pipeline
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.groups import ProcessGroups, group_of_one, init_groups
@@ -23,7 +24,6 @@ from labkit.pipeline.stage import Stage
 from labkit.schedules import FORWARD, gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.shape import GPT
 from labkit.tensor_parallel import cut_like
-from labkit.timeline import measured
 from labkit.timeline.trace import Trace
 from tests.support.pipelines import assert_same, even, every_schedule, mean_square, model_chunks, parity, run_stage
 from tests.support.schedules import KINDS, own

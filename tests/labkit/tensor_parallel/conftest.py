@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labkit.communication import communication_log
+from course.communication import communication_log
 
 SIZES = [1, 3]  # alone, and a number that is no power of two; operators run on four, the model on two and on four
 DTYPES = [torch.float32, torch.float64]

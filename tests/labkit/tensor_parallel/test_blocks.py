@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from labkit.communication import communication_log
+from course.communication import communication_log
 from labkit.tensor_parallel import (
     ParallelMLP,
     ParallelSelfAttention,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit.communication import communication_log
+from course.communication import communication_log
 from labkit.launch import RankFailed
 from labkit.tensor_parallel import (
     ColumnParallelLinear,

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course.communication import communication_log
 from course.sizing.ring import bus_factor
-from labkit.communication import communication_log
 from labkit.tensor_parallel import operators
 from labkit.tensor_parallel.operators import (
     copy_to_tp,

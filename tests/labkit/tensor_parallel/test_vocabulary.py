@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from labkit.communication import communication_log
+from course.communication import communication_log
 from labkit.groups import group_of_one
 from labkit.tensor_parallel import VocabParallelEmbedding, vocab_parallel_cross_entropy
 from tests.labkit.tensor_parallel.conftest import (

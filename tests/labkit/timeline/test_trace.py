@@ -4,7 +4,6 @@ import time
 
 import pytest
 
-from labkit.timeline import Span, measured
 from labkit.timeline.trace import Trace
 
 
@@ -20,7 +19,3 @@ def test_a_trace_measures_what_happens():
     assert (forward.rank, forward.kind, forward.label) == (3, "forward", "F0")
     assert 0.02 <= forward.seconds < 0.5
     assert forward.end <= start <= backward.start <= backward.end <= send.end  # noted although it failed
-    timeline = measured([trace.spans(), [Span(0, "forward", "F0", forward.start - 1, forward.start)]])
-    assert timeline.source == "measured"
-    assert next(timeline.of(0)).start == 0
-    assert next(timeline.of(3)).start == 1

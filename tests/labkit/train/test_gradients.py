@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.communication import communication_log
+from course.communication import communication_log
 from labkit.train import training
 from tests.labkit.train.tiny import TINY, TODAY
 

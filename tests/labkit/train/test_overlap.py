@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.communication import communication_log
+from labkit.communication import trace_communication
 from labkit.data_parallel import DataParallel
 from labkit.timeline.spans import COMMUNICATION
 from labkit.train import training
@@ -23,7 +23,7 @@ def when_gradients_leave(zero_stage):
         trainer.trace = trace = NamedTrace(trainer.groups.rank)
         first_layer = trainer.models[0].layers["0"]
         first_layer.register_full_backward_pre_hook(lambda *_: begun.append(trace.now()))
-        with communication_log(trace):
+        with trace_communication(trace):
             trainer.compute_gradients()
     spans = trace.spans()
     starts = [span.start for span in spans if (span.kind, span.label) == (COMMUNICATION, operation)]

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from labkit.timeline import Span
+from labkit.timeline.spans import Span
 from labkit.train import Trainer, training
 from labkit.train.profile import STEP, describe_slow_ranks, of_rank, own_seconds
 from tests.labkit.train.tiny import TINY

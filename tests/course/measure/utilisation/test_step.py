@@ -7,10 +7,11 @@ import pytest
 from course.measure.utilisation import Pace, Shares, TimedStep, measure_step, predict_step, table
 from course.measure.utilisation.step import _pace_of, memory_bytes
 from course.sizing import Plan, fullest
+from course.timeline import Timeline
 from labkit.launch import World
 from labkit.schedules import Op, gpipe, one_f_one_b
 from labkit.shape import GPT
-from labkit.timeline import Span, Timeline
+from labkit.timeline.spans import Span
 
 MODEL = GPT(num_layers=8, hidden_size=256, seq_length=32, vocab_size=64, num_attention_heads=4)
 NAIVE = Plan(MODEL, 4, 8, pp_size=4, micro_batch_size=8, recompute="none")

@@ -1,0 +1,112 @@
+"""Logs every collective and message that a rank takes part in: operation, group, size and time.
+
+It hears what passes through a process group: see `labkit.communication`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from labkit.communication import trace_calls
+from labkit.schedules import Op
+from labkit.sizes import ranks_text
+from labkit.timeline.spans import WAIT
+from labkit.timeline.trace import Trace, seconds_between
+
+
+@dataclass
+class Communication:
+    """One call: its operation, the global ranks of its group, its size, and how long it took.
+
+    ``message_bytes`` is the size of the full buffer, as nccl-tests counts: all ranks' shards for all-gather,
+    reduce-scatter, gather and scatter; the tensor itself for the others; 0 for a barrier. What leaves the rank in a
+    collective depends on the library's algorithm (a ring all-reduce sends 2(n-1)/n times the message).
+
+    ``seconds`` run from the call to the end of its wait, so an early rank counts its waiting for the late ones. They
+    are None if nobody has waited inside the block, and for messages that NCCL sends as one batch.
+    """
+
+    operation: str
+    group: tuple[int, ...]
+    message_bytes: int
+    seconds: float | None = None
+
+
+@dataclass
+class CommunicationLog:
+    """What one rank communicated inside a `communication_log()` block, in order of the calls."""
+
+    records: list[Communication] = field(default_factory=list)
+
+    def total_bytes(self, *operations: str) -> int:
+        """Return the sum of the message bytes of these operations, or of all when none is named."""
+        return sum(record.message_bytes for record in self._of(operations))
+
+    def total_seconds(self, *operations: str) -> float:
+        """Return the sum of their seconds; calls that overlap count in full."""
+        return sum(record.seconds or 0.0 for record in self._of(operations))
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __str__(self) -> str:  # one row per operation and group
+        lines = [f"{'operation':<15}{'group':<20}{'calls':>6}{'message bytes':>15}{'ms':>10}"]
+        for operation, group in dict.fromkeys((record.operation, record.group) for record in self.records):
+            chosen = CommunicationLog([r for r in self.records if (r.operation, r.group) == (operation, group)])
+            cells = f"{len(chosen):>6}{chosen.total_bytes():>15,}{chosen.total_seconds() * 1e3:>10.2f}"
+            lines.append(f"{operation:<15}{ranks_text(group, most=4):<20}{cells}")
+        return "\n".join(lines)
+
+    def _of(self, operations: tuple[str, ...]) -> list[Communication]:
+        return [record for record in self.records if not operations or record.operation in operations]
+
+
+@contextmanager
+def communication_log() -> Iterator[CommunicationLog]:
+    """Record what this rank communicates until the block ends. Use it on a rank; the log can be returned from there.
+
+    >>> with communication_log() as log:
+    ...     pass  # dist.all_reduce(x) here would be one record
+    >>> len(log), log.total_bytes()
+    (0, 0)
+    """
+    log, calls = CommunicationLog(), []
+
+    def trace_of(operation: str, group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> "_CallTrace":
+        num_shards = group.size() if operation in ("gather", "scatter") else 1  # there, the tensors are one rank's
+        message_bytes = num_shards * sum(tensor.nbytes for tensor in tensors)
+        record = Communication(operation, tuple(dist.get_process_group_ranks(group)), message_bytes)
+        log.records.append(record)
+        device = next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
+        calls.append(_CallTrace(record, device))
+        return calls[-1]
+
+    try:
+        with trace_calls(trace_of):
+            yield log
+    finally:
+        for call in calls:
+            call.read_clock()
+
+
+class _CallTrace(Trace):
+    """Times one call to the end of its wait. On a GPU, reading the clock waits for the stream, so that comes last."""
+
+    def __init__(self, record: Communication, device: torch.device):  # without a zero, for which a GPU would wait
+        self.device, self._record, self._end = device, record, None
+        self._start = self.now()
+
+    def add(self, kind: str, label: str, start, end, op: Op | None = None) -> None:
+        """Note the end of the first wait."""
+        if kind == WAIT and self._end is None:
+            self._end = end
+            if self.device.type == "cpu":
+                self.read_clock()
+
+    def read_clock(self) -> None:
+        """Write the seconds into the record, if anybody has waited."""
+        if self._end is not None:
+            self._record.seconds = seconds_between(self._start, self._end)
