@@ -10,6 +10,6 @@ the cell, `wire` carries the messages, and `interrupts` defers the stop button t
 from labkit.launch.probe import waiting_for
 from labkit.launch.rank import progress
 from labkit.launch.report import Deadlock, RankFailed
-from labkit.launch.world import World, launch, stream
+from labkit.launch.world import World, launch
 
-__all__ = ["Deadlock", "RankFailed", "World", "launch", "progress", "stream", "waiting_for"]
+__all__ = ["Deadlock", "RankFailed", "World", "launch", "progress", "waiting_for"]
