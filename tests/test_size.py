@@ -32,7 +32,7 @@ def test_every_part_of_both_packages_is_on_the_map():
     parts = [path for package in ("labkit", "course") for path in (ROOT / package).iterdir()]
     names = {f"{path.parent.name}/{path.name}" for path in parts if path.suffix == ".py" or path.is_dir()}
     left_out = {name for name in names if "__" not in name and name not in shown}
-    assert left_out <= {"labkit/sizes.py", "labkit/shape.py", "labkit/gpu.py", "course/progress.py"}
+    assert left_out <= {"labkit/sizes.py", "labkit/shape.py", "labkit/device.py", "course/progress.py"}
 
 
 def test_the_inner_path_is_as_long_as_readme_says():

@@ -1,4 +1,4 @@
-"""What Linux knows of this process: which threads run or wait, for whom, and how much has arrived. And taking turns."""
+"""Reads from Linux which threads of this process run or wait, for whom, and how much has arrived."""
 
 import contextlib
 import os
@@ -12,17 +12,6 @@ import time
 _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(os.uname().machine, "")  # the number of that call
 _PRIVATE = 128  # flag of a futex: within one process
 _RECEIVED = slice(128, 136)  # tcpi_bytes_received in struct tcp_info of linux/tcp.h
-
-
-def take_turns() -> None:
-    """Let this thread, and those it will start, wait for a core until whoever has it pauses or has had its time.
-
-    For ranks that share cores. A message that gloo sends wakes its reader, to which Linux would give the sender's core
-    at once, while the sender still holds the lock of the connection; and gloo's loop does not sleep while it waits for
-    that lock. Eight ranks on two cores add up a tensor in a third of the time when they take turns.
-    """
-    with contextlib.suppress(OSError):  # a container may forbid it
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def is_busy() -> bool:

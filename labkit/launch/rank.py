@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 
 import cloudpickle
 
-from labkit.gpu import prepare_gpu
+from labkit.device import prepare_gpu, take_turns
 from labkit.launch.frames import Frame
-from labkit.launch.linux import take_turns
 from labkit.launch.payload import Payload, dump, load, pickled
 from labkit.launch.probe import Probe
 from labkit.launch.wire import Connection
