@@ -175,17 +175,17 @@ class Probe:
         for thread in [main, *(thread for thread in threading.enumerate() if thread not in (main, me))]:
             if frame := frames.get(thread.ident or 0):
                 task = os.getpid() if thread is main else thread.native_id
-                look = self._look(thread.ident or 0, task, frame, bool(collectives), expires)
-                is_librarys = not any(own_frames(look.stack)) and any("-packages/" in file for file, _, _ in look.stack)
-                if thread is main or look.state == "waits" or not is_librarys:
-                    threads.append(look)
-                    if not look.call.startswith(_SET_UP_CALLS):  # which poll the store
+                seen = self._thread(thread.ident or 0, task, frame, bool(collectives), expires)
+                is_librarys = not any(own_frames(seen.stack)) and any("-packages/" in file for file, _, _ in seen.stack)
+                if thread is main or seen.state == "waits" or not is_librarys:
+                    threads.append(seen)
+                    if not seen.call.startswith(_SET_UP_CALLS):  # which poll the store
                         ran.append(linux.switches(task))
         frames.clear()  # they hold this frame, and it holds them: the learner's tensors would live on
         ran += [linux.switches(task) for task in linux.tasks() if linux.name(task).startswith("pt_gloo_runloop")]
         return Snapshot(tuple(threads), collectives, started, tuple(ran), busy, self.broken or bool(self.requests))
 
-    def _look(self, thread: int, task: int | None, frame: FrameType, in_collective: bool, expires: bool) -> Thread:
+    def _thread(self, thread: int, task: int | None, frame: FrameType, in_collective: bool, expires: bool) -> Thread:
         """Say what a thread does. ``expires``: a collective is open that has a shorter time-out than the world."""
         stack, message, purpose = stack_of(frame), _messages.get(thread), str(_purposes.get(thread) or "")
         set_up, timeouts = _calls_of_torch(frame)

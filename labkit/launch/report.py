@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from labkit.launch.frames import LAUNCHER, describe, frames_of, own_frames, place, with_short_names
 from labkit.launch.probe import Collective, Snapshot, Thread
 from labkit.launch.rank import RankError
-from labkit.launch.watchdog import Silence
+from labkit.launch.watchdog import Look
 
 _CONSEQUENCES = re.compile(  # what a rank raises when its peer has gone
     "Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|Timed out waiting|"
@@ -80,7 +80,7 @@ def is_consequence(failure: Failure) -> bool:
     return failure.kind.startswith("Dist") or "/torch/" in innermost or innermost.startswith(LAUNCHER)
 
 
-def failure_report(failures: Mapping[int, Failure], others: Silence) -> tuple[int, str]:
+def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, str]:
     """Return the rank to blame, and the report: its error, and where every other rank was.
 
     To blame is the rank that failed first; of those that failed in the same way it is the lowest, so that a report is
@@ -111,20 +111,20 @@ def failure_report(failures: Mapping[int, Failure], others: Silence) -> tuple[in
     return first, "\n".join(lines)
 
 
-def deadlock_report(silence: Silence) -> str:
+def deadlock_report(look: Look) -> str:
     """Say who waits in which operation, who never came, and the line of each rank."""
-    calls = silence.calls()
-    lines = ["no rank can go on.", *(_missing_at(silence, calls[key]) for key in sorted(calls)), *_lines(silence)]
+    calls = look.calls()
+    lines = ["no rank can go on.", *(_missing_at(look, calls[key]) for key in sorted(calls)), *_lines(look)]
     if len({(number, group) for group, number, _ in calls}) < len(calls):
         lines.append("Different operations meet: every member of a group must call the same ones in the same order.")
-    elif any(silence.left(call) for views in calls.values() for call in views.values()):
+    elif any(look.left(call) for views in calls.values() for call in views.values()):
         lines.append("Some ranks have left a collective: do its tensors differ in size? strict=True names both sizes.")
     return "\n".join(lines)
 
 
-def places_report(why: str, silence: Silence) -> str:
+def places_report(why: str, look: Look) -> str:
     """Say where the ranks are: while a slow one is left to work, or when the learner has stopped them."""
-    return "\n".join([why, *_lines(silence)])
+    return "\n".join([why, *_lines(look)])
 
 
 def busy_stack(faulthandler_text: str) -> str:
@@ -146,21 +146,21 @@ def _what_happened(failure: Failure) -> str:
     return "\n".join([call, *stack])
 
 
-def _lines(silence: Silence) -> list[str]:
+def _lines(look: Look) -> list[str]:
     """Say where the ranks are, each place once."""
     ranks: dict[str, list[str]] = {}
-    for rank in range(silence.num_ranks):
-        ranks.setdefault(_state(rank, silence), []).append(str(rank))
+    for rank in range(look.num_ranks):
+        ranks.setdefault(_state(rank, look), []).append(str(rank))
     return [f"  rank {', '.join(there)}: {state}" for state, there in ranks.items()]
 
 
-def _state(rank: int, silence: Silence) -> str:
+def _state(rank: int, look: Look) -> str:
     """Say where a rank is: its main thread, and the threads that the learner's code has started."""
-    snapshot = silence.snapshots.get(rank)
+    snapshot = look.snapshots.get(rank)
     if snapshot is None:
-        return "has returned" if rank in silence.returned else silence.busy_stacks.get(rank, "gave no answer")
+        return "has returned" if rank in look.returned else look.busy_stacks.get(rank, "gave no answer")
     main, *others = (_thread_text(thread, snapshot) for thread in snapshot.threads)
-    return "\n    and a thread of it ".join(["has returned" if rank in silence.returned else main, *others])
+    return "\n    and a thread of it ".join(["has returned" if rank in look.returned else main, *others])
 
 
 def _thread_text(thread: Thread, snapshot: Snapshot) -> str:
@@ -177,12 +177,12 @@ def _thread_text(thread: Thread, snapshot: Snapshot) -> str:
     return f"{wait}, {place(thread.stack)}"
 
 
-def _missing_at(silence: Silence, views: Mapping[int, Collective]) -> str:
+def _missing_at(look: Look, views: Mapping[int, Collective]) -> str:
     """Say which ranks wait in a collective, and which members of its group are not there."""
     call = next(iter(views.values()))
-    left = silence.left(call)
-    never = [rank for rank in call.ranks if rank not in {*views, *left, *silence.returned}]
-    returned = [rank for rank in call.ranks if rank in silence.returned and rank not in left]
+    left = look.left(call)
+    never = [rank for rank in call.ranks if rank not in {*views, *left, *look.returned}]
+    returned = [rank for rank in call.ranks if rank in look.returned and rank not in left]
     text = f"  {call.text}: {_ranks(sorted(views), 'waits', 'wait')}"
     text += f"; {_ranks(left, 'has left it', 'have left it')}" * bool(left)
     text += f"; {_ranks(never, 'never came', 'never came')}" * bool(never)

@@ -1,4 +1,4 @@
-"""Is a silent world slow, or will it never go on? It is judged from snapshots alone, and tested without processes.
+"""Tells slow ranks from deadlocked ones, by snapshots alone.
 
 | state of a rank | what was seen | verdict |
 |---|---|---|
@@ -27,7 +27,7 @@ _NOTE_AGAIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Silence:
+class Look:
     """One look at a world: the snapshot of each rank that answered, and who has returned already."""
 
     num_ranks: int
@@ -61,6 +61,16 @@ class Silence:
         """Return whether a rank's main thread is in a communication call that it cannot leave by itself."""
         return rank in self.snapshots and any(thread.state == "waits" for thread in self.threads(rank)[:1])
 
+    def is_at_rest(self) -> bool:
+        """Return whether all ranks have answered, and nothing is on its way between them."""
+        snapshots = self.snapshots.values()
+        if len(snapshots) < self.num_ranks:
+            return False
+        if any(each.collectives or each.threads[1:] or each.unsettled for each in snapshots):
+            return False
+        last = {(group, number) for each in snapshots for group, number in each.started.items()}
+        return len(last) == len({group for group, _ in last})  # of each group, all ranks have started equally many
+
     def can_go_on(self) -> bool:
         """Return whether a rank can go on by itself."""
         if len(self.snapshots) < self.num_ranks or any(snapshot.busy for snapshot in self.snapshots.values()):
@@ -84,16 +94,16 @@ class Watchdog:
     def is_due(self, now: float) -> bool:
         return now >= self._next_look
 
-    def judge(self, now: float, silence: Silence) -> str:
+    def judge(self, now: float, look: Look) -> str:
         """Return ``"deadlock"``, ``"note"`` (say where the ranks are), or ``""``."""
-        evidence = {rank: (snapshot.threads, snapshot.ran) for rank, snapshot in silence.snapshots.items()}
+        evidence = {rank: (snapshot.threads, snapshot.ran) for rank, snapshot in look.snapshots.items()}
         has_run, self._evidence = evidence != self._evidence, evidence
         self._next_look = now + _LOOK_SECONDS
-        stuck = not silence.can_go_on()
+        stuck = not look.can_go_on()
         self._still_looks = 0 if not stuck else 1 if has_run else self._still_looks + 1
         if self._still_looks >= _STILL_LOOKS:
             return "deadlock"
-        somebody_waits = any(map(silence.is_waiting, range(silence.num_ranks)))
+        somebody_waits = any(map(look.is_waiting, range(look.num_ranks)))
         patience = _NOTE_SECONDS if somebody_waits else _NOTE_RUNNING_SECONDS
         if not stuck and now - self.last_sign > patience and now - self._noted >= _NOTE_AGAIN_SECONDS:
             self._noted = now

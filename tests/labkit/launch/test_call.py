@@ -16,7 +16,7 @@ pytestmark = pytest.mark.alone
 
 
 def test_questions_to_a_stopped_rank_do_not_block_the_kernel(monkeypatch):
-    monkeypatch.setattr(Call, "_with_stacks", lambda self, silence: silence)  # quicker
+    monkeypatch.setattr(Call, "_with_stacks", lambda self, look: look)  # quicker
     with World(1) as world:
         (pid,) = world.run(os.getpid)
         os.kill(pid, signal.SIGSTOP)

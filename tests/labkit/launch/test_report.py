@@ -8,7 +8,7 @@ from labkit.launch import frames
 from labkit.launch.frames import add_lab_package
 from labkit.launch.rank import RankError
 from labkit.launch.report import Death, deadlock_report, failure_report, places_report
-from labkit.launch.watchdog import Silence
+from labkit.launch.watchdog import Look
 from tests.labkit.launch.looks import LOCKED, RUNNING, at, in_collective, with_thread, world
 
 
@@ -40,7 +40,7 @@ def test_what_nccl_says_when_a_rank_never_comes_is_said_in_words():
         "[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE) ran for 60004 ms",
         *(f"frame #{number}: <unknown function> + 0x1 (0x7f in libc.so.6)" for number in range(30)),
     )
-    report = failure_report({0: Death(signal.SIGABRT, words, 1.0)}, Silence(1, {}, frozenset()))[1]
+    report = failure_report({0: Death(signal.SIGABRT, words, 1.0)}, Look(1, {}, frozenset()))[1]
     assert "SIGABRT: its GPU waited timeout_seconds in an operation, named below" in report
     assert "OpType=ALLREDUCE" in report and "frame #" not in report and "strict" not in report
 
