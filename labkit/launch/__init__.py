@@ -1,10 +1,11 @@
-"""Run a function on real ranks from a notebook cell, in about a tenth of a second.
+"""Runs a function on real ranks from a notebook cell, in about a tenth of a second.
 
 Users need only the names in this file; each of the other files does one step of a call. `world` asks the server through
 `client`; `server`, which has imported torch once, forks processes; each becomes a rank in `rank`, and the kernel holds
-them as `ranks`. `call` follows one function call; when ranks fall silent, it asks each for a snapshot (`probe`), and
-`watchdog` judges whether they are slow or stuck. `report` puts faults into words, `output` brings what ranks print into
-the cell, `wire` carries the messages, and `interrupts` defers the stop button to safe moments.
+them as `ranks`. `call` follows one function call; when ranks fall silent, it asks each for a snapshot (`probe`, which
+reads `linux`), and `watchdog` tells slow from stuck. `report` puts faults into words, with the learner's own lines
+(`frames`), and `output` brings what ranks print into the cell. `wire` carries messages, `payload` the objects among
+them, and `interrupts` defers the stop button to safe moments.
 """
 
 from labkit.launch.probe import waiting_for

@@ -1,4 +1,4 @@
-"""One call of a function on all ranks, from sending it to the results or the report of what went wrong."""
+"""Follows one call of a function on all ranks, from sending it to the results or the report of what went wrong."""
 
 import contextlib
 import pickle

@@ -1,4 +1,4 @@
-"""The notebook's side of the launch server: start it, ask it for ranks, notice when it is gone."""
+"""Starts the launch server from the notebook, asks it for ranks, and notices when it is gone."""
 
 import atexit
 import contextlib

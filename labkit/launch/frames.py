@@ -1,4 +1,4 @@
-"""Frames of Python code: whose they are, and how a report shows them."""
+"""Tells whose code a stack frame is in, and names its place as a report shows it."""
 
 import linecache
 import os

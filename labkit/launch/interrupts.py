@@ -1,4 +1,4 @@
-"""The stop button, taken only where processes and files are in order.
+"""Defers SIGINT until the launcher's state is consistent.
 
 KeyboardInterrupt can strike between any two lines, even in a launch that is half set up. Blocking the signal does not
 help in a kernel with several threads. So a handler of our own notes the request, and the launcher acts on it.

@@ -1,4 +1,4 @@
-"""What ranks print and report, brought into the launching cell: grouped by rank in rank order, or live.
+"""Brings what ranks print and report into the launching cell: grouped by rank in rank order, or live.
 
 Grouped is the default because lines of different ranks interleave differently in every run, which neither a reader nor
 a notebook test can follow. While a call lasts, a place in the cell shows the latest lines, grouped in the same way.

@@ -1,9 +1,10 @@
-"""Objects on their way between the notebook and the ranks: pickled, and large ones through a file in memory.
+"""Carries objects between the notebook and the ranks: pickled, and large ones through a file in memory.
 
 The bytes of tensors and arrays stand beside the pickle (the out-of-band buffers of its protocol 5). Whoever reads the
 file maps it: all ranks share one copy of an argument, and a rank copies a page only when it writes to it.
 """
 
+import functools
 import inspect
 import io
 import mmap
@@ -31,16 +32,11 @@ class _Pickler(cloudpickle.Pickler):
         if torch and isinstance(obj, torch.Tensor) and obj.is_cuda:  # else the notebook would start CUDA
             return obj.cpu().__reduce_ex__(5)
         if torch and type(obj) is torch.storage.TypedStorage:
-            return _typed, (obj._untyped_storage, obj.dtype)
+            whole = {"wrap_storage": obj._untyped_storage, "dtype": obj.dtype, "_internal": True}
+            return functools.partial(torch.storage.TypedStorage, **whole), ()
         if torch and type(obj) is torch.UntypedStorage:
             return _untyped, (pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(obj.cpu()).numpy()),)
         return super().reducer_override(obj)
-
-
-def _typed(storage, dtype):
-    import torch
-
-    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def _untyped(data):

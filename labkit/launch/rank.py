@@ -1,4 +1,4 @@
-"""What a freshly forked rank does: join torch.distributed, then run functions until told to leave."""
+"""Turns a freshly forked process into a rank: joins torch.distributed, then runs functions until told to leave."""
 
 import contextlib
 import ctypes

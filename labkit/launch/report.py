@@ -1,4 +1,4 @@
-"""What went wrong on the ranks, in words: one report, the first cause first, with the learner's own lines."""
+"""Says what went wrong on the ranks: one report, the first cause first, with the learner's own lines."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The server: a process that has imported torch once, and forks ranks from itself when asked.
+"""Forks ranks when asked, from a process that has imported torch once.
 
 Importing torch takes seconds; forking a process that has done so takes milliseconds. What makes it safe:
 
