@@ -86,12 +86,12 @@ class ServerHandle:
     def poll(self) -> None:
         """Take in what the server has said, without waiting."""
         with _lock:
-            for message in self.connection.arrived():
-                match message:
-                    case ("exit", world_id, rank, status):
-                        self.exits.setdefault(world_id, {})[rank] = status
-                    case _:
-                        self._answers.append(message)
+            for kind, *fields in self.connection.arrived():
+                if kind == "exit":
+                    world_id, rank, status = fields
+                    self.exits.setdefault(world_id, {})[rank] = status
+                else:
+                    self._answers.append((kind, *fields))
 
     def close(self) -> None:
         """End the server and with it every rank; safe to call again."""
