@@ -124,8 +124,7 @@ class Call:
             self.ranks.signal(STACK_SIGNAL, rank)  # not at every look: it cuts a sleep in C code short
         if ranks:
             self._pump(0.1)
-        stacks = {rank: report.busy_stack(read_text(f"{self.ranks.directory}/stack{rank}")) for rank in ranks}
-        return replace(look, busy_stacks=stacks)
+        return replace(look, stacks={rank: read_text(f"{self.ranks.directory}/stack{rank}") for rank in ranks})
 
     def _look(self) -> None:
         look = self._ask(_ANSWER_SECONDS)

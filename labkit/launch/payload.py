@@ -10,19 +10,26 @@ import io
 import mmap
 import os
 import pickle
-import struct
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import cloudpickle
 
-Payload = list[list[bytearray]] | str
-"""For each object its pickle and its buffers, or the name of a file that holds them."""
+
+class File(NamedTuple):
+    """A file that holds objects, and for each object where its pickle and its buffers start and end."""
+
+    path: str
+    places: list[list[tuple[int, int]]]
+
+
+Payload = list[list[bytearray]] | File
+"""For each object its pickle and its buffers, or the file that holds them."""
 
 _INLINE_BYTES = 1 << 16  # fits the buffer of a socket
-_LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 64  # of each buffer in the file, as torch has it in memory
 
 
@@ -67,14 +74,14 @@ def dump(path: str, parts: list[list[memoryview]]) -> Payload:
 
 def load(payload: Payload) -> Iterator:
     """Yield the objects one by one: the first may prepare what the next needs. A file may be removed at once."""
-    for pickled, *buffers in _read(payload) if isinstance(payload, str) else payload:
+    for pickled, *buffers in _read(payload) if isinstance(payload, File) else payload:
         yield pickle.loads(pickled, buffers=buffers)
 
 
 def discard(payload: Payload) -> None:
     """Remove its file, if it has one: whoever has read it keeps what it holds."""
-    if isinstance(payload, str):
-        Path(payload).unlink(missing_ok=True)
+    if isinstance(payload, File):
+        Path(payload.path).unlink(missing_ok=True)
 
 
 def why_not(error: Exception, fn, args: tuple, kwargs: dict) -> str:
@@ -94,30 +101,22 @@ def why_not(error: Exception, fn, args: tuple, kwargs: dict) -> str:
     return f"{culprit} cannot be sent to the ranks: {error}. Make it inside the function instead"
 
 
-def _write(file, parts: list[list[memoryview]]) -> str:
-    sizes = pickle.dumps([[len(part) for part in views] for views in parts])
+def _write(file, parts: list[list[memoryview]]) -> File:
+    places = []
     try:
         with file:
-            file.write(_LENGTH.pack(len(sizes)) + sizes)
             for views in parts:
+                places.append([])
                 for part in views:
-                    file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
-                    file.write(part)
+                    start = file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
+                    places[-1].append((start, start + file.write(part)))
     except OSError as error:
         os.unlink(file.name)
         raise OSError(error.errno, error.strerror, file.name) from None  # which names the folder
-    return file.name
+    return File(file.name, places)
 
 
-def _read(path: str) -> list[list[memoryview]]:
-    with open(path, "rb") as file:
-        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    end = _LENGTH.size + _LENGTH.unpack_from(content)[0]
-    parts = []
-    for sizes in pickle.loads(content[_LENGTH.size : end]):
-        parts.append([])
-        for size in sizes:
-            start = end + -end % _ALIGNMENT
-            end = start + size
-            parts[-1].append(content[start:end])
-    return parts
+def _read(file: File) -> list[list[memoryview]]:
+    with open(file.path, "rb") as opened:
+        content = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY))
+    return [[content[start:end] for start, end in places] for places in file.places]

@@ -127,12 +127,6 @@ def places_report(why: str, look: Look) -> str:
     return "\n".join([why, *_lines(look)])
 
 
-def busy_stack(faulthandler_text: str) -> str:
-    """Say where a rank is that holds the GIL, from what faulthandler wrote."""
-    frames = frames_of(faulthandler_text)
-    return f"runs C code that holds the GIL, {place(frames)}" if frames else "gives no answer"
-
-
 def _what_happened(failure: Failure) -> str:
     if isinstance(failure, Death):
         words = [line for line in failure.last_words if line and not _NOISE.search(line)][-12:]
@@ -157,8 +151,11 @@ def _lines(look: Look) -> list[str]:
 def _state(rank: int, look: Look) -> str:
     """Say where a rank is: its main thread, and the threads that the learner's code has started."""
     snapshot = look.snapshots.get(rank)
+    if snapshot is None and rank in look.returned:
+        return "has returned"
     if snapshot is None:
-        return "has returned" if rank in look.returned else look.busy_stacks.get(rank, "gave no answer")
+        frames = frames_of(look.stacks.get(rank, ""))
+        return f"runs C code that holds the GIL, {place(frames)}" if frames else "gives no answer"
     main, *others = (_thread_text(thread, snapshot) for thread in snapshot.threads)
     return "\n    and a thread of it ".join(["has returned" if rank in look.returned else main, *others])
 

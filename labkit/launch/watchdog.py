@@ -1,12 +1,8 @@
 """Tells slow ranks from deadlocked ones, by snapshots alone.
 
-| state of a rank | what was seen | verdict |
-|---|---|---|
-| silent | it did not answer: it holds the GIL, or waits for a core | can go on |
-| busy | a thread of it could run, in Python or C++: it ran, or waited for a core | can go on |
-| runs | a thread of it computes, sleeps, or waits for what may come by itself, as a time-out | can go on |
-| waits | each of its threads waits in communication, or for a different thread of its own | stuck |
-| returned | it has sent its result, and each thread that it leaves behind waits as above | stuck |
+A rank is stuck when each of its threads waits in communication or for a different thread of its own; a main thread that
+has returned counts as waiting. It can go on when a thread computes, sleeps, or waits for what may come by itself, such
+as a time-out; when a thread could run, in Python or C++; and when it does not answer: it holds the GIL or needs a core.
 
 A deadlock is declared when every rank is stuck, and between looks none has run and no byte has moved: then no rank can
 wake another, since one that could would have been seen to run. Bytes that lie in a socket while nobody runs are bytes
@@ -33,7 +29,7 @@ class Look:
     num_ranks: int
     snapshots: Mapping[int, Snapshot]
     returned: frozenset[int]
-    busy_stacks: Mapping[int, str] = field(default_factory=dict)  # of ranks that could not answer
+    stacks: Mapping[int, str] = field(default_factory=dict)  # of ranks that did not answer: what faulthandler wrote
 
     def calls(self) -> dict[tuple[str, int, str], dict[int, Collective]]:
         """Return the unfinished collectives: (group, number, operation) -> rank -> its view of the call."""
