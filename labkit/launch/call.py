@@ -12,9 +12,9 @@ from labkit.launch.linux import read_text
 from labkit.launch.output import Output
 from labkit.launch.payload import Payload, discard, load
 from labkit.launch.probe import Snapshot
-from labkit.launch.rank import STACK_SIGNAL
+from labkit.launch.rank import STACK_SIGNAL, Failure
 from labkit.launch.ranks import Ranks
-from labkit.launch.report import Deadlock, Death, Failure, RankFailed
+from labkit.launch.report import Deadlock, RankFailed
 from labkit.launch.watchdog import Look, Watchdog
 
 _GATHER_SECONDS = 0.3  # after a first failure, for others
@@ -103,8 +103,7 @@ class Call:
             self.watchdog.sign_of_life(time.monotonic())
         self.output.refresh()
         for rank in self.ranks.exits.keys() & self._unfinished():  # also between two calls
-            last_words = tuple(self.output.last_words(rank))
-            self.failures[rank] = Death(self.ranks.exits[rank], last_words, time.monotonic())
+            self.failures[rank] = report.death(self.ranks.exits[rank], self.output.last_words(rank))
         if not self.ranks.server.connection.is_open:
             raise RankFailed("the launch server was killed, and its ranks with it: run the cell again")
 
@@ -158,8 +157,8 @@ class Call:
         all_failed = len(self.failures) == self.ranks.num_ranks  # then there is nobody else to ask
         others = Look(len(self.failures), {}, frozenset()) if all_failed else self._with_stacks(self._ask(0.5))
         first, text = report.failure_report(self.failures, others)
-        errors = {rank: error for rank, error in self.failures.items() if not isinstance(error, Death)}
         cause = None
-        with contextlib.suppress(Exception):  # it died, or its exception cannot be pickled
-            cause = pickle.loads(errors[first].exception)
-        raise RankFailed(text, first, cause, {rank: error.traceback for rank, error in errors.items()})
+        with contextlib.suppress(Exception):  # it died or waits, or its exception cannot be pickled
+            cause = pickle.loads(self.failures[first].exception)
+        tracebacks = {rank: failure.traceback for rank, failure in self.failures.items() if failure.kind}
+        raise RankFailed(text, first, cause, tracebacks)

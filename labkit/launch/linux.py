@@ -56,7 +56,7 @@ def may_wait_for_a_thread(task: int | None) -> bool:
 
 
 def waits_for_a_python_thread(task: int | None) -> bool:
-    """Can only a Python thread of this process wake this one? Not while a thread of C++, such as a reader of files, may."""
+    """Can only a Python thread of this process wake this one? Not if one of C++ may, such as one that reads files."""
     syscall = _syscall(task)
     if syscall[:1] != [_FUTEX] or not int(syscall[2], 16) & _PRIVATE or int(syscall[4], 16):
         return False

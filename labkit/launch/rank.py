@@ -26,10 +26,10 @@ from labkit.launch.wire import Connection
 
 
 @dataclass(frozen=True)
-class RankError:
-    """An exception on a rank, as the kernel is told of it."""
+class Failure:
+    """An exception on a rank, or the end of its process, as the report needs it."""
 
-    kind: str  # the exception's class
+    kind: str  # the exception's class; "" if the process ended
     text: str
     frames: tuple[Frame, ...]  # innermost last
     traceback: str
@@ -181,7 +181,7 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
         _flush()
 
 
-def describe_error(error: BaseException) -> RankError:
+def describe_error(error: BaseException) -> Failure:
     cause = error.__cause__
     try:
         text = str(error)[:_TEXT_CHARACTERS]
@@ -193,7 +193,7 @@ def describe_error(error: BaseException) -> RankError:
         exception = cloudpickle.dumps(error.with_traceback(None))
     frames = tuple((frame.filename, frame.lineno or 0, frame.name) for frame in stack)
     as_text = "".join(traceback.format_list(stack))
-    return RankError(type(error).__name__, text, frames, as_text, time.monotonic(), exception)
+    return Failure(type(error).__name__, text, frames, as_text, time.monotonic(), exception)
 
 
 def _open_streams(stack_file: str) -> None:

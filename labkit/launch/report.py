@@ -3,12 +3,12 @@
 import os
 import re
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
 
 from labkit.launch.frames import LAUNCHER, describe, frames_of, own_frames, place, with_short_names
 from labkit.launch.probe import Collective, Snapshot, Thread
-from labkit.launch.rank import RankError
+from labkit.launch.rank import Failure
 from labkit.launch.watchdog import Look
 
 _CONSEQUENCES = re.compile(  # what a rank raises when its peer has gone
@@ -50,31 +50,24 @@ class Deadlock(RankFailed):
     """The ranks wait for each other, or for one that has left, and none can go on."""
 
 
-@dataclass(frozen=True)
-class Death:
-    """A rank's process ended without returning."""
-
-    status: int  # as os.wait gives it
-    last_words: tuple[str, ...]  # what it wrote to stderr
-    seconds: float
-
-    def __str__(self) -> str:
-        if not os.WIFSIGNALED(self.status):
-            return f"left with exit code {os.waitstatus_to_exitcode(self.status)} without returning (os._exit?)"
-        number = os.WTERMSIG(self.status)
+def death(status: int, last_words: Sequence[str]) -> Failure:
+    """Describe the end of a process that has not returned: its status from os.wait, and what it wrote to stderr."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
         name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
         hint = _SIGNAL_HINTS.get(number)
-        if any("collective operation timeout" in line for line in self.last_words):  # NCCL's watchdog
+        if any("collective operation timeout" in line for line in last_words):  # NCCL's watchdog
             hint = "its GPU waited timeout_seconds in an operation, named below, that some rank never entered"
-        return f"was killed by {name}" + (f": {hint}" if hint else "")
-
-
-Failure = RankError | Death
+        text = f"was killed by {name}" + (f": {hint}" if hint else "")
+    else:
+        text = f"left with exit code {os.waitstatus_to_exitcode(status)} without returning (os._exit?)"
+    words = [line for line in last_words if line and not _NOISE.search(line)][-12:]
+    return Failure("", "\n    | ".join([text, *map(with_short_names, words)]), (), "", time.monotonic(), b"")
 
 
 def is_consequence(failure: Failure) -> bool:
     """Did this rank fail only because a different rank had left it alone?"""
-    if isinstance(failure, Death) or not _CONSEQUENCES.search(failure.text):
+    if not failure.kind or not _CONSEQUENCES.search(failure.text):
         return False
     innermost = failure.frames[-1][0] if failure.frames else ""
     return failure.kind.startswith("Dist") or "/torch/" in innermost or innermost.startswith(LAUNCHER)
@@ -103,8 +96,8 @@ def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, 
         elif rank in causes:
             said = _what_happened(failures[rank]).splitlines()[0]
             text = "the same" if f" {said}\n" in lines[0] else f"also {said[:200]}"
-        elif first in absent and isinstance(failure := failures[rank], RankError) and "Timed out" in failure.text:
-            text = f"gave up after timeout_seconds, {place(failure.frames)}"
+        elif first in absent and "Timed out" in failures[rank].text:
+            text = f"gave up after timeout_seconds, {place(failures[rank].frames)}"
         else:
             text = "lost its connection, a consequence"
         lines.append(f"  rank {rank}: {text}")
@@ -128,9 +121,8 @@ def places_report(why: str, look: Look) -> str:
 
 
 def _what_happened(failure: Failure) -> str:
-    if isinstance(failure, Death):
-        words = [line for line in failure.last_words if line and not _NOISE.search(line)][-12:]
-        return "\n    | ".join([str(failure), *map(with_short_names, words)])
+    if not failure.kind:
+        return failure.text
     is_exit = failure.kind == "SystemExit"
     call = f"called sys.exit({failure.text})" if is_exit else f"raised {failure.kind}: {failure.text}"
     learners, labs = own_frames(failure.frames)
