@@ -1,7 +1,24 @@
-"""Prepares a rank's process for its device: a GPU, or CPU cores that ranks share."""
+"""Chooses the device of ranks, a GPU each or CPU cores that they share, and prepares a process for it."""
 
 import contextlib
 import os
+
+
+def choose_backend(asked: str, num_ranks: int, num_gpus: int) -> tuple[str, str]:
+    """Return ``"nccl"`` or ``"gloo"``, and a sentence that says why. ``asked`` may also be ``"auto"``.
+
+    Raises:
+        ValueError: NCCL was asked for, and there are too few GPUs.
+    """
+    have = f"this machine has {num_gpus or 'no'} GPU{'s' * (num_gpus > 1)}"
+    if asked == "nccl" and num_gpus < num_ranks:
+        way_out = "use backend='auto' or 'gloo', or fewer ranks"
+        raise ValueError(f"backend='nccl' needs a GPU for each of the {num_ranks} ranks and {have}: {way_out}")
+    if asked != "gloo" and num_gpus >= num_ranks:
+        return "nccl", f"Ranks run on GPUs, one each, and talk through NCCL: {have}."
+    too_few = f", too few for {num_ranks} ranks" if num_gpus else ""
+    why = ", as asked" if asked == "gloo" and num_gpus else f": {have}{too_few}"
+    return "gloo", f"Ranks run on the CPU and talk through gloo{why}."
 
 
 def prepare_gpu(one_queue: bool = False) -> None:

@@ -26,9 +26,7 @@ class File(NamedTuple):
     places: list[list[tuple[int, int]]]
 
 
-Payload = list[list[bytearray]] | File
-"""For each object its pickle and its buffers, or the file that holds them."""
-
+Payload = list[list[bytearray]] | File  # for each object its pickle and its buffers, or the file that holds them
 _INLINE_BYTES = 1 << 16  # fits the buffer of a socket
 _ALIGNMENT = 64  # of each buffer in the file, as torch has it in memory
 

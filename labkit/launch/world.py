@@ -7,6 +7,7 @@ import threading
 import weakref
 from numbers import Real
 
+from labkit.device import choose_backend
 from labkit.launch import client
 from labkit.launch.call import Call
 from labkit.launch.frames import is_cell
@@ -64,7 +65,8 @@ class World:
         self._one_call = threading.Lock()  # at a time: a second thread waits its turn
         with DeferredInterrupt() as interrupt:
             server = client.current_server(interrupt)
-            self.backend = _choose_backend(backend, self.world_size, server.gpu_count())
+            self.backend, why = choose_backend(backend, self.world_size, server.gpu_count())
+            _say_once(why)
             settings = {
                 "world_size": self.world_size,
                 "backend": self.backend,
@@ -142,22 +144,12 @@ def _pickled_call(fn, args: tuple, kwargs: dict) -> list[list[memoryview]]:
         raise ValueError(why_not(error, fn, args, kwargs)) from None
 
 
-_last_said = ""  # a notebook says which backend runs when that changes, not at every launch
+_last_said = ""
 
 
-def _choose_backend(backend: str, world_size: int, num_gpus: int) -> str:
+def _say_once(text: str) -> None:
+    """Say which backend runs when that changes, not at every launch."""
     global _last_said
-    have = f"this machine has {num_gpus or 'no'} GPU{'s' * (num_gpus > 1)}"
-    if backend == "nccl" and num_gpus < world_size:
-        way_out = "use backend='auto' or 'gloo', or fewer ranks"
-        raise ValueError(f"backend='nccl' needs a GPU for each of the {world_size} ranks and {have}: {way_out}")
-    if backend != "gloo" and num_gpus >= world_size:
-        chosen, said = "nccl", f"Ranks run on GPUs, one each, and talk through NCCL: {have}."
-    else:
-        too_few = f", too few for {world_size} ranks" if num_gpus else ""
-        why = ", as asked" if backend == "gloo" and num_gpus else f": {have}{too_few}"
-        chosen, said = "gloo", f"Ranks run on the CPU and talk through gloo{why}."
-    if said != _last_said:
-        say(said)
-        _last_said = said
-    return chosen
+    if text != _last_said:
+        say(text)
+        _last_said = text
