@@ -14,19 +14,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import cloudpickle
 
+# For each object its pickle and its buffers; or the name of a file, and where in it each of these starts and ends.
+Payload = list[list] | tuple[str, list[list[tuple[int, int]]]]
 
-class File(NamedTuple):
-    """A file that holds objects, and for each object where its pickle and its buffers start and end."""
-
-    path: str
-    places: list[list[tuple[int, int]]]
-
-
-Payload = list[list[bytearray]] | File  # for each object its pickle and its buffers, or the file that holds them
 _INLINE_BYTES = 1 << 16  # fits the buffer of a socket
 _ALIGNMENT = 64  # of each buffer in the file, as torch has it in memory
 
@@ -72,14 +65,19 @@ def dump(path: str, parts: list[list[memoryview]]) -> Payload:
 
 def load(payload: Payload) -> Iterator:
     """Yield the objects one by one: the first may prepare what the next needs. A file may be removed at once."""
-    for pickled, *buffers in _read(payload) if isinstance(payload, File) else payload:
+    if isinstance(payload, tuple):
+        path, places = payload
+        with open(path, "rb") as file:
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        payload = [[content[start:end] for start, end in each] for each in places]
+    for pickled, *buffers in payload:
         yield pickle.loads(pickled, buffers=buffers)
 
 
 def discard(payload: Payload) -> None:
     """Remove its file, if it has one: whoever has read it keeps what it holds."""
-    if isinstance(payload, File):
-        Path(payload.path).unlink(missing_ok=True)
+    if isinstance(payload, tuple):
+        Path(payload[0]).unlink(missing_ok=True)
 
 
 def why_not(error: Exception, fn, args: tuple, kwargs: dict) -> str:
@@ -99,7 +97,7 @@ def why_not(error: Exception, fn, args: tuple, kwargs: dict) -> str:
     return f"{culprit} cannot be sent to the ranks: {error}. Make it inside the function instead"
 
 
-def _write(file, parts: list[list[memoryview]]) -> File:
+def _write(file, parts: list[list[memoryview]]) -> Payload:
     places = []
     try:
         with file:
@@ -111,10 +109,4 @@ def _write(file, parts: list[list[memoryview]]) -> File:
     except OSError as error:
         os.unlink(file.name)
         raise OSError(error.errno, error.strerror, file.name) from None  # which names the folder
-    return File(file.name, places)
-
-
-def _read(file: File) -> list[list[memoryview]]:
-    with open(file.path, "rb") as opened:
-        content = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY))
-    return [[content[start:end] for start, end in places] for places in file.places]
+    return file.name, places

@@ -58,6 +58,11 @@ class Snapshot:
     busy: bool  # at every moment of the look a thread could run
     unsettled: bool = False  # a request nobody has waited for, or a wait that failed: the next calls may not match
 
+    def has_left(self, call: Collective) -> bool:
+        """Has this rank finished a collective, or given up on it?"""
+        is_open = any((each.group, each.number) == (call.group, call.number) for each in self.collectives)
+        return self.started.get(call.group, 0) >= call.number and not is_open
+
 
 @dataclass
 class _Message:
@@ -233,11 +238,11 @@ def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> _Me
     if peer is not None and not 0 <= peer < (num_ranks := dist.get_world_size()):  # gloo would wait for it
         raise ValueError(f"{to}={peer} is not a rank: ranks run from 0 to {num_ranks - 1}; in a ring use % {num_ranks}")
     tensor_text = f"{getattr(tensor, 'dtype', '')} {[*getattr(tensor, 'shape', ())]}".removeprefix("torch.")
-    message = _Message(operation, peer, given.get("tag") or 0, tensor_text, None)
+    timeout = None
     if isinstance(group, dist.ProcessGroup):  # not torch's mark for a group that this rank is not in
         device = getattr(tensor, "device", torch.device("cpu"))  # torch refuses what is not a tensor
-        message.timeout = group._get_backend(device).options._timeout  # pyright: ignore[reportAttributeAccessIssue]
-    return message
+        timeout = group._get_backend(device).options._timeout  # pyright: ignore[reportAttributeAccessIssue]
+    return _Message(operation, peer, given.get("tag") or 0, tensor_text, timeout)
 
 
 def _flight_recorder(timeout: timedelta) -> tuple[tuple[Collective, ...], dict[str, int], bool]:

@@ -118,7 +118,7 @@ def _join(settings: dict, probe: Probe) -> None:
     import torch.distributed as dist
     from torch.distributed.rendezvous import _rendezvous_handlers
 
-    torch.set_num_threads(settings["num_threads"])
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // settings["world_size"]))
     dist.set_debug_level_from_env()  # pyright: ignore[reportPrivateImportUsage]
     probe.watch()
     stores = iter(range(1 << 62))

@@ -41,13 +41,7 @@ class Look:
 
     def left(self, call: Collective) -> list[int]:
         """Return the members that have finished a collective, or given up on it, while others are in it."""
-        seen = {rank: self.snapshots[rank] for rank in call.ranks if rank in self.snapshots}
-        return [
-            rank
-            for rank, snapshot in seen.items()
-            if snapshot.started.get(call.group, 0) >= call.number
-            and all((each.group, each.number) != (call.group, call.number) for each in snapshot.collectives)
-        ]
+        return [rank for rank in call.ranks if rank in self.snapshots and self.snapshots[rank].has_left(call)]
 
     def threads(self, rank: int) -> tuple[Thread, ...]:
         """Return a rank's threads, without the main thread of one that has returned."""
@@ -60,12 +54,10 @@ class Look:
     def is_at_rest(self) -> bool:
         """Return whether all ranks have answered, and nothing is on its way between them."""
         snapshots = self.snapshots.values()
-        if len(snapshots) < self.num_ranks:
-            return False
-        if any(each.collectives or each.threads[1:] or each.unsettled for each in snapshots):
-            return False
+        is_quiet = not any(each.collectives or each.threads[1:] or each.unsettled for each in snapshots)
         last = {(group, number) for each in snapshots for group, number in each.started.items()}
-        return len(last) == len({group for group, _ in last})  # of each group, all ranks have started equally many
+        is_even = len(last) == len({group for group, _ in last})  # all members have started equally many
+        return len(snapshots) == self.num_ranks and is_quiet and is_even
 
     def can_go_on(self) -> bool:
         """Return whether a rank can go on by itself."""

@@ -68,10 +68,8 @@ class World:
             self.backend, why = choose_backend(backend, self.world_size, server.gpu_count())
             _say_once(why)
             settings = {
-                "world_size": self.world_size,
                 "backend": self.backend,
                 "timeout_seconds": timeout_seconds,
-                "num_threads": max(1, len(os.sched_getaffinity(0)) // self.world_size),
                 "environment": {**os.environ, **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if strict else {})},
             }
             self._ranks = Ranks(server, self.world_size, settings)
