@@ -51,9 +51,7 @@ class Ranks:
             for descriptor in given:
                 os.close(descriptor)
         for rank in range(num_ranks):
-            self.send(
-                rank, "settings", {**settings, "directory": self.directory, "rank": rank, "world_size": num_ranks}
-            )
+            self.send(rank, "settings", {**settings, "directory": self.directory, "rank": rank})
 
     def send(self, rank: int, *message) -> None:
         self._controls[rank].send(*message)

@@ -68,6 +68,7 @@ class World:
             self.backend, why = choose_backend(backend, self.world_size, server.gpu_count())
             _say_once(why)
             settings = {
+                "world_size": self.world_size,
                 "backend": self.backend,
                 "timeout_seconds": timeout_seconds,
                 "environment": {**os.environ, **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if strict else {})},
