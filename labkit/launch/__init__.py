@@ -4,8 +4,7 @@ Users need only the names in this file; each of the other files does one step of
 `client`; `server`, which has imported torch once, forks processes; each becomes a rank in `rank`, and the kernel holds
 them as `ranks`. `call` follows one function call; when ranks fall silent, it asks each for a snapshot (`probe`, which
 reads `linux`), and `watchdog` tells slow from stuck. `report` puts faults into words, with the learner's own lines
-(`frames`), and `output` brings what ranks print into the cell. `wire` carries messages, `payload` the objects among
-them, and `interrupts` defers the stop button to safe moments.
+(`frames`), and `output` brings what ranks print into the cell. `wire` carries messages, `payload` what they are about.
 """
 
 from labkit.launch.probe import waiting_for

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from labkit.launch import report
-from labkit.launch.interrupts import DeferredInterrupt, stopped
+from labkit.launch.client import DeferredInterrupt, stopped
 from labkit.launch.linux import read_text
 from labkit.launch.output import Output
 from labkit.launch.payload import Payload, discard, load
@@ -154,9 +154,7 @@ class Call:
         """Report the first failure, after a moment for those of other ranks and, if they have it, for the cause."""
         self._pump_until(lambda: not self._unfinished(), _GATHER_SECONDS)
         self._pump_until(lambda: not self._unfinished() or not self._has_only_consequences(), _CAUSE_SECONDS)
-        all_failed = len(self.failures) == self.ranks.num_ranks  # then there is nobody else to ask
-        others = Look(len(self.failures), {}, frozenset()) if all_failed else self._with_stacks(self._ask(0.5))
-        first, text = report.failure_report(self.failures, others)
+        first, text = report.failure_report(self.failures, self._with_stacks(self._ask(0.5)))
         cause = None
         with contextlib.suppress(Exception):  # it died or waits, or its exception cannot be pickled
             cause = pickle.loads(self.failures[first].exception)

@@ -66,8 +66,6 @@ class Snapshot:
 
 @dataclass
 class _Message:
-    """A send or receive."""
-
     operation: str  # "send" or "recv"
     peer: int | None  # a global rank, or None for a receive from any
     tag: int
@@ -80,6 +78,8 @@ class _Message:
         tag = f", tag {self.tag}" if self.tag and with_tag else ""
         return f"{self.operation} {'to' if self.operation == 'send' else 'from'} {peer} ({self.tensor}{tag})"
 
+
+_SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeration", "split_group")
 
 # What each thread waits for at this moment, by its identifier.
 _purposes: dict[int, object] = {}
@@ -208,9 +208,6 @@ class Probe:
         return Thread(stack, state, call, purpose)
 
 
-_SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeration", "split_group")
-
-
 def _calls_of_torch(frame: FrameType) -> tuple[str, list[timedelta | None]]:
     """Return the call that makes groups, if the stack has one, and the time-outs given to torch.distributed."""
     set_up, timeouts = "", []
@@ -252,12 +249,11 @@ def _flight_recorder(timeout: timedelta) -> tuple[tuple[Collective, ...], dict[s
     entries = [entry for entry in json.loads(_dump_fr_trace_json()).get("entries", []) if not entry["is_p2p"]]
     unfinished = [entry for entry in entries if not entry["retired"]]
     started = {entry["process_group"][0]: entry["collective_seq_id"] for entry in entries}  # in their order
-    ends = any(timedelta(milliseconds=entry["timeout_ms"]) < timeout for entry in unfinished)
-    return tuple(_collective(entry) for entry in unfinished), started, ends
+    expires = any(timedelta(milliseconds=entry["timeout_ms"]) < timeout for entry in unfinished)
+    return tuple(_collective(entry) for entry in unfinished), started, expires
 
 
 def _collective(entry: dict) -> Collective:
-    """Read an entry of the flight recorder."""
     from torch.distributed import distributed_c10d
 
     world, name = distributed_c10d._world, entry["process_group"][0]

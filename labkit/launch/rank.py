@@ -192,8 +192,7 @@ def describe_error(error: BaseException) -> Failure:
     with contextlib.suppress(Exception):
         exception = cloudpickle.dumps(error.with_traceback(None))
     frames = tuple((frame.filename, frame.lineno or 0, frame.name) for frame in stack)
-    as_text = "".join(traceback.format_list(stack))
-    return Failure(type(error).__name__, text, frames, as_text, time.monotonic(), exception)
+    return Failure(type(error).__name__, text, frames, "".join(stack.format()), time.monotonic(), exception)
 
 
 def _open_streams(stack_file: str) -> None:

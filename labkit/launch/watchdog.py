@@ -91,8 +91,7 @@ class Watchdog:
         self._still_looks = 0 if not stuck else 1 if has_run else self._still_looks + 1
         if self._still_looks >= _STILL_LOOKS:
             return "deadlock"
-        somebody_waits = any(map(look.is_waiting, range(look.num_ranks)))
-        patience = _NOTE_SECONDS if somebody_waits else _NOTE_RUNNING_SECONDS
+        patience = _NOTE_SECONDS if any(map(look.is_waiting, range(look.num_ranks))) else _NOTE_RUNNING_SECONDS
         if not stuck and now - self.last_sign > patience and now - self._noted >= _NOTE_AGAIN_SECONDS:
             self._noted = now
             return "note"

@@ -10,14 +10,15 @@ from numbers import Real
 from labkit.device import choose_backend
 from labkit.launch import client
 from labkit.launch.call import Call
+from labkit.launch.client import DeferredInterrupt
 from labkit.launch.frames import is_cell
-from labkit.launch.interrupts import DeferredInterrupt
 from labkit.launch.output import Output, say
 from labkit.launch.payload import discard, dump, pickled, why_not
 from labkit.launch.ranks import Ranks
 from labkit.sizes import whole_number
 
 MAX_RANKS = 128
+_last_said = ""
 
 
 def launch(
@@ -141,9 +142,6 @@ def _pickled_call(fn, args: tuple, kwargs: dict) -> list[list[memoryview]]:
         return pickled(settings, (fn, args, kwargs))
     except Exception as error:
         raise ValueError(why_not(error, fn, args, kwargs)) from None
-
-
-_last_said = ""
 
 
 def _say_once(text: str) -> None:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from labkit.launch import RankFailed, World, launch
 from labkit.launch.call import Call
-from labkit.launch.interrupts import DeferredInterrupt
+from labkit.launch.client import DeferredInterrupt
 from labkit.launch.output import Output
 
 pytestmark = pytest.mark.alone
