@@ -19,7 +19,8 @@ from math import nan
 import torch
 
 from course.sizing.flops import flops_per_step
-from labkit.launch import World, stream
+from course.stream import stream
+from labkit.launch import World
 from labkit.train import TrainConfig, steps, training
 
 ON_CPU = TrainConfig(

@@ -1,4 +1,4 @@
-"""All-reduces on CPU ranks whose threads take turns (`labkit.launch.linux.take_turns`), against the same without turns.
+"""All-reduces on CPU ranks whose threads take turns (`labkit.device.take_turns`), against the same without turns.
 
 The more ranks share a core, the more it matters.
 """

@@ -25,8 +25,8 @@ from IPython.display import display
 
 from course import rank_cell
 from labkit.launch import RankFailed, World
+from labkit.launch.client import stopped
 from labkit.launch.frames import is_cell, stack_of
-from labkit.launch.interrupts import stopped
 from labkit.launch.payload import pickled, why_not
 from labkit.launch.world import MAX_RANKS
 from labkit.sizes import whole_number

@@ -14,7 +14,8 @@ from course.explorers.choice import buttons
 from course.pictures.curves import LOOKS, draw_losses
 from course.pictures.three_axes import draw_holdings
 from course.sizing import step_traffic
-from labkit.launch import World, stream
+from course.stream import stream
+from labkit.launch import World
 from labkit.partition import BatchCut
 from labkit.sizes import counted
 from labkit.train import TrainConfig, steps

@@ -1,4 +1,4 @@
-"""One call of a function on all ranks, from sending it to the results or the report of what went wrong."""
+"""Follows one call of a function on all ranks, from sending it to the results or the report of what went wrong."""
 
 import contextlib
 import pickle
@@ -7,24 +7,24 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from labkit.launch import report
-from labkit.launch.interrupts import DeferredInterrupt, stopped
+from labkit.launch.client import DeferredInterrupt, stopped
 from labkit.launch.linux import read_text
 from labkit.launch.output import Output
 from labkit.launch.payload import Payload, discard, load
 from labkit.launch.probe import Snapshot
-from labkit.launch.rank import STACK_SIGNAL
+from labkit.launch.rank import STACK_SIGNAL, Failure
 from labkit.launch.ranks import Ranks
-from labkit.launch.report import Deadlock, Death, Failure, RankFailed
-from labkit.launch.watchdog import Silence, Watchdog
+from labkit.launch.report import Deadlock, RankFailed
+from labkit.launch.watchdog import Look, Watchdog
 
-_GATHER_SECONDS = 0.3  # after a first failure: who else failed by then?
-_GATHER_CAUSE_SECONDS = 1.2  # and while only consequences have been heard of: the cause is still to come
+_GATHER_SECONDS = 0.3  # after a first failure, for others
+_CAUSE_SECONDS = 0.9  # after that, while all failures so far are consequences
 _ANSWER_SECONDS = 1.0
 _STOP_SECONDS = 0.4  # for each way to stop a rank
 
 
 class Call:
-    """Sends a call, passes on what ranks print and report, and watches over a silence."""
+    """Sends a call, passes on what ranks print and report, and asks where they are when they fall silent."""
 
     def __init__(self, ranks: Ranks, output: Output, interrupt: DeferredInterrupt):
         self.ranks, self.output, self.interrupt = ranks, output, interrupt
@@ -76,6 +76,9 @@ class Call:
     def _unfinished(self) -> set[int]:
         return set(range(self.ranks.num_ranks)) - self.results.keys() - self.failures.keys()
 
+    def _has_only_consequences(self) -> bool:
+        return all(map(report.is_consequence, self.failures.values()))
+
     def _pump_until(self, is_done: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not is_done() and time.monotonic() < deadline:
@@ -100,45 +103,43 @@ class Call:
             self.watchdog.sign_of_life(time.monotonic())
         self.output.refresh()
         for rank in self.ranks.exits.keys() & self._unfinished():  # also between two calls
-            last_words = tuple(self.output.last_words(rank))
-            self.failures[rank] = Death(self.ranks.exits[rank], last_words, time.monotonic())
+            self.failures[rank] = report.death(self.ranks.exits[rank], self.output.last_words(rank))
         if not self.ranks.server.connection.is_open:
             raise RankFailed("the launch server was killed, and its ranks with it: run the cell again")
 
-    def _ask(self, seconds: float) -> Silence:
+    def _ask(self, seconds: float) -> Look:
         """Ask the ranks where they are, and wait for the answers. Those that have returned may still be sending."""
         self.snapshots, everybody = {}, set(range(self.ranks.num_ranks))
         for rank in everybody - self.ranks.exits.keys() - self.asked:
             self.asked.add(rank)
             self.ranks.send(rank, "where")
         self._pump_until(lambda: everybody == self.snapshots.keys() | self.ranks.exits.keys(), seconds)
-        return Silence(self.ranks.num_ranks, dict(self.snapshots), frozenset(self.results))
+        return Look(self.ranks.num_ranks, dict(self.snapshots), frozenset(self.results))
 
-    def _with_stacks(self, silence: Silence) -> Silence:
+    def _with_stacks(self, look: Look) -> Look:
         """Add what ranks that hold the GIL are doing: faulthandler answers a signal without it."""
-        ranks = self._unfinished() - silence.snapshots.keys()
+        ranks = self._unfinished() - look.snapshots.keys()
         for rank in ranks:
             self.ranks.signal(STACK_SIGNAL, rank)  # not at every look: it cuts a sleep in C code short
         if ranks:
             self._pump(0.1)
-        stacks = {rank: report.busy_stack(read_text(f"{self.ranks.directory}/stack{rank}")) for rank in ranks}
-        return replace(silence, busy_stacks=stacks)
+        return replace(look, stacks={rank: read_text(f"{self.ranks.directory}/stack{rank}") for rank in ranks})
 
     def _look(self) -> None:
-        silence = self._ask(_ANSWER_SECONDS)
+        look = self._ask(_ANSWER_SECONDS)
         if self.failures or not self._unfinished():
             return
         now = time.monotonic()
-        match self.watchdog.judge(now, silence):
+        match self.watchdog.judge(now, look):
             case "deadlock":
-                raise Deadlock(report.deadlock_report(silence))
+                raise Deadlock(report.deadlock_report(look))
             case "note":
                 why = f"No news for {now - self.watchdog.last_sign:.0f} s; nothing is wrong yet:"
-                self.output.note(report.places_report(why, self._with_stacks(silence)))
+                self.output.note(report.places_report(why, self._with_stacks(look)))
 
     def _comes_to_rest(self) -> bool:
         """Stop the ranks that still run. Return whether all have answered, and nothing is on its way between them."""
-        waiting = {rank for rank, look in self.snapshots.items() if look.threads[0].state == "waits"}
+        waiting = {rank for rank, snapshot in self.snapshots.items() if snapshot.threads[0].state == "waits"}
         if waiting & self._unfinished() and not self.interrupt.requested:
             return False  # C++ code cannot be stopped, and those that it waits for have left
         for when in ("after a wait", "now"):
@@ -147,22 +148,15 @@ class Call:
             self._pump_until(lambda: not self._unfinished(), _STOP_SECONDS)
         if self._unfinished() or any(map(report.is_consequence, self.failures.values())):
             return False
-        looks = self._ask(_ANSWER_SECONDS).snapshots.values()
-        last = {call for look in looks for call in look.started.items()}  # of each group: the same number everywhere?
-        unsettled = any(look.collectives or look.unsettled or look.threads[1:] for look in looks)
-        return len(looks) == self.ranks.num_ranks and len(last) == len(dict(last)) and not unsettled
+        return self._ask(_ANSWER_SECONDS).is_at_rest()
 
     def _raise_failure(self) -> None:
-        def heard_cause() -> bool:
-            return not all(map(report.is_consequence, self.failures.values()))
-
+        """Report the first failure, after a moment for those of other ranks and, if they have it, for the cause."""
         self._pump_until(lambda: not self._unfinished(), _GATHER_SECONDS)
-        self._pump_until(lambda: not self._unfinished() or heard_cause(), _GATHER_CAUSE_SECONDS - _GATHER_SECONDS)
-        all_failed = len(self.failures) == self.ranks.num_ranks  # then there is nobody else to ask
-        others = Silence(len(self.failures), {}, frozenset()) if all_failed else self._with_stacks(self._ask(0.5))
-        first, text = report.failure_report(self.failures, others)
-        errors = {rank: error for rank, error in self.failures.items() if not isinstance(error, Death)}
+        self._pump_until(lambda: not self._unfinished() or not self._has_only_consequences(), _CAUSE_SECONDS)
+        first, text = report.failure_report(self.failures, self._with_stacks(self._ask(0.5)))
         cause = None
-        with contextlib.suppress(Exception):  # it died, or its exception cannot be pickled
-            cause = pickle.loads(errors[first].exception)
-        raise RankFailed(text, first, cause, {rank: error.traceback for rank, error in errors.items()})
+        with contextlib.suppress(Exception):  # it died or waits, or its exception cannot be pickled
+            cause = pickle.loads(self.failures[first].exception)
+        tracebacks = {rank: failure.traceback for rank, failure in self.failures.items() if failure.kind}
+        raise RankFailed(text, first, cause, tracebacks)

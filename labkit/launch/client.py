@@ -1,4 +1,4 @@
-"""The notebook's side of the launch server: start it, ask it for ranks, notice when it is gone."""
+"""Starts the launch server, asks it for ranks, and defers SIGINT until what the two share is consistent."""
 
 import atexit
 import contextlib
@@ -6,6 +6,7 @@ import fcntl
 import glob
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -14,19 +15,52 @@ import threading
 import time
 from pathlib import Path
 
-from labkit.launch.interrupts import DeferredInterrupt, stopped
 from labkit.launch.linux import read_text
 from labkit.launch.output import say
 from labkit.launch.wire import Connection
 
 _lock = threading.RLock()  # two threads may launch at once: a question and its answer belong together
 _ranks_will_train = False
+_server: "ServerHandle | None" = None  # one per process: starting it costs the import of torch
 
 
 def will_train() -> None:
     """Announce, from a module that trains: the server then imports what an optimizer needs before it forks ranks."""
     global _ranks_will_train
     _ranks_will_train = True
+
+
+def stopped(text: str = "Stopped.") -> KeyboardInterrupt:
+    """Return an interrupt of which IPython shows the text alone. The frames of the launcher help nobody."""
+    interrupt = KeyboardInterrupt(text)
+    interrupt._render_traceback_ = lambda: f"KeyboardInterrupt: {text}".splitlines()  # pyright: ignore
+    return interrupt
+
+
+class DeferredInterrupt:
+    """While open, SIGINT sets `requested`; on leaving it is raised, unless a different error is on its way.
+
+    KeyboardInterrupt can strike between any two lines, even in a launch that is half set up. Blocking the signal does
+    not help in a kernel with several threads: so this handler notes the request, and the launcher acts on it.
+    """
+
+    def __init__(self):
+        self.requested = False
+
+    def __enter__(self) -> "DeferredInterrupt":
+        self._in_main_thread = threading.current_thread() is threading.main_thread()
+        if self._in_main_thread:  # the only thread that receives signals, or may set handlers
+            self._previous = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def _note(self, *_):
+        self.requested = True
+
+    def __exit__(self, kind, *_):
+        if self._in_main_thread:
+            signal.signal(signal.SIGINT, self._previous)
+        if self.requested and kind is None:
+            raise stopped()
 
 
 class ServerHandle:
@@ -86,12 +120,12 @@ class ServerHandle:
     def poll(self) -> None:
         """Take in what the server has said, without waiting."""
         with _lock:
-            for message in self.connection.arrived():
-                match message:
-                    case ("exit", world_id, rank, status):
-                        self.exits.setdefault(world_id, {})[rank] = status
-                    case _:
-                        self._answers.append(message)
+            for kind, *fields in self.connection.arrived():
+                if kind == "exit":
+                    world_id, rank, status = fields
+                    self.exits.setdefault(world_id, {})[rank] = status
+                else:
+                    self._answers.append((kind, *fields))
 
     def close(self) -> None:
         """End the server and with it every rank; safe to call again."""
@@ -122,9 +156,6 @@ class ServerHandle:
                 self.close()
                 raise stopped()
             time.sleep(0.001)
-
-
-_server: ServerHandle | None = None  # one per process: starting it costs the import of torch
 
 
 def current_server(interrupt: DeferredInterrupt | None = None) -> ServerHandle:

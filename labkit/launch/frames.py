@@ -1,4 +1,4 @@
-"""Frames of Python code: whose they are, and how a report shows them."""
+"""Tells whose code a stack frame is in, and names its place as a report shows it."""
 
 import linecache
 import os
@@ -9,9 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
-Frame = tuple[str, int, str]
-"""File name, line, function."""
-
+Frame = tuple[str, int, str]  # file name, line, function
 LAUNCHER = os.path.dirname(__file__) + os.sep
 _LIBRARY = re.compile(rf"/site-packages/|/dist-packages/|/lib/python3\.\d+/|^{re.escape(LAUNCHER)}|^<frozen")
 _lab_folders = (str(Path(__file__).parents[1]) + os.sep,)

@@ -1,4 +1,4 @@
-"""What Linux knows of this process: which threads run or wait, for whom, and how much has arrived. And taking turns."""
+"""Reads from Linux which threads of this process run or wait, for whom, and how much has arrived."""
 
 import contextlib
 import os
@@ -14,24 +14,10 @@ _PRIVATE = 128  # flag of a futex: within one process
 _RECEIVED = slice(128, 136)  # tcpi_bytes_received in struct tcp_info of linux/tcp.h
 
 
-def take_turns() -> None:
-    """Let this thread, and those it will start, wait for a core until whoever has it pauses or has had its time.
-
-    For ranks that share cores. A message that gloo sends wakes its reader, to which Linux would give the sender's core
-    at once, while the sender still holds the lock of the connection; and gloo's loop does not sleep while it waits for
-    that lock. Eight ranks on two cores add up a tensor in a third of the time when they take turns.
-    """
-    with contextlib.suppress(OSError):  # a container may forbid it
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
 def is_busy() -> bool:
-    """At each of 20 moments, was some other thread of this process running, or waiting only for a core or a disk?
-
-    One moment is not enough: gloo's loops wake up a hundred times a second.
-    """
+    """At each of 20 moments, was some other thread of this process running, or waiting only for a core or a disk?"""
     me = threading.get_native_id()
-    for _ in range(20):
+    for _ in range(20):  # one moment is not enough: gloo's loops wake up a hundred times a second
         if not any(_of_task(task, "stat").rpartition(")")[2][1:2] in ("R", "D") for task in tasks() if task != me):
             return False
         time.sleep(0.003)
@@ -39,10 +25,7 @@ def is_busy() -> bool:
 
 
 def bytes_received() -> int:
-    """Count what has arrived over this process's TCP connections. It grows for as long as a peer sends.
-
-    What lies in the sockets does not tell as much: on a single core they may be just as full at every look.
-    """
+    """Count what has arrived over this process's TCP connections, read or not: it grows for as long as a peer sends."""
     count = 0
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # not of TCP, or closed meanwhile
@@ -73,10 +56,7 @@ def may_wait_for_a_thread(task: int | None) -> bool:
 
 
 def waits_for_a_python_thread(task: int | None) -> bool:
-    """Can only a Python thread of this process wake this one? Then no other process can, and it has no time-out.
-
-    False also while a thread of C++, such as one that reads files ahead, waits for something that may come by itself.
-    """
+    """Can only a Python thread of this process wake this one? Not if one of C++ may, such as one that reads files."""
     syscall = _syscall(task)
     if syscall[:1] != [_FUTEX] or not int(syscall[2], 16) & _PRIVATE or int(syscall[4], 16):
         return False

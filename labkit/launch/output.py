@@ -1,4 +1,4 @@
-"""What ranks print and report, brought into the launching cell: grouped by rank in rank order, or live.
+"""Brings what ranks print and report into the launching cell: grouped by rank in rank order, or live.
 
 Grouped is the default because lines of different ranks interleave differently in every run, which neither a reader nor
 a notebook test can follow. While a call lasts, a place in the cell shows the latest lines, grouped in the same way.
@@ -51,10 +51,7 @@ class _Stream:
 
 
 class _Place:
-    """A place in the cell for one text, which the next one replaces; an empty one leaves nothing to store.
-
-    nbval compares what a cell displays and not its updates: so nothing is displayed, and the text is an update.
-    """
+    """Shows one text in the cell, in place of the one before: as an update, because nbval does not compare those."""
 
     def __init__(self):
         self._handle, self._text = None, ""

@@ -1,15 +1,15 @@
-"""Objects on their way between the notebook and the ranks: pickled, and large ones through a file in memory.
+"""Carries objects between the notebook and the ranks: pickled, and large ones through a file in memory.
 
 The bytes of tensors and arrays stand beside the pickle (the out-of-band buffers of its protocol 5). Whoever reads the
 file maps it: all ranks share one copy of an argument, and a rank copies a page only when it writes to it.
 """
 
+import functools
 import inspect
 import io
 import mmap
 import os
 import pickle
-import struct
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,11 +17,10 @@ from pathlib import Path
 
 import cloudpickle
 
-Payload = list[list[bytearray]] | str
-"""For each object its pickle and its buffers, or the name of a file that holds them."""
+# For each object its pickle and its buffers; or the name of a file, and where in it each of these starts and ends.
+Payload = list[list] | tuple[str, list[list[tuple[int, int]]]]
 
 _INLINE_BYTES = 1 << 16  # fits the buffer of a socket
-_LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 64  # of each buffer in the file, as torch has it in memory
 
 
@@ -31,16 +30,11 @@ class _Pickler(cloudpickle.Pickler):
         if torch and isinstance(obj, torch.Tensor) and obj.is_cuda:  # else the notebook would start CUDA
             return obj.cpu().__reduce_ex__(5)
         if torch and type(obj) is torch.storage.TypedStorage:
-            return _typed, (obj._untyped_storage, obj.dtype)
+            whole = {"wrap_storage": obj._untyped_storage, "dtype": obj.dtype, "_internal": True}
+            return functools.partial(torch.storage.TypedStorage, **whole), ()
         if torch and type(obj) is torch.UntypedStorage:
             return _untyped, (pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(obj.cpu()).numpy()),)
         return super().reducer_override(obj)
-
-
-def _typed(storage, dtype):
-    import torch
-
-    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def _untyped(data):
@@ -71,14 +65,19 @@ def dump(path: str, parts: list[list[memoryview]]) -> Payload:
 
 def load(payload: Payload) -> Iterator:
     """Yield the objects one by one: the first may prepare what the next needs. A file may be removed at once."""
-    for pickled, *buffers in _read(payload) if isinstance(payload, str) else payload:
+    if isinstance(payload, tuple):
+        path, places = payload
+        with open(path, "rb") as file:
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        payload = [[content[start:end] for start, end in each] for each in places]
+    for pickled, *buffers in payload:
         yield pickle.loads(pickled, buffers=buffers)
 
 
 def discard(payload: Payload) -> None:
     """Remove its file, if it has one: whoever has read it keeps what it holds."""
-    if isinstance(payload, str):
-        Path(payload).unlink(missing_ok=True)
+    if isinstance(payload, tuple):
+        Path(payload[0]).unlink(missing_ok=True)
 
 
 def why_not(error: Exception, fn, args: tuple, kwargs: dict) -> str:
@@ -98,30 +97,16 @@ def why_not(error: Exception, fn, args: tuple, kwargs: dict) -> str:
     return f"{culprit} cannot be sent to the ranks: {error}. Make it inside the function instead"
 
 
-def _write(file, parts: list[list[memoryview]]) -> str:
-    sizes = pickle.dumps([[len(part) for part in views] for views in parts])
+def _write(file, parts: list[list[memoryview]]) -> Payload:
+    places = []
     try:
         with file:
-            file.write(_LENGTH.pack(len(sizes)) + sizes)
             for views in parts:
+                places.append([])
                 for part in views:
-                    file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
-                    file.write(part)
+                    start = file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
+                    places[-1].append((start, start + file.write(part)))
     except OSError as error:
         os.unlink(file.name)
         raise OSError(error.errno, error.strerror, file.name) from None  # which names the folder
-    return file.name
-
-
-def _read(path: str) -> list[list[memoryview]]:
-    with open(path, "rb") as file:
-        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    end = _LENGTH.size + _LENGTH.unpack_from(content)[0]
-    parts = []
-    for sizes in pickle.loads(content[_LENGTH.size : end]):
-        parts.append([])
-        for size in sizes:
-            start = end + -end % _ALIGNMENT
-            end = start + size
-            parts[-1].append(content[start:end])
-    return parts
+    return file.name, places

@@ -1,4 +1,4 @@
-"""What a rank is doing at this moment: the evidence from which the kernel judges a silent world.
+"""Takes snapshots of what a rank is doing: the evidence from which the kernel judges a silent world.
 
 The probe runs in the rank's control thread while its other threads compute, wait in communication, or hang. It looks at
 their Python stacks, at torch's flight recorder (collectives), at our own notes of sends and receives (gloo's are not in
@@ -58,32 +58,14 @@ class Snapshot:
     busy: bool  # at every moment of the look a thread could run
     unsettled: bool = False  # a request nobody has waited for, or a wait that failed: the next calls may not match
 
-
-_purposes: dict[int, object] = {}  # thread -> what it waits for
-
-
-@contextlib.contextmanager
-def waiting_for(purpose: object) -> Iterator[None]:
-    """Name what a wait is for: should it never end, the report of the launch says so.
-
-    It costs about a microsecond; on ranks that torchrun started, nobody reads it.
-
-    >>> with waiting_for("F3"):  # the forward of micro-batch 3
-    ...     pass  # work.wait()
-    """
-    thread = threading.get_ident()
-    outer = _purposes.get(thread, "")
-    _purposes[thread] = purpose  # made into text only when somebody asks
-    try:
-        yield
-    finally:
-        _purposes[thread] = outer
+    def has_left(self, call: Collective) -> bool:
+        """Has this rank finished a collective, or given up on it?"""
+        is_open = any((each.group, each.number) == (call.group, call.number) for each in self.collectives)
+        return self.started.get(call.group, 0) >= call.number and not is_open
 
 
 @dataclass
-class _Note:
-    """A send or receive. `Probe._look` finds it by the local variables on a thread's stack."""
-
+class _Message:
     operation: str  # "send" or "recv"
     peer: int | None  # a global rank, or None for a receive from any
     tag: int
@@ -97,12 +79,43 @@ class _Note:
         return f"{self.operation} {'to' if self.operation == 'send' else 'from'} {peer} ({self.tensor}{tag})"
 
 
+_SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeration", "split_group")
+
+# What each thread waits for at this moment, by its identifier.
+_purposes: dict[int, object] = {}
+_messages: dict[int, _Message] = {}
+_timeouts: dict[int, timedelta] = {}
+
+
+def waiting_for(purpose: object) -> contextlib.AbstractContextManager[None]:
+    """Name what a wait is for: should it never end, the report of the launch says so.
+
+    It costs about a microsecond; on ranks that torchrun started, nobody reads it.
+
+    >>> with waiting_for("F3"):  # the forward of micro-batch 3
+    ...     pass  # work.wait()
+    """
+    return _noted(_purposes, purpose)  # made into text only when somebody asks
+
+
+@contextlib.contextmanager
+def _noted(table: dict[int, Any], value) -> Iterator[None]:
+    """Note a value for this thread inside the block; None leaves what an outer block has noted."""
+    thread = threading.get_ident()
+    outer = table.get(thread)
+    try:  # from here on: a stop may come at any line
+        table[thread] = outer if value is None else value
+        yield
+    finally:
+        table[thread] = outer
+
+
 class Probe:
     """Notes this rank's sends and receives, and takes snapshots."""
 
     def __init__(self, timeout_seconds: float, directory: str):
         self.timeout, self.directory = timedelta(seconds=timeout_seconds), directory
-        self.requests: dict[Any, _Note] = {}  # of isend and irecv, until somebody has waited
+        self.requests: dict[Any, _Message] = {}  # of isend and irecv, until somebody has waited
         self.broken = False  # a communication failed, so that the next may fail too
         self.stop_after_wait = False  # stop where a wait ends: there ranks have met, and no other is left waiting
 
@@ -111,17 +124,18 @@ class Probe:
         import torch.distributed as dist
         from torch.distributed import distributed_c10d
 
-        dist.Work.wait = self._noted_wait(dist.Work.wait)  # pyright: ignore - pinned by a test
+        dist.Work.wait = self._watched_wait(dist.Work.wait)  # pyright: ignore - pinned by a test
         for name in ("send", "recv", "isend", "irecv"):
-            wrapper = self._noted(getattr(dist, name))
+            wrapper = self._watched(getattr(dist, name))
             for module in (dist, distributed_c10d):  # batch_isend_irecv looks them up in the second
                 setattr(module, name, wrapper)
 
-    def _noted_wait(self, wait):
+    def _watched_wait(self, wait):
         @functools.wraps(wait)
-        def noted_wait(work, timeout=timedelta(0)):
+        def watched_wait(work, timeout=timedelta(0)):
             try:
-                result = wait(work, timeout)
+                with _noted(_messages, self.requests.get(work)), _noted(_timeouts, timeout or None):
+                    result = wait(work, timeout)
                 if self.stop_after_wait:
                     signal.raise_signal(signal.SIGINT)
                 return result
@@ -131,82 +145,84 @@ class Probe:
             finally:
                 self.requests.pop(work, None)
 
-        return noted_wait
+        return watched_wait
 
-    def _noted(self, function):
+    def _watched(self, function):
         name = function.__name__
         to = "dst" if "send" in name else "src"
 
         @functools.wraps(function)
-        def noted(tensor, *args, **kwargs):
-            note = _describe(name.removeprefix("i"), to, tensor, args, kwargs)
-            work = function(tensor, *args, **kwargs)
+        def watched(tensor, *args, **kwargs):
+            message = _describe(name.removeprefix("i"), to, tensor, args, kwargs)
+            with _noted(_messages, message):
+                work = function(tensor, *args, **kwargs)
             if name.startswith("i") and work and not tensor.is_cuda:  # None on a rank outside the group
-                note.stack = stack_of(sys._getframe(1))
-                self.requests[work] = note  # which keeps it: gloo blocks, with the GIL held, where one is dropped
+                message.stack = stack_of(sys._getframe(1))
+                self.requests[work] = message  # which keeps it: gloo blocks, with the GIL held, where one is dropped
             return work
 
-        return noted
+        return watched
 
-    def lost_request(self) -> _Note | None:
+    def lost_request(self) -> _Message | None:
         """Return an isend or irecv whose request nobody has waited for and nobody has kept."""
-        for work, note in list(self.requests.items()):
+        for work, message in list(self.requests.items()):
             if sys.getrefcount(work) <= 4:  # the dict, the list, the variable and the argument
-                return note
+                return message
         return None
 
     def snapshot(self) -> Snapshot:
         """Look at this rank's threads. A library's own thread is left out: it brings no message."""
         busy = linux.is_busy()
-        collectives, started, ends = _flight_recorder(self.timeout)
+        collectives, started, expires = _flight_recorder(self.timeout)
         frames, me, main = sys._current_frames(), threading.current_thread(), threading.main_thread()
         stores = sorted(glob.glob(f"{self.directory}/store*"))
         threads, ran = [], [linux.bytes_received(), *map(os.path.getsize, stores)]
         for thread in [main, *(thread for thread in threading.enumerate() if thread not in (main, me))]:
-            task = os.getpid() if thread is main else thread.native_id
             if frame := frames.get(thread.ident or 0):
-                look = self._look(frame, task, bool(collectives), ends, _purposes.get(thread.ident or 0, ""))
-                is_librarys = not any(own_frames(look.stack)) and any("-packages/" in file for file, _, _ in look.stack)
-                if thread is main or look.state == "waits" or not is_librarys:
-                    threads.append(look)
-                    if not look.call.startswith(_SET_UP_CALLS):  # which poll the store
+                task = os.getpid() if thread is main else thread.native_id
+                seen = self._thread(thread.ident or 0, task, frame, bool(collectives), expires)
+                is_librarys = not any(own_frames(seen.stack)) and any("-packages/" in file for file, _, _ in seen.stack)
+                if thread is main or seen.state == "waits" or not is_librarys:
+                    threads.append(seen)
+                    if not seen.call.startswith(_SET_UP_CALLS):  # which poll the store
                         ran.append(linux.switches(task))
         frames.clear()  # they hold this frame, and it holds them: the learner's tensors would live on
         ran += [linux.switches(task) for task in linux.tasks() if linux.name(task).startswith("pt_gloo_runloop")]
         return Snapshot(tuple(threads), collectives, started, tuple(ran), busy, self.broken or bool(self.requests))
 
-    def _look(self, frame: FrameType, task: int | None, in_collective: bool, ends: bool, purpose) -> Thread:
-        """Say what a thread does. ``ends``: a collective is open that has a shorter time-out than the world."""
-        stack, note, set_up, timeouts = stack_of(frame), None, "", []
-        for each, _ in traceback.walk_stack(frame):
-            file, function = each.f_code.co_filename, each.f_code.co_name
-            if file != __file__ and "/torch/distributed/" not in file:
-                continue
-            variables = each.f_locals
-            timeouts.append(variables.get("timeout"))
-            if file == __file__:
-                note = note or variables.get("note") or self.requests.get(variables.get("work"))
-            elif function in _SET_UP_CALLS:
-                ranks = variables.get("ranks")
-                set_up = f"{function} of ranks {list(ranks)}" if ranks else function
-        timeouts = [each for each in (*timeouts, note and note.timeout) if isinstance(each, timedelta) and each]
-        ends = min(timeouts, default=self.timeout) < self.timeout or (ends and not note)
+    def _thread(self, thread: int, task: int | None, frame: FrameType, in_collective: bool, expires: bool) -> Thread:
+        """Say what a thread does. ``expires``: a collective is open that has a shorter time-out than the world."""
+        stack, message, purpose = stack_of(frame), _messages.get(thread), str(_purposes.get(thread) or "")
+        set_up, timeouts = _calls_of_torch(frame)
+        timeouts += [_timeouts.get(thread), message and message.timeout]
+        expires = any(each < self.timeout for each in timeouts if each) or (expires and not message)
         innermost, state = stack[-1][0], "runs"
         in_torch = innermost == __file__ or ("/torch/" if in_collective else "/torch/distributed/") in innermost
         if any(function == "_join" and file.startswith(LAUNCHER) for file, _, function in stack):
             set_up = ""  # the launcher's own, which is sure to end
         elif set_up or (in_torch and linux.may_wait_for_a_thread(task)):  # as gloo does
-            state = "runs" if ends else "waits"
+            state = "runs" if expires else "waits"
         elif "/torch/" not in innermost and linux.waits_for_a_python_thread(task):
             state = "locked"
-        call = note.text(with_tag=not purpose) if note else set_up  # labkit's own tags say nothing
-        return Thread(stack, state, call, str(purpose))
+        call = message.text(with_tag=not purpose) if message else set_up  # labkit's own tags say nothing
+        return Thread(stack, state, call, purpose)
 
 
-_SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeration", "split_group")
+def _calls_of_torch(frame: FrameType) -> tuple[str, list[timedelta | None]]:
+    """Return the call that makes groups, if the stack has one, and the time-outs given to torch.distributed."""
+    set_up, timeouts = "", []
+    for each, _ in traceback.walk_stack(frame):
+        if "/torch/distributed/" in each.f_code.co_filename:
+            function, arguments = each.f_code.co_name, each.f_locals
+            if isinstance(timeout := arguments.get("timeout"), timedelta):
+                timeouts.append(timeout)
+            if function in _SET_UP_CALLS:
+                ranks = arguments.get("ranks")
+                set_up = f"{function} of ranks {list(ranks)}" if ranks else function
+    return set_up, timeouts
 
 
-def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> _Note:
+def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> _Message:
     """Parse ``(tensor, dst, group, tag, group_dst)`` as torch.distributed does."""
     import torch
     import torch.distributed as dist
@@ -219,11 +235,11 @@ def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> _No
     if peer is not None and not 0 <= peer < (num_ranks := dist.get_world_size()):  # gloo would wait for it
         raise ValueError(f"{to}={peer} is not a rank: ranks run from 0 to {num_ranks - 1}; in a ring use % {num_ranks}")
     tensor_text = f"{getattr(tensor, 'dtype', '')} {[*getattr(tensor, 'shape', ())]}".removeprefix("torch.")
-    note = _Note(operation, peer, given.get("tag") or 0, tensor_text, None)
+    timeout = None
     if isinstance(group, dist.ProcessGroup):  # not torch's mark for a group that this rank is not in
         device = getattr(tensor, "device", torch.device("cpu"))  # torch refuses what is not a tensor
-        note.timeout = group._get_backend(device).options._timeout  # pyright: ignore[reportAttributeAccessIssue]
-    return note
+        timeout = group._get_backend(device).options._timeout  # pyright: ignore[reportAttributeAccessIssue]
+    return _Message(operation, peer, given.get("tag") or 0, tensor_text, timeout)
 
 
 def _flight_recorder(timeout: timedelta) -> tuple[tuple[Collective, ...], dict[str, int], bool]:
@@ -233,12 +249,11 @@ def _flight_recorder(timeout: timedelta) -> tuple[tuple[Collective, ...], dict[s
     entries = [entry for entry in json.loads(_dump_fr_trace_json()).get("entries", []) if not entry["is_p2p"]]
     unfinished = [entry for entry in entries if not entry["retired"]]
     started = {entry["process_group"][0]: entry["collective_seq_id"] for entry in entries}  # in their order
-    ends = any(timedelta(milliseconds=entry["timeout_ms"]) < timeout for entry in unfinished)
-    return tuple(_collective(entry) for entry in unfinished), started, ends
+    expires = any(timedelta(milliseconds=entry["timeout_ms"]) < timeout for entry in unfinished)
+    return tuple(_collective(entry) for entry in unfinished), started, expires
 
 
 def _collective(entry: dict) -> Collective:
-    """Read an entry of the flight recorder."""
     from torch.distributed import distributed_c10d
 
     world, name = distributed_c10d._world, entry["process_group"][0]

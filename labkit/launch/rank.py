@@ -1,4 +1,4 @@
-"""What a freshly forked rank does: join torch.distributed, then run functions until told to leave."""
+"""Turns a freshly forked process into a rank: joins torch.distributed, then runs functions until told to leave."""
 
 import contextlib
 import ctypes
@@ -18,19 +18,18 @@ from dataclasses import dataclass, replace
 
 import cloudpickle
 
-from labkit.gpu import prepare_gpu
+from labkit.device import prepare_gpu, take_turns
 from labkit.launch.frames import Frame
-from labkit.launch.linux import take_turns
 from labkit.launch.payload import Payload, dump, load, pickled
 from labkit.launch.probe import Probe
 from labkit.launch.wire import Connection
 
 
 @dataclass(frozen=True)
-class RankError:
-    """An exception on a rank, as the kernel is told of it."""
+class Failure:
+    """An exception on a rank, or the end of its process, as the report needs it."""
 
-    kind: str  # the exception's class
+    kind: str  # the exception's class; "" if the process ended
     text: str
     frames: tuple[Frame, ...]  # innermost last
     traceback: str
@@ -119,7 +118,7 @@ def _join(settings: dict, probe: Probe) -> None:
     import torch.distributed as dist
     from torch.distributed.rendezvous import _rendezvous_handlers
 
-    torch.set_num_threads(settings["num_threads"])
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // settings["world_size"]))
     dist.set_debug_level_from_env()  # pyright: ignore[reportPrivateImportUsage]
     probe.watch()
     stores = iter(range(1 << 62))
@@ -182,7 +181,7 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
         _flush()
 
 
-def describe_error(error: BaseException) -> RankError:
+def describe_error(error: BaseException) -> Failure:
     cause = error.__cause__
     try:
         text = str(error)[:_TEXT_CHARACTERS]
@@ -193,8 +192,7 @@ def describe_error(error: BaseException) -> RankError:
     with contextlib.suppress(Exception):
         exception = cloudpickle.dumps(error.with_traceback(None))
     frames = tuple((frame.filename, frame.lineno or 0, frame.name) for frame in stack)
-    as_text = "".join(traceback.format_list(stack))
-    return RankError(type(error).__name__, text, frames, as_text, time.monotonic(), exception)
+    return Failure(type(error).__name__, text, frames, "".join(stack.format()), time.monotonic(), exception)
 
 
 def _open_streams(stack_file: str) -> None:

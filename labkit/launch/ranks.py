@@ -1,4 +1,4 @@
-"""The processes of one world, as the kernel holds them: pipes, control sockets, and how each ended."""
+"""Holds the processes of one world in the kernel: their pipes, control sockets, and how each ended."""
 
 import contextlib
 import itertools

@@ -1,15 +1,15 @@
-"""What went wrong on the ranks, in words: one report, the first cause first, with the learner's own lines."""
+"""Says what went wrong on the ranks: one report, the first cause first, with the learner's own lines."""
 
 import os
 import re
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
 
 from labkit.launch.frames import LAUNCHER, describe, frames_of, own_frames, place, with_short_names
 from labkit.launch.probe import Collective, Snapshot, Thread
-from labkit.launch.rank import RankError
-from labkit.launch.watchdog import Silence
+from labkit.launch.rank import Failure
+from labkit.launch.watchdog import Look
 
 _CONSEQUENCES = re.compile(  # what a rank raises when its peer has gone
     "Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|Timed out waiting|"
@@ -50,37 +50,30 @@ class Deadlock(RankFailed):
     """The ranks wait for each other, or for one that has left, and none can go on."""
 
 
-@dataclass(frozen=True)
-class Death:
-    """A rank's process ended without returning."""
-
-    status: int  # as os.wait gives it
-    last_words: tuple[str, ...]  # what it wrote to stderr
-    seconds: float
-
-    def __str__(self) -> str:
-        if not os.WIFSIGNALED(self.status):
-            return f"left with exit code {os.waitstatus_to_exitcode(self.status)} without returning (os._exit?)"
-        number = os.WTERMSIG(self.status)
+def death(status: int, last_words: Sequence[str]) -> Failure:
+    """Describe the end of a process that has not returned: its status from os.wait, and what it wrote to stderr."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
         name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
         hint = _SIGNAL_HINTS.get(number)
-        if any("collective operation timeout" in line for line in self.last_words):  # NCCL's watchdog
+        if any("collective operation timeout" in line for line in last_words):  # NCCL's watchdog
             hint = "its GPU waited timeout_seconds in an operation, named below, that some rank never entered"
-        return f"was killed by {name}" + (f": {hint}" if hint else "")
-
-
-Failure = RankError | Death
+        text = f"was killed by {name}" + (f": {hint}" if hint else "")
+    else:
+        text = f"left with exit code {os.waitstatus_to_exitcode(status)} without returning (os._exit?)"
+    words = [line for line in last_words if line and not _NOISE.search(line)][-12:]
+    return Failure("", "\n    | ".join([text, *map(with_short_names, words)]), (), "", time.monotonic(), b"")
 
 
 def is_consequence(failure: Failure) -> bool:
     """Did this rank fail only because a different rank had left it alone?"""
-    if isinstance(failure, Death) or not _CONSEQUENCES.search(failure.text):
+    if not failure.kind or not _CONSEQUENCES.search(failure.text):
         return False
     innermost = failure.frames[-1][0] if failure.frames else ""
     return failure.kind.startswith("Dist") or "/torch/" in innermost or innermost.startswith(LAUNCHER)
 
 
-def failure_report(failures: Mapping[int, Failure], others: Silence) -> tuple[int, str]:
+def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, str]:
     """Return the rank to blame, and the report: its error, and where every other rank was.
 
     To blame is the rank that failed first; of those that failed in the same way it is the lowest, so that a report is
@@ -103,40 +96,33 @@ def failure_report(failures: Mapping[int, Failure], others: Silence) -> tuple[in
         elif rank in causes:
             said = _what_happened(failures[rank]).splitlines()[0]
             text = "the same" if f" {said}\n" in lines[0] else f"also {said[:200]}"
-        elif first in absent and isinstance(failure := failures[rank], RankError) and "Timed out" in failure.text:
-            text = f"gave up after timeout_seconds, {place(failure.frames)}"
+        elif first in absent and "Timed out" in failures[rank].text:
+            text = f"gave up after timeout_seconds, {place(failures[rank].frames)}"
         else:
             text = "lost its connection, a consequence"
         lines.append(f"  rank {rank}: {text}")
     return first, "\n".join(lines)
 
 
-def deadlock_report(silence: Silence) -> str:
+def deadlock_report(look: Look) -> str:
     """Say who waits in which operation, who never came, and the line of each rank."""
-    calls = silence.calls()
-    lines = ["no rank can go on.", *(_missing_at(silence, calls[key]) for key in sorted(calls)), *_lines(silence)]
+    calls = look.calls()
+    lines = ["no rank can go on.", *(_missing_at(look, calls[key]) for key in sorted(calls)), *_lines(look)]
     if len({(number, group) for group, number, _ in calls}) < len(calls):
         lines.append("Different operations meet: every member of a group must call the same ones in the same order.")
-    elif any(silence.left(call) for views in calls.values() for call in views.values()):
+    elif any(look.left(call) for views in calls.values() for call in views.values()):
         lines.append("Some ranks have left a collective: do its tensors differ in size? strict=True names both sizes.")
     return "\n".join(lines)
 
 
-def places_report(why: str, silence: Silence) -> str:
+def places_report(why: str, look: Look) -> str:
     """Say where the ranks are: while a slow one is left to work, or when the learner has stopped them."""
-    return "\n".join([why, *_lines(silence)])
-
-
-def busy_stack(faulthandler_text: str) -> str:
-    """Say where a rank is that holds the GIL, from what faulthandler wrote."""
-    frames = frames_of(faulthandler_text)
-    return f"runs C code that holds the GIL, {place(frames)}" if frames else "gives no answer"
+    return "\n".join([why, *_lines(look)])
 
 
 def _what_happened(failure: Failure) -> str:
-    if isinstance(failure, Death):
-        words = [line for line in failure.last_words if line and not _NOISE.search(line)][-12:]
-        return "\n    | ".join([str(failure), *map(with_short_names, words)])
+    if not failure.kind:
+        return failure.text
     is_exit = failure.kind == "SystemExit"
     call = f"called sys.exit({failure.text})" if is_exit else f"raised {failure.kind}: {failure.text}"
     learners, labs = own_frames(failure.frames)
@@ -146,21 +132,24 @@ def _what_happened(failure: Failure) -> str:
     return "\n".join([call, *stack])
 
 
-def _lines(silence: Silence) -> list[str]:
+def _lines(look: Look) -> list[str]:
     """Say where the ranks are, each place once."""
     ranks: dict[str, list[str]] = {}
-    for rank in range(silence.num_ranks):
-        ranks.setdefault(_state(rank, silence), []).append(str(rank))
+    for rank in range(look.num_ranks):
+        ranks.setdefault(_state(rank, look), []).append(str(rank))
     return [f"  rank {', '.join(there)}: {state}" for state, there in ranks.items()]
 
 
-def _state(rank: int, silence: Silence) -> str:
+def _state(rank: int, look: Look) -> str:
     """Say where a rank is: its main thread, and the threads that the learner's code has started."""
-    snapshot = silence.snapshots.get(rank)
+    snapshot = look.snapshots.get(rank)
+    if snapshot is None and rank in look.returned:
+        return "has returned"
     if snapshot is None:
-        return "has returned" if rank in silence.returned else silence.busy_stacks.get(rank, "gave no answer")
+        frames = frames_of(look.stacks.get(rank, ""))
+        return f"runs C code that holds the GIL, {place(frames)}" if frames else "gives no answer"
     main, *others = (_thread_text(thread, snapshot) for thread in snapshot.threads)
-    return "\n    and a thread of it ".join(["has returned" if rank in silence.returned else main, *others])
+    return "\n    and a thread of it ".join(["has returned" if rank in look.returned else main, *others])
 
 
 def _thread_text(thread: Thread, snapshot: Snapshot) -> str:
@@ -177,12 +166,12 @@ def _thread_text(thread: Thread, snapshot: Snapshot) -> str:
     return f"{wait}, {place(thread.stack)}"
 
 
-def _missing_at(silence: Silence, views: Mapping[int, Collective]) -> str:
+def _missing_at(look: Look, views: Mapping[int, Collective]) -> str:
     """Say which ranks wait in a collective, and which members of its group are not there."""
     call = next(iter(views.values()))
-    left = silence.left(call)
-    never = [rank for rank in call.ranks if rank not in {*views, *left, *silence.returned}]
-    returned = [rank for rank in call.ranks if rank in silence.returned and rank not in left]
+    left = look.left(call)
+    never = [rank for rank in call.ranks if rank not in {*views, *left, *look.returned}]
+    returned = [rank for rank in call.ranks if rank in look.returned and rank not in left]
     text = f"  {call.text}: {_ranks(sorted(views), 'waits', 'wait')}"
     text += f"; {_ranks(left, 'has left it', 'have left it')}" * bool(left)
     text += f"; {_ranks(never, 'never came', 'never came')}" * bool(never)

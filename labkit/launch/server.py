@@ -1,4 +1,4 @@
-"""The server: a process that has imported torch once, and forks ranks from itself when asked.
+"""Forks ranks when asked, from a process that has imported torch once.
 
 Importing torch takes seconds; forking a process that has done so takes milliseconds. What makes it safe:
 
@@ -36,10 +36,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_THP_DISABLE = 1, 36, 41
 _CLONE_NEWUSER, _CLONE_NEWNET, _SIOCSIFFLAGS, _IFF_UP = 0x10000000, 0x40000000, 0x8914, 1
 _IDLE_SECONDS = 3.0
 _PRELOAD_TO_TRAIN = ("sympy", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo", "tyro")
-"""What torch itself imports when an optimizer is made, which would take 1.5 seconds on every rank.
-
-The server imports it before the first ranks of a kernel that will train, or else while nobody asks for anything, one
-module at a time. It does not where there are GPUs: nobody promises that these modules leave CUDA alone."""
+"""What torch imports when an optimizer is made: 1.5 seconds on every rank, unless the server has done it before the
+first ranks of a kernel that will train, or in a pause. Not where there are GPUs: these modules may touch CUDA."""
 
 
 class Server:

@@ -1,12 +1,8 @@
-"""Is a silent world slow, or will it never go on? It is judged from snapshots alone, and tested without processes.
+"""Tells slow ranks from deadlocked ones, by snapshots alone.
 
-| state of a rank | what was seen | verdict |
-|---|---|---|
-| silent | it did not answer: it holds the GIL, or waits for a core | can go on |
-| busy | a thread of it could run, in Python or C++: it ran, or waited for a core | can go on |
-| runs | a thread of it computes, sleeps, or waits for what may come by itself, as a time-out | can go on |
-| waits | each of its threads waits in communication, or for a different thread of its own | stuck |
-| returned | it has sent its result, and each thread that it leaves behind waits as above | stuck |
+A rank is stuck when each of its threads waits in communication or for a different thread of its own; a main thread that
+has returned counts as waiting. It can go on when a thread computes, sleeps, or waits for what may come by itself, such
+as a time-out; when a thread could run, in Python or C++; and when it does not answer: it holds the GIL or needs a core.
 
 A deadlock is declared when every rank is stuck, and between looks none has run and no byte has moved: then no rank can
 wake another, since one that could would have been seen to run. Bytes that lie in a socket while nobody runs are bytes
@@ -27,13 +23,13 @@ _NOTE_AGAIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Silence:
+class Look:
     """One look at a world: the snapshot of each rank that answered, and who has returned already."""
 
     num_ranks: int
     snapshots: Mapping[int, Snapshot]
     returned: frozenset[int]
-    busy_stacks: Mapping[int, str] = field(default_factory=dict)  # of ranks that could not answer
+    stacks: Mapping[int, str] = field(default_factory=dict)  # of ranks that did not answer: what faulthandler wrote
 
     def calls(self) -> dict[tuple[str, int, str], dict[int, Collective]]:
         """Return the unfinished collectives: (group, number, operation) -> rank -> its view of the call."""
@@ -45,13 +41,7 @@ class Silence:
 
     def left(self, call: Collective) -> list[int]:
         """Return the members that have finished a collective, or given up on it, while others are in it."""
-        seen = {rank: self.snapshots[rank] for rank in call.ranks if rank in self.snapshots}
-        return [
-            rank
-            for rank, snapshot in seen.items()
-            if snapshot.started.get(call.group, 0) >= call.number
-            and all((each.group, each.number) != (call.group, call.number) for each in snapshot.collectives)
-        ]
+        return [rank for rank in call.ranks if rank in self.snapshots and self.snapshots[rank].has_left(call)]
 
     def threads(self, rank: int) -> tuple[Thread, ...]:
         """Return a rank's threads, without the main thread of one that has returned."""
@@ -60,6 +50,14 @@ class Silence:
     def is_waiting(self, rank: int) -> bool:
         """Return whether a rank's main thread is in a communication call that it cannot leave by itself."""
         return rank in self.snapshots and any(thread.state == "waits" for thread in self.threads(rank)[:1])
+
+    def is_at_rest(self) -> bool:
+        """Return whether all ranks have answered, and nothing is on its way between them."""
+        snapshots = self.snapshots.values()
+        is_quiet = not any(each.collectives or each.threads[1:] or each.unsettled for each in snapshots)
+        last = {(group, number) for each in snapshots for group, number in each.started.items()}
+        is_even = len(last) == len({group for group, _ in last})  # all members have started equally many
+        return len(snapshots) == self.num_ranks and is_quiet and is_even
 
     def can_go_on(self) -> bool:
         """Return whether a rank can go on by itself."""
@@ -84,17 +82,16 @@ class Watchdog:
     def is_due(self, now: float) -> bool:
         return now >= self._next_look
 
-    def judge(self, now: float, silence: Silence) -> str:
+    def judge(self, now: float, look: Look) -> str:
         """Return ``"deadlock"``, ``"note"`` (say where the ranks are), or ``""``."""
-        evidence = {rank: (snapshot.threads, snapshot.ran) for rank, snapshot in silence.snapshots.items()}
+        evidence = {rank: (snapshot.threads, snapshot.ran) for rank, snapshot in look.snapshots.items()}
         has_run, self._evidence = evidence != self._evidence, evidence
         self._next_look = now + _LOOK_SECONDS
-        stuck = not silence.can_go_on()
+        stuck = not look.can_go_on()
         self._still_looks = 0 if not stuck else 1 if has_run else self._still_looks + 1
         if self._still_looks >= _STILL_LOOKS:
             return "deadlock"
-        somebody_waits = any(map(silence.is_waiting, range(silence.num_ranks)))
-        patience = _NOTE_SECONDS if somebody_waits else _NOTE_RUNNING_SECONDS
+        patience = _NOTE_SECONDS if any(map(look.is_waiting, range(look.num_ranks))) else _NOTE_RUNNING_SECONDS
         if not stuck and now - self.last_sign > patience and now - self._noted >= _NOTE_AGAIN_SECONDS:
             self._noted = now
             return "note"

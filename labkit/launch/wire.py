@@ -1,6 +1,6 @@
-"""Messages between the notebook, the server and the ranks: a length, then a pickled tuple ``(kind, *fields)``.
+"""Sends messages between the notebook, the server and the ranks: a length, then a pickled tuple ``(kind, *fields)``.
 
-They travel over unnamed socket pairs that are inherited through fork and exec. There is no address and no port and
+They go through unnamed socket pairs that are inherited through fork and exec. There is no address and no port, and
 nobody else can connect, so unpickling them is as safe as calling a function of one's own.
 """
 

@@ -1,27 +1,24 @@
-"""`launch`, `World` and `stream`: run a function on real ranks from a notebook cell."""
+"""Runs a function on ranks once (`launch`), or again and again on the same ranks (`World`)."""
 
-import inspect
-import itertools
 import linecache
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
 from numbers import Real
 
+from labkit.device import choose_backend
 from labkit.launch import client
 from labkit.launch.call import Call
+from labkit.launch.client import DeferredInterrupt
 from labkit.launch.frames import is_cell
-from labkit.launch.interrupts import DeferredInterrupt
 from labkit.launch.output import Output, say
 from labkit.launch.payload import discard, dump, pickled, why_not
 from labkit.launch.ranks import Ranks
 from labkit.sizes import whole_number
 
 MAX_RANKS = 128
-_stream_numbers = itertools.count()  # in the kernel
-_streams_here: dict[int, Iterator] = {}  # on a rank: the stream that began last, kept from call to call
+_last_said = ""
 
 
 def launch(
@@ -69,12 +66,12 @@ class World:
         self._one_call = threading.Lock()  # at a time: a second thread waits its turn
         with DeferredInterrupt() as interrupt:
             server = client.current_server(interrupt)
-            self.backend = _choose_backend(backend, self.world_size, server.gpu_count())
+            self.backend, why = choose_backend(backend, self.world_size, server.gpu_count())
+            _say_once(why)
             settings = {
                 "world_size": self.world_size,
                 "backend": self.backend,
                 "timeout_seconds": timeout_seconds,
-                "num_threads": max(1, len(os.sched_getaffinity(0)) // self.world_size),
                 "environment": {**os.environ, **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if strict else {})},
             }
             self._ranks = Ranks(server, self.world_size, settings)
@@ -102,6 +99,11 @@ class World:
                 raise
             finally:
                 discard(payload)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is running, so that a new one would have to wait for it."""
+        return self._one_call.locked()
 
     def close(self) -> None:
         """Let the ranks leave. Safe to call again."""
@@ -142,65 +144,9 @@ def _pickled_call(fn, args: tuple, kwargs: dict) -> list[list[memoryview]]:
         raise ValueError(why_not(error, fn, args, kwargs)) from None
 
 
-def stream(world: World, fn: Callable[..., Iterator], /, *args, **kwargs) -> Iterator[list]:
-    """Iterate over what ``fn(*args, **kwargs)`` yields on the ranks: a list of their values at a time, in rank order.
-
-    All ranks must yield equally often. Faults are reported as by `World.run`. Leaving the loop early ends the
-    generators on the ranks too and frees what they held; so does the next stream in the same world.
-
-    Raises:
-        ValueError: ``fn`` is not a generator function.
-        RuntimeError: some ranks have ended while others go on.
-    """
-    if not inspect.isgeneratorfunction(fn):
-        name = getattr(fn, "__name__", repr(fn))
-        raise ValueError(f"fn={name} has no yield: write one where a value is ready, or use World.run")
-    number = next(_stream_numbers)
-    world.run(_begin_stream, number, fn, args, kwargs)
-    try:
-        while any(values := world.run(_advance_stream, number)):
-            if ended := [rank for rank, value in enumerate(values) if not value]:
-                text = f"{fn.__name__} has ended on ranks {ended} but goes on elsewhere: yield equally often"
-                raise RuntimeError(text)
-            yield [value for (value,) in values]
-    except BaseException:  # GeneratorExit above all: the caller wants no more
-        # Python may collect a forgotten stream in the middle of a different call, which it cannot wait for.
-        if not world.ended and not world._one_call.locked():
-            world.run(_end_stream, number)
-        raise
-
-
-def _begin_stream(number: int, fn: Callable[..., Iterator], args: tuple, kwargs: dict) -> None:
-    _streams_here.clear()
-    _streams_here[number] = fn(*args, **kwargs)
-
-
-def _advance_stream(number: int) -> list:
-    """On a rank: return the next value, in a list; an empty one at the end, or if a newer stream has begun."""
-    return list(itertools.islice(_streams_here.get(number, ()), 1))
-
-
-def _end_stream(number: int) -> None:
-    """On a rank: drop the generator, and with it the model that it holds."""
-    _streams_here.pop(number, None)
-
-
-_last_said = ""  # a notebook says which backend runs when that changes, not at every launch
-
-
-def _choose_backend(backend: str, world_size: int, num_gpus: int) -> str:
+def _say_once(text: str) -> None:
+    """Say which backend runs when that changes, not at every launch."""
     global _last_said
-    have = f"this machine has {num_gpus or 'no'} GPU{'s' * (num_gpus > 1)}"
-    if backend == "nccl" and num_gpus < world_size:
-        way_out = "use backend='auto' or 'gloo', or fewer ranks"
-        raise ValueError(f"backend='nccl' needs a GPU for each of the {world_size} ranks and {have}: {way_out}")
-    if backend != "gloo" and num_gpus >= world_size:
-        chosen, said = "nccl", f"Ranks run on GPUs, one each, and talk through NCCL: {have}."
-    else:
-        too_few = f", too few for {world_size} ranks" if num_gpus else ""
-        why = ", as asked" if backend == "gloo" and num_gpus else f": {have}{too_few}"
-        chosen, said = "gloo", f"Ranks run on the CPU and talk through gloo{why}."
-    if said != _last_said:
-        say(said)
-        _last_said = said
-    return chosen
+    if text != _last_said:
+        say(text)
+        _last_said = text

@@ -293,7 +293,7 @@ class TrainConfig:
 
     @property
     def one_queue(self) -> bool:
-        """Whether a GPU should start all kernels in the order in which they are launched (`labkit.gpu.prepare_gpu`).
+        """Whether a GPU should start all kernels in the order in which they are launched (`labkit.device.prepare_gpu`).
 
         Fully sharded it should not: messages and products would wait for each other (so says the guide of
         Megatron-FSDP). Nor with a pipeline, whose receives are launched long before their messages come.

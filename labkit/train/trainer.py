@@ -52,7 +52,7 @@ def train(config: TrainConfig) -> list[Step]:
 
 
 def steps(config: TrainConfig) -> Iterator[Step]:
-    """Run `train` one step at a time: with ``stream(world, steps, config)`` a cell draws each step, and may stop."""
+    """Run `train` one step at a time, so that the caller can look at each step, and may stop."""
     with training(config) as trainer:
         yield from trainer.steps()
 

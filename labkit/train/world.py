@@ -20,15 +20,14 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from labkit.data_parallel.replicas import check_alike
-from labkit.gpu import prepare_gpu
+from labkit.device import prepare_gpu, take_turns
 from labkit.groups import local_device
-from labkit.launch.linux import take_turns
 from labkit.train.config import TrainConfig
 
 
 @contextmanager
 def world(one_queue: bool = False) -> Iterator[None]:
-    """Keep torch.distributed up inside the block, with ``one_queue`` on a GPU as in `labkit.gpu.prepare_gpu`.
+    """Keep torch.distributed up inside the block, with ``one_queue`` on a GPU as in `labkit.device.prepare_gpu`.
 
     Raises:
         ValueError: the environment says that there are other ranks, but not where; or Slurm shows too few GPUs.

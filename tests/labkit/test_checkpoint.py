@@ -20,9 +20,10 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, state_dict_saver
 
+from course.stream import stream
 from labkit import checkpoint
 from labkit.checkpoint_tensors import SlicedTensor, tensors_of
-from labkit.launch import RankFailed, World, launch, linux, stream
+from labkit.launch import RankFailed, World, launch, linux
 from labkit.train import steps, train, training
 from tests.labkit.train.tiny import TINY, TODAY, numbers
 

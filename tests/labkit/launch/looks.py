@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from labkit.launch.probe import Collective, Snapshot, Thread
-from labkit.launch.watchdog import Silence
+from labkit.launch.watchdog import Look
 
 THREAD = Thread(stack=(("train.py", 3, "work"),), state="runs")
 RUNNING = Snapshot(
@@ -41,6 +41,6 @@ def at(snapshot: Snapshot, stack: tuple) -> Snapshot:
     return replace(snapshot, threads=(replace(snapshot.threads[0], stack=stack),))
 
 
-def world(*snapshots: Snapshot | None, returned=()) -> Silence:
+def world(*snapshots: Snapshot | None, returned=()) -> Look:
     answered = {rank: snapshot for rank, snapshot in enumerate(snapshots) if snapshot}
-    return Silence(len(snapshots), answered, frozenset(returned))
+    return Look(len(snapshots), answered, frozenset(returned))

@@ -9,14 +9,14 @@ import torch.distributed as dist
 
 from labkit.launch import RankFailed, World, launch
 from labkit.launch.call import Call
-from labkit.launch.interrupts import DeferredInterrupt
+from labkit.launch.client import DeferredInterrupt
 from labkit.launch.output import Output
 
 pytestmark = pytest.mark.alone
 
 
 def test_questions_to_a_stopped_rank_do_not_block_the_kernel(monkeypatch):
-    monkeypatch.setattr(Call, "_with_stacks", lambda self, silence: silence)  # quicker
+    monkeypatch.setattr(Call, "_with_stacks", lambda self, look: look)  # quicker
     with World(1) as world:
         (pid,) = world.run(os.getpid)
         os.kill(pid, signal.SIGSTOP)

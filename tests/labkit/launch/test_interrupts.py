@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from labkit.launch.interrupts import DeferredInterrupt
+from labkit.launch.client import DeferredInterrupt
 
 
 @pytest.fixture

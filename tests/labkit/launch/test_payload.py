@@ -59,7 +59,7 @@ def test_where_the_folder_has_no_room_tmpdir_is_taken(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
     sent = dump(str(tmp_path / "payload"), pickled(torch.arange(100_000)))
-    assert sent.startswith(str(tmp_path / "elsewhere")) and torch.equal(next(load(sent)), torch.arange(100_000))
+    assert sent[0].startswith(str(tmp_path / "elsewhere")) and torch.equal(next(load(sent)), torch.arange(100_000))
     assert not (tmp_path / "payload").exists()
     monkeypatch.setattr("tempfile.NamedTemporaryFile", lambda **_: _Full(tmp_path / "elsewhere" / "second", "w"))
     with pytest.raises(OSError, match=r"No space left on device: .*elsewhere/second"):

@@ -6,9 +6,9 @@ from dataclasses import replace
 from labkit import communication
 from labkit.launch import frames
 from labkit.launch.frames import add_lab_package
-from labkit.launch.rank import RankError
-from labkit.launch.report import Death, deadlock_report, failure_report, places_report
-from labkit.launch.watchdog import Silence
+from labkit.launch.rank import Failure
+from labkit.launch.report import deadlock_report, death, failure_report, places_report
+from labkit.launch.watchdog import Look
 from tests.labkit.launch.looks import LOCKED, RUNNING, at, in_collective, with_thread, world
 
 
@@ -40,7 +40,7 @@ def test_what_nccl_says_when_a_rank_never_comes_is_said_in_words():
         "[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE) ran for 60004 ms",
         *(f"frame #{number}: <unknown function> + 0x1 (0x7f in libc.so.6)" for number in range(30)),
     )
-    report = failure_report({0: Death(signal.SIGABRT, words, 1.0)}, Silence(1, {}, frozenset()))[1]
+    report = failure_report({0: death(signal.SIGABRT, words)}, Look(1, {}, frozenset()))[1]
     assert "SIGABRT: its GPU waited timeout_seconds in an operation, named below" in report
     assert "OpType=ALLREDUCE" in report and "frame #" not in report and "strict" not in report
 
@@ -67,9 +67,9 @@ def test_report_shows_the_learners_threads():
     assert "and a thread of it waits in communication, at train.py, line 3" in report
 
 
-def error(text: str, *, file: str = "/site-packages/torch/distributed/c10d.py", seconds: float = 1.0) -> RankError:
+def error(text: str, *, file: str = "/site-packages/torch/distributed/c10d.py", seconds: float = 1.0) -> Failure:
     frames = (("train.py", 3, "work"), (file, 5, "wait"))
-    return RankError("RuntimeError", text, frames, "", seconds, None)
+    return Failure("RuntimeError", text, frames, "", seconds, None)
 
 
 def test_after_a_time_out_the_headline_is_the_rank_that_did_not_come():

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.launch.watchdog import Silence, Watchdog
+from labkit.launch.watchdog import Look, Watchdog
 from tests.labkit.launch.looks import LOCKED, RUNNING, at, in_call, in_collective, with_thread, world
 
 RETURNED = LOCKED  # its main thread waits for the next call
 
 
-def verdicts(*looks: Silence) -> list[str]:
+def verdicts(*looks: Look) -> list[str]:
     """What the watchdog says of a series of looks, half a second apart."""
     watchdog = Watchdog(now=0.0)
     return [watchdog.judge(2.0 + 0.5 * i, look) for i, look in enumerate(looks)]
@@ -62,6 +62,25 @@ ABLE_TO_GO_ON = {
 }
 
 
+PAST_THIRD = replace(LOCKED, started={"0": 3})
+NOT_AT_REST = {
+    "no answer": world(PAST_THIRD, None),
+    "in a collective": world(PAST_THIRD, in_collective(number=3)),
+    "a thread of its own": world(PAST_THIRD, with_thread(PAST_THIRD, "runs")),
+    "a request that nobody has waited for": world(PAST_THIRD, replace(PAST_THIRD, unsettled=True)),
+    "one collective fewer": world(PAST_THIRD, replace(LOCKED, started={"0": 2, "1": 1})),
+}
+
+
+@pytest.mark.parametrize("look", NOT_AT_REST.values(), ids=NOT_AT_REST.keys())
+def test_ranks_are_not_at_rest_while_something_is_on_its_way(look):
+    assert not look.is_at_rest()
+
+
+def test_ranks_are_at_rest_when_each_group_is_equally_far():
+    assert world(PAST_THIRD, replace(LOCKED, started={"0": 3, "1": 1}), RUNNING).is_at_rest()
+
+
 @pytest.mark.parametrize("look", STUCK.values(), ids=STUCK.keys())
 def test_deadlock_needs_three_looks_between_which_nothing_ran(look):
     assert verdicts(look, look, look) == ["", "", "deadlock"]
@@ -81,7 +100,7 @@ def test_no_deadlock_while_somebody_can_go_on(look):
     assert "deadlock" not in verdicts(*[look] * 60)
 
 
-def times_of_notes(look: Silence) -> list[float]:
+def times_of_notes(look: Look) -> list[float]:
     return [2.0 + 0.5 * i for i, verdict in enumerate(verdicts(*[look] * 100)) if verdict == "note"]
 
 
@@ -142,7 +161,7 @@ class Program:
                     for each in there:  # gloo's threads, or bytes in a socket, are seen until the last has its own
                         self.state[each], self.until[each] = "travels", self.now + seconds + 0.1 * self.draw.random()
 
-    def look(self) -> Silence:
+    def look(self) -> Look:
         seen = {
             "compute": replace(RUNNING, busy=True),
             "sleep": RUNNING,

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from labkit.device import choose_backend
 from labkit.launch import RankFailed, World, launch
 
 
@@ -157,10 +158,12 @@ def test_backend_is_chosen_by_the_gpus_there_are(gpus, size, chosen, capsys, mon
     from labkit.launch import world
 
     monkeypatch.setattr(world, "_last_said", "")
-    assert world._choose_backend("auto", size, gpus) == chosen
+    backend, why = choose_backend("auto", size, gpus)
+    assert backend == chosen
+    world._say_once(why)
     said = capsys.readouterr().out
     assert said.count(".") == 1
     assert ("NCCL" in said) == (chosen == "nccl")
     assert ("too few for 8 ranks" in said) == (gpus == 4)
-    assert world._choose_backend("auto", size, gpus) == chosen
+    world._say_once(why)
     assert capsys.readouterr().out == ""  # said once

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
+from course.stream import stream
 from labkit.data import EVALUATION_SAMPLES
 from labkit.groups import group_of_one, local_device
-from labkit.launch import RankFailed, World, launch, stream
+from labkit.launch import RankFailed, World, launch
 from labkit.model import ParallelGPT
 from labkit.train import steps, train, training
 from tests.labkit.train.tiny import TINY, TODAY, numbers

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labkit.launch import RankFailed, World, launch, stream
+from course.stream import stream
+from labkit.launch import RankFailed, World, launch
 
 
 def running_sums(start, num_values):

@@ -1,0 +1,49 @@
+"""Chooses the device of ranks, a GPU each or CPU cores that they share, and prepares a process for it."""
+
+import contextlib
+import os
+
+
+def choose_backend(asked: str, num_ranks: int, num_gpus: int) -> tuple[str, str]:
+    """Return ``"nccl"`` or ``"gloo"``, and a sentence that says why. ``asked`` may also be ``"auto"``.
+
+    Raises:
+        ValueError: NCCL was asked for, and there are too few GPUs.
+    """
+    have = f"this machine has {num_gpus or 'no'} GPU{'s' * (num_gpus > 1)}"
+    if asked == "nccl" and num_gpus < num_ranks:
+        way_out = "use backend='auto' or 'gloo', or fewer ranks"
+        raise ValueError(f"backend='nccl' needs a GPU for each of the {num_ranks} ranks and {have}: {way_out}")
+    if asked != "gloo" and num_gpus >= num_ranks:
+        return "nccl", f"Ranks run on GPUs, one each, and talk through NCCL: {have}."
+    too_few = f", too few for {num_ranks} ranks" if num_gpus else ""
+    why = ", as asked" if asked == "gloo" and num_gpus else f": {have}{too_few}"
+    return "gloo", f"Ranks run on the CPU and talk through gloo{why}."
+
+
+def prepare_gpu(one_queue: bool = False) -> None:
+    """Change CUDA's defaults for messages that wait, and for float32, before a rank first touches it.
+
+    With ``one_queue``, kernels start in the order in which they are launched, whatever their streams: so a message
+    launched before a matrix product does not find all processors taken by it. Megatron-LM asks for this with tensor
+    parallelism on GPUs before Blackwell (there, NVIDIA's launchers set CUDA_DEVICE_MAX_CONNECTIONS to 32). What the
+    user has set stands; in a notebook, set it before the first launch.
+    """
+    import torch
+
+    if one_queue:
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    # Lazy loading makes a kernel's first launch wait for all that runs: for ever, if that is a receive posted ahead.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    torch.set_float32_matmul_precision("highest")  # NGC containers multiply with 10 bits
+
+
+def take_turns() -> None:
+    """Let this thread, and those it will start, wait for a core until whoever has it pauses or has had its time.
+
+    For ranks that share cores. A message that gloo sends wakes its reader, to which Linux would give the sender's core
+    at once, while the sender still holds the lock of the connection; and gloo's loop does not sleep while it waits for
+    that lock. Eight ranks on two cores add up a tensor in a third of the time when they take turns.
+    """
+    with contextlib.suppress(OSError):  # a container may forbid it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
