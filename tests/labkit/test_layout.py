@@ -282,8 +282,9 @@ def test_experts_of_sixteen_ranks():
     assert layout.groups("expert_tp") == [[rank] for rank in range(16)]
 
 
-def test_explorers_need_no_numpy_for_layouts_and_traffic():
-    code = "import sys; sys.modules['numpy'] = None; import labkit.layout; assert 'torch' not in sys.modules"
+@pytest.mark.parametrize("module", ["labkit.layout", "course.sizing"])
+def test_explorers_in_a_browser_have_no_numpy_and_no_torch(module):
+    code = f"import sys; sys.modules.update(numpy=None, torch=None); import {module}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
