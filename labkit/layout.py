@@ -34,7 +34,7 @@ class Coords(NamedTuple):
 class Grid:
     """Ranks in a box of named axes, which they fill like the digits of an odometer: the first axis moves fastest.
 
-    ``order`` lists the axes with their sizes. An axis that stands in it twice has two digits, the first the lower one.
+    ``order`` lists the axes with their sizes. An axis that stands in it twice has two digits, the lower one first.
 
     >>> grid = Grid([("tp", 2), ("dp", 2), ("pp", 2)])
     >>> grid.groups("dp"), grid.coords(6)
@@ -58,7 +58,7 @@ class Grid:
         """Return the groups of one axis, or of several taken together: by first member, the members ascending."""
         members = math.prod(self.size(axis) for axis in set(self._known(*axes)))
         collects = gc.isenabled()
-        gc.disable()  # it would walk through all the lists again and again
+        gc.disable()  # it would walk through all the new lists again and again: two thirds of the time
         try:
             if members**2 >= self.world_size:
                 return self._lines(axes)
@@ -128,8 +128,8 @@ class ParallelLayout:
     lie as dense layers do: expert_tp is tp, and expert_dp is cp and dp together.
 
     Raises:
-        ValueError: a size does not fit; the message says which sizes would. Nothing is ever clamped. Or the two grids
-            have different pipelines.
+        ValueError: a size does not fit, or the pipelines of the two grids differ; the message says what would do.
+            Nothing is ever clamped.
 
     >>> layout = ParallelLayout(8, pp_size=2, tp_size=2, order="tp-dp-pp", ep_size=4, expert_tp_size=1)
     >>> layout.dp_size, layout.groups("dp"), layout.groups("ep")
