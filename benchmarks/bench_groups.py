@@ -1,7 +1,8 @@
-"""Making the process groups of a layout on real ranks, against PyTorch's init_device_mesh.
+"""Making the process groups of a layout on real ranks, against PyTorch's init_device_mesh for as many kinds.
 
-Of the six kinds of init_groups, init_device_mesh makes the four axes. The model replicas are a flattened part of its
-mesh. What it has no word for, the groups of the embedding, its row leaves out.
+init_device_mesh makes the four axes of a mesh; where cp has ranks of its own, dp and cp together are a flattened part
+of it. With experts it makes a second mesh, whose pipelines it makes again. The groups of the embedding, for which a
+mesh has no word, are made by new_subgroups_by_enumeration where they are not the pipelines themselves.
 """
 
 import statistics
@@ -9,13 +10,20 @@ import time
 from collections.abc import Iterator
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from labkit.groups import init_groups
 from labkit.launch import World
-from labkit.layout import ParallelLayout
+from labkit.layout import Grid, ParallelLayout
 
-LAYOUTS = [ParallelLayout(*sizes) for sizes in [(2, 2), (4, 4), (4, 2, 2), (8,), (8, 8), (8, 2, 2), (8, 2, 4)]]
+LAYOUTS = [
+    *[
+        ParallelLayout(*sizes)
+        for sizes in [(2, 2), (4, 4), (4, 2, 2), (8,), (8, 8), (8, 2, 2), (8, 2, 4), (8, 2, 1, 2)]
+    ],
+    ParallelLayout(8, tp_size=2, ep_size=4, expert_tp_size=1),
+    ParallelLayout(8, pp_size=2, cp_size=2, ep_size=2),
+]
 
 
 def rows() -> Iterator[tuple[str, float, float]]:
@@ -23,8 +31,9 @@ def rows() -> Iterator[tuple[str, float, float]]:
     for layout in LAYOUTS:
         with World(layout.world_size) as world:
             ours, peer = zip(*world.run(seconds_of_both, layout, 9))
-        t, p, d = layout.tp_size, layout.pp_size, layout.dp_size
-        name = f"process groups, {layout.world_size} ranks, t={t} p={p} d={d} (6 kinds), against init_device_mesh (5)"
+        sizes = " ".join(f"{axis[0]}={layout.size(axis)}" for axis in ("tp", "cp", "pp", "dp"))
+        experts = f" ep={layout.ep_size}" if layout.ep_size > 1 else ""
+        name = f"process groups, {layout.world_size} ranks, {sizes}{experts}, against init_device_mesh"
         yield name, slowest_rank(ours), slowest_rank(peer)
 
 
@@ -34,7 +43,6 @@ def slowest_rank(seconds_by_rank: tuple[list[float], ...]) -> float:
 
 def seconds_of_both(layout: ParallelLayout, times: int) -> tuple[list[float], list[float]]:
     """Make groups by init_groups and by init_device_mesh in turn, on a rank, and return the seconds of each making."""
-    axes = layout.axes[::-1]
     ours, peer = [], []
     for _ in range(times):
         dist.barrier()
@@ -44,11 +52,23 @@ def seconds_of_both(layout: ParallelLayout, times: int) -> tuple[list[float], li
         groups.close()
         dist.barrier()
         start = time.perf_counter()
-        mesh = init_device_mesh("cpu", tuple(map(layout.size, axes)), mesh_dim_names=axes)
-        replica = mesh["pp", "cp", "tp"]._flatten("model")
+        meshes, embedding = [mesh_of(layout.dense)], None
+        if layout.cp_size > 1:
+            meshes.append(meshes[0]["dp", "cp"]._flatten("dp_cp"))
+        if layout.ep_size > 1:
+            meshes.append(mesh_of(layout.expert))
+        if layout.pp_size > 2:
+            ends = [[pipeline[0], pipeline[-1]] for pipeline in layout.groups("pp")]
+            embedding, _ = dist.new_subgroups_by_enumeration(ends)
         dist.barrier()  # init_groups too returns only when all ranks are connected
         peer.append(time.perf_counter() - start)
-        for group in {*map(mesh.get_group, axes), replica.get_group()} - {dist.group.WORLD}:
+        made = {group for mesh in meshes for group in mesh.get_all_groups()} | {embedding}
+        for group in made - {None, dist.group.WORLD, dist.GroupMember.NON_GROUP_MEMBER}:
             dist.destroy_process_group(group)
-        del mesh, replica, group
+        del meshes, embedding, made, group
     return ours, peer
+
+
+def mesh_of(grid: Grid) -> DeviceMesh:
+    axes = tuple(grid.sizes)[::-1]
+    return init_device_mesh("cpu", tuple(map(grid.size, axes)), mesh_dim_names=axes)

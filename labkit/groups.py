@@ -1,7 +1,4 @@
-"""The process groups of a layout: from lists of ranks to something that collectives can be called on.
-
-``init_groups`` makes exactly the groups that the layout lists, in a world brought up by `launch`, torchrun or srun.
-"""
+"""Makes a layout's process groups, once each, in a world brought up by `launch`, torchrun or srun."""
 
 import copyreg
 import os
@@ -13,23 +10,23 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from labkit.layout import AXES, Coords, ParallelLayout
+from labkit.layout import AXES, EXPERT_AXES, Coords, ParallelLayout
 from labkit.sizes import ranks_text
 
-AXES_OF_GROUP = {axis: (axis,) for axis in AXES} | {"model": ("tp", "cp", "pp"), "dp_cp": ("dp", "cp")}
-"""Which axes each group runs along: ``model`` is one replica of the model, ``dp_cp`` has copies of the same weights."""
+AXES_OF_GROUP = {axis: (axis,) for axis in (*AXES, *EXPERT_AXES)} | {"dp_cp": ("dp", "cp")}
+"""The kinds of groups, and the axes of a grid that each runs along: in ``dp_cp`` are copies of the same weights."""
 _NAMES = (*AXES_OF_GROUP, "embedding", "shard", "replicate")
+_DERIVED = (*EXPERT_AXES, "dp_cp")  # these kinds give a group its name only where no other does
 
 
 @dataclass(eq=False, repr=False)
 class ProcessGroups:
     """The groups of one rank, and its place in the layout.
 
-    Each process group has its ranks in the layout's order. ``embedding`` joins the first and the last stage of the
-    pipeline; on the stages between it is torch's ``dist.GroupMember.NON_GROUP_MEMBER``, never None: collectives take
-    None for the whole world, but leave a non-member alone with a warning. Kinds with the same ranks share their groups,
-    and a group of all ranks is the world itself. Unless `init_groups` got a ``shard_size`` that cuts ``dp_cp``,
-    ``shard`` is ``dp_cp`` and ``replicate`` is None.
+    Each process group has its ranks in the layout's order. Kinds with the same ranks share their groups, and a group of
+    all ranks is the world itself. ``embedding`` joins the first and the last stage of the pipeline; on the stages
+    between it is ``dist.GroupMember.NON_GROUP_MEMBER``, which collectives leave alone, with a warning (None would be
+    the whole world to them). Unless `init_groups` got a ``shard_size``, ``shard`` is ``dp_cp`` and ``replicate`` None.
     """
 
     layout: ParallelLayout
@@ -38,7 +35,9 @@ class ProcessGroups:
     cp: dist.ProcessGroup
     dp: dist.ProcessGroup
     pp: dist.ProcessGroup
-    model: dist.ProcessGroup
+    expert_tp: dist.ProcessGroup
+    ep: dist.ProcessGroup
+    expert_dp: dist.ProcessGroup
     dp_cp: dist.ProcessGroup
     embedding: dist.ProcessGroup
     shard: dist.ProcessGroup
@@ -48,7 +47,7 @@ class ProcessGroups:
 
     @property
     def coords(self) -> Coords:
-        """This rank's place on each axis: ``coords.tp``, ``coords.dp``, ``coords.pp``, ``coords.cp``."""
+        """This rank's place on each dense axis: ``coords.tp``, ``coords.dp``, ``coords.pp``, ``coords.cp``."""
         return self.layout.coords(self.rank)
 
     @property
@@ -132,17 +131,14 @@ def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> Proces
         way_out = f"start {wanted} ranks, or make the layout with world_size={running}"
         raise ValueError(f"the layout has world_size={wanted} but {running} ranks are running: {way_out}")
     kinds = {name: layout.groups(*axes) for name, axes in AXES_OF_GROUP.items()}
-    kinds["embedding"] = layout.embedding_groups()
+    kinds["embedding"] = [list(dict.fromkeys([pipeline[0], pipeline[-1]])) for pipeline in kinds["pp"]]
     if shard_size and shard_size != layout.dp_size * layout.cp_size:
         kinds["shard"], kinds["replicate"] = layout.shard_groups(shard_size)
-    made: dict[str, Any] = {}
-    for name, groups in kinds.items():
-        alike = [other for other in kinds if kinds[other] == groups]
-        if len(groups[0]) == layout.world_size:
-            made[name] = dist.group.WORLD
-        else:
-            named = [kind for kind in alike if kind != "dp_cp"] or alike  # dp_cp names it only if no other kind does
-            made[name] = made[alike[0]] if alike[0] in made else _my_group("/".join(named), groups)
+    made: dict[str, Any] = {name: dist.group.WORLD for name, groups in kinds.items() if len(groups[0]) == wanted}
+    while missing := [name for name in kinds if name not in made]:
+        alike = [name for name in missing if kinds[name] == kinds[missing[0]]]
+        named = [name for name in alike if name not in _DERIVED] or alike
+        made |= dict.fromkeys(alike, _my_group("/".join(named), kinds[missing[0]]))
     made.setdefault("shard", made["dp_cp"])
     channels = _make_channels(layout) if "nccl" in dist.get_backend_config() else {}
     if "gloo" in dist.get_backend_config():
@@ -152,7 +148,7 @@ def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> Proces
 
 
 def _my_group(name: str, groups: list[list[int]]) -> dist.ProcessGroup:
-    """Return the one of ``groups`` that this rank is in, or torch's non-member; a deadlock report gives their name.
+    """Return the one of ``groups`` that this rank is in, or torch's non-member; deadlock reports show the ``name``.
 
     Every rank makes every group, in the same order, so that groups have the same numbers everywhere. (torch can let
     only the members make a group, but groups made a second time that way fail to connect.)

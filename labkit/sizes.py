@@ -69,13 +69,13 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*low, *(number // size for size in low)}))
 
 
-def either(numbers: Sequence[int]) -> str:
+def either(choices: Sequence[object]) -> str:
     """Write a choice of numbers as words; of many, the first eight and the last.
 
     >>> either(divisors(6)), either(divisors(96))
     ('1, 2, 3 or 6', '1, 2, 3, 4, 6, 8, 12, 16, ... or 96')
     """
-    *others, last = map(str, numbers)
+    *others, last = map(str, choices)
     shown = others if len(others) <= 8 else [*others[:8], "..."]
     return f"{', '.join(shown)} or {last}" if others else last
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
-
-import numpy as np
 
 from course.sizing.flops import flops_per_step
 from course.sizing.hardware import Hardware
@@ -51,14 +50,22 @@ def fitted(rows: Sequence[Published], hardware: Hardware) -> Hardware:
     if len(rows) < 2:
         raise ValueError(f"{len(rows)} rows cannot determine two numbers: give two or more")
 
-    def seconds(efficiency: float, overhead: float) -> np.ndarray:
+    def seconds(efficiency: float, overhead: float) -> list[float]:
         changed = replace(hardware, product_efficiency=efficiency, layer_overhead_seconds=overhead)
-        return np.array([step_time(row.plan, changed).total for row in rows])
+        return [step_time(row.plan, changed).total / row.seconds for row in rows]
 
-    measured, rest = np.array([row.seconds for row in rows]), seconds(np.inf, 0.0)
-    columns = np.stack([seconds(1.0, 0.0) - rest, seconds(np.inf, 1.0) - rest], axis=1) / measured[:, None]
-    inverse_efficiency, overhead = np.linalg.lstsq(columns, 1 - rest / measured, rcond=None)[0]
-    return replace(hardware, product_efficiency=1 / float(inverse_efficiency), layer_overhead_seconds=float(overhead))
+    rest = seconds(inf, 0.0)
+    products = [part - r for part, r in zip(seconds(1.0, 0.0), rest)]
+    overheads = [part - r for part, r in zip(seconds(inf, 1.0), rest)]
+    missing = [1 - r for r in rest]
+    shadow = _slope(products, overheads)  # what products explain of the overheads; the rest of them finds the overhead
+    overhead = _slope([o - shadow * p for o, p in zip(overheads, products)], missing)
+    inverse_efficiency = _slope(products, [m - overhead * o for m, o in zip(missing, overheads)])
+    return replace(hardware, product_efficiency=1 / inverse_efficiency, layer_overhead_seconds=overhead)
+
+
+def _slope(x: Sequence[float], y: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(x, y)) / sum(a * a for a in x)
 
 
 # P/1e9, heads, h, l, t, p, v, n, b, B, teraFLOP/s per GPU

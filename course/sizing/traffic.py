@@ -5,9 +5,8 @@ The volumes are those of arXiv 2104.04473, section 3, and for attention over con
 its n edges carries 2(n-1)/n of an all-reduce's message. An all-to-all sends each piece straight to its rank.
 """
 
+from collections import Counter
 from typing import NamedTuple
-
-import numpy as np
 
 from course.sizing.context import attention_messages
 from course.sizing.layer_seconds import all_reduces
@@ -115,15 +114,18 @@ def _to_the_next(
     groups: list[list[int]], gpus_per_node: int, edge_bytes: float, times: int = 1, last_times: int = 1
 ) -> Traffic:
     """Let each rank send ``edge_bytes`` to the next one, ``times`` times; the last to the first ``last_times``."""
-    nodes = np.asarray(groups) // gpus_per_node
-    sends = np.full(nodes.shape[1], times)
-    sends[-1] = last_times
-    crossing = int(((nodes != np.roll(nodes, -1, axis=1)) * sends).sum())
-    return Traffic(len(nodes) * int(sends.sum()) * edge_bytes, crossing * edge_bytes)
+    sends = times * (len(groups[0]) - 1) + last_times
+    crossing = 0
+    for group in groups:
+        if group[0] // gpus_per_node != group[-1] // gpus_per_node:  # ranks ascend: from node to node, and back
+            crossing += times * (len({rank // gpus_per_node for rank in group}) - 1) + last_times
+    return Traffic(len(groups) * sends * edge_bytes, crossing * edge_bytes)
 
 
 def _to_all(groups: list[list[int]], gpus_per_node: int, sent_bytes: float) -> Traffic:
     """Let each rank send ``sent_bytes``, in equal pieces straight to all others in its group."""
-    nodes = np.asarray(groups) // gpus_per_node
-    num_crossing = int((nodes[:, :, None] != nodes[:, None, :]).sum())
-    return Traffic(nodes.size * sent_bytes, num_crossing * sent_bytes / (nodes.shape[1] - 1))
+    size, num_crossing = len(groups[0]), 0
+    for group in groups:
+        ranks_of_nodes = Counter(rank // gpus_per_node for rank in group).values()
+        num_crossing += sum(ranks * (size - ranks) for ranks in ranks_of_nodes)
+    return Traffic(len(groups) * size * sent_bytes, num_crossing * sent_bytes / (size - 1))

@@ -23,6 +23,7 @@ LAYOUTS = [
     ParallelLayout(8, tp_size=2, pp_size=2, order="tp-pp-dp"),
     ParallelLayout(8, tp_size=2, pp_size=2, cp_size=2, order="cp-pp-tp-dp"),
     ParallelLayout(8, pp_size=4, order="pp-dp-tp"),
+    ParallelLayout(8, tp_size=2, cp_size=2, ep_size=4, expert_tp_size=1),
 ]
 
 
@@ -52,6 +53,11 @@ def sums_and_place(layout):
         return sums, groups.coords, groups.is_last_stage, local_device().type
 
 
+def embedding_groups(layout):
+    """The first and the last rank of each pipeline: one, where they are the same."""
+    return [sorted({pipeline[0], pipeline[-1]}) for pipeline in layout.groups("pp")]
+
+
 def is_at_an_end(groups):
     return groups.coords.pp in (0, groups.layout.pp_size - 1)
 
@@ -61,7 +67,7 @@ def test_an_all_reduce_of_ranks_gives_each_group_s_sum(world, layout):
     answers = world(layout.world_size).run(sums_and_place, layout)
     for rank, (sums, coords, is_last_stage, device) in enumerate(answers):
         members = {name: layout.group_of(rank, *axes) for name, axes in AXES_OF_GROUP.items()}
-        members.update(("embedding", group) for group in layout.embedding_groups() if rank in group)
+        members.update(("embedding", group) for group in embedding_groups(layout) if rank in group)
         assert sums == {name: [sum(group), len(group)] for name, group in members.items()}
         assert coords == layout.coords(rank)
         assert is_last_stage == (layout.coords(rank).pp == layout.pp_size - 1)
@@ -170,7 +176,8 @@ def descriptions(layout):
 
 def test_groups_carry_a_name_that_a_report_can_print(world):
     first = world(4).run(descriptions, ParallelLayout(4, tp_size=2, pp_size=2))[0]
-    assert first == ["tp [0, 1]", "cp/dp [0]", "cp/dp [0]", "pp/embedding [0, 2]", "default_pg", "cp/dp [0]"]
+    dense = ["tp [0, 1]", "cp/dp [0]", "cp/dp [0]", "pp/embedding [0, 2]"]
+    assert first == [*dense, "tp [0, 1]", "cp/dp [0]", "cp/dp [0]", "cp/dp [0]"]  # expert_tp, ep, expert_dp, dp_cp
 
 
 def refused(layout):
@@ -221,7 +228,7 @@ def test_groups_of_a_large_world(fake_world, sizes, rank, order):
         assert len(getattr(groups, name).group_desc) < 60
     assert groups.coords == layout.coords(rank)
     assert groups.device_mesh().get_coordinate() == tuple(groups.coords._asdict()[axis] for axis in layout.axes[::-1])
-    ends = [group for group in layout.embedding_groups() if rank in group]
+    ends = [group for group in embedding_groups(layout) if rank in group]
     if is_at_an_end(groups):
         assert [dist.get_process_group_ranks(groups.embedding)] == ends
     else:
@@ -240,34 +247,38 @@ def test_a_middle_stage_can_call_the_embedding_group_without_harm(fake_world):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "kinds"),
-    [
-        ((64, 4, 4), [["tp"], ["cp"], ["dp"], ["pp"], ["model"], ["embedding"]]),
-        ((64, 4, 2), [["tp"], ["cp"], ["dp"], ["pp", "embedding"], ["model"]]),
-        ((4, 1, 4), [["tp", "cp", "dp"], ["pp", "model"], ["embedding"]]),  # one pair of ends, which is not the world
-        ((64, 64), [["tp", "model"], ["cp", "dp", "pp", "embedding"]]),
-        ((64,), [["tp", "cp", "pp", "model", "embedding"], ["dp"]]),
-        ((1,), [["tp", "cp", "dp", "pp", "model", "embedding"]]),
+    ("sizes", "experts", "kinds"),
+    [  # dp_cp, expert_tp and expert_dp have groups of their own only where the sizes ask for it
+        ((64, 4, 4), {}, ["tp expert_tp", "cp ep", "dp expert_dp dp_cp", "pp", "embedding"]),
+        ((64, 4, 2), {}, ["tp expert_tp", "cp ep", "dp expert_dp dp_cp", "pp embedding"]),
+        ((64, 4, 4, 2), {}, ["tp expert_tp", "cp", "dp", "pp", "ep", "expert_dp dp_cp", "embedding"]),
+        ((64, 4, 4, 2, "cp-pp-tp-dp"), {}, ["tp expert_tp", "cp", "dp", "pp", "ep", "expert_dp dp_cp", "embedding"]),
+        ((4, 1, 4), {}, ["tp cp dp expert_tp ep expert_dp dp_cp", "pp", "embedding"]),  # the ends are not the world
+        ((64, 64), {}, ["tp expert_tp", "cp dp pp ep expert_dp dp_cp embedding"]),
+        ((64,), {}, ["tp cp pp expert_tp ep embedding", "dp expert_dp dp_cp"]),
+        ((1,), {}, ["tp cp dp pp expert_tp ep expert_dp dp_cp embedding"]),
+        ((64, 4, 2, 2), {"ep_size": 4}, ["tp expert_tp", "cp", "dp", "pp embedding", "ep", "expert_dp", "dp_cp"]),
+        ((16, 4), {"ep_size": 4, "expert_tp_size": 1}, ["tp ep", "cp pp expert_tp embedding", "dp expert_dp dp_cp"]),
+        ((16, 2), {"ep_size": 8, "expert_tp_size": 2}, ["tp expert_tp", "cp pp expert_dp embedding", "dp ep dp_cp"]),
     ],
 )
-def test_every_rank_makes_every_group_once_in_the_same_order(fake_world, monkeypatch, sizes, kinds):
+def test_every_rank_makes_every_group_once_in_the_same_order(fake_world, monkeypatch, sizes, experts, kinds):
     """Groups are numbered by how often new_group was called: a rank that skips one waits for ever."""
-    layout, calls, real = ParallelLayout(*sizes), [], dist.new_group
+    layout, calls, real = ParallelLayout(*sizes, **experts), [], dist.new_group
+    kinds = [names.split() for names in kinds]
     monkeypatch.setattr(dist, "new_group", lambda ranks, **kwargs: calls[-1].append(ranks) or real(ranks, **kwargs))
     for rank in {0, 21 % layout.world_size, layout.world_size - 1}:
         calls.append([])
         fake_world(rank, layout.world_size)
         groups = init_groups(layout)
-        assert [
-            [name for name in names if getattr(groups, name) is getattr(groups, names[0])] for names in kinds
-        ] == kinds
+        made = [getattr(groups, name) for names in kinds for name in names[:1]]
+        for names, group in zip(kinds, made):
+            assert [name for name in [*AXES_OF_GROUP, "embedding"] if getattr(groups, name) is group] == names
         groups.close()
         groups.close()
         assert len(dist.distributed_c10d._world.pg_map) == 1  # the world itself, which is never closed
         dist.destroy_process_group()
     first = [names[0] for names in kinds]
-    lists = [
-        layout.embedding_groups() if name == "embedding" else layout.groups(*AXES_OF_GROUP[name]) for name in first
-    ]
+    lists = [embedding_groups(layout) if name == "embedding" else layout.groups(*AXES_OF_GROUP[name]) for name in first]
     every = [ranks for groups in lists if len(groups[0]) < layout.world_size for ranks in groups]
     assert all(made == every for made in calls)

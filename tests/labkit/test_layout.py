@@ -9,13 +9,15 @@ import itertools
 import math
 import pickle
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.layout import AXES, Coords, ParallelLayout
+from labkit.layout import AXES, EXPERT_AXES, Coords, Grid, ParallelLayout
 
 LARGEST_WORLD = 32
 WORLD_SIZES = (*range(1, 9), 12, 16, 24)  # the others have the factors of one of these, or are primes
@@ -74,7 +76,7 @@ def test_every_layout_agrees_with_nested_loops(world_size):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_rank_of_every_layout_of_12_ranks(order):
-    """What is asked rank by rank: coordinates, the group of a rank, embedding groups."""
+    """What is asked rank by rank: coordinates, the group of a rank."""
     axes = order.split("-")
     stage_at = axes.index("pp")
     for shape in itertools.chain.from_iterable(shapes(n) for n in (1, 8, 12)):
@@ -86,8 +88,6 @@ def test_every_rank_of_every_layout_of_12_ranks(order):
             for subset in ((stage_at,), (0, 2), (0, 1, 2, 3)):
                 expected = next(group for group in groups[subset] if rank in group)
                 assert layout.group_of(rank, *(axes[i] for i in subset)) == expected
-        ends = [sorted({group[0], group[-1]}) for group in groups[(stage_at,)]]
-        assert layout.embedding_groups() == ends
 
 
 @pytest.mark.parametrize("gpus_per_node", [1, 2, 3, 4, 8, 64])
@@ -166,6 +166,126 @@ def test_tensor_groups_stay_inside_a_box_of_eight():
     assert layout.crossings("tp", 8) == []
     assert layout.crossings("dp", 8) == []
     assert layout.crossings("pp", 8) == layout.groups("pp")
+
+
+# ---- two grids over the same ranks
+
+MEGATRON_AXES = ("tp", "cp", "ep", "dp", "pp")
+OURS = {"tp": "expert_tp", "ep": "ep", "dp": "expert_dp", "pp": "pp"}  # what Megatron-LM's names mean among experts
+
+
+def megatron_groups(order: str, sizes: dict[str, int], *within: str) -> list[list[int]]:
+    """Megatron-LM's rule: five nested loops, the last axis of the order outermost; one that is left out has size 1."""
+    named = [*order.split("-"), *(axis for axis in MEGATRON_AXES if axis not in order.split("-"))]
+    assert all(sizes[axis] == 1 for axis in named if axis not in order.split("-"))
+    groups: dict[tuple[int, ...], list[int]] = {}
+    ranks = itertools.count()
+    for e in range(sizes[named[4]]):
+        for d in range(sizes[named[3]]):
+            for c in range(sizes[named[2]]):
+                for b in range(sizes[named[1]]):
+                    for a in range(sizes[named[0]]):
+                        place = dict(zip(named, (a, b, c, d, e)))
+                        outside = tuple(place[axis] for axis in named if axis not in within)
+                        groups.setdefault(outside, []).append(next(ranks))
+    return list(groups.values())
+
+
+GENERATORS = [  # the dense one has no ep, the experts' no cp
+    {"tp": 2, "cp": 3, "ep": 1, "dp": 2, "pp": 2},
+    {"tp": 2, "cp": 1, "ep": 3, "dp": 2, "pp": 2},
+    {"tp": 1, "cp": 1, "ep": 4, "dp": 3, "pp": 2},
+]
+
+
+@pytest.mark.parametrize("sizes", GENERATORS, ids=str)
+def test_a_grid_follows_megatron_s_rule_in_every_order(sizes):
+    needed = {axis for axis, size in sizes.items() if size > 1}
+    orders = [order for k in range(len(needed), 6) for order in itertools.permutations(MEGATRON_AXES, k)]
+    for order in orders:
+        if needed <= set(order):
+            grid = Grid([(axis, sizes[axis]) for axis in order])
+            for within in itertools.chain.from_iterable(itertools.combinations(order, k) for k in (1, 2, 3)):
+                groups = megatron_groups("-".join(order), sizes, *within)
+                assert grid.groups(*within) == groups, (order, within)
+                assert grid.group_of(17, *within) == next(group for group in groups if 17 in group)
+
+
+def test_coordinates_of_an_axis_with_two_digits():
+    grid = Grid([("a", 2), ("b", 3), ("a", 2), ("c", 2)])
+    assert grid.sizes == {"a": 4, "b": 3, "c": 2}
+    assert grid.groups("a")[1] == [2, 3, 8, 9]
+    for axis in grid.sizes:
+        for group in grid.groups(axis):
+            assert [grid.coords(rank)[axis] for rank in group] == list(range(grid.size(axis)))
+    assert [grid.rank_at(**grid.coords(rank)) for rank in range(24)] == list(range(24))
+    assert grid.rank_at(a=3) == 7
+    with pytest.raises(ValueError, match="axis 'd' is unknown: use one of a, b, c"):
+        grid.rank_at(d=0)
+
+
+@pytest.mark.parametrize("order", ORDERS + ORDERS_WITHOUT_CP)
+def test_both_grids_of_a_layout_are_megatron_s(order):
+    """ep stands before dp, as in Megatron-LM's default order; layouts whose pipelines would differ are refused."""
+    stood = 0
+    cp_sizes = (1, 2) if "cp" in order else (1,)
+    for tp, cp, pp, etp, ep in itertools.product((1, 2), cp_sizes, (1, 2, 3), (1, 2, 4), (1, 2, 3, 4)):
+        if (etp, ep) == (tp, 1):
+            continue  # the default, below
+        dense = {"tp": tp, "cp": cp, "ep": 1, "dp": 48 // (tp * cp * pp), "pp": pp}
+        if 48 // pp % (etp * ep):
+            with pytest.raises(ValueError, match=r"does not divide the expert grid's world_size/pp_size=\d+: use "):
+                ParallelLayout(48, tp, pp, cp, order, ep_size=ep, expert_tp_size=etp)
+            continue
+        experts = {"tp": etp, "cp": 1, "ep": ep, "dp": 48 // (etp * ep * pp), "pp": pp}
+        with_ep = order.replace("dp", "ep-dp")
+        if megatron_groups(with_ep, dense, "pp") != megatron_groups(with_ep, experts, "pp"):
+            with pytest.raises(ValueError, match=r"makes pipelines such as .* in the dense grid, but .* name pp last"):
+                ParallelLayout(48, tp, pp, cp, order, ep_size=ep, expert_tp_size=etp)
+            assert not order.endswith("pp")
+            continue
+        layout = ParallelLayout(48, tp, pp, cp, order, ep_size=ep, expert_tp_size=etp)
+        stood += 1
+        assert layout.expert_dp_size == layout.size("expert_dp") == experts["dp"]
+        for axes in [("tp",), ("ep",), ("dp",), ("tp", "ep"), ("tp", "ep", "dp"), ("ep", "dp", "pp")]:
+            groups = megatron_groups(with_ep, experts, *axes)
+            assert layout.groups(*(OURS[axis] for axis in axes)) == groups, (layout, axes)
+        for axis in AXES:
+            assert layout.groups(axis) == megatron_groups(with_ep, dense, axis)
+        assert layout.groups("pp") == layout.expert.groups("pp")
+    assert stood
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_experts_lie_as_dense_layers_do_unless_their_sizes_are_given(order):
+    for shape in itertools.chain.from_iterable(shapes(n) for n in (1, 8, 12, 24)):
+        layout = build(order, shape)
+        assert (layout.ep_size, layout.expert_tp_size) == (1, layout.tp_size)
+        assert layout.groups("expert_tp") == layout.groups("tp")
+        assert layout.groups("expert_dp") == layout.groups("cp", "dp")
+        assert layout.groups("expert_tp", "expert_dp") == layout.groups("tp", "cp", "dp")
+        assert layout.groups("ep") == [[rank] for rank in range(layout.world_size)]
+        assert layout.expert.groups("pp") == layout.groups("pp")
+        for rank in {0, layout.world_size // 3, layout.world_size - 1}:
+            assert layout.expert.rank_at(**layout.expert.coords(rank)) == rank
+            for axis in EXPERT_AXES:
+                assert layout.group_of(rank, axis)[layout.expert.coords(rank)[axis]] == rank
+
+
+def test_experts_of_sixteen_ranks():
+    """t = c = d = p = 2, with four times four experts, each whole: ep takes the place of tp and cp."""
+    layout = ParallelLayout(16, 2, 2, 2, ep_size=4, expert_tp_size=1)
+    assert layout.groups("cp") == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]]
+    assert layout.groups("dp") == [[0, 4], [1, 5], [2, 6], [3, 7], [8, 12], [9, 13], [10, 14], [11, 15]]
+    assert layout.groups("ep") == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+    assert layout.groups("expert_dp") == [[0, 4], [1, 5], [2, 6], [3, 7], [8, 12], [9, 13], [10, 14], [11, 15]]
+    assert layout.groups("expert_tp") == [[rank] for rank in range(16)]
+
+
+@pytest.mark.parametrize("module", ["labkit.layout", "course.sizing"])
+def test_explorers_in_a_browser_have_no_numpy_and_no_torch(module):
+    code = f"import sys; sys.modules.update(numpy=None, torch=None); import {module}"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # ---- what does not fit
@@ -250,6 +370,17 @@ MESSAGES = [
       for order in ("tp-dp", "tp-dp-pp-tp", "tp-dp-pp-ep", "", "tp_dp_pp", "tp-dp-pp-", None, ("tp", "dp", "pp"))],
     ({"world_size": 8, "cp_size": 2, "order": "tp-dp-pp"},
      "order='tp-dp-pp' leaves out cp while cp_size=2: name cp in it, as in 'tp-cp-dp-pp'"),
+    ({"world_size": 16, "tp_size": 2, "pp_size": 2, "ep_size": 3}, "expert_tp_size=2 * ep_size=3 = 6 does not divide "
+     "the expert grid's world_size/pp_size=8: use ep_size 1, 2 or 4"),
+    ({"world_size": 16, "pp_size": 2, "ep_size": 2, "expert_tp_size": 8}, "expert_tp_size=8 * ep_size=2 = 16 does not "
+     "divide the expert grid's world_size/pp_size=8: use expert_tp_size 1, 2 or 4, or ep_size 1"),
+    ({"world_size": 16, "pp_size": 2, "ep_size": 3, "expert_tp_size": 5}, "expert_tp_size=5 * ep_size=3 = 15 does not "
+     "divide the expert grid's world_size/pp_size=8: use sizes whose product is 1, 2, 4 or 8"),
+    ({"world_size": 16, "ep_size": 0}, "ep_size=0 must be at least 1"),
+    ({"world_size": 16, "expert_tp_size": 1.5}, "expert_tp_size=1.5 must be a whole number"),
+    ({"world_size": 16, "tp_size": 2, "pp_size": 2, "expert_tp_size": 1, "order": "tp-pp-dp"},
+     "order='tp-pp-dp' makes pipelines such as [0, 2] in the dense grid, but [0, 1] in the expert grid: "
+     "name pp last, as in 'tp-cp-dp-pp'"),
 ]  # fmt: skip
 
 
@@ -265,6 +396,7 @@ CALLS = [
     (lambda it: it.group_of(0), "a group needs at least one axis: use 'tp', 'cp', 'dp' or 'pp'"),
     (lambda it: it.groups("tensor"), "axis 'tensor' is unknown: use one of tp, cp, dp, pp"),
     (lambda it: it.crossings("ep", 8), "axis 'ep' is unknown: use one of tp, cp, dp, pp"),
+    (lambda it: it.groups("ep", "tp"), "axis 'tp' is unknown: use one of expert_tp, expert_dp, ep, pp"),
     (lambda it: it.size("world"), "axis 'world' is unknown: use one of tp, cp, dp, pp"),
     (lambda it: it.crossings("tp", 0), "gpus_per_node=0 must be at least 1"),
     (lambda it: it.coords(16), "rank=16 must be a whole number from 0 to 15: world_size is 16"),

@@ -14,8 +14,9 @@ LAYOUT = ParallelLayout(8, tp_size=2, pp_size=2)
 
 
 def talk_on_every_axis():
+    models = [dist.new_group(ranks) for ranks in LAYOUT.groups("tp", "pp")]
     with init_groups(LAYOUT) as groups, communication_log() as log:
-        for size, group in ((10, groups.tp), (100, groups.dp), (3, groups.model)):
+        for size, group in ((10, groups.tp), (100, groups.dp), (3, models[groups.coords.dp])):
             dist.all_reduce(torch.zeros(size, dtype=torch.float64), group=group)
         pieces = [torch.zeros(5, dtype=torch.float64) for _ in range(2)]
         dist.all_gather(pieces, torch.zeros(5, dtype=torch.float64), group=groups.tp)
