@@ -93,17 +93,30 @@ class Schedule:
 
     @property
     def num_model_chunks(self) -> int:
-        """p*v: the number of pieces of the whole model."""
+        """p*v: the number of chunks of the whole model."""
         return self.num_stages * self.num_chunks
 
     def stage_of(self, rank: int, chunk: int = 0) -> int:
         """Return which model chunk this is, counted from the model's input."""
         return chunk * self.num_stages + rank
 
-    def place_of(self, stage: int) -> tuple[int, int] | None:
-        """Return the (rank, chunk) that has this model chunk; None before the first and after the last."""
-        chunk, rank = divmod(stage, self.num_stages)
-        return (rank, chunk) if 0 <= chunk < self.num_chunks else None
+    def rank_of_stage(self, stage: int) -> int:
+        """Return the rank that has this model chunk."""
+        return stage % self.num_stages
+
+    def chunk_of_stage(self, stage: int) -> int:
+        """Return which of its rank's chunks this model chunk is."""
+        return stage // self.num_stages
+
+    def neighbor(self, rank: int, op: Op, steps: int) -> tuple[int, Op] | None:
+        """Return the (rank, op) that follows with the result of ``op``, or precedes it where ``steps`` is -1, not 1.
+
+        None at an end of the pipeline, and for ops whose result no other stage needs.
+        """
+        stage = self.stage_of(rank, op.chunk) + (steps if op.kind == FORWARD else -steps)
+        if op.kind == WEIGHT_GRADIENT or not 0 <= stage < self.num_model_chunks:
+            return None
+        return self.rank_of_stage(stage), op._replace(chunk=self.chunk_of_stage(stage))
 
     def needs(self, rank: int, op: Op) -> list[tuple[int, Op]]:
         """Return the (rank, op) pairs that must have finished before ``rank`` can start ``op``.
@@ -112,11 +125,9 @@ class Schedule:
         >>> [f"{op} of rank {rank}" for rank, op in one_f_one_b(4, 8).needs(2, Op("backward", 5))]
         ['B5 of rank 3', 'F5 of rank 2']
         """
-        if op.kind == WEIGHT_GRADIENT:
-            return [(rank, op._replace(kind=BACKWARD))]
-        own = [] if op.kind == FORWARD else [(rank, op._replace(kind=FORWARD))]
-        place = self.place_of(self.stage_of(rank, op.chunk) + (1 if own else -1))
-        return own if place is None else [(place[0], op._replace(chunk=place[1])), *own]
+        own = {BACKWARD: FORWARD, WEIGHT_GRADIENT: BACKWARD}.get(op.kind)
+        pairs = self.neighbor(rank, op, -1), own and (rank, op._replace(kind=own))
+        return [pair for pair in pairs if pair]
 
     def in_order(self) -> Iterator[tuple[int, Op, list[tuple[int, Op]]]]:
         """Yield each rank, op, and what it needs, in an order that can run, or raise a `ScheduleDeadlock`."""

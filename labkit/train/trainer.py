@@ -170,7 +170,7 @@ class Trainer:
     def run(self, schedule: Schedule, inputs: MicroBatches, targets: MicroBatches, average: bool = False) -> float:
         """Run the pipeline, and return the average loss on every rank. Gradients are averaged only if asked for."""
         options: dict[str, Any] = dict(targets=targets, loss=self.loss, tied=self.tied, trace=self.trace)
-        options |= dict(average=average, every=self.config.zero_stage >= 2)
+        options |= dict(average=average, reduce_every_micro_batch=self.config.zero_stage >= 2)
         loss = pipeline.run(schedule, self.chunks, self.groups, inputs, **options)
         total = torch.zeros((), dtype=torch.float64, device=local_device())
         if loss is not None:  # on the last stage only
