@@ -25,20 +25,20 @@ MAX_DIMS = 8
 
 
 class Route(NamedTuple):
-    """Where a message goes or comes from: a rank and its op, their group, and what tells it from other messages."""
+    """Where a message goes to or comes from: a rank and its op, their group, and the stages on both sides."""
 
     rank: int
     op: Op
     group: dist.ProcessGroup
     first_tag: int  # micro-batch i has the i-th after it, the shape message the one after all of these
-    key: tuple[int, int, int]  # of its shape: the stage that gives the activation, and the two ranks
+    shape_key: tuple[int, ...]  # the stage that gives the activation, and both ranks
 
 
 class Messages:
     """Sends and receives the tensors of one rank in one step.
 
-    A shape message goes ahead of a stage's first activation, unless ``shapes`` has its shape from an earlier step with
-    the same shapes of inputs. Both ends write it down there, so they agree on which shape messages are sent.
+    A shape message goes ahead of a stage's first activation, unless ``shapes`` has it from an earlier step with inputs
+    of the same shapes. Both ends note it there, so they always agree on which shape messages are sent.
     """
 
     def __init__(
@@ -46,21 +46,18 @@ class Messages:
     ):
         self.schedule, self.groups, self.span, self.recv_prefetch = schedule, groups, span, recv_prefetch
         self.rank, self.device, self.rows = groups.coords.pp, local_device(), [len(rows) for rows in inputs]
-        of_inputs = tuple((x.dtype, x.shape) for x in inputs)
-        self.inputs_hash = 0 if shapes is None else crc32(repr(of_inputs).encode())
-        self.shapes = (
-            {} if shapes is None else shapes.setdefault(of_inputs, {})
-        )  # key -> dtype, shape, of how many rows
+        input_shapes = tuple((x.dtype, x.shape) for x in inputs)
+        self.inputs_hash = 0 if shapes is None else crc32(repr(input_shapes).encode())
+        self.shapes = {} if shapes is None else shapes.setdefault(input_shapes, {})  # key -> dtype, shape, its rows
         self.to_take = deque(schedule.ranks[self.rank])
         self.position = cache(lambda rank: {op: index for index, op in enumerate(schedule.ranks[rank])})
         self.handed_over: dict[Op, torch.Tensor] = {}  # from one chunk of this rank to another
-        self.pending_shapes: dict[tuple, tuple[torch.Tensor, Any]] = {}
         self.pending_recvs: dict[Op, tuple[torch.Tensor, Any, dist.ProcessGroup]] = {}
         # What is sent must live until it has left. By the receiver and its op:
         self.pending_sends: dict[tuple[int, Op], list[tuple[torch.Tensor, Any]]] = {}
         for stage in range(1, schedule.num_model_chunks):
             ends = schedule.rank_of_stage(stage - 1), schedule.rank_of_stage(stage)
-            for kind, pair in ((FORWARD, ends), (BACKWARD, ends[::-1])):
+            for kind, pair in ((FORWARD, ends), (BACKWARD, ends[::-1])):  # in one order on all ranks
                 if kind in schedule.kinds:
                     groups.connect(kind, *pair)
 
@@ -75,7 +72,7 @@ class Messages:
             return self.handed_over.pop(op, None)
         with self.span(WAIT, f"for {op}", op), waiting_for(op):
             if not self._post_recv(op):
-                self._read_shape(route)
+                self._recv_shape(route)
                 self._post_recv(op)
             tensor, work, _ = self.pending_recvs.pop(op)
             work.wait()
@@ -99,18 +96,23 @@ class Messages:
         if route.rank == self.rank:
             self.handed_over[route.op] = tensor
             return
+        for receiver, sends in list(self.pending_sends.items()):  # NCCL tells which have left, gloo does not
+            if not all(work.is_completed() for _, work in sends):
+                break
+            self._release(*receiver)
+        isend, sends = partial(dist.isend, group=route.group, group_dst=route.rank), []
         dtype, shape, rows = tensor.dtype, tensor.shape, self.rows[op.micro_batch]
-        to_send = [(route.first_tag + op.micro_batch, tensor)]
-        if route.key not in self.shapes:
-            self.shapes[route.key] = dtype, shape, rows
+        if route.shape_key not in self.shapes:
+            self.shapes[route.shape_key] = dtype, shape, rows
             numbers = [self.inputs_hash, rows, DTYPES.index(dtype), len(shape), *shape, *[0] * (MAX_DIMS - len(shape))]
-            to_send.insert(0, (route.first_tag + len(self.rows), torch.tensor(numbers, device=self.device)))
+            message = torch.tensor(numbers, device=self.device)
+            sends.append((message, isend(message, tag=route.first_tag + len(self.rows))))
         if (expected := self._shape(op, route)) != (dtype, shape):
             gave, wanted = (f"{str(dtype)[6:]} {list(shape)}" for dtype, shape in ((dtype, shape), expected))
             rule = "for inputs of the same shapes a stage gives the same shapes, with the rows in the first dim"
             raise ValueError(f"{op} gave {gave}, but the next stage expects {wanted}: {rule}")
-        isend = partial(dist.isend, group=route.group, group_dst=route.rank)
-        self.pending_sends[route.rank, route.op] = [(x, isend(x, tag=tag)) for tag, x in to_send]
+        sends.append((tensor, isend(tensor, tag=route.first_tag + op.micro_batch)))
+        self.pending_sends[route.rank, route.op] = sends
 
     def flush(self) -> None:
         """Wait until everything has left."""
@@ -131,33 +133,27 @@ class Messages:
         route = self._route(op, -1)
         if op in self.pending_recvs or route is None or route.rank == self.rank:
             return True
-        if self.groups.keeps_order and route.group in (group for *_, group in self.pending_recvs.values()):
+        is_open = self.groups.keeps_order and route.group in (group for *_, group in self.pending_recvs.values())
+        if is_open or route.shape_key not in self.shapes:
             return False
-        irecv = partial(dist.irecv, group=route.group, group_src=route.rank)
-        if route.key in self.shapes:
-            dtype, shape = self._shape(op, route)
-            tensor = torch.empty(shape, dtype=dtype, device=self.device)
-            self.pending_recvs[op] = tensor, irecv(tensor, tag=route.first_tag + op.micro_batch), route.group
-        elif op.kind == FORWARD and route.key not in self.pending_shapes:
-            message = torch.empty(4 + MAX_DIMS, dtype=torch.int64, device=self.device)
-            self.pending_shapes[route.key] = message, irecv(message, tag=route.first_tag + len(self.rows))
-        return op in self.pending_recvs
+        dtype, shape = self._shape(op, route)
+        tensor, tag = torch.empty(shape, dtype=dtype, device=self.device), route.first_tag + op.micro_batch
+        work = dist.irecv(tensor, group=route.group, group_src=route.rank, tag=tag)
+        self.pending_recvs[op] = tensor, work, route.group
+        return True
 
-    def _read_shape(self, route: Route) -> None:
-        """Wait for a shape message. On a GPU the host waits, too."""
-        message, work = self.pending_shapes.pop(route.key)
-        work.wait()
-        inputs_hash, rows, dtype, num_dims, *shape = message.tolist()
+    def _recv_shape(self, route: Route) -> None:
+        message = torch.empty(4 + MAX_DIMS, dtype=torch.int64, device=self.device)
+        dist.irecv(message, group=route.group, group_src=route.rank, tag=route.first_tag + len(self.rows)).wait()
+        inputs_hash, rows, dtype, num_dims, *shape = message.tolist()  # on a GPU, the host waits
         if inputs_hash != self.inputs_hash:
-            fault = (
-                f"pipeline ranks {route.rank} and {self.rank} have inputs of different shapes, or only one has shapes="
-            )
-            raise ValueError(f"{fault}: give both the same, in every step")
-        self.shapes[route.key] = DTYPES[dtype], torch.Size(shape[:num_dims]), rows
+            fault = f"pipeline ranks {route.rank} and {self.rank} differ in shapes=, or in the shapes of their inputs"
+            raise ValueError(f"{fault}: give both the same inputs, and a dict of shapes or none")
+        self.shapes[route.shape_key] = DTYPES[dtype], torch.Size(shape[:num_dims]), rows
 
     def _shape(self, op: Op, route: Route) -> tuple[torch.dtype, torch.Size]:
-        """Return the dtype and shape of a message: those of the shape message, but with its own number of rows."""
-        dtype, shape, rows = self.shapes[route.key]
+        """Return the dtype and shape that both ends know of a message: as noted, but with its own number of rows."""
+        dtype, shape, rows = self.shapes[route.shape_key]
         own_rows = self.rows[op.micro_batch]
         return dtype, shape if own_rows == rows else torch.Size([own_rows, *shape[1:]])
 
@@ -169,6 +165,5 @@ class Messages:
         rank, there = other
         stage = min(self.schedule.stage_of(self.rank, op.chunk), self.schedule.stage_of(rank, there.chunk))
         number = stage + (op.kind == BACKWARD) * self.schedule.num_model_chunks
-        sender, receiver = (self.rank, rank)[::steps]
-        group = self.groups.channel(op.kind, sender, receiver)
+        group = self.groups.channel(op.kind, *(self.rank, rank)[::steps])
         return Route(rank, there, group, number * (len(self.rows) + 1), (stage, *sorted((self.rank, rank))))
