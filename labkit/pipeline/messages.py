@@ -6,9 +6,9 @@ delivers in the order of sending. There the messages of one kind from one rank t
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import cache, partial
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -41,20 +41,17 @@ class Messages:
     of the same shapes. Both ends note it there, so they always agree on which shape messages are sent.
     """
 
-    def __init__(
-        self, schedule: Schedule, groups: ProcessGroups, inputs, shapes: dict | None, span: Callable, recv_prefetch: int
-    ):
+    def __init__(self, schedule: Schedule, groups: ProcessGroups, inputs, shapes, span, recv_prefetch: int):
         self.schedule, self.groups, self.span, self.recv_prefetch = schedule, groups, span, recv_prefetch
         self.rank, self.device, self.rows = groups.coords.pp, local_device(), [len(rows) for rows in inputs]
         input_shapes = tuple((x.dtype, x.shape) for x in inputs)
         self.inputs_hash = 0 if shapes is None else crc32(repr(input_shapes).encode())
         self.shapes = {} if shapes is None else shapes.setdefault(input_shapes, {})  # key -> dtype, shape, its rows
         self.to_take = deque(schedule.ranks[self.rank])
-        self.position = cache(lambda rank: {op: index for index, op in enumerate(schedule.ranks[rank])})
+        self.order_of = cache(lambda rank: {op: index for index, op in enumerate(schedule.ranks[rank])})
         self.handed_over: dict[Op, torch.Tensor] = {}  # from one chunk of this rank to another
         self.pending_recvs: dict[Op, tuple[torch.Tensor, Any, dist.ProcessGroup]] = {}
-        # What is sent must live until it has left. By the receiver and its op:
-        self.pending_sends: dict[tuple[int, Op], list[tuple[torch.Tensor, Any]]] = {}
+        self.pending_sends: dict[tuple[int, Op], list[tuple[torch.Tensor, Any]]] = {}  # by the receiver and its op
         for stage in range(1, schedule.num_model_chunks):
             ends = schedule.rank_of_stage(stage - 1), schedule.rank_of_stage(stage)
             for kind, pair in ((FORWARD, ends), (BACKWARD, ends[::-1])):  # in one order on all ranks
@@ -71,20 +68,17 @@ class Messages:
         if route is None or route.rank == self.rank:
             return self.handed_over.pop(op, None)
         with self.span(WAIT, f"for {op}", op), waiting_for(op):
-            if not self._post_recv(op):
+            while not self._post_recv(op):
                 self._recv_shape(route)
-                self._post_recv(op)
             tensor, work, _ = self.pending_recvs.pop(op)
             work.wait()
         # The sender has done all its ops up to this one, so it has received what this rank sent for them.
-        position = self.position(route.rank)
-        for rank, other in list(self.pending_sends):
-            if rank == route.rank and position[other] <= position[route.op]:
-                self._release(rank, other)
+        order = self.order_of(route.rank)
+        self._release(to for to in self.pending_sends if to[0] == route.rank and order[to[1]] <= order[route.op])
         return tensor
 
     def send(self, op: Op, result: torch.Tensor | None) -> None:
-        """Start to send what ``op`` gave to the stage that needs it; do nothing if none does."""
+        """Start to send what ``op`` gave to the stage that needs it, if any does; keep it until it has left."""
         route = self._route(op, 1)
         if route is None:
             return
@@ -96,11 +90,7 @@ class Messages:
         if route.rank == self.rank:
             self.handed_over[route.op] = tensor
             return
-        for receiver, sends in list(self.pending_sends.items()):  # NCCL tells which have left, gloo does not
-            if not all(work.is_completed() for _, work in sends):
-                break
-            self._release(*receiver)
-        isend, sends = partial(dist.isend, group=route.group, group_dst=route.rank), []
+        sends, isend = [], partial(dist.isend, group=route.group, group_dst=route.rank)
         dtype, shape, rows = tensor.dtype, tensor.shape, self.rows[op.micro_batch]
         if route.shape_key not in self.shapes:
             self.shapes[route.shape_key] = dtype, shape, rows
@@ -108,21 +98,24 @@ class Messages:
             message = torch.tensor(numbers, device=self.device)
             sends.append((message, isend(message, tag=route.first_tag + len(self.rows))))
         if (expected := self._shape(op, route)) != (dtype, shape):
-            gave, wanted = (f"{str(dtype)[6:]} {list(shape)}" for dtype, shape in ((dtype, shape), expected))
-            rule = "for inputs of the same shapes a stage gives the same shapes, with the rows in the first dim"
-            raise ValueError(f"{op} gave {gave}, but the next stage expects {wanted}: {rule}")
+            fault = f"{op} gave {dtype} {list(shape)}, but the next stage expects {expected[0]} {list(expected[1])}"
+            raise ValueError(f"{fault}: for like inputs a stage must give like shapes, with the rows in the first dim")
         sends.append((tensor, isend(tensor, tag=route.first_tag + op.micro_batch)))
+        self._release(takewhile(self._has_left, self.pending_sends))
         self.pending_sends[route.rank, route.op] = sends
 
     def flush(self) -> None:
         """Wait until everything has left."""
-        for rank, op in list(self.pending_sends):
-            self._release(rank, op)
+        self._release(self.pending_sends)
 
-    def _release(self, rank: int, op: Op) -> None:
-        with waiting_for(op):
-            for _, work in self.pending_sends.pop((rank, op)):
-                work.wait()
+    def _release(self, receivers: Iterable[tuple[int, Op]]) -> None:
+        for receiver in list(receivers):
+            with waiting_for(receiver[1]):
+                for _, work in self.pending_sends.pop(receiver):
+                    work.wait()
+
+    def _has_left(self, receiver: tuple[int, Op]) -> bool:
+        return all(work.is_completed() for _, work in self.pending_sends[receiver])  # NCCL knows, gloo does not
 
     def _post_recv(self, op: Op) -> bool:
         """Start to receive what ``op`` needs, if anything; return False if that must wait.
@@ -144,7 +137,9 @@ class Messages:
 
     def _recv_shape(self, route: Route) -> None:
         message = torch.empty(4 + MAX_DIMS, dtype=torch.int64, device=self.device)
-        dist.irecv(message, group=route.group, group_src=route.rank, tag=route.first_tag + len(self.rows)).wait()
+        tag = route.first_tag + len(self.rows)
+        work: Any = dist.irecv(message, group=route.group, group_src=route.rank, tag=tag)
+        work.wait()
         inputs_hash, rows, dtype, num_dims, *shape = message.tolist()  # on a GPU, the host waits
         if inputs_hash != self.inputs_hash:
             fault = f"pipeline ranks {route.rank} and {self.rank} differ in shapes=, or in the shapes of their inputs"

@@ -54,11 +54,10 @@ def run(
         average: the chunks are wrapped (`labkit.data_parallel`): each sends its gradients during its last backward, and
             they are the replicas' average when this returns. Otherwise they stay this replica's own.
         reduce_every_micro_batch: send them in every backward, so a `FullyShardedDataParallel` adds up no whole ones.
-        trace: gets a span for each op, and one for each wait.
+        trace: gets a span for each op and each wait.
         shapes: a dict, empty at first, that every rank keeps and gives in each step. It remembers the shapes of
             activations for inputs of the same shape; without it each step sends them, and a GPU's host waits for them.
-        recv_prefetch: for how many ops receives are posted in advance; 0 to post each when its op is next. With NCCL
-            at most one of each kind and direction.
+        recv_prefetch: how many ops ahead receives are posted; with NCCL at most one of each kind and direction.
         allow_deadlock: run the schedule even if it deadlocks, to see what is reported.
 
     Raises:
@@ -94,18 +93,15 @@ def run(
     messages.flush()
     for index in last:
         replicas[index].sync_gradients()
-    _add_up_tied(tied, earlier_gradients, groups)
+    if tied:
+        _add_up_tied(tied, earlier_gradients, groups)
     return stages[-1].total
 
 
 def _add_up_tied(tied: Sequence[nn.Parameter], earlier: Sequence[torch.Tensor | None], groups: ProcessGroups) -> None:
     """Give all copies of a shared weight, on this rank and on its partner, the sum of their gradients."""
-    if not tied:
-        return
-    total = torch.zeros_like(tied[0], dtype=grad_dtype_of(tied[0]))
-    for weight in tied:
-        if weight.grad is not None:
-            total += weight.grad
+    zero = torch.zeros_like(tied[0], dtype=grad_dtype_of(tied[0]))
+    total = sum((weight.grad for weight in tied if weight.grad is not None), zero)
     if groups.embedding.size() > 1:
         dist.all_reduce(total, group=groups.embedding)
     for parameter, before in zip(tied, earlier):
@@ -119,16 +115,7 @@ class Stage:
     The first stage takes its input from ``inputs``; the last one computes the loss, and ``total`` is its mean so far.
     """
 
-    def __init__(
-        self,
-        chunk: nn.Module,
-        number: int,
-        schedule: Schedule,
-        inputs,
-        targets,
-        loss: Callable,
-        ignore_index: int | None,
-    ):
+    def __init__(self, chunk: nn.Module, number: int, schedule: Schedule, inputs, targets, loss, ignore_index):
         self.chunk, self.inputs, self.targets, self.loss = chunk, inputs, targets, loss
         self.is_first, self.is_last = number == 0, number == schedule.num_model_chunks - 1
         self.trains, self.splits_backward = BACKWARD in schedule.kinds, WEIGHT_GRADIENT in schedule.kinds
@@ -139,11 +126,8 @@ class Stage:
 
     def do(self, op: Op, arrived: torch.Tensor | None) -> torch.Tensor | None:
         """Run ``op`` on what arrived for it, and return what the next stage needs."""
-        if op.kind == FORWARD:
-            return self.forward(op, arrived)
-        if op.kind == BACKWARD:
-            return self.backward(op, arrived)
-        return self.weight_gradient(op)
+        passes = {FORWARD: self.forward, BACKWARD: self.backward, WEIGHT_GRADIENT: self.weight_gradient}
+        return passes[op.kind](op, arrived)
 
     def forward(self, op: Op, x: torch.Tensor | None) -> torch.Tensor:
         """Return the chunk's output, on the last stage its share of the loss."""
@@ -175,7 +159,7 @@ class Stage:
             torch.autograd.backward(output, grad)
         return torch.zeros_like(x) if x.grad is None else x.grad
 
-    def weight_gradient(self, op: Op) -> None:
+    def weight_gradient(self, op: Op, _=None) -> None:
         """Add up the gradients of the weights, which `backward` left for later."""
         self._halves.pop(op.micro_batch).weight_gradient()
 
