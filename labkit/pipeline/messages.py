@@ -25,7 +25,7 @@ MAX_DIMS = 8
 
 
 class Route(NamedTuple):
-    """Where a message goes to or comes from: a rank and its op, their group, and the stages on both sides."""
+    """Where a message goes to or comes from: a rank, and its op there; their group; and what both ends know it by."""
 
     rank: int
     op: Op
