@@ -93,9 +93,10 @@ def compare(schedule: Schedule, peer_schedule: Callable, make_chunk: Callable) -
     peers_loss = {"loss_fn": lambda output, target: output.square().mean()}
     runtime = peer_schedule(stages if schedule.num_chunks > 1 else stages[0], M, **peers_loss)
     target = {"target": x} if rank == P - 1 else {}
+    options = {"loss": lambda output, _: output.square().mean(), "shapes": {}}
 
     def our_step(trace: Trace | None = None):
-        pipeline.run(schedule, chunks, groups, x.chunk(M), loss=lambda output, _: output.square().mean(), trace=trace)
+        pipeline.run(schedule, chunks, groups, x.chunk(M), **options, trace=trace)
 
     def their_step():
         runtime.step(*([x] if rank == 0 else []), **target)

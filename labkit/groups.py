@@ -3,7 +3,6 @@
 import copyreg
 import os
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +42,7 @@ class ProcessGroups:
     shard: dist.ProcessGroup
     replicate: dist.ProcessGroup | None = None
     _channels: dict[tuple[str, bool], dist.ProcessGroup] = field(default_factory=dict)
+    _connected: set[tuple[str, int, int]] = field(default_factory=set)
     _mesh: DeviceMesh | None = None
 
     @property
@@ -55,17 +55,32 @@ class ProcessGroups:
         """Whether this rank holds the pipeline's last stage, where the loss is."""
         return self.coords.pp == self.layout.pp_size - 1
 
-    def channel(self, kind: str, wraps: bool) -> dist.ProcessGroup:
-        """Return the group for the pipeline's messages of one kind ("forward", "backward") and direction.
+    def channel(self, kind: str, sender: int, receiver: int) -> dist.ProcessGroup:
+        """Return the group for messages of one kind ("forward", "backward") between two ranks of the pipeline.
 
-        ``wraps``: between the last rank and the first. With gloo, where tags tell messages apart, the group is
-        always ``pp``. With NCCL each kind and direction has its own, so a receive posted ahead does not hold up others.
+        With gloo, where tags tell messages apart, it is ``pp``. With NCCL a pair of ranks has a communicator for each
+        kind and direction, so a receive posted ahead does not hold up others.
         """
-        return self._channels.get((kind, wraps), self.pp)
+        return self._channels.get((kind, sender < receiver), self.pp)
+
+    def connect(self, kind: str, sender: int, receiver: int) -> None:
+        """Connect a channel's two ranks, if that is to be done. All ranks of the pipeline call this, in one order.
+
+        NCCL connects two ranks at their first message in a direction, and the rank that comes first blocks until the
+        other comes. With receives posted ahead, ranks would block each other, so each pair is connected before.
+        """
+        if not self.keeps_order or sender == receiver or (kind, sender, receiver) in self._connected:
+            return
+        self._connected.add((kind, sender, receiver))
+        first_message, group = torch.zeros(1, device=local_device()), self.channel(kind, sender, receiver)
+        if self.coords.pp == sender:
+            dist.send(first_message, group=group, group_dst=receiver)
+        elif self.coords.pp == receiver:
+            dist.recv(first_message, group=group, group_src=sender)
 
     @property
     def keeps_order(self) -> bool:
-        """Whether each channel has its own group, in which a message waits until the one before is received."""
+        """Whether messages have channels, in which each waits until the one before is received."""
         return bool(self._channels)
 
     def device_mesh(self) -> DeviceMesh:
@@ -159,25 +174,9 @@ def _my_group(name: str, groups: list[list[int]]) -> dist.ProcessGroup:
 
 
 def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.ProcessGroup]:
-    """Make a group for each kind and direction of the pipeline's messages, and connect its neighbours.
-
-    NCCL connects two ranks at their first message in a direction, and the rank that comes first blocks until the other
-    comes. With receives posted ahead, ranks would block each other, so they are connected here, pair by pair.
-    """
-    if layout.pp_size == 1:
-        return {}
-    channels, last, me = {}, layout.pp_size - 1, layout.coords(dist.get_rank()).pp
-    first_message = torch.zeros(1, device=local_device())
-    for kind in ("forward", "backward"):
-        for wraps in (False, True):
-            group = channels[kind, wraps] = _my_group(f"pp {kind}", layout.groups("pp"))
-            for pair in [(last, 0)] if wraps else pairwise(range(layout.pp_size)):
-                sender, receiver = pair if kind == "forward" else reversed(pair)
-                if me == sender:
-                    dist.send(first_message, group=group, group_dst=receiver)
-                elif me == receiver:
-                    dist.recv(first_message, group=group, group_src=sender)
-    return channels
+    """Make a group for each kind of the pipeline's messages, to higher ranks and to lower ones."""
+    keys = [(kind, upwards) for kind in ("forward", "backward") for upwards in (False, True)]
+    return {key: _my_group(f"pp {key[0]}", layout.groups("pp")) for key in keys if layout.pp_size > 1}
 
 
 def _refuse_to_copy(group: dist.ProcessGroup):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from labkit import pipeline
 from labkit.layout import ParallelLayout
 from labkit.partition import BatchCut
-from labkit.pipeline.stage import Stage
+from labkit.pipeline.worker import Stage
 from labkit.tensor_parallel import RowParallelLinear, blocks, dropout, linear, shards, vocabulary
 from labkit.tensor_parallel.operators import reduce_from_tp
 from labkit.train import Trainer, gradients, trainer

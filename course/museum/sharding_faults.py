@@ -16,8 +16,8 @@ def replicas_counted_in_the_norm():
 def sends_on_every_micro_batch():
     right = pipeline.run
 
-    def run(*args, every, **options):
-        return right(*args, every=True, **options)  # a backward in `no_sync` sends all the same
+    def run(*args, reduce_every_micro_batch, **options):
+        return right(*args, reduce_every_micro_batch=True, **options)  # a backward in `no_sync` sends all the same
 
     pipeline.run = run
 

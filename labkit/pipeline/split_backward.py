@@ -1,4 +1,4 @@
-"""A backward pass in two halves: first the gradient of the input, which another rank waits for, then the weights'.
+"""Splits a backward pass in two: first the gradient of the input, which another rank waits for, then the weights'.
 
 The graph of a stage is a path from the output back to the input, with weights beside it. The first half goes along the
 path and keeps the gradient that arrives at each node with weights beside it; the second half starts from those.
@@ -17,8 +17,7 @@ class SplitBackward:
     """The backward of ``output`` with respect to ``x``, a leaf, and to the weights in between.
 
     Where there is no path from output to x (token numbers have no gradient), the second half is all of backward.
-    If a weight is used at two nodes, the second half goes the whole path again: that is right, but saves nothing.
-    Layers under checkpointing save nothing either.
+    If a weight is used at two nodes, it goes the whole path again: that is right, but saves nothing, as checkpointing.
     """
 
     def __init__(self, output: torch.Tensor, x: torch.Tensor):

@@ -1,7 +1,7 @@
-"""A rank obeys a schedule: op by op it takes what arrived, does its work, and sends on.
+"""Executes one rank's ops of a pipeline schedule: receive, compute, send.
 
-The order is the schedule's (`labkit.schedules`), and a `Stage` does the work. `Messages` receives ahead of need and
-does not wait for what it sends, so messages travel while the rank computes.
+The order is the schedule's (`labkit.schedules`). `Messages` receives ahead of need and does not wait for what it sends,
+so messages travel while a `Stage` computes.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from labkit.data_parallel.gradients import grad_dtype_of
 from labkit.data_parallel.replicas import Replica
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
-from labkit.pipeline.stage import Stage
+from labkit.pipeline.split_backward import SplitBackward
 from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, check
 from labkit.schedules.schedule import check_ops
 from labkit.timeline.trace import Trace
@@ -29,12 +29,13 @@ def run(
     *,
     loss: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
     targets: Sequence[torch.Tensor] | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
     tied: Sequence[nn.Parameter] = (),
     average: bool = False,
-    every: bool = False,
+    reduce_every_micro_batch: bool = False,
     trace: Trace | None = None,
-    ahead: int = 4,
+    shapes: dict | None = None,
+    recv_prefetch: int = 4,
     allow_deadlock: bool = False,
 ) -> torch.Tensor | None:
     """Run one step of a pipeline: forward and backward of all micro-batches. Every rank of the pipeline calls it.
@@ -43,24 +44,26 @@ def run(
     all rows, or all targets that count. Returns that mean on the rank of the last stage, None on the others.
 
     Args:
-        chunks: this rank's parts of the model, in the order of their numbers; each takes one tensor and gives one.
-        inputs: the m micro-batches, [rows, ...], the same on every rank. Stages after the first only count their rows.
+        chunks: this rank's chunks of the model, in the order of their numbers; each takes one tensor and gives one.
+        inputs: the m micro-batches, [rows, ...], the same on every rank. Stages after the first only need their shapes.
         loss: from a micro-batch's output and target, the mean over its rows, or over its targets that count.
         targets: the m targets, for the last stage; without them, ``loss`` gets None.
-        ignore_index: the integer target that ``loss`` leaves out of its mean, as `F.cross_entropy` does.
+        ignore_index: the integer target that ``loss`` leaves out of its mean, as `F.cross_entropy` does. None: all
+            count, so a GPU's host need not wait for their number.
         tied: this rank's copies of a weight that first and last stage share; their gradients are added up.
         average: the chunks are wrapped (`labkit.data_parallel`): each sends its gradients during its last backward, and
             they are the replicas' average when this returns. Otherwise they stay this replica's own.
-        every: send them in every backward, so that a `FullyShardedDataParallel` never adds up whole gradients.
-        trace: gets a span for each op, and one for each wait.
-        ahead: for how many ops receives are posted in advance; 0 to post each when its op is next, and wait at once.
-            With NCCL at most one of each kind and direction.
+        reduce_every_micro_batch: send them in every backward, so a `FullyShardedDataParallel` adds up no whole ones.
+        trace: gets a span for each op and each wait.
+        shapes: a dict, empty at first, that every rank keeps and gives in each step. It remembers the shapes of
+            activations for inputs of the same shape; without it each step sends them, and a GPU's host waits for them.
+        recv_prefetch: how many ops ahead receives are posted; with NCCL at most one of each kind and direction.
         allow_deadlock: run the schedule even if it deadlocks, to see what is reported.
 
     Raises:
         ValueError: before any communication, if sizes or chunks do not fit the schedule, or it cannot run.
     """
-    _check(schedule, chunks, groups, inputs, targets, every)
+    _check(schedule, chunks, groups, inputs, targets, reduce_every_micro_batch)
     (check_ops if allow_deadlock else check)(schedule)
     tied = [weight for weight in dict.fromkeys(tied) if weight.requires_grad and BACKWARD in schedule.kinds]
     # Set earlier gradients aside: the copies agree in them. Clone them: a wrapper may reuse their memory.
@@ -70,13 +73,13 @@ def run(
     rank, span = groups.coords.pp, trace.span if trace else lambda *_: nullcontext()
     given = inputs, targets, loss, ignore_index
     stages = [Stage(chunk, schedule.stage_of(rank, index), schedule, *given) for index, chunk in enumerate(chunks)]
-    messages = Messages(schedule, groups, [len(rows) for rows in inputs], span, ahead)
+    messages = Messages(schedule, groups, inputs, shapes, span, recv_prefetch)
     replicas = {index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, Replica)}
     last = {op.chunk: op for op in schedule.ranks[rank] if op.kind != FORWARD} if average else {}
 
     def sending(op: Op):
         is_last = op == last.get(op.chunk)
-        sends = is_last or (average and every and op.kind != FORWARD)
+        sends = is_last or (average and reduce_every_micro_batch and op.kind != FORWARD)
         return replicas[op.chunk].sending(is_last) if sends else nullcontext()
 
     with ExitStack() as stack:
@@ -90,18 +93,15 @@ def run(
     messages.flush()
     for index in last:
         replicas[index].sync_gradients()
-    _add_up_tied(tied, earlier_gradients, groups)
+    if tied:
+        _add_up_tied(tied, earlier_gradients, groups)
     return stages[-1].total
 
 
 def _add_up_tied(tied: Sequence[nn.Parameter], earlier: Sequence[torch.Tensor | None], groups: ProcessGroups) -> None:
     """Give all copies of a shared weight, on this rank and on its partner, the sum of their gradients."""
-    if not tied:
-        return
-    total = torch.zeros_like(tied[0], dtype=grad_dtype_of(tied[0]))
-    for weight in tied:
-        if weight.grad is not None:
-            total += weight.grad
+    zero = torch.zeros_like(tied[0], dtype=grad_dtype_of(tied[0]))
+    total = sum((weight.grad for weight in tied if weight.grad is not None), zero)
     if groups.embedding.size() > 1:
         dist.all_reduce(total, group=groups.embedding)
     for parameter, before in zip(tied, earlier):
@@ -109,16 +109,81 @@ def _add_up_tied(tied: Sequence[nn.Parameter], earlier: Sequence[torch.Tensor | 
         parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.copy_(gradient)
 
 
-def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets, every: bool) -> None:
+class Stage:
+    """Forward and backward of model chunk ``number``, with the activations that it keeps in between.
+
+    The first stage takes its input from ``inputs``; the last one computes the loss, and ``total`` is its mean so far.
+    """
+
+    def __init__(self, chunk: nn.Module, number: int, schedule: Schedule, inputs, targets, loss, ignore_index):
+        self.chunk, self.inputs, self.targets, self.loss = chunk, inputs, targets, loss
+        self.is_first, self.is_last = number == 0, number == schedule.num_model_chunks - 1
+        self.trains, self.splits_backward = BACKWARD in schedule.kinds, WEIGHT_GRADIENT in schedule.kinds
+        self.shares = _shares(inputs, targets, ignore_index) if self.is_last else []
+        self.total: torch.Tensor | None = None
+        self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # micro-batch -> input, output with its graph
+        self._halves: dict[int, SplitBackward] = {}
+
+    def do(self, op: Op, arrived: torch.Tensor | None) -> torch.Tensor | None:
+        """Run ``op`` on what arrived for it, and return what the next stage needs."""
+        passes = {FORWARD: self.forward, BACKWARD: self.backward, WEIGHT_GRADIENT: self.weight_gradient}
+        return passes[op.kind](op, arrived)
+
+    def forward(self, op: Op, x: torch.Tensor | None) -> torch.Tensor:
+        """Return the chunk's output, on the last stage its share of the loss."""
+        x = self.inputs[op.micro_batch] if self.is_first else x
+        assert x is not None  # every other stage was sent something
+        x = x.detach()
+        if self.trains and x.is_floating_point() and (not self.is_first or self.splits_backward):
+            x.requires_grad_()
+        with torch.set_grad_enabled(self.trains):
+            output = self.chunk(x)
+            if self.is_last:
+                target = None if self.targets is None else self.targets[op.micro_batch]
+                if share := self.shares[op.micro_batch]:  # 1/m: the one place where losses are averaged
+                    output = self.loss(output, target) * share
+                else:  # nothing counts, and the mean over nothing would be NaN
+                    output = output.flatten()[:0].sum()
+                self.total = output.detach() if self.total is None else self.total + output.detach()
+        if self.trains:
+            self._held[op.micro_batch] = x, output
+        return output
+
+    def backward(self, op: Op, grad: torch.Tensor | None) -> torch.Tensor:
+        """Return the gradient of the input; add up those of the weights too, unless they are an op of their own."""
+        x, output = self._held.pop(op.micro_batch)
+        if self.splits_backward:
+            self._halves[op.micro_batch] = halves = SplitBackward(output, x)
+            halves.input_gradient(grad)
+        elif output.requires_grad:
+            torch.autograd.backward(output, grad)
+        return torch.zeros_like(x) if x.grad is None else x.grad
+
+    def weight_gradient(self, op: Op, _=None) -> None:
+        """Add up the gradients of the weights, which `backward` left for later."""
+        self._halves.pop(op.micro_batch).weight_gradient()
+
+
+def _shares(inputs: Sequence[torch.Tensor], targets, ignore_index: int | None) -> list[float]:
+    """Return each micro-batch's share of the mean over all: by its rows, or by its targets that count."""
+    counts = [len(rows) for rows in inputs]
+    if targets is not None and ignore_index is not None and not targets[0].is_floating_point():
+        counted = torch.stack([(target != ignore_index).sum() for target in targets]).tolist()
+        counts = counted if any(counted) else counts  # if no target counts, the loss decides the result
+    return [count / sum(counts) for count in counts]
+
+
+def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets, reduce_every_micro_batch: bool) -> None:
     m, p = schedule.num_micro_batches, groups.layout.pp_size
     if schedule.num_stages != p:
         raise ValueError(f"{schedule.name!r} is for {schedule.num_stages} ranks, but pp_size={p}: they must agree")
     if len(chunks) != schedule.num_chunks:
         raise ValueError(f"{len(chunks)} chunks for a schedule of num_chunks={schedule.num_chunks}: give that many")
-    lets_go = every or any(getattr(chunk, "reshard_after_forward", False) for chunk in chunks)
-    if lets_go and WEIGHT_GRADIENT in schedule.kinds:
+    frees = reduce_every_micro_batch or any(getattr(chunk, "reshard_after_forward", False) for chunk in chunks)
+    if frees and WEIGHT_GRADIENT in schedule.kinds:
         fault = f"{schedule.name!r} computes weights' gradients after layers were freed, or their gradients sent"
-        raise ValueError(f"{fault}: use every=False and reshard_after_forward=False, or a different schedule")
+        way_out = "use reduce_every_micro_batch=False and reshard_after_forward=False, or a different schedule"
+        raise ValueError(f"{fault}: {way_out}")
     for name, given in (("inputs", inputs), ("targets", targets)):
         if given is not None and len(given) != m:
             raise ValueError(f"{len(given)} {name} for a schedule of num_micro_batches={m}: give that many")

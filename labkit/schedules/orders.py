@@ -1,4 +1,4 @@
-"""The orders that are known: GPipe, 1F1B, interleaved 1F1B, and zero bubble."""
+"""Makes the known schedules: GPipe, 1F1B, interleaved 1F1B, and zero bubble."""
 
 from labkit.schedules.schedule import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
 from labkit.sizes import check_size
@@ -92,7 +92,6 @@ def zero_bubble(num_stages: int, num_micro_batches: int, extra_in_flight: int = 
 
 
 def _sizes(num_stages: int, num_micro_batches: int) -> tuple[int, int]:
-    """Return p and m, checked."""
     return check_size("num_stages", num_stages), check_size("num_micro_batches", num_micro_batches)
 
 

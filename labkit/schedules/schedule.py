@@ -1,8 +1,7 @@
-"""What a schedule is, and how one is checked.
+"""Defines a schedule, and checks it.
 
-The model is cut into p stages, one per rank, and a batch into m micro-batches. A schedule is p lists of ops.
-With interleaving each rank has v chunks of the model instead of one: chunk c of rank r is model chunk c*p + r, so
-a micro-batch visits every rank v times. "Model chunk" and "stage" are the same thing where v is 1.
+A batch is split into m micro-batches, and the model into p stages, one per rank. A schedule is p lists of ops.
+With interleaving there are p*v stages: each rank has v chunks of the model, and a micro-batch visits it v times.
 """
 
 import re
@@ -11,7 +10,6 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 from labkit.sizes import Misfit, check_size, counted
@@ -21,7 +19,7 @@ LETTER = {FORWARD: "F", BACKWARD: "B", WEIGHT_GRADIENT: "W"}
 
 
 class Op(NamedTuple):
-    """One piece of a rank's work: one ``kind`` of pass of one micro-batch through one of the rank's chunks.
+    """One step of a rank's work: one ``kind`` of pass of one micro-batch through one of the rank's chunks.
 
     Where the backward is split, ``backward`` computes the gradient of the input, which the stage before waits for, and
     ``weight_gradient`` that of the weights.
@@ -39,13 +37,10 @@ class Op(NamedTuple):
 
 
 def read_ops(text: str) -> list[Op]:
-    """Read ops as they are printed, separated by spaces, for a schedule of your own.
+    """Read ops as they are printed, separated by spaces, for a schedule of your own; a `Misfit` names what is not one.
 
     >>> [op == Op("forward", 3) for op in read_ops("F3 B0.1")]
     [True, False]
-
-    Raises:
-        Misfit: a word is not an op.
     """
     kinds = {letter: kind for kind, letter in LETTER.items()}
     ops = []
@@ -80,7 +75,7 @@ class Schedule:
 
     name: str
     num_stages: int  # p, the number of ranks in the pipeline
-    num_micro_batches: int  # m, the number of pieces of a batch
+    num_micro_batches: int  # m
     ranks: Sequence[Sequence[Op]]  # the ops of each, in its order
     num_chunks: int = 1  # v, the number of chunks of the model on each rank
     kinds: tuple[str, ...] = (FORWARD, BACKWARD)  # forward alone in evaluation, all three if the backward is split
@@ -93,17 +88,27 @@ class Schedule:
 
     @property
     def num_model_chunks(self) -> int:
-        """p*v: the number of pieces of the whole model."""
+        """p*v: the number of stages, and of chunks of the whole model."""
         return self.num_stages * self.num_chunks
 
     def stage_of(self, rank: int, chunk: int = 0) -> int:
-        """Return which model chunk this is, counted from the model's input."""
+        """Return which stage this chunk is, counted from the model's input."""
         return chunk * self.num_stages + rank
 
-    def place_of(self, stage: int) -> tuple[int, int] | None:
-        """Return the (rank, chunk) that has this model chunk; None before the first and after the last."""
-        chunk, rank = divmod(stage, self.num_stages)
-        return (rank, chunk) if 0 <= chunk < self.num_chunks else None
+    def rank_of_stage(self, stage: int) -> int:
+        """Return the rank that has this stage."""
+        return stage % self.num_stages
+
+    def chunk_of_stage(self, stage: int) -> int:
+        """Return which of its rank's chunks this stage is."""
+        return stage // self.num_stages
+
+    def neighbor(self, rank: int, op: Op, steps: int) -> tuple[int, Op] | None:
+        """Return the (rank, op) that needs the result of ``op`` (``steps`` is 1) or gives it its input (-1), if any."""
+        stage = self.stage_of(rank, op.chunk) + (steps if op.kind == FORWARD else -steps)
+        if op.kind == WEIGHT_GRADIENT or not 0 <= stage < self.num_model_chunks:
+            return None
+        return self.rank_of_stage(stage), op._replace(chunk=self.chunk_of_stage(stage))
 
     def needs(self, rank: int, op: Op) -> list[tuple[int, Op]]:
         """Return the (rank, op) pairs that must have finished before ``rank`` can start ``op``.
@@ -112,11 +117,9 @@ class Schedule:
         >>> [f"{op} of rank {rank}" for rank, op in one_f_one_b(4, 8).needs(2, Op("backward", 5))]
         ['B5 of rank 3', 'F5 of rank 2']
         """
-        if op.kind == WEIGHT_GRADIENT:
-            return [(rank, op._replace(kind=BACKWARD))]
-        own = [] if op.kind == FORWARD else [(rank, op._replace(kind=FORWARD))]
-        place = self.place_of(self.stage_of(rank, op.chunk) + (1 if own else -1))
-        return own if place is None else [(place[0], op._replace(chunk=place[1])), *own]
+        own = {BACKWARD: FORWARD, WEIGHT_GRADIENT: BACKWARD}.get(op.kind)
+        pairs = self.neighbor(rank, op, -1), own and (rank, op._replace(kind=own))
+        return [pair for pair in pairs if pair]
 
     def in_order(self) -> Iterator[tuple[int, Op, list[tuple[int, Op]]]]:
         """Yield each rank, op, and what it needs, in an order that can run, or raise a `ScheduleDeadlock`."""
@@ -163,18 +166,14 @@ class Schedule:
         lines = [f"{self.name}: {', '.join(sizes)}"]
         for rank, ops in enumerate(self.ranks):
             head = f"rank {rank:<{len(str(len(self.ranks) - 1))}} | "
-            below = "| ".rjust(len(head))
-            lines.append(textwrap.fill(" ".join(map(str, ops)), 100, initial_indent=head, subsequent_indent=below))
+            text = " ".join(map(str, ops))
+            lines.append(textwrap.fill(text, 100, initial_indent=head, subsequent_indent="| ".rjust(len(head))))
         return "\n".join(lines)
 
 
 @lru_cache(maxsize=64)  # a pipeline asks before every step
 def check(schedule: Schedule) -> None:
-    """Check that a schedule can run: each op is there once, none is unknown, and the order does not deadlock.
-
-    Raises:
-        Misfit: names the rank and the op; a ScheduleDeadlock says where each rank waits, and for whom.
-    """
+    """Check that each op is there once, none is unknown, and the order does not deadlock; if not, raise a `Misfit`."""
     check_ops(schedule)
     for _ in schedule.in_order():
         pass
@@ -200,8 +199,7 @@ def check_ops(schedule: Schedule) -> None:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise Misfit("each op once", f"rank {rank} lacks {missing[0]}{more}", rule)
         place = {op: index for index, op in enumerate(ops)}
-        for earlier, later in pairwise(schedule.kinds):
-            for op in ops:
-                if op.kind == later and place[op] < place[before := op._replace(kind=earlier)]:
-                    fault = f"rank {rank} has {op} before {before}, whose result it needs"
-                    raise Misfit("an op comes after those it starts from", fault, "swap them")
+        for op, need in [(each, need) for each in ops for other, need in schedule.needs(rank, each) if other == rank]:
+            if place[op] < place[need]:
+                fault = f"rank {rank} has {op} before {need}, whose result it needs"
+                raise Misfit("an op comes after those it starts from", fault, "swap them")

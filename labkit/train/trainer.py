@@ -80,6 +80,7 @@ class Trainer:
         self.config, self.groups, self.save = config, groups, save
         self.steps_done = self.samples_done = 0
         self.trace: NamedTrace | None = None  # while steps are profiled
+        self.shapes: dict = {}  # of activations, told once
         self.schedule, self.text = config.make_schedule(groups.layout.world_size), config.make_text()
         stages = [self.schedule.stage_of(groups.coords.pp, chunk) for chunk in range(config.num_chunks)]
         same = ("seed", "dropout", "recompute", "sequence_parallel", "context_parallel", "balanced", "dtype")
@@ -172,7 +173,7 @@ class Trainer:
         Gradients are averaged over replicas only if asked for.
         """
         options: dict[str, Any] = dict(targets=targets, loss=self.loss, tied=self.tied, trace=self.trace)
-        options |= dict(average=average, every=self.config.zero_stage >= 2)
+        options |= dict(average=average, reduce_every_micro_batch=self.config.zero_stage >= 2, shapes=self.shapes)
         loss = pipeline.run(schedule, self.chunks, self.groups, inputs, **options)
         share = torch.zeros((), dtype=torch.float64, device=local_device())
         return share if loss is None else (share + loss) / self.groups.dp_cp.size()

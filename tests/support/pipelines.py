@@ -81,7 +81,7 @@ def compare(schedule, rows, make, with_targets, groups, options):
     evaluated = pipeline.run(schedule.forward_only(), mine, groups, x.split(rows), **options)
     assert not any(parameter.grad is not None for chunk in mine for parameter in chunk.parameters())
     trained = pipeline.run(schedule, mine, groups, x.split(rows), **options)
-    is_last = groups.is_last_stage
+    is_last = schedule.num_model_chunks - 1 in numbers
     for loss in (evaluated, trained):
         assert (loss is not None) == is_last, schedule.name
         if loss is not None:

@@ -17,7 +17,7 @@ from course.museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES, TinyTra
 from course.table import TINT
 from labkit import pipeline
 from labkit.launch import launch
-from labkit.pipeline.stage import Stage
+from labkit.pipeline.worker import Stage
 from labkit.tensor_parallel import RowParallelLinear, blocks, linear, vocabulary
 from labkit.train import Trainer, gradients, trainer
 

@@ -14,7 +14,8 @@ from labkit import pipeline
 from labkit.groups import _make_channels, init_groups
 from labkit.launch import Deadlock, RankFailed, launch
 from labkit.layout import ParallelLayout
-from labkit.schedules import check, gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.pipeline.messages import Messages
+from labkit.schedules import BACKWARD, check, gpipe, interleaved, one_f_one_b, zero_bubble
 from tests.support.as_on_nccl import as_on_nccl
 from tests.support.pipelines import (
     compare,
@@ -28,7 +29,7 @@ from tests.support.pipelines import (
     run_stage,
     uneven,
 )
-from tests.support.schedules import own
+from tests.support.schedules import folded, own
 
 
 def test_messages_between_two_ranks_never_cross(on_ranks):
@@ -37,10 +38,10 @@ def test_messages_between_two_ranks_never_cross(on_ranks):
     on_ranks(partial(parity, *schedules, rows=even, make=partial(model_chunks, square=True)))
 
 
-@pytest.mark.parametrize("ahead", [0, 100])
-def test_receives_may_be_posted_earlier_or_later(on_ranks, ahead):
+@pytest.mark.parametrize("recv_prefetch", [0, 100])
+def test_receives_may_be_posted_earlier_or_later(on_ranks, recv_prefetch):
     schedules = [renumbered(one_f_one_b(4, 6), [*range(1, 6), 0]), interleaved(4, 6, 3), zero_bubble(4, 6, 3)]
-    on_ranks(partial(parity, *schedules, rows=even, ahead=ahead), world_size=4)
+    on_ranks(partial(parity, *schedules, rows=even, recv_prefetch=recv_prefetch), world_size=4)
 
 
 def shapes_that_change(schedule, dtype):
@@ -69,7 +70,7 @@ def test_shapes_and_types_of_activations_need_not_be_declared(on_ranks, dtype):
 
 
 def channels_used(schedule):
-    """The tags that this rank sent and received, in order, by channel: (kind, wraps, sender, receiver)."""
+    """The tags that this rank sent and received, in order, by channel: (kind, sender, receiver)."""
     with init_groups(ParallelLayout(schedule.num_stages, pp_size=schedule.num_stages)) as groups:
         return sent_and_received(schedule, groups)
 
@@ -78,17 +79,19 @@ def sent_and_received(schedule, groups):
     sent, received, channel = defaultdict(list), defaultdict(list), None
     isend, irecv, mine = dist.isend, dist.irecv, groups.channel
 
-    def noted_channel(kind, wraps):
+    def noted_channel(*key):
         nonlocal channel
-        channel = kind, wraps
-        return mine(kind, wraps)
+        channel = key
+        return mine(*key)
 
     def noted_send(tensor, group_dst, tag, **options):
-        sent[(*channel, dist.get_rank(), group_dst)].append(tag)
+        assert channel[1:] == (dist.get_rank(), group_dst)
+        sent[channel].append(tag)
         return isend(tensor, group_dst=group_dst, tag=tag, **options)
 
     def noted_receive(tensor, group_src, tag, **options):
-        received[(*channel, group_src, dist.get_rank())].append(tag)
+        assert channel[1:] == (group_src, dist.get_rank())
+        received[channel].append(tag)
         return irecv(tensor, group_src=group_src, tag=tag, **options)
 
     groups.channel, dist.isend, dist.irecv = noted_channel, noted_send, noted_receive
@@ -108,21 +111,144 @@ def test_each_channel_receives_in_the_order_in_which_it_sends(on_ranks, p):
         sent = {channel: tags for rank in ranks for channel, tags in rank[0].items()}
         received = {channel: tags for rank in ranks for channel, tags in rank[1].items()}
         assert sent == received, schedule.name
-        for kind, wraps, sender, receiver in sent:
-            assert (kind, wraps, receiver, sender) not in sent  # one way only: a message waits for none going back
 
 
-def parity_as_on_nccl(p, m):
-    layout = ParallelLayout(p, pp_size=p)
+def parity_as_on_nccl(schedules, m):
+    layout, shapes = ParallelLayout(schedules[0].num_stages, pp_size=schedules[0].num_stages), {}
     with in_float64(), as_on_nccl(), init_groups(layout) as groups:
         groups._channels = _make_channels(layout)
-        for schedule in every_schedule(p, m):
-            compare(schedule, uneven(m), model_chunks, False, groups, {})
+        for schedule in schedules * 2:
+            compare(schedule, uneven(m), model_chunks, False, groups, {"shapes": shapes})
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 5), (4, 5)])
 def test_nobody_waits_for_ever_by_the_rules_of_nccl(on_ranks, p, m):
-    on_ranks(parity_as_on_nccl, p, m, world_size=p)
+    """The first time with shape messages, the second time without."""
+    on_ranks(parity_as_on_nccl, every_schedule(p, m), m, world_size=p)
+
+
+@pytest.mark.parametrize("p", [2, 3])
+def test_stages_that_fold_send_both_ways_between_two_ranks(on_ranks, p):
+    """Activations too go both ways, so no channel may be that of a kind alone."""
+    on_ranks(partial(parity, *folded(p, 3)), world_size=p)
+    on_ranks(parity_as_on_nccl, folded(p, 3), 3, world_size=p)
+
+
+# -- what is sent lives until it has left, and no longer ------------------------------------------------------------
+
+
+class Told:
+    """Wraps a send that a backend knows to have left at once, as NCCL may."""
+
+    def __init__(self, work):
+        self.wait, self.is_completed = work.wait, lambda: True
+
+
+def most_held(schedule, is_told=False):
+    """How many gradients, and how many tensors in all, this rank kept at once because they might not have left."""
+    layout = ParallelLayout(schedule.num_stages, pp_size=schedule.num_stages)
+    held, send, isend = [], Messages.send, dist.isend
+
+    def noted(messages, op, result):
+        send(messages, op, result)
+        kinds = [op.kind for _, op in messages.pending_sends]
+        held.append((kinds.count(BACKWARD), len(kinds)))
+
+    Messages.send = noted
+    if is_told:
+        dist.isend = lambda *args, **options: Told(isend(*args, **options))
+    try:
+        with init_groups(layout) as groups:
+            inputs = torch.zeros(schedule.num_micro_batches, 4).split(1)
+            chunks = [nn.Linear(4, 4) for _ in range(schedule.num_chunks)]
+            pipeline.run(schedule, chunks, groups, inputs, loss=mean_square)
+    finally:
+        Messages.send, dist.isend = send, isend
+    return tuple(map(max, zip(*held)))
+
+
+@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("make", [gpipe, one_f_one_b, partial(interleaved, num_chunks=2), zero_bubble])
+def test_what_has_left_is_let_go(on_ranks, make, p):
+    """Never more than the activations that a rank holds, and one: with 1F1B on two ranks, two gradients of 32."""
+    schedule = make(p, 32)
+    for rank, (num_gradients, num_tensors) in enumerate(on_ranks(most_held, schedule, world_size=p)):
+        assert num_tensors <= schedule.peak_in_flight(rank) + (schedule.num_chunks if p > 1 else 0)
+        assert num_gradients <= 3 * p or schedule.name == "GPipe"  # there nothing comes back that shows they have left
+    for num_gradients, num_tensors in on_ranks(partial(most_held, schedule, is_told=True), world_size=p):
+        assert num_gradients <= num_tensors <= 1
+
+
+# -- shapes are sent once -------------------------------------------------------------------------------------------
+
+
+def shape_messages(steps, schedule):
+    """How many shape messages this rank sent and received in each step; ``steps`` gives the sequence lengths."""
+    counts, shapes, isend, irecv = [], {}, dist.isend, dist.irecv
+
+    def counted(post):
+        def posted(tensor, **options):
+            counts[-1] += tensor.dtype == torch.int64
+            return post(tensor, **options)
+
+        return posted
+
+    p = schedule.num_stages
+    with in_float64(), init_groups(ParallelLayout(p, pp_size=p)) as groups:
+        torch.default_generator.manual_seed(0)
+        whole = nn.Sequential(*(nn.Linear(3 + i, 4 + i) for i in range(schedule.num_model_chunks)))
+        mine = [whole[schedule.stage_of(groups.coords.pp, chunk)] for chunk in range(schedule.num_chunks)]
+        dist.isend, dist.irecv = counted(isend), counted(irecv)
+        try:
+            for length in steps:
+                counts.append(0)
+                x = torch.randn(7, length, 3)
+                for each in (schedule.forward_only(), schedule):
+                    pipeline.run(each, mine, groups, x.split(2), loss=mean_square, shapes=shapes)
+                got = [parameter.grad for chunk in mine for parameter in chunk.parameters()]
+                whole.zero_grad()
+                mean_square(whole(x), None).backward()
+                expected = [parameter.grad for chunk in mine for parameter in chunk.parameters()]
+                torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+                whole.zero_grad()
+        finally:
+            dist.isend, dist.irecv = isend, irecv
+    return counts
+
+
+def test_only_inputs_of_a_new_shape_cost_shape_messages(on_ranks):
+    """A step of evaluation and one of training; each message is counted where it is sent and where it is received."""
+    counts = on_ranks(shape_messages, [5, 5, 6, 5, 6], interleaved(2, 4, 2), world_size=2)
+    assert counts == [[3, 0, 3, 0, 0]] * 2
+    assert on_ranks(shape_messages, [5, 5], one_f_one_b(3, 4), world_size=3) == [[1, 0], [2, 0], [1, 0]]
+
+
+class Shrinks(nn.Linear):
+    """Gives fewer columns each time."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)[:, self.calls :]
+
+
+def test_a_shape_that_changes_unseen_is_an_error_where_it_is_sent():
+    with pytest.raises(RankFailed, match=r"F1 gave torch.float32 \[2, 2\], but the next stage expects .* \[2, 3\]"):
+        launch(run_stage, gpipe(2, 2), lambda rank: nn.Identity() if rank else Shrinks(4, 4), world_size=2)
+
+
+@pytest.mark.parametrize(("width", "keeps"), [(5, True), (4, False)])
+def test_ranks_that_would_not_agree_on_shapes_to_come_are_told(width, keeps):
+    def run():
+        with init_groups(ParallelLayout(2, pp_size=2)) as groups:
+            is_second = groups.coords.pp == 1
+            inputs = torch.zeros(4, width if is_second else 4).split(2)
+            shapes = {} if keeps or not is_second else None
+            pipeline.run(gpipe(2, 2), [nn.Identity()], groups, inputs, loss=mean_square, shapes=shapes)
+
+    with pytest.raises(RankFailed, match="pipeline ranks 0 and 1 differ in shapes=, or in the shapes of their inputs"):
+        launch(run, world_size=2)
 
 
 def test_a_micro_batch_of_other_size_needs_rows_in_front():
@@ -131,7 +257,7 @@ def test_a_micro_batch_of_other_size_needs_rows_in_front():
     def stage_of_rank(rank):
         return nn.Flatten(0) if rank == 0 else nn.Identity()
 
-    with pytest.raises(RankFailed, match=r"micro-batch 0 has 3 rows, but activations of shape \[12\]"):
+    with pytest.raises(RankFailed, match=r"F1 gave torch.float32 \[4\], but the next stage expects .* \[1\]: .* rows"):
         launch(run_stage, gpipe(2, 2), stage_of_rank, [3, 1], world_size=2)
 
 

@@ -20,7 +20,7 @@ from labkit.groups import ProcessGroups, group_of_one, init_groups
 from labkit.launch import RankFailed, launch
 from labkit.layout import ParallelLayout
 from labkit.model import ParallelGPT
-from labkit.pipeline.stage import Stage
+from labkit.pipeline.worker import Stage
 from labkit.schedules import FORWARD, gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.shape import GPT
 from labkit.tensor_parallel import cut_like
@@ -185,7 +185,11 @@ INPUTS = list(torch.zeros(4, 2, 4))
     [
         (one_f_one_b(3, 4), {}, "'1F1B' is for 3 ranks, but pp_size=2"),
         (interleaved(2, 4, 2), {}, "1 chunks for a schedule of num_chunks=2"),
-        (zero_bubble(2, 4), {"every": True}, "computes weights' gradients after layers were freed, or their gradients"),
+        (
+            zero_bubble(2, 4),
+            {"reduce_every_micro_batch": True},
+            "computes weights' gradients after layers were freed, or their gradients",
+        ),
         (one_f_one_b(2, 5), {}, "4 inputs for a schedule of num_micro_batches=5"),
         (one_f_one_b(2, 4), {"targets": INPUTS[:3]}, "3 targets for a schedule of num_micro_batches=4"),
         (one_f_one_b(2, 4), {"inputs": [*INPUTS[:3], INPUTS[3][:0]]}, "micro-batch 3 of 4 has no rows"),
@@ -220,7 +224,9 @@ def test_a_schedule_that_needs_layers_after_they_were_freed_is_refused(on_ranks)
         with init_groups(ParallelLayout(2, pp_size=2)) as groups:
             model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
             chunks = [FullyShardedDataParallel(model, groups.dp, units=model)]
-            with pytest.raises(ValueError, match="use every=False and reshard_after_forward=False, or a different"):
+            with pytest.raises(
+                ValueError, match="use reduce_every_micro_batch=False and reshard_after_forward=False, or a different"
+            ):
                 pipeline.run(zero_bubble(2, 4), chunks, groups, INPUTS, loss=mean_square)
 
     on_ranks(refused)

@@ -12,9 +12,10 @@ F, B, W = KINDS.values()
 
 def test_places_of_chunks():
     schedule = interleaved(3, 3, 2)
-    places = [schedule.place_of(stage) for stage in range(-1, 7)]
-    assert places == [None, (0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), None]
-    assert [schedule.stage_of(*place) for place in places[1:-1]] == list(range(schedule.num_model_chunks))
+    stages = range(schedule.num_model_chunks)
+    places = [(schedule.rank_of_stage(stage), schedule.chunk_of_stage(stage)) for stage in stages]
+    assert places == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
+    assert [schedule.stage_of(*place) for place in places] == list(stages)
 
 
 def test_a_forward_crosses_from_the_last_rank_to_the_first_chunk_after():
