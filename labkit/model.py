@@ -117,10 +117,10 @@ class ParallelGPT(nn.Module):
                 learned = self.positions[held]
                 x = x + (scatter_to_sequence(learned, self.group) if self.sequence_parallel else learned)
             x = self.dropout(x)
-        turn = rotation(held, self.head_size, x.dtype) if self.shape.positions == "rope" else None
+        rotary = rotation(held, self.head_size, x.dtype) if self.shape.positions == "rope" else None
         for layer in self.layers.values():
             again = self.recompute and self.training
-            x = checkpoint(layer, x, turn, use_reentrant=False) if again else layer(x, turn)
+            x = checkpoint(layer, x, rotary, use_reentrant=False) if again else layer(x, rotary)
         if self.is_last:
             words = self.embedding if self.shape.tied else self.output
             x = words(self.norm(x))
