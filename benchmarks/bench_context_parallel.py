@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 from course.sizing.context import attention_pairs
 from labkit.context_parallel import gathered_attention, positions, ring_attention, ulysses_attention
-from labkit.context_parallel.block import OnlineSoftmax
+from labkit.context_parallel.blockwise import OnlineSoftmax
 from labkit.launch import launch
 
 BATCH, HEADS, KV_HEADS, HEAD_SIZE, SEQUENCE = 1, 8, 4, 64, 4096

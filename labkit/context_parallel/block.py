@@ -1,11 +1,11 @@
-"""Computes attention of some queries to some keys, in a form that can be merged with other blocks afterwards.
+"""Computes attention of some queries to some keys: a block of the whole, for `labkit.context_parallel.blockwise`.
 
 A block's softmax knows only its own keys. Its log-sum-exp (lse) says how much weight these have together, so that
 blocks can be merged one by one (online softmax). Backward takes the lse of the whole row instead: with it a block's
 probabilities are those of the whole softmax.
 
-Torch's flash kernels return the lse, and never hold the [n, m] matrix. Plain tensors say what they compute, and compute
-what no kernel does. Sums are in float32 or better.
+Plain tensors say what is computed. Torch's flash kernels compute the same, but never hold the [n, m] matrix; they know
+float16 and bfloat16 on a GPU, and on a CPU all dtypes. Sums are in float32 or better.
 
 Source: arXiv 2307.08691 (FlashAttention-2), section 3.1; the merge as in zhuzilin's ring-flash-attention.
 """
@@ -14,34 +14,7 @@ import math
 
 import torch
 
-from labkit.context_parallel.positions import Part
-
 aten = torch.ops.aten
-
-
-class OnlineSoftmax:
-    """What queries have seen so far: ``out`` [b, h, n, d], and ``lse`` [b, h, n, 1], which is -inf before any key."""
-
-    def __init__(self, q: torch.Tensor):
-        self.out = torch.zeros_like(q, dtype=wide(q), memory_format=torch.contiguous_format)
-        self.lse = torch.full_like(self.out[..., :1], -math.inf)
-
-    def add(self, q: torch.Tensor, kv: torch.Tensor, part: Part) -> None:
-        """Merge in what this part of the block gives; kv: [2, b, h_kv, m, d]."""
-        k, v = kv[..., part.keys, :]
-        block_out, block_lse = attend(q[..., part.queries, :], k, v, part.causal)
-        out, lse = self.out[..., part.queries, :], self.lse[..., part.queries, :]
-        out.lerp_(block_out, torch.sigmoid(block_lse - lse))  # sigmoid: the block's share of the weight
-        lse.copy_(torch.logaddexp(lse, block_lse))
-
-
-def add_gradients(dq: torch.Tensor, dkv: torch.Tensor, saved: tuple, grad: torch.Tensor, kv: torch.Tensor, part: Part):
-    """Add to dq [b, h, n, d] and dkv [2, b, h_kv, m, d] the gradients of this part; saved: whole (q, out, lse)."""
-    q, out, lse, grad = (x[..., part.queries, :] for x in (*saved, grad))
-    k, v = kv[..., part.keys, :]
-    totals = dq[..., part.queries, :], *dkv[..., part.keys, :]
-    for total, gradient in zip(totals, attend_backward(grad, q, k, v, out, lse, part.causal)):
-        total += gradient
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,7 +29,7 @@ def attend_backward(grad, q, k, v, out, lse, causal: bool) -> tuple[torch.Tensor
         return (_flash_backward if _has_flash(q, k) else _plain_backward)(grad, q, k, v, out, lse, causal)
 
 
-def wide(x: torch.Tensor) -> torch.dtype:
+def sum_dtype(x: torch.Tensor) -> torch.dtype:
     """Return the dtype in which such numbers are summed."""
     return torch.promote_types(x.dtype, torch.float32)
 
@@ -84,18 +57,20 @@ def _scores(q, k, causal):
 
 def _by_kv_head(q, k, *others):
     """Return the tensors with heads as [h_kv, g], or [h_kv, 1] in k and v: g heads share a kv head."""
-    return [x.to(wide(x)).unflatten(1, (k.size(1), -1)) for x in (q, k, *others)]
+    return [x.to(sum_dtype(x)).unflatten(1, (k.size(1), -1)) for x in (q, k, *others)]
 
 
-def _wide_rows(*tensors):
+def _rows(*tensors):
     """Return the tensors in the dtype of sums, with the numbers of a head side by side: kernels do not check that."""
-    widened = (x.to(wide(x)) for x in tensors)
+    widened = (x.to(sum_dtype(x)) for x in tensors)
     return [x if x.stride(-1) == 1 else x.contiguous() for x in widened]
 
 
 def _has_flash(q, k) -> bool:
     if q.device.type == "cpu":
-        return q.size(1) == k.size(1) or torch.__version__ >= (2, 9)  # the first with grouped queries
+        return (
+            q.size(1) == k.size(1) or torch.__version__ >= "2.9"
+        )  # the first with grouped queries (compares versions)
     if not q.is_cuda or torch.cuda.get_device_capability(q.device) < (8, 0):  # Ampere
         return False
     return q.dtype in (torch.float16, torch.bfloat16) and q.size(-1) % 8 == 0 and q.size(-1) <= 256
@@ -103,15 +78,15 @@ def _has_flash(q, k) -> bool:
 
 def _flash(q, k, v, causal):
     if q.device.type == "cpu":  # widened: it would round the outputs and the gradients of each block
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*_wide_rows(q, k, v), 0.0, causal)
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*_rows(q, k, v), 0.0, causal)
     else:  # not yet run on a GPU: calls and shapes were checked on torch's meta device
         out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
-    return out.to(wide(out)), lse.unsqueeze(-1)
+    return out.to(sum_dtype(out)), lse.unsqueeze(-1)
 
 
 def _flash_backward(grad, q, k, v, out, lse, causal):
     if q.device.type == "cpu":
-        rows = _wide_rows(grad, q, k, v, out)
+        rows = _rows(grad, q, k, v, out)
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(*rows, lse.squeeze(-1), 0.0, causal)
     grad, out, lse = grad.contiguous(), out.to(q.dtype), lse.squeeze(-1).contiguous()  # it reads lse as if contiguous
     one_length = (None, None, q.size(-2), k.size(-2))  # all sequences of the batch are equally long

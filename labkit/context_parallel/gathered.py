@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.communication import reduce_scatter_single
-from labkit.context_parallel.block import wide
+from labkit.context_parallel.block import sum_dtype
 from labkit.context_parallel.blockwise import blockwise_attention
 
 
@@ -21,22 +21,23 @@ def gathered_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup, *, causal=True, balanced=True
 ) -> torch.Tensor:
     """Return what whole attention gives to this rank's queries; all arguments and errors as in `ring_attention`."""
-    return blockwise_attention(q, k, v, group, causal, balanced, _gather, _gather_and_reduce_scatter)
+    return blockwise_attention(q, k, v, group, causal, balanced, _gather, _reduce_scatter)
 
 
 def _gather(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:
-    everyones = [kv] if group.size() == 1 else [torch.empty_like(kv) for _ in range(group.size())]
+    kv_of_ranks = [kv]
     if group.size() > 1:
-        dist.all_gather(everyones, kv, group=group)
-    return enumerate(everyones)
+        kv_of_ranks = [torch.empty_like(kv) for _ in range(group.size())]
+        dist.all_gather(kv_of_ranks, kv, group=group)
+    return enumerate(kv_of_ranks)
 
 
-def _gather_and_reduce_scatter(kv: torch.Tensor, group: dist.ProcessGroup, add_gradients: Callable) -> torch.Tensor:
-    dkv = torch.zeros(group.size(), *kv.shape, dtype=wide(kv), device=kv.device)
-    for source, kv in _gather(kv, group):
-        add_gradients(source, kv, dkv[source])
-    if group.size() == 1:
-        return dkv[0]
-    own = torch.empty_like(dkv[0])
-    reduce_scatter_single(own, dkv.flatten(0, 1), group=group)
+def _reduce_scatter(own_kv: torch.Tensor, group: dist.ProcessGroup, add_block: Callable) -> torch.Tensor:
+    dkv = torch.zeros(group.size(), *own_kv.shape, dtype=sum_dtype(own_kv), device=own_kv.device)
+    for source, kv in _gather(own_kv, group):
+        add_block(source, kv, dkv[source])
+    own = dkv[0]
+    if group.size() > 1:
+        own = torch.empty_like(own)
+        reduce_scatter_single(own, dkv.flatten(0, 1), group=group)
     return own

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 
-from labkit.context_parallel.block import wide
+from labkit.context_parallel.block import sum_dtype
 from labkit.context_parallel.blockwise import blockwise_attention
 
 
@@ -34,10 +34,10 @@ def ring_attention(
     Raises:
         ValueError: the sizes do not fit together. Nothing has been sent then.
     """
-    return blockwise_attention(q, k, v, group, causal, balanced, _forward, _backward)
+    return blockwise_attention(q, k, v, group, causal, balanced, _go_around, _go_around_with_gradients)
 
 
-def _forward(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:
+def _go_around(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield every rank and its keys and values, this rank's own first; while the caller computes, the next arrive."""
     recv_buffer = torch.empty_like(kv)
     for step in range(group.size()):
@@ -48,13 +48,13 @@ def _forward(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, 
         kv, recv_buffer = recv_buffer, kv
 
 
-def _backward(kv: torch.Tensor, group: dist.ProcessGroup, add_gradients: Callable) -> torch.Tensor:
-    """Send the keys and values around again, and their gradients after them; return those that came home."""
-    dkv, recv_buffer = (torch.zeros_like(kv, dtype=wide(kv)) for _ in range(2))
+def _go_around_with_gradients(own_kv: torch.Tensor, group: dist.ProcessGroup, add_block: Callable) -> torch.Tensor:
+    """Send keys and values around again, and their gradients after them; return those that have come home."""
+    dkv, recv_buffer = (torch.zeros_like(own_kv, dtype=sum_dtype(own_kv)) for _ in range(2))
     work = []
-    for source, kv in _forward(kv, group):
+    for source, kv in _go_around(own_kv, group):
         added = torch.zeros_like(dkv)
-        add_gradients(source, kv, added)
+        add_block(source, kv, added)
         _wait(work)  # what the ranks before this one have added came while the block was computed
         dkv, recv_buffer = recv_buffer, dkv
         dkv += added

@@ -103,7 +103,7 @@ class ParallelSelfAttention(nn.Module):
         self.out = RowParallelLinear(hidden_size, hidden_size, group, input_is_parallel=True, **options)
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor | None = None) -> torch.Tensor:
-        """Attend to x; ``rotation`` [2, seq, head_size/2] rotates queries and keys (`labkit.tensor_parallel.rotary`)."""
+        """Attend to x; ``rotation`` [2, seq, head_size/2] is for `labkit.tensor_parallel.rotary`."""
         q, k, v = self._heads(self.qkv(x)[0])  # [batch, heads/t, seq, head_size], k and v with fewer heads if grouped
         if rotation is not None:
             q, k = apply_rotary(q, rotation), apply_rotary(k, rotation)

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.torch_version import TorchVersion
 
 from labkit.communication import communication_log
-from labkit.context_parallel import block, gathered_attention, positions, ring_attention, ulysses_attention
+from labkit.context_parallel import block, blockwise, gathered_attention, positions, ring_attention, ulysses_attention
 from labkit.groups import group_of_one, init_groups
 from labkit.layout import ParallelLayout
 
@@ -265,7 +265,7 @@ def test_messages_and_bytes(on_ranks, c, dtype):
 
 def events_of_the_ring():
     """The order of p, a message posted; b, a block computed; w, a message waited for: forward and backward."""
-    originals = dist.batch_isend_irecv, block.attend, block.attend_backward
+    originals = dist.batch_isend_irecv, blockwise.attend, blockwise.attend_backward
     events = []
 
     class Noted:
@@ -286,7 +286,7 @@ def events_of_the_ring():
 
     post = noted("p", dist.batch_isend_irecv)
     dist.batch_isend_irecv = lambda operations: [Noted(post(operations))]
-    block.attend, block.attend_backward = noted("b", block.attend), noted("b", block.attend_backward)
+    blockwise.attend, blockwise.attend_backward = noted("b", blockwise.attend), noted("b", blockwise.attend_backward)
     try:
         held = positions(SEQUENCE, world().size(), world().rank())
         q, k, v, grad = (x[:, :, held].requires_grad_() for x in whole())
@@ -294,7 +294,7 @@ def events_of_the_ring():
         events.append(" ")
         go_back(out, grad)
     finally:
-        dist.batch_isend_irecv, block.attend, block.attend_backward = originals
+        dist.batch_isend_irecv, blockwise.attend, blockwise.attend_backward = originals
     return "".join(events)
 
 
@@ -311,7 +311,7 @@ def test_the_next_message_travels_while_a_block_is_computed(on_ranks, c):
 
 def pairs_computed(name, balanced):
     """The number of pairs of a query and a key in each block of this rank, forward and backward."""
-    attend, attend_backward, blocks = block.attend, block.attend_backward, []
+    attend, attend_backward, blocks = blockwise.attend, blockwise.attend_backward, []
 
     def size(q, k, causal):
         n, m = q.size(-2), k.size(-2)
@@ -325,11 +325,11 @@ def pairs_computed(name, balanced):
         blocks.append(size(q, k, causal))
         return attend_backward(grad, q, k, v, out, lse, causal)
 
-    block.attend, block.attend_backward = noted, noted_backward
+    blockwise.attend, blockwise.attend_backward = noted, noted_backward
     try:
         parity(name, balanced=balanced)
     finally:
-        block.attend, block.attend_backward = attend, attend_backward
+        blockwise.attend, blockwise.attend_backward = attend, attend_backward
     return sorted(blocks)
 
 
