@@ -38,7 +38,7 @@ def ring_attention(
 
 
 def _go_around(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield every rank and its keys and values, this rank's own first; while the caller computes, the next arrive."""
+    """Yield every rank and its keys and values, this rank's own first; while the caller computes, the next come."""
     recv_buffer = torch.empty_like(kv)
     for step in range(group.size()):
         is_last = step == group.size() - 1
