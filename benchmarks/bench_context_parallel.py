@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 from course.sizing.context import attention_pairs
 from labkit.context_parallel import gathered_attention, positions, ring_attention, ulysses_attention
-from labkit.context_parallel.block import Attended
+from labkit.context_parallel.blockwise import OnlineSoftmax
 from labkit.launch import launch
 
 BATCH, HEADS, KV_HEADS, HEAD_SIZE, SEQUENCE = 1, 8, 4, 64, 4096
@@ -65,12 +65,12 @@ def paced_makespan(c: int, balanced: bool) -> float:
 def paced(balanced: bool) -> float:
     """Return this rank's median seconds for the ring's forward with blocks that sleep."""
 
-    def sleep_instead(attended, q, kv, part):
+    def sleep_instead(softmax, q, kv, part):
         pairs = q[..., part.queries, :].size(-2) * kv[..., part.keys, :].size(-2) / (2 if part.causal else 1)
         time.sleep(SECONDS_OF_A_BLOCK * pairs / q.size(-2) ** 2)
 
     x = torch.zeros(1, 1, 16, 4)
-    with patch.object(Attended, "add", sleep_instead):
+    with patch.object(OnlineSoftmax, "add", sleep_instead):
         return median(lambda: ring_attention(x, x, x, dist.group.WORLD, balanced=balanced))
 
 

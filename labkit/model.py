@@ -131,12 +131,12 @@ class ParallelGPT(PlacedModule):
                 learned = self.positions[held]
                 x = x + (scatter_to_sequence(learned, self.group) if self.sequence_parallel else learned)
             x = self.dropout(x)
-        turn = None
+        rotary = None
         if self.shape.positions == "rope":
-            turn = rotation(held, self.head_size, x.dtype, self.shape.rotary_base)
+            rotary = rotation(held, self.head_size, x.dtype, self.shape.rotary_base)
         for layer in self.layers.values():
             again = self.recompute and self.training
-            x = checkpoint(layer, x, turn, use_reentrant=False) if again else layer(x, turn)
+            x = checkpoint(layer, x, rotary, use_reentrant=False) if again else layer(x, rotary)
         if self.is_last:
             words = self.embedding if self.shape.tied else self.output
             x = words(self.norm(x))

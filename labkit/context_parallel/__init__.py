@@ -1,4 +1,4 @@
-"""Attention over a sequence that is cut across a context-parallel group; each way gives what whole attention would."""
+"""Computes attention over a sequence split across a context-parallel group, as whole attention would."""
 
 from labkit.context_parallel.gathered import gathered_attention
 from labkit.context_parallel.positions import Part, part_with_work, positions

@@ -1,4 +1,4 @@
-"""Which tokens each rank of a context-parallel group holds, and which part of each block of attention it then computes.
+"""Says which tokens each rank of a context-parallel group holds, and which part of each block of attention has work.
 
 With a causal mask, early tokens see few keys and late ones many. If each rank held consecutive tokens, the last would
 work longest and the others would wait for it. So rank r holds an early and a late one of 2c chunks, r and 2c - 1 - r.
@@ -20,8 +20,8 @@ from labkit.sizes import check_size
 def positions(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True, *, device=None) -> torch.Tensor:
     """Return the positions of a rank's tokens in the whole sequence, [seq/c], ascending; errors as in `tokens_of_rank`.
 
-    ``tokens[:, positions(...)]`` are its tokens. Shift the labels before you cut them in the same way: what comes after
-    the last token of a chunk is on a different rank.
+    ``tokens[:, positions(...)]`` are its tokens. Shift the labels before you split them in the same way: what comes
+    after the last token of a chunk is on a different rank.
 
     >>> positions(8, cp_size=2, cp_rank=0).tolist(), positions(8, cp_size=2, cp_rank=1).tolist()
     ([0, 1, 6, 7], [2, 3, 4, 5])
@@ -53,7 +53,7 @@ def part_with_work(cp_rank: int, source: int, length: int, causal: bool, balance
 
 
 def check_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cp_size: int, balanced: bool) -> None:
-    """Raise a ValueError if these are not a rank's queries, keys and values, or the sequence cannot be cut so."""
+    """Raise a ValueError if these are not a rank's queries, keys and values, or the sequence cannot be split so."""
     expected = (q.size(0), k.size(1), *q.shape[2:]) if q.dim() == k.dim() == 4 else None
     if tuple(k.shape) != expected or k.shape != v.shape:
         rule = "use q [batch, heads, seq/c, head_size], and k and v like it with as many heads or fewer"

@@ -1,4 +1,4 @@
-"""Ring attention: queries stay, and every rank's keys and values go around the ring past all of them.
+"""Computes attention while the keys and values of every rank go around a ring; queries stay.
 
     step         0    1    2    3          c = 4: whose keys and values a rank has
     rank 0     kv 0 kv 3 kv 2 kv 1
@@ -10,18 +10,16 @@ Backward goes around once more. The gradients of the keys and values follow, one
 adds, until they are home. So a rank sends c - 1 messages forward, and (c - 1) + c backward: 3c - 2, each of the
 2 b h_kv (s/c) d numbers of a rank's keys and values. Gradients travel in float32 or better.
 
-Source: arXiv 2310.01889 (Ring Attention); the balanced cut as in `labkit.context_parallel.positions`.
+Source: arXiv 2310.01889 (Ring Attention); balanced chunks as in `labkit.context_parallel.positions`.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
-from labkit.context_parallel.block import Attended, add_gradients, together
-from labkit.context_parallel.positions import check_fit, part_with_work
+from labkit.context_parallel.block import sum_dtype
+from labkit.context_parallel.blockwise import blockwise_attention
 
 
 def ring_attention(
@@ -36,67 +34,49 @@ def ring_attention(
     Raises:
         ValueError: the sizes do not fit together. Nothing has been sent then.
     """
-    check_fit(q, k, v, group.size(), balanced)
-    return _Ring.apply(q, k, v, group, causal, balanced)  # pyright: ignore[reportReturnType]
-
-
-class _Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q, k, v, group, causal, balanced):
-        ctx.group, ctx.mask = group, (q.size(-2), causal, balanced)
-        attended = Attended(q)
-        for source, kv in _go_around(together(k, v), group):
-            if part := part_with_work(group.rank(), source, *ctx.mask):
-                attended.add(q, kv, part)
-        out = attended.out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, attended.lse)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        q, k, v, out, lse = ctx.saved_tensors
-        own_kv = together(k, v)
-        dq = torch.zeros_like(q, dtype=lse.dtype)
-        dkv, arriving = (torch.zeros_like(own_kv, dtype=lse.dtype) for _ in range(2))
-        travelling = []
-        for source, kv in _go_around(own_kv, ctx.group):
-            added = torch.zeros_like(dkv)
-            if part := part_with_work(ctx.group.rank(), source, *ctx.mask):
-                add_gradients(dq, added, (q, out, lse), grad, kv, part)
-            _wait(travelling)  # what the ranks before this one have added came while the block was computed
-            dkv, arriving = arriving, dkv
-            dkv += added
-            travelling = _pass_on(dkv, arriving, ctx.group)
-        _wait(travelling)  # home
-        return dq.to(q.dtype), *arriving.to(k.dtype), None, None, None
+    return blockwise_attention(q, k, v, group, causal, balanced, _go_around, _go_around_with_gradients)
 
 
 def _go_around(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield every rank and its keys and values, this rank's own first; while the caller computes, the next arrive."""
-    arriving = torch.empty_like(kv)
+    """Yield every rank and its keys and values, this rank's own first; while the caller computes, the next come."""
+    recv_buffer = torch.empty_like(kv)
     for step in range(group.size()):
         is_last = step == group.size() - 1
-        travelling = [] if is_last else _pass_on(kv, arriving, group)
+        work = [] if is_last else _pass_on(kv, recv_buffer, group)
         yield (group.rank() - step) % group.size(), kv
-        _wait(travelling)
-        kv, arriving = arriving, kv
+        _wait(work)
+        kv, recv_buffer = recv_buffer, kv
 
 
-def _pass_on(tensor: torch.Tensor, arriving: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
+def _go_around_with_gradients(own_kv: torch.Tensor, group: dist.ProcessGroup, add_block: Callable) -> torch.Tensor:
+    """Send keys and values around again, and their gradients after them; return those that have come home."""
+    dkv, recv_buffer = (torch.zeros_like(own_kv, dtype=sum_dtype(own_kv)) for _ in range(2))
+    work = []
+    for source, kv in _go_around(own_kv, group):
+        added = torch.zeros_like(dkv)
+        add_block(source, kv, added)
+        _wait(work)  # what the ranks before this one have added came while the block was computed
+        dkv, recv_buffer = recv_buffer, dkv
+        dkv += added
+        work = _pass_on(dkv, recv_buffer, group)
+    _wait(work)  # home
+    return recv_buffer
+
+
+def _pass_on(tensor: torch.Tensor, recv_buffer: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
     """Start to send a tensor to the next rank, and to receive one of its size from the rank before.
 
     As one batch, in which neither waits for the other: NCCL would deadlock on a ring of sends that wait for receives.
     """
     if group.size() == 1:
-        arriving.copy_(tensor)  # it is its own neighbour
+        recv_buffer.copy_(tensor)  # it is its own neighbour
         return []
-    there, here = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
-    send = dist.P2POp(dist.isend, tensor, group=group, group_peer=there)
-    receive = dist.P2POp(dist.irecv, arriving, group=group, group_peer=here)
-    return dist.batch_isend_irecv([send, receive])
+    next_rank, rank_before = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
+    send = dist.P2POp(dist.isend, tensor, group=group, group_peer=next_rank)
+    recv = dist.P2POp(dist.irecv, recv_buffer, group=group, group_peer=rank_before)
+    return dist.batch_isend_irecv([send, recv])
 
 
-def _wait(travelling: list[dist.Work]) -> None:
-    for work in travelling:
-        work.wait()
+def _wait(work: list[dist.Work]) -> None:
+    for each in work:
+        each.wait()

@@ -1,4 +1,4 @@
-"""Ulysses attention: for the time of attention, ranks divide the heads instead of the sequence.
+"""Computes attention after an all-to-all by which ranks divide the heads instead of the sequence (Ulysses).
 
     [batch, heads, seq/c, head_size]   -- all-to-all -->   [batch, heads/c, seq, head_size]
 
@@ -38,15 +38,15 @@ def ulysses_attention(
     if not balanced or c == 1:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
     else:
-        arrived = torch.cat([positions(q.size(SEQUENCE_DIM), c, rank) for rank in range(c)]).to(q.device)
-        q, k, v = (x.index_select(SEQUENCE_DIM, arrived.argsort()) for x in (q, k, v))
+        held = torch.cat([positions(q.size(SEQUENCE_DIM), c, rank) for rank in range(c)]).to(q.device)
+        q, k, v = (x.index_select(SEQUENCE_DIM, held.argsort()) for x in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
-        out = out.index_select(SEQUENCE_DIM, arrived)
+        out = out.index_select(SEQUENCE_DIM, held)
     return _exchange(out, group, SEQUENCE_DIM, HEADS_DIM)  # [b, h, s/c, d]
 
 
 def _exchange(x: torch.Tensor, group: dist.ProcessGroup, split_dim: int, join_dim: int) -> Any:
-    """Send each rank its chunk of one dim, and join what arrives along the other."""
+    """Send each rank its chunk of one dim, and join what comes along the other."""
     return _Exchange.apply(x, group, split_dim, join_dim) if group.size() > 1 else x
 
 
@@ -56,10 +56,10 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x, group, split_dim, join_dim):
         ctx.back = group, join_dim, split_dim
-        leaving = torch.stack(x.chunk(group.size(), split_dim)).contiguous()  # [c, ...]: one chunk for each rank
-        arrived = torch.empty_like(leaving)
-        dist.all_to_all_single(arrived, leaving, group=group)
-        return torch.cat(arrived.unbind(), join_dim)
+        send_buffer = torch.stack(x.chunk(group.size(), split_dim)).contiguous()  # [c, ...]: one chunk for each rank
+        recv_buffer = torch.empty_like(send_buffer)
+        dist.all_to_all_single(recv_buffer, send_buffer, group=group)
+        return torch.cat(recv_buffer.unbind(), join_dim)
 
     @staticmethod
     def backward(ctx: Any, grad):  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -15,7 +15,7 @@ from labkit.partition import check_divides
 from labkit.sizes import check_probability, check_size
 from labkit.tensor_parallel.dropout import own_random_stream
 from labkit.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from labkit.tensor_parallel.rotary import rotate
+from labkit.tensor_parallel.rotary import apply_rotary
 
 
 class ParallelMLP(nn.Module):
@@ -104,10 +104,10 @@ class ParallelSelfAttention(nn.Module):
         self.out = RowParallelLinear(hidden_size, hidden_size, group, input_is_parallel=True, **options)
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor | None = None) -> torch.Tensor:
-        """Attend to x; ``rotation`` [2, seq, head_size/2] turns queries and keys (`labkit.tensor_parallel.rotary`)."""
+        """Attend to x; ``rotation`` [2, seq, head_size/2] is for `labkit.tensor_parallel.rotary`."""
         q, k, v = self._heads(self.qkv(x)[0])  # [batch, heads/t, seq, head_size], k and v with fewer heads if grouped
         if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+            q, k = apply_rotary(q, rotation), apply_rotary(k, rotation)
         return self.out(self._attended(q, k, v).transpose(-3, -2).flatten(-2))[0]
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,7 +1,7 @@
-"""Turns queries and keys by an angle that grows with the position in the sequence (rotary positions).
+"""Rotates queries and keys by angles that grow with the position in the sequence (rotary positions).
 
 A product of a query and a key then depends on how far they are apart. Nothing is learned, and no length is built in.
-Numbers i and i + d/2 of a head make a pair, which turns by position * base^(-2i/d). Source: arXiv 2104.09864,
+Numbers i and i + d/2 of a head make a pair, which is rotated by position * base^(-2i/d). Source: arXiv 2104.09864,
 section 3.4, with the pairs as in Llama's code at Hugging Face.
 """
 
@@ -15,8 +15,8 @@ def rotation(positions: torch.Tensor, head_size: int, dtype: torch.dtype, base: 
     return torch.stack([angles.cos(), angles.sin()]).to(torch.promote_types(dtype, torch.float32))
 
 
-def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-    """Return queries or keys, [batch, heads, seq, head_size], turned by the angles of their positions."""
+def apply_rotary(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """Return queries or keys, [batch, heads, seq, head_size], rotated by the angles of their positions."""
     cos, sin = rotation
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

@@ -12,7 +12,7 @@ from course.sizing.step_seconds import ADAM, gradients_seconds, optimizer_second
 from labkit.groups import group_of_one
 from labkit.model import TransformerLayer
 from labkit.shape import GPT
-from labkit.tensor_parallel.rotary import rotate, rotation
+from labkit.tensor_parallel.rotary import apply_rotary, rotation
 
 GPT_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200, num_attention_heads=96)
 TODAY = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
@@ -49,7 +49,7 @@ def layer_of_kernels(layer, x, turn, run):
     parts = layer.attention._heads(layer.attention.qkv(run(layer.attention_norm, x))[0])
     q, k, v = (run(torch.Tensor.contiguous, part) for part in parts)
     if turn is not None:
-        q, k = (run(lambda part: rotate(part, turn), part) for part in (q, k))
+        q, k = (run(lambda part: apply_rotary(part, turn), part) for part in (q, k))
     k, v = (part.repeat_interleave(q.size(1) // part.size(1), 1) for part in (k, v))
     scores = run(scale_and_mask, q @ k.transpose(-1, -2))
     weights = run(dropout, run(lambda each: each.softmax(-1), scores))

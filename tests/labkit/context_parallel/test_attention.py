@@ -2,15 +2,17 @@
 
 import itertools
 from collections import Counter
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.torch_version import TorchVersion
 
 from course.communication import communication_log
-from labkit.context_parallel import block, gathered_attention, positions, ring_attention, ulysses_attention
+from labkit.context_parallel import block, blockwise, gathered_attention, positions, ring_attention, ulysses_attention
 from labkit.groups import group_of_one, init_groups
 from labkit.layout import ParallelLayout
 
@@ -106,19 +108,60 @@ def test_gradients_are_those_of_finite_differences():
     assert torch.autograd.gradcheck(lambda *qkv: ring_attention(*qkv, group_of_one()), (q, k, v))
 
 
-def errors_in_tiles():
-    usual, block.TILE = block.TILE, 3
-    found = {case: error for name in ("ring", "gathered") for case, error in errors(name, TILED).items()}
-    block.TILE = usual
-    return found
+def errors_of_plain_tensors(cases):
+    with patch.object(block, "_has_flash", lambda q, k: False):
+        return {case: error for name in ("ring", "gathered") for case, error in errors(name, cases).items()}
 
 
-TILED = [(4, causal, balanced) for causal in (True, False) for balanced in (True, False)]
+def test_plain_tensors_do_what_no_kernel_does(on_ranks):
+    """As on a GPU without a flash kernel for float64, and on a CPU before torch 2.9."""
+    cases = [*itertools.product([4], [True, False], [True, False]), (1, True, True)]
+    assert_none(on_ranks(errors_of_plain_tensors, cases, world_size=2))
 
 
-def test_a_block_may_be_computed_in_tiles(on_ranks):
-    """Tiles of three rows, in blocks of eight or four."""
-    assert_none(on_ranks(errors_in_tiles, world_size=2))
+def drawn_block(num_queries, num_keys, kv_heads, dtype, head_size=HEAD_SIZE):
+    """q, k, v and the gradient of the output; then the out and lse of whole rows, of which the block is a share."""
+    draw = torch.Generator().manual_seed(1)
+    shapes = [(HEADS, num_queries), (kv_heads, num_keys), (kv_heads, num_keys), (HEADS, num_queries)]
+    drawn = (torch.randn(BATCH, *shape, head_size, dtype=torch.float64, generator=draw) for shape in shapes)
+    q, k, v, grad = (x.to(dtype) for x in drawn)
+    whole_out, whole_lse = block._plain(q, *(torch.cat([x, x.flip(3)], 2) for x in (k, v)), False)
+    return q, k, v, grad, whole_out.to(dtype), whole_lse
+
+
+ROUNDING = {torch.float64: 1e-14, torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("kv_heads", [HEADS, 2, 1])
+@pytest.mark.parametrize(
+    ("num_queries", "num_keys", "causal"),
+    [(1, 1, True), (37, 37, True), (600, 600, True), (37, 20, False), (5, 700, False)],
+)
+def test_the_kernel_agrees_with_plain_tensors(num_queries, num_keys, causal, kv_heads, dtype):
+    """Blocks longer than what the kernel takes at a time, and of other lengths than the queries."""
+    q, k, v, grad, whole_out, whole_lse = drawn_block(num_queries, num_keys, kv_heads, dtype)
+    assert block._has_flash(q, k)
+    expected = *block._plain(q, k, v, causal), *block._plain_backward(grad, q, k, v, whole_out, whole_lse, causal)
+    got = *block.attend(q, k, v, causal), *block.attend_backward(grad, q, k, v, whole_out, whole_lse, causal)
+    for a, b in zip(got, expected, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert (a - b).norm() <= ROUNDING[dtype] * b.norm()
+
+
+@pytest.mark.parametrize("head_size", [1, 3, 96, 512])
+def test_the_kernel_takes_any_head_size(head_size):
+    q, k, v, grad, *row = drawn_block(9, 7, 2, torch.float64, head_size)
+    expected = *block._plain(q, k, v, False), *block._plain_backward(grad, q, k, v, *row, False)
+    got = *block.attend(q, k, v, False), *block.attend_backward(grad, q, k, v, *row, False)
+    assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in zip(got, expected, strict=True))
+
+
+def test_grouped_queries_wait_for_a_kernel_that_knows_them():
+    """Before torch 2.9 the CPU's kernel would read keys that are not there."""
+    q, k, *_ = drawn_block(4, 4, 2, torch.float32)
+    with patch.object(torch, "__version__", TorchVersion("2.8.0")):
+        assert block._has_flash(q, q) and not block._has_flash(q, k)
 
 
 def errors_of_channels_last():
@@ -222,7 +265,7 @@ def test_messages_and_bytes(on_ranks, c, dtype):
 
 def events_of_the_ring():
     """The order of p, a message posted; b, a block computed; w, a message waited for: forward and backward."""
-    originals = dist.batch_isend_irecv, block.attend, block.attend_backward
+    originals = dist.batch_isend_irecv, blockwise.attend, blockwise.attend_backward
     events = []
 
     class Noted:
@@ -243,7 +286,7 @@ def events_of_the_ring():
 
     post = noted("p", dist.batch_isend_irecv)
     dist.batch_isend_irecv = lambda operations: [Noted(post(operations))]
-    block.attend, block.attend_backward = noted("b", block.attend), noted("b", block.attend_backward)
+    blockwise.attend, blockwise.attend_backward = noted("b", blockwise.attend), noted("b", blockwise.attend_backward)
     try:
         held = positions(SEQUENCE, world().size(), world().rank())
         q, k, v, grad = (x[:, :, held].requires_grad_() for x in whole())
@@ -251,7 +294,7 @@ def events_of_the_ring():
         events.append(" ")
         go_back(out, grad)
     finally:
-        dist.batch_isend_irecv, block.attend, block.attend_backward = originals
+        dist.batch_isend_irecv, blockwise.attend, blockwise.attend_backward = originals
     return "".join(events)
 
 
@@ -268,7 +311,7 @@ def test_the_next_message_travels_while_a_block_is_computed(on_ranks, c):
 
 def pairs_computed(name, balanced):
     """The number of pairs of a query and a key in each block of this rank, forward and backward."""
-    attend, attend_backward, blocks = block.attend, block.attend_backward, []
+    attend, attend_backward, blocks = blockwise.attend, blockwise.attend_backward, []
 
     def size(q, k, causal):
         n, m = q.size(-2), k.size(-2)
@@ -282,11 +325,11 @@ def pairs_computed(name, balanced):
         blocks.append(size(q, k, causal))
         return attend_backward(grad, q, k, v, out, lse, causal)
 
-    block.attend, block.attend_backward = noted, noted_backward
+    blockwise.attend, blockwise.attend_backward = noted, noted_backward
     try:
         parity(name, balanced=balanced)
     finally:
-        block.attend, block.attend_backward = attend, attend_backward
+        blockwise.attend, blockwise.attend_backward = attend, attend_backward
     return sorted(blocks)
 
 
@@ -312,7 +355,7 @@ class Largest(TorchFunctionMode):
 
 
 def memory(name, balanced):
-    s, c = 128, world().size()
+    s, c = 512, world().size()
     held = positions(s, c, world().rank(), balanced)
     q, k, v, grad = (x[:, :, held].clone().requires_grad_() for x in whole(sequence=s, dtype=torch.bfloat16))
     with Largest() as forward:
@@ -325,11 +368,13 @@ def memory(name, balanced):
 
 @pytest.mark.parametrize("name", ["ring", "gathered"])
 @pytest.mark.parametrize("balanced", [False, True])
-def test_nothing_is_larger_than_a_block_and_little_is_kept(on_ranks, name, balanced):
-    n = 128 // 4
-    matrix, tensor = BATCH * HEADS * n * n, BATCH * HEADS * n * HEAD_SIZE
-    for largest, kept in on_ranks(memory, name, balanced, world_size=4):
-        assert largest == (matrix, matrix)
+def test_no_matrix_of_scores_is_made_and_little_is_kept(on_ranks, name, balanced):
+    c, n = 4, 512 // 4
+    tensor = BATCH * HEADS * n * HEAD_SIZE
+    kv, dkv = 2 * tensor, 2 * tensor * (c if name == "gathered" else 1)
+    assert dkv < BATCH * HEADS * n * n // 2  # half a block's scores
+    for largest, kept in on_ranks(memory, name, balanced, world_size=c):
+        assert largest == (kv, dkv)
         assert kept == [4 * tensor // HEAD_SIZE, *[2 * tensor] * 4]  # lse in float32; q, k, v and out as they are
 
 
