@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from labkit.grid import Grid
 from labkit.groups import init_groups
 from labkit.launch import World
-from labkit.layout import Grid, ParallelLayout
+from labkit.layout import ParallelLayout
 
 LAYOUTS = [
     *[
@@ -71,4 +72,4 @@ def seconds_of_both(layout: ParallelLayout, times: int) -> tuple[list[float], li
 
 def mesh_of(grid: Grid) -> DeviceMesh:
     axes = tuple(grid.sizes)[::-1]
-    return init_device_mesh("cpu", tuple(map(grid.size, axes)), mesh_dim_names=axes)
+    return init_device_mesh("cpu", tuple(grid.sizes[axis] for axis in axes), mesh_dim_names=axes)

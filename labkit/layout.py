@@ -1,25 +1,23 @@
-"""Places ranks on their axes and lists the groups along them, in two grids: one for experts, a dense one for the rest.
+"""Places ranks in two grids of named axes, one for experts and a dense one for the rest, and lists their groups.
 
-Integers only: no torch, no process.
-
-Source: the order of groups and of their members, and the experts' grid, are Megatron-LM's (arXiv 2104.04473, section 3;
-``RankGenerator`` in its ``parallel_state.py``).
+Integers only: no torch, no process. Source: the order of groups and of their members, and the experts' grid, are
+Megatron-LM's (arXiv 2104.04473, section 3; ``RankGenerator`` in its ``parallel_state.py``).
 """
 
-import gc
 import itertools
 import math
-from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from labkit.grid import Grid
 from labkit.partition import multiples_near
-from labkit.sizes import check_size, divisors, either, ranks_text, whole_number
+from labkit.sizes import check_size, divisors, either, ranks_text
 
 AXES = ("tp", "cp", "dp", "pp")  # of the dense grid, in Megatron-LM's default order, the fastest first
 OPTIONAL = {"cp"}  # an axis that an order may leave out, and no text mentions, while its size is 1
 EXPERT_AXES = ("expert_tp", "ep", "expert_dp")  # the experts' grid has these, and pp in common with the dense one
+AS_DENSE = {"expert_tp": ("tp",), "ep": (), "expert_dp": ("dp", "cp")}  # where experts lie by default
 
 
 class Coords(NamedTuple):
@@ -29,94 +27,6 @@ class Coords(NamedTuple):
     cp: int
     dp: int
     pp: int
-
-
-class Grid:
-    """Ranks in a box of named axes, which they fill like the digits of an odometer: the first axis moves fastest.
-
-    ``order`` lists the axes with their sizes. An axis that stands in it twice has two digits, the lower one first.
-
-    >>> grid = Grid([("tp", 2), ("dp", 2), ("pp", 2)])
-    >>> grid.groups("dp"), grid.coords(6)
-    ([[0, 2], [1, 3], [4, 6], [5, 7]], {'tp': 0, 'dp': 1, 'pp': 1})
-    """
-
-    def __init__(self, order: Sequence[tuple[str, int]]):
-        self.sizes: dict[str, int] = {}
-        self._digits, stride = [], 1  # axis, size, from one rank to the next along it, what it counts in a coordinate
-        for axis, size in order:
-            counts = self.sizes.get(axis, 1)
-            self._digits.append((axis, size, stride, counts))
-            stride, self.sizes[axis] = stride * size, counts * size
-        self.world_size = stride
-
-    def size(self, axis: str) -> int:
-        """Return the number of ranks in one group of ``axis``."""
-        return self.sizes[self._known(axis)[0]]
-
-    def groups(self, *axes: str) -> list[list[int]]:
-        """Return the groups of one axis, or of several taken together: by first member, the members ascending."""
-        members = math.prod(self.size(axis) for axis in set(self._known(*axes)))
-        collects = gc.isenabled()
-        gc.disable()  # it would walk through all the new lists again and again: two thirds of the time
-        try:
-            if members**2 >= self.world_size:
-                return self._lines(axes)
-            return [*map(list, zip(*self._lines(self.sizes.keys() - axes)))]  # across the lines of the other axes
-        finally:
-            if collects:
-                gc.enable()
-
-    def group_of(self, rank: int, *axes: str) -> list[int]:
-        """Return the one group of ``axes`` that ``rank`` is a member of."""
-        rank = _check_index("rank", rank, "world_size", self.world_size)
-        within = self._known(*axes)
-        first = rank - sum(rank // stride % size * stride for axis, size, stride, _ in self._digits if axis in within)
-        return [first + offset for offset in _sums(self._runs(axes))]
-
-    def coords(self, rank: int) -> dict[str, int]:
-        """Return where ``rank`` stands on each axis."""
-        rank = _check_index("rank", rank, "world_size", self.world_size)
-        place = dict.fromkeys(self.sizes, 0)
-        for axis, size, stride, counts in self._digits:
-            place[axis] += rank // stride % size * counts
-        return place
-
-    def rank_at(self, **place: int) -> int:
-        """Return the rank at these coordinates, 0 where none is given: the inverse of `coords`."""
-        place = dict.fromkeys(self.sizes, 0) | place
-        for axis, at in place.items():
-            place[axis] = _check_index(axis, at, f"{axis}_size", self.size(axis))
-        return sum(place[axis] // counts % size * stride for axis, size, stride, counts in self._digits)
-
-    @cached_property
-    def _ranks(self) -> list[int]:
-        return list(range(self.world_size))  # one object for each rank in all groups, which are slices of this
-
-    def _lines(self, axes: Collection[str]) -> list[list[int]]:
-        (run, *slower), starts = self._runs(axes), _sums(self._runs(self.sizes.keys() - axes))
-        lines = [self._ranks[start : start + run.stop : run.step] for start in starts]
-        for offset in _sums(slower)[1:]:
-            for start, line in zip(starts, lines):
-                line += self._ranks[start + offset : start + offset + run.stop : run.step]
-        return lines
-
-    def _runs(self, axes: Collection[str]) -> list[range]:
-        """Return the steps along these axes, the fastest first; digits next to each other make one range."""
-        runs: list[range] = []
-        for axis, size, stride, _ in self._digits:
-            if axis in axes and size > 1:
-                step = runs.pop().step if runs and runs[-1].stop == stride else stride
-                runs.append(range(0, stride * size, step))
-        return runs or [range(1)]
-
-    def _known(self, *axes: str) -> tuple[str, ...]:
-        if not axes:
-            raise ValueError(f"a group needs at least one axis: use {either([*map(repr, self.sizes)])}")
-        for axis in axes:
-            if axis not in self.sizes:
-                raise ValueError(f"axis {axis!r} is unknown: use one of {', '.join(self.sizes)}")
-        return axes
 
 
 @dataclass(frozen=True)
@@ -154,7 +64,7 @@ class ParallelLayout:
         n, sizes = self.world_size, {"tp": self.tp_size, "cp": self.cp_size, "pp": self.pp_size}
         if n % (product := math.prod(sizes.values())):
             raise ValueError(f"{_misfit(sizes, 'world_size', n)}, or world_size {either(multiples_near(n, product))}")
-        if not self._has_dense_experts:
+        if (self.ep_size, self.expert_tp_size) != (1, self.tp_size):
             self._check_experts()
 
     @property
@@ -175,23 +85,21 @@ class ParallelLayout:
     @cached_property
     def dense(self) -> Grid:
         """The grid of everything but experts."""
-        return Grid([(axis, getattr(self, f"{axis}_size")) for axis in self.axes])
+        return Grid({axis: getattr(self, f"{axis}_size") for axis in self.axes})
 
     @cached_property
     def expert(self) -> Grid:
-        """The grid of the experts, over the same ranks and with the same pipelines."""
-        cp_size = self.cp_size if self._has_dense_experts else 1  # Megatron-LM's has no cp: dp takes its ranks
-        digits = {
-            "tp": [("expert_tp", self.expert_tp_size)],
-            "cp": [("expert_dp", cp_size)],
-            "dp": [("ep", self.ep_size), ("expert_dp", self.expert_dp_size // cp_size)],
-            "pp": [("pp", self.pp_size)],
-        }
-        return Grid([digit for axis in self.axes for digit in digits[axis]])
+        """The grid of the experts, over the same ranks and with the same pipelines; by default the dense grid."""
+        if (self.ep_size, self.expert_tp_size) == (1, self.tp_size):
+            return self.dense
+        instead_of = {"tp": ("expert_tp",), "cp": (), "dp": ("ep", "expert_dp"), "pp": ("pp",)}
+        names = [name for axis in self.axes for name in instead_of[axis]]
+        return Grid({name: getattr(self, f"{name}_size") for name in names})
 
     def size(self, axis: str) -> int:
         """Return the number of ranks in one group of ``axis``."""
-        return self._grid_of(axis).size(axis)
+        grid, names = self._located((axis,))
+        return math.prod(grid.sizes[name] for name in grid.known(names))
 
     def groups(self, *axes: str) -> list[list[int]]:
         """Return the groups of one axis, or of several of one grid taken together, as lists of global ranks.
@@ -202,11 +110,13 @@ class ParallelLayout:
         >>> ParallelLayout(8, tp_size=2, pp_size=2).groups("tp", "pp")
         [[0, 1, 4, 5], [2, 3, 6, 7]]
         """
-        return self._grid_of(*axes).groups(*axes)
+        grid, names = self._located(axes)
+        return grid.groups(*names)
 
     def group_of(self, rank: int, *axes: str) -> list[int]:
         """Return the one group of ``axes`` that ``rank`` is a member of."""
-        return self._grid_of(*axes).group_of(rank, *axes)
+        grid, names = self._located(axes)
+        return grid.group_of(rank, *names)
 
     def coords(self, rank: int) -> Coords:
         """Return where ``rank`` stands on each dense axis.
@@ -260,12 +170,15 @@ class ParallelLayout:
             lines.append(f"(only {stages} of {self.pp_size} stages, {shown} of {replicas} replicas shown)")
         return "\n".join(lines)
 
-    @property
-    def _has_dense_experts(self) -> bool:
-        return (self.ep_size, self.expert_tp_size) == (1, self.tp_size)
-
-    def _grid_of(self, *axes: str) -> Grid:
-        return self.expert if set(axes).intersection(EXPERT_AXES) else self.dense
+    def _located(self, axes: tuple[str, ...]) -> tuple[Grid, list[str]]:
+        """Return the grid that has these axes, and their names in it."""
+        if not axes:
+            raise ValueError(f"a group needs at least one axis: use {either([*map(repr, AXES)])}")
+        has_experts = not set(axes).isdisjoint(EXPERT_AXES)
+        grid = self.expert if has_experts else self.dense
+        if not has_experts or grid is not self.dense:
+            return grid, list(axes)
+        return grid, [name for axis in axes for name in AS_DENSE.get(axis, (axis,))]
 
     def _check_order(self) -> None:
         named = self.order.split("-") if isinstance(self.order, str) else []
@@ -301,21 +214,6 @@ def _misfit(sizes: dict[str, int], whole: str, ranks: int) -> str:
         ways.append(f"sizes whose product is {either(divisors(ranks))}")
     named = " * ".join(f"{axis}_size={size}" for axis, size in sizes.items())
     return f"{named} = {product} does not divide {whole}={ranks}: use " + ", or ".join(ways)
-
-
-def _check_index(name: str, value, size_name: str, size: int) -> int:
-    number = whole_number(value)
-    if number is None or not 0 <= number < size:
-        raise ValueError(f"{name}={value!r} must be a whole number from 0 to {size - 1}: {size_name} is {size}")
-    return number
-
-
-def _sums(runs: list[range]) -> Sequence[int]:
-    """Return every sum of one step along each run, ascending."""
-    sums: Sequence[int] = runs[0] if runs else range(1)
-    for run in runs[1:]:
-        sums = [slow + fast for slow in run for fast in sums]
-    return sums
 
 
 def _cell(ranks: list[int]) -> str:

@@ -11,13 +11,15 @@ import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.layout import AXES, EXPERT_AXES, Coords, Grid, ParallelLayout
+from labkit.grid import Grid
+from labkit.layout import AXES, EXPERT_AXES, Coords, ParallelLayout
 
 LARGEST_WORLD = 32
 WORLD_SIZES = (*range(1, 9), 12, 16, 24)  # the others have the factors of one of these, or are primes
@@ -204,24 +206,19 @@ def test_a_grid_follows_megatron_s_rule_in_every_order(sizes):
     orders = [order for k in range(len(needed), 6) for order in itertools.permutations(MEGATRON_AXES, k)]
     for order in orders:
         if needed <= set(order):
-            grid = Grid([(axis, sizes[axis]) for axis in order])
+            grid = Grid({axis: sizes[axis] for axis in order})
             for within in itertools.chain.from_iterable(itertools.combinations(order, k) for k in (1, 2, 3)):
                 groups = megatron_groups("-".join(order), sizes, *within)
                 assert grid.groups(*within) == groups, (order, within)
                 assert grid.group_of(17, *within) == next(group for group in groups if 17 in group)
 
 
-def test_coordinates_of_an_axis_with_two_digits():
-    grid = Grid([("a", 2), ("b", 3), ("a", 2), ("c", 2)])
-    assert grid.sizes == {"a": 4, "b": 3, "c": 2}
-    assert grid.groups("a")[1] == [2, 3, 8, 9]
-    for axis in grid.sizes:
-        for group in grid.groups(axis):
-            assert [grid.coords(rank)[axis] for rank in group] == list(range(grid.size(axis)))
-    assert [grid.rank_at(**grid.coords(rank)) for rank in range(24)] == list(range(24))
-    assert grid.rank_at(a=3) == 7
-    with pytest.raises(ValueError, match="axis 'd' is unknown: use one of a, b, c"):
-        grid.rank_at(d=0)
+def test_a_grid_knows_its_axes():
+    grid = Grid({"a": 2, "b": 3})
+    assert [grid.rank_at(**grid.coords(rank)) for rank in range(6)] == list(range(6))
+    for question in (lambda: grid.rank_at(d=0), lambda: grid.groups("d"), lambda: grid.group_of(0, "d")):
+        with pytest.raises(ValueError, match="axis 'd' is unknown: use one of a, b"):
+            question()
 
 
 @pytest.mark.parametrize("order", ORDERS + ORDERS_WITHOUT_CP)
@@ -253,6 +250,10 @@ def test_both_grids_of_a_layout_are_megatron_s(order):
         for axis in AXES:
             assert layout.groups(axis) == megatron_groups(with_ep, dense, axis)
         assert layout.groups("pp") == layout.expert.groups("pp")
+        for rank in (0, 17, 47):
+            assert layout.expert.rank_at(**layout.expert.coords(rank)) == rank
+            for axis in EXPERT_AXES:
+                assert layout.group_of(rank, axis)[layout.expert.coords(rank)[axis]] == rank
     assert stood
 
 
@@ -265,11 +266,11 @@ def test_experts_lie_as_dense_layers_do_unless_their_sizes_are_given(order):
         assert layout.groups("expert_dp") == layout.groups("cp", "dp")
         assert layout.groups("expert_tp", "expert_dp") == layout.groups("tp", "cp", "dp")
         assert layout.groups("ep") == [[rank] for rank in range(layout.world_size)]
-        assert layout.expert.groups("pp") == layout.groups("pp")
+        assert [layout.size(axis) for axis in EXPERT_AXES] == [layout.tp_size, 1, layout.expert_dp_size]
         for rank in {0, layout.world_size // 3, layout.world_size - 1}:
-            assert layout.expert.rank_at(**layout.expert.coords(rank)) == rank
             for axis in EXPERT_AXES:
-                assert layout.group_of(rank, axis)[layout.expert.coords(rank)[axis]] == rank
+                assert rank in layout.group_of(rank, axis)
+                assert layout.group_of(rank, axis) in layout.groups(axis)
 
 
 def test_experts_of_sixteen_ranks():
@@ -396,7 +397,10 @@ CALLS = [
     (lambda it: it.group_of(0), "a group needs at least one axis: use 'tp', 'cp', 'dp' or 'pp'"),
     (lambda it: it.groups("tensor"), "axis 'tensor' is unknown: use one of tp, cp, dp, pp"),
     (lambda it: it.crossings("ep", 8), "axis 'ep' is unknown: use one of tp, cp, dp, pp"),
-    (lambda it: it.groups("ep", "tp"), "axis 'tp' is unknown: use one of expert_tp, expert_dp, ep, pp"),
+    (
+        lambda it: replace(it, ep_size=2).groups("ep", "tp"),
+        "axis 'tp' is unknown: use one of expert_tp, ep, expert_dp, pp",
+    ),
     (lambda it: it.size("world"), "axis 'world' is unknown: use one of tp, cp, dp, pp"),
     (lambda it: it.crossings("tp", 0), "gpus_per_node=0 must be at least 1"),
     (lambda it: it.coords(16), "rank=16 must be a whole number from 0 to 15: world_size is 16"),
