@@ -3,3 +3,5 @@
 Each file holds one idea and imports only lower floors; nothing is re-exported here, so that an
 import line says where to read: ``from labkit.layout import ParallelLayout``.
 """
+
+lab_folders = [*__path__]  # whose code a report counts as the lab's, not the learner's; a package above adds its own

@@ -17,8 +17,11 @@ class Misfit(ValueError):
     """
 
     def __init__(self, rule: str, fault: str, advice: str):
-        super().__init__(rule, fault, advice)
+        super().__init__(f"{fault}: {advice}")
         self.rule, self.fault, self.advice = rule, fault, advice
+
+    def __reduce__(self):
+        return type(self), (self.rule, self.fault, self.advice)
 
     @classmethod
     def of_division(cls, name: str, size: int, advice: str, **factors: int) -> "Misfit":
@@ -30,9 +33,6 @@ class Misfit(ValueError):
         product = " * ".join(f"{factor}={value}" for factor, value in factors.items())
         product += f" = {math.prod(factors.values())}" if len(factors) > 1 else ""
         return cls(f"{' * '.join(factors)} must divide {name}", f"{product} does not divide {name}={size}", advice)
-
-    def __str__(self) -> str:
-        return f"{self.fault}: {self.advice}"
 
 
 def whole_number(value) -> int | None:

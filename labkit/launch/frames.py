@@ -6,19 +6,13 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable
-from pathlib import Path
 from types import FrameType
+
+from labkit import lab_folders
 
 Frame = tuple[str, int, str]  # file name, line, function
 LAUNCHER = os.path.dirname(__file__) + os.sep
 _LIBRARY = re.compile(rf"/site-packages/|/dist-packages/|/lib/python3\.\d+/|^{re.escape(LAUNCHER)}|^<frozen")
-_lab_folders = (str(Path(__file__).parents[1]) + os.sep,)
-
-
-def add_lab_package(init_file: str) -> None:
-    """Count a package's code as the lab's, not the learner's, in reports; pass the package's ``__file__``."""
-    global _lab_folders
-    _lab_folders += (os.path.dirname(init_file) + os.sep,)
 
 
 def is_cell(filename: str) -> bool:
@@ -41,7 +35,8 @@ def frames_of(faulthandler_text: str) -> list[Frame]:
 def own_frames(frames: Iterable[Frame]) -> tuple[list[Frame], list[Frame]]:
     """Return the frames of the learner's code, and those of the lab further in, without torch's and Python's."""
     own = [frame for frame in frames if is_cell(frame[0]) or not _LIBRARY.search(frame[0])]
-    learners = [frame for frame in own if not frame[0].startswith(_lab_folders)]
+    lab = tuple(folder + os.sep for folder in lab_folders)
+    learners = [frame for frame in own if not frame[0].startswith(lab)]
     return learners, own[len(own) - own[::-1].index(learners[-1]) :] if learners else own
 
 

@@ -60,7 +60,10 @@ class ScheduleDeadlock(Misfit):
         texts = [f"rank {rank} waits at {op} for {need} of rank {other}" for rank, (op, other, need) in waits.items()]
         way_out = "move an op that another rank waits for before the op at which its own rank waits"
         super().__init__("all ranks finish", f"deadlock in {name!r}: {'; '.join(texts)}", way_out)
-        self.waits, self.args = waits, (name, waits)  # pickle makes it again from args
+        self.name, self.waits = name, waits
+
+    def __reduce__(self):
+        return ScheduleDeadlock, (self.name, self.waits)
 
 
 @dataclass(frozen=True)

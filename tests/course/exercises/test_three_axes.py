@@ -8,9 +8,9 @@ from course.exercises import three_axes
 from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
+from labkit.placement import Placement, Shard, set_placement
 from labkit.tensor_parallel import gather_whole
-from labkit.tensor_parallel.shards import Shard
-from labkit.train.gradients import global_grad_norm
+from labkit.train.gradients import loss_and_grad_norm
 
 
 def test_each_case_of_place_teaches_something_else():
@@ -20,18 +20,17 @@ def test_each_case_of_place_teaches_something_else():
 
 
 def as_the_trainer_counts(num_stages):
-    """The same gradients on parameters, counted by `global_grad_norm`."""
+    """The same gradients on parameters, counted by `loss_and_grad_norm`."""
     with init_groups(ParallelLayout(2 * num_stages, tp_size=2, pp_size=num_stages)) as groups:
         gradients, kinds, tp_rank = three_axes.norm_inputs(num_stages)
         assert (groups.coords.tp, groups.coords.pp) == (tp_rank, dist.get_rank() // 2)
         parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
         for parameter, gradient, kind in zip(parameters, gradients, kinds, strict=True):
             parameter.grad = gradient
-            if kind != "whole":
-                parameter.shard = Shard(0, 2 * len(parameter))
-        copies = [parameter for parameter, kind in zip(parameters, kinds, strict=True) if kind == "copy"]
+            whole, cut = Placement(copy_groups=(groups.tp,)), (Shard(0, 2 * len(parameter), groups.tp),)
+            set_placement(parameter, whole if kind == "whole" else Placement(cut, is_tied_copy=kind == "copy"))
         assert gather_whole(parameters[0], parameters[0], groups.tp).shape == (6,)
-        counted = global_grad_norm(parameters, copies, groups, num_replicas=1)
+        _, counted = loss_and_grad_norm(torch.zeros(()), parameters, groups)
     return counted, three_axes.my_norm(gradients, kinds, tp_rank).item()
 
 

@@ -3,9 +3,8 @@
 import signal
 from dataclasses import replace
 
-from labkit import communication
+from labkit import communication, lab_folders
 from labkit.launch import frames
-from labkit.launch.frames import add_lab_package
 from labkit.launch.rank import Failure
 from labkit.launch.report import deadlock_report, death, failure_report, places_report
 from labkit.launch.watchdog import Look
@@ -46,11 +45,11 @@ def test_what_nccl_says_when_a_rank_never_comes_is_said_in_words():
 
 
 def test_report_tells_the_code_of_a_package_above_labkit_from_the_learners(monkeypatch):
-    monkeypatch.setattr(frames, "_lab_folders", frames._lab_folders)
+    monkeypatch.setattr(frames, "lab_folders", [*lab_folders])
     in_course = (("train.py", 3, "work"), ("/above/course/measure/flow.py", 5, "trace"))
     look = world(at(in_collective(), in_course), LOCKED, returned=[1])
     assert ", at /above/course/measure/flow.py, line 5, in trace" in deadlock_report(look)
-    add_lab_package("/above/course/__init__.py")
+    frames.lab_folders.append("/above/course")
     assert ", at train.py, line 3, in work, in /above/course/measure/flow.py, line 5" in deadlock_report(look)
 
 

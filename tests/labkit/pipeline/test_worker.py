@@ -3,6 +3,7 @@
 import re
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -25,6 +26,8 @@ from labkit.schedules import FORWARD, gpipe, interleaved, one_f_one_b, zero_bubb
 from labkit.shape import GPT
 from labkit.tensor_parallel import cut_like
 from labkit.timeline.trace import Trace
+from labkit.train import steps
+from tests.labkit.train.tiny import TINY
 from tests.support.pipelines import assert_same, even, every_schedule, mean_square, model_chunks, parity, run_stage
 from tests.support.schedules import KINDS, own
 
@@ -304,3 +307,25 @@ def test_gradients_leave_during_the_last_backward(on_ranks, schedule):
     """Each in a bucket of its own: all are sent inside the op that completes them, none before or after."""
     for sent, wanted in on_ranks(sent_during, schedule, world_size=4):
         assert sent == wanted
+
+
+# -- the trainer ----------------------------------------------------------------------------------------------------
+
+
+def shape_messages_of_steps():
+    counts, isend = [0], dist.isend
+
+    def counted(tensor, *args, **options):
+        counts[-1] += tensor.dtype == torch.int64
+        return isend(tensor, *args, **options)
+
+    dist.isend = counted
+    for _ in steps(replace(TINY, schedule="interleaved", pp_size=2, num_chunks=2, steps=6)):  # one of them evaluates
+        counts.append(0)
+    dist.isend = isend
+    return counts
+
+
+def test_a_trainer_sends_shapes_in_its_first_step_only(on_ranks):
+    """From rank 0 to 1 for chunk 0 and for chunk 1, and back once in between."""
+    assert on_ranks(shape_messages_of_steps) == [[2, *[0] * 6], [1, *[0] * 6]]
