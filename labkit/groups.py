@@ -2,6 +2,7 @@
 
 import copyreg
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from labkit.sizes import ranks_text
 AXES_OF_GROUP = {axis: (axis,) for axis in (*AXES, *EXPERT_AXES)} | {"dp_cp": ("dp", "cp")}
 """The kinds of groups, and the axes of a grid that each runs along: in ``dp_cp`` are copies of the same weights."""
 _NAMES = (*AXES_OF_GROUP, "embedding", "shard", "replicate")
-_DERIVED = (*EXPERT_AXES, "dp_cp")  # these kinds give a group its name only where no other does
+_DERIVED = (*EXPERT_AXES, "dp_cp", "shard")  # these kinds give a group its name only where no other does
 
 
 @dataclass(eq=False, repr=False)
@@ -145,38 +146,53 @@ def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> Proces
     if (running := dist.get_world_size()) != (wanted := layout.world_size):
         way_out = f"start {wanted} ranks, or make the layout with world_size={running}"
         raise ValueError(f"the layout has world_size={wanted} but {running} ranks are running: {way_out}")
-    kinds = {name: layout.groups(*axes) for name, axes in AXES_OF_GROUP.items()}
-    kinds["embedding"] = [list(dict.fromkeys([pipeline[0], pipeline[-1]])) for pipeline in kinds["pp"]]
-    if shard_size and shard_size != layout.dp_size * layout.cp_size:
-        kinds["shard"], kinds["replicate"] = layout.shard_groups(shard_size)
-    made: dict[str, Any] = {name: dist.group.WORLD for name, groups in kinds.items() if len(groups[0]) == wanted}
-    while missing := [name for name in kinds if name not in made]:
-        alike = [name for name in missing if kinds[name] == kinds[missing[0]]]
-        named = [name for name in alike if name not in _DERIVED] or alike
-        made |= dict.fromkeys(alike, _my_group("/".join(named), kinds[missing[0]]))
-    made.setdefault("shard", made["dp_cp"])
-    channels = _make_channels(layout) if "nccl" in dist.get_backend_config() else {}
+    has_nccl, made = "nccl" in dist.get_backend_config(), {}
+    for names, groups in groups_to_make(layout, shard_size, has_nccl).items():
+        named = [name for name in names if name not in _DERIVED] or names
+        is_world = len(groups[0]) == wanted and names != ("shard",)
+        made |= dict.fromkeys(names, dist.group.WORLD if is_world else _my_group(named, groups))
+    channels = _make_channels(layout) if has_nccl else {}
     if "gloo" in dist.get_backend_config():
         # Gloo connects at once; a rank that closed early would hang up on a peer that is still connecting.
         dist.all_reduce(torch.zeros(1))
     return ProcessGroups(layout, dist.get_rank(), **made, _channels=channels)
 
 
-def _my_group(name: str, groups: list[list[int]]) -> dist.ProcessGroup:
-    """Return the one of ``groups`` that this rank is in, or torch's non-member; deadlock reports show the ``name``.
+def groups_to_make(
+    layout: ParallelLayout, shard_size: int | None = None, has_nccl: bool = False
+) -> dict[tuple[str, ...], list[list[int]]]:
+    """Return the lists of ranks of all groups, each with the kinds that share it.
+
+    On NCCL, messages of one group wait for each other. So the gathers of fully sharding, which run ahead, get a group
+    of their own where ``shard`` would be that of context parallelism.
+    """
+    kinds = {name: layout.groups(*axes) for name, axes in AXES_OF_GROUP.items()}
+    kinds["embedding"] = [list(dict.fromkeys([pipeline[0], pipeline[-1]])) for pipeline in kinds["pp"]]
+    kinds["shard"] = kinds["dp_cp"]
+    if shard_size and shard_size != layout.dp_size * layout.cp_size:
+        kinds["shard"], kinds["replicate"] = layout.shard_groups(shard_size)
+    apart = {"shard"} if has_nccl and kinds["shard"] == kinds["cp"] and layout.cp_size > 1 else set()
+    shared: dict[tuple, list[str]] = {}
+    for name, groups in kinds.items():
+        shared.setdefault((name in apart, *map(tuple, groups)), []).append(name)
+    return {tuple(names): kinds[names[0]] for names in shared.values()}
+
+
+def _my_group(names: Sequence[str], groups: list[list[int]]) -> dist.ProcessGroup:
+    """Return the one of ``groups`` that this rank is in, or torch's non-member; deadlock reports show the ``names``.
 
     Every rank makes every group, in the same order, so that groups have the same numbers everywhere. (torch can let
     only the members make a group, but groups made a second time that way fail to connect.)
     """
     nobody: Any = dist.GroupMember.NON_GROUP_MEMBER
-    made: list[Any] = [dist.new_group(ranks, group_desc=f"{name} {ranks_text(ranks)}") for ranks in groups]
+    made: list[Any] = [dist.new_group(ranks, group_desc=f"{'/'.join(names)} {ranks_text(ranks)}") for ranks in groups]
     return next((group for group in made if group != nobody), nobody)
 
 
 def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.ProcessGroup]:
     """Make a group for each kind of the pipeline's messages, to higher ranks and to lower ones."""
     keys = [(kind, upwards) for kind in ("forward", "backward") for upwards in (False, True)]
-    return {key: _my_group(f"pp {key[0]}", layout.groups("pp")) for key in keys if layout.pp_size > 1}
+    return {key: _my_group([f"pp {key[0]}"], layout.groups("pp")) for key in keys if layout.pp_size > 1}
 
 
 def _refuse_to_copy(group: dist.ProcessGroup):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from labkit.groups import AXES_OF_GROUP, init_groups, local_device
+from labkit.groups import AXES_OF_GROUP, groups_to_make, init_groups, local_device
 from labkit.launch import RankFailed, World, launch
 from labkit.layout import ParallelLayout
 
@@ -282,3 +282,13 @@ def test_every_rank_makes_every_group_once_in_the_same_order(fake_world, monkeyp
     lists = [embedding_groups(layout) if name == "embedding" else layout.groups(*AXES_OF_GROUP[name]) for name in first]
     every = [ranks for groups in lists if len(groups[0]) < layout.world_size for ranks in groups]
     assert all(made == every for made in calls)
+
+
+def test_gathers_that_run_ahead_hold_up_no_ring_of_context_parallelism_on_nccl():
+    """With one replica the two have the same ranks; elsewhere kinds with the same ranks share a group."""
+    layout = ParallelLayout(8, tp_size=2, cp_size=4)
+    apart = groups_to_make(layout, has_nccl=True)
+    assert groups_to_make(layout)["cp", "expert_dp", "dp_cp", "shard"] == layout.groups("cp")
+    assert apart["cp", "expert_dp", "dp_cp"] == apart[("shard",)] == layout.groups("cp")
+    for other in (ParallelLayout(8, tp_size=2, cp_size=2), ParallelLayout(8, tp_size=2)):
+        assert groups_to_make(other) == groups_to_make(other, has_nccl=True)
