@@ -139,9 +139,9 @@ def sharding(plan: Plan, hardware: Hardware, shard_size: int | None = None) -> S
     forward, waiting, hides = computing / PASSES[plan.recompute], 0.0, True
     for seconds, sent in zip((forward, computing - forward), ways):
         for number in range(plan.num_micro_batches):
-            travelling = sum(each.seconds(plan, hardware) for each in sent if number < each.times)
-            too_long = max(0.0, layer * travelling - seconds)
-            waiting += num_layers * too_long + ends * travelling
+            in_flight = sum(each.seconds(plan, hardware) for each in sent if number < each.times)
+            too_long = max(0.0, layer * in_flight - seconds)
+            waiting += num_layers * too_long + ends * in_flight
             hides = hides and not too_long
     sent = [(each, each.times * total) for way in ways for each in way]
     leaving = sum(n * each.sent_bytes * each.leaving_share(plan, hardware.gpus_per_node) for each, n in sent)

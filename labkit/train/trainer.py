@@ -174,6 +174,7 @@ class Trainer:
         """
         options: dict[str, Any] = dict(targets=targets, loss=self.loss, tied=self.tied, trace=self.trace)
         options |= dict(average=average, reduce_every_micro_batch=self.config.zero_stage >= 2, shapes=self.shapes)
+        options["ignore_index"] = None  # every token has a next one: nothing to count
         loss = pipeline.run(schedule, self.chunks, self.groups, inputs, **options)
         share = torch.zeros((), dtype=torch.float64, device=local_device())
         return share if loss is None else (share + loss) / self.groups.dp_cp.size()

@@ -1,8 +1,13 @@
 """What a step does with all gradients at once, counted in messages."""
 
+import sys
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import torch
 
 from course.communication import communication_log
 from labkit.train import training
@@ -49,3 +54,39 @@ def test_what_a_stage_sends_for_each_unit(on_ranks, zero_stage, gathers, scatter
     for sent in on_ranks(gradient_messages, config, world_size=2):
         # The root (a tied embedding, positions and the last norm) stays whole for a micro-batch.
         assert sent == {"all_gather": units * gathers + min(gathers, 2), "reduce_scatter": (units + 1) * scatters}
+
+
+def waits_for_the_device(config):
+    """On a rank: the lines of labkit at which the host asks for a tensor's numbers in the second step."""
+    asked = []
+
+    def asking(method):
+        def ask(tensor, *args):
+            frame = sys._getframe(1)
+            asked.append(f"{Path(frame.f_code.co_filename).name}: {frame.f_code.co_name}")
+            return method(tensor, *args)
+
+        return ask
+
+    with training(config) as trainer:
+        trainer.step()
+        with ExitStack() as stack:
+            for name in ("tolist", "item", "__float__", "__int__"):
+                stack.enter_context(patch.object(torch.Tensor, name, asking(getattr(torch.Tensor, name))))
+            trainer.step()
+    return asked
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pp_size": 2, "tp_size": 2, "sequence_parallel": True},
+        {"pp_size": 2, "schedule": "interleaved", "num_chunks": 2, "zero_stage": 1},
+        {"cp_size": 2, "zero_stage": 3, "precision": "bfloat16"},
+    ],
+    ids=str,
+)
+def test_the_host_waits_once_in_a_step(on_ranks, options):
+    config = replace(TINY, micro_batch_size=1, eval_interval=0, clip_norm=0.01, **options)
+    for asked in on_ranks(waits_for_the_device, config, world_size=4):
+        assert asked == ["gradients.py: loss_and_grad_norm"]

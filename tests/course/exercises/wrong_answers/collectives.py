@@ -141,10 +141,10 @@ def adds_to_the_piece_it_sent(x):
 
 
 def whole_tensor_around(x):
-    total, travelling = x.clone(), x.clone()
+    total, moving = x.clone(), x.clone()
     for _ in range(dist.get_world_size() - 1):
-        travelling = exchange(travelling)
-        total += travelling
+        moving = exchange(moving)
+        total += moving
     return total
 
 
