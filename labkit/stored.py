@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit.data_parallel.gradients import grad_dtype_of
+from labkit.data_parallel.replicas import grad_dtype_of
 from labkit.data_parallel.units import piece_of
 from labkit.groups import ProcessGroups
 from labkit.shape import GPT

@@ -1,25 +1,39 @@
-"""Replicas of a model start alike: the same parameters on every rank, first by name and shape, then by value."""
+"""Starts replicas of a model alike, and tells their wrappers when a backward begins, ends or has failed."""
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd import Variable
 
+from labkit.placement import placement_of
 from labkit.sizes import ranks_text
 
 
+class GradMode(Enum):
+    """What backward does with gradients."""
+
+    ACCUMULATE = auto()  # add them up on this rank
+    REDUCE = auto()  # over the ranks that share the parameters; further backwards add to that
+    FINISH = auto()  # over all replicas
+    FINISH_AND_WAIT = auto()  # and have the averages in the parameters when it is done
+
+
 class Replica(nn.Module):
-    """What wrappers that average gradients share: whether a backward sends them, and whether it waits."""
+    """What wrappers that average gradients share: what backward does with gradients, and when it ends."""
 
     module: nn.Module
 
     def __init__(self):
         super().__init__()
-        self._accumulating = self._sending = False
-        self._is_last = True
+        self._grad_mode = GradMode.FINISH_AND_WAIT
+        self._at_end: weakref.ref[Callable] | None = None  # autograd holds what it calls at the end of this backward
 
     def sync_gradients(self) -> None:
         """Send what is left, and wait for all."""
@@ -29,52 +43,122 @@ class Replica(nn.Module):
         """Return the tensor that the module computes with in this parameter's place; backward gives it the gradient."""
         return parameter
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Let backward add to the gradients without communication."""
-        before, self._accumulating = self._accumulating, True
-        try:
-            yield
-        finally:
-            self._accumulating = before
+    def no_sync(self):
+        """Let backward add to the gradients without communication, in a ``with`` block."""
+        return self._with_grads(GradMode.ACCUMULATE)
 
-    @contextmanager
-    def sending(self, is_last: bool = True) -> Iterator[None]:
-        """Let backward send gradients, also inside `no_sync`, but not wait for them: ``sync_gradients`` waits, later.
+    def reducing(self, is_last: bool = True):
+        """Let backward send gradients, also inside `no_sync`, but not wait for them: ``sync_gradients`` does, later.
 
         A pipeline calls that after all its ops: until then messages travel while stages work. If this is not the last
         backward before it (``is_last``), gradients may stay inside the group that shares the parameters.
         """
-        self._sending, self._is_last = True, is_last
+        return self._with_grads(GradMode.FINISH if is_last else GradMode.REDUCE)
+
+    @contextmanager
+    def _with_grads(self, mode: GradMode) -> Iterator[None]:
+        before, self._grad_mode = self._grad_mode, mode
         try:
             yield
         finally:
-            self._sending, self._is_last = False, True
+            self._grad_mode = before
+
+    def _begin_backward(self) -> None:
+        """Have `_end_backward` called when the backward under way is done; further calls during it do nothing."""
+        self._discard_failed_backward()
+        if self._at_end is None:
+            callback = partial(self._run_end_of_backward)
+            Variable._execution_engine.queue_callback(callback)
+            self._at_end = weakref.ref(callback)
+
+    def _run_end_of_backward(self) -> None:
+        self._at_end = None
+        self._end_backward()
+
+    def _discard_failed_backward(self) -> None:
+        """Call `_reset` if the last backward failed: autograd has dropped what it would have called at its end."""
+        if self._at_end is not None and self._at_end() is None:
+            self._at_end = None
+            self._reset()
+
+    def _end_backward(self) -> None:
+        raise NotImplementedError
+
+    def _reset(self) -> None:
+        raise NotImplementedError
 
 
 class Hook:
-    """Calls a wrapper's method, with the ``given`` objects as first arguments; does nothing once the wrapper is gone.
+    """Calls a wrapper's method, with the ``given`` objects as first arguments; once the wrapper is gone, it does nothing, or
+    raises a ValueError that says so.
 
     It refers to them weakly: a hook must not keep the wrapper's process group alive, with its threads and sockets.
     """
 
-    def __init__(self, method: Callable, *given: object):
+    def __init__(self, method: Callable, *given: object, if_gone: str = ""):
         self.method, self.given = weakref.WeakMethod(method), [weakref.ref(each) for each in given]
+        self.if_gone = if_gone
 
     def __call__(self, *args):
         if method := self.method():
             return method(*(each() for each in self.given), *args)
+        if self.if_gone:
+            raise ValueError(self.if_gone)
 
 
-def start_alike(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Give every rank the first one's parameters and buffers, once `check_alike` finds the same ones on all ranks."""
-    trained = {name: "" if parameter.requires_grad else ", frozen" for name, parameter in module.named_parameters()}
-    mine = {
-        f"tensor {number} of this module": f"{name} {list(x.shape)} {str(x.dtype)[6:]}{trained.get(name, '')}"
-        for number, (name, x) in enumerate([*module.named_parameters(), *module.named_buffers()], start=1)
-    }
-    check_alike(mine, "make the same module on every rank", group)
-    copy_from_first((*module.parameters(), *module.buffers()), group)
+def materialize(
+    module: nn.Module, device: torch.device, memory: dict[nn.Parameter, nn.Parameter] | None = None
+) -> None:
+    """Give all that is on the meta device memory on ``device``, and let each module's ``reset_parameters()`` fill it.
+
+    What modules share stays shared. ``memory`` says which tensors to use for parameters, if not new ones.
+
+    Raises:
+        ValueError: a module has parameters or buffers on the meta device, but no ``reset_parameters``.
+    """
+    made: dict[torch.Tensor, torch.Tensor] = dict(memory or {})
+    for name, each in module.named_modules():
+        tensors = [(at, key, x) for at in (each._parameters, each._buffers) for key, x in at.items() if x is not None]
+        on_meta = [(at, key, x) for at, key, x in tensors if x.is_meta]
+        if on_meta and not hasattr(each, "reset_parameters"):
+            what = f"{on_meta[0][1]} of {name or 'the module'}, a {type(each).__name__}, is on the meta device"
+            raise ValueError(f"{what}, and nothing can fill it: give {type(each).__name__} a reset_parameters()")
+        for at, key, x in on_meta:
+            if x not in made:
+                made[x] = new = torch.empty_like(x, device=device)
+                made[x] = like(x, new) if isinstance(x, nn.Parameter) else new
+            at[key] = made[x]
+        if on_meta:
+            each.reset_parameters()  # pyright: ignore[reportCallIssue]
+
+
+def like(parameter: nn.Parameter, data: torch.Tensor) -> nn.Parameter:
+    """Return a parameter with this data, and all that is noted at the other one: its placement, its ``grad_dtype``."""
+    made = nn.Parameter(data, parameter.requires_grad)
+    vars(made).update(vars(parameter))
+    if grad_dtype_of(parameter) != made.dtype:
+        made.grad_dtype = grad_dtype_of(parameter)
+    return made
+
+
+def grad_dtype_of(parameter: nn.Parameter) -> torch.dtype:
+    """Return the type in which autograd adds up this parameter's gradient."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype  # before torch 2.10 they are the same
+
+
+def check_replicas(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Raise a ValueError on every rank unless all that replicate a parameter or buffer have the same one."""
+    texts: dict[dist.ProcessGroup, list[str]] = {group: []}
+    for name, x in [*module.named_parameters(), *module.named_buffers()]:
+        trained = ", frozen" if isinstance(x, nn.Parameter) and not x.requires_grad else ""
+        text = f"{name} {list(x.shape)} {str(x.dtype)[6:]}{trained}"
+        texts.setdefault(placement_of(x).replica_group or group, []).append(text)
+    for each, mine in texts.items():
+        numbered = {f"tensor {number} of this module": text for number, text in enumerate(mine, start=1)}
+        check_alike(numbered, "make the same module on every rank", each)
+    if any(p.requires_grad and grad_dtype_of(p).itemsize < 4 for p in module.parameters()):
+        way_out = "with torch 2.10 or newer, set parameter.grad_dtype = torch.float32 for each"
+        warnings.warn(f"gradients add up and travel in 16 bits, as the parameters have: {way_out}", stacklevel=3)
 
 
 def check_alike(mine: dict[str, str], advice: str, group: dist.ProcessGroup | None = None) -> None:
@@ -95,8 +179,8 @@ def check_alike(mine: dict[str, str], advice: str, group: dist.ProcessGroup | No
 
 
 def copy_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Give every rank the values that the group's first rank has in these tensors."""
+    """Give every rank the values of the group's first rank, or of the first that replicates the parameter."""
     for tensor in tensors:
         values = tensor.detach().contiguous()
-        dist.broadcast(values, group_src=0, group=group)
+        dist.broadcast(values, group_src=0, group=placement_of(tensor).replica_group or group)
         tensor.detach().copy_(values)

@@ -1,24 +1,32 @@
-"""What fully sharded data parallelism gathers and frees: a unit's parameters, side by side in a buffer.
+"""Flattens a unit's parameters into a buffer that ranks gather and free, and of which each rank keeps a shard.
 
-A buffer of n numbers is cut in d equal parts, the ranks' shards, wherever that cuts a parameter. So one all-gather
-fills the buffer as it is, without a copy, and one reduce-scatter takes its gradients.
+A buffer of n numbers is divided in d equal shards, wherever that divides a parameter. So one all-gather fills the
+buffer as it is, without a copy, and one reduce-scatter takes its gradients.
 Source: Zhao et al., "PyTorch FSDP", VLDB 2023 (arXiv 2304.11277), sections 3.2.1 (flat parameters) and 4.2.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Literal, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 
 from labkit.communication import all_gather_single, reduce_scatter_single
-from labkit.data_parallel.gradients import grad_dtype_of
+from labkit.data_parallel.gradients import grad_divisor_of, groups_of, in_buckets
+from labkit.data_parallel.replicas import grad_dtype_of, like, materialize
+from labkit.groups import local_device
+from labkit.placement import FlatShard, placement_of, set_placement
 
 ALIGNMENT_BYTES = 64  # each parameter starts at a multiple, as it would alone: products are as fast, and round alike
 Places = dict[nn.Parameter, list[tuple[nn.Module, str]]]  # parameter -> each module that has it, and its name there
+Form = Literal["whole", "shard", "absent"]
 
 
 def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]:
@@ -50,149 +58,220 @@ def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]
 
 
 class Unit:
-    """Parameters that are gathered and freed together: one buffer per type and device, and others for frozen ones."""
+    """Parameters that are gathered and freed together: a flat parameter for each kind of them.
 
-    def __init__(self, places: Places, group: dist.ProcessGroup):
-        kinds: dict[tuple, Places] = {}
-        for p, at in places.items():
-            kinds.setdefault((p.dtype, grad_dtype_of(p), p.device, p.requires_grad), {})[p] = at
-        self.flats = [Flat(kind, group) for kind in kinds.values()]
-        self.in_backward = self.owes = False  # gradients, to the other ranks
+    What is on the meta device is made here, so a rank that makes one unit after the other holds one of them whole.
+    """
+
+    def __init__(self, name: str, module: nn.Module, places: Places, groups: list[dist.ProcessGroup]):
+        self.name = f"unit {name}" if name else "the root"
+        kinds = in_buckets(places, math.inf)
+        self.flats = [FlatParameter({p: places[p] for p in kind}, groups, self.name) for kind in kinds]
+        wholes = [each.whole for flat in self.flats for each in flat.parameters]
+        materialize(module, local_device(), dict(zip((p for kind in kinds for p in kind), wholes)))
+        for flat in self.flats:
+            flat.start_alike()
+        self.show("shard")
+        self.in_backward = self.has_unreduced_grads = False
+        self.saving: saved_tensors_hooks | None = None  # while forward computes
+
+    @property
+    def version(self) -> int:
+        """Return which version of the shards was gathered last."""
+        return sum(flat.version for flat in self.flats)
 
     def free(self) -> None:
         for flat in self.flats:
             flat.free()
 
-    def show(self, whole: bool) -> None:
-        """Let the modules have the parameters whole, or this rank's pieces."""
+    def show(self, form: Form) -> None:
+        """Let the modules have the parameters in this form."""
         for flat in self.flats:
-            for p, places in flat.places.items():
-                for module, name in places:
-                    module._parameters[name] = flat.whole[p] if whole else p
+            for each in flat.parameters:
+                for module, name in each.places:
+                    module._parameters[name] = getattr(each, form)
+
+    def stop_saving(self) -> None:
+        if self.saving is not None:
+            self.saving.__exit__()
+            self.saving = None
 
     def reset(self) -> None:
         """Forget a backward that failed."""
-        self.in_backward = self.owes = False
+        self.in_backward = self.has_unreduced_grads = False
         self.free()
         for flat in self.flats:
-            flat.partial = flat.average = None
-            flat.arrived = [False] * len(flat.places)
-            for whole in flat.whole.values():
-                whole.grad = None
+            flat.reset()
 
 
-class SideBySide:
-    """Parameters of one type in a ``buffer`` [n], of which this rank's shard [n/d] is ``mine``.
+class Absent(torch.Tensor):
+    """Stands in a module for a parameter that is not whole just now: forward can ask for its type and device only."""
 
-    A parameter lies at ``spans`` in the buffer; what this rank has of it lies at ``pieces`` in the shard.
+    why: str
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.Tensor.dtype.__get__, torch.Tensor.device.__get__, torch.Tensor.requires_grad.__get__):
+            return super().__torch_function__(func, types, args, kwargs)
+        refuse(next(each.why for each in tree_leaves((args, kwargs)) if isinstance(each, cls)))
+
+
+def refuse(why: str, *_) -> NoReturn:
+    raise ValueError(why)
+
+
+@dataclass(eq=False)
+class ShardedParameter:
+    """A parameter in its three forms, where modules have it, and where it lies."""
+
+    shard: nn.Parameter  # [m], what this rank keeps and the optimizer updates
+    whole: nn.Parameter  # what the module computes with
+    absent: Absent  # what the module has while other units compute
+    places: list[tuple[nn.Module, str]]
+    in_buffer: slice
+    in_shard: slice
+    has_grad: bool = False  # on this rank, since gradients were assigned
+
+
+class FlatParameter:
+    """Parameters of one kind, side by side in a buffer [n] that has memory only while it is whole, and a shard [n/d].
+
+    The sharded parameters are views of the shard, the whole ones of the buffer. The latter are what autograd saves for
+    backward, so they stay while their memory comes and goes. Gradients are added up over micro-batches in ``sum``, as
+    far as this group has them, and in ``average``, when the replicas of hybrid sharding have theirs.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup):
-        first, self.group, self.grad_dtype = parameters[0], group, grad_dtype_of(parameters[0])
+    def __init__(self, places: Places, groups: list[dist.ProcessGroup], unit: str):
+        first = next(iter(places))
+        self.groups, self.divisor = groups_of(first, groups), grad_divisor_of(first, groups)
+        *self.replicas, self.group = self.groups
+        self.is_trained, self.grad_dtype = first.requires_grad, grad_dtype_of(first)
         align = ALIGNMENT_BYTES // first.element_size()
-        *starts, end = accumulate((-(-p.numel() // align) * align for p in parameters), initial=0)
-        size = max(1, -(-end // group.size()))
-        self.begin = size * group.rank()
-        self.buffer = first.detach().new_zeros(size * group.size())
-        self.mine = self.buffer[self.begin :][:size]
-        self.spans: dict[nn.Parameter, slice] = {}
-        self.pieces: dict[nn.Parameter, slice] = {}
-        for p, start in zip(parameters, starts):
-            stop = start + p.numel()
-            self.buffer[start:stop].view_as(p).copy_(p.detach())
-            self.spans[p] = slice(start, stop)
-            self.pieces[p] = slice(*(min(max(each - self.begin, 0), size) for each in (start, stop)))
+        *starts, end = accumulate((-(-p.numel() // align) * align for p in places), initial=0)
+        size = max(1, -(-end // self.group.size()))
+        self.begin = size * self.group.rank()
+        device = local_device() if first.is_meta else first.device
+        self.buffer = torch.zeros(size * self.group.size(), dtype=first.dtype, device=device)
+        self.shard = self.buffer.new_zeros(size)
+        self.parameters = [self._divide(p, at, start, unit) for (p, at), start in zip(places.items(), starts)]
+        self.num_changes, self.version = 0, -1  # of the shard, and of what was gathered of it
+        self.gather_work: dist.Work | None = None
+        self.reduce_work: dist.Work | None = None
+        self.pending_sum = self.sum = self.pending_average = self.average = None
 
-    def gradients(self, parameters: Iterable[nn.Parameter], num_replicas: int) -> torch.Tensor:
-        """Return the gradients of these side by side [n], divided before the sum, which then cannot overflow."""
-        gradients = torch.empty_like(self.buffer, dtype=self.grad_dtype)
-        for p, span in zip(parameters, self.spans.values()):
-            view = gradients[span].view_as(p)
-            if p.grad is None:
-                view.zero_()
-            else:
-                torch.div(p.grad.to_dense(), num_replicas, out=view)
-        return gradients
+    def _divide(self, p: nn.Parameter, places: list[tuple[nn.Module, str]], start: int, unit: str) -> ShardedParameter:
+        in_buffer = slice(start, start + p.numel())
+        ends = (min(max(each - self.begin, 0), len(self.shard)) for each in (start, start + p.numel()))
+        in_shard = slice(*ends)
+        view = self.buffer[in_buffer].view(p.shape)
+        if not p.is_meta:
+            view.copy_(p.detach())
+        whole = like(p, view.data)  # .data: autograd does not see it change with the buffer
+        flat = FlatShard(p.shape, max(self.begin - start, 0), self.group)
+        shard = like(p, self.shard[in_shard]) if p.is_meta else p
+        set_placement(shard, replace(placement_of(p), flat=flat))
+        shard.grad, shard.data = None, self.shard[in_shard]
+        absent = shard.detach().as_subclass(Absent)
+        absent.why = (
+            f"{places[0][1]} of {unit} (a {type(places[0][0]).__name__}) is used outside the forward of {unit}, where "
+            "each rank has only a shard of it: use it inside, or leave the modules that use it to the root"
+        )
+        if self.is_trained:
+            shard.register_post_accumulate_grad_hook(partial(refuse, absent.why))
+        return ShardedParameter(shard, whole, absent, places, in_buffer, in_shard)
 
-
-class Flat(SideBySide):
-    """A buffer that has memory only while it is whole, and a ``shard`` of its own, which stays.
-
-    Parameters are views of the shard, ``whole`` of the buffer. The latter are what the module computes with and what
-    autograd saves for backward, so they stay while their memory comes and goes.
-    """
-
-    def __init__(self, places: Places, group: dist.ProcessGroup):
-        super().__init__(list(places), group)
-        self.places, self.is_trained = places, next(iter(places)).requires_grad
-        self.shard, self.whole = self.mine.clone(), {}
-        for p, span in self.spans.items():
-            view = self.buffer[span].view_as(p).data  # .data: autograd does not see it change with the buffer
-            self.whole[p] = whole = nn.Parameter(view, requires_grad=self.is_trained)
-            if self.grad_dtype != p.dtype:
-                whole.grad_dtype = self.grad_dtype
-            p.piece = p.shape, max(self.begin - span.start, 0)  # pyright: ignore[reportAttributeAccessIssue]
-            p.grad, p.data = None, self.shard[self.pieces[p]]
-        self.arriving, self.version = None, -1
-        self.partial: torch.Tensor | None = None  # the sum of this step's gradients so far, before replicas add theirs
-        self.average: torch.Tensor | None = None  # and after it
-        self.arrived = [False] * len(places)  # which parameters got a gradient here
+    def start_alike(self) -> None:
+        """Keep this rank's shard of the values that the first rank has."""
+        for group in self.groups:
+            dist.broadcast(self.buffer, group_src=0, group=group)
+        self.keep_shard()
         self.free()
 
-    def gather(self) -> None:
-        """Start to gather the shards, unless they are here or on their way, and ours has not been changed since."""
-        for p, [(module, name), *_] in self.places.items():
-            if p.requires_grad != self.is_trained:
-                now = "trained" if p.requires_grad else "frozen"
+    def keep_shard(self) -> None:
+        """Take over what the buffer has."""
+        self.shard.copy_(self.buffer[self.begin :][: len(self.shard)])
+        self.num_changes += 1
+
+    def gather(self, *, refresh: bool) -> None:
+        """Start to gather the shards, unless they are here or on their way; ``refresh`` if ours has changed since."""
+        for each in self.parameters:
+            if each.shard.requires_grad != self.is_trained:
+                module, name = each.places[0]
+                now = "frozen" if self.is_trained else "trained"
                 raise ValueError(f"{name} of a {type(module).__name__} is now {now}: change that before you shard it")
-        version = sum(p._version for p in self.places)  # every optimizer increments it, except fused ones
+        # An optimizer's step is counted by the wrapper; what else changes a parameter in place moves its `_version`.
+        version = self.num_changes + sum(each.shard._version for each in self.parameters)
         memory = self.buffer.untyped_storage()
-        if memory.size() == 0 or version != self.version:
+        if memory.size() == 0 or (refresh and version != self.version):
             self.free()
             memory.resize_(self.buffer.nbytes)
-            self.arriving = all_gather_single(self.buffer, self.shard, group=self.group, async_op=True)
+            self.gather_work = all_gather_single(self.buffer, self.shard, group=self.group, async_op=True)
             self.version = version
 
     def wait(self) -> None:
-        if self.arriving is not None:
-            self.arriving.wait()
-            self.arriving = None
+        if self.gather_work is not None:
+            self.gather_work.wait()
+            self.gather_work = None
 
     def free(self) -> None:
         self.wait()
         self.buffer.untyped_storage().resize_(0)
 
-    def averaging(self, groups: list[dist.ProcessGroup], is_last: bool) -> Iterator[bool]:
-        """Bring the average of the gradients to this rank's shard; yield wherever a message travels."""
-        wholes = self.whole.values()
-        self.arrived = [before or p.grad is not None for before, p in zip(self.arrived, wholes)]
-        gradients = self.gradients(wholes, math.prod(each.size() for each in groups))
-        for p in wholes:
-            p.grad = None
-        shard = torch.empty_like(self.shard, dtype=self.grad_dtype)
-        travelling: Any = reduce_scatter_single(shard, gradients, group=self.group, async_op=True)
-        del gradients  # free as soon as they have arrived
-        yield True
-        travelling.wait()
-        if self.partial is not None:
-            shard += self.partial
-        self.partial = None if is_last else shard
-        if is_last and len(groups) == 2:
-            travelling = dist.all_reduce(shard, group=groups[0], async_op=True)
-            yield True
-            travelling.wait()
-        if is_last:
-            self.average = shard if self.average is None else self.average.add_(shard)
+    def start_reduce(self) -> None:
+        """Start to add up the gradients over the group, divided before the sum, which then cannot overflow."""
+        gradients = torch.empty_like(self.buffer, dtype=self.grad_dtype)
+        for each in self.parameters:
+            view, grad = gradients[each.in_buffer].view(each.whole.shape), each.whole.grad
+            if grad is None:
+                view.zero_()
+            else:
+                torch.div(grad.to_dense(), self.divisor, out=view)
+            each.has_grad |= grad is not None
+            each.whole.grad = None
+        self.pending_sum = torch.empty_like(self.shard, dtype=self.grad_dtype)
+        self.reduce_work = reduce_scatter_single(self.pending_sum, gradients, group=self.group, async_op=True)
 
-    def give(self, anywhere: Iterator) -> None:
-        """Add the average to the gradients of the parameters that have one anywhere."""
+    def finish_reduce(self) -> None:
+        if self.pending_sum is not None:
+            self.reduce_work.wait()
+            self.sum = add(self.sum, self.pending_sum)
+            self.reduce_work = self.pending_sum = None
+
+    def start_average(self) -> None:
+        """Start to add up the replicas' sums of hybrid sharding."""
+        if self.sum is not None:
+            self.finish_average()
+            self.pending_average, self.sum = self.sum, None
+            self.average_work = [dist.all_reduce(self.pending_average, group=g, async_op=True) for g in self.replicas]
+
+    def finish_average(self) -> None:
+        if self.pending_average is not None:
+            for work in self.average_work:
+                work.wait()
+            self.average, self.pending_average = add(self.average, self.pending_average), None
+
+    def assign_grads(self, anywhere: Iterable[float]) -> None:
+        """Add the average to the gradients of the parameters that have one on any rank."""
         assert self.average is not None
-        for (p, piece), has_gradient in zip(self.pieces.items(), anywhere):
-            if has_gradient:
-                p.grad = self.average[piece] if p.grad is None else p.grad.add_(self.average[piece])
-        self.average, self.arrived = None, [False] * len(self.places)
+        for each, has_grad in zip(self.parameters, anywhere):
+            if has_grad:
+                each.shard.grad = add(each.shard.grad, self.average[each.in_shard])
+            each.has_grad = False
+        self.average = None
+
+    def reset(self) -> None:
+        self.finish_reduce()
+        self.finish_average()
+        self.sum = self.average = None
+        for each in self.parameters:
+            each.whole.grad, each.has_grad = None, False
+
+
+def add(total: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
+    return more if total is None else total.add_(more)
 
 
 def piece_of(parameter: nn.Parameter) -> tuple[torch.Size, int]:
     """Return a sharded parameter's whole shape, and the flat index of the first number that this rank has."""
-    return getattr(parameter, "piece", (parameter.shape, 0))
+    flat = placement_of(parameter).flat
+    return (parameter.shape, 0) if flat is None else (flat.shape, flat.start)

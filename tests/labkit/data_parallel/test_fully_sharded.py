@@ -524,7 +524,7 @@ def sent_at_last():
     for part in parts:
         (loss_of(alone(part)) / 2).backward()
     with model.no_sync(), communication_log() as log:
-        with model.sending():
+        with model.reducing():
             loss_of(model(parts[world().rank()])).backward()
         assert all(p.grad is None for p in model.parameters())
     assert [record.operation for record in log.records].count("reduce_scatter") == len(model._units)
@@ -550,7 +550,7 @@ def hybrid_accumulation():
             (loss_of(alone(part)) / 12).backward()
         with model.no_sync(), communication_log() as log:
             for number, parts in enumerate(micro_batches, start=1):
-                with model.sending(is_last=number == 3):
+                with model.reducing(is_last=number == 3):
                     (loss_of(model(parts[world().rank()])) / 3).backward()
         model.sync_gradients()
         sent = [(each.operation, each.group) for each in log.records if each.operation != "all_gather"]
