@@ -9,23 +9,21 @@ sections 3 and 4; torch's `fully_shard` for where the hooks are.
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
+from torch.autograd.graph import register_multi_grad_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._pytree import tree_leaves, tree_map
 
+from labkit.data_parallel.borders import SavedTensors, marked, outputs_to_watch
 from labkit.data_parallel.replicas import GradMode, Hook, Replica, check_replicas, copy_from_first
 from labkit.data_parallel.units import FlatParameter, Form, Unit, divide
 from labkit.placement import placement_of
 from labkit.sizes import check_size
-
 
 GONE = "the FullyShardedDataParallel of this module is gone: keep it until backward is done"
 
@@ -89,7 +87,8 @@ class FullyShardedDataParallel(Replica):
         made = {each: Unit(names[each], each, divided[each], self._groups) for each in reversed(divided)}
         self._units = [made[each] for each in divided]
         self._flats = [flat for unit in self._units for flat in unit.flats]
-        self._backward_order = [self._units[0], *self._units[:0:-1]]
+        self._root = self._units[0]
+        self._backward_order = [self._root, *self._units[:0:-1]]
         self._reducing: list[FlatParameter] = []  # the last that were sent
         self._between: Form = "shard"  # what modules have of the units that do not compute
         self._copy_buffers()
@@ -177,13 +176,14 @@ class FullyShardedDataParallel(Replica):
         if in_backward():  # to compute it again, in an order that is not that of forward
             self._start(unit)
         else:
-            if unit is self._units[0]:
+            if unit is self._root:
                 self._start_forward()
             self._gather(unit, self._units, refresh=True)
             unit.show("whole")
-        unit.saving = SavedTensors(unit, partial(self._before_backward, unit, unit.version))
+        buffers = [flat.buffer for flat in unit.flats]
+        unit.saving = SavedTensors(buffers, partial(self._before_backward, unit, unit.version))
         unit.saving.__enter__()
-        if unit is not self._units[0]:
+        if unit is not self._root:
             (args, kwargs), inputs = marked((args, kwargs))
             if inputs:
                 register_multi_grad_hook(inputs, Hook(self._after_backward, unit), mode="all")
@@ -200,19 +200,15 @@ class FullyShardedDataParallel(Replica):
         unit.stop_saving()  # also after an exception
         if in_backward():
             return output
-        if unit is self._units[0]:
+        if unit is self._root:
             self._between = "shard"
-            for each in self._units:
-                each.show("shard")
-        unit.show(self._between)
+        for each in self._units if unit is self._root else [unit]:
+            each.show(self._between)
         output, outputs = marked(output)
-        outputs += hidden_outputs(module, output)
-        # In-place work on a view gives it a new node in the graph; that of its base stays.
-        outputs += [x._base for x in outputs if x._base is not None and x._base.requires_grad]
-        if outputs:
+        if outputs := outputs_to_watch(module, outputs, output):
             hook = partial(Hook(self._before_backward, unit), unit.version)
             register_multi_grad_hook(outputs, hook, mode="any")
-        stays = unit is self._units[0] or not self.reshard_after_forward
+        stays = unit is self._root or not self.reshard_after_forward
         if output is None or not (stays and torch.is_grad_enabled()):
             unit.free()
         return output
@@ -248,8 +244,7 @@ class FullyShardedDataParallel(Replica):
     def _end_backward(self) -> None:
         for unit in reversed(self._units):  # the root, and units whose inputs need no gradient, are still there
             self._after_backward(unit)
-        if self._grad_mode is GradMode.FINISH_AND_WAIT:
-            self.sync_gradients()
+        super()._end_backward()
 
     def _reset(self) -> None:
         self._reducing = []
@@ -276,59 +271,6 @@ class FullyShardedDataParallel(Replica):
         if any(p in self._shards for each in optimizer.param_groups for p in each["params"]):
             for flat in self._flats:
                 flat.num_changes += 1
-
-
-class SavedTensors(saved_tensors_hooks):
-    """Lets autograd save a unit's parameters without their memory: when backward takes one out, the unit is gathered.
-
-    Other tensors are kept as the hooks around the unit say, such as those of a checkpoint, or as torch keeps them.
-    """
-
-    def __init__(self, unit: Unit, before_backward: Callable[[], None]):
-        memory = {flat.buffer.untyped_storage()._cdata for flat in unit.flats}
-        around = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        pack_other, unpack_other = around or (lambda x: (x, x._version), unchanged)
-
-        def pack(x: torch.Tensor):
-            is_parameter = x.layout is torch.strided and x.untyped_storage()._cdata in memory
-            return x if is_parameter else (pack_other(x),)
-
-        def unpack(saved) -> torch.Tensor:
-            if isinstance(saved, tuple):
-                return unpack_other(saved[0])
-            before_backward()
-            return saved
-
-        super().__init__(pack, unpack)
-
-
-def unchanged(saved: tuple[torch.Tensor, int]) -> torch.Tensor:
-    """Return a saved tensor, unless it was changed since: torch itself does not look if there are hooks."""
-    x, version = saved
-    if x._version != version:
-        what = f"a saved tensor {list(x.shape)} is at version {x._version}, and was saved at version {version}"
-        raise RuntimeError(f"one of the variables needed for gradients was modified by an inplace operation: {what}")
-    return x
-
-
-def marked(tree) -> tuple[Any, list[torch.Tensor]]:
-    """Give each tensor at a unit's border a node of its own, and return these tensors too.
-
-    A hook on the tensor itself would come too late: the unit below has one there as well.
-    """
-    tree = tree_map(lambda x: x.view_as(x) if needs_grad(x) else x, tree)
-    return tree, list(filter(needs_grad, tree_leaves(tree)))
-
-
-def hidden_outputs(module: nn.Module, output) -> list[torch.Tensor]:
-    """Return the tensors in attributes of what a unit returned, such as a dataclass, or of its modules."""
-    objects = [x for x in tree_leaves(output) if hasattr(x, "__dict__") and not isinstance(x, torch.Tensor)]
-    values = [value for each in (*objects, *module.modules()) for value in vars(each).values()]
-    return [x for x in values if needs_grad(x) and not x.is_leaf]
-
-
-def needs_grad(x) -> bool:
-    return isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()
 
 
 def in_backward() -> bool:

@@ -73,7 +73,9 @@ class DataParallel(Replica):
         copy_from_first((*module.parameters(), *module.buffers()), group)
         self.module, self.group, self.overlap = module, group, overlap
         trained = [p for p in module.parameters() if p.requires_grad]
-        self._buckets = [_Bucket(each, group) for each in in_buckets(reversed(trained), bucket_bytes)]  # backward's order
+        self._buckets = [
+            _Bucket(each, group) for each in in_buckets(reversed(trained), bucket_bytes)
+        ]  # backward's order
         self._next = 0  # the bucket to be sent next: all ranks send them in the same order
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         for parameter in self._bucket_of:
@@ -139,10 +141,6 @@ class DataParallel(Replica):
             self._buckets[self._next].start_reduce()
             self._next += 1
 
-    def _end_backward(self) -> None:
-        if self._grad_mode is GradMode.FINISH_AND_WAIT:
-            self.sync_gradients()
-
     def _reset(self) -> None:
         self._next = 0
         for bucket in self._buckets:
@@ -165,7 +163,7 @@ class _Bucket:
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup):
         self.parameters = parameters
-        [self.group], self.divisor = groups_of(parameters[0], [group]), grad_divisor_of(parameters[0], [group])
+        [self.group], self.divisor = average_over(parameters[0], [group])
         sizes = [parameter.numel() for parameter in parameters]
         dtype, device = grad_dtype_of(parameters[0]), parameters[0].device
         self.buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=device)
@@ -214,15 +212,11 @@ class _Bucket:
         self.arrived.clear()
 
 
-def groups_of(parameter: nn.Parameter, groups: list[dist.ProcessGroup]) -> list[dist.ProcessGroup]:
-    """Return over which groups this parameter's gradients are averaged: a wrapper's, unless its placement has one."""
-    own = placement_of(parameter).replica_group
-    return groups if own is None else [own]
-
-
-def grad_divisor_of(parameter: nn.Parameter, groups: list[dist.ProcessGroup]) -> int:
-    """Return what the sum of this parameter's gradients is divided by: the number of replicas, or as it says."""
-    return placement_of(parameter).grad_divisor or math.prod(each.size() for each in groups_of(parameter, groups))
+def average_over(parameter: nn.Parameter, groups: list[dist.ProcessGroup]) -> tuple[list[dist.ProcessGroup], int]:
+    """Return the groups over which gradients are added up, and the divisor: a wrapper's, unless its placement differs."""
+    placement = placement_of(parameter)
+    groups = groups if placement.replica_group is None else [placement.replica_group]
+    return groups, placement.grad_divisor or math.prod(group.size() for group in groups)
 
 
 def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: float) -> list[list[nn.Parameter]]:

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,15 +29,13 @@ class Replica(nn.Module):
     """What wrappers that average gradients share: what backward does with gradients, and when it ends."""
 
     module: nn.Module
+    sync_gradients: Callable[[], None]  # sends what is left, and waits for all
+    _reset: Callable[[], None]  # forgets a backward that failed
 
     def __init__(self):
         super().__init__()
         self._grad_mode = GradMode.FINISH_AND_WAIT
-        self._at_end: weakref.ref[Callable] | None = None  # autograd holds what it calls at the end of this backward
-
-    def sync_gradients(self) -> None:
-        """Send what is left, and wait for all."""
-        raise NotImplementedError
+        self._at_end: weakref.ref[Callable] | None = None  # what autograd will call when this backward is done
 
     def whole(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the tensor that the module computes with in this parameter's place; backward gives it the gradient."""
@@ -64,35 +62,29 @@ class Replica(nn.Module):
             self._grad_mode = before
 
     def _begin_backward(self) -> None:
-        """Have `_end_backward` called when the backward under way is done; further calls during it do nothing."""
+        """Have `_end_backward` called when the backward under way is done."""
         self._discard_failed_backward()
         if self._at_end is None:
-            callback = partial(self._run_end_of_backward)
-            Variable._execution_engine.queue_callback(callback)
-            self._at_end = weakref.ref(callback)
+            at_end = self._end_backward
+            self._at_end = weakref.ref(at_end)
+            Variable._execution_engine.queue_callback(at_end)  # which alone keeps it alive
 
-    def _run_end_of_backward(self) -> None:
+    def _end_backward(self) -> None:
         self._at_end = None
-        self._end_backward()
+        if self._grad_mode is GradMode.FINISH_AND_WAIT:
+            self.sync_gradients()
 
     def _discard_failed_backward(self) -> None:
-        """Call `_reset` if the last backward failed: autograd has dropped what it would have called at its end."""
-        if self._at_end is not None and self._at_end() is None:
+        if self._at_end is not None and self._at_end() is None:  # autograd dropped it without calling it
             self._at_end = None
             self._reset()
 
-    def _end_backward(self) -> None:
-        raise NotImplementedError
-
-    def _reset(self) -> None:
-        raise NotImplementedError
-
 
 class Hook:
-    """Calls a wrapper's method, with the ``given`` objects as first arguments; once the wrapper is gone, it does nothing, or
-    raises a ValueError that says so.
+    """Calls a wrapper's method, with the ``given`` objects as first arguments.
 
     It refers to them weakly: a hook must not keep the wrapper's process group alive, with its threads and sockets.
+    Once the wrapper is gone it does nothing, or raises a ValueError if it has a text for that.
     """
 
     def __init__(self, method: Callable, *given: object, if_gone: str = ""):
@@ -116,18 +108,18 @@ def materialize(
     Raises:
         ValueError: a module has parameters or buffers on the meta device, but no ``reset_parameters``.
     """
-    made: dict[torch.Tensor, torch.Tensor] = dict(memory or {})
+    made: dict[Any, Any] = dict(memory or {})
     for name, each in module.named_modules():
-        tensors = [(at, key, x) for at in (each._parameters, each._buffers) for key, x in at.items() if x is not None]
-        on_meta = [(at, key, x) for at, key, x in tensors if x.is_meta]
+        tables: list[dict[str, Any]] = [each._parameters, each._buffers]
+        on_meta = [(table, key, x) for table in tables for key, x in table.items() if x is not None and x.is_meta]
         if on_meta and not hasattr(each, "reset_parameters"):
-            what = f"{on_meta[0][1]} of {name or 'the module'}, a {type(each).__name__}, is on the meta device"
-            raise ValueError(f"{what}, and nothing can fill it: give {type(each).__name__} a reset_parameters()")
-        for at, key, x in on_meta:
+            what = f"{on_meta[0][1]} of {name or 'the module'} is on the meta device, and nothing can fill it"
+            raise ValueError(f"{what}: give {type(each).__name__} a reset_parameters()")
+        for table, key, x in on_meta:
             if x not in made:
-                made[x] = new = torch.empty_like(x, device=device)
-                made[x] = like(x, new) if isinstance(x, nn.Parameter) else new
-            at[key] = made[x]
+                empty = torch.empty_like(x, device=device)
+                made[x] = like(x, empty) if isinstance(x, nn.Parameter) else empty
+            table[key] = made[x]
         if on_meta:
             each.reset_parameters()  # pyright: ignore[reportCallIssue]
 

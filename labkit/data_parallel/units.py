@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from labkit.communication import all_gather_single, reduce_scatter_single
-from labkit.data_parallel.gradients import grad_divisor_of, groups_of, in_buckets
+from labkit.data_parallel.gradients import average_over, in_buckets
 from labkit.data_parallel.replicas import grad_dtype_of, like, materialize
 from labkit.groups import local_device
 from labkit.placement import FlatShard, placement_of, set_placement
@@ -111,7 +111,7 @@ class Absent(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func in (torch.Tensor.dtype.__get__, torch.Tensor.device.__get__, torch.Tensor.requires_grad.__get__):
+        if getattr(func, "__self__", None) in (torch.Tensor.dtype, torch.Tensor.device):
             return super().__torch_function__(func, types, args, kwargs)
         refuse(next(each.why for each in tree_leaves((args, kwargs)) if isinstance(each, cls)))
 
@@ -143,7 +143,7 @@ class FlatParameter:
 
     def __init__(self, places: Places, groups: list[dist.ProcessGroup], unit: str):
         first = next(iter(places))
-        self.groups, self.divisor = groups_of(first, groups), grad_divisor_of(first, groups)
+        self.groups, self.divisor = average_over(first, groups)
         *self.replicas, self.group = self.groups
         self.is_trained, self.grad_dtype = first.requires_grad, grad_dtype_of(first)
         align = ALIGNMENT_BYTES // first.element_size()
@@ -155,8 +155,7 @@ class FlatParameter:
         self.shard = self.buffer.new_zeros(size)
         self.parameters = [self._divide(p, at, start, unit) for (p, at), start in zip(places.items(), starts)]
         self.num_changes, self.version = 0, -1  # of the shard, and of what was gathered of it
-        self.gather_work: dist.Work | None = None
-        self.reduce_work: dist.Work | None = None
+        self.gather_work = self.reduce_work = None
         self.pending_sum = self.sum = self.pending_average = self.average = None
 
     def _divide(self, p: nn.Parameter, places: list[tuple[nn.Module, str]], start: int, unit: str) -> ShardedParameter:

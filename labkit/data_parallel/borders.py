@@ -1,0 +1,64 @@
+"""Finds where a unit begins and ends in autograd's graph, and keeps what is saved there without its memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+class SavedTensors(saved_tensors_hooks):
+    """Calls ``before_use`` when backward takes out one of the ``buffers`` (or a view) that autograd saved in a block.
+
+    All else is kept as the hooks around the block say, such as those of a checkpoint, or as torch itself keeps it.
+    """
+
+    def __init__(self, buffers: list[torch.Tensor], before_use: Callable[[], None]):
+        storages = {each.untyped_storage()._cdata for each in buffers}
+        around = torch._C._autograd._top_saved_tensors_default_hooks(False)  # pyright: ignore - not in its stubs
+        pack_other, unpack_other = around or (lambda x: (x, x._version), _unchanged)
+
+        def pack(x: torch.Tensor):
+            in_buffer = x.layout is torch.strided and x.untyped_storage()._cdata in storages
+            return x if in_buffer else (pack_other(x),)
+
+        def unpack(saved) -> torch.Tensor:
+            if isinstance(saved, tuple):
+                return unpack_other(saved[0])
+            before_use()
+            return saved
+
+        super().__init__(pack, unpack)
+
+
+def _unchanged(saved: tuple[torch.Tensor, int]) -> torch.Tensor:
+    x, version = saved  # torch compares them itself, but not where there are hooks
+    if x._version != version:
+        what = f"{list(x.shape)} is at version {x._version}, expected version {version}"
+        raise RuntimeError(f"a tensor needed for gradients has been modified by an inplace operation: {what}")
+    return x
+
+
+def marked(tree) -> tuple[Any, list[torch.Tensor]]:
+    """Give each tensor at a unit's border a node of its own, and return these tensors too.
+
+    A hook on the tensor itself would come too late: the unit below has one there as well.
+    """
+    tree = tree_map(lambda x: x.view_as(x) if _needs_grad(x) else x, tree)
+    return tree, list(filter(_needs_grad, tree_leaves(tree)))
+
+
+def outputs_to_watch(module: nn.Module, outputs: list[torch.Tensor], output) -> list[torch.Tensor]:
+    """Return a unit's marked outputs, and all else by which backward may come to it first."""
+    # Attributes of what it returned, such as a dataclass, or of its modules.
+    objects = [x for x in tree_leaves(output) if hasattr(x, "__dict__") and not isinstance(x, torch.Tensor)]
+    values = [value for each in (*objects, *module.modules()) for value in vars(each).values()]
+    outputs = outputs + [x for x in values if _needs_grad(x) and not x.is_leaf]
+    # In-place work on a view gives it a new node in the graph; that of its base stays.
+    return outputs + [x._base for x in outputs if x._base is not None and x._base.requires_grad]
+
+
+def _needs_grad(x) -> bool:
+    return isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()
