@@ -25,8 +25,6 @@ from labkit.data_parallel.units import FlatParameter, Form, Unit, divide
 from labkit.placement import placement_of
 from labkit.sizes import check_size
 
-GONE = "the FullyShardedDataParallel of this module is gone: keep it until backward is done"
-
 
 class FullyShardedDataParallel(Replica):
     """A module whose parameters, gradients and optimizer states are divided over the group.
@@ -96,7 +94,7 @@ class FullyShardedDataParallel(Replica):
             each.register_forward_pre_hook(Hook(self._before_forward, unit), with_kwargs=True)
             each.register_forward_hook(Hook(self._after_forward, unit), with_kwargs=True, always_call=True)
             for whole in (each.whole for flat in unit.flats if flat.is_trained for each in flat.parameters):
-                whole.register_post_accumulate_grad_hook(Hook(self._grad_arrived, unit, if_gone=GONE))
+                whole.register_post_accumulate_grad_hook(Hook(self._grad_arrived, unit))
         self._shards = {each.shard for flat in self._flats for each in flat.parameters}
         weakref.finalize(self, register_optimizer_step_post_hook(Hook(self._after_optimizer_step)).remove)
 
@@ -245,6 +243,10 @@ class FullyShardedDataParallel(Replica):
         for unit in reversed(self._units):  # the root, and units whose inputs need no gradient, are still there
             self._after_backward(unit)
         super()._end_backward()
+
+    def _backward_failed(self, at_end: weakref.ref) -> None:
+        for unit in self._units:
+            unit.show("shard")
 
     def _reset(self) -> None:
         self._reducing = []

@@ -66,7 +66,7 @@ class Replica(nn.Module):
         self._discard_failed_backward()
         if self._at_end is None:
             at_end = self._end_backward
-            self._at_end = weakref.ref(at_end)
+            self._at_end = weakref.ref(at_end, Hook(self._backward_failed))
             Variable._execution_engine.queue_callback(at_end)  # which alone keeps it alive
 
     def _end_backward(self) -> None:
@@ -74,28 +74,28 @@ class Replica(nn.Module):
         if self._grad_mode is GradMode.FINISH_AND_WAIT:
             self.sync_gradients()
 
+    def _backward_failed(self, at_end: weakref.ref) -> None:
+        """Leave the modules as they are between steps; called when autograd drops ``at_end`` without calling it."""
+
     def _discard_failed_backward(self) -> None:
-        if self._at_end is not None and self._at_end() is None:  # autograd dropped it without calling it
+        """Wait for what a backward that failed has sent, and forget it."""
+        if self._at_end is not None and self._at_end() is None:
             self._at_end = None
             self._reset()
 
 
 class Hook:
-    """Calls a wrapper's method, with the ``given`` objects as first arguments.
+    """Calls a wrapper's method, with the ``given`` objects as first arguments; does nothing once the wrapper is gone.
 
     It refers to them weakly: a hook must not keep the wrapper's process group alive, with its threads and sockets.
-    Once the wrapper is gone it does nothing, or raises a ValueError if it has a text for that.
     """
 
-    def __init__(self, method: Callable, *given: object, if_gone: str = ""):
+    def __init__(self, method: Callable, *given: object):
         self.method, self.given = weakref.WeakMethod(method), [weakref.ref(each) for each in given]
-        self.if_gone = if_gone
 
     def __call__(self, *args):
         if method := self.method():
             return method(*(each() for each in self.given), *args)
-        if self.if_gone:
-            raise ValueError(self.if_gone)
 
 
 def materialize(
