@@ -104,14 +104,18 @@ class Unit:
             flat.reset()
 
 
+METADATA = [getattr(torch.Tensor, name).__get__ for name in ("dtype", "device", "requires_grad", "is_leaf", "grad")]
+METADATA.append(torch.Tensor.untyped_storage)
+
+
 class Absent(torch.Tensor):
-    """Stands in a module for a parameter that is not whole just now: forward can ask for its type and device only."""
+    """Stands in a module for a parameter that is not whole just now: forward can ask for its type and device, say."""
 
     why: str
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if getattr(func, "__self__", None) in (torch.Tensor.dtype, torch.Tensor.device):
+        if func in METADATA:
             return super().__torch_function__(func, types, args, kwargs)
         refuse(next(each.why for each in tree_leaves((args, kwargs)) if isinstance(each, cls)))
 
