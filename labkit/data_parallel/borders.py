@@ -1,7 +1,7 @@
-"""Finds where a unit begins and ends in autograd's graph, and keeps what is saved there without its memory."""
+"""Watches a unit's borders: in autograd's graph, in what backward has saved, and around its parameters."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -57,8 +57,37 @@ def outputs_to_watch(module: nn.Module, outputs: list[torch.Tensor], output) -> 
     values = [value for each in (*objects, *module.modules()) for value in vars(each).values()]
     outputs = outputs + [x for x in values if _needs_grad(x) and not x.is_leaf]
     # In-place work on a view gives it a new node in the graph; that of its base stays.
-    return outputs + [x._base for x in outputs if x._base is not None and x._base.requires_grad]
+    return outputs + [x._base for x in outputs if x._base is not None and _needs_grad(x._base) and not x._base.is_leaf]
 
 
 def _needs_grad(x) -> bool:
     return isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()
+
+
+def in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def refuse_graph() -> None:
+    if torch.is_grad_enabled():
+        refuse("a sharded module has no backward(create_graph=True): use the plain module")
+
+
+METADATA = [getattr(torch.Tensor, name).__get__ for name in ("dtype", "device", "requires_grad", "is_leaf", "grad")]
+METADATA.append(torch.Tensor.untyped_storage)
+
+
+class Absent(torch.Tensor):
+    """Stands in a module for a parameter that is not whole just now: forward can ask for its type and device, say."""
+
+    why: str
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func in METADATA:
+            return super().__torch_function__(func, types, args, kwargs)
+        refuse(next(each.why for each in tree_leaves((args, kwargs)) if isinstance(each, cls)))
+
+
+def refuse(why: str, *_) -> NoReturn:
+    raise ValueError(why)

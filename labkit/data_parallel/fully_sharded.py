@@ -19,7 +19,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from labkit.data_parallel.borders import SavedTensors, marked, outputs_to_watch
+from labkit.data_parallel.borders import SavedTensors, in_backward, marked, outputs_to_watch, refuse, refuse_graph
 from labkit.data_parallel.replicas import GradMode, Hook, Replica, check_replicas, copy_from_first
 from labkit.data_parallel.units import FlatParameter, Form, Unit, divide
 from labkit.placement import placement_of
@@ -42,9 +42,9 @@ class FullyShardedDataParallel(Replica):
     exist twice. All ranks start with the values of the first, and get its buffers with each average. On GPUs the host
     waits for no message, except to hear whether other ranks have a gradient for a parameter that has none here.
 
-    A unit's backward starts where its output gets a gradient, or where autograd first needs one of its parameters, so
-    that it does not matter how its output came to the loss. It ends where all its inputs have theirs, or with the whole
-    backward. What arrives later is sent at the end.
+    A unit's backward starts when its output gets a gradient, or when autograd first needs one of its parameters: it
+    does not matter how the output came to the loss. It ends when all its inputs have theirs; what comes later is sent
+    at the end of backward.
 
     Args:
         units: modules inside ``module``, in the order in which forward calls them.
@@ -111,6 +111,7 @@ class FullyShardedDataParallel(Replica):
         by_groups: dict[tuple, list[FlatParameter]] = {}
         for flat in self._flats:
             flat.start_average()
+        for flat in self._flats:
             flat.finish_average()
             if flat.average is not None:
                 by_groups.setdefault(tuple(flat.groups), []).append(flat)
@@ -215,8 +216,8 @@ class FullyShardedDataParallel(Replica):
         refuse_graph()
         self._start(unit, self._backward_order)
         if unit.version != version:
-            way_out = "call backward before the optimizer's step"
-            raise ValueError(f"parameters of {unit.name} have changed between forward and backward: {way_out}")
+            changed = f"parameters of {unit.name} have changed between forward and backward"
+            refuse(f"{changed}: call backward before the optimizer's step")
 
     def _start(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
         """Start a unit's part of backward, unless it has started."""
@@ -273,12 +274,3 @@ class FullyShardedDataParallel(Replica):
         if any(p in self._shards for each in optimizer.param_groups for p in each["params"]):
             for flat in self._flats:
                 flat.num_changes += 1
-
-
-def in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
-def refuse_graph() -> None:
-    if torch.is_grad_enabled():
-        raise ValueError("a sharded module has no backward(create_graph=True): use the plain module")

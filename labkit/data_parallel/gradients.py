@@ -213,7 +213,7 @@ class _Bucket:
 
 
 def average_over(parameter: nn.Parameter, groups: list[dist.ProcessGroup]) -> tuple[list[dist.ProcessGroup], int]:
-    """Return the groups over which gradients are added up, and the divisor: a wrapper's, unless its placement differs."""
+    """Return the groups over which gradients are added up, and the divisor: the wrapper's, or as placed."""
     placement = placement_of(parameter)
     groups = groups if placement.replica_group is None else [placement.replica_group]
     return groups, placement.grad_divisor or math.prod(group.size() for group in groups)

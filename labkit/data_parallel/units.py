@@ -9,16 +9,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
-from typing import Literal, NoReturn
+from itertools import accumulate, chain
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves
 
 from labkit.communication import all_gather_single, reduce_scatter_single
+from labkit.data_parallel.borders import Absent, SavedTensors, refuse
 from labkit.data_parallel.gradients import average_over, in_buckets
 from labkit.data_parallel.replicas import grad_dtype_of, like, materialize
 from labkit.groups import local_device
@@ -67,17 +66,20 @@ class Unit:
         self.name = f"unit {name}" if name else "the root"
         kinds = in_buckets(places, math.inf)
         self.flats = [FlatParameter({p: places[p] for p in kind}, groups, self.name) for kind in kinds]
-        wholes = [each.whole for flat in self.flats for each in flat.parameters]
-        materialize(module, local_device(), dict(zip((p for kind in kinds for p in kind), wholes)))
+        wholes = (each.whole for flat in self.flats for each in flat.parameters)
+        materialize(module, local_device(), dict(zip(chain(*kinds), wholes)))
         for flat in self.flats:
-            flat.start_alike()
+            for group in flat.groups:
+                dist.broadcast(flat.buffer, group_src=0, group=group)
+            flat.keep_shard()
+        self.free()
         self.show("shard")
         self.in_backward = self.has_unreduced_grads = False
-        self.saving: saved_tensors_hooks | None = None  # while forward computes
+        self.saving: SavedTensors | None = None  # while forward computes
 
     @property
     def version(self) -> int:
-        """Return which version of the shards was gathered last."""
+        """Count the changes of the shards until they were gathered."""
         return sum(flat.version for flat in self.flats)
 
     def free(self) -> None:
@@ -102,26 +104,6 @@ class Unit:
         self.free()
         for flat in self.flats:
             flat.reset()
-
-
-METADATA = [getattr(torch.Tensor, name).__get__ for name in ("dtype", "device", "requires_grad", "is_leaf", "grad")]
-METADATA.append(torch.Tensor.untyped_storage)
-
-
-class Absent(torch.Tensor):
-    """Stands in a module for a parameter that is not whole just now: forward can ask for its type and device, say."""
-
-    why: str
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func in METADATA:
-            return super().__torch_function__(func, types, args, kwargs)
-        refuse(next(each.why for each in tree_leaves((args, kwargs)) if isinstance(each, cls)))
-
-
-def refuse(why: str, *_) -> NoReturn:
-    raise ValueError(why)
 
 
 @dataclass(eq=False)
@@ -159,36 +141,28 @@ class FlatParameter:
         self.shard = self.buffer.new_zeros(size)
         self.parameters = [self._divide(p, at, start, unit) for (p, at), start in zip(places.items(), starts)]
         self.num_changes, self.version = 0, -1  # of the shard, and of what was gathered of it
-        self.gather_work = self.reduce_work = None
+        self.gather_work: Any = None
+        self.reduce_work: Any = None
         self.pending_sum = self.sum = self.pending_average = self.average = None
 
     def _divide(self, p: nn.Parameter, places: list[tuple[nn.Module, str]], start: int, unit: str) -> ShardedParameter:
         in_buffer = slice(start, start + p.numel())
-        ends = (min(max(each - self.begin, 0), len(self.shard)) for each in (start, start + p.numel()))
-        in_shard = slice(*ends)
-        view = self.buffer[in_buffer].view(p.shape)
+        in_shard = slice(*(min(max(at - self.begin, 0), len(self.shard)) for at in (start, start + p.numel())))
+        whole = like(p, self.buffer[in_buffer].view(p.shape).data)  # .data: autograd does not see the buffer change
         if not p.is_meta:
-            view.copy_(p.detach())
-        whole = like(p, view.data)  # .data: autograd does not see it change with the buffer
+            whole.data.copy_(p)
         flat = FlatShard(p.shape, max(self.begin - start, 0), self.group)
         shard = like(p, self.shard[in_shard]) if p.is_meta else p
         set_placement(shard, replace(placement_of(p), flat=flat))
         shard.grad, shard.data = None, self.shard[in_shard]
         absent = shard.detach().as_subclass(Absent)
-        absent.why = (
-            f"{places[0][1]} of {unit} (a {type(places[0][0]).__name__}) is used outside the forward of {unit}, where "
-            "each rank has only a shard of it: use it inside, or leave the modules that use it to the root"
-        )
+        [(module, name), *_] = places
+        rule = f"is used outside the forward of {unit}, where each rank has only a shard of it"
+        way_out = "use it inside, or leave the modules that use it to the root"
+        absent.why = f"{name} of {unit} (a {type(module).__name__}) {rule}: {way_out}"
         if self.is_trained:
             shard.register_post_accumulate_grad_hook(partial(refuse, absent.why))
         return ShardedParameter(shard, whole, absent, places, in_buffer, in_shard)
-
-    def start_alike(self) -> None:
-        """Keep this rank's shard of the values that the first rank has."""
-        for group in self.groups:
-            dist.broadcast(self.buffer, group_src=0, group=group)
-        self.keep_shard()
-        self.free()
 
     def keep_shard(self) -> None:
         """Take over what the buffer has."""

@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
+from labkit.groups import group_of_one
 from labkit.partition import chunks_of_rank
+from labkit.placement import FlatShard, Placement, set_placement
 from labkit.stored import Part, _boxes_of, make_states
 from labkit.tensor_parallel.shards import Shard
 
@@ -34,7 +36,8 @@ def test_boxes_of_any_cut_fill_the_whole(shape, dim, stride):
         numbers = shard.flatten()
         for first in range(0, len(numbers), 4):
             parameter = torch.nn.Parameter(numbers[first : first + 4].clone())
-            parameter.shard, parameter.piece = Shard(dim, shape[dim], stride), (shard.shape, first)
+            parameter.shard = Shard(dim, shape[dim], stride)
+            set_placement(parameter, Placement(flat=FlatShard(shard.shape, first, group_of_one())))
             for corner, box in _boxes_of(parameter.detach(), parameter, tp_rank):
                 found[tuple(slice(n, n + size) for n, size in zip(corner, box.shape))] += box
     assert torch.equal(found, whole)
