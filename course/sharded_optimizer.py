@@ -16,9 +16,9 @@ from torch import nn
 from torch.optim import LBFGS, Adafactor, Optimizer
 
 from labkit.communication import all_gather_single, reduce_scatter_single
+from labkit.data_parallel.flat_parameter import ALIGNMENT_BYTES
 from labkit.data_parallel.gradients import BUCKET_BYTES, in_buckets
 from labkit.data_parallel.replicas import grad_dtype_of
-from labkit.data_parallel.units import ALIGNMENT_BYTES
 from labkit.train.master_weights import copy_options
 
 

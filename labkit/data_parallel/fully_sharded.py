@@ -19,9 +19,10 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from labkit.data_parallel.borders import SavedTensors, in_backward, marked, outputs_to_watch, refuse, refuse_graph
+from labkit.data_parallel.borders import in_backward, marked, outputs_to_watch, refuse, refuse_graph
+from labkit.data_parallel.flat_parameter import FlatParameter, Form
 from labkit.data_parallel.replicas import GradMode, Hook, Replica, check_replicas, copy_from_first
-from labkit.data_parallel.units import FlatParameter, Form, Unit, divide
+from labkit.data_parallel.units import Unit, assign_grads, divide
 from labkit.placement import placement_of
 from labkit.sizes import check_size
 
@@ -29,22 +30,19 @@ from labkit.sizes import check_size
 class FullyShardedDataParallel(Replica):
     """A module whose parameters, gradients and optimizer states are divided over the group.
 
-    Outside of forward a parameter is this rank's shard of it, [m] with m from 0 to all its numbers. It stays the same
-    object, so an optimizer made before still has it. Use one that treats numbers one by one (not Adafactor, Muon or
-    L-BFGS). A gradient is a shard of the average that `DataParallel` makes; it travels in ``grad_dtype``, and is None
-    if it is None on every rank. The norm of all gradients is a sum over ``group`` alone. A parameter whose placement
-    has a ``replica_group`` is divided and averaged over that group instead. What is on the meta device is made here, by
-    ``reset_parameters()``, unit by unit.
+    Outside of forward a parameter is this rank's shard of it, [m] with m from 0 to all its numbers. It is the same
+    object as before, unless that was on the meta device, so an earlier optimizer has it. Use one that treats numbers
+    one by one (not Adafactor, Muon or L-BFGS). A gradient is a shard of the average that `DataParallel` makes, over the
+    same groups and in the same type, and None if it is None on every rank.
 
     All ranks run the same units in the same order; inside a unit they may use different parameters. What is in no unit
-    is the root's: whole from the start of forward to the end of backward. A unit that is called twice is gathered and
-    sent twice. Inside `no_sync`, gradients stay whole on each rank. While a unit's gradients are put side by side, they
-    exist twice. All ranks start with the values of the first, and get its buffers with each average. On GPUs the host
+    is the root's: whole from the start of forward to the end of backward. Inside `no_sync`, gradients stay whole on
+    each rank. All ranks start with the values of the first, and get its buffers with each average. On GPUs the host
     waits for no message, except to hear whether other ranks have a gradient for a parameter that has none here.
 
-    A unit's backward starts when its output gets a gradient, or when autograd first needs one of its parameters: it
-    does not matter how the output came to the loss. It ends when all its inputs have theirs; what comes later is sent
-    at the end of backward.
+    A unit's backward starts when its output gets a gradient, or when autograd first needs one of its parameters,
+    however the output came to the loss. It ends when all its inputs have theirs; gradients that come later are sent at
+    the end of backward. A unit that is called twice is gathered and sent twice.
 
     Args:
         units: modules inside ``module``, in the order in which forward calls them.
@@ -77,25 +75,23 @@ class FullyShardedDataParallel(Replica):
         if replicate_group is not None and any(placement_of(p).replica_group for p in module.parameters()):
             raise ValueError("some parameters have a replica_group of their own: shard them without a replicate_group")
         self.module, self.reshard_after_forward = module, reshard_after_forward
-        self._groups = [group] if replicate_group is None else [replicate_group, group]
-        for each in self._groups:
-            check_replicas(module, each)
+        self._groups = (group,) if replicate_group is None else (replicate_group, group)
+        check_replicas(module, *self._groups)
         names = {each: name for name, each in module.named_modules()}
         # The root last: its module contains the others, which then are not on the meta device any more.
         made = {each: Unit(names[each], each, divided[each], self._groups) for each in reversed(divided)}
-        self._units = [made[each] for each in divided]
+        self._root, *others = self._units = [made[each] for each in divided]
+        self._backward_order = [self._root, *reversed(others)]
         self._flats = [flat for unit in self._units for flat in unit.flats]
-        self._root = self._units[0]
-        self._backward_order = [self._root, *self._units[:0:-1]]
         self._reducing: list[FlatParameter] = []  # the last that were sent
         self._between: Form = "shard"  # what modules have of the units that do not compute
-        self._copy_buffers()
+        copy_from_first(module.buffers(), *self._groups)
         for each, unit in made.items():
             each.register_forward_pre_hook(Hook(self._before_forward, unit), with_kwargs=True)
             each.register_forward_hook(Hook(self._after_forward, unit), with_kwargs=True, always_call=True)
             for whole in (each.whole for flat in unit.flats if flat.is_trained for each in flat.parameters):
                 whole.register_post_accumulate_grad_hook(Hook(self._grad_arrived, unit))
-        self._shards = {each.shard for flat in self._flats for each in flat.parameters}
+        self._wholes = {each.shard: each.whole for flat in self._flats for each in flat.parameters}
         weakref.finalize(self, register_optimizer_step_post_hook(Hook(self._after_optimizer_step)).remove)
 
     def forward(self, *args, **kwargs):
@@ -108,27 +104,17 @@ class FullyShardedDataParallel(Replica):
             if unit.has_unreduced_grads:
                 self._reduce(unit)
         self._finish_reducing()
-        by_groups: dict[tuple, list[FlatParameter]] = {}
         for flat in self._flats:
             flat.start_average()
         for flat in self._flats:
             flat.finish_average()
-            if flat.average is not None:
-                by_groups.setdefault(tuple(flat.groups), []).append(flat)
-        for groups, flats in by_groups.items():
-            has_grad = [each.has_grad for flat in flats for each in flat.parameters]
-            flags = torch.ones(len(has_grad), device=flats[0].shard.device)
-            if not all(has_grad):  # else the host need not wait
-                flags.copy_(torch.tensor(has_grad))
-            for group in groups:
-                dist.all_reduce(flags, group=group)
-            anywhere = iter(has_grad if all(has_grad) else flags.tolist())
-            for flat in flats:
-                flat.assign_grads(anywhere)
-        self._copy_buffers()
+        flats = [flat for flat in self._flats if flat.average is not None]
+        for groups in dict.fromkeys(flat.groups for flat in flats):
+            assign_grads([flat for flat in flats if flat.groups == groups])
+        copy_from_first(self.module.buffers(), *self._groups)
 
     def whole(self, parameter: nn.Parameter) -> nn.Parameter:
-        return next(each.whole for flat in self._flats for each in flat.parameters if each.shard is parameter)
+        return self._wholes[parameter]
 
     def state_dict(self, *args, **kwargs):
         """Return the plain module's state dict, which it can load, whole on every rank. All ranks call this."""
@@ -158,14 +144,10 @@ class FullyShardedDataParallel(Replica):
     def _apply(self, fn, recurse=True):
         raise ValueError("a sharded module cannot move or change its type: do that before you shard it")
 
-    def _copy_buffers(self) -> None:
-        for group in self._groups:
-            copy_from_first(self.module.buffers(), group)
-
     def _gather(self, unit: Unit, order: Sequence[Unit] = (), *, refresh: bool = False) -> None:
         """Start to gather a unit, then those that come next in this order; wait for the first."""
-        place = order.index(unit) if order else 0
-        for each in [unit, *order[place + 1 : place + 1 + self.prefetch]]:
+        ahead = order[order.index(unit) + 1 :][: self.prefetch] if order else ()
+        for each in (unit, *ahead):
             for flat in each.flats:
                 flat.gather(refresh=refresh)
         for flat in unit.flats:
@@ -176,24 +158,20 @@ class FullyShardedDataParallel(Replica):
             self._start(unit)
         else:
             if unit is self._root:
-                self._start_forward()
+                self._discard_failed_backward()
+                self._between = "absent"
+                for each in self._units:
+                    each.stop_saving()  # if the last forward was interrupted
+                    each.show("absent")
             self._gather(unit, self._units, refresh=True)
             unit.show("whole")
-        buffers = [flat.buffer for flat in unit.flats]
-        unit.saving = SavedTensors(buffers, partial(self._before_backward, unit, unit.version))
-        unit.saving.__enter__()
-        if unit is not self._root:
-            (args, kwargs), inputs = marked((args, kwargs))
-            if inputs:
-                register_multi_grad_hook(inputs, Hook(self._after_backward, unit), mode="all")
+        unit.start_saving(partial(self._before_backward, unit, unit.version))
+        if unit is self._root:
+            return None
+        (args, kwargs), inputs = marked((args, kwargs))
+        if inputs:
+            register_multi_grad_hook(inputs, Hook(self._after_backward, unit), mode="all")
         return args, kwargs
-
-    def _start_forward(self) -> None:
-        self._discard_failed_backward()
-        self._between = "absent"
-        for each in self._units:
-            each.stop_saving()  # if the last forward was interrupted
-            each.show("absent")
 
     def _after_forward(self, unit: Unit, module, args, kwargs, output):
         unit.stop_saving()  # also after an exception
@@ -201,14 +179,14 @@ class FullyShardedDataParallel(Replica):
             return output
         if unit is self._root:
             self._between = "shard"
-        for each in self._units if unit is self._root else [unit]:
+        for each in self._units if unit is self._root else (unit,):
             each.show(self._between)
         output, outputs = marked(output)
         if outputs := outputs_to_watch(module, outputs, output):
             hook = partial(Hook(self._before_backward, unit), unit.version)
             register_multi_grad_hook(outputs, hook, mode="any")
-        stays = unit is self._root or not self.reshard_after_forward
-        if output is None or not (stays and torch.is_grad_enabled()):
+        no_backward = output is None or not torch.is_grad_enabled()  # or an exception
+        if no_backward or (self.reshard_after_forward and unit is not self._root):
             unit.free()
         return output
 
@@ -216,8 +194,7 @@ class FullyShardedDataParallel(Replica):
         refuse_graph()
         self._start(unit, self._backward_order)
         if unit.version != version:
-            changed = f"parameters of {unit.name} have changed between forward and backward"
-            refuse(f"{changed}: call backward before the optimizer's step")
+            refuse(f"parameters of {unit.name} have changed between forward and backward: call backward before a step")
 
     def _start(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
         """Start a unit's part of backward, unless it has started."""
@@ -271,6 +248,6 @@ class FullyShardedDataParallel(Replica):
         self._reducing = []
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_) -> None:
-        if any(p in self._shards for each in optimizer.param_groups for p in each["params"]):
+        if any(p in self._wholes for each in optimizer.param_groups for p in each["params"]):
             for flat in self._flats:
                 flat.num_changes += 1

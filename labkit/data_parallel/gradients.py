@@ -26,6 +26,7 @@ from labkit.placement import placement_of
 from labkit.sizes import check_size
 
 BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel has it
+Groups = tuple[dist.ProcessGroup, ...]
 
 
 def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
@@ -163,7 +164,7 @@ class _Bucket:
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup):
         self.parameters = parameters
-        [self.group], self.divisor = average_over(parameters[0], [group])
+        [self.group], self.divisor = average_over(parameters[0], (group,))
         sizes = [parameter.numel() for parameter in parameters]
         dtype, device = grad_dtype_of(parameters[0]), parameters[0].device
         self.buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=device)
@@ -212,10 +213,10 @@ class _Bucket:
         self.arrived.clear()
 
 
-def average_over(parameter: nn.Parameter, groups: list[dist.ProcessGroup]) -> tuple[list[dist.ProcessGroup], int]:
+def average_over(parameter: nn.Parameter, groups: Groups) -> tuple[Groups, int]:
     """Return the groups over which gradients are added up, and the divisor: the wrapper's, or as placed."""
     placement = placement_of(parameter)
-    groups = groups if placement.replica_group is None else [placement.replica_group]
+    groups = groups if placement.replica_group is None else (placement.replica_group,)
     return groups, placement.grad_divisor or math.prod(group.size() for group in groups)
 
 

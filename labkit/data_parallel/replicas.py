@@ -138,13 +138,14 @@ def grad_dtype_of(parameter: nn.Parameter) -> torch.dtype:
     return getattr(parameter, "grad_dtype", None) or parameter.dtype  # before torch 2.10 they are the same
 
 
-def check_replicas(module: nn.Module, group: dist.ProcessGroup) -> None:
+def check_replicas(module: nn.Module, *groups: dist.ProcessGroup) -> None:
     """Raise a ValueError on every rank unless all that replicate a parameter or buffer have the same one."""
-    texts: dict[dist.ProcessGroup, list[str]] = {group: []}
+    texts: dict[dist.ProcessGroup, list[str]] = {group: [] for group in groups}
     for name, x in [*module.named_parameters(), *module.named_buffers()]:
-        trained = ", frozen" if isinstance(x, nn.Parameter) and not x.requires_grad else ""
-        text = f"{name} {list(x.shape)} {str(x.dtype)[6:]}{trained}"
-        texts.setdefault(placement_of(x).replica_group or group, []).append(text)
+        frozen = ", frozen" if isinstance(x, nn.Parameter) and not x.requires_grad else ""
+        own = placement_of(x).replica_group
+        for group in groups if own is None else (own,):
+            texts.setdefault(group, []).append(f"{name} {list(x.shape)} {str(x.dtype)[6:]}{frozen}")
     for each, mine in texts.items():
         numbered = {f"tensor {number} of this module": text for number, text in enumerate(mine, start=1)}
         check_alike(numbered, "make the same module on every rank", each)
@@ -170,9 +171,10 @@ def check_alike(mine: dict[str, str], advice: str, group: dist.ProcessGroup | No
             raise ValueError(f"{name} is {text}: {advice}")
 
 
-def copy_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Give every rank the values of the group's first rank, or of the first that replicates the parameter."""
+def copy_from_first(tensors: Iterable[torch.Tensor], *groups: dist.ProcessGroup) -> None:
+    """Give every rank the values of the groups' first rank, or of the first that replicates the parameter."""
     for tensor in tensors:
         values = tensor.detach().contiguous()
-        dist.broadcast(values, group_src=0, group=placement_of(tensor).replica_group or group)
+        for group in groups:
+            dist.broadcast(values, group_src=0, group=placement_of(tensor).replica_group or group)
         tensor.detach().copy_(values)

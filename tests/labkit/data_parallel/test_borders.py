@@ -252,7 +252,7 @@ def changed_before_backward(fused, form):
     early = loss_of(model(parts[world().rank()]))
     optimizer.step()
     late = loss_of(model(parts[world().rank()]))
-    with pytest.raises(ValueError, match="have changed between forward and backward: call backward before the optim"):
+    with pytest.raises(ValueError, match="have changed between forward and backward: call backward before a step"):
         early.backward()
     optimizer.zero_grad()
     loss_of(model(parts[world().rank()])).backward()
