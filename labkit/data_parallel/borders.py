@@ -16,13 +16,11 @@ class SavedTensors(saved_tensors_hooks):
     """
 
     def __init__(self, buffers: list[torch.Tensor], before_use: Callable[[], None]):
-        storages = {each.untyped_storage()._cdata for each in buffers}
         around = torch._C._autograd._top_saved_tensors_default_hooks(False)  # pyright: ignore - not in its stubs
         pack_other, unpack_other = around or (lambda x: (x, x._version), _unchanged)
 
         def pack(x: torch.Tensor):
-            in_buffer = x.layout is torch.strided and x.untyped_storage()._cdata in storages
-            return x if in_buffer else (pack_other(x),)
+            return x if lies_in(x, buffers) else (pack_other(x),)
 
         def unpack(saved) -> torch.Tensor:
             if isinstance(saved, tuple):
@@ -31,6 +29,12 @@ class SavedTensors(saved_tensors_hooks):
             return saved
 
         super().__init__(pack, unpack)
+
+
+def lies_in(x, buffers: list[torch.Tensor]) -> bool:
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+        return False
+    return any(x.untyped_storage()._cdata == each.untyped_storage()._cdata for each in buffers)
 
 
 def _unchanged(saved: tuple[torch.Tensor, int]) -> torch.Tensor:

@@ -3,8 +3,7 @@
 The parameters of a *unit*, such as one layer, lie side by side in a buffer; each of d ranks keeps 1/d of it. While
 unit k computes, forward gathers k+1, and backward gathers k-1 and reduce-scatters the gradients of k+1. A rank sends
 3(d-1)/d numbers per parameter and step; to average whole gradients by all-reduce takes 2(d-1)/d.
-Sources: Rajbhandari et al., arXiv 1910.02054, section 5.3; Zhao et al., "PyTorch FSDP", VLDB 2023 (arXiv 2304.11277),
-sections 3 and 4; torch's `fully_shard` for where the hooks are.
+Sources: arXiv 1910.02054, section 5.3; "PyTorch FSDP", arXiv 2304.11277, sections 3 and 4; torch's `fully_shard`.
 """
 
 import copy
@@ -53,8 +52,8 @@ class FullyShardedDataParallel(Replica):
 
     Raises:
         ValueError: before any communication, if units are not in the module, contain each other or share a parameter;
-            on every rank, if the ranks' parameters differ. In forward, if a parameter was frozen or unfrozen since, or
-            is used outside its unit. In backward, if parameters have changed since forward, or with ``create_graph``.
+            on every rank, if the ranks' parameters differ. In forward or backward, if a parameter is used outside its
+            unit, has been frozen or unfrozen, or has changed since forward. In ``backward(create_graph=True)``.
     """
 
     def __init__(
@@ -83,8 +82,8 @@ class FullyShardedDataParallel(Replica):
         self._root, *others = self._units = [made[each] for each in divided]
         self._backward_order = [self._root, *reversed(others)]
         self._flats = [flat for unit in self._units for flat in unit.flats]
-        self._reducing: list[FlatParameter] = []  # the last that were sent
-        self._between: Form = "shard"  # what modules have of the units that do not compute
+        self._reducing: list[FlatParameter] = []  # whose gradients were sent last
+        self._idle_form: Form = "shard"  # what modules have of the units that do not compute
         copy_from_first(module.buffers(), *self._groups)
         for each, unit in made.items():
             each.register_forward_pre_hook(Hook(self._before_forward, unit), with_kwargs=True)
@@ -155,11 +154,11 @@ class FullyShardedDataParallel(Replica):
 
     def _before_forward(self, unit: Unit, module, args, kwargs):
         if in_backward():  # to compute it again, in an order that is not that of forward
-            self._start(unit)
+            self._start_backward(unit)
         else:
             if unit is self._root:
                 self._discard_failed_backward()
-                self._between = "absent"
+                self._idle_form = "absent"
                 for each in self._units:
                     each.stop_saving()  # if the last forward was interrupted
                     each.show("absent")
@@ -169,8 +168,7 @@ class FullyShardedDataParallel(Replica):
         if unit is self._root:
             return None
         (args, kwargs), inputs = marked((args, kwargs))
-        if inputs:
-            register_multi_grad_hook(inputs, Hook(self._after_backward, unit), mode="all")
+        register_multi_grad_hook(inputs, Hook(self._after_backward, unit), mode="all")
         return args, kwargs
 
     def _after_forward(self, unit: Unit, module, args, kwargs, output):
@@ -178,26 +176,25 @@ class FullyShardedDataParallel(Replica):
         if in_backward():
             return output
         if unit is self._root:
-            self._between = "shard"
+            self._idle_form = "shard"
         for each in self._units if unit is self._root else (unit,):
-            each.show(self._between)
+            each.show(self._idle_form)
         output, outputs = marked(output)
-        if outputs := outputs_to_watch(module, outputs, output):
-            hook = partial(Hook(self._before_backward, unit), unit.version)
-            register_multi_grad_hook(outputs, hook, mode="any")
-        no_backward = output is None or not torch.is_grad_enabled()  # or an exception
-        if no_backward or (self.reshard_after_forward and unit is not self._root):
+        hook = partial(Hook(self._before_backward, unit), unit.version)
+        register_multi_grad_hook(outputs_to_watch(module, outputs, output), hook, mode="any")
+        if output is None or not torch.is_grad_enabled() or (self.reshard_after_forward and unit is not self._root):
+            unit.refuse_to_return(output)
             unit.free()
         return output
 
     def _before_backward(self, unit: Unit, version: int, grad=None) -> None:
         refuse_graph()
-        self._start(unit, self._backward_order)
+        self._start_backward(unit, self._backward_order)
         if unit.version != version:
             refuse(f"parameters of {unit.name} have changed between forward and backward: call backward before a step")
 
-    def _start(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
-        """Start a unit's part of backward, unless it has started."""
+    def _start_backward(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
+        """Have a unit whole for its part of backward, and its gradients sent after it, whichever there are."""
         self._begin_backward()
         if not unit.in_backward:
             unit.in_backward = unit.has_unreduced_grads = True
@@ -211,7 +208,7 @@ class FullyShardedDataParallel(Replica):
 
     def _after_backward(self, unit: Unit, grads=None) -> None:
         unit.in_backward = False
-        unit.show(self._between)
+        unit.show(self._idle_form)
         if self.reshard_after_forward or self._grad_mode is not GradMode.ACCUMULATE:
             unit.free()
         if unit.has_unreduced_grads and self._grad_mode is not GradMode.ACCUMULATE:

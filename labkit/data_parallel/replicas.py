@@ -1,4 +1,4 @@
-"""Starts replicas of a model alike, and tells their wrappers when a backward begins, ends or has failed."""
+"""Starts replicas of a model alike, and tells their wrappers when a backward ends, or that it has failed."""
 
 import warnings
 import weakref

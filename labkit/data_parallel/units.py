@@ -7,8 +7,9 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from labkit.data_parallel.borders import SavedTensors
+from labkit.data_parallel.borders import SavedTensors, lies_in, refuse
 from labkit.data_parallel.flat_parameter import FlatParameter, Form, Places
 from labkit.data_parallel.gradients import Groups, in_buckets
 from labkit.data_parallel.replicas import materialize
@@ -60,6 +61,7 @@ class Unit:
             for group in flat.groups:
                 dist.broadcast(flat.buffer, group_src=0, group=group)
             flat.keep_shard()
+        self.buffers = [flat.buffer for flat in self.flats]
         self.free()
         self.show("shard")
         self.in_backward = self.has_unreduced_grads = False
@@ -82,13 +84,18 @@ class Unit:
                     module._parameters[name] = getattr(each, form)
 
     def start_saving(self, before_use: Callable[[], None]) -> None:
-        self.saving = SavedTensors([flat.buffer for flat in self.flats], before_use)
+        self.saving = SavedTensors(self.buffers, before_use)
         self.saving.__enter__()
 
     def stop_saving(self) -> None:
         if self.saving is not None:
             self.saving.__exit__()
             self.saving = None
+
+    def refuse_to_return(self, output) -> None:
+        if any(lies_in(x, self.buffers) for x in tree_leaves(output)):
+            way_out = "return what it computes with it, or leave its module to the root"
+            refuse(f"{self.name} returns one of its own parameters, which is freed now: {way_out}")
 
     def reset(self) -> None:
         """Forget a backward that failed."""
