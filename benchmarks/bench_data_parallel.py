@@ -18,7 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from labkit.data_parallel import DataParallel, FullyShardedDataParallel, ShardedOptimizer
+from course.sharded_optimizer import ShardedOptimizer
+from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.launch import launch
 
 WIDTH, NUM_LAYERS, ROWS_PER_RANK = 1024, 10, 32  # 10.5 million parameters

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit.data_parallel.gradients import grad_dtype_of
+from labkit.data_parallel.replicas import grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.partition import chunks_of_rank
 from labkit.placement import Shard, copy_groups_of, placement_of, shape_before_flat

@@ -2,9 +2,8 @@
 
 from labkit.data_parallel.fully_sharded import FullyShardedDataParallel
 from labkit.data_parallel.gradients import DataParallel, average_gradients
-from labkit.data_parallel.sharded_optimizer import ShardedOptimizer
 from labkit.launch.client import will_train
 
-__all__ = ["DataParallel", "FullyShardedDataParallel", "ShardedOptimizer", "average_gradients"]
+__all__ = ["DataParallel", "FullyShardedDataParallel", "average_gradients"]
 
 will_train()

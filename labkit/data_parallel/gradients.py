@@ -1,21 +1,32 @@
-"""The average of all replicas' gradients: first the naive way, then in buckets, while backward still computes.
+"""Averages all replicas' gradients: first the naive way, then in buckets, while backward still computes.
 
 Backward runs from the last layer to the first, so the last layers' gradients are ready early. `DataParallel` collects
 them in *buckets*, and a full bucket travels while the gradients of earlier layers are computed.
 Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv 2006.15704), section 3.2.
 """
 
+import math
 from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import Variable
 
-from labkit.data_parallel.replicas import Hook, Replica, copy_from_first, start_alike
+from labkit.data_parallel.replicas import (
+    GradMode,
+    Hook,
+    Replica,
+    check_replicas,
+    copy_from_first,
+    grad_dtype_of,
+    materialize,
+)
+from labkit.groups import local_device
+from labkit.placement import placement_of
 from labkit.sizes import check_size
 
 BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel has it
+Groups = tuple[dist.ProcessGroup, ...]
 
 
 def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
@@ -41,7 +52,8 @@ class DataParallel(Replica):
     If only some ranks have a gradient for a parameter, it counts as zero on the others; if none has, the parameter is
     left alone. A sparse gradient becomes dense. Gradients travel in their parameter's ``grad_dtype``. All replicas
     start with the values of the group's first rank, and get its buffers (such as BatchNorm's running mean) with each
-    average. A module can be wrapped again: the newest wrapper averages.
+    average. A module on the meta device is made here, by its ``reset_parameters()``. One can be wrapped again: the
+    newest wrapper averages. A parameter whose placement has a ``replica_group`` is averaged over that group instead.
 
     Args:
         bucket_bytes: a bucket is full when it holds this much; 0 sends each parameter in a message of its own.
@@ -57,11 +69,14 @@ class DataParallel(Replica):
     ):
         super().__init__()
         bucket_bytes = check_size("bucket_bytes", bucket_bytes, least=0)
-        start_alike(module, group)
+        check_replicas(module, group)
+        materialize(module, local_device())
+        copy_from_first((*module.parameters(), *module.buffers()), group)
         self.module, self.group, self.overlap = module, group, overlap
-        self._in_backward = False
         trained = [p for p in module.parameters() if p.requires_grad]
-        self._buckets = [_Bucket(each) for each in in_buckets(reversed(trained), bucket_bytes)]  # in backward's order
+        self._buckets = [
+            _Bucket(each, group) for each in in_buckets(reversed(trained), bucket_bytes)
+        ]  # backward's order
         self._next = 0  # the bucket to be sent next: all ranks send them in the same order
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         for parameter in self._bucket_of:
@@ -79,20 +94,18 @@ class DataParallel(Replica):
                         "the wrapper was made, or a newer DataParallel has it: wrap the plain module, and use the "
                         "newest wrapper"
                     )
-        if self._in_backward:  # the last backward failed before it received
-            self._next, self._in_backward = 0, False
-            for bucket in self._buckets:
-                bucket.receive(discard=True)
+        self._discard_failed_backward()
         return self.module(*args, **kwargs)
 
     def sync_gradients(self) -> None:
-        """Send the buckets that are left, and wait for all. Backward calls it, except in `no_sync` and `sending`."""
+        """Send the buckets that are left, and wait for all. Backward calls it, except in `no_sync` and `reducing`."""
         for bucket in self._buckets[self._next :]:
-            bucket.send(self.group)
+            bucket.start_reduce()
         for bucket in self._buckets:
-            bucket.receive()
+            bucket.finish_reduce()
+            bucket.assign_grads()
         copy_from_first(self.module.buffers(), self.group)
-        self._next, self._in_backward = 0, False
+        self._next = 0
 
     def state_dict(self, *args, **kwargs):
         """Return the plain module's state dict, which it can load."""
@@ -114,12 +127,9 @@ class DataParallel(Replica):
             )
         bucket = self._bucket_of[parameter]
         bucket.put(parameter)
-        if self._accumulating and not self._sending:
+        if self._grad_mode is GradMode.ACCUMULATE:
             return
-        if not self._in_backward:
-            self._in_backward = True
-            if not self._sending:
-                Variable._execution_engine.queue_callback(self.sync_gradients)  # runs when this backward is done
+        self._begin_backward()
         if not self.overlap:
             return
         if parameter in bucket.arrived:  # and may be on its way
@@ -129,8 +139,14 @@ class DataParallel(Replica):
             )
         bucket.arrived.add(parameter)
         while self._next < len(self._buckets) and self._buckets[self._next].is_full:
-            self._buckets[self._next].send(self.group)
+            self._buckets[self._next].start_reduce()
             self._next += 1
+
+    def _reset(self) -> None:
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.finish_reduce()
+            bucket.arrived.clear()
 
 
 def _take_from_its_replica(parameter: nn.Parameter) -> None:
@@ -146,15 +162,16 @@ def _take_from_its_replica(parameter: nn.Parameter) -> None:
 class _Bucket:
     """A buffer with some parameters' gradients side by side, then a flag for each parameter: whether it got one."""
 
-    def __init__(self, parameters: list[nn.Parameter]):
+    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup):
         self.parameters = parameters
+        [self.group], self.divisor = average_over(parameters[0], (group,))
         sizes = [parameter.numel() for parameter in parameters]
         dtype, device = grad_dtype_of(parameters[0]), parameters[0].device
         self.buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=device)
         *views, self.flags = self.buffer.split([*sizes, len(sizes)])
         self.views = {p: view.view_as(p) for p, view in zip(parameters, views)}
         self.arrived: set[nn.Parameter] = set()
-        self.travelling: dist.Work | None = None
+        self.work: dist.Work | None = None
 
     @property
     def is_full(self) -> bool:
@@ -167,7 +184,7 @@ class _Bucket:
         if parameter.grad is not view:
             parameter.grad = view.copy_(parameter.grad.to_dense())
 
-    def send(self, group: dist.ProcessGroup) -> None:
+    def start_reduce(self) -> None:
         """Start the sum over the ranks. A parameter without a gradient counts as zero."""
         for parameter in self.parameters:
             if parameter.grad is None:
@@ -175,40 +192,45 @@ class _Bucket:
             else:
                 self.put(parameter)
                 self.arrived.add(parameter)
-        self.buffer /= group.size()  # before the sum, which then cannot overflow
         if self.is_full:
             self.flags.fill_(1)  # without a copy that the host would wait for
         else:
             self.flags.copy_(torch.tensor([parameter in self.arrived for parameter in self.parameters]))
-        self.travelling = dist.all_reduce(self.buffer, group=group, async_op=True)
+        self.buffer /= self.divisor  # before the sum, which then cannot overflow
+        self.work = dist.all_reduce(self.buffer, group=self.group, async_op=True)
 
-    def receive(self, *, discard: bool = False) -> None:
-        """Wait for what travels, and unless it is discarded, give it to each parameter with a gradient on any rank."""
-        if self.travelling is not None:
-            self.travelling.wait()
-        if not (discard or self.is_full):
+    def finish_reduce(self) -> None:
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+
+    def assign_grads(self) -> None:
+        """Give the average to each parameter with a gradient on any rank; on this one they have it already."""
+        if not self.is_full:
             for parameter, anywhere in zip(self.parameters, self.flags.tolist()):
                 if anywhere:
                     parameter.grad = self.views[parameter]
         self.arrived.clear()
-        self.travelling = None
 
 
-def grad_dtype_of(parameter: nn.Parameter) -> torch.dtype:
-    """Return the type in which autograd adds up this parameter's gradient."""
-    return getattr(parameter, "grad_dtype", None) or parameter.dtype  # before torch 2.10 they are the same
+def average_over(parameter: nn.Parameter, groups: Groups) -> tuple[Groups, int]:
+    """Return the groups over which gradients are added up, and the divisor: the wrapper's, or as placed."""
+    placement = placement_of(parameter)
+    groups = groups if placement.replica_group is None else (placement.replica_group,)
+    return groups, placement.grad_divisor or math.prod(group.size() for group in groups)
 
 
-def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Return parameters in buckets of one type and device each; the last of each kind may be less than full."""
+def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: float) -> list[list[nn.Parameter]]:
+    """Return parameters in buckets of one kind each; the last of each kind may be less than full."""
     buckets: list[list[nn.Parameter]] = []
     filling: dict[tuple, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        kind = parameter.dtype, grad_dtype_of(parameter), parameter.device
+    for p in parameters:
+        placement = placement_of(p)
+        kind = p.dtype, grad_dtype_of(p), p.device, p.requires_grad, placement.replica_group, placement.grad_divisor
         if kind not in filling:
             filling[kind] = []
             buckets.append(filling[kind])
-        filling[kind].append(parameter)
-        if sum(p.nbytes for p in filling[kind]) >= bucket_bytes:
+        filling[kind].append(p)
+        if sum(each.nbytes for each in filling[kind]) >= bucket_bytes:
             del filling[kind]
     return buckets

@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.data_parallel.gradients import grad_dtype_of
-from labkit.data_parallel.replicas import Replica
+from labkit.data_parallel.replicas import Replica, grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
 from labkit.pipeline.split_backward import SplitBackward
@@ -80,7 +79,7 @@ def run(
     def sending(op: Op):
         is_last = op == last.get(op.chunk)
         sends = is_last or (average and reduce_every_micro_batch and op.kind != FORWARD)
-        return replicas[op.chunk].sending(is_last) if sends else nullcontext()
+        return replicas[op.chunk].reducing(is_last) if sends else nullcontext()
 
     with ExitStack() as stack:
         for replica in replicas.values():

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from labkit.data_parallel.sharded_optimizer import copy_options
-
 
 class MasterWeights(Optimizer):
     """A torch optimizer on float32 copies of the parameters, which it keeps as ``master_weight`` in its states.
@@ -57,3 +55,9 @@ class MasterWeights(Optimizer):
     def _show_states(self) -> None:
         for parameter, master in self.masters.items():
             self.state[parameter] = {"master_weight": master.detach(), **self.inner.state.get(master, {})}
+
+
+def copy_options(given: list[dict], param_groups: list[dict]) -> None:
+    """Copy what parameter groups say about their parameters, such as a learning rate, to groups of other parameters."""
+    for source, target in zip(given, param_groups):
+        target.update({name: value for name, value in source.items() if name not in ("params", "param_names")})

@@ -20,7 +20,7 @@ from labkit import checkpoint, pipeline
 from labkit.context_parallel import positions
 from labkit.data import EVALUATION_SAMPLES
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
-from labkit.data_parallel.replicas import Replica, materialize
+from labkit.data_parallel.replicas import Replica
 from labkit.groups import ProcessGroups, init_groups, local_device
 from labkit.model import ParallelGPT
 from labkit.partition import BatchCut
@@ -199,7 +199,6 @@ class Trainer:
     def wrap(self, model: ParallelGPT) -> Replica:
         """Return a chunk of the model whose gradients are averaged, divided as far as the ZeRO stage says."""
         stage, groups = self.config.zero_stage, self.groups
-        materialize(model, local_device())
         if stage == 0:
             return DataParallel(model, groups.dp_cp)
         return FullyShardedDataParallel(

@@ -63,14 +63,15 @@ def most_whole(model):
     gpt = ParallelGPT(model, group_of_one())
     parallel = FullyShardedDataParallel(gpt, dist.group.WORLD, units=gpt.units)
     flats, most = [flat for unit in parallel._units for flat in unit.flats], [0, 0]
+    wholes = [parallel.whole(p) for p in gpt.parameters()]
 
     def look(_):
         whole = sum(flat.buffer.untyped_storage().size() for flat in flats)
-        made = sum(p.grad.nbytes for flat in flats for p in flat.whole.values() if p.grad is not None)
+        made = sum(p.grad.nbytes for p in wholes if p.grad is not None)
         for number, held in enumerate((whole, made)):
             most[number] = max(most[number], held // 4)
 
-    for whole in (whole for flat in flats for whole in flat.whole.values()):
+    for whole in wholes:
         whole.register_post_accumulate_grad_hook(look)
     parallel(torch.zeros(1, model.seq_length, dtype=torch.long)).sum().backward()
     return most

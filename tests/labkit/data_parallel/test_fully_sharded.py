@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from course.communication import communication_log
 from course.parity import compare
-from labkit.data_parallel import FullyShardedDataParallel, units
+from labkit.data_parallel import FullyShardedDataParallel, flat_parameter
 from labkit.groups import group_of_one, init_groups
 from labkit.layout import ParallelLayout
 from labkit.model import ParallelGPT
@@ -373,7 +373,7 @@ def test_messages_and_bytes_are_those_of_torch(on_ranks, reshard_after_forward):
         assert theirs == ours
 
 
-class Travelling:
+class Message:
     """A message under way, which tells when somebody waits for it."""
 
     def __init__(self, work, note):
@@ -399,18 +399,20 @@ def events(prefetch):
         def start_and_note(output, given, **options):
             what = f"{verb} {numbers[max(output.numel(), given.numel())]}"
             noted.append((what, []))
-            return Travelling(start(output, given, **options), lambda: noted.append((f"wait: {what}", [])))
+            return Message(start(output, given, **options), lambda: noted.append((f"wait: {what}", [])))
 
         return start_and_note
 
     for number, layer in enumerate(module.layers, start=1):
         layer.note = lambda verb, number=number: noted.append((f"{verb} {number}", whole()))
-    functions = units.all_gather_single, units.reduce_scatter_single
-    units.all_gather_single, units.reduce_scatter_single = map(noting, ("gather", "scatter"), functions)
+    functions = flat_parameter.all_gather_single, flat_parameter.reduce_scatter_single
+    flat_parameter.all_gather_single, flat_parameter.reduce_scatter_single = map(
+        noting, ("gather", "scatter"), functions
+    )
     try:
         loss_of(model(torch.ones(ROWS, WIDTH))).backward()
     finally:
-        units.all_gather_single, units.reduce_scatter_single = functions
+        flat_parameter.all_gather_single, flat_parameter.reduce_scatter_single = functions
     assert whole() == []
     return noted
 
@@ -524,7 +526,7 @@ def sent_at_last():
     for part in parts:
         (loss_of(alone(part)) / 2).backward()
     with model.no_sync(), communication_log() as log:
-        with model.sending():
+        with model.reducing():
             loss_of(model(parts[world().rank()])).backward()
         assert all(p.grad is None for p in model.parameters())
     assert [record.operation for record in log.records].count("reduce_scatter") == len(model._units)
@@ -550,7 +552,7 @@ def hybrid_accumulation():
             (loss_of(alone(part)) / 12).backward()
         with model.no_sync(), communication_log() as log:
             for number, parts in enumerate(micro_batches, start=1):
-                with model.sending(is_last=number == 3):
+                with model.reducing(is_last=number == 3):
                     (loss_of(model(parts[world().rank()])) / 3).backward()
         model.sync_gradients()
         sent = [(each.operation, each.group) for each in log.records if each.operation != "all_gather"]

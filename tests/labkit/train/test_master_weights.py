@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.data_parallel import ShardedOptimizer
+from course.sharded_optimizer import ShardedOptimizer
 from labkit.train.master_weights import MasterWeights
 
 

@@ -9,7 +9,8 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 from course.communication import communication_log
-from labkit.data_parallel import DataParallel, ShardedOptimizer
+from course.sharded_optimizer import ShardedOptimizer
+from labkit.data_parallel import DataParallel
 from labkit.groups import init_groups
 from labkit.layout import ParallelLayout
 from tests.labkit.data_parallel.conftest import ROWS, WIDTH, linear, loss_of, world

@@ -7,6 +7,7 @@ Source: Rajbhandari et al., arXiv 1910.02054, section 5.1.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from torch import nn
 from torch.optim import LBFGS, Adafactor, Optimizer
 
 from labkit.communication import all_gather_single, reduce_scatter_single
+from labkit.data_parallel.flat_parameter import ALIGNMENT_BYTES
 from labkit.data_parallel.gradients import BUCKET_BYTES, in_buckets
-from labkit.data_parallel.units import SideBySide
+from labkit.data_parallel.replicas import grad_dtype_of
+from labkit.train.master_weights import copy_options
 
 
 class ShardedOptimizer(Optimizer):
@@ -35,7 +38,7 @@ class ShardedOptimizer(Optimizer):
 
     Args:
         params: parameters or parameter groups, as for the optimizer; none can be added later.
-        optimizer_class: called on every rank with the rank's own pieces and the ``options``.
+        optimizer_class: called on every rank with the rank's own shards and the ``options``.
     """
 
     def __init__(
@@ -48,8 +51,8 @@ class ShardedOptimizer(Optimizer):
         self.group = group
         buckets = in_buckets((p for each in self.param_groups for p in each["params"]), BUCKET_BYTES)
         self._buffers = [_Buffer(parameters, group) for parameters in buckets]
-        pieces = {p: piece for buffer in self._buffers for p, piece in buffer.parameters.items()}
-        mine = [{**each, "params": [pieces[p] for p in each["params"]]} for each in self.param_groups]
+        shards = {p: shard for buffer in self._buffers for p, shard in buffer.shards.items()}
+        mine = [{**each, "params": [shards[p] for p in each["params"]]} for each in self.param_groups]
         self.local = optimizer_class(mine, **options)
         self.defaults, self.state = self.local.defaults, self.local.state
         copy_options(self.local.param_groups, self.param_groups)
@@ -77,13 +80,13 @@ class ShardedOptimizer(Optimizer):
             self.state = self.local.state
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Load the plain optimizer's state dict: each rank keeps its pieces."""
+        """Load the plain optimizer's state dict: each rank keeps its shards."""
         super().load_state_dict({**state_dict, "state": {}})
         copy_options(self.param_groups, self.local.param_groups)
         parameters = [p for each in self.param_groups for p in each["params"]]
-        cut = {p: buffer.cut for buffer in self._buffers for p in buffer.spans}
+        own_part = {p: buffer.own_part for buffer in self._buffers for p in buffer.shards}
         states = {
-            number: {key: cut[p](p, key, value) for key, value in state_dict["state"][number].items()}
+            number: {key: own_part[p](p, key, value) for key, value in state_dict["state"][number].items()}
             for number, p in enumerate(parameters)
             if number in state_dict["state"]
         }
@@ -98,52 +101,66 @@ class ShardedOptimizer(Optimizer):
         super().add_param_group(param_group)
 
 
-class _Buffer(SideBySide):
-    """A buffer of weights, and the ``parameters`` that the optimizer knows: this rank's pieces of them."""
+class _Buffer:
+    """Parameters of one kind side by side [n], and the ``shards`` of them that this rank updates [n/d]."""
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup):
-        super().__init__(parameters, group)
-        for p, span in self.spans.items():
-            p.data = self.buffer[span].view_as(p)
-        self.parameters = {p: nn.Parameter(self.mine[piece], p.requires_grad) for p, piece in self.pieces.items()}
+        self.group, self.grad_dtype = group, grad_dtype_of(parameters[0])
+        align = ALIGNMENT_BYTES // parameters[0].element_size()
+        *starts, end = accumulate((-(-p.numel() // align) * align for p in parameters), initial=0)
+        size = -(-end // group.size()) or 1
+        self.begin = size * group.rank()
+        self.buffer = parameters[0].detach().new_zeros(size * group.size())
+        self.mine = self.buffer[self.begin :][:size]
+        self.places = {p: slice(start, start + p.numel()) for p, start in zip(parameters, starts)}
+        self.shards: dict[nn.Parameter, nn.Parameter] = {}
+        for p, place in self.places.items():
+            whole = self.buffer[place].view_as(p)
+            p.data = whole.copy_(p.detach())
+            self.shards[p] = nn.Parameter(self.mine[self.in_shard(p)], p.requires_grad)
+
+    def in_shard(self, p: nn.Parameter) -> slice:
+        """Return which numbers of this rank's shard are the parameter's."""
+        start, stop = (
+            min(max(at - self.begin, 0), len(self.mine)) for at in (self.places[p].start, self.places[p].stop)
+        )
+        return slice(start, stop)
 
     def average_gradients(self) -> None:
-        """Give each piece its part of the average, or none if the parameter has no gradient on any rank."""
+        """Give each shard its part of the average, or none if the parameter has no gradient on any rank."""
+        gradients = torch.zeros_like(self.buffer, dtype=self.grad_dtype)
+        for p, place in self.places.items():
+            if p.grad is not None:  # divided before the sum, which then cannot overflow
+                torch.div(p.grad.to_dense(), self.group.size(), out=gradients[place].view_as(p))
         average = torch.empty_like(self.mine, dtype=self.grad_dtype)
-        reduce_scatter_single(average, self.gradients(self.spans, self.group.size()), group=self.group)
-        here = [p.grad is not None for p in self.spans]
+        reduce_scatter_single(average, gradients, group=self.group)
+        here = [p.grad is not None for p in self.places]
         has_gradient = torch.tensor(here, dtype=torch.int32, device=average.device)
         dist.all_reduce(has_gradient, group=self.group)
-        for (p, piece), anywhere in zip(self.parameters.items(), has_gradient.tolist()):
-            piece.grad = average[self.pieces[p]] if anywhere else None
+        for (p, shard), anywhere in zip(self.shards.items(), has_gradient.tolist()):
+            shard.grad = average[self.in_shard(p)] if anywhere else None
 
     def whole_states(self, states: Mapping[Any, dict]) -> dict[Any, dict]:
         """Return the optimizer's states of the whole parameters."""
-        whole = {p: dict(states[piece]) for p, piece in self.parameters.items() if piece in states}
-        keys = {key for p, state in whole.items() for key, x in state.items() if self._is_piece(p, x)}
+        whole = {p: dict(states[shard]) for p, shard in self.shards.items() if shard in states}
+        keys = {key for p, state in whole.items() for key, x in state.items() if self._is_sharded(p, x)}
         for key in sorted(keys):
             dtype = next(state[key].dtype for state in whole.values() if key in state)
             shard = torch.zeros_like(self.mine, dtype=dtype)
             for p in whole:
-                shard[self.pieces[p]] = whole[p][key]
+                shard[self.in_shard(p)] = whole[p][key]
             everything = torch.empty_like(self.buffer, dtype=dtype)
             all_gather_single(everything, shard, group=self.group)
             for p in whole:
-                whole[p][key] = everything[self.spans[p]].view_as(p)
+                whole[p][key] = everything[self.places[p]].view_as(p)
         return whole
 
-    def cut(self, p: nn.Parameter, key: str, value: Any) -> Any:
-        """Return this rank's piece of a state that has its parameter's shape, and any other as it is."""
+    def own_part(self, p: nn.Parameter, key: str, value: Any) -> Any:
+        """Return this rank's part of a state that has its parameter's shape, and any other as it is."""
         if key == "step" or not isinstance(value, torch.Tensor) or value.shape != p.shape:
             return value
-        start = max(self.begin - self.spans[p].start, 0)
-        return value.flatten()[start:][: self.parameters[p].numel()].clone()  # a view would keep the whole in memory
+        start = max(self.begin - self.places[p].start, 0)
+        return value.flatten()[start:][: self.shards[p].numel()].clone()  # a view would keep the whole in memory
 
-    def _is_piece(self, p: nn.Parameter, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and value.shape == self.parameters[p].shape
-
-
-def copy_options(given: list[dict], param_groups: list[dict]) -> None:
-    """Copy what parameter groups say about their parameters, such as a learning rate, to groups of other parameters."""
-    for source, target in zip(given, param_groups):
-        target.update({name: value for name, value in source.items() if name not in ("params", "param_names")})
+    def _is_sharded(self, p: nn.Parameter, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.shape == self.shards[p].shape

@@ -1,0 +1,170 @@
+"""Flattens parameters into a buffer that ranks gather and free, and of which each rank keeps a shard.
+
+A buffer of n numbers is divided in d equal shards, wherever that divides a parameter. So one all-gather fills the
+buffer as it is, without a copy, and one reduce-scatter takes its gradients.
+Source: Zhao et al., "PyTorch FSDP", VLDB 2023 (arXiv 2304.11277), sections 3.2.1 (flat parameters) and 4.2.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labkit.communication import all_gather_single, reduce_scatter_single
+from labkit.data_parallel.borders import Absent, refuse
+from labkit.data_parallel.gradients import Groups, average_over
+from labkit.data_parallel.replicas import grad_dtype_of, like
+from labkit.groups import local_device
+from labkit.placement import FlatShard, placement_of, set_placement
+
+ALIGNMENT_BYTES = 64  # each parameter starts at a multiple, as it would alone: products are as fast, and round alike
+Places = dict[nn.Parameter, list[tuple[nn.Module, str]]]  # parameter -> each module that has it, and its name there
+Form = Literal["whole", "shard", "absent"]
+
+
+@dataclass(eq=False)
+class ShardedParameter:
+    """A parameter in its three forms, where modules have it, and where it lies."""
+
+    shard: nn.Parameter  # [m], what this rank keeps and the optimizer updates
+    whole: nn.Parameter  # what the module computes with
+    absent: Absent  # what the module has while other units compute
+    places: list[tuple[nn.Module, str]]
+    in_buffer: slice
+    in_shard: slice
+    has_grad: bool = False  # on this rank, since gradients were assigned
+
+
+class FlatParameter:
+    """Parameters of one kind, side by side in a buffer [n] that has memory only while it is whole, and a shard [n/d].
+
+    The sharded parameters are views of the shard, the whole ones of the buffer. The latter are what autograd saves for
+    backward, so they stay while their memory comes and goes. Gradients are added up over micro-batches in ``sum``, as
+    far as this group has them, and in ``average``, when the replicas of hybrid sharding have theirs.
+    """
+
+    def __init__(self, places: Places, groups: Groups, unit: str):
+        first = next(iter(places))
+        self.groups, self.divisor = average_over(first, groups)
+        *self.replicas, self.group = self.groups
+        self.is_trained, self.grad_dtype = first.requires_grad, grad_dtype_of(first)
+        align = ALIGNMENT_BYTES // first.element_size()
+        *starts, end = accumulate((-(-p.numel() // align) * align for p in places), initial=0)
+        size = max(1, -(-end // self.group.size()))
+        self.begin = size * self.group.rank()
+        device = local_device() if first.is_meta else first.device
+        self.buffer = torch.zeros(size * self.group.size(), dtype=first.dtype, device=device)
+        self.shard = self.buffer.new_zeros(size)
+        self.parameters = [self._divide(p, at, start, unit) for (p, at), start in zip(places.items(), starts)]
+        self.num_changes, self.version = 0, -1  # of the shard, and of what was gathered of it
+        self.gather_work: Any = None
+        self.reduce_work: Any = None
+        self.pending_sum = self.sum = self.pending_average = self.average = None
+
+    def _divide(self, p: nn.Parameter, places: list[tuple[nn.Module, str]], start: int, unit: str) -> ShardedParameter:
+        in_buffer = slice(start, start + p.numel())
+        in_shard = slice(*(min(max(at - self.begin, 0), len(self.shard)) for at in (start, start + p.numel())))
+        whole = like(p, self.buffer[in_buffer].view(p.shape).data)  # .data: autograd does not see the buffer change
+        if not p.is_meta:
+            whole.data.copy_(p)
+        flat = FlatShard(p.shape, max(self.begin - start, 0), self.group)
+        shard = like(p, self.shard[in_shard]) if p.is_meta else p
+        set_placement(shard, replace(placement_of(p), flat=flat))
+        shard.grad, shard.data = None, self.shard[in_shard]
+        absent = shard.detach().as_subclass(Absent)
+        [(module, name), *_] = places
+        rule = f"is used outside the forward of {unit}, where each rank has only a shard of it"
+        way_out = "use it inside, or leave the modules that use it to the root"
+        absent.why = f"{name} of {unit} (a {type(module).__name__}) {rule}: {way_out}"
+        if self.is_trained:
+            shard.register_post_accumulate_grad_hook(partial(refuse, absent.why))
+        return ShardedParameter(shard, whole, absent, places, in_buffer, in_shard)
+
+    def keep_shard(self) -> None:
+        """Take over what the buffer has."""
+        self.shard.copy_(self.buffer[self.begin :][: len(self.shard)])
+        self.num_changes += 1
+
+    def gather(self, *, refresh: bool) -> None:
+        """Start to gather the shards, unless they are here or on their way; ``refresh`` if ours has changed since."""
+        for each in self.parameters:
+            if each.shard.requires_grad != self.is_trained:
+                module, name = each.places[0]
+                now = "frozen" if self.is_trained else "trained"
+                raise ValueError(f"{name} of a {type(module).__name__} is now {now}: change that before you shard it")
+        # An optimizer's step is counted by the wrapper; what else changes a parameter in place moves its `_version`.
+        version = self.num_changes + sum(each.shard._version for each in self.parameters)
+        memory = self.buffer.untyped_storage()
+        if memory.size() == 0 or (refresh and version != self.version):
+            self.free()
+            memory.resize_(self.buffer.nbytes)
+            self.gather_work = all_gather_single(self.buffer, self.shard, group=self.group, async_op=True)
+            self.version = version
+
+    def wait(self) -> None:
+        if self.gather_work is not None:
+            self.gather_work.wait()
+            self.gather_work = None
+
+    def free(self) -> None:
+        self.wait()
+        self.buffer.untyped_storage().resize_(0)
+
+    def start_reduce(self) -> None:
+        """Start to add up the gradients over the group, divided before the sum, which then cannot overflow."""
+        gradients = torch.empty_like(self.buffer, dtype=self.grad_dtype)
+        for each in self.parameters:
+            view, grad = gradients[each.in_buffer].view(each.whole.shape), each.whole.grad
+            if grad is None:
+                view.zero_()
+            else:
+                torch.div(grad.to_dense(), self.divisor, out=view)
+            each.has_grad |= grad is not None
+            each.whole.grad = None
+        self.pending_sum = torch.empty_like(self.shard, dtype=self.grad_dtype)
+        self.reduce_work = reduce_scatter_single(self.pending_sum, gradients, group=self.group, async_op=True)
+
+    def finish_reduce(self) -> None:
+        if self.pending_sum is not None:
+            self.reduce_work.wait()
+            self.sum = add(self.sum, self.pending_sum)
+            self.reduce_work = self.pending_sum = None
+
+    def start_average(self) -> None:
+        """Start to add up the replicas' sums of hybrid sharding."""
+        if self.sum is not None:
+            self.finish_average()
+            self.pending_average, self.sum = self.sum, None
+            works = [dist.all_reduce(self.pending_average, group=each, async_op=True) for each in self.replicas]
+            self.average_works: list[Any] = works
+
+    def finish_average(self) -> None:
+        if self.pending_average is not None:
+            for work in self.average_works:
+                work.wait()
+            self.average, self.pending_average = add(self.average, self.pending_average), None
+
+    def assign_grads(self, anywhere: Iterable[float]) -> None:
+        """Add the average to the gradients of the parameters that have one on any rank."""
+        assert self.average is not None
+        for each, has_grad in zip(self.parameters, anywhere):
+            if has_grad:
+                each.shard.grad = add(each.shard.grad, self.average[each.in_shard])
+            each.has_grad = False
+        self.average = None
+
+    def reset(self) -> None:
+        self.finish_reduce()
+        self.finish_average()
+        self.sum = self.average = None
+        for each in self.parameters:
+            each.whole.grad, each.has_grad = None, False
+
+
+def add(total: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
+    return more if total is None else total.add_(more)

@@ -1,0 +1,289 @@
+"""Parameters of two kinds in one module, averaged over two groups; and modules that are made where they are sharded."""
+
+import gc
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labkit.communication import communication_log
+from labkit.data_parallel import DataParallel, FullyShardedDataParallel
+from labkit.groups import init_groups
+from labkit.layout import ParallelLayout
+from labkit.placement import Placement, placement_of, set_placement
+from tests.labkit.data_parallel.conftest import ROWS, linear, loss_of, world
+
+WIDTH, STEPS = 6, 3
+
+
+class Layer(nn.Module):
+    """A matrix that all ranks have, and one, `expert`, that pairs of ranks have."""
+
+    def __init__(self):
+        super().__init__()
+        self.everywhere, self.expert = linear(), linear()
+
+    def forward(self, x):
+        x = torch.tanh(self.everywhere(x))
+        return x + self.expert(x)
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.layers = linear(), nn.ModuleList(Layer() for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def is_expert(name):
+    return "expert" in name
+
+
+def make(seed):
+    torch.manual_seed(seed)
+    return Layers()
+
+
+def two_kinds(wrapper, divisor):
+    """Pairs (0, 1) and (2, 3) have experts of their own; everything else is the same on all four."""
+    with init_groups(ParallelLayout(4, tp_size=2)) as groups:
+        pair, rank = groups.tp, world().rank()
+        first = dist.get_process_group_ranks(pair)[0]
+        module, alone, experts = make(rank), make(0), make(first)  # what the first ranks have is what counts
+        for (name, p), whole, expert in zip(module.named_parameters(), alone.parameters(), experts.parameters()):
+            if is_expert(name):
+                set_placement(p, Placement(replica_group=pair, grad_divisor=divisor))
+                whole.data = expert.data
+        if wrapper == "sharded":
+            model = FullyShardedDataParallel(module, world(), units=module.layers)
+        else:
+            model = DataParallel(module, world(), bucket_bytes=300)
+        optimizers = [torch.optim.AdamW(each.parameters(), lr=0.05) for each in (model, alone)]
+        generator = torch.Generator().manual_seed(7)
+        for _ in range(STEPS):
+            parts = torch.randn(4, ROWS, WIDTH, generator=generator, dtype=torch.float64)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss_of(model(parts[rank])).backward()
+            mine = reference_gradients(alone, parts[rank], pair, divisor or 2)
+            for p, grad in zip(alone.parameters(), mine):
+                p.grad = grad
+            for (name, p), grad in zip(module.named_parameters(), mine):
+                flat = placement_of(p).flat
+                expected = grad if flat is None else grad.flatten()[flat.start :][: len(p)]
+                assert torch.allclose(p.grad, expected, rtol=0, atol=1e-12), name
+                if flat is not None:
+                    assert flat.group == (pair if is_expert(name) else world()) and flat.shape == grad.shape
+            for optimizer in optimizers:
+                optimizer.step()
+        if wrapper == "sharded":
+            for (name, x), expected in zip(model.state_dict().items(), alone.state_dict().values()):
+                assert torch.allclose(x, expected, rtol=0, atol=1e-10), name
+
+
+def reference_gradients(alone, part, pair, divisor):
+    """By hand: this rank's own gradients, added up over the four ranks or over the pair."""
+    alone.zero_grad()
+    loss_of(alone(part)).backward()
+    gradients = []
+    for name, p in alone.named_parameters():
+        total = p.grad.clone()
+        dist.all_reduce(total, group=pair if is_expert(name) else world())
+        gradients.append(total / (divisor if is_expert(name) else 4))
+    return gradients
+
+
+@pytest.mark.parametrize("wrapper", ["plain", "sharded"])
+def test_parameters_of_two_kinds_are_averaged_over_two_groups(on_ranks, wrapper):
+    for divisor in (None, 8):
+        on_ranks(two_kinds, wrapper, divisor, world_size=4)
+
+
+def mixed():
+    with init_groups(ParallelLayout(4), shard_size=2) as groups:
+        module = make(0)
+        set_placement(module.layers[0].expert.weight, Placement(replica_group=groups.shard))
+        with communication_log() as log, pytest.raises(ValueError, match="shard them without a replicate_group"):
+            FullyShardedDataParallel(module, groups.shard, units=module.layers, replicate_group=groups.replicate)
+        assert not log.records
+
+
+def test_a_group_of_its_own_and_hybrid_sharding_are_refused(on_ranks):
+    on_ranks(mixed, world_size=4)
+
+
+# -- made on the meta device -------------------------------------------------------------------------------------------
+
+
+class Table(nn.Module):
+    """Numbers in a buffer, and a parameter in two places."""
+
+    def __init__(self, tied):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3))
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.tied = tied
+
+    def reset_parameters(self):
+        with torch.no_grad():
+            self.count.copy_(torch.arange(3.0))
+            self.scale.fill_(0.5)
+
+    def forward(self, x):
+        return self.tied(x * self.scale) + self.count.sum()
+
+
+def on_meta(device):
+    with torch.device(device):
+        linears = [nn.Linear(WIDTH, WIDTH) for _ in range(3)]
+        layers = [nn.Sequential(each, nn.LayerNorm(WIDTH)) for each in linears]
+        module = nn.Sequential(nn.Linear(WIDTH, WIDTH), *layers, nn.BatchNorm1d(WIDTH))
+        module.append(Table(module[0]))
+    module[2][0].bias.requires_grad_(False)
+    set_placement(module[1][0].weight, Placement(grad_divisor=2))
+    if hasattr(torch.Tensor, "grad_dtype"):
+        module[1][1].weight.grad_dtype = torch.float64
+    module[1][1].weight.note = "kept"
+    return module
+
+
+def made(wrapper):
+    def parallel(module):
+        torch.manual_seed(world().rank())  # what rank 0 draws is what counts
+        if wrapper == "plain":
+            return DataParallel(module, world())
+        return FullyShardedDataParallel(module, world(), units=module[1:4])
+
+    module = on_meta("meta")
+    model = parallel(module)
+    assert module[5].tied is module[0] and not module[2][0].bias.requires_grad
+    weight = module[1][1].weight
+    assert weight.note == "kept" and placement_of(module[1][0].weight).grad_divisor == 2
+    if hasattr(torch.Tensor, "grad_dtype"):
+        assert weight.grad_dtype == torch.float64
+    plain = on_meta("cpu")
+    torch.manual_seed(0)
+    order = [plain] if wrapper == "plain" else [*reversed(plain[1:4]), plain]
+    done = set()
+    for each in (each for part in order for each in part.modules()):  # as it was made
+        if each not in done and hasattr(each, "reset_parameters"):
+            each.reset_parameters()
+        done.add(each)
+    values = model.state_dict()
+    for name, expected in plain.state_dict().items():
+        assert torch.equal(values[name], expected), name
+    x = torch.randn(ROWS, WIDTH)
+    dist.broadcast(x, 0)
+    for each in (model, plain):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+        loss_of(each(x)).backward()
+        if wrapper == "plain":
+            assert module[1][0].weight.grad is not None
+        plain[1][0].weight.grad = None
+        optimizer.step()
+    values, expected = model.state_dict(), plain.state_dict()
+    for name in expected.keys() - {"1.0.weight"}:
+        assert torch.allclose(values[name], expected[name], atol=1e-6), name
+
+
+@pytest.mark.parametrize("wrapper", ["plain", "sharded"])
+def test_a_module_on_the_meta_device_is_made_as_the_first_rank_makes_it(on_ranks, wrapper):
+    on_ranks(made, wrapper)
+
+
+def bytes_in_use():
+    tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.device.type == "cpu"]
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+    return sum(storages.values())
+
+
+class Watched(nn.Linear):
+    def reset_parameters(self):
+        super().reset_parameters()
+        if not self.weight.is_meta:
+            most.append(bytes_in_use())
+
+
+most: list[int] = []
+
+
+def bytes_while_it_is_made():
+    width, num_layers = 64, 10
+    with torch.device("meta"):
+        module = nn.Sequential(*(nn.Sequential(Watched(width, width), nn.LayerNorm(width)) for _ in range(num_layers)))
+    most.clear()
+    gc.collect()
+    before = bytes_in_use()
+    model = FullyShardedDataParallel(module, world(), units=module)
+    unit = 4 * (width * width + 3 * width)
+    assert len(most) == num_layers
+    assert max(most) - before <= num_layers * unit / world().size() + unit + 4096
+    assert max(most) - before > unit + (num_layers - 1) * unit / world().size() - 4096  # it did look
+    return model.state_dict()["9.0.weight"].std().item()
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_rank_never_holds_more_than_its_shards_and_one_unit(on_ranks, world_size):
+    assert len(set(on_ranks(bytes_while_it_is_made, world_size=world_size))) == 1
+
+
+class NoReset(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(3))
+
+
+def unfillable():
+    for device_of in ("parameter", "buffer"):
+        with torch.device("meta"):
+            module = nn.Sequential(nn.Linear(WIDTH, WIDTH), NoReset())
+            if device_of == "buffer":
+                module[1].table = None
+                module[1].register_buffer("angles", torch.ones(3))
+        name = "table" if device_of == "parameter" else "angles"
+        for wrap in (lambda m: DataParallel(m, world()), lambda m: FullyShardedDataParallel(m, world(), units=[])):
+            with pytest.raises(ValueError, match=f"{name} of 1 is on the meta device, and .* give NoReset a reset_par"):
+                wrap(module)
+            module = nn.Sequential(nn.Linear(WIDTH, WIDTH), module[1])
+
+
+def test_what_nobody_can_fill_is_refused(on_ranks):
+    on_ranks(unfillable)
+
+
+def in_16_bits():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        DataParallel(nn.Linear(2, 2).bfloat16(), world())
+        DataParallel(nn.Linear(2, 2), world())
+    texts = [str(each.message) for each in caught if "16 bits" in str(each.message)]
+    return texts
+
+
+def test_gradients_in_16_bits_are_announced(on_ranks):
+    for texts in on_ranks(in_16_bits):
+        [text] = texts
+        assert "set parameter.grad_dtype = torch.float32" in text
+
+
+def placements_stay():
+    """The rest of a placement, and the old flat index."""
+    module = make(0)
+    set_placement(module.first.weight, Placement(defer_grad_reduce=True))
+    FullyShardedDataParallel(module, world(), units=module.layers)
+    placement = placement_of(module.first.weight)
+    assert replace(placement, flat=None) == Placement(defer_grad_reduce=True)
+    return [placement.flat.shape, placement.flat.start, module.first.weight.numel()]
+
+
+def test_a_placement_says_which_numbers_a_rank_has(on_ranks):
+    (shape, start, numel), (_, other_start, other) = on_ranks(placements_stay)
+    assert shape == (WIDTH, WIDTH) and (start, other_start) == (0, numel) and numel + other == WIDTH * WIDTH
