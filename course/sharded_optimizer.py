@@ -1,7 +1,7 @@
 """ZeRO-1 in its plainest form: each rank keeps the optimizer's states of a shard, updates that, and shares the weights.
 
 Adam keeps two numbers per parameter, and plain data parallelism keeps them d times. Here parameters lie side by side in
-buffers, each of which is cut in d equal parts, wherever that cuts a parameter. So a large embedding is divided too.
+buffers, each divided in d equal shards, wherever that divides a parameter. So a large embedding is divided too.
 Source: Rajbhandari et al., arXiv 1910.02054, section 5.1.
 """
 

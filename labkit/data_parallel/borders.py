@@ -12,23 +12,20 @@ from torch.utils._pytree import tree_leaves, tree_map
 class SavedTensors(saved_tensors_hooks):
     """Calls ``before_use`` when backward takes out one of the ``buffers`` (or a view) that autograd saved in a block.
 
-    All else is kept as the hooks around the block say, such as those of a checkpoint, or as torch itself keeps it.
+    Everything is saved as the hooks around the block say, such as those of a checkpoint, or as torch itself does it.
     """
 
     def __init__(self, buffers: list[torch.Tensor], before_use: Callable[[], None]):
         around = torch._C._autograd._top_saved_tensors_default_hooks(False)  # pyright: ignore - not in its stubs
-        pack_other, unpack_other = around or (lambda x: (x, x._version), _unchanged)
+        save, restore = around or (lambda x: (x, x._version), _unchanged)
 
-        def pack(x: torch.Tensor):
-            return x if lies_in(x, buffers) else (pack_other(x),)
+        def unpack(packed) -> torch.Tensor:
+            saved, is_in_buffer = packed
+            if is_in_buffer:
+                before_use()
+            return restore(saved)
 
-        def unpack(saved) -> torch.Tensor:
-            if isinstance(saved, tuple):
-                return unpack_other(saved[0])
-            before_use()
-            return saved
-
-        super().__init__(pack, unpack)
+        super().__init__(lambda x: (save(x), lies_in(x, buffers)), unpack)
 
 
 def lies_in(x, buffers: list[torch.Tensor]) -> bool:

@@ -209,7 +209,7 @@ class FullyShardedDataParallel(Replica):
     def _after_backward(self, unit: Unit, grads=None) -> None:
         unit.in_backward = False
         unit.show(self._idle_form)
-        if self.reshard_after_forward or self._grad_mode is not GradMode.ACCUMULATE:
+        if self.reshard_after_forward or self._grad_mode is GradMode.FINISH_AND_WAIT:
             unit.free()
         if unit.has_unreduced_grads and self._grad_mode is not GradMode.ACCUMULATE:
             self._reduce(unit)

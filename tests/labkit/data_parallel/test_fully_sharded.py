@@ -310,9 +310,9 @@ def bfloat16():
     assert log.total_bytes("all_gather") == 2 * (num_parameters + 3 * num_parameters // 4)  # layers are 3/4 of them
     for mine, whole in zip(module.parameters(), alone.parameters()):
         assert mine.grad.dtype == torch.float32
-        pieces = [None, None]
-        dist.all_gather_object(pieces, mine.grad)
-        assert torch.equal(torch.cat(pieces), whole.grad.flatten())
+        shards = [None, None]
+        dist.all_gather_object(shards, mine.grad)
+        assert torch.equal(torch.cat(shards), whole.grad.flatten())
 
 
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch adds gradients up in the weights' type")
@@ -449,8 +449,8 @@ def held():
     module = make("unused")
     model = shard(module)
     loss_of(model(torch.ones(ROWS, WIDTH))).backward()
-    pieces = sum(p.numel() for p in model.parameters())
-    assert all(p.untyped_storage().nbytes() <= 4 * (pieces + 1000) for p in module.parameters())
+    shards = sum(p.numel() for p in model.parameters())
+    assert all(p.untyped_storage().nbytes() <= 4 * (shards + 1000) for p in module.parameters())
     return [{name: p.numel() for name, p in module.named_parameters()} for module in (module, make("unused"))]
 
 
@@ -540,6 +540,21 @@ def sent_at_last():
 
 def test_gradients_can_travel_after_backward(on_ranks):
     on_ranks(sent_at_last)
+
+
+def gathered_once():
+    """Without resharding, units stay whole over all backwards that send, until somebody waits."""
+    model, [parts] = shard(make("layers"), reshard_after_forward=False), batches(2, 1)
+    with model.no_sync(), communication_log() as log:
+        for number in range(3):
+            with model.reducing(is_last=number == 2):
+                loss_of(model(parts[world().rank()])).backward()
+        model.sync_gradients()
+    assert [record.operation for record in log.records].count("all_gather") == len(model._units)
+
+
+def test_micro_batches_that_send_gather_once(on_ranks):
+    on_ranks(gathered_once)
 
 
 def hybrid_accumulation():
