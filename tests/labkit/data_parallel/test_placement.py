@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.communication import communication_log
+from course.communication import communication_log
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.groups import init_groups
 from labkit.layout import ParallelLayout
