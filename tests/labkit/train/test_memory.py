@@ -6,11 +6,13 @@ from itertools import accumulate
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from course.sizing.fully_sharded import sharded_memory
 from course.sizing.plan import Plan
-from labkit.train import TrainConfig, training
+from labkit.groups import init_groups
+from labkit.train import TrainConfig, Trainer, training
 
 FEW_TOKENS = TrainConfig(
     precision="bfloat16", batch_size=4, micro_batch_size=1, seq_length=4, hidden_size=32, num_layers=16
@@ -35,9 +37,36 @@ def bytes_held(config):
         trainer.optimizer.zero_grad()  # at stage 0 they stay in their buckets
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             trainer.step()
+    return after / config.shape.num_parameters, (after - grads + most_more(profiler)) / config.shape.num_parameters
+
+
+def most_more(profiler):
+    """How many bytes more there were at most than when the profiler began."""
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    more = accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
-    return after / config.shape.num_parameters, (after - grads + max(more)) / config.shape.num_parameters
+    return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+
+
+def bytes_to_build(config):
+    """On a rank: the most that it holds while its model is made and sharded, and what is left then."""
+    with init_groups(config.layout(dist.get_world_size())) as groups:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            trainer = Trainer(config, groups)
+        shards = sum(flat.shard.nbytes for chunk in trainer.chunks for flat in chunk._flats)
+    return most_more(profiler), shards
+
+
+@pytest.mark.parametrize("options", [{}, {"tp_size": 2}, {"pp_size": 2}], ids=str)
+def test_a_model_is_built_unit_by_unit(on_ranks, options):
+    """Of ZeRO-3 a rank never holds more than its shards and one unit, while one of its weights is drawn and cut."""
+    config = TrainConfig(zero_stage=3, hidden_size=128, num_layers=16, num_attention_heads=8, tied=False, **options)
+    layer = config.shape.num_matrix_parameters * 4 / config.tp_size
+    unsharded = config.shape.num_parameters * 4 / (config.tp_size * config.pp_size)
+    weight = 4 * config.hidden_size**2 * 4  # the largest, as all ranks draw it
+    for most, shards in on_ranks(bytes_to_build, config, world_size=4):
+        assert shards == pytest.approx(config.shape.num_parameters, rel=0.05)  # 4 bytes of each, on 4 ranks
+        assert (
+            most < shards + 1.1 * layer + 3 * weight < config.shape.num_parameters * 4 / config.tp_size / config.pp_size
+        )
 
 
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch adds gradients up in the weights' type")
