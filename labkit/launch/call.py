@@ -1,4 +1,4 @@
-"""Follows one call of a function on all ranks, from sending it to the results or the report of what went wrong."""
+"""Follows one call of a function on all ranks: sends it, and returns the results or raises what went wrong."""
 
 import contextlib
 import pickle
@@ -49,7 +49,7 @@ class Call:
             self.at_rest = keep and self._comes_to_rest()
             raise
         finally:
-            for kind, *fields in self.ranks.on_their_way():  # what a rank prints has arrived before its result
+            for kind, *fields in self.ranks.events(0):  # what a rank prints has arrived before its result
                 if kind == "output":
                     self.output.feed(*fields)
             self.output.finish()

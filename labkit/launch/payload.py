@@ -1,7 +1,7 @@
 """Carries objects between the notebook and the ranks: pickled, and large ones through a file in memory.
 
-The bytes of tensors and arrays stand beside the pickle (the out-of-band buffers of its protocol 5). Whoever reads the
-file maps it: all ranks share one copy of an argument, and a rank copies a page only when it writes to it.
+The bytes of tensors and arrays stand beside the pickle (out-of-band buffers). Whoever reads the file maps it: all ranks
+share one copy of an argument, and a rank copies a page only when it writes to it.
 """
 
 import functools
