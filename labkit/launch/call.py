@@ -58,7 +58,7 @@ class Call:
 
     def _result(self, rank: int):
         try:
-            return next(load(self.results[rank]))
+            return load(self.results[rank])
         except Exception as error:
             text = f"the result of rank {rank} cannot be read here: {type(error).__name__}: {error}"
             raise RankFailed(text, rank, error) from None

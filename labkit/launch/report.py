@@ -33,8 +33,8 @@ _NOISE = re.compile(
 class RankFailed(RuntimeError):
     """A rank raised or died. The message is the whole report.
 
-    ``rank`` is the rank that failed first; ``cause`` is the exception that it raised, if it could be sent;
-    ``tracebacks`` has each failed rank's own traceback as text, for those who want to read more.
+    ``rank`` failed first; ``cause`` is the exception that it raised, if it could be sent; ``tracebacks`` has the text
+    of each failed rank's own traceback.
     """
 
     def __init__(self, report: str, rank: int | None = None, cause=None, tracebacks: Mapping[int, str] | None = None):
@@ -42,7 +42,7 @@ class RankFailed(RuntimeError):
         self.rank, self.cause, self.tracebacks = rank, cause, dict(tracebacks or {})
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows: the report alone. The frames of the launcher help nobody."""
+        """Return what IPython shows: the report alone, without the launcher's frames."""
         return f"{type(self).__name__}: {self}".splitlines()
 
 
@@ -76,8 +76,8 @@ def is_consequence(failure: Failure) -> bool:
 def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, str]:
     """Return the rank to blame, and the report: its error, and where every other rank was.
 
-    To blame is the rank that failed first; of those that failed in the same way it is the lowest, so that a report is
-    the same each time. Where all gave up waiting, it is one that never came.
+    To blame is the lowest of those that failed as the first did, so that a report is the same each time. Where all gave
+    up waiting, it is one that never came.
     """
     causes = {rank: failure for rank, failure in failures.items() if not is_consequence(failure)}
     everybody = set(range(others.num_ranks))
