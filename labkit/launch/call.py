@@ -85,7 +85,6 @@ class Call:
             self._pump(0.05)
 
     def _pump(self, seconds: float) -> None:
-        """Take in what happens, for up to so many seconds."""
         for event in self.ranks.events(seconds):
             match event:
                 case ("output", rank, stream, data):

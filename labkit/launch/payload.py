@@ -69,7 +69,6 @@ def load(payload: Payload):
 
 
 def discard(payload: Payload) -> None:
-    """Remove its file, if it has one."""
     if isinstance(payload, tuple):
         Path(payload[0]).unlink(missing_ok=True)
 

@@ -84,7 +84,6 @@ class Ranks:
         while len(self.exits) < self.num_ranks and self.server.connection.is_open:
             if time.monotonic() > deadline:
                 self.signal(signal.SIGKILL)  # a rank that does not leave by itself
-                deadline = time.monotonic() + 3
             for _ in self.events(0.05):
                 pass
         if not self.server.connection.is_open:  # its ranks died with it, but not what they started

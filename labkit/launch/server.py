@@ -8,7 +8,6 @@ modules itself: all edits reach the next launch. The server dies with the kernel
 import fcntl
 import gc
 import importlib
-import math
 import os
 import re
 import select
@@ -43,7 +42,7 @@ class Server:
         self.kernel, self.kernel_pid = kernel, kernel_pid
         self.ranks: dict[int, tuple[int, int]] = {}  # pid -> (world_id, rank)
         self.orphans: dict[int, set[int]] = {}  # pid -> the worlds it can belong to
-        self.last_request = math.inf  # nothing has been asked yet
+        self.last_request = float("inf")  # nothing has been asked yet
         self.has_gpus = os.path.exists("/dev/nvidiactl")
         self.to_import = [] if self.has_gpus else list(_PRELOAD_TO_TRAIN)
         self.imported: dict[str, tuple[int, int]] = {}  # modules of labkit, each with the state of its file

@@ -1,5 +1,6 @@
 """Runs a function on ranks once (`launch`), or again and again on the same ranks (`World`)."""
 
+import contextlib
 import linecache
 import os
 import pickle
@@ -46,7 +47,7 @@ def launch(
         return world._run(call, live, keep=False)
 
 
-class World:
+class World(contextlib.AbstractContextManager):
     """Ranks that stay alive between calls: ``with World(4) as world: world.run(fn, ...)``.
 
     It outlives an exception, if every rank has then answered and no message is on its way. Any other fault ends it:
@@ -106,9 +107,6 @@ class World:
         """Let the ranks leave. Safe to call again."""
         with DeferredInterrupt():
             self._end("it was closed", kill=False)
-
-    def __enter__(self) -> "World":
-        return self
 
     def __exit__(self, *_) -> None:
         self.close()
