@@ -36,10 +36,7 @@ class Call:
         self.asked: set[int] = set()  # who still owes an answer: asking again would fill its socket, and block us
 
     def run(self, payload: Payload, keep: bool = True) -> list:
-        """Return the results in rank order. Raise RankFailed, Deadlock or KeyboardInterrupt, with its report.
-
-        ``keep``: after a failure, try to bring the ranks to rest, so that they can take the next call.
-        """
+        """Return the results in rank order, or raise. ``keep``: first make the ranks ready for a next call."""
         try:
             for rank in range(self.ranks.num_ranks):
                 self.ranks.send(rank, "call", payload)

@@ -75,8 +75,3 @@ def short_name(filename: str) -> str:
         return f"Cell In[{number}]"
     here = os.path.relpath(filename)
     return here if not here.startswith("..") else filename
-
-
-def with_short_names(text: str) -> str:
-    """Name cells in a text as Jupyter shows them."""
-    return re.sub(r'"([^"\n]*ipykernel_[^"\n]*\.py)"', lambda match: short_name(match[1]), text)

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
-from labkit.launch.frames import LAUNCHER, describe, frames_of, own_frames, place, with_short_names
+from labkit.launch.frames import LAUNCHER, describe, frames_of, own_frames, place, short_name
 from labkit.launch.probe import Collective, Snapshot, Thread
 from labkit.launch.rank import Failure
 from labkit.launch.watchdog import Look
@@ -28,6 +28,7 @@ _SIGNAL_HINTS: dict[int, str] = {
 _NOISE = re.compile(
     r"^Extension modules: |^frame #\d+: |^(Current t|T)hread 0x|File \".*(/lib/python3\.\d+/|/labkit/launch/|<frozen)"
 )
+_CELL_FILE = re.compile(r'"([^"\n]*ipykernel_[^"\n]*\.py)"')
 
 
 class RankFailed(RuntimeError):
@@ -62,7 +63,8 @@ def death(status: int, last_words: Sequence[str]) -> Failure:
     else:
         text = f"left with exit code {os.waitstatus_to_exitcode(status)} without returning (os._exit?)"
     words = [line for line in last_words if line and not _NOISE.search(line)][-12:]
-    return Failure("", "\n    | ".join([text, *map(with_short_names, words)]), (), "", time.monotonic(), b"")
+    text = _CELL_FILE.sub(lambda match: short_name(match[1]), "\n    | ".join([text, *words]))
+    return Failure("", text, (), "", time.monotonic(), b"")
 
 
 def is_consequence(failure: Failure) -> bool:
