@@ -122,11 +122,12 @@ def _join(settings: dict, probe: Probe) -> None:
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // settings["world_size"]))
     dist.set_debug_level_from_env()  # pyright: ignore[reportPrivateImportUsage]
     probe.watch()
-    paths = (f"{settings['directory']}/store{number}" for number in itertools.count())
+    numbers = itertools.count()
 
     def private_rendezvous(*_, **__):
         """What a learner's own init_process_group() meets: env:// without a TCP port."""
-        store = dist.FileStore(next(paths), settings["world_size"])  # pyright: ignore[reportPrivateImportUsage]
+        path = f"{settings['directory']}/store{next(numbers)}"
+        store = dist.FileStore(path, settings["world_size"])  # pyright: ignore[reportPrivateImportUsage]
         yield store, settings["rank"], settings["world_size"]
 
     _rendezvous_handlers["env"] = private_rendezvous  # a private hook: pinned by a test
