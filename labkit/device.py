@@ -24,10 +24,9 @@ def choose_backend(asked: str, num_ranks: int, num_gpus: int) -> tuple[str, str]
 def prepare_gpu(one_queue: bool = False) -> None:
     """Change CUDA's defaults for messages that wait, and for float32, before a rank first touches it.
 
-    With ``one_queue``, kernels start in the order in which they are launched, whatever their streams: so a message
-    launched before a matrix product does not find all processors taken by it. Megatron-LM asks for this with tensor
-    parallelism on GPUs before Blackwell (there, NVIDIA's launchers set CUDA_DEVICE_MAX_CONNECTIONS to 32). What the
-    user has set stands; in a notebook, set it before the first launch.
+    With ``one_queue``, kernels start in the order in which they are launched, so that a matrix product cannot take all
+    processors from a message launched before it. Megatron-LM asks for this with tensor parallelism on GPUs before
+    Blackwell. What the user has set stands; in a notebook, set it before the first launch.
     """
     import torch
 
@@ -41,9 +40,8 @@ def prepare_gpu(one_queue: bool = False) -> None:
 def take_turns() -> None:
     """Let this thread, and those it will start, wait for a core until whoever has it pauses or has had its time.
 
-    For ranks that share cores. A message that gloo sends wakes its reader, to which Linux would give the sender's core
-    at once, while the sender still holds the lock of the connection; and gloo's loop does not sleep while it waits for
-    that lock. Eight ranks on two cores add up a tensor in a third of the time when they take turns.
+    For ranks that share cores: else Linux gives the sender's core to the reader that a message of gloo wakes, while the
+    sender still holds the lock on which the reader spins. Eight ranks on two cores take a third of the time.
     """
     with contextlib.suppress(OSError):  # a container may forbid it
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -1,10 +1,8 @@
 """Runs a function on real ranks from a notebook cell, in about a tenth of a second.
 
-Users need only the names in this file; each of the other files does one step of a call. `world` asks the server through
-`client`; `server`, which has imported torch once, forks processes; each becomes a rank in `rank`, and the kernel holds
-them as `ranks`. `call` follows one function call; when ranks fall silent, it asks each for a snapshot (`probe`, which
-reads `linux`), and `watchdog` tells slow from stuck. `report` puts faults into words, with the learner's own lines
-(`frames`), and `output` brings what ranks print into the cell. `wire` carries messages, `payload` what they are about.
+`world` asks, through `client`, the `server` to fork processes. Each becomes a `rank`; the kernel holds them as `ranks`.
+`call` follows one function call; if ranks fall silent, `watchdog` judges what each one's `probe` sees. `report` and
+`output` show what came of it. `wire` carries messages, `payload` the objects that they are about.
 """
 
 from labkit.launch.probe import waiting_for

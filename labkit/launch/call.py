@@ -1,4 +1,4 @@
-"""Follows one call of a function on all ranks, from sending it to the results or the report of what went wrong."""
+"""Follows one call of a function on all ranks: sends it, and returns the results or raises what went wrong."""
 
 import contextlib
 import pickle
@@ -36,10 +36,7 @@ class Call:
         self.asked: set[int] = set()  # who still owes an answer: asking again would fill its socket, and block us
 
     def run(self, payload: Payload, keep: bool = True) -> list:
-        """Return the results in rank order. Raise RankFailed, Deadlock or KeyboardInterrupt, with its report.
-
-        ``keep``: after a failure, try to bring the ranks to rest, so that they can take the next call.
-        """
+        """Return the results in rank order, or raise. ``keep``: first make the ranks ready for a next call."""
         try:
             for rank in range(self.ranks.num_ranks):
                 self.ranks.send(rank, "call", payload)
@@ -49,7 +46,7 @@ class Call:
             self.at_rest = keep and self._comes_to_rest()
             raise
         finally:
-            for kind, *fields in self.ranks.on_their_way():  # what a rank prints has arrived before its result
+            for kind, *fields in self.ranks.events(0):  # what a rank prints has arrived before its result
                 if kind == "output":
                     self.output.feed(*fields)
             self.output.finish()
@@ -58,7 +55,7 @@ class Call:
 
     def _result(self, rank: int):
         try:
-            return next(load(self.results[rank]))
+            return load(self.results[rank])
         except Exception as error:
             text = f"the result of rank {rank} cannot be read here: {type(error).__name__}: {error}"
             raise RankFailed(text, rank, error) from None
@@ -85,7 +82,6 @@ class Call:
             self._pump(0.05)
 
     def _pump(self, seconds: float) -> None:
-        """Take in what happens, for up to so many seconds."""
         for event in self.ranks.events(seconds):
             match event:
                 case ("output", rank, stream, data):

@@ -31,17 +31,16 @@ def will_train() -> None:
 
 
 def stopped(text: str = "Stopped.") -> KeyboardInterrupt:
-    """Return an interrupt of which IPython shows the text alone. The frames of the launcher help nobody."""
+    """Return an interrupt of which IPython shows the text alone."""
     interrupt = KeyboardInterrupt(text)
     interrupt._render_traceback_ = lambda: f"KeyboardInterrupt: {text}".splitlines()  # pyright: ignore
     return interrupt
 
 
 class DeferredInterrupt:
-    """While open, SIGINT sets `requested`; on leaving it is raised, unless a different error is on its way.
+    """While open, SIGINT sets `requested`, which the launcher acts on; on leaving, it is raised.
 
-    KeyboardInterrupt can strike between any two lines, even in a launch that is half set up. Blocking the signal does
-    not help in a kernel with several threads: so this handler notes the request, and the launcher acts on it.
+    KeyboardInterrupt could strike between any two lines; and with several threads, blocking the signal does not help.
     """
 
     def __init__(self):
@@ -109,7 +108,7 @@ class ServerHandle:
         return answer
 
     def gpu_count(self) -> int:
-        """Return how many GPUs ranks could use; CUDA is asked in a process of its own."""
+        """Return how many GPUs ranks could use."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         with _lock:
             if visible not in self.gpu_counts:
@@ -173,17 +172,15 @@ def current_server(interrupt: DeferredInterrupt | None = None) -> ServerHandle:
 
 
 def _server_environment() -> dict[str, str]:
-    environment = dict(os.environ)
     # A thread pool made at import would make the server unsafe to fork; ranks set their own number of threads.
-    environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     # Threads of ranks must not spin for long on cores that something else may need: that was 15 times slower.
     environment.setdefault("GOMP_SPINCOUNT", "1000")
     # Its heap in pages of 2 MiB: a fork copies an entry for each page, which was half of what a rank's start cost.
     environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # look for GPUs without starting CUDA
     folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
-    return environment
+    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
 def _tmpfs() -> str | None:

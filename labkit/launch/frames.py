@@ -15,6 +15,11 @@ LAUNCHER = os.path.dirname(__file__) + os.sep
 _LIBRARY = re.compile(rf"/site-packages/|/dist-packages/|/lib/python3\.\d+/|^{re.escape(LAUNCHER)}|^<frozen")
 
 
+def shell():
+    """Return IPython's shell; None outside IPython."""
+    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+
+
 def is_cell(filename: str) -> bool:
     return bool(re.search(r"/ipykernel_\d+/", filename)) or filename.startswith("<ipython-input")
 
@@ -60,15 +65,8 @@ def short_name(filename: str) -> str:
     """Return ``this cell`` for the cell that runs, ``Cell In[3]`` for a different one, a short path for a file."""
     if filename == next((file for file, _, _ in stack_of(sys._getframe(1)) if is_cell(file)), None):
         return "this cell"
-    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
-    compiler = getattr(get_ipython(), "compile", None)
-    number = getattr(compiler, "_filename_map", {}).get(filename)
+    number = getattr(getattr(shell(), "compile", None), "_filename_map", {}).get(filename)
     if number is not None:
         return f"Cell In[{number}]"
     here = os.path.relpath(filename)
     return here if not here.startswith("..") else filename
-
-
-def with_short_names(text: str) -> str:
-    """Name cells in a text as Jupyter shows them."""
-    return re.sub(r'"([^"\n]*ipykernel_[^"\n]*\.py)"', lambda match: short_name(match[1]), text)

@@ -1,13 +1,11 @@
-"""Brings what ranks print and report into the launching cell: grouped by rank in rank order, or live.
-
-Grouped is the default because lines of different ranks interleave differently in every run, which neither a reader nor
-a notebook test can follow. While a call lasts, a place in the cell shows the latest lines, grouped in the same way.
-"""
+"""Brings what ranks print and report into the launching cell: live, or grouped by rank, which is the same each time."""
 
 import contextlib
 import sys
 import time
 from collections import deque
+
+from labkit.launch.frames import shell
 
 _HEAD_LINES, _TAIL_LINES, _LINE_CHARACTERS = 900, 100, 4000
 _VIEW_LINES, _SOON_SECONDS, _VIEW_SECONDS = 20, 0.5, 0.2  # per rank; until the first view; between views
@@ -50,27 +48,12 @@ class _Stream:
         return lines if lines[-1].strip() else lines[:-1]
 
 
-class _Place:
-    """Shows one text in the cell, in place of the one before: as an update, because nbval does not compare those."""
-
-    def __init__(self):
-        self._handle, self._text = None, ""
-
-    def write(self, text: str) -> None:
-        from IPython.display import display
-
-        if text != self._text:
-            self._handle, self._text = self._handle or display({}, raw=True, display_id=True), text
-            if self._handle is not None:
-                self._handle.update({"text/plain": text} if text else {}, raw=True)
-
-
 class Output:
     """Collects what each rank prints during one call, and shows it."""
 
     def __init__(self, num_ranks: int, live: bool):
-        get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
-        self._place = _Place() if hasattr(get_ipython(), "kernel") else None
+        self._is_notebook = hasattr(shell(), "kernel")
+        self._handle, self._shown = None, ""  # of the place in the cell that shows what passes
         self.live, self._note, self._bar, self._bar_rank = live, "", "", num_ranks
         self._start = time.monotonic()
         self._next_view = self._start + _SOON_SECONDS
@@ -88,29 +71,29 @@ class Output:
 
             self._bar = tqdm.format_meter(done, total, time.monotonic() - self._start, prefix=text, ncols=80)
             self._bar_rank = rank
-            if self._place is None:
+            if not self._is_notebook:
                 print(f"\r{self._bar}", end="", file=sys.stderr)
 
     def note(self, text: str) -> None:
         """Say what is true only now; in a notebook it goes when the call ends."""
         self._note, self._next_view = text, 0
         self.refresh()
-        if self._place is None:
+        if not self._is_notebook:
             print(text, file=sys.stderr)
 
     def refresh(self) -> None:
         """In a notebook, show in one place what is new: the latest lines of each rank, the bar, the note."""
         now = time.monotonic()
-        if self._place is not None and now > self._next_view:
+        if self._is_notebook and now > self._next_view:
             self._next_view = now + _VIEW_SECONDS
             streams = {} if self.live else self._streams
             lines = "".join(_marked(rank, stream.latest()) for (rank, _), stream in streams.items())
-            self._place.write("\n".join(filter(None, (lines.rstrip("\n"), self._bar, self._note))))
+            self._show_in_place("\n".join(filter(None, (lines.rstrip("\n"), self._bar, self._note))))
 
     def finish(self) -> None:
         """Show what has not been shown, rank by rank, in the place of what passed."""
-        if self._place is not None:
-            self._place.write("")
+        if self._is_notebook:
+            self._show_in_place("")
         elif self._bar:
             print(f"\r{'':80}", end="\r", file=sys.stderr)
         for (rank, name), stream in self._streams.items():
@@ -120,6 +103,15 @@ class Output:
         """Take out the end of what the rank wrote to stderr; it is then shown only once."""
         stream, self._streams[rank, "stderr"] = self._streams[rank, "stderr"], _Stream()
         return stream.lines(skip_head=self.live)[-60:]
+
+    def _show_in_place(self, text: str) -> None:
+        """Show a text in place of the one before: as an update, because nbval does not compare those."""
+        from IPython.display import display
+
+        if text != self._shown:
+            self._handle, self._shown = self._handle or display({}, raw=True, display_id=True), text
+            if self._handle is not None:
+                self._handle.update({"text/plain": text} if text else {}, raw=True)
 
 
 def say(text: str) -> None:

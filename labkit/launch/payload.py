@@ -1,7 +1,7 @@
 """Carries objects between the notebook and the ranks: pickled, and large ones through a file in memory.
 
-The bytes of tensors and arrays stand beside the pickle (the out-of-band buffers of its protocol 5). Whoever reads the
-file maps it: all ranks share one copy of an argument, and a rank copies a page only when it writes to it.
+The bytes of tensors and arrays stand beside the pickle (out-of-band buffers). Whoever reads the file maps it: all ranks
+share one copy of an argument, and a rank copies a page only when it writes to it.
 """
 
 import functools
@@ -12,14 +12,12 @@ import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import cloudpickle
 
-# For each object its pickle and its buffers; or the name of a file, and where in it each of these starts and ends.
-Payload = list[list] | tuple[str, list[list[tuple[int, int]]]]
-
+# A pickle and its buffers; or the name of a file, and where in it each of these starts and ends.
+Payload = list | tuple[str, list[tuple[int, int]]]
 _INLINE_BYTES = 1 << 16  # fits the buffer of a socket
 _ALIGNMENT = 64  # of each buffer in the file, as torch has it in memory
 
@@ -43,39 +41,34 @@ def _untyped(data):
     return torch.frombuffer(data, dtype=torch.uint8).untyped_storage() if len(data) else torch.UntypedStorage(0)
 
 
-def pickled(*objects) -> list[list[memoryview]]:
-    """Return the pickle and the buffers of each object; a buffer is still the object's own memory."""
-    parts = []
-    for each in objects:
-        file, buffers = io.BytesIO(), []
-        _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(each)
-        parts.append([file.getbuffer(), *(buffer.raw() for buffer in buffers)])
-    return parts
+def pickled(obj) -> list[memoryview]:
+    """Return the pickle of an object and its buffers, which are still the object's own memory."""
+    file, buffers = io.BytesIO(), []
+    _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(obj)
+    return [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
-def dump(path: str, parts: list[list[memoryview]]) -> Payload:
+def dump(path: str, parts: list[memoryview]) -> Payload:
     """Copy what was pickled. If it is large, to a new file at ``path`` or, where that has no room, in TMPDIR."""
-    if sum(len(part) for views in parts for part in views) <= _INLINE_BYTES:
-        return [[bytearray(part) for part in views] for views in parts]
+    if sum(map(len, parts)) <= _INLINE_BYTES:
+        return [bytearray(part) for part in parts]
     try:
         return _write(open(path, "xb"), parts)
     except OSError:  # /dev/shm is small in many containers
         return _write(tempfile.NamedTemporaryFile(prefix="labkit-", delete=False), parts)
 
 
-def load(payload: Payload) -> Iterator:
-    """Yield the objects one by one: the first may prepare what the next needs. A file may be removed at once."""
+def load(payload: Payload):
+    """Return the object. Its file may be removed at once."""
     if isinstance(payload, tuple):
         path, places = payload
         with open(path, "rb") as file:
             content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-        payload = [[content[start:end] for start, end in each] for each in places]
-    for pickled, *buffers in payload:
-        yield pickle.loads(pickled, buffers=buffers)
+        payload = [content[start:end] for start, end in places]
+    return pickle.loads(payload[0], buffers=payload[1:])
 
 
 def discard(payload: Payload) -> None:
-    """Remove its file, if it has one: whoever has read it keeps what it holds."""
     if isinstance(payload, tuple):
         Path(payload[0]).unlink(missing_ok=True)
 
@@ -97,15 +90,13 @@ def why_not(error: Exception, fn, args: tuple, kwargs: dict) -> str:
     return f"{culprit} cannot be sent to the ranks: {error}. Make it inside the function instead"
 
 
-def _write(file, parts: list[list[memoryview]]) -> Payload:
+def _write(file, parts: list[memoryview]) -> Payload:
     places = []
     try:
         with file:
-            for views in parts:
-                places.append([])
-                for part in views:
-                    start = file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
-                    places[-1].append((start, start + file.write(part)))
+            for part in parts:
+                start = file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
+                places.append((start, start + file.write(part)))
     except OSError as error:
         os.unlink(file.name)
         raise OSError(error.errno, error.strerror, file.name) from None  # which names the folder

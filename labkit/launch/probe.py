@@ -1,8 +1,7 @@
 """Takes snapshots of what a rank is doing: the evidence from which the kernel judges a silent world.
 
-The probe runs in the rank's control thread while its other threads compute, wait in communication, or hang. It looks at
-their Python stacks, at torch's flight recorder (collectives), at our own notes of sends and receives (gloo's are not in
-the recorder), and at /proc: has anything run, and can anything still?
+The probe runs in the rank's control thread. It reads the Python stacks of the others, torch's flight recorder
+(collectives), its own notes of sends and receives (gloo's are not in the recorder), and /proc: has anything run?
 """
 
 import contextlib
@@ -37,14 +36,10 @@ class Collective:
 
 @dataclass(frozen=True)
 class Thread:
-    """A thread that runs Python code: the main one, or one that the learner's code has started.
-
-    It ``"waits"`` in communication, with no time-out of its own; or is ``"locked"`` until a different thread of its
-    rank wakes it; or ``"runs"``, which is all else: it computes, sleeps, or waits for what may come by itself.
-    """
+    """A thread that runs Python code: the main one, or one that the learner's code has started."""
 
     stack: tuple[Frame, ...]  # innermost last
-    state: str
+    state: str  # "waits" in communication, for ever; is "locked" until a thread of its rank wakes it; else "runs"
     call: str = ""  # a send, a receive or a call that makes groups, in words
     purpose: str = ""  # of its wait, as `waiting_for` was told
 
@@ -80,7 +75,6 @@ class _Message:
 
 
 _SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeration", "split_group")
-
 # What each thread waits for at this moment, by its identifier.
 _purposes: dict[int, object] = {}
 _messages: dict[int, _Message] = {}
@@ -88,9 +82,7 @@ _timeouts: dict[int, timedelta] = {}
 
 
 def waiting_for(purpose: object) -> contextlib.AbstractContextManager[None]:
-    """Name what a wait is for: should it never end, the report of the launch says so.
-
-    It costs about a microsecond; on ranks that torchrun started, nobody reads it.
+    """Name what a wait is for, in about a microsecond: should it never end, the report of the launch says so.
 
     >>> with waiting_for("F3"):  # the forward of micro-batch 3
     ...     pass  # work.wait()
@@ -122,12 +114,11 @@ class Probe:
     def watch(self) -> None:
         """Wrap the wait of torch.distributed, for all backends, and its four point-to-point functions."""
         import torch.distributed as dist
-        from torch.distributed import distributed_c10d
 
         dist.Work.wait = self._watched_wait(dist.Work.wait)  # pyright: ignore - pinned by a test
         for name in ("send", "recv", "isend", "irecv"):
             wrapper = self._watched(getattr(dist, name))
-            for module in (dist, distributed_c10d):  # batch_isend_irecv looks them up in the second
+            for module in (dist, dist.distributed_c10d):  # batch_isend_irecv looks them up in the second
                 setattr(module, name, wrapper)
 
     def _watched_wait(self, wait):
@@ -149,11 +140,10 @@ class Probe:
 
     def _watched(self, function):
         name = function.__name__
-        to = "dst" if "send" in name else "src"
 
         @functools.wraps(function)
         def watched(tensor, *args, **kwargs):
-            message = _describe(name.removeprefix("i"), to, tensor, args, kwargs)
+            message = _describe(name.removeprefix("i"), tensor, args, kwargs)
             with _noted(_messages, message):
                 work = function(tensor, *args, **kwargs)
             if name.startswith("i") and work and not tensor.is_cuda:  # None on a rank outside the group
@@ -164,7 +154,7 @@ class Probe:
         return watched
 
     def lost_request(self) -> _Message | None:
-        """Return an isend or irecv whose request nobody has waited for and nobody has kept."""
+        """Return an isend or irecv whose request nobody has waited for or kept."""
         for work, message in list(self.requests.items()):
             if sys.getrefcount(work) <= 4:  # the dict, the list, the variable and the argument
                 return message
@@ -222,11 +212,12 @@ def _calls_of_torch(frame: FrameType) -> tuple[str, list[timedelta | None]]:
     return set_up, timeouts
 
 
-def _describe(operation: str, to: str, tensor, args: tuple, kwargs: dict) -> _Message:
+def _describe(operation: str, tensor, args: tuple, kwargs: dict) -> _Message:
     """Parse ``(tensor, dst, group, tag, group_dst)`` as torch.distributed does."""
     import torch
     import torch.distributed as dist
 
+    to = "dst" if operation == "send" else "src"
     given = dict(zip((to, "group", "tag", f"group_{to}"), args)) | kwargs
     group = given.get("group") or dist.group.WORLD
     peer = given.get(to)
@@ -264,8 +255,7 @@ def _collective(entry: dict) -> Collective:
     if description in ("", "default_pg"):
         description = "the world"
     elif description == "undefined":
-        same = [each for each, group in groups.items() if group == groups[name]]
-        description = f'a group "{name}"' if len(same) > 1 else "a group"
+        description = "a group" if list(groups.values()).count(groups[name]) == 1 else f'a group "{name}"'
     dtypes = " ".join(dict.fromkeys(dtype.lower() for dtype in entry["input_dtypes"]))
     tensors = f" ({dtypes} {' '.join(map(str, entry['input_sizes']))})" if entry["input_sizes"] else ""
     operation, number = entry["profiling_name"].partition(":")[2], entry["collective_seq_id"]

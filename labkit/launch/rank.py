@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import itertools
 import linecache
 import os
 import queue
@@ -121,11 +122,11 @@ def _join(settings: dict, probe: Probe) -> None:
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // settings["world_size"]))
     dist.set_debug_level_from_env()  # pyright: ignore[reportPrivateImportUsage]
     probe.watch()
-    stores = iter(range(1 << 62))
+    numbers = itertools.count()
 
     def private_rendezvous(*_, **__):
         """What a learner's own init_process_group() meets: env:// without a TCP port."""
-        path = f"{settings['directory']}/store{next(stores)}"
+        path = f"{settings['directory']}/store{next(numbers)}"
         store = dist.FileStore(path, settings["world_size"])  # pyright: ignore[reportPrivateImportUsage]
         yield store, settings["rank"], settings["world_size"]
 
@@ -155,14 +156,13 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
     """Call the function; return the message for the kernel: its result or its error."""
     global _in_call
     try:
-        objects = load(payload)
-        caller = next(objects)
+        caller, call = load(payload)
         _apply_environment(caller["environment"], settings)
         os.chdir(caller["working_directory"])
         sys.path[:] = caller["sys_path"]
         linecache.cache.update(caller["cells"])  # so that tracebacks and inspect find cell sources
-        function, args, kwargs = next(objects)
-        del objects, payload  # and the bytes they hold
+        function, args, kwargs = load(call)
+        del call, payload  # and the bytes they hold
         _in_call, probe.stop_after_wait = True, False
         result = function(*args, **kwargs)
         _in_call = False

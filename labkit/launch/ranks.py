@@ -26,8 +26,8 @@ class Ranks:
         self.exits: dict[int, int] = {}  # rank -> wait status
         self._selector = selectors.DefaultSelector()
         self._controls: list[Connection] = []
-        os.mkdir(self.directory, mode=0o700)
         given = []  # the ranks' ends of everything
+        os.mkdir(self.directory, mode=0o700)
         try:
             for rank in range(num_ranks):
                 for stream in ("stdout", "stderr"):
@@ -66,14 +66,10 @@ class Ranks:
             yield from self._read(key)
         known = self.server.exits.get(self.world_id, {})
         for rank in known.keys() - self.exits.keys():
-            yield from self.on_their_way(rank)  # its last words first
+            for key in list(self._selector.get_map().values()):
+                if key.data[0] == rank:
+                    yield from self._read(key)  # its last words first: a pipe holds 64 KiB, which is one read
             self.exits[rank] = known[rank]
-
-    def on_their_way(self, rank: int | None = None) -> Iterator[tuple]:
-        """Yield what is on its way from a rank, or from all, now: a pipe holds 64 KiB, which is one read."""
-        for key in list(self._selector.get_map().values()):
-            if rank in (None, key.data[0]):
-                yield from self._read(key)
 
     def end(self, kill: bool) -> None:
         """Let the ranks leave, or kill them, and give back all that they held."""
@@ -88,7 +84,6 @@ class Ranks:
         while len(self.exits) < self.num_ranks and self.server.connection.is_open:
             if time.monotonic() > deadline:
                 self.signal(signal.SIGKILL)  # a rank that does not leave by itself
-                deadline = time.monotonic() + 3
             for _ in self.events(0.05):
                 pass
         if not self.server.connection.is_open:  # its ranks died with it, but not what they started

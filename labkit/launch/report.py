@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
-from labkit.launch.frames import LAUNCHER, describe, frames_of, own_frames, place, with_short_names
+from labkit.launch.frames import LAUNCHER, describe, frames_of, own_frames, place, short_name
 from labkit.launch.probe import Collective, Snapshot, Thread
 from labkit.launch.rank import Failure
 from labkit.launch.watchdog import Look
@@ -28,13 +28,14 @@ _SIGNAL_HINTS: dict[int, str] = {
 _NOISE = re.compile(
     r"^Extension modules: |^frame #\d+: |^(Current t|T)hread 0x|File \".*(/lib/python3\.\d+/|/labkit/launch/|<frozen)"
 )
+_CELL_FILE = re.compile(r'"([^"\n]*ipykernel_[^"\n]*\.py)"')
 
 
 class RankFailed(RuntimeError):
     """A rank raised or died. The message is the whole report.
 
-    ``rank`` is the rank that failed first; ``cause`` is the exception that it raised, if it could be sent;
-    ``tracebacks`` has each failed rank's own traceback as text, for those who want to read more.
+    ``rank`` failed first; ``cause`` is the exception that it raised, if it could be sent; ``tracebacks`` has the text
+    of each failed rank's own traceback.
     """
 
     def __init__(self, report: str, rank: int | None = None, cause=None, tracebacks: Mapping[int, str] | None = None):
@@ -42,7 +43,7 @@ class RankFailed(RuntimeError):
         self.rank, self.cause, self.tracebacks = rank, cause, dict(tracebacks or {})
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows: the report alone. The frames of the launcher help nobody."""
+        """Return what IPython shows: the report alone, without the launcher's frames."""
         return f"{type(self).__name__}: {self}".splitlines()
 
 
@@ -62,7 +63,8 @@ def death(status: int, last_words: Sequence[str]) -> Failure:
     else:
         text = f"left with exit code {os.waitstatus_to_exitcode(status)} without returning (os._exit?)"
     words = [line for line in last_words if line and not _NOISE.search(line)][-12:]
-    return Failure("", "\n    | ".join([text, *map(with_short_names, words)]), (), "", time.monotonic(), b"")
+    text = _CELL_FILE.sub(lambda match: short_name(match[1]), "\n    | ".join([text, *words]))
+    return Failure("", text, (), "", time.monotonic(), b"")
 
 
 def is_consequence(failure: Failure) -> bool:
@@ -76,8 +78,8 @@ def is_consequence(failure: Failure) -> bool:
 def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, str]:
     """Return the rank to blame, and the report: its error, and where every other rank was.
 
-    To blame is the rank that failed first; of those that failed in the same way it is the lowest, so that a report is
-    the same each time. Where all gave up waiting, it is one that never came.
+    To blame is the lowest of those that failed as the first did, so that a report is the same each time. Where all gave
+    up waiting, it is one that never came.
     """
     causes = {rank: failure for rank, failure in failures.items() if not is_consequence(failure)}
     everybody = set(range(others.num_ranks))

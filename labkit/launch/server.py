@@ -1,18 +1,13 @@
 """Forks ranks when asked, from a process that has imported torch once.
 
-Importing torch takes seconds; forking a process that has done so takes milliseconds. What makes it safe:
-
-- It is started by exec, never forked from the notebook's kernel, whose threads would not survive a fork.
-- It stays single-threaded, never touches CUDA, and refuses to fork if either is no longer true.
-- It imports torch, numpy, cloudpickle and the labkit modules that the kernel has; it imports these anew after an edit.
-  A rank imports the learner's own modules itself. So all edits reach the next launch.
-- It watches the kernel and dies with it. Ranks die with the server; what they leave behind becomes its child, and ends.
+Importing torch takes seconds; forking a process that has done so takes milliseconds. It is safe: the server is started
+by exec, has one thread, and never touches CUDA. It imports labkit anew after an edit, and a rank imports the learner's
+modules itself: all edits reach the next launch. The server dies with the kernel, and with it ranks and their children.
 """
 
 import fcntl
 import gc
 import importlib
-import math
 import os
 import re
 import select
@@ -35,9 +30,9 @@ from labkit.launch.wire import Connection
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_THP_DISABLE = 1, 36, 41
 _CLONE_NEWUSER, _CLONE_NEWNET, _SIOCSIFFLAGS, _IFF_UP = 0x10000000, 0x40000000, 0x8914, 1
 _IDLE_SECONDS = 3.0
+# What torch imports when an optimizer is made: 1.5 seconds on every rank, unless the server has done it before the
+# first ranks of a kernel that will train, or in a pause. Not where there are GPUs: these modules may touch CUDA.
 _PRELOAD_TO_TRAIN = ("sympy", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo", "tyro")
-"""What torch imports when an optimizer is made: 1.5 seconds on every rank, unless the server has done it before the
-first ranks of a kernel that will train, or in a pause. Not where there are GPUs: these modules may touch CUDA."""
 
 
 class Server:
@@ -47,7 +42,7 @@ class Server:
         self.kernel, self.kernel_pid = kernel, kernel_pid
         self.ranks: dict[int, tuple[int, int]] = {}  # pid -> (world_id, rank)
         self.orphans: dict[int, set[int]] = {}  # pid -> the worlds it can belong to
-        self.last_request = math.inf  # nothing has been asked yet
+        self.last_request = float("inf")  # nothing has been asked yet
         self.has_gpus = os.path.exists("/dev/nvidiactl")
         self.to_import = [] if self.has_gpus else list(_PRELOAD_TO_TRAIN)
         self.imported: dict[str, tuple[int, int]] = {}  # modules of labkit, each with the state of its file
@@ -151,7 +146,9 @@ class Server:
         living = {world_id for world_id, _ in self.ranks.values()}
         children = read_text(f"/proc/self/task/{os.getpid()}/children")  # empty in some sandboxes
         for pid in set(map(int, children.split())) - self.ranks.keys() - self.orphans.keys():
-            self.orphans[pid] = _worlds_of(pid) or living
+            # A program that a rank ran, however indirectly, has its world in its environment; a mere fork shows none.
+            marks = re.findall(r"(?:^|\0)LABKIT_WORLD=[^\0]*/world(\d+)", read_text(f"/proc/{pid}/environ"))
+            self.orphans[pid] = set(map(int, marks[:1])) or living
         for pid, world_ids in self.orphans.items():
             if not world_ids & living:
                 send_signal(pid, signal.SIGKILL)  # its own children become ours, and end next time
@@ -218,11 +215,6 @@ def _check_safe_to_fork() -> None:
         raise OSError("it has touched CUDA")
 
 
-def _worlds_of(pid: int) -> set[int]:
-    """Return the world in the environment of a program that a rank ran, however indirectly; a mere fork shows none."""
-    return set(map(int, re.findall(r"(?:^|\0)LABKIT_WORLD=[^\0]*/world(\d+)", read_text(f"/proc/{pid}/environ"))[:1]))
-
-
 def _enter_own_network() -> None:
     """Leave the machine's network for one with a loopback only, where no other user can connect to a rank."""
     user, group = os.getuid(), os.getgid()
@@ -237,7 +229,6 @@ def _enter_own_network() -> None:
 
 
 def main(control: int, kernel_pid: int, run_directory: str) -> None:
-    """``python -m labkit.launch.server CONTROL KERNEL_PID RUN_DIRECTORY``: see labkit/launch/client.py."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stop button is the kernel's business
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # inherited: an early stack request must not kill a rank
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -1,12 +1,11 @@
 """Tells slow ranks from deadlocked ones, by snapshots alone.
 
-A rank is stuck when each of its threads waits in communication or for a different thread of its own; a main thread that
-has returned counts as waiting. It can go on when a thread computes, sleeps, or waits for what may come by itself, such
-as a time-out; when a thread could run, in Python or C++; and when it does not answer: it holds the GIL or needs a core.
+A rank is stuck when each of its threads waits in communication or for a thread of its own, or has returned. It can go
+on when a thread computes, sleeps, or waits for what may come by itself, such as a time-out; when a thread could run, in
+Python or C++; and when it does not answer: it holds the GIL or needs a core.
 
 A deadlock is declared when every rank is stuck, and between looks none has run and no byte has moved: then no rank can
-wake another, since one that could would have been seen to run. Bytes that lie in a socket while nobody runs are bytes
-that nobody reads. What each rank waits *for* does not matter here; the report says it.
+wake another, since one that could would have been seen to run. What each rank waits *for* is the report's business.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Sends messages between the notebook, the server and the ranks: a length, then a pickled tuple ``(kind, *fields)``.
 
-They go through unnamed socket pairs that are inherited through fork and exec. There is no address and no port, and
-nobody else can connect, so unpickling them is as safe as calling a function of one's own.
+They go through unnamed socket pairs that are inherited through fork and exec: nobody else can connect, so unpickling
+them is as safe as calling a function of one's own.
 """
 
 import contextlib
@@ -68,7 +68,6 @@ class Connection:
         self.socket.close()
 
     def _cut(self, data: bytes) -> list[tuple]:
-        """Cut what has come in into messages, whatever the pieces it arrives in."""
         self._buffer += data
         messages = []
         while len(self._buffer) >= _LENGTH.size:

@@ -1,7 +1,9 @@
 """Runs a function on ranks once (`launch`), or again and again on the same ranks (`World`)."""
 
+import contextlib
 import linecache
 import os
+import pickle
 import sys
 import threading
 import weakref
@@ -40,16 +42,16 @@ def launch(
         ValueError: an argument does not fit; no process was started.
         RankFailed: a rank raised or died; the message is the report. `Deadlock` if they wait for each other.
     """
-    call = _pickled_call(fn, args, kwargs)  # which may refuse it: no process was started yet
+    call = _pickled_call(fn, args, kwargs)  # first: if it is refused, no process was started
     with World(world_size, backend=backend, timeout_seconds=timeout_seconds, strict=strict) as world:
         return world._run(call, live, keep=False)
 
 
-class World:
+class World(contextlib.AbstractContextManager):
     """Ranks that stay alive between calls: ``with World(4) as world: world.run(fn, ...)``.
 
-    It keeps what is slow to start (NCCL takes seconds). It also outlives an exception, if every rank has then answered
-    and no message is on its way. Any other fault ends it: ``ended`` says which. Arguments and errors: see `launch`.
+    It outlives an exception, if every rank has then answered and no message is on its way. Any other fault ends it:
+    ``ended`` says which. Arguments and errors: see `launch`.
     """
 
     def __init__(self, world_size: int, *, backend: str = "auto", timeout_seconds: float = 60.0, strict: bool = False):
@@ -68,12 +70,8 @@ class World:
             server = client.current_server(interrupt)
             self.backend, why = choose_backend(backend, self.world_size, server.gpu_count())
             _say_once(why)
-            settings = {
-                "world_size": self.world_size,
-                "backend": self.backend,
-                "timeout_seconds": timeout_seconds,
-                "environment": {**os.environ, **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if strict else {})},
-            }
+            settings = {"world_size": self.world_size, "backend": self.backend, "timeout_seconds": timeout_seconds}
+            settings["environment"] = os.environ | ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if strict else {})
             self._ranks = Ranks(server, self.world_size, settings)
             self._finalizer = weakref.finalize(self, self._ranks.end, kill=True)  # a world that nobody closed
             self._finalizer.atexit = False  # the server sees to that
@@ -84,7 +82,7 @@ class World:
         """Call ``fn(*args, **kwargs)`` on every rank. Return the results in rank order."""
         return self._run(_pickled_call(fn, args, kwargs), live)
 
-    def _run(self, call: list[list[memoryview]], live: bool, keep: bool = True) -> list:
+    def _run(self, call: list[memoryview], live: bool, keep: bool = True) -> list:
         with self._one_call, DeferredInterrupt() as interrupt:
             if self.ended:
                 raise RuntimeError(f"this world has ended ({self.ended}): make a new one")
@@ -110,9 +108,6 @@ class World:
         with DeferredInterrupt():
             self._end("it was closed", kill=False)
 
-    def __enter__(self) -> "World":
-        return self
-
     def __exit__(self, *_) -> None:
         self.close()
 
@@ -123,8 +118,8 @@ class World:
             self._ranks.end(kill)
 
 
-def _pickled_call(fn, args: tuple, kwargs: dict) -> list[list[memoryview]]:
-    """Return what every rank is sent: the state of the notebook that the call may depend on, and the call."""
+def _pickled_call(fn, args: tuple, kwargs: dict) -> list[memoryview]:
+    """Return what every rank is sent: the state of the notebook, and the call, to be unpickled in that state."""
     if not callable(fn):
         raise ValueError(f"fn={fn!r} cannot be called: pass the function itself, and its arguments after it")
     try:
@@ -139,13 +134,12 @@ def _pickled_call(fn, args: tuple, kwargs: dict) -> list[list[memoryview]]:
         "cells": {name: entry for name, entry in linecache.cache.items() if is_cell(name) and len(entry) == 4},
     }
     try:
-        return pickled(settings, (fn, args, kwargs))
+        return pickled((settings, [*map(pickle.PickleBuffer, pickled((fn, args, kwargs)))]))
     except Exception as error:
         raise ValueError(why_not(error, fn, args, kwargs)) from None
 
 
 def _say_once(text: str) -> None:
-    """Say which backend runs when that changes, not at every launch."""
     global _last_said
     if text != _last_said:
         say(text)

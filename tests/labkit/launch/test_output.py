@@ -5,7 +5,6 @@ import os
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import torch.distributed as dist
 from jupyter_client.manager import run_kernel
@@ -119,7 +118,7 @@ def test_what_passes_in_a_cell_is_an_update_and_goes():
 
 def test_a_short_call_shows_only_what_stays(monkeypatch):
     shown, written = output.Output(1, live=False), []
-    shown._place = SimpleNamespace(write=written.append)
+    shown._is_notebook, shown._show_in_place = True, written.append
     shown.feed(0, "stdout", b"first\n")
     shown.refresh()
     shown.finish()
