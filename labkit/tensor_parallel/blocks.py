@@ -5,6 +5,7 @@ section 3; with ``sequence_parallel``, arXiv 2205.05198, section 4.2.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -105,22 +106,17 @@ class ParallelSelfAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor | None = None) -> torch.Tensor:
         """Attend to x; ``rotation`` [2, seq, head_size/2] is for `labkit.tensor_parallel.rotary`."""
-        q, k, v = self._heads(self.qkv(x)[0])  # [batch, heads/t, seq, head_size], k and v with fewer heads if grouped
+        g = self.heads_per_group
+        blocks = self.qkv(x)[0].unflatten(-1, (g + 2, -1, self.head_size))  # [batch, seq, g + 2, kv heads/t, head_size]
+        by_head = blocks.permute(0, 3, 2, 1, 4).split([g, 1, 1], 2)  # each [batch, kv heads/t, g or 1, seq, head_size]
+        q, k, v = (heads.flatten(1, 2) for heads in by_head)  # [batch, heads/t, seq, head_size]
         if rotation is not None:
             q, k = apply_rotary(q, rotation), apply_rotary(k, rotation)
-        return self.out(self._attended(q, k, v).transpose(-3, -2).flatten(-2))[0]
+        out = (self.attend or self._attend)(q, k, v)
+        return self.out(out.transpose(-3, -2).flatten(-2))[0]
 
-    def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        g = self.heads_per_group
-        blocks = qkv.unflatten(-1, (g + 2, -1, self.head_size))  # [batch, seq, g + 2, kv heads/t, head_size]
-        by_head = blocks.permute(0, 3, 2, 1, 4)  # [batch, kv heads/t, g + 2, seq, head_size]
-        return tuple(each.flatten(1, 2) for each in by_head.split([g, 1, 1], 2))
-
-    def _attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        if self.attend is not None:
-            return self.attend(q, k, v)
-        options: dict = dict(is_causal=True, enable_gqa=self.heads_per_group > 1)
-        if not (self.dropout and self.training):
-            return F.scaled_dot_product_attention(q, k, v, **options)
-        with own_random_stream(self.group, q.device):  # each rank's heads need masks of their own
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, **options)
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        dropout_p, grouped = self.dropout if self.training else 0.0, self.heads_per_group > 1
+        own_masks = own_random_stream(self.group, q.device) if dropout_p else nullcontext()  # heads differ by rank
+        with own_masks:
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True, enable_gqa=grouped)

@@ -64,9 +64,6 @@ class ParallelLinear(ShardedWeight):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def extra_repr(self) -> str:
-        return f"input_size={self.input_size}, output_size={self.output_size}, tp_size={self.group.size()}"
-
 
 class ColumnParallelLinear(ParallelLinear):
     """A linear layer whose outputs are divided among the ranks; weight [out/t, in], bias [out/t].
@@ -144,13 +141,10 @@ class RowParallelLinear(ParallelLinear):
         else:
             _check_width(x, self.input_size, "input_size")
             x = scatter_to_tp(transpose_chunks(x, self.stride, tp_size), self.group)
-        partial = F.linear(x, self.weight)  # X_i A_i
-        if self.sequence_parallel:
-            output = reduce_scatter_to_sequence(partial, self.group)
-            # Each rank adds the bias to its own slice, so its gradient is partial, and copy's backward adds them up.
-            bias = self.bias if self.bias is None or self.defer_grad_reduce else copy_to_tp(self.bias, self.group)
-        else:
-            output, bias = reduce_from_tp(partial, self.group), self.bias
+        add_up = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
+        output, bias = add_up(F.linear(x, self.weight), self.group), self.bias  # the sum of all X_i A_i
+        if bias is not None and self.sequence_parallel and not self.defer_grad_reduce:
+            bias = copy_to_tp(bias, self.group)  # each rank adds it to its own slice, so its gradient is partial
         if self.skip_bias_add or bias is None:
             return output, bias
         return output + bias, None

@@ -1,5 +1,7 @@
 """Normalises hidden states with weights that every rank has whole."""
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -10,10 +12,12 @@ from labkit.tensor_parallel.operators import copy_to_tp
 
 
 class _ReplicatedNorm(PlacedModule):
-    """If each rank sees only some tokens, the gradients of the weights must be added up over the ranks.
+    """With ``sequence_parallel``, each rank sees only some tokens, and has only its part of the weights' gradients.
 
-    Every backward does that, unless ``defer_grad_reduce`` leaves it to the end of the step.
+    Every backward adds these up, unless ``defer_grad_reduce`` leaves that to the end of the step.
     """
+
+    normalise: Callable[..., torch.Tensor]
 
     def __init__(
         self,
@@ -30,21 +34,20 @@ class _ReplicatedNorm(PlacedModule):
         whole = Placement(copy_groups=(group,), defer_grad_reduce=sequence_parallel and defer_grad_reduce)
         self.place(weight=whole, bias=whole)
 
-    def _shared(self, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if not self.reduces_now:
-            return weights
-        return copy_to_tp(torch.stack(weights), self.group).unbind()  # one message for all
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = tuple(self.parameters())
+        if self.reduces_now:
+            weights = copy_to_tp(torch.stack(weights), self.group).unbind()  # one message for all
+        return self.normalise(x, self.normalized_shape, *weights, eps=self.eps)
 
 
 class ReplicatedLayerNorm(_ReplicatedNorm, nn.LayerNorm):
     """LayerNorm with its weight and bias on every rank."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, self.normalized_shape, *self._shared(self.weight, self.bias), eps=self.eps)
+    normalise = staticmethod(F.layer_norm)
 
 
 class ReplicatedRMSNorm(_ReplicatedNorm, nn.RMSNorm):
     """RMSNorm likewise: x / sqrt(mean of x^2 + eps) times a weight. Source: arXiv 1910.07467."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, self.normalized_shape, *self._shared(self.weight), eps=self.eps)
+    normalise = staticmethod(F.rms_norm)
