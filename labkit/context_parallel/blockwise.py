@@ -1,12 +1,4 @@
-"""Computes attention block by block, as the keys and values of all ranks come by: what ring and gathered share.
-
-How they come is an argument, as two functions:
-- `kv_of_ranks(kv, group)` yields every rank and its keys and values.
-- `kv_gradients(kv, group, add_block)` calls `add_block(source, kv, dkv)` for every rank's keys and values, which adds
-  to dkv what this rank's queries give. It returns the sum over all ranks for this rank's own keys and values.
-
-Keys and values are one tensor, [2, b, h_kv, s/c, d]. Sums are in float32 or better.
-"""
+"""Computes attention block by block, as the keys and values of all ranks come by: what ring and gathered share."""
 
 import math
 from typing import Any
@@ -35,7 +27,15 @@ class OnlineSoftmax:
 
 
 def blockwise_attention(q, k, v, group, causal: bool, balanced: bool, kv_of_ranks, kv_gradients) -> torch.Tensor:
-    """Return what whole attention gives to this rank's queries; arguments and errors as in `ring_attention`."""
+    """Return what whole attention gives to this rank's queries; errors and other arguments as in `ring_attention`.
+
+    Keys and values are one tensor, [2, b, h_kv, s/c, d], in what says how they come:
+
+    Args:
+        kv_of_ranks: ``(kv, group)`` yields every rank and its keys and values.
+        kv_gradients: ``(kv, group, add_block)`` calls ``add_block(source, kv, dkv)``, which adds to dkv what this
+            rank's queries give, for every rank's keys and values. It returns the sum over all ranks for its own.
+    """
     check_fit(q, k, v, group.size(), balanced)
     return _Blockwise.apply(q, k, v, group, causal, balanced, kv_of_ranks, kv_gradients)  # pyright: ignore[reportReturnType]
 

@@ -1,9 +1,7 @@
 """Computes attention after one all-gather of all keys and values; each rank works on its own queries.
 
-The blocks are those of the ring, but nothing travels while a rank computes, and for a while it holds the keys and
-values of the whole sequence. With few kv heads they are small, and one large message is fast. Backward gathers again,
-so that nothing long is kept, and reduce-scatters the gradients, in float32 or better.
-
+For a while each rank holds the keys and values of the whole sequence. With few kv heads they are small, and one large
+message is fast. Backward gathers again, and reduce-scatters the gradients, in float32 or better.
 Source: arXiv 2407.21783 (Llama 3), section 3.3.2.
 """
 
@@ -25,10 +23,10 @@ def gathered_attention(
 
 
 def _gather(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:
-    kv_of_ranks = [kv]
-    if group.size() > 1:
-        kv_of_ranks = [torch.empty_like(kv) for _ in range(group.size())]
-        dist.all_gather(kv_of_ranks, kv, group=group)
+    if group.size() == 1:
+        return enumerate([kv])
+    kv_of_ranks = [torch.empty_like(kv) for _ in range(group.size())]
+    dist.all_gather(kv_of_ranks, kv, group=group)
     return enumerate(kv_of_ranks)
 
 
@@ -36,8 +34,8 @@ def _reduce_scatter(own_kv: torch.Tensor, group: dist.ProcessGroup, add_block: C
     dkv = torch.zeros(group.size(), *own_kv.shape, dtype=sum_dtype(own_kv), device=own_kv.device)
     for source, kv in _gather(own_kv, group):
         add_block(source, kv, dkv[source])
-    own = dkv[0]
-    if group.size() > 1:
-        own = torch.empty_like(own)
-        reduce_scatter_single(own, dkv.flatten(0, 1), group=group)
+    if group.size() == 1:
+        return dkv[0]
+    own = torch.empty_like(dkv[0])
+    reduce_scatter_single(own, dkv.flatten(0, 1), group=group)
     return own
