@@ -154,8 +154,8 @@ class ParallelGPT(PlacedModule):
 
     def _positions_of(self, x: torch.Tensor) -> torch.Tensor:
         """Return where the tokens of x, or of its hidden states, stand in the whole sequence."""
-        divided = self.sequence_parallel and not self.is_first
-        num_tokens = x.size(1) * (self.group.size() if divided else 1) * self.cp_group.size()
+        divided_by = self.group.size() if self.sequence_parallel and not self.is_first else 1
+        num_tokens = x.size(1) * divided_by * self.cp_group.size()
         if num_tokens > self.shape.seq_length:
             raise ValueError(f"{num_tokens} tokens are more than seq_length={self.shape.seq_length}: give fewer")
         return positions(num_tokens, self.cp_group.size(), self.cp_group.rank(), self.balanced, device=x.device)

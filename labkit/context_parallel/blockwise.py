@@ -32,10 +32,8 @@ class OnlineSoftmax:
 def blockwise_attention(q, k, v, group, causal: bool, balanced: bool, kv_of_ranks, kv_gradients) -> torch.Tensor:
     """Return what whole attention gives to this rank's queries; errors and other arguments as in `ring_attention`.
 
-    Keys and values are one tensor, [2, b, h_kv, s/c, d], in what says how they come:
-
     Args:
-        kv_of_ranks: ``(kv, group)`` yields every rank and its keys and values.
+        kv_of_ranks: ``(kv, group)`` yields every rank and its keys and values, one tensor [2, b, h_kv, s/c, d].
         kv_gradients: ``(kv, group, add_block)`` calls ``add_block(source, kv, dkv)``, which adds to dkv what this
             rank's queries give, for every rank's keys and values. It returns the sum over all ranks for its own.
     """
@@ -72,9 +70,6 @@ class _Blockwise(torch.autograd.Function):
 
         dkv = ctx.kv_gradients(torch.stack([k, v]).contiguous(), ctx.group, add_block)
         return dq.to(q.dtype), *dkv.to(k.dtype), None, None, None, None, None
-
-
-# -- gathered: all keys and values by one all-gather -----------------------------------------------------------
 
 
 def gathered_attention(

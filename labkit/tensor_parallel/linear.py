@@ -178,8 +178,9 @@ class _ColumnLinear(torch.autograd.Function):
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias, *_ = needed_gradients(ctx)
-        grad_x = grad_weight = grad_bias = shards = gathering = reducing = None
-        twice = torch.is_grad_enabled()  # create_graph=True: by functions that can be differentiated again
+        rows = grad.reshape(-1, grad.size(-1))
+        grad_x = grad_weight = shards = gathering = reducing = None
+        twice = torch.is_grad_enabled()  # create_graph=True: by operators that can be differentiated again
         if need_weight and ctx.sequence_parallel and not twice:
             shards, gathering = start_all_gather(x, ctx.group)
         if need_x:
@@ -190,7 +191,6 @@ class _ColumnLinear(torch.autograd.Function):
                 grad_x, reducing = start_reduce_scatter(grad_x, ctx.group, SEQUENCE_DIM)
             else:
                 reducing = dist.all_reduce(grad_x, group=ctx.group, async_op=True)
-        rows = grad.reshape(-1, grad.size(-1))
         if need_weight:
             if shards is None or gathering is None:
                 x = ctx.enter(x, ctx.group)
@@ -198,11 +198,9 @@ class _ColumnLinear(torch.autograd.Function):
                 gathering.wait()
                 x = torch.cat(shards.unbind(), SEQUENCE_DIM)
             grad_weight = rows.T @ x.reshape(-1, x.size(-1))
-        if need_bias:
-            grad_bias = rows.sum(0)
         if reducing is not None:
             reducing.wait()
-        return grad_x, grad_weight, grad_bias, None, None
+        return grad_x, grad_weight, rows.sum(0) if need_bias else None, None, None
 
 
 def needed_gradients(ctx) -> tuple[bool, ...]:
