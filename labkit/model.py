@@ -1,8 +1,7 @@
 """Builds a small GPT of the sharded layers: one definition for one process and for many ranks.
 
-Pre-norm and causal attention. The `GPT` decides the rest: GPT-2's form, or a current one. Each weight is drawn from
-a generator of its own, seeded by the weight's name. So every layout of ranks starts from the same model, and has the
-same names in its state_dict.
+Pre-norm and causal attention; the `GPT` decides the rest. Each weight is drawn from a generator of its own, seeded by
+its name. So every layout of ranks starts from the same model, with the same names in its state_dict.
 """
 
 import hashlib
@@ -29,9 +28,8 @@ from labkit.tensor_parallel import (
     VocabParallelEmbedding,
     vocab_parallel_cross_entropy,
 )
-from labkit.tensor_parallel.norms import ReplicatedLayerNorm, ReplicatedRMSNorm
+from labkit.tensor_parallel.blocks import ReplicatedLayerNorm, ReplicatedRMSNorm, rotation
 from labkit.tensor_parallel.operators import scatter_to_sequence
-from labkit.tensor_parallel.rotary import rotation
 
 STD = 0.02  # the standard deviation of a new weight, as in GPT-2
 NORMS = {"layernorm": ReplicatedLayerNorm, "rmsnorm": ReplicatedRMSNorm}
@@ -55,7 +53,7 @@ class ParallelGPT(PlacedModule):
         context_parallel: how they compute attention together: "ring", "ulysses" or "gathered".
         balanced: they hold an early and a late chunk each, not consecutive tokens.
         defer_grad_reduce: leave the sums of sequence parallelism to `labkit.train.gradients.all_reduce_grads`.
-        device: on "meta", no number is drawn until `reset_parameters` of each module (`data_parallel.materialize`).
+        factory: dtype and device. On "meta", no number is drawn until each module's `reset_parameters`.
 
     Raises:
         ValueError: the sizes do not fit together; raised before any communication.
@@ -76,8 +74,7 @@ class ParallelGPT(PlacedModule):
         context_parallel: str = "ring",
         balanced: bool = True,
         defer_grad_reduce: bool = False,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        **factory: Any,
     ):
         super().__init__()
         if shape.num_attention_heads is None:
@@ -94,10 +91,9 @@ class ParallelGPT(PlacedModule):
         check_sequence_cut(shape.seq_length, self.cp_group.size(), balanced, group.size() if sequence_parallel else 1)
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
         self.recompute, self.sequence_parallel = recompute, sequence_parallel
-        factory: dict[str, Any] = dict(dtype=dtype, device=device)
-        options = factory | dict(sequence_parallel=sequence_parallel, defer_grad_reduce=defer_grad_reduce)
-        sizes = shape.vocab_size, shape.hidden_size
-        words = partial(VocabParallelEmbedding, *sizes, group, sequence_parallel=sequence_parallel, **factory)
+        options = factory | dict(sequence_parallel=sequence_parallel)
+        words = partial(VocabParallelEmbedding, shape.vocab_size, shape.hidden_size, group, **options)
+        options |= dict(defer_grad_reduce=defer_grad_reduce)
         if self.is_first or (self.is_last and shape.tied):
             self.embedding = words(init_method=normal("embedding", seed))
             if not self.is_first:
@@ -108,15 +104,15 @@ class ParallelGPT(PlacedModule):
                 self.place(positions=Placement(copy_groups=(group,)))
                 self.reset_parameters()
             self.dropout = _dropout(dropout, group, sequence_parallel)
-        attend = partial(CONTEXT_PARALLEL[context_parallel], group=self.cp_group, balanced=balanced)
-        attend = attend if self.cp_group.size() > 1 else None
+        across_ranks = partial(CONTEXT_PARALLEL[context_parallel], group=self.cp_group, balanced=balanced)
+        attend = across_ranks if self.cp_group.size() > 1 else None
         self.layers = nn.ModuleDict()
         for i in layers_of_stage(shape.num_layers, stage, num_stages):
             self.layers[str(i)] = TransformerLayer(shape, group, f"layers.{i}", seed, dropout, attend, **options)
         if self.is_last:
             self.norm = _norm(shape, group, options)
             if not shape.tied:
-                self.output = words(init_method=normal("output", seed))  # cut by words, as the embedding is
+                self.output = words(init_method=normal("output", seed))  # divided by words, as the embedding is
 
     def reset_parameters(self) -> None:
         """Draw the model's own parameters, learned positions; on the meta device, leave that to a later call."""
@@ -124,23 +120,24 @@ class ParallelGPT(PlacedModule):
             normal("positions", self.seed)(self.positions)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        held = self._positions_of(x)  # [seq]
+        held, rotary = self._positions_of(x), None  # [seq]
         if self.is_first:
             x = self.embedding(x)
             if self.shape.positions == "learned":
                 learned = self.positions[held]
                 x = x + (scatter_to_sequence(learned, self.group) if self.sequence_parallel else learned)
             x = self.dropout(x)
-        rotary = None
         if self.shape.positions == "rope":
             rotary = rotation(held, self.head_size, x.dtype, self.shape.rotary_base)
         for layer in self.layers.values():
             again = self.recompute and self.training
             x = checkpoint(layer, x, rotary, use_reentrant=False) if again else layer(x, rotary)
-        if self.is_last:
-            words = self.embedding if self.shape.tied else self.output
-            x = words(self.norm(x))
-        return x
+        return self.output_layer(self.norm(x)) if self.is_last else x
+
+    @property
+    def output_layer(self) -> VocabParallelEmbedding:
+        """What gives the logits, on the last stage."""
+        return self.embedding if self.shape.tied else self.output
 
     @property
     def units(self) -> list[nn.Module]:
@@ -148,16 +145,17 @@ class ParallelGPT(PlacedModule):
 
         A tied embedding that is both the first and the last is left out: it is in use from start to end.
         """
-        units = list(self.layers.values())
-        if self.shape.tied and self.is_first and self.is_last:
-            return units
-        last = [self.embedding if self.shape.tied else self.output] if self.is_last else []
-        return [self.embedding, *units, *last] if self.is_first else [*units, *last]
+        units: list[nn.Module] = [*self.layers.values()]
+        if self.is_first:
+            units.insert(0, self.embedding)
+        if self.is_last:
+            units.append(self.output_layer)
+        return [unit for unit in units if units.count(unit) == 1]
 
     def _positions_of(self, x: torch.Tensor) -> torch.Tensor:
         """Return where the tokens of x, or of its hidden states, stand in the whole sequence."""
-        divided = self.sequence_parallel and not self.is_first
-        num_tokens = x.size(1) * (self.group.size() if divided else 1) * self.cp_group.size()
+        divided_by = self.group.size() if self.sequence_parallel and not self.is_first else 1
+        num_tokens = x.size(1) * divided_by * self.cp_group.size()
         if num_tokens > self.shape.seq_length:
             raise ValueError(f"{num_tokens} tokens are more than seq_length={self.shape.seq_length}: give fewer")
         return positions(num_tokens, self.cp_group.size(), self.cp_group.rank(), self.balanced, device=x.device)

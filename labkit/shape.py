@@ -46,21 +46,20 @@ class GPT:
     rotary_base: float = 10_000.0  # of the angles of rotary positions; 500,000 in Llama 3
 
     def __post_init__(self):
-        for name in ("num_layers", "hidden_size", "seq_length", "vocab_size"):
-            object.__setattr__(self, name, check_size(name, getattr(self, name)))
-        for name in ("num_attention_heads", "num_query_groups", "ffn_hidden_size"):
-            if getattr(self, name) is not None:
+        may_be_none = ("num_attention_heads", "num_query_groups", "ffn_hidden_size")
+        for name in ("num_layers", "hidden_size", "seq_length", "vocab_size", *may_be_none):
+            if name not in may_be_none or getattr(self, name) is not None:
                 object.__setattr__(self, name, check_size(name, getattr(self, name)))
         heads, groups = self.num_attention_heads, self.num_query_groups
         if heads is not None:
             check_divides(heads, "hidden_size", self.hidden_size, parts_name="num_attention_heads")
-        if groups is not None:
-            if heads is None:
-                raise ValueError(f"num_query_groups={groups} divides attention heads: give num_attention_heads too")
-            check_divides(groups, "num_attention_heads", heads, parts_name="num_query_groups")
-        if heads is not None and self.positions == "rope" and self.hidden_size // heads % 2:
-            fault = f"positions='rope' turns pairs of numbers, but a head has {self.hidden_size // heads}"
-            raise ValueError(f"{fault}: use a num_attention_heads that leaves an even head size")
+            if self.positions == "rope" and self.hidden_size // heads % 2:
+                fault = f"positions='rope' turns pairs of numbers, but a head has {self.hidden_size // heads}"
+                raise ValueError(f"{fault}: use a num_attention_heads that leaves an even head size")
+            if groups is not None:
+                check_divides(groups, "num_attention_heads", heads, parts_name="num_query_groups")
+        elif groups is not None:
+            raise ValueError(f"num_query_groups={groups} divides attention heads: give num_attention_heads too")
         for name in ("norm_eps", "rotary_base"):
             if not (isinstance(value := getattr(self, name), Real) and 0 < float(value) < math.inf):
                 raise ValueError(f"{name}={value!r} must be a number above 0")
@@ -70,15 +69,14 @@ class GPT:
 
     @property
     def mlp_width(self) -> int:
-        """The number of hidden units of an MLP."""
+        """The width of the MLPs."""
         return self.ffn_hidden_size or 4 * self.hidden_size
 
     @property
     def kv_size(self) -> int:
         """The width of a token's keys, and of its values: h, or less with query groups."""
-        if self.num_query_groups is None or self.num_attention_heads is None:
-            return self.hidden_size
-        return self.hidden_size // self.num_attention_heads * self.num_query_groups
+        heads, groups = self.num_attention_heads, self.num_query_groups
+        return self.hidden_size if heads is None or groups is None else self.hidden_size // heads * groups
 
     @property
     def num_matrix_parameters(self) -> int:

@@ -1,6 +1,6 @@
 """Computes attention over a sequence split across a context-parallel group, as whole attention would."""
 
-from labkit.context_parallel.gathered import gathered_attention
+from labkit.context_parallel.blockwise import gathered_attention
 from labkit.context_parallel.positions import Part, part_with_work, positions
 from labkit.context_parallel.ring import ring_attention
 from labkit.context_parallel.ulysses import ulysses_attention

@@ -1,11 +1,10 @@
 """Computes attention of some queries to some keys: a block of the whole, for `labkit.context_parallel.blockwise`.
 
 A block's softmax knows only its own keys. Its log-sum-exp (lse) says how much weight these have together, so that
-blocks can be merged one by one (online softmax). Backward takes the lse of the whole row instead: with it a block's
-probabilities are those of the whole softmax.
+blocks can be merged one by one (online softmax). Backward takes the lse of the whole row instead.
 
-Plain tensors say what is computed. Torch's flash kernels compute the same, but never hold the [n, m] matrix; they know
-float16 and bfloat16 on a GPU, and on a CPU all dtypes. Sums are in float32 or better.
+Plain tensors say what is computed. Torch's flash kernels, where they know the device and dtype, never hold the [n, m]
+matrix. Sums are in float32 or better.
 
 Source: arXiv 2307.08691 (FlashAttention-2), section 3.1; the merge as in zhuzilin's ring-flash-attention.
 """
@@ -67,10 +66,8 @@ def _rows(*tensors):
 
 
 def _has_flash(q, k) -> bool:
-    if q.device.type == "cpu":
-        return (
-            q.size(1) == k.size(1) or torch.__version__ >= "2.9"
-        )  # the first with grouped queries (compares versions)
+    if q.device.type == "cpu":  # grouped queries since torch 2.9 (compared as versions)
+        return q.size(1) == k.size(1) or torch.__version__ >= "2.9"
     if not q.is_cuda or torch.cuda.get_device_capability(q.device) < (8, 0):  # Ampere
         return False
     return q.dtype in (torch.float16, torch.bfloat16) and q.size(-1) % 8 == 0 and q.size(-1) <= 256
@@ -89,7 +86,6 @@ def _flash_backward(grad, q, k, v, out, lse, causal):
         rows = _rows(grad, q, k, v, out)
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(*rows, lse.squeeze(-1), 0.0, causal)
     grad, out, lse = grad.contiguous(), out.to(q.dtype), lse.squeeze(-1).contiguous()  # it reads lse as if contiguous
-    one_length = (None, None, q.size(-2), k.size(-2))  # all sequences of the batch are equally long
-    no_dropout = (0.0, causal, None, None)
+    one_length, no_dropout = (None, None, q.size(-2), k.size(-2)), (0.0, causal, None, None)
     backward = aten._scaled_dot_product_flash_attention_backward
     return backward(grad, q, k, v, out, lse, *one_length, *no_dropout)

@@ -1,19 +1,14 @@
-"""Computes attention block by block, as the keys and values of all ranks come by: what ring and gathered share.
-
-How they come is an argument, as two functions:
-- `kv_of_ranks(kv, group)` yields every rank and its keys and values.
-- `kv_gradients(kv, group, add_block)` calls `add_block(source, kv, dkv)` for every rank's keys and values, which adds
-  to dkv what this rank's queries give. It returns the sum over all ranks for this rank's own keys and values.
-
-Keys and values are one tensor, [2, b, h_kv, s/c, d]. Sums are in float32 or better.
-"""
+"""Computes attention block by block, as the keys and values of all ranks come by: around a ring, or all at once."""
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from labkit.communication import reduce_scatter_single
 from labkit.context_parallel.block import attend, attend_backward, sum_dtype
 from labkit.context_parallel.positions import Part, check_fit, part_with_work
 
@@ -35,7 +30,13 @@ class OnlineSoftmax:
 
 
 def blockwise_attention(q, k, v, group, causal: bool, balanced: bool, kv_of_ranks, kv_gradients) -> torch.Tensor:
-    """Return what whole attention gives to this rank's queries; arguments and errors as in `ring_attention`."""
+    """Return what whole attention gives to this rank's queries; errors and other arguments as in `ring_attention`.
+
+    Args:
+        kv_of_ranks: ``(kv, group)`` yields every rank and its keys and values, one tensor [2, b, h_kv, s/c, d].
+        kv_gradients: ``(kv, group, add_block)`` calls ``add_block(source, kv, dkv)``, which adds to dkv what this
+            rank's queries give, for every rank's keys and values. It returns the sum over all ranks for its own.
+    """
     check_fit(q, k, v, group.size(), balanced)
     return _Blockwise.apply(q, k, v, group, causal, balanced, kv_of_ranks, kv_gradients)  # pyright: ignore[reportReturnType]
 
@@ -69,3 +70,34 @@ class _Blockwise(torch.autograd.Function):
 
         dkv = ctx.kv_gradients(torch.stack([k, v]).contiguous(), ctx.group, add_block)
         return dq.to(q.dtype), *dkv.to(k.dtype), None, None, None, None, None
+
+
+def gathered_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup, *, causal=True, balanced=True
+) -> torch.Tensor:
+    """Return what whole attention gives to this rank's queries; all arguments and errors as in `ring_attention`.
+
+    For a while each rank holds the keys and values of the whole sequence. With few kv heads they are small, and one
+    large message is fast. Backward gathers again, and reduce-scatters the gradients, in float32 or better.
+    Source: arXiv 2407.21783 (Llama 3), section 3.3.2.
+    """
+    return blockwise_attention(q, k, v, group, causal, balanced, _gather, _reduce_scatter)
+
+
+def _gather(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:
+    if group.size() == 1:
+        return enumerate([kv])
+    kv_of_ranks = [torch.empty_like(kv) for _ in range(group.size())]
+    dist.all_gather(kv_of_ranks, kv, group=group)
+    return enumerate(kv_of_ranks)
+
+
+def _reduce_scatter(own_kv: torch.Tensor, group: dist.ProcessGroup, add_block: Callable) -> torch.Tensor:
+    dkv = torch.zeros(group.size(), *own_kv.shape, dtype=sum_dtype(own_kv), device=own_kv.device)
+    for source, kv in _gather(own_kv, group):
+        add_block(source, kv, dkv[source])
+    if group.size() == 1:
+        return dkv[0]
+    own = torch.empty_like(dkv[0])
+    reduce_scatter_single(own, dkv.flatten(0, 1), group=group)
+    return own

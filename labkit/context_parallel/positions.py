@@ -1,8 +1,7 @@
 """Says which tokens each rank of a context-parallel group holds, and which part of each block of attention has work.
 
-With a causal mask, early tokens see few keys and late ones many. If each rank held consecutive tokens, the last would
-work longest and the others would wait for it. So rank r holds an early and a late one of 2c chunks, r and 2c - 1 - r.
-Then all ranks have the same work, at every step.
+With a causal mask, early tokens see few keys and late ones many. So that all ranks have the same work at every step,
+rank r holds an early and a late one of 2c chunks, r and 2c - 1 - r.
 
     c = 2, chunks 0 to 3      rank 0: [0] [3]      rank 1: [1] [2]
 
@@ -20,8 +19,7 @@ from labkit.sizes import check_size
 def positions(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True, *, device=None) -> torch.Tensor:
     """Return the positions of a rank's tokens in the whole sequence, [seq/c], ascending; errors as in `tokens_of_rank`.
 
-    ``tokens[:, positions(...)]`` are its tokens. Shift the labels before you split them in the same way: what comes
-    after the last token of a chunk is on a different rank.
+    ``tokens[:, positions(...)]`` are its tokens. Shift the labels first: a chunk's next token is on a different rank.
 
     >>> positions(8, cp_size=2, cp_rank=0).tolist(), positions(8, cp_size=2, cp_rank=1).tolist()
     ([0, 1, 6, 7], [2, 3, 4, 5])

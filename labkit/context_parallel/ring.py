@@ -64,9 +64,9 @@ def _go_around_with_gradients(own_kv: torch.Tensor, group: dist.ProcessGroup, ad
 
 
 def _pass_on(tensor: torch.Tensor, recv_buffer: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
-    """Start to send a tensor to the next rank, and to receive one of its size from the rank before.
+    """Start to send a tensor to the next rank, and to receive one of its size from the rank before, as one batch.
 
-    As one batch, in which neither waits for the other: NCCL would deadlock on a ring of sends that wait for receives.
+    On a ring of sends that wait for receives NCCL would deadlock.
     """
     if group.size() == 1:
         recv_buffer.copy_(tensor)  # it is its own neighbour

@@ -4,11 +4,10 @@
 
 Every rank then has the whole sequence for its own heads, so that any attention kernel will do, and the work is equal
 whatever the mask. Queries, keys, values and the output each take one all-to-all forward and one backward, of which
-(c - 1)/c leaves the rank. The number of kv heads limits c.
-
-Source: arXiv 2309.14509 (DeepSpeed Ulysses).
+(c - 1)/c leaves the rank. The number of kv heads limits c. Source: arXiv 2309.14509 (DeepSpeed Ulysses).
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,15 +32,14 @@ def ulysses_attention(
     check_fit(q, k, v, c, balanced)
     check_divides(c, "num_heads", q.size(HEADS_DIM), parts_name="cp_size")
     check_divides(c, "num_kv_heads", k.size(HEADS_DIM), parts_name="cp_size")
-    grouped = q.size(HEADS_DIM) != k.size(HEADS_DIM)
+    attend = partial(F.scaled_dot_product_attention, is_causal=causal, enable_gqa=q.size(1) != k.size(1))
     q, k, v = (_exchange(x, group, HEADS_DIM, SEQUENCE_DIM) for x in (q, k, v))  # [b, h/c, s, d]
     if not balanced or c == 1:
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+        out = attend(q, k, v)
     else:
         held = torch.cat([positions(q.size(SEQUENCE_DIM), c, rank) for rank in range(c)]).to(q.device)
         q, k, v = (x.index_select(SEQUENCE_DIM, held.argsort()) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
-        out = out.index_select(SEQUENCE_DIM, held)
+        out = attend(q, k, v).index_select(SEQUENCE_DIM, held)
     return _exchange(out, group, SEQUENCE_DIM, HEADS_DIM)  # [b, h, s/c, d]
 
 

@@ -1,10 +1,11 @@
-"""Builds the two halves of a transformer layer, each of a column-parallel layer and a row-parallel one.
+"""Builds the parts of a transformer layer: an MLP, self-attention with rotary positions, and norms.
 
-Between the two layers of a pair every rank works on its own slice and sends nothing. Source: arXiv 1909.08053,
-section 3; with ``sequence_parallel``, arXiv 2205.05198, section 4.2.
+MLP and attention are a column-parallel layer and a row-parallel one each. Between the two every rank works on its own
+slice and sends nothing. Source: arXiv 1909.08053, section 3; with ``sequence_parallel``, arXiv 2205.05198, section 4.2.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -12,10 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit.partition import check_divides
+from labkit.placement import PlacedModule, Placement
 from labkit.sizes import check_probability, check_size
 from labkit.tensor_parallel.dropout import own_random_stream
 from labkit.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from labkit.tensor_parallel.rotary import apply_rotary
+from labkit.tensor_parallel.operators import copy_to_tp
 
 
 class ParallelMLP(nn.Module):
@@ -104,11 +106,12 @@ class ParallelSelfAttention(nn.Module):
         self.out = RowParallelLinear(hidden_size, hidden_size, group, input_is_parallel=True, **options)
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor | None = None) -> torch.Tensor:
-        """Attend to x; ``rotation`` [2, seq, head_size/2] is for `labkit.tensor_parallel.rotary`."""
+        """Attend to x; ``rotation`` [2, seq, head_size/2] is for `apply_rotary`."""
         q, k, v = self._heads(self.qkv(x)[0])  # [batch, heads/t, seq, head_size], k and v with fewer heads if grouped
         if rotation is not None:
             q, k = apply_rotary(q, rotation), apply_rotary(k, rotation)
-        return self.out(self._attended(q, k, v).transpose(-3, -2).flatten(-2))[0]
+        out = (self.attend or self._attend)(q, k, v)
+        return self.out(out.transpose(-3, -2).flatten(-2))[0]
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         g = self.heads_per_group
@@ -116,11 +119,69 @@ class ParallelSelfAttention(nn.Module):
         by_head = blocks.permute(0, 3, 2, 1, 4)  # [batch, kv heads/t, g + 2, seq, head_size]
         return tuple(each.flatten(1, 2) for each in by_head.split([g, 1, 1], 2))
 
-    def _attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        if self.attend is not None:
-            return self.attend(q, k, v)
-        options: dict = dict(is_causal=True, enable_gqa=self.heads_per_group > 1)
-        if not (self.dropout and self.training):
-            return F.scaled_dot_product_attention(q, k, v, **options)
-        with own_random_stream(self.group, q.device):  # each rank's heads need masks of their own
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, **options)
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        dropout_p, grouped = self.dropout if self.training else 0.0, self.heads_per_group > 1
+        own_masks = own_random_stream(self.group, q.device) if dropout_p else nullcontext()  # heads differ by rank
+        with own_masks:
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True, enable_gqa=grouped)
+
+
+def rotation(positions: torch.Tensor, head_size: int, dtype: torch.dtype, base: float = 10_000.0) -> torch.Tensor:
+    """Return the cosines and sines, [2, seq, head_size/2], for tokens at these positions, in float32 or better.
+
+    Numbers i and i + d/2 of a head make a pair, which is rotated by position * base^(-2i/d): a product of a query and a
+    key then depends on how far they are apart. Source: arXiv 2104.09864, section 3.4; the pairs as in Llama's code at
+    Hugging Face.
+    """
+    frequencies = base ** -(torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float64) / head_size)
+    angles = positions[:, None] * frequencies  # in float64: position 100,000 in float32 has an error of 0.01
+    return torch.stack([angles.cos(), angles.sin()]).to(torch.promote_types(dtype, torch.float32))
+
+
+def apply_rotary(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """Return queries or keys, [batch, heads, seq, head_size], rotated by the angles of their positions."""
+    cos, sin = rotation
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+
+
+class _ReplicatedNorm(PlacedModule):
+    """Every rank has the whole weights. With ``sequence_parallel``, it sees only some tokens, so gradients are partial.
+
+    Every backward adds these up, unless ``defer_grad_reduce`` leaves that to the end of the step.
+    """
+
+    normalise: Callable[..., torch.Tensor]
+
+    def __init__(
+        self,
+        hidden_size: int,
+        group: dist.ProcessGroup,
+        sequence_parallel: bool = False,
+        *,
+        eps: float = 1e-5,
+        defer_grad_reduce: bool = False,
+        **factory,
+    ):
+        super().__init__(hidden_size, eps=eps, **factory)
+        self.group, self.reduces_now = group, sequence_parallel and not defer_grad_reduce
+        whole = Placement(copy_groups=(group,), defer_grad_reduce=sequence_parallel and defer_grad_reduce)
+        self.place(weight=whole, bias=whole)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = tuple(self.parameters())
+        if self.reduces_now:
+            weights = copy_to_tp(torch.stack(weights), self.group).unbind()  # one message for all
+        return self.normalise(x, self.normalized_shape, *weights, eps=self.eps)
+
+
+class ReplicatedLayerNorm(_ReplicatedNorm, nn.LayerNorm):
+    """LayerNorm with its weight and bias on every rank."""
+
+    normalise = staticmethod(F.layer_norm)
+
+
+class ReplicatedRMSNorm(_ReplicatedNorm, nn.RMSNorm):
+    """RMSNorm likewise: x / sqrt(mean of x^2 + eps) times a weight. Source: arXiv 1910.07467."""
+
+    normalise = staticmethod(F.rms_norm)

@@ -19,7 +19,7 @@ from labkit.sizes import check_probability
 def seed_replicas(seed: int, groups: ProcessGroups) -> None:
     """Seed torch alike within a tensor group, and differently for each data (and context) replica and pipeline stage.
 
-    Call it after the model is made, whose weights must start alike in all replicas, and before training.
+    Call it after the model is made, whose weights must start alike in all replicas.
     """
     place, layout = groups.coords, groups.layout
     _seed(seed + 1 + (place.pp * layout.dp_size + place.dp) * layout.cp_size + place.cp)

@@ -64,9 +64,6 @@ class ParallelLinear(ShardedWeight):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def extra_repr(self) -> str:
-        return f"input_size={self.input_size}, output_size={self.output_size}, tp_size={self.group.size()}"
-
 
 class ColumnParallelLinear(ParallelLinear):
     """A linear layer whose outputs are divided among the ranks; weight [out/t, in], bias [out/t].
@@ -144,13 +141,10 @@ class RowParallelLinear(ParallelLinear):
         else:
             _check_width(x, self.input_size, "input_size")
             x = scatter_to_tp(transpose_chunks(x, self.stride, tp_size), self.group)
-        partial = F.linear(x, self.weight)  # X_i A_i
-        if self.sequence_parallel:
-            output = reduce_scatter_to_sequence(partial, self.group)
-            # Each rank adds the bias to its own slice, so its gradient is partial, and copy's backward adds them up.
-            bias = self.bias if self.bias is None or self.defer_grad_reduce else copy_to_tp(self.bias, self.group)
-        else:
-            output, bias = reduce_from_tp(partial, self.group), self.bias
+        add_up = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
+        output, bias = add_up(F.linear(x, self.weight), self.group), self.bias  # the sum of all X_i A_i
+        if bias is not None and self.sequence_parallel and not self.defer_grad_reduce:
+            bias = copy_to_tp(bias, self.group)  # each rank adds it to its own slice, so its gradient is partial
         if self.skip_bias_add or bias is None:
             return output, bias
         return output + bias, None
@@ -184,8 +178,9 @@ class _ColumnLinear(torch.autograd.Function):
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias, *_ = needed_gradients(ctx)
-        grad_x = grad_weight = grad_bias = shards = gathering = reducing = None
-        twice = torch.is_grad_enabled()  # create_graph=True: by functions that can be differentiated again
+        rows = grad.reshape(-1, grad.size(-1))
+        grad_x = grad_weight = shards = gathering = reducing = None
+        twice = torch.is_grad_enabled()  # create_graph=True: by operators that can be differentiated again
         if need_weight and ctx.sequence_parallel and not twice:
             shards, gathering = start_all_gather(x, ctx.group)
         if need_x:
@@ -196,7 +191,6 @@ class _ColumnLinear(torch.autograd.Function):
                 grad_x, reducing = start_reduce_scatter(grad_x, ctx.group, SEQUENCE_DIM)
             else:
                 reducing = dist.all_reduce(grad_x, group=ctx.group, async_op=True)
-        rows = grad.reshape(-1, grad.size(-1))
         if need_weight:
             if shards is None or gathering is None:
                 x = ctx.enter(x, ctx.group)
@@ -204,11 +198,9 @@ class _ColumnLinear(torch.autograd.Function):
                 gathering.wait()
                 x = torch.cat(shards.unbind(), SEQUENCE_DIM)
             grad_weight = rows.T @ x.reshape(-1, x.size(-1))
-        if need_bias:
-            grad_bias = rows.sum(0)
         if reducing is not None:
             reducing.wait()
-        return grad_x, grad_weight, grad_bias, None, None
+        return grad_x, grad_weight, rows.sum(0) if need_bias else None, None, None
 
 
 def needed_gradients(ctx) -> tuple[bool, ...]:

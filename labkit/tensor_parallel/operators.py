@@ -2,26 +2,14 @@
 
 A tensor is *replicated* when every rank of the group holds the same, *sharded* when each holds a slice,
 and *partial* when the true value is the sum over the ranks. The gradient of a replicated tensor that
-each rank used for its own shard is partial. So an identity in forward is an all-reduce in backward, and so on.
-
-| operator | forward | backward |
-|---|---|---|
-| `copy_to_tp` | identity | all-reduce |
-| `reduce_from_tp` | all-reduce | identity |
-| `scatter_to_tp` | own slice of the last dim | all-gather |
-| `gather_from_tp` | all-gather along the last dim | own slice |
-| `scatter_to_sequence` | own slice of the sequence | all-gather |
-| `gather_from_sequence` | all-gather along the sequence | reduce-scatter |
-| `reduce_scatter_to_sequence` | reduce-scatter along the sequence | all-gather |
-
-All take ``(x, group)`` with ``x: [..., seq, hidden]`` and leave the caller's tensor as it is. In a group of one they
-return x and send nothing.
+each rank used for its own shard is partial. So an identity in forward is an all-reduce in backward, and so on:
+the table is at the end of this file, after the functions that the operators are made of.
 
 Source: arXiv 1909.08053, section 3 (f and g); arXiv 2205.05198, section 4.2 (along the sequence).
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,65 +20,31 @@ from labkit.partition import check_divides
 HIDDEN_DIM, SEQUENCE_DIM = -1, -2
 
 
-def copy_to_tp(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Hand a replicated tensor to sharded work: identity forward, all-reduce backward ("f" in the paper)."""
-    return _operator(x, group, forward=identity, backward=all_reduce)
+class Operator(NamedTuple):
+    """Calls one function of ``(tensor, group, *dim)`` on x in forward, and another on the gradient in backward.
 
-
-def reduce_from_tp(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Add up partial tensors for replicated work: all-reduce forward, identity backward ("g" in the paper)."""
-    return _operator(x, group, forward=all_reduce, backward=identity)
-
-
-def scatter_to_tp(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Keep this rank's slice of the last dim of a replicated tensor: [..., h] -> [..., h/t]."""
-    return _operator(x, group, HIDDEN_DIM, forward=own_slice, backward=all_gather)
-
-
-def gather_from_tp(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Join the slices of the last dim for replicated work: [..., h/t] -> [..., h]."""
-    return _operator(x, group, HIDDEN_DIM, forward=all_gather, backward=own_slice)
-
-
-def scatter_to_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Keep this rank's slice of the sequence of a replicated tensor: [..., s, h] -> [..., s/t, h]."""
-    return _operator(x, group, SEQUENCE_DIM, forward=own_slice, backward=all_gather)
-
-
-def gather_from_sequence(
-    x: torch.Tensor, group: dist.ProcessGroup, *, tensor_parallel_output_grad: bool = True
-) -> torch.Tensor:
-    """Join the slices of the sequence: [..., s/t, h] -> [..., s, h].
-
-    Sharded work after it leaves a partial gradient, so backward is a reduce-scatter. Before replicated work (every rank
-    computes the loss of the whole sequence) that would make gradients t times too large: with
-    ``tensor_parallel_output_grad=False`` backward keeps this rank's slice.
+    It takes ``(x, group)`` with ``x: [..., seq, hidden]`` and leaves the caller's tensor as it is. In a group of one it
+    returns x and sends nothing.
     """
-    backward = reduce_scatter if tensor_parallel_output_grad else own_slice
-    return _operator(x, group, SEQUENCE_DIM, forward=all_gather, backward=backward)
+
+    forward: Callable[..., torch.Tensor]
+    backward: Callable[..., torch.Tensor]
+    dim: tuple[int, ...] = ()
+
+    def __call__(self, x: torch.Tensor, group: dist.ProcessGroup) -> Any:
+        return _Apply.apply(x, self, group) if group.size() > 1 else x
 
 
-def reduce_scatter_to_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Add up partial tensors and keep this rank's slice of the sequence: [..., s, h] -> [..., s/t, h]."""
-    return _operator(x, group, SEQUENCE_DIM, forward=reduce_scatter, backward=all_gather)
-
-
-def _operator(x: torch.Tensor, group: dist.ProcessGroup, *dim: int, forward: Callable, backward: Callable) -> Any:
-    return _Conjugate.apply(x, forward, backward, group, *dim) if group.size() > 1 else x
-
-
-class _Conjugate(torch.autograd.Function):
-    """Calls one function of ``(tensor, group, *dim)`` on x in forward, and another on the gradient in backward."""
-
+class _Apply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, forward, backward, *where):
-        ctx.functions, ctx.where = (backward, forward), where
-        return forward(x, *where)
+    def forward(ctx, x, operator, group):
+        ctx.operator, ctx.group = operator, group
+        return operator.forward(x, group, *operator.dim)
 
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        # itself such a function, so that a gradient can be differentiated again
-        return _Conjugate.apply(grad, *ctx.functions, *ctx.where), None, None, *(None for _ in ctx.where)
+        forward, backward, dim = ctx.operator
+        return Operator(backward, forward, dim)(grad, ctx.group), None, None  # it can be differentiated again
 
 
 # -- what they are made of: out of place, along any dim, right on strided tensors -------------------------------
@@ -144,3 +98,18 @@ def _slices(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> tuple[torch.
     if x.size(dim):  # an empty dim has any number of slices
         check_divides(group.size(), f"x.size({dim})", x.size(dim), parts_name="group.size()")
     return x.tensor_split(group.size(), dim)
+
+
+# -- the operators ----------------------------------------------------------------------------------------------
+
+# Sharded work leaves partial gradients: gather_from_sequence is for such work, gather_from_tp for replicated work.
+# fmt: off
+#                                     forward         backward
+copy_to_tp                 = Operator(identity,       all_reduce)  # replicated, for sharded work: "f" in the paper
+reduce_from_tp             = Operator(all_reduce,     identity)    # partial, for replicated work: "g" in the paper
+scatter_to_tp              = Operator(own_slice,      all_gather,     (HIDDEN_DIM,))    # [..., h] -> [..., h/t]
+gather_from_tp             = Operator(all_gather,     own_slice,      (HIDDEN_DIM,))    # [..., h/t] -> [..., h]
+scatter_to_sequence        = Operator(own_slice,      all_gather,     (SEQUENCE_DIM,))  # [..., s, h] -> [..., s/t, h]
+gather_from_sequence       = Operator(all_gather,     reduce_scatter, (SEQUENCE_DIM,))  # [..., s/t, h] -> [..., s, h]
+reduce_scatter_to_sequence = Operator(reduce_scatter, all_gather,     (SEQUENCE_DIM,))  # [..., s, h] -> [..., s/t, h]
+# fmt: on

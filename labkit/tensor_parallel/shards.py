@@ -1,4 +1,4 @@
-"""Cuts weights into shards, and gathers them: every rank draws the whole *master weight* and keeps its shard.
+"""Divides weights into shards, and gathers them: every rank draws the whole *master weight* and keeps its shard.
 
 All ranks draw from the same seed. So neither the weights nor any result depends on how many ranks share them.
 """
@@ -16,30 +16,8 @@ from labkit.placement import PlacedModule, Placement, Shard, placement_of
 from labkit.tensor_parallel.operators import all_gather
 
 
-def draw_master_weight(
-    shape: Sequence[int], init_method: Callable[[torch.Tensor], object], group: dist.ProcessGroup, dtype=None
-) -> torch.Tensor:
-    """Return the weight before it is cut, drawn on the CPU from torch's default generator.
-
-    Raises:
-        ValueError: the ranks of the group drew different weights: their seeds differ.
-    """
-    master = torch.empty(*shape, dtype=dtype, device="cpu")
-    init_method(master)
-    if group.size() > 1:
-        fingerprint = master.sum(dtype=torch.float64).nan_to_num().item()
-        highest = torch.tensor([fingerprint, -fingerprint], dtype=torch.float64, device=local_device())
-        dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
-        if highest[0] != -highest[1]:
-            raise ValueError(
-                f"the ranks of this tensor-parallel group drew different weights of shape {list(shape)}: "
-                "set the same seed on all of them before the layer is made, for example torch.manual_seed(1234)"
-            )
-    return master
-
-
 def own_shard(master: torch.Tensor, group: dist.ProcessGroup, dim: int, stride: int = 1) -> torch.Tensor:
-    """Return this rank's shard of a master weight, cut along ``dim`` by `chunks_of_rank` and filled up with zeros."""
+    """Return this rank's shard of a master weight, divided along ``dim`` by `chunks_of_rank`, padded with zeros."""
     if padding := -master.size(dim) % (group.size() * stride):
         master = F.pad(master.movedim(dim, -1), (0, padding)).movedim(-1, dim)
     chunks = chunks_of_rank(master.size(dim), group.size(), group.rank(), stride)
@@ -68,12 +46,29 @@ class ShardedWeight(PlacedModule):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the master weight and keep this rank's shard; on the meta device, leave that to a later call."""
+        """Draw the master weight on the CPU and keep this rank's shard; on the meta device, leave that to a later call.
+
+        Raises:
+            ValueError: the ranks of the group drew different weights: their seeds differ.
+        """
         if self.weight.is_meta:
             return
-        master = draw_master_weight(self.sizes, self.init_method, self.group, self.weight.dtype)
+        master = torch.empty(*self.sizes, dtype=self.weight.dtype, device="cpu")
+        self.init_method(master)
+        if self.group.size() > 1:
+            fingerprint = master.sum(dtype=torch.float64).nan_to_num().item()
+            highest = torch.tensor([fingerprint, -fingerprint], dtype=torch.float64, device=local_device())
+            dist.all_reduce(highest, dist.ReduceOp.MAX, group=self.group)
+            if highest[0] != -highest[1]:
+                raise ValueError(
+                    f"the ranks of this tensor-parallel group drew different weights of shape {list(self.sizes)}: "
+                    "set the same seed on all of them before the layer is made, for example torch.manual_seed(1234)"
+                )
         self.master_weight = master if self.keep_master_weight else None
         self.weight.copy_(cut_like(master, self.weight, self.group))
+
+    def extra_repr(self) -> str:
+        return f"weight={tuple(self.sizes)}, tp_size={self.group.size()}"
 
 
 def shard_of(parameter: nn.Parameter) -> Shard | None:
@@ -82,7 +77,7 @@ def shard_of(parameter: nn.Parameter) -> Shard | None:
 
 
 def gather_whole(tensor: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return on every rank the whole of a tensor that is cut like the parameter: its values, or its gradient."""
+    """Return on every rank the whole of a tensor that is divided like the parameter: its values, or its gradient."""
     shard = shard_of(parameter)
     if shard is None or group.size() == 1:
         return tensor

@@ -53,9 +53,6 @@ class VocabParallelEmbedding(ShardedWeight):
         add_up = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
         return add_up(vectors, self.group)
 
-    def extra_repr(self) -> str:
-        return f"{self.num_embeddings} / {self.group.size()} ranks, {self.embedding_dim}"
-
 
 def vocab_parallel_cross_entropy(
     logits_shard: torch.Tensor,
@@ -93,7 +90,8 @@ def vocab_parallel_cross_entropy(
     target = _checked("target", target, words, ignore_index)
     ignored = target == ignore_index
     logits = logits_shard.to(torch.promote_types(logits_shard.dtype, torch.float32))
-    losses = _CrossEntropy.apply(logits, target.masked_fill(ignored, 0), group, label_smoothing, words)
+    column = target.masked_fill(ignored, 0).unsqueeze(-1)
+    losses = _CrossEntropy.apply(logits, column, group, label_smoothing, words).squeeze(-1)
     losses = losses.masked_fill(ignored, 0.0)  # not a product: a token that is ignored may have a loss of nan
     if reduction != "none":
         losses = losses.sum() / ((~ignored).sum() if reduction == "mean" else 1)
@@ -101,22 +99,22 @@ def vocab_parallel_cross_entropy(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Per token: log Z - the target's logit, with Z = the sum over words of exp(logit)."""
+    """Per token, [..., 1]: log Z - the target's logit, with Z = the sum over words of exp(logit)."""
 
     @staticmethod
     def forward(ctx, logits, target, group, label_smoothing, vocab_size):
         first = group.rank() * logits.size(-1)
         is_word = first + torch.arange(logits.size(-1), device=logits.device) < vocab_size  # else padding
         shifted = logits.masked_fill(~is_word, float("-inf"))
-        highest = shifted.max(-1).values
+        highest = shifted.amax(-1, keepdim=True)
         if group.size() > 1:
             dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
-        shifted -= highest.unsqueeze(-1)  # no exp can overflow
+        shifted -= highest  # no exp can overflow
         column, elsewhere = _local_index(target, first, logits.size(-1))
-        target_logit = shifted.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0.0)
+        target_logit = shifted.gather(-1, column).masked_fill(elsewhere, 0.0)
         num_words = min(max(vocab_size - first, 0), logits.size(-1))  # of this rank; the rest is padding
-        all_logits = shifted[..., :num_words].sum(-1) if label_smoothing else torch.zeros_like(highest)
-        sums = torch.stack([shifted.exp_().sum(-1), target_logit, all_logits])
+        all_logits = shifted[..., :num_words].sum(-1, keepdim=True) if label_smoothing else torch.zeros_like(highest)
+        sums = torch.stack([shifted.exp_().sum(-1, keepdim=True), target_logit, all_logits])
         normaliser, target_logit, all_logits = all_reduce(sums, group) if group.size() > 1 else sums  # one message
         ctx.save_for_backward(logits, highest, normaliser, column, elsewhere, is_word)
         ctx.group, ctx.label_smoothing, ctx.vocab_size = group, label_smoothing, vocab_size
@@ -129,16 +127,13 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         logits, highest, normaliser, column, elsewhere, is_word = ctx.saved_tensors
         smooth = is_word.to(logits.dtype) * (ctx.label_smoothing / ctx.vocab_size)
-        hit = (~elsewhere).to(logits.dtype).unsqueeze(-1) * (1 - ctx.label_smoothing)
-        shifted = logits.masked_fill(~is_word, float("-inf"))
+        hit = (~elsewhere).to(logits.dtype) * (1 - ctx.label_smoothing)
+        # Logits are the largest tensor of many models: one more of their size is made, which becomes the result.
+        result = logits.masked_fill(~is_word, float("-inf")).sub_(highest).exp_()
         if torch.is_grad_enabled():  # create_graph=True: say how this, too, depends on the logits of all ranks
-            exponentials = (shifted - highest.unsqueeze(-1)).exp()
-            normaliser = copy_to_tp(reduce_from_tp(exponentials.sum(-1), ctx.group), ctx.group)
-            wanted = smooth.expand_as(logits).scatter_add(-1, column.unsqueeze(-1), hit)
-            result = (exponentials / normaliser.unsqueeze(-1) - wanted) * copy_to_tp(grad, ctx.group).unsqueeze(-1)
-        else:  # logits are the largest tensor of many models: one more of their size is made, the result
-            result = shifted.sub_(highest.unsqueeze(-1)).exp_().div_(normaliser.unsqueeze(-1))  # the softmax
-            result = result.sub_(smooth).scatter_add_(-1, column.unsqueeze(-1), -hit).mul_(grad.unsqueeze(-1))
+            normaliser = copy_to_tp(reduce_from_tp(result.sum(-1, keepdim=True), ctx.group), ctx.group)
+            result, grad = result.clone(), copy_to_tp(grad, ctx.group)
+        result.div_(normaliser).sub_(smooth).scatter_add_(-1, column, -hit).mul_(grad)  # (softmax - wanted) * grad
         return result, None, None, None, None
 
 

@@ -15,7 +15,7 @@ from labkit.launch import launch
 from labkit.model import CONTEXT_PARALLEL, ParallelGPT, TransformerLayer
 from labkit.schedules import BACKWARD, FORWARD, interleaved, one_f_one_b
 from labkit.shape import GPT
-from labkit.tensor_parallel.rotary import rotation
+from labkit.tensor_parallel.blocks import rotation
 
 GPT_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200, num_attention_heads=96)
 SMALL = GPT(num_layers=12, hidden_size=16, seq_length=8, vocab_size=32, num_attention_heads=4)

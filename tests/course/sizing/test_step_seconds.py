@@ -12,7 +12,7 @@ from course.sizing.step_seconds import ADAM, gradients_seconds, optimizer_second
 from labkit.groups import group_of_one
 from labkit.model import TransformerLayer
 from labkit.shape import GPT
-from labkit.tensor_parallel.rotary import apply_rotary, rotation
+from labkit.tensor_parallel.blocks import apply_rotary, rotation
 
 GPT_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200, num_attention_heads=96)
 TODAY = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)

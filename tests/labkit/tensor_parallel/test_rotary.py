@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from labkit.tensor_parallel.rotary import apply_rotary, rotation
+from labkit.tensor_parallel.blocks import apply_rotary, rotation
 
 
 @pytest.mark.parametrize(("options", "base"), [({}, 10_000.0), (dict(base=500_000.0), 500_000.0)])
