@@ -65,3 +65,14 @@ def test_a_model_is_built_unit_by_unit(on_ranks, options):
     for most, shards in on_ranks(bytes_to_build, config, world_size=4):
         assert shards == pytest.approx(config.shape.num_parameters, rel=0.05)  # 4 bytes of each, on 4 ranks
         assert most < shards + 1.1 * layer + 3 * weight < unsharded
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch adds gradients up in the weights' type")
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_bytes_of_a_parameter(on_ranks, zero_stage):
+    config = replace(FEW_TOKENS, zero_stage=zero_stage)
+    plan = Plan(config.shape, 2, config.batch_size, recompute="none", zero_stage=zero_stage)
+    expected = sharded_memory(plan).total / config.shape.num_parameters
+    for after, most in on_ranks(bytes_held, config):
+        assert after == pytest.approx(9 if zero_stage else 18, rel=0.01)
+        assert expected - 0.1 < most < expected + (MESSAGES if zero_stage else 0.2)
