@@ -17,7 +17,6 @@ from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
 from labkit.pipeline.split_backward import SplitBackward
 from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, check
-from labkit.schedules.schedule import check_ops
 from labkit.timeline.trace import Trace
 
 
@@ -64,7 +63,7 @@ def run(
         ValueError: before any communication, if sizes or chunks do not fit the schedule, or it cannot run.
     """
     _check(schedule, chunks, groups, inputs, targets, reduce_every_micro_batch)
-    (check_ops if allow_deadlock else check)(schedule)
+    check(schedule, allow_deadlock)
     tied = [weight for weight in dict.fromkeys(tied) if weight.requires_grad and BACKWARD in schedule.kinds]
     # Set earlier gradients aside: the copies agree in them. Clone them: a wrapper may reuse their memory.
     earlier_gradients = [None if weight.grad is None else weight.grad.clone() for weight in tied]
