@@ -1,8 +1,7 @@
 """Sends activations to the next stage and gradients to the one before, and receives both ahead of need.
 
-Each message has its own tag: with interleaving on two ranks, both neighbours are the same rank. NCCL knows no tags and
-delivers in the order of sending. There the messages of one kind from one rank to another have their own communicator
-(`ProcessGroups.channel`), in which schedules send in the order in which they receive.
+Each message has its own tag: with interleaving on two ranks, both neighbours are the same rank. NCCL knows no tags, so
+there each kind and direction has its own channel (`ProcessGroups.channel`), which keeps the order of sending.
 """
 
 from collections import deque
@@ -94,9 +93,9 @@ class Messages:
         if route.shape_key not in self.shapes:
             self._send_shape(route, tensor)
         if (expected := self._shape(route)) != (tensor.dtype, tensor.shape):
-            fault = f"{op} gave {tensor.dtype} {list(tensor.shape)}"
-            fault += f", but the next stage expects {expected[0]} {list(expected[1])}"
-            raise ValueError(f"{fault}: for like inputs a stage must give like shapes, with the rows in the first dim")
+            gave, wants = (f"{dtype} {list(shape)}" for dtype, shape in ((tensor.dtype, tensor.shape), expected))
+            rule = "for like inputs a stage must give like shapes, with the rows in the first dim"
+            raise ValueError(f"{op} gave {gave}, but the next stage expects {wants}: {rule}")
         self._post_send(route, tensor, route.tag)
 
     def flush(self) -> None:
@@ -117,10 +116,10 @@ class Messages:
         self.pending_sends.setdefault(route, []).append((tensor, work))
 
     def _post_recv(self, route: Route | None) -> bool:
-        """Start to receive a message, if there is one from another rank; return False if that must wait.
+        """Start to receive a message, if another rank sends one; return False if that must wait.
 
-        It must wait while its shape is unknown. On a GPU it must also wait while the channel has an open receive: a
-        second one in the queue can hold up the computation that the other one waits for.
+        It waits until its shape is known. On a GPU it also waits for the channel's open receive: a second one in the
+        queue can hold up the computation that the first one waits for.
         """
         if route is None or route.rank == self.rank or route in self.pending_recvs:
             return True
