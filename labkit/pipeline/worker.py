@@ -16,7 +16,7 @@ from labkit.data_parallel.gradients import grad_dtype_of
 from labkit.data_parallel.replicas import Replica
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
-from labkit.pipeline.split_backward import SplitBackward
+from labkit.pipeline.split_backward import split_backward
 from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, check
 from labkit.timeline.trace import Trace
 
@@ -123,12 +123,12 @@ class Stage:
         self.shares = _shares(inputs, targets, ignore_index) if self.is_last else []
         self.total: torch.Tensor | None = None
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # micro-batch -> input, output with its graph
-        self._halves: dict[int, SplitBackward] = {}
+        self._second_halves: dict[int, Callable[[], None]] = {}  # of its backward
 
     def do(self, op: Op, arrived: torch.Tensor | None) -> torch.Tensor | None:
         """Run ``op`` on what arrived for it, and return what the next stage needs."""
         if op.kind == WEIGHT_GRADIENT:
-            return self._halves.pop(op.micro_batch).weight_gradient()  # which `backward` left for later
+            return self._second_halves.pop(op.micro_batch)()
         return self.forward(op, arrived) if op.kind == FORWARD else self.backward(op, arrived)
 
     def forward(self, op: Op, x: Any) -> torch.Tensor:
@@ -153,8 +153,7 @@ class Stage:
         """Return the gradient of the input; add up those of the weights too, unless they are an op of their own."""
         x, output = self._held.pop(op.micro_batch)
         if self.splits_backward:
-            self._halves[op.micro_batch] = halves = SplitBackward(output, x)
-            halves.input_gradient(grad)
+            self._second_halves[op.micro_batch] = split_backward(output, x, grad)
         elif output.requires_grad:
             torch.autograd.backward(output, grad)
         return torch.zeros_like(x) if x.grad is None else x.grad
