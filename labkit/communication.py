@@ -5,8 +5,9 @@ DistributedDataParallel, and the functional collectives of DTensor.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
+from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,21 +21,21 @@ from labkit.timeline.trace import Trace
 all_gather_single: Callable = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single: Callable = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-_METHODS: dict[str, tuple[str, int | None]] = {
-    "allreduce": ("all_reduce", 0),
-    "broadcast": ("broadcast", 0),
-    "reduce": ("reduce", 0),
-    **dict.fromkeys(("allgather", "all_gather_single", "_allgather_base"), ("all_gather", 0)),
-    **dict.fromkeys(("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"), ("reduce_scatter", 1)),
-    **dict.fromkeys(("alltoall", "all_to_all_single", "alltoall_base"), ("all_to_all", 1)),
-    "gather": ("gather", 1),
-    "scatter": ("scatter", 0),
-    "send": ("send", 0),
-    **dict.fromkeys(("recv", "recv_anysource"), ("recv", 0)),
-    "barrier": ("barrier", None),
+_METHODS: dict[str, tuple[Any, ...]] = {
+    "all_reduce": (0, "allreduce"),
+    "broadcast": (0, "broadcast"),
+    "reduce": (0, "reduce"),
+    "all_gather": (0, "allgather", "all_gather_single", "_allgather_base"),
+    "reduce_scatter": (1, "reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
+    "all_to_all": (1, "alltoall", "all_to_all_single", "alltoall_base"),
+    "gather": (1, "gather"),
+    "scatter": (0, "scatter"),
+    "send": (0, "send"),
+    "recv": (0, "recv", "recv_anysource"),
+    "barrier": (None, "barrier"),
 }
-"""For each method of ProcessGroup, under older and newer names: its operation, and which argument is the full buffer
-(of gather and scatter, one rank's shard of it)."""
+"""For each operation: which argument is the full buffer (of gather and scatter, one rank's shard of it), and its
+methods of ProcessGroup, under older and newer names."""
 
 
 def trace_communication(trace: Trace) -> AbstractContextManager[None]:
@@ -48,21 +49,17 @@ def trace_communication(trace: Trace) -> AbstractContextManager[None]:
 
 @contextmanager
 def trace_calls(trace_of: Callable[[str, dist.ProcessGroup, list[torch.Tensor]], Trace]) -> Iterator[None]:
-    """Do so until the block ends, in the trace that each call gets; then torch is as it was.
+    """Do so in the trace that ``trace_of`` gives for a call, just before it: its operation, group, and full buffer."""
+    calls: WeakKeyDictionary[dist.Work, _Call] = WeakKeyDictionary()  # weak: a work that is dropped frees its tensors
+    wait, methods = dist.Work.wait, dict(vars(dist.ProcessGroup))
 
-    Just before the call, ``trace_of`` is given its operation, its group, and the tensors of its full buffer.
-    """
-    call_of: WeakKeyDictionary[dist.Work, _Call] = WeakKeyDictionary()  # weak: a work that is dropped frees its tensors
-    methods = {name: vars(dist.ProcessGroup)[name] for name in _METHODS.keys() & vars(dist.ProcessGroup).keys()}
-    wait = vars(dist.Work)["wait"]
-
-    def traced(method, operation, buffer):
+    def traced(operation: str, buffer: int | None, method: Callable):
         def call_method(group, *args, **kwargs):
             tensors = [] if buffer is None else tree_leaves([*args, *kwargs.values()][buffer])
             call = _Call(operation, trace_of(operation, group, tensors))
             work = method(group, *args, **kwargs)
             if work is not None:
-                call_of[work] = call
+                calls[work] = call
                 call.note_end_of(work)
             elif operation not in ("send", "recv"):  # NCCL: its stream runs the call where it stands
                 call.note_wait(call.started)
@@ -71,40 +68,38 @@ def trace_calls(trace_of: Callable[[str, dist.ProcessGroup, list[torch.Tensor]],
         return call_method
 
     def traced_wait(work, *args, **kwargs):
-        call = call_of.get(work)
-        since = call.trace.now() if call else None
+        call = calls.get(work)
+        since = call and call.trace.now()
         result = wait(work, *args, **kwargs)
         if call:
             call.note_wait(since)
         return result
 
-    dist.Work.wait = traced_wait  # pyright: ignore - pinned by a test
-    for name, method in methods.items():
-        setattr(dist.ProcessGroup, name, traced(method, *_METHODS[name]))
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(dist.Work, "wait", traced_wait))
+        for operation, (buffer, *names) in _METHODS.items():
+            for name in methods.keys() & names:
+                method = traced(operation, buffer, methods[name])
+                stack.enter_context(patch.object(dist.ProcessGroup, name, method))
         yield
-    finally:
-        dist.Work.wait = wait
-        for name, method in methods.items():
-            setattr(dist.ProcessGroup, name, method)
 
 
 class _Call:
     def __init__(self, operation: str, trace: Trace):
-        self.operation, self.trace, self.started, self._notes_its_end = operation, trace, trace.now(), False
+        self.operation, self.trace, self.started, self.has_end = operation, trace, trace.now(), False
 
     def note_end_of(self, work: dist.Work) -> None:
         """Have gloo's thread note when the call ends, if this kind of call allows that."""
         if self.trace.device.type == "cpu":
             with suppress(RuntimeError):  # not implemented
                 work.get_future().add_done_callback(lambda _: self._note(COMMUNICATION, self.started, self.trace.now()))
-                self._notes_its_end = True
+                self.has_end = True
 
     def note_wait(self, since: Any) -> None:
         end = self.trace.now()
-        if not self._notes_its_end:
-            self._notes_its_end = True  # a second wait has nothing to note
+        if not self.has_end:
             self._note(COMMUNICATION, self.started, end)
+            self.has_end = True  # a second wait has nothing to note
         self._note(WAIT, since, end)
 
     def _note(self, kind: str, start: Any, end: Any) -> None:

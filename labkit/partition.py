@@ -1,50 +1,17 @@
-"""Divides work among ranks: the rows of a batch, a sequence, a model's layers, a weight's dims. Integers, no torch.
+"""Divides work among ranks: the rows of a batch, a sequence, a model's layers, a weight's dims. Integers, no torch."""
 
-The trainer, the layers and the pictures all ask here, so what is drawn is what trains.
-"""
-
-from dataclasses import dataclass
-
-from labkit.sizes import Misfit, check_size, divisors, either
+from labkit.sizes import check_size, divisors, does_not_divide, either
 
 
-@dataclass(frozen=True)
-class BatchCut:
-    """A batch of ``batch_size`` rows on ``dp_size`` replicas: each has consecutive rows, in ``num_micro_batches``.
+def rows_of_replica(batch_size: int, dp_size: int, dp_rank: int) -> range:
+    """Return which rows of a batch a replica sees in a step: consecutive ones, equally many on each.
 
-    >>> cut = BatchCut(batch_size=8, dp_size=2, num_micro_batches=2)
-    >>> [list(cut.rows(1, micro_batch)) for micro_batch in (0, 1)]
-    [[4, 5], [6, 7]]
-
-    Raises:
-        ValueError: the replicas and their micro-batches cannot share the rows equally.
+    >>> rows_of_replica(8, dp_size=2, dp_rank=1)
+    range(4, 8)
     """
-
-    batch_size: int
-    dp_size: int = 1
-    num_micro_batches: int = 1
-
-    def __post_init__(self):
-        for name in ("batch_size", "dp_size", "num_micro_batches"):
-            object.__setattr__(self, name, check_size(name, getattr(self, name)))
-        d, m = self.dp_size, self.num_micro_batches
-        if self.batch_size % (d * m):
-            advice = f"use batch_size {either(multiples_near(self.batch_size, d * m))}"
-            raise Misfit.of_division("batch_size", self.batch_size, advice, dp_size=d, num_micro_batches=m)
-
-    @property
-    def micro_batch_size(self) -> int:
-        """How many rows a replica sees at once: B / (d m)."""
-        return self.batch_size // (self.dp_size * self.num_micro_batches)
-
-    def rows(self, dp_rank: int, micro_batch: int) -> range:
-        """The rows of the batch that a replica sees in one of its micro-batches."""
-        start = (dp_rank * self.num_micro_batches + micro_batch) * self.micro_batch_size
-        return range(start, start + self.micro_batch_size)
-
-    def rows_of_replica(self, dp_rank: int) -> range:
-        """All rows of the batch that a replica sees in a step."""
-        return BatchCut(self.batch_size, self.dp_size).rows(dp_rank, 0)
+    check_divides(dp_size, "batch_size", batch_size, parts_name="dp_size")
+    size = batch_size // dp_size
+    return range(dp_rank * size, (dp_rank + 1) * size)
 
 
 def layers_of_stage(num_layers: int, stage: int, num_stages: int) -> range:
@@ -103,18 +70,18 @@ def chunks_of_rank(size: int, tp_size: int, tp_rank: int, stride: int = 1) -> li
 
 
 def check_divides(parts: int, name: str, size: int, stride: int = 1, *, parts_name: str = "tp_size") -> None:
-    """Raise a Misfit if a dim of this size cannot be cut into parts * stride equal chunks.
+    """Raise a ValueError if a dim of this size cannot be cut into parts * stride equal chunks.
 
     >>> check_divides(4, "output_size", 10)
     Traceback (most recent call last):
-    labkit.sizes.Misfit: tp_size=4 does not divide output_size=10: use tp_size 1, 2, 5 or 10, or output_size 8 or 12
+    ValueError: tp_size=4 does not divide output_size=10: use tp_size 1, 2, 5 or 10, or output_size 8 or 12
     """
     size, stride = check_size(name, size), check_size("stride", stride)
     chunks = parts * stride
     if size % chunks:
         fits = "" if size % stride else f"{parts_name} {either(divisors(size // stride))}, or "
-        advice = f"use {fits}{name} {either(multiples_near(size, chunks))}"
-        raise Misfit.of_division(name, size, advice, **{parts_name: parts} | ({"stride": stride} if stride > 1 else {}))
+        fault = does_not_divide(name, size, **{parts_name: parts} | ({"stride": stride} if stride > 1 else {}))
+        raise ValueError(f"{fault}: use {fits}{name} {either(multiples_near(size, chunks))}")
 
 
 def multiples_near(number: int, of: int) -> list[int]:

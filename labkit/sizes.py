@@ -9,32 +9,6 @@ from numbers import Real
 MAX_SIZE = 10**12  # no layer, batch or cluster is larger; to find the divisors of such a number would take too long
 
 
-class Misfit(ValueError):
-    """Things that do not fit together: the ``rule`` they break whatever the numbers, the ``fault`` in them, ``advice``.
-
-    >>> print(Misfit("a divides b", "a=3 does not divide b=4", "use 1, 2 or 4"))
-    a=3 does not divide b=4: use 1, 2 or 4
-    """
-
-    def __init__(self, rule: str, fault: str, advice: str):
-        super().__init__(f"{fault}: {advice}")
-        self.rule, self.fault, self.advice = rule, fault, advice
-
-    def __reduce__(self):
-        return type(self), (self.rule, self.fault, self.advice)
-
-    @classmethod
-    def of_division(cls, name: str, size: int, advice: str, **factors: int) -> "Misfit":
-        """Return the error for a ``size``, called ``name``, that the product of ``factors`` does not divide.
-
-        >>> print(Misfit.of_division("num_layers", 6, "use num_chunks=1", pp_size=3, num_chunks=4))
-        pp_size=3 * num_chunks=4 = 12 does not divide num_layers=6: use num_chunks=1
-        """
-        product = " * ".join(f"{factor}={value}" for factor, value in factors.items())
-        product += f" = {math.prod(factors.values())}" if len(factors) > 1 else ""
-        return cls(f"{' * '.join(factors)} must divide {name}", f"{product} does not divide {name}={size}", advice)
-
-
 def whole_number(value) -> int | None:
     """Return `value` as an int (numpy integers included), or None if it is not a whole number; a bool is not."""
     try:
@@ -67,6 +41,17 @@ def divisors(number: int) -> tuple[int, ...]:
     """Return all divisors, in order."""
     low = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
     return tuple(sorted({*low, *(number // size for size in low)}))
+
+
+def does_not_divide(name: str, size: int, **factors: int) -> str:
+    """Word the fault of a ``size``, called ``name``, that the product of ``factors`` does not divide.
+
+    >>> does_not_divide("num_layers", 6, pp_size=3, num_chunks=4)
+    'pp_size=3 * num_chunks=4 = 12 does not divide num_layers=6'
+    """
+    product = " * ".join(f"{factor}={value}" for factor, value in factors.items())
+    product += f" = {math.prod(factors.values())}" if len(factors) > 1 else ""
+    return f"{product} does not divide {name}={size}"
 
 
 def either(choices: Sequence[object]) -> str:

@@ -2,11 +2,10 @@
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.choice import slider
-from course.pictures.batch import draw_batch
+from course.pictures.batch import BatchCut, draw_batch
 from course.pictures.style import bytes_text
 from course.sizing.ring import bus_factor
 from course.table import Table
-from labkit.partition import BatchCut
 from labkit.sizes import counted
 
 BATCH_SIZES = (8, 16, 32, 64, 96, 128, 192, 256, 512, 1024)

@@ -7,9 +7,9 @@ from course.explorers.choice import slider
 from course.pictures.scene import WIDTH, Look, Mark, Scene, arrow, box, label
 from course.pictures.style import FRAME_FILL, GREY, IDLE, KIND_COLOR, MUTED, tint
 from course.pictures.timeline import LEFT
-from course.sizing import simulate
+from course.sizing import read_ops, simulate
 from course.table import Table
-from labkit.schedules import BACKWARD, FORWARD, Op, Schedule, ScheduleDeadlock, read_ops
+from labkit.schedules import BACKWARD, FORWARD, Op, Schedule, ScheduleDeadlock
 from labkit.sizes import counted
 
 STUCK = "#C1121F"

@@ -16,7 +16,7 @@ from course.pictures.three_axes import draw_holdings
 from course.sizing import step_traffic
 from course.stream import stream
 from labkit.launch import World
-from labkit.partition import BatchCut
+from labkit.partition import rows_of_replica
 from labkit.sizes import counted
 from labkit.train import TrainConfig, steps
 
@@ -70,9 +70,9 @@ class training_explorer(Explorer):
         sizes = dict(bytes_per_element=config.dtype.itemsize, gradient_bytes_per_element=config.dtype.itemsize)
         place = dict(gpus_per_node=NUM_RANKS, batch_size=config.batch_size)
         traffic = step_traffic(config.shape, layout, sequence_parallel=config.sequence_parallel, **place, **sizes)
-        cut, m = BatchCut(config.batch_size, layout.dp_size), config.num_micro_batches(NUM_RANKS)
+        rows, m = rows_of_replica(config.batch_size, layout.dp_size, 0), config.num_micro_batches(NUM_RANKS)
         says = f"p · t · d = {layout.pp_size} · {layout.tp_size} · {layout.dp_size} = {NUM_RANKS}; each replica takes "
-        says += f"{len(cut.rows_of_replica(0))} of {cut.batch_size} rows, in {counted(m, 'micro-batch')}"
+        says += f"{len(rows)} of {config.batch_size} rows, in {counted(m, 'micro-batch')}"
         return Parts([draw_holdings(layout, config.num_layers, config.batch_size, traffic)], says)
 
     def _show_button(self) -> None:

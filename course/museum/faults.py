@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from labkit import pipeline
 from labkit.layout import ParallelLayout
-from labkit.partition import BatchCut
+from labkit.partition import rows_of_replica
 from labkit.pipeline.worker import Stage
 from labkit.tensor_parallel import RowParallelLinear, blocks, dropout, linear, shards, vocabulary
 from labkit.tensor_parallel.operators import reduce_from_tp
@@ -102,7 +102,7 @@ def dp_and_pp_swapped():
     def rows(self):
         other_order = ParallelLayout(8, tp_size=2, pp_size=2, order="tp-pp-dp")
         dp_rank = other_order.coords(self.groups.rank).dp  # here: the pipeline rank
-        return BatchCut(self.config.batch_size, other_order.dp_size).rows_of_replica(dp_rank)
+        return rows_of_replica(self.config.batch_size, other_order.dp_size, dp_rank)
 
     Trainer.rows = rows
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from course.measure import operations
 from course.measure.flow import numbered, row_and_column, trace_flow
 from course.measure.utilisation import predict_step
-from course.pictures.batch import draw_replicas
+from course.pictures.batch import BatchCut, draw_replicas
 from course.pictures.collectives import draw_flows
 from course.pictures.context_parallel import ring_steps
 from course.pictures.fully_sharded import draw_moments
@@ -22,7 +22,6 @@ from course.pictures.utilisation import draw_steps
 from course.sizing import Plan, moments, simulate
 from course.sizing.linear_cut import LinearCut
 from labkit.layout import ParallelLayout
-from labkit.partition import BatchCut
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.shape import GPT
 

@@ -1,17 +1,48 @@
 """Draw data parallelism: which rank sees which rows, what is the same on every replica, and when gradients travel."""
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from course.pictures.parts import own_box, rank_names, titled
 from course.pictures.scene import WIDTH, Look, Mark, Scene, box, label
 from course.pictures.style import BACKWARD, DP, FRAME, FRAME_FILL, MUTED, bytes_text, tint, tints
 from course.table import Table
-from labkit.partition import BatchCut
-from labkit.sizes import counted
+from labkit.partition import multiples_near, rows_of_replica
+from labkit.sizes import check_size, counted, does_not_divide, either
 
 LEFT, RIGHT, TOP = 84.0, WIDTH - 120.0, 118.0  # right of the ranks' names, where the all-reduce begins, above the ranks
 GAP, AVERAGE = 12.0, WIDTH - RIGHT - 2
+
+
+@dataclass(frozen=True)
+class BatchCut:
+    """A batch of ``batch_size`` rows on ``dp_size`` replicas: each has consecutive rows, in ``num_micro_batches``.
+
+    >>> cut = BatchCut(batch_size=8, dp_size=2, num_micro_batches=2)
+    >>> [list(cut.rows(1, micro_batch)) for micro_batch in (0, 1)]
+    [[4, 5], [6, 7]]
+    """
+
+    batch_size: int
+    dp_size: int = 1
+    num_micro_batches: int = 1
+
+    def __post_init__(self):
+        b, d, m = (check_size(name, value) for name, value in vars(self).items())
+        if b % (d * m):
+            fault = does_not_divide("batch_size", b, dp_size=d, num_micro_batches=m)
+            raise ValueError(f"{fault}: use batch_size {either(multiples_near(b, d * m))}")
+
+    @property
+    def micro_batch_size(self) -> int:
+        """How many rows a replica sees at once: B / (d m)."""
+        return self.batch_size // (self.dp_size * self.num_micro_batches)
+
+    def rows(self, dp_rank: int, micro_batch: int) -> range:
+        """Return the rows of the batch that a replica sees in one of its micro-batches."""
+        own, size = rows_of_replica(self.batch_size, self.dp_size, dp_rank), self.micro_batch_size
+        return own[micro_batch * size : (micro_batch + 1) * size]
 
 
 def draw_batch(cut: BatchCut) -> Scene:
@@ -41,8 +72,9 @@ def draw_replicas(cut: BatchCut) -> Scene:
     """Draw what each rank has in the course of a step, from its rows to its new weights."""
     d, top, lane, step = cut.dp_size, 80.0, 62.0, (RIGHT - LEFT) / 6
     own = [f"of rank {rank}" for rank in range(d)]
+    rows = [rows_text(rows_of_replica(cut.batch_size, d, rank)) for rank in range(d)]
     columns = {
-        "rows": ([rows_text(cut.rows_of_replica(rank)) for rank in range(d)], "different rows on every rank"),
+        "rows": (rows, "different rows on every rank"),
         "model": (["whole"] * d, "the whole model, the same on every rank"),
         "loss": (own, "the mean over this rank's rows"),
         "gradients": (own, "those of this rank's loss"),

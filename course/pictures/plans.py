@@ -7,8 +7,8 @@ from course.pictures.parts import titled
 from course.pictures.scene import WIDTH, Look, Scene, box, label
 from course.pictures.style import FRAME_FILL, GREY, IDLE, MUTED, three_digits, tint
 from course.sizing import Hardware, Plan, fullest, step_time
+from course.sizing.plan import Misfit
 from course.table import Table
-from labkit.sizes import Misfit
 
 TP_SIZES = (1, 2, 4, 8, 16, 32)
 PP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 20, 21, 24, 30, 32, 35, 40, 48, 64)

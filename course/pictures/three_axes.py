@@ -7,7 +7,7 @@ from course.pictures.style import AXIS_COLOR, AXIS_NAME, FRAME, FRAME_FILL, TP, 
 from course.sizing import Traffic
 from course.table import Table
 from labkit.layout import ParallelLayout
-from labkit.partition import BatchCut, layers_of_stage
+from labkit.partition import layers_of_stage, rows_of_replica
 from labkit.sizes import ranks_text
 
 AXES = ("tp", "dp", "pp")
@@ -32,7 +32,7 @@ def draw_holdings(
         place, groups = layout.coords(rank), {axis: layout.group_of(rank, axis) for axis in AXES}
         x, y = LEFT + place.pp * (wide + between), TOP + place.dp * (frame + BELOW)
         layers = _range("layer", layers_of_stage(num_layers, place.pp, p))
-        batch = _range("row", BatchCut(batch_size, d).rows_of_replica(place.dp))
+        batch = _range("row", rows_of_replica(batch_size, d, place.dp))
         part = f"part {place.tp + 1} of {t}" if t > 1 else "whole layers"
         rows.append([str(rank), layers, part, batch, *map(ranks_text, groups.values())])
         if place.tp == place.dp == 0:

@@ -15,7 +15,7 @@ from course.sizing.hardware import DGX_A100, DGX_H100, Hardware
 from course.sizing.plan import Plan
 from course.sizing.plan_search import Candidate, reasons, search
 from course.sizing.published import Published, fitted, table_1
-from course.sizing.simulated import simulate
+from course.sizing.simulated import read_ops, simulate
 from course.sizing.stage_memory import Memory, activation_bytes_per_layer, fullest, memory, stage_parameters
 from course.sizing.step_seconds import StepTime, step_time
 from course.sizing.traffic import Traffic, plan_traffic, step_traffic
@@ -25,5 +25,5 @@ __all__ = [
     "RECOMPUTE", "flops_per_step", "training_days", "DGX_A100", "DGX_H100", "Hardware", "Plan", "Memory",
     "activation_bytes_per_layer", "fullest", "memory", "stage_parameters", "StepTime", "step_time", "Traffic",
     "plan_traffic", "step_traffic", "Candidate", "reasons", "search", "Published", "fitted", "table_1",
-    "simulate", "Moment", "Sharding", "moments", "sharded_memory", "sharding",
+    "read_ops", "simulate", "Moment", "Sharding", "moments", "sharded_memory", "sharding",
 ]  # fmt: skip

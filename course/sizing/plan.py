@@ -8,9 +8,24 @@ from course.sizing.context import check_way
 from course.sizing.flops import RECOMPUTE
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
-from labkit.sizes import Misfit, check_size, divisors, either
+from labkit.sizes import check_size, divisors, does_not_divide, either
 
 _CHOICES = {"recompute": RECOMPUTE, "zero_stage": (0, 1, 2, 3), "gradient_bytes": (2, 4)}
+
+
+class Misfit(ValueError):
+    """Sizes that do not fit together: the ``rule`` they break whatever the numbers, the ``fault`` in them, ``advice``.
+
+    >>> print(Misfit("a divides b", "a=3 does not divide b=4", "use 1, 2 or 4"))
+    a=3 does not divide b=4: use 1, 2 or 4
+    """
+
+    def __init__(self, rule: str, fault: str, advice: str):
+        super().__init__(rule, fault, advice)
+        self.rule, self.fault, self.advice = rule, fault, advice
+
+    def __str__(self) -> str:
+        return f"{self.fault}: {self.advice}"
 
 
 @dataclass(frozen=True)
@@ -135,4 +150,5 @@ def _check_divides(name: str, whole: int, other_way_out: str = "", /, **factors:
     """Raise Misfit unless the product of ``factors`` divides ``whole``, which is called ``name``."""
     if whole % math.prod(factors.values()):
         ways_out = [("a product of " if len(factors) > 1 else "") + either(divisors(whole)), other_way_out]
-        raise Misfit.of_division(name, whole, f"use {', or '.join(filter(None, ways_out))}", **factors)
+        rule, advice = f"{' * '.join(factors)} must divide {name}", f"use {', or '.join(filter(None, ways_out))}"
+        raise Misfit(rule, does_not_divide(name, whole, **factors), advice)

@@ -9,11 +9,11 @@ from itertools import product
 
 from course.sizing.flops import RECOMPUTE
 from course.sizing.hardware import Hardware
-from course.sizing.plan import Plan
+from course.sizing.plan import Misfit, Plan
 from course.sizing.stage_memory import Memory, fullest
 from course.sizing.step_seconds import StepTime, step_time
 from labkit.shape import GPT
-from labkit.sizes import Misfit, divisors
+from labkit.sizes import divisors
 
 
 @dataclass(frozen=True)

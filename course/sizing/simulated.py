@@ -1,11 +1,29 @@
-"""Simulates a schedule: when each op would run, from how long ops and messages take."""
+"""Simulates a schedule: when each op would run, from how long ops and messages take. Reads ops that are typed."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from course.timeline import Timeline
-from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
-from labkit.schedules.schedule import check_ops
+from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, check
+from labkit.schedules.schedule import LETTER
 from labkit.timeline.spans import COMMUNICATION, Span
+
+
+def read_ops(text: str) -> list[Op]:
+    """Read ops as they are printed, separated by spaces, for a schedule of your own; a ValueError names a bad one.
+
+    >>> [op == Op("forward", 3) for op in read_ops("F3 B0.1")]
+    [True, False]
+    """
+    kinds = {letter: kind for kind, letter in LETTER.items()}
+    ops = []
+    for word in text.split():
+        parts = re.fullmatch(r"([FBW])(\d+)(?:\.(\d+))?", word)
+        if not parts:
+            advice = "write F, B or W, the micro-batch, and .chunk above chunk 0, as in F3.1"
+            raise ValueError(f"{word!r} is not an op: {advice}")
+        ops.append(Op(kinds[parts[1]], int(parts[2]), int(parts[3] or 0)))
+    return ops
 
 
 def simulate(
@@ -31,7 +49,7 @@ def simulate(
     >>> timeline.makespan_seconds, round(timeline.bubble_over_ideal, 3), round(timeline.bubble_share, 4)
     (33.0, 0.375, 0.2727)
     """
-    check_ops(schedule)  # a deadlock shows in the loop below
+    check(schedule)
     if not 0 <= weight_gradient_share <= 1:
         raise ValueError(f"weight_gradient_share={weight_gradient_share} must be in [0, 1]")
     forwards = _per_model_chunk(schedule, "forward_seconds", forward_seconds)

@@ -1,13 +1,12 @@
 """Sends activations to the next stage and gradients to the one before, and receives both ahead of need.
 
-Each message has its own tag: with interleaving on two ranks, both neighbours are the same rank. NCCL knows no tags and
-delivers in the order of sending. There the messages of one kind from one rank to another have their own communicator
-(`ProcessGroups.channel`), in which schedules send in the order in which they receive.
+Each message has its own tag: with interleaving on two ranks, both neighbours are the same rank. NCCL knows no tags, so
+there each kind and direction has its own channel (`ProcessGroups.channel`), which keeps the order of sending.
 """
 
 from collections import deque
 from collections.abc import Iterable
-from functools import cache, partial
+from functools import cache
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -25,12 +24,13 @@ MAX_DIMS = 8
 
 
 class Route(NamedTuple):
-    """Where a message goes to or comes from: a rank, and its op there; their group; and what both ends know it by."""
+    """Where one message goes to or comes from, and what both ends know it by."""
 
     rank: int
-    op: Op
+    op: Op  # of that rank: needs the message, or gives it
     group: dist.ProcessGroup
-    first_tag: int  # micro-batch i has the i-th after it, the shape message the one after all of these
+    tag: int
+    shape_tag: int  # of the shape message, if one goes ahead
     shape_key: tuple[int, ...]  # the stage that gives the activation, and both ranks
 
 
@@ -50,31 +50,30 @@ class Messages:
         self.to_take = deque(schedule.ranks[self.rank])
         self.order_of = cache(lambda rank: {op: index for index, op in enumerate(schedule.ranks[rank])})
         self.handed_over: dict[Op, torch.Tensor] = {}  # from one chunk of this rank to another
-        self.pending_recvs: dict[Op, tuple[torch.Tensor, Any, dist.ProcessGroup]] = {}
-        self.pending_sends: dict[tuple[int, Op], list[tuple[torch.Tensor, Any]]] = {}  # by the receiver and its op
-        for stage in range(1, schedule.num_model_chunks):
-            ends = schedule.rank_of_stage(stage - 1), schedule.rank_of_stage(stage)
-            for kind, pair in ((FORWARD, ends), (BACKWARD, ends[::-1])):  # in one order on all ranks
-                if kind in schedule.kinds:
-                    groups.connect(kind, *pair)
+        self.pending_recvs: dict[Route, tuple[torch.Tensor, Any]] = {}
+        self.pending_sends: dict[Route, list[tuple[torch.Tensor, Any]]] = {}
+        for stage in range(1, schedule.num_model_chunks):  # in one order on all ranks
+            before, after = schedule.rank_of_stage(stage - 1), schedule.rank_of_stage(stage)
+            groups.connect(FORWARD, before, after)
+            groups.connect(BACKWARD, after, before)
 
     def take(self, op: Op) -> torch.Tensor | None:
         """Return what ``op``, the schedule's next, needs; wait if it is not here yet. None if it needs nothing."""
         for coming in islice(self.to_take, self.recv_prefetch):
-            if not self._post_recv(coming):
+            if not self._post_recv(self._route(coming, -1)):
                 break  # receives start in the order of the ops, as NCCL wants it
         self.to_take.popleft()
         route = self._route(op, -1)
         if route is None or route.rank == self.rank:
             return self.handed_over.pop(op, None)
         with self.span(WAIT, f"for {op}", op), waiting_for(op):
-            while not self._post_recv(op):
+            while not self._post_recv(route):
                 self._recv_shape(route)
-            tensor, work, _ = self.pending_recvs.pop(op)
+            tensor, work = self.pending_recvs.pop(route)
             work.wait()
         # The sender has done all its ops up to this one, so it has received what this rank sent for them.
         order = self.order_of(route.rank)
-        self._release(to for to in self.pending_sends if to[0] == route.rank and order[to[1]] <= order[route.op])
+        self._release(to for to in self.pending_sends if to.rank == route.rank and order[to.op] <= order[route.op])
         return tensor
 
     def send(self, op: Op, result: torch.Tensor | None) -> None:
@@ -90,55 +89,58 @@ class Messages:
         if route.rank == self.rank:
             self.handed_over[route.op] = tensor
             return
-        sends, isend = [], partial(dist.isend, group=route.group, group_dst=route.rank)
-        dtype, shape, rows = tensor.dtype, tensor.shape, self.rows[op.micro_batch]
-        if route.shape_key not in self.shapes:
-            self.shapes[route.shape_key] = dtype, shape, rows
-            numbers = [self.inputs_hash, rows, DTYPES.index(dtype), len(shape), *shape, *[0] * (MAX_DIMS - len(shape))]
-            message = torch.tensor(numbers, device=self.device)
-            sends.append((message, isend(message, tag=route.first_tag + len(self.rows))))
-        if (expected := self._shape(op, route)) != (dtype, shape):
-            fault = f"{op} gave {dtype} {list(shape)}, but the next stage expects {expected[0]} {list(expected[1])}"
-            raise ValueError(f"{fault}: for like inputs a stage must give like shapes, with the rows in the first dim")
-        sends.append((tensor, isend(tensor, tag=route.first_tag + op.micro_batch)))
         self._release(takewhile(self._has_left, self.pending_sends))
-        self.pending_sends[route.rank, route.op] = sends
+        if route.shape_key not in self.shapes:
+            self._send_shape(route, tensor)
+        if (expected := self._shape(route)) != (tensor.dtype, tensor.shape):
+            gave, wants = (f"{dtype} {list(shape)}" for dtype, shape in ((tensor.dtype, tensor.shape), expected))
+            rule = "for like inputs a stage must give like shapes, with the rows in the first dim"
+            raise ValueError(f"{op} gave {gave}, but the next stage expects {wants}: {rule}")
+        self._post_send(route, tensor, route.tag)
 
     def flush(self) -> None:
         """Wait until everything has left."""
         self._release(self.pending_sends)
 
-    def _release(self, receivers: Iterable[tuple[int, Op]]) -> None:
-        for receiver in list(receivers):
-            with waiting_for(receiver[1]):
-                for _, work in self.pending_sends.pop(receiver):
+    def _release(self, routes: Iterable[Route]) -> None:
+        for route in list(routes):
+            with waiting_for(route.op):
+                for _, work in self.pending_sends.pop(route):
                     work.wait()
 
-    def _has_left(self, receiver: tuple[int, Op]) -> bool:
-        return all(work.is_completed() for _, work in self.pending_sends[receiver])  # NCCL knows, gloo does not
+    def _has_left(self, route: Route) -> bool:
+        return all(work.is_completed() for _, work in self.pending_sends[route])  # NCCL knows, gloo does not
 
-    def _post_recv(self, op: Op) -> bool:
-        """Start to receive what ``op`` needs, if anything; return False if that must wait.
+    def _post_send(self, route: Route, tensor: torch.Tensor, tag: int) -> None:
+        work = dist.isend(tensor, group=route.group, group_dst=route.rank, tag=tag)
+        self.pending_sends.setdefault(route, []).append((tensor, work))
 
-        It must wait while its shape is unknown. On a GPU it must also wait while the channel has an open receive: a
-        second one in the queue can hold up the computation that the other one waits for.
+    def _post_recv(self, route: Route | None) -> bool:
+        """Start to receive a message, if another rank sends one; return False if that must wait.
+
+        It waits until its shape is known. On a GPU it also waits for the channel's open receive: a second one in the
+        queue can hold up the computation that the first one waits for.
         """
-        route = self._route(op, -1)
-        if op in self.pending_recvs or route is None or route.rank == self.rank:
+        if route is None or route.rank == self.rank or route in self.pending_recvs:
             return True
-        is_open = self.groups.keeps_order and route.group in (group for *_, group in self.pending_recvs.values())
+        is_open = self.groups.keeps_order and route.group in (other.group for other in self.pending_recvs)
         if is_open or route.shape_key not in self.shapes:
             return False
-        dtype, shape = self._shape(op, route)
-        tensor, tag = torch.empty(shape, dtype=dtype, device=self.device), route.first_tag + op.micro_batch
-        work = dist.irecv(tensor, group=route.group, group_src=route.rank, tag=tag)
-        self.pending_recvs[op] = tensor, work, route.group
+        dtype, shape = self._shape(route)
+        tensor = torch.empty(shape, dtype=dtype, device=self.device)
+        work = dist.irecv(tensor, group=route.group, group_src=route.rank, tag=route.tag)
+        self.pending_recvs[route] = tensor, work
         return True
+
+    def _send_shape(self, route: Route, tensor: torch.Tensor) -> None:
+        dtype, shape, rows = tensor.dtype, tensor.shape, self.rows[route.op.micro_batch]
+        self.shapes[route.shape_key] = dtype, shape, rows
+        numbers = [self.inputs_hash, rows, DTYPES.index(dtype), len(shape), *shape, *[0] * (MAX_DIMS - len(shape))]
+        self._post_send(route, torch.tensor(numbers, device=self.device), route.shape_tag)
 
     def _recv_shape(self, route: Route) -> None:
         message = torch.empty(4 + MAX_DIMS, dtype=torch.int64, device=self.device)
-        tag = route.first_tag + len(self.rows)
-        work: Any = dist.irecv(message, group=route.group, group_src=route.rank, tag=tag)
+        work: Any = dist.irecv(message, group=route.group, group_src=route.rank, tag=route.shape_tag)
         work.wait()
         inputs_hash, rows, dtype, num_dims, *shape = message.tolist()  # on a GPU, the host waits
         if inputs_hash != self.inputs_hash:
@@ -146,19 +148,20 @@ class Messages:
             raise ValueError(f"{fault}: give both the same inputs, and a dict of shapes or none")
         self.shapes[route.shape_key] = DTYPES[dtype], torch.Size(shape[:num_dims]), rows
 
-    def _shape(self, op: Op, route: Route) -> tuple[torch.dtype, torch.Size]:
+    def _shape(self, route: Route) -> tuple[torch.dtype, torch.Size]:
         """Return the dtype and shape that both ends know of a message: as noted, but with its own number of rows."""
         dtype, shape, rows = self.shapes[route.shape_key]
-        own_rows = self.rows[op.micro_batch]
+        own_rows = self.rows[route.op.micro_batch]
         return dtype, shape if own_rows == rows else torch.Size([own_rows, *shape[1:]])
 
     def _route(self, op: Op, steps: int) -> Route | None:
         """Return the route of the message that ``op`` gives (``steps`` is 1) or needs (-1); None if there is none."""
-        other = self.schedule.neighbor(self.rank, op, steps)
-        if other is None:
+        neighbor = self.schedule.neighbor(self.rank, op, steps)
+        if neighbor is None:
             return None
-        rank, there = other
+        rank, there = neighbor
+        group = self.groups.channel(op.kind, *(self.rank, rank)[::steps])
         stage = min(self.schedule.stage_of(self.rank, op.chunk), self.schedule.stage_of(rank, there.chunk))
         number = stage + (op.kind == BACKWARD) * self.schedule.num_model_chunks
-        group = self.groups.channel(op.kind, *(self.rank, rank)[::steps])
-        return Route(rank, there, group, number * (len(self.rows) + 1), (stage, *sorted((self.rank, rank))))
+        shape_tag = number * (len(self.rows) + 1)
+        return Route(rank, there, group, shape_tag + 1 + op.micro_batch, shape_tag, (stage, *sorted((self.rank, rank))))

@@ -5,7 +5,7 @@ path and keeps the gradient that arrives at each node with weights beside it; th
 Source of the idea: arXiv 2401.10241, section 2.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from graphlib import TopologicalSorter
 
@@ -13,43 +13,35 @@ import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 
-class SplitBackward:
-    """The backward of ``output`` with respect to ``x``, a leaf, and to the weights in between.
+def split_backward(output: torch.Tensor, x: torch.Tensor, grad: torch.Tensor | None) -> Callable[[], None]:
+    """Fill ``x.grad`` of a leaf x, given the gradient of the output; return what adds to the gradients of the weights.
 
     Where there is no path from output to x (token numbers have no gradient), the second half is all of backward.
     If a weight is used at two nodes, it goes the whole path again: that is right, but saves nothing, as checkpointing.
     """
+    if not output.requires_grad:
+        return lambda: None
+    backward = partial(torch.autograd.backward, output, grad)
+    if not x.requires_grad:
+        return backward
+    weights_at = _weights_beside(get_gradient_edge(output).node, get_gradient_edge(x).node)
+    if weights_at is None:
+        return backward
+    arrived: dict[Node, Sequence[torch.Tensor | None]] = {}
+    hooks = [node.register_prehook(partial(arrived.__setitem__, node)) for node in weights_at]
+    backward(inputs=[x], retain_graph=True)
+    for hook in hooks:
+        hook.remove()
+    weights = set().union(*weights_at.values())
+    if len(weights) < sum(map(len, weights_at.values())):
+        return partial(backward, inputs=list(weights))
 
-    def __init__(self, output: torch.Tensor, x: torch.Tensor):
-        self.output, self.x = output, x
-        self.grad: torch.Tensor | None = None
-        self.arrived: dict[Node, Sequence[torch.Tensor | None]] = {}
-        self.weights_at: dict[Node, set[torch.Tensor]] | None = None  # None: there is no first half
-        if output.requires_grad and x.requires_grad:
-            self.weights_at = _weights_beside(get_gradient_edge(output).node, get_gradient_edge(x).node)
+    def weight_gradient() -> None:
+        for node, grads in arrived.items():
+            given = {GradientEdge(node, index): grad for index, grad in enumerate(grads) if grad is not None}
+            torch.autograd.backward(list(given), list(given.values()), inputs=list(weights_at[node]))
 
-    def input_gradient(self, grad: torch.Tensor | None) -> None:
-        """Fill ``x.grad``, given the gradient of the output (None for a scalar)."""
-        self.grad = grad
-        if self.weights_at is not None:
-            hooks = [node.register_prehook(partial(self.arrived.__setitem__, node)) for node in self.weights_at]
-            torch.autograd.backward(self.output, grad, inputs=[self.x], retain_graph=True)
-            for hook in hooks:
-                hook.remove()
-
-    def weight_gradient(self) -> None:
-        """Add to the gradients of the weights."""
-        if self.weights_at is None:
-            if self.output.requires_grad:
-                torch.autograd.backward(self.output, self.grad)
-            return
-        weights = set().union(*self.weights_at.values())
-        if len(weights) < sum(map(len, self.weights_at.values())):
-            torch.autograd.backward(self.output, self.grad, inputs=list(weights))
-        else:
-            for node, grads in self.arrived.items():
-                given = {GradientEdge(node, index): grad for index, grad in enumerate(grads) if grad is not None}
-                torch.autograd.backward(list(given), list(given.values()), inputs=list(self.weights_at[node]))
+    return weight_gradient
 
 
 def _weights_beside(root: Node, x: Node) -> dict[Node, set[torch.Tensor]] | None:

@@ -4,8 +4,9 @@ The order is the schedule's (`labkit.schedules`). `Messages` receives ahead of n
 so messages travel while a `Stage` computes.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,8 @@ from torch import nn
 from labkit.data_parallel.replicas import Replica, grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
-from labkit.pipeline.split_backward import SplitBackward
+from labkit.pipeline.split_backward import split_backward
 from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, check
-from labkit.schedules.schedule import check_ops
 from labkit.timeline.trace import Trace
 
 
@@ -45,8 +45,8 @@ def run(
     Args:
         chunks: this rank's chunks of the model, in the order of their numbers; each takes one tensor and gives one.
         inputs: the m micro-batches, [rows, ...], the same on every rank. Stages after the first only need their shapes.
-        loss: from a micro-batch's output and target, the mean over its rows, or over its targets that count.
-        targets: the m targets, for the last stage; without them, ``loss`` gets None.
+        loss: from a micro-batch's output and target (None without targets), the mean over its rows, or its targets.
+        targets: the m targets, for the last stage.
         ignore_index: the integer target that ``loss`` leaves out of its mean, as `F.cross_entropy` does. None: all
             count, so a GPU's host need not wait for their number.
         tied: this rank's copies of a weight that first and last stage share; their gradients are added up.
@@ -63,12 +63,7 @@ def run(
         ValueError: before any communication, if sizes or chunks do not fit the schedule, or it cannot run.
     """
     _check(schedule, chunks, groups, inputs, targets, reduce_every_micro_batch)
-    (check_ops if allow_deadlock else check)(schedule)
-    tied = [weight for weight in dict.fromkeys(tied) if weight.requires_grad and BACKWARD in schedule.kinds]
-    # Set earlier gradients aside: the copies agree in them. Clone them: a wrapper may reuse their memory.
-    earlier_gradients = [None if weight.grad is None else weight.grad.clone() for weight in tied]
-    for weight in tied:
-        weight.grad = None
+    check(schedule, allow_deadlock)
     rank, span = groups.coords.pp, trace.span if trace else lambda *_: nullcontext()
     given = inputs, targets, loss, ignore_index
     stages = [Stage(chunk, schedule.stage_of(rank, index), schedule, *given) for index, chunk in enumerate(chunks)]
@@ -81,31 +76,37 @@ def run(
         sends = is_last or (average and reduce_every_micro_batch and op.kind != FORWARD)
         return replicas[op.chunk].reducing(is_last) if sends else nullcontext()
 
-    with ExitStack() as stack:
-        for replica in replicas.values():
-            stack.enter_context(replica.no_sync())
-        for op in schedule.ranks[rank]:
-            arrived = messages.take(op)
-            with span(op.kind, str(op), op), sending(op):
-                result = stages[op.chunk].do(op, arrived)
-            messages.send(op, result)
-    messages.flush()
-    for index in last:
-        replicas[index].sync_gradients()
-    if tied:
-        _add_up_tied(tied, earlier_gradients, groups)
+    with _adding_up(tied if BACKWARD in schedule.kinds else (), groups):
+        with ExitStack() as stack:
+            for replica in replicas.values():
+                stack.enter_context(replica.no_sync())
+            for op in schedule.ranks[rank]:
+                arrived = messages.take(op)
+                with span(op.kind, str(op), op), sending(op):
+                    result = stages[op.chunk].do(op, arrived)
+                messages.send(op, result)
+        messages.flush()
+        for index in last:
+            replicas[index].sync_gradients()
     return stages[-1].total
 
 
-def _add_up_tied(tied: Sequence[nn.Parameter], earlier: Sequence[torch.Tensor | None], groups: ProcessGroups) -> None:
-    """Give all copies of a shared weight, on this rank and on its partner, the sum of their gradients."""
+@contextmanager
+def _adding_up(tied: Sequence[nn.Parameter], groups: ProcessGroups) -> Iterator[None]:
+    """Give all copies of a shared weight, on this rank and on its partner, the sum of the gradients from this block."""
+    copies = {weight: weight.grad for weight in tied if weight.requires_grad}
+    for weight, grad in copies.items():  # the copies agree in earlier gradients; a wrapper may reuse their memory
+        copies[weight], weight.grad = None if grad is None else grad.clone(), None
+    yield
+    if not copies:
+        return
     zero = torch.zeros_like(tied[0], dtype=grad_dtype_of(tied[0]))
-    total = sum((weight.grad for weight in tied if weight.grad is not None), zero)
+    total = sum((weight.grad for weight in copies if weight.grad is not None), zero)
     if groups.embedding.size() > 1:
         dist.all_reduce(total, group=groups.embedding)
-    for parameter, before in zip(tied, earlier):
-        gradient = total if before is None else total + before
-        parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.copy_(gradient)
+    for weight, earlier in copies.items():
+        gradient = total if earlier is None else total + earlier
+        weight.grad = gradient.clone() if weight.grad is None else weight.grad.copy_(gradient)
 
 
 class Stage:
@@ -121,18 +122,17 @@ class Stage:
         self.shares = _shares(inputs, targets, ignore_index) if self.is_last else []
         self.total: torch.Tensor | None = None
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # micro-batch -> input, output with its graph
-        self._halves: dict[int, SplitBackward] = {}
+        self._second_halves: dict[int, Callable[[], None]] = {}  # of its backward
 
     def do(self, op: Op, arrived: torch.Tensor | None) -> torch.Tensor | None:
         """Run ``op`` on what arrived for it, and return what the next stage needs."""
-        passes = {FORWARD: self.forward, BACKWARD: self.backward, WEIGHT_GRADIENT: self.weight_gradient}
-        return passes[op.kind](op, arrived)
+        if op.kind == WEIGHT_GRADIENT:
+            return self._second_halves.pop(op.micro_batch)()
+        return self.forward(op, arrived) if op.kind == FORWARD else self.backward(op, arrived)
 
-    def forward(self, op: Op, x: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, op: Op, x: Any) -> torch.Tensor:
         """Return the chunk's output, on the last stage its share of the loss."""
-        x = self.inputs[op.micro_batch] if self.is_first else x
-        assert x is not None  # every other stage was sent something
-        x = x.detach()
+        x = (self.inputs[op.micro_batch] if self.is_first else x).detach()
         if self.trains and x.is_floating_point() and (not self.is_first or self.splits_backward):
             x.requires_grad_()
         with torch.set_grad_enabled(self.trains):
@@ -152,15 +152,10 @@ class Stage:
         """Return the gradient of the input; add up those of the weights too, unless they are an op of their own."""
         x, output = self._held.pop(op.micro_batch)
         if self.splits_backward:
-            self._halves[op.micro_batch] = halves = SplitBackward(output, x)
-            halves.input_gradient(grad)
+            self._second_halves[op.micro_batch] = split_backward(output, x, grad)
         elif output.requires_grad:
             torch.autograd.backward(output, grad)
         return torch.zeros_like(x) if x.grad is None else x.grad
-
-    def weight_gradient(self, op: Op, _=None) -> None:
-        """Add up the gradients of the weights, which `backward` left for later."""
-        self._halves.pop(op.micro_batch).weight_gradient()
 
 
 def _shares(inputs: Sequence[torch.Tensor], targets, ignore_index: int | None) -> list[float]:

@@ -39,10 +39,9 @@ def interleaved(num_stages: int, num_micro_batches: int, num_chunks: int) -> Sch
     """1F1B with v chunks of the model per rank: a smaller bubble, for v times the messages and more memory.
 
     Each chunk takes a round of p micro-batches before the next chunk takes them. Where p does not divide m, rounds are
-    a little larger; if m < p, all m make one round.
-    Bubble, idle over ideal: (p-1)/(v m) for m >= p; in general (v*max(m, p) + min(m, p) - 1)/(v m) - 1.
-    Peak in flight on rank r, in passes through a chunk: min(v m, 2(p-r-1) + (v-1)g + 1) with g the largest round; for
-    g = p that is 1F1B's memory on rank 0 times 1 + (p-1)/(p v).
+    a little larger; if m < p, all m make one round. Bubble: (p-1)/(v m) for m >= p; in general
+    (v*max(m, p) + min(m, p) - 1)/(v m) - 1. Peak in flight on rank r, in passes through a chunk:
+    min(v m, 2(p-r-1) + (v-1)g + 1) with g the largest round; for g = p, 1F1B's memory on rank 0 times 1 + (p-1)/(p v).
     Source: arXiv 2104.04473, section 2.2.2; the order is that of Megatron-LM where p divides m.
 
     >>> print(interleaved(2, 2, num_chunks=2))
@@ -68,10 +67,8 @@ def zero_bubble(num_stages: int, num_micro_batches: int, extra_in_flight: int = 
 
     With t_b for the gradient of the input, t_w <= t_f, t_b for that of the weights, and e = ``extra_in_flight``, the
     busiest rank is idle between its first op and its last for (p-1)(t_f + t_b) - (min(m, p+e)-1) t_w, if that is above
-    zero; with 1F1B it would be (p-1)(t_f + t_b + t_w). Peak in flight: min(m, p+e).
-
-    - e = 0 is ZB-H1: for m >= p idle for (p-1)(t_f + t_b - t_w), with the memory of 1F1B's rank 0 on every rank.
-    - e = p-1 is ZB-H2: for m >= 2p-1 idle for (p-1)(t_f + t_b - 2 t_w), for almost twice the memory.
+    zero; with 1F1B it would be (p-1)(t_f + t_b + t_w). Peak in flight: min(m, p+e). ZB-H1 is e = 0, with the memory of
+    1F1B's rank 0 on every rank; ZB-H2 is e = p-1, for almost twice the memory.
 
     No schedule saves the (p-1) t_f that the last rank waits for its first input; with t_f = t_b = t_w, ZB-H1 has no
     other idle time in a step. ZB-H2 then saves time only if a rank can go on to the next step without the others.
@@ -85,7 +82,7 @@ def zero_bubble(num_stages: int, num_micro_batches: int, extra_in_flight: int = 
     p, m = _sizes(num_stages, num_micro_batches)
     if extra_in_flight not in range(p):
         raise ValueError(f"extra_in_flight={extra_in_flight!r} with num_stages={p}: use 0 (ZB-H1) to {p - 1} (ZB-H2)")
-    names = {0: "zero bubble (ZB-H1)", p - 1: "zero bubble (ZB-H2)"} if p > 1 else {0: "zero bubble"}
+    names = {p - 1: "zero bubble (ZB-H2)", 0: "zero bubble (ZB-H1)"}
     name = names.get(extra_in_flight, f"zero bubble, {extra_in_flight} more in flight")
     ranks = [_with_weights_put_off(p - rank, m, p, extra_in_flight) for rank in range(p)]
     return Schedule(name, p, m, ranks, kinds=(FORWARD, BACKWARD, WEIGHT_GRADIENT))

@@ -4,15 +4,14 @@ A batch is split into m micro-batches, and the model into p stages, one per rank
 With interleaving there are p*v stages: each rank has v chunks of the model, and a micro-batch visits it v times.
 """
 
-import re
 import textwrap
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from labkit.sizes import Misfit, check_size, counted
+from labkit.sizes import check_size, counted
 
 FORWARD, BACKWARD, WEIGHT_GRADIENT = "forward", "backward", "weight_gradient"
 LETTER = {FORWARD: "F", BACKWARD: "B", WEIGHT_GRADIENT: "W"}
@@ -36,34 +35,18 @@ class Op(NamedTuple):
         return f"{LETTER.get(self.kind, self.kind)}{self.micro_batch}" + (f".{self.chunk}" if self.chunk else "")
 
 
-def read_ops(text: str) -> list[Op]:
-    """Read ops as they are printed, separated by spaces, for a schedule of your own; a `Misfit` names what is not one.
-
-    >>> [op == Op("forward", 3) for op in read_ops("F3 B0.1")]
-    [True, False]
-    """
-    kinds = {letter: kind for kind, letter in LETTER.items()}
-    ops = []
-    for word in text.split():
-        parts = re.fullmatch(r"([FBW])(\d+)(?:\.(\d+))?", word)
-        if not parts:
-            advice = "write F, B or W, the micro-batch, and .chunk above chunk 0, as in F3.1"
-            raise Misfit("an op is a letter and numbers", f"{word!r} is not an op", advice)
-        ops.append(Op(kinds[parts[1]], int(parts[2]), int(parts[3] or 0)))
-    return ops
-
-
-class ScheduleDeadlock(Misfit):
+class ScheduleDeadlock(ValueError):
     """Ranks that wait for each other; ``waits`` has each one's next op, and the rank and op it waits for."""
 
     def __init__(self, name: str, waits: dict[int, tuple[Op, int, Op]]):
-        texts = [f"rank {rank} waits at {op} for {need} of rank {other}" for rank, (op, other, need) in waits.items()]
-        way_out = "move an op that another rank waits for before the op at which its own rank waits"
-        super().__init__("all ranks finish", f"deadlock in {name!r}: {'; '.join(texts)}", way_out)
+        super().__init__(name, waits)
         self.name, self.waits = name, waits
 
-    def __reduce__(self):
-        return ScheduleDeadlock, (self.name, self.waits)
+    def __str__(self) -> str:
+        waits = [(rank, *wait) for rank, wait in self.waits.items()]
+        texts = [f"rank {rank} waits at {op} for {need} of rank {other}" for rank, op, other, need in waits]
+        way_out = "move an op that another rank waits for before the op at which its own rank waits"
+        return f"deadlock in {self.name!r}: {'; '.join(texts)}: {way_out}"
 
 
 @dataclass(frozen=True)
@@ -175,34 +158,33 @@ class Schedule:
 
 
 @lru_cache(maxsize=64)  # a pipeline asks before every step
-def check(schedule: Schedule) -> None:
-    """Check that each op is there once, none is unknown, and the order does not deadlock; if not, raise a `Misfit`."""
-    check_ops(schedule)
-    for _ in schedule.in_order():
-        pass
+def check(schedule: Schedule, allow_deadlock: bool = False) -> None:
+    """Raise a ValueError unless each rank has each op once, after those of its own that it needs, and all can finish.
 
-
-def check_ops(schedule: Schedule) -> None:
-    """Check that each rank has each op once, and none before one of its own that it needs. It finds no deadlocks."""
+    With ``allow_deadlock``, ranks may wait for each other.
+    """
+    name, m, v = repr(schedule.name), schedule.num_micro_batches, schedule.num_chunks
     if len(schedule.ranks) != schedule.num_stages:
         has = f"has lists for {counted(len(schedule.ranks), 'rank')}, but num_stages={schedule.num_stages}"
-        raise Misfit("each rank has one list", f"{schedule.name!r} {has}", "give each rank one list")
-    m, v = schedule.num_micro_batches, schedule.num_chunks
+        raise ValueError(f"{name} {has}: give each rank one list")
     wanted = dict.fromkeys(Op(kind, i, chunk) for i in range(m) for chunk in range(v) for kind in schedule.kinds)
     passes = counted(m, "micro-batch") + (f" and {counted(v, 'chunk')}" if v > 1 else "")
     rule = f"each rank runs {', '.join(schedule.kinds)} once for each of {passes}"
     for rank, ops in enumerate(schedule.ranks):
-        times = Counter(ops)
-        for op in times:
+        place: dict[Op, int] = {}
+        for index, op in enumerate(ops):
             if op not in wanted:
-                raise Misfit("each op once", f"rank {rank} has {op}, which this schedule has no use for", rule)
-            if times[op] > 1:
-                raise Misfit("each op once", f"rank {rank} has {op} {times[op]} times", rule)
-        if missing := [op for op in wanted if op not in times]:
+                raise ValueError(f"rank {rank} has {op}, which this schedule has no use for: {rule}")
+            if op in place:
+                raise ValueError(f"rank {rank} has {op} {ops.count(op)} times: {rule}")
+            place[op] = index
+        if missing := [op for op in wanted if op not in place]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise Misfit("each op once", f"rank {rank} lacks {missing[0]}{more}", rule)
-        place = {op: index for index, op in enumerate(ops)}
-        for op, need in [(each, need) for each in ops for other, need in schedule.needs(rank, each) if other == rank]:
-            if place[op] < place[need]:
-                fault = f"rank {rank} has {op} before {need}, whose result it needs"
-                raise Misfit("an op comes after those it starts from", fault, "swap them")
+            raise ValueError(f"rank {rank} lacks {missing[0]}{more}: {rule}")
+        for op in ops:
+            for other, need in schedule.needs(rank, op):
+                if other == rank and place[op] < place[need]:
+                    raise ValueError(f"rank {rank} has {op} before {need}, whose result it needs: swap them")
+    if not allow_deadlock:
+        for _ in schedule.in_order():
+            pass

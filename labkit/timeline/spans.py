@@ -1,8 +1,4 @@
-"""Spans of a rank's time: computing, messages under way, and waiting for them. Plain data, no torch.
-
-A rank has two lanes. On the first it computes, except while it waits. On the second are its messages, which may travel
-meanwhile: that is what overlap means.
-"""
+"""Spans of a rank's time: computing, messages under way (they may travel while it computes), and waiting for them."""
 
 import math
 from collections.abc import Iterable

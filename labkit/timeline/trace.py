@@ -14,17 +14,8 @@ from labkit.schedules import Op
 from labkit.timeline.spans import Span
 
 
-def moment(device: torch.device):
-    """Return the present: on the CPU in seconds, on a GPU an event in its stream."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
 def seconds_between(start, end) -> float:
-    """Return the time between two moments on the same device; on a GPU, wait until it has reached the second."""
+    """Return the time between two moments of a `Trace`; on a GPU, wait until it has reached the second."""
     if isinstance(start, float):
         return end - start
     end.synchronize()
@@ -49,8 +40,12 @@ class Trace:
             self._zero, self._zero_seconds = self.now(), time.perf_counter()
 
     def now(self):
-        """Return a moment to be given to `add`."""
-        return moment(self.device)
+        """Return the present, for `add`: on the CPU in seconds, on a GPU an event in its stream."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     @contextmanager
     def span(self, kind: str, label: str, op: Op | None = None) -> Iterator[None]:

@@ -23,7 +23,7 @@ from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.data_parallel.replicas import Replica
 from labkit.groups import ProcessGroups, init_groups, local_device
 from labkit.model import ParallelGPT
-from labkit.partition import BatchCut
+from labkit.partition import rows_of_replica
 from labkit.placement import shape_before_flat
 from labkit.schedules import Schedule
 from labkit.tensor_parallel import seed_replicas
@@ -185,7 +185,7 @@ class Trainer:
 
     def rows(self) -> range:
         """Return which rows of a batch this rank's replica has."""
-        return BatchCut(self.config.batch_size, self.groups.layout.dp_size).rows_of_replica(self.groups.coords.dp)
+        return rows_of_replica(self.config.batch_size, self.groups.layout.dp_size, self.groups.coords.dp)
 
     def micro_batches(self, first_sample: int) -> tuple[MicroBatches, MicroBatches]:
         """Return this rank's tokens, and the tokens that come next: a list of [micro-batch, seq/c] each."""

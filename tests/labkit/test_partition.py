@@ -2,44 +2,13 @@
 
 import pytest
 
-from labkit.partition import BatchCut, check_divides, chunks_of_rank, layers_of_stage, multiples_near
-
-CUTS = [(128, 4, 1), (128, 4, 2), (96, 3, 4), (8, 1, 1), (16, 16, 1), (1024, 16, 8)]
+from labkit.partition import check_divides, chunks_of_rank, layers_of_stage, multiples_near, rows_of_replica
 
 
-@pytest.mark.parametrize("sizes", CUTS)
-def test_every_row_is_seen_once(sizes):
-    cut = BatchCut(*sizes)
-    pieces = [cut.rows(rank, number) for rank in range(cut.dp_size) for number in range(cut.num_micro_batches)]
-    assert [row for rows in pieces for row in rows] == list(range(cut.batch_size))
-    assert {len(rows) for rows in pieces} == {cut.micro_batch_size}
-    replicas = [cut.rows_of_replica(rank) for rank in range(cut.dp_size)]
-    assert [row for rows in replicas for row in rows] == list(range(cut.batch_size))
-
-
-def test_rows_are_what_chunk_deals_out():
-    torch = pytest.importorskip("torch")
-    cut, rows = BatchCut(96, 3, 4), torch.arange(96)
-    for rank in range(3):
-        for number in range(4):
-            assert rows.chunk(3)[rank].chunk(4)[number].tolist() == list(cut.rows(rank, number))
-        assert rows.chunk(3)[rank].tolist() == list(cut.rows_of_replica(rank))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "text"),
-    [
-        ((128, 3, 1), "= 3 does not divide batch_size=128: use batch_size 126 or 129"),
-        ((4, 4, 2), "dp_size=4 * num_micro_batches=2 = 8 does not divide batch_size=4: use batch_size 8"),
-        ((0, 1, 1), "batch_size=0 must be at least 1"),
-        ((8, 1, -1), "num_micro_batches=-1 must be at least 1"),
-        ((8.0, 1, 1), "batch_size=8.0 must be a whole number"),
-    ],
-)
-def test_a_batch_that_cannot_be_shared_is_refused(sizes, text):
-    with pytest.raises(ValueError) as error:
-        BatchCut(*sizes)
-    assert text in str(error.value)
+def test_every_row_of_a_batch_is_on_one_replica():
+    assert [list(rows_of_replica(6, 3, rank)) for rank in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(ValueError, match="dp_size=3 does not divide batch_size=8: use dp_size 1, 2, 4 or 8, or batch_"):
+        rows_of_replica(8, 3, 0)
 
 
 @pytest.mark.parametrize(("num_layers", "num_stages"), [(8, 4), (10, 4), (3, 3), (7, 2), (5, 1)])

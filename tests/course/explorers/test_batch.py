@@ -3,7 +3,7 @@
 import pytest
 
 from course.explorers.batch import GRADIENT_BYTES, batch_explorer
-from labkit.partition import BatchCut
+from course.pictures.batch import BatchCut
 
 
 @pytest.fixture

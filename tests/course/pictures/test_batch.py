@@ -1,11 +1,11 @@
 """Pictures of a batch and of its gradients: whose rows are where, what is alike, and when a bucket leaves."""
 
 import pytest
+import torch
 
-from course.pictures.batch import Gradient, bucket_steps, draw_batch, draw_replicas
+from course.pictures.batch import BatchCut, Gradient, bucket_steps, draw_batch, draw_replicas
 from course.pictures.scene import SMALLEST, text_width
 from course.pictures.style import BACKWARD, DP, FRAME_FILL, TINTS, tint
-from labkit.partition import BatchCut
 
 CUTS = [(128, 4, 1), (128, 4, 2), (96, 3, 4), (8, 1, 1), (16, 16, 1), (1024, 16, 8)]
 OVERLAPPED = [  # two buckets of a layer each; the first is sent after 1.weight
@@ -24,6 +24,37 @@ def tints_of(num_ranks):
 def leaves_the_scene(mark, scene):
     width = max(mark.width, text_width(mark.text, mark.size, mark.bold) * 0.95 if mark.shape == "label" else 0)
     return mark.x < 0 or mark.x + width > scene.width or mark.y < 0 or mark.y + mark.height > scene.height
+
+
+@pytest.mark.parametrize("sizes", CUTS)
+def test_every_row_is_seen_once(sizes):
+    cut = BatchCut(*sizes)
+    pieces = [cut.rows(rank, number) for rank in range(cut.dp_size) for number in range(cut.num_micro_batches)]
+    assert [row for rows in pieces for row in rows] == list(range(cut.batch_size))
+    assert {len(rows) for rows in pieces} == {cut.micro_batch_size}
+
+
+def test_rows_are_what_chunk_deals_out():
+    cut, rows = BatchCut(96, 3, 4), torch.arange(96)
+    for rank in range(3):
+        for number in range(4):
+            assert rows.chunk(3)[rank].chunk(4)[number].tolist() == list(cut.rows(rank, number))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ((128, 3, 1), "= 3 does not divide batch_size=128: use batch_size 126 or 129"),
+        ((4, 4, 2), "dp_size=4 * num_micro_batches=2 = 8 does not divide batch_size=4: use batch_size 8"),
+        ((0, 1, 1), "batch_size=0 must be at least 1"),
+        ((8, 1, -1), "num_micro_batches=-1 must be at least 1"),
+        ((8.0, 1, 1), "batch_size=8.0 must be a whole number"),
+    ],
+)
+def test_a_batch_that_cannot_be_shared_is_refused(sizes, text):
+    with pytest.raises(ValueError) as error:
+        BatchCut(*sizes)
+    assert text in str(error.value)
 
 
 @pytest.mark.parametrize("sizes", CUTS)

@@ -9,7 +9,7 @@ from course.sizing import Traffic, step_traffic
 from labkit.groups import group_of_one
 from labkit.layout import ParallelLayout
 from labkit.model import ParallelGPT
-from labkit.partition import BatchCut, layers_of_stage
+from labkit.partition import layers_of_stage, rows_of_replica
 from labkit.shape import GPT
 
 SIZES = [(t, p) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8) if t * p <= 8]
@@ -91,5 +91,4 @@ def test_layers_are_those_of_the_model(p):
 
 
 def test_rows_are_all_rows_once():
-    cut = BatchCut(12, ParallelLayout(8, tp_size=2).dp_size)
-    assert [row for dp_rank in range(4) for row in cut.rows_of_replica(dp_rank)] == list(range(12))
+    assert [row for dp_rank in range(4) for row in rows_of_replica(12, 4, dp_rank)] == list(range(12))

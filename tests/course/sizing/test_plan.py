@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from course.sizing import Plan
+from course.sizing.plan import Misfit
 from labkit.shape import GPT
-from labkit.sizes import Misfit
 
 GPT_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200, num_attention_heads=96)
 KNOWN = dict(model=GPT_3, world_size=64, batch_size=128)

@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 
-from course.sizing import simulate
-from labkit.schedules import Schedule, gpipe, interleaved, one_f_one_b, read_ops, zero_bubble
+from course.sizing import read_ops, simulate
+from labkit.schedules import Schedule, gpipe, interleaved, one_f_one_b, zero_bubble
 
 SIZES = list(product((1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 6, 8, 9, 16)))  # p, m
 

@@ -151,7 +151,7 @@ def most_held(schedule, is_told=False):
 
     def noted(messages, op, result):
         send(messages, op, result)
-        kinds = [op.kind for _, op in messages.pending_sends]
+        kinds = [route.op.kind for route in messages.pending_sends]
         held.append((kinds.count(BACKWARD), len(kinds)))
 
     Messages.send = noted

@@ -1,5 +1,6 @@
 """Backward in two halves gives what backward gives; the first half leaves the weights, the second only does them."""
 
+import weakref
 from collections import Counter
 from functools import partial
 
@@ -15,7 +16,7 @@ from course.communication import communication_log
 from labkit.groups import group_of_one
 from labkit.launch import launch
 from labkit.model import ParallelGPT, TransformerLayer
-from labkit.pipeline.split_backward import SplitBackward
+from labkit.pipeline.split_backward import split_backward
 from labkit.shape import GPT
 from labkit.tensor_parallel import ColumnParallelLinear, ParallelMLP
 
@@ -149,9 +150,7 @@ def halves_are_backward(module, x):
 
 
 def in_halves(output, x, grad):
-    halves = SplitBackward(output, x)
-    halves.input_gradient(grad)
-    halves.weight_gradient()
+    split_backward(output, x, grad)()
 
 
 def at_once(output, x, grad):
@@ -185,14 +184,13 @@ def test_each_half_does_its_own_products_and_no_others():
     module = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
     x = torch.randn(3, WIDTH, requires_grad=True)
     output = module(x)
-    halves = SplitBackward(output, x)
     with Count() as first:
-        halves.input_gradient(torch.ones_like(output))
+        weight_gradient = split_backward(output, x, torch.ones_like(output))
     assert first.products == 5
     assert x.grad is not None
     assert all(parameter.grad is None for parameter in module.parameters())
     with Count() as second:
-        halves.weight_gradient()
+        weight_gradient()
     assert second.products == 5
     assert second.times["gelu_backward"] == 0
     assert all(parameter.grad is not None for parameter in module.parameters())
@@ -201,15 +199,15 @@ def test_each_half_does_its_own_products_and_no_others():
 def test_the_second_half_of_a_transformer_layer_runs_no_node_between_its_weights():
     layer, x = transformer_layer(), torch.randn(1, 4, WIDTH, dtype=torch.float64, requires_grad=True)
     output = layer(x)
-    halves, ran = SplitBackward(output, x), Counter()
+    ran = Counter()
     nodes = nodes_of(output.grad_fn)
     for node in nodes:
         node.register_prehook(partial(noted, ran, node.name()))
-    halves.input_gradient(torch.ones_like(output))
+    weight_gradient = split_backward(output, x, torch.ones_like(output))
     assert {"GeluBackward0", "NativeLayerNormBackward0"} <= ran.keys()
     assert sum(times for name, times in ran.items() if "Accumulate" in name) == 1  # x's
     ran.clear()
-    halves.weight_gradient()
+    weight_gradient()
     assert "GeluBackward0" not in ran
     assert sum(times for name, times in ran.items() if "Accumulate" in name) == len(list(layer.parameters()))
     assert sum(ran.values()) < len(nodes)
@@ -241,13 +239,38 @@ def test_a_checkpointed_layer_is_computed_again_once_and_then_for_each_node_with
     inner = nn.Sequential(Noted(WIDTH, WIDTH), nn.Tanh(), Noted(WIDTH, WIDTH))
     x = torch.randn(2, WIDTH, requires_grad=True)
     output = Checkpointed(inner)(x)
-    halves = SplitBackward(output, x)
     calls.clear()
-    halves.input_gradient(torch.ones_like(output))
+    weight_gradient = split_backward(output, x, torch.ones_like(output))
     assert len(calls) == 2
     calls.clear()
-    halves.weight_gradient()
+    weight_gradient()
     assert len(calls) == 2 * 2
+
+
+class Kept:
+    """What a node of autograd's graph keeps until it is let go."""
+
+
+class Keeps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, given):
+        ctx.kept = Kept()
+        given.append(weakref.ref(ctx.kept))
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def test_what_comes_after_the_last_weight_is_let_go_with_the_first_half():
+    """On the last stage, that is the loss with all its logits."""
+    x, given = torch.randn(3, WIDTH, requires_grad=True), []
+    output = Keeps.apply(nn.Linear(WIDTH, WIDTH)(x), given)
+    weight_gradient = split_backward(output, x, torch.ones_like(output))
+    del output
+    assert given[0]() is None
+    weight_gradient()
 
 
 # -- layers of a tensor group ---------------------------------------------------------------------------------------
@@ -284,10 +307,9 @@ def work_of_column_layers_halves(sequence_parallel):
         return result
 
     output, _ = note(layer, x)
-    halves = SplitBackward(output, x)
-    note(halves.input_gradient, torch.ones_like(output))
+    weight_gradient = note(split_backward, output, x, torch.ones_like(output))
     assert layer.weight.grad is None
-    note(halves.weight_gradient)
+    note(weight_gradient)
     layer(x)[0].sum().backward()
     note(layer(x)[0].sum().backward)
     return done
