@@ -64,7 +64,7 @@ def test_a_model_is_built_unit_by_unit(on_ranks, options):
     weight = 4 * config.hidden_size**2 * 4  # the largest, as all ranks draw it
     for most, shards in on_ranks(bytes_to_build, config, world_size=4):
         assert shards == pytest.approx(config.shape.num_parameters, rel=0.05)  # 4 bytes of each, on 4 ranks
-        assert most < shards + 1.1 * layer + 3 * weight < unsharded
+        assert most < shards + 1.5 * layer + 3 * weight < unsharded
 
 
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch adds gradients up in the weights' type")
