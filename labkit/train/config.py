@@ -45,12 +45,10 @@ class TrainConfig:
     num_layers: int = 4  # Transformer layers.
     hidden_size: int = 64  # Width of the hidden states.
     num_attention_heads: int = 4  # Attention heads per layer.
-    # Heads of keys and values, each for several heads of queries; by default as many as attention heads.
-    num_query_groups: int | None = None
+    num_query_groups: int | None = None  # Heads of keys and values, shared by attention heads; by default as many.
     ffn_hidden_size: int | None = None  # Width of the MLPs; by default 4 hidden_size.
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # What normalises the hidden states.
-    # What an MLP computes between its two matrices; swiglu has a third matrix.
-    mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
+    mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"  # What an MLP computes inside; swiglu has a third matrix.
     positions: Literal["learned", "rope"] = "learned"  # A learned vector for each position, or rotary positions.
     bias: bool = True  # Biases in linear layers.
     tied: bool = True  # The embedding's weight is the output layer's, too.
@@ -59,8 +57,7 @@ class TrainConfig:
     # A file to learn byte by byte, with its last tenth kept for evaluation; or "invented": words that labkit makes up,
     # with a known best loss.
     text: str = "invented"
-    # A file of token numbers to learn instead: only 16- or 32-bit numbers, little-endian, or an .npy.
-    tokens: str | None = None
+    tokens: str | None = None  # A file of token numbers instead: 16- or 32-bit ones only, little-endian, or an .npy.
     vocab_size: int | None = None  # How many tokens the tokenizer of the token file knows.
     # Bits of each number in the token file; by default 16 up to a vocab_size of 65,536, else 32. An .npy states it.
     token_bits: Literal[16, 32, None] = None
@@ -74,20 +71,17 @@ class TrainConfig:
     # then cp, keeps its largest divisor that fits; pp becomes the next larger size that fits, or the next smaller.
     fit_ranks: bool = False
     order: str = "tp-cp-dp-pp"  # Axes of the layout, fastest first.
-    # The order of forward and backward in the pipeline.
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"  # The order of work in the pipeline.
     num_chunks: int = 1  # Chunks of layers on each rank; more than 1 needs the interleaved schedule.
     sequence_parallel: bool = False  # Also divide what lies between the tensor-parallel layers, along the sequence.
-    # What replicas divide among them: 1 the optimizer's states, 2 gradients too, 3 weights too.
-    zero_stage: Literal[0, 1, 2, 3] = 0
+    zero_stage: Literal[0, 1, 2, 3] = 0  # Replicas divide: 1 the optimizer's states, 2 gradients too, 3 weights too.
     shard_size: int | None = None  # Divide among this many neighbours, not all replicas: hybrid sharding.
     recompute: bool = False  # Keep only each layer's input, and compute the rest again in backward.
 
     # Type of weights and activations; with bfloat16 the optimizer keeps float32 master weights.
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
     learning_rate: float = 3e-3  # The highest learning rate of AdamW.
-    # The learning rate after the last step of a cosine; by default a tenth of learning_rate.
-    min_learning_rate: float | None = None
+    min_learning_rate: float | None = None  # The rate after a cosine's last step; by default a tenth of learning_rate.
     warmup_steps: int = 10  # Steps in which the learning rate rises to its highest value.
     weight_decay: float = 0.1  # Weight decay of AdamW, for matrices only.
     clip_norm: float = 1.0  # Gradients are scaled down to this global norm; 0 leaves them as they are.
@@ -98,13 +92,10 @@ class TrainConfig:
     checkpoint_dir: str | None = None  # Where checkpoints are written, and read by --resume.
     save_interval: int = 0  # Steps between checkpoints; 0 for one at the end only.
     keep: int = 0  # Complete checkpoints to keep, the newest ones; 0 keeps all.
-    # Write checkpoints in the background, from a copy in the CPU's memory; a step waits only for the copy.
-    async_save: bool = False
-    # Continue from the newest complete checkpoint in checkpoint_dir, whatever layout it was written in.
-    resume: bool = False
+    async_save: bool = False  # Write checkpoints in the background; a step waits only for a copy in the CPU's memory.
+    resume: bool = False  # Continue from the newest complete checkpoint in checkpoint_dir, whatever its layout was.
     log_interval: int = 10  # Steps between lines in a log; a terminal shows a bar instead.
-    # Where each rank writes a trace of some steps, to be opened in ui.perfetto.dev; then slow ranks are named.
-    profile_dir: str | None = None
+    profile_dir: str | None = None  # Where ranks write traces of some steps for ui.perfetto.dev; slow ones are named.
     profile_step_start: int = 10  # The first step that is profiled, counted from 1.
     profile_step_end: int = 20  # The step before which profiling stops.
 
@@ -192,8 +183,8 @@ class TrainConfig:
         rows_at_once = layout.dp_size * self.micro_batch_size
         if self.batch_size % rows_at_once:
             way_out = f"use batch_size {either(multiples_near(self.batch_size, rows_at_once))}"
-            product = f"dp_size={layout.dp_size} * micro_batch_size={self.micro_batch_size}"
-            raise ValueError(f"{product} does not divide batch_size={self.batch_size}: {way_out}")
+            found = f"dp_size={layout.dp_size} * micro_batch_size={self.micro_batch_size}"
+            raise ValueError(f"{found} does not divide batch_size={self.batch_size}: {way_out}")
         if self.shard_size is not None:
             layout.shard_groups(self.shard_size)
         return layout
