@@ -1,8 +1,7 @@
 """Saves and loads checkpoints that do not depend on the layout: saved on some ranks, resumed on any others.
 
-Each tensor is stored as the whole model has it, under its name. Every rank writes and reads its shards with
-torch.distributed.checkpoint (imported inside functions: that takes long, and most runs save nothing). A checkpoint
-gets its final name only when it is complete, so a run that is killed while it saves still has the one before.
+Each tensor is stored as the whole model has it, under its name; every rank writes and reads its shards of it. A
+checkpoint gets its final name only when it is complete, so a run that is killed while it saves has the one before.
 """
 
 import fcntl
@@ -10,7 +9,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, KeysView
 from concurrent import futures
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import MISSING, asdict, fields
@@ -19,6 +18,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 
 from labkit.checkpoint_tensors import State, make_states, tensors_of
 from labkit.groups import local_device
@@ -30,12 +31,10 @@ CHANGED, SHARED = "has changed since it was written", "checkpoint_dir must be a 
 
 @contextmanager
 def claim(folder: str | Path, resume: bool, in_background: bool = False) -> Iterator[Callable[..., None]]:
-    """Keep the folder for this run inside the block, and remove what a killed save left there; call it on every rank.
+    """Keep the folder for this run inside the block, on all ranks together; yield `save`, or `InBackground.save`.
 
-    It yields the function to call: `save`, or `InBackground.save`. After the block, the last checkpoint is complete.
-
-    Raises:
-        ValueError: another run uses the folder, it has checkpoints that are not resumed, or it cannot be written.
+    What a killed save left there goes. After the block, the last checkpoint is complete. Raises a ValueError if another
+    run uses the folder, if it has checkpoints that are not resumed, or if it cannot be written.
     """
     folder = Path(folder)
 
@@ -56,20 +55,17 @@ def claim(folder: str | Path, resume: bool, in_background: bool = False) -> Iter
             shutil.rmtree(partial, ignore_errors=True)
 
     with ExitStack() as while_it_runs:
-        _together(take if dist.get_rank() == 0 else None, f"checkpoint_dir={folder}")
+        _together(take if dist.get_rank() == 0 else lambda: None, f"checkpoint_dir={folder}")
         yield while_it_runs.enter_context(InBackground()).save if in_background else save
 
 
 def save(folder: str | Path, state: State, step: int, num_samples: int, keep: int = 0) -> None:
     """Write a step's checkpoint, on all ranks together, and leave the ``keep`` newest complete ones there; 0 for all.
 
-    Raises:
-        ValueError: it cannot be written, or some files did not arrive in this folder. Nothing of it is left.
+    If it cannot be written, or some files do not arrive in this folder, nothing is left and a ValueError says why.
     """
-    from torch.distributed.checkpoint import state_dict_saver
-
-    writer = _writer(folder, state, step, num_samples, keep)
-    with _complete_or_nothing(Path(writer.path)):
+    writer = _Writer(folder, state, step, num_samples, keep)
+    with _complete_or_nothing(writer.partial):
         state_dict_saver.save(dict(tensors_of(state, to_save=True)), storage_writer=writer)
 
 
@@ -79,35 +75,27 @@ class InBackground(AbstractContextManager["InBackground"]):
     The ranks' threads meet in a gloo group of their own, so that no message of theirs gets among those of training.
     """
 
-    should_synchronize_after_execute = False  # async_save asks: the copy is complete when `stage` returns
-
     def __init__(self):
         self._group: Any = dist.new_group(backend="gloo", group_desc="checkpoints in the background")
         dist.barrier(self._group)  # a rank that closed early would hang up on a peer that is still connecting
+        self._thread = futures.ThreadPoolExecutor(1, "AsyncCheckpoint")
         self._copies: dict[str, torch.Tensor] = {}  # kept: to get memory, pinned for a GPU, takes longer than to copy
         self._in_flight: list[tuple[Path, futures.Future]] = []
 
     def save(self, folder: str | Path, state: State, step: int, num_samples: int, keep: int = 0) -> None:
         """Copy the values once the checkpoint before is complete; raise what `save` raises if that one has failed."""
-        from torch.distributed.checkpoint import state_dict_saver
-
         self.wait()
-        writer = _writer(folder, state, step, num_samples, keep)
-        writer.per_thread_copy_ahead = 0  # or the thread would look for tensors on GPU 0, and open a context there
-        how: Any = {"storage_writer": writer, "async_stager": self, "process_group": self._group}
-        future: Any = state_dict_saver.async_save({"state": state}, **how)  # it logs each entry, so there is only one
-        self._in_flight.append((Path(writer.path), future))
-
-    def stage(self, state_dict: dict[str, State]) -> dict[str, torch.Tensor]:
-        """Return copies, for async_save. (torch's DefaultStager copies the whole memory that a shard is a view of.)"""
-        for name, tensor in tensors_of(state_dict["state"], to_save=True):
+        for name, tensor in tensors_of(state, to_save=True):
             if name in self._copies:
                 self._copies[name].copy_(tensor, non_blocking=True)
             else:
                 self._copies[name] = tensor.to("cpu", non_blocking=True, copy=True)
         if local_device().type == "cuda":
             torch.cuda.current_stream().synchronize()  # before the next step changes the weights
-        return self._copies
+        writer = _Writer(folder, state, step, num_samples, keep)
+        writer.per_thread_copy_ahead = 0  # or the thread would look for tensors on GPU 0, and open a context there
+        how: Any = {"storage_writer": writer, "process_group": self._group}
+        self._in_flight.append((writer.partial, self._thread.submit(state_dict_saver.save, self._copies, **how)))
 
     def wait(self) -> None:
         """Wait until the checkpoint on its way is complete, and raise what `save` raises if it is not."""
@@ -122,51 +110,49 @@ class InBackground(AbstractContextManager["InBackground"]):
             with suppress(Exception) if error_type else ExitStack():  # the first error is the one to tell
                 self.wait()
         finally:
+            self._thread.shutdown(wait=False)
             dist.destroy_process_group(vars(self).pop("_group"))  # now, though a traceback may hold this object
 
 
-def _writer(folder: str | Path, state: State, step: int, num_samples: int, keep: int):
-    """Return torch's writer of files, which also notes their checksums and renames the folder when all are there."""
-    from torch.distributed.checkpoint import filesystem
+class _Writer(filesystem.FileSystemWriter):
+    """Writes files as torch does, notes their checksums, and renames the folder when all are there."""
 
-    final = Path(folder) / f"step_{step:08d}"
-    partial, rank = final.with_suffix(".partial"), dist.get_rank()
-    about = {"step": step, "num_samples": num_samples, **_about(state), "rates": state.rates}
+    def __init__(self, folder: str | Path, state: State, step: int, num_samples: int, keep: int):
+        self.final, self.keep = Path(folder) / f"step_{step:08d}", keep
+        self.partial = self.final.with_suffix(".partial")
+        self.about = {"step": step, "num_samples": num_samples, **_about(state), "rates": state.rates}
+        super().__init__(self.partial)
 
-    class Writer(filesystem.FileSystemWriter):
-        def write_data(self, plan, planner) -> Any:
-            """Write this rank's files, and compute their checksums."""
-            results = super().write_data(plan, planner).value()
-            written = torch.futures.Future()
-            written.set_result((results, {path.name: _checksum(path) for path in partial.glob(f"__{rank}_*")}))
-            return written
+    def write_data(self, plan, planner) -> Any:
+        """Write this rank's files, and compute their checksums."""
+        results = super().write_data(plan, planner).value()
+        checksums = {path.name: _checksum(path) for path in self.partial.glob(f"__{dist.get_rank()}_*")}
+        written = torch.futures.Future()
+        written.set_result((results, checksums))
+        return written
 
-        def finish(self, metadata, results: list[Any]) -> None:
-            """Give the checkpoint its name; the first rank calls this when all have written."""
-            super().finish(metadata, [of_rank for of_rank, _ in results])
-            sums = {name: checksum for _, of_rank in results for name, checksum in of_rank.items()}
-            here = sums.keys() & {path.name for path in partial.iterdir()}
-            if lost := {info.relative_path for info in metadata.storage_data.values()} - here:
-                raise ValueError(f"{partial} lacks {min(lost)}: {SHARED}")
-            sums[METADATA] = _checksum(partial / METADATA)
-            described = about | {"checksums": sums}
-            with open(partial / DESCRIPTION, "w") as file:
-                json.dump(described | {"checksum": zlib.crc32(json.dumps(described).encode())}, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            shutil.rmtree(final, ignore_errors=True)
-            partial.rename(final)
-            for old in complete(folder)[:-keep] if keep else []:
-                shutil.rmtree(old.rename(old.with_suffix(".partial")), ignore_errors=True)
-
-    return Writer(partial)
+    def finish(self, metadata, results: list[Any]) -> None:
+        """Give the checkpoint its name; the first rank calls this when all have written."""
+        super().finish(metadata, [of_rank for of_rank, _ in results])
+        sums = {name: checksum for _, of_rank in results for name, checksum in of_rank.items()}
+        here = sums.keys() & {path.name for path in self.partial.iterdir()}
+        if lost := {info.relative_path for info in metadata.storage_data.values()} - here:
+            raise ValueError(f"{self.partial} lacks {min(lost)}: {SHARED}")
+        sums[METADATA] = _checksum(self.partial / METADATA)
+        described = self.about | {"checksums": sums}
+        with open(self.partial / DESCRIPTION, "w") as file:
+            json.dump(described | {"checksum": zlib.crc32(json.dumps(described).encode())}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.rmtree(self.final, ignore_errors=True)
+        self.partial.rename(self.final)
+        for old in complete(self.final.parent)[: -self.keep] if self.keep else []:
+            shutil.rmtree(old.rename(old.with_suffix(".partial")), ignore_errors=True)
 
 
 @contextmanager
 def _complete_or_nothing(partial: Path) -> Iterator[None]:
     """Turn torch's error, the same on all ranks, into the one to raise; remove what has been written."""
-    from torch.distributed.checkpoint.api import CheckpointException
-
     try:
         yield
     except CheckpointException as error:
@@ -192,48 +178,34 @@ def complete(folder: str | Path) -> list[Path]:
 def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
     """Restore a folder's newest complete checkpoint on every rank, and return its step and samples (0, 0 without one).
 
-    Raises:
-        ValueError: it is damaged, or has a different model, optimizer, text or seed; the message says which.
+    Raises a ValueError if it is damaged, or has a different model, optimizer, text or seed.
     """
     found = [newest(folder)]
     dist.broadcast_object_list(found)  # one rank looks for all
-    text, done = f"No checkpoint in {folder}: starting with step 1", (0, 0)
+    step, num_samples, text = 0, 0, f"No checkpoint in {folder}: starting with step 1"
     if path := found[0]:
-        _load(path, state)
+        make_states(state.optimizer)
+        pairs = list(tensors_of(state))
+        tensors = dict(pairs)
+        _together(lambda: _check(path, state, tensors.keys()))
+        state_dict_loader.load(tensors, checkpoint_id=path)
+        for name, tensor in pairs:
+            if tensor is not tensors[name]:  # a rank with the first and the last stage has the tied embedding twice
+                tensor.copy_(tensors[name])
         about = json.loads((path / DESCRIPTION).read_text())
-        text, done = f"Resuming after step {about['step']}, from {path.name}", (about["step"], about["num_samples"])
+        step, num_samples = about["step"], about["num_samples"]
+        text = f"Resuming after step {step}, from {path.name}"
         rates = [(name, now, about["rates"][name]) for name, now in state.rates.items()]
         new = " and ".join(f"{name} is {now} instead of {old}" for name, now, old in rates if now != old)
         text += f". From here on the learning rate follows the new options: {new}" if new else ""
     if dist.get_rank() == 0:
         print(text, flush=True)
-    return done
+    return step, num_samples
 
 
-def _load(path: Path, state: State) -> None:
-    from torch.distributed.checkpoint import filesystem, state_dict_loader
-
-    _together(lambda: _check(path, state))
-    make_states(state.optimizer)
-    pairs = list(tensors_of(state))
-    tensors = dict(pairs)
-
-    def check_names() -> None:
-        known = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
-        if missing := sorted(tensors.keys() - known.keys()):
-            count = f"{len(missing)} tensors are missing"
-            raise ValueError(f"{path} has no {missing[0]} ({count}): it is of a different model")
-
-    _together(check_names)
-    state_dict_loader.load(tensors, checkpoint_id=path)
-    for name, tensor in pairs:
-        if tensor is not tensors[name]:  # a rank with the first and the last stage has the tied embedding twice
-            tensor.copy_(tensors[name])
-
-
-def _check(path: Path, state: State) -> None:
-    """Check that a checkpoint is whole, and of this model. The ranks divide the files among them."""
-    ours = _about(state)
+def _check(path: Path, state: State, names: KeysView[str]) -> None:
+    """Check that a checkpoint is whole, of this model, and has tensors of these names. Ranks share its data files."""
+    ours, way_out = _about(state), f"remove {path.name} to resume from the checkpoint before it"
     if not (path / DESCRIPTION).exists():
         raise ValueError(f"rank {dist.get_rank()} does not see {path}: {SHARED}")
     try:
@@ -241,28 +213,30 @@ def _check(path: Path, state: State) -> None:
         checksum = about.pop("checksum")
         older = {field.name: field.default for field in fields(GPT) if field.default is not MISSING}
         theirs = {name: (older | about)[name] for name in ("step", "num_samples", *ours)}
-        sums = sorted(about["checksums"].items())
+        sums = dict(about["checksums"])
+        mine = [METADATA, *sorted(sums.keys() - {METADATA})[dist.get_rank() :: dist.get_world_size()]]
+        checksums = {path / name: sums[name] for name in mine}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path / DESCRIPTION} is not the description of a labkit checkpoint: {error!r}") from error
     if checksum != zlib.crc32(json.dumps(about).encode()):
-        raise ValueError(f"{path / DESCRIPTION} {CHANGED}: remove {path.name} to resume from the checkpoint before it")
+        raise ValueError(f"{path / DESCRIPTION} {CHANGED}: {way_out}")
     differing = [f"{name} is {theirs[name]} there and {ours[name]} here" for name in ours if theirs[name] != ours[name]]
     if differing:
         way_out = "resume with what is there, or name a different checkpoint_dir"
         raise ValueError(f"{path} does not fit: {'; '.join(differing)}: {way_out}")
-    for name, checksum in sums[dist.get_rank() :: dist.get_world_size()]:
-        file = path / name
+    for file, checksum in checksums.items():
         if not file.is_file() or _checksum(file) != checksum:
             what = CHANGED if file.is_file() else "is a folder" if file.exists() else "is missing"
-            raise ValueError(f"{file} {what}: remove {path.name} to resume from the checkpoint before it")
+            raise ValueError(f"{file} {what}: {way_out}")
+    if missing := sorted(names - filesystem.FileSystemReader(path).read_metadata().state_dict_metadata.keys()):
+        raise ValueError(f"{path} has no {missing[0]} ({len(missing)} tensors are missing): it is of a different model")
 
 
-def _together(work: Callable[[], Any] | None, written: str = "") -> None:
+def _together(work: Callable[[], Any], written: str = "") -> None:
     """Do this rank's work; raise on all ranks if it failed on one. ``written`` names what it writes, if anything."""
     error = None
     try:
-        if work:
-            work()
+        work()
     except (ValueError, OSError) as raised:
         error = _unwritable(written, raised) if written and isinstance(raised, OSError) else str(raised)
     errors: list[Any] = [None] * dist.get_world_size()

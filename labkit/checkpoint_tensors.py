@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from labkit.data_parallel.replicas import grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.partition import chunks_of_rank
 from labkit.placement import Shard, copy_groups_of, placement_of, shape_before_flat
 from labkit.shape import GPT
-
-Offsets = torch.Size  # of a slice's first number in the whole tensor
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class State:
 
 
 class SlicedTensor(torch.Tensor):
-    """A whole tensor of which this rank has some slices, by their offsets. An operation on it runs on each slice.
+    """A whole tensor of which this rank has slices, by the offsets of their first numbers. Operations run on each.
 
     The methods with underscores are how torch.distributed.checkpoint asks what it should write or read.
     """
 
-    slices: dict[Offsets, torch.Tensor]
+    slices: dict[torch.Size, torch.Tensor]
 
     @staticmethod
-    def __new__(cls, size: Sequence[int], slices: dict[Offsets, torch.Tensor]) -> "SlicedTensor":
+    def __new__(cls, size: Sequence[int], slices: dict[torch.Size, torch.Tensor]) -> "SlicedTensor":
         first = next(iter(slices.values()))
         tensor = torch.Tensor._make_wrapper_subclass(cls, size, dtype=first.dtype, device=first.device)  # pyright: ignore
         tensor.slices = slices
@@ -49,20 +49,15 @@ class SlicedTensor(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         tensor = next(each for each in args if isinstance(each, SlicedTensor))
 
-        def of(offsets: Offsets) -> list[Any]:
+        def of(offsets: torch.Size) -> list[Any]:
             return [each.slices[offsets] if isinstance(each, SlicedTensor) else each for each in args]
 
         return SlicedTensor(tensor.size(), {key: func(*of(key), **(kwargs or {})) for key in tensor.slices})
 
     def __create_chunk_list__(self) -> list[Any]:
-        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
-
         return [ChunkStorageMetadata(offsets, each.size()) for offsets, each in self.slices.items()]
 
     def __create_write_items__(self, fqn: str, tensor: "SlicedTensor") -> list[Any]:
-        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
-        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-
         properties = TensorProperties(self.dtype)
         return [
             WriteItem(MetadataIndex(fqn, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
@@ -84,14 +79,15 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
     for number, (name, parameter) in enumerate(parameters):
         if to_save and not _is_my_turn(number, parameter, state.groups):
             continue
+        whole_sizes = {shard.dim: shard.whole_size for shard in placement_of(parameter).shards}
+        size = [whole_sizes.get(dim, size) for dim, size in enumerate(shape_before_flat(parameter))]
         named = {f"model.{name}": parameter.detach()}
-        states = state.optimizer.state.get(parameter, {})
-        named |= {f"optimizer.{name}.{key}": value for key, value in states.items()}
+        named |= {f"optimizer.{name}.{key}": each for key, each in state.optimizer.state.get(parameter, {}).items()}
         for key, tensor in named.items():
             if tensor.shape != parameter.shape:  # a count of steps, say
                 yield key, tensor
             elif slices := dict(slices_of(tensor, parameter)):
-                yield key, SlicedTensor(_whole_size(parameter), slices)
+                yield key, SlicedTensor(size, slices)
 
 
 def _is_my_turn(number: int, parameter: nn.Parameter, groups: ProcessGroups) -> bool:
@@ -103,14 +99,7 @@ def _is_my_turn(number: int, parameter: nn.Parameter, groups: ProcessGroups) -> 
     return not placement_of(parameter).is_tied_copy
 
 
-def _whole_size(parameter: nn.Parameter) -> list[int]:
-    size = list(shape_before_flat(parameter))
-    for shard in placement_of(parameter).shards:
-        size[shard.dim] = shard.whole_size
-    return size
-
-
-def slices_of(tensor: torch.Tensor, parameter: nn.Parameter) -> Iterator[tuple[Offsets, torch.Tensor]]:
+def slices_of(tensor: torch.Tensor, parameter: nn.Parameter) -> Iterator[tuple[torch.Size, torch.Tensor]]:
     """Yield the slices of a tensor that lies like its parameter, with their offsets in the whole tensor."""
     placement, shape = placement_of(parameter), shape_before_flat(parameter)
     shard_of_dim = {shard.dim: shard for shard in placement.shards}
@@ -128,9 +117,8 @@ def _blocks(numbers: torch.Tensor, shape: Sequence[int], start: int) -> Iterator
     >>> [(offsets, list(block.shape)) for offsets, block in _blocks(torch.arange(9), [4, 4], start=2)]
     [([0, 2], [1, 2]), ([1, 0], [1, 4]), ([2, 0], [1, 3])]
     """
-    if len(shape) < 2:
-        if len(numbers):
-            yield [start][: len(shape)], numbers.view(-1 if shape else ())
+    if not shape and len(numbers):
+        yield [], numbers.view(())
         return
     width = math.prod(shape[1:])
     while len(numbers):

@@ -1,7 +1,5 @@
 """Provides what the small GPT learns: an invented text with a known best loss, any file, or a file of tokens.
 
-The invented text is a random sequence of words, some frequent and some rare. A reader who knows the words can predict
-the letters inside a word, but not which word comes next. So the loss has a floor above zero, which can be computed.
 Each sample is drawn by its number alone, so the order of the data does not depend on who reads it.
 """
 
@@ -17,7 +15,11 @@ EVALUATION_SAMPLES = 1 << 40
 
 
 class InventedText:
-    """A random sequence of ``num_words`` invented words, the n-th of them 1/n as frequent as the first (Zipf's law)."""
+    """A random sequence of ``num_words`` invented words, the n-th of them 1/n as frequent as the first (Zipf's law).
+
+    A reader who knows the words can predict the letters inside a word, but not which word comes next. So the loss has a
+    floor above zero, which can be computed.
+    """
 
     vocab_size = len(LETTERS)
     fingerprint = "invented"
@@ -26,7 +28,12 @@ class InventedText:
         if num_words < 2:
             raise ValueError(f"num_words={num_words} leaves nothing to predict: use at least 2")
         self.seed = seed
-        self.words = _invent(num_words, np.random.default_rng(seed))
+        self.words: list[str] = []  # of one to three syllables, such as fa, mori, tulevo
+        draw = np.random.default_rng(seed).integers
+        while len(self.words) < num_words:
+            word = "".join("bdfgklmnprstvz"[draw(14)] + "aeiou"[draw(5)] for _ in range(draw(1, 4)))
+            if word not in self.words:
+                self.words.append(word)
         self.frequency = 1.0 / np.arange(1, num_words + 1)
         self.frequency /= self.frequency.sum()
         self._lengths = np.array([len(word) + 1 for word in self.words])  # with the space after it
@@ -58,7 +65,7 @@ class TokenFile:
 
     With 8 bits it is any file, byte by byte. With 16 or 32 bits it holds little-endian numbers and nothing else, as
     Megatron-LM's and nanoGPT's .bin do; or it is an .npy, whose header says how many bits. The last tenth of the file,
-    or one sample's length if that is more, is for evaluation. The rest is for training.
+    or one sample's length if that is more, is for evaluation.
     """
 
     path: str | Path
@@ -68,17 +75,17 @@ class TokenFile:
     floor_nats = None
 
     def __post_init__(self):
-        name = f"the {'text' if self.bits == 8 else 'token file'} {self.path}"
+        path, name = Path(self.path), f"the {'text' if self.bits == 8 else 'token file'} {self.path}"
         try:
-            if Path(self.path).exists() and not Path(self.path).is_file():
+            if path.exists() and not path.is_file():
                 raise ValueError(f"{name} is a folder, a pipe or a device: name a file")
-            size, dtype = Path(self.path).stat().st_size, f"<u{self.bits // 8}"
-            if size and self.bits > 8 and Path(self.path).suffix == ".npy":
-                self._tokens = np.load(self.path, mmap_mode="r")
+            size, dtype = path.stat().st_size, f"<u{self.bits // 8}"
+            if size and self.bits > 8 and path.suffix == ".npy":
+                self._tokens = np.load(path, mmap_mode="r")
             elif size % (self.bits // 8):
                 raise ValueError(f"{name} has {size} bytes, which is not whole {self.bits}-bit numbers: use token_bits")
             else:
-                self._tokens = np.memmap(self.path, dtype, mode="r") if size else np.empty(0, dtype)
+                self._tokens = np.memmap(path, dtype, mode="r") if size else np.empty(0, dtype)
         except OSError as error:
             raise ValueError(f"{name} cannot be read ({error.strerror}): name a file") from error
         if self._tokens.dtype.kind not in "iu" or self._tokens.ndim != 1:
@@ -94,20 +101,18 @@ class TokenFile:
         """
         size, unit = len(self._tokens), "bytes" if self.bits == 8 else "tokens"
         if size < 2 * num_tokens:
-            raise ValueError(
-                f"{self.path} has {size} {unit}, but a sample takes {num_tokens}, and one more is kept for evaluation: "
-                f"name a file of at least {2 * num_tokens} {unit}, or use a shorter sequence"
-            )
+            fault = f"has {size} {unit}, but a sample takes {num_tokens}, and one more is kept for evaluation"
+            advice = f"name a file of at least {2 * num_tokens} {unit}, or use a shorter sequence"
+            raise ValueError(f"{self.path} {fault}: {advice}")
         kept = max(size // 10, num_tokens)
         first, length = (size - kept, kept) if number >= EVALUATION_SAMPLES else (0, size - kept)
         start = first + int(np.random.default_rng([self.seed, number]).integers(length - num_tokens + 1))
         tokens = self._tokens[start : start + num_tokens].astype(np.int64)
         wrong = (tokens < 0) | (tokens >= self.vocab_size)
         if wrong.any():
-            raise ValueError(
-                f"token {start + wrong.argmax()} of {self.path} is {tokens[wrong.argmax()]}, read as {self.bits} bits, "
-                f"and vocab_size={self.vocab_size}: give the vocab_size and token_bits with which the file was made"
-            )
+            fault = f"is {tokens[wrong.argmax()]}, read as {self.bits} bits, and vocab_size={self.vocab_size}"
+            advice = "give the vocab_size and token_bits with which the file was made"
+            raise ValueError(f"token {start + wrong.argmax()} of {self.path} {fault}: {advice}")
         return tokens
 
     @property
@@ -116,15 +121,3 @@ class TokenFile:
         ends = self._tokens[: 1 << 20].tobytes() + self._tokens[-1 << 20 :].tobytes()
         unit = "bytes" if self.bits == 8 else f"{self.bits}-bit tokens"
         return f"{len(self._tokens)} {unit} with checksum {zlib.crc32(ends):08x}"
-
-
-def _invent(num_words: int, generator: np.random.Generator) -> list[str]:
-    """Return different words of one to three syllables, such as fa, mori, tulevo."""
-    words: dict[str, None] = {}
-    while len(words) < num_words:
-        syllables = (
-            "bdfgklmnprstvz"[generator.integers(14)] + "aeiou"[generator.integers(5)]
-            for _ in range(generator.integers(1, 4))
-        )
-        words["".join(syllables)] = None
-    return list(words)

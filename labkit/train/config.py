@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from numbers import Real
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from tyro.conf import arg
@@ -18,7 +18,6 @@ from tyro.conf import arg
 from labkit import schedules
 from labkit.data import InventedText, TokenFile
 from labkit.layout import ParallelLayout
-from labkit.model import CONTEXT_PARALLEL
 from labkit.partition import check_divides, check_sequence_cut, multiples_near
 from labkit.schedules import Schedule
 from labkit.shape import GPT
@@ -30,7 +29,6 @@ SCHEDULES = {
     "interleaved": schedules.interleaved,
     "zero-bubble": lambda p, m, v: schedules.zero_bubble(p, m),
 }
-Precision = Literal["float32", "float64", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -47,12 +45,10 @@ class TrainConfig:
     num_layers: int = 4  # Transformer layers.
     hidden_size: int = 64  # Width of the hidden states.
     num_attention_heads: int = 4  # Attention heads per layer.
-    # Heads of keys and values, each for several heads of queries; by default as many as attention heads.
-    num_query_groups: int | None = None
+    num_query_groups: int | None = None  # Heads of keys and values, shared by attention heads; by default as many.
     ffn_hidden_size: int | None = None  # Width of the MLPs; by default 4 hidden_size.
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # What normalises the hidden states.
-    # What an MLP computes between its two matrices; swiglu has a third matrix.
-    mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
+    mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"  # What an MLP computes inside; swiglu has a third matrix.
     positions: Literal["learned", "rope"] = "learned"  # A learned vector for each position, or rotary positions.
     bias: bool = True  # Biases in linear layers.
     tied: bool = True  # The embedding's weight is the output layer's, too.
@@ -61,11 +57,10 @@ class TrainConfig:
     # A file to learn byte by byte, with its last tenth kept for evaluation; or "invented": words that labkit makes up,
     # with a known best loss.
     text: str = "invented"
-    # A file of token numbers to learn instead: only 16- or 32-bit numbers, little-endian, or an .npy.
-    tokens: str | None = None
+    tokens: str | None = None  # A file of token numbers instead: 16- or 32-bit ones only, little-endian, or an .npy.
     vocab_size: int | None = None  # How many tokens the tokenizer of the token file knows.
     # Bits of each number in the token file; by default 16 up to a vocab_size of 65,536, else 32. An .npy states it.
-    token_bits: Literal[16, 32] | None = None
+    token_bits: Literal[16, 32, None] = None
 
     tp_size: Annotated[int, arg(aliases=["--tp"])] = 1  # Tensor parallelism: ranks that share each layer.
     cp_size: Annotated[int, arg(aliases=["--cp"])] = 1  # Context parallelism: ranks that share each sequence.
@@ -76,20 +71,17 @@ class TrainConfig:
     # then cp, keeps its largest divisor that fits; pp becomes the next larger size that fits, or the next smaller.
     fit_ranks: bool = False
     order: str = "tp-cp-dp-pp"  # Axes of the layout, fastest first.
-    # The order of forward and backward in the pipeline.
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"  # The order of work in the pipeline.
     num_chunks: int = 1  # Chunks of layers on each rank; more than 1 needs the interleaved schedule.
     sequence_parallel: bool = False  # Also divide what lies between the tensor-parallel layers, along the sequence.
-    # What replicas divide among them: 1 the optimizer's states, 2 gradients too, 3 weights too.
-    zero_stage: Literal[0, 1, 2, 3] = 0
+    zero_stage: Literal[0, 1, 2, 3] = 0  # Replicas divide: 1 the optimizer's states, 2 gradients too, 3 weights too.
     shard_size: int | None = None  # Divide among this many neighbours, not all replicas: hybrid sharding.
     recompute: bool = False  # Keep only each layer's input, and compute the rest again in backward.
 
     # Type of weights and activations; with bfloat16 the optimizer keeps float32 master weights.
-    precision: Precision = "float32"
+    precision: Literal["float32", "float64", "bfloat16"] = "float32"
     learning_rate: float = 3e-3  # The highest learning rate of AdamW.
-    # The learning rate after the last step of a cosine; by default a tenth of learning_rate.
-    min_learning_rate: float | None = None
+    min_learning_rate: float | None = None  # The rate after a cosine's last step; by default a tenth of learning_rate.
     warmup_steps: int = 10  # Steps in which the learning rate rises to its highest value.
     weight_decay: float = 0.1  # Weight decay of AdamW, for matrices only.
     clip_norm: float = 1.0  # Gradients are scaled down to this global norm; 0 leaves them as they are.
@@ -100,103 +92,86 @@ class TrainConfig:
     checkpoint_dir: str | None = None  # Where checkpoints are written, and read by --resume.
     save_interval: int = 0  # Steps between checkpoints; 0 for one at the end only.
     keep: int = 0  # Complete checkpoints to keep, the newest ones; 0 keeps all.
-    # Write checkpoints in the background, from a copy in the CPU's memory; a step waits only for the copy.
-    async_save: bool = False
-    # Continue from the newest complete checkpoint in checkpoint_dir, whatever layout it was written in.
-    resume: bool = False
+    async_save: bool = False  # Write checkpoints in the background; a step waits only for a copy in the CPU's memory.
+    resume: bool = False  # Continue from the newest complete checkpoint in checkpoint_dir, whatever its layout was.
     log_interval: int = 10  # Steps between lines in a log; a terminal shows a bar instead.
-    # Where each rank writes a trace of some steps, to be opened in ui.perfetto.dev; then slow ranks are named.
-    profile_dir: str | None = None
+    profile_dir: str | None = None  # Where ranks write traces of some steps for ui.perfetto.dev; slow ones are named.
     profile_step_start: int = 10  # The first step that is profiled, counted from 1.
     profile_step_end: int = 20  # The step before which profiling stops.
 
     def __post_init__(self):
-        for name in (field.name for field in fields(self) if type(field.default) is int and field.name != "seed"):
-            least = 0 if name in ("zero_stage", "warmup_steps", "eval_interval", "save_interval", "keep") else 1
-            object.__setattr__(self, name, check_size(name, getattr(self, name), least))
+        shape = self.shape  # which checks its own fields
+        for name, kind in get_type_hints(TrainConfig).items():
+            value, kinds = getattr(self, name), get_args(kind) or (kind,)
+            known = (True, False) if kind is bool else kinds if get_origin(kind) is Literal else None
+            if known and value not in known:
+                raise ValueError(f"{name}={value!r} is unknown: use {', '.join(map(str, known))}")
+            if value is None and type(None) in kinds:
+                continue
+            if int in kinds and name != "seed":
+                may_be_0 = name in ("warmup_steps", "eval_interval", "save_interval", "keep")
+                object.__setattr__(self, name, check_size(name, value, least=0 if may_be_0 else 1))
+            if name in ("learning_rate", "min_learning_rate", "weight_decay", "clip_norm"):
+                if not (isinstance(value, Real) and 0 <= float(value) <= 1000):
+                    raise ValueError(f"{name}={value!r} must be a number from 0 to 1000")
+                object.__setattr__(self, name, float(value))
+            if name in ("checkpoint_dir", "profile_dir") and (not isinstance(value, str | Path) or value == ""):
+                raise ValueError(f"{name}={value!r} is not a folder: name one, or leave it out")
         seed = whole_number(self.seed)
         if seed is None or not 0 <= seed < 1 << 63:
             raise ValueError(f"seed={self.seed!r} must be a whole number from 0 up, of at most 63 bits")
         object.__setattr__(self, "seed", seed)
-        for name in ("learning_rate", "min_learning_rate", "weight_decay", "clip_norm"):
-            value = getattr(self, name)
-            if (name, value) != ("min_learning_rate", None):  # AdamW changes each weight by about the learning rate
-                if not (isinstance(value, Real) and 0 <= float(value) <= 1000):
-                    raise ValueError(f"{name}={value!r} must be a number from 0 to 1000")
-                object.__setattr__(self, name, float(value))
+        self._check_training()
+        self._check_parallelism(shape)
+        self.make_text()
+
+    def _check_training(self) -> None:
         if self.learning_rate == 0:
             raise ValueError("learning_rate=0 learns nothing: use a number above 0, such as 0.003")
         if self.lowest_learning_rate > self.learning_rate:
-            raise ValueError(
-                f"min_learning_rate={self.min_learning_rate} is above learning_rate={self.learning_rate}, so the rate "
-                f"would rise: use at most {self.learning_rate}, or leave it out for a tenth of that"
-            )
+            fault = f"min_learning_rate={self.min_learning_rate} is above learning_rate={self.learning_rate}"
+            way_out = f"use at most {self.learning_rate}, or leave it out for a tenth of that"
+            raise ValueError(f"{fault}, so the rate would rise: {way_out}")
         if not (isinstance(self.dropout, Real) and 0 <= self.dropout < 1):
             raise ValueError(f"dropout={self.dropout!r} must be in [0, 1)")
-        choices = {"schedule": SCHEDULES, "precision": get_args(Precision), "context_parallel": CONTEXT_PARALLEL}
-        choices |= {"zero_stage": range(4), "token_bits": (16, 32, None)}
-        choices |= {field.name: (True, False) for field in fields(self) if type(field.default) is bool}
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {', '.join(map(str, known))}")
-        self._check_text()
-        self._check_parallelism()
-        for name in ("checkpoint_dir", "profile_dir"):
-            if not isinstance(folder := getattr(self, name), str | Path | None) or folder == "":
-                raise ValueError(f"{name}={folder!r} is not a folder: name one, or leave it out")
+        if not isinstance(self.text, str | Path):
+            raise ValueError(f"text={self.text!r} is not a file: name one, or use 'invented'")
+        if self.tokens is None and (self.vocab_size, self.token_bits) != (None, None):
+            raise ValueError("vocab_size and token_bits are for tokens: name a token file, or leave them out")
+        if self.tokens is not None and (not isinstance(self.tokens, str | Path) or self.text != "invented"):
+            raise ValueError(f"text={self.text!r} and tokens={self.tokens!r}: name one file, a text or tokens")
+        if self.tokens is not None and self.vocab_size is None:
+            raise ValueError(f"tokens={self.tokens!r} needs the vocab_size of its tokenizer, such as 50257 for GPT-2's")
         if self.profile_dir and not self.profiled_steps:
             found = f"profile_step_start={self.profile_step_start} and profile_step_end={self.profile_step_end}"
             raise ValueError(f"{found} profile none of {counted(self.steps, 'step')}: use, for example, 1 and 6")
-        if (self.resume or self.save_interval or self.keep or self.async_save) and self.checkpoint_dir is None:
+        if self.checkpoint_dir is None and (self.resume or self.save_interval or self.keep or self.async_save):
             raise ValueError("resume, save_interval, keep and async_save need a checkpoint_dir: name a folder")
-        self.make_text()
 
-    def _check_parallelism(self) -> None:
-        shape = self.shape  # which checks its own fields
+    def _check_parallelism(self, shape: GPT) -> None:
         if self.num_chunks > 1 and self.schedule != "interleaved":
-            raise ValueError(
-                f"num_chunks={self.num_chunks} needs schedule='interleaved', not {self.schedule!r}: "
-                "use that, or num_chunks=1"
-            )
-        if self.schedule == "interleaved" and self.num_chunks == 1:
+            fault = f"num_chunks={self.num_chunks} needs schedule='interleaved', not {self.schedule!r}"
+            raise ValueError(f"{fault}: use that, or num_chunks=1")
+        if self.num_chunks == 1 and self.schedule == "interleaved":
             raise ValueError("schedule='interleaved' needs num_chunks=2 or more: with one, use '1f1b'")
-        stages = self.pp_size * self.num_chunks
-        if stages > self.num_layers:
-            raise ValueError(
-                f"pp_size={self.pp_size} * num_chunks={self.num_chunks} = {stages} stages for num_layers="
-                f"{self.num_layers}: use {stages} layers or more, or fewer stages"
-            )
+        if (stages := self.pp_size * self.num_chunks) > self.num_layers:
+            fault = f"pp_size={self.pp_size} * num_chunks={self.num_chunks} = {stages} stages"
+            way_out = f"use {stages} layers or more, or fewer stages"
+            raise ValueError(f"{fault} for num_layers={self.num_layers}: {way_out}")
         for name in ("num_attention_heads", "num_query_groups"):
             if number := getattr(shape, name):
                 check_divides(self.tp_size, name, number)
                 if self.context_parallel == "ulysses":
                     check_divides(self.tp_size * self.cp_size, name, number, parts_name="tp_size * cp_size")
         if self.zero_stage >= 2 and self.schedule == "zero-bubble":
-            raise ValueError(
-                f"zero_stage={self.zero_stage} sends a layer's gradients when its backward is done, and schedule="
-                "'zero-bubble' computes those of its weights later: use zero_stage=1, or schedule='1f1b'"
-            )
-        if self.shard_size is not None:
-            object.__setattr__(self, "shard_size", check_size("shard_size", self.shard_size))
-            if self.zero_stage == 0:
-                raise ValueError(f"shard_size={self.shard_size} shards nothing with zero_stage=0: use 1, 2 or 3")
-        sequence_ranks = self.tp_size if self.sequence_parallel else 1
-        check_sequence_cut(self.seq_length, self.cp_size, self.balanced, sequence_ranks)
+            fault = f"zero_stage={self.zero_stage} sends a layer's gradients when its backward is done"
+            how = "schedule='zero-bubble' computes those of its weights later"
+            raise ValueError(f"{fault}, and {how}: use zero_stage=1, or schedule='1f1b'")
+        if self.shard_size is not None and self.zero_stage == 0:
+            raise ValueError(f"shard_size={self.shard_size} shards nothing with zero_stage=0: use 1, 2 or 3")
+        check_sequence_cut(self.seq_length, self.cp_size, self.balanced, self.tp_size if self.sequence_parallel else 1)
         if self.cp_size > 1 and self.dropout:
             raise ValueError(f"dropout={self.dropout} does not work with cp_size={self.cp_size}: use dropout=0")
-
-    def _check_text(self) -> None:
-        if not isinstance(self.text, str | Path):
-            raise ValueError(f"text={self.text!r} is not a file: name one, or use 'invented'")
-        if self.tokens is None:
-            if (self.vocab_size, self.token_bits) != (None, None):
-                raise ValueError("vocab_size and token_bits are for tokens: name a token file, or leave them out")
-        elif not isinstance(self.tokens, str | Path) or self.text != "invented":
-            raise ValueError(f"text={self.text!r} and tokens={self.tokens!r}: name one file, a text or tokens")
-        elif self.vocab_size is None:
-            raise ValueError(f"tokens={self.tokens!r} needs the vocab_size of its tokenizer, such as 50257 for GPT-2's")
-        else:
-            object.__setattr__(self, "vocab_size", check_size("vocab_size", self.vocab_size))
 
     def layout(self, world_size: int) -> ParallelLayout:
         """Return the ranks on their grid.
@@ -207,10 +182,9 @@ class TrainConfig:
         layout = ParallelLayout(world_size, self.tp_size, self.pp_size, self.cp_size, order=self.order)
         rows_at_once = layout.dp_size * self.micro_batch_size
         if self.batch_size % rows_at_once:
-            raise ValueError(
-                f"dp_size={layout.dp_size} * micro_batch_size={self.micro_batch_size} does not divide "
-                f"batch_size={self.batch_size}: use batch_size {either(multiples_near(self.batch_size, rows_at_once))}"
-            )
+            way_out = f"use batch_size {either(multiples_near(self.batch_size, rows_at_once))}"
+            found = f"dp_size={layout.dp_size} * micro_batch_size={self.micro_batch_size}"
+            raise ValueError(f"{found} does not divide batch_size={self.batch_size}: {way_out}")
         if self.shard_size is not None:
             layout.shard_groups(self.shard_size)
         return layout
@@ -218,11 +192,8 @@ class TrainConfig:
     def fitted(self, world_size: int) -> "TrainConfig":
         """Return this config; with ``fit_ranks``, one with the nearest sizes that fit, by the rule at that field.
 
-        Tensor groups of a divisor stay inside the nodes that the old ones were in. A larger pp comes before a smaller
-        one because no rank then holds more layers than before. dp is what remains.
-
-        Raises:
-            ValueError: no sizes fit; the message names a smaller number of ranks for which some do.
+        Tensor groups of a divisor stay inside the nodes that the old ones were in; with a larger pp no rank holds more
+        layers than before. If no sizes fit, a ValueError names a smaller number of ranks for which some do.
         """
         if not self.fit_ranks or (fitted := self._nearest(world_size)) == self:
             return self
@@ -233,7 +204,7 @@ class TrainConfig:
         return fitted
 
     def _nearest(self, world_size: int) -> "TrainConfig | None":
-        """Try configs, those with the nearest sizes first; return the first that fits, or None."""
+        """Return the config with the nearest sizes that fit, or None."""
         tp_sizes, cp_sizes = divisors(self.tp_size)[::-1], divisors(self.cp_size)[::-1]
         pp_sizes = sorted(divisors(world_size), key=lambda size: (size < self.pp_size, abs(size - self.pp_size)))
         shard_sizes = dict.fromkeys([self.shard_size, None])  # not smaller: each rank would hold more
@@ -249,10 +220,9 @@ class TrainConfig:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         weights = self.shape.num_parameters * self.dtype.itemsize / (self.tp_size * self.pp_size) * ranks_here
         if weights > memory:
-            raise ValueError(
-                f"the weights of {counted(ranks_here, 'rank')}, {weights / 1e9:,.0f} GB, are more than this node's "
-                f"{memory / 1e9:,.0f} GB of memory: use a smaller model, or more --tp or --pp over more nodes"
-            )
+            fault = f"the weights of {counted(ranks_here, 'rank')}, {weights / 1e9:,.0f} GB, are more than this node's"
+            way_out = "use a smaller model, or more --tp or --pp over more nodes"
+            raise ValueError(f"{fault} {memory / 1e9:,.0f} GB of memory: {way_out}")
 
     def num_micro_batches(self, world_size: int) -> int:
         """Return m, how many micro-batches each pipeline takes in a step."""

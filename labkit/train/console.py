@@ -52,11 +52,7 @@ def progress_bar(config: TrainConfig, steps_done: int) -> Iterator[Callable[[Ste
 
 
 def describe_start(config: TrainConfig, world_size: int, floor_nats: float | None) -> str:
-    """Return one line that says what is about to run.
-
-    Raises:
-        ValueError: the config does not fit the number of ranks.
-    """
+    """Return one line that says what is about to run; raise a ValueError if it does not fit the number of ranks."""
     fitted = config.fitted(world_size)
     layout, threads = fitted.layout(world_size), counted(torch.get_num_threads(), "thread")
     text, instead = config.tokens or config.text, "" if fitted is config else f" instead of {_sizes(config)}"

@@ -1,7 +1,6 @@
 """Profiles some steps: writes a trace of torch's profiler for each rank, and names slow ranks.
 
-The ranks of a step wait for each other, so it takes equally long on all of them. A slow rank shows in its
-own time: that of the step minus its waits.
+Ranks wait for each other, so a step takes equally long on all. A slow rank shows in its own time, without its waits.
 """
 
 import json
@@ -25,7 +24,7 @@ from labkit.timeline.trace import Trace
 STEP = "optimizer"
 """The kind of the span around a whole step; the ops and waits of the step lie inside it."""
 SLOW, FEWEST_STEPS = 1.3, 10
-"""A rank is slow if its own time is this multiple of its peers' in all steps but one, and there are enough of them."""
+"""A rank is slow if its own time is this multiple of its peers' in all steps but one, of this many or more."""
 
 
 class NamedTrace(Trace):
@@ -39,13 +38,9 @@ class NamedTrace(Trace):
 
 @contextmanager
 def profiling(folder: str, groups: ProcessGroups) -> Iterator[NamedTrace]:
-    """Profile steps, each in a span of the kind `STEP`; then write this rank's file, and say which ranks are slow.
-
-    Raises:
-        ValueError: the folder cannot be written.
-    """
+    """Profile steps, each in a span of the kind `STEP`; then write this rank's file, and say which ranks are slow."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # each rank would say on stderr that it starts and stops
-    rank, path = dist.get_rank(), Path(folder, f"rank{dist.get_rank()}.json")
+    rank, path = groups.rank, Path(folder, f"rank{groups.rank}.json")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -67,7 +62,7 @@ def profiling(folder: str, groups: ProcessGroups) -> Iterator[NamedTrace]:
 def of_rank(rank: int, content: dict) -> dict:
     """Return a trace of torch's profiler, changed so that Perfetto can show it together with those of other ranks.
 
-    No other rank has the same process numbers and ids, and the processes are named. The times of day stay as they are.
+    Processes are named, and no other rank has the same process numbers and ids. The times stay.
     """
     first_id, first_pid = rank << 32, 100 * rank + 1
     numbers, events = {os.getpid(): first_pid}, []  # all other processes are GPUs
@@ -92,8 +87,7 @@ def of_rank(rank: int, content: dict) -> dict:
 def own_seconds(spans: Sequence[Span]) -> list[float]:
     """Return for each step how long this rank did not wait."""
     steps = [span for span in spans if span.kind == STEP]
-    parts = [[span for span in spans if step.start <= span.start < step.end] for step in steps]
-    return [computing_seconds(part) for part in parts]
+    return [computing_seconds([each for each in spans if step.start <= each.start < step.end]) for step in steps]
 
 
 def describe_slow_ranks(seconds: Sequence[Sequence[float]], stages: Sequence[int]) -> str:

@@ -35,7 +35,8 @@ from labkit.train.not_finite import first_not_finite
 from labkit.train.profile import STEP, NamedTrace, profiling
 from labkit.train.world import check_same_options
 
-MicroBatches = Sequence[torch.Tensor]
+Batch = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
+"""The tokens of a rank's micro-batches, [micro-batch, seq/c] each, and for each the tokens that come next."""
 
 
 def train(config: TrainConfig) -> list[Step]:
@@ -84,17 +85,15 @@ class Trainer:
         self.schedule, self.text = config.make_schedule(groups.layout.world_size), config.make_text()
         stages = [self.schedule.stage_of(groups.coords.pp, chunk) for chunk in range(config.num_chunks)]
         same = ("seed", "dropout", "recompute", "sequence_parallel", "context_parallel", "balanced", "dtype")
-        options: dict[str, Any] = {name: getattr(config, name) for name in same}
+        options: dict[str, Any] = {name: getattr(config, name) for name in same} | {"device": "meta"}  # until `wrap`
         options |= dict(num_stages=self.schedule.num_model_chunks, cp_group=groups.cp, defer_grad_reduce=True)
-        options["device"] = "meta"  # until `wrap`
         self.models = [ParallelGPT(config.shape, groups.tp, stage=stage, **options) for stage in stages]
         if config.precision == "bfloat16" and hasattr(torch.Tensor, "grad_dtype"):  # from torch 2.10 on
             for parameter in (p for model in self.models for p in model.parameters()):
                 parameter.grad_dtype = torch.float32  # the sum over many micro-batches needs more bits than bfloat16
         self.chunks = [self.wrap(model) for model in self.models]
         self.parameters = [parameter for chunk in self.chunks for parameter in chunk.parameters()]
-        holding_half = [model for model in self.models if config.tied and model.is_first != model.is_last]
-        self.tied = [model.embedding.weight for model in holding_half]
+        self.tied = [model.embedding.weight for model in self.models if config.tied and model.is_first != model.is_last]
         self.optimizer = self.make_optimizer()
         data = {"seed": config.seed, "text": self.text.fingerprint}
         names = "steps", "warmup_steps", "learning_rate", "min_learning_rate"
@@ -141,17 +140,13 @@ class Trainer:
         return Step(self.steps_done, loss, norm, learning_rate, seconds, tokens / seconds, evaluation_loss)
 
     def compute_gradients(self) -> tuple[float, float]:
-        """Leave the gradients of the whole batch in the parameters; return its loss and their norm.
-
-        Raises:
-            FloatingPointError: one of the two is not finite; says on which rank a number first was not.
-        """
+        """Leave the gradients of the whole batch in the parameters; return its loss and their norm, both finite."""
         batch = self.micro_batches(self.samples_done)
-        loss_share = self._forward_and_backward(*batch, average=True)
+        loss_share = self._forward_and_backward(batch, average=True)
         all_reduce_grads(self.parameters, self.groups.tp)
         loss, norm = loss_and_grad_norm(loss_share, self.parameters, self.groups)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            where = first_not_finite(self.chunks, self.groups, lambda: self._forward_and_backward(*batch))
+            where = first_not_finite(self.chunks, self.groups, lambda: self._forward_and_backward(batch))
             values = f"the loss is {loss:g}, the gradient norm {norm:g}"
             raise FloatingPointError(f"step {self.steps_done + 1}: {values}. {where}")
         return loss, norm
@@ -160,18 +155,17 @@ class Trainer:
         """Return the loss on one batch that no step trains on, without dropout."""
         for chunk in self.chunks:
             chunk.eval()
-        loss = self.run(self.schedule.forward_only(), *self.micro_batches(EVALUATION_SAMPLES))
+        loss = self.run(self.schedule.forward_only(), self.micro_batches(EVALUATION_SAMPLES))
         for chunk in self.chunks:
             chunk.train()
         return loss_and_grad_norm(loss, [], self.groups)[0]
 
-    def run(
-        self, schedule: Schedule, inputs: MicroBatches, targets: MicroBatches, average: bool = False
-    ) -> torch.Tensor:
+    def run(self, schedule: Schedule, batch: Batch, average: bool = False) -> torch.Tensor:
         """Run the pipeline; return this rank's share of the average loss, in float64: over replicas they add up.
 
         Gradients are averaged over replicas only if asked for.
         """
+        inputs, targets = batch
         options: dict[str, Any] = dict(targets=targets, loss=self.loss, tied=self.tied, trace=self.trace)
         options |= dict(average=average, reduce_every_micro_batch=self.config.zero_stage >= 2, shapes=self.shapes)
         options["ignore_index"] = None  # every token has a next one: nothing to count
@@ -187,8 +181,8 @@ class Trainer:
         """Return which rows of a batch this rank's replica has."""
         return rows_of_replica(self.config.batch_size, self.groups.layout.dp_size, self.groups.coords.dp)
 
-    def micro_batches(self, first_sample: int) -> tuple[MicroBatches, MicroBatches]:
-        """Return this rank's tokens, and the tokens that come next: a list of [micro-batch, seq/c] each."""
+    def micro_batches(self, first_sample: int) -> Batch:
+        """Return this rank's part of the batch that starts with a sample."""
         samples = [self.text.sample(first_sample + row, self.config.seq_length + 1) for row in self.rows()]
         tokens = torch.stack([torch.from_numpy(sample) for sample in samples])
         shifted = tokens[:, :-1], tokens[:, 1:]  # before the cut: what comes next may be on a different rank
@@ -214,8 +208,8 @@ class Trainer:
         adamw = partial(AdamW, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
         return MasterWeights(param_groups, adamw) if config.precision == "bfloat16" else adamw(param_groups)
 
-    def _forward_and_backward(self, inputs: MicroBatches, targets: MicroBatches, average: bool = False):
+    def _forward_and_backward(self, batch: Batch, average: bool = False) -> torch.Tensor:
         # Every step and replica has its own dropout masks. The step decides them, so a resumed run draws the same.
         seed_replicas(self.config.seed + self.steps_done * self.groups.layout.world_size, self.groups)
         self.optimizer.zero_grad()
-        return self.run(self.schedule, inputs, targets, average)
+        return self.run(self.schedule, batch, average)

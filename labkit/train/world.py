@@ -42,11 +42,10 @@ def world(one_queue: bool = False) -> Iterator[None]:
     store, rank, world_size = meet(os.environ) if "RANK" in os.environ else (HashStore(), 0, 1)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     torch.set_num_threads(num_threads(ranks_here, os.environ))
+    prepare_gpu(one_queue)  # before CUDA is asked for anything
     store.set(f"gpu {rank}", str(has_gpu(ranks_here, torch.cuda.device_count(), os.environ)))
     on_gpu = all(seen == b"True" for seen in store.multi_get([f"gpu {each}" for each in range(world_size)]))
-    if on_gpu:
-        prepare_gpu(one_queue)
-    elif world_size > 1:
+    if world_size > 1 and not on_gpu:
         take_turns()
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size)
     if on_gpu:
@@ -67,11 +66,12 @@ def meet(environment: Mapping[str, str]) -> tuple[Store, int, int]:
         socket.getaddrinfo(address, None)  # torch would ask again and again for half an hour
         store, rank, world_size = next(rendezvous("env://"))
     except (ValueError, OSError) as error:
-        raise ValueError(
-            f"RANK={environment['RANK']} is set, but rank 0 cannot be found at MASTER_ADDR={address} ({error}): start "
-            "the ranks with torchrun or srun, set MASTER_ADDR to the first of scontrol show hostnames "
-            '"$SLURM_STEP_NODELIST", or unset RANK to train alone'
-        ) from error
+        fault = f"RANK={environment['RANK']} is set, but rank 0 cannot be found at MASTER_ADDR={address} ({error})"
+        first_node = 'the first of scontrol show hostnames "$SLURM_STEP_NODELIST"'
+        way_out = (
+            f"start the ranks with torchrun or srun, set MASTER_ADDR to {first_node}, or unset RANK to train alone"
+        )
+        raise ValueError(f"{fault}: {way_out}") from error
     step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
     store = PrefixStore(step, store)  # two steps that happen to have one port do not mix
     shared = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -81,8 +81,7 @@ def meet(environment: Mapping[str, str]) -> tuple[Store, int, int]:
 def fresh(store: Store, rank: int, world_size: int) -> Store:
     """Return a new part of torchrun's store, which outlives a restart and still has the addresses of dead ranks.
 
-    The first rank makes up a name, and gives it to each rank that shows a new ticket. (TORCHELASTIC_RESTART_COUNT would
-    not do: each node counts for itself.)
+    Rank 0 makes up a name, and gives it to each rank that shows a new ticket. (Each node counts restarts for itself.)
     """
     ticket = secrets.token_hex(8)
     if rank == 0:
@@ -103,10 +102,9 @@ def has_gpu(ranks_here: int, gpus_seen: int, environment: Mapping[str, str]) -> 
     """Return whether each rank of this node can have a GPU; Slurm may show each task only its own."""
     enough = gpus_seen >= ranks_here or (gpus_seen > 0 and "SLURM_GPUS_PER_TASK" in environment)
     if gpus_seen and not enough and "SLURM_STEP_NUM_TASKS" in environment:
-        raise ValueError(
-            f"each of {ranks_here} ranks of a node sees {gpus_seen} of its GPUs, perhaps the same: give srun "
-            "--gpus-per-task=1 and no --gpu-bind, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
-        )
+        fault = f"each of {ranks_here} ranks of a node sees {gpus_seen} of its GPUs, perhaps the same"
+        way_out = "give srun --gpus-per-task=1 and no --gpu-bind, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+        raise ValueError(f"{fault}: {way_out}")
     return enough
 
 
@@ -131,9 +129,8 @@ def check_same_options(config: TrainConfig) -> None:
 def say_once(text: str, restart_helps: bool = False) -> None:
     """Print a last message on stderr, once for all ranks that say it; torchrun repeats it below its report.
 
-    The ranks agree through the store in which they met. They also wait a moment for each other, because torchrun ends
-    all others when one has left with an error. No exit code keeps torchrun from starting the ranks again, as long as
-    it has restarts left. So if a restart would end in the same way, one rank of each node tells torchrun to stop.
+    The ranks wait a moment for each other, because torchrun ends all others when one has left with an error. No exit
+    code keeps it from restarting them: if that would end in the same way, one rank of each node tells it to stop.
     """
     store, world_size = HashStore(), 1
     if dist.is_initialized():
@@ -170,8 +167,7 @@ def say_once(text: str, restart_helps: bool = False) -> None:
 def slurm_as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torchrun would set, from those that srun sets for each task; none outside of srun.
 
-    A script of sbatch has SLURM_PROCID and SLURM_NTASKS too, although it runs alone: only the variables with STEP in
-    their name come from srun.
+    A script of sbatch runs alone and has SLURM_PROCID and SLURM_NTASKS too: only variables with STEP come from srun.
     """
     if "RANK" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return {}
@@ -179,14 +175,13 @@ def slurm_as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
     first_node = re.sub(r"\[(\d+)[^]]*\]", r"\1", environment["SLURM_STEP_NODELIST"]).split(",")[0]
     runs = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])  # 3,2(x2) is 3, 2 and 2
     tasks = [number for number, times in runs for _ in range(int(times or 1))]
-    # Jobs that share a node need different ports, and so do the steps of a job.
-    port = 16 * int(environment["SLURM_JOB_ID"]) + int(environment.get("SLURM_STEP_ID", 0))
+    step = 16 * int(environment["SLURM_JOB_ID"]) + int(environment.get("SLURM_STEP_ID", 0))
     variables = {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
         "LOCAL_RANK": environment["SLURM_LOCALID"],
         "LOCAL_WORLD_SIZE": tasks[int(environment["SLURM_NODEID"])],
         "MASTER_ADDR": first_node,
-        "MASTER_PORT": str(20000 + port % 20000),
+        "MASTER_PORT": str(20000 + step % 20000),  # jobs that share a node need different ones, and so do steps
     }
     return {name: environment.get(name, value) for name, value in variables.items()}

@@ -16,7 +16,7 @@ TORCHRUN = [sys.executable, "-c", "import labkit.train; from torch.distributed.r
 
 def environment(**more):
     """A clean one: as in a fresh terminal."""
-    ours = re.compile("RANK|WORLD_SIZE|LOCAL_|MASTER_|SLURM_|TORCHELASTIC|OMP_|GOMP_|COLUMNS")
+    ours = re.compile("RANK|WORLD_SIZE|LOCAL_|MASTER_|SLURM_|TORCHELASTIC|OMP_|GOMP_|COLUMNS|CUDA_[DM]")
     return {name: value for name, value in os.environ.items() if not ours.match(name)} | {"COLUMNS": "100"} | more
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from labkit.launch import World
 from labkit.train import train
-from labkit.train.world import fresh, has_gpu, meet, num_threads, slurm_as_torchrun
+from labkit.train.world import fresh, has_gpu, meet, num_threads, slurm_as_torchrun, world
 from tests.labkit.train.processes import SIX, environment, finish, losses, start
 from tests.labkit.train.tiny import TINY as TINY_CONFIG
 
@@ -72,7 +72,7 @@ def test_ranks_with_different_options_are_refused(tmp_path):
         path.parent.mkdir()
         path.write_text("to be or not to be " * (10 if path is texts[0] else 11))
     config = replace(TINY_CONFIG, steps=1, batch_size=12)
-    with World(3) as world:
+    with World(3) as ranks:
         for options, message in [
             ([{"learning_rate": 0.02}, {}, {}], "learning_rate is 0.02 on ranks [0], 0.01 on ranks [1, 2]"),
             ([{}, {}, {"tp_size": 2}], "tp_size is 1 on ranks [0, 1], 2 on ranks [2]"),
@@ -81,7 +81,7 @@ def test_ranks_with_different_options_are_refused(tmp_path):
                 f"text is {texts[0]!r} on ranks [0], {texts[1]!r} on ranks [1], {texts[2]!r} on ranks [2]",
             ),
         ]:
-            said = world.run(refusal, [replace(config, **each) for each in options])
+            said = ranks.run(refusal, [replace(config, **each) for each in options])
             assert said == [f"{message}: start every rank with the same options"] * 3
 
 
@@ -155,6 +155,21 @@ def test_who_gets_a_gpu_and_how_many_threads():
     assert num_threads(1, {}) == num_threads(4, {"OMP_NUM_THREADS": "9"})  # torch's own
     assert num_threads(1000, {}) == 1
     assert num_threads(8, {"SLURM_CPUS_PER_TASK": "5"}) == 5
+
+
+def test_cuda_finds_its_settings_when_it_is_first_asked(monkeypatch):
+    """It reads them once, and to be asked how many GPUs there are may be what starts it."""
+
+    def device_count():
+        seen.append([os.environ.get(f"CUDA_{name}") for name in ("MODULE_LOADING", "DEVICE_MAX_CONNECTIONS")])
+        return 0
+
+    seen = []
+    monkeypatch.setattr(os, "environ", environment())
+    monkeypatch.setattr("torch.cuda.device_count", device_count)
+    with world(one_queue=True):
+        pass
+    assert seen == [["EAGER", "1"]]
 
 
 @pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "1"}], ids=str)
