@@ -37,7 +37,7 @@ class FullyShardedDataParallel(Replica):
     All ranks run the same units in the same order; inside a unit they may use different parameters. What is in no unit
     is the root's: whole from the start of forward to the end of backward. Inside `no_sync`, gradients stay whole on
     each rank. All ranks start with the values of the first, and get its buffers with each average. On GPUs the host
-    waits for no message, except to hear whether other ranks have a gradient for a parameter that has none here.
+    waits for no message but one: who has a gradient, where a parameter has none here.
 
     A unit's backward starts when its output gets a gradient, or when autograd first needs one of its parameters,
     however the output came to the loss. It ends when all its inputs have theirs; gradients that come later are sent at
