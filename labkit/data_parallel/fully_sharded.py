@@ -29,19 +29,18 @@ from labkit.sizes import check_size
 class FullyShardedDataParallel(Replica):
     """A module whose parameters, gradients and optimizer states are divided over the group.
 
-    Outside of forward a parameter is this rank's shard of it, [m] with m from 0 to all its numbers. It is the same
-    object as before, unless that was on the meta device, so an earlier optimizer has it. Use one that treats numbers
-    one by one (not Adafactor, Muon or L-BFGS). A gradient is a shard of the average that `DataParallel` makes, over the
-    same groups and in the same type, and None if it is None on every rank.
+    Outside of forward a parameter is this rank's shard of it, [m] with m from 0 to all its numbers: the same object as
+    before, unless that was on the meta device. Use an optimizer that treats numbers one by one (not Adafactor, Muon or
+    L-BFGS). A gradient is a shard of the average that `DataParallel` makes, and None if it is None on every rank.
 
     All ranks run the same units in the same order; inside a unit they may use different parameters. What is in no unit
     is the root's: whole from the start of forward to the end of backward. Inside `no_sync`, gradients stay whole on
     each rank. All ranks start with the values of the first, and get its buffers with each average. On GPUs the host
     waits for no message but one: who has a gradient, where a parameter has none here.
 
-    A unit's backward starts when its output gets a gradient, or when autograd first needs one of its parameters,
-    however the output came to the loss. It ends when all its inputs have theirs; gradients that come later are sent at
-    the end of backward. A unit that is called twice is gathered and sent twice.
+    A unit's backward starts when its output gets a gradient, or when autograd first needs one of its parameters. It
+    ends when all its inputs have theirs; gradients that come later are sent at the end of backward. A unit that is
+    called twice is gathered and sent twice.
 
     Args:
         units: modules inside ``module``, in the order in which forward calls them.
@@ -80,7 +79,7 @@ class FullyShardedDataParallel(Replica):
         # The root last: its module contains the others, which then are not on the meta device any more.
         made = {each: Unit(names[each], each, divided[each], self._groups) for each in reversed(divided)}
         self._root, *others = self._units = [made[each] for each in divided]
-        self._backward_order = [self._root, *reversed(others)]
+        self._backward_order = [self._root, *others[::-1]]
         self._flats = [flat for unit in self._units for flat in unit.flats]
         self._reducing: list[FlatParameter] = []  # whose gradients were sent last
         self._idle_form: Form = "shard"  # what modules have of the units that do not compute
