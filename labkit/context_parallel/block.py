@@ -60,7 +60,7 @@ def _by_kv_head(q, k, *others):
 
 
 def _rows(*tensors):
-    """Return the tensors in the dtype of sums, with contiguous rows: the kernels assume stride 1 unchecked."""
+    """Return the tensors in the dtype of sums, with contiguous rows, which the kernels assume."""
     widened = (x.to(sum_dtype(x)) for x in tensors)
     return [x if x.stride(-1) == 1 else x.contiguous() for x in widened]
 
@@ -85,11 +85,7 @@ def _flash_backward(grad, q, k, v, out, lse, causal):
     if q.device.type == "cpu":
         rows = _rows(grad, q, k, v, out)
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(*rows, lse.squeeze(-1), 0.0, causal)
-    grad, out, lse = (
-        grad.contiguous(),
-        out.to(q.dtype),
-        lse.squeeze(-1).contiguous(),
-    )  # the kernel assumes a contiguous lse
+    grad, out, lse = grad.contiguous(), out.to(q.dtype), lse.squeeze(-1).contiguous()  # which the kernel assumes
     one_length, no_dropout = (None, None, q.size(-2), k.size(-2)), (0.0, causal, None, None)
     backward = aten._scaled_dot_product_flash_attention_backward
     return backward(grad, q, k, v, out, lse, *one_length, *no_dropout)

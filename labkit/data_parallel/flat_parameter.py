@@ -69,9 +69,7 @@ class FlatParameter:
     def _divide(self, p: nn.Parameter, places: list[tuple[nn.Module, str]], start: int, unit: str) -> ShardedParameter:
         in_buffer = slice(start, start + p.numel())
         in_shard = slice(*(min(max(at - self.offset, 0), len(self.shard)) for at in (start, start + p.numel())))
-        whole = like(
-            p, self.buffer[in_buffer].view(p.shape).data
-        )  # .data: autograd does not track the buffer's changes
+        whole = like(p, self.buffer[in_buffer].view(p.shape).data)  # .data: changes are invisible to autograd
         if not p.is_meta:
             whole.data.copy_(p)
         flat = FlatShard(p.shape, max(self.offset - start, 0), self.group)

@@ -73,10 +73,8 @@ class DataParallel(Replica):
         materialize(module, local_device())
         copy_from_first((*module.parameters(), *module.buffers()), group)
         self.module, self.group, self.overlap = module, group, overlap
-        trained = [p for p in module.parameters() if p.requires_grad]
-        self._buckets = [
-            _Bucket(each, group) for each in in_buckets(reversed(trained), bucket_bytes)
-        ]  # backward's order
+        trained = [p for p in reversed([*module.parameters()]) if p.requires_grad]  # in backward's order
+        self._buckets = [_Bucket(each, group) for each in in_buckets(trained, bucket_bytes)]
         self._next = 0  # index of the next bucket to send: all ranks send them in the same order
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         for parameter in self._bucket_of:
@@ -98,7 +96,7 @@ class DataParallel(Replica):
         return self.module(*args, **kwargs)
 
     def sync_gradients(self) -> None:
-        """Send the buckets that are left, and wait for all. Backward calls it, except in `no_sync` and `reducing`."""
+        """Send the remaining buckets, and wait for all. Backward calls it, except in `no_sync` and `reducing`."""
         for bucket in self._buckets[self._next :]:
             bucket.start_reduce()
         for bucket in self._buckets:

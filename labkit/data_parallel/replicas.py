@@ -20,7 +20,7 @@ class GradMode(Enum):
     """What backward does with gradients."""
 
     ACCUMULATE = auto()  # on this rank, without communication
-    REDUCE = auto()  # over the shard group; later backwards add to the result
+    REDUCE = auto()  # over the shard group only; further backwards add to the result
     FINISH = auto()  # average over all replicas
     FINISH_AND_WAIT = auto()  # and wait, so that backward returns with averages in the parameters
 

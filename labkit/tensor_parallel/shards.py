@@ -1,6 +1,6 @@
 """Shards weights and gathers them: every rank draws the whole *master weight* from the same seed and keeps its shard.
 
-So neither the weights nor any result depends on the number of ranks.
+So weights and results do not depend on the number of ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -94,7 +94,6 @@ def cut_like(whole: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGr
 def transpose_chunks(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """Transpose a grid of chunks, stored row by row in the last dim: with 2 rows, 0 1 2 3 4 5 becomes 0 3 1 4 2 5.
 
-    With ``stride`` rows and t columns, each rank's chunks become adjacent; with t rows and ``stride`` columns, that is
-    undone.
+    With ``stride`` rows and t columns, each rank's chunks become adjacent; with t rows, that is undone.
     """
     return x.unflatten(-1, (rows, columns, -1)).transpose(-3, -2).flatten(-3) if min(rows, columns) > 1 else x
