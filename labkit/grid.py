@@ -1,4 +1,4 @@
-"""Lists groups of ranks in a box of named axes. Integers only: no torch, no process."""
+"""Lists the groups of ranks along the axes of an n-dimensional grid. Integers only: no torch, no process."""
 
 import gc
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +11,7 @@ from labkit.sizes import whole_number
 
 
 class Grid:
-    """Ranks fill a box of named axes like the digits of an odometer: the axis that comes first moves fastest.
+    """Ranks on a grid of named axes. The first axis varies fastest as the rank goes up.
 
     >>> grid = Grid({"tp": 2, "dp": 2, "pp": 2})
     >>> grid.groups("dp"), grid.coords(6)
@@ -21,42 +21,42 @@ class Grid:
     def __init__(self, sizes: Mapping[str, int]):
         self.sizes = dict(sizes)
         *strides, self.world_size = accumulate(self.sizes.values(), mul, initial=1)
-        self._strides = dict(zip(self.sizes, strides))  # from one rank to the next along an axis
+        self._strides = dict(zip(self.sizes, strides))  # axis -> difference of neighbouring ranks
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """Return the groups of one axis, or of several taken together: by first member, the members ascending."""
+        """Return the groups along one axis, or along several together, sorted; so are their members."""
         members, others = prod(self.sizes[axis] for axis in self.known(axes)), self.sizes.keys() - axes
         collects = gc.isenabled()
-        gc.disable()  # it would walk through all the new lists again and again: two thirds of the time
+        gc.disable()  # it would scan all the new lists repeatedly, for two thirds of the time
         try:
             if members**2 >= self.world_size:
                 return self._lines(axes, others)
-            return [*map(list, zip(*self._lines(others, axes)))]  # many short groups, from few long lines across them
+            return [*map(list, zip(*self._lines(others, axes)))]  # many short groups: transpose a few long ones
         finally:
             if collects:
                 gc.enable()
 
     def group_of(self, rank: int, *axes: str) -> list[int]:
         """Return the one group of ``axes`` that ``rank`` is a member of."""
-        place = self.coords(rank)
-        first = rank - sum(place[axis] * self._strides[axis] for axis in self.known(axes))
+        coords = self.coords(rank)
+        first = rank - sum(coords[axis] * self._strides[axis] for axis in self.known(axes))
         return [first + offset for offset in _sums(self._runs(axes))]
 
     def coords(self, rank: int) -> dict[str, int]:
-        """Return where ``rank`` stands on each axis."""
+        """Return the coordinate of ``rank`` on each axis."""
         rank = check_index("rank", rank, "world_size", self.world_size)
         return {axis: rank // self._strides[axis] % size for axis, size in self.sizes.items()}
 
-    def rank_at(self, **place: int) -> int:
-        """Return the rank at these coordinates, 0 where none is given: the inverse of `coords`."""
-        self.known(place)
+    def rank_at(self, **coords: int) -> int:
+        """Return the rank at these coordinates, each 0 unless given: the inverse of `coords`."""
+        self.known(coords)
         return sum(
-            check_index(axis, at, f"{axis}_size", self.sizes[axis]) * self._strides[axis] for axis, at in place.items()
+            check_index(axis, at, f"{axis}_size", self.sizes[axis]) * self._strides[axis] for axis, at in coords.items()
         )
 
     @cached_property
     def _ranks(self) -> list[int]:
-        return list(range(self.world_size))  # one object for each rank in all groups, which are slices of this
+        return list(range(self.world_size))  # groups are slices of this, so they share its int objects
 
     def _lines(self, along: Collection[str], across: Collection[str]) -> list[list[int]]:
         (run, *slower), starts = self._runs(along), _sums(self._runs(across))
@@ -67,7 +67,7 @@ class Grid:
         return lines
 
     def _runs(self, axes: Collection[str]) -> list[range]:
-        """Return the steps along these axes, the fastest first; axes next to each other make one range."""
+        """Return the rank offsets along each of these axes, fastest first; adjacent axes are merged into one range."""
         runs: list[range] = []
         for axis, size in self.sizes.items():
             if axis in axes and size > 1:
@@ -85,7 +85,7 @@ class Grid:
 
 
 def check_index(name: str, value, size_name: str, size: int) -> int:
-    """Return an index as an int, or raise a ValueError if it is not a whole number from 0 up to, without, ``size``."""
+    """Return an index as an int, or raise a ValueError if it is not a whole number in [0, size)."""
     number = whole_number(value)
     if number is None or not 0 <= number < size:
         raise ValueError(f"{name}={value!r} must be a whole number from 0 to {size - 1}: {size_name} is {size}")
@@ -93,7 +93,7 @@ def check_index(name: str, value, size_name: str, size: int) -> int:
 
 
 def _sums(runs: list[range]) -> Sequence[int]:
-    """Return every sum of one step along each run, ascending."""
+    """Return every sum of one offset from each run, ascending."""
     sums: Sequence[int] = runs[0] if runs else range(1)
     for run in runs[1:]:
         sums = [slow + fast for slow in run for fast in sums]

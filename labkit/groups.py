@@ -1,4 +1,4 @@
-"""Makes a layout's process groups, once each, in a world brought up by `launch`, torchrun or srun."""
+"""Makes a layout's process groups, once each, in a world that `launch`, torchrun or srun has started."""
 
 import copyreg
 import os
@@ -14,9 +14,9 @@ from labkit.layout import AXES, EXPERT_AXES, Coords, ParallelLayout
 from labkit.sizes import ranks_text
 
 AXES_OF_GROUP = {axis: (axis,) for axis in (*AXES, *EXPERT_AXES)} | {"dp_cp": ("dp", "cp")}
-"""The kinds of groups, and the axes of a grid that each runs along: in ``dp_cp`` are copies of the same weights."""
+"""The grid axes of each kind of group. The ranks of a ``dp_cp`` group have copies of the same weights."""
 _NAMES = (*AXES_OF_GROUP, "embedding", "shard", "replicate")
-_DERIVED = (*EXPERT_AXES, "dp_cp", "shard")  # these kinds give a group its name only where no other does
+_DERIVED = (*EXPERT_AXES, "dp_cp", "shard")  # described by these names only if no other kind has the same ranks
 
 
 @dataclass(eq=False, repr=False)
@@ -25,8 +25,8 @@ class ProcessGroups:
 
     Each process group has its ranks in the layout's order. Kinds with the same ranks share their groups, and a group of
     all ranks is the world itself. ``embedding`` joins the first and the last stage of the pipeline; on the stages
-    between it is ``dist.GroupMember.NON_GROUP_MEMBER``, which collectives leave alone, with a warning (None would be
-    the whole world to them). Unless `init_groups` got a ``shard_size``, ``shard`` is ``dp_cp`` and ``replicate`` None.
+    between it is ``dist.GroupMember.NON_GROUP_MEMBER``, with which collectives warn and do nothing (None would mean the
+    world). Unless `init_groups` got a ``shard_size``, ``shard`` is ``dp_cp`` and ``replicate`` None.
     """
 
     layout: ParallelLayout
@@ -48,7 +48,7 @@ class ProcessGroups:
 
     @property
     def coords(self) -> Coords:
-        """This rank's place on each dense axis: ``coords.tp``, ``coords.dp``, ``coords.pp``, ``coords.cp``."""
+        """This rank's coordinate on each dense axis: ``coords.tp``, ``coords.cp``, ``coords.dp``, ``coords.pp``."""
         return self.layout.coords(self.rank)
 
     @property
@@ -59,16 +59,16 @@ class ProcessGroups:
     def channel(self, kind: str, sender: int, receiver: int) -> dist.ProcessGroup:
         """Return the group for messages of one kind ("forward", "backward") between two ranks of the pipeline.
 
-        With gloo, where tags tell messages apart, it is ``pp``. With NCCL a pair of ranks has a communicator for each
-        kind and direction, so a receive posted ahead does not hold up others.
+        Gloo has tags to tell messages apart, so it is ``pp``. NCCL has none: each kind and direction has its own
+        communicator, so a receive posted early does not block the others.
         """
         return self._channels.get((kind, sender < receiver), self.pp)
 
     def connect(self, kind: str, sender: int, receiver: int) -> None:
-        """Connect a channel's two ranks, if that is to be done. All ranks of the pipeline call this, in one order.
+        """Connect a channel's two ranks unless they are. All ranks of the pipeline call this, in the same order.
 
-        NCCL connects two ranks at their first message in a direction, and the rank that comes first blocks until the
-        other comes. With receives posted ahead, ranks would block each other, so each pair is connected before.
+        NCCL connects two ranks at their first message in a direction, and blocks the first rank until the second comes.
+        Receives posted early would deadlock, so each pair is connected beforehand.
         """
         if not self.keeps_order or sender == receiver or (kind, sender, receiver) in self._connected:
             return
@@ -81,13 +81,13 @@ class ProcessGroups:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether messages have channels, in which each waits until the one before is received."""
+        """Whether messages have channels of their own (NCCL), where each waits until the one before it is received."""
         return bool(self._channels)
 
     def device_mesh(self) -> DeviceMesh:
-        """Return the same groups, not copies, as a DeviceMesh with named axes, slowest first, as FSDP2 takes one.
+        """Return the same groups, not copies, as a DeviceMesh with named dims, slowest first, as FSDP2 takes one.
 
-        DTensor remembers a mesh by its shape as long as the process lives: once it has used these groups, keep them.
+        DTensor caches a mesh by its shape for the life of the process: once it has used these groups, keep them.
         """
         if self._mesh is None:
             axes = self.layout.axes[::-1]
@@ -97,17 +97,17 @@ class ProcessGroups:
         return self._mesh
 
     def close(self) -> None:
-        """Destroy every group that was made. Every rank calls this, once no rank uses the groups any more.
+        """Destroy all groups but the world. Every rank calls this, once no rank uses them any more.
 
-        Drop your own references too, and those of the mesh: torch ends a group's threads with the last reference.
+        Drop your own references too, and the mesh: torch ends a group's threads when its last reference goes.
         """
         self._mesh = None
         groups = [vars(self).pop(name) for name in _NAMES if name in vars(self)] + [*self._channels.values()]
         self._channels.clear()
         if not dist.is_initialized():
-            return  # the world went first, and took its groups with it
+            return  # the world was destroyed first, and its groups with it
         if local_device().type == "cuda":
-            torch.cuda.synchronize()  # the last messages may still be under way
+            torch.cuda.synchronize()  # the last messages may still be in flight
         for group in reversed(dict.fromkeys(groups)):  # each once
             if group not in (None, dist.group.WORLD):  # whoever made the world ends it
                 dist.destroy_process_group(group)
@@ -120,11 +120,11 @@ class ProcessGroups:
 
     def __exit__(self, error_type, *_) -> None:
         if error_type is None or local_device().type == "cpu":
-            self.close()  # not after an error on a GPU: synchronizing might wait for a message that never comes
+            self.close()  # not after an error on a GPU: synchronizing might wait forever for a message
 
     if not TYPE_CHECKING:  # else a type checker would accept any attribute
 
-        def __getattr__(self, name):  # reached only for what close() took away
+        def __getattr__(self, name):  # called only if the attribute is missing, as after close()
             closed = ": these groups are closed, make new ones with init_groups(layout)" if name in _NAMES else ""
             raise AttributeError(f"ProcessGroups has no {name!r}{closed}")
 
@@ -132,8 +132,8 @@ class ProcessGroups:
 def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> ProcessGroups:
     """Make the layout's process groups, each once. Every rank calls this, with the same layout.
 
-    With a ``shard_size``, each data-parallel (and context) group is cut into ``shard`` groups of so many ranks, for
-    hybrid sharding; ``replicate`` goes across them.
+    With a ``shard_size``, for hybrid sharding, each ``dp_cp`` group is split into ``shard`` groups of that size, and
+    ``replicate`` groups join the ranks with the same shard.
 
     Raises:
         ValueError: no world is up, its size is not the layout's, or the shard size does not fit. Nothing has been made.
@@ -153,7 +153,7 @@ def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> Proces
         made |= dict.fromkeys(names, dist.group.WORLD if is_world else _my_group(named, groups))
     channels = _make_channels(layout) if has_nccl else {}
     if "gloo" in dist.get_backend_config():
-        # Gloo connects at once; a rank that closed early would hang up on a peer that is still connecting.
+        # Gloo connects eagerly: if a rank closed now, a peer that is still connecting would fail.
         dist.all_reduce(torch.zeros(1))
     return ProcessGroups(layout, dist.get_rank(), **made, _channels=channels)
 
@@ -161,36 +161,36 @@ def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> Proces
 def groups_to_make(
     layout: ParallelLayout, shard_size: int | None = None, has_nccl: bool = False
 ) -> dict[tuple[str, ...], list[list[int]]]:
-    """Return the lists of ranks of all groups, each with the kinds that share it.
+    """Return the lists of ranks of all groups, by the kinds that share them.
 
-    On NCCL, messages of one group wait for each other. So the gathers of fully sharding, which run ahead, get a group
-    of their own where ``shard`` would be that of context parallelism.
+    NCCL runs the collectives of a group in order. So FSDP's prefetched all-gathers must not share a group with context
+    parallelism: there, ``shard`` gets a group of its own.
     """
     kinds = {name: layout.groups(*axes) for name, axes in AXES_OF_GROUP.items()}
     kinds["embedding"] = [list(dict.fromkeys([pipeline[0], pipeline[-1]])) for pipeline in kinds["pp"]]
     kinds["shard"] = kinds["dp_cp"]
     if shard_size and shard_size != layout.dp_size * layout.cp_size:
         kinds["shard"], kinds["replicate"] = layout.shard_groups(shard_size)
-    apart = {"shard"} if has_nccl and kinds["shard"] == kinds["cp"] and layout.cp_size > 1 else set()
+    separate = {"shard"} if has_nccl and kinds["shard"] == kinds["cp"] and layout.cp_size > 1 else set()
     shared: dict[tuple, list[str]] = {}
     for name, groups in kinds.items():
-        shared.setdefault((name in apart, *map(tuple, groups)), []).append(name)
+        shared.setdefault((name in separate, *map(tuple, groups)), []).append(name)
     return {tuple(names): kinds[names[0]] for names in shared.values()}
 
 
 def _my_group(names: Sequence[str], groups: list[list[int]]) -> dist.ProcessGroup:
-    """Return the one of ``groups`` that this rank is in, or torch's non-member; deadlock reports show the ``names``.
+    """Return the one of ``groups`` that this rank is in, or NON_GROUP_MEMBER; deadlock reports show the ``names``.
 
-    Every rank makes every group, in the same order, so that groups have the same numbers everywhere. (torch can let
-    only the members make a group, but groups made a second time that way fail to connect.)
+    Every rank makes every group, in the same order. (With ``use_local_synchronization`` only the members would, but
+    groups made a second time that way fail to connect.)
     """
-    nobody: Any = dist.GroupMember.NON_GROUP_MEMBER
+    non_member: Any = dist.GroupMember.NON_GROUP_MEMBER
     made: list[Any] = [dist.new_group(ranks, group_desc=f"{'/'.join(names)} {ranks_text(ranks)}") for ranks in groups]
-    return next((group for group in made if group != nobody), nobody)
+    return next((group for group in made if group != non_member), non_member)
 
 
 def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.ProcessGroup]:
-    """Make a group for each kind of the pipeline's messages, to higher ranks and to lower ones."""
+    """Make a group for each kind and direction of pipeline messages."""
     keys = [(kind, upwards) for kind in ("forward", "backward") for upwards in (False, True)]
     return {key: _my_group([f"pp {key[0]}"], layout.groups("pp")) for key in keys if layout.pp_size > 1}
 
@@ -202,17 +202,17 @@ def _refuse_to_copy(group: dist.ProcessGroup):
     )
 
 
-copyreg.pickle(dist.ProcessGroup, _refuse_to_copy)  # what copy and pickle call; torch has nothing there
+copyreg.pickle(dist.ProcessGroup, _refuse_to_copy)  # copy and pickle call it; torch registers nothing
 
 
 def group_of_one() -> dist.ProcessGroup:
-    """A group for a process by itself, where no world is up: layers keep everything whole, and send nothing."""
+    """Return a group for a single process without a world: layers keep their whole weights and send nothing."""
     return dist.ProcessGroup(0, 1)  # pyright: ignore[reportCallIssue]  (its stub knows the other constructor only)
 
 
 def local_device() -> torch.device:
-    """The device whose tensors this world's collectives take: this rank's own GPU under NCCL, else the CPU."""
+    """Return the device of this rank's tensors: its GPU if the world uses NCCL, otherwise the CPU."""
     if not dist.is_initialized() or "nccl" not in dist.get_backend_config():
         return torch.device("cpu")
     local_rank = next((int(os.environ[name]) for name in ("LOCAL_RANK", "SLURM_LOCALID") if name in os.environ), 0)
-    return torch.device("cuda", local_rank % torch.cuda.device_count())  # Slurm may show each task one GPU only
+    return torch.device("cuda", local_rank % torch.cuda.device_count())  # Slurm may show each task only one GPU

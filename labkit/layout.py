@@ -1,4 +1,4 @@
-"""Places ranks in two grids of named axes, one for experts and a dense one for the rest, and lists their groups.
+"""Places ranks in two grids, one for the experts and a dense one for all other layers, and lists their groups.
 
 Integers only: no torch, no process. Source: the order of groups and of their members, and the experts' grid, are
 Megatron-LM's (arXiv 2104.04473, section 3; ``RankGenerator`` in its ``parallel_state.py``).
@@ -15,13 +15,13 @@ from labkit.partition import multiples_near
 from labkit.sizes import check_size, divisors, either, ranks_text
 
 AXES = ("tp", "cp", "dp", "pp")  # of the dense grid, in Megatron-LM's default order, the fastest first
-OPTIONAL = {"cp"}  # an axis that an order may leave out, and no text mentions, while its size is 1
-EXPERT_AXES = ("expert_tp", "ep", "expert_dp")  # the experts' grid has these, and pp in common with the dense one
-AS_DENSE = {"expert_tp": ("tp",), "ep": (), "expert_dp": ("dp", "cp")}  # where experts lie by default
+OPTIONAL = {"cp"}  # may be left out of an order, and is not shown, while its size is 1
+EXPERT_AXES = ("expert_tp", "ep", "expert_dp")  # of the expert grid, which also has pp
+AS_DENSE = {"expert_tp": ("tp",), "ep": (), "expert_dp": ("dp", "cp")}  # the dense axes they equal by default
 
 
 class Coords(NamedTuple):
-    """A rank's place on each dense axis, counted from 0."""
+    """A rank's coordinate on each dense axis."""
 
     tp: int
     cp: int
@@ -34,12 +34,11 @@ class ParallelLayout:
     """``world_size`` ranks in two grids, ``dense`` (tp, cp, dp, pp) and ``expert`` (expert_tp, ep, expert_dp, pp).
 
     ``order`` lists the dense axes fastest first, in any permutation; ``cp`` may be left out while ``cp_size`` is 1. For
-    the experts expert_tp takes the place of tp, and ep, then expert_dp, that of dp. Unless their sizes are given, they
-    lie as dense layers do: expert_tp is tp, and expert_dp is cp and dp together.
+    the experts, expert_tp replaces tp, and ep followed by expert_dp replaces dp. By default the expert grid equals the
+    dense one: expert_tp is tp, and expert_dp is cp and dp together.
 
     Raises:
-        ValueError: a size does not fit, or the pipelines of the two grids differ; the message says what would do.
-            Nothing is ever clamped.
+        ValueError: a size does not fit, or the pipelines of the two grids differ; the message says what would fit.
 
     >>> layout = ParallelLayout(8, pp_size=2, tp_size=2, order="tp-dp-pp", ep_size=4, expert_tp_size=1)
     >>> layout.dp_size, layout.groups("dp"), layout.groups("ep")
@@ -69,27 +68,27 @@ class ParallelLayout:
 
     @property
     def dp_size(self) -> int:
-        """Data-parallel replicas, what remains of the world: d = n / (t * c * p)."""
+        """The number of data-parallel replicas: d = n / (t * c * p)."""
         return self.world_size // (self.tp_size * self.cp_size * self.pp_size)
 
     @property
     def expert_dp_size(self) -> int:
-        """How many ranks have copies of the same experts, what remains of the world in their grid."""
+        """How many ranks have copies of the same experts."""
         return self.world_size // (self.expert_tp_size * self.ep_size * self.pp_size)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
-        """The dense axes, fastest first; one that ``order`` leaves out is of size 1, so its place does not matter."""
+        """The dense axes, fastest first; those that ``order`` leaves out, of size 1, come last."""
         return tuple(dict.fromkeys([*self.order.split("-"), *AXES]))
 
     @cached_property
     def dense(self) -> Grid:
-        """The grid of everything but experts."""
+        """The grid of all layers but the experts."""
         return Grid({axis: getattr(self, f"{axis}_size") for axis in self.axes})
 
     @cached_property
     def expert(self) -> Grid:
-        """The grid of the experts, over the same ranks and with the same pipelines; by default the dense grid."""
+        """The grid of the experts, with the same ranks and pipelines; by default the dense grid itself."""
         if (self.ep_size, self.expert_tp_size) == (1, self.tp_size):
             return self.dense
         instead_of = {"tp": ("expert_tp",), "cp": (), "dp": ("ep", "expert_dp"), "pp": ("pp",)}
@@ -98,28 +97,28 @@ class ParallelLayout:
 
     def size(self, axis: str) -> int:
         """Return the number of ranks in one group of ``axis``."""
-        grid, names = self._located((axis,))
+        grid, names = self._grid_of((axis,))
         return math.prod(grid.sizes[name] for name in grid.known(names))
 
     def groups(self, *axes: str) -> list[list[int]]:
         """Return the groups of one axis, or of several of one grid taken together, as lists of global ranks.
 
         ``groups("tp", "pp")`` are the model replicas. Groups and members come in Megatron-LM's order, which depends on
-        the layout's ``order`` and never on that of the arguments.
+        the layout's ``order``, not on that of the arguments.
 
         >>> ParallelLayout(8, tp_size=2, pp_size=2).groups("tp", "pp")
         [[0, 1, 4, 5], [2, 3, 6, 7]]
         """
-        grid, names = self._located(axes)
+        grid, names = self._grid_of(axes)
         return grid.groups(*names)
 
     def group_of(self, rank: int, *axes: str) -> list[int]:
         """Return the one group of ``axes`` that ``rank`` is a member of."""
-        grid, names = self._located(axes)
+        grid, names = self._grid_of(axes)
         return grid.group_of(rank, *names)
 
     def coords(self, rank: int) -> Coords:
-        """Return where ``rank`` stands on each dense axis.
+        """Return the coordinate of ``rank`` on each dense axis.
 
         >>> ParallelLayout(16, tp_size=2, pp_size=4).coords(6)
         Coords(tp=0, cp=0, dp=1, pp=1)
@@ -131,14 +130,14 @@ class ParallelLayout:
         return self.dense.rank_at(tp=tp, cp=cp, dp=dp, pp=pp)
 
     def crossings(self, axis: str, gpus_per_node: int) -> list[list[int]]:
-        """Return the groups of a dense axis with members in more than one node of ``gpus_per_node`` ranks."""
+        """Return the groups of a dense axis that span more than one node of ``gpus_per_node`` ranks."""
         groups, size = self.dense.groups(axis), check_size("gpus_per_node", gpus_per_node)
         return [group for group in groups if group[0] // size != group[-1] // size]
 
     def shard_groups(self, shard_size: int) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the groups along data and context divided into neighbours, ``shard_size`` each, and those across.
+        """Return the shard groups of hybrid sharding, and its replicate groups, whose ranks have the same shard.
 
-        With hybrid sharding, neighbours share one copy of the weights, and those across have the same shard.
+        A shard group is ``shard_size`` consecutive members of a dp_cp group, with one copy of the weights.
 
         >>> ParallelLayout(8).shard_groups(4)
         ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]])
@@ -148,12 +147,12 @@ class ParallelLayout:
             raise ValueError(
                 f"shard_size={shard_size} does not divide dp_size * cp_size = {size}: use {either(divisors(size))}"
             )
-        neighbours = [group[start : start + shard_size] for group in groups for start in range(0, size, shard_size)]
-        return neighbours, [group[place::shard_size] for group in groups for place in range(shard_size)]
+        shard = [group[start : start + shard_size] for group in groups for start in range(0, size, shard_size)]
+        return shard, [group[at::shard_size] for group in groups for at in range(shard_size)]
 
     def __str__(self) -> str:
-        """Return a table: pipeline stages down, data (and context) replicas across, a tensor group in each cell."""
-        sizes, stages, shown = _mentioned(self.dense.sizes), min(self.pp_size, 16), 0
+        """Return a table: one row per pipeline stage, one column per dp (and cp) rank, a tensor group in each cell."""
+        sizes, stages, shown = _shown_axes(self.dense.sizes), min(self.pp_size, 16), 0
         head = len(f"pp {stages - 1}")
         rows = [" " * head, *(f"pp {pp}".ljust(head) for pp in range(stages))]
         for dp, cp in itertools.product(range(self.dp_size), range(self.cp_size)):
@@ -170,8 +169,8 @@ class ParallelLayout:
             lines.append(f"(only {stages} of {self.pp_size} stages, {shown} of {replicas} replicas shown)")
         return "\n".join(lines)
 
-    def _located(self, axes: tuple[str, ...]) -> tuple[Grid, list[str]]:
-        """Return the grid that has these axes, and their names in it."""
+    def _grid_of(self, axes: tuple[str, ...]) -> tuple[Grid, list[str]]:
+        """Return the grid that has these axes, and what they are called there."""
         if not axes:
             raise ValueError(f"a group needs at least one axis: use {either([*map(repr, AXES)])}")
         has_experts = not set(axes).isdisjoint(EXPERT_AXES)
@@ -195,19 +194,19 @@ class ParallelLayout:
         if ranks % math.prod(sizes.values()):
             raise ValueError(_misfit(sizes, "the expert grid's world_size/pp_size", ranks))
         dense, expert = (grid.group_of(0, "pp") for grid in (self.dense, self.expert))
-        if dense != expert:  # the other pipelines have the same steps
+        if dense != expert:  # the other pipelines have the same strides
             raise ValueError(
                 f"order={self.order!r} makes pipelines such as {ranks_text(dense)} in the dense grid, but "
                 f"{ranks_text(expert)} in the expert grid: name pp last, as in 'tp-cp-dp-pp'"
             )
 
 
-def _mentioned(sizes: dict[str, int]) -> dict[str, int]:
+def _shown_axes(sizes: dict[str, int]) -> dict[str, int]:
     return {axis: size for axis, size in sizes.items() if size > 1 or axis not in OPTIONAL}
 
 
 def _misfit(sizes: dict[str, int], whole: str, ranks: int) -> str:
-    sizes, product = _mentioned(sizes), math.prod(sizes.values())
+    sizes, product = _shown_axes(sizes), math.prod(sizes.values())
     rests = {axis: product // size for axis, size in sizes.items()}
     ways = [f"{axis}_size {either(divisors(ranks // rest))}" for axis, rest in rests.items() if ranks % rest == 0]
     if not ways:  # no single size can be blamed: say what their product may be

@@ -1,8 +1,8 @@
-"""Records how each parameter lies among the ranks: which shard of it a rank has, and who has the same one.
+"""Records how each parameter is sharded: which shard of it a rank has, and which ranks have the same one.
 
-The record is made once, where the parameter is made, and read wherever whole parameters or gradients are meant: by data
-parallelism, the gradient norm, checkpoints. It belongs to the parameter's name in its module, so what torch puts in the
-parameter's place (`to_empty`, `load_state_dict(assign=True)`, `deepcopy`, `fully_shard`) has it too.
+The layer that makes a parameter records its placement; data parallelism, the gradient norm and checkpoints read it. It
+belongs to the parameter's name in its module, so a parameter that replaces it (after `to_empty`,
+`load_state_dict(assign=True)`, `deepcopy` or `fully_shard`) gets it too.
 """
 
 from dataclasses import dataclass
@@ -27,62 +27,62 @@ class Shard:
 
 @dataclass(frozen=True)
 class FlatShard:
-    """What fully sharding leaves of a parameter: consecutive numbers of it, flattened."""
+    """A rank's shard under FSDP: consecutive numbers of the flattened parameter."""
 
-    shape: torch.Size  # before
+    shape: torch.Size  # before it was flattened
     start: int  # the flat index of this rank's first number
-    group: dist.ProcessGroup  # which has all numbers
+    group: dist.ProcessGroup  # whose ranks together have all numbers
 
 
 @dataclass(frozen=True)
 class Placement:
-    """How a parameter lies among the ranks. By default every data-parallel replica has the whole."""
+    """How a parameter is sharded and replicated. By default every data-parallel replica has the whole."""
 
     shards: tuple[Shard, ...] = ()  # the dims that are divided
-    copy_groups: tuple[dist.ProcessGroup, ...] = ()  # groups in which every rank has the same shard, beside replicas
-    is_tied_copy: bool = False  # another stage has the same weight, which stands for both in norms and checkpoints
-    replica_group: dist.ProcessGroup | None = None  # replicas, whose gradients are averaged; None: the wrapper's group
-    grad_divisor: int | None = None  # what the sum of the replicas' gradients is divided by; None: their number
-    defer_grad_reduce: bool = False  # each rank of the tensor group has a part of the gradient until the step's end
+    copy_groups: tuple[dist.ProcessGroup, ...] = ()  # groups with the same shard on every rank, not counting replicas
+    is_tied_copy: bool = False  # norms and checkpoints skip it: another stage has the original
+    replica_group: dist.ProcessGroup | None = None  # over which gradients are averaged; None: the wrapper's
+    grad_divisor: int | None = None  # of the replicas' sum; None: the number of replicas
+    defer_grad_reduce: bool = False  # the gradient stays partial over tp until the step's end
     flat: FlatShard | None = None
 
     def __deepcopy__(self, memo) -> "Placement":
-        return self  # it cannot change
+        return self  # it is immutable
 
     def __reduce__(self):
-        return Placement, ()  # a parameter that is sent to another process leaves its groups behind
+        return Placement, ()  # groups cannot be pickled
 
 
 def placement_of(parameter: torch.Tensor) -> Placement:
-    """Return a parameter's placement; the default for one that no `PlacedModule` has made."""
+    """Return a parameter's placement; the default if none was recorded."""
     return getattr(parameter, "placement", Placement())
 
 
 def shape_before_flat(parameter: torch.Tensor) -> torch.Size:
-    """Return the shape that a parameter has, or had before it was fully sharded."""
+    """Return a parameter's shape, or under FSDP the one before it was flattened."""
     flat = placement_of(parameter).flat
     return parameter.shape if flat is None else flat.shape
 
 
 def set_placement(parameter: torch.Tensor, placement: Placement) -> None:
-    """Give a parameter a different placement, for example one with its `FlatShard`."""
+    """Replace a parameter's placement."""
     parameter.placement = placement  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def copy_groups_of(parameter: torch.Tensor, groups: ProcessGroups) -> list[dist.ProcessGroup]:
-    """Return the groups in which every rank has the same numbers of a parameter, the data replicas among them."""
+    """Return the groups, data-parallel ones included, whose ranks all have the same shard of a parameter."""
     placement = placement_of(parameter)
     replicas = placement.replica_group or groups.dp_cp
-    if placement.flat is not None:  # then only hybrid sharding leaves replicas
+    if placement.flat is not None:  # then there are replicas only with hybrid sharding
         replicas = groups.replicate if placement.flat.group is groups.shard else None
     return [*placement.copy_groups, *([replicas] if replicas is not None else [])]
 
 
 class PlacedModule(nn.Module):
-    """A module that knows by name how its own parameters lie among the ranks."""
+    """A module that keeps the placements of its own parameters, by name."""
 
     def place(self, **placements: Placement) -> None:
-        """Record the placements of parameters, by name."""
+        """Record placements by parameter name."""
         if not isinstance(self._parameters, _Parameters):
             vars(self)["_parameters"] = _Parameters(type(self).__name__, self._parameters)
         self._parameters.placements |= placements  # pyright: ignore[reportAttributeAccessIssue]
@@ -92,13 +92,13 @@ class PlacedModule(nn.Module):
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
-        for name, parameter in self._parameters.items():  # torch may have swapped their contents
+        for name, parameter in self._parameters.items():  # torch may have replaced them, or swapped their attributes
             self._parameters[name] = parameter
         return self
 
 
 class _Parameters(dict[str, Any]):
-    """A module's parameters. One that comes without a placement gets the one recorded for its name."""
+    """A module's parameters. A new one without a placement gets the one recorded for its name."""
 
     def __init__(self, owner: str = "", parameters=()):
         super().__init__(parameters)

@@ -1,4 +1,4 @@
-"""Computes attention over a sequence split across a context-parallel group, as whole attention would."""
+"""Computes attention over a sequence that is split across a context-parallel group."""
 
 from labkit.context_parallel.blockwise import gathered_attention
 from labkit.context_parallel.positions import Part, part_with_work, positions

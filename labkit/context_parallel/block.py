@@ -1,10 +1,10 @@
-"""Computes attention of some queries to some keys: a block of the whole, for `labkit.context_parallel.blockwise`.
+"""Computes one block of attention, some queries on some keys, for `labkit.context_parallel.blockwise`.
 
-A block's softmax knows only its own keys. Its log-sum-exp (lse) says how much weight these have together, so that
-blocks can be merged one by one (online softmax). Backward takes the lse of the whole row instead.
+A block's softmax sees only its own keys. Its log-sum-exp (lse) is their total weight, with which blocks are merged one
+by one (online softmax). Backward takes the lse of the whole row instead.
 
-Plain tensors say what is computed. Torch's flash kernels, where they know the device and dtype, never hold the [n, m]
-matrix. Sums are in float32 or better.
+Plain tensor ops define the result; torch's flash kernels, where the device and dtype have one, compute it without the
+[n, m] matrix. Sums are in float32 or better.
 
 Source: arXiv 2307.08691 (FlashAttention-2), section 3.1; the merge as in zhuzilin's ring-flash-attention.
 """
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the out [b, h, n, d] and the lse [b, h, n, 1] of q [b, h, n, d] on k and v [b, h_kv, m, d]."""
+    """Return the output [b, h, n, d] and the lse [b, h, n, 1] of q [b, h, n, d] on k and v [b, h_kv, m, d]."""
     with torch.autocast(q.device.type, enabled=False):  # which would round the sums
         return (_flash if _has_flash(q, k) else _plain)(q, k, v, causal)
 
@@ -29,7 +29,7 @@ def attend_backward(grad, q, k, v, out, lse, causal: bool) -> tuple[torch.Tensor
 
 
 def sum_dtype(x: torch.Tensor) -> torch.dtype:
-    """Return the dtype in which such numbers are summed."""
+    """Return the dtype in which to sum tensors like x."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -60,7 +60,7 @@ def _by_kv_head(q, k, *others):
 
 
 def _rows(*tensors):
-    """Return the tensors in the dtype of sums, with the numbers of a head side by side: kernels do not check that."""
+    """Return the tensors in the dtype of sums, with contiguous rows, which the kernels assume."""
     widened = (x.to(sum_dtype(x)) for x in tensors)
     return [x if x.stride(-1) == 1 else x.contiguous() for x in widened]
 
@@ -74,7 +74,7 @@ def _has_flash(q, k) -> bool:
 
 
 def _flash(q, k, v, causal):
-    if q.device.type == "cpu":  # widened: it would round the outputs and the gradients of each block
+    if q.device.type == "cpu":  # widened, or each block's output and gradients would be rounded
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*_rows(q, k, v), 0.0, causal)
     else:  # not yet run on a GPU: calls and shapes were checked on torch's meta device
         out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
@@ -85,7 +85,7 @@ def _flash_backward(grad, q, k, v, out, lse, causal):
     if q.device.type == "cpu":
         rows = _rows(grad, q, k, v, out)
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(*rows, lse.squeeze(-1), 0.0, causal)
-    grad, out, lse = grad.contiguous(), out.to(q.dtype), lse.squeeze(-1).contiguous()  # it reads lse as if contiguous
+    grad, out, lse = grad.contiguous(), out.to(q.dtype), lse.squeeze(-1).contiguous()  # which the kernel assumes
     one_length, no_dropout = (None, None, q.size(-2), k.size(-2)), (0.0, causal, None, None)
     backward = aten._scaled_dot_product_flash_attention_backward
     return backward(grad, q, k, v, out, lse, *one_length, *no_dropout)

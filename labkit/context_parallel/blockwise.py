@@ -1,4 +1,4 @@
-"""Computes attention block by block, as the keys and values of all ranks come by: around a ring, or all at once."""
+"""Computes attention block by block as the keys and values of all ranks arrive, from a ring or from an all-gather."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,14 +14,14 @@ from labkit.context_parallel.positions import Part, check_fit, part_with_work
 
 
 class OnlineSoftmax:
-    """What queries have seen so far: ``out`` [b, h, n, d], and ``lse`` [b, h, n, 1], which is -inf before any key."""
+    """Attention over the keys so far: ``out`` [b, h, n, d] and ``lse`` [b, h, n, 1], which starts at -inf."""
 
     def __init__(self, q: torch.Tensor):
         self.out = torch.zeros_like(q, dtype=sum_dtype(q), memory_format=torch.contiguous_format)
         self.lse = torch.full_like(self.out[..., :1], -math.inf)
 
     def add(self, q: torch.Tensor, kv: torch.Tensor, part: Part) -> None:
-        """Merge in what this part of the block gives; kv: [2, b, h_kv, m, d]."""
+        """Merge in this part of a block; kv: [2, b, h_kv, m, d]."""
         k, v = kv[..., part.keys, :]
         block_out, block_lse = attend(q[..., part.queries, :], k, v, part.causal)
         out, lse = self.out[..., part.queries, :], self.lse[..., part.queries, :]
@@ -30,12 +30,12 @@ class OnlineSoftmax:
 
 
 def blockwise_attention(q, k, v, group, causal: bool, balanced: bool, kv_of_ranks, kv_gradients) -> torch.Tensor:
-    """Return what whole attention gives to this rank's queries; errors and other arguments as in `ring_attention`.
+    """Return attention of this rank's queries to all keys; errors and other arguments as in `ring_attention`.
 
     Args:
-        kv_of_ranks: ``(kv, group)`` yields every rank and its keys and values, one tensor [2, b, h_kv, s/c, d].
-        kv_gradients: ``(kv, group, add_block)`` calls ``add_block(source, kv, dkv)``, which adds to dkv what this
-            rank's queries give, for every rank's keys and values. It returns the sum over all ranks for its own.
+        kv_of_ranks: ``(kv, group)`` yields each rank with its keys and values, stacked [2, b, h_kv, s/c, d].
+        kv_gradients: ``(kv, group, add_block)`` returns the gradient of this rank's kv, summed over all ranks. It calls
+            ``add_block(source, kv, dkv)`` for each rank's kv, which adds the gradient from this rank's queries to dkv.
     """
     check_fit(q, k, v, group.size(), balanced)
     return _Blockwise.apply(q, k, v, group, causal, balanced, kv_of_ranks, kv_gradients)  # pyright: ignore[reportReturnType]
@@ -46,7 +46,7 @@ class _Blockwise(torch.autograd.Function):
     def forward(ctx: Any, q, k, v, group, causal, balanced, kv_of_ranks, kv_gradients):
         ctx.group, ctx.mask, ctx.kv_gradients = group, (q.size(-2), causal, balanced), kv_gradients
         softmax = OnlineSoftmax(q)
-        for source, kv in kv_of_ranks(torch.stack([k, v]).contiguous(), group):  # torch may stack them transposed
+        for source, kv in kv_of_ranks(torch.stack([k, v]).contiguous(), group):  # stack may return a transposed layout
             if part := part_with_work(group.rank(), source, *ctx.mask):
                 softmax.add(q, kv, part)
         out = softmax.out.to(q.dtype)
@@ -75,10 +75,10 @@ class _Blockwise(torch.autograd.Function):
 def gathered_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup, *, causal=True, balanced=True
 ) -> torch.Tensor:
-    """Return what whole attention gives to this rank's queries; all arguments and errors as in `ring_attention`.
+    """Return attention of this rank's queries to all keys; arguments and errors as in `ring_attention`.
 
-    For a while each rank holds the keys and values of the whole sequence. With few kv heads they are small, and one
-    large message is fast. Backward gathers again, and reduce-scatters the gradients, in float32 or better.
+    Each rank gathers the keys and values of the whole sequence, which are small with few kv heads. Backward gathers
+    them again, and reduce-scatters their gradients in float32 or better.
     Source: arXiv 2407.21783 (Llama 3), section 3.3.2.
     """
     return blockwise_attention(q, k, v, group, causal, balanced, _gather, _reduce_scatter)

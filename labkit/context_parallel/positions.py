@@ -1,7 +1,7 @@
-"""Says which tokens each rank of a context-parallel group holds, and which part of each block of attention has work.
+"""Says which tokens each context-parallel rank holds, and which part of each attention block the mask leaves.
 
-With a causal mask, early tokens see few keys and late ones many. So that all ranks have the same work at every step,
-rank r holds an early and a late one of 2c chunks, r and 2c - 1 - r.
+With a causal mask, early tokens see few keys and late ones many. To balance the work of every step, the sequence is
+split into 2c chunks, and rank r holds chunks r and 2c - 1 - r.
 
     c = 2, chunks 0 to 3      rank 0: [0] [3]      rank 1: [1] [2]
 
@@ -19,7 +19,7 @@ from labkit.sizes import check_size
 def positions(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True, *, device=None) -> torch.Tensor:
     """Return the positions of a rank's tokens in the whole sequence, [seq/c], ascending; errors as in `tokens_of_rank`.
 
-    ``tokens[:, positions(...)]`` are its tokens. Shift the labels first: a chunk's next token is on a different rank.
+    ``tokens[:, positions(...)]`` are its tokens. Shift the labels first: the token after a chunk is on another rank.
 
     >>> positions(8, cp_size=2, cp_rank=0).tolist(), positions(8, cp_size=2, cp_rank=1).tolist()
     ([0, 1, 6, 7], [2, 3, 4, 5])
@@ -29,18 +29,18 @@ def positions(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True
 
 
 class Part(NamedTuple):
-    """The part of a block of attention that has work: these queries attend to these keys."""
+    """The part of an attention block to compute: these queries attend to these keys."""
 
     queries: slice
     keys: slice
-    causal: bool  # each query sees the keys up to its own place, otherwise all of them
+    causal: bool  # query i sees keys 0 to i, otherwise all of them
 
 
 def part_with_work(cp_rank: int, source: int, length: int, causal: bool, balanced: bool) -> Part | None:
-    """Return what a rank's ``length`` queries have to do with the keys of rank ``source``; None if they see none.
+    """Return the part of the block of a rank's ``length`` queries and rank ``source``'s keys to compute, or None.
 
-    Balanced, a rank's own keys leave it a triangle, and those of every other rank leave it half a block: an earlier
-    rank has one chunk before both of this rank's and one after both; a later rank has both chunks between them.
+    If balanced, this is a triangle for a rank's own keys, and half a block for those of any other: the chunks of an
+    earlier rank lie before and after both of this rank's; those of a later rank lie between them.
     """
     everything, head, tail = slice(0, length), slice(0, length // 2), slice(length // 2, length)
     if not causal or source == cp_rank:

@@ -1,4 +1,4 @@
-"""Watches a unit's borders: in autograd's graph, in what backward has saved, and around its parameters."""
+"""Detects when backward enters or leaves a unit, and refuses parameters that are used outside it."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -10,9 +10,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 
 class SavedTensors(saved_tensors_hooks):
-    """Calls ``before_use`` when backward takes out one of the ``buffers`` (or a view) that autograd saved in a block.
+    """Calls ``before_use`` when backward unpacks a saved tensor that is in one of the ``buffers``.
 
-    Everything is saved as the hooks around the block say, such as those of a checkpoint, or as torch itself does it.
+    Tensors are packed by the enclosing hooks, such as those of a checkpoint, or as torch itself would.
     """
 
     def __init__(self, buffers: list[torch.Tensor], before_use: Callable[[], None]):
@@ -35,7 +35,7 @@ def lies_in(x, buffers: list[torch.Tensor]) -> bool:
 
 
 def _unchanged(saved: tuple[torch.Tensor, int]) -> torch.Tensor:
-    x, version = saved  # torch compares them itself, but not where there are hooks
+    x, version = saved  # torch itself skips this check where there are hooks
     if x._version != version:
         what = f"{list(x.shape)} is at version {x._version}, expected version {version}"
         raise RuntimeError(f"a tensor needed for gradients has been modified by an inplace operation: {what}")
@@ -43,21 +43,21 @@ def _unchanged(saved: tuple[torch.Tensor, int]) -> torch.Tensor:
 
 
 def marked(tree) -> tuple[Any, list[torch.Tensor]]:
-    """Give each tensor at a unit's border a node of its own, and return these tensors too.
+    """Give each tensor that enters or leaves a unit its own autograd node; return the tree and these tensors.
 
-    A hook on the tensor itself would come too late: the unit below has one there as well.
+    Otherwise two consecutive units would hook the same tensor, and one of the hooks would run too late.
     """
     tree = tree_map(lambda x: x.view_as(x) if _needs_grad(x) else x, tree)
     return tree, list(filter(_needs_grad, tree_leaves(tree)))
 
 
 def outputs_to_watch(module: nn.Module, outputs: list[torch.Tensor], output) -> list[torch.Tensor]:
-    """Return a unit's marked outputs, and all else by which backward may come to it first."""
-    # Attributes of what it returned, such as a dataclass, or of its modules.
+    """Return a unit's marked outputs, and all other tensors through which backward may enter it."""
+    # Attributes of returned objects, such as dataclasses, and of its modules.
     objects = [x for x in tree_leaves(output) if hasattr(x, "__dict__") and not isinstance(x, torch.Tensor)]
     values = [value for each in (*objects, *module.modules()) for value in vars(each).values()]
     outputs = outputs + [x for x in values if _needs_grad(x) and not x.is_leaf]
-    # In-place work on a view gives it a new node in the graph; that of its base stays.
+    # An in-place op on a view gives it a new autograd node; its base keeps its own.
     return outputs + [x._base for x in outputs if x._base is not None and _needs_grad(x._base) and not x._base.is_leaf]
 
 
@@ -79,7 +79,7 @@ METADATA.append(torch.Tensor.untyped_storage)
 
 
 class Absent(torch.Tensor):
-    """Stands in a module for a parameter that is not whole just now: forward can ask for its type and device, say."""
+    """Stands in for a parameter that is not gathered: only metadata, such as its dtype and device, can be read."""
 
     why: str
 

@@ -1,7 +1,7 @@
 """Flattens parameters into a buffer that ranks gather and free, and of which each rank keeps a shard.
 
-A buffer of n numbers is divided in d equal shards, wherever that divides a parameter. So one all-gather fills the
-buffer as it is, without a copy, and one reduce-scatter takes its gradients.
+A buffer of n numbers is divided into d equal shards, whose borders may fall inside a parameter. So one all-gather fills
+the buffer without a copy, and one reduce-scatter reduces its gradients.
 Source: Zhao et al., "PyTorch FSDP", VLDB 2023 (arXiv 2304.11277), sections 3.2.1 (flat parameters) and 4.2.
 """
 
@@ -22,14 +22,14 @@ from labkit.data_parallel.replicas import grad_dtype_of, like
 from labkit.groups import local_device
 from labkit.placement import FlatShard, placement_of, set_placement
 
-ALIGNMENT_BYTES = 64  # each parameter starts at a multiple, as it would alone: products are as fast, and round alike
+ALIGNMENT_BYTES = 64  # of each parameter, as torch allocates it alone: matmuls are as fast, and round the same
 Places = dict[nn.Parameter, list[tuple[nn.Module, str]]]  # parameter -> each module that has it, and its name there
 Form = Literal["whole", "shard", "absent"]
 
 
 @dataclass(eq=False)
 class ShardedParameter:
-    """A parameter in its three forms, where modules have it, and where it lies."""
+    """A parameter in its three forms, the modules that have it, and its slices of the buffer and the shard."""
 
     shard: nn.Parameter  # [m], what this rank keeps and the optimizer updates
     whole: nn.Parameter  # what the module computes with
@@ -37,15 +37,15 @@ class ShardedParameter:
     places: list[tuple[nn.Module, str]]
     in_buffer: slice
     in_shard: slice
-    has_grad: bool = False  # on this rank, since gradients were assigned
+    has_grad: bool = False  # on this rank, since `assign_grads`
 
 
 class FlatParameter:
-    """Parameters of one kind, side by side in a buffer [n] that has memory only while it is whole, and a shard [n/d].
+    """Parameters of one kind, flattened into a buffer [n] that has memory only while gathered, and a shard [n/d].
 
-    The sharded parameters are views of the shard, the whole ones of the buffer. The latter are what autograd saves for
-    backward, so they stay while their memory comes and goes. Gradients are added up over micro-batches in ``sum``, as
-    far as this group has them, and in ``average``, when the replicas of hybrid sharding have theirs.
+    Sharded parameters are views of the shard, whole ones of the buffer. Autograd saves the whole ones for backward, so
+    these tensors stay while their memory is freed and allocated again. Micro-batches accumulate in ``sum``, reduced
+    over this group, or in ``average``, reduced over the replicas of hybrid sharding too.
     """
 
     def __init__(self, places: Places, groups: Groups, unit: str):
@@ -56,23 +56,23 @@ class FlatParameter:
         align = ALIGNMENT_BYTES // first.element_size()
         *starts, end = accumulate((-(-p.numel() // align) * align for p in places), initial=0)
         size = max(1, -(-end // self.group.size()))
-        self.begin = size * self.group.rank()
+        self.offset = size * self.group.rank()
         device = local_device() if first.is_meta else first.device
         self.buffer = torch.zeros(size * self.group.size(), dtype=first.dtype, device=device)
         self.shard = self.buffer.new_zeros(size)
         self.parameters = [self._divide(p, at, start, unit) for (p, at), start in zip(places.items(), starts)]
-        self.num_changes, self.version = 0, -1  # of the shard, and of what was gathered of it
+        self.num_changes, self.version = 0, -1  # changes of the shard, and its version when last gathered
         self.gather_work: Any = None
         self.reduce_work: Any = None
         self.pending_sum = self.sum = self.pending_average = self.average = None
 
     def _divide(self, p: nn.Parameter, places: list[tuple[nn.Module, str]], start: int, unit: str) -> ShardedParameter:
         in_buffer = slice(start, start + p.numel())
-        in_shard = slice(*(min(max(at - self.begin, 0), len(self.shard)) for at in (start, start + p.numel())))
-        whole = like(p, self.buffer[in_buffer].view(p.shape).data)  # .data: autograd does not see the buffer change
+        in_shard = slice(*(min(max(at - self.offset, 0), len(self.shard)) for at in (start, start + p.numel())))
+        whole = like(p, self.buffer[in_buffer].view(p.shape).data)  # .data: changes are invisible to autograd
         if not p.is_meta:
             whole.data.copy_(p)
-        flat = FlatShard(p.shape, max(self.begin - start, 0), self.group)
+        flat = FlatShard(p.shape, max(self.offset - start, 0), self.group)
         shard = like(p, self.shard[in_shard]) if p.is_meta else p
         set_placement(shard, replace(placement_of(p), flat=flat))
         shard.grad, shard.data = None, self.shard[in_shard]
@@ -86,18 +86,18 @@ class FlatParameter:
         return ShardedParameter(shard, whole, absent, places, in_buffer, in_shard)
 
     def keep_shard(self) -> None:
-        """Take over what the buffer has."""
-        self.shard.copy_(self.buffer[self.begin :][: len(self.shard)])
+        """Copy this rank's slice of the buffer to the shard."""
+        self.shard.copy_(self.buffer[self.offset :][: len(self.shard)])
         self.num_changes += 1
 
     def gather(self, *, refresh: bool) -> None:
-        """Start to gather the shards, unless they are here or on their way; ``refresh`` if ours has changed since."""
+        """Start to gather the shards unless that is done or started; ``refresh``: again if this rank's has changed."""
         for each in self.parameters:
             if each.shard.requires_grad != self.is_trained:
                 module, name = each.places[0]
                 now = "frozen" if self.is_trained else "trained"
                 raise ValueError(f"{name} of a {type(module).__name__} is now {now}: change that before you shard it")
-        # An optimizer's step is counted by the wrapper; what else changes a parameter in place moves its `_version`.
+        # The wrapper counts optimizer steps; other in-place changes increment the parameter's `_version`.
         version = self.num_changes + sum(each.shard._version for each in self.parameters)
         memory = self.buffer.untyped_storage()
         if memory.size() == 0 or (refresh and version != self.version):
@@ -116,7 +116,7 @@ class FlatParameter:
         self.buffer.untyped_storage().resize_(0)
 
     def start_reduce(self) -> None:
-        """Start to add up the gradients over the group, divided before the sum, which then cannot overflow."""
+        """Start to reduce-scatter the gradients, divided before the sum lest it overflow."""
         gradients = torch.empty_like(self.buffer, dtype=self.grad_dtype)
         for each in self.parameters:
             view, grad = gradients[each.in_buffer].view(each.whole.shape), each.whole.grad
@@ -136,7 +136,7 @@ class FlatParameter:
             self.reduce_work = self.pending_sum = None
 
     def start_average(self) -> None:
-        """Start to add up the replicas' sums of hybrid sharding."""
+        """Start to all-reduce the sum over the replicas of hybrid sharding."""
         if self.sum is not None:
             self.finish_average()
             self.pending_average, self.sum = self.sum, None
@@ -149,10 +149,10 @@ class FlatParameter:
                 work.wait()
             self.average, self.pending_average = add(self.average, self.pending_average), None
 
-    def assign_grads(self, anywhere: Iterable[float]) -> None:
-        """Add the average to the gradients of the parameters that have one on any rank."""
+    def assign_grads(self, on_any_rank: Iterable[float]) -> None:
+        """Add the average to the gradients of the parameters whose flag is set."""
         assert self.average is not None
-        for each, has_grad in zip(self.parameters, anywhere):
+        for each, has_grad in zip(self.parameters, on_any_rank):
             if has_grad:
                 each.shard.grad = add(each.shard.grad, self.average[each.in_shard])
             each.has_grad = False

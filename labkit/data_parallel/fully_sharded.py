@@ -1,8 +1,8 @@
 """Shards parameters, gradients and optimizer states (ZeRO-3): a unit of the model is whole only while it computes.
 
-The parameters of a *unit*, such as one layer, lie side by side in a buffer; each of d ranks keeps 1/d of it. While
+The parameters of a *unit*, such as one layer, are flattened into a buffer, of which each of d ranks keeps 1/d. While
 unit k computes, forward gathers k+1, and backward gathers k-1 and reduce-scatters the gradients of k+1. A rank sends
-3(d-1)/d numbers per parameter and step; to average whole gradients by all-reduce takes 2(d-1)/d.
+3(d-1)/d numbers per parameter and step; plain data parallelism, by ring all-reduce, sends 2(d-1)/d.
 Sources: arXiv 1910.02054, section 5.3; "PyTorch FSDP", arXiv 2304.11277, sections 3 and 4; torch's `fully_shard`.
 """
 
@@ -29,24 +29,24 @@ from labkit.sizes import check_size
 class FullyShardedDataParallel(Replica):
     """A module whose parameters, gradients and optimizer states are divided over the group.
 
-    Outside of forward a parameter is this rank's shard of it, [m] with m from 0 to all its numbers: the same object as
-    before, unless that was on the meta device. Use an optimizer that treats numbers one by one (not Adafactor, Muon or
-    L-BFGS). A gradient is a shard of the average that `DataParallel` makes, and None if it is None on every rank.
+    Outside of forward a parameter is this rank's flat shard of it, possibly empty: the same object as before, unless
+    that was on the meta device. Use an element-wise optimizer (not Adafactor, Muon or L-BFGS). A gradient is a shard of
+    the average that `DataParallel` makes, and None if it is None on every rank.
 
-    All ranks run the same units in the same order; inside a unit they may use different parameters. What is in no unit
-    is the root's: whole from the start of forward to the end of backward. Inside `no_sync`, gradients stay whole on
-    each rank. All ranks start with the values of the first, and get its buffers with each average. On GPUs the host
-    waits for no message but one: who has a gradient, where a parameter has none here.
+    All ranks run the same units in the same order; inside a unit they may use different parameters. Parameters in no
+    unit belong to the root, which is whole from the start of forward to the end of backward. Inside `no_sync`, each
+    rank keeps whole gradients. All ranks start with the values of the first, and get its buffers with each average. On
+    GPUs the host synchronizes only if a parameter has no gradient here, to learn whether another rank has one.
 
     A unit's backward starts when its output gets a gradient, or when autograd first needs one of its parameters. It
-    ends when all its inputs have theirs; gradients that come later are sent at the end of backward. A unit that is
-    called twice is gathered and sent twice.
+    ends when all its inputs have theirs; later gradients are reduced at the end of backward. A unit that is called
+    twice is gathered and reduced twice.
 
     Args:
         units: modules inside ``module``, in the order in which forward calls them.
         reshard_after_forward: free each unit after forward, and gather it again for backward. Otherwise it stays whole
             until its backward is done (with `no_sync`, the last one). A forward without backward needs no_grad.
-        prefetch: gather this many units ahead: at most 1 + ``prefetch`` are whole at a time, and the root.
+        prefetch: gather this many units ahead: at most 1 + ``prefetch`` and the root are whole at a time.
         replicate_group: the ranks with the same shard (hybrid sharding); gradients are averaged over it too.
 
     Raises:
@@ -76,13 +76,13 @@ class FullyShardedDataParallel(Replica):
         self._groups = (group,) if replicate_group is None else (replicate_group, group)
         check_replicas(module, *self._groups)
         names = {each: name for name, each in module.named_modules()}
-        # The root last: its module contains the others, which then are not on the meta device any more.
+        # The root last: its module contains the units, which are materialized by then.
         made = {each: Unit(names[each], each, divided[each], self._groups) for each in reversed(divided)}
         self._root, *others = self._units = [made[each] for each in divided]
         self._backward_order = [self._root, *others[::-1]]
         self._flats = [flat for unit in self._units for flat in unit.flats]
-        self._reducing: list[FlatParameter] = []  # whose gradients were sent last
-        self._idle_form: Form = "shard"  # what modules have of the units that do not compute
+        self._reducing: list[FlatParameter] = []  # whose reduce-scatters are in flight
+        self._idle_form: Form = "shard"  # of units that do not compute
         copy_from_first(module.buffers(), *self._groups)
         for each, unit in made.items():
             each.register_forward_pre_hook(Hook(self._before_forward, unit), with_kwargs=True)
@@ -96,7 +96,7 @@ class FullyShardedDataParallel(Replica):
         return self.module(*args, **kwargs)
 
     def sync_gradients(self) -> None:
-        """Send the gradients that are left and wait for all. Backward calls it, but not in `no_sync` or `reducing`."""
+        """Reduce what is left and wait for all gradients. Backward calls it, but not in `no_sync` or `reducing`."""
         for unit in reversed(self._units):
             unit.free()
             if unit.has_unreduced_grads:
@@ -115,7 +115,7 @@ class FullyShardedDataParallel(Replica):
         return self._wholes[parameter]
 
     def state_dict(self, *args, **kwargs):
-        """Return the plain module's state dict, which it can load, whole on every rank. All ranks call this."""
+        """Return the plain module's state dict, whole on every rank. All ranks call this."""
         with self._whole():
             return copy.deepcopy(self.module.state_dict(*args, **kwargs))
 
@@ -143,7 +143,7 @@ class FullyShardedDataParallel(Replica):
         raise ValueError("a sharded module cannot move or change its type: do that before you shard it")
 
     def _gather(self, unit: Unit, order: Sequence[Unit] = (), *, refresh: bool = False) -> None:
-        """Start to gather a unit, then those that come next in this order; wait for the first."""
+        """Gather a unit, and start to gather the next ones in this order."""
         ahead = order[order.index(unit) + 1 :][: self.prefetch] if order else ()
         for each in (unit, *ahead):
             for flat in each.flats:
@@ -152,7 +152,7 @@ class FullyShardedDataParallel(Replica):
             flat.wait()
 
     def _before_forward(self, unit: Unit, module, args, kwargs):
-        if in_backward():  # to compute it again, in an order that is not that of forward
+        if in_backward():  # recomputation, in a different order than forward
             self._start_backward(unit)
         else:
             if unit is self._root:
@@ -193,7 +193,7 @@ class FullyShardedDataParallel(Replica):
             refuse(f"parameters of {unit.name} have changed between forward and backward: call backward before a step")
 
     def _start_backward(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
-        """Have a unit whole for its part of backward, and its gradients sent after it, whichever there are."""
+        """Gather a unit for its part of backward, and have its gradients reduced after it, even if it gets none."""
         self._begin_backward()
         if not unit.in_backward:
             unit.in_backward = unit.has_unreduced_grads = True
@@ -203,7 +203,7 @@ class FullyShardedDataParallel(Replica):
     def _grad_arrived(self, unit: Unit, parameter) -> None:
         refuse_graph()
         self._begin_backward()
-        unit.has_unreduced_grads = True  # also if its part of backward is over: then they are sent at the end
+        unit.has_unreduced_grads = True  # even after its part of backward: then they are reduced at the end
 
     def _after_backward(self, unit: Unit, grads=None) -> None:
         unit.in_backward = False
@@ -214,7 +214,7 @@ class FullyShardedDataParallel(Replica):
             self._reduce(unit)
 
     def _end_backward(self) -> None:
-        for unit in reversed(self._units):  # the root, and units whose inputs need no gradient, are still there
+        for unit in reversed(self._units):  # the root, and units whose inputs need no gradient, are still open
             self._after_backward(unit)
         super()._end_backward()
 
@@ -228,7 +228,7 @@ class FullyShardedDataParallel(Replica):
             unit.reset()
 
     def _reduce(self, unit: Unit) -> None:
-        """Start to reduce a unit's gradients, after waiting for those sent before: whole ones must not pile up."""
+        """Start to reduce a unit's gradients; wait for the previous ones first, to bound memory."""
         self._finish_reducing()
         unit.has_unreduced_grads = False
         self._reducing = [flat for flat in unit.flats if flat.is_trained]

@@ -1,7 +1,7 @@
-"""Averages all replicas' gradients: first the naive way, then in buckets, while backward still computes.
+"""Averages gradients over replicas: first the naive way, then in buckets, overlapped with backward.
 
 Backward runs from the last layer to the first, so the last layers' gradients are ready early. `DataParallel` collects
-them in *buckets*, and a full bucket travels while the gradients of earlier layers are computed.
+them in *buckets*, and all-reduces a full bucket while the gradients of earlier layers are computed.
 Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv 2006.15704), section 3.2.
 """
 
@@ -25,12 +25,12 @@ from labkit.groups import local_device
 from labkit.placement import placement_of
 from labkit.sizes import check_size
 
-BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel has it
+BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 Groups = tuple[dist.ProcessGroup, ...]
 
 
 def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Average all gradients after backward, one message each. Replicas start alike and use the same parameters."""
+    """Average all gradients after backward, one message each. All replicas must use the same parameters."""
     for parameter in module.parameters():
         if parameter.grad is not None:
             parameter.grad /= group.size()
@@ -38,10 +38,10 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 class DataParallel(Replica):
-    """A replica of a module whose gradients, when backward is done, are the average over the group.
+    """A replica of a module whose gradients, after backward, are the average over the group.
 
-    If each rank's loss is the mean over equally many rows of its own, the gradients are those of the mean over all
-    rows. With gradient accumulation, let only the last backward communicate:
+    If each rank's loss is the mean over equally many rows, these are the gradients of the mean over all rows. With
+    gradient accumulation, let only the last backward communicate:
 
         for rows in micro_batches[:-1]:
             with model.no_sync():
@@ -49,15 +49,15 @@ class DataParallel(Replica):
         loss(model(micro_batches[-1])).backward()
 
     From its first backward on, ``parameter.grad`` is a view into its bucket: copy what should outlive the next step.
-    If only some ranks have a gradient for a parameter, it counts as zero on the others; if none has, the parameter is
-    left alone. A sparse gradient becomes dense. Gradients travel in their parameter's ``grad_dtype``. All replicas
-    start with the values of the group's first rank, and get its buffers (such as BatchNorm's running mean) with each
-    average. A module on the meta device is made here, by its ``reset_parameters()``. One can be wrapped again: the
-    newest wrapper averages. A parameter whose placement has a ``replica_group`` is averaged over that group instead.
+    A gradient that only some ranks have counts as zero on the others; one that no rank has is left as it is. A sparse
+    gradient becomes dense. Gradients are sent in their parameter's ``grad_dtype``. All replicas start with the values
+    of the group's first rank, and get its buffers (such as BatchNorm's running mean) with each average. A module on the
+    meta device is materialized by its ``reset_parameters()``. It can be wrapped again: then only the newest wrapper
+    averages. A parameter whose placement has a ``replica_group`` is averaged over that group instead.
 
     Args:
-        bucket_bytes: a bucket is full when it holds this much; 0 sends each parameter in a message of its own.
-        overlap: send each bucket as soon as it is full, not all of them when backward is done.
+        bucket_bytes: a bucket is full at this size; with 0, each parameter has its own message.
+        overlap: send each bucket as soon as it is full, not all of them after backward.
 
     Raises:
         ValueError: on every rank, if the replicas' parameters or buffers differ in names, shapes or types. In forward,
@@ -73,19 +73,17 @@ class DataParallel(Replica):
         materialize(module, local_device())
         copy_from_first((*module.parameters(), *module.buffers()), group)
         self.module, self.group, self.overlap = module, group, overlap
-        trained = [p for p in module.parameters() if p.requires_grad]
-        self._buckets = [
-            _Bucket(each, group) for each in in_buckets(reversed(trained), bucket_bytes)
-        ]  # backward's order
-        self._next = 0  # the bucket to be sent next: all ranks send them in the same order
+        trained = [p for p in reversed([*module.parameters()]) if p.requires_grad]  # in backward's order
+        self._buckets = [_Bucket(each, group) for each in in_buckets(trained, bucket_bytes)]
+        self._next = 0  # index of the next bucket to send: all ranks send them in the same order
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         for parameter in self._bucket_of:
-            _take_from_its_replica(parameter)
+            _unhook_older_wrapper(parameter)
             parameter.register_post_accumulate_grad_hook(Hook(self._arrived))
 
     def forward(self, *args, **kwargs):
         modules = [self.module]
-        for each in modules:  # by hand: before every micro-batch, module.parameters() would take three times as long
+        for each in modules:  # module.parameters() would take three times as long, before every micro-batch
             modules += filter(None, each._modules.values())
             for parameter in each._parameters.values():
                 if parameter is not None and parameter.requires_grad and parameter not in self._bucket_of:
@@ -98,7 +96,7 @@ class DataParallel(Replica):
         return self.module(*args, **kwargs)
 
     def sync_gradients(self) -> None:
-        """Send the buckets that are left, and wait for all. Backward calls it, except in `no_sync` and `reducing`."""
+        """Send the remaining buckets, and wait for all. Backward calls it, except in `no_sync` and `reducing`."""
         for bucket in self._buckets[self._next :]:
             bucket.start_reduce()
         for bucket in self._buckets:
@@ -108,7 +106,7 @@ class DataParallel(Replica):
         self._next = 0
 
     def state_dict(self, *args, **kwargs):
-        """Return the plain module's state dict, which it can load."""
+        """Return the plain module's state dict."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args, **kwargs):
@@ -119,7 +117,7 @@ class DataParallel(Replica):
         return next(name for name, each in self.module.named_parameters() if each is parameter)
 
     def _arrived(self, parameter: nn.Parameter) -> None:
-        """Take note that backward has computed this gradient, and send the buckets that are full."""
+        """Record that backward has computed this gradient, and send the buckets that are full."""
         if torch.is_grad_enabled():
             raise ValueError(
                 f"{self._name_of(parameter)} got a gradient with a graph from backward(create_graph=True), and the "
@@ -132,7 +130,7 @@ class DataParallel(Replica):
         self._begin_backward()
         if not self.overlap:
             return
-        if parameter in bucket.arrived:  # and may be on its way
+        if parameter in bucket.arrived:  # and may have been sent
             raise ValueError(
                 f"{self._name_of(parameter)} got a second gradient in one backward, as it does when two parts under "
                 "reentrant checkpointing share it: use checkpoint(..., use_reentrant=False), or overlap=False"
@@ -149,8 +147,8 @@ class DataParallel(Replica):
             bucket.arrived.clear()
 
 
-def _take_from_its_replica(parameter: nn.Parameter) -> None:
-    """Remove the hook of the replica that has this parameter: two would both divide its gradient."""
+def _unhook_older_wrapper(parameter: nn.Parameter) -> None:
+    """Remove the hook of an older wrapper: both would divide the gradient."""
     hooks = parameter._post_accumulate_grad_hooks or {}
     for key, hook in list(hooks.items()):
         if isinstance(hook, Hook):
@@ -160,7 +158,7 @@ def _take_from_its_replica(parameter: nn.Parameter) -> None:
 
 
 class _Bucket:
-    """A buffer with some parameters' gradients side by side, then a flag for each parameter: whether it got one."""
+    """A flat buffer of some parameters' gradients, then one flag for each: whether it has a gradient."""
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup):
         self.parameters = parameters
@@ -178,14 +176,14 @@ class _Bucket:
         return len(self.arrived) == len(self.parameters)
 
     def put(self, parameter: nn.Parameter) -> None:
-        """Make the gradient a view of the buffer, where autograd adds up what further micro-batches give."""
+        """Make the gradient a view of the buffer, so that later micro-batches accumulate there."""
         view = self.views[parameter]
         assert parameter.grad is not None
         if parameter.grad is not view:
             parameter.grad = view.copy_(parameter.grad.to_dense())
 
     def start_reduce(self) -> None:
-        """Start the sum over the ranks. A parameter without a gradient counts as zero."""
+        """Start the all-reduce. A missing gradient counts as zero."""
         for parameter in self.parameters:
             if parameter.grad is None:
                 self.views[parameter].zero_()
@@ -193,10 +191,10 @@ class _Bucket:
                 self.put(parameter)
                 self.arrived.add(parameter)
         if self.is_full:
-            self.flags.fill_(1)  # without a copy that the host would wait for
+            self.flags.fill_(1)  # without a host-to-device copy, for which the host would wait
         else:
             self.flags.copy_(torch.tensor([parameter in self.arrived for parameter in self.parameters]))
-        self.buffer /= self.divisor  # before the sum, which then cannot overflow
+        self.buffer /= self.divisor  # before the sum, lest it overflow
         self.work = dist.all_reduce(self.buffer, group=self.group, async_op=True)
 
     def finish_reduce(self) -> None:
@@ -205,23 +203,23 @@ class _Bucket:
             self.work = None
 
     def assign_grads(self) -> None:
-        """Give the average to each parameter with a gradient on any rank; on this one they have it already."""
+        """Give each parameter that has a gradient on any rank the average; those with one here have it already."""
         if not self.is_full:
-            for parameter, anywhere in zip(self.parameters, self.flags.tolist()):
-                if anywhere:
+            for parameter, on_any_rank in zip(self.parameters, self.flags.tolist()):
+                if on_any_rank:
                     parameter.grad = self.views[parameter]
         self.arrived.clear()
 
 
 def average_over(parameter: nn.Parameter, groups: Groups) -> tuple[Groups, int]:
-    """Return the groups over which gradients are added up, and the divisor: the wrapper's, or as placed."""
+    """Return the groups over which to sum a gradient, and the divisor: the placement's, or else the wrapper's."""
     placement = placement_of(parameter)
     groups = groups if placement.replica_group is None else (placement.replica_group,)
     return groups, placement.grad_divisor or math.prod(group.size() for group in groups)
 
 
 def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: float) -> list[list[nn.Parameter]]:
-    """Return parameters in buckets of one kind each; the last of each kind may be less than full."""
+    """Return parameters in buckets, each of one dtype, device and group; the last of each kind may not be full."""
     buckets: list[list[nn.Parameter]] = []
     filling: dict[tuple, list[nn.Parameter]] = {}
     for p in parameters:

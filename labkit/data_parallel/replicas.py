@@ -1,4 +1,4 @@
-"""Starts replicas of a model alike, and tells their wrappers when a backward ends, or that it has failed."""
+"""Gives all replicas the same start, and tells their wrappers when a backward ends or has failed."""
 
 import warnings
 import weakref
@@ -19,37 +19,37 @@ from labkit.sizes import ranks_text
 class GradMode(Enum):
     """What backward does with gradients."""
 
-    ACCUMULATE = auto()  # add them up on this rank
-    REDUCE = auto()  # over the ranks that share the parameters; further backwards add to that
-    FINISH = auto()  # over all replicas
-    FINISH_AND_WAIT = auto()  # and have the averages in the parameters when it is done
+    ACCUMULATE = auto()  # on this rank, without communication
+    REDUCE = auto()  # over the shard group only; further backwards add to the result
+    FINISH = auto()  # average over all replicas
+    FINISH_AND_WAIT = auto()  # and wait, so that backward returns with averages in the parameters
 
 
 class Replica(nn.Module):
-    """What wrappers that average gradients share: what backward does with gradients, and when it ends."""
+    """The base of wrappers that average gradients: the current `GradMode`, and what to do when a backward ends."""
 
     module: nn.Module
-    sync_gradients: Callable[[], None]  # sends what is left, and waits for all
-    _reset: Callable[[], None]  # forgets a backward that failed
+    sync_gradients: Callable[[], None]  # sends the gradients that are left, and waits for all
+    _reset: Callable[[], None]  # discards the state of a failed backward
 
     def __init__(self):
         super().__init__()
         self._grad_mode = GradMode.FINISH_AND_WAIT
-        self._at_end: weakref.ref[Callable] | None = None  # what autograd will call when this backward is done
+        self._at_end: weakref.ref[Callable] | None = None  # the callback queued for the end of backward
 
     def whole(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return the tensor that the module computes with in this parameter's place; backward gives it the gradient."""
+        """Return the tensor that the module computes with for this parameter, which receives its gradient."""
         return parameter
 
     def no_sync(self):
-        """Let backward add to the gradients without communication, in a ``with`` block."""
+        """Let backward accumulate gradients without communication, in a ``with`` block."""
         return self._with_grads(GradMode.ACCUMULATE)
 
     def reducing(self, is_last: bool = True):
-        """Let backward send gradients, also inside `no_sync`, but not wait for them: ``sync_gradients`` does, later.
+        """Let backward start to reduce gradients, also inside `no_sync`; ``sync_gradients`` waits for them later.
 
-        A pipeline calls that after all its ops: until then messages travel while stages work. If this is not the last
-        backward before it (``is_last``), gradients may stay inside the group that shares the parameters.
+        A pipeline does so after all its ops, to overlap communication with compute. Unless this is the last backward
+        of a step (``is_last``), hybrid sharding reduces only within the shard group.
         """
         return self._with_grads(GradMode.FINISH if is_last else GradMode.REDUCE)
 
@@ -62,12 +62,12 @@ class Replica(nn.Module):
             self._grad_mode = before
 
     def _begin_backward(self) -> None:
-        """Have `_end_backward` called when the backward under way is done."""
+        """Queue `_end_backward` for the end of the current backward."""
         self._discard_failed_backward()
         if self._at_end is None:
             at_end = self._end_backward
             self._at_end = weakref.ref(at_end, Hook(self._backward_failed))
-            Variable._execution_engine.queue_callback(at_end)  # which alone keeps it alive
+            Variable._execution_engine.queue_callback(at_end)  # only the queue keeps it alive
 
     def _end_backward(self) -> None:
         self._at_end = None
@@ -75,19 +75,19 @@ class Replica(nn.Module):
             self.sync_gradients()
 
     def _backward_failed(self, at_end: weakref.ref) -> None:
-        """Leave the modules as they are between steps; called when autograd drops ``at_end`` without calling it."""
+        """Restore the modules to their state between steps; called if autograd drops ``at_end`` without calling it."""
 
     def _discard_failed_backward(self) -> None:
-        """Wait for what a backward that failed has sent, and forget it."""
+        """Wait for the messages of a failed backward, and discard them."""
         if self._at_end is not None and self._at_end() is None:
             self._at_end = None
             self._reset()
 
 
 class Hook:
-    """Calls a wrapper's method, with the ``given`` objects as first arguments; does nothing once the wrapper is gone.
+    """Calls a wrapper's method with the ``given`` objects as first arguments; does nothing once the wrapper is gone.
 
-    It refers to them weakly: a hook must not keep the wrapper's process group alive, with its threads and sockets.
+    It has only weak references, so as not to keep the wrapper's process group alive, with its threads and sockets.
     """
 
     def __init__(self, method: Callable, *given: object):
@@ -101,9 +101,9 @@ class Hook:
 def materialize(
     module: nn.Module, device: torch.device, memory: dict[nn.Parameter, nn.Parameter] | None = None
 ) -> None:
-    """Give all that is on the meta device memory on ``device``, and let each module's ``reset_parameters()`` fill it.
+    """Replace all meta tensors of a module by ones on ``device``, and let ``reset_parameters()`` fill them.
 
-    What modules share stays shared. ``memory`` says which tensors to use for parameters, if not new ones.
+    Tensors that modules share stay shared. ``memory`` maps parameters to the tensors to use instead of new ones.
 
     Raises:
         ValueError: a module has parameters or buffers on the meta device, but no ``reset_parameters``.
@@ -125,7 +125,7 @@ def materialize(
 
 
 def like(parameter: nn.Parameter, data: torch.Tensor) -> nn.Parameter:
-    """Return a parameter with this data, and all that is noted at the other one: its placement, its ``grad_dtype``."""
+    """Return a parameter with this data, and all attributes of the given one: its placement, its ``grad_dtype``."""
     made = nn.Parameter(data, parameter.requires_grad)
     vars(made).update(vars(parameter))
     if grad_dtype_of(parameter) != made.dtype:
@@ -134,12 +134,12 @@ def like(parameter: nn.Parameter, data: torch.Tensor) -> nn.Parameter:
 
 
 def grad_dtype_of(parameter: nn.Parameter) -> torch.dtype:
-    """Return the type in which autograd adds up this parameter's gradient."""
-    return getattr(parameter, "grad_dtype", None) or parameter.dtype  # before torch 2.10 they are the same
+    """Return the dtype in which autograd accumulates this parameter's gradient."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype  # always the same before torch 2.10
 
 
 def check_replicas(module: nn.Module, *groups: dist.ProcessGroup) -> None:
-    """Raise a ValueError on every rank unless all that replicate a parameter or buffer have the same one."""
+    """Raise a ValueError on every rank unless names, shapes and types agree wherever tensors are replicated."""
     texts: dict[dist.ProcessGroup, list[str]] = {group: [] for group in groups}
     for name, x in [*module.named_parameters(), *module.named_buffers()]:
         frozen = ", frozen" if isinstance(x, nn.Parameter) and not x.requires_grad else ""
@@ -155,7 +155,7 @@ def check_replicas(module: nn.Module, *groups: dist.ProcessGroup) -> None:
 
 
 def check_alike(mine: dict[str, str], advice: str, group: dist.ProcessGroup | None = None) -> None:
-    """Compare a dict with those of all other ranks, or of the others in ``group``. Call it on each of these ranks.
+    """Check that a dict is the same on all ranks, or on all of ``group``, each of which calls this.
 
     Raises:
         ValueError: on every rank, naming the first entry in which the ranks differ, those ranks, and the advice.
@@ -172,7 +172,7 @@ def check_alike(mine: dict[str, str], advice: str, group: dist.ProcessGroup | No
 
 
 def copy_from_first(tensors: Iterable[torch.Tensor], *groups: dist.ProcessGroup) -> None:
-    """Give every rank the values of the groups' first rank, or of the first that replicates the parameter."""
+    """Broadcast the values of the groups' first rank, or of the first in a parameter's ``replica_group``."""
     for tensor in tensors:
         values = tensor.detach().contiguous()
         for group in groups:

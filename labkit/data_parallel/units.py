@@ -1,4 +1,4 @@
-"""Divides a module into units, whose parameters are made, gathered, freed and reduced together."""
+"""Divides a module into units, whose parameters are materialized, gathered, freed and reduced together."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from labkit.groups import local_device
 
 
 def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]:
-    """Return the parameters of the root and of each unit."""
+    """Return the parameters of the root (all that is in no unit) and of each unit."""
     names = {each: name for name, each in module.named_modules()}
     for number, unit in enumerate(units):
         if unit is module or unit not in names or type(unit).forward is nn.Module.forward:
@@ -45,9 +45,9 @@ def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]
 
 
 class Unit:
-    """Parameters that are gathered and freed together: a flat parameter for each kind of them.
+    """Parameters that are gathered and freed together: one flat parameter for each kind (dtype, device, group).
 
-    What is on the meta device is made here, so a rank that makes one unit after the other holds one of them whole.
+    Meta tensors are materialized here, so a rank that makes units one by one holds one whole unit at a time.
     """
 
     def __init__(self, name: str, module: nn.Module, places: Places, groups: Groups):
@@ -68,7 +68,7 @@ class Unit:
 
     @property
     def version(self) -> int:
-        """Count the changes of the shards until they were gathered."""
+        """The version of the shards when they were last gathered."""
         return sum(flat.version for flat in self.flats)
 
     def free(self) -> None:
@@ -76,7 +76,7 @@ class Unit:
             flat.free()
 
     def show(self, form: Form) -> None:
-        """Let the modules have the parameters in this form."""
+        """Put this form of the parameters into the modules."""
         for flat in self.flats:
             for each in flat.parameters:
                 for module, name in each.places:
@@ -97,7 +97,7 @@ class Unit:
             refuse(f"{self.name} returns one of its own parameters, which is freed now: {way_out}")
 
     def reset(self) -> None:
-        """Forget a backward that failed."""
+        """Discard the state of a failed backward."""
         self.in_backward = self.has_unreduced_grads = False
         self.free()
         for flat in self.flats:
@@ -105,13 +105,13 @@ class Unit:
 
 
 def assign_grads(flats: list[FlatParameter]) -> None:
-    """Give the parameters with a gradient on any rank their averages. The flat parameters have the same groups."""
+    """Assign averages to the parameters with a gradient on any rank. The flat parameters share their groups."""
     has_grad = [each.has_grad for flat in flats for each in flat.parameters]
     flags = torch.ones(len(has_grad), device=flats[0].shard.device)
-    if not all(has_grad):  # else the host need not wait
+    if not all(has_grad):  # otherwise the host need not wait for a copy
         flags.copy_(torch.tensor(has_grad))
     for group in flats[0].groups:
         dist.all_reduce(flags, group=group)
-    anywhere = iter(has_grad if all(has_grad) else flags.tolist())
+    on_any_rank = iter(has_grad if all(has_grad) else flags.tolist())
     for flat in flats:
-        flat.assign_grads(anywhere)
+        flat.assign_grads(on_any_rank)

@@ -1,7 +1,7 @@
 """Builds the parts of a transformer layer: an MLP, self-attention with rotary positions, and norms.
 
-MLP and attention are a column-parallel layer and a row-parallel one each. Between the two every rank works on its own
-slice and sends nothing. Source: arXiv 1909.08053, section 3; with ``sequence_parallel``, arXiv 2205.05198, section 4.2.
+MLP and attention are each a column-parallel layer followed by a row-parallel one; between the two nothing is sent.
+Source: arXiv 1909.08053, section 3; with ``sequence_parallel``, arXiv 2205.05198, section 4.2.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ from labkit.tensor_parallel.operators import copy_to_tp
 
 
 class ParallelMLP(nn.Module):
-    """GeLU(X A) B with A cut by columns and B by rows: one all-reduce forward, one backward.
+    """GeLU(X A) B with A split by columns and B by rows: one all-reduce forward, one backward.
 
     With ``gated`` it is SwiGLU (arXiv 2002.05202), (SiLU(X G) * X A) B, where [G; A] is one fused layer with stride 2,
     so that each rank gets the same columns of both.
 
     x and the output are replicated, [..., seq, hidden]. With ``sequence_parallel`` they are [..., seq/t, hidden], and
     each all-reduce becomes an all-gather and a reduce-scatter. ``approximate`` is that of `torch.nn.GELU`. ``options``
-    are those of both layers, but for ``init_method``, which is the first layer's.
+    go to both layers, except ``init_method``, which is the first layer's.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class ParallelSelfAttention(nn.Module):
     Args:
         num_query_groups: how many heads the keys and values have; by default as many as the queries.
         dropout: acts on the attention weights.
-        attend: computes the causal attention in place of torch, from q [batch, heads/t, seq, head_size], and k and v
-            like it, with fewer heads if grouped. An example is ring attention. It does not work with dropout.
+        attend: replaces torch's causal attention, for example by ring attention; takes q [batch, heads/t, seq,
+            head_size], and k and v like it, with fewer heads if grouped. It does not work with dropout.
         output_layer_init_method, options: as in `ParallelMLP`.
 
     Raises:
@@ -129,9 +129,8 @@ class ParallelSelfAttention(nn.Module):
 def rotation(positions: torch.Tensor, head_size: int, dtype: torch.dtype, base: float = 10_000.0) -> torch.Tensor:
     """Return the cosines and sines, [2, seq, head_size/2], for tokens at these positions, in float32 or better.
 
-    Numbers i and i + d/2 of a head make a pair, which is rotated by position * base^(-2i/d): a product of a query and a
-    key then depends on how far they are apart. Source: arXiv 2104.09864, section 3.4; the pairs as in Llama's code at
-    Hugging Face.
+    Elements i and i + d/2 of a head are rotated as a pair, by position * base^(-2i/d): then the dot product of a query
+    and a key depends on their distance. Source: arXiv 2104.09864, section 3.4; pairs as in Hugging Face's Llama.
     """
     frequencies = base ** -(torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float64) / head_size)
     angles = positions[:, None] * frequencies  # in float64: position 100,000 in float32 has an error of 0.01
@@ -146,9 +145,9 @@ def apply_rotary(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
 
 
 class _ReplicatedNorm(PlacedModule):
-    """Every rank has the whole weights. With ``sequence_parallel``, it sees only some tokens, so gradients are partial.
+    """Every rank has the whole weights. With ``sequence_parallel`` it sees only its tokens, so gradients are partial.
 
-    Every backward adds these up, unless ``defer_grad_reduce`` leaves that to the end of the step.
+    Every backward all-reduces these, unless ``defer_grad_reduce`` leaves that to the end of the step.
     """
 
     normalise: Callable[..., torch.Tensor]
@@ -164,13 +163,13 @@ class _ReplicatedNorm(PlacedModule):
         **factory,
     ):
         super().__init__(hidden_size, eps=eps, **factory)
-        self.group, self.reduces_now = group, sequence_parallel and not defer_grad_reduce
+        self.group, self.reduces_in_backward = group, sequence_parallel and not defer_grad_reduce
         whole = Placement(copy_groups=(group,), defer_grad_reduce=sequence_parallel and defer_grad_reduce)
         self.place(weight=whole, bias=whole)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights = tuple(self.parameters())
-        if self.reduces_now:
+        if self.reduces_in_backward:
             weights = copy_to_tp(torch.stack(weights), self.group).unbind()  # one message for all
         return self.normalise(x, self.normalized_shape, *weights, eps=self.eps)
 
@@ -182,6 +181,6 @@ class ReplicatedLayerNorm(_ReplicatedNorm, nn.LayerNorm):
 
 
 class ReplicatedRMSNorm(_ReplicatedNorm, nn.RMSNorm):
-    """RMSNorm likewise: x / sqrt(mean of x^2 + eps) times a weight. Source: arXiv 1910.07467."""
+    """RMSNorm with its weight on every rank: weight * x / sqrt(mean of x^2 + eps). Source: arXiv 1910.07467."""
 
     normalise = staticmethod(F.rms_norm)

@@ -1,8 +1,8 @@
 """Seeds dropout on ranks: the same mask where a tensor is replicated, different masks where it is sharded.
 
-For replicated tensors `torch.nn.Dropout` will do: it draws from torch's default generator, and ranks of a tensor group
-that seed it alike draw alike. For a sharded tensor they draw one common seed from it, from which each derives its own.
-So that generator stays common, and `torch.utils.checkpoint`, which restores it to compute again, repeats every mask.
+For replicated tensors use `torch.nn.Dropout`: the default generator is seeded alike within a tensor group. For sharded
+tensors the ranks draw one common seed from it, from which each derives its own. So the default generator stays in sync,
+and `torch.utils.checkpoint`, which restores it for recomputation, repeats every mask.
 """
 
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from labkit.sizes import check_probability
 
 
 def seed_replicas(seed: int, groups: ProcessGroups) -> None:
-    """Seed torch alike within a tensor group, and differently for each data (and context) replica and pipeline stage.
+    """Seed torch alike within a tensor group, and differently for each dp, cp and pp rank.
 
-    Call it after the model is made, whose weights must start alike in all replicas.
+    Call it after the model is made, because weights must start alike in all replicas.
     """
     place, layout = groups.coords, groups.layout
     _seed(seed + 1 + (place.pp * layout.dp_size + place.dp) * layout.cp_size + place.cp)
@@ -27,7 +27,7 @@ def seed_replicas(seed: int, groups: ProcessGroups) -> None:
 
 @contextmanager
 def own_random_stream(group: dist.ProcessGroup, device: torch.device) -> Iterator[None]:
-    """Give this rank a default generator of its own inside the block; the common one only loses a single number."""
+    """Give this rank its own random stream inside the block; the default generator advances by one number."""
     common_seed = int(torch.randint(1 << 40, ()))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         _seed(common_seed * group.size() + group.rank())
@@ -35,14 +35,14 @@ def own_random_stream(group: dist.ProcessGroup, device: torch.device) -> Iterato
 
 
 def _seed(seed: int) -> None:
-    """Do what `torch.manual_seed` does, without the stack trace that it records for devices that are not here."""
+    """Do what `torch.manual_seed` does, but record no stack trace for devices that are not initialized."""
     torch.default_generator.manual_seed(seed)
     if local_device().type == "cuda":
         torch.cuda.manual_seed(seed)
 
 
 class ShardedDropout(nn.Dropout):
-    """`torch.nn.Dropout` for a shard: each rank draws a mask of its own."""
+    """`torch.nn.Dropout` for a shard: each rank draws its own mask."""
 
     def __init__(self, p: float, group: dist.ProcessGroup):
         super().__init__(check_probability("p", p))

@@ -29,9 +29,9 @@ from labkit.tensor_parallel.shards import ShardedWeight, transpose_chunks
 
 
 class ParallelLinear(ShardedWeight):
-    """What both layers share: this rank's shard of the weight, and a bias with one number for each of its rows."""
+    """The base of both layers: this rank's shard of the weight, and a bias with one number for each of its rows."""
 
-    cut_dim: int  # of the weight [out, in]: 0 cuts the outputs, 1 the inputs
+    partition_dim: int  # of the weight [out, in]: 0 divides the outputs, 1 the inputs
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class ParallelLinear(ShardedWeight):
     ):
         names = "output_size", "input_size"
         sizes = [check_size(name, size) for name, size in zip(names, (output_size, input_size))]
-        check_divides(group.size(), names[self.cut_dim], sizes[self.cut_dim], stride)
-        super().__init__(sizes, self.cut_dim, group, init_method, stride, **options)
+        check_divides(group.size(), names[self.partition_dim], sizes[self.partition_dim], stride)
+        super().__init__(sizes, self.partition_dim, group, init_method, stride, **options)
         self.output_size, self.input_size = sizes
         self.skip_bias_add, self.sequence_parallel = skip_bias_add, sequence_parallel
         self.defer_grad_reduce = defer_grad_reduce and sequence_parallel
         self.bias = nn.Parameter(torch.empty_like(self.weight[:, 0])) if bias else None
         whole = Placement(copy_groups=(group,), defer_grad_reduce=self.defer_grad_reduce)
-        self.place(bias=placement_of(self.weight) if self.cut_dim == 0 else whole)
+        self.place(bias=placement_of(self.weight) if self.partition_dim == 0 else whole)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -75,16 +75,16 @@ class ColumnParallelLinear(ParallelLinear):
     Args:
         gather_output: give every rank all outputs, [..., out]. A row-parallel layer takes the shards as they are.
         init_method: fills the master weight [out, in], which is the same on every rank and for every t.
-        stride: how many matrices are fused in the weight, one below the other: see `chunks_of_rank`.
-        keep_master_weight_for_test: keep the whole weight as ``master_weight``.
-        skip_bias_add: return the bias as ``output_bias`` (otherwise None), for a caller who fuses it with what follows.
+        stride: how many matrices are stacked in a fused weight: see `chunks_of_rank`.
+        keep_master_weight_for_test: keep the master weight as ``master_weight``.
+        skip_bias_add: return the bias as ``output_bias`` (otherwise None), for a caller that fuses it with the next op.
         sequence_parallel: x is this rank's slice of the sequence, [..., seq/t, in], and is gathered here.
 
     Raises:
         ValueError: a size, an option or x does not fit (nothing was sent), or the ranks drew different weights.
     """
 
-    cut_dim = 0
+    partition_dim = 0
 
     def __init__(
         self, input_size: int, output_size: int, group: dist.ProcessGroup, *, gather_output: bool = True, **options
@@ -100,9 +100,9 @@ class ColumnParallelLinear(ParallelLinear):
         output = column_linear(x, self.weight, bias, self.group, self.sequence_parallel)
         if not self.gather_output:
             return output, output_bias
-        return self._gathered(output), None if output_bias is None else self._gathered(output_bias)
+        return self._gather_output(output), None if output_bias is None else self._gather_output(output_bias)
 
-    def _gathered(self, shard: torch.Tensor) -> torch.Tensor:
+    def _gather_output(self, shard: torch.Tensor) -> torch.Tensor:
         return transpose_chunks(gather_from_tp(shard, self.group), self.group.size(), self.stride)
 
 
@@ -110,21 +110,21 @@ class RowParallelLinear(ParallelLinear):
     """A linear layer whose inputs are divided among the ranks; weight [out, in/t], bias [out].
 
                       [ A_1 ]
-        [ X_1 | X_2 ] [-----]  =  X_1 A_1 + X_2 A_2  =  Y            rank i computes X_i A_i, and the ranks add up
+        [ X_1 | X_2 ] [-----]  =  X_1 A_1 + X_2 A_2  =  Y            rank i computes X_i A_i, then all-reduce
                       [ A_2 ]
 
     ``forward(x)`` returns ``(output, output_bias)``. x: [..., in/t] with ``input_is_parallel``, otherwise [..., in],
     replicated. Output: [..., out]. The bias is added once, after the sum.
 
     Args:
-        input_is_parallel: x is already divided, as a column-parallel layer leaves it.
-        sequence_parallel: divide the sum along the sequence: the output is [..., seq/t, out].
-        defer_grad_reduce: then leave the bias's gradient partial, for `labkit.train.gradients.all_reduce_grads`.
+        input_is_parallel: x is already sharded, as a column-parallel layer returns it.
+        sequence_parallel: reduce-scatter the sum along the sequence: the output is [..., seq/t, out].
+        defer_grad_reduce: leave the bias's gradient partial, for `labkit.train.gradients.all_reduce_grads`.
 
     The other options and errors are those of `ColumnParallelLinear`, with the stride along the input dim.
     """
 
-    cut_dim = 1
+    partition_dim = 1
 
     def __init__(
         self, input_size: int, output_size: int, group: dist.ProcessGroup, *, input_is_parallel: bool = False, **options
@@ -141,8 +141,8 @@ class RowParallelLinear(ParallelLinear):
         else:
             _check_width(x, self.input_size, "input_size")
             x = scatter_to_tp(transpose_chunks(x, self.stride, tp_size), self.group)
-        add_up = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
-        output, bias = add_up(F.linear(x, self.weight), self.group), self.bias  # the sum of all X_i A_i
+        reduce = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
+        output, bias = reduce(F.linear(x, self.weight), self.group), self.bias  # the sum of X_i A_i
         if bias is not None and self.sequence_parallel and not self.defer_grad_reduce:
             bias = copy_to_tp(bias, self.group)  # each rank adds it to its own slice, so its gradient is partial
         if self.skip_bias_add or bias is None:
@@ -153,7 +153,7 @@ class RowParallelLinear(ParallelLinear):
 def column_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: dist.ProcessGroup, sequence_parallel=False
 ) -> torch.Tensor:
-    """Return this rank's outputs [..., out/t] for its weight [out/t, in], which may be another layer's too."""
+    """Return this rank's outputs [..., out/t] for its weight [out/t, in], which may be tied."""
     if group.size() == 1:
         return F.linear(x, weight, bias)
     if torch.is_autocast_enabled(x.device.type):  # cast here as F.linear would inside: backward gets the same tensors
@@ -164,11 +164,11 @@ def column_linear(
 
 
 class _ColumnLinear(torch.autograd.Function):
-    """Y_i = X A_i + b_i. In backward, a divided X travels while dX is computed, and dX while dA_i is computed."""
+    """Y_i = X A_i + b_i. Backward gathers a sharded X while it computes dX, and reduces dX while it computes dA_i."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, group, sequence_parallel):
-        ctx.save_for_backward(x, weight)  # if the sequence is divided, only this rank's slice: it saves memory
+        ctx.save_for_backward(x, weight)  # with sequence_parallel only this rank's slice of x, to save memory
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
         along_sequence = gather_from_sequence, reduce_scatter_to_sequence
         ctx.enter, ctx.leave = along_sequence if sequence_parallel else (copy_to_tp, reduce_from_tp)
@@ -179,36 +179,36 @@ class _ColumnLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias, *_ = needed_gradients(ctx)
         rows = grad.reshape(-1, grad.size(-1))
-        grad_x = grad_weight = shards = gathering = reducing = None
-        twice = torch.is_grad_enabled()  # create_graph=True: by operators that can be differentiated again
-        if need_weight and ctx.sequence_parallel and not twice:
-            shards, gathering = start_all_gather(x, ctx.group)
+        grad_x = grad_weight = shards = gather_work = reduce_work = None
+        create_graph = torch.is_grad_enabled()  # then use the operators, which support double backward
+        if need_weight and ctx.sequence_parallel and not create_graph:
+            shards, gather_work = start_all_gather(x, ctx.group)
         if need_x:
             grad_x = grad @ weight
-            if twice:
+            if create_graph:
                 grad_x = ctx.leave(grad_x, ctx.group)
             elif ctx.sequence_parallel:
-                grad_x, reducing = start_reduce_scatter(grad_x, ctx.group, SEQUENCE_DIM)
+                grad_x, reduce_work = start_reduce_scatter(grad_x, ctx.group, SEQUENCE_DIM)
             else:
-                reducing = dist.all_reduce(grad_x, group=ctx.group, async_op=True)
+                reduce_work = dist.all_reduce(grad_x, group=ctx.group, async_op=True)
         if need_weight:
-            if shards is None or gathering is None:
+            if shards is None or gather_work is None:
                 x = ctx.enter(x, ctx.group)
             else:
-                gathering.wait()
+                gather_work.wait()
                 x = torch.cat(shards.unbind(), SEQUENCE_DIM)
             grad_weight = rows.T @ x.reshape(-1, x.size(-1))
-        if reducing is not None:
-            reducing.wait()
+        if reduce_work is not None:
+            reduce_work.wait()
         return grad_x, grad_weight, rows.sum(0) if need_bias else None, None, None
 
 
 def needed_gradients(ctx) -> tuple[bool, ...]:
     """Return, for each input of an autograd function (tensors first), whether this backward pass needs its gradient.
 
-    ``ctx.needs_input_grad`` says which gradients any pass needs. `labkit.pipeline.split_backward` makes one pass for
-    the gradient of a layer's input and one for its weights, and only torch's engine knows which nodes a pass reaches.
-    Inside `torch.autograd.grad` it does not answer for leaves: then whatever any pass needs counts as needed.
+    ``ctx.needs_input_grad`` says which gradients any pass may need. `labkit.pipeline.split_backward` computes those of
+    inputs and of weights in separate passes, and only autograd's engine knows which nodes a pass reaches. Inside
+    `torch.autograd.grad` the engine cannot answer for leaves: then fall back to ``ctx.needs_input_grad``.
     """
     required = ctx.needs_input_grad
     nodes = [node for node, _ in ctx.next_functions]  # of the tensors only

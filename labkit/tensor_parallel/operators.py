@@ -1,9 +1,8 @@
-"""Defines the conjugate operators of tensor parallelism: forward decides what backward must do.
+"""Defines the conjugate operators of tensor parallelism: one collective in forward, its conjugate in backward.
 
-A tensor is *replicated* when every rank of the group holds the same, *sharded* when each holds a slice,
-and *partial* when the true value is the sum over the ranks. The gradient of a replicated tensor that
-each rank used for its own shard is partial. So an identity in forward is an all-reduce in backward, and so on:
-the table is at the end of this file, after the functions that the operators are made of.
+A tensor is *replicated* if every rank of the group has the same values, *sharded* if each has a slice, and *partial*
+if the true value is the sum over the ranks. If each rank uses a replicated tensor for its own shard, the gradient is
+partial: so an identity in forward is an all-reduce in backward. The table of operators is at the end of this file.
 
 Source: arXiv 1909.08053, section 3 (f and g); arXiv 2205.05198, section 4.2 (along the sequence).
 """
@@ -21,10 +20,9 @@ HIDDEN_DIM, SEQUENCE_DIM = -1, -2
 
 
 class Operator(NamedTuple):
-    """Calls one function of ``(tensor, group, *dim)`` on x in forward, and another on the gradient in backward.
+    """Applies one function of ``(tensor, group, *dim)`` to x in forward, and another to the gradient in backward.
 
-    It takes ``(x, group)`` with ``x: [..., seq, hidden]`` and leaves the caller's tensor as it is. In a group of one it
-    returns x and sends nothing.
+    Call it with ``(x, group)``, ``x: [..., seq, hidden]``; x is not modified. In a group of one it returns x itself.
     """
 
     forward: Callable[..., torch.Tensor]
@@ -44,33 +42,33 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         forward, backward, dim = ctx.operator
-        return Operator(backward, forward, dim)(grad, ctx.group), None, None  # it can be differentiated again
+        return Operator(backward, forward, dim)(grad, ctx.group), None, None  # for double backward
 
 
-# -- what they are made of: out of place, along any dim, right on strided tensors -------------------------------
+# -- collectives and slices: out of place, any dim, strided tensors too -----------------------------------------
 
 
 def identity(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return x, as a new view that has a place of its own in the graph."""
+    """Return a view of x: a tensor, and an autograd node, of its own."""
     return x.view_as(x)
 
 
 def all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return the sum of all ranks' x in a new, contiguous tensor: of a strided one gloo adds the wrong elements."""
+    """Return the sum of all ranks' x. The copy is contiguous: gloo reduces strided tensors wrongly."""
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
 
 
 def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-    """Return all ranks' x, joined along ``dim`` in the order of the group."""
+    """Return all ranks' x, concatenated along ``dim`` in the order of the group."""
     shards, work = start_all_gather(x, group)
     work.wait()
     return torch.cat(shards.unbind(), dim)
 
 
 def start_all_gather(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, dist.Work]:
-    """Start to gather all ranks' x, [t, *x.shape]: they are there when ``wait()`` of the handle returns."""
+    """Start to gather all ranks' x, [t, *x.shape]; the result is valid after ``work.wait()``."""
     shards = x.new_empty(group.size(), *x.shape)
     return shards, all_gather_single(shards.flatten(0, 1), x.contiguous(), group=group, async_op=True)
 
@@ -83,7 +81,7 @@ def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch
 
 
 def start_reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> tuple[torch.Tensor, dist.Work]:
-    """Start a `reduce_scatter`: the slice is filled when ``wait()`` of the handle returns."""
+    """Start a `reduce_scatter`; the result is valid after ``work.wait()``."""
     slices = torch.cat(_slices(x, group, dim))  # one tensor: gloo would reduce a list one by one
     mine = torch.empty_like(slices[: len(slices) // group.size()])
     return mine, reduce_scatter_single(mine, slices, group=group, async_op=True)
@@ -95,14 +93,14 @@ def own_slice(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tens
 
 
 def _slices(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> tuple[torch.Tensor, ...]:
-    if x.size(dim):  # an empty dim has any number of slices
+    if x.size(dim):  # an empty dim can always be split
         check_divides(group.size(), f"x.size({dim})", x.size(dim), parts_name="group.size()")
     return x.tensor_split(group.size(), dim)
 
 
 # -- the operators ----------------------------------------------------------------------------------------------
 
-# Sharded work leaves partial gradients: gather_from_sequence is for such work, gather_from_tp for replicated work.
+# gather_from_sequence feeds sharded work, whose gradients are partial; gather_from_tp feeds replicated work.
 # fmt: off
 #                                     forward         backward
 copy_to_tp                 = Operator(identity,       all_reduce)  # replicated, for sharded work: "f" in the paper

@@ -1,6 +1,6 @@
-"""Divides weights into shards, and gathers them: every rank draws the whole *master weight* and keeps its shard.
+"""Shards weights and gathers them: every rank draws the whole *master weight* from the same seed and keeps its shard.
 
-All ranks draw from the same seed. So neither the weights nor any result depends on how many ranks share them.
+So weights and results do not depend on the number of ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class ShardedWeight(PlacedModule):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the master weight on the CPU and keep this rank's shard; on the meta device, leave that to a later call.
+        """Draw the master weight on the CPU and keep this rank's shard; do nothing on the meta device.
 
         Raises:
             ValueError: the ranks of the group drew different weights: their seeds differ.
@@ -77,12 +77,12 @@ def shard_of(parameter: nn.Parameter) -> Shard | None:
 
 
 def gather_whole(tensor: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return on every rank the whole of a tensor that is divided like the parameter: its values, or its gradient."""
+    """Return on every rank the whole of a tensor that is sharded like the parameter, such as its gradient."""
     shard = shard_of(parameter)
     if shard is None or group.size() == 1:
         return tensor
-    joined = all_gather(tensor.detach(), group, shard.dim).movedim(shard.dim, -1)
-    return transpose_chunks(joined, group.size(), shard.stride)[..., : shard.whole_size].movedim(-1, shard.dim)
+    gathered = all_gather(tensor.detach(), group, shard.dim).movedim(shard.dim, -1)
+    return transpose_chunks(gathered, group.size(), shard.stride)[..., : shard.whole_size].movedim(-1, shard.dim)
 
 
 def cut_like(whole: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.Tensor:
@@ -92,8 +92,8 @@ def cut_like(whole: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGr
 
 
 def transpose_chunks(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Read a grid of chunks, stored row by row in the last dim, by columns: in 2 rows, 0 1 2 3 4 5 becomes 0 3 1 4 2 5.
+    """Transpose a grid of chunks, stored row by row in the last dim: with 2 rows, 0 1 2 3 4 5 becomes 0 3 1 4 2 5.
 
-    With stride rows and t columns, the chunks of each rank become neighbours; with t rows, they go back.
+    With ``stride`` rows and t columns, each rank's chunks become adjacent; with t rows, that is undone.
     """
     return x.unflatten(-1, (rows, columns, -1)).transpose(-3, -2).flatten(-3) if min(rows, columns) > 1 else x

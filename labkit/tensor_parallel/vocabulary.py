@@ -1,6 +1,6 @@
-"""Divides what a large vocabulary makes expensive by its words: the embedding, and the loss on the logits.
+"""Shards the embedding and the cross-entropy over the vocabulary.
 
-Each rank holds the rows of its own words. The loss never gathers the logits: per token, four numbers travel, not V.
+Each rank holds the rows of its own words. The loss never gathers logits: it sends four numbers per token, not V.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from labkit.tensor_parallel.shards import ShardedWeight
 
 
 class VocabParallelEmbedding(ShardedWeight):
-    """An embedding whose words are divided among the ranks; weight [V'/t, d].
+    """An embedding sharded along the vocabulary; weight [V'/t, d].
 
     V' is ``num_embeddings`` rounded up to a multiple of t. The added rows are zero and never looked up.
     ``forward(ids)`` takes ids [..., seq] and returns [..., seq, d] on every rank, or with ``sequence_parallel``
-    this rank's [..., seq/t, d]. Given such hidden states, it returns the logits [..., seq, V'/t] of this rank's words,
-    as an output layer does. The other options are as in `ColumnParallelLinear`.
+    this rank's [..., seq/t, d]. As a tied output layer it takes such hidden states instead, and returns the logits
+    [..., seq, V'/t] of this rank's words. The other options are as in `ColumnParallelLinear`.
 
     Raises:
         ValueError: in ``forward``, before any communication, if an id is outside the vocabulary.
@@ -49,9 +49,9 @@ class VocabParallelEmbedding(ShardedWeight):
             return column_linear(x, self.weight, None, self.group, self.sequence_parallel)
         ids = _checked("ids", x, self.num_embeddings)
         row, elsewhere = _local_index(ids, self.first_word, self.weight.size(0))
-        vectors = F.embedding(row, self.weight).masked_fill(elsewhere.unsqueeze(-1), 0.0)  # where others have the word
-        add_up = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
-        return add_up(vectors, self.group)
+        vectors = F.embedding(row, self.weight).masked_fill(elsewhere.unsqueeze(-1), 0.0)  # another rank has the word
+        reduce = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
+        return reduce(vectors, self.group)
 
 
 def vocab_parallel_cross_entropy(
@@ -64,10 +64,10 @@ def vocab_parallel_cross_entropy(
     reduction: str = "mean",
     vocab_size: int | None = None,
 ) -> torch.Tensor:
-    """Return `torch.nn.functional.cross_entropy` of logits whose words are divided among the ranks.
+    """Return `torch.nn.functional.cross_entropy` of logits sharded along the vocabulary.
 
     Args:
-        logits_shard: [..., V'/t], this rank's words; the loss is computed in float32 at least.
+        logits_shard: [..., V'/t], this rank's words; the loss is computed in float32 or better.
         target: [...], the true words, the same on every rank.
         vocab_size: V, if the last words of V' are padding and do not count.
 
@@ -92,7 +92,7 @@ def vocab_parallel_cross_entropy(
     logits = logits_shard.to(torch.promote_types(logits_shard.dtype, torch.float32))
     column = target.masked_fill(ignored, 0).unsqueeze(-1)
     losses = _CrossEntropy.apply(logits, column, group, label_smoothing, words).squeeze(-1)
-    losses = losses.masked_fill(ignored, 0.0)  # not a product: a token that is ignored may have a loss of nan
+    losses = losses.masked_fill(ignored, 0.0)  # not times 0: an ignored token may have a loss of nan
     if reduction != "none":
         losses = losses.sum() / ((~ignored).sum() if reduction == "mean" else 1)
     return losses.to(logits.dtype if torch.is_autocast_enabled(logits.device.type) else logits_shard.dtype)
@@ -128,9 +128,9 @@ class _CrossEntropy(torch.autograd.Function):
         logits, highest, normaliser, column, elsewhere, is_word = ctx.saved_tensors
         smooth = is_word.to(logits.dtype) * (ctx.label_smoothing / ctx.vocab_size)
         hit = (~elsewhere).to(logits.dtype) * (1 - ctx.label_smoothing)
-        # Logits are the largest tensor of many models: one more of their size is made, which becomes the result.
+        # Logits are the largest tensor of many models: allocate only one more of their size, the result.
         result = logits.masked_fill(~is_word, float("-inf")).sub_(highest).exp_()
-        if torch.is_grad_enabled():  # create_graph=True: say how this, too, depends on the logits of all ranks
+        if torch.is_grad_enabled():  # create_graph=True: the normaliser depends on the logits of all ranks
             normaliser = copy_to_tp(reduce_from_tp(result.sum(-1, keepdim=True), ctx.group), ctx.group)
             result, grad = result.clone(), copy_to_tp(grad, ctx.group)
         result.div_(normaliser).sub_(smooth).scatter_add_(-1, column, -hit).mul_(grad)  # (softmax - wanted) * grad
@@ -138,16 +138,16 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _local_index(words: torch.Tensor, first: int, num_words: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each word's index among this rank's own, and where that is meaningless: the words of other ranks."""
+    """Return each word's index among this rank's own, and a mask of the words of other ranks, whose index is 0."""
     index = words - first
     elsewhere = (index < 0) | (index >= num_words)
     return index.masked_fill(elsewhere, 0), elsewhere
 
 
 def _checked(name: str, words: torch.Tensor, vocab_size: int, ignore_index: int = 0) -> torch.Tensor:
-    """Return words as int64, with which torch can index; all are in the vocabulary, or ignored.
+    """Return words as int64, or raise a ValueError if one is neither in the vocabulary nor ignored.
 
-    On a GPU the host does not wait for the answer: an assertion on the device stops the program.
+    On a GPU an asynchronous device assertion does this, so that the host need not synchronize.
     """
     if words.is_floating_point() or words.is_complex() or words.dtype == torch.bool:
         raise ValueError(f"{name} has dtype {words.dtype}: words are whole numbers, use torch.int64")
