@@ -208,7 +208,7 @@ class FullyShardedDataParallel(Replica):
     def _after_backward(self, unit: Unit, grads=None) -> None:
         unit.in_backward = False
         unit.show(self._idle_form)
-        if self.reshard_after_forward or self._grad_mode is GradMode.FINISH_AND_WAIT:
+        if self.reshard_after_forward or self._grad_mode is GradMode.AVERAGE_AND_WAIT:
             unit.free()
         if unit.has_unreduced_grads and self._grad_mode is not GradMode.ACCUMULATE:
             self._reduce(unit)
@@ -239,7 +239,7 @@ class FullyShardedDataParallel(Replica):
     def _finish_reducing(self) -> None:
         for flat in self._reducing:
             flat.finish_reduce()
-            if self._grad_mode in (GradMode.FINISH, GradMode.FINISH_AND_WAIT):
+            if self._grad_mode in (GradMode.AVERAGE, GradMode.AVERAGE_AND_WAIT):
                 flat.start_average()
         self._reducing = []
 

@@ -20,9 +20,9 @@ class GradMode(Enum):
     """What backward does with gradients."""
 
     ACCUMULATE = auto()  # on this rank, without communication
-    REDUCE = auto()  # over the shard group only; further backwards add to the result
-    FINISH = auto()  # average over all replicas
-    FINISH_AND_WAIT = auto()  # and wait, so that backward returns with averages in the parameters
+    REDUCE_SHARDS = auto()  # over the shard group only; further backwards add to the result
+    AVERAGE = auto()  # over all replicas
+    AVERAGE_AND_WAIT = auto()  # and wait, so that backward returns with averages in the parameters
 
 
 class Replica(nn.Module):
@@ -34,7 +34,7 @@ class Replica(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self._grad_mode = GradMode.FINISH_AND_WAIT
+        self._grad_mode = GradMode.AVERAGE_AND_WAIT
         self._at_end: weakref.ref[Callable] | None = None  # the callback queued for the end of backward
 
     def whole(self, parameter: nn.Parameter) -> nn.Parameter:
@@ -51,7 +51,7 @@ class Replica(nn.Module):
         A pipeline does so after all its ops, to overlap communication with compute. Unless this is the last backward
         of a step (``is_last``), hybrid sharding reduces only within the shard group.
         """
-        return self._with_grads(GradMode.FINISH if is_last else GradMode.REDUCE)
+        return self._with_grads(GradMode.AVERAGE if is_last else GradMode.REDUCE_SHARDS)
 
     @contextmanager
     def _with_grads(self, mode: GradMode) -> Iterator[None]:
@@ -71,7 +71,7 @@ class Replica(nn.Module):
 
     def _end_backward(self) -> None:
         self._at_end = None
-        if self._grad_mode is GradMode.FINISH_AND_WAIT:
+        if self._grad_mode is GradMode.AVERAGE_AND_WAIT:
             self.sync_gradients()
 
     def _backward_failed(self, at_end: weakref.ref) -> None:
