@@ -114,11 +114,12 @@ def test_each_channel_receives_in_the_order_in_which_it_sends(on_ranks, p):
 
 
 def parity_as_on_nccl(schedules, m, recv_prefetch=4):
-    layout, shapes = ParallelLayout(schedules[0].num_stages, pp_size=schedules[0].num_stages), {}
+    layout = ParallelLayout(schedules[0].num_stages, pp_size=schedules[0].num_stages)
+    options = {"shapes": {}, "recv_prefetch": recv_prefetch}
     with in_float64(), as_on_nccl(), init_groups(layout) as groups:
         groups._channels = _make_channels(layout)
         for schedule in schedules * 2:
-            compare(schedule, uneven(m), model_chunks, False, groups, {"shapes": shapes, "recv_prefetch": recv_prefetch})
+            compare(schedule, uneven(m), model_chunks, False, groups, options)
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 5), (4, 5)])
