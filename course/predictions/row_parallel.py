@@ -61,7 +61,7 @@ whole_gradients = Choice(
         "['of the weight']": "That of the weight",
     },
     {
-        "['gradient of x', 'of the weight', 'of the bias']": "A gradient has the shape of its tensor. Which is sharded?",
+        "['gradient of x', 'of the weight', 'of the bias']": "A gradient has the shape of its tensor. Which was cut?",
         "['of the bias']": "The layer takes its slice of x by scatter_to_tp. What does that do in backward?",
         "['of the weight']": "A gradient has the shape of its tensor, and the weight was sharded.",
     },
