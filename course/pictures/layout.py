@@ -36,7 +36,7 @@ def draw_layout(
     between peers are as wide as their share of it.
     """
     axes, marks, rows = axes_in_use(layout), [], []
-    columns, height = (2, 260.0) if len(axes) == 4 else (3, 350.0)
+    columns, height = (2, 260.0) if len(axes) == 4 else (3, 440.0 if layout.world_size > 512 else 350.0)
     width = WIDTH / columns - 16
     for number, axis in enumerate(axes):
         x, y = number % columns * WIDTH / columns, number // columns * (HEAD + height + 16)
@@ -135,7 +135,7 @@ def _grid(
         lights = tags if len(groups) > 1 else tuple(f"{prefix}{each}{of[rank]}" for each, of in group_of.items())
         place = cx - side / 2, cy - side / 2, side, side
         look |= dict(fact=fact, tags=tags, lights=lights)
-        yield box(own, *place, tint(color, strength), (text, letters[0]), **look)
+        yield box(own, *place, tint(color, strength), (text, "" if small else letters[0]), **look)
 
 
 def _frames(plan: FloorPlan, key: str, x: float, y: float, unit: float, first: int) -> Iterator[Mark]:

@@ -91,6 +91,7 @@ def test_many_gpus_are_nodes_with_as_many_tints_as_there_are_kinds_of_groups():
     assert len({mark.fill for mark in blocks}) == len(kinds) == 8
     assert (blocks[0].fact, blocks[0].text) == ("data groups A to H", "0")
     assert (first := next(mark for mark in draw_layout(layout).marks if mark.same == "node1")).key == "tp.block1"
+    assert [mark.text for mark in blocks] == [str(number) for number in range(128)]
     assert first.fact == "A box is a node. Click node 1 to see its GPUs 8 to 15: tensor group B"
 
 
