@@ -36,7 +36,7 @@ def draw_layout(
     between peers are as wide as their share of it.
     """
     axes, marks, rows = axes_in_use(layout), [], []
-    columns, height = (2, 260.0) if len(axes) == 4 else (3, 440.0 if layout.world_size > 512 else 350.0)
+    columns, height = (2, 260.0) if len(axes) == 4 else (3, 460.0 if layout.world_size > 512 else 350.0)
     width = WIDTH / columns - 16
     for number, axis in enumerate(axes):
         x, y = number % columns * WIDTH / columns, number // columns * (HEAD + height + 16)
