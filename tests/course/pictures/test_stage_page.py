@@ -54,7 +54,7 @@ def test_a_mouse_that_rests_dims_nothing_any_longer_and_facts_are_above_the_pict
     marks = [box(name, 60 * x, 0, 40, 40, "#ffffff", fact=name, same="one" * (x < 2), tags=(name,), lights=(name,))
              for x, name in enumerate("abc")]  # fmt: skip
     page.evaluate(SHOW, [CODE, {"steps": differences([Scene("T", "S", marks, 50)]), "seconds": 1, "clicks": False}])
-    page.locator("[data-key=a]").hover()
+    page.locator("[data-key=a]").dispatch_event("pointerover")
     assert page.locator("g.lit").evaluate_all("all => all.map(each => each.dataset.key)") == [
         "a",
         "b",
