@@ -110,9 +110,9 @@ def dp_and_pp_swapped():
 def gradient_norm_per_stage():
     right = trainer.loss_and_grad_norm
 
-    def loss_and_grad_norm(loss_share, parameters, groups):
+    def loss_and_grad_norm(loss_share, parameters, groups, *more):
         stages, here = range(groups.layout.pp_size), groups.coords.pp
-        of_stages = [right(loss_share, parameters if stage == here else [], groups) for stage in stages]
+        of_stages = [right(loss_share, parameters if stage == here else [], groups, *more) for stage in stages]
         return of_stages[here]  # the other stages' gradients are not in its norm
 
     trainer.loss_and_grad_norm = loss_and_grad_norm

@@ -27,6 +27,7 @@ class Step:
     seconds: float
     tokens_per_second: float
     evaluation_loss: float | None = None
+    ends_early: str = ""  # why the run ends with this step, before its time
 
 
 @contextmanager
@@ -76,5 +77,8 @@ def describe_end(config: TrainConfig, steps: Sequence[Step], floor_nats: float |
     """Return one line that says how low the loss has come."""
     if not steps:
         return f"Nothing to do: the checkpoint has {config.steps} steps or more. Give more --steps"
-    above = f", {steps[-1].loss - floor_nats:.4f} above the text's floor" if floor_nats else ""
-    return f"Step {steps[-1].number}: loss {steps[-1].loss:.4f}{above}"
+    last = steps[-1]
+    above = f", {last.loss - floor_nats:.4f} above the text's floor" if floor_nats else ""
+    saved = "a checkpoint is saved, --resume continues from it" if config.checkpoint_dir else "nothing is saved"
+    early = f". Ended early ({last.ends_early}): {saved}" if last.ends_early else ""
+    return f"Step {last.number}: loss {last.loss:.4f}{above}{early}"
