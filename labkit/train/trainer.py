@@ -9,7 +9,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -108,9 +110,8 @@ class Trainer:
         self.tied = [model.embedding.weight for model in self.models if config.tied and model.is_first != model.is_last]
         self.optimizer = self.make_optimizer()
         data = {"seed": config.seed, "text": self.text.fingerprint}
-        names = "steps", "warmup_steps", "learning_rate", "min_learning_rate"
-        rates = {name: getattr(config, name) for name in names}
-        self._state = checkpoint.State(self.models, self.optimizer, groups, config.shape, data, rates)
+        told = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
+        self._state = checkpoint.State(self.models, self.optimizer, groups, config.shape, data, told)
         if config.resume and config.checkpoint_dir:
             self.steps_done, self.samples_done = checkpoint.load_newest(config.checkpoint_dir, self._state)
 
