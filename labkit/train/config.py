@@ -97,6 +97,7 @@ class TrainConfig:
     # Minutes after which the run ends early, as it does on SIGTERM and SIGUSR1: it finishes the step and saves.
     exit_duration: float | None = None
     log_interval: int = 10  # Steps between lines in a log; a terminal shows a bar instead.
+    metrics: str | None = None  # A file that gets a JSON object for each step, after what it already has.
     profile_dir: str | None = None  # Where ranks write traces of some steps for ui.perfetto.dev; slow ones are named.
     profile_step_start: int = 10  # The first step that is profiled, counted from 1.
     profile_step_end: int = 20  # The step before which profiling stops.
