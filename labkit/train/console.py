@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import TextIO
 
 import torch
@@ -60,7 +60,7 @@ def progress_bar(config: TrainConfig, steps_done: int) -> Iterator[Callable[[Ste
             if step.evaluation_loss is not None:
                 bar.write(f"step {step.number}: evaluation loss {step.evaluation_loss:.4f}")
             if metrics is not None:
-                about = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "peak_memory_bytes": memory}
+                about = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "peak_memory_bytes": memory}
                 about |= {"resumed_after": steps_done} if steps_done and step.number == steps_done + 1 else {}
                 print(json.dumps(asdict(step) | about), file=metrics, flush=True)
         return step
