@@ -23,10 +23,7 @@ def main() -> int:
         if config is None:
             return 0
         with world(isinstance(config, TrainConfig) and config.one_queue):
-            if isinstance(config, TrainConfig):
-                return run(config)
-            say_once(config)
-            return 2
+            return run(config)
     except ValueError as error:  # from bringing the world up
         say_once(f"labkit.train: {error}")
         return 2
@@ -50,11 +47,12 @@ def read_options() -> TrainConfig | str | None:
         return None
 
 
-def run(config: TrainConfig) -> int:
-    """Train on a rank of a world that is up, and return the exit code."""
+def run(config: TrainConfig | str) -> int:
+    """Train on a rank of a world that is up, and return the exit code; a text says what is wrong with its options."""
     is_first = dist.get_rank() == 0
     try:
         check_same_options(config)  # before anything on one rank alone
+        assert isinstance(config, TrainConfig)
         floor_nats = config.make_text().floor_nats  # the file may be gone when the run ends
         start = describe_start(config, dist.get_world_size(), floor_nats)  # raises on every rank if sizes do not fit
         if is_first:

@@ -211,6 +211,29 @@ def test_torchrun_does_not_drown_the_message(tmp_path):
     assert message in cause
 
 
+def refused_on_two_nodes(options_of_rank):
+    os.environ["GROUP_RANK"] = os.environ["RANK"]
+    sys.argv[1:] = options_of_rank[int(os.environ["RANK"])]
+    with redirect_stderr(io.StringIO()) as error:
+        return main(), error.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--stepz", "3"], "Unrecognized options: --stepz"),
+        (["--hidden-size", "7"], "num_attention_heads=4 does not divide hidden_size=7:"),
+        (["--text", "/nowhere"], "No such file or directory"),
+        (["--steps", "7"], "steps is 100 on ranks [0], 7 on ranks [1]: start every rank with the same options"),
+    ],
+)
+def test_what_one_node_was_told_wrongly_ends_all_and_stands_in_each_log(wrong, message):
+    with World(2) as world:
+        for code, error in world.run(refused_on_two_nodes, [[], wrong]):
+            assert code == 2
+            assert re.sub(r"[\s│|]+", " ", error).count(message) == 1
+
+
 def test_torchrun_does_not_restart_what_would_fail_again():
     """Options that cannot be read, too, are said once, and nobody tries them again."""
     options = ["--nproc-per-node", "2", "--max-restarts", "3"]
