@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import sys
 import textwrap
 from contextlib import redirect_stderr, redirect_stdout
@@ -10,10 +11,12 @@ import torch
 import torch.distributed as dist
 import tyro
 
+from labkit.launch.rank import describe_error
+from labkit.launch.report import is_consequence
 from labkit.train.config import TrainConfig
 from labkit.train.console import describe_end, describe_start
 from labkit.train.trainer import train
-from labkit.train.world import check_same_options, say_once, slurm_as_torchrun, world
+from labkit.train.world import check_same_options, describe_lost_peer, say_once, slurm_as_torchrun, world
 
 
 def main() -> int:
@@ -62,6 +65,10 @@ def run(config: TrainConfig | str) -> int:
         say_once(f"labkit.train: {error}")
         return 2 if isinstance(error, ValueError) else 1
     except (RuntimeError, MemoryError) as error:
+        if is_consequence(describe_error(error)):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's: this rank ends in a moment by itself
+            say_once(f"labkit.train: {describe_lost_peer(config)}", restart_helps=True)
+            return 1
         is_known = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if not is_known and "can't allocate memory" not in str(error):  # on a CPU torch raises a plain RuntimeError
             raise

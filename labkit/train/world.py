@@ -134,6 +134,23 @@ def check_same_options(config: TrainConfig | str) -> None:
     check_alike(mine, "start every rank with the same options")
 
 
+def describe_lost_peer(config: TrainConfig) -> str:
+    """Return which ranks do not answer within half a second, and where a restart goes on."""
+    from labkit import checkpoint
+
+    store, deadline = dist.distributed_c10d._get_default_store(), time.monotonic() + 0.5
+    key, silent, who = "labkit.train is there", set(range(dist.get_world_size())), ""
+    with suppress(RuntimeError):  # the store is gone, with the rank that kept it
+        store.set(f"{key} {dist.get_rank()}", "")
+        while silent and time.monotonic() < deadline:
+            time.sleep(0.02)
+            silent = {each for each in silent if not store.check([f"{key} {each}"])}
+        who = f" (no answer from rank {', '.join(map(str, sorted(silent)))})" if silent else who
+    newest = checkpoint.newest(config.checkpoint_dir) if config.checkpoint_dir else None
+    then = f"with --resume, a restart goes on after {newest.name}" if newest else "no checkpoint is there to resume"
+    return f"a peer is gone{who}, so the other ranks end: {then}"
+
+
 def say_once(text: str, restart_helps: bool = False) -> None:
     """Print a last message on stderr, once for all ranks of a node that say it; torchrun repeats it below its report.
 
