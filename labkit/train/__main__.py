@@ -52,7 +52,7 @@ def read_options() -> TrainConfig | str | None:
 
 def run(config: TrainConfig | str) -> int:
     """Train on a rank of a world that is up, and return the exit code; a text says what is wrong with its options."""
-    is_first = dist.get_rank() == 0
+    is_first, folder = dist.get_rank() == 0, config.checkpoint_dir if isinstance(config, TrainConfig) else None
     try:
         check_same_options(config)  # before anything on one rank alone
         assert isinstance(config, TrainConfig)
@@ -67,7 +67,7 @@ def run(config: TrainConfig | str) -> int:
     except (RuntimeError, MemoryError) as error:
         if is_consequence(describe_error(error)):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's: this rank ends in a moment by itself
-            say_once(f"labkit.train: {describe_lost_peer(config)}", restart_helps=True)
+            say_once(f"labkit.train: {describe_lost_peer(folder)}", restart_helps=True)
             return 1
         is_known = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if not is_known and "can't allocate memory" not in str(error):  # on a CPU torch raises a plain RuntimeError

@@ -134,7 +134,7 @@ def check_same_options(config: TrainConfig | str) -> None:
     check_alike(mine, "start every rank with the same options")
 
 
-def describe_lost_peer(config: TrainConfig) -> str:
+def describe_lost_peer(checkpoint_dir: str | None) -> str:
     """Return which ranks do not answer within half a second, and where a restart goes on."""
     from labkit import checkpoint
 
@@ -146,7 +146,7 @@ def describe_lost_peer(config: TrainConfig) -> str:
             time.sleep(0.02)
             silent = {each for each in silent if not store.check([f"{key} {each}"])}
         who = f" (no answer from rank {', '.join(map(str, sorted(silent)))})" if silent else who
-    newest = checkpoint.newest(config.checkpoint_dir) if config.checkpoint_dir else None
+    newest = checkpoint.newest(checkpoint_dir) if checkpoint_dir else None
     then = f"with --resume, a restart goes on after {newest.name}" if newest else "no checkpoint is there to resume"
     return f"a peer is gone{who}, so the other ranks end: {then}"
 
