@@ -67,6 +67,10 @@ class Mark:
     click: bool = False
 
     @property
+    def right(self) -> float:
+        return self.x + self.width
+
+    @property
     def bottom(self) -> float:
         return self.y + self.height
 

@@ -1,7 +1,7 @@
 // Shows the scenes of stage.py. A mark is an SVG group with a key; marks with the same key are moved and recoloured
 // by CSS transitions, the others fade. Nothing here knows what a picture is about.
 
-const MOST_MOVING = 150;  // marks: with more, a browser without a graphics card takes longer to move than to draw them
+const MOST_MOVING = 160;  // marks: with more, a browser without a graphics card takes longer to move than to draw them
 
 function scenes(steps) {
   const all = [];
