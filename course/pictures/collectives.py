@@ -21,7 +21,7 @@ TOP, WIDEST = 52.0, 68.0  # pixels above the ranks of a flow, and from one eleme
 def flow_steps(flow: "Flow", title: str = "") -> list[Scene]:
     """Draw a flow whole, then message by message from its start on: pieces travel from rank to rank, and add up.
 
-    What the ranks have at the start and at the end is the flow's; the messages are simulated by `course.sizing.messages.ways`.
+    What the ranks have at the start and at the end is the flow's; the messages in between are simulated.
     """
     return [draw_flows({title: flow}, 1, now) for now in (None, *range(flow.num_messages + 1))]
 

@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How an element of a result comes about: where it is after 0, 1, 2, ... messages, and which of them its parts join.
+    """How an element of a result comes about: where it is after 0, 1, 2, ... messages, and which one a part joins.
 
     A place is a rank and an element of its result. None, or before it joins: where the part was at the start.
     """

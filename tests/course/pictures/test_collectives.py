@@ -110,7 +110,7 @@ def test_every_collective_travels_one_message_of_a_rank_at_a_time(name):
     assert [numbers_text(row) if row else "nothing" for row in flow.after] == [row[2] for row in steps[-1].table.rows]
     for message in range(1, flow.num_messages + 1):
         sent = set()  # from which rank to which
-        for (rank, element), way in flow.ways.items():
+        for way in flow.ways.values():
             if message < len(way.stops) and way.stops[message] != way.stops[message - 1]:
                 here = way.stops[message - 1]
                 starts = [part[0] for part, at in way.joins.items() if at <= message]
