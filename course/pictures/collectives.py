@@ -28,14 +28,15 @@ def flow_steps(flow: "Flow", title: str = "") -> list[Scene]:
 
 def draw_flows(flows: "Mapping[str, Flow]", num_columns: int = 2, now: int | None = None) -> Scene:
     """Draw several flows in columns, each under its name, after ``now`` messages; by default, after all of them."""
-    marks, rows, one = [], [], len(flows) == 1
+    marks, rows, panels, one = [], [], [], len(flows) == 1
     width, height = (WIDTH + GAP) / num_columns - GAP, TOP + max(len(flow.before) for flow in flows.values()) * ROW
     last = max(flow.num_messages for flow in flows.values())
     now = last if now is None else now
     for number, (name, flow) in enumerate(flows.items()):
         down, right = divmod(number, num_columns)
         pieces = [piece for piece in _pieces(flow, now) if piece.joined]
-        marks += _flow(flow, name, f"{number}.", right * (width + GAP), down * height, width, now)
+        panels.append((right * (width + GAP), down * height, width, height))
+        marks += _flow(flow, name, f"{number}.", *panels[-1][:3], now)
         for rank, start in enumerate(flow.before):
             there = sorted({piece.at[1]: piece for piece in pieces if piece.at[0] == rank}.items())
             has = numbers_text([piece.value for _, piece in there]) or "nothing" * (now > 0)
@@ -46,7 +47,8 @@ def draw_flows(flows: "Mapping[str, Flow]", num_columns: int = 2, now: int | Non
         says = f"After message {now} of {last} (simulated; a rank sends one at a time)"
     table = Table(("operation", "rank", "before", "after" if now == last else "now", "data")[one:], rows)
     bottom, right = (max(getattr(mark, side) for mark in marks) for side in ("bottom", "right"))
-    return Scene(", ".join(filter(None, flows)), says, marks, bottom + 8, right, table=table)
+    width, panels = (right, ()) if num_columns == 1 else (WIDTH, panels)
+    return Scene(", ".join(filter(None, flows)), says, marks, bottom + 8, width, table, panels)
 
 
 class _Piece(NamedTuple):
