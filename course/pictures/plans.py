@@ -14,7 +14,7 @@ TP_SIZES = (1, 2, 4, 8, 16, 32)
 PP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 20, 21, 24, 30, 32, 35, 40, 48, 64)
 DAYS, CHOSEN = "#00204D", "#C9A227"  # in none of the axes' colours
 LEFT, TOP, ROW, WIDEST = 60.0, 48.0, 26.0, 110.0
-PALE, DARK = (0.2, 0.49), (0.63, 0.9)  # strengths: between the two, no number would stand out
+PALE, DARK = (0.2, 0.4), (0.63, 0.9)  # strengths: between the two, no number would stand out
 
 
 def draw_plans(plan: Plan, hardware: Hardware, num_tokens: float = 300e9) -> Scene:

@@ -223,7 +223,7 @@ def image_html(svgs: Mapping[str, float], alt: str) -> str:
     """
     images = []
     for svg, width in svgs.items():
-        share = f"width:{100 * width / WIDTH:.0f}%;max-width:{width:.0f}px;" if len(svgs) > 1 else ""
+        share = f"vertical-align:top;width:{100 * width / WIDTH:.0f}%;max-width:{width:.0f}px;" if len(svgs) > 1 else ""
         look = f'style="{share}min-width:{width * NARROWEST:.0f}px"'
         source = f'src="data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"'
         images.append(f'<img alt="{escape(alt)}" width="{_number(width)}" {look} {source}>')

@@ -75,7 +75,7 @@ def test_panels_are_images_beside_each_other_with_all_marks():
     html = Scene("T", "S", marks, 40, panels=[(0, 0, 460, 40), (480, 0, 460, 40)]).html()
     images = [base64.b64decode(each).decode() for each in re.findall(r"base64,([^\"]*)", html)]
     assert [("left</text>" in svg, "right</text>" in svg) for svg in images] == [(True, False), (False, True)]
-    assert html.count("width:49%;max-width:460px;min-width:336px") == 2
+    assert html.count("vertical-align:top;width:49%;max-width:460px;min-width:336px") == 2
     assert images[1].startswith('<svg xmlns="http://www.w3.org/2000/svg" viewBox="480 0 460 40"')
 
 
@@ -104,3 +104,9 @@ def test_a_legend_goes_on_in_the_next_row_where_the_picture_ends():
 def test_two_marks_of_one_key_are_refused():
     with pytest.raises(ValueError, match="two marks have the key 'k'"):
         Scene("", "", [label("k", 0, 0, "a"), label("k", 0, 0, "b")], 10)
+
+
+@pytest.mark.parametrize("above", [{}, {0: "", 1: "over"}])
+def test_a_corner_without_words_is_no_header(above):
+    html = Table(("", "size"), [("a", "1")], above=above).html
+    assert "<td></td><th" in html and not re.search("<th[^>]*></th>", html)
