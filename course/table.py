@@ -89,7 +89,8 @@ def _joined(line, widths) -> str:
 
 
 def _row(tag: str, cells) -> str:
-    return f"<tr>{''.join(_cell(tag, cell) for cell in cells)}</tr>"
+    """Return a row; a corner without words heads nothing."""
+    return f"<tr>{''.join(_cell(tag if str(cell) else '<td>', cell) for cell in cells)}</tr>"
 
 
 def _cell(tag: str, cell: str | Cell) -> str:

@@ -44,6 +44,8 @@ class Explorer(widgets.VBox):
 
     table: tuple[tuple, ...] = ()
     """For each control: its name, the function of choice.py that makes it, that one's arguments, the default value."""
+    groups: Mapping[str, Sequence[str]] = {}  # the names of the controls in each; by default, there are none
+    before: Any = None  # the choice until the last change
     keeps: tuple[str, ...] = ()  # names of controls that never give way
     _click: Callable[[str], None] | None = None  # takes the key of a mark
     _made: ClassVar[dict[str, tuple[str, list["Explorer"]]]] = {}  # by cell: the id of its last run, what that made
@@ -64,10 +66,11 @@ class Explorer(widgets.VBox):
         vars(self).update(self.controls)
         self._choice_type, self._is_updating = namedtuple("Choice", self.controls), False
         self._misfit = lru_cache(1024)(self._misfit)  # buttons try the same choices at every redraw
-        self._last, self.shown = self.choice, self._fit(self.choice)
+        self._last = self.before = self.choice
+        self.shown = self._fit(self.choice)
         parts = self._parts()
         self.says, self.facts, self.picture = widgets.HTML(), widgets.HTML(), Stage(*parts.steps, unfolded=True)
-        row = widgets.Box([*self.controls.values()], layout=widgets.Layout(flex_flow="row wrap"))
+        row = widgets.Box([*self._grouped()], layout=widgets.Layout(flex_flow="row wrap"))
         super().__init__([row, self.says, self.picture, *below, self.facts], _dom_classes=("labkit-explorer",))
         self._say(parts)
         if self._click:
@@ -75,6 +78,14 @@ class Explorer(widgets.VBox):
         for control in self.controls.values():
             control.observe(self._update, "index")
         self._replace_earlier()
+
+    def _grouped(self) -> Iterator[widgets.Widget]:
+        """Yield the controls, or each of the ``groups`` with its name; a group keeps its place."""
+        if not self.groups:
+            yield from self.controls.values()
+        for group, names in self.groups.items():
+            inside = [widgets.HTML(f"<b>{group}</b>"), *(self.controls[name] for name in names)]
+            yield widgets.Box(inside, _dom_classes=("labkit-group",))
 
     def __repr__(self) -> str:
         """Return the call that makes this explorer, without the last ticks if they are off."""
@@ -132,7 +143,7 @@ class Explorer(widgets.VBox):
         self._is_updating = True
         for control, value in zip(self.controls.values(), fitting):
             control.value = value
-        self._is_updating, self._last, self.shown = False, fitting, self._fit(fitting)
+        self._is_updating, self.before, self._last, self.shown = False, self._last, fitting, self._fit(fitting)
         parts = self._parts()
         self.picture.show(*parts.steps)
         self._say(parts, moved)

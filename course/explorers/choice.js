@@ -43,6 +43,7 @@ function render({ model, el }) {
       el.replaceChildren(label, input, shown);
     } else if (look === "menu") {
       const input = element("select", { id }, ...words.map((word, i) => element("option", {}, hints[i] ? `${word} (${hints[i]})` : word)));
+      input.style.width = `${Math.max(...words.map((word) => word.length)) + 4}ch`;  // whatever the hints say
       input.selectedIndex = index;
       input.addEventListener("change", () => choose(input.selectedIndex));
       el.replaceChildren(label, input);

@@ -1,5 +1,6 @@
 """Choose an operation, its root and the number of ranks: real ranks run it, or a ring and a tree are simulated."""
 
+from collections.abc import Sequence
 from functools import partial
 from html import escape
 
@@ -12,35 +13,58 @@ from course.pictures.messages import ring_steps, tree_and_ring
 
 ON_A_RING = {f"{name} on a ring": name for name in ("all-reduce", "reduce-scatter", "all-gather")}
 BOTH = "all-reduce on a tree and on a ring"
+COUNTED, DIGITS, OWN = "counted", "digits of pi", "yours"
+PI = "3141592653589793238462643383279502884197169399375105820974944592"
+IN_PIECES = ("scatter", "reduce-scatter", "all-to-all", *ON_A_RING, BOTH)  # cut a tensor into one piece for each rank
 
 
 class collective_explorer(Explorer):
-    """Show one operation in steps: what the ranks have before and after it, or every message."""
+    """Show one operation message by message; ``numbers`` may be your own, a row for each rank."""
 
     table = (
         ("operation", menu, "operation", (*WITH_ROOT, *WITHOUT_ROOT, *ON_A_RING, BOTH), "broadcast"),
         ("world_size", slider, "ranks", range(2, 9), 4),
         ("root", slider, "root", range(8), 0),
+        ("numbers", menu, "numbers", (COUNTED, DIGITS), COUNTED),
     )
+    keeps = ("operation", "numbers")
+
+    def _in_table(self, operation: str, world_size: int, root: int, numbers: str | Sequence[Sequence[float]]):
+        """Keep numbers of the reader's own, and start with as many ranks as they are for."""
+        if isinstance(numbers, str):
+            self.own = [[int(digit) for digit in PI[8 * rank : 8 * rank + 8]] for rank in range(8)]
+            return [operation, world_size, root, numbers]
+        self.own, lengths = numbers, {*map(len, numbers)}
+        if len(lengths) != 1 or 0 in lengths:
+            raise ValueError(f"numbers={numbers} must be rows of one length: use as many numbers for each rank")
+        return [operation, len(numbers), root, OWN]
 
     def _fit(self, choice):
-        operation, world_size, root = choice
+        operation, world_size, root, _ = choice
         if operation in WITH_ROOT and root >= world_size:
             raise ValueError(f"root={root} is not one of {world_size} ranks: use 0 to {world_size - 1}")
         return choice
 
+    def _start(self) -> Sequence[Sequence[float]]:
+        """Return each rank's numbers; the reader's own are repeated where there are too few."""
+        name, world_size, _, numbers = self.shown
+        few = {"gather": 2 - (world_size > 4), "all-gather": 2 - (world_size > 4), "all-gather on a ring": 1}
+        columns = few.get(name, world_size)
+        if numbers == OWN and (name not in IN_PIECES or len(self.own[0]) % world_size == 0):
+            columns = len(self.own[0])
+        if numbers != COUNTED:
+            rows = (self.own[rank % len(self.own)] for rank in range(world_size))
+            return [[row[column % len(row)] for column in range(columns)] for row in rows]
+        # The result of all-to-all on 0, 1, 2, ... plus the rank looks as if nothing had moved.
+        return (row_and_column if name == "all-to-all" else numbered)(world_size, columns)
+
     def _parts(self) -> Parts:
-        name, world_size, root = self.shown
-        self.controls["root"].disabled = name not in WITH_ROOT
+        name, world_size, root, _ = self.shown
+        self.controls["root"].disabled, start = name not in WITH_ROOT, self._start()
         if name in (BOTH, *ON_A_RING):
-            numbers = numbered(world_size, 1 if name.startswith("all-gather") else world_size)
-            steps = tree_and_ring(numbers) if name == BOTH else ring_steps(numbers, ON_A_RING[name])
+            steps = tree_and_ring(start) if name == BOTH else ring_steps(start, ON_A_RING[name])
             return Parts(steps, "Simulated, message by message. A number has 4 bytes. Press Play.")
-        function, start = {**WITH_ROOT, **WITHOUT_ROOT}[name], numbered(world_size, world_size)
-        if name == "all-to-all":  # its result on 0, 1, 2, ... plus the rank looks as if nothing had moved
-            start = row_and_column(world_size, world_size)
-        elif name in ("gather", "all-gather"):
-            start = numbered(world_size, 2 if world_size <= 4 else 1)
+        function = {**WITH_ROOT, **WITHOUT_ROOT}[name]
         flow = trace_flow(partial(function, root=root) if name in WITH_ROOT else function, start)
-        says = f"{function.__doc__} {world_size} real ranks have just run it. Press Forward to see what they have then."
-        return Parts(flow_steps(flow, name), escape(says))
+        says = f"{function.__doc__} {world_size} real ranks have just run it. Press Play to see the numbers travel."
+        return Parts(flow_steps(flow, name)[1:], escape(says))

@@ -2,12 +2,12 @@
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.choice import checkbox, menu, slider
 from course.pictures.plans import PP_SIZES, TP_SIZES, draw_plans
-from course.pictures.sizing import below, draw_memory, draw_step_time
+from course.pictures.sizing import HALF, draw_memory, draw_step_time, together
 from course.pictures.style import AXIS_NAME, three_digits
 from course.sizing import DGX_A100, DGX_H100, RECOMPUTE, Hardware, Plan, StepTime, fullest, plan_traffic, step_time
 from course.sizing.published import table_1
@@ -46,6 +46,14 @@ class sizing_explorer(Explorer):
         ("cp_size", slider, "context c", TP_SIZES, 1),
         ("billion_tokens", slider, "tokens, 10⁹", (10, 30, 100, 300, 450, 1000, 2000), 300),
     )
+    groups: ClassVar = {
+        "Model": ("model", "batch_size", "billion_tokens"),
+        "Cluster": ("cluster", "world_size"),
+        "Plan": (
+            "tp_size", "pp_size", "micro_batch_size", "num_chunks", "cp_size", "recompute", "sequence_parallel",
+            "sharded_optimizer", "fused_attention",
+        ),
+    }  # fmt: skip
     keeps = "model", "cluster", "billion_tokens"
 
     def _in_table(self, model: str | GPT, cluster: str | Hardware, **rest: Any) -> list[Any]:
@@ -73,9 +81,11 @@ class sizing_explorer(Explorer):
     def _parts(self) -> Parts:
         choice, plan, hardware = self.choice, self.shown, self.clusters[self.choice.cluster]
         estimate, num_tokens, limit = step_time(plan, hardware), choice.billion_tokens * 1e9, hardware.memory_bytes
-        bars = draw_memory({"": plan}, hardware), draw_step_time({"a step": estimate})
+        before = self._fit(self.before)
+        was = step_time(before, self.clusters[self.before.cluster])
+        bars = draw_memory({"": plan}, hardware, before, HALF), draw_step_time({"a step": estimate}, was, HALF)
         scenes = [draw_plans(plan, hardware, num_tokens), *bars]
-        picture = below(f"{hardware.name}, estimated", scenes, _facts(estimate))
+        picture = together(f"{hardware.name}, estimated", scenes, _facts(estimate))
         c = f" · {plan.cp_size}" if plan.cp_size > 1 else ""
         sizes = f"p · t{c and ' · c'} · d = {plan.pp_size} · {plan.tp_size}{c} · {plan.dp_size}"
         if fullest(plan).total > limit:

@@ -7,11 +7,12 @@ element took part in every result that is not zero.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
 
-from course.sizing.messages import Held, Move, Step, cut
+from course.sizing.messages import Held, Move, Step, Way, cut, ways
 from labkit.launch import launch
 
 
@@ -31,6 +32,16 @@ class Flow:
     def sources(self) -> list[list[tuple[int, ...]] | None]:
         """The ranks whose data is in each element of ``after``."""
         return [row if row is None else [_ranks(each) for each in row] for row in self.origins]
+
+    @cached_property
+    def ways(self) -> dict[tuple[int, int], Way]:
+        """The messages that could have brought each element of ``after`` there, simulated."""
+        return ways(self.origins)
+
+    @property
+    def num_messages(self) -> int:
+        """How many messages a rank sends or receives until all is there."""
+        return max((way.num_messages for way in self.ways.values()), default=0)
 
     def __str__(self) -> str:
         """One line per rank: what the picture shows, for those who cannot see it."""

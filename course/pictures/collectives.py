@@ -1,11 +1,12 @@
 """Draw what a collective does: every rank's tensor before and after it, in the colours of those whose data it is."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from course.pictures.parts import Place, heading
 from course.pictures.scene import WIDTH, Mark, Scene, arrow, box, label
-from course.pictures.style import FRAME, MUTED, tint
+from course.pictures.style import FRAME, INK, MUTED, tint
+from course.sizing.messages import Way
 from course.table import Table
 
 if TYPE_CHECKING:  # it imports torch
@@ -17,56 +18,88 @@ NAME, GAP, HEAD, ROW, CELL = 58.0, 34.0, 66.0, 52.0, 44.0  # pixels: "rank 0", t
 TOP, WIDEST = 52.0, 68.0  # pixels above the ranks of a flow, and from one element to the next
 
 
-def draw_flow(flow: "Flow", title: str = "") -> Scene:
-    """Draw every rank's tensor before (left) and after (right)."""
-    return draw_flows({title: flow}, 1)
-
-
 def flow_steps(flow: "Flow", title: str = "") -> list[Scene]:
-    """Draw a flow in two steps: from the first to the second, every element travels to where it ends."""
-    return [draw_flows({title: flow}, 1, arrived=arrived) for arrived in (False, True)]
+    """Draw a flow whole, then message by message from its start on: pieces travel from rank to rank, and add up.
+
+    What the ranks have at the start and at the end is the flow's; the messages in between are simulated.
+    """
+    return [draw_flows({title: flow}, 1, now) for now in (None, *range(flow.num_messages + 1))]
 
 
-def draw_flows(flows: "Mapping[str, Flow]", num_columns: int = 2, *, arrived: bool = True) -> Scene:
-    """Draw several flows in columns, each under its name; ``arrived`` says whether the elements are where they end."""
-    marks, rows, one = [], [], len(flows) == 1
+def draw_flows(flows: "Mapping[str, Flow]", num_columns: int = 2, now: int | None = None) -> Scene:
+    """Draw several flows in columns, each under its name, after ``now`` messages; by default, after all of them."""
+    marks, rows, panels, one = [], [], [], len(flows) == 1
     width, height = (WIDTH + GAP) / num_columns - GAP, TOP + max(len(flow.before) for flow in flows.values()) * ROW
+    last = max(flow.num_messages for flow in flows.values())
+    now = last if now is None else now
     for number, (name, flow) in enumerate(flows.items()):
         down, right = divmod(number, num_columns)
-        marks += _flow(flow, name, f"{number}.", right * (width + GAP), down * height, width, arrived)
-        for rank, (start, end, sources) in enumerate(zip(flow.before, flow.after, flow.sources)):
-            after = [numbers_text(end), ", ".join(map(source_text, sources))] if end and sources else ["nothing", ""]
-            rows.append([name, f"rank {rank}", numbers_text(start), *(after if arrived else ["", ""])][one:])
-    says = "What each rank has afterwards, and whose data it is" if arrived else "What each rank has before"
-    table = Table(("operation", "rank", "before", "after", "data")[one:], rows)
-    bottom = max(mark.bottom for mark in marks) + 8
-    return Scene(", ".join(filter(None, flows)), says, marks, bottom, table=table)
+        pieces = [piece for piece in _pieces(flow, now) if piece.joined]
+        panels.append((right * (width + GAP), down * height, width, height))
+        marks += _flow(flow, name, f"{number}.", *panels[-1][:3], now)
+        for rank, start in enumerate(flow.before):
+            there = sorted({piece.at[1]: piece for piece in pieces if piece.at[0] == rank}.items())
+            has = numbers_text([piece.value for _, piece in there]) or "nothing" * (now > 0)
+            data = ", ".join(source_text(piece.ranks) for _, piece in there)
+            rows.append([name, f"rank {rank}", numbers_text(start), has, data][one:])
+    says = "What each rank has afterwards, and whose data it is" if now == last else "What each rank has before"
+    if 0 < now < last:
+        says = f"After message {now} of {last} (simulated; a rank sends one at a time)"
+    table = Table(("operation", "rank", "before", "after" if now == last else "now", "data")[one:], rows)
+    bottom, right = (max(getattr(mark, side) for mark in marks) for side in ("bottom", "right"))
+    width, panels = (right, ()) if num_columns == 1 else (WIDTH, panels)
+    return Scene(", ".join(filter(None, flows)), says, marks, bottom + 8, width, table, panels)
 
 
-def _flow(flow: "Flow", name: str, key: str, x, y, width, arrived: bool) -> Iterable[Mark]:
-    """Yield the marks of one flow; what travels is below what stays until it arrives."""
-    columns = max(map(len, flow.before))
-    pitch = min(WIDEST, (width - NAME - GAP) / (columns + max(len(row or ()) for row in flow.after)))
-    after_x, top = x + NAME + columns * pitch + GAP, y + TOP
-    place = lambda left, rank, element: (left + element * pitch, top + rank * ROW, pitch - 4, CELL)  # noqa: E731
-    yield from [*heading(key, x, y, name), label(f"{key}after", after_x, top - 16, "after", ink=MUTED)]
-    above = []
-    for rank, (row, origins) in enumerate(zip(flow.after, flow.origins)):
-        above.append(rank_box(key, rank, x, top + rank * ROW))
-        if row is None or origins is None:
-            yield label(f"{key}nothing{rank}", after_x, top + rank * ROW + CELL / 2, "nothing" * arrived, ink=MUTED)
+class _Piece(NamedTuple):
+    """An element of a result on its way: where it is, and which parts have joined it there."""
+
+    key: str
+    at: tuple[int, int]
+    way: Way
+    joined: list[tuple[int, int]]
+    value: float
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(rank for rank, _ in self.joined))
+
+
+def _pieces(flow: "Flow", now: int) -> Iterable[_Piece]:
+    """Yield what is under way or has arrived; a copy is there from one message before its own, below what it copies."""
+    for (rank, element), way in sorted(flow.ways.items(), key=lambda each: -each[1].num_messages):
+        if now + 1 < way.num_messages and not way.is_first:
             continue
-        for element, (value, parts) in enumerate(zip(row, origins)):
-            ranks = tuple(dict.fromkeys(source for source, _ in parts))
-            words = source_text(ranks), source_text(ranks).replace("from ", "r"), ""
-            ways = [f"{value:g}\n{word}".strip() for word in words]
-            terms = " + ".join(f"{flow.before[r][e]:g} (element {e} of rank {r})" for r, e in parts)
-            fact = f"Rank {rank} has {value:g} in element {element}: {terms}"
-            starts = [] if arrived else [place(x + NAME, *part) for part in parts]
-            made = cell(f"{key}{rank}.{element}", place(after_x, rank, element), ways, parts, fact, key, starts)
-            stays = len(parts) != 1  # the white box of a sum
-            yield from made[:-1] if stays else made
-            above += made[-1:] if stays and arrived else []
+        at, row = way.stops[min(now, way.num_messages)], flow.after[rank] or ()
+        joined = [part for part, message in way.joins.items() if at and message <= now]
+        value = row[element] if len(joined) == len(way.joins) else sum(flow.before[r][e] for r, e in joined)
+        yield _Piece(f"{rank}.{element}", at or (rank, element), way, joined, value)
+
+
+def _flow(flow: "Flow", name: str, key: str, x, y, width, now: int) -> Iterable[Mark]:
+    """Yield the marks of one flow; what travels is below what stays until it arrives."""
+    columns, last = max(map(len, flow.before)), flow.num_messages
+    pitch = min(WIDEST, (width - NAME - GAP) / (columns + max(len(row or ()) for row in flow.after)))
+    after_x, top, word = x + NAME + columns * pitch + GAP, y + TOP, "after" if now == last else "now"
+    place = lambda left, rank, element: (left + element * pitch, top + rank * ROW, pitch - 4, CELL)  # noqa: E731
+    yield from [*heading(key, x, y, name), label(f"{key}after", after_x, top - 16, word, ink=MUTED)]
+    above = [rank_box(key, rank, x, top + rank * ROW) for rank in range(len(flow.before))]
+    for rank in (rank for rank, row in enumerate(flow.after) if not row):
+        text = "nothing" * (now == last)
+        yield label(f"{key}nothing{rank}", after_x, top + rank * ROW + CELL / 2, text, ink=MUTED)
+    for piece in _pieces(flow, now):
+        arrived, (rank, element) = now >= piece.way.num_messages, piece.at
+        words = source_text(piece.ranks), source_text(piece.ranks).replace("from ", "r"), ""
+        ways = [f"{piece.value:g}\n{word}".strip() for word in words]
+        terms = " + ".join(f"{flow.before[r][e]:g} (element {e} of rank {r})" for r, e in piece.joined)
+        fact = f"Rank {rank} has {piece.value:g} in element {element}{'' if arrived else ' so far'}: {terms}"
+        apart = {part: place(x + NAME, *part) for part in piece.way.joins if part not in piece.joined}
+        moved = 0 < now < last and piece.at in piece.way.stops[now : now + 1]
+        look = dict(edge=INK, edge_width=2.5) if moved else {}
+        made = cell(f"{key}{piece.key}", place(after_x, *piece.at), ways, [*piece.way.joins], fact, key, apart, **look)
+        stays = arrived and len(piece.way.joins) != 1  # the white box of a sum
+        yield from made[:-1] if stays else made
+        above += made[-1:] if stays else []
     middle, right = top + (len(flow.before) * ROW - 8) / 2, after_x - 6
     yield label(f"{key}before", x + NAME, top - 16, "before", ink=MUTED)
     yield arrow(f"{key}arrow", [(right - GAP + 8, middle), (right, middle)], MUTED)
@@ -78,20 +111,23 @@ def _flow(flow: "Flow", name: str, key: str, x, y, width, arrived: bool) -> Iter
 
 
 def cell(
-    key: str, place: Place, text, parts: Sequence[tuple[int, int]], fact: str, tag: str, starts: Sequence[Place] = (),
-    **look,
+    key: str, place: Place, text, parts: Sequence[tuple[int, int]], fact: str, tag: str, apart: Mapping = {}, **look,
 ) -> list[Mark]:  # fmt: skip
-    """Return the stripes of a sum, then the box with its text; ``parts`` are the ranks and elements in it."""
+    """Return the stripes of a sum, then the box with its text; ``parts`` are the ranks and elements in it.
+
+    Those ``apart`` are not in it yet, but at the places given there.
+    """
     (x, y, width, height), tags = place, tuple(f"{tag}{rank}.{part}" for rank, part in parts)
     look = {"edge": FRAME, "fact": fact, "tags": tags, "lights": tags, **look}
     if len(parts) == 1:
-        return [box(key, *(*starts, place)[0], rank_color(parts[0][0]), text, **look)]
-    step, low, stripes = width / max(1, len(parts)), 0.74 * height, []
-    for index, ((rank, _), own) in enumerate(zip(parts, tags)):
-        spot = starts[index] if starts else (x + index * step, y + low, step, height - low)
-        says = f"Rank {rank}'s part. {fact}"
-        stripes.append(box(f"{key}<{own}", *spot, rank_color(rank), "", own, edge=FRAME, fact=says))
-    return [*stripes, box(key, x, y, width, low, "#ffffff", text, **look)]
+        return [box(key, *apart.get(parts[0], place), rank_color(parts[0][0]), text, **look)]
+    joined, low, stripes = [part for part in parts if part not in apart], 0.74 * height, []
+    step = width / max(1, len(joined))
+    for part, own in zip(parts, tags):
+        spot = apart.get(part) or (x + joined.index(part) * step, y + low, step, height - low)
+        says = f"Rank {part[0]}'s part. {fact}"
+        stripes.append(box(f"{key}<{own}", *spot, rank_color(part[0]), "", own, edge=FRAME, fact=says))
+    return [*stripes, *[box(key, x, y, width, low, "#ffffff", text, **look)] * bool(joined)]
 
 
 def rank_box(prefix: str, rank: int, x: float, y: float) -> Mark:

@@ -40,7 +40,8 @@ def message_steps(runs: Mapping[str, Sequence[Step]]) -> list[Scene]:
                 rows.append([name, f"rank {rank}", holds, f"{sent_bytes(steps[: now + 1], rank)}"][one:])
         height = max(mark.bottom for mark in marks) + 8
         table = Table(("on a", "rank", "holds, piece by piece", "bytes sent")[one:], rows)
-        scenes.append(Scene(" and ".join(runs), "; ".join(says), marks, height, table=table))
+        panels = [] if one else [(number * (width + GAP), 0, width, height) for number in range(len(runs))]
+        scenes.append(Scene(" and ".join(runs), "; ".join(says), marks, height, table=table, panels=panels))
     return scenes
 
 

@@ -34,7 +34,7 @@ class Plot:
 
     def html(self) -> str:
         """Return the plot as HTML that a notebook shows even if it is not trusted."""
-        return image_html(self.svg(), self.alt, round(72 * self.figure.get_figwidth()))
+        return image_html({self.svg(): round(72 * self.figure.get_figwidth())}, self.alt)
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
         return {"text/plain": self.alt, "text/html": self.html(), "image/svg+xml": self._svg}

@@ -10,17 +10,18 @@ Place = tuple[float, float, float, float]  # x, y, width, height
 
 
 def titled(
-    title: str, says: str, marks: Iterable[Mark], table: Table, below: str = "", bottom: float = 0.0, left: float = 0.0
-) -> Scene:
+    title: str, says: str, marks: Iterable[Mark], table: Table, below: str = "", bottom: float = 0.0, left: float = 0.0,
+    width: float = WIDTH,
+) -> Scene:  # fmt: skip
     """Return a scene with its title above its marks, which begin at about y = 44, and a legend of them below.
 
     ``below`` is written below the title. ``bottom`` is where the marks end; by default, where the last one does.
     """
     marks = [*heading("head", 0, 0, title, below), *marks]
     bottom = max(bottom, *(mark.bottom for mark in marks))
-    if words := legend(marks, left, bottom + 24):
+    if words := legend(marks, left, bottom + 24, width):
         bottom = words[-1].y + 6
-    return Scene(title, says, [*marks, *words], bottom + 8, table=table)
+    return Scene(title, says, [*marks, *words], bottom + 8, width, table=table)
 
 
 def heading(key: str, x: float, y: float, title: str, says: str = "", color: str = INK) -> list[Mark]:
@@ -29,11 +30,11 @@ def heading(key: str, x: float, y: float, title: str, says: str = "", color: str
     return marks + ([label(f"{key}.says", x, y + 32, says)] if says else [])
 
 
-def legend(marks: Iterable[Mark], x: float, y: float) -> list[Mark]:
+def legend(marks: Iterable[Mark], x: float, y: float, right: float = WIDTH) -> list[Mark]:
     """Return one box and its word for each meaning of a colour among the marks, in rows from y on."""
     found, left = [], x
     for means, mark in {mark.means: mark for mark in marks if mark.means}.items():
-        if x > left and x + 20 + text_width(means) > WIDTH:
+        if x > left and x + 20 + text_width(means) > right:
             x, y = left, y + 22
         color = mark.fill if mark.shape == "box" else mark.edge
         found.append(Mark(f"legend.{means}", "box", x, y - 7, 14, 14, color, mark.edge, 1.0, mark.dashed))

@@ -13,7 +13,8 @@ from course.table import Table
 TP_SIZES = (1, 2, 4, 8, 16, 32)
 PP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 20, 21, 24, 30, 32, 35, 40, 48, 64)
 DAYS, CHOSEN = "#00204D", "#C9A227"  # in none of the axes' colours
-LEFT, TOP, ROW, WIDEST = 60.0, 48.0, 32.0, 110.0
+LEFT, TOP, ROW, WIDEST = 60.0, 48.0, 26.0, 110.0
+PALE, DARK = (0.2, 0.4), (0.63, 0.9)  # strengths: between the two, no number would stand out
 
 
 def draw_plans(plan: Plan, hardware: Hardware, num_tokens: float = 300e9) -> Scene:
@@ -34,12 +35,14 @@ def draw_plans(plan: Plan, hardware: Hardware, num_tokens: float = 300e9) -> Sce
             (best, _), (worst, _) = fitting[0], fitting[-1]
             means = "fewest days" if days == best else "most days" if days == worst else ""
             share = log(days / best) / (log(worst / best) or 1)
-            look = Look(fill=tint(DAYS, 0.9 - 0.7 * share), means=means, bold=days == best)
-        if (t, p) == (plan.tp_size, plan.pp_size):
-            look |= Look(edge=CHOSEN, edge_width=4, dashed=False)
-            text = f"▸ {text}"
+            (pale, dark), half = (DARK, 2 * share) if share < 0.5 else (PALE, 2 * share - 1)
+            look = Look(fill=tint(DAYS, dark - (dark - pale) * half), means=means, bold=days == best)
         place = LEFT + ps.index(p) * width + 2, TOP + ts.index(t) * ROW + 2, width - 4, ROW - 4
+        if (t, p) == (plan.tp_size, plan.pp_size):
+            chosen = box("chosen", *place, "none", edge=CHOSEN, edge_width=4)
+            text = f"▸ {text}"
         marks.append(box(f"t{t}.p{p}", *place, text=text, fact=fact, click=True, **look))
+    marks.append(chosen)
     says = f"{len(fitting)} of {len(cells)} fit" + (f"; the fastest is {fitting[0][1]}" if fitting else "")
     rows = [(f"t = {t}", *(cells[t, p][0] for p in ps)) for t in ts]
     caption = "days; GB where a GPU has too little memory; – where sizes do not divide"

@@ -6,7 +6,7 @@ Lengths are in pixels of a picture `WIDTH` wide, which is about a notebook's cel
 import base64
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from html import escape
@@ -17,7 +17,7 @@ from course.pictures.style import INK, text_on
 from course.table import Table
 
 WIDTH = 940.0
-NARROWEST = 700.0  # a picture is shown no narrower, as in stage.css: the smallest text still has 8 pixels
+NARROWEST = 0.73  # a picture is shown no smaller, as in stage.js: the smallest text still has 8 pixels
 SMALLEST, USUAL, LARGE = 11, 13, 17  # sizes of text: what would be smaller is left to the fact and the table
 EM, LINE = 0.62, 1.25  # times the size of a text: its letters' mean width, with some to spare; the height of its lines
 TEXT = f'font-family="\'DejaVu Sans\', Verdana, system-ui, sans-serif" font-size="{USUAL}" text-anchor="middle"'
@@ -65,6 +65,10 @@ class Mark:
     drag: bool = False
     drop: bool = False
     click: bool = False
+
+    @property
+    def right(self) -> float:
+        return self.x + self.width
 
     @property
     def bottom(self) -> float:
@@ -165,6 +169,7 @@ class Scene:
     height: float
     width: float = WIDTH
     table: Table = field(default_factory=Table)
+    panels: Sequence[tuple[float, float, float, float]] = ()  # places: on a narrow screen, below each other
 
     def __post_init__(self):
         if twice := [key for key, times in Counter(mark.key for mark in self.marks).items() if times > 1]:
@@ -184,10 +189,12 @@ class Scene:
         """The left, top, width and height of the paper: marks do not stand at its very edge."""
         return -MARGIN, -MARGIN, self.width + 2 * MARGIN, self.height + 2 * MARGIN
 
-    def svg(self) -> str:
-        """Return the picture as SVG, on paper of its own: what is seen, because an image hears no pointer."""
-        x, y, width, height = map(_number, self.view)
-        marks = "".join(mark.svg for mark in self.marks if not mark.shy)
+    def svg(self, panel: Sequence[float] = ()) -> str:
+        """Return the picture, or a panel, as SVG on paper of its own: what is seen, as an image hears no pointer."""
+        left, top, *size = panel or self.view
+        x, y, width, height = map(_number, (left, top, *size))
+        inside = [mark for mark in self.marks if not panel or is_inside(mark.x, mark.y, panel)]
+        marks = "".join(mark.svg for mark in inside if not mark.shy)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{x} {y} {width} {height}" width="{width}" role="img" '
             f'aria-label="{escape(self.alt)}" {TEXT} fill="{INK}" style="max-width:100%;height:auto">'
@@ -204,16 +211,28 @@ class Scene:
 
     def html(self) -> str:
         """Return the picture as HTML that a notebook shows even if it is not trusted, with the table folded away."""
-        image = image_html(self.svg(), self.alt, self.view[2])
-        table = self.table.html
+        svgs = {self.svg(panel): panel[2] for panel in self.panels} or {self.svg(): self.view[2]}
+        image, table = image_html(svgs, self.alt), self.table.html
         return image + (f"<details><summary>The same as a table</summary>{table}</details>" if table else "")
 
 
-def image_html(svg: str, alt: str, width: float) -> str:
-    """Return an SVG as an image that JupyterLab shows even of a notebook that is not trusted; it scrolls if narrow."""
-    source = base64.b64encode(svg.encode()).decode()
-    look = f'style="min-width:{min(width, NARROWEST):g}px" src="data:image/svg+xml;base64,{source}"'
-    return f'<div style="overflow-x:auto"><img alt="{escape(alt)}" width="{_number(width)}" {look}></div>'
+def image_html(svgs: Mapping[str, float], alt: str) -> str:
+    """Return SVGs of these widths as images, which JupyterLab shows even of a notebook that is not trusted.
+
+    They stand beside each other where there is room, and scroll where there is not even room for one.
+    """
+    images = []
+    for svg, width in svgs.items():
+        share = f"vertical-align:top;width:{100 * width / WIDTH:.0f}%;max-width:{width:.0f}px;" if len(svgs) > 1 else ""
+        look = f'style="{share}min-width:{width * NARROWEST:.0f}px"'
+        source = f'src="data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"'
+        images.append(f'<img alt="{escape(alt)}" width="{_number(width)}" {look} {source}>')
+    return f'<div style="overflow-x:auto">{"".join(images)}</div>'
+
+
+def is_inside(x: float, y: float, panel: Sequence[float]) -> bool:
+    left, top, width, height = panel
+    return left - MARGIN <= x < left + width and top - MARGIN <= y < top + height - MARGIN
 
 
 def _path(points: Iterable[tuple[float, float]]) -> str:

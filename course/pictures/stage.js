@@ -2,7 +2,8 @@
 // by CSS transitions, the others fade. Nothing here knows what a picture is about.
 
 const REST = 2000;  // milliseconds: a mouse that rests dims nothing any longer
-const MOST_MOVING = 150;  // marks: with more, a browser without a graphics card takes longer to move than to draw them
+const NARROW = 600, NARROWEST = 0.73, MARGIN = 8;  // as in scene.py: a picture is shown no smaller
+const MOST_MOVING = 160;  // marks: with more, a browser without a graphics card takes longer to move than to draw them
 
 function scenes(steps) {
   const all = [];
@@ -23,6 +24,19 @@ function parse(fragments, clicks) {
     title.remove();
   }
   return groups;
+}
+
+// On a narrow screen, panels stand below each other: moves a mark there, and returns the view of all of them.
+function stack(panels, group) {
+  const [x, y] = group ? group.style.transform.match(/-?[\d.]+/g).map(Number) : [NaN, NaN];
+  let width = 0, height = 0;
+  for (const [left, top, wide, tall] of panels) {
+    const inside = x >= left - MARGIN && x < left + wide && y >= top - MARGIN && y < top + tall - MARGIN;
+    if (inside) group.style.transform = `translate(${x - left}px, ${y - top + height}px)`;
+    width = Math.max(width, wide);
+    height += tall;
+  }
+  return [-MARGIN, -MARGIN, width + 2 * MARGIN, height + 2 * MARGIN];
 }
 
 function morph(old, now) {
@@ -71,11 +85,22 @@ function render({ model, el }) {
   el.append(controls, fact, paper, table);
 
   // -- drawing
+  const isNarrow = () => 0 < paper.clientWidth && paper.clientWidth < NARROW;
+  let wasNarrow = isNarrow();
+  const resized = new ResizeObserver(() => {
+    if (wasNarrow === isNarrow()) return;
+    wasNarrow = isNarrow();
+    drawn = {};
+    marks.replaceChildren();
+    draw();
+  });
+  resized.observe(paper);
   function draw() {
-    const scene = all[at];
+    const scene = all[at], panels = isNarrow() && scene.panels.length > 1 && scene.panels;
     const changed = scene.keys.filter((key) => drawn[key]?.source !== scene.marks[key]);
     parse(changed.map((key) => scene.marks[key]), model.get("clicks")).forEach((group, i) => {
       const key = changed[i], source = scene.marks[key];
+      if (panels) stack(panels, group);
       if (drawn[key]) morph(drawn[key].group, group);
       drawn[key] = { group: drawn[key]?.group ?? group, source };
     });
@@ -100,8 +125,10 @@ function render({ model, el }) {
       else setTimeout(() => group.remove(), 300);
     }
     drawn = kept;
-    svg.setAttribute("viewBox", scene.view.join(" "));
-    svg.style.maxWidth = `${scene.view[2] * 1.35}px`;
+    const view = panels ? stack(panels) : scene.view;
+    svg.setAttribute("viewBox", view.join(" "));
+    svg.style.maxWidth = `${view[2] * 1.35}px`;
+    svg.style.minWidth = `${view[2] * NARROWEST}px`;
     svg.setAttribute("aria-label", `${scene.title}. ${scene.says}`);
     table.hidden = !scene.table;
     if (table.dataset.html !== scene.table) table.lastChild.innerHTML = table.dataset.html = scene.table;
@@ -223,6 +250,7 @@ function render({ model, el }) {
   draw();
   return () => {
     stop();
+    resized.disconnect();
     model.off("change:changes", changed);
     model.off("change:steps", replaced);
   };

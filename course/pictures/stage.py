@@ -72,7 +72,7 @@ class Stage(anywidget.AnyWidget):
 def whole(scene: Scene) -> dict[str, Any]:
     """Return a scene as stage.js reads it."""
     marks = {key: mark.svg for key, mark in scene.by_key.items()}
-    shown = dict(title=scene.title, says=scene.says, view=scene.view, table=scene.table.html)
+    shown = dict(title=scene.title, says=scene.says, view=scene.view, table=scene.table.html, panels=scene.panels)
     return {**shown, "keys": [*marks], "marks": marks}
 
 

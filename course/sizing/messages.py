@@ -1,6 +1,7 @@
 """The messages of a collective on a ring and on a tree, simulated on numbers: what each rank holds after each step."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from operator import add
 from typing import NamedTuple
@@ -32,6 +33,55 @@ class Step(NamedTuple):
     held: Sequence[Sequence[Held | None]]  # [rank][piece]
     moves: Sequence[Move] = ()
     adds: bool = False  # what arrived; else it is kept
+
+
+class Way(NamedTuple):
+    """How an element of a result comes about: where it is after 0, 1, 2, ... messages, and which one a part joins.
+
+    A place is a rank and an element of its result. None, or before it joins: where the part was at the start.
+    """
+
+    stops: Sequence[tuple[int, int] | None]
+    joins: Mapping[tuple[int, int], int]
+    is_first: bool  # of its copies, the one from which the others are passed on
+
+    @property
+    def num_messages(self) -> int:
+        return len(self.stops) - 1
+
+
+def ways(origins: Sequence[Sequence[Sequence[tuple[int, int]]] | None]) -> dict[tuple[int, int], Way]:
+    """Simulate the messages of any collective, given which parts (rank, element) are in each element of its result.
+
+    A sum goes around the ring, and each rank adds its part. What several ranks get is passed on from rank to rank. What
+    one rank gets goes there directly, as message k if that is k ranks on.
+
+    >>> reduce = [[[(0, 0), (1, 0), (2, 0)]], None, None]
+    >>> ways(reduce)[0, 0].stops
+    [None, (2, 0), (0, 0)]
+    """
+    n, found, wanted = len(origins), {}, defaultdict(list)
+    for rank, row in enumerate(origins):
+        for element, parts in enumerate(row or ()):
+            wanted[tuple(parts)].append((rank, element))
+    for parts, places in wanted.items():
+        slots, sources, route = dict(reversed(places)), sorted({rank for rank, _ in parts}), []
+        first, ranks = sources[0] if sources else places[0][0], sorted(slots)
+        if len(sources) > 1:  # each rank completes some of the sums
+            rank, element = places[0]
+            first = ranks[element * len(ranks) // len(origins[rank] or ())]
+            route = sorted({*sources, first}, key=lambda rank: (rank - first - 1) % n)
+        joins = {part: max(1, route.index(part[0])) if route else 1 for part in parts}
+        order = sorted({*ranks} - {first}, key=lambda rank: (rank - first) % n)
+        for rank, element in places:
+            before = [None, *((each, slots.get(each, element)) for each in route[1:-1])]
+            if len(ranks) == 1 and not route:
+                before *= max(1, (rank - first) % n)
+            elif rank != first:
+                on = [first] * bool(route) + order[: order.index(rank)]
+                before += [(each, slots[each]) for each in on]
+            found[rank, element] = Way([*before, (rank, element)], joins, rank == first)
+    return found
 
 
 def on_a_ring(start: Sequence[Sequence[float]], operation: str) -> list[Step]:

@@ -17,10 +17,10 @@ def after(explorer):
     return [row[2] for row in explorer.picture.scenes[-1].table.rows]
 
 
-def test_it_shows_both_steps_and_a_sentence(explorer):
+def test_it_shows_every_message_and_a_sentence(explorer):
     explorer.operation.value = "broadcast"
     explorer.world_size.value, explorer.root.value = 3, 2
-    assert len(explorer.picture.scenes) == 2
+    assert len(explorer.picture.scenes) == 3  # the start, and 2 messages
     assert after(explorer) == ["2, 3, 4"] * 3
     assert "root" in explorer.says.value
     assert "3 real ranks" in explorer.says.value
@@ -64,7 +64,35 @@ def test_a_ring_is_shown_message_by_message(explorer):
 
 def test_its_repr_is_the_call_that_makes_it(explorer):
     explorer.operation.value = "scatter"
-    assert repr(explorer) == f"collective_explorer('scatter', {explorer.world_size.value}, {explorer.root.value})"
+    called = f"collective_explorer('scatter', {explorer.world_size.value}, {explorer.root.value}, 'counted')"
+    assert repr(explorer) == called
+
+
+def test_fewer_ranks_move_the_root_and_never_the_operation(explorer):
+    explorer.operation.value = "broadcast"
+    explorer.world_size.value, explorer.root.value = 8, 7
+    explorer.world_size.value = 2
+    assert explorer.choice[:3] == ("broadcast", 2, 1)
+    assert "root is 1 now, not 7" in explorer.says.value
+
+
+@pytest.mark.parametrize(
+    ("operation", "ends"),
+    [("all-reduce", ["5, 7, 9"] * 2), ("gather", ["3, 1, 4, 2, 6, 5", "nothing"]), ("scatter", ["3", "1"])],
+)
+def test_it_runs_on_numbers_of_ones_own(operation, ends):
+    mine = collective_explorer(operation, numbers=[[3, 1, 4], [2, 6, 5]])
+    assert mine.choice == (operation, 2, 0, "yours")
+    assert after(mine) == ends  # what is cut into pieces takes as many numbers as can be cut
+    with pytest.raises(ValueError, match="must be rows of one length"):
+        collective_explorer(numbers=[[1], [2, 3]])
+
+
+def test_it_runs_on_digits_too(explorer):
+    explorer.operation.value, explorer.numbers.value = "all-gather", "digits of pi"
+    explorer.world_size.value = 2
+    assert after(explorer) == ["3, 1, 5, 3"] * 2
+    explorer.numbers.value = "counted"
 
 
 def test_all_to_all_starts_from_numbers_that_show_the_exchange(explorer):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from course.explorers.sizing import MODELS, sizing_explorer
-from course.sizing import DGX_A100, fullest, step_time
+from course.sizing import DGX_A100, fullest, memory, step_time
 from labkit.shape import GPT
 
 
@@ -101,7 +101,10 @@ def test_context_ranks_need_fused_attention_and_send_what_they_send(explorer):
     assert "GB a step from each GPU" in table(explorer)["context-parallel traffic"]
     assert "context messages: " in table(explorer)["a step"]
     explorer.cp_size.value = 1
-    assert "context-parallel traffic" not in table(explorer) and "context messages" not in table(explorer)["a step"]
+    assert "context-parallel traffic" not in table(explorer)
+    assert "context messages: 0," in table(explorer)["a step"]  # there were some before
+    explorer.micro_batch_size.value = 2
+    assert "context messages" not in table(explorer)["a step"]
 
 
 def test_a_long_sequence_of_llama_fits_with_context_ranks():
@@ -168,3 +171,15 @@ def test_its_repr_is_short_and_could_be_typed(explorer):
 def test_every_model_can_be_started_with(model):
     explorer = sizing_explorer(model, world_size=64, batch_size=64, tp_size=1, pp_size=1)
     assert "ays for 300 billion tokens" in picture(explorer)
+
+
+def test_controls_stand_in_three_groups_and_bars_remember_what_was_before(explorer):
+    groups = [group.children for group in explorer.children[0].children]
+    assert [group[0].value for group in groups] == ["<b>Model</b>", "<b>Cluster</b>", "<b>Plan</b>"]
+    assert {control for group in groups for control in group[1:]} == {*explorer.controls.values()}
+    scene = explorer.picture.scenes[0]
+    assert len(scene.panels) == 3 and not [key for key in scene.by_key if key.endswith(".before")]
+    before = explorer.shown
+    explorer.tp_size.value = 4
+    behind = explorer.picture.scenes[0].by_key["1.memory.0.weights.before"]
+    assert behind.fact == f"before: weights {memory(before).weights / 1e9:.3g} GB"

@@ -1,13 +1,21 @@
 """Scenes of collectives: every number, every origin, whole tensors on each rank."""
 
+from functools import partial
+from itertools import pairwise
+
 import pytest
 
-from course.measure.flow import Flow
-from course.pictures.collectives import RANK_COLOR, draw_flow, draw_flows, flow_steps, rank_color
+from course.measure.flow import Flow, row_and_column, trace_flow
+from course.measure.operations import WITH_ROOT, WITHOUT_ROOT
+from course.pictures.collectives import RANK_COLOR, draw_flows, flow_steps, numbers_text, rank_color
 
 SUMS = [[[(0, 0), (1, 0)], [(0, 1), (1, 1)]]] * 2
 ALL_REDUCE = Flow([[0, 1], [1, 2]], [[1, 3], [1, 3]], SUMS)
 GATHER = Flow([[5], [6]], [[5, 6], None], [[[(0, 0)], [(1, 0)]], None])
+
+
+def draw_flow(flow, title=""):
+    return draw_flows({title: flow}, 1)
 
 
 def words(scene):
@@ -53,23 +61,65 @@ def test_pointing_at_a_number_lights_all_its_copies():
     assert lit == {"0.start1.0", "0.0.0", "0.1.0", "0.0.0<0.1.0", "0.1.0<0.1.0"}
 
 
-def test_elements_travel_from_where_they_were():
-    before, after = flow_steps(GATHER, "gather")
-    assert (before.by_key["0.0.1"].x, before.by_key["0.0.1"].y) == (
-        before.by_key["0.start1.0"].x,
-        before.by_key["0.start1.0"].y,
-    )
-    assert after.by_key["0.0.1"] == draw_flow(GATHER, "gather").by_key["0.0.1"]
-    assert before.table.rows[0] == ["rank 0", "5", "", ""]
+def spot(mark):
+    return mark.x, mark.y
 
-    before, after = flow_steps(ALL_REDUCE)
-    part = "0.0.1<0.1.1"  # of element 1 of rank 1, in that of rank 0
-    assert before.by_key[part].width == before.by_key["0.start1.1"].width == 2 * after.by_key[part].width
-    assert before.by_key[part].y == before.by_key["0.start1.1"].y
-    assert before.by_key[part].x == before.by_key["0.start1.1"].x < after.by_key[part].x
-    assert "0.0.1" not in before.by_key  # the sum is not there yet
+
+def test_what_one_rank_gets_travels_from_where_it_was():
+    whole, before, after = flow_steps(GATHER, "gather")
+    assert whole == after == draw_flow(GATHER, "gather")
+    assert spot(before.by_key["0.0.1"]) == spot(before.by_key["0.start1.0"])
+    assert before.table.rows[0] == ["rank 0", "5", "", ""]
     keys = list(before.by_key)
-    assert keys.index(part) < keys.index("0.start1.1")  # below it, so that its number can be read
+    assert keys.index("0.0.1") < keys.index("0.start1.0")  # below it, so that its number can be read
+
+
+def test_a_sum_goes_from_rank_to_rank_and_parts_join_it():
+    """The sum of three ranks for rank 0 begins on rank 1, adds up on rank 2, and ends on rank 0."""
+    parts = [(0, 0), (1, 0), (2, 0)]
+    flow = Flow([[1], [20], [300]], [[321], None, None], [[parts], None, None])
+    _, start, second, end = flow_steps(flow)
+    assert "0.0.0" not in start.by_key and spot(start.by_key["0.0.0<0.1.0"]) == spot(start.by_key["0.start1.0"])
+    rows = [scene.by_key["0.rank2"].y for scene in (second, end)]
+    assert second.by_key["0.0.0"].y == rows[0] and second.by_key["0.0.0"].text == "320\n1 + 2"
+    assert spot(second.by_key["0.0.0<0.0.0"]) == spot(second.by_key["0.start0.0"])  # has not joined
+    assert second.by_key["0.0.0"].fact.startswith("Rank 2 has 320 in element 0 so far: 20 (element 0 of rank 1) + 300")
+    assert second.table.rows[2] == ["rank 2", "300", "320", "1 + 2"] and second.table.rows[0][2] == "nothing"
+    assert end.by_key["0.0.0"].y == end.by_key["0.rank0"].y and end.by_key["0.0.0"].text == "321\nsum of 3"
+
+
+def test_a_copy_leaves_from_the_rank_that_got_it_before():
+    """Rank 0 gives to 1, and 1 to 2: what is for 2 lies below what has just come to 1."""
+    flow = Flow([[7], [8], [9]], [[7]] * 3, [[[(0, 0)]]] * 3)
+    _, start, second, end = flow_steps(flow)
+    assert "0.2.0" not in start.by_key and spot(start.by_key["0.1.0"]) == spot(start.by_key["0.start0.0"])
+    assert spot(second.by_key["0.2.0"]) == spot(second.by_key["0.1.0"]) and second.by_key["0.1.0"].edge_width == 2.5
+    assert list(second.by_key).index("0.2.0") < list(second.by_key).index("0.1.0")
+    assert end.by_key["0.2.0"].y > end.by_key["0.1.0"].y
+    assert [row[2] for row in second.table.rows] == ["7", "7", "nothing"]
+
+
+@pytest.mark.parametrize(
+    "name", ["broadcast", "scatter", "gather", "reduce", "all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
+)
+def test_every_collective_travels_one_message_of_a_rank_at_a_time(name):
+    function, root = {**WITH_ROOT, **WITHOUT_ROOT}[name], {"root": 2} if name in WITH_ROOT else {}
+    flow = trace_flow(partial(function, **root), row_and_column(4, 4))
+    steps = flow_steps(flow, name)[1:]
+    assert flow.num_messages == len(steps) - 1 == (6 if name == "all-reduce" else 3)
+    assert [numbers_text(row) if row else "nothing" for row in flow.after] == [row[2] for row in steps[-1].table.rows]
+    for message in range(1, flow.num_messages + 1):
+        sent = set()  # from which rank to which
+        for way in flow.ways.values():
+            if message < len(way.stops) and way.stops[message] != way.stops[message - 1]:
+                here = way.stops[message - 1]
+                starts = [part[0] for part, at in way.joins.items() if at <= message]
+                sent |= {(here[0] if here else start, way.stops[message][0]) for start in starts}
+        between = {(source, target) for source, target in sent if source != target}
+        assert len({source for source, _ in between}) == len({target for _, target in between}) == len(between) > 0
+    moving = [sum(old.by_key.get(key) not in (None, mark) for key, mark in new.by_key.items())
+              for old, new in pairwise(steps)]  # fmt: skip
+    assert all(moving)
 
 
 @pytest.mark.parametrize("num_columns", [1, 2])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from course.pictures.plans import draw_plans
-from course.pictures.style import IDLE
+from course.pictures.plans import CHOSEN, draw_plans
+from course.pictures.style import IDLE, _luminance
 from course.sizing import DGX_A100, Plan, fullest, step_time
 from course.sizing.plan import Misfit
 from labkit.shape import GPT
@@ -72,3 +72,15 @@ def test_the_table_has_the_same_cells(scene):
 def test_nothing_fits():
     scene = draw_plans(Plan(GPT_3, 8, 8), DGX_A100)
     assert scene.says == f"0 of {len(cells(scene))} fit"
+
+
+def test_every_number_stands_out_and_the_frame_is_no_part_of_the_legend():
+    for t, p in ((8, 8), (8, 2)):  # one that fits, one that is too large
+        scene = draw_plans(Plan(GPT_3, 1024, 1536, t, p), DGX_A100)
+        for mark in cells(scene).values():
+            light, ink = (_luminance(color) + 0.05 for color in (mark.fill, mark.ink))
+            assert max(light / ink, ink / light) >= 4.5, mark.text
+        keys = [mark for mark in scene.marks if mark.key.startswith("legend.")]
+        assert keys and all(mark.edge != CHOSEN for mark in keys)
+        assert scene.by_key["chosen"].edge == CHOSEN
+        assert (scene.by_key["chosen"].x, scene.by_key["chosen"].y) == (cells(scene)[t, p].x, cells(scene)[t, p].y)

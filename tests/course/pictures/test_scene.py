@@ -66,8 +66,17 @@ def test_on_a_narrow_page_the_smallest_text_still_has_eight_pixels(scene):
     frame = ElementTree.fromstring(scene.html().split("<details>")[0].replace("></div>", "/></div>"))
     narrowest = float(re.search(r"min-width:([0-9.]+)px", frame.find("img").get("style"))[1])
     assert narrowest / scene.view[2] * SMALLEST >= 8 and "overflow-x:auto" in frame.get("style")
-    [stage] = re.findall(r"svg {.*min-width: (\d+)px", Path(stage_module.__file__).with_suffix(".css").read_text())
-    assert float(stage) == narrowest
+    [stage] = re.findall(r"NARROWEST = ([0-9.]+)", Path(stage_module.__file__).with_suffix(".js").read_text())
+    assert narrowest == round(float(stage) * scene.view[2])
+
+
+def test_panels_are_images_beside_each_other_with_all_marks():
+    marks = [box(name, x, 0, 40, 20, "#ffffff", name) for name, x in (("left", 0), ("right", 500))]
+    html = Scene("T", "S", marks, 40, panels=[(0, 0, 460, 40), (480, 0, 460, 40)]).html()
+    images = [base64.b64decode(each).decode() for each in re.findall(r"base64,([^\"]*)", html)]
+    assert [("left</text>" in svg, "right</text>" in svg) for svg in images] == [(True, False), (False, True)]
+    assert html.count("vertical-align:top;width:49%;max-width:460px;min-width:336px") == 2
+    assert images[1].startswith('<svg xmlns="http://www.w3.org/2000/svg" viewBox="480 0 460 40"')
 
 
 def test_text_is_as_large_as_fits_and_never_too_small_to_read():
@@ -95,3 +104,9 @@ def test_a_legend_goes_on_in_the_next_row_where_the_picture_ends():
 def test_two_marks_of_one_key_are_refused():
     with pytest.raises(ValueError, match="two marks have the key 'k'"):
         Scene("", "", [label("k", 0, 0, "a"), label("k", 0, 0, "b")], 10)
+
+
+@pytest.mark.parametrize("above", [{}, {0: "", 1: "over"}])
+def test_a_corner_without_words_is_no_header(above):
+    html = Table(("", "size"), [("a", "1")], above=above).html
+    assert "<td></td><th" in html and not re.search("<th[^>]*></th>", html)

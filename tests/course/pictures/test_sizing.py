@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from course.pictures.scene import WIDTH, text_width
-from course.pictures.sizing import BARS, LEFT, below, draw_memory, draw_step_time
+from course.pictures.scene import WIDTH, is_inside, text_width
+from course.pictures.sizing import BARS, HALF, LEFT, draw_memory, draw_step_time, together
 from course.sizing import DGX_A100, Plan, memory, step_time
 from labkit.shape import GPT
 
@@ -76,14 +76,40 @@ def test_parts_of_a_step_follow_each_other_and_light_up_in_all_steps():
     assert bubble.lights == bubble.tags == scene.by_key["time.1.bubble"].tags
 
 
-def test_scenes_below_each_other_do_not_overlap():
-    scenes = draw_memory({"": PLAN}, DGX_A100), draw_step_time({"a step": step_time(PLAN, DGX_A100)})
-    both = below("both", scenes, [("bubble", "none")])
-    ends = [max(mark.y for mark in both.marks if mark.key.startswith(f"{number}.")) for number in (0, 1)]
-    assert ends[0] < min(mark.y for mark in both.marks if mark.key.startswith("1.")) and ends[1] < both.height
+def test_scenes_together_are_panels_that_do_not_overlap():
+    hardware, step = DGX_A100, step_time(PLAN, DGX_A100)
+    scenes = draw_memory({"": PLAN}, hardware, width=HALF), draw_step_time({"a step": step}, width=HALF)
+    both = together("both", [draw_memory({"": PLAN}, hardware), *scenes], [("bubble", "none")])
+    for number, panel in enumerate(both.panels):
+        inside = [mark for mark in both.marks if is_inside(mark.x, mark.y, panel)]
+        assert inside == [mark for mark in both.marks if mark.key.startswith(f"{number}.")]
+        assert (
+            max(mark.x + text_width(mark.text) for mark in inside if mark.shape == "label") <= panel[0] + panel[2] + 20
+        )
+    (_, wide, _, tall), left, right = both.panels
+    assert left[1] == right[1] == wide + tall and left[0] + left[2] < right[0] and right[0] + right[2] == WIDTH
+    both, scenes = together("both", scenes, [("bubble", "none")]), scenes
     assert len(both.marks) == sum(len(scene.marks) for scene in scenes)
     facts = dict(both.table.rows)
     assert facts["bubble"] == "none"
     assert facts["first stage"] == ", ".join(
         map(": ".join, zip(scenes[0].table.heads[1:], scenes[0].table.rows[0][1:]))
     )
+
+
+def test_what_was_before_a_change_is_pale_behind_what_is_now():
+    old, plan = replace(PLAN, recompute="none"), PLAN
+    scene = draw_memory({"": plan}, DGX_A100, old)
+    for row, stage in enumerate((0, 7)):
+        for held, word in ((memory(old, stage), ".before"), (memory(plan, stage), "")):
+            drawn = [scene.by_key[f"memory.{row}.{part}{word}"] for part in asdict(held)]
+            widths = [mark.width for mark in drawn]
+            assert widths == pytest.approx([value * widths[0] / held.weights for value in asdict(held).values()])
+        behind, now = (scene.by_key[f"memory.{row}.weights{word}"] for word in (".before", ""))
+        assert behind.x == now.x and behind.y < now.y and behind.bottom > now.bottom and behind.fill != now.fill
+        assert list(scene.by_key).index(behind.key) < list(scene.by_key).index(now.key)
+        assert behind.fact == f"before: weights {memory(old, stage).weights / 1e9:.3g} GB"
+    assert draw_memory({"": plan}, DGX_A100, plan) == draw_memory({"": plan}, DGX_A100)
+    slower, now = step_time(old, DGX_A100), step_time(plan, DGX_A100)
+    step = draw_step_time({"a step": now}, slower)
+    assert step.by_key["time.0.products.before"].fact == f"before: matrix products {slower.parts['products']:.3g} s"

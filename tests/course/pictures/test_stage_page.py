@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from course.explorers import choice
 from course.pictures import stage
 from course.pictures.scene import Scene, box
 from course.pictures.stage import differences
@@ -62,3 +63,36 @@ def test_a_mouse_that_rests_dims_nothing_any_longer_and_facts_are_above_the_pict
     page.wait_for_function("() => !document.querySelector('svg.lighting')", timeout=10_000)
     assert page.locator("g.lit").count() == 2
     assert page.locator(".fact").bounding_box()["y"] < page.locator(".paper").bounding_box()["y"]
+
+
+PANELS = (
+    "() => ['left', 'right'].map(key => document.querySelector(`[data-key=${key}]`).getBoundingClientRect().toJSON())"
+)
+
+
+def test_panels_stand_below_each_other_on_a_narrow_screen_and_go_back(page):
+    marks = [box(name, x, 0, 200, 40, "#ffffff", name) for name, x in (("left", 0), ("right", 480))]
+    scene = Scene("T", "S", marks, 50, panels=[(0, 0, 460, 50), (480, 0, 460, 50)])
+    before = page.viewport_size
+    page.set_content("<style>.paper { overflow-x: auto; } svg { width: 100%; }</style>")
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.evaluate(SHOW, [CODE, {"steps": differences([scene]), "seconds": 1, "clicks": False}])
+    for width in (390, 1280, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.wait_for_function(
+            f"document.querySelector('svg').viewBox.baseVal.width === {476 if width == 390 else 956}"
+        )
+        left, right = page.evaluate(PANELS)
+        assert (left["x"] == right["x"], left["y"] == right["y"]) == (width == 390, width != 390)
+        assert right["right"] <= width and (width != 390 or right["top"] > left["bottom"])
+    page.set_viewport_size(before)
+
+
+def test_a_hint_leaves_a_menu_as_wide_as_it_was(page):
+    code, widths = Path(choice.__file__).with_suffix(".js").read_text(), []
+    for hints in ([], ["", "would set chunks v to 1 and pipeline p to 8"]):
+        page.set_content("")
+        state = {"words": ["none", "selective"], "index": 0, "description": "recompute", "hints": hints, "look": "menu"}
+        page.evaluate(SHOW, [code, state])
+        widths.append(page.locator("select").evaluate("menu => menu.getBoundingClientRect().width"))
+    assert widths[0] == widths[1] > 60 and page.locator("option").nth(1).inner_text().endswith("p to 8)")
