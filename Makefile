@@ -20,10 +20,10 @@ lab: $(READY)
 	@$(BIN)/python -m course.open
 
 # A thread that spins while it waits for the next sum holds a core that another test needs. What looks at times comes
-# last, where it mostly waits. Kernels, servers and commands that tests start would each compile the lab's files anew if
+# last, where it mostly waits. Answers are kept apart from those of whoever runs the tests. Kernels, servers and commands that tests start would each compile the lab's files anew if
 # they could not write them down.
 test: export PYTHONDONTWRITEBYTECODE =
-test: export LABKIT_PROGRESS = $(CURDIR)/build/tests_progress.json  # not that of whoever runs the tests
+test: export LABKIT_PROGRESS = $(CURDIR)/build/tests_progress.json
 test: $(READY)
 	@rm -f $(RESULTS)
 	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest tests labkit course $(NOTEBOOKS) --ignore $(STYLE) -m "not alone" -n 2 --dist loadfile \
