@@ -20,8 +20,8 @@ lab: $(READY)
 	@$(BIN)/python -m course.open
 
 # A thread that spins while it waits for the next sum holds a core that another test needs. What looks at times comes
-# last, where it mostly waits. Answers are kept apart from those of whoever runs the tests. Kernels, servers and commands that tests start would each compile the lab's files anew if
-# they could not write them down.
+# last, where it mostly waits. Kernels, servers and commands that tests start would each compile the lab's files anew if
+# they could not write them down. Answers are kept apart from those of whoever runs the tests.
 test: export PYTHONDONTWRITEBYTECODE =
 test: export LABKIT_PROGRESS = $(CURDIR)/build/tests_progress.json
 test: $(READY)
