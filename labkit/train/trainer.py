@@ -63,7 +63,7 @@ def steps(config: TrainConfig) -> Iterator[Step]:
 
 @contextmanager
 def training(config: TrainConfig) -> Iterator["Trainer"]:
-    """Hold what a run needs while it lasts: the process groups, this rank's `Trainer`, the claim on the checkpoints."""
+    """Hold what a run needs: the process groups, this rank's `Trainer`, the lock on the checkpoint folder."""
     from labkit import checkpoint  # it imports half of torch, so not when the notebook imports this module
 
     check_same_options(config)
@@ -92,10 +92,10 @@ class Trainer:
         from labkit import checkpoint
 
         self.config, self.groups, self.save = config, groups, save or checkpoint.save
-        self.early, self.is_ending = early or EarlyEnd(), False
+        self.early_end, self.is_ending = early or EarlyEnd(), False
         self.steps_done = self.samples_done = 0
         self.trace: NamedTrace | None = None  # while steps are profiled
-        self.shapes: dict = {}  # of activations, told once
+        self.shapes: dict = {}  # of activations, which ranks exchange once
         self.schedule, self.text = config.make_schedule(groups.layout.world_size), config.make_text()
         stages = [self.schedule.stage_of(groups.coords.pp, chunk) for chunk in range(config.num_chunks)]
         same = ("seed", "dropout", "recompute", "sequence_parallel", "context_parallel", "balanced", "dtype")
@@ -152,7 +152,7 @@ class Trainer:
             self.save(config.checkpoint_dir, self._state, self.steps_done, self.samples_done, config.keep)
         tokens = config.batch_size * config.seq_length
         numbers = loss, norm, learning_rate, seconds, tokens / seconds
-        ends_early = (self.early.reason or "asked on another rank") if self.is_ending else ""
+        ends_early = (self.early_end.reason or "asked on another rank") if self.is_ending else ""
         return Step(self.steps_done, *numbers, evaluation_loss, ends_early)
 
     def compute_gradients(self) -> tuple[float, float]:
@@ -160,7 +160,7 @@ class Trainer:
         batch = self.micro_batches(self.samples_done)
         loss_share = self._forward_and_backward(batch, average=True)
         all_reduce_grads(self.parameters, self.groups.tp)
-        wants_to_end = bool(self.early.reason)
+        wants_to_end = bool(self.early_end.reason)
         loss, norm, self.is_ending = loss_and_grad_norm(loss_share, self.parameters, self.groups, wants_to_end)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             where = first_not_finite(self.chunks, self.groups, lambda: self._forward_and_backward(batch))
@@ -187,8 +187,8 @@ class Trainer:
         options |= dict(average=average, reduce_every_micro_batch=self.config.zero_stage >= 2, shapes=self.shapes)
         options["ignore_index"] = None  # every token has a next one: nothing to count
         loss = pipeline.run(schedule, self.chunks, self.groups, inputs, **options)
-        share = torch.zeros((), dtype=torch.float64, device=local_device())
-        return share if loss is None else (share + loss) / self.groups.dp_cp.size()
+        loss = torch.zeros((), device=local_device()) if loss is None else loss
+        return loss.double() / self.groups.dp_cp.size()
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a micro-batch, on the rank of the last stage."""
