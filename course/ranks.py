@@ -7,8 +7,9 @@ on all that live, ``%%ranks [0, 2]`` on some. There, ``rank``, ``world_size``, `
 Whose is a name? One that a ``%%ranks`` cell has assigned belongs to the ranks, until they restart. Any other name that
 a cell uses comes from the notebook, each time with the value that it has there now.
 
-An exception keeps the ranks and their names if every rank has then answered and no message is on its way. Otherwise the
-ranks are restarted, and the error says which names are lost.
+A fault keeps the ranks and their names, as they were when each rank's cell stopped: ranks that wait are freed, and all
+groups are connected anew. A rank that was killed, or that C code does not let go, costs all names: the ranks are
+restarted, and the error says which names are lost. So does, with NCCL, any fault that leaves a message on its way.
 """
 
 import ast
@@ -143,7 +144,7 @@ class Ranks:
             text += f"Ranks restarted{self._lost()}."
             self._start(world.world_size)
         else:
-            text += "The ranks and their names are kept."
+            text += f"{world.repairs}The ranks and their names are kept."
             self.names = world.run(rank_cell.names)
         if isinstance(fault, RankFailed):
             raise type(fault)(text, fault.rank, fault.cause, fault.tracebacks)

@@ -21,6 +21,7 @@ _GATHER_SECONDS = 0.3  # after a first failure, for others
 _CAUSE_SECONDS = 0.9  # after that, while all failures so far are consequences
 _ANSWER_SECONDS = 1.0
 _STOP_SECONDS = 0.4  # for each way to stop a rank
+_FREED_SECONDS = 2.0  # for ranks that were freed: else their names are lost
 
 
 class Call:
@@ -33,6 +34,7 @@ class Call:
         self.failures: dict[int, Failure] = {}
         self.snapshots: dict[int, Snapshot] = {}  # answers since the latest look
         self.at_rest = False  # after a failure: can the ranks take the next call?
+        self.has_stopped = False  # or could they, with new connections?
         self.asked: set[int] = set()  # who still owes an answer: asking again would fill its socket, and block us
 
     def run(self, payload: Payload, keep: bool = True) -> list:
@@ -136,15 +138,23 @@ class Call:
     def _comes_to_rest(self) -> bool:
         """Stop the ranks that still run. Return whether all have answered, and nothing is on its way between them."""
         waiting = {rank for rank, snapshot in self.snapshots.items() if snapshot.threads[0].state == "waits"}
-        if waiting & self._unfinished() and not self.interrupt.requested:
-            return False  # C++ code cannot be stopped, and those that it waits for have left
-        for when in ("after a wait", "now"):
-            for rank in self._unfinished():
-                self.ranks.send(rank, "stop", when)
-            self._pump_until(lambda: not self._unfinished(), _STOP_SECONDS)
-        if self._unfinished() or any(map(report.is_consequence, self.failures.values())):
+        ways = [("now", waiting, _STOP_SECONDS), ("freed", set(), _FREED_SECONDS)]  # C++ code can only be freed
+        if self.interrupt.requested:  # they may still meet
+            ways = [("after a wait", set(), _STOP_SECONDS), ("now", set(), _STOP_SECONDS), ways[1]]
+        used = ""
+        for way, deaf, seconds in ways:
+            if self._unfinished() and not self.ranks.exits:
+                used = way
+                for rank in range(self.ranks.num_ranks):
+                    self.ranks.send(rank, "stop", way)
+                self._pump_until(lambda deaf=deaf: self._unfinished() <= deaf, seconds)
+        if self._unfinished() or self.ranks.exits:
             return False
-        return self._ask(_ANSWER_SECONDS).is_at_rest()
+        look = self._ask(_ANSWER_SECONDS)
+        threads = [thread for snapshot in look.snapshots.values() for thread in snapshot.threads[1:]]
+        self.has_stopped = all(thread.state == "locked" for thread in threads)
+        are_connected = used != "freed" and not any(map(report.is_consequence, self.failures.values()))
+        return are_connected and look.is_at_rest()
 
     def _raise_failure(self) -> None:
         """Report the first failure, after a moment for those of other ranks and, if they have it, for the cause."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import cloudpickle
 
 from labkit.device import prepare_gpu, take_turns
+from labkit.launch import renewal
 from labkit.launch.frames import Frame
 from labkit.launch.payload import Payload, dump, load, pickled
 from labkit.launch.probe import Probe
@@ -40,6 +41,7 @@ class Failure:
 
 STACK_SIGNAL = signal.SIGRTMAX - 1  # SIGUSR1 is the learner's: Slurm sends it before it takes a node away
 _kernel: Connection | None = None  # set in a rank only: how `progress` finds the notebook
+_probe: Probe | None = None  # likewise
 _progress_sent = 0.0
 _in_call = False
 _TEXT_CHARACTERS = 4000  # of an error
@@ -64,13 +66,21 @@ def stop(*_) -> None:
         raise KeyboardInterrupt
 
 
+def renew() -> list[list[int]]:
+    """On all ranks at once: start again with new connections. Return the ranks of each group that is lost."""
+    lost = renewal.connect_anew()
+    _probe.requests.clear()  # pyright: ignore[reportOptionalMemberAccess]
+    _probe.broken = False  # pyright: ignore[reportOptionalMemberAccess]
+    return lost
+
+
 def main(control: socket.socket) -> None:
     """Never returns: the process ends when the kernel says so, or is gone."""
-    global _kernel
+    global _kernel, _probe
     _kernel = kernel = Connection(control)
     messages, calls, pid = kernel.messages(), queue.SimpleQueue(), os.getpid()
     _, settings = next(messages)
-    probe = Probe(settings["timeout_seconds"], settings["directory"])
+    _probe = probe = Probe(settings["timeout_seconds"], settings["directory"])
     _open_streams(f"{settings['directory']}/stack{settings['rank']}")
     threading.Thread(target=_answer, args=(messages, probe, calls), daemon=True, name="labkit-control").start()
     try:
@@ -107,6 +117,8 @@ def _answer(messages: Iterator[tuple], probe: Probe, calls: queue.SimpleQueue) -
                 probe.stop_after_wait = True
             case ("stop", "now"):
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # pyright: ignore[reportArgumentType]
+            case ("stop", "freed"):
+                renewal.free()
             case ("leave",):
                 calls.put(None)
     os.killpg(0, signal.SIGKILL)  # the kernel is gone
