@@ -53,7 +53,8 @@ class World(contextlib.AbstractContextManager):
     """Ranks that stay alive between calls: ``with World(4) as world: world.run(fn, ...)``.
 
     It outlives a fault: ranks that wait are freed, and gloo's groups connected anew. A rank that was killed or that
-    C code does not let go ends it, and with NCCL so does any message on its way: ``ended`` says why. Arguments: see `launch`.
+    C code does not let go ends it, and with NCCL so does any message on its way: ``ended`` says why.
+    Arguments and errors: see `launch`.
     """
 
     def __init__(self, world_size: int, *, backend: str = "auto", timeout_seconds: float = 60.0, strict: bool = False):
