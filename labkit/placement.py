@@ -111,6 +111,6 @@ class _Parameters(dict[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         if name in self.placements:
-            gone = f"{self.owner} no longer has its parameter {name!r}, which lies among the ranks in a way of its own"
+            gone = f"{self.owner} no longer has its parameter {name!r}, whose placement is recorded by this name"
             raise ValueError(f"{gone}: do not use weight_norm or another parametrization on it")
         super().__delitem__(name)

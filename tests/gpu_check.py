@@ -31,7 +31,7 @@ from labkit.launch import RankFailed, World, launch
 from labkit.layout import ParallelLayout
 from labkit.model import CONTEXT_PARALLEL
 from labkit.sizes import counted, divisors
-from labkit.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, cut_like
+from labkit.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, shard_like
 from labkit.train import TrainConfig, steps
 from labkit.train.config import SCHEDULES
 from tests.support.pipelines import mean_square, model_chunks
@@ -86,7 +86,7 @@ def layer(name: str) -> list[Difference]:
     whole = dict(one.named_parameters())
     with torch.no_grad():
         for key, parameter in many.named_parameters():
-            parameter.copy_(cut_like(whole[key], parameter, group))
+            parameter.copy_(shard_like(whole[key], parameter, group))
 
     def own(tensor, dim):  # this rank's part, where there are parts
         return tensor if dim is None else tensor.chunk(n, dim)[rank]
@@ -106,7 +106,7 @@ def layer(name: str) -> list[Difference]:
     else:
         got.backward(own(grad, sequence_dim).to(device))
         expected.backward(grad)
-    wanted = {key: cut_like(whole[key].grad, parameter, group) for key, parameter in many.named_parameters()}
+    wanted = {key: shard_like(whole[key].grad, parameter, group) for key, parameter in many.named_parameters()}
     wanted["output"] = own(own(expected, sequence_dim), word_dim)
     wanted["gradient of the input"] = None if has_words else own(x.grad, sequence_dim)
     return compare({"output": got, "gradient of the input": mine.grad, **gradients(many)}, wanted)

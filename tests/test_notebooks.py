@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = [ROOT / "Start_Here.ipynb", *sorted((ROOT / "notebooks").glob("*.ipynb"))]
+DOCUMENTS = [ROOT / name for name in ("README.md", "INSTRUCTOR.md", "CONTRIBUTING.md")]
+DOCUMENTS += [ROOT / "benchmarks/README.md", ROOT / "course/servers.md"]
 DEEPER = "(go deeper)"  # ends a heading that is not on the core path, with all below it
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -172,7 +174,7 @@ def test_an_agenda_leaves_the_minutes_that_were_counted(agenda):
         assert names and sum(counted_minutes(cells)) <= int(minutes) + 1, f"{what}: {counted_minutes(cells)}"
 
 
-@pytest.mark.parametrize("document", [*NOTEBOOKS, ROOT / "README.md"], ids=lambda path: path.stem)
+@pytest.mark.parametrize("document", [*NOTEBOOKS, *DOCUMENTS], ids=lambda path: path.stem)
 def test_relative_links_lead_somewhere(document):
     if document.suffix == ".ipynb":
         text = "\n".join(cell.source for cell in read(document).cells if cell.cell_type == "markdown")

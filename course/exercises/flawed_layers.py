@@ -1,4 +1,4 @@
-"""The page "what is wrong here?" of notebook 05: six sharded layers, each with a fault that was met in real code.
+"""The page "what is wrong here?" of notebook 04: six sharded layers, each with a fault that was met in real code.
 
 They have neutral names, because finding the fault is the exercise. Master weights are [out, in] = [512, 1024], and a
 bias is 1 everywhere. "Right" is what `labkit.tensor_parallel` does, in a few lines.

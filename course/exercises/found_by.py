@@ -111,7 +111,7 @@ class FlawedLayer:
     hint_text: str
     num_ranks: int | None = None
     num_ranks_right: int | None = None
-    notebook: str = "05"
+    notebook: str = "04"
 
     def code(self) -> Folded:
         """Return what was asked for, and the lines that do something else."""

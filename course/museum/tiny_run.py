@@ -19,7 +19,7 @@ from course.parity import Difference, compare, gradients, weights
 from labkit.groups import ProcessGroups, init_groups
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
-from labkit.tensor_parallel import cut_like, shard_of, vocabulary
+from labkit.tensor_parallel import shard_like, shard_of, vocabulary
 from labkit.train import TrainConfig, Trainer
 
 LABEL_SMOOTHING, CLIP_NORM, LEARNING_RATE = 0.1, 0.2, 0.5
@@ -119,7 +119,7 @@ def on_rank(apply: Callable[[], None], expected: Run, config: TrainConfig) -> Se
         def alike(found: dict, whole: dict) -> tuple[dict, dict]:
             if config.zero_stage:
                 return joined(found, groups.shard, whole), whole
-            return found, {name: cut_like(whole[name], p, groups.tp) for name, p in parameters.items()}
+            return found, {name: shard_like(whole[name], p, groups.tp) for name, p in parameters.items()}
 
         start, first = alike(run.weights, expected.weights), alike(run.gradients, expected.gradients)
         hidden, heads = map(fingerprint, dropout_masks(groups)) if config.tp_size > 1 else ("", "")

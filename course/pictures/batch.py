@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from course.pictures.parts import own_box, rank_names, titled
 from course.pictures.scene import WIDTH, Look, Mark, Scene, box, label
-from course.pictures.style import BACKWARD, DP, FRAME, FRAME_FILL, MUTED, bytes_text, tint, tints
+from course.pictures.style import BACKWARD, DP, FRAME, FRAME_FILL, MUTED, bytes_text, tint, tint_means, tints
 from course.table import Table
 from labkit.partition import multiples_near, rows_of_replica
 from labkit.sizes import check_size, counted, does_not_divide, either
@@ -64,7 +64,7 @@ def draw_batch(cut: BatchCut) -> Scene:
             place = x, TOP + rank * lane, step - min(GAP, 0.15 * step), lane - 6
             marks.append(box(f"rows{key}", *place, fill, text, fact=fact, **look))
             rows[rank].append(text)
-    says, table = f"A rank sees {size} at a time. A tint is a rank.", Table(["rank", *names], rows)
+    says, table = f"A rank sees {size} at a time. {tint_means(d)}.", Table(["rank", *names], rows)
     return titled(f"Batch of {cut.batch_size}, d = {d}, m = {m}", says, marks, table, says)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from course.pictures.parts import titled
 from course.pictures.scene import WIDTH, Mark, Scene, box, label, line
-from course.pictures.style import BACKWARD, DP, FRAME, FRAME_FILL, INK, MUTED, bytes_text, tint, tints
+from course.pictures.style import BACKWARD, DP, FRAME, FRAME_FILL, INK, MUTED, TINTS, bytes_text, tint, tints
 from course.sizing.fully_sharded import Moment
 from course.sizing.ring import bus_factor
 from course.table import Table
@@ -16,7 +16,7 @@ from labkit.partition import check_divides
 from labkit.sizes import counted
 
 FOOT, HIGH, BESIDE = 330.0, 260.0, 176.0  # pixels: the ground that columns stand on; the highest; right of them
-SHARD, WEIGHTS, AHEAD = tint(DP, 0.58), tint(INK, 0.75), tint(INK, 0.35)
+SHARD, WEIGHTS, AHEAD, TINTED = tint(DP, 0.58), tint(INK, 0.75), tint(INK, 0.35), tint(DP, 0.34)
 NODE_TOP, NODE_PITCH, NODE_LEFT = 60.0, 76.0, 74.0
 
 
@@ -80,7 +80,8 @@ def draw_cluster(world_size: int, shard_size: int, gpus_per_node: int = 8) -> Sc
         points = [(x - beside, y) for x, y in centres[shard::shard_size]]
         look = dict[str, Any](dashed=True, means="all-reduces of the same shard")
         marks.append(line(f"copies{shard}", points, MUTED, 2.5, tags=(f"shard{shard}",), **look))
-    fills = tints(DP, 4)
+    few = shard_size <= len(TINTS)  # else a tint could not say which shard a GPU has
+    fills = tints(DP, shard_size) if few else [TINTED] * shard_size
     for rank, (x, y) in enumerate(centres):
         shard, group = rank % shard_size, rank // shard_size
         fact = f"GPU {rank} gathers from {counted(shard_size - 1, 'other GPU')}"
@@ -88,7 +89,7 @@ def draw_cluster(world_size: int, shard_size: int, gpus_per_node: int = 8) -> Sc
         own = f"group{group}", f"shard{shard}"
         look = dict[str, Any](edge=FRAME, fact=fact, tags=own, lights=own)
         text = f"GPU {rank}\nshard {shard}", f"{rank}\n{shard}"
-        marks.append(box(f"gpu{rank}", x - wide / 2 + 10, y - 20, wide - 20, 40, fills[shard % 4], text, **look))
+        marks.append(box(f"gpu{rank}", x - wide / 2 + 10, y - 20, wide - 20, 40, fills[shard], text, **look))
     rows, title = cluster_rows(world_size, shard_size, gpus_per_node), f"{world_size} GPUs, shards of {shard_size}"
     says = f"Gathers and reduce-scatters {rows[0][2]}" + "; all-reduces of gradient shards across nodes" * (copies > 1)
     heads = "what", "ranks of a group", "where", "numbers a GPU sends per parameter"

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
-from course.pictures.floor_plan import FloorPlan, floor_plan
+from course.pictures.floor_plan import FloorPlan, Point, floor_plan
 from course.pictures.parts import heading
 from course.pictures.scene import SMALLEST, WIDTH, Look, Mark, Scene, box, fitting, label, line, text_width
 from course.pictures.style import AXIS_COLOR, AXIS_NAME, FRAME, FRAME_FILL, MUTED, TINTS, bytes_text, group_letter, tint
@@ -13,7 +14,8 @@ from labkit.layout import ParallelLayout
 from labkit.sizes import counted, ranks_text
 
 HEAD = 48.0  # pixels above a grid, for its heading
-BOX = 0.84  # the side of a box; the rest is the gap to its neighbour, in which lines between peers are seen
+GAP = 0.05  # of a box's room: from line to line in the gaps
+BOX = 0.8  # the side of a box; the rest is the gap to its neighbour, in which lines between peers are seen
 LARGEST_BOX, WIDEST_LINE = 37.0, 7.0  # pixels
 MOST_LINES, MOST_SEEN = 64, 32  # GPUs: with more, no lines; with more, only those of the GPU that is pointed at
 MOST_GROUPS = 16  # in a cell of the table
@@ -34,7 +36,7 @@ def draw_layout(
     between peers are as wide as their share of it.
     """
     axes, marks, rows = axes_in_use(layout), [], []
-    columns, height = (2, 260.0) if len(axes) == 4 else (3, 350.0)
+    columns, height = (2, 260.0) if len(axes) == 4 else (3, 460.0 if layout.world_size > 512 else 350.0)
     width = WIDTH / columns - 16
     for number, axis in enumerate(axes):
         x, y = number % columns * WIDTH / columns, number // columns * (HEAD + height + 16)
@@ -110,15 +112,18 @@ def _grid(
         yield from _frames(plan, key, x, top, unit, first // node_size)
     centres = [(x + cx * unit, top + cy * unit) for cx, cy in map(plan.centre, range(len(cells)))]
     if len(cells) <= MOST_LINES and layout.size(axis) > 1 and node is None and not small:
-        yield from _lines(layout, centres, key, axis, node_size, traffic)
+        yield from _lines(layout, centres, unit, key, axis, node_size, traffic)
     held = [tuple(sorted({group_of[axis][rank] for rank in cell})) for cell in cells]
     kinds = {kind: number for number, kind in enumerate(dict.fromkeys(held))}
     side = (0.92 if small else BOX) * unit
-    for (rank, *_), groups, (cx, cy) in zip(cells, held, centres):
+    for (rank, *others), groups, (cx, cy) in zip(cells, held, centres):
         letters, number = [group_letter(groups[0]), group_letter(groups[-1])], rank // node_size
         if small:
             text, strength = "–".join(dict.fromkeys(letters)), 0.12 + 0.7 * kinds[groups] / max(1, len(kinds) - 1)
-            fact = f"node {number}: GPUs of {name} {counted(len(groups), 'group')} {text.replace('–', ' to ')}"
+            fact = f"{name} group{'s' * (len(groups) > 1)} {text.replace('–', ' to ')}"
+            if axis == "tp":
+                fact = f"A box is a node. Click node {number} to see its GPUs {rank} to {rank + len(others)}: {fact}"
+            text = f"{number}"
             own, look = f"{key}.block{number}", Look(same=f"node{number}", click=True)
         else:
             text, strength = f"{letters[0]}\n{rank}", TINTS[groups[0] % len(TINTS)]
@@ -130,7 +135,7 @@ def _grid(
         lights = tags if len(groups) > 1 else tuple(f"{prefix}{each}{of[rank]}" for each, of in group_of.items())
         place = cx - side / 2, cy - side / 2, side, side
         look |= dict(fact=fact, tags=tags, lights=lights)
-        yield box(own, *place, tint(color, strength), (text, letters[0]), **look)
+        yield box(own, *place, tint(color, strength), (text, "" if small else letters[0]), **look)
 
 
 def _frames(plan: FloorPlan, key: str, x: float, y: float, unit: float, first: int) -> Iterator[Mark]:
@@ -144,18 +149,42 @@ def _frames(plan: FloorPlan, key: str, x: float, y: float, unit: float, first: i
             yield label(f"{key}.name{number}", left + 3, top - 0.24 * unit, f"node {number}", size=size, ink=MUTED)
 
 
-def _lines(layout: ParallelLayout, centres, key: str, axis: str, node_size: int, traffic) -> Iterator[Mark]:
+def _lines(
+    layout: ParallelLayout, centres, unit: float, key: str, axis: str, node_size: int, traffic
+) -> Iterator[Mark]:
     """Yield the ring of each group: dashed if it leaves a node, and as wide as its share of the bytes."""
     width, sends, name = 2.5, "", AXIS_NAME[axis]
     if traffic and (most := max(each.total_bytes for each in traffic.values())):
         width = 1 + (WIDEST_LINE - 1) * traffic[axis].total_bytes / most
         sends = f", {bytes_text(traffic[axis].total_bytes)} a step in all {name} groups"
     for index, group in enumerate(layout.groups(axis)):
-        points = [centres[rank] for rank in (group if len(group) == 2 or axis == "pp" else [*group, group[0]])]
+        ring = group if len(group) == 2 or axis == "pp" else [*group, group[0]]
+        aside = unit / 2 + (index % 3 - 1) * GAP * unit  # so that the lines of neighbours are not one
+        hops = [_around(centres[one], centres[other], centres, unit, aside) for one, other in pairwise(ring)]
+        points = [hops[0][0], *(point for hop in hops for point in hop[1:])]
         crosses = len({rank // node_size for rank in group}) > 1
         fact = f"{name} group {group_letter(index)}: {'leaves its node' if crosses else 'in one node'}{sends}"
         look = Look(dashed=crosses, shy=layout.world_size > MOST_SEEN, tags=(f"{key}{index}",))
         yield line(f"{key}.ring{index}", points, AXIS_COLOR[axis], width, fact=fact, **look)
+
+
+def _around(start: Point, end: Point, centres: Sequence[Point], unit: float, aside: float) -> list[Point]:
+    """Return a way from box to box: straight if no other is between, or else through the gaps beside rows and columns.
+
+    A gap's line is ``aside`` from the middle of the boxes next to it.
+    """
+    (x, y), (to_x, to_y) = start, end
+    in_line = [at for at in centres if at[0] == x == to_x or at[1] == y == to_y]
+    between = any(min(start, end) < at < max(start, end) for at in in_line)
+    beside = abs(to_x - x) < 1.1 * unit and abs(to_y - y) < 1.1 * unit
+    if beside or (not between and (x == to_x or y == to_y)):
+        return [start, end]
+    if y == to_y:
+        return [start, (x, y + aside), (to_x, y + aside), end]
+    if x == to_x:
+        return [start, (x + aside, y), (x + aside, to_y), end]
+    row, column = y + (aside if to_y > y else -aside), to_x + (aside if x > to_x else -aside)
+    return [start, (x, row), (column, row), (column, to_y), end]
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,7 @@ from typing import Any
 
 from course.pictures import style
 from course.pictures.parts import titled
-from course.pictures.scene import Mark, Scene, box, label, line
+from course.pictures.scene import Mark, Scene, box, label, line, text_width
 from course.pictures.style import three_digits, tint
 from course.sizing import Hardware, Memory, Plan, StepTime, memory
 from course.table import Table
@@ -51,7 +51,9 @@ def draw_held(held: Mapping[str, Memory], hardware: Hardware) -> Scene:
     x, bottom = LEFT + limit / end * BARS, 44 + ROW * len(rows)
     marks = [line("memory.limit", [(x, 38), (x, bottom)], style.PP, 3, fact=f"a GPU has {has} GB")]
     marks.append(label("memory.limit.word", x, 28, f"limit {has} GB", anchor="middle", ink=style.PP))
-    return _bars("Memory of a GPU", "memory", rows, MEMORY_LOOKS, 1e9, "GB", end, sums, f"GB; a GPU has {has}", marks)
+    return _bars(
+        "Memory of a GPU", "memory", rows, MEMORY_LOOKS, 1e9, "GB", end, sums, f"GB; a GPU has {has}", marks, x
+    )
 
 
 def draw_step_time(estimates: Mapping[str, StepTime]) -> Scene:
@@ -79,7 +81,7 @@ def below(title: str, scenes: Sequence[Scene], facts: Sequence[tuple[str, str]])
 
 def _bars(
     title: str, key: str, rows: Mapping[str, Mapping[str, float]], looks: dict, unit: float, symbol: str, end: float,
-    sums: Sequence[str], caption: str, above: Sequence[Mark] = (),
+    sums: Sequence[str], caption: str, above: Sequence[Mark] = (), limit: float = -1.0,
 ) -> Scene:  # fmt: skip
     """Draw one stacked bar per row, its sum in a column beyond the longest, and a legend of its parts."""
     marks, cells, words = [], [], {part: look.get("means", part) for part, look in looks.items()}
@@ -94,8 +96,20 @@ def _bars(
                 fact = f"{name}: {words[part]} {texts[part]} {symbol}, {parts[part] / total:.0%} of it"
                 about = dict(edge="#ffffff", edge_width=0.8, means=words[part], together=f"{key}.{part}") | look
                 place, about["fact"] = (x, y, width, ROW - 6), fact.removeprefix(": ")
-                marks.append(box(f"{key}.{number}.{part}", *place, text=texts[part], radius=0, **about))
+                made = box(f"{key}.{number}.{part}", *place, text=texts[part], radius=0, **about)
+                marks += _beside(made, limit)
             x += width
         marks.append(label(f"{key}.{number}.sum", LEFT + BARS + 10, y + ROW / 2 - 3, said, bold=True))
     says = "; ".join(f"{name} {said}" for name, said in zip(rows, sums))
     return titled(title, says, [*marks, *above], Table(("", *words.values()), cells, caption))
+
+
+def _beside(part: Mark, limit: float) -> list[Mark]:
+    """Return a part of a bar with its number, which stands beside the limit's line, or nowhere if there is no room."""
+    half, wide = part.width / 2, text_width(part.text, part.size)
+    if abs(part.x + half - limit) > wide / 2 + 4:
+        return [part]
+    left, right = limit - part.x, part.x + part.width - limit
+    middle = part.x + left / 2 if left > right else limit + right / 2
+    word = label(f"{part.key}.word", middle, part.y + part.height / 2, part.text, anchor="middle", size=part.size)
+    return [replace(part, text=""), *[replace(word, ink=part.ink)] * (max(left, right) > wide + 8)]

@@ -1,6 +1,7 @@
 // Shows the scenes of stage.py. A mark is an SVG group with a key; marks with the same key are moved and recoloured
 // by CSS transitions, the others fade. Nothing here knows what a picture is about.
 
+const REST = 2000;  // milliseconds: a mouse that rests dims nothing any longer
 const MOST_MOVING = 150;  // marks: with more, a browser without a graphics card takes longer to move than to draw them
 
 function scenes(steps) {
@@ -47,7 +48,7 @@ function element(tag, attributes = {}, ...children) {
 }
 
 function render({ model, el }) {
-  let all = scenes(model.get("steps")), at = 0, timer = null, drawn = {}, carried = null;
+  let all = scenes(model.get("steps")), at = 0, timer = null, drawn = {}, carried = null, resting = null;
   const still = matchMedia("(prefers-reduced-motion: reduce)");
 
   // -- what is on the page
@@ -67,7 +68,7 @@ function render({ model, el }) {
   el.classList.add("labkit-stage");
   // Otherwise JupyterLab would take the arrow keys for itself.
   el.addEventListener("focusin", ({ target }) => target.setAttribute("data-lm-suppress-shortcuts", "true"));
-  el.append(controls, paper, fact, table);
+  el.append(controls, fact, paper, table);
 
   // -- drawing
   function draw() {
@@ -135,8 +136,10 @@ function render({ model, el }) {
   function light(group) {
     const same = group?.dataset.same ? marks.querySelectorAll(`[data-same="${group.dataset.same}"]`) : [group];
     fact.textContent = [...same].map((each) => each?.getAttribute("aria-label") ?? "").join(" · ");
-    const wanted = new Set((group?.dataset.lights ?? "").split(" ").filter(Boolean));
+    const wanted = new Set([...same].flatMap((each) => (each?.dataset.lights ?? "").split(" ")).filter(Boolean));
     svg.classList.toggle("lighting", wanted.size > 0);
+    clearTimeout(resting);
+    resting = setTimeout(() => svg.classList.remove("lighting"), REST);  // what is lit keeps its frame
     for (const each of marks.children) {
       each.classList.toggle("lit", each === group || (each.dataset.tags ?? "").split(" ").some((tag) => wanted.has(tag)));
     }

@@ -53,6 +53,15 @@ def tints(color: str, number: int) -> list[str]:
     return [tint(color, TINTS[index % len(TINTS)]) for index in range(number)]
 
 
+def tint_means(num_ranks: int) -> str:
+    """Say what a tint of `tints` stands for: with more ranks than tints, not one rank alone.
+
+    >>> tint_means(4), tint_means(16)
+    ('A tint is a rank', 'Tints repeat after 4 ranks')
+    """
+    return "A tint is a rank" if num_ranks <= len(TINTS) else f"Tints repeat after {len(TINTS)} ranks"
+
+
 @lru_cache(maxsize=1024)
 def text_on(background: str) -> str:
     """Return white or ink, whichever stands out more on this background (by WCAG's contrast ratio)."""

@@ -21,10 +21,11 @@ from labkit.schedules.schedule import LETTER
 from labkit.timeline.spans import COMMUNICATION, COMPUTING, WAIT, Span
 
 WORDS: dict[str, str] = dict(zip(COMPUTING, ("F forward", "B backward", "W gradient of the weights", "optimizer")))
-CHUNK_STRENGTHS = (1.0, 0.45, 0.75, 0.25)  # how much of its colour an op gets by its chunk: neighbours are far apart
+CHUNK_STRENGTHS = (1.0, 0.72, 0.48, 0.26)  # how much of its colour an op gets by its chunk: a later one is paler
 LEFT, HEAD, WORK, GAP, LANE = 66.0, 30.0, 30.0, 6.0, 15.0
+WAITS = 9.0  # the height of a wait, at the foot of the work that it interrupts: their label is above it
 BESIDE = 150.0  # the width of the bars beside a timeline
-MOST_LANES = 3  # messages under way at once are drawn below each other, in up to this many lanes
+FULL_LANES = 4  # messages under way at once are drawn below each other; more lanes than these share their height
 MOST_ARROWS, MOST_STEPS, MOST_OPS = 300, 40, 100  # in a picture; of a timeline; in a cell of the table
 LATER = "#ffffffb8"  # a veil over what comes after the playhead
 
@@ -82,8 +83,10 @@ class Rows:
         self.begin, self.scale = min((span.start for span in timeline.spans), default=0.0), (right - LEFT) / end
         self.lanes = {rank: in_lanes(timeline.of(rank, COMMUNICATION)) for rank in timeline.ranks}
         num_lanes = max(map(len, self.lanes.values()), default=0)
-        self.height = WORK + GAP + LANE * num_lanes + GAP / 2 * bool(num_lanes)
+        self.lane = LANE * min(1, FULL_LANES / max(1, num_lanes))
+        self.height = WORK + GAP + self.lane * num_lanes + GAP / 2 * bool(num_lanes)
         self.bottom = top + self.height * max(1, len(timeline.ranks))
+        self.num_chunks = num_chunks(timeline)
         self.links, self._held = links(timeline), {rank: held_over_time(timeline, rank) for rank in timeline.ranks}
 
     def x(self, seconds: float) -> float:
@@ -115,11 +118,15 @@ class Rows:
         for rank in self.timeline.ranks:
             waits = [span for span in self.timeline.of(rank, WAIT) if span.seconds * self.scale >= 1]
             for number, span in enumerate(waits):
-                yield self._box(f"{self.key}wait{rank}.{number}", span, IDLE, means="waits", edge=GREY, dashed=True)
+                look, place = Look(means="waits", edge=GREY, dashed=True), (WORK - WAITS, WAITS)
+                yield self._box(f"{self.key}wait{rank}.{number}", span, IDLE, place=place, **look)
             for lane, messages in enumerate(self.lanes[rank]):
                 for number, span in enumerate(messages):
                     look = Look(edge=MUTED, means="message under way", tags=(self._name(span, ">"),))
-                    key, place = f"{self.key}message{rank}.{lane}.{number}", (WORK + 2 + lane * LANE, LANE - 1)
+                    key, place = (
+                        f"{self.key}message{rank}.{lane}.{number}",
+                        (WORK + 2 + lane * self.lane, self.lane - min(1, self.lane / 4)),
+                    )
                     yield self._box(key, span, "#ffffff", _ways(span)[:2], place, **look)
 
     def _work(self) -> Iterable[Mark]:
@@ -131,7 +138,9 @@ class Rows:
         work = [span for rank in self.timeline.ranks for span in self.timeline.of(rank, *COMPUTING)]
         for number, span in enumerate(work):
             chunk = span.op.chunk if span.op else 0
-            means = WORDS[span.kind] if not chunk else f"chunk {chunk}" if span.kind == "forward" else ""
+            means = WORDS[span.kind] + ", chunk 0" * (self.num_chunks > 1)
+            if chunk:
+                means = f"chunk {chunk}" if span.kind == "forward" else ""
             lights = *map(self._name, (*self.links.get(span, ()), *after[span])), self._name(span, ">")
             key, fill = self._name(span) if span.op else f"{self.key}work{number}", KIND_COLOR[span.kind]
             fill = tint(fill, CHUNK_STRENGTHS[chunk % len(CHUNK_STRENGTHS)])
@@ -188,13 +197,13 @@ def _ways(span: Span) -> tuple[str, ...]:
 
 
 def in_lanes(messages: Iterable[Span]) -> list[list[Span]]:
-    """Return messages by lane: each is in the first lane that is free when it starts, or the next to become free."""
+    """Return messages by lane: each is in the first lane that is free when it starts, so none covers another."""
     lanes: list[list[Span]] = []
     for span in messages:
         free = next((lane for lane in lanes if lane[-1].end <= span.start), None)
-        if free is None and len(lanes) < MOST_LANES:
+        if free is None:
             lanes.append(free := [])
-        (free if free is not None else min(lanes, key=lambda lane: lane[-1].end)).append(span)
+        free.append(span)
     return lanes
 
 

@@ -4,7 +4,7 @@ from itertools import combinations
 
 from course.measure.topology import Topology
 from course.pictures.parts import titled
-from course.pictures.scene import WIDTH, Mark, Scene, box, label, line
+from course.pictures.scene import USUAL, WIDTH, Mark, Scene, box, label, line
 from course.pictures.style import DP, FRAME, FRAME_FILL, GREY, PP, TP, tint
 from course.table import Table
 from labkit.sizes import counted
@@ -42,7 +42,8 @@ def draw_topology(topology: Topology, title: str) -> Scene:
         (a, y), (b, low) = sorted((places[i], places[j]), key=lambda place: place[1])
         if way in ("PIX", "PXB") and y < low:
             marks.append(line(f"pci{i}.{j}", [(a, y + DEVICE), (b, low)], GREY, 3, means="PCIe switch"))
-            marks.append(label(f"pci{i}.{j}.word", (a + b) / 2 + 8, (y + DEVICE + low) / 2, way))
+            aside = 8 + USUAL / 2 * abs(a - b) / (low - y - DEVICE)  # the line leans by that much beside its word
+            marks.append(label(f"pci{i}.{j}.word", (a + b) / 2 + aside, (y + DEVICE + low) / 2, way))
     return titled(title, f"{devices_on}, and the ways between them.", marks + devices, table, bottom=bottom + 20)
 
 

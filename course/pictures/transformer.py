@@ -107,31 +107,31 @@ def draw_embedding(vocab_size: int, tp_size: int, tokens: Sequence[int]) -> list
     """Draw the steps of a vocabulary-parallel embedding: who has which rows, who answers for each token, the sum.
 
     Raises:
-        ValueError: a token is not a word.
+        ValueError: a token is not in the vocabulary.
     """
     for token in tokens:
         if not 0 <= token < vocab_size:
-            raise ValueError(f"token {token} is not a word: with vocab_size={vocab_size}, use 0 to {vocab_size - 1}")
+            raise ValueError(f"token {token} is outside vocab_size={vocab_size}: use 0 to {vocab_size - 1}")
     rows = -(-vocab_size // tp_size)  # on a rank; the last are padding if tp_size does not divide
     owned = [chunks_of_rank(rows * tp_size, tp_size, rank)[0] for rank in range(tp_size)]
     owners = [next(rank for rank, own in enumerate(owned) if token in own) for token in tokens]
     wide, fills, high = (WIDTH - 250) / len(tokens), tints(TP, tp_size), ROW - 6
     lines = [(f"{token}", f"rank {owner}", f"{token - owned[owner].start}") for token, owner in zip(tokens, owners)]
     caption = f"{vocab_size} rows are padded to {rows * tp_size}." if rows * tp_size > vocab_size else ""
-    table = Table(("word", "answers", "row there"), lines, caption)
+    table = Table(("token id", "answers", "row there"), lines, caption)
     marks, scenes = rank_names(tp_size, TOP + 20, ROW), []
     for rank, own in enumerate(owned):
         first, last = own.start, min(own.stop, vocab_size) - 1
-        words = "padding" if first > last else f"word {first}" if first == last else f"words {first} to {last}"
+        ids = "padding" if first > last else f"id {first}" if first == last else f"ids {first} to {last}"
         place = NAME, TOP + ROW * rank, 165, high
-        marks.append(own_box(f"shard{rank}", rank, place, fills[rank], words, f"the vectors of {words}"))
+        marks.append(own_box(f"shard{rank}", rank, place, fills[rank], ids, f"the vectors of {ids}"))
     for number, (token, owner) in enumerate(zip(tokens, owners)):
-        text, fact = (f"word {token}", str(token)), f"Word {token}: rank {owner} has its vector"
+        text, fact = (f"id {token}", str(token)), f"Token {token}: rank {owner} has its vector"
         place = 250 + number * wide, TOP - 38, wide - 6, 28
         marks.append(box(f"token{number}", *place, FRAME_FILL, text, f"token{number}", edge=FRAME, fact=fact))
     steps = (
-        f"Each rank has the vectors of {rows} words. Every rank sees all tokens.",
-        "Each rank looks up the words that it has, and gives zeros for the others.",
+        f"Each rank has the vectors of {rows} token ids. Every rank sees all tokens.",
+        "Each rank looks up the ids that it has, and gives zeros for the others.",
         "An all-reduce adds up: one vector, and zeros. Every rank has the vector of every token.",
     )
     for step, says in enumerate(steps):
@@ -139,7 +139,7 @@ def draw_embedding(vocab_size: int, tp_size: int, tokens: Sequence[int]) -> list
         for rank, (number, token) in product(range(tp_size) if step else (), enumerate(tokens)):
             has, place = step == 2 or rank == owners[number], (250 + number * wide, TOP + ROW * rank, wide - 6, high)
             fill, text = (fills[owners[number]], ("vector", "v")) if has else ("#ffffff", ("zeros", "0"))
-            fact = f"Rank {rank}: {'the vector of' if has else 'zeros for'} word {token}"
+            fact = f"Rank {rank}: {'the vector of' if has else 'zeros for'} token {token}"
             cells.append(box(f"cell{rank}.{number}", *place, fill, text, f"token{number}", edge=FRAME, fact=fact))
-        scenes.append(titled(f"An embedding of {vocab_size} words, t = {tp_size}", says, [*marks, *cells], table))
+        scenes.append(titled(f"An embedding, vocabulary of {vocab_size}, t = {tp_size}", says, [*marks, *cells], table))
     return scenes

@@ -27,9 +27,8 @@ def draw_steps(steps: Sequence[TimedStep], titles: Sequence[str]) -> Scene:
     all_rows = stacked(shown, titles, unit, end, RIGHT)
     for step, rows in zip(steps, all_rows):
         for mark in rows.marks(f"{time_text(step.seconds, unit)}, {step.mean_shares.computing:.0%} computing"):
-            covered = mark.shape == "box" and step.plan.tp_size > 1  # by the waits that interrupt an op
             means = WORDS[1] if mark.means == "waits" else mark.means
-            marks.append(replace(mark, means=means, text="" if covered else mark.text))
+            marks.append(replace(mark, means=means))
         for rank, shares in enumerate(step.shares):
             x, y, key = RIGHT + 24, rows.y(rank), f"{rows.key}share{rank}"
             for part, (share, word, look) in enumerate(zip(shares, WORDS, LOOKS)):

@@ -138,3 +138,13 @@ nearest = Choice(
         "GPU3": "Read the row of NIC0. GPU 3 is at the other CPU socket.",
     },
 )
+
+local_rank = Number(
+    "02.local_rank",
+    "Two nodes with 2 ranks each. What is `LOCAL_RANK` for rank 3 of the four ranks?",
+    {
+        3: "That is its number among all ranks. Its node has GPUs 0 and 1.",
+        2: "That would be so if node 0 had one rank. Which ranks are on node 1?",
+        0: "Ranks 2 and 3 share a node. Which of them takes its GPU 0?",
+    },
+)

@@ -57,7 +57,7 @@ rows_of_rank_1 = Choice(
         "columns": "Columns 4 to 7",
         "terms": "All rows, each with half of the terms of its sum",
         "every second": "Rows 1, 3, 5, 7, 9 and 11",
-        "range(6, 12)": "Rows 6 to 11",
+        "[6, 7, 8, 9, 10, 11]": "Rows 6 to 11",
     },
     {
         "columns": "Columns of A are rows of what PyTorch stores.",
@@ -104,8 +104,8 @@ without_gathering = Choice(
     },
     {
         "[]": "X was still used by every rank.",
-        "['all_gather']": "That is the one that joins the shards.",
-        "['all_gather', 'all_reduce']": "Nobody joins the shards now.",
+        "['all_gather']": "That is the one that gathers the shards.",
+        "['all_gather', 'all_reduce']": "Nobody gathers the shards now.",
     },
 )
 
@@ -133,16 +133,15 @@ two_blocks = Choice(
     },
 )
 
-share_of_x = Choice(
-    "03.share_of_x",
-    "Each rank stores 1/t of the weight. How much does it store of X, which backward needs again?",
+times_smaller = Number(
+    "03.times_smaller",
+    "Weight 2 MiB, X 1 MiB, Y 0.5 MiB. From t = 1 to t = 8, how many times smaller does their sum on a rank become? "
+    "A tenth more or less is near enough.",
     {
-        "0.125": "1/t, too",
-        "0.0": "Nothing: X is sent again in backward",
-        "1.0": "All of it",
+        8: "That is so for the weight and for Y. Which part of X does a rank need for its columns of Y?",
+        2: "That is so if only the weight shrinks. Y is sharded by columns, too.",
+        4: "That is so if X shrinks, and Y does not. Which of the two does every rank need whole?",
+        1: "All three are whole on every rank only without tensor parallelism.",
     },
-    {
-        "0.125": "Which part of X does a rank need for its columns of Y?",
-        "0.0": "Every rank had X in forward, and autograd keeps what a product needs for backward.",
-    },
+    tolerance=0.1,
 )

@@ -27,25 +27,25 @@ size_three = Choice(
     },
 )
 
-data_group_of_6 = Choice(
-    "01.data_group_of_6",
-    "Take rank 6. In which stage is it, and which of these is its data group?",
-    ["[2, 6, 10, 14]", "[6, 7]", "[4, 6]", "[4, 5, 6, 7]"],
+same_weights_as_6 = Choice(
+    "01.same_weights_as_6",
+    "Which ranks hold the same weights as rank 6?",
+    ["[2, 6, 10, 14]", "[6, 7]", "[4, 6]", "[4, 5, 6, 7]", "[2, 3, 6, 7, 10, 11, 14, 15]"],
     {
-        "[2, 6, 10, 14]": "That is a column of the table: one rank of each stage, so a pipeline group.",
-        "[6, 7]": "That is one cell of the table: a tensor group.",
-        "[4, 5, 6, 7]": "That is the whole stage. A data group has only the ranks with the same place in their cells.",
+        "[2, 6, 10, 14]": "Those are the four stages of one copy: each holds different layers.",
+        "[6, 7]": "They hold the same layers, but different shards of each.",
+        "[4, 5, 6, 7]": "Those are all ranks of stage 1: two shards, each twice. Which two have the same shard?",
+        "[2, 3, 6, 7, 10, 11, 14, 15]": "That is one copy of the model. No two of its ranks hold the same weights.",
     },
 )
 
-first_data_group = Choice(
-    "01.first_data_group",
-    "The same 16 GPUs with t = 4 and p = 2. What is d now, and which of these is the first data group?",
-    ["[0, 1]", "[0, 2]", "[0, 4]", "[0, 8]"],
+step_in_data_group = Number(
+    "01.step_in_data_group",
+    "The same 16 GPUs with t = 4 and p = 2. By how much do the two rank numbers of a data group differ?",
     {
-        "[0, 1]": "Ranks 0 and 1 are in the same tensor group.",
-        "[0, 2]": "That was so with t = 2. Now ranks 0 and 2 are in the same tensor group.",
-        "[0, 8]": "That is a pipeline group: stage 1 begins at rank 8.",
+        1: "Neighbouring ranks are in the same tensor group, until that is full.",
+        2: "That was so with t = 2. How many ranks come before the next copy now?",
+        8: "That is the step from stage to stage. First come all copies of a stage, which are t · d ranks.",
     },
 )
 
@@ -67,19 +67,20 @@ crossing = Choice(
     },
 )
 
-crossing_in_second = Choice(
-    "01.crossing_in_second",
-    "Which grid is the same in both orders? Which kinds of group cross nodes in the second, `tp-pp-dp`?",
+averages_with = Choice(
+    "01.averages_with",
+    "16 GPUs, t = 2, p = 4. The stages are placed by `tp-pp-dp`, and the data groups are those of `tp-dp-pp`. "
+    "With what kind of rank does rank 0 average its gradients?",
     {
-        "['tp']": "Only tensor groups",
-        "['dp']": "Only data groups",
-        "['pp']": "Only pipeline groups",
-        "['dp', 'pp']": "Data and pipeline groups",
+        "['dp']": "One with the same layers, and different data",
+        "['tp']": "One with the other shard of its layers",
+        "['pp']": "One with the layers of the next stage",
+        "error": "None: PyTorch raises an error",
     },
     {
-        "['tp']": "The tensor axis comes first in both orders, so tensor ranks are neighbours in both.",
-        "['pp']": "That was the first order. Now all four stages of a copy come before the next copy begins.",
-        "['dp', 'pp']": "One copy of the model has 8 GPUs, and its pipeline groups stay among them.",
+        "['dp']": "That is so if both use one order. In tp-pp-dp, what begins when a tensor group is full?",
+        "['tp']": "The tensor axis comes first in both orders, so no data group has two ranks of one tensor group.",
+        "error": "To PyTorch, a group is a list of ranks. It sees a fault only if the shapes of the gradients differ.",
     },
 )
 

@@ -34,22 +34,6 @@ stored_at_16 = Choice(
     },
 )
 
-whole_gradients = Choice(
-    "04.whole_gradients",
-    "All of x goes into the layer on every rank. Which gradients does a rank then get whole?",
-    {
-        "['gradient of x', 'of the weight', 'of the bias']": "Those of x, of the weight and of the bias",
-        "['gradient of x', 'of the bias']": "Those of x and of the bias",
-        "['of the bias']": "That of the bias",
-        "['of the weight']": "That of the weight",
-    },
-    {
-        "['gradient of x', 'of the weight', 'of the bias']": "A gradient has the shape of its tensor. What was cut?",
-        "['of the bias']": "The layer takes its slice of x itself. What does scatter_to_tp do in backward?",
-        "['of the weight']": "A gradient has the shape of its tensor, and the weight was cut.",
-    },
-)
-
 gradient_on_rank_0 = Choice(
     "04.gradient_on_rank_0",
     "Two ranks, x = [1, 2, 3, 4] on both. Each squares its slice; y is the sum of the squares over the ranks. "
@@ -64,6 +48,22 @@ gradient_on_rank_0 = Choice(
         "half": "That is what rank 0 knows by itself. Look at the backward of scatter_to_tp.",
         "twice": "The backward of reduce_from_tp is the identity, so nothing is counted twice.",
         "slice": "A gradient has the shape of its tensor, and x has four elements on each rank.",
+    },
+)
+
+whole_gradients = Choice(
+    "04.whole_gradients",
+    "All of x goes into the layer on every rank. Which gradients does a rank then get whole?",
+    {
+        "['gradient of x', 'of the weight', 'of the bias']": "Those of x, of the weight and of the bias",
+        "['gradient of x', 'of the bias']": "Those of x and of the bias",
+        "['of the bias']": "That of the bias",
+        "['of the weight']": "That of the weight",
+    },
+    {
+        "['gradient of x', 'of the weight', 'of the bias']": "A gradient has the shape of its tensor. Which was cut?",
+        "['of the bias']": "The layer takes its slice of x by scatter_to_tp. What does that do in backward?",
+        "['of the weight']": "A gradient has the shape of its tensor, and the weight was sharded.",
     },
 )
 
@@ -125,11 +125,11 @@ backward_of_the_pair = Choice(
     },
 )
 
-clumsy_messages = Number(
-    "04.clumsy_messages",
-    "The same two layers, with whole tensors in between. How many messages, forward and backward together?",
+collectives_if_gathered = Number(
+    "04.collectives_if_gathered",
+    "The same two layers, gathered in between. How many collectives, forward and backward together?",
     {
-        2: "That is the pair with slices in between. Now Y is joined at the end of the first layer.",
+        2: "That is the pair with slices in between. Now Y is gathered at the end of the first layer.",
         3: "Each operator has a partner in the other direction.",
         6: "The row layer takes its slice of a whole tensor: that sends nothing forward.",
     },
@@ -172,4 +172,18 @@ more_on_a_link = Number(
         0.25: "That is the factor for the weight on a rank.",
     },
     tolerance=0.01,
+)
+
+overlapped = Number(
+    "04.overlapped",
+    "t = 4. A slice of X takes 2 ms to the next rank, and 3 ms to be multiplied. First gather, then multiply: "
+    "3 · 2 + 4 · 3 = 18 ms. How long does it take to multiply each slice while the next one travels?",
+    {
+        18: "That is one after the other. Which slice can a rank multiply while the first one travels?",
+        14: "That waits for the first slice to arrive. A rank has its own slice from the start.",
+        9: "A rank multiplies all four slices, its own as well.",
+        6: "That is how long the slices travel. Multiplying takes longer, and nothing hides that.",
+        15: "Travelling and multiplying at the same time takes as long as the longer of the two.",
+    },
+    unit="ms",
 )

@@ -4,35 +4,36 @@ from course.predict import Choice, Number
 
 num_rows = Number(
     "05.num_rows",
-    "10 words, t = 3. Every rank has a table of the same size. How many rows does it have?",
+    "A vocabulary of 10, t = 3. Every rank has a table of the same size. How many rows does it have?",
     {
-        3: "3 · 3 = 9. Who has the tenth word?",
+        3: "3 · 3 = 9. Who has the tenth id?",
         (lambda answer: 3 < answer < 4): "A rank has whole rows.",
         10: "That is the whole table.",
         12: "That is how many rows the three ranks have together.",
     },
 )
 
-sent_for_logits = Choice(
-    "05.sent_for_logits",
-    "The output layer has `gather_output=False`, so the logits stay where they are. What is sent?",
+gradients_of_rank_2 = Choice(
+    "05.gradients_of_rank_2",
+    "The loss depends on all logits. No token of the batch is on rank 2. From which of its two uses does the shard of "
+    "rank 2 get a gradient that is not zero?",
     {
-        "[[], []]": "Nothing at all",
-        "[['all_gather'], []]": "An all-gather forward, nothing backward",
-        "[['all_reduce'], []]": "An all-reduce forward, nothing backward",
-        "[[], ['all_reduce']]": "Nothing forward, an all-reduce backward",
+        "[]": "From neither",
+        "['embedding']": "From the embedding",
+        "['output']": "From the output layer",
+        "['embedding', 'output']": "From both",
     },
     {
-        "[[], []]": "Every rank used the hidden states. Who adds up their gradients?",
-        "[['all_gather'], []]": "That joins the logits.",
-        "[['all_reduce'], []]": "That is a row layer, such as the embedding.",
+        "[]": "Which logits does rank 2 compute, and for which tokens?",
+        "['embedding']": "In the embedding, rank 2 gave zeros, whatever is in its shard. Does the loss depend on it?",
+        "['embedding', 'output']": "Both uses are of the same shard, but the embedding looked up none of its rows.",
     },
 )
 
 numbers_per_token = Choice(
     "05.numbers_per_token",
-    "32,768 words on 4 ranks, which may only add up and take maxima. "
-    "How many numbers does a rank have to give for each token?",
+    "A vocabulary of 32,768 on 4 ranks, which may only add up and take maxima. "
+    "How many scalars per token must each rank contribute?",
     {
         "none": "None",
         "few": "Fewer than 10",
@@ -40,8 +41,32 @@ numbers_per_token = Choice(
         "all": "32,768, all logits",
     },
     {
-        "none": "The sum runs over all words, and a rank has only its own.",
-        "slice": "It can add up the exponentials of its own words by itself.",
+        "none": "The sum runs over the whole vocabulary, and a rank has only its own logits.",
+        "slice": "It can add up the exponentials of its own logits by itself.",
         "all": "It has only a quarter of them. And do the others need each one?",
     },
+)
+
+with_padding = Choice(
+    "05.with_padding",
+    "Two logits of padding, both 0, are added to the 10 real ones. What becomes of the loss?",
+    {"smaller": "It becomes smaller", "same": "It stays the same", "larger": "It becomes larger"},
+    {
+        "same": "The logits are 0, and exp(0) is not.",
+        "smaller": "The logit of the target stays what it was. What becomes of the sum of the exponentials?",
+    },
+)
+
+flops_in_chunks = Number(
+    "05.flops_in_chunks",
+    "The loss in 8 chunks, with the logits of each computed again in backward. How many times as many FLOPs as before "
+    "does the output layer take, forward and backward?",
+    {
+        2: "Only the product of the forward pass is done again. How many products has backward?",
+        8: "Each chunk has an eighth of the tokens.",
+        1: "Backward needs the logits, and they are gone.",
+        1.5: "Backward has two products: one for the gradient of the input, and one for that of the weight.",
+        1.125: "Every chunk is computed again, not one of the eight.",
+    },
+    tolerance=0.02,
 )

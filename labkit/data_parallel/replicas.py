@@ -175,6 +175,6 @@ def copy_from_first(tensors: Iterable[torch.Tensor], *groups: dist.ProcessGroup)
     """Broadcast the values of the groups' first rank, or of the first in a parameter's ``replica_group``."""
     for tensor in tensors:
         values = tensor.detach().contiguous()
-        for group in groups:
-            dist.broadcast(values, group_src=0, group=placement_of(tensor).replica_group or group)
+        for group in dict.fromkeys(placement_of(tensor).replica_group or group for group in groups):
+            dist.broadcast(values, group_src=0, group=group)
         tensor.detach().copy_(values)

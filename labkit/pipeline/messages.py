@@ -17,6 +17,7 @@ import torch.distributed as dist
 from labkit.groups import ProcessGroups, local_device
 from labkit.launch import waiting_for
 from labkit.schedules import BACKWARD, FORWARD, Op, Schedule
+from labkit.sizes import check_size
 from labkit.timeline.spans import WAIT
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -42,7 +43,8 @@ class Messages:
     """
 
     def __init__(self, schedule: Schedule, groups: ProcessGroups, inputs, shapes, span, recv_prefetch: int):
-        self.schedule, self.groups, self.span, self.recv_prefetch = schedule, groups, span, recv_prefetch
+        self.schedule, self.groups, self.span = schedule, groups, span
+        self.recv_prefetch = check_size("recv_prefetch", recv_prefetch, least=2)
         self.rank, self.device, self.rows = groups.coords.pp, local_device(), [len(rows) for rows in inputs]
         input_shapes = tuple((x.dtype, x.shape) for x in inputs)
         self.inputs_hash = 0 if shapes is None else crc32(repr(input_shapes).encode())

@@ -56,7 +56,8 @@ def run(
         trace: gets a span for each op and each wait.
         shapes: a dict, empty at first, that every rank keeps and gives in each step. It remembers the shapes of
             activations for inputs of the same shape; without it each step sends them, and a GPU's host waits for them.
-        recv_prefetch: for how many ops receives are posted, this one first; with NCCL one of each kind and direction.
+        recv_prefetch: for how many ops receives are posted, this one first; with NCCL one of each kind and direction,
+            and with fewer than 2 some interleaved schedules would deadlock there.
         allow_deadlock: run the schedule even if it deadlocks, to see what is reported.
 
     Raises:

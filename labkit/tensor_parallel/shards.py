@@ -65,7 +65,7 @@ class ShardedWeight(PlacedModule):
                     "set the same seed on all of them before the layer is made, for example torch.manual_seed(1234)"
                 )
         self.master_weight = master if self.keep_master_weight else None
-        self.weight.copy_(cut_like(master, self.weight, self.group))
+        self.weight.copy_(shard_like(master, self.weight, self.group))
 
     def extra_repr(self) -> str:
         return f"weight={tuple(self.sizes)}, tp_size={self.group.size()}"
@@ -85,7 +85,7 @@ def gather_whole(tensor: torch.Tensor, parameter: nn.Parameter, group: dist.Proc
     return transpose_chunks(gathered, group.size(), shard.stride)[..., : shard.whole_size].movedim(-1, shard.dim)
 
 
-def cut_like(whole: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.Tensor:
+def shard_like(whole: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.Tensor:
     """Return this rank's shard of a whole tensor: the inverse of `gather_whole`."""
     shard = shard_of(parameter)
     return whole if shard is None else own_shard(whole, group, shard.dim, shard.stride)

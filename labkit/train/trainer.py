@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import AdamW, Optimizer
 
-from labkit import checkpoint, pipeline
+from labkit import pipeline
 from labkit.context_parallel import positions
 from labkit.data import EVALUATION_SAMPLES
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
@@ -61,6 +61,8 @@ def steps(config: TrainConfig) -> Iterator[Step]:
 @contextmanager
 def training(config: TrainConfig) -> Iterator["Trainer"]:
     """Hold what a run needs while it lasts: the process groups, this rank's `Trainer`, the claim on the checkpoints."""
+    from labkit import checkpoint  # it imports half of torch, so not when the notebook imports this module
+
     check_same_options(config)
     config = config.fitted(dist.get_world_size())
     layout = config.layout(dist.get_world_size())
@@ -77,8 +79,10 @@ class Trainer:
     A run that differs in one thing overrides one method: `wrap`, `make_optimizer`, `loss` or `rows`.
     """
 
-    def __init__(self, config: TrainConfig, groups: ProcessGroups, save: Callable[..., None] = checkpoint.save):
-        self.config, self.groups, self.save = config, groups, save
+    def __init__(self, config: TrainConfig, groups: ProcessGroups, save: Callable[..., None] | None = None):
+        from labkit import checkpoint
+
+        self.config, self.groups, self.save = config, groups, save or checkpoint.save
         self.steps_done = self.samples_done = 0
         self.trace: NamedTrace | None = None  # while steps are profiled
         self.shapes: dict = {}  # of activations, told once

@@ -16,7 +16,7 @@ from course.exercises.base import Exercise
 from course.exercises.collectives import ring_all_reduce
 from course.exercises.group_layout import group_lists, rank_to_coordinates
 
-INSTRUCTOR = Path(__file__).parents[2] / "INSTRUCTOR.md"
+ROOT = Path(__file__).parents[2]
 ANNA = SimpleNamespace(user=SimpleNamespace(name="anna"))
 TIME = "2026-11-22T16:20:03+01:00"
 LATER = "2026-11-22T15:20:04+00:00"  # a second later, in a different zone
@@ -175,11 +175,13 @@ def test_a_folder_that_is_not_there_is_said(tmp_path):
         room.Room(tmp_path / "nowhere")
 
 
-def test_the_hub_of_the_instructors_page_gives_everybody_a_file_of_their_own():
-    [config] = re.findall(r"```python\n(# jupyterhub_config.py.*?)```", INSTRUCTOR.read_text(), re.DOTALL)
+def test_the_hub_of_the_page_on_servers_gives_everybody_a_file_of_their_own():
+    [config] = re.findall(
+        r"```python\n(# jupyterhub_config.py.*?)```", (ROOT / "course/servers.md").read_text(), re.DOTALL
+    )
     c = Config()
     exec(config, {"c": c})
     values = c.Spawner.environment
     anna = {name: value(ANNA) if callable(value) else value for name, value in values.items()}
     assert anna["LABKIT_PROGRESS"] == "/shared/room/anna.json" and anna["PYTHONPATH"] == "/home/anna/handout"
-    assert f"python -m course.room {Path(anna['LABKIT_PROGRESS']).parent} " in INSTRUCTOR.read_text()
+    assert f"python -m course.room {Path(anna['LABKIT_PROGRESS']).parent} " in (ROOT / "INSTRUCTOR.md").read_text()

@@ -10,6 +10,8 @@ import re
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import zlib
 from contextlib import contextmanager
@@ -668,3 +670,8 @@ def test_the_newest_is_the_highest_step(tmp_path):
         (tmp_path / name / checkpoint.DESCRIPTION).touch()
     (tmp_path / "step_00000012").mkdir()  # without a description
     assert checkpoint.newest(tmp_path).name == "step_00000010"
+
+
+def test_a_notebook_imports_the_trainer_without_what_only_checkpoints_need():
+    code = "import sys, labkit.train; sys.exit('torch.distributed.checkpoint' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -15,7 +15,7 @@ from labkit.groups import group_of_one, local_device
 from labkit.model import STD, ParallelGPT, normal
 from labkit.placement import Placement, placement_of
 from labkit.shape import GPT
-from labkit.tensor_parallel import ParallelSelfAttention, ShardedDropout, cut_like, gather_whole
+from labkit.tensor_parallel import ParallelSelfAttention, ShardedDropout, gather_whole, shard_like
 
 SHAPE = GPT(
     num_layers=3, hidden_size=16, seq_length=8, vocab_size=13, num_attention_heads=4
@@ -89,7 +89,7 @@ def give_values(stages, group):
     for stage in stages:
         for name, parameter in stage.named_parameters():
             whole = any_value(name, sizes[name]).to(local_device())
-            parameter.data.copy_(cut_like(whole, parameter, group))
+            parameter.data.copy_(shard_like(whole, parameter, group))
 
 
 def loss_of(stages, ids, targets):

@@ -18,7 +18,7 @@ from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.model import ParallelGPT, normal
 from labkit.shape import GPT
-from labkit.tensor_parallel import ParallelSelfAttention, cut_like, gather_whole
+from labkit.tensor_parallel import ParallelSelfAttention, gather_whole, shard_like
 
 GPT2 = GPT(num_layers=2, hidden_size=32, seq_length=16, vocab_size=13, num_attention_heads=8)
 TODAY = replace(
@@ -116,7 +116,7 @@ def loss_and_gradients(shape, layout=None, num_stages=1, **options):
     for stage in stages:
         for name, parameter in stage.named_parameters():
             whole = any_value(name, sizes[name]).to(local_device())
-            parameter.data.copy_(cut_like(whole, parameter, tp))
+            parameter.data.copy_(shard_like(whole, parameter, tp))
     held = positions(shape.seq_length, cp.size(), cp.rank(), options.get("balanced", True))
     x, targets = (each[:, held].to(local_device()) for each in tokens(shape))
     for stage in stages:

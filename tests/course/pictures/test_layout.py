@@ -1,5 +1,7 @@
 """The grids say what the layout says: a box for each rank in its node, tinted and lettered by its group."""
 
+from itertools import pairwise
+
 import pytest
 
 from course.pictures.layout import axes_in_use, describe_groups, draw_layout, draw_orders
@@ -87,7 +89,29 @@ def test_many_gpus_are_nodes_with_as_many_tints_as_there_are_kinds_of_groups():
     blocks = [mark for mark in draw_layout(layout).marks if mark.key.startswith("dp.block")]
     kinds = {mark.tags for mark in blocks}
     assert len({mark.fill for mark in blocks}) == len(kinds) == 8
-    assert blocks[0].fact == "node 0: GPUs of data 8 groups A to H" and blocks[0].text in ("A–H", "A")
+    assert (blocks[0].fact, blocks[0].text) == ("data groups A to H", "0")
+    assert (first := next(mark for mark in draw_layout(layout).marks if mark.same == "node1")).key == "tp.block1"
+    assert [mark.text for mark in blocks] == [str(number) for number in range(128)]
+    assert first.fact == "A box is a node. Click node 1 to see its GPUs 8 to 15: tensor group B"
+
+
+def test_links_go_around_boxes():
+    layout = ParallelLayout(16, 2, 4)
+    scene = draw_layout(layout)
+    for axis in axes_in_use(layout):
+        boxes = gpus(scene, layout, axis)
+        for index, group in enumerate(layout.groups(axis)):
+            ring, others = scene.by_key[f"{axis}.ring{index}"], {*range(16)} - {*group}
+            points = [(ring.x + x, ring.y + y) for x, y in ring.points]
+            for (x, y), (to_x, to_y) in pairwise(points):
+                for step in range(21):
+                    px, py = x + (to_x - x) * step / 20, y + (to_y - y) * step / 20
+                    hit = [
+                        r
+                        for r in others
+                        if 0 < px - boxes[r].x < boxes[r].width and 0 < py - boxes[r].y < boxes[r].height
+                    ]
+                    assert not hit, (axis, group, hit)
 
 
 def test_a_node_can_be_seen_alone():

@@ -36,6 +36,15 @@ def test_memory_is_stacked_to_the_total_of_each_stage():
     ]  # fmt: skip
 
 
+def test_the_limits_line_strikes_through_no_number():
+    for batch in (1, 2, 4, 8, 16, 24, 32):
+        scene = draw_memory({"": replace(PLAN, recompute="none", micro_batch_size=batch, batch_size=96)}, DGX_A100)
+        limit = scene.by_key["memory.limit"].x
+        parts = [mark for mark in scene.marks if mark.text and (mark.shape == "box" or mark.key.endswith("s.word"))]
+        for mark in (mark for mark in parts if "legend" not in mark.key):
+            assert abs(mark.x + mark.width / 2 - limit) > text_width(mark.text, mark.size) / 2, (batch, mark.key)
+
+
 def test_what_does_not_fit_is_said_and_passes_the_limit():
     scene = draw_memory({"": replace(PLAN, recompute="none", micro_batch_size=16)}, DGX_A100)
     limit = scene.by_key["memory.limit"].x

@@ -47,3 +47,18 @@ def test_keys_reach_every_button_and_press_it(page):
     for key in ("Enter", "ArrowRight", "ArrowRight", " "):
         page.keyboard.press(key)
     assert json.loads(page.evaluate("JSON.stringify(window.sent)")) == [{"click": "cell"}, {"click": "op"}]
+
+
+def test_a_mouse_that_rests_dims_nothing_any_longer_and_facts_are_above_the_picture(page):
+    page.set_content("")
+    marks = [box(name, 60 * x, 0, 40, 40, "#ffffff", fact=name, same="one" * (x < 2), tags=(name,), lights=(name,))
+             for x, name in enumerate("abc")]  # fmt: skip
+    page.evaluate(SHOW, [CODE, {"steps": differences([Scene("T", "S", marks, 50)]), "seconds": 1, "clicks": False}])
+    page.locator("[data-key=a]").dispatch_event("pointerover")
+    assert page.locator("g.lit").evaluate_all("all => all.map(each => each.dataset.key)") == [
+        "a",
+        "b",
+    ]  # the same thing
+    page.wait_for_function("() => !document.querySelector('svg.lighting')", timeout=10_000)
+    assert page.locator("g.lit").count() == 2
+    assert page.locator(".fact").bounding_box()["y"] < page.locator(".paper").bounding_box()["y"]

@@ -136,10 +136,28 @@ def test_a_measured_step_starts_at_zero_and_shows_waits_and_messages():
     assert "all_reduce" in first.fact
 
 
-def test_more_messages_at_once_than_lanes_stay_in_their_row():
+def test_each_message_under_way_has_a_lane_and_many_lanes_are_lower():
     spans = [Span(0, "communication", "all_reduce", 0.1 * i, 9 + i) for i in range(8)]
-    assert [len(lane) for lane in in_lanes(spans)] == [3, 3, 2]
-    assert len(in_lanes(spans[:1] + [Span(0, "communication", "late", 9, 10)])) == 1
+    assert [len(lane) for lane in in_lanes(spans)] == [1] * 8
+    boxes = [mark for mark in draw(Timeline(spans, "measured")).marks if mark.key.startswith("message")]
+    assert all(upper.bottom <= lower.y for upper, lower in pairwise(boxes))
+    assert boxes[-1].bottom - boxes[0].y <= drawing.LANE * drawing.FULL_LANES
+
+
+def test_a_wait_stands_below_the_label_of_the_work_that_it_interrupts():
+    scene = draw(data_parallel())
+    work, wait = scene.by_key["work1"], scene.by_key["wait0.0"]
+    assert work.text == "backward" and wait.x < work.x + work.width
+    assert work.y + work.height / 2 + work.size / 2 <= wait.y and wait.bottom == work.bottom
+
+
+def test_a_later_chunk_is_paler():
+    assert list(drawing.CHUNK_STRENGTHS) == sorted(drawing.CHUNK_STRENGTHS, reverse=True)
+
+
+def test_lanes_are_used_again():
+    spans = [Span(0, "communication", "all_reduce", 0, 9)]
+    assert len(in_lanes([*spans, Span(0, "communication", "late", 9, 10)])) == 1
 
 
 def test_a_measurement_has_no_time_units():
@@ -174,7 +192,8 @@ def test_the_legend_names_what_occurs_and_nothing_else():
 
     assert words(simulate(gpipe(2, 2))) == ["idle", "F forward", "B backward"]
     assert words(simulate(zero_bubble(2, 2))) == ["idle", "F forward", "B backward", "W gradient of the weights"]
-    assert sorted(words(simulate(interleaved(2, 2, 3)))) == ["B backward", "F forward", "chunk 1", "chunk 2", "idle"]
+    chunks = ["B backward, chunk 0", "F forward, chunk 0", "chunk 1", "chunk 2", "idle"]
+    assert sorted(words(simulate(interleaved(2, 2, 3)))) == chunks
     assert words(data_parallel()) == ["idle", "F forward", "B backward", "optimizer", "waits", "message under way"]
 
 

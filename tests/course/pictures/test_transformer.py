@@ -87,8 +87,8 @@ def test_the_ranks_answers_add_up_to_the_embedding(vocab_size, tp_size):
     looked_up = torch.zeros(len(tokens), vocab_size)
     step = draw_embedding(vocab_size, tp_size, tokens)[1]
     for rank in range(tp_size):
-        words = step.by_key[f"shard{rank}"].text.split()
-        own = range(int(words[1]), int(words[-1]) + 1)
+        ids = step.by_key[f"shard{rank}"].text.split()
+        own = range(int(ids[1]), int(ids[-1]) + 1)
         for number, token in enumerate(tokens):
             cell = step.by_key[f"cell{rank}.{number}"]
             assert (cell.text == "vector") == (token in own)
@@ -112,16 +112,16 @@ def test_before_the_all_reduce_only_the_owner_has_the_vector_and_after_it_every_
 
 
 @pytest.mark.parametrize("token", [-1, 9, 11])  # row 11 is there, but only as padding
-def test_a_token_that_is_no_word_is_refused(token):
-    with pytest.raises(ValueError, match=rf"token {token} .* vocab_size=9, use 0 to 8"):
+def test_a_token_outside_the_vocabulary_is_refused(token):
+    with pytest.raises(ValueError, match=rf"token {token} .* vocab_size=9: use 0 to 8"):
         draw_embedding(9, 4, [0, token])
 
 
 def test_a_rank_that_has_only_padding_says_so():
     first = draw_embedding(5, 4, [4])[0]
     assert [first.by_key[f"shard{rank}"].text for rank in range(4)] == [
-        "words 0 to 1",
-        "words 2 to 3",
-        "word 4",
+        "ids 0 to 1",
+        "ids 2 to 3",
+        "id 4",
         "padding",
     ]

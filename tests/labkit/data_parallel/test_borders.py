@@ -62,6 +62,22 @@ class OnlyAside(Block):
         return torch.zeros(())
 
 
+class InAList(Block):
+    """Its only way to the loss is in a list, where nobody looks: autograd says when it needs a weight."""
+
+    def forward(self, x):
+        self.aux = [super().forward(x)]
+        return torch.zeros(())
+
+
+class BiasInAList(Block):
+    """Autograd saves nothing for the sum, so the gradient itself is the first sign of backward."""
+
+    def forward(self, x):
+        self.aux = [x + self.up.bias]
+        return torch.zeros(())
+
+
 class Blocks(nn.Module):
     """Blocks, with ``between`` applied to each and its output; ``around`` checkpoints each."""
 
@@ -120,6 +136,8 @@ CASES = {
     "x.mul_(2) on the input": partial(Blocks, partial(Block, before=lambda x: x.mul_(2.0))),
     **{f"returns {n}": partial(Blocks, partial(Block, made), get) for n, (made, get) in enumerate(TAKES.items())},
     "only aside": partial(Blocks, OnlyAside, from_aside),
+    "aside in a list": partial(Blocks, InAList, lambda block, y: block.aux[0]),
+    "a bias aside in a list": partial(Blocks, BiasInAList, lambda block, y: block.aux[0]),
 }
 for way in (False, True):
     CASES |= {
@@ -222,8 +240,26 @@ def changed_after_a_forward(optimizer_class, options, reshards):
     assert torch.allclose(model(other[0]), alone(other[0]), rtol=0, atol=1e-10)
 
 
+class ByHand:
+    """Changes weights in place without torch's optimizers, so no hook of theirs tells."""
+
+    def __init__(self, parameters, lr):
+        self.parameters, self.lr = list(parameters), lr
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.parameters:
+            p.sub_(p.grad, alpha=self.lr)
+
+    def zero_grad(self):
+        for p in self.parameters:
+            p.grad = None
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_forward_has_the_weights_of_the_last_step(on_ranks, world_size):
+    for reshards in (True, False):
+        on_ranks(changed_after_a_forward, ByHand, {}, reshards, world_size=world_size)
     for options, reshards in itertools.product([{}, {"fused": True}, {"foreach": True}], [True, False]):
         on_ranks(changed_after_a_forward, torch.optim.AdamW, options, reshards, world_size=world_size)
 
@@ -351,6 +387,10 @@ class Fails(torch.autograd.Function):
         raise KeyError("in backward")
 
 
+def interrupt(x):
+    raise KeyboardInterrupt
+
+
 def after_errors(form):
     """Errors at each block, in forward and in backward, then clean steps: nothing is left of what failed."""
     steps = batches(world().size())
@@ -361,6 +401,9 @@ def after_errors(form):
         with pytest.raises(KeyError, match="in forward"):
             model(x)
         assert [p.dim() for p in model.parameters()] == [1] * len(list(model.parameters()))
+        block.returns = interrupt
+        with pytest.raises(KeyboardInterrupt):  # after which torch calls no hook
+            model(x)
         with model.no_sync():
             block.returns = Fails.apply
             with pytest.raises(KeyError, match="in backward"):
@@ -369,6 +412,7 @@ def after_errors(form):
             loss_of(model(x)).backward()
         block.returns = lambda x: x
     assert_same(state_after(model, steps, world().rank()), state_after(alone, steps), f"{form}")
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
     # Another backward may come before the next forward.
     good, ours.blocks[0].returns = loss_of(model(steps[0][world().rank()])), Fails.apply
     bad = loss_of(model(x))

@@ -38,7 +38,7 @@ def test_messages_between_two_ranks_never_cross(on_ranks):
     on_ranks(partial(parity, *schedules, rows=even, make=partial(model_chunks, square=True)))
 
 
-@pytest.mark.parametrize("recv_prefetch", [0, 100])
+@pytest.mark.parametrize("recv_prefetch", [2, 100])
 def test_receives_may_be_posted_earlier_or_later(on_ranks, recv_prefetch):
     schedules = [renumbered(one_f_one_b(4, 6), [*range(1, 6), 0]), interleaved(4, 6, 3), zero_bubble(4, 6, 3)]
     on_ranks(partial(parity, *schedules, rows=even, recv_prefetch=recv_prefetch), world_size=4)
@@ -113,18 +113,26 @@ def test_each_channel_receives_in_the_order_in_which_it_sends(on_ranks, p):
         assert sent == received, schedule.name
 
 
-def parity_as_on_nccl(schedules, m):
-    layout, shapes = ParallelLayout(schedules[0].num_stages, pp_size=schedules[0].num_stages), {}
+def parity_as_on_nccl(schedules, m, recv_prefetch=4):
+    layout = ParallelLayout(schedules[0].num_stages, pp_size=schedules[0].num_stages)
+    options = {"shapes": {}, "recv_prefetch": recv_prefetch}
     with in_float64(), as_on_nccl(), init_groups(layout) as groups:
         groups._channels = _make_channels(layout)
         for schedule in schedules * 2:
-            compare(schedule, uneven(m), model_chunks, False, groups, {"shapes": shapes})
+            compare(schedule, uneven(m), model_chunks, False, groups, options)
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 5), (4, 5)])
 def test_nobody_waits_for_ever_by_the_rules_of_nccl(on_ranks, p, m):
     """The first time with shape messages, the second time without."""
     on_ranks(parity_as_on_nccl, every_schedule(p, m), m, world_size=p)
+
+
+def test_receives_are_posted_early_enough_for_nccl(on_ranks):
+    """With one receive at a time, two ranks with interleaved chunks would both wait to send."""
+    on_ranks(parity_as_on_nccl, [interleaved(2, 5, 2)], 5, 2, world_size=2)
+    with pytest.raises(RankFailed, match="recv_prefetch=1 must be at least 2"):
+        launch(parity, interleaved(2, 5, 2), recv_prefetch=1, world_size=2)
 
 
 @pytest.mark.parametrize("p", [2, 3])

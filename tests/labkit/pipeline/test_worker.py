@@ -24,7 +24,7 @@ from labkit.model import ParallelGPT
 from labkit.pipeline.worker import Stage
 from labkit.schedules import FORWARD, gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.shape import GPT
-from labkit.tensor_parallel import cut_like
+from labkit.tensor_parallel import shard_like
 from labkit.timeline.trace import Trace
 from labkit.train import steps
 from tests.labkit.train.tiny import TINY
@@ -87,7 +87,7 @@ def gpt_parity(schedule, layout, steps=1, **options):
         wanted = dict(whole.named_parameters())
         for chunk in mine:
             for name, parameter in chunk.named_parameters():
-                theirs = cut_like(wanted[name].grad, parameter, groups.tp)
+                theirs = shard_like(wanted[name].grad, parameter, groups.tp)
                 assert_same(parameter.grad, theirs, f"{schedule.name}, {name}")
 
 

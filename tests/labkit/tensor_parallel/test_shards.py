@@ -15,9 +15,9 @@ from labkit.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
-    cut_like,
     gather_whole,
     own_shard,
+    shard_like,
     shard_of,
 )
 from tests.labkit.tensor_parallel.conftest import SIZES, randoms
@@ -83,20 +83,20 @@ def gather_and_cut(group):
         weight, master = layer.weight, layer.master_weight
         whole = gather_whole(weight, weight, group)
         assert torch.equal(whole, master)
-        assert torch.equal(cut_like(master, weight, group), weight)
+        assert torch.equal(shard_like(master, weight, group), weight)
         gradient = master * 3
-        weight.grad = cut_like(gradient, weight, group)
+        weight.grad = shard_like(gradient, weight, group)
         assert weight.grad.shape == weight.shape
         assert torch.equal(gather_whole(weight.grad, weight, group), gradient)
     column, fused, row, *_ = layers_of_every_kind(group)
     (values,) = randoms((36,), dtype=torch.float64)
     for layer in (column, fused):  # the bias is cut as the weight's rows are
-        layer.bias.data = cut_like(values, layer.bias, group)
+        layer.bias.data = shard_like(values, layer.bias, group)
         assert torch.equal(layer.bias, own_shard(values, group, 0, shard_of(layer.weight).stride))
         assert torch.equal(gather_whole(layer.bias, layer.bias, group), values)
     assert shard_of(row.bias) is None
     assert gather_whole(row.bias, row.bias, group) is row.bias
-    assert cut_like(row.bias, row.bias, group) is row.bias
+    assert shard_like(row.bias, row.bias, group) is row.bias
 
 
 @pytest.mark.parametrize("world_size", SIZES)
