@@ -144,7 +144,8 @@ class Ranks:
             text += f"Ranks restarted{self._lost()}."
             self._start(world.world_size)
         else:
-            text += f"{world.repairs}The ranks and their names are kept."
+            text += "Waiting ranks were freed, and all groups connected anew. " * world.was_freed
+            text += "The ranks and their names are kept."
             self.names = world.run(rank_cell.names)
         if isinstance(fault, RankFailed):
             raise type(fault)(text, fault.rank, fault.cause, fault.tracebacks)

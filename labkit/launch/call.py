@@ -20,8 +20,8 @@ from labkit.launch.watchdog import Look, Watchdog
 _GATHER_SECONDS = 0.3  # after a first failure, for others
 _CAUSE_SECONDS = 0.9  # after that, while all failures so far are consequences
 _ANSWER_SECONDS = 1.0
-_STOP_SECONDS = 0.4  # for each way to stop a rank
-_FREED_SECONDS = 2.0  # for ranks that were freed: else their names are lost
+_WAYS_TO_STOP = {"now": 0.4, "freed": 2.0}  # with seconds for each: Python can be stopped, C++ that waits only freed
+_RENEWAL_SECONDS = 20.0  # for new connections; four ranks need a tenth of a second
 
 
 class Call:
@@ -34,7 +34,7 @@ class Call:
         self.failures: dict[int, Failure] = {}
         self.snapshots: dict[int, Snapshot] = {}  # answers since the latest look
         self.at_rest = False  # after a failure: can the ranks take the next call?
-        self.has_stopped = False  # or could they, with new connections?
+        self.renewed: dict[int, bool] = {}  # rank -> has it new connections?
         self.asked: set[int] = set()  # who still owes an answer: asking again would fill its socket, and block us
 
     def run(self, payload: Payload, keep: bool = True) -> list:
@@ -94,6 +94,8 @@ class Call:
                     self.results[rank] = result
                 case ("error", rank, error):
                     self.failures[rank] = error
+                case ("renewed", rank, done):
+                    self.renewed[rank] = done
                 case ("where", rank, snapshot):
                     self.asked.discard(rank)
                     self.snapshots[rank] = snapshot
@@ -136,25 +138,25 @@ class Call:
                 self.output.note(report.places_report(why, self._with_stacks(look)))
 
     def _comes_to_rest(self) -> bool:
-        """Stop the ranks that still run. Return whether all have answered, and nothing is on its way between them."""
-        waiting = {rank for rank, snapshot in self.snapshots.items() if snapshot.threads[0].state == "waits"}
-        ways = [("now", waiting, _STOP_SECONDS), ("freed", set(), _FREED_SECONDS)]  # C++ code can only be freed
-        if self.interrupt.requested:  # they may still meet
-            ways = [("after a wait", set(), _STOP_SECONDS), ("now", set(), _STOP_SECONDS), ways[1]]
-        used = ""
-        for way, deaf, seconds in ways:
-            if self._unfinished() and not self.ranks.exits:
-                used = way
-                for rank in range(self.ranks.num_ranks):
-                    self.ranks.send(rank, "stop", way)
-                self._pump_until(lambda deaf=deaf: self._unfinished() <= deaf, seconds)
+        """Stop the ranks that still run, and connect them anew if need be. Return whether all can take a next call."""
+        way = ""
+        for way, seconds in _WAYS_TO_STOP.items() if self._unfinished() else ():
+            for rank in range(self.ranks.num_ranks):
+                self.ranks.send(rank, "stop", way)
+            self._pump_until(lambda: not self._unfinished(), seconds)
+            if not self._unfinished():
+                break
         if self._unfinished() or self.ranks.exits:
             return False
-        look = self._ask(_ANSWER_SECONDS)
-        threads = [thread for snapshot in look.snapshots.values() for thread in snapshot.threads[1:]]
-        self.has_stopped = all(thread.state == "locked" for thread in threads)
-        are_connected = used != "freed" and not any(map(report.is_consequence, self.failures.values()))
-        return are_connected and look.is_at_rest()
+        look, lost_connections = self._ask(_ANSWER_SECONDS), any(map(report.is_consequence, self.failures.values()))
+        if look.is_at_rest() and not lost_connections and way != "freed":
+            return True
+        if any(thread.state != "locked" for snapshot in look.snapshots.values() for thread in snapshot.threads[1:]):
+            return False  # it may send at any moment
+        for rank in range(self.ranks.num_ranks):
+            self.ranks.send(rank, "renew")
+        self._pump_until(lambda: len(self.renewed) == self.ranks.num_ranks, _RENEWAL_SECONDS)
+        return list(self.renewed.values()) == [True] * self.ranks.num_ranks
 
     def _raise_failure(self) -> None:
         """Report the first failure, after a moment for those of other ranks and, if they have it, for the cause."""

@@ -41,7 +41,6 @@ class Failure:
 
 STACK_SIGNAL = signal.SIGRTMAX - 1  # SIGUSR1 is the learner's: Slurm sends it before it takes a node away
 _kernel: Connection | None = None  # set in a rank only: how `progress` finds the notebook
-_probe: Probe | None = None  # likewise
 _progress_sent = 0.0
 _in_call = False
 _TEXT_CHARACTERS = 4000  # of an error
@@ -66,21 +65,13 @@ def stop(*_) -> None:
         raise KeyboardInterrupt
 
 
-def renew() -> list[list[int]]:
-    """On all ranks at once: start again with new connections. Return the ranks of each group that is lost."""
-    lost = renewal.connect_anew()
-    _probe.requests.clear()  # pyright: ignore[reportOptionalMemberAccess]
-    _probe.broken = False  # pyright: ignore[reportOptionalMemberAccess]
-    return lost
-
-
 def main(control: socket.socket) -> None:
     """Never returns: the process ends when the kernel says so, or is gone."""
-    global _kernel, _probe
+    global _kernel
     _kernel = kernel = Connection(control)
     messages, calls, pid = kernel.messages(), queue.SimpleQueue(), os.getpid()
     _, settings = next(messages)
-    _probe = probe = Probe(settings["timeout_seconds"], settings["directory"])
+    probe = Probe(settings["timeout_seconds"], settings["directory"])
     _open_streams(f"{settings['directory']}/stack{settings['rank']}")
     threading.Thread(target=_answer, args=(messages, probe, calls), daemon=True, name="labkit-control").start()
     try:
@@ -113,12 +104,13 @@ def _answer(messages: Iterator[tuple], probe: Probe, calls: queue.SimpleQueue) -
                 sys.setswitchinterval(interval)
             case ("call", payload):
                 calls.put(payload)
-            case ("stop", "after a wait"):
-                probe.stop_after_wait = True
             case ("stop", "now"):
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # pyright: ignore[reportArgumentType]
             case ("stop", "freed"):
                 renewal.free()
+            case ("renew",):  # the main thread has nothing to do
+                probe.requests, probe.broken = {}, False
+                _kernel.send("renewed", renewal.connect_anew())  # pyright: ignore[reportOptionalMemberAccess]
             case ("leave",):
                 calls.put(None)
     os.killpg(0, signal.SIGKILL)  # the kernel is gone
@@ -175,7 +167,7 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
         linecache.cache.update(caller["cells"])  # so that tracebacks and inspect find cell sources
         function, args, kwargs = load(call)
         del call, payload  # and the bytes they hold
-        _in_call, probe.stop_after_wait = True, False
+        _in_call = True
         result = function(*args, **kwargs)
         _in_call = False
         if lost := probe.lost_request():

@@ -16,9 +16,7 @@ from labkit.launch.client import DeferredInterrupt
 from labkit.launch.frames import is_cell
 from labkit.launch.output import Output, say
 from labkit.launch.payload import discard, dump, pickled, why_not
-from labkit.launch.rank import renew
 from labkit.launch.ranks import Ranks
-from labkit.launch.report import RankFailed
 from labkit.sizes import whole_number
 
 MAX_RANKS = 128
@@ -52,9 +50,8 @@ def launch(
 class World(contextlib.AbstractContextManager):
     """Ranks that stay alive between calls: ``with World(4) as world: world.run(fn, ...)``.
 
-    It outlives a fault: ranks that wait are freed, and gloo's groups connected anew. A rank that was killed or that
-    C code does not let go ends it, and with NCCL so does any message on its way: ``ended`` says why.
-    Arguments and errors: see `launch`.
+    It outlives a fault: ranks that wait are freed, and gloo's groups connected anew. A rank that was killed or that C
+    code does not let go ends it (``ended`` says why), and with NCCL any message on its way. See `launch` for the rest.
     """
 
     def __init__(self, world_size: int, *, backend: str = "auto", timeout_seconds: float = 60.0, strict: bool = False):
@@ -68,7 +65,7 @@ class World(contextlib.AbstractContextManager):
         if "LABKIT_WORLD" in os.environ:
             raise RuntimeError("launch was called on a rank: only the notebook (or script) itself can launch ranks")
         self.ended = ""  # why, once it has
-        self.repairs = ""  # what the latest call made necessary, in words
+        self.was_freed = False  # and connected anew, after the latest fault
         self._one_call = threading.Lock()  # at a time: a second thread waits its turn
         with DeferredInterrupt() as interrupt:
             server = client.current_server(interrupt)
@@ -92,31 +89,16 @@ class World(contextlib.AbstractContextManager):
                 raise RuntimeError(f"this world has ended ({self.ended}): make a new one")
             payload = dump(f"{self._ranks.directory}/payload", call)
             call.clear()  # it was copied
-            self.repairs = ""
             current = Call(self._ranks, Output(self.world_size, live), interrupt)
             try:
                 return current.run(payload, keep)
             except BaseException as error:
-                if not current.at_rest and not (current.has_stopped and self._renew()):
+                self.was_freed = bool(current.renewed)
+                if not current.at_rest:
                     self._end(f"{type(error).__name__} in an earlier call", kill=True)
                 raise
             finally:
                 discard(payload)
-
-    def _renew(self) -> bool:
-        """Connect the ranks anew after a call that has left something on its way. Return whether that worked."""
-        payload = dump(f"{self._ranks.directory}/renewal", _pickled_call(renew, (), {}))
-        call = Call(self._ranks, Output(self.world_size, live=False), DeferredInterrupt())  # not stopped by a press
-        try:
-            lost = {tuple(ranks) for groups in call.run(payload, keep=False) for ranks in groups}
-        except RankFailed:
-            return False
-        finally:
-            discard(payload)
-        self.repairs = "Waiting ranks were freed, and all groups connected anew. "
-        for ranks in sorted(lost):
-            self.repairs += f"The group of ranks {[*ranks]} was not made on all of them: make it again. "
-        return True
 
     @property
     def is_busy(self) -> bool:
