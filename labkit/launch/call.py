@@ -40,8 +40,7 @@ class Call:
     def run(self, payload: Payload, keep: bool = True) -> list:
         """Return the results in rank order, or raise. ``keep``: first make the ranks ready for a next call."""
         try:
-            for rank in range(self.ranks.num_ranks):
-                self.ranks.send(rank, "call", payload)
+            self.ranks.send(None, "call", payload)
             self._wait()
             return [self._result(rank) for rank in range(self.ranks.num_ranks)]
         except (RankFailed, KeyboardInterrupt):
@@ -74,9 +73,6 @@ class Call:
 
     def _unfinished(self) -> set[int]:
         return set(range(self.ranks.num_ranks)) - self.results.keys() - self.failures.keys()
-
-    def _has_only_consequences(self) -> bool:
-        return all(map(report.is_consequence, self.failures.values()))
 
     def _pump_until(self, is_done: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -139,29 +135,28 @@ class Call:
 
     def _comes_to_rest(self) -> bool:
         """Stop the ranks that still run, and connect them anew if need be. Return whether all can take a next call."""
-        way = ""
-        for way, seconds in _WAYS_TO_STOP.items() if self._unfinished() else ():
-            for rank in range(self.ranks.num_ranks):
-                self.ranks.send(rank, "stop", way)
-            self._pump_until(lambda: not self._unfinished(), seconds)
-            if not self._unfinished():
-                break
+        used = ""
+        for way, seconds in _WAYS_TO_STOP.items():
+            if self._unfinished() and not self.ranks.exits:
+                used = way
+                self.ranks.send(None, "stop", way)
+                self._pump_until(lambda: not self._unfinished(), seconds)
         if self._unfinished() or self.ranks.exits:
             return False
         look, lost_connections = self._ask(_ANSWER_SECONDS), any(map(report.is_consequence, self.failures.values()))
-        if look.is_at_rest() and not lost_connections and way != "freed":
+        if look.is_at_rest() and not lost_connections and used != "freed":
             return True
         if any(thread.state != "locked" for snapshot in look.snapshots.values() for thread in snapshot.threads[1:]):
             return False  # it may send at any moment
-        for rank in range(self.ranks.num_ranks):
-            self.ranks.send(rank, "renew")
+        self.ranks.send(None, "renew")
         self._pump_until(lambda: len(self.renewed) == self.ranks.num_ranks, _RENEWAL_SECONDS)
         return list(self.renewed.values()) == [True] * self.ranks.num_ranks
 
     def _raise_failure(self) -> None:
         """Report the first failure, after a moment for those of other ranks and, if they have it, for the cause."""
         self._pump_until(lambda: not self._unfinished(), _GATHER_SECONDS)
-        self._pump_until(lambda: not self._unfinished() or not self._has_only_consequences(), _CAUSE_SECONDS)
+        failures, follows = self.failures.values(), report.is_consequence
+        self._pump_until(lambda: not self._unfinished() or not all(map(follows, failures)), _CAUSE_SECONDS)
         first, text = report.failure_report(self.failures, self._with_stacks(self._ask(0.5)))
         cause = None
         with contextlib.suppress(Exception):  # it died or waits, or its exception cannot be pickled

@@ -103,7 +103,7 @@ def _answer(messages: Iterator[tuple], probe: Probe, calls: queue.SimpleQueue) -
                 _kernel.send("where", probe.snapshot())  # pyright: ignore[reportOptionalMemberAccess]
                 sys.setswitchinterval(interval)
             case ("call", payload):
-                calls.put(payload)
+                calls.put(payload)  # or None, to leave
             case ("stop", "now"):
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # pyright: ignore[reportArgumentType]
             case ("stop", "freed"):
@@ -111,8 +111,6 @@ def _answer(messages: Iterator[tuple], probe: Probe, calls: queue.SimpleQueue) -
             case ("renew",):  # the main thread has nothing to do
                 probe.requests, probe.broken = {}, False
                 _kernel.send("renewed", renewal.connect_anew())  # pyright: ignore[reportOptionalMemberAccess]
-            case ("leave",):
-                calls.put(None)
     os.killpg(0, signal.SIGKILL)  # the kernel is gone
 
 

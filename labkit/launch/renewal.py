@@ -1,7 +1,6 @@
 """Frees ranks that wait for each other, and connects their groups anew, so that a world outlives a deadlock.
 
-A wait of gloo ends only when its connections do. The process groups themselves stay, and with them whatever holds them,
-such as a layer, a DeviceMesh or a name in a cell: each gets a new backend.
+A wait of gloo ends only when its connections do. Groups stay, as layers and names hold them: each gets a new backend.
 """
 
 import itertools
@@ -10,6 +9,7 @@ import socket
 
 from labkit.launch import linux
 
+_LISTENS = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
 _numbers = itertools.count(32)  # of renewals: the same on all ranks, and above torch's own types of backends
 
 
@@ -21,14 +21,8 @@ def free() -> None:
             each.shutdown(socket.SHUT_RDWR)
 
 
-_LISTENS = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-
-
 def connect_anew() -> bool:
-    """On all ranks at once, give each group new connections. Return False where there is more than gloo.
-
-    A group that not all of its ranks have, as a fault came first, is destroyed.
-    """
+    """Give each group new connections, on all ranks at once. Return False where there is more than gloo."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
@@ -52,7 +46,7 @@ def connect_anew() -> bool:
                 group._register_backend(device, dist.ProcessGroup.BackendType(number), backend)
             group._set_group_name(group.group_name)
             group._set_group_desc(group.group_desc)
-        else:
+        else:  # a fault came first
             print(f"The group of ranks {ranks} was not made on all of them: make it again.")
             dist.destroy_process_group(group)
     return True

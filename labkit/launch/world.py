@@ -50,8 +50,8 @@ def launch(
 class World(contextlib.AbstractContextManager):
     """Ranks that stay alive between calls: ``with World(4) as world: world.run(fn, ...)``.
 
-    It outlives a fault: ranks that wait are freed, and gloo's groups connected anew. A rank that was killed or that C
-    code does not let go ends it (``ended`` says why), and with NCCL any message on its way. See `launch` for the rest.
+    It outlives a fault: ranks that wait are freed, and gloo's groups connected anew. A killed rank ends it, or one that
+    C code does not let go, or with NCCL a message on its way; ``ended`` says why. Arguments and errors: see `launch`.
     """
 
     def __init__(self, world_size: int, *, backend: str = "auto", timeout_seconds: float = 60.0, strict: bool = False):
