@@ -32,21 +32,21 @@ def connect_anew() -> bool:
     if backends != {dist.ProcessGroupGloo}:
         return False
     free()  # what is still on its way arrives nowhere
-    store = dist.PrefixStore(f"renewal{number}", distributed_c10d._get_default_store())
+    store = dist.PrefixStore(f"renewal{number}", distributed_c10d._get_default_store())  # pyright: ignore - private
     store.set(str(dist.get_rank()), json.dumps([world.group_count, *(name for _, name in groups)]))
     told = [json.loads(store.get(str(rank))) for rank in range(dist.get_world_size())]
     world.group_count = max(count for count, *_ in told)  # the next group is called by it
     for group, name in groups:
-        ranks = [*world.pg_group_ranks[group]]
-        if all(name in told[rank] for rank in ranks):
+        if all(name in told[rank] for rank in world.pg_group_ranks[group]):
             options = group._get_backend(next(iter(group._device_types))).options
-            backend = dist.ProcessGroupGloo(dist.PrefixStore(name, store), group.rank(), group.size(), options)
+            own_store = dist.PrefixStore(name, store)  # pyright: ignore - private
+            backend = dist.ProcessGroupGloo(own_store, group.rank(), group.size(), options)  # pyright: ignore - private
             backend._set_sequence_number_for_group()
             for device in group._device_types:  # under a type of its own: a group keeps the first backend of each
                 group._register_backend(device, dist.ProcessGroup.BackendType(number), backend)
             group._set_group_name(group.group_name)
             group._set_group_desc(group.group_desc)
         else:  # a fault came first
-            print(f"The group of ranks {ranks} was not made on all of them: make it again.")
+            print(f"Not all of the ranks {[*world.pg_group_ranks[group]]} have their group: make it again.")
             dist.destroy_process_group(group)
     return True

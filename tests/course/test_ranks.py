@@ -181,8 +181,63 @@ def test_a_thread_that_may_send_later_restarts(kernel):
 
 def test_a_rank_that_is_killed(kernel):
     shows(kernel, "%%ranks\nlost = 1")
-    report = error(kernel, "%%ranks\nimport os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
-    assert "rank 1 of 4 was killed by SIGKILL" in report and "names lost: lost" in report
+    report = error(kernel, "%%ranks\nimport os; mine = 2\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
+    assert "rank 1 of 4 was killed by SIGKILL" in report
+    assert re.search(r"\nRanks restarted, names lost: .*\blost, .*\bmine\b.*\bos\b", report)
+
+
+def test_c_code_that_cannot_be_interrupted(kernel):
+    shows(kernel, "%%ranks\nlost = 1")
+    report = error(kernel, "%%ranks\nmine = 2\nif rank == 1: sum(range(10**12))\n1 / 0")
+    assert "rank 1: runs C code that holds the GIL" in report
+    assert re.search(r"\nRanks restarted, names lost: .*\blost, .*\bmine\b", report)
+    assert "NameError: name 'lost'" in error(kernel, "%%ranks\nlost")
+
+
+HALF_MADE = {
+    "the others never came": "if rank == 1: 1 / 0\nhalf = dist.new_group([0, 3])",
+    "one has left it": "half = dist.new_group([0, 3])\nif rank == 3: dist.destroy_process_group(half)\n"
+    "if rank == 0: dist.barrier(half)\n1 / 0",
+}
+
+
+@pytest.mark.parametrize("how", HALF_MADE)
+def test_a_group_that_only_some_of_its_ranks_have(kernel, how):
+    shows(kernel, "%%ranks\nkept = 1")
+    ran = kernel.run(f"%%ranks\n{HALF_MADE[how]}")
+    assert ran.error.endswith("The ranks and their names are kept.") and "ZeroDivisionError" in ran.error, ran
+    told = "Not all of the ranks [0, 3] have their group: make it again.\n"
+    assert (told in ran.stdout) == (how == "one has left it")
+    again = "%%ranks\nhalf = dist.new_group([0, 3]); x = torch.ones(1) + kept\n"
+    again += "if rank in (0, 3): dist.all_reduce(x, group=half)\nx.item()"
+    assert shows(kernel, again) == "ranks 0, 3: 4.0\nranks 1-2: 2.0\n"
+
+
+OBJECTS = """%%ranks
+from labkit import pipeline
+from labkit.data_parallel import DataParallel
+from labkit.groups import init_groups
+from labkit.layout import ParallelLayout
+from labkit.schedules import one_f_one_b
+groups = init_groups(ParallelLayout(4, pp_size=2))
+torch.manual_seed(0)
+layer, model = torch.nn.Linear(3, 3), DataParallel(torch.nn.Linear(3, 1), groups.dp)
+"""
+STEP = """%%ranks
+layer.zero_grad(); model.zero_grad()
+model(torch.full((2, 3), 1.0 + groups.coords.dp)).sum().backward()
+rows = [torch.ones(2, 3)] * 4
+pipeline.run(one_f_one_b(2, 4), [layer], groups, rows, loss=lambda y, _: y.square().mean())
+model.module.weight.grad[0, 0].item(), round(layer.weight.grad.norm().item(), 6)
+"""
+
+
+def test_objects_that_hold_groups_work_after_a_fault(kernel):
+    shows(kernel, OBJECTS)
+    before = shows(kernel, STEP)
+    for fault in ("if rank == 2: 1 / 0\ndist.barrier(groups.pp)", "dist.recv(torch.ones(1), (rank + 1) % 4)"):
+        assert error(kernel, f"%%ranks\n{fault}").endswith("The ranks and their names are kept.")
+        assert shows(kernel, STEP) == before and "3.0" in before
 
 
 def test_a_missing_collective(kernel):
