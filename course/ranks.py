@@ -7,8 +7,9 @@ on all that live, ``%%ranks [0, 2]`` on some. There, ``rank``, ``world_size``, `
 Whose is a name? One that a ``%%ranks`` cell has assigned belongs to the ranks, until they restart. Any other name that
 a cell uses comes from the notebook, each time with the value that it has there now.
 
-An exception keeps the ranks and their names if every rank has then answered and no message is on its way. Otherwise the
-ranks are restarted, and the error says which names are lost.
+A fault keeps the ranks and their names, as they were when each rank's cell stopped: ranks that wait are freed, and all
+groups are connected anew. A rank that was killed, or that C code does not let go, costs all names: the ranks are
+restarted, and the error says which names are lost. So does, with NCCL, any fault that leaves a message on its way.
 """
 
 import ast
@@ -46,7 +47,7 @@ class Ranks:
 
     def __init__(self):
         self.world: World | None = None
-        self.names: list[list[str]] = []  # of each rank, those that belong to it
+        self.names: list[list[str]] = []  # of each rank, those that belong to it, or will when its cell has run
         self.uses: dict[str, set[str]] = {}  # name -> what the functions in it read whenever they are called
 
     def __getitem__(self, name: str) -> list:
@@ -83,6 +84,8 @@ class Ranks:
             note = f"{who(others).capitalize()} were not asked: this cell runs on {who(asked)} only.\n"
             if called := sorted(_calls_of_all(tree)):
                 print(f"{note}They would have to call {', '.join(called)} too, unless it has a group=... of its own.")
+        new = _writes(symtable(source, filename, "exec"))  # a killed rank cannot say which it has made
+        self.names = [[*own, *new - {*own}] if rank in asked else own for rank, own in enumerate(self.names)]
         rows = self._on_ranks(rank_cell.run, rank_cell.Cell(source, filename, asked), sent, note=note)
         self.names = [ran.names for ran in rows]
         _show(rows)
@@ -143,6 +146,7 @@ class Ranks:
             text += f"Ranks restarted{self._lost()}."
             self._start(world.world_size)
         else:
+            text += "Waiting ranks were freed, and all groups connected anew. " * world.was_freed
             text += "The ranks and their names are kept."
             self.names = world.run(rank_cell.names)
         if isinstance(fault, RankFailed):
@@ -168,8 +172,7 @@ class Ranks:
         for statement in tree.body:
             table = symtable(ast.unparse(_Spelled().visit(statement)), "", "exec")
             inside = set().union(*map(_reads, table.get_children()))
-            writes = {name.get_name() for name in table.get_symbols() if name.is_assigned() or name.is_imported()}
-            reads = _reads(table)
+            writes, reads = _writes(table), _reads(table)
             read |= reads - assigned
             self.uses |= dict.fromkeys(writes, inside | (reads & self.uses.keys()))
             assigned |= set() if isinstance(statement, _BRANCHES) else writes
@@ -206,6 +209,10 @@ def _reads(table: SymbolTable) -> set[str]:
     is_cell = table.get_type() == "module"
     here = {name.get_name() for name in table.get_symbols() if name.is_referenced() and (is_cell or name.is_global())}
     return here.union(*map(_reads, table.get_children()))
+
+
+def _writes(table: SymbolTable) -> set[str]:
+    return {name.get_name() for name in table.get_symbols() if name.is_assigned() or name.is_imported()}
 
 
 def _calls_of_all(tree: ast.Module) -> set[str]:

@@ -20,7 +20,8 @@ from labkit.launch.watchdog import Look, Watchdog
 _GATHER_SECONDS = 0.3  # after a first failure, for others
 _CAUSE_SECONDS = 0.9  # after that, while all failures so far are consequences
 _ANSWER_SECONDS = 1.0
-_STOP_SECONDS = 0.4  # for each way to stop a rank
+_WAYS_TO_STOP = {"now": 0.4, "freed": 2.0}  # with seconds for each: Python can be stopped, C++ that waits only freed
+_RENEWAL_SECONDS = 20.0  # for new connections; four ranks need a tenth of a second
 
 
 class Call:
@@ -33,13 +34,13 @@ class Call:
         self.failures: dict[int, Failure] = {}
         self.snapshots: dict[int, Snapshot] = {}  # answers since the latest look
         self.at_rest = False  # after a failure: can the ranks take the next call?
+        self.renewed: dict[int, bool] = {}  # rank -> has it new connections?
         self.asked: set[int] = set()  # who still owes an answer: asking again would fill its socket, and block us
 
     def run(self, payload: Payload, keep: bool = True) -> list:
         """Return the results in rank order, or raise. ``keep``: first make the ranks ready for a next call."""
         try:
-            for rank in range(self.ranks.num_ranks):
-                self.ranks.send(rank, "call", payload)
+            self.ranks.send(None, "call", payload)
             self._wait()
             return [self._result(rank) for rank in range(self.ranks.num_ranks)]
         except (RankFailed, KeyboardInterrupt):
@@ -73,9 +74,6 @@ class Call:
     def _unfinished(self) -> set[int]:
         return set(range(self.ranks.num_ranks)) - self.results.keys() - self.failures.keys()
 
-    def _has_only_consequences(self) -> bool:
-        return all(map(report.is_consequence, self.failures.values()))
-
     def _pump_until(self, is_done: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not is_done() and time.monotonic() < deadline:
@@ -92,6 +90,8 @@ class Call:
                     self.results[rank] = result
                 case ("error", rank, error):
                     self.failures[rank] = error
+                case ("renewed", rank, done):
+                    self.renewed[rank] = done
                 case ("where", rank, snapshot):
                     self.asked.discard(rank)
                     self.snapshots[rank] = snapshot
@@ -134,22 +134,29 @@ class Call:
                 self.output.note(report.places_report(why, self._with_stacks(look)))
 
     def _comes_to_rest(self) -> bool:
-        """Stop the ranks that still run. Return whether all have answered, and nothing is on its way between them."""
-        waiting = {rank for rank, snapshot in self.snapshots.items() if snapshot.threads[0].state == "waits"}
-        if waiting & self._unfinished() and not self.interrupt.requested:
-            return False  # C++ code cannot be stopped, and those that it waits for have left
-        for when in ("after a wait", "now"):
-            for rank in self._unfinished():
-                self.ranks.send(rank, "stop", when)
-            self._pump_until(lambda: not self._unfinished(), _STOP_SECONDS)
-        if self._unfinished() or any(map(report.is_consequence, self.failures.values())):
+        """Stop the ranks that still run, and connect them anew if need be. Return whether all can take a next call."""
+        used = ""
+        for way, seconds in _WAYS_TO_STOP.items():
+            if self._unfinished() and not self.ranks.exits:
+                used = way
+                self.ranks.send(None, "stop", way)
+                self._pump_until(lambda: not self._unfinished(), seconds)
+        if self._unfinished() or self.ranks.exits:
             return False
-        return self._ask(_ANSWER_SECONDS).is_at_rest()
+        look, lost_connections = self._ask(_ANSWER_SECONDS), any(map(report.is_consequence, self.failures.values()))
+        if look.is_at_rest() and not lost_connections and used != "freed":
+            return True
+        if any(thread.state != "locked" for snapshot in look.snapshots.values() for thread in snapshot.threads[1:]):
+            return False  # it may send at any moment
+        self.ranks.send(None, "renew")
+        self._pump_until(lambda: len(self.renewed) == self.ranks.num_ranks, _RENEWAL_SECONDS)
+        return list(self.renewed.values()) == [True] * self.ranks.num_ranks
 
     def _raise_failure(self) -> None:
         """Report the first failure, after a moment for those of other ranks and, if they have it, for the cause."""
         self._pump_until(lambda: not self._unfinished(), _GATHER_SECONDS)
-        self._pump_until(lambda: not self._unfinished() or not self._has_only_consequences(), _CAUSE_SECONDS)
+        failures, follows = self.failures.values(), report.is_consequence
+        self._pump_until(lambda: not self._unfinished() or not all(map(follows, failures)), _CAUSE_SECONDS)
         first, text = report.failure_report(self.failures, self._with_stacks(self._ask(0.5)))
         cause = None
         with contextlib.suppress(Exception):  # it died or waits, or its exception cannot be pickled

@@ -8,6 +8,7 @@ import stat
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(os.uname().machine, "")  # the number of that call
 _PRIVATE = 128  # flag of a futex: within one process
@@ -26,14 +27,18 @@ def is_busy() -> bool:
 
 def bytes_received() -> int:
     """Count what has arrived over this process's TCP connections, read or not: it grows for as long as a peer sends."""
-    count = 0
+    facts = (each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.stop) for each in tcp_sockets())
+    return sum(int.from_bytes(each[_RECEIVED], sys.byteorder) for each in facts)
+
+
+def tcp_sockets() -> Iterator[socket.socket]:
+    """Yield this process's TCP sockets, each open until the next."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # not of TCP, or closed meanwhile
+        with contextlib.suppress(OSError):  # closed meanwhile
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                with socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as connection:
-                    facts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.stop)
-                count += int.from_bytes(facts[_RECEIVED], sys.byteorder)
-    return count
+                with socket.socket(fileno=os.dup(descriptor)) as each:
+                    if each.proto == socket.IPPROTO_TCP:
+                        yield each
 
 
 def tasks() -> list[int]:

@@ -9,7 +9,6 @@ import functools
 import glob
 import json
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -109,7 +108,6 @@ class Probe:
         self.timeout, self.directory = timedelta(seconds=timeout_seconds), directory
         self.requests: dict[Any, _Message] = {}  # of isend and irecv, until somebody has waited
         self.broken = False  # a communication failed, so that the next may fail too
-        self.stop_after_wait = False  # stop where a wait ends: there ranks have met, and no other is left waiting
 
     def watch(self) -> None:
         """Wrap the wait of torch.distributed, for all backends, and its four point-to-point functions."""
@@ -126,10 +124,7 @@ class Probe:
         def watched_wait(work, timeout=timedelta(0)):
             try:
                 with _noted(_messages, self.requests.get(work)), _noted(_timeouts, timeout or None):
-                    result = wait(work, timeout)
-                if self.stop_after_wait:
-                    signal.raise_signal(signal.SIGINT)
-                return result
+                    return wait(work, timeout)
             except Exception:
                 self.broken = True
                 raise

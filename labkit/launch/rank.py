@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import cloudpickle
 
 from labkit.device import prepare_gpu, take_turns
+from labkit.launch import renewal
 from labkit.launch.frames import Frame
 from labkit.launch.payload import Payload, dump, load, pickled
 from labkit.launch.probe import Probe
@@ -102,13 +103,14 @@ def _answer(messages: Iterator[tuple], probe: Probe, calls: queue.SimpleQueue) -
                 _kernel.send("where", probe.snapshot())  # pyright: ignore[reportOptionalMemberAccess]
                 sys.setswitchinterval(interval)
             case ("call", payload):
-                calls.put(payload)
-            case ("stop", "after a wait"):
-                probe.stop_after_wait = True
+                calls.put(payload)  # or None, to leave
             case ("stop", "now"):
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # pyright: ignore[reportArgumentType]
-            case ("leave",):
-                calls.put(None)
+            case ("stop", "freed"):
+                renewal.free()
+            case ("renew",):  # the main thread has nothing to do
+                probe.requests, probe.broken = {}, False
+                _kernel.send("renewed", renewal.connect_anew())  # pyright: ignore[reportOptionalMemberAccess]
     os.killpg(0, signal.SIGKILL)  # the kernel is gone
 
 
@@ -163,7 +165,7 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
         linecache.cache.update(caller["cells"])  # so that tracebacks and inspect find cell sources
         function, args, kwargs = load(call)
         del call, payload  # and the bytes they hold
-        _in_call, probe.stop_after_wait = True, False
+        _in_call = True
         result = function(*args, **kwargs)
         _in_call = False
         if lost := probe.lost_request():

@@ -53,8 +53,9 @@ class Ranks:
         for rank in range(num_ranks):
             self.send(rank, "settings", {**settings, "directory": self.directory, "rank": rank})
 
-    def send(self, rank: int, *message) -> None:
-        self._controls[rank].send(*message)
+    def send(self, rank: int | None, *message) -> None:  # None: to all
+        for control in self._controls if rank is None else [self._controls[rank]]:
+            control.send(*message)
 
     def signal(self, number: int, rank: int | None = None) -> None:
         """Signal one rank, or all; SIGKILL also ends what they started."""
@@ -78,8 +79,7 @@ class Ranks:
         if kill:
             self.signal(signal.SIGKILL)
         else:
-            for rank in range(self.num_ranks):
-                self.send(rank, "leave")
+            self.send(None, "call", None)
         deadline = time.monotonic() + 3
         while len(self.exits) < self.num_ranks and self.server.connection.is_open:
             if time.monotonic() > deadline:

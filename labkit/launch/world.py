@@ -50,8 +50,8 @@ def launch(
 class World(contextlib.AbstractContextManager):
     """Ranks that stay alive between calls: ``with World(4) as world: world.run(fn, ...)``.
 
-    It outlives an exception, if every rank has then answered and no message is on its way. Any other fault ends it:
-    ``ended`` says which. Arguments and errors: see `launch`.
+    It outlives a fault: ranks that wait are freed, and gloo's groups connected anew. A killed rank ends it, or one that
+    C code does not let go, or with NCCL a message on its way; ``ended`` says why. Arguments and errors: see `launch`.
     """
 
     def __init__(self, world_size: int, *, backend: str = "auto", timeout_seconds: float = 60.0, strict: bool = False):
@@ -65,6 +65,7 @@ class World(contextlib.AbstractContextManager):
         if "LABKIT_WORLD" in os.environ:
             raise RuntimeError("launch was called on a rank: only the notebook (or script) itself can launch ranks")
         self.ended = ""  # why, once it has
+        self.was_freed = False  # and connected anew, after the latest fault
         self._one_call = threading.Lock()  # at a time: a second thread waits its turn
         with DeferredInterrupt() as interrupt:
             server = client.current_server(interrupt)
@@ -92,6 +93,7 @@ class World(contextlib.AbstractContextManager):
             try:
                 return current.run(payload, keep)
             except BaseException as error:
+                self.was_freed = bool(current.renewed)
                 if not current.at_rest:
                     self._end(f"{type(error).__name__} in an earlier call", kill=True)
                 raise

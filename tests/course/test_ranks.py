@@ -153,31 +153,98 @@ LEFT_ON_ITS_WAY = {
     "an unmatched receive": "if rank == 2: work = dist.irecv(x, 1)\n1 / 0",
     "a collective that failed": "import datetime\n"
     "try: rank or dist.irecv(x, 1).wait(datetime.timedelta(seconds=0.1))\nexcept RuntimeError: pass\n1 / 0",
-    "a thread that may send": "import threading\nif rank == 2: threading.Timer(60, dist.send, (x, 1)).start()\n1 / 0",
+    "a circle of receives": "if rank == 2: 1 / 0\ndist.recv(x, (rank + 1) % 4)",
+    "a collective of a group": "pair = dist.new_group([1, 2])\nif rank == 1: 1 / 0\nif rank == 2: dist.barrier(pair)",
 }
 
 
 @pytest.mark.parametrize("how", LEFT_ON_ITS_WAY)
-def test_an_exception_that_leaves_something_on_its_way_restarts(kernel, how):
-    shows(kernel, "%%ranks\nx = torch.ones(2); lost = 1")
+def test_an_exception_that_leaves_something_on_its_way_keeps_the_names(kernel, how):
+    shows(kernel, "%%ranks\nx = torch.ones(2); kept = rank; group = dist.new_group([0, 3])")
     pids = kernel.value("[pid for pid, _, _ in ranks._on_ranks(__import__('course.rank_cell').rank_cell.facts)]")
-    report = error(kernel, f"%%ranks\n{LEFT_ON_ITS_WAY[how]}")
+    report = error(kernel, f"%%ranks\nnew = 1\n{LEFT_ON_ITS_WAY[how]}")
     assert "raised ZeroDivisionError" in report
-    assert re.search(r"\nRanks restarted, names lost: .*\blost\b.*\bx\b", report)
-    assert "NameError: name 'lost'" in error(kernel, "%%ranks\nlost")
-    assert not any(map(is_alive, pids))
+    assert report.endswith("groups connected anew. The ranks and their names are kept.")
+    assert shows(kernel, "%%ranks\nkept - rank + new") == "ranks 0-3: 1\n"
+    cell = "%%ranks [0, 3]\ny = torch.ones(1); dist.all_reduce(y, group=group); y.item()"
+    assert shows(kernel, cell).endswith("ranks 0, 3: 2.0\n")
+    assert (
+        kernel.value("[pid for pid, _, _ in ranks._on_ranks(__import__('course.rank_cell').rank_cell.facts)]") == pids
+    )
+
+
+def test_a_thread_that_may_send_later_restarts(kernel):
+    shows(kernel, "%%ranks\nx = torch.ones(2); lost = 1")
+    cell = "%%ranks\nimport threading\nif rank == 2: threading.Timer(60, dist.send, (x, 1)).start()\n1 / 0"
+    assert re.search(r"\nRanks restarted, names lost: .*\blost\b.*\bx\b", error(kernel, cell))
 
 
 def test_a_rank_that_is_killed(kernel):
     shows(kernel, "%%ranks\nlost = 1")
-    report = error(kernel, "%%ranks\nimport os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
-    assert "rank 1 of 4 was killed by SIGKILL" in report and "names lost: lost" in report
+    report = error(kernel, "%%ranks\nimport os; mine = 2\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
+    assert "rank 1 of 4 was killed by SIGKILL" in report
+    assert re.search(r"\nRanks restarted, names lost: .*\blost, .*\bmine\b.*\bos\b", report)
+
+
+def test_c_code_that_cannot_be_interrupted(kernel):
+    shows(kernel, "%%ranks\nlost = 1")
+    report = error(kernel, "%%ranks\nmine = 2\nif rank == 1: sum(range(10**12))\n1 / 0")
+    assert "rank 1: runs C code that holds the GIL" in report
+    assert re.search(r"\nRanks restarted, names lost: .*\blost, .*\bmine\b", report)
+    assert "NameError: name 'lost'" in error(kernel, "%%ranks\nlost")
+
+
+HALF_MADE = {
+    "the others never came": "if rank == 1: 1 / 0\nhalf = dist.new_group([0, 3])",
+    "one has left it": "half = dist.new_group([0, 3])\nif rank == 3: dist.destroy_process_group(half)\n"
+    "if rank == 0: dist.barrier(half)\n1 / 0",
+}
+
+
+@pytest.mark.parametrize("how", HALF_MADE)
+def test_a_group_that_only_some_of_its_ranks_have(kernel, how):
+    shows(kernel, "%%ranks\nkept = 1")
+    ran = kernel.run(f"%%ranks\n{HALF_MADE[how]}")
+    assert ran.error.endswith("The ranks and their names are kept.") and "ZeroDivisionError" in ran.error, ran
+    told = "Not all of the ranks [0, 3] have their group: make it again.\n"
+    assert (told in ran.stdout) == (how == "one has left it")
+    again = "%%ranks\nhalf = dist.new_group([0, 3]); x = torch.ones(1) + kept\n"
+    again += "if rank in (0, 3): dist.all_reduce(x, group=half)\nx.item()"
+    assert shows(kernel, again) == "ranks 0, 3: 4.0\nranks 1-2: 2.0\n"
+
+
+OBJECTS = """%%ranks
+from labkit import pipeline
+from labkit.data_parallel import DataParallel
+from labkit.groups import init_groups
+from labkit.layout import ParallelLayout
+from labkit.schedules import one_f_one_b
+groups = init_groups(ParallelLayout(4, pp_size=2))
+torch.manual_seed(0)
+layer, model = torch.nn.Linear(3, 3), DataParallel(torch.nn.Linear(3, 1), groups.dp)
+"""
+STEP = """%%ranks
+layer.zero_grad(); model.zero_grad()
+model(torch.full((2, 3), 1.0 + groups.coords.dp)).sum().backward()
+rows = [torch.ones(2, 3)] * 4
+pipeline.run(one_f_one_b(2, 4), [layer], groups, rows, loss=lambda y, _: y.square().mean())
+model.module.weight.grad[0, 0].item(), round(layer.weight.grad.norm().item(), 6)
+"""
+
+
+def test_objects_that_hold_groups_work_after_a_fault(kernel):
+    shows(kernel, OBJECTS)
+    before = shows(kernel, STEP)
+    for fault in ("if rank == 2: 1 / 0\ndist.barrier(groups.pp)", "dist.recv(torch.ones(1), (rank + 1) % 4)"):
+        assert error(kernel, f"%%ranks\n{fault}").endswith("The ranks and their names are kept.")
+        assert shows(kernel, STEP) == before and "3.0" in before
 
 
 def test_a_missing_collective(kernel):
     report = error(kernel, "%%ranks\nif rank != 3: dist.barrier()")
     assert report.startswith("Deadlock: no rank can go on.") and "at this cell, line 2" in report
-    assert "ranks 0, 1, 2 wait; rank 3 has returned without it" in report and "\nRanks restarted" in report
+    assert "ranks 0, 1, 2 wait; rank 3 has returned without it" in report
+    assert report.endswith("The ranks and their names are kept.")
 
 
 def test_a_collective_on_some_ranks_only(kernel):
@@ -216,11 +283,11 @@ def test_the_stop_button_keeps_the_names_of_ranks_that_meet_now_and_then(kernel)
     assert kernel.value("min(ranks['steps'])") > 0
 
 
-def test_the_stop_button_restarts_ranks_that_do_not_answer(kernel):
-    shows(kernel, "%%ranks\nlost = 1")
+def test_the_stop_button_in_a_barrier_keeps_the_names(kernel):
+    shows(kernel, "%%ranks\nkept = 1")
     said = interrupted(kernel, "%%ranks\nimport time\nif rank == 0: time.sleep(60)\ndist.barrier()")
-    assert "rank 1, 2, 3: waits in barrier" in said and re.search("\nRanks restarted, names lost: .*lost", said)
-    assert shows(kernel, "%%ranks\nrank") == "rank 0: 0\nrank 1: 1\nrank 2: 2\nrank 3: 3\n"
+    assert "rank 1, 2, 3: waits in barrier" in said and said.endswith("The ranks and their names are kept.")
+    assert shows(kernel, "%%ranks\nrank * kept") == "rank 0: 0\nrank 1: 1\nrank 2: 2\nrank 3: 3\n"
 
 
 def test_figures_are_shown_with_their_rank(kernel):

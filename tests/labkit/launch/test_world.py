@@ -86,9 +86,8 @@ def test_a_world_outlives_an_exception_after_which_nothing_is_on_its_way():
 def test_a_stop_that_comes_after_the_call_is_ignored():
     with World(2) as world:
         pids = world.run(os.getpid)
-        for when in ("now", "after a wait"):
-            world._ranks.send(0, "stop", when)
-            assert world.run(sum_of_ranks) == [1.0, 1.0]
+        world._ranks.send(0, "stop", "now")
+        assert world.run(sum_of_ranks) == [1.0, 1.0]
         assert world.run(os.getpid) == pids
 
 
