@@ -21,7 +21,8 @@ from pygments.lexers import get_lexer_for_filename
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r'(<a\s[^>]*?href=")(?!\w+:|#|//)([^"#]+)')
 NARROW = """<meta name="viewport" content="width=device-width">
-<style>body { margin: 8px 16px; } h1 { font-size: 1.5em; overflow-wrap: anywhere; } pre { overflow-x: auto; }</style></head>"""
+<style>body { margin: 8px 16px; } h1 { font-size: 1.5em; overflow-wrap: anywhere; }
+pre { overflow-x: auto; }</style></head>"""
 
 
 def as_page(name: str) -> str:
