@@ -1,4 +1,4 @@
-# make lab        open the lab in JupyterLab         make notebooks  run every notebook and store its outputs
+# make lab        open a copy of your own in JupyterLab   make notebooks  run every notebook and store its outputs
 # make test       every test but the fast checks     make pics       draw the files in pics/
 # make check      the fast checks only               make bench      a table of ratios against peers
 # make soak       half an hour on an overloaded machine: no correct program may be called a deadlock
@@ -14,23 +14,16 @@ NOTEBOOKS := Start_Here.ipynb notebooks
 RESULTS := build/tests.xml build/tests_alone.xml
 STYLE := tests/test_style.py
 
-JUPYTER_FLAGS := --ip=127.0.0.1 --LabApp.default_url=/lab/tree/Start_Here.ipynb
-ifeq ($(shell id -u),0)
-JUPYTER_FLAGS += --allow-root
-endif
-ifeq ($(DISPLAY)$(WAYLAND_DISPLAY),)
-JUPYTER_FLAGS += --no-browser  # no screen: Jupyter prints the address to open
-endif
-
 .PHONY: lab test check notebooks pics bench soak handout slides load site wheelhouse gpu-check
 
 lab: $(READY)
-	$(BIN)/jupyter lab $(JUPYTER_FLAGS)
+	@$(BIN)/python -m course.open
 
 # A thread that spins while it waits for the next sum holds a core that another test needs. What looks at times comes
 # last, where it mostly waits. Kernels, servers and commands that tests start would each compile the lab's files anew if
-# they could not write them down.
+# they could not write them down. Answers are kept apart from those of whoever runs the tests.
 test: export PYTHONDONTWRITEBYTECODE =
+test: export LABKIT_PROGRESS = $(CURDIR)/build/tests_progress.json
 test: $(READY)
 	@rm -f $(RESULTS)
 	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest tests labkit course $(NOTEBOOKS) --ignore $(STYLE) -m "not alone" -n 2 --dist loadfile \

@@ -10,12 +10,18 @@ function element(tag, attributes = {}, ...children) {
 // Text in `backticks` is code.
 const inWords = (text) => text.split("`").map((part, i) => (i % 2 ? element("code", {}, part) : part));
 
+// In a field of type number, browsers make 25 of "2,5".
+const DECIMAL = {
+  type: "text", inputmode: "decimal", pattern: "\\s*[+\\-]?(\\d+\\.?\\d*|\\.\\d+)([eE][+\\-]?\\d+)?\\s*",
+  title: "Write a number with a point and without commas: 2.5, 1024 or 1e9.",
+};
+
 // Each kind: how its answer is put in and read, in the form in which Python keeps it.
 const KINDS = {
   number(place, { unit }) {
-    const input = element("input", { type: "number", step: "any", required: "", "aria-label": unit ? `answer in ${unit}` : "answer" });
+    const input = element("input", { ...DECIMAL, required: "", "aria-label": unit ? `answer in ${unit}` : "answer" });
     place.append(input, unit);
-    return { read: () => input.valueAsNumber, put: (answer) => { input.value = answer; } };
+    return { read: () => Number(input.value), put: (answer) => { input.value = answer; } };
   },
 
   choice(place, { words, name }) {

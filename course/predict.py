@@ -67,8 +67,13 @@ class Question:
         if (advice := self._mistake(result)) is not None:
             rule = f"the result {result!r} is a typical mistake in the question ({advice!r})"
             raise ValueError(f"{self.key}: {rule}: correct the question or, if you changed this cell, undo that")
-        self._result = result
-        if kept := self._kept():
+        self._result, was_seen = result, self.key in record.results()
+        kept = self._kept()
+        if kept and (kept["right"] is not None or not was_seen):  # else the answer came after the result
+            kept["right"] = self.is_same(kept["first"], result)
+            kept["mistake"] = None if kept["right"] else self._mistake(kept["first"])
+        record.note_result(self.key)
+        if kept:
             self._keep(kept)
 
     def answer(self, answer: Any) -> None:
@@ -127,8 +132,7 @@ class Question:
 
     def _keep(self, kept: record.Prediction) -> None:
         if self._result is not None:
-            kept["right"] = self.is_same(kept["first"], self._result)
-            kept["mistake"] = None if kept["right"] else self._mistake(kept["first"])
+            record.note_result(self.key)  # all may have been forgotten since
         record.note_prediction(self.key, kept)
         self._unwritten = None if self.key in record.predictions() else kept
         if self._widget:

@@ -32,6 +32,8 @@ class Event(NamedTuple):
     who: str
     name: str
     wrong: str | None
+    is_judged: bool = False
+    """Whether this is a prediction whose cell has run."""
     right_at_first: bool | None = None
     """Of a prediction; None for a check."""
 
@@ -56,7 +58,17 @@ def read(path: Path) -> tuple[list[Event], list[str]]:
         events.append(Event(_moment(check), number, path.stem, name, wrong))
     for key, answer in content.get("predictions", {}).items():
         wrong = None if answer["right"] is not False else answer["mistake"] or f"answered {answer['first']}"
-        events.append(Event(_moment(answer), key.partition(".")[0], path.stem, key, wrong, answer["right"] is True))
+        events.append(
+            Event(
+                _moment(answer),
+                key.partition(".")[0],
+                path.stem,
+                key,
+                wrong,
+                answer["right"] is not None,
+                answer["right"] is True,
+            )
+        )
     return events, list(dict(content.get("solved", {})))
 
 
@@ -90,8 +102,8 @@ class Room:
         for number, exercises in progress.exercises().items():
             here = [who for who, notebook in last.items() if notebook == number]
             answers = [event for event in self.events if event.notebook == number and event.right_at_first is not None]
-            num_right = sum(event.right_at_first or False for event in answers)
-            share = f"{num_right / len(answers):.0%} of {len(answers)}" if answers else ""
+            judged = [event.right_at_first or False for event in answers if event.is_judged]
+            share = f"{sum(judged) / len(judged):.0%} of {len(judged)}" if judged else ""
             solved = ", ".join(f"{name} {self.solved[name]}" for name in exercises)
             people = ", ".join(sorted(here)) if self.names else str(len(here))
             rows.append([number, people, str(len({event.who for event in answers})), share, solved])

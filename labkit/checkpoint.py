@@ -7,9 +7,12 @@ checkpoint gets its final name only when it is complete, so a run that is killed
 import fcntl
 import json
 import os
+import platform
 import shutil
+import subprocess
+import sys
 import zlib
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView, Mapping
 from concurrent import futures
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import MISSING, asdict, fields
@@ -120,7 +123,8 @@ class _Writer(filesystem.FileSystemWriter):
     def __init__(self, folder: str | Path, state: State, step: int, num_samples: int, keep: int):
         self.final, self.keep = Path(folder) / f"step_{step:08d}", keep
         self.partial = self.final.with_suffix(".partial")
-        self.about = {"step": step, "num_samples": num_samples, **_about(state), "rates": state.rates}
+        self.about = {"step": step, "num_samples": num_samples, **_about(state), "options": state.options}
+        self.about["layout"] = str(state.groups.layout).splitlines()[0]
         super().__init__(self.partial)
 
     def write_data(self, plan, planner) -> Any:
@@ -139,7 +143,7 @@ class _Writer(filesystem.FileSystemWriter):
         if lost := {info.relative_path for info in metadata.storage_data.values()} - here:
             raise ValueError(f"{self.partial} lacks {min(lost)}: {SHARED}")
         sums[METADATA] = _checksum(self.partial / METADATA)
-        described = self.about | {"checksums": sums}
+        described = self.about | {"written_by": _versions(), "checksums": sums}
         with open(self.partial / DESCRIPTION, "w") as file:
             json.dump(described | {"checksum": zlib.crc32(json.dumps(described).encode())}, file, indent=1)
             file.flush()
@@ -195,9 +199,10 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
         about = json.loads((path / DESCRIPTION).read_text())
         step, num_samples = about["step"], about["num_samples"]
         text = f"Resuming after step {step}, from {path.name}"
-        rates = [(name, now, about["rates"][name]) for name, now in state.rates.items()]
-        new = " and ".join(f"{name} is {now} instead of {old}" for name, now, old in rates if now != old)
-        text += f". From here on the learning rate follows the new options: {new}" if new else ""
+        before = about.get("options") or about["rates"]  # as versions before had it
+        both = [(name, state.options[name], before[name]) for name in state.options.keys() & before if name != "resume"]
+        new = ", ".join(f"{name} is {now} instead of {old}" for name, now, old in sorted(both) if now != old)
+        text += f". From here on {new}" if new else ""
     if dist.get_rank() == 0:
         print(text, flush=True)
     return step, num_samples
@@ -214,8 +219,6 @@ def _check(path: Path, state: State, names: KeysView[str]) -> None:
         older = {field.name: field.default for field in fields(GPT) if field.default is not MISSING}
         theirs = {name: (older | about)[name] for name in ("step", "num_samples", *ours)}
         sums = dict(about["checksums"])
-        mine = [METADATA, *sorted(sums.keys() - {METADATA})[dist.get_rank() :: dist.get_world_size()]]
-        checksums = {path / name: sums[name] for name in mine}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path / DESCRIPTION} is not the description of a labkit checkpoint: {error!r}") from error
     if checksum != zlib.crc32(json.dumps(about).encode()):
@@ -224,12 +227,19 @@ def _check(path: Path, state: State, names: KeysView[str]) -> None:
     if differing:
         way_out = "resume with what is there, or name a different checkpoint_dir"
         raise ValueError(f"{path} does not fit: {'; '.join(differing)}: {way_out}")
-    for file, checksum in checksums.items():
-        if not file.is_file() or _checksum(file) != checksum:
-            what = CHANGED if file.is_file() else "is a folder" if file.exists() else "is missing"
-            raise ValueError(f"{file} {what}: {way_out}")
+    mine = [METADATA, *sorted(sums.keys() - {METADATA})[dist.get_rank() :: dist.get_world_size()]]
+    if damage := _damage(path, {name: sums[name] for name in mine}):
+        raise ValueError(f"{damage}: {way_out}")
     if missing := sorted(names - filesystem.FileSystemReader(path).read_metadata().state_dict_metadata.keys()):
         raise ValueError(f"{path} has no {missing[0]} ({len(missing)} tensors are missing): it is of a different model")
+
+
+def _damage(path: Path, sums: Mapping[str, int]) -> str:
+    """Return what is wrong with the first file that is not as it was written, or an empty text."""
+    for file, checksum in ((path / name, checksum) for name, checksum in sums.items()):
+        if not file.is_file() or _checksum(file) != checksum:
+            return f"{file} {CHANGED if file.is_file() else 'is a folder' if file.exists() else 'is missing'}"
+    return ""
 
 
 def _together(work: Callable[[], Any], written: str = "") -> None:
@@ -258,9 +268,42 @@ def _about(state: State) -> dict[str, Any]:
     return {**asdict(state.shape), "precision": dtype, "optimizer": kind, **state.data}
 
 
+def _versions() -> dict[str, str]:
+    """Return what writes a checkpoint: the versions, and the commit if the code lies in a repository of git."""
+    versions = {"torch": str(torch.__version__), "python": platform.python_version()}
+    with suppress(OSError):  # there is no git
+        ask = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        asked = subprocess.run(ask, capture_output=True, text=True)
+        versions |= {"commit": asked.stdout.strip()} if asked.returncode == 0 else {}
+    return versions
+
+
+def main(folder: str) -> int:
+    """Print what is in a checkpoint, or in the newest of a folder; return 0 if it is whole, otherwise 1."""
+    path = Path(folder) if (Path(folder) / DESCRIPTION).exists() else newest(folder)
+    if path is None:
+        print(f"no complete checkpoint is in {folder}: name a checkpoint_dir, or one of its step_* folders")
+        return 1
+    try:
+        about = json.loads((path / DESCRIPTION).read_text())
+        checksum, sums = about.pop("checksum"), dict(about["checksums"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        print(f"{path / DESCRIPTION} is not the description of a labkit checkpoint: {error!r}")
+        return 1
+    is_changed = checksum != zlib.crc32(json.dumps(about).encode())
+    damage = f"{path / DESCRIPTION} {CHANGED}" if is_changed else _damage(path, sums)
+    print(json.dumps({name: value for name, value in about.items() if name != "checksums"}, indent=1))
+    print(f"{path.name} is damaged: {damage}" if damage else f"{path.name} is whole: {len(sums)} files")
+    return int(bool(damage))
+
+
 def _checksum(path: Path) -> int:
     checksum = 0
     with open(path, "rb") as file:
         while block := file.read(1 << 24):
             checksum = zlib.crc32(block, checksum)
     return checksum
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2] or ["."]))

@@ -27,7 +27,7 @@ class State:
     groups: ProcessGroups
     shape: GPT
     data: dict[str, Any]  # what it learns: must be the same to resume
-    rates: dict[str, Any]  # what the learning rate follows from: may differ; loading then says so
+    options: dict[str, Any]  # all of the run's: may differ; loading then says so
 
 
 class SlicedTensor(torch.Tensor):

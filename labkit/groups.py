@@ -16,7 +16,7 @@ from labkit.sizes import ranks_text
 AXES_OF_GROUP = {axis: (axis,) for axis in (*AXES, *EXPERT_AXES)} | {"dp_cp": ("dp", "cp")}
 """The grid axes of each kind of group. The ranks of a ``dp_cp`` group have copies of the same weights."""
 _NAMES = (*AXES_OF_GROUP, "embedding", "shard", "replicate")
-_DERIVED = (*EXPERT_AXES, "dp_cp", "shard")  # described by these names only if no other kind has the same ranks
+_DERIVED = (*EXPERT_AXES, "dp_cp", "shard")  # left out of a group's description if another kind shares it
 
 
 @dataclass(eq=False, repr=False)
@@ -70,7 +70,7 @@ class ProcessGroups:
         NCCL connects two ranks at their first message in a direction, and blocks the first rank until the second comes.
         Receives posted early would deadlock, so each pair is connected beforehand.
         """
-        if not self.keeps_order or sender == receiver or (kind, sender, receiver) in self._connected:
+        if not self.has_channels or sender == receiver or (kind, sender, receiver) in self._connected:
             return
         self._connected.add((kind, sender, receiver))
         first_message, group = torch.zeros(1, device=local_device()), self.channel(kind, sender, receiver)
@@ -80,7 +80,7 @@ class ProcessGroups:
             dist.recv(first_message, group=group, group_src=sender)
 
     @property
-    def keeps_order(self) -> bool:
+    def has_channels(self) -> bool:
         """Whether messages have channels of their own (NCCL), where each waits until the one before it is received."""
         return bool(self._channels)
 

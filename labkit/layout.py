@@ -151,7 +151,7 @@ class ParallelLayout:
         return shard, [group[at::shard_size] for group in groups for at in range(shard_size)]
 
     def __str__(self) -> str:
-        """Return a table: one row per pipeline stage, one column per dp (and cp) rank, a tensor group in each cell."""
+        """Return a table: one row per pipeline stage, one column per dp (and cp) rank, a tp group in each cell."""
         sizes, stages, shown = _shown_axes(self.dense.sizes), min(self.pp_size, 16), 0
         head = len(f"pp {stages - 1}")
         rows = [" " * head, *(f"pp {pp}".ljust(head) for pp in range(stages))]

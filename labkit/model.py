@@ -39,8 +39,8 @@ CONTEXT_PARALLEL = {"ring": ring_attention, "ulysses": ulysses_attention, "gathe
 class ParallelGPT(PlacedModule):
     """A GPT, or one stage of it, on the ranks of a tensor-parallel group.
 
-    ``forward(x)`` takes token ids [batch, seq] on the first stage, hidden states on the later ones. It returns logits
-    [batch, seq, V'/t] of this rank's words on the last stage, hidden states on the earlier ones. Hidden states are
+    ``forward(x)`` takes token ids [batch, seq] on the first stage, hidden states on the later ones. It returns hidden
+    states, on the last stage logits [batch, seq, V'/t]: this rank's slice of the padded vocabulary. Hidden states are
     [batch, seq, hidden], with ``sequence_parallel`` this rank's [batch, seq/t, hidden]. With a ``cp_group``, seq is
     the number of tokens that this rank holds, those of `labkit.context_parallel.positions`.
 
@@ -92,10 +92,10 @@ class ParallelGPT(PlacedModule):
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
         self.recompute, self.sequence_parallel = recompute, sequence_parallel
         options = factory | dict(sequence_parallel=sequence_parallel)
-        words = partial(VocabParallelEmbedding, shape.vocab_size, shape.hidden_size, group, **options)
+        vocab_parallel = partial(VocabParallelEmbedding, shape.vocab_size, shape.hidden_size, group, **options)
         options |= dict(defer_grad_reduce=defer_grad_reduce)
         if self.is_first or (self.is_last and shape.tied):
-            self.embedding = words(init_method=normal("embedding", seed))
+            self.embedding = vocab_parallel(init_method=normal("embedding", seed))
             if not self.is_first:
                 self.embedding.place(weight=replace(placement_of(self.embedding.weight), is_tied_copy=True))
         if self.is_first:
@@ -104,15 +104,15 @@ class ParallelGPT(PlacedModule):
                 self.place(positions=Placement(copy_groups=(group,)))
                 self.reset_parameters()
             self.dropout = _dropout(dropout, group, sequence_parallel)
-        across_ranks = partial(CONTEXT_PARALLEL[context_parallel], group=self.cp_group, balanced=balanced)
-        attend = across_ranks if self.cp_group.size() > 1 else None
+        cp_attention = partial(CONTEXT_PARALLEL[context_parallel], group=self.cp_group, balanced=balanced)
+        attend = cp_attention if self.cp_group.size() > 1 else None
         self.layers = nn.ModuleDict()
         for i in layers_of_stage(shape.num_layers, stage, num_stages):
             self.layers[str(i)] = TransformerLayer(shape, group, f"layers.{i}", seed, dropout, attend, **options)
         if self.is_last:
             self.norm = _norm(shape, group, options)
             if not shape.tied:
-                self.output = words(init_method=normal("output", seed))  # divided by words, as the embedding is
+                self.output = vocab_parallel(init_method=normal("output", seed))  # sharded over the vocabulary
 
     def reset_parameters(self) -> None:
         """Draw the model's own parameters, learned positions; on the meta device, leave that to a later call."""
@@ -120,28 +120,28 @@ class ParallelGPT(PlacedModule):
             normal("positions", self.seed)(self.positions)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        held, rotary = self._positions_of(x), None  # [seq]
+        token_positions, rotary = self._positions_of(x), None  # [seq]
         if self.is_first:
             x = self.embedding(x)
             if self.shape.positions == "learned":
-                learned = self.positions[held]
+                learned = self.positions[token_positions]
                 x = x + (scatter_to_sequence(learned, self.group) if self.sequence_parallel else learned)
             x = self.dropout(x)
         if self.shape.positions == "rope":
-            rotary = rotation(held, self.head_size, x.dtype, self.shape.rotary_base)
+            rotary = rotation(token_positions, self.head_size, x.dtype, self.shape.rotary_base)
         for layer in self.layers.values():
-            again = self.recompute and self.training
-            x = checkpoint(layer, x, rotary, use_reentrant=False) if again else layer(x, rotary)
+            recompute = self.recompute and self.training
+            x = checkpoint(layer, x, rotary, use_reentrant=False) if recompute else layer(x, rotary)
         return self.output_layer(self.norm(x)) if self.is_last else x
 
     @property
     def output_layer(self) -> VocabParallelEmbedding:
-        """What gives the logits, on the last stage."""
+        """The last stage's module that computes the logits."""
         return self.embedding if self.shape.tied else self.output
 
     @property
     def units(self) -> list[nn.Module]:
-        """What can be gathered, used and freed one after the other, in the order of forward.
+        """The units for FSDP, in the order of forward: each is gathered, used and freed on its own.
 
         A tied embedding that is both the first and the last is left out: it is in use from start to end.
         """
@@ -172,7 +172,10 @@ class TransformerLayer(nn.Module):
     def __init__(self, shape: GPT, group, name: str, seed: int, dropout: float, attend=None, **options):
         super().__init__()
         assert shape.num_attention_heads is not None
-        h, outer_std = shape.hidden_size, STD / math.sqrt(2 * shape.num_layers)  # many layers add up to x
+        h, outer_std = (
+            shape.hidden_size,
+            STD / math.sqrt(2 * shape.num_layers),
+        )  # 2 l outputs are added to x
 
         def linear(inner: str, outer: str) -> dict:
             inner_init, outer_init = normal(f"{name}.{inner}", seed), normal(f"{name}.{outer}", seed, outer_std)
@@ -187,8 +190,8 @@ class TransformerLayer(nn.Module):
         self.mlp = ParallelMLP(h, shape.mlp_width, group, **kind, **linear("mlp.up", "mlp.down"))
         self.dropout = _dropout(dropout, group, options["sequence_parallel"])
 
-    def forward(self, x: torch.Tensor, rotation: torch.Tensor | None = None) -> torch.Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), rotation))
+    def forward(self, x: torch.Tensor, rotary: torch.Tensor | None = None) -> torch.Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), rotary))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 

@@ -85,6 +85,12 @@ class GPT:
         return 2 * h * (h + self.kv_size) + (up + 1) * h * self.mlp_width
 
     @property
+    def flops_per_token(self) -> int:
+        """The FLOPs of a training step per token: forward, and twice that for backward. Source: equation 3 there."""
+        weights = self.num_layers * self.num_matrix_parameters + self.vocab_size * self.hidden_size
+        return 3 * (2 * weights + 4 * self.num_layers * self.seq_length * self.hidden_size)
+
+    @property
     def num_parameters(self) -> int:
         """P, an exact integer; in GPT-2's form P = 12 l h^2 (1 + 13/(12h) + (V+s)/(12 l h)).
 

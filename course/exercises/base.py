@@ -26,7 +26,7 @@ from labkit.sizes import counted
 
 Wrong = TypeVar("Wrong", bound=Callable)
 
-WHAT_CHANGED = "what is different here? Is a number, a size or a dtype written in that should come from elsewhere?"
+WHAT_CHANGED = "what is different here? Did you hard-code a number, a size or a dtype?"
 NOT_WHOLE = (
     "These are whole numbers, but stored as floats, which no size and no rank may be: use `//` for `/`, or `int`."
 )

@@ -31,7 +31,7 @@ class Prediction(TypedDict):
     time: str
     """When the first answer was given: ISO 8601, with the offset from UTC."""
     right: bool | None
-    """None until the cell that computes the result has run."""
+    """None until the cell that computes the result has run, and for good if it had run before the first answer."""
     mistake: str | None
     """The sentence about the typical mistake that the first answer makes, or None."""
     last: Any
@@ -67,6 +67,19 @@ def predictions() -> dict[str, Prediction]:
 def checks() -> dict[str, Check]:
     """Return the last check of each exercise by its name; empty if the file cannot be read."""
     return _read()["checks"]
+
+
+def results() -> dict[str, str]:
+    """Return when the cell that computes a question's result first ran, by the question's key."""
+    return _read()["results"]
+
+
+def note_result(key: str) -> None:
+    """Remember that the result of a question has been seen."""
+    content = _read()
+    if key not in content["results"]:
+        content["results"][key] = datetime.now().astimezone().isoformat(timespec="seconds")
+        _write(content)
 
 
 def note_solved(name: str) -> None:
@@ -112,7 +125,9 @@ def _read() -> dict[str, dict[str, Any]]:
     flat = {name: day for name, day in content.items() if isinstance(day, str)}  # as earlier versions wrote it
     parts = (content.get(part) for part in ("solved", "checks", "predictions"))
     solved, checked, predicted = (part if isinstance(part, dict) else {} for part in parts)
-    whole = {"checks": _whole(checked, Check), "predictions": _whole(predicted, Prediction)}
+    seen = content.get("results")
+    seen = {key: when for key, when in seen.items() if isinstance(when, str)} if isinstance(seen, dict) else {}
+    whole = {"results": seen, "checks": _whole(checked, Check), "predictions": _whole(predicted, Prediction)}
     return {"solved": {**flat, **solved}, **whole}
 
 

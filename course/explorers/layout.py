@@ -8,6 +8,7 @@ from course.pictures.layout import axes_in_use, draw_layout
 from course.sizing import step_traffic
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
+from labkit.sizes import counted
 
 WORLD_SIZES = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 NODE_SIZES = (1, 2, 4, 8, 16, 36, 72)
@@ -57,4 +58,4 @@ class layout_explorer(Explorer):
         sizes = {axis[0]: layout.size(axis) for axis in ("pp", "tp", "cp", "dp") if axis in axes_in_use(layout)}
         product = f"{' · '.join(sizes)} = {' · '.join(map(str, sizes.values()))} = {layout.world_size} = n"
         copies = "1 copy of the model," if layout.dp_size == 1 else f"{layout.dp_size} copies of the model, each"
-        return Parts([picture], f"{product}: {copies} on {layout.world_size // layout.dp_size} GPUs")
+        return Parts([picture], f"{product}: {copies} on {counted(layout.world_size // layout.dp_size, 'GPU')}")

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from stat import S_IROTH, S_IXOTH
 
 from labkit.sizes import counted
 
@@ -69,7 +70,7 @@ def check() -> None:
 
 def main() -> int:
     """Print the same, then launch real ranks; return 1 and say what to do if something needed is missing."""
-    missing = packages_to_mend()
+    missing = packages_to_mend() + folders_to_mend()
     try:
         check()
         missing += what_is_missing(look_at_machine())
@@ -83,6 +84,8 @@ def main() -> int:
         missing.append(f"LAUNCH: four ranks could not be started and add up their numbers: {error}")
     for line in missing:
         print(f"MISSING  {line}", file=sys.stderr)
+    if closed := closed_to_others():
+        print(f"NOTE  Other users of this machine cannot run this installation: {closed} is closed to them.")
     return 1 if missing else 0
 
 
@@ -176,6 +179,29 @@ def what_is_missing(machine: Machine) -> list[str]:
             'with it, start from an NGC container, or use the CPU on purpose: CUDA_VISIBLE_DEVICES="".'
         )
     return missing
+
+
+def folders_to_mend() -> list[str]:
+    """Return what to do where JupyterLab cannot keep its own files, as in a home that is read-only."""
+    try:
+        from jupyter_core.paths import jupyter_config_dir, jupyter_data_dir
+    except ImportError:  # `packages_to_mend` says so
+        return []
+    for folder in map(Path, (jupyter_config_dir(), jupyter_data_dir())):
+        nearest = next(each for each in (folder, *folder.parents) if os.path.exists(each))
+        if not os.access(nearest, os.W_OK):
+            way_out = "set HOME to a folder of your own, as in `HOME=/scratch/$USER make lab`"
+            return [f"HOME: JupyterLab keeps files in {folder}, and {nearest} cannot be written to: {way_out}."]
+    return []
+
+
+def closed_to_others() -> Path | None:
+    """Return what keeps other users of this machine from this Python or this lab; None if nothing does."""
+    for path in (Path(sys.executable).resolve(), Path(__file__).resolve()):
+        for each in (*reversed(path.parents), path):
+            if not each.stat().st_mode & (S_IROTH if each == path else S_IXOTH):
+                return each
+    return None
 
 
 def packages_to_mend() -> list[str]:

@@ -98,7 +98,7 @@ def tied_embedding_not_reduced():
     pipeline.run = lambda *args, tied, **options: right(*args, tied=(), **options)  # each stage keeps its own gradients
 
 
-def dp_and_pp_swapped():
+def batch_split_along_the_wrong_axis():
     def rows(self):
         other_order = ParallelLayout(8, tp_size=2, pp_size=2, order="tp-pp-dp")
         dp_rank = other_order.coords(self.groups.rank).dp  # here: the pipeline rank
@@ -110,9 +110,9 @@ def dp_and_pp_swapped():
 def gradient_norm_per_stage():
     right = trainer.loss_and_grad_norm
 
-    def loss_and_grad_norm(loss_share, parameters, groups):
+    def loss_and_grad_norm(loss_share, parameters, groups, *more):
         stages, here = range(groups.layout.pp_size), groups.coords.pp
-        of_stages = [right(loss_share, parameters if stage == here else [], groups) for stage in stages]
+        of_stages = [right(loss_share, parameters if stage == here else [], groups, *more) for stage in stages]
         return of_stages[here]  # the other stages' gradients are not in its norm
 
     trainer.loss_and_grad_norm = loss_and_grad_norm
@@ -188,12 +188,12 @@ FAULTS = [
         tied_embedding_not_reduced,
     ),
     Fault(
-        "dp and pp groups swapped",
-        "Rows are dealt out by one order of the ranks, and groups are made by a different one. Stages of one pipeline "
-        "see different rows, so the targets do not belong to the inputs.",
+        "batch split along the wrong axis",
+        "Samples are dealt out by one order of the ranks, and groups are made by a different one. Stages of one "
+        "pipeline see different samples, so the targets do not belong to the inputs.",
         "The weights would be right, and the loss of step 1 already wrong, the same on all ranks.",
         "facebookresearch/fairscale issue #1189: the groups that are made are not those that the comment lists",
-        dp_and_pp_swapped,
+        batch_split_along_the_wrong_axis,
     ),
     Fault(
         "gradient norm counted per stage",
@@ -219,7 +219,8 @@ FAULTS = [
     ),
     Fault(
         "same dropout mask on every replica",
-        "All replicas use the same seed, so they drop the same places in different rows.",
+        "All replicas use the same seed, so they drop the same places in different samples. Each gradient is still "
+        "right, but the masks' noise is not averaged. (Megatron-LM does so unless told --data-parallel-random-init.)",
         "Losses, norms and gradients would be right (that run has no dropout). Both replicas would have the same "
         "letter for the masks of a stage.",
         "huggingface/transformers issue #31412",

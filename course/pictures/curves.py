@@ -42,6 +42,8 @@ def draw_losses(
         said.append(f"The text's floor: {floor_nats:.2f}")
     ax.set_xlim(0, longest + 1)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if not any(map(len, curves.values())) and floor_nats is None:
+        ax.set_yticks([])  # nothing says yet how large a loss is
     ax.set_ylim(bottom=0)
     label_plot(ax, "loss", "step", "nats per letter")
     ax.set_title(note, loc="right", size=LABEL_PT, color=PP)

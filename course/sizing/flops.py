@@ -15,11 +15,10 @@ def flops_per_step(model: GPT, batch_size: int, recompute: str = "full") -> floa
     tokens, h = batch_size * model.seq_length, model.hidden_size  # a product of [m, k] and [k, n] takes 2mkn
     weights = 2 * tokens * model.num_matrix_parameters * model.num_layers
     attention = 4 * tokens * model.seq_length * h * model.num_layers  # its core, without weights
-    logits = 2 * tokens * h * model.vocab_size
     again = {"none": 0.0, "selective": attention, "full": weights + attention}
     if recompute not in again:
         raise ValueError(f"recompute={recompute!r} is unknown: use {', '.join(RECOMPUTE)}")
-    return 3 * (weights + attention + logits) + again[recompute]
+    return tokens * model.flops_per_token + again[recompute]
 
 
 def training_days(num_tokens: float, num_parameters: float, num_gpus: int, flops_per_gpu: float) -> float:

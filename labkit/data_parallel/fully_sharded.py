@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from labkit.data_parallel.borders import in_backward, marked, outputs_to_watch, refuse, refuse_graph
 from labkit.data_parallel.flat_parameter import FlatParameter, Form
-from labkit.data_parallel.replicas import GradMode, Hook, Replica, check_replicas, copy_from_first
+from labkit.data_parallel.replicas import GradSync, Hook, Replica, check_replicas, copy_from_first
 from labkit.data_parallel.units import Unit, assign_grads, divide
 from labkit.placement import placement_of
 from labkit.sizes import check_size
@@ -78,17 +78,18 @@ class FullyShardedDataParallel(Replica):
         names = {each: name for name, each in module.named_modules()}
         # The root last: its module contains the units, which are materialized by then.
         made = {each: Unit(names[each], each, divided[each], self._groups) for each in reversed(divided)}
-        self._root, *others = self._units = [made[each] for each in divided]
-        self._backward_order = [self._root, *others[::-1]]
+        self._units = [made[each] for each in divided]
+        self._root = self._units[0]
+        self._backward_order = [self._root, *self._units[:0:-1]]
         self._flats = [flat for unit in self._units for flat in unit.flats]
         self._reducing: list[FlatParameter] = []  # whose reduce-scatters are in flight
-        self._idle_form: Form = "shard"  # of units that do not compute
+        self._idle_form: Form = "shard"  # of units that do not compute; "absent" during the root's forward
         copy_from_first(module.buffers(), *self._groups)
         for each, unit in made.items():
             each.register_forward_pre_hook(Hook(self._before_forward, unit), with_kwargs=True)
             each.register_forward_hook(Hook(self._after_forward, unit), with_kwargs=True, always_call=True)
-            for whole in (each.whole for flat in unit.flats if flat.is_trained for each in flat.parameters):
-                whole.register_post_accumulate_grad_hook(Hook(self._grad_arrived, unit))
+            for sharded in (sharded for flat in unit.flats if flat.is_trained for sharded in flat.parameters):
+                sharded.whole.register_post_accumulate_grad_hook(Hook(self._grad_arrived, unit))
         self._wholes = {each.shard: each.whole for flat in self._flats for each in flat.parameters}
         weakref.finalize(self, register_optimizer_step_post_hook(Hook(self._after_optimizer_step)).remove)
 
@@ -159,11 +160,11 @@ class FullyShardedDataParallel(Replica):
                 self._discard_failed_backward()
                 self._idle_form = "absent"
                 for each in self._units:
-                    each.stop_saving()  # if the last forward was interrupted
+                    each.unwatch_saved_tensors()  # if the last forward was interrupted
                     each.show("absent")
             self._gather(unit, self._units, refresh=True)
             unit.show("whole")
-        unit.start_saving(partial(self._before_backward, unit, unit.version))
+        unit.watch_saved_tensors(partial(self._before_backward, unit, unit.version))
         if unit is self._root:
             return None
         (args, kwargs), inputs = marked((args, kwargs))
@@ -171,7 +172,7 @@ class FullyShardedDataParallel(Replica):
         return args, kwargs
 
     def _after_forward(self, unit: Unit, module, args, kwargs, output):
-        unit.stop_saving()  # also after an exception
+        unit.unwatch_saved_tensors()  # also after an exception
         if in_backward():
             return output
         if unit is self._root:
@@ -208,9 +209,9 @@ class FullyShardedDataParallel(Replica):
     def _after_backward(self, unit: Unit, grads=None) -> None:
         unit.in_backward = False
         unit.show(self._idle_form)
-        if self.reshard_after_forward or self._grad_mode is GradMode.AVERAGE_AND_WAIT:
+        if self.reshard_after_forward or self._grad_mode is GradSync.AVERAGE_AND_WAIT:
             unit.free()
-        if unit.has_unreduced_grads and self._grad_mode is not GradMode.ACCUMULATE:
+        if unit.has_unreduced_grads and self._grad_mode is not GradSync.ACCUMULATE:
             self._reduce(unit)
 
     def _end_backward(self) -> None:
@@ -239,7 +240,7 @@ class FullyShardedDataParallel(Replica):
     def _finish_reducing(self) -> None:
         for flat in self._reducing:
             flat.finish_reduce()
-            if self._grad_mode in (GradMode.AVERAGE, GradMode.AVERAGE_AND_WAIT):
+            if self._grad_mode in (GradSync.AVERAGE, GradSync.AVERAGE_AND_WAIT):
                 flat.start_average()
         self._reducing = []
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit.data_parallel.replicas import (
-    GradMode,
+    GradSync,
     Hook,
     Replica,
     check_replicas,
@@ -75,7 +75,7 @@ class DataParallel(Replica):
         self.module, self.group, self.overlap = module, group, overlap
         trained = [p for p in reversed([*module.parameters()]) if p.requires_grad]  # in backward's order
         self._buckets = [_Bucket(each, group) for each in in_buckets(trained, bucket_bytes)]
-        self._next = 0  # index of the next bucket to send: all ranks send them in the same order
+        self._next_bucket = 0  # all ranks send buckets in the same order
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         for parameter in self._bucket_of:
             _unhook_older_wrapper(parameter)
@@ -97,13 +97,13 @@ class DataParallel(Replica):
 
     def sync_gradients(self) -> None:
         """Send the remaining buckets, and wait for all. Backward calls it, except in `no_sync` and `reducing`."""
-        for bucket in self._buckets[self._next :]:
+        for bucket in self._buckets[self._next_bucket :]:
             bucket.start_reduce()
         for bucket in self._buckets:
             bucket.finish_reduce()
             bucket.assign_grads()
         copy_from_first(self.module.buffers(), self.group)
-        self._next = 0
+        self._next_bucket = 0
 
     def state_dict(self, *args, **kwargs):
         """Return the plain module's state dict."""
@@ -125,7 +125,7 @@ class DataParallel(Replica):
             )
         bucket = self._bucket_of[parameter]
         bucket.put(parameter)
-        if self._grad_mode is GradMode.ACCUMULATE:
+        if self._grad_mode is GradSync.ACCUMULATE:
             return
         self._begin_backward()
         if not self.overlap:
@@ -136,12 +136,12 @@ class DataParallel(Replica):
                 "reentrant checkpointing share it: use checkpoint(..., use_reentrant=False), or overlap=False"
             )
         bucket.arrived.add(parameter)
-        while self._next < len(self._buckets) and self._buckets[self._next].is_full:
-            self._buckets[self._next].start_reduce()
-            self._next += 1
+        while self._next_bucket < len(self._buckets) and self._buckets[self._next_bucket].is_full:
+            self._buckets[self._next_bucket].start_reduce()
+            self._next_bucket += 1
 
     def _reset(self) -> None:
-        self._next = 0
+        self._next_bucket = 0
         for bucket in self._buckets:
             bucket.finish_reduce()
             bucket.arrived.clear()

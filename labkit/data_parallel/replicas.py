@@ -16,7 +16,7 @@ from labkit.placement import placement_of
 from labkit.sizes import ranks_text
 
 
-class GradMode(Enum):
+class GradSync(Enum):
     """What backward does with gradients."""
 
     ACCUMULATE = auto()  # on this rank, without communication
@@ -26,7 +26,7 @@ class GradMode(Enum):
 
 
 class Replica(nn.Module):
-    """The base of wrappers that average gradients: the current `GradMode`, and what to do when a backward ends."""
+    """The base of wrappers that average gradients: the current `GradSync`, and what to do when a backward ends."""
 
     module: nn.Module
     sync_gradients: Callable[[], None]  # sends the gradients that are left, and waits for all
@@ -34,7 +34,7 @@ class Replica(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self._grad_mode = GradMode.AVERAGE_AND_WAIT
+        self._grad_mode = GradSync.AVERAGE_AND_WAIT
         self._at_end: weakref.ref[Callable] | None = None  # the callback queued for the end of backward
 
     def whole(self, parameter: nn.Parameter) -> nn.Parameter:
@@ -43,7 +43,7 @@ class Replica(nn.Module):
 
     def no_sync(self):
         """Let backward accumulate gradients without communication, in a ``with`` block."""
-        return self._with_grads(GradMode.ACCUMULATE)
+        return self._with_grads(GradSync.ACCUMULATE)
 
     def reducing(self, is_last: bool = True):
         """Let backward start to reduce gradients, also inside `no_sync`; ``sync_gradients`` waits for them later.
@@ -51,10 +51,10 @@ class Replica(nn.Module):
         A pipeline does so after all its ops, to overlap communication with compute. Unless this is the last backward
         of a step (``is_last``), hybrid sharding reduces only within the shard group.
         """
-        return self._with_grads(GradMode.AVERAGE if is_last else GradMode.REDUCE_SHARDS)
+        return self._with_grads(GradSync.AVERAGE if is_last else GradSync.REDUCE_SHARDS)
 
     @contextmanager
-    def _with_grads(self, mode: GradMode) -> Iterator[None]:
+    def _with_grads(self, mode: GradSync) -> Iterator[None]:
         before, self._grad_mode = self._grad_mode, mode
         try:
             yield
@@ -71,7 +71,7 @@ class Replica(nn.Module):
 
     def _end_backward(self) -> None:
         self._at_end = None
-        if self._grad_mode is GradMode.AVERAGE_AND_WAIT:
+        if self._grad_mode is GradSync.AVERAGE_AND_WAIT:
             self.sync_gradients()
 
     def _backward_failed(self, at_end: weakref.ref) -> None:

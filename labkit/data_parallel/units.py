@@ -64,7 +64,7 @@ class Unit:
         self.free()
         self.show("shard")
         self.in_backward = self.has_unreduced_grads = False
-        self.saving: SavedTensors | None = None  # while forward computes
+        self.saved_tensors: SavedTensors | None = None  # while forward computes
 
     @property
     def version(self) -> int:
@@ -82,14 +82,14 @@ class Unit:
                 for module, name in each.places:
                     module._parameters[name] = getattr(each, form)
 
-    def start_saving(self, before_use: Callable[[], None]) -> None:
-        self.saving = SavedTensors(self.buffers, before_use)
-        self.saving.__enter__()
+    def watch_saved_tensors(self, before_use: Callable[[], None]) -> None:
+        self.saved_tensors = SavedTensors(self.buffers, before_use)
+        self.saved_tensors.__enter__()
 
-    def stop_saving(self) -> None:
-        if self.saving is not None:
-            self.saving.__exit__()
-            self.saving = None
+    def unwatch_saved_tensors(self) -> None:
+        if self.saved_tensors is not None:
+            self.saved_tensors.__exit__()
+            self.saved_tensors = None
 
     def refuse_to_return(self, output) -> None:
         if any(lies_in(x, self.buffers) for x in tree_leaves(output)):

@@ -125,7 +125,7 @@ class Messages:
         """
         if route is None or route.rank == self.rank or route in self.pending_recvs:
             return True
-        is_open = self.groups.keeps_order and route.group in (other.group for other in self.pending_recvs)
+        is_open = self.groups.has_channels and route.group in (other.group for other in self.pending_recvs)
         if is_open or route.shape_key not in self.shapes:
             return False
         dtype, shape = self._shape(route)

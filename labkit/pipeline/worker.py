@@ -16,7 +16,8 @@ from labkit.data_parallel.replicas import Replica, grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
 from labkit.pipeline.split_backward import split_backward
-from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, check
+from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
+from labkit.schedules import check as check_schedule
 from labkit.timeline.trace import Trace
 
 
@@ -56,44 +57,44 @@ def run(
         trace: gets a span for each op and each wait.
         shapes: a dict, empty at first, that every rank keeps and gives in each step. It remembers the shapes of
             activations for inputs of the same shape; without it each step sends them, and a GPU's host waits for them.
-        recv_prefetch: for how many ops receives are posted, this one first; with NCCL one of each kind and direction,
-            and with fewer than 2 some interleaved schedules would deadlock there.
+        recv_prefetch: how many ops ahead receives are posted, counting the current one. At least 2, or interleaving
+            could deadlock on NCCL, where only one of each kind and direction is posted.
         allow_deadlock: run the schedule even if it deadlocks, to see what is reported.
 
     Raises:
         ValueError: before any communication, if sizes or chunks do not fit the schedule, or it cannot run.
     """
-    _check(schedule, chunks, groups, inputs, targets, reduce_every_micro_batch)
-    check(schedule, allow_deadlock)
+    _check_arguments(schedule, chunks, groups, inputs, targets, average, reduce_every_micro_batch)
+    check_schedule(schedule, allow_deadlock)
     rank, span = groups.coords.pp, trace.span if trace else lambda *_: nullcontext()
     given = inputs, targets, loss, ignore_index
     stages = [Stage(chunk, schedule.stage_of(rank, index), schedule, *given) for index, chunk in enumerate(chunks)]
     messages = Messages(schedule, groups, inputs, shapes, span, recv_prefetch)
     replicas = {index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, Replica)}
-    last = {op.chunk: op for op in schedule.ranks[rank] if op.kind != FORWARD} if average else {}
+    last_backward = {op.chunk: op for op in schedule.ranks[rank] if op.kind != FORWARD} if average else {}
 
-    def sending(op: Op):
-        is_last = op == last.get(op.chunk)
+    def reducing(op: Op):
+        is_last = op == last_backward.get(op.chunk)
         sends = is_last or (average and reduce_every_micro_batch and op.kind != FORWARD)
         return replicas[op.chunk].reducing(is_last) if sends else nullcontext()
 
-    with _adding_up(tied if BACKWARD in schedule.kinds else (), groups):
+    with _all_reduce_tied_grads(tied if BACKWARD in schedule.kinds else (), groups):
         with ExitStack() as stack:
             for replica in replicas.values():
                 stack.enter_context(replica.no_sync())
             for op in schedule.ranks[rank]:
                 arrived = messages.take(op)
-                with span(op.kind, str(op), op), sending(op):
+                with span(op.kind, str(op), op), reducing(op):
                     result = stages[op.chunk].do(op, arrived)
                 messages.send(op, result)
         messages.flush()
-        for index in last:
+        for index in last_backward:
             replicas[index].sync_gradients()
     return stages[-1].total
 
 
 @contextmanager
-def _adding_up(tied: Sequence[nn.Parameter], groups: ProcessGroups) -> Iterator[None]:
+def _all_reduce_tied_grads(tied: Sequence[nn.Parameter], groups: ProcessGroups) -> Iterator[None]:
     """Give all copies of a shared weight, on this rank and on its partner, the sum of the gradients from this block."""
     copies = {weight: weight.grad for weight in tied if weight.requires_grad}
     for weight, grad in copies.items():  # the copies agree in earlier gradients; a wrapper may reuse their memory
@@ -120,15 +121,15 @@ class Stage:
         self.chunk, self.inputs, self.targets, self.loss = chunk, inputs, targets, loss
         self.is_first, self.is_last = number == 0, number == schedule.num_model_chunks - 1
         self.trains, self.splits_backward = BACKWARD in schedule.kinds, WEIGHT_GRADIENT in schedule.kinds
-        self.shares = _shares(inputs, targets, ignore_index) if self.is_last else []
+        self.loss_weights = _loss_weights(inputs, targets, ignore_index) if self.is_last else []
         self.total: torch.Tensor | None = None
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # micro-batch -> input, output with its graph
-        self._second_halves: dict[int, Callable[[], None]] = {}  # of its backward
+        self._weight_gradients: dict[int, Callable[[], None]] = {}  # micro-batch -> what computes them
 
     def do(self, op: Op, arrived: torch.Tensor | None) -> torch.Tensor | None:
         """Run ``op`` on what arrived for it, and return what the next stage needs."""
         if op.kind == WEIGHT_GRADIENT:
-            return self._second_halves.pop(op.micro_batch)()
+            return self._weight_gradients.pop(op.micro_batch)()
         return self.forward(op, arrived) if op.kind == FORWARD else self.backward(op, arrived)
 
     def forward(self, op: Op, x: Any) -> torch.Tensor:
@@ -140,8 +141,8 @@ class Stage:
             output = self.chunk(x)
             if self.is_last:
                 target = None if self.targets is None else self.targets[op.micro_batch]
-                if share := self.shares[op.micro_batch]:  # 1/m: the one place where losses are averaged
-                    output = self.loss(output, target) * share
+                if weight := self.loss_weights[op.micro_batch]:  # the one place where losses are averaged
+                    output = self.loss(output, target) * weight
                 else:  # nothing counts, and the mean over nothing would be NaN
                     output = output.flatten()[:0].sum()
                 self.total = output.detach() if self.total is None else self.total + output.detach()
@@ -153,13 +154,13 @@ class Stage:
         """Return the gradient of the input; add up those of the weights too, unless they are an op of their own."""
         x, output = self._held.pop(op.micro_batch)
         if self.splits_backward:
-            self._second_halves[op.micro_batch] = split_backward(output, x, grad)
+            self._weight_gradients[op.micro_batch] = split_backward(output, x, grad)
         elif output.requires_grad:
             torch.autograd.backward(output, grad)
         return torch.zeros_like(x) if x.grad is None else x.grad
 
 
-def _shares(inputs: Sequence[torch.Tensor], targets, ignore_index: int | None) -> list[float]:
+def _loss_weights(inputs: Sequence[torch.Tensor], targets, ignore_index: int | None) -> list[float]:
     """Return each micro-batch's share of the mean over all: by its rows, or by its targets that count."""
     counts = [len(rows) for rows in inputs]
     if targets is not None and ignore_index is not None and not targets[0].is_floating_point():
@@ -168,12 +169,16 @@ def _shares(inputs: Sequence[torch.Tensor], targets, ignore_index: int | None) -
     return [count / sum(counts) for count in counts]
 
 
-def _check(schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets, reduce_every_micro_batch: bool) -> None:
+def _check_arguments(
+    schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets, average: bool, reduce_every_micro_batch: bool
+) -> None:
     m, p = schedule.num_micro_batches, groups.layout.pp_size
     if schedule.num_stages != p:
         raise ValueError(f"{schedule.name!r} is for {schedule.num_stages} ranks, but pp_size={p}: they must agree")
     if len(chunks) != schedule.num_chunks:
         raise ValueError(f"{len(chunks)} chunks for a schedule of num_chunks={schedule.num_chunks}: give that many")
+    if average and not all(isinstance(chunk, Replica) for chunk in chunks):
+        raise ValueError("average=True needs chunks that average: wrap each one, for example in a DataParallel")
     frees = reduce_every_micro_batch or any(getattr(chunk, "reshard_after_forward", False) for chunk in chunks)
     if frees and WEIGHT_GRADIENT in schedule.kinds:
         fault = f"{schedule.name!r} computes weights' gradients after layers were freed, or their gradients sent"

@@ -7,7 +7,8 @@ from labkit.sizes import check_size
 def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
     """All forwards, then all backwards. It is simple, but every rank holds the activations of all m micro-batches.
 
-    Bubble, idle over ideal: (p-1)/m. Peak in flight: m. Source: arXiv 1811.06965, section 2.3.
+    Bubble (idle / ideal time): (p-1)/m. Peak in flight (micro-batches whose activations a rank holds): m.
+    Source: arXiv 1811.06965, section 2.3.
 
     >>> print(gpipe(2, 3))
     GPipe: 2 ranks, 3 micro-batches
@@ -84,7 +85,7 @@ def zero_bubble(num_stages: int, num_micro_batches: int, extra_in_flight: int = 
         raise ValueError(f"extra_in_flight={extra_in_flight!r} with num_stages={p}: use 0 (ZB-H1) to {p - 1} (ZB-H2)")
     names = {p - 1: "zero bubble (ZB-H2)", 0: "zero bubble (ZB-H1)"}
     name = names.get(extra_in_flight, f"zero bubble, {extra_in_flight} more in flight")
-    ranks = [_with_weights_put_off(p - rank, m, p, extra_in_flight) for rank in range(p)]
+    ranks = [_zero_bubble_ops(p - rank, m, p, extra_in_flight) for rank in range(p)]
     return Schedule(name, p, m, ranks, kinds=(FORWARD, BACKWARD, WEIGHT_GRADIENT))
 
 
@@ -100,16 +101,16 @@ def _in_turn(forwards: list[Op], backwards: list[Op], num_warmup: int) -> list[O
     return ops
 
 
-def _with_weights_put_off(to_the_end: int, m: int, p: int, extra: int) -> list[Op]:
-    """Return the ops of the rank that is ``to_the_end`` steps from the pipeline's end, itself included."""
-    num_forwards = min(m, to_the_end + min(extra, to_the_end - 1))
-    ops, num_weights = [Op(FORWARD, i) for i in range(num_forwards)], 0
+def _zero_bubble_ops(ranks_left: int, m: int, p: int, extra: int) -> list[Op]:
+    """Return the ops of the rank with ``ranks_left`` ranks from it to the pipeline's end, itself included."""
+    num_forwards = min(m, ranks_left + min(extra, ranks_left - 1))
+    ops, num_weight_grads = [Op(FORWARD, i) for i in range(num_forwards)], 0
     for i in range(m):
         ops.append(Op(BACKWARD, i))
-        if num_forwards == m or num_forwards - num_weights == p + extra:  # no forward is left, or no room for one
-            ops.append(Op(WEIGHT_GRADIENT, num_weights))
-            num_weights += 1
+        if num_forwards == m or num_forwards - num_weight_grads == p + extra:  # no forward is left, or no room for one
+            ops.append(Op(WEIGHT_GRADIENT, num_weight_grads))
+            num_weight_grads += 1
         if num_forwards < m:
             ops.append(Op(FORWARD, num_forwards))
             num_forwards += 1
-    return ops + [Op(WEIGHT_GRADIENT, i) for i in range(num_weights, m)]
+    return ops + [Op(WEIGHT_GRADIENT, i) for i in range(num_weight_grads, m)]

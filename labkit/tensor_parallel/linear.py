@@ -55,8 +55,8 @@ class ParallelLinear(ShardedWeight):
         self.skip_bias_add, self.sequence_parallel = skip_bias_add, sequence_parallel
         self.defer_grad_reduce = defer_grad_reduce and sequence_parallel
         self.bias = nn.Parameter(torch.empty_like(self.weight[:, 0])) if bias else None
-        whole = Placement(copy_groups=(group,), defer_grad_reduce=self.defer_grad_reduce)
-        self.place(bias=placement_of(self.weight) if self.partition_dim == 0 else whole)
+        replicated = Placement(copy_groups=(group,), defer_grad_reduce=self.defer_grad_reduce)
+        self.place(bias=placement_of(self.weight) if self.partition_dim == 0 else replicated)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -177,7 +177,7 @@ class _ColumnLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
-        need_x, need_weight, need_bias, *_ = needed_gradients(ctx)
+        need_x, need_weight, need_bias, *_ = _needed_gradients(ctx)
         rows = grad.reshape(-1, grad.size(-1))
         grad_x = grad_weight = shards = gather_work = reduce_work = None
         create_graph = torch.is_grad_enabled()  # then use the operators, which support double backward
@@ -203,7 +203,7 @@ class _ColumnLinear(torch.autograd.Function):
         return grad_x, grad_weight, rows.sum(0) if need_bias else None, None, None
 
 
-def needed_gradients(ctx) -> tuple[bool, ...]:
+def _needed_gradients(ctx) -> tuple[bool, ...]:
     """Return, for each input of an autograd function (tensors first), whether this backward pass needs its gradient.
 
     ``ctx.needs_input_grad`` says which gradients any pass may need. `labkit.pipeline.split_backward` computes those of

@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import sys
 import textwrap
 from contextlib import redirect_stderr, redirect_stdout
@@ -10,10 +11,12 @@ import torch
 import torch.distributed as dist
 import tyro
 
+from labkit.launch.rank import describe_error
+from labkit.launch.report import is_consequence
 from labkit.train.config import TrainConfig
 from labkit.train.console import describe_end, describe_start
 from labkit.train.trainer import train
-from labkit.train.world import check_same_options, say_once, slurm_as_torchrun, world
+from labkit.train.world import check_same_options, describe_lost_peer, say_once, slurm_as_torchrun, world
 
 
 def main() -> int:
@@ -23,10 +26,7 @@ def main() -> int:
         if config is None:
             return 0
         with world(isinstance(config, TrainConfig) and config.one_queue):
-            if isinstance(config, TrainConfig):
-                return run(config)
-            say_once(config)
-            return 2
+            return run(config)
     except ValueError as error:  # from bringing the world up
         say_once(f"labkit.train: {error}")
         return 2
@@ -50,11 +50,12 @@ def read_options() -> TrainConfig | str | None:
         return None
 
 
-def run(config: TrainConfig) -> int:
-    """Train on a rank of a world that is up, and return the exit code."""
-    is_first = dist.get_rank() == 0
+def run(config: TrainConfig | str) -> int:
+    """Train on a rank of a world that is up, and return the exit code; a text says what is wrong with its options."""
+    is_first, folder = dist.get_rank() == 0, config.checkpoint_dir if isinstance(config, TrainConfig) else None
     try:
         check_same_options(config)  # before anything on one rank alone
+        assert isinstance(config, TrainConfig)
         floor_nats = config.make_text().floor_nats  # the file may be gone when the run ends
         start = describe_start(config, dist.get_world_size(), floor_nats)  # raises on every rank if sizes do not fit
         if is_first:
@@ -64,6 +65,10 @@ def run(config: TrainConfig) -> int:
         say_once(f"labkit.train: {error}")
         return 2 if isinstance(error, ValueError) else 1
     except (RuntimeError, MemoryError) as error:
+        if is_consequence(describe_error(error)):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's: this rank ends in a moment by itself
+            say_once(f"labkit.train: {describe_lost_peer(folder)}", restart_helps=True)
+            return 1
         is_known = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if not is_known and "can't allocate memory" not in str(error):  # on a CPU torch raises a plain RuntimeError
             raise

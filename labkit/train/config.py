@@ -94,7 +94,10 @@ class TrainConfig:
     keep: int = 0  # Complete checkpoints to keep, the newest ones; 0 keeps all.
     async_save: bool = False  # Write checkpoints in the background; a step waits only for a copy in the CPU's memory.
     resume: bool = False  # Continue from the newest complete checkpoint in checkpoint_dir, whatever its layout was.
+    # Minutes after which the run ends early, as it does on SIGTERM and SIGUSR1: it finishes the step and saves.
+    exit_duration: float | None = None
     log_interval: int = 10  # Steps between lines in a log; a terminal shows a bar instead.
+    metrics: str | None = None  # A file that gets a JSON object for each step, after what it already has.
     profile_dir: str | None = None  # Where ranks write traces of some steps for ui.perfetto.dev; slow ones are named.
     profile_step_start: int = 10  # The first step that is profiled, counted from 1.
     profile_step_end: int = 20  # The step before which profiling stops.
@@ -111,9 +114,10 @@ class TrainConfig:
             if int in kinds and name != "seed":
                 may_be_0 = name in ("warmup_steps", "eval_interval", "save_interval", "keep")
                 object.__setattr__(self, name, check_size(name, value, least=0 if may_be_0 else 1))
-            if name in ("learning_rate", "min_learning_rate", "weight_decay", "clip_norm"):
-                if not (isinstance(value, Real) and 0 <= float(value) <= 1000):
-                    raise ValueError(f"{name}={value!r} must be a number from 0 to 1000")
+            if name in ("learning_rate", "min_learning_rate", "weight_decay", "clip_norm", "exit_duration"):
+                most = 1_000_000 if name == "exit_duration" else 1000
+                if not (isinstance(value, Real) and 0 <= float(value) <= most):
+                    raise ValueError(f"{name}={value!r} must be a number from 0 to {most}")
                 object.__setattr__(self, name, float(value))
             if name in ("checkpoint_dir", "profile_dir") and (not isinstance(value, str | Path) or value == ""):
                 raise ValueError(f"{name}={value!r} is not a folder: name one, or leave it out")

@@ -1,9 +1,13 @@
 """Shows a run: a bar with loss and speed, or lines in a log; and a line before and after."""
 
+import json
+import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import TextIO
 
 import torch
 import torch.distributed as dist
@@ -14,6 +18,9 @@ from labkit.launch import progress
 from labkit.layout import ParallelLayout
 from labkit.sizes import counted
 from labkit.train.config import TrainConfig
+
+PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
+"""Dense bfloat16 products per second of GPUs with these words in their names. Source: NVIDIA's data sheets."""
 
 
 @dataclass(frozen=True)
@@ -27,28 +34,77 @@ class Step:
     seconds: float
     tokens_per_second: float
     evaluation_loss: float | None = None
+    ends_early: str = ""  # why the run ends with this step, before its time
 
 
 @contextmanager
 def progress_bar(config: TrainConfig, steps_done: int) -> Iterator[Callable[[Step], Step]]:
-    """Show the bar of a run inside the block. It yields a function that takes each finished step and returns it."""
+    """Show a run inside the block, as a bar or as lines; yield a function that takes each finished step and returns it.
+
+    All ranks call it, with every step. The first one writes the metrics file.
+    """
     is_first_rank, in_a_cell = dist.get_rank() == 0, progress(steps_done, config.steps)
+    metrics = _open_on_first_rank(config.metrics)
 
     def show(step: Step) -> Step:
+        is_logged = step.number % config.log_interval == 0 or step.number in (steps_done + 1, config.steps)
+        memory = peak_memory_bytes() if is_logged or step.ends_early else None
         if is_first_rank:
-            text = f"loss {step.loss:.4f}, {step.tokens_per_second:,.0f} tokens/s"
-            progress(step.number, config.steps, text)
-            bar.set_postfix_str(text, refresh=False)
+            facts = describe_step(step, config, memory)
+            progress(step.number, config.steps, f"loss {step.loss:.4f}, {step.tokens_per_second:,.0f} tokens/s")
+            bar.set_postfix_str(facts, refresh=False)
             bar.update()
-            if bar.disable and not in_a_cell and (step.number == 1 or step.number % config.log_interval == 0):
-                print(f"step {step.number}/{config.steps}: {text}", file=sys.stderr, flush=True)
+            if bar.disable and not in_a_cell and memory is not None:
+                left = tqdm.format_interval((config.steps - step.number) * step.seconds)
+                print(f"step {step.number}/{config.steps}: {facts}, {left} left", file=sys.stderr, flush=True)
             if step.evaluation_loss is not None:
                 bar.write(f"step {step.number}: evaluation loss {step.evaluation_loss:.4f}")
+            if metrics is not None:
+                about = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "peak_memory_bytes": memory}
+                about |= {"resumed_after": steps_done} if steps_done and step.number == steps_done + 1 else {}
+                print(json.dumps(asdict(step) | about), file=metrics, flush=True)
         return step
 
     disable = True if in_a_cell or not is_first_rank else None  # None: unless it is a terminal
-    with tqdm(initial=steps_done, total=config.steps, unit="step", disable=disable) as bar:
+    with metrics or nullcontext(), tqdm(initial=steps_done, total=config.steps, unit="step", disable=disable) as bar:
         yield show
+
+
+def describe_step(step: Step, config: TrainConfig, memory_bytes: int | None) -> str:
+    """Return the facts of a step, with the peak memory of the worst rank if it is known, and MFU on a known GPU.
+
+    MFU is the share of the GPU's peak that the model's own products take, without what is recomputed.
+    """
+    tokens_per_second = step.tokens_per_second / dist.get_world_size()
+    facts = [f"loss {step.loss:.4f}", f"norm {step.grad_norm:.3g}", f"lr {step.learning_rate:.2e}"]
+    facts += [f"{1000 * step.seconds:,.0f} ms", f"{tokens_per_second:,.0f} tokens/s per rank"]
+    gpu = torch.cuda.get_device_name() if local_device().type == "cuda" else ""
+    for peak in (peak for name, peak in PEAK_FLOPS.items() if name in gpu and config.precision == "bfloat16"):
+        facts.append(f"MFU {tokens_per_second * config.shape.flops_per_token / peak:.0%}")
+    return ", ".join([*facts, *([f"peak {memory_bytes / 2**30:.2f} GiB"] if memory_bytes is not None else [])])
+
+
+def peak_memory_bytes() -> int:
+    """Return the most memory that any rank has had: in tensors on a GPU, in all on the CPU. All ranks call it."""
+    device = local_device()
+    on_gpu, kib = device.type == "cuda", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = torch.tensor(torch.cuda.max_memory_allocated() if on_gpu else 1024 * kib, device=device)
+    dist.all_reduce(peak, dist.ReduceOp.MAX)
+    return int(peak)
+
+
+def _open_on_first_rank(path: str | None) -> TextIO | None:
+    """Open a file to append to on the first rank; raise a ValueError on all if it cannot be opened."""
+    file, fault = None, [""]
+    try:
+        file = open(path, "a") if path and dist.get_rank() == 0 else None  # noqa: SIM115 - the caller closes it
+    except OSError as error:
+        fault = [f"metrics={path} cannot be written ({error.strerror}): name a file that you may write to"]
+    if path:
+        dist.broadcast_object_list(fault)
+    if fault[0]:
+        raise ValueError(fault[0])
+    return file
 
 
 def describe_start(config: TrainConfig, world_size: int, floor_nats: float | None) -> str:
@@ -76,5 +132,8 @@ def describe_end(config: TrainConfig, steps: Sequence[Step], floor_nats: float |
     """Return one line that says how low the loss has come."""
     if not steps:
         return f"Nothing to do: the checkpoint has {config.steps} steps or more. Give more --steps"
-    above = f", {steps[-1].loss - floor_nats:.4f} above the text's floor" if floor_nats else ""
-    return f"Step {steps[-1].number}: loss {steps[-1].loss:.4f}{above}"
+    last = steps[-1]
+    above = f", {last.loss - floor_nats:.4f} above the text's floor" if floor_nats else ""
+    saved = "a checkpoint is saved, --resume continues from it" if config.checkpoint_dir else "nothing is saved"
+    early = f". Ended early ({last.ends_early}): {saved}" if last.ends_early else ""
+    return f"Step {last.number}: loss {last.loss:.4f}{above}{early}"

@@ -27,9 +27,9 @@ def all_reduce_grads(parameters: Iterable[nn.Parameter], group: dist.ProcessGrou
 
 
 def loss_and_grad_norm(
-    loss_share: torch.Tensor, parameters: Iterable[nn.Parameter], groups: ProcessGroups
-) -> tuple[float, float]:
-    """Return the sum of the ranks' shares of the loss, and the norm of the whole model's gradient.
+    loss_share: torch.Tensor, parameters: Iterable[nn.Parameter], groups: ProcessGroups, wants_to_end: bool = False
+) -> tuple[float, float, bool]:
+    """Return the sum of the ranks' shares of the loss, the norm of the whole model's gradient, and if any wants to end.
 
     Each tensor rank has a loss of its own, all equal if all is right. Of numbers that several ranks have, each counts
     its part in the norm. Call it when replicas have averaged their gradients. This is the one place in a step where the
@@ -45,8 +45,8 @@ def loss_and_grad_norm(
         dtype = torch.promote_types(same[0].dtype, torch.float32)
         norms = torch._foreach_norm(same, 2, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
         squares += torch.stack(norms).double().square().sum() / num_copies
-    tp_rank, sums = groups.tp.rank(), squares.new_zeros(groups.tp.size() + 1)
-    sums[tp_rank], sums[-1] = loss_share, squares
+    tp_rank, sums = groups.tp.rank(), squares.new_zeros(groups.tp.size() + 2)
+    sums[tp_rank], sums[-2], sums[-1] = loss_share, squares, wants_to_end
     dist.all_reduce(sums)
-    *losses, squared_norm = sums.tolist()
-    return losses[tp_rank], math.sqrt(squared_norm)
+    *losses, squared_norm, num_ending = sums.tolist()
+    return losses[tp_rank], math.sqrt(squared_norm), num_ending > 0

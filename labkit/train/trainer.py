@@ -9,7 +9,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from labkit.schedules import Schedule
 from labkit.tensor_parallel import seed_replicas
 from labkit.train.config import TrainConfig
 from labkit.train.console import Step, progress_bar
+from labkit.train.early_end import EarlyEnd
 from labkit.train.gradients import all_reduce_grads, loss_and_grad_norm
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
@@ -60,7 +63,7 @@ def steps(config: TrainConfig) -> Iterator[Step]:
 
 @contextmanager
 def training(config: TrainConfig) -> Iterator["Trainer"]:
-    """Hold what a run needs while it lasts: the process groups, this rank's `Trainer`, the claim on the checkpoints."""
+    """Hold what a run needs: the process groups, this rank's `Trainer`, the lock on the checkpoint folder."""
     from labkit import checkpoint  # it imports half of torch, so not when the notebook imports this module
 
     check_same_options(config)
@@ -69,8 +72,8 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
     config.check_memory(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     folder = config.checkpoint_dir
     claimed = checkpoint.claim(folder, config.resume, config.async_save) if folder else nullcontext(checkpoint.save)
-    with init_groups(layout, config.shard_size) as groups, claimed as save:
-        yield Trainer(config, groups, save)
+    with init_groups(layout, config.shard_size) as groups, claimed as save, EarlyEnd(config.exit_duration) as early:
+        yield Trainer(config, groups, save, early)
 
 
 class Trainer:
@@ -79,13 +82,20 @@ class Trainer:
     A run that differs in one thing overrides one method: `wrap`, `make_optimizer`, `loss` or `rows`.
     """
 
-    def __init__(self, config: TrainConfig, groups: ProcessGroups, save: Callable[..., None] | None = None):
+    def __init__(
+        self,
+        config: TrainConfig,
+        groups: ProcessGroups,
+        save: Callable[..., None] | None = None,
+        early: EarlyEnd | None = None,
+    ):
         from labkit import checkpoint
 
         self.config, self.groups, self.save = config, groups, save or checkpoint.save
+        self.early_end, self.is_ending = early or EarlyEnd(), False
         self.steps_done = self.samples_done = 0
         self.trace: NamedTrace | None = None  # while steps are profiled
-        self.shapes: dict = {}  # of activations, told once
+        self.shapes: dict = {}  # of activations, which ranks exchange once
         self.schedule, self.text = config.make_schedule(groups.layout.world_size), config.make_text()
         stages = [self.schedule.stage_of(groups.coords.pp, chunk) for chunk in range(config.num_chunks)]
         same = ("seed", "dropout", "recompute", "sequence_parallel", "context_parallel", "balanced", "dtype")
@@ -100,20 +110,19 @@ class Trainer:
         self.tied = [model.embedding.weight for model in self.models if config.tied and model.is_first != model.is_last]
         self.optimizer = self.make_optimizer()
         data = {"seed": config.seed, "text": self.text.fingerprint}
-        names = "steps", "warmup_steps", "learning_rate", "min_learning_rate"
-        rates = {name: getattr(config, name) for name in names}
-        self._state = checkpoint.State(self.models, self.optimizer, groups, config.shape, data, rates)
+        told = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
+        self._state = checkpoint.State(self.models, self.optimizer, groups, config.shape, data, told)
         if config.resume and config.checkpoint_dir:
             self.steps_done, self.samples_done = checkpoint.load_newest(config.checkpoint_dir, self._state)
 
     def steps(self) -> Iterator[Step]:
-        """Run the steps that are left to do; the config says which of them are profiled."""
-        while self.steps_done < self.config.steps:
+        """Run the steps that are left to do, unless the run is to end early; the config says which are profiled."""
+        while self.steps_done < self.config.steps and not self.is_ending:
             if self.steps_done + 1 not in self.config.profiled_steps:
                 yield self.step()
                 continue
             with profiling(str(self.config.profile_dir), self.groups) as self.trace:
-                while self.steps_done + 1 in self.config.profiled_steps:
+                while self.steps_done + 1 in self.config.profiled_steps and not self.is_ending:
                     with self.trace.span(STEP, f"step {self.steps_done + 1}"):
                         step = self.step()
                     yield step
@@ -138,17 +147,21 @@ class Trainer:
             return interval > 0 and self.steps_done % interval == 0
 
         evaluation_loss = self.evaluate() if is_due(config.eval_interval) else None
-        if config.checkpoint_dir and (is_due(config.save_interval) or self.steps_done == config.steps):
+        is_last = self.is_ending or self.steps_done == config.steps
+        if config.checkpoint_dir and (is_due(config.save_interval) or is_last):
             self.save(config.checkpoint_dir, self._state, self.steps_done, self.samples_done, config.keep)
         tokens = config.batch_size * config.seq_length
-        return Step(self.steps_done, loss, norm, learning_rate, seconds, tokens / seconds, evaluation_loss)
+        numbers = loss, norm, learning_rate, seconds, tokens / seconds
+        ends_early = (self.early_end.reason or "asked on another rank") if self.is_ending else ""
+        return Step(self.steps_done, *numbers, evaluation_loss, ends_early)
 
     def compute_gradients(self) -> tuple[float, float]:
         """Leave the gradients of the whole batch in the parameters; return its loss and their norm, both finite."""
         batch = self.micro_batches(self.samples_done)
         loss_share = self._forward_and_backward(batch, average=True)
         all_reduce_grads(self.parameters, self.groups.tp)
-        loss, norm = loss_and_grad_norm(loss_share, self.parameters, self.groups)
+        wants_to_end = bool(self.early_end.reason)
+        loss, norm, self.is_ending = loss_and_grad_norm(loss_share, self.parameters, self.groups, wants_to_end)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             where = first_not_finite(self.chunks, self.groups, lambda: self._forward_and_backward(batch))
             values = f"the loss is {loss:g}, the gradient norm {norm:g}"
@@ -174,8 +187,8 @@ class Trainer:
         options |= dict(average=average, reduce_every_micro_batch=self.config.zero_stage >= 2, shapes=self.shapes)
         options["ignore_index"] = None  # every token has a next one: nothing to count
         loss = pipeline.run(schedule, self.chunks, self.groups, inputs, **options)
-        share = torch.zeros((), dtype=torch.float64, device=local_device())
-        return share if loss is None else (share + loss) / self.groups.dp_cp.size()
+        loss = torch.zeros((), device=local_device()) if loss is None else loss
+        return loss.double() / self.groups.dp_cp.size()
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a micro-batch, on the rank of the last stage."""

@@ -119,15 +119,40 @@ def num_threads(ranks_here: int, environment: Mapping[str, str]) -> int:
     return int(environment.get("SLURM_CPUS_PER_TASK", share))
 
 
-def check_same_options(config: TrainConfig) -> None:
-    """Raise a ValueError on every rank if ranks differ in an option, or in the content of the text. Call it first."""
+def check_same_options(config: TrainConfig | str) -> None:
+    """Raise a ValueError on every rank if ranks differ in an option, or in the content of the text. Call it first.
+
+    A rank whose options cannot be read gives instead what is wrong with them: then that is the error on all ranks.
+    """
+    faults = [""] * dist.get_world_size()
+    dist.all_gather_object(faults, config if isinstance(config, str) else "")
+    if fault := next(filter(None, faults), None):
+        raise ValueError(fault)
+    assert isinstance(config, TrainConfig)
     mine = {field.name: repr(getattr(config, field.name)) for field in fields(config)}
     mine["the content of text"] = config.make_text().fingerprint
     check_alike(mine, "start every rank with the same options")
 
 
+def describe_lost_peer(checkpoint_dir: str | None) -> str:
+    """Return which ranks do not answer within half a second, and where a restart goes on."""
+    from labkit import checkpoint
+
+    store, deadline = dist.distributed_c10d._get_default_store(), time.monotonic() + 0.5
+    key, silent, who = "labkit.train is there", set(range(dist.get_world_size())), ""
+    with suppress(RuntimeError):  # the store is gone, with the rank that kept it
+        store.set(f"{key} {dist.get_rank()}", "")
+        while silent and time.monotonic() < deadline:
+            time.sleep(0.02)
+            silent = {each for each in silent if not store.check([f"{key} {each}"])}
+        who = f" (no answer from rank {', '.join(map(str, sorted(silent)))})" if silent else who
+    newest = checkpoint.newest(checkpoint_dir) if checkpoint_dir else None
+    then = f"with --resume, a restart goes on after {newest.name}" if newest else "no checkpoint is there to resume"
+    return f"a peer is gone{who}, so the other ranks end: {then}"
+
+
 def say_once(text: str, restart_helps: bool = False) -> None:
-    """Print a last message on stderr, once for all ranks that say it; torchrun repeats it below its report.
+    """Print a last message on stderr, once for all ranks of a node that say it; torchrun repeats it below its report.
 
     The ranks wait a moment for each other, because torchrun ends all others when one has left with an error. No exit
     code keeps it from restarting them: if that would end in the same way, one rank of each node tells it to stop.
@@ -145,8 +170,9 @@ def say_once(text: str, restart_helps: bool = False) -> None:
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
     stops_torchrun = not restart_helps and restarts > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     text += "\n(A restart would end in the same way, so torchrun is told to stop.)" if stops_torchrun else ""
-    is_said_here = is_first(f"says {zlib.crc32(text.encode())}")
-    stops_here = stops_torchrun and is_first(f"stops node {os.environ['GROUP_RANK']}")
+    node = os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0"))
+    is_said_here = is_first(f"says {zlib.crc32(text.encode())} on node {node}")
+    stops_here = stops_torchrun and is_first(f"stops node {node}")
     if is_said_here:
         print(text, file=sys.stderr, flush=True)
     if "TORCHELASTIC_ERROR_FILE" in os.environ:

@@ -70,7 +70,10 @@ def test_a_result_that_nobody_predicted_yet_is_not_given_away(make, wrong, right
     assert state(question) == before and record.predictions() == {}
     question._widget.answer = right
     assert state(question)["feedback"] == ["passed", "✓ correct", ""]
-    assert record.predictions()[question.key]["right"] is True
+    assert record.predictions()[question.key]["right"] is None, "an answer after the result is not a prediction"
+    later = make()
+    later.compare(result)
+    assert record.predictions()[question.key]["right"] is None
 
 
 @pytest.mark.parametrize(("make", "wrong", "right", "result"), EACH)

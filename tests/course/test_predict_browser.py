@@ -63,14 +63,17 @@ def test_a_number_is_typed_and_kept_by_enter(page):
     assert status.inner_text() == ""
     page.get_by_role("button", name="Keep my answer").click()
     assert question.last() is None  # an empty answer is not one
-    page.get_by_role("spinbutton", name="answer in GB").focus()
+    page.get_by_role("textbox", name="answer in GB").focus()
     page.keyboard.type("17")
     page.keyboard.press("Enter")
     page.get_by_text("You forgot the layers.").wait_for()
     assert status.locator("b").inner_text() == "✗ not right yet"
     assert_axe_finds_nothing(page)
-    page.get_by_role("spinbutton").fill("290")
-    page.get_by_role("spinbutton").dispatch_event("keydown", {"key": "Enter"})  # of which JupyterLab leaves no more
+    page.get_by_role("textbox").fill("2,5")
+    page.keyboard.press("Enter")
+    assert question.last() == 17, "a comma is refused"
+    page.get_by_role("textbox").fill("290")
+    page.get_by_role("textbox").dispatch_event("keydown", {"key": "Enter"})  # of which JupyterLab leaves no more
     page.get_by_text("Your first answer was: 17 GB.").wait_for()
     assert page.locator("code").inner_text() == "GB"
 

@@ -112,6 +112,11 @@ def test_a_check_and_a_prediction_of_one_name_and_moment_do_not_break_the_order(
     assert rows(room.Room(folder))["01"][2] == "33% of 3"
 
 
+def test_an_answer_whose_cell_has_not_run_is_neither_right_nor_wrong(folder):
+    note(folder, "eve", [], [], [("01.a", None, None)])
+    assert rows(room.Room(folder))["01"][1:3] == ["2", "50% of 2"]
+
+
 def test_what_others_wrote_can_neither_steer_a_terminal_nor_run_in_a_page(folder):
     note(folder, "mallory", [], [(group_lists.name, "<img src=x onerror=alert(1)>\x1b[2J", TIME)])
     shown = room.Room(folder)

@@ -15,10 +15,11 @@ import sys
 import threading
 import zlib
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, state_dict_saver
 
@@ -331,12 +332,12 @@ def test_a_different_text_is_refused(worlds, refusal, tmp_path):
     assert len(worlds[2].run(train, replace(config, text=str(texts[2]), steps=2))[0]) == 1
 
 
-def test_a_new_schedule_is_said(worlds, two_steps_saved, tmp_path, capsys):
+def test_new_options_are_said(worlds, two_steps_saved, tmp_path, capsys):
     two_steps_saved(tmp_path, num_layers=1)
     capsys.readouterr()
     longer = saves_in(tmp_path, steps=3, num_layers=1, min_learning_rate=0.002)
-    new = "steps is 3 instead of 2 and min_learning_rate is 0.002 instead of 0.001\n"
-    for said in (f"step_00000002. From here on the learning rate follows the new options: {new}", "step_00000003\n"):
+    new = "min_learning_rate is 0.002 instead of 0.001, steps is 3 instead of 2\n"
+    for said in (f"step_00000002. From here on {new}", "step_00000003\n"):
         worlds[2].run(train, longer)
         assert said in capsys.readouterr().out
 
@@ -675,3 +676,23 @@ def test_the_newest_is_the_highest_step(tmp_path):
 def test_a_notebook_imports_the_trainer_without_what_only_checkpoints_need():
     code = "import sys, labkit.train; sys.exit('torch.distributed.checkpoint' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_checkpoint_says_what_it_is_and_whether_it_is_whole(two_steps_saved, tmp_path, capsys):
+    two_steps_saved(tmp_path, num_layers=1)
+    config = saves_in(str(tmp_path), steps=2, num_layers=1)
+    capsys.readouterr()
+    for folder in (tmp_path, tmp_path / "step_00000002"):
+        assert checkpoint.main(str(folder)) == 0
+        text, last = capsys.readouterr().out.rsplit("}\n", 1)
+        about = json.loads(text + "}")
+        assert about["options"] == json.loads(json.dumps(asdict(config)))
+        assert about["layout"].startswith("2 ranks = ")
+        assert about["written_by"]["torch"] == torch.__version__
+        assert re.fullmatch(r"step_00000002 is whole: \d+ files\n", last)
+    file = next((tmp_path / "step_00000002").glob("*.distcp"))
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    assert checkpoint.main(str(tmp_path)) == 1
+    assert f"step_00000002 is damaged: {file} has changed since it was written" in capsys.readouterr().out
+    assert checkpoint.main(str(tmp_path / "none")) == 1
+    assert "no complete checkpoint is in" in capsys.readouterr().out

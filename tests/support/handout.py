@@ -11,6 +11,8 @@ from pathlib import Path
 
 import nbformat
 
+from course.working_copy import hide_answers
+
 ROOT = Path(__file__).parents[2]
 COPIED = ["Start_Here.ipynb", "notebooks", "pics", "labkit", "course"]
 COPIED += ["README.md", "CONTRIBUTING.md", "LICENSE", "Dockerfile", "Makefile", "pyproject.toml", "requirements.txt"]
@@ -53,6 +55,7 @@ def clear(notebook, path: Path) -> list[str]:
             answers += [f"## {path.stem}: {heading}\n\n{text.strip()}" for text in ANSWERS.findall(part)]
         cell.source = _without_dead_links(ANSWERS.sub("", cell.source).strip(), path.parent)
     notebook.cells = [cell for cell in notebook.cells if cell.source]
+    hide_answers(notebook)
     return answers
 
 

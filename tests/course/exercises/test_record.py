@@ -53,7 +53,7 @@ def test_what_an_earlier_version_noted_still_counts(content):
     record.note_prediction("01.data_size", EIGHT)
     record.note_solved("half")
     assert record.solved()["double"] == "2026-01-31"
-    assert set(json.loads(record.file().read_text())) == {"solved", "checks", "predictions"}
+    assert set(json.loads(record.file().read_text())) == {"solved", "checks", "predictions", "results"}
     assert record.predictions() == {"01.data_size": EIGHT}
     if "treble" in content.get("solved", []):
         assert record.solved()["treble"] == "2026-02-01"

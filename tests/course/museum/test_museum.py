@@ -35,7 +35,7 @@ SYMPTOMS = {  # what differs from one process, in the order in which the hint as
     "micro-batch losses not averaged": {"gradients: 3 times", "norm"},
     "only the last micro-batch counts": {"gradients: all", "norm", "later steps"},
     "tied embedding not reduced": {"gradients: embedding.weight", "norm", "later steps"},
-    "dp and pp groups swapped": {"loss", "gradients: all", "norm", "later steps"},
+    "batch split along the wrong axis": {"loss", "gradients: all", "norm", "later steps"},
     "gradient norm counted per stage": {"norm", "norms of stages", "later steps"},
     "replicated parameters counted twice": {"norm", "later steps"},
     "same dropout mask on every shard": {"heads AABBCCDD"},

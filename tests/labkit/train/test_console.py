@@ -1,12 +1,17 @@
 """The lines before and after a run, and what is shown while it lasts."""
 
 import io
-from dataclasses import replace
+import json
+import re
+from dataclasses import asdict, replace
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from labkit.train import Step
-from labkit.train.console import describe_end, describe_start, progress_bar
+from labkit.launch import RankFailed, launch
+from labkit.train import Step, console, train
+from labkit.train.console import describe_end, describe_start, describe_step, peak_memory_bytes, progress_bar
 from labkit.train.world import world
 from tests.labkit.train.tiny import TINY
 
@@ -34,10 +39,48 @@ def test_a_terminal_has_a_bar_and_a_log_has_lines(monkeypatch, is_terminal):
     monkeypatch.setattr("sys.stderr", stderr)
     with world(), progress_bar(replace(TINY, log_interval=4), 0) as show:
         for number in range(1, 11):
-            show(Step(number, 3.0 - number / 10, 1.0, 0.1, 1.0, 64.0))
+            show(Step(number, 3.0 - number / 10, 1.0, 0.1, 2.0, 64.0))
     shown = stderr.getvalue()
     if is_terminal:
         assert "10/10" in shown and "\r" in shown and shown.count("\n") == 1
     else:
-        lines = ("step 1/10: loss 2.9000", "step 4/10: loss 2.6000", "step 8/10: loss 2.2000")
-        assert shown == "".join(f"{line}, 64 tokens/s\n" for line in lines)
+        for line, number in zip(shown.splitlines(), (1, 4, 8, 10), strict=True):
+            facts = rf"loss {3.0 - number / 10:.4f}, norm 1, lr 1.00e-01, 2,000 ms, 64 tokens/s per rank"
+            assert re.fullmatch(rf"step {number}/10: {facts}, peak \d+\.\d\d GiB, 00:{2 * (10 - number):02} left", line)
+
+
+def test_the_memory_is_that_of_the_worst_rank(on_ranks):
+    peaks = on_ranks(fill_and_ask, world_size=2)
+    assert peaks[0] == peaks[1] > 300 << 20
+
+
+def fill_and_ask():
+    filled = torch.ones((300 << 20) // 4) if dist.get_rank() == 1 else None
+    peak = peak_memory_bytes()
+    del filled
+    return peak
+
+
+def test_mfu_is_the_share_of_the_peak_of_a_known_gpu(monkeypatch):
+    monkeypatch.setattr(console, "local_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    config = replace(TINY, precision="bfloat16")
+    half = 0.5 * 989e12 * 4 / config.shape.flops_per_token  # tokens/s of 4 ranks
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    step = Step(1, 3.0, 1.0, 0.1, 2.0, half)
+    assert "MFU 50%" in describe_step(step, config, None)
+    assert "MFU" not in describe_step(step, TINY, None)  # its float64 has a different peak
+
+
+def test_metrics_are_kept_and_continued(tmp_path, on_ranks):
+    file = tmp_path / "metrics.jsonl"
+    config = replace(TINY, steps=3, metrics=str(file), checkpoint_dir=str(tmp_path / "run"), log_interval=2)
+    first = on_ranks(train, config, world_size=2)[0]
+    second = on_ranks(train, replace(config, steps=5, resume=True), world_size=2)[0]
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line, step in zip(lines, [*first, *second], strict=True):
+        assert {name: line[name] for name in asdict(step)} == asdict(step)
+    assert [line.get("resumed_after") for line in lines] == [None, None, None, 3, None]
+    assert [line["peak_memory_bytes"] is not None for line in lines] == [True, True, True, True, True]
+    with pytest.raises(RankFailed, match=r"metrics=\S+ cannot be written \(Is a directory\): name a file"):
+        launch(train, replace(TINY, metrics=str(tmp_path)), world_size=2)

@@ -19,6 +19,8 @@ from labkit.train import TrainConfig, train
 from labkit.train.__main__ import main
 from tests.labkit.train.processes import ROOT, TINY, TORCHRUN, TRAIN_IN_FORKS, environment, finish, losses, start
 
+LINE = r"step [1-6]/6: loss \d\.\d{4}, norm \S+, lr \S+, \S+ ms, \S+ tokens/s per rank, peak \S+ GiB, 00:\d\d left\n"
+
 
 def test_alone(alone):
     code, out, error = alone
@@ -33,7 +35,7 @@ def test_alone(alone):
     loss, above = map(float, re.fullmatch(r"Step 6: loss (\S+), (\S+) above the text's floor", last).groups())
     assert loss == pytest.approx(above + floor, abs=2e-4)
     assert loss < 3.3
-    assert re.fullmatch(r"(step [1-6]/6: loss \d\.\d{4}, \S+ tokens/s\n){6}", error)  # a log, not a terminal
+    assert re.fullmatch(LINE * 6, error)  # a log, not a terminal
     assert losses(error)[0] == ("1", "3.3214")
 
 
@@ -207,6 +209,29 @@ def test_torchrun_does_not_drown_the_message(tmp_path):
     others, _, cause = str(ChildFailedError("labkit.train", failures)).partition("Root Cause")
     assert message not in others
     assert message in cause
+
+
+def refused_on_two_nodes(options_of_rank):
+    os.environ["GROUP_RANK"] = os.environ["RANK"]
+    sys.argv[1:] = options_of_rank[int(os.environ["RANK"])]
+    with redirect_stderr(io.StringIO()) as error:
+        return main(), error.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--stepz", "3"], "Unrecognized options: --stepz"),
+        (["--hidden-size", "7"], "num_attention_heads=4 does not divide hidden_size=7:"),
+        (["--text", "/nowhere"], "No such file or directory"),
+        (["--steps", "7"], "steps is 100 on ranks [0], 7 on ranks [1]: start every rank with the same options"),
+    ],
+)
+def test_what_one_node_was_told_wrongly_ends_all_and_stands_in_each_log(wrong, message):
+    with World(2) as world:
+        for code, error in world.run(refused_on_two_nodes, [[], wrong]):
+            assert code == 2
+            assert re.sub(r"[\s│|]+", " ", error).count(message) == 1
 
 
 def test_torchrun_does_not_restart_what_would_fail_again():

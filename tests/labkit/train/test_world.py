@@ -44,6 +44,11 @@ def test_a_run_outlives_a_rank(alone, tmp_path, free_port):
     assert exit_codes == "[0, 0]"
     assert end == alone[1].splitlines()[-1]
     assert losses(error) == losses(alone[2])
+    gone = (
+        "labkit.train: a peer is gone (no answer from rank 1), so the other ranks end: with --resume, a restart goes on"
+    )
+    assert error.count(f"{gone} after step_00000002\n") == 1
+    assert "RuntimeError" not in error
 
 
 def test_a_store_that_was_used_before():

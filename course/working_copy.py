@@ -1,0 +1,96 @@
+"""Makes a reader's own copy of the notebooks, in which no answer stands below its question.
+
+The outputs that answer a question are taken out, and the text that explains them is folded. What a reader has is never
+written over: a newer version of a notebook is put beside it. All else that notebooks link to is linked, not copied.
+"""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import nbformat
+from nbformat.sign import NotebookNotary
+
+ROOT = Path(__file__).resolve().parents[1]
+LINKED = ["pics", "labkit", "course", "tests", "README.md", "CONTRIBUTING.md", "INSTRUCTOR.md", "LICENSE"]
+ASKS = re.compile(r"predict\.\w+")
+"""The whole of a cell that shows a question; see `course.predict`."""
+COMPARES = re.compile(r"\bpredict\.\w+\.compare\(")
+SUMMARY = "<details><summary>After you have run it</summary>"
+
+
+def notebooks(root: Path) -> list[Path]:
+    """Return the paths of all notebooks of the lab, within its folder ``root``."""
+    return [Path("Start_Here.ipynb"), *sorted(path.relative_to(root) for path in root.glob("notebooks/*.ipynb"))]
+
+
+def hide_answers(notebook: nbformat.NotebookNode) -> None:
+    """Take out what answers a question: outputs, up to the next question or heading, and fold the text after the first.
+
+    Headings stay in sight, and what stands below them.
+    """
+    hides = folds = False
+    for before, cell in zip([None, *notebook.cells], notebook.cells):
+        if cell.cell_type == "code":
+            if ASKS.fullmatch(cell.source):
+                hides = folds = False
+            elif COMPARES.search(cell.source):
+                hides = folds = True
+            elif before and before.cell_type == "markdown":
+                folds = False  # what was folded explains the cells above it
+            if hides:
+                cell.outputs, cell.execution_count = [], None
+        elif hides:
+            text, *below = re.split(r"(?m)^(?=#+ )", cell.source, maxsplit=1)
+            if folds and text.strip() and not text.startswith(SUMMARY):
+                cell.source = "\n\n".join([SUMMARY, text.strip(), "</details>", *below])
+            if below:
+                hides = folds = False
+
+
+def make(folder: Path, root: Path = ROOT) -> list[Path]:
+    """Put into ``folder`` what it lacks of the lab in ``root``; returns the newer notebooks, each beside the reader's.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    newer = []
+    for name in notebooks(root):
+        notebook = nbformat.read(root / name, as_version=4)
+        hide_answers(notebook)
+        version = _sign(notebook)
+        place, number = folder / name, 2
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.exists():
+            if version in map(_version, [place, *place.parent.glob(f"{place.stem}-*.ipynb")]):
+                continue
+            while place.exists():
+                place, number = (folder / name).with_stem(f"{name.stem}-{number}"), number + 1
+            newer.append(place)
+        with place.open("x") as file:
+            nbformat.write(notebook, file)
+    for name in LINKED:
+        link, target = folder / name, root / name
+        if link.is_symlink() and link.readlink() != target:  # the lab has moved
+            link.unlink()
+        if target.exists() and not link.exists():
+            link.symlink_to(target)
+    return newer
+
+
+def _sign(notebook: nbformat.NotebookNode) -> str:
+    """Let JupyterLab trust what is stored, as it trusts what a reader runs; returns the version, which it notes."""
+    sources = json.dumps([[cell.cell_type, cell.source] for cell in notebook.cells])
+    version = hashlib.sha256(sources.encode()).hexdigest()[:16]
+    notebook.metadata["labkit"] = {"version": version}
+    NotebookNotary().sign(notebook)
+    return version
+
+
+def _version(path: Path) -> str | None:
+    """Return the version from which a reader's notebook was made, if it says so."""
+    try:
+        return json.loads(path.read_text())["metadata"]["labkit"]["version"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,99 @@
+"""A reader's own copy: no answer below its question, links that lead somewhere, and nothing that is written over."""
+
+import copy
+import json
+import re
+import shutil
+
+import nbformat
+import pytest
+from nbformat.sign import NotebookNotary
+
+from course import working_copy
+from tests.test_notebooks import LINK
+
+code, text = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path_factory.mktemp("jupyter")))
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """A small lab that can change: its notebooks and pictures."""
+    root = tmp_path / "lab"
+    (root / "notebooks").mkdir(parents=True)
+    for name in working_copy.notebooks(working_copy.ROOT)[:2]:
+        shutil.copy(working_copy.ROOT / name, root / name)
+    (root / "pics").mkdir()
+    return root
+
+
+def change(root, name="notebooks/01_group_layout.ipynb"):
+    notebook = nbformat.read(root / name, as_version=4)
+    notebook.cells[0].source += "\n\nMore."
+    nbformat.write(notebook, root / name)
+
+
+def test_what_answers_a_question_is_hidden_up_to_the_next_heading():
+    def out(source):
+        return code(source, outputs=[nbformat.v4.new_output("stream", text="8\n")], execution_count=1)
+
+    cells = [
+        out("before"),
+        out("predict.d"),
+        out("predict.d.compare(8)"),
+        out("more"),
+        text("It is 8.\n\n## Next\n\nNew."),
+    ]
+    cells += [out("free"), text("Seen."), out("predict.t"), out("predict.t.compare(2)"), text("It is 2."), out("too")]
+    notebook = nbformat.v4.new_notebook(cells=[*cells, text("About too.")])
+    working_copy.hide_answers(notebook)
+    assert [len(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"] == [1, 1, 0, 0, 1, 1, 0, 0]
+    folded, seen, second, about = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    assert folded == f"{working_copy.SUMMARY}\n\nIt is 8.\n\n</details>\n\n## Next\n\nNew."
+    assert second == f"{working_copy.SUMMARY}\n\nIt is 2.\n\n</details>" and (seen, about) == ("Seen.", "About too.")
+    once = copy.deepcopy(notebook)
+    working_copy.hide_answers(notebook)
+    assert notebook == once
+
+
+def test_every_question_of_the_lab_stands_without_its_answer(tmp_path):
+    assert working_copy.make(tmp_path) == []
+    for name in working_copy.notebooks(working_copy.ROOT):
+        stored, own = (nbformat.read(root / name, as_version=4) for root in (working_copy.ROOT, tmp_path))
+        hidden = [cell for cell in own.cells if working_copy.COMPARES.search(cell.source) and cell.cell_type == "code"]
+        assert hidden and all(not cell.outputs for cell in hidden)
+        sources = [[cell.source for cell in each.cells if cell.cell_type == "code"] for each in (stored, own)]
+        assert sources[0] == sources[1]
+        links = LINK.findall("\n".join(cell.source for cell in own.cells if cell.cell_type == "markdown"))
+        local = [link for link in links if "://" not in link]
+        assert local and not [link for link in local if not (tmp_path / name.parent / link).exists()]
+        assert NotebookNotary().check_signature(own), "JupyterLab would not trust it, and drop its widgets"
+
+
+def test_a_copy_is_never_written_over_and_a_newer_version_stands_beside_it(lab, tmp_path):
+    own = tmp_path / "own" / "notebooks" / "01_group_layout.ipynb"
+    working_copy.make(tmp_path / "own", lab)
+    mine = json.loads(own.read_text())
+    mine["cells"][0]["source"] = "What I think of it."
+    own.write_text(json.dumps(mine))
+    before = own.read_text()
+    assert working_copy.make(tmp_path / "own", lab) == []
+    for number in (2, 3):
+        change(lab)
+        newer = own.with_stem(f"{own.stem}-{number}")
+        assert working_copy.make(tmp_path / "own", lab) == [newer]
+        assert re.search("More", newer.read_text()) and own.read_text() == before
+        assert working_copy.make(tmp_path / "own", lab) == [], "it was offered already"
+    own.write_text("damaged")
+    assert working_copy.make(tmp_path / "own", lab) == [] and own.read_text() == "damaged"
+
+
+def test_links_follow_a_lab_that_has_moved(lab, tmp_path):
+    working_copy.make(tmp_path / "own", lab)
+    lab.rename(tmp_path / "moved")
+    working_copy.make(tmp_path / "own", tmp_path / "moved")
+    assert (tmp_path / "own" / "pics").readlink() == tmp_path / "moved" / "pics"
