@@ -36,7 +36,7 @@ def draw_flows(flows: "Mapping[str, Flow]", num_columns: int = 2, now: int | Non
         down, right = divmod(number, num_columns)
         pieces = [piece for piece in _pieces(flow, now) if piece.joined]
         panels.append((right * (width + GAP), down * height, width, height))
-        marks += _flow(flow, name, f"{number}.", *panels[-1][:3], now)
+        marks += _flow(flow, name, f"{number}.", right * (width + GAP), down * height, width, now)
         for rank, start in enumerate(flow.before):
             there = sorted({piece.at[1]: piece for piece in pieces if piece.at[0] == rank}.items())
             has = numbers_text([piece.value for _, piece in there]) or "nothing" * (now > 0)
@@ -120,13 +120,13 @@ def cell(
     (x, y, width, height), tags = place, tuple(f"{tag}{rank}.{part}" for rank, part in parts)
     look = {"edge": FRAME, "fact": fact, "tags": tags, "lights": tags, **look}
     if len(parts) == 1:
-        return [box(key, *apart.get(parts[0], place), rank_color(parts[0][0]), text, **look)]
+        return [box(key, *apart.get(parts[0], place), fill=rank_color(parts[0][0]), text=text, **look)]
     joined, low, stripes = [part for part in parts if part not in apart], 0.74 * height, []
     step = width / max(1, len(joined))
     for part, own in zip(parts, tags):
         spot = apart.get(part) or (x + joined.index(part) * step, y + low, step, height - low)
         says = f"Rank {part[0]}'s part. {fact}"
-        stripes.append(box(f"{key}<{own}", *spot, rank_color(part[0]), "", own, edge=FRAME, fact=says))
+        stripes.append(box(f"{key}<{own}", *spot, fill=rank_color(part[0]), together=own, edge=FRAME, fact=says))
     return [*stripes, *[box(key, x, y, width, low, "#ffffff", text, **look)] * bool(joined)]
 
 

@@ -120,10 +120,13 @@ def _bars(
             thin, was = 5, left
             for part, look in looks.items():
                 value, fact = ghosts[number][part], f"before: {words[part]} {three_digits(ghosts[number][part] / unit)}"
-                place, about = (was, y, value / end * room, ROW - 6), dict(edge=style.GREY, dashed=True, radius=0)
+                place = was, y, value / end * room, ROW - 6
                 pale, was = tint(look["fill"], 0.3), was + place[2]
                 if value > 0.002 * end:
-                    marks.append(box(f"{key}.{number}.{part}.before", *place, pale, fact=f"{fact} {symbol}", **about))
+                    here = f"{key}.{number}.{part}.before"
+                    marks.append(
+                        box(here, *place, pale, fact=f"{fact} {symbol}", edge=style.GREY, dashed=True, radius=0)
+                    )
         texts = {part: three_digits(parts[part] / unit) for part in looks}
         cells.append((name, *texts.values()))
         marks.append(label(f"{key}.{number}", 0, y + ROW / 2 - 3, name))
