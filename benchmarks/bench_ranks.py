@@ -68,7 +68,9 @@ FAULTS = {
     "rank 2 raises beside a collective": "if rank == 2: 1 / 0\ndist.barrier()",
     "rank 1 is killed": "import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()",
     "a rank skips a collective": "if rank != 3: dist.barrier()",
+    "each rank receives from the next": "dist.recv(torch.ones(1), (rank + 1) % 4)",
     "the stop button": "import time\ntime.sleep(600)",
+    "the stop button, beside a barrier": "import time\nif rank == 0: time.sleep(600)\ndist.barrier()",
 }
 
 
@@ -131,7 +133,7 @@ class Notebook(Kernel):
     def after(self, fault: str) -> tuple[float, bool, bool]:
         """Return the seconds until a fault is reported, and whether names were kept and the next cell works."""
         self.on_ranks("x = 6 * 7")
-        seconds, _ = self.on_ranks(FAULTS[fault], press_stop=fault == "the stop button")
+        seconds, _ = self.on_ranks(FAULTS[fault], press_stop=fault.startswith("the stop button"))
         self.on_ranks("0")  # where the cell did not end, or all ranks are new
         _, shown = self.on_ranks("dist.barrier(); print(f'works {globals().get(\"x\")}')")
         return seconds, "works 42" in shown, "works 42" in shown or "works None" in shown

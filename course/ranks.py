@@ -111,17 +111,17 @@ class Ranks:
         if count is not None:
             if not 1 <= count <= MAX_RANKS:
                 way_out = "; for rank 0 alone write %%ranks [0]" * (count == 0)
-                raise ValueError(f"%%ranks {line}: the count must be from 1 to {MAX_RANKS}{way_out}")
+                raise _refused(f"%%ranks {line}: the count must be from 1 to {MAX_RANKS}{way_out}")
             return count, tuple(range(count))
         if not isinstance(given, list | range):
             ways = "a count as in %%ranks 4, a list as in %%ranks [0, 2], or nothing for all ranks that live"
-            raise ValueError(f"%%ranks {line} is neither a count nor a list: write {ways}")
+            raise _refused(f"%%ranks {line} is neither a count nor a list: write {ways}")
         if not living:
-            raise ValueError(
+            raise _refused(
                 f"%%ranks {line}: no ranks live: start some with a count, as in %%ranks 4".replace(" :", ":")
             )
         if not given or len({*map(whole_number, given)} & {*range(living)}) < len(given):
-            raise ValueError(f"%%ranks {line}: the list must name ranks that live, each once: {who(range(living))}")
+            raise _refused(f"%%ranks {line}: the list must name ranks that live, each once: {who(range(living))}")
         return living, tuple(given)
 
     def _start(self, num_ranks: int) -> None:
@@ -194,6 +194,13 @@ def who(ranks: Iterable[int]) -> str:
     runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
     text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def _refused(text: str) -> ValueError:
+    """Return an error of which IPython shows the text alone: the line of %%ranks is wrong, not this file."""
+    error = ValueError(text)
+    error._render_traceback_ = lambda: [f"ValueError: {text}"]  # pyright: ignore
+    return error
 
 
 class _Spelled(ast.NodeTransformer):

@@ -316,6 +316,17 @@ def test_the_table_and_completion(kernel):
         assert shows(kernel, f"text = {text!r}\n{found}") == f"{expected}\n"
 
 
+def test_a_line_that_cannot_be_is_refused_in_one_sentence(kernel):
+    kernel.run("living, ranks.world = ranks.world, None")  # as after a restart of the kernel
+    try:
+        assert kernel.run("%%ranks\n1").error == (
+            "ValueError: %%ranks: no ranks live: start some with a count, as in %%ranks 4"
+        )
+    finally:
+        kernel.run("ranks.world = living")
+    assert "\n" not in kernel.run("%%ranks many\n1").error
+
+
 def test_a_different_count_restarts(kernel):
     shows(kernel, "%%ranks\nx = 1")
     assert shows(kernel, "%%ranks 2\nrank").endswith("x.\nrank 0: 0\nrank 1: 1\n")
