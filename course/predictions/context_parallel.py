@@ -2,16 +2,16 @@
 
 from course.predict import Choice, Number
 
-kept_of_long = Number(
-    "13.kept_of_long",
-    "The sequence grows from 8,192 tokens to 131,072, and the scores of attention are not kept. "
-    "How many times as many bytes of activations does a GPU keep?",
+kept_by_stages = Number(
+    "13.kept_by_stages",
+    "A sequence of 131,072 tokens per micro-batch. 16 GPUs instead of 8, as two stages: t = 8, p = 2, 1F1B, many "
+    "micro-batches. A GPU of the first stage keeps about how many times as many bytes of activations as with p = 1?",
     {
-        256: "That would be so for the scores, one for each pair of tokens. They are computed again in backward.",
-        1: "Every token has its own activations in every layer.",
-        2: "Only what is s times something is kept. How many times 8,192 is 131,072?",
+        0.5: "It has half of the layers. And how many micro-batches does the first of two stages hold at once?",
+        2: "It holds two micro-batches. But of how many layers?",
+        0.25: "A stage does not have half of the tokens. How many micro-batches does it hold?",
     },
-    tolerance=0.02,
+    tolerance=0.12,
 )
 
 last_over_first = Number(
@@ -21,7 +21,7 @@ last_over_first = Number(
     {
         1: "Each has as many tokens, but a late token sees more than an early one.",
         4: "Rank 3's tokens see four quarters at the end. How many does its average token see? And rank 0's?",
-        3: "Count in halves of a block: rank 0 has one. And rank 3?",
+        3: "Rank 0 computes half a block, for it sees only its own tokens. And rank 3?",
         3.5: "That is rank 3's average token, in quarters of the sequence. And rank 0's?",
     },
     tolerance=0.02,
@@ -63,7 +63,7 @@ pace_of_8 = Number(
         12.5: "That would be one rank at a time. How many blocks does rank 7 compute, and how many all ranks?",
         100: "Then the balanced cut would gain nothing.",
         57.1: "That is c = 4.",
-        50: "That is for very many ranks. Rank 7 has 15 halves of a block. What is the average?",
+        50: "That is for very many ranks. Rank 7 computes 7.5 blocks. What is the mean?",
         46.7: "That is the share of the time in which they wait.",
     },
     unit="%",
@@ -101,13 +101,14 @@ fewest_bytes = Choice(
     },
 )
 
-loss_of_ranks = Choice(
-    "13.loss_of_ranks",
-    "The same model and the same batch: in one process, with the sequence on 4 ranks, and with t = 2 and c = 2. "
-    "How far apart are the losses after 5 steps, in float64?",
-    {"same": "Equal to ten digits", "close": "Close, but not to ten digits", "apart": "Clearly apart"},
+gradient_bytes = Number(
+    "13.gradient_bytes",
+    "Four ranks train the same model on the same batch, once as d = 4 and once as c = 4. "
+    "How many times as many bytes of gradients does each rank all-reduce with c = 4?",
     {
-        "close": "Merging blocks is not an approximation. What else would differ?",
-        "apart": "Each rank sees only its tokens, but attention sees all. And the losses are added up.",
+        0.25: "It has a quarter of the tokens. But how many of the weights?",
+        0: "There is one replica, but each context rank has only what its own tokens add to a gradient.",
+        4: "It works on four times as many sequences, but each weight still has one gradient a step.",
+        16: "Neither the tokens nor the sequences of a rank change how large a gradient is.",
     },
 )

@@ -2,15 +2,15 @@
 
 from course.predict import Choice, Number
 
-bytes_of_stage_2 = Number(
-    "14.bytes_of_stage_2",
-    "2 bytes for a weight, 4 for its gradient, 12 in the optimizer. 8 GPUs, stage 2. "
-    "How many bytes per parameter does each GPU hold?",
+lower_stages = Choice(
+    "14.lower_stages",
+    "On 8 GPUs, stage 3 holds 18/8 = 2.25 bytes for each parameter on a GPU. "
+    "With enough GPUs, which lower stages get down to that, too?",
+    {"[]": "None of them", "[2]": "Only stage 2", "[1, 2]": "Stages 1 and 2", "[0, 1, 2]": "All of them"},
     {
-        2.25: "That is stage 3, which divides weights as well.",
-        7.5: "That is stage 1. Stage 2 divides gradients, too.",
-        18: "That is stage 0.",
-        6: "You left out what remains of the 4 + 12 bytes: each GPU has an eighth of them.",
+        "[]": "What does stage 2 hold on very many GPUs? Only one of its three parts does not shrink.",
+        "[1, 2]": "Stage 1 keeps weights and gradients whole. How many bytes are that, however large d is?",
+        "[0, 1, 2]": "Stage 0 shards nothing: more GPUs are more copies, each as large.",
     },
 )
 
@@ -27,8 +27,8 @@ units_whole = Number(
 
 kept_weights = Number(
     "14.kept_weights",
-    "Forward of all four layers is done, on rows that need no gradient. For backward, autograd has kept the inputs of "
-    "all four. How many of their weights has it kept?",
+    "Forward of all four layers is done, on samples that need no gradient. For backward, autograd has kept the inputs "
+    "of all four. How many of their weights has it kept?",
     {
         4: "A weight is needed for the gradient of its layer's input. Does every layer's input need one?",
         0: "Backward through a linear layer computes grad @ weight, for the layers below.",
@@ -66,7 +66,7 @@ sent_in_4 = Number(
     "Four micro-batches a step; stage 3 averages gradients in each of their backwards. It sends how many times as many "
     "numbers as plain data parallelism, which sends its gradients once a step?",
     {
-        1.5: "That is for a single micro-batch. Which of the three messages can wait for the last?",
+        1.5: "That is for a single micro-batch. Which of the three collectives can wait for the last?",
         12: "Those are the passes around the ring. An all-reduce has two.",
         4.5: "That is with gradients sent only once. Here each backward sends them.",
         3: "You counted two passes for each micro-batch. Stage 3 has three.",
@@ -76,12 +76,12 @@ sent_in_4 = Number(
 
 leaves_node = Choice(
     "14.leaves_node",
-    "32 GPUs in nodes of 8, and the model is divided among the 8 GPUs of each node. Which messages leave a node?",
+    "32 GPUs in nodes of 8, and the model is sharded over the 8 GPUs of each node. Which collectives leave a node?",
     {
         "['two gathers of weights']": "The gathers of weights",
         "['reduce-scatter of gradients']": "The reduce-scatters of gradients",
         "['all-reduce of gradient shards']": "The all-reduces of each GPU's shard of the gradients",
-        "['reduce-scatter of gradients', 'all-reduce of gradient shards']": "All messages about gradients",
+        "['reduce-scatter of gradients', 'all-reduce of gradient shards']": "All collectives of gradients",
     },
     {
         "['two gathers of weights']": "Where are the other shards of the weights?",

@@ -79,20 +79,18 @@ idle_with_chunks = Number(
     tolerance=0.01,
 )
 
-left_for_the_end = Choice(
-    "10.left_for_the_end",
-    "4 ranks, 8 micro-batches. How many W ops will ranks 0, 1, 2 and 3 still have to do after their last B?",
+idle_of_last = Number(
+    "10.idle_of_last",
+    "4 ranks, 8 micro-batches; F, B and W take 1 time unit each. In 1F1B, rank 3 waits for 9 time units: 3 for its "
+    "first input, and 6 at the end, while the last gradient goes up to rank 0. If W may be put off, how long must it "
+    "still wait?",
     {
-        "[1, 1, 1, 1]": "1 each: W comes right after its B",
-        "[8, 8, 8, 8]": "8 each: W comes when all else is done",
-        "[4, 3, 2, 1]": "4, 3, 2 and 1",
-        "[1, 2, 3, 4]": "1, 2, 3 and 4",
+        9: "That is 1F1B. What could rank 3 do while the other ranks do their last B?",
+        0: "A W can fill a gap only after a B. What could rank 3 do before its first input has come?",
+        6: "At the end the other ranks' Bs take 3 now, not 6. But rank 3 may have Ws left to do meanwhile.",
+        4.5: "Not every gap gets half as long. In which of the two gaps does rank 3 have a W to do?",
     },
-    {
-        "[1, 1, 1, 1]": "Then a rank would make the rank before wait for a W that nobody waits for.",
-        "[8, 8, 8, 8]": "Then nothing would fill the gaps before, and every rank would hold all 8 micro-batches.",
-        "[4, 3, 2, 1]": "Which rank is the first to finish its last B, and would be idle from then on?",
-    },
+    unit="time units",
 )
 
 most_at_work = Number(
@@ -122,14 +120,16 @@ added_by_messages = Choice(
     },
 )
 
-differing = Choice(
-    "10.differing",
-    "We train a small network both ways with m = 8, with plain SGD and with AdamW. With which of them will it matter?",
-    {"[]": "With neither", "['SGD']": "Only with SGD", "['AdamW']": "Only with AdamW", "['SGD', 'AdamW']": "With both"},
+too_long_when_clipped = Number(
+    "10.too_long_when_clipped",
+    "m = 8, nobody divides, and gradients are clipped to a norm of 1. In a step whose right gradient has a norm of "
+    "0.25, how many times too long is the step of plain SGD?",
     {
-        "[]": "Plain SGD takes steps of the learning rate times the gradient.",
-        "['AdamW']": "AdamW divides a gradient by its usual size. What becomes of a factor of 8?",
-        "['SGD', 'AdamW']": "One of the two divides a gradient by its usual size.",
+        8: "That is without clipping. How long is a gradient of norm 2 after it?",
+        1: "So it is where clipping shortens both. But the right gradient is below the limit.",
+        2: "That is the norm before it is clipped. How long is the step after, and how long should it be?",
+        0.5: "Clipping halves the gradient of norm 2. Compare what is left of it with the right one.",
+        0.125: "The gradient is too large, not too small: backward adds up eight of them.",
     },
 )
 
