@@ -179,7 +179,8 @@ def test_a_row_of_x_is_followed_to_where_it_is_sent_and_what_that_costs():
     for scene in (draw_cut(cut), draw_cut(cut, dealt=True)):
         assert [tag for tag in scene.journeys if tag] == ["follow0", "follow1"]
         assert scene.journeys["follow0"] == (
-            "Followed: row 32 of X: 256 elements on each of 4 ranks; row 32 of Y: a part of all 512 sums on each of 4 ranks; "
+            "Followed: row 32 of X: 256 elements on each of 4 ranks; "
+            "row 32 of Y: a part of all 512 sums on each of 4 ranks; "
             "forward, the all-reduce of Y has 2.05 kB of it; each rank sends 3.07 kB on a ring; "
             "backward, nothing of it is sent."
         )
