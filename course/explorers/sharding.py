@@ -39,4 +39,6 @@ class shard_explorer(Explorer):
                 what = f"{each.operation.replace('_', '-')} of {each.tensor} {[*each.shape]}"
                 facts[when] = f"{what}, {bytes_text(each.size_bytes())}; on a ring each rank sends {sent}"
         ends = f"with {WHOLE_MEANS[cut.cut]}" if whole else "with shards left as they are"
-        return Parts([draw_cut(cut, self.choice.dealt)], says, Table((), [*facts.items()], f"in float32, {ends}"))
+        return Parts(
+            [draw_cut(cut, self.choice.dealt, whole)], says, Table((), [*facts.items()], f"in float32, {ends}")
+        )

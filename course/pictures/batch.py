@@ -1,12 +1,13 @@
 """Draw data parallelism: which rank sees which rows, what is the same on every replica, and when gradients travel."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from course.pictures.parts import own_box, rank_names, titled
 from course.pictures.scene import WIDTH, Look, Mark, Scene, box, label
 from course.pictures.style import BACKWARD, DP, FRAME, FRAME_FILL, MUTED, bytes_text, tint, tint_means, tints
+from course.sizing.ring import bus_factor
 from course.table import Table
 from labkit.partition import multiples_near, rows_of_replica
 from labkit.sizes import check_size, counted, does_not_divide, either
@@ -103,15 +104,17 @@ class Gradient(NamedTuple):
     num_sent: int
 
 
-def bucket_steps(gradients: Sequence[Gradient], source: str = "simulated") -> list[Scene]:
-    """Draw buckets that fill in backward, one scene after each gradient, and one after the last message.
+def bucket_steps(gradients: Sequence[Gradient], source: str = "simulated", dp_size: int = 4) -> list[Scene]:
+    """Draw buckets that fill in backward on one of ``dp_size`` ranks: a scene after each gradient, and a last one.
+
+    A reader can follow each gradient.
 
     ``gradients`` are in the order in which they are computed. Buckets leave in the order of their first gradients.
     """
-    return [_buckets(gradients, done, source) for done in range(len(gradients) + 2)]
+    return [_buckets(gradients, done, source, dp_size) for done in range(len(gradients) + 2)]
 
 
-def _buckets(gradients: Sequence[Gradient], done: int, source: str) -> Scene:
+def _buckets(gradients: Sequence[Gradient], done: int, source: str, dp_size: int) -> Scene:
     """Draw the state after ``done`` gradients; one more than there are means after the wait for all messages."""
     n, top, rows = len(gradients), 176.0, []
     buckets = list(dict.fromkeys(each.bucket for each in gradients))
@@ -121,22 +124,31 @@ def _buckets(gradients: Sequence[Gradient], done: int, source: str) -> Scene:
     step, column, sent = (WIDTH - LEFT) / n, (WIDTH - LEFT) / (n + 1), tint(DP, 0.34)
     words = dict(model=78, buckets=134, backward=top + 12, messages=top + 42)
     marks = [label(f"name.{word}", 0, y, word, bold=True) for word, y in words.items()]
+    journeys = {"": "Click a gradient or a bucket to follow it."}
     for b, bucket in enumerate(buckets):
         size = bytes_text(sum(each.num_bytes for each in gradients if each.bucket == bucket))
         places = [place for place, i in enumerate(by_bucket) if gradients[i].bucket == bucket]
         place, look = (WIDTH - step * (places[-1] + 1), 112, step * len(places) - 6, 44), dict(together=f"bucket{b}")
+        look["tags"] = f"bucket{b}", *(f"grad{i}" for i, each in enumerate(gradients) if each.bucket == bucket)
+        cause = f"after {gradients[after[b]].name}" if after[b] < n else "when all gradients are there"
+        journeys[f"bucket{b}"] = f"bucket {b}, {size}: its all-reduce starts {cause}"
         fact = f"bucket {b}: {size}"
         marks.append(box(f"bucket{b}", *place, "#ffffff", edge=DP, edge_width=2, fact=fact, **look))
         if after[b] < done:
             begin, end = min(after[b] + 1, n), min(done + 0.5, n + 1)
             place = LEFT + column * begin, top + 30 + 27 * b, column * (end - begin) - 2, 23
             texts = f"all-reduce of bucket {b}, {size}", f"all-reduce {b}", str(b)
-            cause = f"after {gradients[after[b]].name}" if after[b] < n else "when all gradients are there"
             fact = f"{texts[0]}: starts {cause}; the rank waits for it when backward has ended"
             marks.append(box(f"message{b}", *place, sent, texts, edge=DP, fact=fact, means="sent", **look))
     for i, each in enumerate(gradients):
         b, x, size = buckets.index(each.bucket), WIDTH - step * (by_bucket.index(i) + 1), bytes_text(each.num_bytes)
-        look = dict(edge=FRAME, together=f"bucket{b}")
+        look = dict(edge=FRAME, tags=(f"grad{i}", f"bucket{b}"), lights=(f"bucket{b}",))
+        share = bytes_text(each.num_bytes * bus_factor("all_reduce", dp_size))
+        journeys[f"grad{i}"] = (
+            f"gradient of {each.name}, {size}: number {i + 1} of {n} in backward, "
+            f"on each of {dp_size} ranks for its own rows; it travels in {journeys[f'bucket{b}']}; "
+            f"each rank sends {share} of it on a ring; then all have the mean."
+        )
         state, fill, y = ("not computed yet", FRAME_FILL, 62)
         if i < done:
             state, fill, y = "this rank's, not sent yet", BACKWARD, 118
@@ -154,7 +166,8 @@ def _buckets(gradients: Sequence[Gradient], done: int, source: str) -> Scene:
         says = f"backward has ended, and all {len(buckets)} averages are there"
     title, below = "Gradients fill buckets, the last layer's first", f"{says} ({source}; in order, without a clock)"
     table = Table(["gradient of", "size", "bucket", "state"], rows)
-    return titled(title, says, marks, table, below, top + 20 + 27 * len(buckets), LEFT)
+    scene = titled(title, says, marks, table, below, top + 20 + 27 * len(buckets), LEFT)
+    return replace(scene, journeys=journeys)
 
 
 def _average(num_ranks: int, x: float, top: float, lane: float) -> Mark:

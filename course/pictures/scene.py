@@ -35,7 +35,7 @@ class Mark:
     says when a reader points at it, with the facts of all marks that are the ``same`` thing; it then lights all marks
     with one of the tags in ``lights``. A ``shy`` mark is only seen when lit. ``means`` is what its colour means, for
     `legend`. A mark with ``drag`` can be dropped on one with ``drop``; one with both takes clicks too, and so does one
-    with ``click`` where somebody listens.
+    with ``click`` where somebody listens. A ``live`` mark is there to be clicked: a still picture is without it.
     """
 
     key: str
@@ -65,6 +65,7 @@ class Mark:
     drag: bool = False
     drop: bool = False
     click: bool = False
+    live: bool = False
 
     @property
     def right(self) -> float:
@@ -169,6 +170,9 @@ class Scene:
     height: float
     width: float = WIDTH
     table: Table = field(default_factory=Table)
+    journeys: Mapping[str, str] = field(
+        default_factory=dict
+    )  # by tag: what is said of what a reader follows by a click
     panels: Sequence[tuple[float, float, float, float]] = ()  # places: on a narrow screen, below each other
 
     def __post_init__(self):
@@ -194,7 +198,7 @@ class Scene:
         left, top, *size = panel or self.view
         x, y, width, height = map(_number, (left, top, *size))
         inside = [mark for mark in self.marks if not panel or is_inside(mark.x, mark.y, panel)]
-        marks = "".join(mark.svg for mark in inside if not mark.shy)
+        marks = "".join(mark.svg for mark in inside if not mark.shy and not mark.live)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{x} {y} {width} {height}" width="{width}" role="img" '
             f'aria-label="{escape(self.alt)}" {TEXT} fill="{INK}" style="max-width:100%;height:auto">'

@@ -1,13 +1,15 @@
 """Draw a weight cut over a tensor group, and its shards dealt to the ranks: tinted; what is whole on each is pale."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import gcd
 
 from course.pictures.parts import Place, own_box, rank_name, rank_names, titled
 from course.pictures.scene import SMALLEST, WIDTH, Look, Mark, Scene, box, fitting, label
-from course.pictures.style import FRAME, FRAME_FILL, TP, bytes_text, tints
+from course.pictures.style import FRAME, FRAME_FILL, INK, TP, bytes_text, tint, tints
 from course.sizing.linear_cut import LinearCut
+from course.sizing.ring import bus_factor
 from course.table import Table
 from labkit.partition import check_divides, chunks_of_rank
 
@@ -25,8 +27,11 @@ SAYS = {
 Places = dict[tuple[str, int], Place]  # of each rank's part of each tensor
 
 
-def draw_cut(cut: LinearCut, dealt: bool = False) -> Scene:
-    """Draw the whole matrices of Y = XA + b as they are cut or, if ``dealt``, a row with the shards of each rank."""
+def draw_cut(cut: LinearCut, dealt: bool = False, whole: bool = False) -> Scene:
+    """Draw the whole matrices of Y = XA + b as they are cut or, if ``dealt``, a row with the shards of each rank.
+
+    A reader can follow two rows of X. ``whole`` is that of `LinearCut.messages`: it decides what they cost.
+    """
     t, fills = cut.tp_size, tints(TP, cut.tp_size)
     drawn = range(t) if t <= 4 else (0, 1, t - 1)  # the ranks with a row, or with a part of a sum
     places, middles, is_thin = _places(cut, dealt, drawn)
@@ -43,10 +48,42 @@ def draw_cut(cut: LinearCut, dealt: bool = False) -> Scene:
         part, has = cut.part_of(rank), f"{[*shard]}, {bytes_text(cut.tensors[name].shard_bytes)}"
         fact = f"{name}_{rank} {has}, {by} {part[0]} to {part[-1]} of {name}"
         fact += f", stored as weight {[*cut.weight_shard]}" if name == "A" else ""
-        whole = {"": f"all of {name} {has}, as on every rank", "sum": f"X_{rank} A_{rank} {has}, a part of all of Y"}
-        marks.append(own_box(f"{name}.{rank}", rank, place, fill, text, whole.get(by, fact), radius=0, **look))
+        facts = {"": f"all of {name} {has}, as on every rank", "sum": f"X_{rank} A_{rank} {has}, a part of all of Y"}
+        marks.append(own_box(f"{name}.{rank}", rank, place, fill, text, facts.get(by, fact), radius=0, **look))
+    rows = [cut.batch_size // 8, cut.batch_size - 1 - cut.batch_size // 8] if places["X", 0][3] > 36 else []
+    for number, row in enumerate(rows):
+        for (name, rank), (x, y, width, height) in places.items():
+            if name in "YX":
+                place, tag = (x, y + (row + 0.5) / cut.batch_size * height - 3, width, 6), f"follow{number}"
+                look = dict(tags=(tag,), lights=(tag,), fact=f"Row {row} of {name} on rank {rank}", radius=0, live=True)
+                marks.append(box(f"{tag}.{name}.{rank}", *place, tint(INK, 0.35), edge="#ffffff", **look))
+    journeys = {f"follow{number}": _journey(cut, row, whole) for number, row in enumerate(rows)}
     marks += _words(cut, dealt, places, middles)
-    return titled(title, SAYS[cut.cut, dealt], marks, _table(cut))
+    scene = titled(title, SAYS[cut.cut, dealt], marks, _table(cut))
+    return replace(scene, journeys={**journeys, "": "Click a dark row of X to follow it."} if rows else {})
+
+
+def _journey(cut: LinearCut, row: int, whole: bool) -> str:
+    """Say where a row of X and its row of Y are, when they are sent, and what that costs."""
+    means = {
+        "": "all {:,} elements on each",
+        "columns": "{:,} elements on each",
+        "sum": "a part of all {:,} sums on each",
+    }
+    shards = ((name, cut.tensors[name]) for name in "XY")
+    says = [
+        f"row {row} of {name}: {means[by].format(shard[1])} of {cut.tp_size} ranks" for name, (_, shard, by) in shards
+    ]
+    for when, messages in zip(("forward", "backward"), cut.messages(whole)):
+        for each in messages:
+            size, what = each.size_bytes() / cut.batch_size, each.operation.replace("_", "-")
+            sent = bytes_text(size * bus_factor(each.operation, cut.tp_size))
+            says.append(
+                f"{when}, the {what} of {each.tensor} has {bytes_text(size)} of it; each rank sends {sent} on a ring"
+            )
+        if not messages:
+            says.append(f"{when}, nothing of it is sent")
+    return f"Followed: {'; '.join(says)}."
 
 
 def _table(cut: LinearCut) -> Table:

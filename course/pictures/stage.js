@@ -11,7 +11,9 @@ function scenes(steps) {
   return all;
 }
 
-function parse(fragments, clicks) {
+const journeyOf = (group, journeys) => (group.dataset.tags ?? "").split(" ").find((tag) => tag && journeys[tag]);
+
+function parse(fragments, clicks, journeys) {
   const holder = element("div");
   holder.innerHTML = `<svg>${fragments.join("")}</svg>`;
   const groups = [...holder.firstChild.children];
@@ -20,7 +22,7 @@ function parse(fragments, clicks) {
     if (!title) continue;
     group.setAttribute("aria-label", title.textContent);
     const { drag, drop, click } = group.dataset;
-    group.setAttribute("role", drag || drop || (click && clicks) ? "button" : "img");
+    group.setAttribute("role", drag || drop || (click && clicks) || journeyOf(group, journeys) ? "button" : "img");
     title.remove();
   }
   return groups;
@@ -62,7 +64,7 @@ function element(tag, attributes = {}, ...children) {
 }
 
 function render({ model, el }) {
-  let all = scenes(model.get("steps")), at = 0, timer = null, drawn = {}, carried = null, resting = null;
+  let all = scenes(model.get("steps")), at = 0, timer = null, drawn = {}, carried = null, resting = null, followed = null;
   const still = matchMedia("(prefers-reduced-motion: reduce)");
 
   // -- what is on the page
@@ -98,7 +100,7 @@ function render({ model, el }) {
   function draw() {
     const scene = all[at], panels = isNarrow() && scene.panels.length > 1 && scene.panels;
     const changed = scene.keys.filter((key) => drawn[key]?.source !== scene.marks[key]);
-    parse(changed.map((key) => scene.marks[key]), model.get("clicks")).forEach((group, i) => {
+    parse(changed.map((key) => scene.marks[key]), model.get("clicks"), scene.journeys).forEach((group, i) => {
       const key = changed[i], source = scene.marks[key];
       if (panels) stack(panels, group);
       if (drawn[key]) morph(drawn[key].group, group);
@@ -138,6 +140,7 @@ function render({ model, el }) {
     count.textContent = `step ${at + 1} of ${all.length}: ${scene.says}`;
     back.disabled = at === 0;
     forward.disabled = at === all.length - 1;
+    if (followed || !fact.textContent) light(null);
     if (!marks.querySelector("[tabindex='0']")) marks.querySelector("[aria-label]")?.setAttribute("tabindex", 0);
   }
 
@@ -161,12 +164,16 @@ function render({ model, el }) {
   // -- facts and peers
   const markOf = (target) => target.closest?.("[aria-label][data-key]");
   function light(group) {
+    const { journeys } = all[at], follows = !group && followed;
     const same = group?.dataset.same ? marks.querySelectorAll(`[data-same="${group.dataset.same}"]`) : [group];
     fact.textContent = [...same].map((each) => each?.getAttribute("aria-label") ?? "").join(" · ");
+    if (!group) fact.textContent = journeys[followed ?? ""] ?? "";
     const wanted = new Set([...same].flatMap((each) => (each?.dataset.lights ?? "").split(" ")).filter(Boolean));
+    if (follows) wanted.add(followed);
     svg.classList.toggle("lighting", wanted.size > 0);
+    svg.classList.toggle("following", Boolean(follows));
     clearTimeout(resting);
-    resting = setTimeout(() => svg.classList.remove("lighting"), REST);  // what is lit keeps its frame
+    if (!follows) resting = setTimeout(() => svg.classList.remove("lighting"), REST);  // what is lit keeps its frame
     for (const each of marks.children) {
       each.classList.toggle("lit", each === group || (each.dataset.tags ?? "").split(" ").some((tag) => wanted.has(tag)));
     }
@@ -176,6 +183,12 @@ function render({ model, el }) {
   svg.addEventListener("focusin", (event) => light(markOf(event.target)));
   svg.addEventListener("focusout", () => light(null));
 
+  // What is followed stays lit from step to step, until a click on it or Escape.
+  function follow(tag) {
+    followed = tag === followed ? null : tag;
+    light(null);
+  }
+
   // -- clicks, drags and keys
   function act(group) {
     if (group.dataset.drag && !group.dataset.drop) {  // one that is both is put into place by a click
@@ -184,7 +197,10 @@ function render({ model, el }) {
     } else if (carried && group.dataset.drop) {
       model.send({ drop: [carried, group.dataset.key] });
       carried = null;
-    } else model.send({ click: group.dataset.key });
+    } else {
+      if (!group.dataset.drag) follow(journeyOf(group, all[at].journeys) ?? null);
+      model.send({ click: group.dataset.key });
+    }
   }
   svg.addEventListener("click", (event) => markOf(event.target) && act(markOf(event.target)));
   svg.addEventListener("pointerdown", (event) => {
@@ -216,6 +232,7 @@ function render({ model, el }) {
     if (!group) return;
     if (event.key === "Enter" || event.key === " ") act(group);
     else if (event.key === "Escape" && carried) carried = null;
+    else if (event.key === "Escape" && followed) follow(null);
     else if (TOWARDS[event.key]) focusNext(group, TOWARDS[event.key]);
     else return;
     event.preventDefault();

@@ -144,14 +144,30 @@ class Rows:
             lights = *map(self._name, (*self.links.get(span, ()), *after[span])), self._name(span, ">")
             key, fill = self._name(span) if span.op else f"{self.key}work{number}", KIND_COLOR[span.kind]
             fill = tint(fill, CHUNK_STRENGTHS[chunk % len(CHUNK_STRENGTHS)])
-            look = Look(edge="#ffffff", means=means, tags=(self._name(span),), lights=lights)
+            tags = (self._name(span), *([f"micro-batch{span.op.micro_batch}"] if span.op else []))
+            look = Look(edge="#ffffff", means=means, tags=tags, lights=lights)
             yield self._box(key, span, fill, _ways(span), **look)
         pairs = [(need, span) for need, spans in after.items() for span in spans if span.rank != need.rank]
         for need, span in pairs if len(pairs) <= MOST_ARROWS else ():
-            tags, inside = (self._name(need, ">"), self._name(span, ">")), min(need.seconds, span.seconds) / 3
+            tags = self._name(need, ">"), self._name(span, ">"), f"micro-batch{span.op.micro_batch if span.op else ''}"
+            inside = min(need.seconds, span.seconds) / 3
             ends = [(self.x(need.end - inside), need.rank), (self.x(span.start + inside), span.rank)]
             points = [(x, self.y(rank) + WORK / 2) for x, rank in ends]
             yield arrow(f"{self._name(need)}>{self._name(span)}", points, INK, shy=True, tags=tags)
+
+    def journeys(self) -> dict[str, str]:
+        """Say of each micro-batch when it is on which rank, how often it travels, and how long it is kept."""
+        ways, found = defaultdict(list), {}
+        for span in (span for span in self.links if span.op):
+            ways[span.op.micro_batch].append(span)
+        for number, spans in sorted(ways.items()):
+            by_rank = {rank: [span for span in spans if span.rank == rank] for rank in self.timeline.ranks}
+            places = [f"rank {rank} from {self.times(min(s.start for s in own), max(s.end for s in own))}"
+                      for rank, own in by_rank.items() if own]  # fmt: skip
+            sent = sum(need.rank != span.rank for span in spans for need in self.links[span])
+            says = f"micro-batch {number} is kept on {', '.join(places)}; it travels {sent} times between ranks"
+            found[f"micro-batch{number}"] = f"{self.title}: {says}".removeprefix(": ")
+        return found
 
     def _box(self, key: str, span: Span, fill: str, text=(), place=(0.0, WORK), **look) -> Mark:
         width = max(0.5, span.seconds * self.scale)
@@ -262,7 +278,12 @@ def with_axis(rows: Sequence[Rows], marks: Sequence[Mark], table: Table) -> Scen
     marks = [*marks, *axis, *legend(marks, 0, y + 48)]
     says = "; ".join(f"{each.title}: {each.facts}".removeprefix(": ") for each in rows)
     title = " and ".join(each.title for each in rows if each.title) or "Timeline"
-    return Scene(title, says, marks, marks[-1].y + 14, table=table)
+    journeys = defaultdict(list)
+    for tag, text in (each for row in rows for each in row.journeys().items()):
+        journeys[tag].append(text)
+    told = {tag: " · ".join(texts) + "." for tag, texts in journeys.items()}
+    hint = {"": "Click an op to follow its micro-batch."} if told else {}
+    return Scene(title, says, marks, marks[-1].y + 14, table=table, journeys=told | hint)
 
 
 def _table(timelines: Sequence[Timeline], titles: Sequence[str], unit: str, in_flight: bool) -> Table:

@@ -5,7 +5,7 @@ import torch
 
 from course.pictures.batch import BatchCut, Gradient, bucket_steps, draw_batch, draw_replicas
 from course.pictures.scene import SMALLEST, text_width
-from course.pictures.style import BACKWARD, DP, FRAME_FILL, TINTS, tint
+from course.pictures.style import BACKWARD, DP, FRAME_FILL, TINTS, bytes_text, tint
 
 CUTS = [(128, 4, 1), (128, 4, 2), (96, 3, 4), (8, 1, 1), (16, 16, 1), (1024, 16, 8)]
 OVERLAPPED = [  # two buckets of a layer each; the first is sent after 1.weight
@@ -145,3 +145,18 @@ def test_nothing_leaves_the_picture_or_is_too_small(scenes):
     for scene in scenes:
         assert [mark.key for mark in scene.marks if leaves_the_scene(mark, scene)] == []
         assert min(mark.size for mark in scene.marks if mark.text) >= SMALLEST
+
+
+def test_a_gradient_is_followed_from_backward_through_its_message_to_the_mean():
+    for scene in bucket_steps(OVERLAPPED, dp_size=4):
+        first = OVERLAPPED[0]
+        share = bytes_text(first.num_bytes * 2 * 3 / 4)
+        assert scene.journeys["grad0"].startswith(
+            f"gradient of {first.name}, {bytes_text(first.num_bytes)}: number 1 of"
+        )
+        assert (
+            f"on each of 4 ranks for its own rows; it travels in {scene.journeys['bucket0']}" in scene.journeys["grad0"]
+        )
+        assert f"each rank sends {share} of it" in scene.journeys["grad0"]
+    lit = {mark.key for mark in bucket_steps(OVERLAPPED)[-1].marks if "grad0" in mark.tags}
+    assert lit == {"grad.0", "model.0", "backward.0", "bucket0", "message0"}

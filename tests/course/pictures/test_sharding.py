@@ -106,6 +106,7 @@ def test_nothing_leaves_the_picture_or_covers_something_else(cut, dealt, numbers
     for mark in boxes:
         assert mark.x >= 0 and mark.x + mark.width <= scene.width + 1
         assert mark.y >= 60 and mark.y + mark.height <= scene.height - 20
+    boxes = [mark for mark in boxes if not mark.live]
     copies = "" if dealt else "X" if cut == "column" else "b"
     for one, other in combinations([mark for mark in boxes if mark.key[0] != copies], 2):
         apart = one.x + one.width <= other.x + 0.1 or other.x + other.width <= one.x + 0.1
@@ -170,3 +171,27 @@ def test_the_table_says_every_shape_and_the_bytes_of_a_shard():
         "stored weight": ["[512, 1024]", "[512, 512]", "1.05 MB"],
         "b": ["[512]", "the same", "2.05 kB"],
     }
+
+
+def test_a_row_of_x_is_followed_to_where_it_is_sent_and_what_that_costs():
+    """4 bytes a number; an all-reduce sends 2 (t - 1) / t times the size on a ring."""
+    cut = LinearCut("row", 1024, 512, tp_size=4, batch_size=256)
+    for scene in (draw_cut(cut), draw_cut(cut, dealt=True)):
+        assert [tag for tag in scene.journeys if tag] == ["follow0", "follow1"]
+        assert scene.journeys["follow0"] == (
+            "Followed: row 32 of X: 256 elements on each of 4 ranks; "
+            "row 32 of Y: a part of all 512 sums on each of 4 ranks; "
+            "forward, the all-reduce of Y has 2.05 kB of it; each rank sends 3.07 kB on a ring; "
+            "backward, nothing of it is sent."
+        )
+        strips = [mark for mark in scene.marks if "follow0" in mark.tags]
+        assert {mark.key for mark in strips} == {f"follow0.{name}.{rank}" for name in "XY" for rank in range(4)}
+        for mark in strips:
+            whole = scene.by_key[mark.key.removeprefix("follow0.")]
+            assert (mark.x, mark.width) == (whole.x, whole.width)
+            assert mark.y + mark.height / 2 == pytest.approx(whole.y + 32.5 / 256 * whole.height)
+        assert all(mark.fact not in scene.svg() for mark in strips)  # a still picture cannot be clicked
+    column = draw_cut(LinearCut("column", 1024, 512, 2), whole=True).journeys["follow1"]
+    assert "row 223 of X: all 1,024 elements on each of 2 ranks" in column
+    assert "forward, the all-gather of Y has 2.05 kB of it; each rank sends 1.02 kB" in column
+    assert "backward, the all-reduce of dX has 4.1 kB of it; each rank sends 4.1 kB" in column

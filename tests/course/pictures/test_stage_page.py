@@ -96,3 +96,25 @@ def test_a_hint_leaves_a_menu_as_wide_as_it_was(page):
         page.evaluate(SHOW, [code, state])
         widths.append(page.locator("select").evaluate("menu => menu.getBoundingClientRect().width"))
     assert widths[0] == widths[1] > 60 and page.locator("option").nth(1).inner_text().endswith("p to 8)")
+
+
+def test_what_is_clicked_is_followed_from_step_to_step_until_escape(page):
+    def scene(x):
+        marks = [box("one", x, 0, 40, 40, "#ffffff", "1", fact="One", tags=("x", "row1"))]
+        marks += [box("copy", x, 60, 40, 40, "#ffffff", "1", fact="Copy", tags=("row1",))]
+        marks += [box("two", 300, 0, 40, 40, "#ffffff", "2", fact="Two", tags=("row2",))]
+        return Scene("T", "S", marks, 120, journeys={"": "Click one.", "row1": "Row 1 travels.", "row2": "Row 2."})
+
+    page.set_content("")
+    page.evaluate(SHOW, [CODE, {"steps": differences([scene(0), scene(100)]), "seconds": 1, "clicks": False}])
+    lit = "() => [...document.querySelectorAll('svg.following g.lit')].map(mark => mark.dataset.key)"
+    fact = page.locator(".fact")
+    assert fact.inner_text() == "Click one." and page.locator("g[role=button]").count() == 3
+    page.locator("[data-key=one]").click()
+    page.get_by_role("button", name="Forward").click()
+    page.mouse.move(5, 700)
+    assert fact.inner_text() == "Row 1 travels." and page.evaluate(lit) == ["one", "copy"]
+    page.locator("g[tabindex='0']").focus()
+    assert fact.inner_text() == "One"
+    page.keyboard.press("Escape")
+    assert fact.inner_text() == "Click one." and page.evaluate(lit) == []

@@ -248,3 +248,15 @@ def test_colours_of_work_differ_in_lightness_too():
 
     assert abs(lightness(BACKWARD) - lightness(WEIGHT_GRADIENT)) > 0.1
     assert abs(lightness(IDLE) - lightness(FORWARD)) > 0.2
+
+
+def test_a_micro_batch_is_followed_over_all_ranks():
+    """GPipe, 2 ranks, 2 micro-batches, forward 1 and backward 2: F0 at 0 and 1, B0 from 3 to 5 on rank 1 and to 7."""
+    timeline = simulate(gpipe(2, 2), 1, 2)
+    for scene in (draw_timelines([timeline], ["GPipe"]), *play_timeline(timeline, "GPipe")):
+        [mine] = [text for tag, text in scene.journeys.items() if tag == "micro-batch0"]
+        spans = [[s for s in timeline.of(rank) if s.op and s.op.micro_batch == 0] for rank in (0, 1)]
+        ends = [f"rank {rank} from {own[0].start:g} to {own[-1].end:g} time units" for rank, own in enumerate(spans)]
+        assert mine == f"GPipe: micro-batch 0 is kept on {', '.join(ends)}; it travels 2 times between ranks."
+        lit = [mark for mark in scene.marks if "micro-batch0" in mark.tags]
+        assert len([mark for mark in lit if mark.shape == "box"]) == 4 and len([m for m in lit if m.shy]) == 2
