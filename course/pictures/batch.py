@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from course.pictures.parts import own_box, rank_names, titled
 from course.pictures.scene import WIDTH, Look, Mark, Scene, box, label
@@ -128,8 +128,9 @@ def _buckets(gradients: Sequence[Gradient], done: int, source: str, dp_size: int
     for b, bucket in enumerate(buckets):
         size = bytes_text(sum(each.num_bytes for each in gradients if each.bucket == bucket))
         places = [place for place, i in enumerate(by_bucket) if gradients[i].bucket == bucket]
-        place, look = (WIDTH - step * (places[-1] + 1), 112, step * len(places) - 6, 44), dict(together=f"bucket{b}")
-        look["tags"] = f"bucket{b}", *(f"grad{i}" for i, each in enumerate(gradients) if each.bucket == bucket)
+        place = WIDTH - step * (places[-1] + 1), 112, step * len(places) - 6, 44
+        tags = f"bucket{b}", *(f"grad{i}" for i, each in enumerate(gradients) if each.bucket == bucket)
+        look: dict[str, Any] = dict(together=f"bucket{b}", tags=tags)
         cause = f"after {gradients[after[b]].name}" if after[b] < n else "when all gradients are there"
         journeys[f"bucket{b}"] = f"bucket {b}, {size}: its all-reduce starts {cause}"
         fact = f"bucket {b}: {size}"
@@ -142,7 +143,7 @@ def _buckets(gradients: Sequence[Gradient], done: int, source: str, dp_size: int
             marks.append(box(f"message{b}", *place, sent, texts, edge=DP, fact=fact, means="sent", **look))
     for i, each in enumerate(gradients):
         b, x, size = buckets.index(each.bucket), WIDTH - step * (by_bucket.index(i) + 1), bytes_text(each.num_bytes)
-        look = dict(edge=FRAME, tags=(f"grad{i}", f"bucket{b}"), lights=(f"bucket{b}",))
+        look: dict[str, Any] = dict(edge=FRAME, tags=(f"grad{i}", f"bucket{b}"), lights=(f"bucket{b}",))
         share = bytes_text(each.num_bytes * bus_factor("all_reduce", dp_size))
         journeys[f"grad{i}"] = (
             f"gradient of {each.name}, {size}: number {i + 1} of {n} in backward, "

@@ -48,7 +48,7 @@ def draw_flows(flows: "Mapping[str, Flow]", num_columns: int = 2, now: int | Non
     table = Table(("operation", "rank", "before", "after" if now == last else "now", "data")[one:], rows)
     bottom, right = (max(getattr(mark, side) for mark in marks) for side in ("bottom", "right"))
     width, panels = (right, ()) if num_columns == 1 else (WIDTH, panels)
-    return Scene(", ".join(filter(None, flows)), says, marks, bottom + 8, width, table, panels)
+    return Scene(", ".join(filter(None, flows)), says, marks, bottom + 8, width, table, panels=panels)
 
 
 class _Piece(NamedTuple):

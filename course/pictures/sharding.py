@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import gcd
+from typing import Any
 
 from course.pictures.parts import Place, own_box, rank_name, rank_names, titled
 from course.pictures.scene import SMALLEST, WIDTH, Look, Mark, Scene, box, fitting, label
@@ -55,7 +56,9 @@ def draw_cut(cut: LinearCut, dealt: bool = False, whole: bool = False) -> Scene:
         for (name, rank), (x, y, width, height) in places.items():
             if name in "YX":
                 place, tag = (x, y + (row + 0.5) / cut.batch_size * height - 3, width, 6), f"follow{number}"
-                look = dict(tags=(tag,), lights=(tag,), fact=f"Row {row} of {name} on rank {rank}", radius=0, live=True)
+                look: dict[str, Any] = dict(
+                    tags=(tag,), lights=(tag,), fact=f"Row {row} of {name} on rank {rank}", radius=0, live=True
+                )
                 marks.append(box(f"{tag}.{name}.{rank}", *place, tint(INK, 0.35), edge="#ffffff", **look))
     journeys = {f"follow{number}": _journey(cut, row, whole) for number, row in enumerate(rows)}
     marks += _words(cut, dealt, places, middles)

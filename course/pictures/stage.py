@@ -72,7 +72,9 @@ class Stage(anywidget.AnyWidget):
 def whole(scene: Scene) -> dict[str, Any]:
     """Return a scene as stage.js reads it."""
     marks = {key: mark.svg for key, mark in scene.by_key.items()}
-    shown = dict(title=scene.title, says=scene.says, view=scene.view, table=scene.table.html, panels=scene.panels)
+    shown: dict[str, Any] = dict(
+        title=scene.title, says=scene.says, view=scene.view, table=scene.table.html, panels=scene.panels
+    )
     shown["journeys"] = dict(scene.journeys)
     return {**shown, "keys": [*marks], "marks": marks}
 

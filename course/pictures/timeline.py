@@ -159,7 +159,7 @@ class Rows:
         """Say of each micro-batch when it is on which rank, how often it travels, and how long it is kept."""
         ways, found = defaultdict(list), {}
         for span in (span for span in self.links if span.op):
-            ways[span.op.micro_batch].append(span)
+            ways[span.op and span.op.micro_batch].append(span)
         for number, spans in sorted(ways.items()):
             by_rank = {rank: [span for span in spans if span.rank == rank] for rank in self.timeline.ranks}
             places = [f"rank {rank} from {self.times(min(s.start for s in own), max(s.end for s in own))}"

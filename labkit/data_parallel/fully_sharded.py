@@ -78,8 +78,7 @@ class FullyShardedDataParallel(Replica):
         names = {each: name for name, each in module.named_modules()}
         # The root last: its module contains the units, which are materialized by then.
         made = {each: Unit(names[each], each, divided[each], self._groups) for each in reversed(divided)}
-        self._units = [made[each] for each in divided]
-        self._root = self._units[0]
+        self._root, self._units = made[module], [made[each] for each in divided]
         self._backward_order = [self._root, *self._units[:0:-1]]
         self._flats = [flat for unit in self._units for flat in unit.flats]
         self._reducing: list[FlatParameter] = []  # whose reduce-scatters are in flight
