@@ -28,10 +28,10 @@ def notebooks(root: Path) -> list[Path]:
 def hide_answers(notebook: nbformat.NotebookNode) -> None:
     """Take out what answers a question: outputs, up to the next question or heading, and fold the text after the first.
 
-    Headings stay in sight, and what stands below them.
+    Headings stay in sight, and what stands below them; so does the last paragraph before code, which introduces it.
     """
     hides = folds = False
-    for before, cell in zip([None, *notebook.cells], notebook.cells):
+    for before, cell, after in zip([None, *notebook.cells], notebook.cells, [*notebook.cells[1:], None]):
         if cell.cell_type == "code":
             if ASKS.fullmatch(cell.source):
                 hides = folds = False
@@ -44,7 +44,10 @@ def hide_answers(notebook: nbformat.NotebookNode) -> None:
         elif hides:
             text, *below = re.split(r"(?m)^(?=#+ )", cell.source, maxsplit=1)
             if folds and text.strip() and not text.startswith(SUMMARY):
-                cell.source = "\n\n".join([SUMMARY, text.strip(), "</details>", *below])
+                told, introduction = text.strip(), []
+                if not below and after and after.cell_type == "code" and not ASKS.fullmatch(after.source):
+                    told, *introduction = told.rsplit("\n\n", 1)
+                cell.source = "\n\n".join([SUMMARY, told, "</details>", *introduction, *below])
             if below:
                 hides = folds = False
 

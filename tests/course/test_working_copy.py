@@ -48,13 +48,23 @@ def test_what_answers_a_question_is_hidden_up_to_the_next_heading():
         out("more"),
         text("It is 8.\n\n## Next\n\nNew."),
     ]
-    cells += [out("free"), text("Seen."), out("predict.t"), out("predict.t.compare(2)"), text("It is 2."), out("too")]
+    cells += [
+        out("free"),
+        text("Seen."),
+        out("predict.t"),
+        out("predict.t.compare(2)"),
+        text("It is 2.\n\nSee why:"),
+        out("too"),
+    ]
     notebook = nbformat.v4.new_notebook(cells=[*cells, text("About too.")])
     working_copy.hide_answers(notebook)
     assert [len(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"] == [1, 1, 0, 0, 1, 1, 0, 0]
     folded, seen, second, about = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     assert folded == f"{working_copy.SUMMARY}\n\nIt is 8.\n\n</details>\n\n## Next\n\nNew."
-    assert second == f"{working_copy.SUMMARY}\n\nIt is 2.\n\n</details>" and (seen, about) == ("Seen.", "About too.")
+    assert second == f"{working_copy.SUMMARY}\n\nIt is 2.\n\n</details>\n\nSee why:" and (seen, about) == (
+        "Seen.",
+        "About too.",
+    )
     once = copy.deepcopy(notebook)
     working_copy.hide_answers(notebook)
     assert notebook == once
