@@ -65,7 +65,7 @@ function element(tag, attributes = {}, ...children) {
 
 // The playhead of a scene with a clock: it says what each row does at its moment, and points to what is awaited.
 function playhead(layer, marks, list) {
-  const [awaited, line, handle] = layer.children;
+  const [line, awaited, handle] = layer.children;
   let clock = [], now = 0, found = [];
   function read(given) {  // where the marks stand, after each drawing
     clock = given ?? [];

@@ -143,7 +143,7 @@ def test_a_playhead_that_one_drags_says_what_each_rank_does_and_points_to_what_i
     page.mouse.move(x, y)  # it was let go
     assert texts.all_inner_texts() == ["At 1.25 time units", "rank 0: F1, send F0 under way · holds 2", waits]
     assert float(bar.get_attribute("width")) == pytest.approx(2 * before)
-    to_x, to_y = page.locator(".clock path").first.get_attribute("d").split("L")[1].split("M")[0].split()
+    to_x, to_y = page.locator(".clock > path").nth(1).get_attribute("d").split("L")[1].split("M")[0].split()
     message = scene.by_key["message0.0.0"]
     assert message.x <= float(to_x) <= message.right
     assert message.y <= float(to_y) <= message.bottom
