@@ -36,6 +36,10 @@ class Mark:
     with one of the tags in ``lights``. A ``shy`` mark is only seen when lit. ``means`` is what its colour means, for
     `legend`. A mark with ``drag`` can be dropped on one with ``drop``; one with both takes clicks too, and so does one
     with ``click`` where somebody listens. A ``live`` mark is there to be clicked: a still picture is without it.
+
+    In a scene with a clock, a mark with a ``row`` says by its ``name`` what happens there while it lasts, by its
+    ``level`` how much is held then, and by ``awaits`` the keys of the marks that it waits for. One without a name is a
+    bar, as long as its level; it follows the playhead.
     """
 
     key: str
@@ -66,6 +70,10 @@ class Mark:
     drop: bool = False
     click: bool = False
     live: bool = False
+    row: str = ""
+    name: str = ""
+    level: float | None = None
+    awaits: tuple[str, ...] = ()
 
     @property
     def right(self) -> float:
@@ -80,7 +88,8 @@ class Mark:
         """The mark as an SVG group, which stands at its place by a transform: a browser can animate that."""
         says = {"key": self.key, "tags": " ".join(self.tags), "lights": " ".join(self.lights), "same": self.same}
         says |= {name: "1" * getattr(self, name) for name in ("shy", "drag", "drop", "click")}
-        says |= {"line": "1" * (self.shape == "line")}
+        says |= {"line": "1" * (self.shape == "line"), "row": self.row, "name": self.name}
+        says |= {"level": "" if self.level is None else f"{self.level:.3g}", "awaits": " ".join(self.awaits)}
         words = "".join(f' data-{name}="{escape(value)}"' for name, value in says.items() if value)
         title = f"<title>{escape(self.fact)}</title>" if self.fact else ""
         place = f"transform:translate({_number(self.x)}px,{_number(self.y)}px)"
@@ -173,6 +182,7 @@ class Scene:
     journeys: Mapping[str, str] = field(
         default_factory=dict
     )  # by tag: what is said of what a reader follows by a click
+    clock: tuple = ()  # for a playhead: the left, right, top and bottom of its rows, the time at the right, the unit
     panels: Sequence[tuple[float, float, float, float]] = ()  # places: on a narrow screen, below each other
 
     def __post_init__(self):

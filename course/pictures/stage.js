@@ -63,14 +63,94 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+// The playhead of a scene with a clock: it says what each row does at its moment, and points to what is awaited.
+function playhead(layer, marks, list) {
+  const [line, awaited, handle] = layer.children;
+  let clock = [], now = 0, found = [];
+  function read(given) {  // where the marks stand, after each drawing
+    clock = given ?? [];
+    layer.style.display = clock.length ? "" : "none";
+    if (clock.length) handle.setAttribute("tabindex", 0);
+    else handle.removeAttribute("tabindex");
+    found = [...(clock.length ? marks.querySelectorAll(":scope > [data-row]:not(.leaving)") : [])].map((group) => {
+      const [x, y] = group.style.transform.match(/-?[\d.]+/g).map(Number), bar = group.firstElementChild;
+      const full = (group.dataset.full ??= bar.getAttribute("width"));
+      return { ...group.dataset, x, y, width: Number(full), height: Number(bar.getAttribute("height")), bar };
+    });
+    move(now);
+  }
+  function move(to) {
+    now = Math.max(0, Math.min(1, to));
+    const [left, right, top, bottom, end, unit] = clock, x = left + now * (right - left), rows = new Map();
+    list.hidden = !clock.length;
+    if (list.hidden) return;
+    for (const mark of found.filter(({ name }) => name)) {
+      if (!rows.has(mark.row)) rows.set(mark.row, []);
+      if (mark.x <= x + 0.1 && x < mark.x + mark.width - 0.1) rows.get(mark.row).push(mark);
+    }
+    const last = (row) => found.filter((mark) => mark.row === row && mark.name && mark.x <= x && x < mark.x + mark.width + 1);
+    let path = "";
+    const texts = [...rows].map(([row, under]) => {
+      const runs = under.length ? under : last(row).slice(-1), level = runs.find((mark) => mark.level)?.level;
+      for (const bar of found.filter((mark) => mark.row === row && !mark.name)) {
+        bar.bar.setAttribute("width", bar.width * (level ?? 0) / (Number(bar.level) || 1));
+      }
+      for (const from of runs) {
+        for (const to of found.filter(({ key }) => from.awaits?.split(" ").includes(key))) {
+          path += arrowPath(x, from.y + from.height / 2, Math.max(to.x, Math.min(x, to.x + to.width)), to.y + to.height / 2);
+        }
+      }
+      const holds = level === undefined ? "" : ` · holds ${level}`;
+      return `${row}: ${runs.map(({ name }) => name).join(", ") || "idle"}${holds}`;
+    });
+    awaited.setAttribute("d", path);
+    line.setAttribute("d", `M${x} ${top - 4}V${bottom + 4}`);
+    handle.setAttribute("transform", `translate(${x},${bottom + 4})`);
+    const time = now * end, at = `${time >= 1000 ? Math.round(time) : Number(time.toPrecision(3))} ${unit}`;
+    handle.setAttribute("aria-valuenow", Math.round(100 * now));
+    handle.setAttribute("aria-valuetext", [at, ...texts].join("; "));
+    list.replaceChildren(...[`At ${at}`, ...texts].map((text) => element("li", {}, text)));
+  }
+  handle.addEventListener("pointerdown", (event) => {
+    const over = new AbortController(), until = { signal: over.signal };
+    handle.focus();
+    event.preventDefault();
+    const drag = ({ clientX }) => {
+      const { a, e } = layer.getScreenCTM();
+      move(((clientX - e) / a - clock[0]) / (clock[1] - clock[0]));
+    };
+    addEventListener("pointermove", drag, until);
+    for (const name of ["pointerup", "pointercancel"]) addEventListener(name, () => over.abort(), until);
+  });
+  handle.addEventListener("keydown", (event) => {  // to where something starts
+    const moments = found.filter(({ name }) => name).map(({ x }) => (x - clock[0]) / (clock[1] - clock[0]));
+    const to = { Home: 0, End: 1 }[event.key] ??
+      (event.key === "ArrowRight" ? Math.min(1, ...moments.filter((moment) => moment > now + 0.0005))
+        : event.key === "ArrowLeft" ? Math.max(0, ...moments.filter((moment) => moment < now - 0.0005)) : null);
+    if (to === null) return;
+    move(to);
+    event.preventDefault();
+  });
+  return read;
+}
+
+function arrowPath(x, y, toX, toY) {
+  const angle = Math.atan2(toY - y, toX - x);
+  const [left, right] = [-0.4, 0.4].map((side) => `${toX - 11 * Math.cos(angle + side)} ${toY - 11 * Math.sin(angle + side)}`);
+  return `M${x} ${y}L${toX} ${toY}M${left}L${toX} ${toY}L${right}`;
+}
+
 function render({ model, el }) {
   let all = scenes(model.get("steps")), at = 0, timer = null, drawn = {}, carried = null, resting = null, followed = null;
   const still = matchMedia("(prefers-reduced-motion: reduce)");
 
   // -- what is on the page
   const paper = element("div", { class: "paper" });
-  paper.innerHTML = '<svg role="group" tabindex="-1"><g></g></svg>';  // its marks take the focus
-  const svg = paper.firstChild, marks = svg.firstChild;
+  paper.innerHTML = `<svg role="group" tabindex="-1"><g></g><g class="clock"><path/><path/><g role="slider"
+    aria-label="moment" aria-valuemin="0" aria-valuemax="100"><path d="M0 -4L7 3V10H-7V3Z"/><rect x="-16" y="-6" width="32"
+    height="30" fill="none"/></g></g></svg>`;  // its marks take the focus
+  const svg = paper.firstChild, [marks, layer] = svg.children, moment = element("ul", { class: "moment" });
+  const showMoment = playhead(layer, marks, moment);
   const fact = element("p", { class: "fact", "aria-live": "polite" });
   const button = (name, onclick) => Object.assign(element("button", { type: "button" }, name), { onclick });
   const back = button("◀ Back", () => go(at - 1)), forward = button("Forward ▶", () => go(at + 1));
@@ -84,7 +164,7 @@ function render({ model, el }) {
   el.classList.add("labkit-stage");
   // Otherwise JupyterLab would take the arrow keys for itself.
   el.addEventListener("focusin", ({ target }) => target.setAttribute("data-lm-suppress-shortcuts", "true"));
-  el.append(controls, fact, paper, table);
+  el.append(controls, fact, paper, moment, table);
 
   // -- drawing
   const isNarrow = () => 0 < paper.clientWidth && paper.clientWidth < NARROW;
@@ -140,6 +220,7 @@ function render({ model, el }) {
     count.textContent = `step ${at + 1} of ${all.length}: ${scene.says}`;
     back.disabled = at === 0;
     forward.disabled = at === all.length - 1;
+    showMoment(scene.clock);
     if (followed || !fact.textContent) light(null);
     if (!marks.querySelector("[tabindex='0']")) marks.querySelector("[aria-label]")?.setAttribute("tabindex", 0);
   }

@@ -75,7 +75,7 @@ def whole(scene: Scene) -> dict[str, Any]:
     shown: dict[str, Any] = dict(
         title=scene.title, says=scene.says, view=scene.view, table=scene.table.html, panels=scene.panels
     )
-    shown["journeys"] = dict(scene.journeys)
+    shown |= {"journeys": dict(scene.journeys), "clock": scene.clock}
     return {**shown, "keys": [*marks], "marks": marks}
 
 

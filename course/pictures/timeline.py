@@ -23,6 +23,7 @@ from labkit.timeline.spans import COMMUNICATION, COMPUTING, WAIT, Span
 WORDS: dict[str, str] = dict(zip(COMPUTING, ("F forward", "B backward", "W gradient of the weights", "optimizer")))
 CHUNK_STRENGTHS = (1.0, 0.72, 0.48, 0.26)  # how much of its colour an op gets by its chunk: a later one is paler
 LEFT, HEAD, WORK, GAP, LANE = 66.0, 30.0, 30.0, 6.0, 15.0
+NARROWEST_IDLE = 0.5  # pixels: a shorter idle stretch is rounding
 WAITS = 9.0  # the height of a wait, at the foot of the work that it interrupts: their label is above it
 BESIDE = 150.0  # the width of the bars beside a timeline
 FULL_LANES = 4  # messages under way at once are drawn below each other; more lanes than these share their height
@@ -55,7 +56,8 @@ def play_timeline(timeline: Timeline, title: str = "") -> list[Scene]:
     A line stands at the moment, what comes later is pale, and the bars show what is held then. Show the steps with
     ``Stage(*play_timeline(timeline))``.
     """
-    whole, most = draw_timelines([timeline], [title], in_flight=True), max(peaks_in_flight(timeline))
+    whole = replace(draw_timelines([timeline], [title], in_flight=True), clock=())  # the steps have a line of their own
+    most = max(peaks_in_flight(timeline))
     rows = Rows(timeline, title, "", HEAD, timeline.makespan_seconds, WIDTH - BESIDE, _unit_of([timeline]))
     steps = [whole]
     moments = sorted({moment for span in timeline.spans if span.kind in COMPUTING for moment in (span.start, span.end)})
@@ -79,9 +81,17 @@ class Rows:
 
     def __init__(self, timeline: Timeline, title: str, key: str, top: float, end: float, right: float, unit: str):
         self.timeline, self.title, self.facts, self.key, self.unit = timeline, title, "", key, unit
+        self.before = ""  # the name of a rank, where a picture has several timelines
         self.top, self.end, self.right = top, end, right
         self.begin, self.scale = min((span.start for span in timeline.spans), default=0.0), (right - LEFT) / end
         self.lanes = {rank: in_lanes(timeline.of(rank, COMMUNICATION)) for rank in timeline.ranks}
+        self.messages = {
+            span: f"{key}message{rank}.{lane}.{number}"
+            for rank, lanes in self.lanes.items()
+            for lane, spans in enumerate(lanes)
+            for number, span in enumerate(spans)
+        }
+        self.sent: dict[Any, Span] = {(span.rank, span.op): span for span in self.messages if span.op}
         num_lanes = max(map(len, self.lanes.values()), default=0)
         self.lane = LANE * min(1, FULL_LANES / max(1, num_lanes))
         self.height = WORK + GAP + self.lane * num_lanes + GAP / 2 * bool(num_lanes)
@@ -114,20 +124,68 @@ class Rows:
             fact = f"rank {rank} is idle for {1 - self.timeline.utilisation(rank):.1%} of the time"
             yield label(f"{self.key}rank{rank}", 0, self.y(rank) + WORK / 2, f"rank {rank}")
             yield box(f"{self.key}idle{rank}", *place, IDLE, means="idle", fact=fact)
+        for rank in self.timeline.ranks:
+            yield from self._idle(rank)
         yield from self._work()
         for rank in self.timeline.ranks:
             waits = [span for span in self.timeline.of(rank, WAIT) if span.seconds * self.scale >= 1]
             for number, span in enumerate(waits):
                 look, place = Look(means="waits", edge=GREY, dashed=True), (WORK - WAITS, WAITS)
+                if not self.links:  # else the idle stretch says it
+                    why, awaits = self._under_way(rank, span.start, span.end)
+                    look |= Look(row=self._row(rank), name=why or "waits", awaits=awaits)
                 yield self._box(f"{self.key}wait{rank}.{number}", span, IDLE, place=place, **look)
             for lane, messages in enumerate(self.lanes[rank]):
-                for number, span in enumerate(messages):
+                place = WORK + 2 + lane * self.lane, self.lane - min(1, self.lane / 4)
+                for span in messages:
                     look = Look(edge=MUTED, means="message under way", tags=(self._name(span, ">"),))
-                    key, place = (
-                        f"{self.key}message{rank}.{lane}.{number}",
-                        (WORK + 2 + lane * self.lane, self.lane - min(1, self.lane / 4)),
-                    )
-                    yield self._box(key, span, "#ffffff", _ways(span)[:2], place, **look)
+                    look |= Look(row=self._row(rank), name=f"{span.label} under way")
+                    yield self._box(self.messages[span], span, "#ffffff", _ways(span)[:2], place, **look)
+
+    def _row(self, rank: int) -> str:
+        return f"{self.before}rank {rank}"
+
+    def _level(self, rank: int, now: float) -> float | None:
+        return self.held(rank, now) if self.links else None
+
+    def _idle(self, rank: int) -> Iterable[Mark]:
+        """Yield the stretches of a rank without work: each says why, and what it awaits."""
+        reached, finish = self.begin, self.begin + self.timeline.makespan_seconds
+        for number, span in enumerate([*self.timeline.of(rank, *COMPUTING), None]):
+            until = span.start if span else finish
+            if (width := (until - reached) * self.scale) >= NARROWEST_IDLE:
+                why, awaits = self.why_idle(rank, reached, span)
+                name, place = f"idle: {why}".removesuffix(": "), (self.x(reached), self.y(rank), width, WORK)
+                fact = f"rank {rank} is idle: {self.times(reached, until)}; {why}".removesuffix("; ")
+                look = Look(row=self._row(rank), name=name, awaits=awaits, level=self._level(rank, reached))
+                yield box(f"{self.key}gap{rank}.{number}", *place, IDLE, fact=fact, radius=0, live=True, **look)
+            reached = max(reached, span.end if span else finish)
+
+    def why_idle(self, rank: int, since: float, after: Span | None) -> tuple[str, tuple[str, ...]]:
+        """Return why a rank is idle from this moment until an op, or the end, and the keys of what it waits for."""
+        if not after:
+            return "it has done all its work", ()
+        if after not in self.links:
+            waits = any(span.start < after.start and span.end > since for span in self.timeline.of(rank, WAIT))
+            return ("", ()) if waits else self._under_way(rank, since, after.start)  # a wait says it itself
+        arrivals = {}
+        for need in self.links[after]:
+            message = self.sent.get((need.rank, need.op), need) if need.rank != rank else need
+            arrivals[need] = max(need, message, key=lambda span: span.end)
+        need = max(arrivals, key=lambda need: arrivals[need].end, default=None)
+        if need is None or arrivals[need].end <= since:
+            return f"{after.label} has all that it needs, and starts later", ()
+        awaited = arrivals[need]
+        key = self.messages.get(awaited) or self._name(awaited)
+        return f"{after.label} waits for {need.label} of rank {need.rank} until {self.times(awaited.end)}", (key,)
+
+    def _under_way(self, rank: int, since: float, until: float) -> tuple[str, tuple[str, ...]]:
+        """Return which message of a rank was under way when a wait ended: the one that ended next to it."""
+        spans = [span for span in self.timeline.of(rank, COMMUNICATION) if span.start < until and span.end > since]
+        if not spans:
+            return "", ()
+        span = min(spans, key=lambda span: (abs(span.end - until), span.start))
+        return f"waits for {span.label} until {self.times(span.end)}", (self.messages[span],)
 
     def _work(self) -> Iterable[Mark]:
         """Yield the ops, and arrows between those of different ranks, seen when a reader points at either end."""
@@ -146,6 +204,7 @@ class Rows:
             fill = tint(fill, CHUNK_STRENGTHS[chunk % len(CHUNK_STRENGTHS)])
             tags = (self._name(span), *([f"micro-batch{span.op.micro_batch}"] if span.op else []))
             look = Look(edge="#ffffff", means=means, tags=tags, lights=lights)
+            look |= Look(row=self._row(span.rank), name=span.label, level=self._level(span.rank, span.start))
             yield self._box(key, span, fill, _ways(span), **look)
         pairs = [(need, span) for need, spans in after.items() for span in spans if span.rank != need.rank]
         for need, span in pairs if len(pairs) <= MOST_ARROWS else ():
@@ -189,7 +248,8 @@ class Rows:
             fact = f"micro-batches whose activations rank {rank} holds: at most {peak:.3g}"
             fact += "" if now is None else f", now {held:.3g}"
             yield box(f"{key}.peak", x, y, peak * unit, height, tint(INK, 0.15), fact=fact)
-            yield box(f"{key}.now", x, y, held * unit, height, tint(INK, 0.6), fact=fact)
+            look = Look(row=self._row(rank), level=held, fact=fact)
+            yield box(f"{key}.now", x, y, held * unit, height, tint(INK, 0.6), **look)
             for cut in range(1, ceil(peak)) if unit > 5 else ():
                 yield line(f"{key}.{cut}", [(x + cut * unit, y), (x + cut * unit, y + height)], "#ffffff")
             yield label(f"{key}.number", x + peak * unit + 6, y + height / 2, f"{held:.3g}")
@@ -260,6 +320,7 @@ def stacked(timelines: Sequence[Timeline], titles: Sequence[str], unit: str, end
     for number, (timeline, title) in enumerate(zip(timelines, titles, strict=True)):
         top = rows[-1].bottom + 12 if rows else 0.0
         rows.append(Rows(timeline, title, f"{number}." if number else "", top + HEAD, end, right, unit))
+        rows[-1].before = f"{title}, " * (len(timelines) > 1)
     return rows
 
 
@@ -283,7 +344,8 @@ def with_axis(rows: Sequence[Rows], marks: Sequence[Mark], table: Table) -> Scen
         journeys[tag].append(text)
     told = {tag: " · ".join(texts) + "." for tag, texts in journeys.items()}
     hint = {"": "Click an op to follow its micro-batch."} if told else {}
-    return Scene(title, says, marks, marks[-1].y + 14, table=table, journeys=told | hint)
+    clock = LEFT, right, rows[0].top, rows[-1].bottom, end, unit  # ``end`` is in this unit
+    return Scene(title, says, marks, marks[-1].y + 14, table=table, journeys=told | hint, clock=clock)
 
 
 def _table(timelines: Sequence[Timeline], titles: Sequence[str], unit: str, in_flight: bool) -> Table:

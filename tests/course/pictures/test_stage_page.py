@@ -9,6 +9,9 @@ from course.explorers import choice
 from course.pictures import stage
 from course.pictures.scene import Scene, box
 from course.pictures.stage import differences
+from course.pictures.timeline import draw_timelines
+from course.sizing import simulate
+from labkit.schedules import gpipe
 from tests.support import browser
 
 pytestmark = pytest.mark.skipif(not browser.find_chromium(), reason="needs Chromium or Chrome, and none is installed")
@@ -118,3 +121,33 @@ def test_what_is_clicked_is_followed_from_step_to_step_until_escape(page):
     assert fact.inner_text() == "One"
     page.keyboard.press("Escape")
     assert fact.inner_text() == "Click one." and page.evaluate(lit) == []
+
+
+def test_a_playhead_that_one_drags_says_what_each_rank_does_and_points_to_what_is_awaited(page):
+    page.set_content("")
+    scene = draw_timelines([simulate(gpipe(2, 2), message_seconds=0.5)], ["GPipe"], in_flight=True)
+    page.evaluate(SHOW, [CODE, {"steps": differences([scene]), "seconds": 1, "clicks": False}])
+    handle, texts = page.get_by_role("slider", name="moment"), page.locator(".moment li")
+    start = ["At 0 time units", "rank 0: F0 · holds 1"]
+    waits = "rank 1: idle: F0 waits for F0 of rank 0 until 1.5 time units · holds 0"
+    assert texts.all_inner_texts() == [*start, waits]
+    bar = page.locator("[data-key='held0.now'] rect")
+    before, place = float(bar.get_attribute("width")), handle.bounding_box()
+    left, right, *_, end, _ = scene.clock
+    scale = page.evaluate("document.querySelector('.clock').getScreenCTM().a")
+    x, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 1.25 / end * (right - left) * scale, y, steps=3)
+    page.mouse.up()
+    page.mouse.move(x, y)  # it was let go
+    assert texts.all_inner_texts() == ["At 1.25 time units", "rank 0: F1, send F0 under way · holds 2", waits]
+    assert float(bar.get_attribute("width")) == pytest.approx(2 * before)
+    to_x, to_y = page.locator(".clock > path").nth(1).get_attribute("d").split("L")[1].split("M")[0].split()
+    message = scene.by_key["message0.0.0"]
+    assert message.x <= float(to_x) <= message.right
+    assert message.y <= float(to_y) <= message.bottom
+    page.keyboard.press("ArrowRight")  # the next moment at which something starts
+    assert handle.get_attribute("aria-valuetext") == "1.5 time units; rank 0: F1 · holds 2; rank 1: F0 · holds 1"
+    page.keyboard.press("End")
+    assert texts.all_inner_texts()[2] == "rank 1: idle: it has done all its work · holds 0"

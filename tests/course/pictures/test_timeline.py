@@ -1,5 +1,6 @@
 """Timelines drawn: every op in its place and colour with its name, messages below, one scale, and always the source."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -222,7 +223,7 @@ def test_narrow_boxes_shorten_their_labels_and_then_lose_them():
 def test_a_playhead_goes_from_start_to_end_and_says_who_runs_what():
     timeline = simulate(one_f_one_b(4, 8))
     whole, *steps = play_timeline(timeline, "1F1B")
-    assert whole == draw(timeline, "1F1B", in_flight=True)
+    assert whole == replace(draw(timeline, "1F1B", in_flight=True), clock=())
     assert steps[12].says == "13 time units: rank 0 B1, rank 1 F4, rank 2 B2, rank 3 B3"
     assert [row[2] for row in steps[12].table.rows] == ["4", "3", "2", "1"]
     places = [step.by_key["now"].x for step in steps]
@@ -233,6 +234,43 @@ def test_a_playhead_goes_from_start_to_end_and_says_who_runs_what():
     assert bars[:4] == [0.25, 0.5, 0.75, 1.0]
     assert bars[-1] == 0
     assert {row[1] for row in steps[-1].table.rows} == {"idle"}
+
+
+def reasons(scene, rank):
+    """The name of each idle stretch of a rank, and what it awaits."""
+    gaps = [mark for mark in scene.marks if mark.key.startswith(f"gap{rank}.")]
+    return [(mark.name, [scene.by_key[key].name for key in mark.awaits], mark.level) for mark in gaps]
+
+
+def test_an_idle_stretch_says_what_the_next_op_waits_for():
+    assert reasons(draw(simulate(gpipe(2, 2))), 0) == [
+        ("idle: B0 waits for B0 of rank 1 until 5 time units", ["B0"], 2),
+    ]
+    assert reasons(draw(simulate(gpipe(2, 2), message_seconds=0.5)), 1) == [
+        ("idle: F0 waits for F0 of rank 0 until 1.5 time units", ["send F0 under way"], 0),
+        ("idle: it has done all its work", [], 0),
+    ]
+
+
+def test_an_op_that_starts_late_although_all_is_there_waits_for_nobody():
+    spans = [replace(span, end=span.end + 4, start=span.start + 4) if span.label == "B0" else span
+             for span in simulate(gpipe(1, 1)).spans]  # fmt: skip
+    assert reasons(draw(Timeline(spans, "measured")), 0) == [
+        ("idle: B0 has all that it needs, and starts later", [], 1)
+    ]
+
+
+def test_a_wait_between_ops_without_a_schedule_is_for_the_message_that_ends_with_it():
+    spans = [
+        Span(0, "forward", "forward", 0, 1), Span(0, "communication", "all_reduce", 0.5, 2),
+        Span(0, "communication", "all_gather", 0.6, 3), Span(0, "optimizer", "step", 3, 4),
+    ]  # fmt: skip
+    idle = ("idle: waits for all_gather until 3,000 ms", ["all_gather under way"], None)
+    assert reasons(draw(Timeline(spans, "measured")), 0) == [idle]
+    scene = draw(Timeline([*spans, Span(0, "wait", "wait", 1, 3)], "measured"))
+    assert reasons(scene, 0) == [("idle", [], None)]
+    wait = scene.by_key["wait0.0"]
+    assert (wait.name, [scene.by_key[key].name for key in wait.awaits]) == (idle[0].removeprefix("idle: "), idle[1])
 
 
 def test_a_long_timeline_has_few_steps():
