@@ -64,7 +64,7 @@ def simulated_like(timeline: Timeline, schedule: Schedule) -> Timeline:
         if span.kind in schedule.kinds:
             taken[span.kind, schedule.stage_of(span.rank, span.op.chunk)].append(span.seconds)
     forward, backward = (
-        [statistics.mean(taken[kind, stage]) for stage in range(schedule.num_model_chunks)] for kind in schedule.kinds
+        [statistics.mean(taken[kind, stage]) for stage in range(schedule.num_stages)] for kind in schedule.kinds
     )
     return simulate(schedule, forward, backward)
 
@@ -87,7 +87,7 @@ def compare(schedule: Schedule, peer_schedule: Callable, make_chunk: Callable) -
     chunks = [make_chunk(schedule.num_chunks) for _ in range(schedule.num_chunks)]
     theirs = [make_chunk(schedule.num_chunks) for _ in range(schedule.num_chunks)]
     stages = [
-        peer.PipelineStage(chunk, schedule.stage_of(rank, number), schedule.num_model_chunks, torch.device("cpu"))
+        peer.PipelineStage(chunk, schedule.stage_of(rank, number), schedule.num_stages, torch.device("cpu"))
         for number, chunk in enumerate(theirs)
     ]
     peers_loss = {"loss_fn": lambda output, target: output.square().mean()}

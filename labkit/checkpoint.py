@@ -4,6 +4,7 @@ Each tensor is stored as the whole model has it, under its name; every rank writ
 checkpoint gets its final name only when it is complete, so a run that is killed while it saves has the one before.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -129,7 +130,14 @@ class _Writer(filesystem.FileSystemWriter):
 
     def write_data(self, plan, planner) -> Any:
         """Write this rank's files, and compute their checksums."""
-        results = super().write_data(plan, planner).value()
+        try:
+            results = super().write_data(plan, planner).value()
+        except (OSError, RuntimeError) as error:  # of a full disk torch says only "unexpected pos"
+            tensors = [item.tensor_data for item in plan.items if item.tensor_data]
+            needed = sum(each.chunk.sizes.numel() * each.properties.dtype.itemsize for each in tensors)
+            left, what = shutil.disk_usage(self.partial.parent).free, f"the files of rank {dist.get_rank()}"
+            why = os.strerror(errno.ENOSPC) if left < needed else getattr(error, "strerror", None) or error
+            raise OSError(0, f"{why}: {what} need {needed:,} bytes, {left:,} are free") from error
         checksums = {path.name: _checksum(path) for path in self.partial.glob(f"__{dist.get_rank()}_*")}
         written = torch.futures.Future()
         written.set_result((results, checksums))
@@ -189,13 +197,9 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
     step, num_samples, text = 0, 0, f"No checkpoint in {folder}: starting with step 1"
     if path := found[0]:
         make_states(state.optimizer)
-        pairs = list(tensors_of(state))
-        tensors = dict(pairs)
+        tensors = dict(tensors_of(state))
         _together(lambda: _check(path, state, tensors.keys()))
         state_dict_loader.load(tensors, checkpoint_id=path)
-        for name, tensor in pairs:
-            if tensor is not tensors[name]:  # a rank with the first and the last stage has the tied embedding twice
-                tensor.copy_(tensors[name])
         about = json.loads((path / DESCRIPTION).read_text())
         step, num_samples = about["step"], about["num_samples"]
         text = f"Resuming after step {step}, from {path.name}"

@@ -13,10 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from labkit.layout import AXES, EXPERT_AXES, Coords, ParallelLayout
 from labkit.sizes import ranks_text
 
-AXES_OF_GROUP = {axis: (axis,) for axis in (*AXES, *EXPERT_AXES)} | {"dp_cp": ("dp", "cp")}
-"""The grid axes of each kind of group. The ranks of a ``dp_cp`` group have copies of the same weights."""
+AXES_OF_GROUP = {axis: (axis,) for axis in (*AXES, *EXPERT_AXES)}
+AXES_OF_GROUP |= {"dp_cp": ("dp", "cp"), "tp_ep": ("expert_tp", "ep")}
+"""The grid axes of each kind of group. The ranks of a ``dp_cp`` group have copies of the same dense weights, those of a
+``tp_ep`` group all experts of their layers together."""
 _NAMES = (*AXES_OF_GROUP, "embedding", "shard", "replicate")
-_DERIVED = (*EXPERT_AXES, "dp_cp", "shard")  # left out of a group's description if another kind shares it
+_DERIVED = (*EXPERT_AXES, "dp_cp", "tp_ep", "shard")  # left out of a group's description if another kind shares it
 
 
 @dataclass(eq=False, repr=False)
@@ -24,7 +26,7 @@ class ProcessGroups:
     """The groups of one rank, and its place in the layout.
 
     Each process group has its ranks in the layout's order. Kinds with the same ranks share their groups, and a group of
-    all ranks is the world itself. ``embedding`` joins the first and the last stage of the pipeline; on the stages
+    all ranks is the world itself. ``embedding`` joins the first and the last rank of the pipeline; on the ranks
     between it is ``dist.GroupMember.NON_GROUP_MEMBER``, with which collectives warn and do nothing (None would mean the
     world). Unless `init_groups` got a ``shard_size``, ``shard`` is ``dp_cp`` and ``replicate`` None.
     """
@@ -39,6 +41,7 @@ class ProcessGroups:
     ep: dist.ProcessGroup
     expert_dp: dist.ProcessGroup
     dp_cp: dist.ProcessGroup
+    tp_ep: dist.ProcessGroup
     embedding: dist.ProcessGroup
     shard: dist.ProcessGroup
     replicate: dist.ProcessGroup | None = None
@@ -50,11 +53,6 @@ class ProcessGroups:
     def coords(self) -> Coords:
         """This rank's coordinate on each dense axis: ``coords.tp``, ``coords.cp``, ``coords.dp``, ``coords.pp``."""
         return self.layout.coords(self.rank)
-
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether this rank holds the pipeline's last stage, where the loss is."""
-        return self.coords.pp == self.layout.pp_size - 1
 
     def channel(self, kind: str, sender: int, receiver: int) -> dist.ProcessGroup:
         """Return the group for messages of one kind ("forward", "backward") between two ranks of the pipeline.
@@ -208,6 +206,13 @@ copyreg.pickle(dist.ProcessGroup, _refuse_to_copy)  # copy and pickle call it; t
 def group_of_one() -> dist.ProcessGroup:
     """Return a group for a single process without a world: layers keep their whole weights and send nothing."""
     return dist.ProcessGroup(0, 1)  # pyright: ignore[reportCallIssue]  (its stub knows the other constructor only)
+
+
+def groups_of_one() -> ProcessGroups:
+    """Return the groups of a single process without a world: each of them is one `group_of_one`."""
+    group = group_of_one()
+    names = (*AXES_OF_GROUP, "embedding", "shard")
+    return ProcessGroups(ParallelLayout(1), 0, **dict.fromkeys(names, group))  # pyright: ignore[reportArgumentType]
 
 
 def local_device() -> torch.device:

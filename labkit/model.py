@@ -48,6 +48,7 @@ class ParallelGPT(PlacedModule):
         group: the tensor-parallel group; `labkit.groups.group_of_one()` where no world is up.
         stage, num_stages: which of the model's consecutive chunks this is (`labkit.partition.layers_of_stage`). A tied
             embedding is on the first and the last stage, equal at the start: add up the gradients of the two.
+        first: the first stage, if this rank has it too: a tied last stage then uses its embedding, and has none.
         recompute: keep only each layer's input, and compute the rest again in backward.
         cp_group: the ranks that share each sequence.
         context_parallel: how they compute attention together: "ring", "ulysses" or "gathered".
@@ -66,6 +67,7 @@ class ParallelGPT(PlacedModule):
         *,
         stage: int = 0,
         num_stages: int = 1,
+        first: "ParallelGPT | None" = None,
         seed: int = 0,
         dropout: float = 0.0,
         sequence_parallel: bool = False,
@@ -94,7 +96,8 @@ class ParallelGPT(PlacedModule):
         options = factory | dict(sequence_parallel=sequence_parallel)
         vocab_parallel = partial(VocabParallelEmbedding, shape.vocab_size, shape.hidden_size, group, **options)
         options |= dict(defer_grad_reduce=defer_grad_reduce)
-        if self.is_first or (self.is_last and shape.tied):
+        self._first = [first] if first and self.is_last else []  # in a list: its parameters are not this module's
+        if self.is_first or (self.is_last and shape.tied and not self._first):
             self.embedding = vocab_parallel(init_method=normal("embedding", seed))
             if not self.is_first:
                 self.embedding.place(weight=replace(placement_of(self.embedding.weight), is_tied_copy=True))
@@ -137,7 +140,7 @@ class ParallelGPT(PlacedModule):
     @property
     def output_layer(self) -> VocabParallelEmbedding:
         """The last stage's module that computes the logits."""
-        return self.embedding if self.shape.tied else self.output
+        return next(iter(self._first), self).embedding if self.shape.tied else self.output
 
     @property
     def units(self) -> list[nn.Module]:
@@ -148,7 +151,7 @@ class ParallelGPT(PlacedModule):
         units: list[nn.Module] = [*self.layers.values()]
         if self.is_first:
             units.insert(0, self.embedding)
-        if self.is_last:
+        if self.is_last and not (self.shape.tied and self._first):
             units.append(self.output_layer)
         return [unit for unit in units if units.count(unit) == 1]
 

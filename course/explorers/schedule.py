@@ -28,7 +28,7 @@ class schedule_explorer(Explorer):
 
     table = (
         ("name", menu, "schedule", NAMES, "1F1B"),
-        ("num_stages", slider, "ranks p", range(1, 9), 4),
+        ("pp_size", slider, "ranks p", range(1, 9), 4),
         ("num_micro_batches", slider, "micro-batches m", range(1, 25), 8),
         ("num_chunks", slider, "chunks per rank v", range(1, 5), 2),
         ("forward", slider, "forward t_f", QUARTERS[1:], 1.0),

@@ -25,18 +25,18 @@ class schedule_builder(Explorer):
     """
 
     table = (
-        ("num_stages", slider, "ranks p", range(1, 5), 2),
+        ("pp_size", slider, "ranks p", range(1, 5), 2),
         ("num_micro_batches", slider, "micro-batches m", range(1, 9), 3),
     )
 
-    def __init__(self, num_stages: int = 2, num_micro_batches: int = 3, rows: Sequence[str] = ()):
+    def __init__(self, pp_size: int = 2, num_micro_batches: int = 3, rows: Sequence[str] = ()):
         self.rows: list[Sequence[Op]] = [read_ops(row) for row in rows]
-        super().__init__(num_stages, num_micro_batches)
+        super().__init__(pp_size, num_micro_batches)
         self.picture.on_drop(self._drop)
 
     def __repr__(self) -> str:
         rows = [" ".join(map(str, row)) for row in self.shown.ranks]
-        return f"schedule_builder({self.shown.num_stages}, {self.shown.num_micro_batches}, {rows})"
+        return f"schedule_builder({self.shown.pp_size}, {self.shown.num_micro_batches}, {rows})"
 
     def _click(self, key: str) -> None:
         if key == "clear":
@@ -77,7 +77,7 @@ def _parse(key: str) -> tuple[int, list[Op]]:
 
 def run_as_far_as_possible(schedule: Schedule) -> tuple[list[dict[Op, float]], list[list[Op]], Waits]:
     """Return when each rank's ops start (those that cannot run come last), which cannot run, and where ranks wait."""
-    starts, free_at, waits = [{} for _ in schedule.ranks], [0.0] * schedule.num_stages, {}
+    starts, free_at, waits = [{} for _ in schedule.ranks], [0.0] * schedule.pp_size, {}
     try:
         for rank, op, needs in schedule.in_order():
             starts[rank][op] = max([free_at[rank], *(starts[at][need] + UNITS[need.kind] for at, need in needs)])
@@ -108,7 +108,7 @@ def draw_own_schedule(schedule: Schedule) -> Scene:
 
     A deadlock is a circle of red arrows. The keys are ``op.RANK.OP``, ``row.RANK``, ``tray.RANK`` and ``clear``.
     """
-    (starts, stuck, waits), p, m = run_as_far_as_possible(schedule), schedule.num_stages, schedule.num_micro_batches
+    (starts, stuck, waits), p, m = run_as_far_as_possible(schedule), schedule.pp_size, schedule.num_micro_batches
     texts = {rank: f"rank {rank} waits at {op} for {need} of rank {other}" for rank, (op, other, need) in waits.items()}
     ring, wide, table, ops = circle(schedule, waits), WIDTH - LEFT, [], {}
     unit = wide / max([3.0 * (m + p - 1), *(at + UNITS[op.kind] for row in starts for op, at in row.items())])
@@ -166,14 +166,14 @@ def _arrows(waits: Mark, needed: Mark, first: Mark, fact: str) -> list[Mark]:
 
 def _says(schedule: Schedule, ring: list[str], waits: list[str]) -> str:
     """Say whether all ranks finish, and if not, why."""
-    missing = 2 * schedule.num_stages * schedule.num_micro_batches - sum(map(len, schedule.ranks))
+    missing = 2 * schedule.pp_size * schedule.num_micro_batches - sum(map(len, schedule.ranks))
     if not any(schedule.ranks):
         return "Put the ops of each rank into its row: click an op, or drag it"
     if ring:
         return f"Deadlock: {'; '.join(ring)}"
     if missing:
         return "; ".join([f"{counted(missing, 'op')} to place", *waits])
-    held = ", ".join(str(schedule.peak_in_flight(rank)) for rank in range(schedule.num_stages))
+    held = ", ".join(str(schedule.peak_in_flight(rank)) for rank in range(schedule.pp_size))
     timeline = simulate(schedule)
     took = f"All ranks finish after {timeline.makespan_seconds:g} time units"
     return f"{took}: idle / ideal {timeline.bubble_over_ideal:.3f}; micro-batches held at most, rank by rank: {held}"

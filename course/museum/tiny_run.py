@@ -119,7 +119,7 @@ def on_rank(apply: Callable[[], None], expected: Run, config: TrainConfig) -> Se
         def alike(found: dict, whole: dict) -> tuple[dict, dict]:
             if config.zero_stage:
                 return joined(found, groups.shard, whole), whole
-            return found, {name: shard_like(whole[name], p, groups.tp) for name, p in parameters.items()}
+            return found, {name: shard_like(whole[name], p) for name, p in parameters.items()}
 
         start, first = alike(run.weights, expected.weights), alike(run.gradients, expected.gradients)
         hidden, heads = map(fingerprint, dropout_masks(groups)) if config.tp_size > 1 else ("", "")

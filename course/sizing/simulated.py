@@ -37,7 +37,7 @@ def simulate(
     """Start each op, in its rank's order, as soon as the rank is free and what the op needs has arrived.
 
     ``forward_seconds`` and ``backward_seconds`` are the time that any rank takes for one micro-batch; with v chunks per
-    rank, each chunk takes 1/v of it. Or they are lists, with one time for each of the p*v model chunks.
+    rank, each chunk takes 1/v of it. Or they are lists, with one time for each of the p*v stages.
     ``backward_seconds`` is the whole backward; where the schedule splits it, ``weight_gradient_share`` of it is for the
     weights. A message to a different rank arrives ``message_seconds`` after the op that made it; its sender goes on.
 
@@ -52,15 +52,15 @@ def simulate(
     check(schedule)
     if not 0 <= weight_gradient_share <= 1:
         raise ValueError(f"weight_gradient_share={weight_gradient_share} must be in [0, 1]")
-    forwards = _per_model_chunk(schedule, "forward_seconds", forward_seconds)
-    backwards = _per_model_chunk(schedule, "backward_seconds", backward_seconds)
+    forwards = _per_stage(schedule, "forward_seconds", forward_seconds)
+    backwards = _per_stage(schedule, "backward_seconds", backward_seconds)
     _check_time("message_seconds", message_seconds)
     share = weight_gradient_share if WEIGHT_GRADIENT in schedule.kinds else 0.0
     weights = [share * whole for whole in backwards]
     inputs = [whole - part for whole, part in zip(backwards, weights)]
     seconds = {FORWARD: forwards, BACKWARD: inputs, WEIGHT_GRADIENT: weights}
     ended: dict[tuple[int, Op], float] = {}
-    free_at, spans = [0.0] * schedule.num_stages, []
+    free_at, spans = [0.0] * schedule.pp_size, []
     for rank, op, needs in schedule.in_order():
         start = free_at[rank]
         for sender, needed in needs:
@@ -74,14 +74,14 @@ def simulate(
     return Timeline(spans, "simulated")
 
 
-def _per_model_chunk(schedule: Schedule, name: str, value: float | Sequence[float]) -> list[float]:
-    count = schedule.num_model_chunks
+def _per_stage(schedule: Schedule, name: str, value: float | Sequence[float]) -> list[float]:
+    count = schedule.num_stages
     if not isinstance(value, Iterable):
         _check_time(name, value)
         return [float(value) / schedule.num_chunks] * count
     times = list(value)
     if len(times) != count:
-        fault = f"{name} has {len(times)} times for {count} model chunks"
+        fault = f"{name} has {len(times)} times for {count} stages"
         raise ValueError(f"{fault}: give one for each, or one number for all")
     for index, seconds in enumerate(times):
         _check_time(f"{name}[{index}]", seconds)

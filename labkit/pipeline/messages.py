@@ -54,7 +54,7 @@ class Messages:
         self.handed_over: dict[Op, torch.Tensor] = {}  # from one chunk of this rank to another
         self.pending_recvs: dict[Route, tuple[torch.Tensor, Any]] = {}
         self.pending_sends: dict[Route, list[tuple[torch.Tensor, Any]]] = {}
-        for stage in range(1, schedule.num_model_chunks):  # in one order on all ranks
+        for stage in range(1, schedule.num_stages):  # in one order on all ranks
             before, after = schedule.rank_of_stage(stage - 1), schedule.rank_of_stage(stage)
             groups.connect(FORWARD, before, after)
             groups.connect(BACKWARD, after, before)
@@ -164,6 +164,6 @@ class Messages:
         rank, there = neighbor
         group = self.groups.channel(op.kind, *(self.rank, rank)[::steps])
         stage = min(self.schedule.stage_of(self.rank, op.chunk), self.schedule.stage_of(rank, there.chunk))
-        number = stage + (op.kind == BACKWARD) * self.schedule.num_model_chunks
+        number = stage + (op.kind == BACKWARD) * self.schedule.num_stages
         shape_tag = number * (len(self.rows) + 1)
         return Route(rank, there, group, shape_tag + 1 + op.micro_batch, shape_tag, (stage, *sorted((self.rank, rank))))

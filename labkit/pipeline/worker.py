@@ -50,7 +50,8 @@ def run(
         targets: the m targets, for the last stage.
         ignore_index: the integer target that ``loss`` leaves out of its mean, as `F.cross_entropy` does. None: all
             count, so a GPU's host need not wait for their number.
-        tied: this rank's copies of a weight that first and last stage share; their gradients are added up.
+        tied: this rank's copies of a weight that first and last stage share; their gradients are added up. If both
+                stages live on one rank, nothing is sent.
         average: the chunks are wrapped (`labkit.data_parallel`): each sends its gradients during its last backward, and
             they are the replicas' average when this returns. Otherwise they stay this replica's own.
         reduce_every_micro_batch: send them in every backward, so a `FullyShardedDataParallel` adds up no whole ones.
@@ -64,21 +65,24 @@ def run(
     Raises:
         ValueError: before any communication, if sizes or chunks do not fit the schedule, or it cannot run.
     """
-    _check_arguments(schedule, chunks, groups, inputs, targets, average, reduce_every_micro_batch)
+    _check_arguments(schedule, chunks, groups, inputs, targets, tied, average, reduce_every_micro_batch)
     check_schedule(schedule, allow_deadlock)
     rank, span = groups.coords.pp, trace.span if trace else lambda *_: nullcontext()
     given = inputs, targets, loss, ignore_index
     stages = [Stage(chunk, schedule.stage_of(rank, index), schedule, *given) for index, chunk in enumerate(chunks)]
     messages = Messages(schedule, groups, inputs, shapes, span, recv_prefetch)
     replicas = {index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, Replica)}
-    last_backward = {op.chunk: op for op in schedule.ranks[rank] if op.kind != FORWARD} if average else {}
+    backwards = [op for op in schedule.ranks[rank] if op.kind != FORWARD] if average else []
+    last_backward = {op.chunk: op for op in backwards}
+    if backwards and schedule.end_ranks == {rank}:  # the last stage may add to the embedding of the first
+        last_backward[schedule.chunk_of_stage(0)] = backwards[-1]
 
     def reducing(op: Op):
         is_last = op == last_backward.get(op.chunk)
         sends = is_last or (average and reduce_every_micro_batch and op.kind != FORWARD)
         return replicas[op.chunk].reducing(is_last) if sends else nullcontext()
 
-    with _all_reduce_tied_grads(tied if BACKWARD in schedule.kinds else (), groups):
+    with _all_reduce_tied_grads(tied if BACKWARD in schedule.kinds else (), schedule, groups):
         with ExitStack() as stack:
             for replica in replicas.values():
                 stack.enter_context(replica.no_sync())
@@ -90,11 +94,11 @@ def run(
         messages.flush()
         for index in last_backward:
             replicas[index].sync_gradients()
-    return stages[-1].total
+    return next((stage.total for stage in stages if stage.is_last), None)
 
 
 @contextmanager
-def _all_reduce_tied_grads(tied: Sequence[nn.Parameter], groups: ProcessGroups) -> Iterator[None]:
+def _all_reduce_tied_grads(tied: Sequence[nn.Parameter], schedule: Schedule, groups: ProcessGroups) -> Iterator[None]:
     """Give all copies of a shared weight, on this rank and on its partner, the sum of the gradients from this block."""
     copies = {weight: weight.grad for weight in tied if weight.requires_grad}
     for weight, grad in copies.items():  # the copies agree in earlier gradients; a wrapper may reuse their memory
@@ -104,7 +108,7 @@ def _all_reduce_tied_grads(tied: Sequence[nn.Parameter], groups: ProcessGroups) 
         return
     zero = torch.zeros_like(tied[0], dtype=grad_dtype_of(tied[0]))
     total = sum((weight.grad for weight in copies if weight.grad is not None), zero)
-    if groups.embedding.size() > 1:
+    if len(schedule.end_ranks) > 1:
         dist.all_reduce(total, group=groups.embedding)
     for weight, earlier in copies.items():
         gradient = total if earlier is None else total + earlier
@@ -119,7 +123,7 @@ class Stage:
 
     def __init__(self, chunk: nn.Module, number: int, schedule: Schedule, inputs, targets, loss, ignore_index):
         self.chunk, self.inputs, self.targets, self.loss = chunk, inputs, targets, loss
-        self.is_first, self.is_last = number == 0, number == schedule.num_model_chunks - 1
+        self.is_first, self.is_last = number == 0, number == schedule.num_stages - 1
         self.trains, self.splits_backward = BACKWARD in schedule.kinds, WEIGHT_GRADIENT in schedule.kinds
         self.loss_weights = _loss_weights(inputs, targets, ignore_index) if self.is_last else []
         self.total: torch.Tensor | None = None
@@ -170,11 +174,21 @@ def _loss_weights(inputs: Sequence[torch.Tensor], targets, ignore_index: int | N
 
 
 def _check_arguments(
-    schedule: Schedule, chunks, groups: ProcessGroups, inputs, targets, average: bool, reduce_every_micro_batch: bool
+    schedule: Schedule,
+    chunks,
+    groups: ProcessGroups,
+    inputs,
+    targets,
+    tied,
+    average: bool,
+    reduce_every_micro_batch: bool,
 ) -> None:
     m, p = schedule.num_micro_batches, groups.layout.pp_size
-    if schedule.num_stages != p:
-        raise ValueError(f"{schedule.name!r} is for {schedule.num_stages} ranks, but pp_size={p}: they must agree")
+    if schedule.pp_size != p:
+        raise ValueError(f"{schedule.name!r} is for {schedule.pp_size} ranks, but pp_size={p}: they must agree")
+    if tied and schedule.end_ranks not in ({0}, {0, p - 1}):
+        fault = f"the tied stages of {schedule.name!r} live on ranks {sorted(schedule.end_ranks)}"
+        raise ValueError(f"{fault}: place the first on rank 0, and the last on rank 0 or {p - 1}")
     if len(chunks) != schedule.num_chunks:
         raise ValueError(f"{len(chunks)} chunks for a schedule of num_chunks={schedule.num_chunks}: give that many")
     if average and not all(isinstance(chunk, Replica) for chunk in chunks):

@@ -1,9 +1,13 @@
 """Pipeline schedules as data: what each rank does, in which order. No processes, no tensors, no times."""
 
+from labkit.schedules.folded import dualpipe_v, v_half, v_min, zero_bubble_v
+from labkit.schedules.greedy import greedy
 from labkit.schedules.orders import gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.schedules.schedule import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, ScheduleDeadlock, check
+from labkit.schedules.stages import in_turn, v_shape
 
 __all__ = [
     "BACKWARD", "FORWARD", "WEIGHT_GRADIENT", "Op", "Schedule", "ScheduleDeadlock", "check",
-    "gpipe", "interleaved", "one_f_one_b", "zero_bubble",
+    "dualpipe_v", "gpipe", "greedy", "in_turn", "interleaved", "one_f_one_b", "v_half", "v_min", "v_shape",
+    "zero_bubble", "zero_bubble_v",
 ]  # fmt: skip

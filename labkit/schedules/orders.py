@@ -4,7 +4,7 @@ from labkit.schedules.schedule import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Sc
 from labkit.sizes import check_size
 
 
-def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
+def gpipe(pp_size: int, num_micro_batches: int) -> Schedule:
     """All forwards, then all backwards. It is simple, but every rank holds the activations of all m micro-batches.
 
     Bubble (idle / ideal time): (p-1)/m. Peak in flight (micro-batches whose activations a rank holds): m.
@@ -15,12 +15,12 @@ def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
     rank 0 | F0 F1 F2 B0 B1 B2
     rank 1 | F0 F1 F2 B0 B1 B2
     """
-    p, m = _sizes(num_stages, num_micro_batches)
+    p, m = _sizes(pp_size, num_micro_batches)
     ops = [Op(kind, i) for kind in (FORWARD, BACKWARD) for i in range(m)]
     return Schedule("GPipe", p, m, [ops] * p)
 
 
-def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
+def one_f_one_b(pp_size: int, num_micro_batches: int) -> Schedule:
     """One forward and one backward in turn, after a warm-up of one forward for each later rank.
 
     Bubble, idle over ideal: (p-1)/m, as GPipe's. Peak in flight on rank r: only min(p - r, m), because a micro-batch's
@@ -31,12 +31,12 @@ def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
     rank 0 | F0 F1 B0 F2 B1 B2
     rank 1 | F0 B0 F1 B1 F2 B2
     """
-    p, m = _sizes(num_stages, num_micro_batches)
+    p, m = _sizes(pp_size, num_micro_batches)
     forwards, backwards = ([Op(kind, i) for i in range(m)] for kind in (FORWARD, BACKWARD))
     return Schedule("1F1B", p, m, [_in_turn(forwards, backwards, num_warmup=p - rank - 1) for rank in range(p)])
 
 
-def interleaved(num_stages: int, num_micro_batches: int, num_chunks: int) -> Schedule:
+def interleaved(pp_size: int, num_micro_batches: int, num_chunks: int) -> Schedule:
     """1F1B with v chunks of the model per rank: a smaller bubble, for v times the messages and more memory.
 
     Each chunk takes a round of p micro-batches before the next chunk takes them. Where p does not divide m, rounds are
@@ -50,7 +50,7 @@ def interleaved(num_stages: int, num_micro_batches: int, num_chunks: int) -> Sch
     rank 0 | F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1
     rank 1 | F0 F1 F0.1 B0.1 F1.1 B1.1 B0 B1
     """
-    p, m = _sizes(num_stages, num_micro_batches)
+    p, m = _sizes(pp_size, num_micro_batches)
     v = check_size("num_chunks", num_chunks)
     if v == 1:  # nothing to interleave
         return one_f_one_b(p, m)
@@ -63,7 +63,7 @@ def interleaved(num_stages: int, num_micro_batches: int, num_chunks: int) -> Sch
     return Schedule("interleaved 1F1B", p, m, ranks, v)
 
 
-def zero_bubble(num_stages: int, num_micro_batches: int, extra_in_flight: int = 0) -> Schedule:
+def zero_bubble(pp_size: int, num_micro_batches: int, extra_in_flight: int = 0) -> Schedule:
     """1F1B with the backward split in two; weight gradients wait until the rank would otherwise be idle.
 
     With t_b for the gradient of the input, t_w <= t_f, t_b for that of the weights, and e = ``extra_in_flight``, the
@@ -80,17 +80,17 @@ def zero_bubble(num_stages: int, num_micro_batches: int, extra_in_flight: int = 
     rank 0 | F0 F1 B0 W0 F2 B1 W1 B2 W2
     rank 1 | F0 B0 F1 B1 W0 F2 B2 W1 W2
     """
-    p, m = _sizes(num_stages, num_micro_batches)
+    p, m = _sizes(pp_size, num_micro_batches)
     if extra_in_flight not in range(p):
-        raise ValueError(f"extra_in_flight={extra_in_flight!r} with num_stages={p}: use 0 (ZB-H1) to {p - 1} (ZB-H2)")
+        raise ValueError(f"extra_in_flight={extra_in_flight!r} with pp_size={p}: use 0 (ZB-H1) to {p - 1} (ZB-H2)")
     names = {p - 1: "zero bubble (ZB-H2)", 0: "zero bubble (ZB-H1)"}
     name = names.get(extra_in_flight, f"zero bubble, {extra_in_flight} more in flight")
     ranks = [_zero_bubble_ops(p - rank, m, p, extra_in_flight) for rank in range(p)]
     return Schedule(name, p, m, ranks, kinds=(FORWARD, BACKWARD, WEIGHT_GRADIENT))
 
 
-def _sizes(num_stages: int, num_micro_batches: int) -> tuple[int, int]:
-    return check_size("num_stages", num_stages), check_size("num_micro_batches", num_micro_batches)
+def _sizes(pp_size: int, num_micro_batches: int) -> tuple[int, int]:
+    return check_size("pp_size", pp_size), check_size("num_micro_batches", num_micro_batches)
 
 
 def _in_turn(forwards: list[Op], backwards: list[Op], num_warmup: int) -> list[Op]:

@@ -1,16 +1,17 @@
 """Defines a schedule, and checks it.
 
-A batch is split into m micro-batches, and the model into p stages, one per rank. A schedule is p lists of ops.
-With interleaving there are p*v stages: each rank has v chunks of the model, and a micro-batch visits it v times.
+A batch is split into m micro-batches, and the model into p*v stages, v per rank: the rank's chunks. A schedule is p
+lists of ops. It also says where the stages live (`labkit.schedules.stages`); a micro-batch visits each rank v times.
 """
 
 import textwrap
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from labkit.schedules.stages import check_stages, in_turn
 from labkit.sizes import check_size, counted
 
 FORWARD, BACKWARD, WEIGHT_GRADIENT = "forward", "backward", "weight_gradient"
@@ -51,48 +52,62 @@ class ScheduleDeadlock(ValueError):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each of ``num_stages`` ranks does, in order. Write your own, and let `check` look at it.
+    """What each of ``pp_size`` ranks does, in order. Write your own, and let `check` look at it.
 
-    >>> mine = Schedule("mine", num_stages=1, num_micro_batches=1, ranks=[[Op("forward", 0), Op("backward", 0)]])
+    >>> mine = Schedule("mine", pp_size=1, num_micro_batches=1, ranks=[[Op("forward", 0), Op("backward", 0)]])
     >>> print(mine)
     mine: 1 rank, 1 micro-batch
     rank 0 | F0 B0
     """
 
     name: str
-    num_stages: int  # p, the number of ranks in the pipeline
+    pp_size: int  # p, the number of ranks in the pipeline
     num_micro_batches: int  # m
     ranks: Sequence[Sequence[Op]]  # the ops of each, in its order
     num_chunks: int = 1  # v, the number of chunks of the model on each rank
     kinds: tuple[str, ...] = (FORWARD, BACKWARD)  # forward alone in evaluation, all three if the backward is split
+    stages: Sequence[Sequence[int]] = ()  # of each rank, chunk by chunk: `in_turn` unless given, or `v_shape`
 
     def __post_init__(self):
-        for name in ("num_stages", "num_micro_batches", "num_chunks"):
+        for name in ("pp_size", "num_micro_batches", "num_chunks"):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         object.__setattr__(self, "ranks", tuple(tuple(ops) for ops in self.ranks))
         object.__setattr__(self, "kinds", tuple(self.kinds))
+        stages = tuple(map(tuple, self.stages)) or in_turn(self.pp_size, self.num_chunks)
+        check_stages(stages, self.pp_size, self.num_chunks)
+        object.__setattr__(self, "stages", stages)
 
     @property
-    def num_model_chunks(self) -> int:
-        """p*v: the number of stages, and of chunks of the whole model."""
-        return self.num_stages * self.num_chunks
+    def num_stages(self) -> int:
+        """p*v: into how many consecutive stages the model is divided."""
+        return self.pp_size * self.num_chunks
+
+    @cached_property
+    def _homes(self) -> dict[int, tuple[int, int]]:
+        """The rank and the chunk of each stage."""
+        return {stage: (rank, chunk) for rank, mine in enumerate(self.stages) for chunk, stage in enumerate(mine)}
 
     def stage_of(self, rank: int, chunk: int = 0) -> int:
         """Return which stage this chunk is, counted from the model's input."""
-        return chunk * self.num_stages + rank
+        return self.stages[rank][chunk]
 
     def rank_of_stage(self, stage: int) -> int:
         """Return the rank that has this stage."""
-        return stage % self.num_stages
+        return self._homes[stage][0]
 
     def chunk_of_stage(self, stage: int) -> int:
         """Return which of its rank's chunks this stage is."""
-        return stage // self.num_stages
+        return self._homes[stage][1]
+
+    @property
+    def end_ranks(self) -> set[int]:
+        """The ranks of the first and the last stage, which have the embedding and the loss."""
+        return {self.rank_of_stage(0), self.rank_of_stage(self.num_stages - 1)}
 
     def neighbor(self, rank: int, op: Op, steps: int) -> tuple[int, Op] | None:
         """Return the (rank, op) that needs the result of ``op`` (``steps`` is 1) or gives it its input (-1), if any."""
         stage = self.stage_of(rank, op.chunk) + (steps if op.kind == FORWARD else -steps)
-        if op.kind == WEIGHT_GRADIENT or not 0 <= stage < self.num_model_chunks:
+        if op.kind == WEIGHT_GRADIENT or stage not in self._homes:
             return None
         return self.rank_of_stage(stage), op._replace(chunk=self.chunk_of_stage(stage))
 
@@ -148,7 +163,7 @@ class Schedule:
     def __str__(self) -> str:
         """Return one row per rank, with its ops in order."""
         chunks = [counted(self.num_chunks, "chunk") + " per rank"] if self.num_chunks > 1 else []
-        sizes = [counted(self.num_stages, "rank"), counted(self.num_micro_batches, "micro-batch"), *chunks]
+        sizes = [counted(self.pp_size, "rank"), counted(self.num_micro_batches, "micro-batch"), *chunks]
         lines = [f"{self.name}: {', '.join(sizes)}"]
         for rank, ops in enumerate(self.ranks):
             head = f"rank {rank:<{len(str(len(self.ranks) - 1))}} | "
@@ -164,8 +179,8 @@ def check(schedule: Schedule, allow_deadlock: bool = False) -> None:
     With ``allow_deadlock``, ranks may wait for each other.
     """
     name, m, v = repr(schedule.name), schedule.num_micro_batches, schedule.num_chunks
-    if len(schedule.ranks) != schedule.num_stages:
-        has = f"has lists for {counted(len(schedule.ranks), 'rank')}, but num_stages={schedule.num_stages}"
+    if len(schedule.ranks) != schedule.pp_size:
+        has = f"has lists for {counted(len(schedule.ranks), 'rank')}, but pp_size={schedule.pp_size}"
         raise ValueError(f"{name} {has}: give each rank one list")
     wanted = dict.fromkeys(Op(kind, i, chunk) for i in range(m) for chunk in range(v) for kind in schedule.kinds)
     passes = counted(m, "micro-batch") + (f" and {counted(v, 'chunk')}" if v > 1 else "")

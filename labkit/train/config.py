@@ -28,7 +28,12 @@ SCHEDULES = {
     "1f1b": lambda p, m, v: schedules.one_f_one_b(p, m),
     "interleaved": schedules.interleaved,
     "zero-bubble": lambda p, m, v: schedules.zero_bubble(p, m),
+    "zero-bubble-v": lambda p, m, v: schedules.zero_bubble_v(p, m),
+    "v-half": lambda p, m, v: schedules.v_half(p, m),
+    "v-min": lambda p, m, v: schedules.v_min(p, m),
+    "dualpipe-v": lambda p, m, v: schedules.dualpipe_v(p, m),
 }
+V_SHAPED = ("zero-bubble-v", "v-half", "v-min", "dualpipe-v")  # with two chunks per rank
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,11 @@ class TrainConfig:
     # then cp, keeps its largest divisor that fits; pp becomes the next larger size that fits, or the next smaller.
     fit_ranks: bool = False
     order: str = "tp-cp-dp-pp"  # Axes of the layout, fastest first.
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"  # The order of work in the pipeline.
-    num_chunks: int = 1  # Chunks of layers on each rank; more than 1 needs the interleaved schedule.
+    # The order of work in the pipeline. From zero-bubble-v on, rank 0 has the first layers and the last, and so on.
+    schedule: Literal[
+        "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "v-half", "v-min", "dualpipe-v"
+    ] = "1f1b"
+    num_chunks: int = 1  # Chunks of layers on each rank, of the interleaved schedule; those in a V always have 2.
     sequence_parallel: bool = False  # Also divide what lies between the tensor-parallel layers, along the sequence.
     zero_stage: Literal[0, 1, 2, 3] = 0  # Replicas divide: 1 the optimizer's states, 2 gradients too, 3 weights too.
     shard_size: int | None = None  # Divide among this many neighbours, not all replicas: hybrid sharding.
@@ -98,6 +106,8 @@ class TrainConfig:
     exit_duration: float | None = None
     log_interval: int = 10  # Steps between lines in a log; a terminal shows a bar instead.
     metrics: str | None = None  # A file that gets a JSON object for each step, after what it already has.
+    tensorboard: str | None = None  # A folder for TensorBoard, if that package is there.
+    check: int | None = None  # Train nothing: say what each of this many ranks would hold, and whether it fits.
     profile_dir: str | None = None  # Where ranks write traces of some steps for ui.perfetto.dev; slow ones are named.
     profile_step_start: int = 10  # The first step that is profiled, counted from 1.
     profile_step_end: int = 20  # The step before which profiling stops.
@@ -153,13 +163,14 @@ class TrainConfig:
             raise ValueError("resume, save_interval, keep and async_save need a checkpoint_dir: name a folder")
 
     def _check_parallelism(self, shape: GPT) -> None:
-        if self.num_chunks > 1 and self.schedule != "interleaved":
+        if self.num_chunks not in (1, 2 if self.schedule in V_SHAPED else 1) and self.schedule != "interleaved":
             fault = f"num_chunks={self.num_chunks} needs schedule='interleaved', not {self.schedule!r}"
             raise ValueError(f"{fault}: use that, or num_chunks=1")
         if self.num_chunks == 1 and self.schedule == "interleaved":
             raise ValueError("schedule='interleaved' needs num_chunks=2 or more: with one, use '1f1b'")
-        if (stages := self.pp_size * self.num_chunks) > self.num_layers:
-            fault = f"pp_size={self.pp_size} * num_chunks={self.num_chunks} = {stages} stages"
+        num_chunks = 2 if self.schedule in V_SHAPED else self.num_chunks
+        if (stages := self.pp_size * num_chunks) > self.num_layers:
+            fault = f"pp_size={self.pp_size} * num_chunks={num_chunks} = {stages} stages"
             way_out = f"use {stages} layers or more, or fewer stages"
             raise ValueError(f"{fault} for num_layers={self.num_layers}: {way_out}")
         for name in ("num_attention_heads", "num_query_groups"):
@@ -167,9 +178,9 @@ class TrainConfig:
                 check_divides(self.tp_size, name, number)
                 if self.context_parallel == "ulysses":
                     check_divides(self.tp_size * self.cp_size, name, number, parts_name="tp_size * cp_size")
-        if self.zero_stage >= 2 and self.schedule == "zero-bubble":
+        if self.zero_stage >= 2 and self.schedule in ("zero-bubble", *V_SHAPED):
             fault = f"zero_stage={self.zero_stage} sends a layer's gradients when its backward is done"
-            how = "schedule='zero-bubble' computes those of its weights later"
+            how = f"schedule={self.schedule!r} computes those of its weights later"
             raise ValueError(f"{fault}, and {how}: use zero_stage=1, or schedule='1f1b'")
         if self.shard_size is not None and self.zero_stage == 0:
             raise ValueError(f"shard_size={self.shard_size} shards nothing with zero_stage=0: use 1, 2 or 3")
@@ -221,7 +232,7 @@ class TrainConfig:
 
     def check_memory(self, ranks_here: int) -> None:
         """Raise a ValueError if the weights alone are more than this node's memory: to make them would take hours."""
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        memory = node_memory_bytes()
         weights = self.shape.num_parameters * self.dtype.itemsize / (self.tp_size * self.pp_size) * ranks_here
         if weights > memory:
             fault = f"the weights of {counted(ranks_here, 'rank')}, {weights / 1e9:,.0f} GB, are more than this node's"
@@ -281,3 +292,8 @@ class TrainConfig:
         done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
         return self.lowest_learning_rate + (self.learning_rate - self.lowest_learning_rate) * cosine
+
+
+def node_memory_bytes() -> int:
+    """Return how much memory this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -76,6 +76,20 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
         yield Trainer(config, groups, save, early)
 
 
+def make_models(
+    config: TrainConfig, schedule: Schedule, pp_rank: int, tp: dist.ProcessGroup, cp: dist.ProcessGroup
+) -> list[ParallelGPT]:
+    """Return a rank's chunks of the model on the meta device: `Trainer.wrap` materializes them."""
+    same = ("seed", "dropout", "recompute", "sequence_parallel", "context_parallel", "balanced", "dtype")
+    options: dict[str, Any] = {name: getattr(config, name) for name in same} | {"device": "meta", "cp_group": cp}
+    options |= {"num_stages": schedule.num_stages, "defer_grad_reduce": True}
+    models: list[ParallelGPT] = []
+    for stage in schedule.stages[pp_rank]:
+        first = next((model for model in models if model.is_first), None)
+        models.append(ParallelGPT(config.shape, tp, stage=stage, first=first, **options))
+    return models
+
+
 class Trainer:
     """A rank's chunks of the model, its optimizer, and its place in the data.
 
@@ -97,17 +111,14 @@ class Trainer:
         self.trace: NamedTrace | None = None  # while steps are profiled
         self.shapes: dict = {}  # of activations, which ranks exchange once
         self.schedule, self.text = config.make_schedule(groups.layout.world_size), config.make_text()
-        stages = [self.schedule.stage_of(groups.coords.pp, chunk) for chunk in range(config.num_chunks)]
-        same = ("seed", "dropout", "recompute", "sequence_parallel", "context_parallel", "balanced", "dtype")
-        options: dict[str, Any] = {name: getattr(config, name) for name in same} | {"device": "meta"}  # until `wrap`
-        options |= dict(num_stages=self.schedule.num_model_chunks, cp_group=groups.cp, defer_grad_reduce=True)
-        self.models = [ParallelGPT(config.shape, groups.tp, stage=stage, **options) for stage in stages]
+        self.models = make_models(config, self.schedule, groups.coords.pp, groups.tp, groups.cp)
         if config.precision == "bfloat16" and hasattr(torch.Tensor, "grad_dtype"):  # from torch 2.10 on
             for parameter in (p for model in self.models for p in model.parameters()):
                 parameter.grad_dtype = torch.float32  # the sum over many micro-batches needs more bits than bfloat16
         self.chunks = [self.wrap(model) for model in self.models]
         self.parameters = [parameter for chunk in self.chunks for parameter in chunk.parameters()]
-        self.tied = [model.embedding.weight for model in self.models if config.tied and model.is_first != model.is_last]
+        is_tied = config.tied and len(self.schedule.end_ranks) > 1  # to a weight on another rank
+        self.tied = [model.embedding.weight for model in self.models if is_tied and model.is_first != model.is_last]
         self.optimizer = self.make_optimizer()
         data = {"seed": config.seed, "text": self.text.fingerprint}
         told = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from labkit.groups import AXES_OF_GROUP, groups_to_make, init_groups, local_device
+from labkit.groups import AXES_OF_GROUP, groups_of_one, groups_to_make, init_groups, local_device
 from labkit.launch import RankFailed, World, launch
 from labkit.layout import ParallelLayout
 
@@ -50,7 +50,7 @@ def sums_and_place(layout):
             rank = torch.tensor([float(groups.rank), 1.0])
             dist.all_reduce(rank, group=getattr(groups, name))
             sums[name] = rank.tolist()
-        return sums, groups.coords, groups.is_last_stage, local_device().type
+        return sums, groups.coords, local_device().type
 
 
 def embedding_groups(layout):
@@ -65,12 +65,11 @@ def is_at_an_end(groups):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.world_size} {layout.order} {layout.pp_size}")
 def test_an_all_reduce_of_ranks_gives_each_group_s_sum(world, layout):
     answers = world(layout.world_size).run(sums_and_place, layout)
-    for rank, (sums, coords, is_last_stage, device) in enumerate(answers):
+    for rank, (sums, coords, device) in enumerate(answers):
         members = {name: layout.group_of(rank, *axes) for name, axes in AXES_OF_GROUP.items()}
         members.update(("embedding", group) for group in embedding_groups(layout) if rank in group)
         assert sums == {name: [sum(group), len(group)] for name, group in members.items()}
         assert coords == layout.coords(rank)
-        assert is_last_stage == (layout.coords(rank).pp == layout.pp_size - 1)
         assert device == "cpu"
 
 
@@ -177,7 +176,14 @@ def descriptions(layout):
 def test_groups_carry_a_name_that_a_report_can_print(world):
     first = world(4).run(descriptions, ParallelLayout(4, tp_size=2, pp_size=2))[0]
     dense = ["tp [0, 1]", "cp/dp [0]", "cp/dp [0]", "pp/embedding [0, 2]"]
-    assert first == [*dense, "tp [0, 1]", "cp/dp [0]", "cp/dp [0]", "cp/dp [0]"]  # expert_tp, ep, expert_dp, dp_cp
+    assert first == [
+        *dense,
+        "tp [0, 1]",
+        "cp/dp [0]",
+        "cp/dp [0]",
+        "cp/dp [0]",
+        "tp [0, 1]",
+    ]  # expert_tp, ..., dp_cp, tp_ep
 
 
 def refused(layout):
@@ -248,18 +254,38 @@ def test_a_middle_stage_can_call_the_embedding_group_without_harm(fake_world):
 
 @pytest.mark.parametrize(
     ("sizes", "experts", "kinds"),
-    [  # dp_cp, expert_tp and expert_dp have groups of their own only where the sizes ask for it
-        ((64, 4, 4), {}, ["tp expert_tp", "cp ep", "dp expert_dp dp_cp", "pp", "embedding"]),
-        ((64, 4, 2), {}, ["tp expert_tp", "cp ep", "dp expert_dp dp_cp", "pp embedding"]),
-        ((64, 4, 4, 2), {}, ["tp expert_tp", "cp", "dp", "pp", "ep", "expert_dp dp_cp", "embedding"]),
-        ((64, 4, 4, 2, "cp-pp-tp-dp"), {}, ["tp expert_tp", "cp", "dp", "pp", "ep", "expert_dp dp_cp", "embedding"]),
-        ((4, 1, 4), {}, ["tp cp dp expert_tp ep expert_dp dp_cp", "pp", "embedding"]),  # the ends are not the world
-        ((64, 64), {}, ["tp expert_tp", "cp dp pp ep expert_dp dp_cp embedding"]),
-        ((64,), {}, ["tp cp pp expert_tp ep embedding", "dp expert_dp dp_cp"]),
-        ((1,), {}, ["tp cp dp pp expert_tp ep expert_dp dp_cp embedding"]),
-        ((64, 4, 2, 2), {"ep_size": 4}, ["tp expert_tp", "cp", "dp", "pp embedding", "ep", "expert_dp", "dp_cp"]),
-        ((16, 4), {"ep_size": 4, "expert_tp_size": 1}, ["tp ep", "cp pp expert_tp embedding", "dp expert_dp dp_cp"]),
-        ((16, 2), {"ep_size": 8, "expert_tp_size": 2}, ["tp expert_tp", "cp pp expert_dp embedding", "dp ep dp_cp"]),
+    [  # dp_cp, tp_ep, expert_tp and expert_dp have groups of their own only where the sizes ask for it
+        ((64, 4, 4), {}, ["tp expert_tp tp_ep", "cp ep", "dp expert_dp dp_cp", "pp", "embedding"]),
+        ((64, 4, 2), {}, ["tp expert_tp tp_ep", "cp ep", "dp expert_dp dp_cp", "pp embedding"]),
+        ((64, 4, 4, 2), {}, ["tp expert_tp tp_ep", "cp", "dp", "pp", "ep", "expert_dp dp_cp", "embedding"]),
+        (
+            (64, 4, 4, 2, "cp-pp-tp-dp"),
+            {},
+            ["tp expert_tp tp_ep", "cp", "dp", "pp", "ep", "expert_dp dp_cp", "embedding"],
+        ),
+        (
+            (4, 1, 4),
+            {},
+            ["tp cp dp expert_tp ep expert_dp dp_cp tp_ep", "pp", "embedding"],
+        ),  # the ends are not the world
+        ((64, 64), {}, ["tp expert_tp tp_ep", "cp dp pp ep expert_dp dp_cp embedding"]),
+        ((64,), {}, ["tp cp pp expert_tp ep tp_ep embedding", "dp expert_dp dp_cp"]),
+        ((1,), {}, ["tp cp dp pp expert_tp ep expert_dp dp_cp tp_ep embedding"]),
+        (
+            (64, 4, 2, 2),
+            {"ep_size": 4},
+            ["tp expert_tp", "cp", "dp", "pp embedding", "ep", "expert_dp", "dp_cp", "tp_ep"],
+        ),
+        (
+            (16, 4),
+            {"ep_size": 4, "expert_tp_size": 1},
+            ["tp ep tp_ep", "cp pp expert_tp embedding", "dp expert_dp dp_cp"],
+        ),
+        (
+            (16, 2),
+            {"ep_size": 8, "expert_tp_size": 2},
+            ["tp expert_tp", "cp pp expert_dp embedding", "dp ep dp_cp", "tp_ep"],
+        ),
     ],
 )
 def test_every_rank_makes_every_group_once_in_the_same_order(fake_world, monkeypatch, sizes, experts, kinds):
@@ -292,3 +318,9 @@ def test_gathers_that_run_ahead_hold_up_no_ring_of_context_parallelism_on_nccl()
     assert apart["cp", "expert_dp", "dp_cp"] == apart[("shard",)] == layout.groups("cp")
     for other in (ParallelLayout(8, tp_size=2, cp_size=2), ParallelLayout(8, tp_size=2)):
         assert groups_to_make(other) == groups_to_make(other, has_nccl=True)
+
+
+def test_a_single_process_needs_no_world_for_its_groups():
+    groups = groups_of_one()
+    assert {getattr(groups, name).size() for name in (*AXES_OF_GROUP, "embedding", "shard")} == {1}
+    assert groups.coords == (0, 0, 0, 0)

@@ -89,7 +89,7 @@ def give_values(stages, group):
     for stage in stages:
         for name, parameter in stage.named_parameters():
             whole = any_value(name, sizes[name]).to(local_device())
-            parameter.data.copy_(shard_like(whole, parameter, group))
+            parameter.data.copy_(shard_like(whole, parameter))
 
 
 def loss_of(stages, ids, targets):
@@ -104,7 +104,7 @@ def whole_gradients(stages, group):
     gradients = {}
     for stage in stages:
         for name, parameter in stage.named_parameters():
-            gradient = gather_whole(parameter.grad, parameter, group).cpu()
+            gradient = gather_whole(parameter.grad, parameter).cpu()
             gradients[name] = gradients.get(name, 0) + gradient
     return gradients
 
@@ -205,7 +205,7 @@ def test_training_is_the_same_training(on_ranks):
 def start_weights(group, **options):
     """Of all stages together, whole, by name."""
     return {
-        name: gather_whole(parameter, parameter, group).cpu()
+        name: gather_whole(parameter, parameter).cpu()
         for stage in stages_of(group, **options)
         for name, parameter in stage.named_parameters()
     }

@@ -10,7 +10,17 @@ from torch import nn
 from labkit import pipeline
 from labkit.groups import init_groups
 from labkit.layout import ParallelLayout
-from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.schedules import (
+    dualpipe_v,
+    gpipe,
+    greedy,
+    interleaved,
+    one_f_one_b,
+    v_half,
+    v_min,
+    zero_bubble,
+    zero_bubble_v,
+)
 
 WIDTHS = [6, 5, 9, 4, 7]  # of what stages take and give, over and over
 
@@ -24,6 +34,8 @@ def renumbered(schedule, order):
 def every_schedule(p, m):
     made = [gpipe(p, m), one_f_one_b(p, m), interleaved(p, m, 2), interleaved(p, m, 3)]
     made += [zero_bubble(p, m, extra) for extra in {0, p // 2, p - 1}]
+    made += [zero_bubble_v(p, m), v_half(p, m), v_min(p, m), greedy(p, m, 3)]
+    made += [dualpipe_v(p, m)] if m >= 2 * p else []
     return [*made, renumbered(one_f_one_b(p, m), [*range(1, m), 0])]
 
 
@@ -52,7 +64,7 @@ def even(m):
 
 def parity(*schedules, rows=uneven, make=model_chunks, targets=False, **options):
     """Run schedules of one size on a rank, each compared with one process: the loss, and this rank's gradients."""
-    p = schedules[0].num_stages
+    p = schedules[0].pp_size
     with in_float64(), init_groups(ParallelLayout(p, pp_size=p)) as groups:
         for schedule in schedules:
             compare(schedule, rows(schedule.num_micro_batches), make, targets, groups, options)
@@ -67,7 +79,7 @@ def in_float64():
 
 
 def compare(schedule, rows, make, with_targets, groups, options):
-    whole, copies = make(schedule.num_model_chunks), make(schedule.num_model_chunks)
+    whole, copies = make(schedule.num_stages), make(schedule.num_stages)
     numbers = [schedule.stage_of(groups.coords.pp, chunk) for chunk in range(schedule.num_chunks)]
     mine = [copies[number] for number in numbers]
     torch.default_generator.manual_seed(1)
@@ -81,7 +93,7 @@ def compare(schedule, rows, make, with_targets, groups, options):
     evaluated = pipeline.run(schedule.forward_only(), mine, groups, x.split(rows), **options)
     assert not any(parameter.grad is not None for chunk in mine for parameter in chunk.parameters())
     trained = pipeline.run(schedule, mine, groups, x.split(rows), **options)
-    is_last = schedule.num_model_chunks - 1 in numbers
+    is_last = schedule.num_stages - 1 in numbers
     for loss in (evaluated, trained):
         assert (loss is not None) == is_last, schedule.name
         if loss is not None:
@@ -106,7 +118,7 @@ def assert_same(got, expected, what):
 
 def run_stage(schedule, stage_of_rank, rows=None, **options):
     """On a rank: a step of the schedule, with what ``stage_of_rank`` gives for this rank as its stage."""
-    groups = init_groups(ParallelLayout(schedule.num_stages, pp_size=schedule.num_stages))
+    groups = init_groups(ParallelLayout(schedule.pp_size, pp_size=schedule.pp_size))
     m = schedule.num_micro_batches
     inputs = torch.zeros(2 * m, 4).split(rows or [2] * m)
     return pipeline.run(schedule, [stage_of_rank(groups.coords.pp)], groups, inputs, loss=mean_square, **options)

@@ -1,9 +1,8 @@
 """Schedules of one's own for tests, read independently of how an Op writes and reads itself."""
 
 import re
-from dataclasses import dataclass
 
-from labkit.schedules import Op, Schedule
+from labkit.schedules import Op, Schedule, v_shape
 
 KINDS = {"F": "forward", "B": "backward", "W": "weight_gradient"}
 
@@ -19,25 +18,9 @@ def own(*lines, m=2, **sizes):
     return Schedule("own", len(lines), m, [ops(line) for line in lines], **sizes)
 
 
-@dataclass(frozen=True)
-class Folded(Schedule):
-    """Two chunks per rank, and the second half of the stages goes back: the first rank has the first and the last."""
-
-    num_chunks: int = 2
-
-    def stage_of(self, rank, chunk=0):
-        return rank if chunk == 0 else self.num_model_chunks - 1 - rank
-
-    def rank_of_stage(self, stage):
-        return min(stage, self.num_model_chunks - 1 - stage)
-
-    def chunk_of_stage(self, stage):
-        return int(stage >= self.num_stages)
-
-
 def folded(p, m):
     """GPipe's order, and one micro-batch after the other."""
     passes = [("F", 0), ("F", 1), ("B", 1), ("B", 0)]
     together = [Op(KINDS[kind], i, chunk) for kind, chunk in passes for i in range(m)]
     apart = [Op(KINDS[kind], i, chunk) for i in range(m) for kind, chunk in passes]
-    return [Folded("folded", p, m, [order] * p) for order in (together, apart)]
+    return [Schedule("folded", p, m, [order] * p, num_chunks=2, stages=v_shape(p)) for order in (together, apart)]

@@ -72,7 +72,7 @@ def computing_work(plan: Plan, schedule: Schedule, groups: ProcessGroups) -> Wor
             shape,
             groups.tp,
             stage=schedule.stage_of(groups.coords.pp, chunk),
-            num_stages=schedule.num_model_chunks,
+            num_stages=schedule.num_stages,
             recompute=plan.recompute == "full",
             sequence_parallel=plan.sequence_parallel,
             dtype=torch.bfloat16,

@@ -23,7 +23,7 @@ def cells(explorer):
     ("control", "value"),
     [
         ("name", "GPipe"),
-        ("num_stages", 2),
+        ("pp_size", 2),
         ("num_micro_batches", 4),
         ("num_chunks", 3),
         ("forward", 2.0),

@@ -65,7 +65,7 @@ def test_every_op_can_be_dragged_dropped_on_and_clicked_in_row_and_tray():
 
 @pytest.mark.parametrize("schedule", [gpipe(3, 4), one_f_one_b(4, 3)])
 def test_times_are_those_of_the_simulation(schedule):
-    p, m, expected = schedule.num_stages, schedule.num_micro_batches, simulate(schedule)
+    p, m, expected = schedule.pp_size, schedule.num_micro_batches, simulate(schedule)
     builder = schedule_builder(p, m, texts(schedule))
     assert f"All ranks finish after {expected.makespan_seconds:g} time units" in builder.says.value
     assert f"{expected.bubble_over_ideal:.3f}" in builder.says.value
@@ -120,7 +120,7 @@ def test_fewer_ranks_and_micro_batches_keep_what_is_left_of_the_rows():
     builder = schedule_builder(3, 3, STUCK_ROWS)
     builder.num_micro_batches.value = 2
     assert texts(builder.shown) == ["F0 F1 B0 B1", "F0 B0 F1 B1", "F0 F1 B0 B1"]
-    builder.num_stages.value = 2
+    builder.pp_size.value = 2
     assert texts(builder.shown) == ["F0 F1 B0 B1", "F0 B0 F1 B1"]
     assert "All ranks finish" in builder.says.value
 

@@ -111,7 +111,7 @@ def test_messages_cost_the_interleaved_schedule_more():
     [
         (dict(forward_seconds=-1), "forward_seconds=-1 must be finite and at least 0"),
         (dict(backward_seconds=float("nan")), "backward_seconds=nan"),
-        (dict(forward_seconds=[1, 2, 3]), "forward_seconds has 3 times for 2 model chunks: give one for each"),
+        (dict(forward_seconds=[1, 2, 3]), "forward_seconds has 3 times for 2 stages: give one for each"),
         (dict(backward_seconds=[1, -2]), "backward_seconds[1]=-2"),
         (dict(message_seconds=float("inf")), "message_seconds=inf"),
         (dict(weight_gradient_share=1.5), "weight_gradient_share=1.5 must be in [0, 1]"),
@@ -136,7 +136,7 @@ def test_a_schedule_that_deadlocks_has_no_timeline():
         (["F7 B7"], "rank 0 has F7, which this schedule has no use for"),
         (["F0 B0 F0 B0"], "rank 0 has F0 2 times"),
         (["F0"], "rank 0 lacks B0"),
-        (["F0 B0", "F0 B0"], "'own' has lists for 2 ranks, but num_stages=1: give each rank one list"),
+        (["F0 B0", "F0 B0"], "'own' has lists for 2 ranks, but pp_size=1: give each rank one list"),
     ],
 )
 def test_a_schedule_that_is_none_has_no_timeline(rows, said):

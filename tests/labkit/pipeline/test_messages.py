@@ -71,7 +71,7 @@ def test_shapes_and_types_of_activations_need_not_be_declared(on_ranks, dtype):
 
 def channels_used(schedule):
     """The tags that this rank sent and received, in order, by channel: (kind, sender, receiver)."""
-    with init_groups(ParallelLayout(schedule.num_stages, pp_size=schedule.num_stages)) as groups:
+    with init_groups(ParallelLayout(schedule.pp_size, pp_size=schedule.pp_size)) as groups:
         return sent_and_received(schedule, groups)
 
 
@@ -114,7 +114,7 @@ def test_each_channel_receives_in_the_order_in_which_it_sends(on_ranks, p):
 
 
 def parity_as_on_nccl(schedules, m, recv_prefetch=4):
-    layout = ParallelLayout(schedules[0].num_stages, pp_size=schedules[0].num_stages)
+    layout = ParallelLayout(schedules[0].pp_size, pp_size=schedules[0].pp_size)
     options = {"shapes": {}, "recv_prefetch": recv_prefetch}
     with in_float64(), as_on_nccl(), init_groups(layout) as groups:
         groups._channels = _make_channels(layout)
@@ -154,7 +154,7 @@ class Told:
 
 def most_held(schedule, is_told=False):
     """How many gradients, and how many tensors in all, this rank kept at once because they might not have left."""
-    layout = ParallelLayout(schedule.num_stages, pp_size=schedule.num_stages)
+    layout = ParallelLayout(schedule.pp_size, pp_size=schedule.pp_size)
     held, send, isend = [], Messages.send, dist.isend
 
     def noted(messages, op, result):
@@ -201,10 +201,10 @@ def shape_messages(steps, schedule):
 
         return posted
 
-    p = schedule.num_stages
+    p = schedule.pp_size
     with in_float64(), init_groups(ParallelLayout(p, pp_size=p)) as groups:
         torch.default_generator.manual_seed(0)
-        whole = nn.Sequential(*(nn.Linear(3 + i, 4 + i) for i in range(schedule.num_model_chunks)))
+        whole = nn.Sequential(*(nn.Linear(3 + i, 4 + i) for i in range(schedule.num_stages)))
         mine = [whole[schedule.stage_of(groups.coords.pp, chunk)] for chunk in range(schedule.num_chunks)]
         dist.isend, dist.irecv = counted(isend), counted(irecv)
         try:

@@ -22,7 +22,7 @@ from labkit.launch import RankFailed, launch
 from labkit.layout import ParallelLayout
 from labkit.model import ParallelGPT
 from labkit.pipeline.worker import Stage
-from labkit.schedules import FORWARD, gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.schedules import FORWARD, dualpipe_v, gpipe, interleaved, one_f_one_b, v_half, zero_bubble
 from labkit.shape import GPT
 from labkit.tensor_parallel import shard_like
 from labkit.timeline.trace import Trace
@@ -32,7 +32,7 @@ from tests.support.pipelines import assert_same, even, every_schedule, mean_squa
 from tests.support.schedules import KINDS, own
 
 
-@pytest.mark.parametrize(("p", "sizes"), [(1, [3]), (2, [1, 4]), (4, [3, 5])])
+@pytest.mark.parametrize(("p", "sizes"), [(1, [3]), (2, [1, 4]), (4, [3, 8])])
 def test_gradients_of_one_process(on_ranks, p, sizes):
     """With fewer micro-batches than stages, a multiple of them, and some left over."""
     on_ranks(parity, *(schedule for m in sizes for schedule in every_schedule(p, m)), world_size=p)
@@ -63,7 +63,7 @@ def gpt_parity(schedule, layout, steps=1, **options):
                 SHAPE,
                 groups.tp,
                 stage=schedule.stage_of(groups.coords.pp, chunk),
-                num_stages=schedule.num_model_chunks,
+                num_stages=schedule.num_stages,
                 **options,
                 **place,
             )
@@ -87,7 +87,7 @@ def gpt_parity(schedule, layout, steps=1, **options):
         wanted = dict(whole.named_parameters())
         for chunk in mine:
             for name, parameter in chunk.named_parameters():
-                theirs = shard_like(wanted[name].grad, parameter, groups.tp)
+                theirs = shard_like(wanted[name].grad, parameter)
                 assert_same(parameter.grad, theirs, f"{schedule.name}, {name}")
 
 
@@ -109,13 +109,50 @@ def step_of_gpt(schedule, chunks, replicas, tied, groups: ProcessGroups, inputs,
     return total
 
 
-TIED = [gpipe(1, 4), interleaved(2, 4, 2), one_f_one_b(4, 4), zero_bubble(4, 4)]
+TIED = [gpipe(1, 4), interleaved(2, 4, 2), one_f_one_b(4, 4), zero_bubble(4, 4), v_half(2, 4), dualpipe_v(2, 4)]
 
 
-@pytest.mark.parametrize("schedule", TIED, ids=lambda schedule: f"{schedule.num_stages} {schedule.name}")
+@pytest.mark.parametrize("schedule", TIED, ids=lambda schedule: f"{schedule.pp_size} {schedule.name}")
 def test_a_gpt_in_stages_with_its_embedding_tied(on_ranks, schedule):
-    p = schedule.num_stages
+    p = schedule.pp_size
     on_ranks(gpt_parity, schedule, ParallelLayout(p, pp_size=p), 2, world_size=p)
+
+
+def last_stage_ends_last(line):
+    """Gradients of one rank's two stages that share an embedding, averaged over two replicas, and of the whole."""
+    schedule = own(line, m=1, num_chunks=2, kinds=tuple(KINDS.values()))
+    with init_groups(ParallelLayout(2)) as groups:
+        place = {"dtype": torch.float64, "num_stages": 2}
+        first = ParallelGPT(SHAPE, groups.tp, stage=0, **place)
+        chunks = [first, ParallelGPT(SHAPE, groups.tp, stage=1, first=first, **place)]
+        whole = ParallelGPT(SHAPE, group_of_one(), dtype=torch.float64)
+        tokens = torch.randint(0, SHAPE.vocab_size, (2, SHAPE.seq_length + 1), generator=seeded(0))
+        whole.loss(whole(tokens[:, :-1]), tokens[:, 1:]).mean().backward()
+        rows = tokens[groups.coords.dp :][:1]
+        replicas = [DataParallel(chunk, groups.dp) for chunk in chunks]
+        options = {"targets": [rows[:, 1:]], "loss": lambda logits, target: first.loss(logits, target).mean()}
+        pipeline.run(schedule, replicas, groups, [rows[:, :-1]], average=True, **options)
+        wanted = dict(whole.named_parameters())
+        for name, parameter in (pair for chunk in chunks for pair in chunk.named_parameters()):
+            assert_same(parameter.grad, wanted.pop(name).grad, name)
+        assert not wanted
+
+
+def test_a_shared_embedding_is_averaged_when_both_its_stages_are_done(on_ranks):
+    for line in ("F0 F0.1 B0.1 B0 W0 W0.1", "F0 F0.1 B0.1 W0.1 B0 W0"):
+        on_ranks(last_stage_ends_last, line)
+
+
+def tied_in_the_middle():
+    with init_groups(ParallelLayout(3, pp_size=3)) as groups:
+        odd = own("F0 B0", "F0 B0", "F0 B0", m=1, stages=[[1], [0], [2]])
+        pipeline.run(odd, [nn.Linear(2, 2)], groups, [torch.ones(1, 2)], loss=mean_square, tied=[nn.Parameter()])
+
+
+def test_a_tied_weight_of_ranks_without_a_group_is_refused():
+    said = "the tied stages of 'own' live on ranks [1, 2]: place the first on rank 0, and the last on rank 0 or 2"
+    with pytest.raises(RankFailed, match=re.escape(said)):
+        launch(tied_in_the_middle, world_size=3)
 
 
 BESIDE = [
@@ -136,7 +173,7 @@ def test_a_gpt_in_stages_beside_tensor_and_data_parallel_ranks(on_ranks, schedul
 
 
 def traced(schedule, make_chunk, m):
-    with init_groups(ParallelLayout(schedule.num_stages, pp_size=schedule.num_stages)) as groups:
+    with init_groups(ParallelLayout(schedule.pp_size, pp_size=schedule.pp_size)) as groups:
         return spans_of_second_step(groups, schedule, make_chunk, m)
 
 
@@ -289,7 +326,7 @@ def sent_during(schedule):
             now[0] = None
             return result
 
-        whole = model_chunks(schedule.num_model_chunks)
+        whole = model_chunks(schedule.num_stages)
         numbers = [schedule.stage_of(groups.coords.pp, chunk) for chunk in range(schedule.num_chunks)]
         chunks = [DataParallel(whole[number], groups.dp, bucket_bytes=0) for number in numbers]
         num_buckets = [len(list(chunk.parameters())) for chunk in chunks]

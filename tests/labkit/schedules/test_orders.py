@@ -5,7 +5,18 @@ from itertools import product
 
 import pytest
 
-from labkit.schedules import check, gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.schedules import (
+    check,
+    dualpipe_v,
+    gpipe,
+    greedy,
+    interleaved,
+    one_f_one_b,
+    v_half,
+    v_min,
+    zero_bubble,
+    zero_bubble_v,
+)
 from tests.support.schedules import KINDS, ops
 
 F, B, W = KINDS.values()
@@ -16,6 +27,8 @@ def every_schedule(p, m):
     yield from (gpipe(p, m), one_f_one_b(p, m))
     yield from (interleaved(p, m, v) for v in range(1, 5))
     yield from (zero_bubble(p, m, extra) for extra in range(p))
+    yield from (zero_bubble_v(p, m), v_half(p, m), v_min(p, m), greedy(p, m, 2), greedy(p, m, 3))
+    yield from [dualpipe_v(p, m)] if m >= 2 * p else []
 
 
 # Figure 4 of arXiv 2104.04473 (p=4, m=8, v=2; its micro-batches count from 1). The split backward: by the rule of
@@ -52,7 +65,8 @@ def test_each_op_runs_once_and_after_what_it_needs(p, m):
         check(schedule)
         done = set()
         for rank, op, _ in schedule.in_order():
-            chunk, stage = op.chunk, op.chunk * p + rank
+            goes_up = schedule.end_ranks == {0} and op.chunk % 2
+            chunk, stage = op.chunk, op.chunk * p + (p - 1 - rank if goes_up and schedule.kinds[-1] == W else rank)
             if op.kind == F and stage > 0:
                 assert (F, op.micro_batch, stage - 1) in done
             if op.kind == B:
@@ -91,11 +105,11 @@ def test_interleaving_costs_the_published_memory():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: gpipe(0, 4), "num_stages=0 must be at least 1"),
+        (lambda: gpipe(0, 4), "pp_size=0 must be at least 1"),
         (lambda: one_f_one_b(4, -1), "num_micro_batches=-1 must be at least 1"),
         (lambda: one_f_one_b(4, 2.5), "num_micro_batches=2.5 must be a whole number"),
         (lambda: interleaved(4, 8, True), "num_chunks=True"),
-        (lambda: zero_bubble(4, 8, 4), "extra_in_flight=4 with num_stages=4: use 0 (ZB-H1) to 3 (ZB-H2)"),
+        (lambda: zero_bubble(4, 8, 4), "extra_in_flight=4 with pp_size=4: use 0 (ZB-H1) to 3 (ZB-H2)"),
         (lambda: zero_bubble(4, "8"), "num_micro_batches='8'"),
     ],
 )

@@ -12,7 +12,7 @@ F, B, W = KINDS.values()
 
 def test_places_of_chunks():
     schedule = interleaved(3, 3, 2)
-    stages = range(schedule.num_model_chunks)
+    stages = range(schedule.num_stages)
     places = [(schedule.rank_of_stage(stage), schedule.chunk_of_stage(stage)) for stage in stages]
     assert places == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
     assert [schedule.stage_of(*place) for place in places] == list(stages)
@@ -37,7 +37,7 @@ def test_a_forward_crosses_from_the_last_rank_to_the_first_chunk_after():
         (own("F0 W0 B0 F1 B1 W1"), "rank 0 has W0, which this schedule has no use for"),
         (own("F0 B0 F1 B1", num_chunks=2), "rank 0 lacks F0.1 and 3 more: each rank runs forward, backward once for "
          "each of 2 micro-batches and 2 chunks"),
-        (Schedule("own", 2, 1, [ops("F0 B0")]), "'own' has lists for 1 rank, but num_stages=2: give each rank one"),
+        (Schedule("own", 2, 1, [ops("F0 B0")]), "'own' has lists for 1 rank, but pp_size=2: give each rank one"),
         (own("B0 F0", m=1), "rank 0 has B0 before F0, whose result it needs: swap them"),
         (
             own("F0 B0 F1 B1", "F0 F1 B0 B1"),

@@ -1,0 +1,75 @@
+"""Makes the schedules of a V, with the backward split: ZB-V, V-Half, V-Min and DualPipeV.
+
+Stage s of 2p is on rank min(s, 2p - 1 - s) (`v_shape`). So a rank that has an early stage, whose activations wait long,
+also has a late one, whose activations are soon free: every rank holds about as much. Units are passes through a chunk.
+"""
+
+from collections import deque
+from itertools import count
+
+from labkit.schedules.greedy import KINDS, fastest
+from labkit.schedules.schedule import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
+from labkit.schedules.stages import v_shape
+from labkit.sizes import check_size
+
+
+def zero_bubble_v(pp_size: int, num_micro_batches: int) -> Schedule:
+    """ZB-V: with 1F1B's memory, min(2m, 2p) chunks on each rank, almost no idle time.
+
+    If all passes take the same time and m >= 2p, it takes 6m + p - 1 units: the last rank gets its first input after
+    p - 1, and then no rank waits. 1F1B takes 6(m + p - 1). Source: arXiv 2401.10241, section 6.
+    """
+    return _filled("zero bubble V (ZB-V)", pp_size, num_micro_batches, limit=2 * pp_size)
+
+
+def v_half(pp_size: int, num_micro_batches: int) -> Schedule:
+    """V-Half: p + 2 chunks on a rank (p + 1 for an odd p); for many ranks, half of 1F1B's memory and of its idle time.
+
+    Source: arXiv 2405.15362, section 4.
+    """
+    return _filled("V-Half", pp_size, num_micro_batches, limit=pp_size + 2 - pp_size % 2)
+
+
+def v_min(pp_size: int, num_micro_batches: int) -> Schedule:
+    """V-Min: 2 floor((p + 4) / 3) chunks on a rank, about a third of 1F1B's memory, for two thirds of its idle time.
+
+    If F, B and W take different times, its idle time grows with m. Source: arXiv 2405.15362, section 4.
+    """
+    return _filled("V-Min", pp_size, num_micro_batches, limit=2 * ((pp_size + 4) // 3))
+
+
+def dualpipe_v(pp_size: int, num_micro_batches: int) -> Schedule:
+    """DualPipeV: in its middle, a forward of one chunk stands beside a backward of the other, to run overlapped.
+
+    A rank holds at most 2p + 1 chunks. Here the two run one after the other: a rank of ours computes one op at a time.
+    Source: ``dualpipev.py`` in DeepSeek's repository DualPipe.
+
+    Raises:
+        ValueError: m < 2p, for which it has no order.
+    """
+    p, m = check_size("pp_size", pp_size), check_size("num_micro_batches", num_micro_batches)
+    if m < 2 * p:
+        raise ValueError(f"num_micro_batches={m} is below 2 * pp_size={2 * p}: use {2 * p} or more, or zero_bubble_v")
+    return Schedule("DualPipeV", p, m, [_dualpipe_v_ops(rank, p, m) for rank in range(p)], 2, KINDS, v_shape(p))
+
+
+def _filled(name: str, pp_size: int, num_micro_batches: int, limit: int) -> Schedule:
+    p, m = check_size("pp_size", pp_size), check_size("num_micro_batches", num_micro_batches)
+    return Schedule(name, p, m, fastest(p, m, limit)[1], 2, KINDS, v_shape(p))
+
+
+def _dualpipe_v_ops(rank: int, p: int, m: int) -> list[Op]:
+    """Return a rank's ops. A letter below is the next micro-batch's pass, small in chunk 1; I is a B without its W."""
+    later, last = p - 1 - rank, "bB" * (rank + 1)
+    order = "F" * 2 * later + "Ff" * (rank + 1) + "bf" * later  # warm-up
+    order += "FbfB" * (m - 2 * p + rank + 1) + "bfB" * later + last[: rank + 1]  # a forward beside each backward
+    order += last[rank + 1 :].translate({98: "i", 66: "I"}) + "WI" * later + "W" * (rank + 1)  # W fills the holes
+    numbers, weights, ops = {"F": count(), "f": count(), "I": count(), "i": count()}, deque(), []
+    for letter in order.replace("B", "IX").replace("b", "iX"):  # X: the W of the backward just before
+        if letter in "WX":
+            ops.append(weights.popleft() if letter == "W" else weights.pop())
+        else:
+            kind = FORWARD if letter in "Ff" else BACKWARD
+            ops.append(Op(kind, next(numbers[letter]), int(letter.islower())))
+            weights += [ops[-1]._replace(kind=WEIGHT_GRADIENT)] if kind == BACKWARD else []
+    return ops
