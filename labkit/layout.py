@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from labkit.grid import Grid
-from labkit.partition import multiples_near
+from labkit.partition import check_divides, multiples_near
 from labkit.sizes import check_size, divisors, either, ranks_text
 
 AXES = ("tp", "cp", "dp", "pp")  # of the dense grid, in Megatron-LM's default order, the fastest first
@@ -128,6 +128,16 @@ class ParallelLayout:
     def rank_at(self, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
         """Return the rank at these coordinates: the inverse of `coords`."""
         return self.dense.rank_at(tp=tp, cp=cp, dp=dp, pp=pp)
+
+    def experts_of(self, rank: int, num_experts: int) -> range:
+        """Return which of a layer's experts a rank has: as many consecutive ones as any other rank of its ep group.
+
+        >>> ParallelLayout(8, ep_size=4).experts_of(5, num_experts=8)
+        range(2, 4)
+        """
+        check_divides(self.ep_size, "num_experts", num_experts, parts_name="ep_size")
+        size, ep_rank = num_experts // self.ep_size, self.group_of(rank, "ep").index(rank)
+        return range(ep_rank * size, (ep_rank + 1) * size)
 
     def crossings(self, axis: str, gpus_per_node: int) -> list[list[int]]:
         """Return the groups of a dense axis that span more than one node of ``gpus_per_node`` ranks."""

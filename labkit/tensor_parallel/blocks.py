@@ -50,11 +50,15 @@ class ParallelMLP(nn.Module):
         self.down = RowParallelLinear(ffn_hidden_size, hidden_size, group, input_is_parallel=True, **options)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x, _ = self.up(x)
-        if self.gated:
-            gate, x = x.chunk(2, -1)
-            return self.down(F.silu(gate) * x)[0]
-        return self.down(F.gelu(x, approximate=self.approximate))[0]
+        return self.down(activation(self.up(x)[0], self.gated, self.approximate))[0]
+
+
+def activation(x: torch.Tensor, gated: bool, approximate: str) -> torch.Tensor:
+    """Return GeLU(x), or with ``gated`` SiLU of its first half times the second."""
+    if gated:
+        gate, x = x.chunk(2, -1)
+        return F.silu(gate) * x
+    return F.gelu(x, approximate=approximate)
 
 
 class ParallelSelfAttention(nn.Module):

@@ -177,7 +177,7 @@ class _ColumnLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
-        need_x, need_weight, need_bias, *_ = _needed_gradients(ctx)
+        need_x, need_weight, need_bias, *_ = needed_gradients(ctx)
         rows = grad.reshape(-1, grad.size(-1))
         grad_x = grad_weight = shards = gather_work = reduce_work = None
         create_graph = torch.is_grad_enabled()  # then use the operators, which support double backward
@@ -203,7 +203,7 @@ class _ColumnLinear(torch.autograd.Function):
         return grad_x, grad_weight, rows.sum(0) if need_bias else None, None, None
 
 
-def _needed_gradients(ctx) -> tuple[bool, ...]:
+def needed_gradients(ctx) -> tuple[bool, ...]:
     """Return, for each input of an autograd function (tensors first), whether this backward pass needs its gradient.
 
     ``ctx.needs_input_grad`` says which gradients any pass may need. `labkit.pipeline.split_backward` computes those of

@@ -65,30 +65,32 @@ class ShardedWeight(PlacedModule):
                     "set the same seed on all of them before the layer is made, for example torch.manual_seed(1234)"
                 )
         self.master_weight = master if self.keep_master_weight else None
-        self.weight.copy_(shard_like(master, self.weight, self.group))
+        self.weight.copy_(shard_like(master, self.weight))
 
     def extra_repr(self) -> str:
         return f"weight={tuple(self.sizes)}, tp_size={self.group.size()}"
 
 
 def shard_of(parameter: nn.Parameter) -> Shard | None:
-    """Return how a layer's parameter is divided among the tensor ranks, or None if every rank has the whole."""
+    """Return how a layer's parameter is divided, in its first such dim, or None if every rank has the whole."""
     return next(iter(placement_of(parameter).shards), None)
 
 
-def gather_whole(tensor: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.Tensor:
+def gather_whole(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     """Return on every rank the whole of a tensor that is sharded like the parameter, such as its gradient."""
-    shard = shard_of(parameter)
-    if shard is None or group.size() == 1:
-        return tensor
-    gathered = all_gather(tensor.detach(), group, shard.dim).movedim(shard.dim, -1)
-    return transpose_chunks(gathered, group.size(), shard.stride)[..., : shard.whole_size].movedim(-1, shard.dim)
+    for shard in placement_of(parameter).shards:
+        if shard.group.size() > 1:
+            gathered = all_gather(tensor.detach(), shard.group, shard.dim).movedim(shard.dim, -1)
+            whole = transpose_chunks(gathered, shard.group.size(), shard.stride)[..., : shard.whole_size]
+            tensor = whole.movedim(-1, shard.dim)
+    return tensor
 
 
-def shard_like(whole: torch.Tensor, parameter: nn.Parameter, group: dist.ProcessGroup) -> torch.Tensor:
+def shard_like(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     """Return this rank's shard of a whole tensor: the inverse of `gather_whole`."""
-    shard = shard_of(parameter)
-    return whole if shard is None else own_shard(whole, group, shard.dim, shard.stride)
+    for shard in placement_of(parameter).shards:
+        whole = own_shard(whole, shard.group, shard.dim, shard.stride)
+    return whole
 
 
 def transpose_chunks(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:

@@ -147,15 +147,15 @@ def _local_index(words: torch.Tensor, first: int, num_words: int) -> tuple[torch
 def _checked(name: str, words: torch.Tensor, vocab_size: int, ignore_index: int = 0) -> torch.Tensor:
     """Return words as int64, or raise a ValueError if one is neither in the vocabulary nor ignored.
 
-    On a GPU an asynchronous device assertion does this, so that the host need not synchronize.
+    On a GPU the assertion is asynchronous: the host need not synchronize.
     """
     if words.is_floating_point() or words.is_complex() or words.dtype == torch.bool:
         raise ValueError(f"{name} has dtype {words.dtype}: words are whole numbers, use torch.int64")
     words = words.long()
     wrong = ((words < 0) | (words >= vocab_size)) & (words != ignore_index)
     allowed = f"use words from 0 to {vocab_size - 1}"
-    if words.device.type != "cpu":
+    try:
         torch.ops.aten._assert_async.msg(~wrong.any(), f"{name} contains words outside the vocabulary: {allowed}")
-    elif wrong.any():
-        raise ValueError(f"{name} contains {words[wrong][0].item()}, outside the vocabulary: {allowed}")
+    except RuntimeError:
+        raise ValueError(f"{name} contains {words[wrong][0].item()}, outside the vocabulary: {allowed}") from None
     return words

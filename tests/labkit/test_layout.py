@@ -11,6 +11,7 @@ import pickle
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -281,6 +282,25 @@ def test_experts_of_sixteen_ranks():
     assert layout.groups("ep") == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
     assert layout.groups("expert_dp") == [[0, 4], [1, 5], [2, 6], [3, 7], [8, 12], [9, 13], [10, 14], [11, 15]]
     assert layout.groups("expert_tp") == [[rank] for rank in range(16)]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_ranks_of_a_tp_ep_group_have_each_expert_once_in_each_of_its_shards(order):
+    for tp, pp, etp, ep in itertools.product((1, 2), (1, 2), (1, 2, 4), (1, 2, 4)):
+        try:
+            layout = ParallelLayout(16, tp, pp, order=order, ep_size=ep, expert_tp_size=etp)
+        except ValueError:
+            continue  # the pipelines of its grids differ
+        for ranks in layout.groups("expert_tp", "ep"):
+            found = Counter(expert for rank in ranks for expert in layout.experts_of(rank, 12 * ep))
+            assert found == dict.fromkeys(range(12 * ep), etp)
+        for ranks in layout.groups("expert_dp"):
+            assert len({layout.experts_of(rank, 4 * ep) for rank in ranks}) == 1
+
+
+def test_experts_that_cannot_be_divided_are_refused():
+    with pytest.raises(ValueError, match="ep_size=4 does not divide num_experts=6: use ep_size 1, 2, 3 or 6, or num_e"):
+        ParallelLayout(8, ep_size=4).experts_of(0, 6)
 
 
 @pytest.mark.parametrize("module", ["labkit.layout", "course.sizing"])

@@ -153,7 +153,7 @@ def in_autocast(group, sequence_parallel):
         loss = vocab_parallel_cross_entropy(logits, target, group)
     loss.backward()
     dtypes = logits.dtype, loss.dtype
-    return dtypes, loss, *(gather_whole(p.grad, p, group) for p in (*block.parameters(), *head.parameters()))
+    return dtypes, loss, *(gather_whole(p.grad, p) for p in (*block.parameters(), *head.parameters()))
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])

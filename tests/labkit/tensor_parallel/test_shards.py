@@ -81,22 +81,22 @@ def gather_and_cut(group):
     """What is gathered is the master weight, and the master cut again is the shard; for gradients and biases too."""
     for layer in layers_of_every_kind(group):
         weight, master = layer.weight, layer.master_weight
-        whole = gather_whole(weight, weight, group)
+        whole = gather_whole(weight, weight)
         assert torch.equal(whole, master)
-        assert torch.equal(shard_like(master, weight, group), weight)
+        assert torch.equal(shard_like(master, weight), weight)
         gradient = master * 3
-        weight.grad = shard_like(gradient, weight, group)
+        weight.grad = shard_like(gradient, weight)
         assert weight.grad.shape == weight.shape
-        assert torch.equal(gather_whole(weight.grad, weight, group), gradient)
+        assert torch.equal(gather_whole(weight.grad, weight), gradient)
     column, fused, row, *_ = layers_of_every_kind(group)
     (values,) = randoms((36,), dtype=torch.float64)
     for layer in (column, fused):  # the bias is cut as the weight's rows are
-        layer.bias.data = shard_like(values, layer.bias, group)
+        layer.bias.data = shard_like(values, layer.bias)
         assert torch.equal(layer.bias, own_shard(values, group, 0, shard_of(layer.weight).stride))
-        assert torch.equal(gather_whole(layer.bias, layer.bias, group), values)
+        assert torch.equal(gather_whole(layer.bias, layer.bias), values)
     assert shard_of(row.bias) is None
-    assert gather_whole(row.bias, row.bias, group) is row.bias
-    assert shard_like(row.bias, row.bias, group) is row.bias
+    assert gather_whole(row.bias, row.bias) is row.bias
+    assert shard_like(row.bias, row.bias) is row.bias
 
 
 @pytest.mark.parametrize("world_size", SIZES)

@@ -1,0 +1,222 @@
+"""Chooses experts for each token, in float32, and balances their loads: by auxiliary losses, or by a bias.
+
+A rank routes its own tokens only: those of its context rank, and of its slice of the sequence among the tensor ranks.
+Source: arXiv 2101.03961 (auxiliary loss), 2202.08906 (z-loss), 2501.11873 (global batch), 2408.15664 (bias).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from labkit.groups import ProcessGroups
+from labkit.placement import PlacedModule, Placement
+from labkit.sizes import check_size
+from labkit.tensor_parallel.operators import copy_to_tp
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How the loads of experts are kept even. By default they are not.
+
+    The auxiliary loss is coefficient * E * the sum over experts of f_i P_i, which is the coefficient if all is even:
+    f_i is the fraction of all choices that expert i got, P_i the mean of its scores.
+    """
+
+    aux_loss: str = "micro_batch"  # where f_i is counted: "micro_batch", "sequence" or "global" (a step, all replicas)
+    aux_loss_coefficient: float = 0.0
+    z_loss_coefficient: float = 0.0  # of the mean of logsumexp(logits)^2
+    bias_update_rate: float = 0.0  # by which each step raises or lowers an expert's bias
+
+    def __post_init__(self):
+        _check_choice("aux_loss", self.aux_loss, ("micro_batch", "sequence", "global"))
+        for name in ("aux_loss_coefficient", "z_loss_coefficient", "bias_update_rate"):
+            if not (isinstance(value := getattr(self, name), Real) and 0 <= float(value) < math.inf):
+                raise ValueError(f"{name}={value!r} must be a number of at least 0")
+
+
+class Routing(NamedTuple):
+    """The experts that each token chooses, and the probabilities that weigh their outputs; both [..., seq, k]."""
+
+    experts: torch.Tensor  # from 0 to num_experts - 1; num_experts marks a choice that was dropped
+    probs: torch.Tensor
+
+
+class Load(NamedTuple):
+    """What the losses need to know about this rank's tokens in one forward."""
+
+    num_chosen: torch.Tensor  # [sequences, experts], how many tokens chose each
+    score_sums: torch.Tensor  # [sequences, experts], sums over tokens
+    z_sum: torch.Tensor  # the sum of logsumexp(logits)^2 over tokens
+    seq_length: int  # how many tokens of a sequence the tensor ranks have together
+
+
+class Router(PlacedModule):
+    """Chooses ``top_k`` of ``num_experts`` for each token: ``router(x, seq_length)`` gives a `Routing` and a `Load`.
+
+    x: [sequences, tokens, hidden]. With a bias, experts are chosen by score + bias, and weighed by score. Each tensor
+    rank routes tokens of its own, so gradients of the weight are partial: backward all-reduces them, unless
+    ``defer_grad_reduce`` leaves that to `labkit.train.gradients.all_reduce_grads`.
+
+    Args:
+        score_function: "softmax" over all experts, or "sigmoid" of each logit.
+        normalize: divide the probabilities of a token's experts by their sum.
+
+    ``num_chosen`` [experts] counts the choices of this rank's tokens since the latest `end_step`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_experts: int,
+        top_k: int,
+        groups: ProcessGroups,
+        *,
+        score_function: str = "softmax",
+        normalize: bool = True,
+        balance: Balance | None = None,
+        defer_grad_reduce: bool = False,
+        init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
+        **factory: Any,
+    ):
+        super().__init__()
+        self.num_experts, self.top_k = check_size("num_experts", num_experts), check_size("top_k", top_k)
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k={top_k} must be at most num_experts={num_experts}")
+        if normalize and self.top_k == 1:
+            fault = "normalize=True with top_k=1 makes every probability 1, and leaves the router without a gradient"
+            raise ValueError(f"{fault}: use normalize=False")
+        self.score_function = _check_choice("score_function", score_function, ("softmax", "sigmoid"))
+        self.normalize, self.balance, self.groups = normalize, balance or Balance(), groups
+        self.init_method, self.reduces_in_backward = init_method, not defer_grad_reduce
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, **factory))
+        self.place(weight=Placement(copy_groups=(groups.tp,), defer_grad_reduce=defer_grad_reduce))
+        self.num_chosen: torch.Tensor | None = None  # no buffer: it differs from rank to rank
+        bias = torch.zeros(num_experts, device=factory.get("device"), dtype=torch.float32)
+        self.register_buffer("expert_bias", bias if self.balance.bias_update_rate else None)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the weight on the CPU, the same on every rank; do nothing on the meta device."""
+        if not self.weight.is_meta:
+            whole = torch.empty(self.weight.shape, dtype=self.weight.dtype, device="cpu")
+            self.init_method(whole)
+            self.weight.copy_(whole)
+        if self.expert_bias is not None:
+            self.expert_bias.zero_()
+
+    def forward(self, x: torch.Tensor, seq_length: int) -> tuple[Routing, Load]:
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        weight = copy_to_tp(self.weight, self.groups.tp) if self.reduces_in_backward else self.weight
+        with torch.autocast(x.device.type, enabled=False):
+            logits = F.linear(x.to(dtype), weight.to(dtype))  # [sequences, tokens, experts]
+        scores = logits.softmax(-1) if self.score_function == "softmax" else logits.sigmoid()
+        biased = scores if self.expert_bias is None else scores + self.expert_bias
+        experts = biased.topk(self.top_k, -1).indices
+        probs = scores.gather(-1, experts)
+        if self.normalize:
+            probs = probs / (probs.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be zero
+        if self.score_function == "sigmoid":
+            scores = scores / (scores.sum(-1, keepdim=True) + 1e-20)  # what the losses see adds up to 1
+        chosen = experts.flatten(1)
+        num_chosen = chosen.new_zeros(len(x), self.num_experts).scatter_add_(1, chosen, torch.ones_like(chosen))
+        return Routing(experts, probs), Load(num_chosen, scores.sum(1), logits.logsumexp(-1).square().sum(), seq_length)
+
+    def loss(self, load: Load) -> torch.Tensor:
+        """Count a load, and return this rank's share of its losses. Call it once per forward, outside of recomputation.
+
+        The losses are the sum of the shares over the tensor ranks, averaged over context and data-parallel ranks, as
+        gradients are. Fractions are counted over tensor and context ranks, in "global" over data-parallel ranks and
+        the step's earlier micro-batches too.
+        """
+        num_chosen, groups, how = load.num_chosen.sum(0), self.groups, self.balance
+        self.num_chosen = num_chosen if self.num_chosen is None else self.num_chosen + num_chosen
+        num_tokens = len(load.num_chosen) * load.seq_length
+        loss = how.z_loss_coefficient * load.z_sum / num_tokens
+        if how.aux_loss_coefficient == 0:
+            return loss
+        over = groups.tp, groups.dp_cp if how.aux_loss == "global" else groups.cp
+        counted = {"micro_batch": num_chosen, "sequence": load.num_chosen, "global": self.num_chosen}
+        chosen = _sum_over(counted[how.aux_loss], *over).to(load.score_sums.dtype)
+        fractions = chosen / chosen.sum(-1, keepdim=True)
+        return loss + how.aux_loss_coefficient * self.num_experts * (fractions * load.score_sums).sum() / num_tokens
+
+    def _apply(self, fn, recurse=True):
+        bias = self.expert_bias
+        super()._apply(fn, recurse)
+        if bias is not None and not bias.is_meta:  # in bfloat16 it would no longer change by small steps
+            self.expert_bias = bias.to(self.expert_bias.device)
+        return self
+
+
+@torch.no_grad()
+def end_step(model: nn.Module, groups: ProcessGroups) -> None:
+    """Update the biases of a model's routers by the step's choices, and forget these. Every rank calls it once a step.
+
+    The bias of an expert goes down by ``bias_update_rate`` if it was chosen more often than the mean, and up if less.
+    """
+    routers = [module for module in model.modules() if isinstance(module, Router) and module.num_chosen is not None]
+    biased = [router for router in routers if router.expert_bias is not None]
+    if biased:
+        chosen = _sum_over(
+            torch.stack([router.num_chosen for router in biased if router.num_chosen is not None]),
+            groups.tp,
+            groups.dp_cp,
+        )
+        for router, each in zip(biased, chosen.double()):
+            router.expert_bias += router.balance.bias_update_rate * (each.mean() - each).sign()
+    for router in routers:
+        router.num_chosen = None
+
+
+def drop_tokens(routing: Routing, num_experts: int, capacity: int, policy: str) -> Routing:
+    """Return a routing in which each expert keeps at most ``capacity`` of this rank's tokens.
+
+    By the policy "probs" it keeps those with the highest probability, by "position" the first ones.
+    """
+    experts = routing.experts.flatten()  # [tokens * k]
+    by_probs = policy == "probs"
+    order = routing.probs.flatten().argsort(descending=True, stable=True) if by_probs else torch.arange(len(experts))
+    order = order.to(experts.device)
+    order = order[experts[order].argsort(stable=True)]  # by expert, and there the first to be kept first
+    chosen = experts.new_zeros(num_experts + 1).scatter_add_(0, experts, torch.ones_like(experts))
+    place = torch.arange(len(experts), device=experts.device) - (chosen.cumsum(0) - chosen)[experts[order]]
+    is_dropped = torch.empty_like(experts, dtype=torch.bool).index_copy_(0, order, place >= capacity)
+    return routing._replace(experts=experts.masked_fill(is_dropped, num_experts).view_as(routing.experts))
+
+
+def attach_loss(x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+    """Return x, whose backward also computes the gradients of a loss: that reaches the weights from any stage."""
+    return _AttachLoss.apply(x, loss)  # pyright: ignore[reportReturnType]
+
+
+class _AttachLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, loss):
+        ctx.save_for_backward(loss)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad, torch.ones_like(ctx.saved_tensors[0])
+
+
+def _sum_over(counts: torch.Tensor, *groups: dist.ProcessGroup) -> torch.Tensor:
+    total = counts.clone()
+    for group in groups:
+        if group.size() > 1:
+            dist.all_reduce(total, group=group)
+    return total
+
+
+def _check_choice(name: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ValueError(f"{name}={value!r} is unknown: use {' or '.join(map(repr, known))}")
+    return value

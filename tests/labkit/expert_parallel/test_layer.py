@@ -1,0 +1,146 @@
+"""The mixture of experts against a dense loop over all experts in one process: outputs, losses and gradients."""
+
+import itertools
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from labkit.data_parallel.gradients import DataParallel
+from labkit.expert_parallel import Balance, MoELayer
+from labkit.groups import groups_of_one, init_groups
+from labkit.layout import ParallelLayout
+from labkit.model import normal
+from labkit.tensor_parallel import gather_whole
+from labkit.train.gradients import all_reduce_grads
+
+HIDDEN, FFN, EXPERTS, SEQ, BATCH = 6, 8, 8, 8, 2
+LOSSES = dict(aux_loss_coefficient=0.3, z_loss_coefficient=0.1)
+
+
+def make(groups, top_k=2, skew="", **options):
+    """A layer in float64; ``skew`` makes all tokens choose one expert, or none the last two."""
+    names = {"init_method": "up", "output_layer_init_method": "down"}
+    inits = {key: named(name) for key, name in names.items()}
+    router = {"normalize": top_k > 1, "init_method": normal("router", 0, 0.5), "balance": Balance(**LOSSES)}
+    router |= options.pop("router", {})
+    options |= inits | {"dtype": torch.float64, "router": router}
+    layer = MoELayer(HIDDEN, FFN, EXPERTS, top_k, groups, **options)
+    if skew:
+        with torch.no_grad():
+            layer.router.weight[:, 0] = 0  # x[..., 0] is 1: this column is a bias
+            layer.router.weight[0 if skew == "one" else [-1, -2], 0] = 50.0 if skew == "one" else -50.0
+    return layer
+
+
+def named(name):
+    return lambda weight: normal(f"{name} {weight.dim()}", 0, 0.5)(weight)
+
+
+def batch(dp_size):
+    generator = torch.Generator().manual_seed(3)
+    x, target = torch.randn(2, BATCH * dp_size, SEQ, HIDDEN, generator=generator, dtype=torch.float64)
+    x[..., 0] = 1
+    return x, target
+
+
+def dense(x, layer, top_k, gated, shared):
+    """The witness: every expert computes every token; softmax scores, no capacity."""
+    logits = x @ layer["router"].T
+    scores = logits.softmax(-1)
+    probs, experts = scores.topk(top_k, -1)
+    if top_k > 1:
+        probs = probs / probs.sum(-1, keepdim=True)
+    weights = torch.zeros_like(scores).scatter(-1, experts, probs)
+
+    def mlp(up, down):
+        hidden = x @ up.T
+        half = up.size(0) // 2
+        return (F.silu(hidden[..., :half]) * hidden[..., half:] if gated else F.gelu(hidden)) @ down.T
+
+    output = sum(weights[..., e : e + 1] * mlp(layer["up"][e], layer["down"][e]) for e in range(EXPERTS))
+    if shared:
+        output = output + mlp(layer["shared up"], layer["shared down"])
+    chosen = torch.zeros_like(scores).scatter(-1, experts, 1.0)
+    return output, logits, scores, chosen
+
+
+def witness(dp_size, top_k, skew, gated, shared):
+    """Loss and gradients of the mean over replicas: each has an auxiliary loss over its own rows."""
+    layer = make(groups_of_one(), top_k, skew, gated=gated, num_shared_experts=shared)
+    weights = {"router": layer.router.weight, "up": layer.experts.up, "down": layer.experts.down}
+    if shared:
+        weights |= {"shared up": layer.shared.up.weight, "shared down": layer.shared.down.weight}
+    weights = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
+    x, target = batch(dp_size)
+    x.requires_grad_()
+    output, logits, scores, chosen = dense(x, weights, top_k, gated, shared)
+    loss = (output * target).mean()
+    for rows in torch.arange(len(x)).chunk(dp_size):
+        fractions = chosen[rows].sum((0, 1)) / chosen[rows].sum()
+        aux = 0.3 * EXPERTS * (fractions * scores[rows].mean((0, 1))).sum()
+        loss = loss + (aux + 0.1 * logits[rows].logsumexp(-1).square().mean()) / dp_size
+    loss.backward()
+    return loss.item(), output.detach(), x.grad, {name: weight.grad for name, weight in weights.items()}
+
+
+def close(got, expected, what):
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10, msg=lambda text: f"{what}: {text}")
+
+
+def check(layout, top_k, skew, gated, shared, sequence_parallel, defer):
+    what = f"{layout!r} k={top_k} {skew} sp={sequence_parallel}"
+    with init_groups(layout) as groups:
+        loss, output, grad_x, grads = witness(layout.dp_size, top_k, skew, gated, shared)
+        options = dict(gated=gated, num_shared_experts=shared, sequence_parallel=sequence_parallel)
+        layer = make(groups, top_k, skew, defer_grad_reduce=defer, **options)
+        model = DataParallel(layer, groups.dp_cp)
+        place = groups.coords
+
+        def own(whole):  # this replica's rows, this context rank's tokens, and with sequence_parallel a slice of them
+            part = whole.chunk(layout.dp_size)[place.dp].chunk(layout.cp_size, 1)[place.cp]
+            return part.chunk(layout.tp_size, 1)[place.tp] if sequence_parallel else part
+
+        whole_x, whole_target = batch(layout.dp_size)
+        x = own(whole_x).clone().requires_grad_()
+        got, load = model(x)
+        close(got, own(output), what)
+        parts = layout.tp_size if sequence_parallel else 1
+        aux = layer.router.loss(load)
+        mine = (got * own(whole_target)).mean() / parts
+        (mine + aux).backward()
+        share = (mine if sequence_parallel or place.tp == 0 else 0 * mine) + aux
+        total = share.detach() / groups.dp_cp.size()
+        dist.all_reduce(total)
+        close(total / layout.pp_size, torch.tensor(loss, dtype=torch.float64), what)
+        gradient = x.grad / groups.dp_cp.size()
+        if not sequence_parallel and layout.tp_size > 1:
+            pass  # the gradient of a replicated x is the whole one on every rank
+        close(gradient, own(grad_x), what)
+        all_reduce_grads(list(layer.parameters()), groups.tp)
+        named = {"router": layer.router.weight, "up": layer.experts.up, "down": layer.experts.down}
+        if shared:
+            named |= {"shared up": layer.shared.up.weight, "shared down": layer.shared.down.weight}
+        for name, weight in named.items():
+            close(gather_whole(weight.grad, weight), grads[name], f"{what} {name}")
+
+
+def layouts(world_size=8):
+    sizes = [1, 2, 4, 8]
+    for t, c, etp, ep in itertools.product(sizes, [1, 2, 4], sizes, sizes):
+        if world_size % (t * c) == 0 and world_size % (etp * ep) == 0:
+            yield ParallelLayout(world_size, t, cp_size=c, ep_size=ep, expert_tp_size=etp)
+
+
+def check_all():
+    cases = [(1, ""), (2, ""), (4, ""), (1, "one"), (2, "one"), (2, "none of the last")]
+    for number, layout in enumerate(layouts()):
+        top_k, skew = cases[number % len(cases)]
+        for sequence_parallel in {layout.tp_size > 1, False}:
+            if SEQ // layout.cp_size % layout.tp_size == 0 or not sequence_parallel:
+                check(layout, top_k, skew, number % 2 == 0, int(number % 3 == 1), sequence_parallel, number % 2 == 1)
+    return number
+
+
+def test_every_layout_of_eight_ranks_is_the_dense_loop(on_ranks):
+    on_ranks(check_all, world_size=8)
