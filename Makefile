@@ -5,6 +5,7 @@
 # make handout    notebooks without outputs and answers    make slides     slides of every notebook
 # make load       how many participants this machine carries: make load N="4 8"
 # make site       the notebooks as web pages        make wheelhouse    what an installation without a network needs
+# make install-shared PREFIX=/opt/lab   one installation for all accounts: each calls PREFIX/bin/lab
 # make gpu-check  two minutes on GPUs: a report of what is right and how fast
 
 PYTHON ?= python3
@@ -14,7 +15,9 @@ NOTEBOOKS := Start_Here.ipynb notebooks
 RESULTS := build/tests.xml build/tests_alone.xml
 STYLE := tests/test_style.py
 
-.PHONY: lab test check notebooks pics bench soak handout slides load site wheelhouse gpu-check
+SHARED = $(PREFIX)/megatron-lab
+
+.PHONY: lab test check notebooks pics bench soak handout slides load site wheelhouse gpu-check install-shared
 
 lab: $(READY)
 	@$(BIN)/python -m course.open
@@ -60,6 +63,18 @@ load: $(READY)
 
 site: $(READY)
 	$(BIN)/python tests/support/pages.py
+
+# Every account can read it, and only the one that installs can write: also with a umask of 077. A Python below a home
+# is refused, because other accounts cannot enter that folder. Run it again to update.
+install-shared:
+	@test -n "$(PREFIX)" || { echo "install-shared needs a folder: make install-shared PREFIX=/opt/lab"; exit 2; }
+	@case "$$(readlink -m "$$(command -v $(PYTHON) || echo $(PYTHON))")" in /home/*|/root/*|/Users/*) \
+		echo "$(PYTHON) lies in a home, which other accounts cannot enter: add PYTHON=/usr/bin/python3"; exit 2;; esac
+	umask 022 && mkdir -p $(SHARED) $(PREFIX)/bin && git archive HEAD | tar -x --no-same-owner -C $(SHARED) && \
+		$(MAKE) -C $(SHARED) PYTHON=$(PYTHON) .venv/ready && \
+		printf '%s\n' '#!/bin/sh' 'exec $(SHARED)/.venv/bin/python -m course.open "$$@"' > $(PREFIX)/bin/lab && \
+		chmod 755 $(PREFIX)/bin/lab && chmod -R go+rX,go-w $(SHARED)
+	@echo "Every account can now start its own copy of the lab: $(PREFIX)/bin/lab"
 
 gpu-check: $(READY)
 	$(BIN)/python -m tests.gpu_check $(ARGS)

@@ -12,16 +12,20 @@ import getpass
 import importlib
 import json
 import pkgutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import course.exercises
-from course.exercises.record import checks, clear, predictions, solved
+import course.predictions
+from course import shared_file
+from course.exercises.record import checks, clear, predictions, results, solved
 from course.museum import context_museum, museum, sharding_museum
+from course.predict import Question
 from course.table import Table
 
-__all__ = ["all_exercises", "clear", "exercises", "predictions", "save", "save_button", "solved", "table"]
+__all__ = ["all_exercises", "clear", "exercises", "predictions", "questions", "save", "save_button", "solved", "table"]
 
 
 def all_exercises() -> list[Any]:
@@ -46,10 +50,25 @@ def exercises() -> dict[str, list[str]]:
     return found
 
 
+@cache
+def questions() -> dict[str, Question]:
+    """Return every question that a notebook asks, by its key."""
+    names = [each.name for each in pkgutil.iter_modules(course.predictions.__path__, "course.predictions.")]
+    found = [each for name in names for each in vars(importlib.import_module(name)).values()]
+    return {each.key: each for each in found if isinstance(each, Question)}
+
+
 def table() -> "Solved":
-    """Return what is solved and what is left, notebook by notebook."""
-    done = solved()
-    return Solved([(number, [(name, name in done) for name in names]) for number, names in exercises().items()])
+    """Return what is solved and what is left, notebook by notebook, and how many questions were predicted."""
+    done, seen = solved(), results()
+    in_time = {
+        key: each["right"] for key, each in predictions().items() if each["right"] is not None or key not in seen
+    }
+    asked: dict[str, list[bool | None]] = {}
+    for key in questions():
+        asked.setdefault(key.partition(".")[0], []).append(in_time[key] is True if key in in_time else None)
+    rows = [(number, [(name, name in done) for name in names]) for number, names in exercises().items()]
+    return Solved(rows, asked)
 
 
 def save(path: str | Path) -> Path:
@@ -60,16 +79,16 @@ def save(path: str | Path) -> Path:
     path = Path(path)
     if path.is_dir():
         path /= f"{getpass.getuser()}.json"
-    temporary = path.with_name(f".{path.name}")
     if path.suffix == ".xml":
-        junit().write(temporary, encoding="utf-8", xml_declaration=True)
+        content = ElementTree.tostring(junit(), encoding="utf-8", xml_declaration=True)
     else:
-        content = {"solved": solved(), "checks": checks(), "predictions": predictions()}
-        temporary.write_text(json.dumps(content, indent=1))
-    return temporary.replace(path)
+        parts = {"solved": solved(), "checks": checks(), "predictions": predictions(), "results": results()}
+        content = json.dumps(parts, indent=1).encode()
+    shared_file.replace(path, content)
+    return path
 
 
-def junit() -> ElementTree.ElementTree:
+def junit() -> ElementTree.Element:
     """Return a test suite per notebook: exercises, skipped if not attempted, and the predictions that were made."""
     suites = ElementTree.Element("testsuites")
     done, tried, predicted = solved(), checks(), predictions()
@@ -92,7 +111,7 @@ def junit() -> ElementTree.ElementTree:
             "skipped": rights.count(None),
         }.items():
             suite.set(name, str(count))
-    return ElementTree.ElementTree(suites)
+    return suites
 
 
 def save_button(path: str | Path = ".") -> Any:
@@ -112,25 +131,42 @@ def save_button(path: str | Path = ".") -> Any:
 
 
 class Solved:
-    """A table of solved exercises, shown as such in a notebook and as the same words in a terminal."""
+    """A table of solved exercises and of predictions, in a notebook as such, in a terminal as the same words.
 
-    def __init__(self, rows: list[tuple[str, list[tuple[str, bool]]]]):
+    A question of ``asked`` was answered in time, right at first (True) or not; None if it was not.
+    """
+
+    def __init__(self, rows: list[tuple[str, list[tuple[str, bool]]]], asked: dict[str, list[bool | None]]):
         marks = [*rows, ("all", [mark for _, marks in rows for mark in marks])]
+        asked = {**asked, "all": [right for number, _ in rows for right in asked.get(number, [])]}
         counts = [f"{sum(is_solved for _, is_solved in each)} of {len(each)}" for _, each in marks]
+        rights = [_predicted(asked.get(number, [])) for number, _ in marks]
         words = [", ".join(f"{name} ✓" if is_solved else name for name, is_solved in each) for _, each in rows]
-        self._rows = [[name, *cells] for (name, _), *cells in zip(marks, counts, [*words, ""])]
+        self._rows = [[name, *cells] for (name, _), *cells in zip(marks, counts, rights, [*words, ""])]
 
     def __repr__(self) -> str:
-        return str(Table(rows=self._rows, widths=[4, 9, 0]))
+        return str(Table(HEADS, self._rows, widths=[10, 10, 26, 0]))
 
     def _repr_markdown_(self) -> str:
-        return Table(["notebook", "solved", ""], self._rows).markdown
+        return Table(HEADS, self._rows).markdown
+
+
+HEADS = ["notebook", "solved", "predicted", "exercises"]
+
+
+def _predicted(rights: list[bool | None]) -> str:
+    """Return how many questions were predicted, and how well."""
+    made = [right for right in rights if right is not None]
+    return f"{len(made)} of {len(rights)}" + f", {sum(made)} right at first" * bool(made)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write what you have solved and predicted into a file.")
     parser.add_argument("path", help="a file .json or .xml (JUnit), or a folder")
-    print(save(parser.parse_args().path))
+    try:
+        print(save(parser.parse_args().path))
+    except OSError as error:
+        parser.error(f"nothing was written: {error}")
 
 
 if __name__ == "__main__":

@@ -8,130 +8,134 @@ Everybody's record lies in a folder that all see, each in a file of its own: the
 
 import argparse
 import asyncio
-import json
 from collections import Counter
-from datetime import datetime
-from functools import cache
+from datetime import datetime, timedelta
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from course import progress
+from course import person, progress
+from course.person import Event, Person
+from course.predict import Question
 from course.table import Table
 
-COLUMNS = ["notebook", "here now", "have predicted", "right first time", "solved, by how many"]
+COLUMNS = ["notebook", "here now", "have predicted", "right first time", "waiting", "late", "solved, by how many"]
+"""Waiting: answers whose cell has not run. Late: answers given after the result, which count as neither."""
+RECENT = timedelta(minutes=3)
+MOST_QUESTIONS = 2
+MOST_ANSWERS = 8
 MOST = 8
 """How many mistakes are shown."""
-
-
-class Event(NamedTuple):
-    """What somebody did: checked an exercise, or predicted. ``wrong`` says why it is wrong now; None if it is not."""
-
-    time: datetime
-    notebook: str
-    who: str
-    name: str
-    wrong: str | None
-    is_judged: bool = False
-    """Whether this is a prediction whose cell has run."""
-    right_at_first: bool | None = None
-    """Of a prediction; None for a check."""
-
-
-@cache
-def notebooks() -> dict[str, str]:
-    """Return the number of each exercise's notebook."""
-    return {name: number for number, names in progress.exercises().items() for name in names}
-
-
-def read(path: Path) -> tuple[list[Event], list[str]]:
-    """Return what one person did, and the names of what they solved.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError, TypeError, KeyError, AttributeError: it is not a record.
-    """
-    content, events = json.loads(path.read_text()), []
-    for name, check in content.get("checks", {}).items():
-        number = notebooks().get("bug_museum" if name.startswith("case ") else name, "?")
-        wrong = None if check["status"] == "passed" else check["mistake"] or f"no typical mistake ({check['status']})"
-        events.append(Event(_moment(check), number, path.stem, name, wrong))
-    for key, answer in content.get("predictions", {}).items():
-        wrong = None if answer["right"] is not False else answer["mistake"] or f"answered {answer['first']}"
-        events.append(
-            Event(
-                _moment(answer),
-                key.partition(".")[0],
-                path.stem,
-                key,
-                wrong,
-                answer["right"] is not None,
-                answer["right"] is True,
-            )
-        )
-    return events, list(dict(content.get("solved", {})))
+MOST_FILES = 20
+"""How many of the files that cannot be counted are named one by one."""
 
 
 class Room:
     """A folder of records, added up; nobody is named, unless ``names`` is set.
 
-    A file that cannot be read is left out and reported: it may have been replaced just now, or damaged.
+    A file that is not a record, or that cannot be read just now, is left out: one line below the table says why.
     """
 
     def __init__(self, folder: str | Path, names: bool = False):
         if not Path(folder).is_dir():
             raise ValueError(f"{folder} is not a folder: give the one that everybody's record is kept in")
-        self.names, self.num_people = names, 0
-        self.events: list[Event] = []
-        self.solved: Counter[str] = Counter()
-        self.unreadable: list[str] = []
-        for path in sorted(Path(folder).glob("*.json")):
+        self.names, self.now = names, datetime.now().astimezone()
+        self.people: list[Person] = []
+        unreadable: Counter[str] = Counter()
+        for path in sorted(path for path in Path(folder).glob("*.json") if not path.name.startswith(".")):
             try:
-                events, solved = read(path)
-            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+                found = person.read(path)
+            except (OSError, ValueError) as error:
                 why = getattr(error, "strerror", None) or error  # without the path, which is a name
-                self.unreadable.append(f"{path.name if names else 'a file'} ({type(error).__name__}: {why})")
+                unreadable[f"{path.name if names else 'a file'}: {why}"] += 1
                 continue
-            self.num_people += 1
-            self.events += events
-            self.solved.update(solved)
+            self.people.append(found)
+        self.events = [event for each in self.people for event in each.events]
+        self.solved = Counter(name for each in self.people for name in each.solved)
+        self.not_counted = [_not_counted(text, count) for text, count in unreadable.most_common(MOST_FILES)]
+        if others := unreadable.total() - sum(count for _, count in unreadable.most_common(MOST_FILES)):
+            self.not_counted.append(f"Not counted: {others} more files")
 
     def rows(self) -> list[list[str]]:
         """Return a row for each notebook, in the order of `COLUMNS`."""
         last, rows = {event.who: event.notebook for event in sorted(self.events, key=_when)}, []
         for number, exercises in progress.exercises().items():
             here = [who for who, notebook in last.items() if notebook == number]
-            answers = [event for event in self.events if event.notebook == number and event.right_at_first is not None]
-            judged = [event.right_at_first or False for event in answers if event.is_judged]
-            share = f"{sum(judged) / len(judged):.0%} of {len(judged)}" if judged else ""
+            answers = [event for event in self.events if event.notebook == number and event.state]
+            states = Counter(event.state for event in answers)
+            judged = states["right"] + states["wrong"]
+            share = f"{states['right'] / judged:.0%} of {judged}" if judged else ""
             solved = ", ".join(f"{name} {self.solved[name]}" for name in exercises)
-            people = ", ".join(sorted(here)) if self.names else str(len(here))
-            rows.append([number, people, str(len({event.who for event in answers})), share, solved])
+            not_judged = [str(states[state] or "") for state in ("waiting", "late")]
+            predicted = str(len({event.who for event in answers}))
+            rows.append([number, self._who(here, ""), predicted, share, *not_judged, solved])
         return rows
 
     def mistakes(self) -> list[list[str]]:
         """Return what is wrong most often now: by how many people, and what."""
-        made: dict[str, list[str]] = {}
+        made: dict[str, dict[str, None]] = {}  # a person counts once
         for event in self.events:
             if event.wrong is not None:
-                made.setdefault(f"{event.name}: {event.wrong}"[:300], []).append(event.who)
+                made.setdefault(f"{event.name}: {event.wrong}"[:300], {})[event.who] = None
         most = sorted(made.items(), key=lambda item: -len(item[1]))[:MOST]
         return [[str(len(who)), text + (f" [{', '.join(who)}]" if self.names else "")] for text, who in most]
 
+    def open_questions(self) -> list[Table]:
+        """Return what was answered to the questions of the last three minutes, else to the last one.
+
+        What somebody would answer now counts, until they see the result; then their first answer. Nothing says which
+        answer is right, so that a room can look at this before it runs the cell.
+        """
+        answers = sorted((event for event in self.events if event.state), key=_when)
+        recent = Counter(event.name for event in answers if self.now - event.time < RECENT)
+        keys = [key for key, _ in recent.most_common(MOST_QUESTIONS)] or [event.name for event in answers[-1:]]
+        return [self._answers(person.questions()[key]) for key in keys]
+
+    def quiet(self) -> list[str]:
+        """Return who has done nothing new for three minutes."""
+        last = {event.who: event.time for event in sorted(self.events, key=_when)}
+        return [each.name for each in self.people if each.name not in last or self.now - last[each.name] >= RECENT]
+
+    def _answers(self, question: Question) -> Table:
+        given: dict[str, list[str]] = {}
+        for each in self.people:
+            answer = each.answers.get(question.key)
+            state = next((event.state for event in each.events if event.state and event.name == question.key), "late")
+            if answer and state != "late" and question.fits(kept := answer["last" if state == "waiting" else "first"]):
+                given.setdefault(person.plain(question.said(kept))[:80], []).append(each.name)
+        most = sorted(given.items(), key=lambda item: -len(item[1]))
+        rest = [who for _, people in most[MOST_ANSWERS:] for who in people]
+        most = [*most[:MOST_ANSWERS], *([("other answers", rest)] if rest else [])]
+        ran = [each.name for each in self.people if question.key in each.seen]
+        count = f"{sum(len(people) for _, people in most)} of {len(self.people)} have answered"
+        title = f"{question.key}: {question.text} {count}; {self._who(ran, 'nobody')} ran it."
+        bars = [[text, "█" * min(len(people), 40), self._who(people, "")] for text, people in most]
+        return Table(["answer", "", "people"], bars, title)
+
+    def _who(self, people: list[str], nobody: str) -> str:
+        if self.names:
+            return ", ".join(sorted(people)) or nobody
+        return str(len(people))
+
     def __repr__(self) -> str:
-        lines = str(Table(COLUMNS, [list(map(_plain, row)) for row in self.rows()])).splitlines()
-        mistakes = [f"{count:>4}  {text}" for count, text in self.mistakes()]
-        return "\n".join([*map(_plain, self._heads()), "", *lines, "", "wrong most often now", *map(_plain, mistakes)])
+        lines = [*self._heads(), ""]
+        for table in self.open_questions():
+            lines += [table.caption, str(Table(table.heads, table.rows)), ""]
+        lines += [str(Table(COLUMNS, self.rows())), "", "wrong most often now"]
+        return "\n".join([*lines, *(f"{count:>4}  {text}" for count, text in self.mistakes()), *self.not_counted])
 
     def _repr_html_(self) -> str:
-        heads = "".join(f"<p>{escape(head)}</p>" for head in self._heads())
-        mistakes = Table(["people", "wrong most often now"], self.mistakes())
-        return heads + Table(COLUMNS, self.rows()).html + mistakes.html
+        heads, files = (
+            "".join(f"<p>{escape(line)}</p>" for line in lines) for lines in (self._heads(), self.not_counted)
+        )
+        tables = [*self.open_questions(), Table(COLUMNS, self.rows())]
+        tables.append(Table(["people", "wrong most often now"], self.mistakes()))
+        return heads + "".join(table.html for table in tables) + files
 
     def _heads(self) -> list[str]:
         last = f"; something last happened at {max(self.events, key=_when).time:%H:%M:%S}" if self.events else ""
-        files = [f"Could not be read: {', '.join(self.unreadable)}."] if self.unreadable else []
-        return [f"{self.num_people} people{last}.", *files]
+        quiet = self._who(self.quiet(), "nobody")
+        return [f"{len(self.people)} people{last}.", f"Nothing new for three minutes: {quiet}."]
 
 
 def watch(folder: str | Path, names: bool = False, seconds: float = 5.0) -> Any:
@@ -154,17 +158,12 @@ def watch(folder: str | Path, names: bool = False, seconds: float = 5.0) -> Any:
     return VBox([pause, view])
 
 
+def _not_counted(text: str, count: int) -> str:
+    return f"Not counted: {person.plain(text)[:200]}" + f" ({count} files)" * (count > 1)
+
+
 def _when(event: Event) -> datetime:
     return event.time
-
-
-def _moment(noted: dict) -> datetime:
-    return datetime.fromisoformat(noted["time"]).astimezone()
-
-
-def _plain(line: str) -> str:
-    """Return a line without what would steer a terminal: others wrote it."""
-    return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 def main() -> None:

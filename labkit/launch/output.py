@@ -1,22 +1,36 @@
 """Brings what ranks print and report into the launching cell: live, or grouped by rank, which is the same each time."""
 
 import contextlib
+import re
 import sys
 import time
 from collections import deque
+from typing import NamedTuple
 
 from labkit.launch.frames import shell
 
-_HEAD_LINES, _TAIL_LINES, _LINE_CHARACTERS = 900, 100, 4000
+_BAR = re.compile(r"\[\d+:\d\d(:\d\d)?[<,]")  # of tqdm: the time that passed
 _VIEW_LINES, _SOON_SECONDS, _VIEW_SECONDS = 20, 0.5, 0.2  # per rank; until the first view; between views
+
+
+class _Most(NamedTuple):
+    """How much of a stream is shown."""
+
+    head_lines: int
+    tail_lines: int
+    characters: int  # of a line
+
+
+_TERMINAL, _NOTEBOOK = _Most(900, 100, 4000), _Most(80, 20, 2000)  # in a notebook, one has to scroll past it
 
 
 class _Stream:
     """The lines of one stream of one rank: the first and the last are kept, those between are counted."""
 
-    def __init__(self):
+    def __init__(self, most: _Most):
+        self.most = most
         self.head: list[str] = []
-        self.tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
+        self.tail: deque[bytes] = deque(maxlen=most.tail_lines)
         self.num_lines = 0
         self.rest = b""  # a line that has not ended yet
 
@@ -26,8 +40,8 @@ class _Stream:
         self.rest = self.rest[max(0, self.rest.rfind(b"\r", 0, -1)) :]  # a bar that moves returns to the line's start
         if len(self.rest) > 1 << 20:  # a line without end: do not let it fill the memory
             lines, self.rest = [*lines, self.rest], b""
-        fits = _HEAD_LINES - len(self.head)
-        new = [_text(line) for line in lines[:fits]]
+        fits = self.most.head_lines - len(self.head)
+        new = [self._text(line) for line in lines[:fits]]
         self.head += new
         self.num_lines += len(lines)
         self.tail.extend(lines[fits:])
@@ -36,16 +50,23 @@ class _Stream:
     def lines(self, skip_head: bool = False) -> list[str]:
         """Return what is kept: the head, a word on what was cut, the tail."""
         shown = len(self.head) if skip_head else 0
-        if _text(self.rest).strip():  # a last line without newline; a bar that has gone leaves blanks
+        if self._text(self.rest).strip():  # a last line without newline; a bar that has gone leaves blanks
             self.feed(b"\n")
         cut = self.num_lines - len(self.head) - len(self.tail)
-        note = f"... {cut:,} lines left out: the first {_HEAD_LINES} and the last {_TAIL_LINES} of a rank are shown ..."
-        return self.head[shown:] + [note] * (cut > 0) + [_text(line) for line in self.tail]
+        head, tail, _ = self.most
+        note = f"... {cut:,} lines left out: the first {head} and the last {tail} of a rank are shown ..."
+        return self.head[shown:] + [note] * (cut > 0) + [self._text(line) for line in self.tail]
 
     def latest(self) -> list[str]:
         """Return the last lines so far, and the one that has not ended."""
-        lines = [*self.head[-_VIEW_LINES:], *map(_text, self.tail), _text(self.rest)][-_VIEW_LINES:]
+        lines = [*self.head[-_VIEW_LINES:], *map(self._text, self.tail), self._text(self.rest)][-_VIEW_LINES:]
         return lines if lines[-1].strip() else lines[:-1]
+
+    def _text(self, line: bytes) -> str:
+        """Decode a line as a terminal shows it: what follows a carriage return replaces what came before."""
+        text = line.decode("utf-8", "replace").removesuffix("\r").rpartition("\r")[2]
+        cut = len(text) - self.most.characters
+        return text if cut <= 0 else f"{text[: self.most.characters]} ... {cut:,} more characters"
 
 
 class Output:
@@ -57,12 +78,14 @@ class Output:
         self.live, self._note, self._bar, self._bar_rank = live, "", "", num_ranks
         self._start = time.monotonic()
         self._next_view = self._start + _SOON_SECONDS
-        self._streams = {(rank, name): _Stream() for rank in range(num_ranks) for name in ("stdout", "stderr")}
+        self._most = _NOTEBOOK if self._is_notebook else _TERMINAL
+        names = [(rank, name) for rank in range(num_ranks) for name in ("stdout", "stderr")]
+        self._streams = {name: _Stream(self._most) for name in names}
 
     def feed(self, rank: int, stream: str, data: bytes) -> None:
         new = self._streams[rank, stream].feed(data)
         if self.live:
-            _show(rank, stream, new)
+            self._show(rank, stream, new)
 
     def progress(self, rank: int, done: float, total: float, text: str) -> None:
         """Move the bar, which follows the lowest rank that reports progress."""
@@ -97,11 +120,17 @@ class Output:
         elif self._bar:
             print(f"\r{'':80}", end="\r", file=sys.stderr)
         for (rank, name), stream in self._streams.items():
-            _show(rank, name, stream.lines(skip_head=self.live))
+            self._show(rank, name, stream.lines(skip_head=self.live))
+
+    def _show(self, rank: int, stream: str, lines: list[str]) -> None:
+        """Show lines; the bars of tqdm, which writes them to stderr, not in the red of a notebook's warnings."""
+        bars = [line for line in lines if _BAR.search(line)] if self._is_notebook and stream == "stderr" else []
+        _show(rank, "stdout", bars)
+        _show(rank, stream, [line for line in lines if line not in bars])
 
     def last_words(self, rank: int) -> list[str]:
         """Take out the end of what the rank wrote to stderr; it is then shown only once."""
-        stream, self._streams[rank, "stderr"] = self._streams[rank, "stderr"], _Stream()
+        stream, self._streams[rank, "stderr"] = self._streams[rank, "stderr"], _Stream(self._most)
         return stream.lines(skip_head=self.live)[-60:]
 
     def _show_in_place(self, text: str) -> None:
@@ -129,10 +158,3 @@ def _show(rank: int, stream: str, lines: list[str]) -> None:
 
 def _marked(rank: int, lines: list[str]) -> str:
     return "".join(f"[rank {rank}] {line}\n" for line in lines)
-
-
-def _text(line: bytes) -> str:
-    """Decode a line as a terminal shows it: what follows a carriage return replaces what came before."""
-    text = line.decode("utf-8", "replace").removesuffix("\r").rpartition("\r")[2]
-    cut = len(text) - _LINE_CHARACTERS
-    return text if cut <= 0 else f"{text[:_LINE_CHARACTERS]} ... {cut:,} more characters"

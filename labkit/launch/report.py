@@ -15,6 +15,7 @@ _CONSEQUENCES = re.compile(  # what a rank raises when its peer has gone
     "Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|Timed out waiting|"
     "monitoredBarrier|NCCL error|Socket Timeout|Application timeout caused pair closure"
 )
+_LABKIT = os.path.dirname(LAUNCHER.rstrip(os.sep)) + os.sep
 _MOST_LINES = 8
 _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "usually the machine ran out of memory, or somebody killed it",
@@ -71,8 +72,8 @@ def is_consequence(failure: Failure) -> bool:
     """Did this rank fail only because a different rank had left it alone?"""
     if not failure.kind or not _CONSEQUENCES.search(failure.text):
         return False
-    innermost = failure.frames[-1][0] if failure.frames else ""
-    return failure.kind.startswith("Dist") or "/torch/" in innermost or innermost.startswith(LAUNCHER)
+    innermost = failure.frames[-1][0] if failure.frames else ""  # of labkit where it waits for a message itself
+    return failure.kind.startswith("Dist") or "/torch/" in innermost or innermost.startswith(_LABKIT)
 
 
 def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, str]:

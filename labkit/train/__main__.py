@@ -25,6 +25,10 @@ def main() -> int:
         config = read_options()
         if config is None:
             return 0
+        if isinstance(config, TrainConfig) and config.check:
+            from labkit.train.check import check  # torch's fake tensors take long to import, and a run needs none
+
+            return 0 if check(config, config.check) else 2
         with world(isinstance(config, TrainConfig) and config.one_queue):
             return run(config)
     except ValueError as error:  # from bringing the world up
@@ -65,12 +69,14 @@ def run(config: TrainConfig | str) -> int:
         say_once(f"labkit.train: {error}")
         return 2 if isinstance(error, ValueError) else 1
     except (RuntimeError, MemoryError) as error:
+        where = error.__traceback__  # describe_error takes it away
         if is_consequence(describe_error(error)):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's: this rank ends in a moment by itself
             say_once(f"labkit.train: {describe_lost_peer(folder)}", restart_helps=True)
             return 1
         is_known = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if not is_known and "can't allocate memory" not in str(error):  # on a CPU torch raises a plain RuntimeError
+            error.__traceback__ = where
             raise
         way_out = "use a smaller model or micro_batch_size, or more --tp, --cp or --pp"
         say_once(f"labkit.train: out of memory ({error}): {way_out}", restart_helps=True)

@@ -1,13 +1,15 @@
-"""Shows a run: a bar with loss and speed, or lines in a log; and a line before and after."""
+"""Shows a run on stdout, as a bar or as lines in a log, with a line before and after; writes its metrics to files."""
 
 import json
+import platform
 import resource
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -41,10 +43,10 @@ class Step:
 def progress_bar(config: TrainConfig, steps_done: int) -> Iterator[Callable[[Step], Step]]:
     """Show a run inside the block, as a bar or as lines; yield a function that takes each finished step and returns it.
 
-    All ranks call it, with every step. The first one writes the metrics file.
+    All ranks call it, with every step. The first one writes metrics.
     """
     is_first_rank, in_a_cell = dist.get_rank() == 0, progress(steps_done, config.steps)
-    metrics = _open_on_first_rank(config.metrics)
+    metrics, board = _open_on_first_rank(config.metrics), _tensorboard(config.tensorboard)
 
     def show(step: Step) -> Step:
         is_logged = step.number % config.log_interval == 0 or step.number in (steps_done + 1, config.steps)
@@ -56,17 +58,21 @@ def progress_bar(config: TrainConfig, steps_done: int) -> Iterator[Callable[[Ste
             bar.update()
             if bar.disable and not in_a_cell and memory is not None:
                 left = tqdm.format_interval((config.steps - step.number) * step.seconds)
-                print(f"step {step.number}/{config.steps}: {facts}, {left} left", file=sys.stderr, flush=True)
+                print(f"step {step.number}/{config.steps}: {facts}, {left} left", flush=True)
             if step.evaluation_loss is not None:
                 bar.write(f"step {step.number}: evaluation loss {step.evaluation_loss:.4f}")
             if metrics is not None:
                 about = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "peak_memory_bytes": memory}
                 about |= {"resumed_after": steps_done} if steps_done and step.number == steps_done + 1 else {}
                 print(json.dumps(asdict(step) | about), file=metrics, flush=True)
+            for name, value in asdict(step).items():
+                if board is not None and isinstance(value, float):
+                    board.add_scalar(name, value, step.number)
         return step
 
     disable = True if in_a_cell or not is_first_rank else None  # None: unless it is a terminal
-    with metrics or nullcontext(), tqdm(initial=steps_done, total=config.steps, unit="step", disable=disable) as bar:
+    bar = tqdm(initial=steps_done, total=config.steps, unit="step", disable=disable, file=sys.stdout)
+    with metrics or nullcontext(), board or nullcontext(), bar:
         yield show
 
 
@@ -91,6 +97,17 @@ def peak_memory_bytes() -> int:
     peak = torch.tensor(torch.cuda.max_memory_allocated() if on_gpu else 1024 * kib, device=device)
     dist.all_reduce(peak, dist.ReduceOp.MAX)
     return int(peak)
+
+
+def _tensorboard(folder: str | None) -> Any:
+    """Return TensorBoard's writer on the first rank; raise a ValueError on all if the package is not there."""
+    if folder is None:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError(f"tensorboard={folder} needs the package: pip install tensorboard, or use metrics") from error
+    return SummaryWriter(folder) if dist.get_rank() == 0 else None
 
 
 def _open_on_first_rank(path: str | None) -> TextIO | None:
@@ -119,6 +136,8 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
         f"{config.shape.num_parameters:,} parameters in {config.precision}",
         f"{config.batch_size * config.seq_length:,} tokens per step",
         f"the text's floor is {floor_nats:.4f}" if floor_nats else f"no floor is known for {text}",
+        f"seed {config.seed}; host {socket.gethostname()}",
+        f"torch {torch.__version__}, Python {platform.python_version()}",
     ]
     return "; ".join(parts)
 
@@ -129,11 +148,13 @@ def _sizes(of: TrainConfig | ParallelLayout) -> str:
 
 
 def describe_end(config: TrainConfig, steps: Sequence[Step], floor_nats: float | None) -> str:
-    """Return one line that says how low the loss has come."""
+    """Return one line that says how low the loss has come, and what it took."""
     if not steps:
         return f"Nothing to do: the checkpoint has {config.steps} steps or more. Give more --steps"
     last = steps[-1]
     above = f", {last.loss - floor_nats:.4f} above the text's floor" if floor_nats else ""
     saved = "a checkpoint is saved, --resume continues from it" if config.checkpoint_dir else "nothing is saved"
     early = f". Ended early ({last.ends_early}): {saved}" if last.ends_early else ""
-    return f"Step {last.number}: loss {last.loss:.4f}{above}{early}"
+    seconds, tokens = sum(step.seconds for step in steps), len(steps) * config.batch_size * config.seq_length
+    totals = f"{counted(len(steps), 'step')} and {tokens:,} tokens in {tqdm.format_interval(seconds)}"
+    return f"Step {last.number}: loss {last.loss:.4f}{above}; {totals}{early}"

@@ -11,7 +11,7 @@ import pytest
 from course import progress
 from course.exercises.collectives import ring_all_reduce
 from course.exercises.group_layout import rank_to_coordinates
-from course.exercises.record import Prediction, note_check, note_prediction, note_solved
+from course.exercises.record import Prediction, note_check, note_prediction, note_result, note_solved
 from course.exercises.row_parallel import row_forward
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -23,6 +23,19 @@ def test_the_table_marks_what_is_solved():
     assert "row_backward" in repr(progress.table()) and "row_backward ✓" not in repr(progress.table())
     markdown = progress.table()._repr_markdown_()
     assert re.search(r"\| 04 \| 1 of \d+ \|", markdown)
+
+
+def test_the_table_counts_predictions_and_how_many_were_right_at_first():
+    keys = [key for key in progress.questions() if key.startswith("01.")]
+    note_result(keys[4])
+    for key, right in zip(
+        keys, [True, False, True, None, None]
+    ):  # the last but one waits for its cell, the last is late
+        note_prediction(key, Prediction(kind="?", first=8, time="", right=right, mistake=None, last=8, tries=1))
+    markdown = progress.table()._repr_markdown_()
+    assert f"| 4 of {len(keys)}, 2 right at first |" in markdown
+    assert re.search(r"\| all \| 0 of \d+ \| 4 of \d+, 2 right at first \|", markdown)
+    assert "4 of" in repr(progress.table())
 
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
@@ -43,6 +56,7 @@ def half_a_day():
             kind="number", first=8, time="2026-11-22T16:20:03+01:00", right=right, mistake=None, last=8, tries=1
         )
         note_prediction(key, answer)
+    note_result("01.b")
 
 
 def test_junit_says_what_is_solved_wrong_and_left(half_a_day, tmp_path, monkeypatch, capsys):
@@ -71,7 +85,7 @@ def test_a_button_saves_json_into_a_folder_under_the_users_name(half_a_day, tmp_
     content = json.loads((tmp_path / "anna.json").read_text())
     assert list(content["solved"]) == [rank_to_coordinates.name]
     assert content["checks"][ring_all_reduce.name]["mistake"] == "You <added> twice."
-    assert set(content["predictions"]) == {"01.a", "01.b", "01.c"}
+    assert set(content["predictions"]) == {"01.a", "01.b", "01.c"} and set(content["results"]) == {"01.b"}
 
 
 def test_a_button_says_what_could_not_be_saved(tmp_path):

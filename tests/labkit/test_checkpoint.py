@@ -423,8 +423,25 @@ def test_a_full_disk_is_said_in_a_line_and_nothing_stays_on_it(worlds, tmp_path,
         assert re.fullmatch(
             rf"{tmp_path}/step_00000002 cannot be written \(.+\): make space, or name a folder .*", text
         )
+        assert re.search(rf"the files of rank {rank} need [1-9][\d,]+ bytes, [\d,]+ are free", text)
     assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000001"]
     assert [step.number for step in worlds[2].run(train, replace(config, steps=2))[0]] == [2]
+
+
+def test_a_disk_without_space_is_called_so(worlds, tmp_path):
+    """torch's writer says only "unexpected pos 704 vs 598"."""
+    usage = shutil.disk_usage(tmp_path)._replace(free=10)
+    config, why = saves_in(tmp_path, num_layers=1, steps=1), "No space left on device: the files of rank 0 need"
+    for text in worlds[2].run(refused_without_space, config, usage):
+        assert f"step_00000001 cannot be written ({why}" in text and ", 10 are free)" in text
+
+
+def refused_without_space(config, usage):
+    before, shutil.disk_usage = shutil.disk_usage, lambda path: usage
+    try:
+        return refused_on_a_full_disk(config, 0, 100)
+    finally:
+        shutil.disk_usage = before
 
 
 def interrupted_while_saving(config):

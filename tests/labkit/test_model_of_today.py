@@ -116,7 +116,7 @@ def loss_and_gradients(shape, layout=None, num_stages=1, **options):
     for stage in stages:
         for name, parameter in stage.named_parameters():
             whole = any_value(name, sizes[name]).to(local_device())
-            parameter.data.copy_(shard_like(whole, parameter, tp))
+            parameter.data.copy_(shard_like(whole, parameter))
     held = positions(shape.seq_length, cp.size(), cp.rank(), options.get("balanced", True))
     x, targets = (each[:, held].to(local_device()) for each in tokens(shape))
     for stage in stages:
@@ -126,7 +126,7 @@ def loss_and_gradients(shape, layout=None, num_stages=1, **options):
     gradients, loss = {}, loss.detach()
     for stage in stages:
         for name, parameter in stage.named_parameters():
-            gradient = gather_whole(parameter.grad, parameter, tp).contiguous()
+            gradient = gather_whole(parameter.grad, parameter).contiguous()
             gradients[name] = gradients.get(name, 0) + gradient
     for each in (loss, *gradients.values()) if cp.size() > 1 else ():  # the mean over ranks with as many tokens each
         dist.all_reduce(each, group=cp)

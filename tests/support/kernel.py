@@ -5,7 +5,7 @@ import os
 import queue
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jupyter_client.manager import start_new_kernel
 
@@ -19,6 +19,7 @@ class Ran:
     error: str = ""  # the traceback as the learner reads it, without colours
     error_name: str = ""
     seconds: float = 0.0
+    shown: list[dict] = field(default_factory=list)  # more than text, by kind
     notes: str = ""  # what stood in the cell for a while
 
 
@@ -52,6 +53,8 @@ class Kernel:
             match message["msg_type"]:
                 case "stream":
                     setattr(ran, content["name"], getattr(ran, content["name"]) + content["text"])
+                case "display_data" if content["data"]:
+                    ran.shown.append(content["data"])
                 case "update_display_data":
                     ran.notes += content["data"].get("text/plain", "")
                 case "error":

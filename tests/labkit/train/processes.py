@@ -32,6 +32,6 @@ def finish(*processes):
     return [(code, out, error) for out, error, code in results]
 
 
-def losses(error):
+def losses(out):
     """What the log says of each step; a step that was computed again counts once if it has the same loss."""
-    return sorted(set(re.findall(r"step (\d+)/\d+: loss (\S+),", error)))
+    return sorted(set(re.findall(r"step (\d+)/\d+: loss (\S+),", out)))

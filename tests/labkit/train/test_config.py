@@ -38,6 +38,12 @@ from tests.labkit.train.tiny import TINY
         ({"schedule": "2f2b"}, "schedule='2f2b' is unknown: use gpipe, 1f1b, interleaved, zero-bubble"),
         ({"precision": "float16"}, "precision='float16' is unknown: use float32, float64, bfloat16"),
         ({"num_chunks": 2}, "num_chunks=2 needs schedule='interleaved', not '1f1b': use that, or num_chunks=1"),
+        (
+            {"schedule": "v-half", "num_chunks": 3},
+            "num_chunks=3 needs schedule='interleaved', not 'v-half': use that, or num_chunks=1",
+        ),
+        ({"schedule": "v-min", "pp_size": 8}, "pp_size=8 * num_chunks=2 = 16 stages for num_layers=4: use 16 layers"),
+        ({"schedule": "v-half", "zero_stage": 2}, "and schedule='v-half' computes those of its weights later"),
         ({"schedule": "interleaved"}, "schedule='interleaved' needs num_chunks=2 or more: with one, use '1f1b'"),
         ({"pp_size": 4, "num_chunks": 2, "schedule": "interleaved"}, "num_chunks=2 = 8 stages for num_layers=4: use 8"),
         ({"num_attention_heads": 3}, "does not divide hidden_size=16: use num_attention_heads 1, 2, 4, 8 or 16, or"),

@@ -2,7 +2,11 @@
 
 import io
 import json
+import platform
 import re
+import socket
+import sys
+import types
 from dataclasses import asdict, replace
 
 import pytest
@@ -20,27 +24,29 @@ def test_the_line_before_a_run():
     text = describe_start(TINY, 4, None)
     assert text.startswith("4 ranks (tp 1, pp 1, dp 4); ")
     assert f"; {TINY.shape.num_parameters:,} parameters in float64; 64 tokens per step; " in text
-    assert text.endswith("; no floor is known for invented")
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    assert text.endswith(f"; no floor is known for invented; seed 0; host {socket.gethostname()}; {versions}")
     assert describe_start(TINY, 1, 0.5).startswith("1 rank (")
-    assert describe_start(TINY, 1, 0.5).endswith("; the text's floor is 0.5000")
+    assert "; the text's floor is 0.5000; " in describe_start(TINY, 1, 0.5)
 
 
 def test_the_line_after_a_run():
-    done = [Step(number, 3.0 - number / 10, 1.0, 0.1, 1.0, 64.0) for number in (1, 2)]
-    assert describe_end(TINY, done, None) == "Step 2: loss 2.8000"
-    assert describe_end(TINY, done, 0.5) == "Step 2: loss 2.8000, 2.3000 above the text's floor"
+    done = [Step(number, 3.0 - number / 10, 1.0, 0.1, 61.0, 64.0) for number in (1, 2)]
+    totals = "2 steps and 128 tokens in 02:02"
+    assert describe_end(TINY, done, None) == f"Step 2: loss 2.8000; {totals}"
+    assert describe_end(TINY, done, 0.5) == f"Step 2: loss 2.8000, 2.3000 above the text's floor; {totals}"
     assert describe_end(TINY, [], 0.5) == "Nothing to do: the checkpoint has 10 steps or more. Give more --steps"
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_terminal_has_a_bar_and_a_log_has_lines(monkeypatch, is_terminal):
-    stderr = io.StringIO()
-    stderr.isatty = lambda: is_terminal
-    monkeypatch.setattr("sys.stderr", stderr)
+    stdout = io.StringIO()
+    stdout.isatty = lambda: is_terminal
+    monkeypatch.setattr("sys.stdout", stdout)
     with world(), progress_bar(replace(TINY, log_interval=4), 0) as show:
         for number in range(1, 11):
             show(Step(number, 3.0 - number / 10, 1.0, 0.1, 2.0, 64.0))
-    shown = stderr.getvalue()
+    shown = stdout.getvalue()
     if is_terminal:
         assert "10/10" in shown and "\r" in shown and shown.count("\n") == 1
     else:
@@ -84,3 +90,39 @@ def test_metrics_are_kept_and_continued(tmp_path, on_ranks):
     assert [line["peak_memory_bytes"] is not None for line in lines] == [True, True, True, True, True]
     with pytest.raises(RankFailed, match=r"metrics=\S+ cannot be written \(Is a directory\): name a file"):
         launch(train, replace(TINY, metrics=str(tmp_path)), world_size=2)
+
+
+class Writer:
+    """In the place of TensorBoard's, which is not installed here."""
+
+    def __init__(self, folder):
+        self.folder, self.added = folder, []
+
+    def add_scalar(self, name, value, number):
+        self.added.append((name, value, number))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.added.append("closed")
+
+
+def test_tensorboard_gets_the_numbers_of_each_step(monkeypatch, tmp_path):
+    writers = []
+    module = types.SimpleNamespace(SummaryWriter=lambda folder: writers.append(Writer(folder)) or writers[-1])
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    with world(), progress_bar(replace(TINY, tensorboard=str(tmp_path)), 0) as show:
+        show(Step(1, 2.9, 1.0, 0.1, 2.0, 64.0))
+    [writer] = writers
+    assert writer.folder == str(tmp_path)
+    assert ("loss", 2.9, 1) in writer.added and ("grad_norm", 1.0, 1) in writer.added
+    assert not [each for each in writer.added if each[0] == "evaluation_loss"]  # there was none
+    assert writer.added[-1] == "closed"
+
+
+def test_tensorboard_is_asked_for_but_not_installed(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # importing it raises an ImportError
+    refused = pytest.raises(ValueError, match="tensorboard=here needs the package: pip install tensorboard")
+    with world(), refused, progress_bar(replace(TINY, tensorboard="here"), 0):
+        pass

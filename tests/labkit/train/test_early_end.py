@@ -59,7 +59,7 @@ def test_sigterm_to_a_command(tmp_path, num_ranks):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "labkit.train"]
     command = torchrun if num_ranks > 1 else [sys.executable, "-m", "labkit.train"]
     process = start([*command, *options])
-    for line in process.stderr:
+    for line in process.stdout:
         if "step 3/" in line:
             break
     process.send_signal(signal.SIGTERM)

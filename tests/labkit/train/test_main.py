@@ -1,5 +1,6 @@
 """``python -m labkit.train``: what it says, and its exit codes."""
 
+import asyncio
 import dataclasses
 import io
 import os
@@ -7,6 +8,8 @@ import re
 import signal
 import sys
 from contextlib import redirect_stderr
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,29 +17,34 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 import labkit.train
 from labkit.data import InventedText
+from labkit.data_parallel.flat_parameter import FlatParameter
 from labkit.launch import World
 from labkit.train import TrainConfig, train
 from labkit.train.__main__ import main
 from tests.labkit.train.processes import ROOT, TINY, TORCHRUN, TRAIN_IN_FORKS, environment, finish, losses, start
 
 LINE = r"step [1-6]/6: loss \d\.\d{4}, norm \S+, lr \S+, \S+ ms, \S+ tokens/s per rank, peak \S+ GiB, 00:\d\d left\n"
+TOTALS = r"6 steps and 384 tokens in 00:\d\d"
 
 
 def test_alone(alone):
     code, out, error = alone
     assert code == 0, error
-    first, last = out.splitlines()
+    first, *steps, last = out.splitlines(keepends=True)
     floor = InventedText().floor_nats
     threads = f"{len(os.sched_getaffinity(0))} thread"
     assert first.startswith(f"1 rank (tp 1, pp 1, dp 1); gloo on the CPU, {threads}")
     assert f"parameters in float32; 64 tokens per step; the text's floor is {floor:.4f}" in first
     config = TrainConfig(seq_length=8, hidden_size=16, num_layers=2)
     assert f"{config.shape.num_parameters:,} parameters" in first
-    loss, above = map(float, re.fullmatch(r"Step 6: loss (\S+), (\S+) above the text's floor", last).groups())
+    loss, above = map(
+        float, re.fullmatch(rf"Step 6: loss (\S+), (\S+) above the text's floor; {TOTALS}\n", last).groups()
+    )
     assert loss == pytest.approx(above + floor, abs=2e-4)
     assert loss < 3.3
-    assert re.fullmatch(LINE * 6, error)  # a log, not a terminal
-    assert losses(error)[0] == ("1", "3.3214")
+    assert re.fullmatch(LINE * 6, "".join(steps))  # a log, not a terminal
+    assert error == ""
+    assert losses(out)[0] == ("1", "3.3214")
 
 
 @pytest.fixture
@@ -98,6 +106,17 @@ def test_what_does_not_fit_is_said_once(command, options, message):
     assert error.count(message) == 1
 
 
+def test_a_check_trains_nothing(command, monkeypatch):
+    monkeypatch.setattr(labkit.train.__main__, "train", None)
+    code, out, error = command("--check", 8, "--tp", 2, "--pp", 2)
+    assert (code, error) == (0, "")
+    assert out.startswith("8 ranks = tp 2 x dp 2 x pp 2, ") and "This fits this machine, with all 8 ranks on it" in out
+    code, out, _ = command("--check", 4, "--hidden-size", 1 << 14, "--num-layers", 64)
+    assert code == 2 and "This does not fit this machine" in out
+    code, _, error = command("--check", 7, "--tp", 2)
+    assert code == 2 and "does not divide world_size=7" in error
+
+
 def test_numbers_that_run_away(command):
     code, out, error = command(
         *TINY.split(), "--learning-rate", 100, "--weight-decay", 1000, "--clip-norm", 0, "--steps", 9
@@ -121,8 +140,22 @@ def test_memory_that_runs_out(command, monkeypatch):
     assert code == 1
     assert re.search(r"labkit.train: out of memory \(.* can't allocate memory: .*\): use a smaller model or", error)
     monkeypatch.setattr(labkit.train.__main__, "train", lambda config: torch.ones(2) @ torch.ones(3))
-    with pytest.raises(RuntimeError, match="inconsistent tensor size"):  # any other error keeps its traceback
+    with pytest.raises(RuntimeError, match="inconsistent tensor size") as other:  # any other keeps its traceback
         command(*TINY.split())
+    assert other.traceback[-1].path == Path(__file__)
+
+
+def test_a_peer_that_goes_while_labkit_itself_waits_is_said_in_a_line(command, monkeypatch):
+    """The wait is C code, as this future's: the innermost line is labkit's, not torch's."""
+    loop = asyncio.new_event_loop()
+    future = loop.create_future()
+    future.set_exception(RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:40168"))
+    waiting = SimpleNamespace(gather_work=SimpleNamespace(wait=future.result))
+    monkeypatch.setattr(labkit.train.__main__, "train", lambda config: FlatParameter.wait(waiting))
+    code, _, error = command(*TINY.split())
+    assert code == 1
+    assert error.startswith("labkit.train: a peer is gone, so the other ranks end: no checkpoint is there to resume")
+    loop.close()
 
 
 def test_an_interrupted_run(command, monkeypatch):
@@ -165,7 +198,7 @@ def test_a_text_file_and_a_resumed_run(command, tmp_path):
     code, out, _ = command(*options)
     assert code == 0
     assert "no floor is known for" in out
-    assert "README.md Step 3: loss" in out
+    assert "README.md; seed 0" in out and "Step 3: loss" in out
     assert "floor" not in out.partition("Step 3")[2]
     code, out, error = command(*options)
     assert code == 2

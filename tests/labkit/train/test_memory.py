@@ -1,7 +1,7 @@
 """What a rank holds in bfloat16 with Adam: what `course.sizing` says, at the end of a step and at most within it."""
 
 import gc
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import accumulate
 
 import pytest
@@ -13,6 +13,7 @@ from course.sizing.fully_sharded import sharded_memory
 from course.sizing.plan import Plan
 from labkit.groups import init_groups
 from labkit.train import TrainConfig, Trainer, training
+from labkit.train.check import what_a_rank_holds
 
 FEW_TOKENS = TrainConfig(
     precision="bfloat16", batch_size=4, micro_batch_size=1, seq_length=4, hidden_size=32, num_layers=16
@@ -73,6 +74,9 @@ def test_bytes_of_a_parameter(on_ranks, zero_stage):
     config = replace(FEW_TOKENS, zero_stage=zero_stage)
     plan = Plan(config.shape, 2, config.batch_size, recompute="none", zero_stage=zero_stage)
     expected = sharded_memory(plan).total / config.shape.num_parameters
+    _, checked = what_a_rank_holds(config, 2, 0)
+    said = sum(astuple(checked)) / config.shape.num_parameters
     for after, most in on_ranks(bytes_held, config):
         assert after == pytest.approx(9 if zero_stage else 18, rel=0.01)
         assert expected - 0.1 < most < expected + (MESSAGES if zero_stage else 0.2)
+        assert said == pytest.approx(most, rel=0.1)

@@ -21,6 +21,7 @@ from labkit.groups import group_of_one, local_device
 from labkit.launch import RankFailed, World, launch
 from labkit.model import ParallelGPT
 from labkit.train import steps, train, training
+from labkit.train.config import V_SHAPED
 from tests.labkit.train.tiny import TINY, TODAY, numbers
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
@@ -125,7 +126,7 @@ LAYOUTS = [
     if world_size < 8 or (t * c * p > 2 and max(t, c, p) == 2) or "TRAIN_ALL" in os.environ  # eight share two cores
 ]
 OPTIONS = {
-    "schedule": ("1f1b", "gpipe", "interleaved", "zero-bubble"),
+    "schedule": ("1f1b", "gpipe", "interleaved", "zero-bubble", "zero-bubble-v"),
     "sequence_parallel": (False, True),
     "zero_stage": (0, 1, 2, 3),
     "recompute": (False, True),
@@ -147,7 +148,7 @@ def all_choices():
         if (
             (t > 1 or not options["sequence_parallel"])
             and (world_size > t * p or not options["zero_stage"])
-            and (options["zero_stage"] < 2 or options["schedule"] != "zero-bubble")
+            and (options["zero_stage"] < 2 or not options["schedule"].startswith("zero-bubble"))
             and (p > 1 or options["schedule"] == "1f1b")
             and (c > 1 or attention == "ring")
             and SHORT.seq_length % (c if c == 1 or attention == "contiguous ring" else 2 * c) == 0
@@ -159,7 +160,7 @@ def all_choices():
 
 
 def num_chunks_of(schedule):
-    return 2 if schedule == "interleaved" else 1
+    return 2 if schedule in ("interleaved", *V_SHAPED) else 1
 
 
 def run_of(layout, values):
@@ -225,6 +226,39 @@ def test_every_layout(on_ranks):
     # Here the layers are computed once more for the gradients of the weights, when their backward seems to be over.
     again = 4, replace(SHORT, pp_size=2, schedule="zero-bubble", zero_stage=1, recompute=True, micro_batch_size=2)
     compare_with_one_process(on_ranks, [*(run_of(*each) for each in chosen), one_rank_two_chunks, again])
+
+
+@pytest.mark.parametrize("schedule", V_SHAPED)
+def test_a_v_beside_replicas_and_tensor_ranks(on_ranks, schedule):
+    """Two ranks and four, tied and not; on the first rank, the last stage uses the embedding of the first."""
+    layers = replace(SHORT, num_layers=8, micro_batch_size=1, schedule=schedule)
+    again = dict(recompute=True, sequence_parallel=True, tp_size=2)
+    runs = [(2, replace(layers, pp_size=2)), (4, replace(layers, pp_size=2, zero_stage=1))]
+    runs += [(4, replace(layers, pp_size=2, **again)), (4, replace(layers, pp_size=4, **TODAY))]
+    compare_with_one_process(on_ranks, [*runs, (4, replace(layers, pp_size=4))])
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_replicas_of_one_rank_with_the_first_stage_and_the_last(on_ranks, zero_stage):
+    config = replace(SHORT, schedule="interleaved", num_chunks=2, zero_stage=zero_stage)
+    compare_with_one_process(on_ranks, [(2, config)])
+
+
+def parameters_with_the_vocabulary(config):
+    with training(config) as trainer:
+        vocabulary = config.shape.vocab_size
+        held = [
+            name for model in trainer.models for name, p in model.named_parameters() if p.shape[:1] == (vocabulary,)
+        ]
+        return held, len(trainer.tied)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "v-half"])
+def test_in_a_v_a_tied_weight_is_one_parameter_and_needs_no_message(on_ranks, schedule):
+    config = replace(SHORT, pp_size=2, schedule=schedule)
+    found = on_ranks(parameters_with_the_vocabulary, config)
+    one_each = [(["embedding.weight"], 1)] * 2
+    assert found == ([(["embedding.weight"], 0), ([], 0)] if schedule == "v-half" else one_each)
 
 
 @pytest.mark.skipif("TRAIN_ALL" not in os.environ, reason="takes minutes: set TRAIN_ALL=1")
