@@ -15,4 +15,4 @@ RUN PIP_CONSTRAINT= pip install --no-cache-dir -e '.[lab]' \
     && python -c "import torch; assert torch.version.cuda, 'pip has replaced the torch of the container'"
 
 EXPOSE 8888
-CMD ["jupyter", "lab", "--ip=0.0.0.0", "--allow-root", "--no-browser", "--LabApp.default_url=/lab/tree/Start_Here.ipynb"]
+CMD ["python", "-m", "course.open", "--ip=0.0.0.0"]

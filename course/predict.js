@@ -91,7 +91,7 @@ function render({ model, el }) {
   const answered = () => model.get("answer") !== null && put(model.get("answer"));
   function judged() {
     const [state, word, sentence] = model.get("feedback");
-    send.textContent = state ? "Answer again" : "Keep my answer";
+    send.textContent = state && state !== "late" ? "Answer again" : "Keep my answer";
     status.dataset.status = state ?? "";
     status.replaceChildren(...(state ? [element("b", {}, word), ...inWords(sentence)] : []));
   }

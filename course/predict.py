@@ -19,6 +19,7 @@ from course.exercises import record
 from course.exercises.feedback import LOOKS
 
 Wrong = Mapping[Any, str]
+LATE = "You may still answer, but it does not count as a prediction."
 
 
 class Question:
@@ -43,6 +44,7 @@ class Question:
         self.wrong = [(each if callable(each) else self.form(each), advice) for each, advice in (wrong or {}).items()]
         self._result: Any = None
         self._unwritten: record.Prediction | None = None  # the answer, where no file can keep it
+        self._not_kept = ""  # why no file keeps it
         self._widget: Form | None = None
 
     def form(self, value: Any) -> Any:
@@ -75,6 +77,8 @@ class Question:
         record.note_result(self.key)
         if kept:
             self._keep(kept)
+        elif self._widget:
+            self._widget.feedback = self.feedback()
 
     def answer(self, answer: Any) -> None:
         """Keep an answer: the first, or a further try."""
@@ -94,18 +98,20 @@ class Question:
         return kept and kept["last"]
 
     def feedback(self) -> list[str]:
-        """Return the status of the last answer, the word for it, and a sentence; nothing while there is no answer."""
+        """Return the status of the last answer, the word for it, and a sentence; nothing while all is open."""
         kept = self._kept()
+        is_late = (kept is None or kept["right"] is None) and (self._result is not None or self.key in record.results())
+        late = "It came after the result, so it does not count as a prediction." if is_late else ""
         if kept is None:
-            return []
+            return ["late", "○ the result is known", LATE] if is_late else []
         if self._result is None:
-            return ["kept", "○ kept", "Run the next cell to see."]
+            return ["kept", "○ kept", f"{late or 'Run the next cell to see.'} {self._not_kept}".strip()]
         if self.is_same(kept["last"], self._result):
             is_first = self.is_same(kept["first"], self._result)
             earlier = "" if is_first else f"Your first answer was: {self.said(kept['first'])}."
-            return ["passed", LOOKS["passed"][0], earlier]
+            return ["passed", LOOKS["passed"][0], f"{earlier} {late}".strip()]
         advice = self._mistake(kept["last"]) or self.nearness(kept["last"], self._result)
-        return ["wrong", LOOKS["wrong"][0], f"{advice} Compare with the next cell, or try again.".strip()]
+        return ["wrong", LOOKS["wrong"][0], f"{advice} Compare with the next cell, or try again. {late}".strip()]
 
     def said(self, answer: Any) -> str:
         """Return an answer in words."""
@@ -116,7 +122,7 @@ class Question:
         del answer, result
         return ""
 
-    def _fits(self, answer: Any) -> bool:
+    def fits(self, answer: Any) -> bool:
         """Whether this is an answer: one that was kept may be to an earlier wording."""
         raise NotImplementedError
 
@@ -127,14 +133,14 @@ class Question:
 
     def _kept(self) -> record.Prediction | None:
         kept = record.predictions().get(self.key, self._unwritten)
-        fits = kept and kept["kind"] == self.kind and self._fits(kept["first"]) and self._fits(kept["last"])
+        fits = kept and kept["kind"] == self.kind and self.fits(kept["first"]) and self.fits(kept["last"])
         return kept if fits else None
 
     def _keep(self, kept: record.Prediction) -> None:
         if self._result is not None:
             record.note_result(self.key)  # all may have been forgotten since
-        record.note_prediction(self.key, kept)
-        self._unwritten = None if self.key in record.predictions() else kept
+        self._not_kept = record.note_prediction(self.key, kept)
+        self._unwritten = kept if self._not_kept else None
         if self._widget:
             self._widget.feedback = self.feedback()
 
@@ -204,8 +210,8 @@ class Number(Question):
     def nearness(self, answer: float, result: float) -> str:
         return "That is too large." if answer > result else "That is too small."
 
-    def _fits(self, answer: Any) -> bool:
-        return isinstance(answer, int | float) and math.isfinite(answer)
+    def fits(self, answer: Any) -> bool:
+        return isinstance(answer, int | float) and abs(answer) < float("inf")
 
 
 class Choice(Question):
@@ -221,7 +227,7 @@ class Choice(Question):
             raise ValueError(f"{self.key}: {str(value)!r} is not offered: use one of {', '.join(self.words)}")
         return self.words[str(value)]
 
-    def _fits(self, answer: Any) -> bool:
+    def fits(self, answer: Any) -> bool:
         return answer in self.words.values()
 
 
@@ -250,5 +256,5 @@ class Order(Question):
         num_right = sum(each == right for each, right in zip(answer, result))
         return f"In the right place: {num_right} of {len(result)}."
 
-    def _fits(self, answer: Any) -> bool:
+    def fits(self, answer: Any) -> bool:
         return isinstance(answer, list) and sorted(map(str, answer)) == sorted(self.words.values())

@@ -25,6 +25,7 @@ class Ran:
     """What a cell left on a rank."""
 
     value: str  # of its last expression, as text; "" if there is none
+    shown: list[dict[str, Any]]  # what IPython.display was given, and a last expression that is more than text
     figures: list  # of matplotlib
     names: list[str]  # that belong to this rank
 
@@ -90,20 +91,57 @@ def run(cell: Cell, sent: dict[str, Any]) -> Ran:
     """Run a cell. Whatever it raises goes to the launcher, which reports it."""
     here = _here()
     if here["rank"] not in cell.ranks:
-        return Ran("", [], names())
+        return Ran("", [], [], names())
     here.take(sent)
     os.environ["MPLBACKEND"] = "agg"  # the notebook's would look for a notebook here
     warnings.filterwarnings("ignore", "FigureCanvasAgg is non-interactive")  # show(): the notebook does it
-    tree, shown = ast.parse(cell.source, cell.filename), None
-    if tree.body and isinstance(last := tree.body[-1], ast.Expr) and not cell.source.rstrip().endswith(";"):
+    tree, last = ast.parse(cell.source, cell.filename), None
+    if tree.body and isinstance(final := tree.body[-1], ast.Expr) and not cell.source.rstrip().endswith(";"):
         del tree.body[-1]
-        shown = compile(ast.Expression(last.value), cell.filename, "eval")
+        last = compile(ast.Expression(final.value), cell.filename, "eval")
+    if "display" in cell.source or "IPython" in sys.modules:  # to import it takes a quarter of a second
+        _collect_displays()
     try:
         exec(compile(tree, cell.filename, "exec"), here)
-        result = eval(shown, here) if shown else None
-        return Ran("" if result is None else repr(result), _figures(), names())
+        result = eval(last, here) if last else None
+        is_rich = any(hasattr(type(result), name) for name in RICH)
+        if is_rich:
+            show(result)
+        return Ran("" if result is None or is_rich else repr(result), [*_shown], _figures(), names())
     finally:
-        _figures()  # those of a cell that failed are not the next one's
+        _shown.clear()  # what a cell that failed has shown, or drawn, is not the next one's
+        _figures()
+
+
+RICH = ("_repr_html_", "_repr_mimebundle_", "_repr_markdown_", "_repr_svg_", "_repr_png_", "_repr_latex_")
+_shown: list[dict[str, Any]] = []
+
+
+def _collect_displays() -> None:
+    """Let IPython's display give here what it would send to a notebook, also where its name was imported already."""
+    import IPython.core.display_functions as functions
+
+    functions.display.__code__ = _in_place_of_display.__code__
+
+
+def _in_place_of_display(*things, **options):
+    """This runs among the names of IPython's file, so it imports what it needs."""
+    from course import rank_cell
+
+    rank_cell.show(*things)
+
+
+def show(*things) -> None:
+    """Keep what the notebook shall show; print what is only text."""
+    from IPython.core.formatters import DisplayFormatter
+
+    for thing in things:
+        data, _ = ({"text/plain": thing}, {}) if isinstance(thing, str) else DisplayFormatter().format(thing)
+        data.pop("application/vnd.jupyter.widget-view+json", None)  # there is no kernel here that it could reach
+        if data.keys() <= {"text/plain"}:
+            print(*data.values())
+        else:
+            _shown.append(data)
 
 
 def _here() -> Names:

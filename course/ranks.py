@@ -79,6 +79,7 @@ class Ranks:
         sent = self._from_notebook(tree, set() if is_new else set.intersection(*map(set, self.names)))
         if is_new:
             self._start(num_ranks)
+            self._names_read(tree)  # the names that this cell's functions read were noted for the ranks of before
         others, note = sorted({*range(num_ranks)} - {*asked}), ""
         if others:
             note = f"{who(others).capitalize()} were not asked: this cell runs on {who(asked)} only.\n"
@@ -230,23 +231,44 @@ def _calls_of_all(tree: ast.Module) -> set[str]:
 
 
 def _show(rows: list[rank_cell.Ran]) -> None:
-    """Show the values, equal ones once, then the figures."""
-    values: dict[str, list[int]] = {}
-    for rank, ran in enumerate(rows):
-        values.setdefault(ran.value, []).append(rank)
-    for value, ranks in values.items():
+    """Show what was displayed, then the values, equal ones once, then the figures beside each other."""
+    for data, ranks in _folded([[*enumerate(ran.shown)] for ran in rows]):
+        print(f"{who(ranks)}:")
+        display(data[1], raw=True)
+    for value, ranks in _folded([[ran.value] for ran in rows]):
         if value:
             print(f"{who(ranks)}:{chr(10) if chr(10) in value else ' '}{value}")
-    for rank, ran in enumerate(rows):
-        for figure in ran.figures:
-            from course.pictures.painter import Plot  # which imports matplotlib: not before there is a figure
+    figures = [(rank, figure) for rank, ran in enumerate(rows) for figure in ran.figures]
+    if figures:
+        _show_figures(figures)
 
-            if figure.get_layout_engine() is None:
-                figure.set_layout_engine("tight")  # as notebooks do: no word is cut off
-            titles = [ax.get_title() for ax in figure.axes] + [figure.get_suptitle()]
-            alt = f"Figure of rank {rank}: {', '.join(filter(None, titles)) or 'no title'}"
-            print(alt)
-            display(Plot(figure, alt))
+
+def _folded(things: list[list]) -> list[tuple[Any, list[int]]]:
+    """Return each of the ranks' things once, with the ranks that have it."""
+    found: list[tuple[Any, list[int]]] = []
+    for rank, of_rank in enumerate(things):
+        for thing in of_rank:
+            same = next((ranks for each, ranks in found if each == thing), None)
+            if same is None:
+                found.append((thing, same := []))
+            same.append(rank)
+    return found
+
+
+def _show_figures(figures: list[tuple[int, Any]]) -> None:
+    from course.pictures.painter import Plot  # which imports matplotlib: not before there is a figure
+
+    words, boxes = [], []
+    for rank, figure in figures:
+        if figure.get_layout_engine() is None:
+            figure.set_layout_engine("tight")  # as notebooks do: no word is cut off
+        titles = [ax.get_title() for ax in figure.axes] + [figure.get_suptitle()]
+        words.append(f"Figure of rank {rank}: {', '.join(filter(None, titles)) or 'no title'}")
+        look = f"flex: 1 1 300px; max-width: {72 * figure.get_figwidth():.0f}px; margin: 0"
+        caption = f"<figcaption><b>rank {rank}</b></figcaption>"
+        boxes.append(f'<figure style="{look}">{caption}{Plot(figure, words[-1]).html()}</figure>')
+    html = f'<div style="display: flex; flex-wrap: wrap; gap: 1em">{"".join(boxes)}</div>'
+    display({"text/plain": "\n".join(words), "text/html": html}, raw=True)
 
 
 ranks = Ranks()

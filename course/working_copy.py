@@ -28,7 +28,8 @@ def notebooks(root: Path) -> list[Path]:
 def hide_answers(notebook: nbformat.NotebookNode) -> None:
     """Take out what answers a question: outputs, up to the next question or heading, and fold the text after the first.
 
-    Headings stay in sight, and what stands below them; so does the last paragraph before code, which introduces it.
+    Headings stay in sight, and what stands below them. A cell with the tag ``explanation`` is folded as a whole, one
+    with ``introduction`` not at all. Without a tag, the last of several paragraphs before code introduces the code.
     """
     hides = folds = False
     for before, cell, after in zip([None, *notebook.cells], notebook.cells, [*notebook.cells[1:], None]):
@@ -42,10 +43,13 @@ def hide_answers(notebook: nbformat.NotebookNode) -> None:
             if hides:
                 cell.outputs, cell.execution_count = [], None
         elif hides:
+            tags = cell.metadata.get("tags", [])
             text, *below = re.split(r"(?m)^(?=#+ )", cell.source, maxsplit=1)
-            if folds and text.strip() and not text.startswith(SUMMARY):
+            wanted = (folds or "explanation" in tags) and "introduction" not in tags
+            if wanted and text.strip() and not text.startswith(SUMMARY):
                 told, introduction = text.strip(), []
-                if not below and after and after.cell_type == "code" and not ASKS.fullmatch(after.source):
+                before_code = not below and after and after.cell_type == "code" and not ASKS.fullmatch(after.source)
+                if before_code and "explanation" not in tags:
                     told, *introduction = told.rsplit("\n\n", 1)
                 cell.source = "\n\n".join([SUMMARY, told, "</details>", *introduction, *below])
             if below:

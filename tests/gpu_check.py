@@ -86,7 +86,7 @@ def layer(name: str) -> list[Difference]:
     whole = dict(one.named_parameters())
     with torch.no_grad():
         for key, parameter in many.named_parameters():
-            parameter.copy_(shard_like(whole[key], parameter, group))
+            parameter.copy_(shard_like(whole[key], parameter))
 
     def own(tensor, dim):  # this rank's part, where there are parts
         return tensor if dim is None else tensor.chunk(n, dim)[rank]
@@ -106,7 +106,7 @@ def layer(name: str) -> list[Difference]:
     else:
         got.backward(own(grad, sequence_dim).to(device))
         expected.backward(grad)
-    wanted = {key: shard_like(whole[key].grad, parameter, group) for key, parameter in many.named_parameters()}
+    wanted = {key: shard_like(whole[key].grad, parameter) for key, parameter in many.named_parameters()}
     wanted["output"] = own(own(expected, sequence_dim), word_dim)
     wanted["gradient of the input"] = None if has_words else own(x.grad, sequence_dim)
     return compare({"output": got, "gradient of the input": mine.grad, **gradients(many)}, wanted)
@@ -137,7 +137,7 @@ def schedule(name: str) -> list[Difference]:
     """Run one step of a pipeline over all ranks."""
     p, device = dist.get_world_size(), local_device()
     made = SCHEDULES[name](p, 2 * p, 2 if name == "interleaved" else 1)
-    whole, copies = (nn.ModuleList(model_chunks(made.num_model_chunks)).double() for _ in range(2))
+    whole, copies = (nn.ModuleList(model_chunks(made.num_stages)).double() for _ in range(2))
     x = torch.randn(4 * p, 6, dtype=torch.float64)
     expected = mean_square(nn.Sequential(*whole)(x), None)
     expected.backward()
@@ -282,7 +282,8 @@ def check(world_size: int, backend: str, report: Path) -> Iterator[tuple[str, st
     names = ", ".join(sorted({gpu.name for gpu in machine.gpus}))
     on_gpus = f"{world_size} of {len(machine.gpus)} GPUs ({names}) over NCCL"
     on = on_gpus if backend == "nccl" else f"{counted(world_size, 'CPU rank')} over gloo. This says nothing about GPUs"
-    commit, topology = map(subprocess.getoutput, ("git rev-parse HEAD", "timeout 20 nvidia-smi topo -m"))
+    asked = "timeout 20 nvidia-smi topo -m" if shutil.which("nvidia-smi") else "echo no nvidia-smi on this machine"
+    commit, topology = map(subprocess.getoutput, ("git rev-parse HEAD", asked))
     versions = f"Python {platform.python_version()}, CUDA {torch.version.cuda}, lab {commit}"
     judged = []
     report.parent.mkdir(parents=True, exist_ok=True)

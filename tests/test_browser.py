@@ -37,6 +37,10 @@ def scene(x, fill):
     return Scene("Steps", f"at {x}", [*marks, box("two", 400, 20, 60, 40, DP, "two", fact="Two.", tags=("b",)),
                                       box("three", 600, 20, 60, 40, DP, "three", fact="Three.", tags=("c",))], 80)
 Stage(scene(10, TP), scene(100, TP), scene(200, DP), seconds=0.3)"""
+RELOADED = [
+    "from course.explorers.sharding import shard_explorer\nshard_explorer()",
+    "from course.predict import Number\nNumber('00.reloaded', 'How many?')",
+]
 CELLS = """from course.explorers.base import Explorer
 print(len(Explorer._made), "cells made explorers")"""
 RANKS = """from labkit.launch import launch
@@ -59,6 +63,8 @@ def address(tmp_path_factory):
     notebook = new_notebook()
     notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in (*cells, STEPS, CELLS, RANKS)]
     nbformat.write(notebook, folder / "all.ipynb")
+    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in RELOADED]
+    nbformat.write(notebook, folder / "reloaded.ipynb")
     with browser.jupyterlab(folder) as address:
         yield address
 
@@ -343,3 +349,15 @@ def test_without_its_kernel_an_explorer_is_a_picture(page, address, explorers):
         assert before == '"From an earlier session. Run the cell to change it."'
     page.screenshot(path=SCREENSHOTS / "without_a_kernel.png")
     assert page.get_by_text("Error displaying widget").count() == 0
+
+
+def test_what_was_saved_is_there_again_after_a_reload(page, address):
+    browser.open_notebook(page, address, "reloaded.ipynb")
+    browser.run_all_cells(page)
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.context.save()")
+    page.reload()
+    page.locator(".labkit-choice input:enabled").first.wait_for(timeout=60 * browser.SECONDS)
+    page.get_by_role("button", name="Keep my answer").wait_for()
+    for sign in (".labkit-explorer", ".labkit-predict"):  # JupyterLab may open other notebooks' tabs again, too
+        assert page.locator(f".jp-NotebookPanel:not(.lm-mod-hidden) {sign}").count() == 1
+    page.screenshot(path=SCREENSHOTS / "reloaded.png")

@@ -5,6 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -62,3 +63,16 @@ def test_the_wheelhouse_is_of_these_pins_and_readme_installs_from_it_as_make_say
     [command] = re.findall(r"'    (\.venv/bin/pip install .*?)'", rule)
     assert command.endswith("--no-index --find-links build/wheelhouse -r requirements.txt")
     assert command in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "install-shared needs a folder: make install-shared PREFIX=/opt/lab"),
+        (["PREFIX=/nowhere/lab", "PYTHON=/home/me/python"], "lies in a home, which other accounts cannot enter"),
+    ],
+)
+def test_a_shared_installation_that_others_could_not_use_is_refused(options, said):
+    run = subprocess.run(["make", "install-shared", *options], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert said in run.stdout

@@ -1,14 +1,19 @@
 """What holds for every notebook before it is run: stored outputs, no leftovers of a session, working links."""
 
 import copy
+import importlib
+import inspect
 import re
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from pkgutil import iter_modules
 
 import nbformat
 import pytest
+
+from course import exercises, museum
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = [ROOT / "Start_Here.ipynb", *sorted((ROOT / "notebooks").glob("*.ipynb"))]
@@ -111,7 +116,28 @@ def sections(notebook):
     return found
 
 
-def counted_minutes(cells):
+@cache
+def lines_of_solutions():
+    """How long our solution of each exercise is, by the name of the exercise."""
+    modules = [importlib.import_module(f"course.exercises.{each.name}") for each in iter_modules(exercises.__path__)]
+    found = {
+        each.name: each.solution_function for module in modules for each in vars(module).values() if is_exercise(each)
+    }
+    return {name: len(inspect.getsource(solution).splitlines()) for name, solution in found.items()}
+
+
+def is_exercise(each):
+    return hasattr(each, "solution_function")
+
+
+def minutes_of_check(name):
+    """Of what is checked by this name: a fault to name, a museum after its first case, or an exercise."""
+    if name.startswith("case"):
+        return 3
+    return 3 * (len(vars(museum)[name].cases) - 1) if name.endswith("museum") else 4 + lines_of_solutions()[name]
+
+
+def counted_minutes(cells, for_a_prediction=1):
     """To read and run, and for the exercises; INSTRUCTOR.md says by which rule."""
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
@@ -120,9 +146,7 @@ def counted_minutes(cells):
     predictions = text.count("**Predict.") + len(re.findall(r"\.compare\(", code))
     explores = len(re.findall(r"^#+ Explore", text, re.MULTILINE))
     checks = re.findall(r"^(?:\w+\.)?(\w+)\.check\(", code, re.MULTILINE)
-    faults = sum(11 if name == "museum" else name.startswith("case") for name in checks)
-    exercises = sum(name != "museum" and not name.startswith("case") for name in checks)
-    return words / 120 + lines / 8 + 2 * predictions + 8 * explores, 3 * faults + 8 * exercises
+    return words / 150 + lines / 10 + for_a_prediction * predictions + 6 * explores, sum(map(minutes_of_check, checks))
 
 
 def core_and_all(notebook):
@@ -141,6 +165,23 @@ def test_the_minutes_that_are_promised_were_counted(path):
         assert abs(number - minutes) <= 4, f"{path.name}: {counted}"
     [row] = [line for line in read(NOTEBOOKS[0]).cells[1].source.splitlines() if path.name in line]
     assert f"| {said[1]} + {said[2]} | {said[3]} + {said[4]} |" in row
+
+
+def test_the_hours_that_instructors_are_told_are_the_sum():
+    start, *rows = re.findall(r"(?m)^\| (?:\*\*Start|\[\d\d ).*", read(NOTEBOOKS[0]).cells[1].source)
+    columns = zip(
+        *([sum(map(int, re.findall(r"\d+", part))) for part in row.split("|")[2:4]] for row in [start, *rows])
+    )
+    said = re.search(r"(\d+) hours with its exercises. Everything takes (\d+)", (ROOT / "INSTRUCTOR.md").read_text())
+    assert len(rows) == len(NOTEBOOKS) - 1
+    assert [round(sum(minutes) / 60) for minutes in columns] == [int(hours) for hours in said.groups()]
+
+
+def test_minutes_are_counted_by_the_rule():
+    source = "import torch\nx = 1\npredict.x.compare(x)\nunit_forward.check(my)\ncase.check(0)\nsharding_museum.check()"
+    cells = [nbformat.v4.new_markdown_cell("### Explore\n\n" + "word " * 299), nbformat.v4.new_code_cell(source)]
+    assert counted_minutes(cells) == (300 / 150 + 5 / 10 + 1 + 6, 4 + 8 + 3 + 2 * 3)
+    assert counted_minutes(cells, for_a_prediction=2)[0] - counted_minutes(cells)[0] == 1
 
 
 def said_in(path):
@@ -171,7 +212,8 @@ def test_an_agenda_leaves_the_minutes_that_were_counted(agenda):
         for name in names:
             [own] = [cells for heading, *_, cells in sections(read(path)) if heading.startswith(name)]
             cells += own
-        assert names and sum(counted_minutes(cells)) <= int(minutes) + 1, f"{what}: {counted_minutes(cells)}"
+        counted = counted_minutes(cells, for_a_prediction=2)  # a room answers aloud
+        assert names and sum(counted) <= int(minutes) + 1, f"{what}: {counted}"
 
 
 @pytest.mark.parametrize("document", [*NOTEBOOKS, *DOCUMENTS], ids=lambda path: path.stem)

@@ -101,7 +101,7 @@ def test_real_pages_are_whole_and_no_wider_than_the_screen(tmp_path, monkeypatch
             for width in (1400, 390):
                 page.set_viewport_size({"width": width, "height": 900})
                 assert page.evaluate(TOO_WIDE) == [0, []]
-                assert name == "wide.ipynb" or width == 390 or violations(page) == []
+                assert name == "wide.ipynb" or violations(page) == []  # keys reach what scrolls, too
             assert page.evaluate(HEADERS) in ([], [700])  # on a telephone, still large enough to read
             assert page.evaluate(TABLES) <= 390
         assert page.locator(".jp-RenderedHTML").count() == len(shown) > 3

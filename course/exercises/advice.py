@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from itertools import combinations
 
-from course.exercises.values import leaves, same, show
+from course.exercises.values import FREED, leaves, same, show
 from labkit.sizes import ranks_text
 
 RANKS = "the number of ranks"
@@ -28,8 +28,8 @@ ERRORS = {
     "must be world size|size list": "The list must have one tensor per rank: `dist.get_world_size()`.",
     "different dtypes|same dtype|expected scalar type": "The tensors have different dtypes. Make new ones like those "
     "that were given: `torch.empty_like(x)`, or `x.new_zeros(...)`.",
-    "outputShape|times world size": "Reduce-scatter gives every rank an equal part: its input must be as long as all "
-    "shards together, padding included.",
+    "reduce_scatter of|outputShape|times world size": "Reduce-scatter gives every rank an equal part: its input must "
+    "be as long as all shards together, padding included.",
     "storage of size 0": "This memory was freed by resize_(0) before it was used.",
     "cannot be multiplied|must match|Sizes of tensors|view size|invalid for input": "The shapes do not fit.",
     "empty sequence|argument is empty|non-empty list": "A list is empty here. What should happen then?",
@@ -55,6 +55,8 @@ def explain(got: list, right: list, mistakes: list[tuple[str, list]], given: Seq
         return f"What this usually is: {advice}"
     if error := next((value for value in got if hasattr(value, "message")), None):
         return _of_error(error.message, given)
+    if FREED in leaves(got):
+        return "The memory of this result was freed by resize_(0). Free what you gathered, not what you return."
     return _relation(list(zip(got, right)), given)
 
 
@@ -131,7 +133,7 @@ def _relation(pairs: list[tuple], given: Sequence[dict] = ()) -> str:
             order = [{one: other, other: one}.get(part, part) for part in range(size)]
             if not found and all(same([got[part] for part in order], right) for got, right in pairs):
                 return f"Parts {one + 1} and {other + 1} are swapped."
-    more = _order(pairs) or _factor(pairs, given) or _missing(pairs)
+    more = _order(pairs) or _missing(pairs) or _other_shape(pairs) or _factor(pairs, given)
     is_right = [same(*pair) for pair in pairs]
     if not more and any(is_right) and given and RANKS in given[0]:
         ranks = [[rank for rank, each in enumerate(is_right) if each is wanted] for wanted in (True, False)]
@@ -143,10 +145,17 @@ def _order(pairs: list[tuple]) -> str:
     flat = [(leaves(got), leaves(right)) for got, right in pairs]
     if not all(len(got) > 1 and same(sorted(got, key=str), sorted(right, key=str)) for got, right in flat):
         return ""
-    if not all(same(got, right) for got, right in flat):
-        return "These are the right values, in a different order."
+    return "" if all(same(got, right) for got, right in flat) else "These are the right values, in a different order."
+
+
+def _other_shape(pairs: list[tuple]) -> str:
+    """Say which shape a wrong answer has, if it is not that of the right one."""
     got, right = next(pair for pair in pairs if not same(*pair))
-    return f"These are the right values, in a different shape: {_shape(got)}, not {_shape(right)}."
+    if _shape(got) == _shape(right) or not isinstance(right, list):
+        return ""
+    if same(leaves(got), leaves(right)):
+        return f"These are the right values, in a different shape: {_shape(got)}, not {_shape(right)}."
+    return f"The shape is {_shape(got)}, not {_shape(right)}."
 
 
 def _missing(pairs: list[tuple]) -> str:

@@ -6,11 +6,9 @@ the learner's values equal that function's values, so the advice is about that m
 
 import copy
 import inspect
-import linecache
 import os
 import re
 import textwrap
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -18,10 +16,11 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 from course.exercises.advice import NONE, explain
+from course.exercises.calling import EndlessLoop, Kept, Raised, answer, answer_to
 from course.exercises.feedback import give_feedback
 from course.exercises.record import note_check
-from course.exercises.source import is_written, source_of, unused
-from course.exercises.values import difference, has_floats, plain, same, show, with_lists
+from course.exercises.source import is_written, rebound, source_of, unused
+from course.exercises.values import difference, has_floats, plain, same, show
 from labkit.sizes import counted
 
 Wrong = TypeVar("Wrong", bound=Callable)
@@ -55,7 +54,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found: ``status`` is passed, not attempted, wrong, raised or stuck."""
+    """What a check found: ``status`` is passed, not attempted, wrong, raised, stuck or endless."""
 
     status: str
     text: str
@@ -75,21 +74,14 @@ class Trial:
     cause: str | None = None
 
 
-@dataclass(frozen=True)
-class Raised:
-    """Stands in for the answer of a function that raised an error: its ``message``, and where it was raised."""
-
-    message: str
-    where: str = field(default="", compare=False)
-
-
 @dataclass
 class Exercise:
     """A function for the learner to write, checked in this process.
 
     Each of the ``cases`` is a tuple of arguments, for which ``solution_function`` gives the expected answer. They
     go from simple to telling, because the report names the first that goes wrong. ``notebook`` is the number of the
-    notebook that has the exercise. Mistakes are tried in the order of their definition.
+    notebook that has the exercise. Mistakes are tried in the order of their definition. An answer must leave the
+    tensors that it is given as they are, except in the arguments that it ``may_change``.
 
     >>> double = Exercise("double", lambda x: 2 * x, [(0,), (3,)], notebook="00")
     >>> @double.mistake("You squared it.")
@@ -108,6 +100,7 @@ class Exercise:
     cases: Sequence[tuple]
     hints: Sequence[str] = ()
     notebook: str = field(kw_only=True)
+    may_change: tuple[str, ...] = field(default=(), kw_only=True)
     mistakes: list[Mistake] = field(default_factory=list, init=False)
     _hints_shown: int = field(default=0, init=False, repr=False)
 
@@ -134,7 +127,14 @@ class Exercise:
         report(self.name, self.verdict(function))
 
     def verdict(self, function: Callable) -> Verdict:
-        """Return what `check` prints, as data."""
+        """Return what `check` prints, as data; a loop that never ends becomes part of it."""
+        try:
+            return self.judge(function)
+        except EndlessLoop as endless:
+            return Verdict("endless", f"{self.name}: it does not come back.\n{indent(str(endless))}")
+
+    def judge(self, function: Callable) -> Verdict:
+        """Try the cases one after the other, until one goes wrong."""
         if not callable(function):
             text = f"{self.name}: check needs the function itself: write its name without parentheses."
             return Verdict("wrong", text)
@@ -144,8 +144,9 @@ class Exercise:
             if number == 0 and all(is_blank(trial.got) for trial in trials):
                 return self.nothing_returned(function, trials[0].got)
             if wrong := next((trial for trial in trials if not same(trial.got, trial.expected)), None):
-                advice = wrong.cause or self.advice(function, number, trials)
-                if not wrong.cause and "usually" not in advice:
+                cause = wrong.cause or ("" if isinstance(wrong.got, Raised) else rebound(function))
+                advice = cause or self.advice(function, number, trials)
+                if not cause and "usually" not in advice:
                     right = (
                         f"It was right in {counted(number, 'case')} before this one: {WHAT_CHANGED}" if number else ""
                     )
@@ -163,9 +164,11 @@ class Exercise:
         """Return the learner's answers to one case."""
         names = inspect.signature(self.solution_function).parameters
         given = f"{self.name}({', '.join(f'{name}={show(value)}' for name, value in zip(names, case))})"
-        got, expected = answer(function, case), self.solution_function(*copy.deepcopy(case))
+        arguments, expected = copy.deepcopy(case), self.solution_function(*copy.deepcopy(case))
+        kept = Kept(dict(zip(names, arguments)), self.may_change)
+        got = answer_to(function, arguments)
         complaint = None if has_floats(expected) or not has_floats(got) else NOT_WHOLE
-        return [Trial(given, got, expected, complaint)]
+        return [Trial(given, got, expected, kept.complaint() or complaint)]
 
     def nothing_returned(self, function: Callable, got) -> Verdict:
         """Return the verdict on a function that returns nothing: a blank stub, or one that forgot to return."""
@@ -176,10 +179,13 @@ class Exercise:
     def advice(self, function: Callable, number: int, trials: list[Trial]) -> str:
         """Return what a report adds to a wrong answer: the mistake with the same values, or what is seen of it."""
         del number, trials  # without ranks, all cases are cheap enough to compare
-        got, right, *wrong = (
-            [plain(answer(each, case)) for case in self.cases]
-            for each in (function, self.solution_function, *(mistake.function for mistake in self.mistakes))
-        )
+        try:
+            got, right, *wrong = (
+                [plain(answer(each, case)) for case in self.cases]
+                for each in (function, self.solution_function, *(mistake.function for mistake in self.mistakes))
+            )
+        except EndlessLoop as endless:
+            return f"And in a later case: {endless}"
         advices = [mistake.advice for mistake in self.mistakes]
         names = inspect.signature(self.solution_function).parameters
         return explain(got, right, list(zip(advices, wrong)), [dict(zip(names, plain(case))) for case in self.cases])
@@ -235,17 +241,6 @@ class Folded:
         return f"<details open><summary>{self.title}</summary>\n\n{self.markdown}\n\n</details>"
 
 
-def answer(function: Callable, case: tuple, catch: Any = Exception):
-    """Return what ``function`` answers: None if it is still a stub, `Raised` if it fails with one of ``catch``."""
-    try:
-        got = function(*copy.deepcopy(case))  # a function that changes its arguments spoils only this copy
-        return with_lists(got)
-    except NotImplementedError:
-        return None
-    except catch as error:
-        return Raised(said(error), _where(function, error))
-
-
 def _with_part(right: Callable, part: int | None, change: Callable, *case):
     if part is None:
         return change(right(*case))
@@ -257,21 +252,6 @@ def _with_part(right: Callable, part: int | None, change: Callable, *case):
 def is_blank(got) -> bool:
     """Whether this is what an unfilled stub returns."""
     return got is None or got is ...
-
-
-def said(error: Any) -> str:
-    """Return an error's type and text, without what changes from run to run: torch's C++ puts it in brackets."""
-    return f"{type(error).__name__}: " + re.sub(r"^(\[.*?\]:?)+\s*", "", str(error))
-
-
-def _where(function: Callable, error: Exception) -> str:
-    """Return the line of the learner's function that an error came from, if there is one."""
-    code = getattr(function, "__code__", None)
-    for frame in traceback.extract_tb(error.__traceback__):
-        if code and frame.filename == code.co_filename and frame.lineno:
-            line = linecache.getline(frame.filename, frame.lineno).strip()
-            return f"\nin line {frame.lineno - code.co_firstlineno + 1} of {code.co_name}: {line}"
-    return ""
 
 
 def _broken(line: str) -> str:

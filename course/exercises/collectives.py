@@ -49,6 +49,7 @@ all_reduce_from_halves = RankExercise(
     cases=[(4, 4), (2, 6), (3, 6, 20)],
     inputs=example_tensor,
     rule=only("reduce_scatter", "all_gather", also=moves_x_once_in_each_half),
+    may_change=("x",),
     hints=[
         "Cut the tensor into one piece per rank: `list(x.chunk(world_size))`.",
         "`dist.reduce_scatter(out, pieces)` writes into `out`, which is as large as one piece. "
@@ -136,6 +137,7 @@ ring_all_reduce = RankExercise(
     cases=[(4, 4), (2, 6), (3, 6, 20)],
     inputs=example_tensor,
     rule=only("send", "recv", also=sends_as_much_as_a_ring),
+    may_change=("x",),
     hints=[
         "First time around, n-1 steps: in step s, send piece (rank - s) % n to the right, receive piece "
         "(rank - s - 1) % n from the left, and add it to your own.",

@@ -58,7 +58,7 @@ column_forward = RankExercise(
     "column_forward",
     my_column_forward,
     notebook="03",
-    cases=[(2, 1, 2, 4), (3, 2, 3, 6), (4, 2, 2, 8, True)],
+    cases=[(3, 1, 3, 6), (2, 2, 2, 4), (4, 2, 2, 8, True)],
     inputs=layer_to_cut,
     rule=only("all_gather", also=gathers_y_once),
     hints=[
@@ -104,6 +104,10 @@ column_forward.mistakes_of(
         "rows: cut along dim 0.",
     ),
     (dict(bias=as_it_is), "You added the whole bias to a shard of Y. Cut it like the weight: `chunk(t)[rank]`."),
+    (
+        dict(bias=lambda bias: 0 * own(bias), after=lambda bias: dist.get_world_size() * bias),
+        "The bias was added t times. Y has it once: each rank adds its own shard of it, before the gather.",
+    ),
     (dict(after=as_it_is), "The bias was added twice: to the shard, and to all of Y."),
     (dict(join=as_it_is), "These are this rank's columns of Y. Gather them, so that every rank has all columns."),
     (

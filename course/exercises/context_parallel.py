@@ -4,14 +4,18 @@ The context-parallel group is the whole world. The other exercises are in `conte
 """
 
 import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from course.exercises.base import Exercise
+from course.exercises.base import Exercise, Trial
 from course.exercises.on_ranks import Conduct, RankExercise, gathered, only, whole_numbers
 from labkit.context_parallel import block
+from labkit.partition import tokens_of_rank
 
 # -- which tokens a rank holds --------------------------------------------------------------------------------------
 
@@ -22,7 +26,21 @@ def my_positions(seq_length, cp_size, cp_rank):
     return [*range(early * size, (early + 1) * size), *range(late * size, (late + 1) * size)]
 
 
-balanced_positions = Exercise(
+class OwnPositions(Exercise):
+    """An answer that asks labkit is right, and teaches nothing."""
+
+    def trials(self, function: Callable, case: tuple) -> list[Trial]:
+        asked, before = [], sys.getprofile()
+        sys.setprofile(lambda frame, event, _: asked.append(event) if frame.f_code is tokens_of_rank.__code__ else None)
+        try:
+            trials = super().trials(function, case)
+        finally:
+            sys.setprofile(before)
+        said = "labkit's own function was called: write it yourself, with `range`."
+        return [replace(trial, complaint=said) if asked else trial for trial in trials]
+
+
+balanced_positions = OwnPositions(
     "balanced_positions",
     my_positions,
     notebook="13",
@@ -131,7 +149,9 @@ merge_blocks = Exercise(
             tensor([[8, 0], [0, 8]]),
             tensor([[1000 + LOG_3], [-1e3]]),
         ),
+        (tensor([[4, 8], [4, 0]]), tensor([[1000], [0]]), tensor([[8, 0], [0, 8]]), tensor([[0], [1000]])),
     ],
+    may_change=("out", "lse"),
     hints=[
         "exp(lse) is the sum of the weights of all keys so far. What is that sum when the block's keys are added?",
         "torch.logaddexp(lse, block_lse) is the new lse. The keys so far have the share exp(lse) / exp(new lse) of the "
@@ -152,6 +172,16 @@ def with_weights(out, lse, block_out, block_lse, weigh):
     return (weight * out + block_weight * block_out) / (weight + block_weight)
 
 
+def with_ratio(out, lse, block_out, block_lse, ratio):
+    """Return the weighted mean of the outs, if the block's weight is 1."""
+    weight = ratio(lse, block_lse)
+    return (weight * out + block_out) / (weight + 1)
+
+
+def seen(lse):
+    return torch.where(lse == -math.inf, -100.0, lse)
+
+
 OVERFLOWS = (
     "The formula is right, but exp(1000) is infinite, and exp(-1000) is 0. Take the exponentials of differences: "
     "exp(lse - new_lse), with new_lse from torch.logaddexp."
@@ -159,6 +189,15 @@ OVERFLOWS = (
 NOT_FROM_NOTHING = (
     "lse is -inf where nothing has been seen yet, and this formula subtracts infinite numbers there, which gives nan. "
     "torch.logaddexp(lse, block_lse) knows that case."
+)
+ONE_SIDED = (
+    "exp(lse - block_lse) is infinite where one side is far above the other, and infinite / infinite is nan. Subtract "
+    "from both the new lse, the one of torch.logaddexp: no share is then above 1."
+)
+FLAT = "The lse has lost its last dim. It is [queries, 1], as the one that you got, so that it fits the rows of out."
+NOTHING_SEEN_BY_ALL = (
+    "One query that has seen nothing yet decides for all of them. torch.logaddexp treats each query by itself, "
+    "also where lse is -inf: no if is needed."
 )
 NOT_DIVIDED = (
     "out is not divided by the sum of the weights. Both outs are weighted means already, so that their shares must add "
@@ -195,6 +234,23 @@ merge_blocks.mistakes_of(
         "You took lse itself for the weight. It is a logarithm: the weight is exp(lse).",
     ),
     (dict(mix=partial(with_weights, weigh=torch.exp)), OVERFLOWS),
+    (dict(mix=partial(with_ratio, ratio=lambda lse, other: (lse - other).exp())), ONE_SIDED),
+    (
+        dict(
+            mix=lambda *case: with_ratio(*case, ratio=lambda lse, other: (lse - other).exp()),
+            total=lambda lse, other: other + (lse - other).exp().log1p(),
+        ),
+        ONE_SIDED,
+    ),
+    (
+        dict(
+            mix=lambda out, lse, other, other_lse: with_ratio(
+                other, other_lse, out, seen(lse), ratio=lambda lse, other: (lse - other).exp()
+            ),
+            total=lambda lse, other: seen(lse) + (other - seen(lse)).exp().log1p(),
+        ),
+        ONE_SIDED,
+    ),
     (
         dict(mix=lambda out, lse, other, other_lse: other),
         "Only the block's out is left. What was seen before still has its share.",
@@ -222,6 +278,21 @@ merge_blocks.mistakes_of(
     (dict(total=lambda lse, other: lse + (other - lse).exp().log1p()), NOT_FROM_NOTHING),
     (dict(total=lambda lse, other: lse - torch.nn.functional.logsigmoid(lse - other)), NOT_FROM_NOTHING),
 )
+
+merge_blocks.mistakes_in(
+    (1, lambda lse: lse.squeeze(-1), FLAT),
+    (1, lambda lse: lse.squeeze(), FLAT),
+)
+
+
+@merge_blocks.mistake(FLAT)
+def flat(out, lse, block_out, block_lse):
+    return merge(out, lse.flatten(), block_out, block_lse.flatten())
+
+
+@merge_blocks.mistake(NOTHING_SEEN_BY_ALL)
+def starts_with_the_block(out, lse, block_out, block_lse):
+    return (block_out, block_lse) if torch.isinf(lse).any() else merge(out, lse, block_out, block_lse)
 
 
 # -- the ring -------------------------------------------------------------------------------------------------------

@@ -131,18 +131,19 @@ def my_loss(losses, is_counted):
 
 
 def loss_inputs(*counted_on_ranks: int):
-    """Return the losses of this rank's four tokens, and which of them count: the first ones."""
-    losses = 6 + whole_numbers((4,), seed=800 + dist.get_rank()).cpu()
-    return losses, torch.arange(4) < counted_on_ranks[dist.get_rank()]
+    """Return the losses of this rank's five tokens, and which of them count: the first ones."""
+    losses = 6 + whole_numbers((5,), seed=800 + dist.get_rank()).cpu()
+    return losses, torch.arange(5) < counted_on_ranks[dist.get_rank()]
 
 
 loss_scale = RankExercise(
     "loss_scale",
     my_loss,
     notebook="13",
-    cases=[(2, 3, 2), (4, 4, 3, 1, 0)],
+    cases=[(3, 4, 1, 2), (4, 4, 3, 1, 0)],
     inputs=loss_inputs,
     rule=only("all_reduce"),
+    gradient_to="losses",
     hints=[
         "The loss of one process is a sum over all counted tokens, divided by their number. This rank has some terms "
         "of that sum. Which number does it not know?",
@@ -183,7 +184,11 @@ TWICE_OFF = (
     "The mean over the rank's own tokens was divided by n. The trainer does that, when it averages. And do not start "
     "from your own mean: divide by the number of all counted tokens."
 )
-WRITTEN_IN = "A number of ranks is written in, here 2. The average is over all ranks: dist.get_world_size()."
+DIVIDED_BY_ALL = (
+    "You divided by a number of all tokens, of this rank or of all ranks, also of those that do not count. All-reduce "
+    "the number of those that do."
+)
+WRITTEN_IN = "Did you hard-code a number of ranks? The average is over all ranks: dist.get_world_size()."
 
 loss_scale.mistakes_of(
     lambda losses, is_counted, answer: answer(
@@ -203,6 +208,7 @@ loss_scale.mistakes_of(
     ),
     (dict(answer=lambda total, own, count, n: total / count * n**2), "It is multiplied by n twice. Once is enough."),
     (dict(answer=lambda total, own, count, n: total / count * 2), WRITTEN_IN),
+    (dict(answer=lambda total, own, count, n: total / count * 4), WRITTEN_IN),
     (dict(answer=lambda total, own, count, n: total), "This is a sum, and you want a mean: divide by all that count."),
     (
         dict(answer=lambda total, own, count, n: total * n),
@@ -225,6 +231,7 @@ loss_scale.mistakes_of(
     (dict(answer=lambda losses, total, count, n: losses.sum() / count), IGNORED_COUNT),
     (
         dict(answer=lambda losses, total, count, n: total / len(losses)),
-        "You divided by all tokens of this rank, also those that do not count. All-reduce the number of those that do.",
+        DIVIDED_BY_ALL,
     ),
+    (dict(answer=lambda losses, total, count, n: total / (len(losses) * n)), DIVIDED_BY_ALL),
 )

@@ -37,6 +37,7 @@ average = RankExercise(
     cases=[(4, (2,), (2, 2), (1,)), (3, (3,), (1,), (1, 2))],
     inputs=gradient_inputs,
     rule=only("all_reduce"),
+    may_change=("gradients",),
     hints=[
         "`dist.all_reduce(gradient)` adds up all ranks' tensors, in place. It returns None.",
         "The sum has `dist.get_world_size()` terms.",
@@ -136,6 +137,7 @@ bucketed_average = RankExercise(
     cases=[(2, 4, (2,), (2, 2), (1,)), (3, 3, (3,), (1,), (1, 2), (2,), (1,)), (2, 4, (2,), (2, 1), (4,), (1,))],
     inputs=bucket_inputs,
     rule=only("all_reduce", also=one_message_per_bucket),
+    may_change=("gradients",),
     hints=[
         "Collect gradients in a list. It is full when `sum(g.numel() for g in bucket) >= bucket_size`.",
         "`torch.cat([g.flatten() for g in bucket])` is one tensor: one all-reduce for all of them.",
@@ -222,6 +224,7 @@ training_loop = RankExercise(
     cases=[(3, 1, 1), (4, 2, 2)],
     inputs=training_inputs,
     rule=only("all_reduce", also=one_message_per_step),
+    may_change=("weight",),
     hints=[
         "One step: empty `weight.grad`, a backward for each micro-batch, one all-reduce, the update.",
         "`loss.backward()` adds to `weight.grad`. To empty it: `weight.grad = None`, or zeros.",
@@ -309,6 +312,7 @@ unequal_average = RankExercise(
     cases=[(3, 1, 3, 4), (4, 3, 3, 2, 2), (4, 4, 4, 1, 0)],
     inputs=unequal_inputs,
     rule=only("all_reduce"),
+    may_change=("gradient",),
     hints=[
         "Mean over all rows = (sum over all rows) / (number of all rows). Both sums run over the ranks.",
         "`gradient` is that of a mean over `num_rows` rows. That of their sum is `gradient * num_rows`.",

@@ -9,6 +9,7 @@ LOOKS = {
     "wrong": ("✗ not right yet", "#B04A00"),
     "raised": ("✗ raised an error", "#B04A00"),
     "stuck": ("✗ the ranks are stuck", "#B04A00"),
+    "endless": ("✗ does not come back", "#B04A00"),
 }
 """What a notebook writes above each kind of verdict, white on a colour that is dark enough."""
 

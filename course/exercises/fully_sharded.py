@@ -51,13 +51,27 @@ def memory_is_gone(log: Conduct, x, shard, out_features) -> str | None:
     )
 
 
+def moved_once(log: Conduct, shard: torch.Tensor) -> str | None:
+    """Say if more bytes were gathered, or reduced, than the whole unit has."""
+    whole = dist.get_world_size() * shard.numel() * shard.element_size()
+    for verb, operations in (("gathers", ("all_gather", "broadcast")), ("reduces", ("reduce_scatter",))):
+        if (moved := log.total_bytes(*operations)) > whole:
+            return f"It {verb} {moved} bytes, but the whole unit has {whole}: once is enough, shard by shard."
+    return None
+
+
 unit_forward = RankExercise(
     "unit_forward",
     my_unit_forward,
     notebook="14",
     cases=[(3, 3, 4), (2, 3, 4), (4, 2, 3)],  # with two numbers of padding, none, and three
     inputs=forward_inputs,
-    rule=only("all_gather", also=memory_is_gone),
+    rule=only(
+        "all_gather",
+        "broadcast",
+        also=lambda log, x, shard, out_features: moved_once(log, shard) or memory_is_gone(log, x, shard, out_features),
+    ),
+    gradient_to="x",
     hints=[
         "All shards together: `whole = shard.new_empty(d * len(shard))`, then `all_gather_single(whole, shard)`.",
         "The weight is the first out_features * in_features numbers, `.view(out_features, -1)`. The bias is the next "
@@ -139,7 +153,7 @@ unit_backward = RankExercise(
     notebook="14",
     cases=[(3, 3, 4), (4, 2, 3)],
     inputs=backward_inputs,
-    rule=only("all_gather", "reduce_scatter"),
+    rule=only("all_gather", "broadcast", "reduce_scatter", also=lambda log, grad, x, shard: moved_once(log, shard)),
     hints=[
         "Forward has freed the weight, and grad_x = grad @ weight needs it: gather again, as there.",
         "The gradient of the weight is grad.T @ x, [out, in]; that of the bias is grad.sum(0). Put them into one flat "
@@ -285,10 +299,10 @@ class NewModel:
         return "model"
 
 
-def accumulate_inputs(num_micro_batches: int):
-    """Return a sharded model of two units, and this rank's micro-batches [2, 2]."""
+def accumulate_inputs(num_micro_batches: int, num_rows: int):
+    """Return a sharded model of two units, and this rank's micro-batches [rows, 2]."""
     first = 1440 + 10 * dist.get_rank()
-    return NewModel(), [whole_numbers((2, 2), seed).cpu() for seed in range(first, first + num_micro_batches)]
+    return NewModel(), [whole_numbers((num_rows, 2), seed).cpu() for seed in range(first, first + num_micro_batches)]
 
 
 def sends_once(log: Conduct, model, micro_batches) -> str | None:
@@ -297,6 +311,11 @@ def sends_once(log: Conduct, model, micro_batches) -> str | None:
         return (
             f"It calls {sent} reduce-scatters for {m} micro-batches and {units} units. {units} are enough: inside "
             "`no_sync` a backward sends nothing, so that only the last has to send, the sum of all."
+        )
+    if (num_gathers := operations.count("all_gather")) > (enough := 2 * units * m):
+        return (
+            f"It gathers units {num_gathers} times, and {enough} are enough: each of the {units} units for forward and "
+            f"for backward of {m} micro-batches. Go through them once: the last backward sends what is accumulated."
         )
     if any(len(each) == m * len(micro_batches[0]) for each in log.kept):
         return "All rows go through the model at once, so all their activations are there at once. Take them in turn."
@@ -307,7 +326,7 @@ accumulate = RankExercise(
     "accumulate",
     my_accumulate,
     notebook="14",
-    cases=[(2, 3), (3, 2)],
+    cases=[(3, 5, 7), (2, 4, 3)],  # m, m - 1, ranks, rows and features all differ
     inputs=accumulate_inputs,
     rule=sends_once,
     hints=[
@@ -321,24 +340,36 @@ accumulate = RankExercise(
 
 
 def accumulate_wrongly(
-    model, micro_batches, *, scale=lambda m, d: 1 / m, sends=lambda i, m: i == m - 1, used=lambda m: range(m),
+    model, micro_batches, *, scale=lambda m, d, x: 1 / m, sends=lambda i, m: i == m - 1, used=lambda m: range(m),
     result=lambda parameter: parameter.grad,
 ):  # fmt: skip
     """Do what `my_accumulate` does, with one thing wrong."""
     m, d = len(micro_batches), dist.get_world_size()
     for number in used(m):
         with nullcontext() if sends(number, m) else model.no_sync():
-            (model(micro_batches[number]).square().mean() * scale(m, d)).backward()
+            (model(micro_batches[number]).square().mean() * scale(m, d, micro_batches[number])).backward()
     return [result(parameter) for parameter in model.parameters()]
 
 
+MEAN_OF_NUMBERS = (
+    "You divided by the rows or the numbers of a micro-batch. Its loss is a mean over them already: divide it by the "
+    "number of micro-batches, and by nothing else."
+)
 accumulate.mistakes_of(
     accumulate_wrongly,
-    (dict(scale=lambda m, d: 1), "The gradients were added up. The loss of all is a mean: divide each loss by m."),
-    (dict(scale=lambda m, d: 1 / m**2), "You divided by the number of micro-batches twice, in the loss and after it."),
-    (dict(scale=lambda m, d: 1 / (m * d)), "You divided by the number of ranks as well, which the model does."),
+    (dict(scale=lambda m, d, x: 1), "The gradients were added up. The loss of all is a mean: divide each loss by m."),
+    (
+        dict(scale=lambda m, d, x: 1 / m**2),
+        "You divided by the number of micro-batches twice, in the loss and after it.",
+    ),
+    (dict(scale=lambda m, d, x: 1 / (m * d)), "You divided by the number of ranks as well, which the model does."),
+    (dict(scale=lambda m, d, x: 1 / (m - 1)), "You divided by m - 1: divide by all micro-batches, len(micro_batches)."),
+    (dict(scale=lambda m, d, x: 1 / x.numel()), MEAN_OF_NUMBERS),
+    (dict(scale=lambda m, d, x: 1 / (m * x.numel())), MEAN_OF_NUMBERS),
+    (dict(scale=lambda m, d, x: 1 / len(x)), MEAN_OF_NUMBERS),
+    (dict(scale=lambda m, d, x: 1 / (m * len(x))), MEAN_OF_NUMBERS),
     (dict(result=lambda parameter: parameter), "These are the weights. Return the `.grad` of each."),
-    (dict(scale=lambda m, d: 1 / d), "You divided by the number of ranks, which the model does: divide by m."),
+    (dict(scale=lambda m, d, x: 1 / d), "You divided by the number of ranks, which the model does: divide by m."),
     (dict(sends=lambda i, m: False), "There is no gradient: the last backward was inside `no_sync`, too."),
     (dict(sends=lambda i, m: i == 0), "Only the first micro-batch was sent: `no_sync` is for all but the last."),
     (dict(used=lambda m: [m - 1]), "Only the last micro-batch counts. Each needs its own backward."),
@@ -381,10 +412,14 @@ def norm_inputs(tp_size: int, shard_size: int):
     return list(gradients), [True, False], Groups(**{name: mesh.get_group(name) for name in names})
 
 
-def sends_numbers(log: CommunicationLog, *_) -> str | None:
-    if log.total_bytes() <= 2 * 8:
+def sends_one_number_per_group(log: CommunicationLog, *_) -> str | None:
+    groups = [record.group for record in log.records]
+    if len(set(groups)) == len(groups) and all(record.message_bytes <= 8 for record in log.records):
         return None
-    return f"It sends {log.total_bytes()} bytes. One number is enough for each group: the sum of the squares so far."
+    return (
+        f"It calls {len(groups)} all-reduces in {len(set(groups))} groups, of {log.total_bytes()} bytes in all. One "
+        "number in each group is enough: first add up the squares of all gradients here, then reduce that sum."
+    )
 
 
 norm_of_shards = RankExercise(
@@ -393,7 +428,7 @@ norm_of_shards = RankExercise(
     notebook="14",
     cases=[(4, 2, 2), (4, 1, 2)],  # tensor ranks and shards; shards and replicas
     inputs=norm_inputs,
-    rule=only("all_reduce", also=sends_numbers),
+    rule=only("all_reduce", also=sends_one_number_per_group),
     hints=[
         "|g|² is the sum of the squares of all numbers of the gradients, each once. Which ranks have different shards, "
         "and which have the same?",

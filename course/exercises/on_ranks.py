@@ -1,16 +1,21 @@
 """Checks a learner's function on several ranks at once, each with its own data, and how it got its answer."""
 
+import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from course.communication import CommunicationLog, communication_log
 from course.exercises.advice import RANKS, explain
-from course.exercises.base import Exercise, Raised, Trial, Verdict, answer, indent, said
+from course.exercises.base import Exercise, Trial, Verdict, indent
+from course.exercises.calling import EndlessLoop, Kept, Raised, answer, answer_to, no_gradient_to, said
 from course.exercises.values import leaves, plain, show
 from labkit.groups import local_device
 from labkit.launch import Deadlock, RankFailed, launch
@@ -36,18 +41,20 @@ class RankExercise(Exercise):
     Each of the ``cases`` is a tuple: the number of ranks, then the arguments of ``inputs``. That function runs on
     every rank, with torch.distributed set up, and returns the arguments for the learner's function there.
     ``rule`` may object to how a right answer was reached: it gets this rank's `Conduct` and arguments,
-    and returns a complaint or None. ``if_stuck`` is the advice for a deadlock.
+    and returns a complaint or None. ``if_stuck`` is the advice for a deadlock. Backward from the answer must lead to
+    the argument ``gradient_to``, if one is named.
     """
 
     inputs: Callable = field(kw_only=True)
     rule: Callable[..., str | None] | None = field(default=None, kw_only=True)
+    gradient_to: str | None = field(default=None, kw_only=True)
     if_stuck: str = field(default=SOME_RANKS_ONLY, kw_only=True)
     _known: dict[tuple, list] = field(default_factory=dict, init=False, repr=False)
 
-    def verdict(self, function: Callable) -> Verdict:
-        """Return what `check` prints, as data; a deadlock of the ranks becomes part of it."""
+    def judge(self, function: Callable) -> Verdict:
+        """Try the cases one after the other; a deadlock of the ranks becomes part of the verdict."""
         try:
-            return super().verdict(function)
+            return super().judge(function)
         except Deadlock as stuck:
             advice = indent(f"What this usually is: {self.if_stuck}")
             return Verdict("stuck", f"{self.name}: the ranks wait for each other.\n{stuck}\n{advice}")
@@ -60,6 +67,8 @@ class RankExercise(Exercise):
         except Deadlock:
             raise
         except RankFailed as failed:
+            if isinstance(failed.cause, EndlessLoop):
+                raise EndlessLoop(str(failed)) from None
             return [Trial("", Raised(said(failed.cause), str(failed)), expected)]
         return [
             Trial(
@@ -103,30 +112,73 @@ class RankExercise(Exercise):
         return self._known[functions, case]
 
     def _answers(self, functions: tuple[Callable, ...], case: tuple, catch: Any = ()) -> list[tuple]:
-        how = functions, self.inputs, case[1:], self.rule, catch
-        return launch(_answers_here, *how, world_size=case[0], backend="gloo")
+        names = tuple(inspect.signature(self.solution_function).parameters)
+        care = Care(names, self.may_change, self.gradient_to, self.rule)
+        return launch(_answers_here, functions, self.inputs, case[1:], care, catch, world_size=case[0], backend="gloo")
 
 
-def _answers_here(functions, inputs: Callable, rest: tuple, rule: Callable | None, catch: Any) -> tuple:
+@dataclass(frozen=True)
+class Care:
+    """What a right answer must also heed: the arguments by ``names``, and the exercise's fields of these names."""
+
+    names: tuple[str, ...]
+    may_change: tuple[str, ...]
+    gradient_to: str | None
+    rule: Callable[..., str | None] | None
+
+
+def _answers_here(functions, inputs: Callable, rest: tuple, care: Care, catch: Any) -> tuple:
     """On one rank: return its arguments, each answer, a complaint about the first, and why it is wrong."""
     arguments = inputs(*rest)
-    answers = [plain(answer(function, arguments, catch)) for function in functions]
+    if care.gradient_to:
+        arguments[care.names.index(care.gradient_to)].requires_grad_()
+    with equal_parts():
+        answers = [plain(answer(function, arguments, catch)) for function in functions]
     complaint = cause = None
     if not catch:  # in a run of its own, so that the report of a deadlock does not lead through the log
-        kept, world = [], dist.distributed_c10d._world
-        num_groups = world.group_count
+        saved, world, copies = [], dist.distributed_c10d._world, copy.deepcopy(arguments)
+        by_name, num_groups = dict(zip(care.names, copies)), world.group_count
+        kept = Kept(by_name, care.may_change)
 
         def note(tensor):
-            kept.append(tensor)
+            saved.append(tensor)
             return tensor
 
         with communication_log() as log, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            got = answer(functions[0], arguments, catch)
+            got = answer_to(functions[0], copies, catch)
+        conduct = Conduct(log.records, saved, world.group_count - num_groups)
         complaint = (
-            rule and rule(Conduct(log.records, kept, world.group_count - num_groups), *arguments)
-        ) or wrong_dtype(got, arguments)
+            kept.complaint()
+            or (care.gradient_to and no_gradient_to(care.gradient_to, by_name[care.gradient_to], got))
+            or (care.rule and care.rule(conduct, *arguments))
+            or wrong_dtype(got, arguments)
+        )
         cause = not_waited_for(log)
     return plain(arguments), answers, complaint, cause
+
+
+@contextmanager
+def equal_parts() -> Iterator[None]:
+    """Refuse a reduce-scatter without an equal part for each rank: gloo would log that, and may leave ranks waiting."""
+
+    def checked(method: Callable):
+        def reduce_scatter(group, *args, **kwargs):
+            shard, parts = ([each.numel() for each in tree_leaves(value)] for value in [*args, *kwargs.values()][:2])
+            num_ranks, [size] = group.size(), shard
+            if parts not in ([size] * num_ranks, [size * num_ranks]) and len(parts) in (1, num_ranks):
+                has = parts[0] if len(parts) == 1 else f"parts of {parts}"
+                needed = f"{num_ranks} * {size} = {num_ranks * size}, padding included"
+                message = f"reduce_scatter of {has} numbers into shards of {size}: it needs {needed}"
+                raise ValueError(message)
+            return method(group, *args, **kwargs)
+
+        return reduce_scatter
+
+    with ExitStack() as stack:
+        names = {"reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"}  # of which torch has two or three
+        for name in names & vars(dist.ProcessGroup).keys():
+            stack.enter_context(patch.object(dist.ProcessGroup, name, checked(getattr(dist.ProcessGroup, name))))
+        yield
 
 
 def wrong_dtype(got, arguments: tuple) -> str | None:

@@ -2,13 +2,13 @@
 
 import copy
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import nn
 
-from course.exercises.base import Exercise, Raised, Trial, answer, is_blank
+from course.exercises.base import Exercise, Trial, is_blank
+from course.exercises.calling import Raised, answer, answer_to
 from course.sizing import read_ops
 from labkit import pipeline
 from labkit.groups import init_groups, local_device
@@ -217,8 +217,7 @@ class StepExercise(Exercise):
         weight, micro_batches = copy.deepcopy(case)
         arrived = []
         weight.register_post_accumulate_grad_hook(arrived.append)
-        with suppress(Exception):
-            function(weight, micro_batches)
+        answer_to(function, (weight, micro_batches))
         if len(arrived) == len(micro_batches):
             return [trial]
         calls = (
@@ -316,7 +315,7 @@ def stuck_schedule(rows=None) -> Schedule:
 
 def run_small(schedule: Schedule):
     """On a rank: run a step of a small model in this schedule, even if it deadlocks."""
-    groups = init_groups(ParallelLayout(schedule.num_stages, pp_size=schedule.num_stages))
+    groups = init_groups(ParallelLayout(schedule.pp_size, pp_size=schedule.pp_size))
     stage = nn.Linear(4, 4).to(local_device())
     inputs = list(torch.ones(schedule.num_micro_batches, 2, 4, device=local_device()))
     return pipeline.run(

@@ -19,6 +19,8 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any, TypedDict
 
+from course import shared_file
+
 
 class Prediction(TypedDict):
     """An answer to a question. ``right`` and ``mistake`` are about the first answer.
@@ -79,15 +81,15 @@ def note_result(key: str) -> None:
     content = _read()
     if key not in content["results"]:
         content["results"][key] = datetime.now().astimezone().isoformat(timespec="seconds")
-        _write(content)
+        _write_or_say(content)
 
 
 def note_solved(name: str) -> None:
-    """Remember that an exercise was solved. If nothing can be written, nothing is remembered."""
+    """Remember that an exercise was solved, or say that nothing can be remembered."""
     content = _read()
     if name not in content["solved"]:
         content["solved"][name] = str(date.today())
-        _write(content)
+        _write_or_say(content)
 
 
 def note_check(name: str, status: str, mistake: str | None) -> None:
@@ -99,36 +101,46 @@ def note_check(name: str, status: str, mistake: str | None) -> None:
     before = content["checks"].get(name)
     tries = before["tries"] + 1 if before else 1
     content["checks"][name] = Check(status=status, mistake=mistake, time=now, tries=tries)
-    _write(content)
+    _write_or_say(content)
 
 
-def note_prediction(key: str, prediction: Prediction) -> None:
-    """Remember an answer in place of what was remembered under this key. If nothing can be written, nothing is."""
+def note_prediction(key: str, prediction: Prediction) -> str:
+    """Remember an answer in place of what was remembered under this key; returns "", or why that cannot be."""
     content = _read()
-    if content["predictions"].get(key) != prediction:
-        content["predictions"][key] = prediction
-        _write(content)
+    if content["predictions"].get(key) == prediction:
+        return ""
+    content["predictions"][key] = prediction
+    return _write(content)
 
 
 def clear() -> None:
     """Forget everything that was solved and predicted."""
-    file().unlink(missing_ok=True)
-    print("Forgotten: no exercise counts as solved, and no prediction as made.")
+    try:
+        file().unlink(missing_ok=True)
+        print("Forgotten: no exercise counts as solved, and no prediction as made.")
+    except OSError as error:
+        print(f"Nothing is forgotten: {file()}: {error.strerror}.")
+
+
+def solved_in(content: dict[str, Any]) -> dict[str, str]:
+    """Return the solved exercises in what a file holds: earlier versions wrote them at the top."""
+    flat = {name: day for name, day in content.items() if isinstance(day, str)}
+    return {**flat, **content.get("solved", {})}
 
 
 def _read() -> dict[str, dict[str, Any]]:
     try:
-        content = json.loads(file().read_text())
-    except (OSError, ValueError):
+        text, owner = shared_file.read(file())
+        content = json.loads(text) if owner == os.geteuid() else {}
+    except (OSError, ValueError, RecursionError):
         content = {}
     content = content if isinstance(content, dict) else {}
-    flat = {name: day for name, day in content.items() if isinstance(day, str)}  # as earlier versions wrote it
-    parts = (content.get(part) for part in ("solved", "checks", "predictions"))
-    solved, checked, predicted = (part if isinstance(part, dict) else {} for part in parts)
-    seen = content.get("results")
-    seen = {key: when for key, when in seen.items() if isinstance(when, str)} if isinstance(seen, dict) else {}
-    whole = {"results": seen, "checks": _whole(checked, Check), "predictions": _whole(predicted, Prediction)}
-    return {"solved": {**flat, **solved}, **whole}
+    for part in ("solved", "checks", "predictions", "results"):
+        if not isinstance(content.get(part), dict):
+            content[part] = {}
+    seen = {key: when for key, when in content["results"].items() if isinstance(when, str)}
+    checked, predicted = _whole(content["checks"], Check), _whole(content["predictions"], Prediction)
+    return {"solved": solved_in(content), "checks": checked, "predictions": predicted, "results": seen}
 
 
 def _whole(part: dict[str, Any], kind: type) -> dict[str, Any]:
@@ -137,12 +149,22 @@ def _whole(part: dict[str, Any], kind: type) -> dict[str, Any]:
     return {key: each for key, each in part.items() if isinstance(each, dict) and each.keys() >= fields}
 
 
-def _write(content: dict[str, dict[str, Any]]) -> None:
-    path = file()
+_said: set[str] = set()
+
+
+def _write(content: dict[str, dict[str, Any]]) -> str:
+    """Keep it all; returns "", or why it could not be kept."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(content, indent=1))
-        temporary.replace(path)
-    except OSError:
-        pass
+        file().parent.mkdir(parents=True, exist_ok=True)
+        shared_file.replace(file(), json.dumps(content, indent=1).encode())
+        return ""
+    except OSError as error:
+        way_out = "Set LABKIT_PROGRESS to a file of your own before you start the lab."
+        return f"Your progress is not kept in {file()}: {error.strerror}. {way_out}"
+
+
+def _write_or_say(content: dict[str, dict[str, Any]]) -> None:
+    """Keep it all; where that cannot be, say so in the cell, once."""
+    if (why := _write(content)) and why not in _said:
+        _said.add(why)
+        print(why)

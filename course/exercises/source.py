@@ -41,6 +41,26 @@ def unused(function: Callable) -> str:
     return f"Your function does not use {', '.join(left)}." if left else ""
 
 
+def rebound(function: Callable) -> str:
+    """Say which assignment in a loop is lost: to the loop's own name, which nobody reads afterwards."""
+    nodes = [node for body in _bodies(function) for statement in body for node in ast.walk(statement)]
+    for loop in (node for node in nodes if isinstance(node, ast.For)):
+        for place, line in enumerate(loop.body):
+            if not isinstance(line, ast.Assign) or not isinstance(line.targets[0], ast.Name):
+                continue
+            name = line.targets[0].id
+            if name in _names(loop.target) & _names(line.value) and name not in _names(*loop.body[place + 1 :]):
+                return (
+                    f"`{ast.unparse(line)}` gives the name `{name}` to a new tensor, and the one in the list stays as "
+                    "it was. Change that one in place, as `/=` does, or append the new one to a list of results."
+                )
+    return ""
+
+
+def _names(*nodes: ast.AST) -> set[str]:
+    return {each.id for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
 def _bodies(function: Callable) -> list[list]:
     """Return the body of a function; of several lambdas in one line, those of all: nothing says which one it is."""
     if (code := getattr(function, "__code__", None)) is None:

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 from course.communication import CommunicationLog
-from course.exercises.base import Exercise, Raised, Trial, answer, is_blank
+from course.exercises.base import Exercise, Trial, is_blank
+from course.exercises.calling import Raised, answer
 from course.exercises.on_ranks import RankExercise, gathered, only, own, summed, whole_numbers
 from labkit.launch import launch
 

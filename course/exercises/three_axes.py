@@ -245,6 +245,7 @@ tied = RankExercise(
     cases=[(2,), (4,)],
     inputs=tied_inputs,
     rule=made_by_all,
+    may_change=("gradient",),
     hints=[
         "The embedding is used twice: to read words in and to write them out. What is the gradient of something used "
         "twice?",

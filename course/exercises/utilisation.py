@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from course.exercises.base import Exercise, Raised, Verdict, answer, indent, is_blank
+from course.exercises.base import Exercise, Verdict, indent, is_blank
+from course.exercises.calling import Raised, answer
 from course.measure.utilisation import Pace, TimedStep, measure_step, predict_step
 from course.sizing import Plan, fullest
 from labkit.launch import World
@@ -264,10 +265,10 @@ class Challenge(Exercise):
 
     given: Plan = field(default=GIVEN, kw_only=True)
 
-    def verdict(self, function: Callable) -> Verdict:
-        """Return what `check` prints, as data; ranks run only for a plan that can win."""
+    def judge(self, function: Callable) -> Verdict:
+        """Judge the plan; ranks run only for one that can win."""
         if not callable(function):
-            return super().verdict(function)
+            return super().judge(function)
         plan = answer(function, ())
         if is_blank(plan):
             return self.nothing_returned(function, plan)

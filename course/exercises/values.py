@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, ValuesView
 
 TOLERANCE = 1e-5  # relative; float32 sums in a different order differ by less
+FREED = "(its memory is freed)"
 
 
 def plain(value):
@@ -17,12 +18,17 @@ def plain(value):
     [1, [2.0, [3]]]
     """
     if hasattr(value, "tolist"):
-        return value.tolist()
+        return FREED if is_freed(value) else value.tolist()
     if isinstance(value, (list, tuple, range)):
         return [plain(item) for item in value]
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return value
+
+
+def is_freed(value) -> bool:
+    """Whether this is a tensor that has elements and no memory."""
+    return hasattr(value, "untyped_storage") and value.numel() > 0 and not value.untyped_storage().nbytes()
 
 
 def with_lists(value):

@@ -55,6 +55,7 @@ vocab_cross_entropy = RankExercise(
     cases=[(2, 4, 1.0), (4, 4, 100.0)],
     inputs=logit_inputs,
     rule=only("all_reduce", also=sends_three_numbers_per_token),
+    may_change=("logits",),
     hints=[
         "Start from the formula: loss = log(sum of exp(logit)) - logit of the target. Which two numbers does each "
         "rank know a part of?",

@@ -33,6 +33,10 @@ class Parts(NamedTuple):
     warns: bool = False  # whether the sentence says that something is wrong
 
 
+CONTROLS = "<p><em>The controls need a kernel. Run this cell to bring them back.</em></p>"
+"""What a reader sees above the picture in a page without a kernel, or in a notebook that is not trusted."""
+
+
 class Explorer(widgets.VBox):
     """A row of controls, and below it the result: a sentence, a picture and facts.
 
@@ -97,7 +101,8 @@ class Explorer(widgets.VBox):
     def _repr_mimebundle_(self, **options) -> dict[str, Any]:
         """Return the widget and, for a reader without a kernel, the steps that it shows at first."""
         widget: dict[str, Any] = super()._repr_mimebundle_(**options)  # type: ignore[assignment]
-        return {**self.picture._repr_mimebundle_(**options)[0], **widget}
+        still = self.picture._repr_mimebundle_(**options)[0]
+        return {**still, **widget, "text/html": CONTROLS + still["text/html"]}
 
     def close(self) -> None:
         """Close it with all its parts, which ipywidgets would keep, and JupyterLab save."""

@@ -55,7 +55,8 @@ def draw_layout(
     title = f"{layout.world_size} GPUs, {gpus_per_node} per node, order {layout.order}"
     heads = ["axis", "groups", "cross nodes", *["bytes a step", "between nodes"] * bool(traffic), "ranks"]
     table = Table(heads, rows, f"Bytes of {traffic_of}." if traffic_of else "")
-    return Scene(title, says, marks, max(mark.bottom for mark in marks) + 8, table=table)
+    hint = {"": "Click a GPU to keep its peers lit."} if any("gpu" in mark.same for mark in marks) else {}
+    return Scene(title, says, marks, max(mark.bottom for mark in marks) + 8, table=table, journeys=hint)
 
 
 def draw_orders(layouts: Sequence[ParallelLayout], gpus_per_node: int = 8) -> Scene:

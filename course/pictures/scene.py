@@ -89,6 +89,7 @@ class Mark:
         says = {"key": self.key, "tags": " ".join(self.tags), "lights": " ".join(self.lights), "same": self.same}
         says |= {name: "1" * getattr(self, name) for name in ("shy", "drag", "drop", "click")}
         says |= {"line": "1" * (self.shape == "line"), "row": self.row, "name": self.name}
+        says["ink"] = self.ink if self.name and self.ink != INK else ""
         says |= {"level": "" if self.level is None else f"{self.level:.3g}", "awaits": " ".join(self.awaits)}
         words = "".join(f' data-{name}="{escape(value)}"' for name, value in says.items() if value)
         title = f"<title>{escape(self.fact)}</title>" if self.fact else ""

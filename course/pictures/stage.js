@@ -3,6 +3,8 @@
 
 const REST = 2000;  // milliseconds: a mouse that rests dims nothing any longer
 const NARROW = 600, NARROWEST = 0.73, MARGIN = 8;  // as in scene.py: a picture is shown no smaller
+const NUMBERS = /-?[\d.]+/g;
+const MOST_ZOOM = 32;  // times: the places of marks are rounded to a tenth of a pixel
 const MOST_MOVING = 160;  // marks: with more, a browser without a graphics card takes longer to move than to draw them
 
 function scenes(steps) {
@@ -11,7 +13,10 @@ function scenes(steps) {
   return all;
 }
 
-const journeyOf = (group, journeys) => (group.dataset.tags ?? "").split(" ").find((tag) => tag && journeys[tag]);
+// What a click keeps lit: a tag with a journey, or else the thing itself with its peers.
+function followable({ dataset: { tags = "", same, lights, click } }, journeys) {
+  return tags.split(" ").find((tag) => tag && journeys[tag]) ?? (lights && !click && same);
+}
 
 function parse(fragments, clicks, journeys) {
   const holder = element("div");
@@ -22,7 +27,7 @@ function parse(fragments, clicks, journeys) {
     if (!title) continue;
     group.setAttribute("aria-label", title.textContent);
     const { drag, drop, click } = group.dataset;
-    group.setAttribute("role", drag || drop || (click && clicks) || journeyOf(group, journeys) ? "button" : "img");
+    group.setAttribute("role", drag || drop || (click && clicks) || followable(group, journeys) ? "button" : "img");
     title.remove();
   }
   return groups;
@@ -30,7 +35,7 @@ function parse(fragments, clicks, journeys) {
 
 // On a narrow screen, panels stand below each other: moves a mark there, and returns the view of all of them.
 function stack(panels, group) {
-  const [x, y] = group ? group.style.transform.match(/-?[\d.]+/g).map(Number) : [NaN, NaN];
+  const [x, y] = group ? group.style.transform.match(NUMBERS).map(Number) : [NaN, NaN];
   let width = 0, height = 0;
   for (const [left, top, wide, tall] of panels) {
     const inside = x >= left - MARGIN && x < left + wide && y >= top - MARGIN && y < top + tall - MARGIN;
@@ -64,27 +69,85 @@ function element(tag, attributes = {}, ...children) {
 }
 
 // The playhead of a scene with a clock: it says what each row does at its moment, and points to what is awaited.
-function playhead(layer, marks, list) {
-  const [line, awaited, handle] = layer.children;
-  let clock = [], now = 0, found = [];
+// Time is zoomed: `zoom` times as wide, from the moment `from` on. Moments are shares of the whole: 0 to 1.
+function playhead(svg, layer, marks, list, buttons) {
+  const [ticks, line, awaited, handle] = layer.children;
+  let clock = [], now = 0, found = [], zoom = 1, from = 0, frame = null;
   function read(given) {  // where the marks stand, after each drawing
     clock = given ?? [];
     layer.style.display = clock.length ? "" : "none";
     if (clock.length) handle.setAttribute("tabindex", 0);
     else handle.removeAttribute("tabindex");
-    found = [...(clock.length ? marks.querySelectorAll(":scope > [data-row]:not(.leaving)") : [])].map((group) => {
-      const [x, y] = group.style.transform.match(/-?[\d.]+/g).map(Number), bar = group.firstElementChild;
-      const full = (group.dataset.full ??= bar.getAttribute("width"));
-      return { ...group.dataset, x, y, width: Number(full), height: Number(bar.getAttribute("height")), bar };
+    found = [...(clock.length ? marks.querySelectorAll(":scope > :not(.leaving)") : [])].map((group) => {
+      const [x, y] = group.style.transform.match(NUMBERS).map(Number), bar = group.firstElementChild, parts = [...group.children];
+      const size = bar.tagName === "path" ? "d" : "width", full = (group.dataset.full ??= bar.getAttribute(size) ?? "");
+      const width = Number(size === "d" ? full.match(NUMBERS)[2] : full), height = Number(bar.getAttribute("height"));
+      const inTime = bar.tagName !== "text" && x >= clock[0] && x < clock[1] && y >= clock[2] && y < clock[3];
+      return { ...group.dataset, group, x, y, width, height, bar, size, full, parts, inTime };
     });
-    move(now);
+    look(zoom, from);
   }
+
+  // -- zoom
+  const share = (x) => (x - clock[0]) / (clock[1] - clock[0]), clamp = (low, x, high) => Math.max(low, Math.min(high, x));
+  const seen = (x) => clock[0] + (share(x) - from) * zoom * (clock[1] - clock[0]);
+  const inside = (x) => clamp(clock[0], seen(x), clock[1]);
+  function place({ group, bar, x, y, width, height, size, full, parts, name, ink }, whole) {  // cut, and with its name
+    const outside = seen(x + width) <= clock[0] || seen(x) >= clock[1], start = outside ? seen(x) : inside(x);
+    const wide = outside ? width * zoom : inside(x + width) - start;
+    group.classList.toggle("outside", outside && !whole);
+    group.style.transform = `translate(${whole ? x : start}px, ${y}px)`;
+    group.replaceChildren(...(whole ? parts : [bar]));
+    bar.setAttribute(size, whole ? full : size === "d" ? arrowPath(0, 0, wide, full.match(NUMBERS)[3]) : wide);
+    if (whole || outside || !(height >= 13 && wide >= 7.5 * name?.length + 4)) return;
+    group.insertAdjacentHTML("beforeend", `<text font-size="12" x="${wide / 2}" y="${height / 2 + 4.2}" fill="${ink ?? ""}"/>`);
+    group.lastChild.textContent = name;
+  }
+  function look(times, first) {  // shows a part of the time, with the playhead in it
+    if (times > 1 || zoom > 1) svg.classList.add("plain");
+    [zoom, from] = [times, clamp(0, first, 1 - 1 / times)];
+    const [left, right, , bottom, end] = clock, least = end / zoom / 8, power = 10 ** Math.floor(Math.log10(least));
+    if (svg.classList.contains("zoomed") || zoom > 1) placeAll(zoom === 1);
+    svg.classList.toggle("zoomed", zoom > 1);
+    for (const [i, button] of [...buttons.children].entries()) button.disabled = zoom === (i ? 1 : MOST_ZOOM);
+    const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= least * (1 - 1e-9));
+    ticks.innerHTML = "";
+    for (let n = Math.ceil(from * end / step - 1e-9); n * step <= (from + 1 / zoom) * end * (1 + 1e-9); n++) {
+      const at = seen(left + n * step / end * (right - left)), text = Number((n * step).toPrecision(6));
+      ticks.innerHTML += `<path d="M${at} ${bottom + 4}v5"/><text x="${at}" y="${bottom + 25.5}">${text}</text>`;
+    }
+    move(clamp(from, now, from + 1 / zoom));
+  }
+  const placeAll = (whole) => found.filter(({ inTime }) => inTime).forEach((mark) => place(mark, whole));
+  function zoomBy(factor, at = now) {  // what is at this moment stays where it is
+    const times = clamp(1, zoom * factor, MOST_ZOOM);
+    if (clock.length) look(times, at - (at - from) * zoom / times);
+  }
+  const reveal = (group) => group.classList.contains("outside")
+    && look(zoom, share(found.find((mark) => mark.group === group).x) - 0.3 / zoom);
+  const pointed = ({ clientX }) => share((clientX - layer.getScreenCTM().e) / layer.getScreenCTM().a) / zoom + from;
+  svg.addEventListener("wheel", (event) => {
+    if (!clock.length || !event.ctrlKey) return;
+    event.preventDefault();
+    zoomBy(Math.exp(-clamp(-50, event.deltaY, 50) / 100), pointed(event));
+  }, { passive: false });
+  svg.addEventListener("dblclick", () => zoomBy(0));
+  svg.addEventListener("keydown", (event) => {
+    const factor = { "+": 2, "=": 2, "-": 0.5, 0: 0 }[event.key];
+    if (factor === undefined || !clock.length || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    const mark = found.find(({ group, inTime }) => inTime && group === event.target);
+    zoomBy(factor, mark && share(mark.x + mark.width / 2));
+  });
+  [2, 0.5, 0].forEach((factor, i) => buttons.children[i].addEventListener("click", () => zoomBy(factor)));
+
+  // -- the playhead
   function move(to) {
-    now = Math.max(0, Math.min(1, to));
+    now = clamp(0, to, 1);
     const [left, right, top, bottom, end, unit] = clock, x = left + now * (right - left), rows = new Map();
-    list.hidden = !clock.length;
+    buttons.hidden = list.hidden = !clock.length;
     if (list.hidden) return;
-    for (const mark of found.filter(({ name }) => name)) {
+    for (const mark of found.filter(({ row, name }) => row && name)) {
       if (!rows.has(mark.row)) rows.set(mark.row, []);
       if (mark.x <= x + 0.1 && x < mark.x + mark.width - 0.1) rows.get(mark.row).push(mark);
     }
@@ -95,17 +158,18 @@ function playhead(layer, marks, list) {
       for (const bar of found.filter((mark) => mark.row === row && !mark.name)) {
         bar.bar.setAttribute("width", bar.width * (level ?? 0) / (Number(bar.level) || 1));
       }
-      for (const from of runs) {
-        for (const to of found.filter(({ key }) => from.awaits?.split(" ").includes(key))) {
-          path += arrowPath(x, from.y + from.height / 2, Math.max(to.x, Math.min(x, to.x + to.width)), to.y + to.height / 2);
+      for (const run of runs) {
+        for (const to of found.filter(({ key }) => run.awaits?.split(" ").includes(key))) {
+          const there = inside(clamp(to.x, x, to.x + to.width));
+          path += arrowPath(seen(x), run.y + run.height / 2, there, to.y + to.height / 2);
         }
       }
       const holds = level === undefined ? "" : ` · holds ${level}`;
       return `${row}: ${runs.map(({ name }) => name).join(", ") || "idle"}${holds}`;
     });
     awaited.setAttribute("d", path);
-    line.setAttribute("d", `M${x} ${top - 4}V${bottom + 4}`);
-    handle.setAttribute("transform", `translate(${x},${bottom + 4})`);
+    line.setAttribute("d", `M${seen(x)} ${top - 4}V${bottom + 4}`);
+    handle.setAttribute("transform", `translate(${seen(x)},${bottom + 4})`);
     const time = now * end, at = `${time >= 1000 ? Math.round(time) : Number(time.toPrecision(3))} ${unit}`;
     handle.setAttribute("aria-valuenow", Math.round(100 * now));
     handle.setAttribute("aria-valuetext", [at, ...texts].join("; "));
@@ -115,23 +179,23 @@ function playhead(layer, marks, list) {
     const over = new AbortController(), until = { signal: over.signal };
     handle.focus();
     event.preventDefault();
-    const drag = ({ clientX }) => {
-      const { a, e } = layer.getScreenCTM();
-      move(((clientX - e) / a - clock[0]) / (clock[1] - clock[0]));
-    };
-    addEventListener("pointermove", drag, until);
+    addEventListener("pointermove", (moved) => follow(pointed(moved)), until);
     for (const name of ["pointerup", "pointercancel"]) addEventListener(name, () => over.abort(), until);
   });
   handle.addEventListener("keydown", (event) => {  // to where something starts
-    const moments = found.filter(({ name }) => name).map(({ x }) => (x - clock[0]) / (clock[1] - clock[0]));
+    const moments = found.filter(({ name }) => name).map(({ x }) => share(x));
     const to = { Home: 0, End: 1 }[event.key] ??
       (event.key === "ArrowRight" ? Math.min(1, ...moments.filter((moment) => moment > now + 0.0005))
         : event.key === "ArrowLeft" ? Math.max(0, ...moments.filter((moment) => moment < now - 0.0005)) : null);
     if (to === null) return;
-    move(to);
+    follow(to);
     event.preventDefault();
   });
-  return read;
+  function follow(to) {  // the part of the time that is shown goes with it
+    if (zoom > 1 && (to < from || to > from + 1 / zoom)) look(zoom, to < from ? to - 0.1 / zoom : to - 0.9 / zoom);
+    move(to);
+  }
+  return { read, reveal, restore: () => zoom > 1 && placeAll(true) };
 }
 
 function arrowPath(x, y, toX, toY) {
@@ -146,14 +210,16 @@ function render({ model, el }) {
 
   // -- what is on the page
   const paper = element("div", { class: "paper" });
-  paper.innerHTML = `<svg role="group" tabindex="-1"><g></g><g class="clock"><path/><path/><g role="slider"
+  paper.innerHTML = `<svg role="group" tabindex="-1"><g></g><g class="clock"><g class="ticks"/><path/><path/><g role="slider"
     aria-label="moment" aria-valuemin="0" aria-valuemax="100"><path d="M0 -4L7 3V10H-7V3Z"/><rect x="-16" y="-6" width="32"
     height="30" fill="none"/></g></g></svg>`;  // its marks take the focus
   const svg = paper.firstChild, [marks, layer] = svg.children, moment = element("ul", { class: "moment" });
-  const showMoment = playhead(layer, marks, moment);
   const fact = element("p", { class: "fact", "aria-live": "polite" });
   const button = (name, onclick) => Object.assign(element("button", { type: "button" }, name), { onclick });
   const back = button("◀ Back", () => go(at - 1)), forward = button("Forward ▶", () => go(at + 1));
+  const zooms = [button("Zoom in"), button("Zoom out"), button("All")];
+  const buttons = element("div", { class: "controls" }, ...zooms, "Keys + − 0, or Ctrl and the wheel");
+  const time = playhead(svg, layer, marks, moment, buttons);
   const play = button("Play", () => (timer ? stop() : start()));
   const slider = element("input", { type: "range", min: 0, value: 0, "aria-label": "step" });
   slider.addEventListener("input", () => go(Number(slider.value)));
@@ -164,7 +230,7 @@ function render({ model, el }) {
   el.classList.add("labkit-stage");
   // Otherwise JupyterLab would take the arrow keys for itself.
   el.addEventListener("focusin", ({ target }) => target.setAttribute("data-lm-suppress-shortcuts", "true"));
-  el.append(controls, fact, paper, moment, table);
+  el.append(controls, fact, paper, buttons, moment, table);
 
   // -- drawing
   const isNarrow = () => 0 < paper.clientWidth && paper.clientWidth < NARROW;
@@ -179,6 +245,7 @@ function render({ model, el }) {
   resized.observe(paper);
   function draw() {
     const scene = all[at], panels = isNarrow() && scene.panels.length > 1 && scene.panels;
+    time.restore();
     const changed = scene.keys.filter((key) => drawn[key]?.source !== scene.marks[key]);
     parse(changed.map((key) => scene.marks[key]), model.get("clicks"), scene.journeys).forEach((group, i) => {
       const key = changed[i], source = scene.marks[key];
@@ -220,7 +287,7 @@ function render({ model, el }) {
     count.textContent = `step ${at + 1} of ${all.length}: ${scene.says}`;
     back.disabled = at === 0;
     forward.disabled = at === all.length - 1;
-    showMoment(scene.clock);
+    time.read(scene.clock);
     if (followed || !fact.textContent) light(null);
     if (!marks.querySelector("[tabindex='0']")) marks.querySelector("[aria-label]")?.setAttribute("tabindex", 0);
   }
@@ -244,13 +311,14 @@ function render({ model, el }) {
 
   // -- facts and peers
   const markOf = (target) => target.closest?.("[aria-label][data-key]");
-  function light(group) {
-    const { journeys } = all[at], follows = !group && followed;
+  function light(pointed) {
+    const { journeys } = all[at], follows = !pointed && followed;
+    const group = pointed ?? (follows && marks.querySelector(`[data-same="${followed}"]`));
     const same = group?.dataset.same ? marks.querySelectorAll(`[data-same="${group.dataset.same}"]`) : [group];
     fact.textContent = [...same].map((each) => each?.getAttribute("aria-label") ?? "").join(" · ");
     if (!group) fact.textContent = journeys[followed ?? ""] ?? "";
     const wanted = new Set([...same].flatMap((each) => (each?.dataset.lights ?? "").split(" ")).filter(Boolean));
-    if (follows) wanted.add(followed);
+    if (follows && journeys[followed]) wanted.add(followed);
     svg.classList.toggle("lighting", wanted.size > 0);
     svg.classList.toggle("following", Boolean(follows));
     clearTimeout(resting);
@@ -259,8 +327,8 @@ function render({ model, el }) {
       each.classList.toggle("lit", each === group || (each.dataset.tags ?? "").split(" ").some((tag) => wanted.has(tag)));
     }
   }
-  svg.addEventListener("pointerover", (event) => light(markOf(event.target)));
-  svg.addEventListener("pointerleave", () => light(markOf(document.activeElement)));
+  svg.addEventListener("mouseover", (event) => light(markOf(event.target)));  // a tap comes as these, too, and stays lit
+  svg.addEventListener("mouseleave", () => light(markOf(document.activeElement)));
   svg.addEventListener("focusin", (event) => light(markOf(event.target)));
   svg.addEventListener("focusout", () => light(null));
 
@@ -279,7 +347,7 @@ function render({ model, el }) {
       model.send({ drop: [carried, group.dataset.key] });
       carried = null;
     } else {
-      if (!group.dataset.drag) follow(journeyOf(group, all[at].journeys) ?? null);
+      if (!group.dataset.drag) follow(followable(group, all[at].journeys) ?? null);
       model.send({ click: group.dataset.key });
     }
   }
@@ -330,6 +398,7 @@ function render({ model, el }) {
       const aside = Math.abs((mx - x) * dy) + Math.abs((my - y) * dx);
       if (along > 1 && along + 3 * aside < least) [best, least] = [group, along + 3 * aside];
     }
+    time.reveal(best);
     from.removeAttribute("tabindex");
     best.setAttribute("tabindex", 0);
     best.focus();

@@ -6,7 +6,6 @@ Predictions and measurements are drawn by the same function, and each picture sa
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from math import ceil, floor, log10
 from operator import itemgetter
 from typing import Any
@@ -16,7 +15,7 @@ from course.pictures.scene import LARGE, WIDTH, Look, Mark, Scene, arrow, box, l
 from course.pictures.style import GREY, IDLE, INK, KIND_COLOR, MUTED, three_digits, tint
 from course.table import Table
 from course.timeline import Timeline
-from labkit.schedules import Schedule
+from labkit.schedules import Schedule, in_turn, v_shape
 from labkit.schedules.schedule import LETTER
 from labkit.timeline.spans import COMMUNICATION, COMPUTING, WAIT, Span
 
@@ -27,8 +26,7 @@ NARROWEST_IDLE = 0.5  # pixels: a shorter idle stretch is rounding
 WAITS = 9.0  # the height of a wait, at the foot of the work that it interrupts: their label is above it
 BESIDE = 150.0  # the width of the bars beside a timeline
 FULL_LANES = 4  # messages under way at once are drawn below each other; more lanes than these share their height
-MOST_ARROWS, MOST_STEPS, MOST_OPS = 300, 40, 100  # in a picture; of a timeline; in a cell of the table
-LATER = "#ffffffb8"  # a veil over what comes after the playhead
+MOST_ARROWS, MOST_OPS = 300, 100  # in a picture; in a cell of the table
 
 
 def draw_timelines(
@@ -48,32 +46,6 @@ def draw_timelines(
         if in_flight:
             marks += [label(f"{rows.key}held", right + 12, rows.top - 16, "micro-batches held"), *rows.bars(most)]
     return with_axis(all_rows, marks, _table(timelines, titles, unit, in_flight))
-
-
-def play_timeline(timeline: Timeline, title: str = "") -> list[Scene]:
-    """Return the whole timeline, then a step for each moment at which an op starts or ends, or `MOST_STEPS` of them.
-
-    A line stands at the moment, what comes later is pale, and the bars show what is held then. Show the steps with
-    ``Stage(*play_timeline(timeline))``.
-    """
-    whole = replace(draw_timelines([timeline], [title], in_flight=True), clock=())  # the steps have a line of their own
-    most = max(peaks_in_flight(timeline))
-    rows = Rows(timeline, title, "", HEAD, timeline.makespan_seconds, WIDTH - BESIDE, _unit_of([timeline]))
-    steps = [whole]
-    moments = sorted({moment for span in timeline.spans if span.kind in COMPUTING for moment in (span.start, span.end)})
-    for now in [*moments[: -1 : ceil(len(moments) / MOST_STEPS)], moments[-1]]:
-        x, held = rows.x(now), {mark.key: mark for mark in rows.bars(most, now)}
-        veil = box("later", x, HEAD, WIDTH - BESIDE - x, rows.bottom - HEAD, LATER, ink=INK, radius=0)
-        playhead = line("now", [(x, HEAD - 4), (x, rows.bottom)], INK, 2.5)
-        table = []
-        for rank in timeline.ranks:
-            runs = [span.label for span in timeline.of(rank, *COMPUTING) if span.start <= now < span.end]
-            table.append((f"rank {rank}", *(runs or ["idle"]), f"{rows.held(rank, now):.3g}"))
-        says = f"{rows.times(now)}: {', '.join(f'{rank} {runs}' for rank, runs, _ in table)}"
-        marks = [*(held.get(mark.key, mark) for mark in whole.marks), veil, playhead]
-        facts = Table(("", "runs", "micro-batches held"), table, says)
-        steps.append(replace(whole, says=says, marks=marks, table=facts))
-    return steps
 
 
 class Rows:
@@ -240,29 +212,31 @@ class Rows:
     def _name(self, span: Span, before: str = "") -> str:
         return f"{self.key}{before}{span.rank}.{span.label.split()[-1]}"
 
-    def bars(self, most: float, now: float | None = None) -> Iterable[Mark]:
-        """Yield bars of the micro-batches each rank holds, at its peak and at a moment; the longest has ``most``."""
+    def bars(self, most: float) -> Iterable[Mark]:
+        """Yield bars of the micro-batches each rank holds, at its peak and now; the longest has ``most``."""
         x, unit, height = WIDTH - BESIDE + 12, (BESIDE - 50) / max(most, 1), WORK - 10
         for rank, peak in zip(self.timeline.ranks, peaks_in_flight(self.timeline)):
-            y, key, held = self.y(rank) + 5, f"{self.key}held{rank}", peak if now is None else self.held(rank, now)
+            y, key = self.y(rank) + 5, f"{self.key}held{rank}"
             fact = f"micro-batches whose activations rank {rank} holds: at most {peak:.3g}"
-            fact += "" if now is None else f", now {held:.3g}"
             yield box(f"{key}.peak", x, y, peak * unit, height, tint(INK, 0.15), fact=fact)
-            look = Look(row=self._row(rank), level=held, fact=fact)
-            yield box(f"{key}.now", x, y, held * unit, height, tint(INK, 0.6), **look)
+            look = Look(row=self._row(rank), level=peak, fact=fact)
+            yield box(f"{key}.now", x, y, peak * unit, height, tint(INK, 0.6), **look)
             for cut in range(1, ceil(peak)) if unit > 5 else ():
                 yield line(f"{key}.{cut}", [(x + cut * unit, y), (x + cut * unit, y + height)], "#ffffff")
-            yield label(f"{key}.number", x + peak * unit + 6, y + height / 2, f"{held:.3g}")
+            yield label(f"{key}.number", x + peak * unit + 6, y + height / 2, f"{peak:.3g}")
 
 
 def links(timeline: Timeline) -> dict[Span, list[Span]]:
     """Return for each op those that it needs; nothing if the ranks are not the stages of one pipeline."""
     stages = [[span for span in timeline.of(rank, *COMPUTING) if span.op] for rank in timeline.ranks]
     spans = {(stage, span.op): span for stage, spans in enumerate(stages) for span in spans if span.op}
-    schedule = Schedule("drawn", max(1, len(stages)), 1, [], num_chunks(timeline))
-    found: dict[Span, Any] = {span: [*map(spans.get, schedule.needs(*place))] for place, span in spans.items()}
-    in_order = (need and need.end <= span.start for span, needs in found.items() for need in needs)
-    return found if all(in_order) else {}
+    p, v = max(1, len(stages)), num_chunks(timeline)
+    for place in [in_turn(p, v), *([v_shape(p)] if v == 2 else [])]:  # the order of ops tells which it is
+        schedule = Schedule("drawn", p, 1, [], v, stages=place)
+        found: dict[Span, Any] = {span: [*map(spans.get, schedule.needs(*at))] for at, span in spans.items()}
+        if all(need and need.end <= span.start for span, needs in found.items() for need in needs):
+            return found
+    return {}
 
 
 def _ways(span: Span) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ equal_on_all = Choice(
         "['loss', 'own gradients', 'averaged']": "All three: the weights are the same",
     },
     {
-        "['loss', 'averaged']": "Each rank computes the loss of its own 32 rows.",
-        "['own gradients', 'averaged']": "Gradients come from the rows, too.",
-        "['loss', 'own gradients', 'averaged']": "The weights are the same, but the rows are not.",
+        "['loss', 'averaged']": "Each rank computes the loss of its own 32 samples.",
+        "['own gradients', 'averaged']": "Gradients come from the samples, too.",
+        "['loss', 'own gradients', 'averaged']": "The weights are the same, but the samples are not.",
     },
 )
 
@@ -28,36 +28,39 @@ error_left = Choice(
         "visible": "About 1e-3",
     },
     {
-        "none": "The mean of four means is the mean. But the rows are added in a different order, and sums round.",
+        "none": "The mean of four means is the mean. But the samples are added in a different order, and sums round.",
         "visible": "Nothing was approximated, and float64 has 16 digits.",
     },
 )
 
-ratio_if_summed = Number(
-    "06.ratio_if_summed",
-    "In the first fault, with 4 ranks: which ratio does `Parity` show for the gradients?",
+ratio_undivided = Number(
+    "06.ratio_undivided",
+    "In the first fault, each of 4 ranks adds up the gradients of 8 mean losses, and the ranks' sums are added: which "
+    "ratio does `Parity` show?",
     {
-        1: "That would be the mean.",
-        0.25: "That is the factor that was forgotten.",
-        16: "Each rank's gradient is already a mean over its rows. Only the mean over the ranks is missing.",
+        128: "That counts samples. Each loss is already a mean over its 4 samples: what is added up are 8 · 4 means.",
+        4: "Those are the ranks. But each rank's gradient is itself a sum, of 8 backward passes.",
+        8: "Those are the backward passes on a rank. The all-reduce then adds up 4 ranks.",
+        1: "That would be the mean. Is there a division anywhere after the losses?",
     },
     tolerance=0.01,
 )
 
 bytes_of_four = Number(
     "06.bytes_of_four",
-    "Four micro-batches, then one update. How many times as many bytes must a rank send as with one micro-batch?",
+    "Four micro-batches with `no_sync`, then one update. How many times as many bytes does a rank send as with one "
+    "micro-batch?",
     {
         4: "That is one all-reduce for each micro-batch. Is any gradient needed before the last backward?",
-        0.25: "A gradient is as large as its weight, however few rows it comes from.",
-        0: "Without any message, the replicas would become different models.",
+        0.25: "A gradient is as large as its weight, however few samples it comes from.",
+        0: "Without any collective, the replicas would become different models.",
     },
     tolerance=0.01,
 )
 
 ratio_if_kept = Number(
     "06.ratio_if_kept",
-    "Three backward passes on the same rows, without `zero_grad`, and with the weights untouched. "
+    "Three backward passes on the same samples, without `zero_grad`, and with the weights untouched. "
     "Which ratio does `Parity` then show for `.grad`?",
     {
         1: "That would be so with zero_grad, or if backward overwrote .grad.",
@@ -68,29 +71,28 @@ ratio_if_kept = Number(
     tolerance=0.01,
 )
 
+different_samples = Number(
+    "06.different_samples",
+    "1024 samples. Each of 4 ranks shuffles them with a seed of its own, and reads the first 256. How many different "
+    "samples are read, all ranks together? Estimate it to within a twentieth.",
+    {
+        1024: "Then no two ranks would choose the same sample. But none knows what the others choose.",
+        256: "Then all would choose the same samples, as with one seed and no rank.",
+        768: "A sample is missed by one rank with probability 3/4. By all four?",
+        324: "That is how many nobody reads: (3/4)^4 of them.",
+    },
+    tolerance=0.05,
+)
+
 under_way = Number(
     "06.under_way",
-    "Four layers, a bucket each, with overlap. How many of the four messages are under way before the first layer's "
+    "Four layers, a bucket each, with overlap. How many of the four all-reduces are under way before the first layer's "
     "gradients exist?",
     {
         4: "The first layer's own bucket is not full by then.",
         0: "That is so without overlap.",
         1: "Backward reaches the first layer last.",
     },
-)
-
-divided_states = Number(
-    "06.divided_states",
-    "4.2 million parameters, two float32 numbers for each: 33.6 MB of states. "
-    "With ZeRO-1 and d = 4, how many MB of states are on a rank?",
-    {
-        33.6: "That is without ZeRO-1.",
-        16.8: "That is with d = 2.",
-        4.2: "That is one of the two numbers, or one rank of eight.",
-        134.4: "A rank keeps less than before, not more.",
-    },
-    unit="MB",
-    tolerance=0.02,
 )
 
 same_weights = Choice(
@@ -105,6 +107,19 @@ same_weights = Choice(
         "False": "A different order of additions rounds differently. What does Adam add up over several parameters?",
         "different": "The gradients were averaged before the optimizer's step, on every rank.",
     },
+)
+
+bytes_of_zero = Number(
+    "06.bytes_of_zero",
+    "4 ranks, one step. How many times as many bytes does a rank send with ZeRO-1 as in plain data parallelism, which "
+    "all-reduces the gradients?",
+    {
+        0.25: "A quarter is what a rank keeps. But its gradients matter to all shards, and it needs all weights.",
+        0.5: "That is the reduce-scatter alone. Afterwards each rank has a quarter of the new weights.",
+        1.5: "That is an all-reduce and the all-gather. Does a rank need the average of gradients outside its shard?",
+        2: "Two collectives instead of one, but each sends half of what an all-reduce does.",
+    },
+    tolerance=0.01,
 )
 
 memory_of_zero = Number(

@@ -34,16 +34,28 @@ memory_left = Number(
 
 times_as_long = Choice(
     "09.times_as_long",
-    "A backward pass costs about as much as two forward passes. "
-    "How long does a step with recomputation take, compared with one without?",
+    "A backward pass costs about as many FLOPs as two forward passes. "
+    "How many FLOPs has a step in which the whole layer is recomputed, compared with one without?",
     {
-        "1": "Just as long",
-        "1.6": "Up to 1.6 times as long",
-        "2.4": "About twice as long",
-        "inf": "Three times as long, or more",
+        "1": "Just as many",
+        "1.3333333333333333": "More, up to 4/3",
+        "1.5": "More than 4/3, up to 1.5 times",
+        "inf": "More than 1.5 times",
     },
     {
-        "2.4": "For that, backward would have to be done twice, too.",
-        "inf": "A step was forward and backward. How many forward passes are added?",
+        "1": "The layer's forward pass is computed again. Where would that be free?",
+        "1.5": "A step was three forward passes long, backward counted as two. How many are added?",
+        "inf": "For that, backward would have to be done twice, too.",
+    },
+)
+
+pays_more = Choice(
+    "09.pays_more",
+    "What frees more memory for each FLOP that is added: to recompute attention, or the MLP? "
+    "The attention scores are not kept in either case. The table of the formula says what is.",
+    {"attention": "Attention, Q-K-V and output projection", "mlp": "The MLP"},
+    {
+        "attention": "Attention would, if its scores were kept. Here it keeps 4 sbh, and to get them again costs the "
+        "product with [3h, h]. Count the same for the MLP.",
     },
 )

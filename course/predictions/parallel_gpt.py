@@ -13,6 +13,18 @@ qkv_shape = Choice(
     },
 )
 
+llama_qkv = Choice(
+    "08.llama_qkv",
+    "LLAMA has hidden size 64, 4 heads of queries and 2 heads of keys and values, each with 16 numbers per token. "
+    "t = 2. What does one rank store of the fused Q-K-V weight?",
+    ["[96, 64]", "[64, 64]", "[128, 64]", "[48, 64]"],
+    {
+        "[96, 64]": "That is half of 3 · 64 rows. Here K and V are narrower than Q.",
+        "[128, 64]": "That is the whole weight.",
+        "[48, 64]": "That is one head each of Q, K and V. How many heads of queries share them?",
+    },
+)
+
 num_all_reduces = Number(
     "08.num_all_reduces",
     "How many all-reduces of hidden states does the step make, forward and backward together? "
@@ -32,5 +44,20 @@ curves_apart = Choice(
     {
         "0.1": "All three have the same weights and the same batches. What is left that differs?",
         "inf": "More ranks do not see more data here: each of them works on every batch.",
+    },
+)
+
+near_float32 = Choice(
+    "08.near_float32",
+    "Which of the two runs with bfloat16 ends less than 0.01 nats from the loss of float32?",
+    {
+        "['bfloat16 with master weights', 'bfloat16 only']": "Both",
+        "['bfloat16 with master weights']": "Only the one with master weights",
+        "[]": "Neither",
+    },
+    {
+        "['bfloat16 with master weights', 'bfloat16 only']": "A step of AdamW is about as large as the learning rate, "
+        "0.0003. What is 1 + 0.0003 in bfloat16?",
+        "[]": "Forward and backward are rounded in both runs. But does such an error always point the same way?",
     },
 )

@@ -2,14 +2,20 @@
 
 from course.predict import Choice, Number
 
-y_shape = Choice(
-    "07.y_shape",
-    "With t = 4, what is the shape of `y` in `gather_forward`, before the all-gather?",
-    ["[128, 1024]", "[128, 256]", "[32, 1024]", "[32, 256]"],
+a_quarter = Choice(
+    "07.a_quarter",
+    "With t = 4 instead of 1, which of these fall to a quarter on each rank: the numbers in its weights, "
+    "its multiplications in forward, the numbers in the inputs of its layers?",
     {
-        "[128, 1024]": "That is x, after the all-gather. A rank has only some of the columns.",
-        "[32, 1024]": "That would cut the rows of the batch, as data parallelism does.",
-        "[32, 256]": "Only the columns of the weight are cut. Every rank has all rows of x.",
+        "['weights']": "Only the weights",
+        "['weights', 'multiplications']": "The weights and the multiplications",
+        "['weights', 'inputs']": "The weights and the inputs",
+        "['weights', 'inputs', 'multiplications']": "All three",
+    },
+    {
+        "['weights']": "Each rank multiplies the same x with fewer columns. How many products is that?",
+        "['weights', 'inputs']": "What did the all-gather after the layer before it make of its columns?",
+        "['weights', 'inputs', 'multiplications']": "A rank's columns need the whole x: what is cut is the output.",
     },
 )
 
@@ -27,9 +33,22 @@ plain_backward = Choice(
     },
 )
 
+too_large = Number(
+    "07.too_large",
+    "Four ranks, four layers, and the same loss on each rank. By which factor are the gradients of the first layer's "
+    "weights too large?",
+    {
+        1: "Then no sum would be too many. Four ranks send a rank the gradient of its columns, of equal losses.",
+        256: "That is one factor of 4 for each layer. But t ranks have t losses, however deep the network is.",
+        16: "Count losses: four ranks add theirs. What would a second factor of 4 count?",
+        0.25: "A sum of four gradients is larger, not smaller.",
+    },
+    tolerance=0.01,
+)
+
 num_messages = Number(
     "07.num_messages",
-    "How many messages do the four layers send, forward and backward together? "
+    "How many collectives do the four layers run, forward and backward together? "
     "The input of the first layer is data and needs no gradient.",
     {
         8: "One for each layer each way. But nobody needs the gradient of the first layer's input.",
@@ -40,21 +59,23 @@ num_messages = Number(
 
 num_pair_messages = Number(
     "07.num_pair_messages",
-    "How many messages do the two pairs send, forward and backward together?",
+    "How many collectives do the two pairs run, forward and backward together?",
     {
         4: "One for each pair each way. But the first pair's input is data.",
-        7: "That is the gathered design, with messages between all layers.",
+        7: "That is the gathered design, with collectives between all layers.",
         2: "Those are forward's. Backward must add up the gradient of a pair's input.",
     },
 )
 
 link_share = Number(
     "07.link_share",
-    "4 layers, 4 ranks. In both designs, leave out the all-reduce for the first layer, which is not needed. "
-    "What percentage of the gathered design's bytes does column-row put on a link?",
+    "4 layers, 4 ranks. In each design, leave out the backward collective of the first layer, whose input needs no "
+    "gradient. How many bytes does column-row put on a link, in percent of the gathered design with reduce-scatters?",
     {
-        66.7: "That is 2/3, with a gradient for every layer's input. Subtract 2 from each design's total.",
-        42.9: "That is 3 of 7 messages. But an all-gather puts half as much on a link as an all-reduce.",
+        100: "That is right in the middle of a deep network. Now subtract what the first layer saves, in each design.",
+        60: "That is the share of the first version, whose backward runs all-reduces.",
+        42.9: "That is 3 of 7 collectives. But an all-gather puts half as much on a link as an all-reduce.",
+        116.7: "That is the gathered design, in percent of column-row.",
     },
     unit="%",
     tolerance=0.02,

@@ -4,7 +4,8 @@ from course.predict import Choice, Number, Order
 
 rank_5 = Choice(
     "11.rank_5",
-    "8 ranks, t = 2, p = 2: what is d? Of 4 layers (0 to 3) and 16 rows (0 to 15), what does rank 5 have?",
+    "8 ranks, t = 2, p = 2: what is d? Of 4 layers (0 to 3) and 16 samples (rows 0 to 15 of the batch), what does "
+    "rank 5 have?",
     {
         "(0, 1, 1)": "Layers 0 and 1, the second half of each; rows 8 to 15",
         "(1, 0, 1)": "Layers 2 and 3, the first half of each; rows 8 to 15",
@@ -18,25 +19,26 @@ rank_5 = Choice(
     },
 )
 
-second_curve = Choice(
-    "11.second_curve",
-    "The cell trains twice with the same batch of 16 rows: in one process, then on 8 ranks. "
-    "Where will the second curve lie?",
-    {"below": "Below the first", "on": "On the first", "above": "Above the first"},
+micro_batches = Number(
+    "11.micro_batches",
+    "The cell trains twice with the same batch of 16 samples: in one process, then on 8 ranks. There, into "
+    "how many micro-batches does each replica divide its share of a step?",
     {
-        "below": "Two replicas share the 16 rows. How many does a step see in all?",
-        "above": "What is cut is added up again, and all is in float64. What would be lost?",
+        4: "That is 16 / 4, for one process. Two replicas share the 16 samples.",
+        8: "Those are the samples of a replica. How many of them are in a micro-batch?",
+        1: "Then a replica would have 4 samples. What is d?",
+        16: "Those are all samples of the batch.",
     },
 )
 
 changed = Choice(
     "11.changed",
     "Which of the two will change the losses in the first ten digits: the zero-bubble schedule over 4 stages, "
-    "or t = 4 with the sequence and the optimizer's states divided?",
+    "or t = 4 with sequence parallelism and ZeRO-1?",
     {
         "[]": "Neither",
         "['1 x 4 x 2']": "Zero bubble",
-        "['4 x 1 x 2']": "The sequence and the states divided",
+        "['4 x 1 x 2']": "Sequence parallelism and ZeRO-1",
         "['1 x 4 x 2', '4 x 1 x 2']": "Both",
     },
     {
@@ -59,8 +61,9 @@ a_quarter = Choice(
 
 most_bytes = Order(
     "11.most_bytes",
-    "Which axis sends the most bytes in a step? 4 layers with 52,000 parameters, 16 rows of 16 tokens, hidden size 32: "
-    "an activation is 8 rows of a replica, 4,096 numbers. Put them in order, the most first.",
+    "Along which axis do all ranks together send the most bytes in a step? 4 layers with 52,000 parameters, 16 samples "
+    "of 16 tokens, hidden size 32: an activation is 8 samples of a replica, 4,096 numbers. In a group of two, a rank "
+    "puts as many bytes on its link as an all-reduce's buffer has. Put the axes in order, the most first.",
     {"pp": "pipeline", "dp": "data", "tp": "tensor"},
     {
         ("dp", "tp", "pp"): "Gradients are sent once a step. How often does each layer send an activation?",
@@ -79,13 +82,40 @@ first_step = Number(
     },
 )
 
-loss_of_four = Choice(
-    "11.loss_of_four",
-    "4 ranks now, so d = 1, with the same batch. Which loss will the run print for the last step, "
-    "compared with that of one process?",
-    {"half": "Half of it", "same": "The same number", "worse": "A higher number: it sees half as many rows"},
+doubled = Choice(
+    "11.doubled",
+    "4 ranks now instead of 8, with the same t, p and batch. What doubles on each rank?",
     {
-        "half": "A loss is a mean. It does not depend on who computes its terms.",
-        "worse": "The batch has 16 rows in every layout. One replica takes all of them.",
+        "['weights']": "The weights it holds",
+        "['micro-batches']": "The micro-batches it computes in a step",
+        "['weights', 'micro-batches']": "Both",
+        "[]": "Neither",
+    },
+    {
+        "['weights']": "t and p cut the weights, and they stay. Which of t, p and d is halved?",
+        "['weights', 'micro-batches']": "d is halved, and does not cut weights: each replica has all of them.",
+        "[]": "The batch stays as it is, and there is one replica instead of two.",
+    },
+)
+
+micro_batches_of_gpt3 = Number(
+    "11.micro_batches_of_gpt3",
+    "How many micro-batches does each replica of this run take in a step?",
+    {
+        1536: "That is one replica's share if d were 1. How many replicas do 1024 GPUs make?",
+        12: "That divides by the nodes. But a replica needs t · p = 128 GPUs, which are 16 nodes.",
+        1.5: "That divides by all GPUs. The 128 GPUs of one replica share its micro-batches.",
+        96: "That divides by the 16 stages. A micro-batch passes through all of them.",
+    },
+)
+
+samples_of_405b = Number(
+    "11.samples_of_405b",
+    "512 GPUs, t = 8, local_batch_size 2. How many samples are in a step, all ranks together?",
+    {
+        1024: "That is 2 for each GPU. But the 8 ranks of a tensor group have the same samples.",
+        16: "That is 2 · t. The tensor group shares samples; the data groups add them up.",
+        2: "Those are one data-parallel rank's. How many of those are there?",
+        64: "That is d. Each of these ranks has 2.",
     },
 )

@@ -65,13 +65,18 @@ def test_the_first_answer_is_kept_and_judged_when_the_result_is_known(make, wron
 @pytest.mark.parametrize(("make", "wrong", "right", "result"), EACH)
 def test_a_result_that_nobody_predicted_yet_is_not_given_away(make, wrong, right, result):
     question = make()
-    before = state(question)
+    before, late = state(question), "does not count as a prediction."
     question.compare(result)
-    assert state(question) == before and record.predictions() == {}
+    said = state(question).pop("feedback")
+    assert said[0] == "late" and said[2].endswith(late)
+    assert {**state(question), "feedback": []} == before and record.predictions() == {}
+    question._widget.answer = wrong
+    assert state(question)["feedback"][0] == "wrong" and state(question)["feedback"][2].endswith(late)
     question._widget.answer = right
-    assert state(question)["feedback"] == ["passed", "✓ correct", ""]
+    assert state(question)["feedback"][0] == "passed" and state(question)["feedback"][2].endswith(late)
     assert record.predictions()[question.key]["right"] is None, "an answer after the result is not a prediction"
     later = make()
+    assert state(later)["feedback"][0] == "kept" and state(later)["feedback"][2].endswith(late)
     later.compare(result)
     assert record.predictions()[question.key]["right"] is None
 
@@ -173,6 +178,7 @@ def test_a_file_that_cannot_be_written_or_was_damaged_stops_nothing(monkeypatch,
     monkeypatch.setenv("LABKIT_PROGRESS", str(tmp_path / "file" / "progress.json"))  # its folder is a file
     question = data_size()
     question.answer(8)
+    assert "not kept in" in question.feedback()[2] and "Set LABKIT_PROGRESS" in question.feedback()[2]
     question.compare(2)
     assert state(question)["feedback"][0] == "wrong" and record.predictions() == {}
     monkeypatch.setenv("LABKIT_PROGRESS", str(tmp_path / "progress.json"))

@@ -294,8 +294,51 @@ def test_figures_are_shown_with_their_rank(kernel):
     shown = kernel.run(
         "%%ranks [1]\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.title('a line'); plt.show()"
     )
-    assert not shown.error and not shown.stderr and shown.stdout == "Figure of rank 1: a line\n"
+    assert not shown.error and not shown.stderr and shown.stdout == ""
+    assert [data["text/plain"] for data in shown.shown] == ["Figure of rank 1: a line"]
     assert shows(kernel, "%%ranks [1]\nplt.get_fignums()") == "rank 1: []\n"
+    [data] = kernel.run("%%ranks\nimport matplotlib.pyplot as plt\nplt.plot([rank])").shown
+    assert re.findall(r"<b>(rank \d)</b></figcaption><div[^>]*><img alt=\"Figure of (rank \d)", data["text/html"]) == (
+        [(f"rank {rank}", f"rank {rank}") for rank in range(4)]
+    )
+
+
+def test_what_a_rank_displays_is_shown_as_in_a_notebook(kernel):
+    ran = kernel.run("%%ranks [1, 2]\nfrom IPython.display import HTML, display\ndisplay(HTML('<b>bold</b>'), 'plain')")
+    assert ran.stdout == "[rank 1] plain\n[rank 2] plain\nranks 1-2:\n", ran
+    assert [data["text/html"] for data in ran.shown] == ["<b>bold</b>"]
+    ran = kernel.run("%%ranks\nfrom IPython.display import HTML\nHTML(f'<i>{rank // 2}</i>')")
+    assert ran.stdout == "ranks 0-1:\nranks 2-3:\n", ran
+    assert [data["text/html"] for data in ran.shown] == ["<i>0</i>", "<i>1</i>"]
+    kernel.run("from IPython.display import HTML, display")
+    assert kernel.run("%%ranks [0]\ndisplay(HTML('<u>sent</u>'));").shown[0]["text/html"] == "<u>sent</u>"
+    assert error(kernel, "%%ranks\ndisplay(HTML('lost')); 1 / 0") and kernel.run("%%ranks\n3").shown == []
+
+
+def test_bars_of_ranks_are_not_in_the_red_band_of_warnings(kernel):
+    ran = kernel.run(
+        "%%ranks [0, 1]\nfrom tqdm import tqdm\nimport sys\nfor _ in tqdm(range(3)): pass\n"
+        "for _ in tqdm(iter([1]), desc='no total'): pass\nprint('a warning', file=sys.stderr)"
+    )
+    assert ran.stderr == "[rank 0] a warning\n[rank 1] a warning\n"
+    assert (
+        len(re.findall(r"^\[rank [01]\] 100%\|.*3/3", ran.stdout, re.MULTILINE)) == 2 and "no total: 1it" in ran.stdout
+    )
+
+
+def test_a_long_print_is_cut_in_a_notebook_and_says_by_how_much(kernel):
+    lines = shows(kernel, "%%ranks [0]\nprint('x' * 200_000)\nfor i in range(20_000): print(i)").splitlines()
+    assert len(lines) <= 101 and sum(map(len, lines)) < 10_000
+    assert lines[0].endswith("x ... 198,000 more characters")
+    assert "... 19,901 lines left out: the first 80 and the last 20 of a rank are shown ..." in lines[80]
+    assert lines[-1] == "[rank 0] 19999"
+
+
+def test_the_first_cells_functions_read_the_notebooks_value_of_now(kernel):
+    shows(kernel, "factor = 2")
+    assert shows(kernel, "%%ranks 2\ndef times(x): return factor * x").startswith("Ranks restarted, 2 instead of 4")
+    shows(kernel, "factor = 5")
+    assert shows(kernel, "%%ranks\ntimes(1)") == "ranks 0-1: 5\n"
 
 
 def test_the_table_and_completion(kernel):

@@ -70,6 +70,39 @@ def test_what_answers_a_question_is_hidden_up_to_the_next_heading():
     assert notebook == once
 
 
+@pytest.mark.parametrize(
+    ("source", "tags", "in_sight"),
+    [
+        ("It is 8.", [], ""),
+        ("It is 8.\n\nNow the rest:", [], "Now the rest:"),
+        ("Now the rest:", ["introduction"], "Now the rest:"),
+        ("Is it 8?\n\nNow the rest:", ["introduction"], "Is it 8?\n\nNow the rest:"),
+        ("It is 8.\n\nSo 8 it is.", ["explanation"], ""),
+        ("It is 8.\n\n## Next", ["explanation"], "## Next"),
+    ],
+)
+def test_a_tag_says_what_is_folded_and_without_one_the_last_paragraph_introduces(source, tags, in_sight):
+    own = text(source, metadata={"tags": tags})
+    working_copy.hide_answers(nbformat.v4.new_notebook(cells=[code("predict.d.compare(8)"), own, code("rest")]))
+    folded = re.escape(working_copy.SUMMARY) + r".*?</details>\s*"
+    assert re.sub(folded, "", own.source, flags=re.DOTALL) == in_sight
+
+
+def test_an_explanation_is_folded_also_where_code_stands_between():
+    own = text("Still 8.", metadata={"tags": ["explanation"]})
+    cells = [code("predict.d.compare(8)"), text("It is 8.\n\nAnd now:"), code("more"), own]
+    working_copy.hide_answers(nbformat.v4.new_notebook(cells=cells))
+    assert own.source.startswith(working_copy.SUMMARY)
+
+
+def test_tags_of_the_lab_are_known_ones():
+    """A tag that is misspelt would do nothing."""
+    for path in working_copy.notebooks(working_copy.ROOT):
+        notebook = nbformat.read(working_copy.ROOT / path, as_version=4)
+        tags = {tag for cell in notebook.cells if cell.cell_type == "markdown" for tag in cell.metadata.get("tags", [])}
+        assert tags <= {"introduction", "explanation"}, path
+
+
 def test_every_question_of_the_lab_stands_without_its_answer(tmp_path):
     assert working_copy.make(tmp_path) == []
     for name in working_copy.notebooks(working_copy.ROOT):

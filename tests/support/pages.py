@@ -24,6 +24,23 @@ NARROW = """<meta name="viewport" content="width=device-width">
 <style>body { margin: 8px 16px; } h1 { font-size: 1.5em; overflow-wrap: anywhere; }
 pre { overflow-x: auto; }</style></head>"""
 
+KEYS = """<script>
+// What is wider than its box scrolls: keys reach it there, and it says what it is.
+function reach() {
+  for (const box of document.querySelectorAll("main, main *")) {
+    const scrolls = box.scrollWidth > box.clientWidth + 1 && /auto|scroll/.test(getComputedStyle(box).overflowX);
+    if (!scrolls || box.hasAttribute("tabindex")) continue;
+    box.tabIndex = 0;
+    if (box.tagName !== "TABLE") box.setAttribute("role", "group");
+    const hasTable = box.matches("table") || box.querySelector("table");
+    const what = box.querySelector("img") ? "picture" : hasTable ? "table" : "text";
+    box.setAttribute("aria-label", `${what}: scrolls sideways`);
+  }
+}
+addEventListener("load", reach);
+addEventListener("resize", reach);
+</script></body>"""
+
 
 def as_page(name: str) -> str:
     """Return where a file of the project lies in the site."""
@@ -46,13 +63,13 @@ def write_page(name: str, site: Path) -> set[str]:
         exporter = HTMLExporter(raw_template=Path(__file__).with_suffix(".html.j2").read_text())
         notebook = nbformat.read(ROOT / name, as_version=4)
         page, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": Path(name).stem}})
-        page = LINK.sub(lead, page)
+        page = LINK.sub(lead, page).replace("</body>", KEYS)
     else:
         lexer = get_lexer_for_filename(name.replace(".sbatch", ".sh"))
         page = highlight((ROOT / name).read_text(), lexer, HtmlFormatter(full=True, title=name))
         for tag, better in {"<html>": '<html lang="en">', "h2>": "h1>", "<body>": "<body><main>"}.items():
             page = page.replace(tag, better, 2)
-        page = page.replace("</head>", NARROW).replace("</body>", "</main></body>")
+        page = page.replace("</head>", NARROW).replace("</body>", f"</main>{KEYS}")
     written = site / as_page(name)
     written.parent.mkdir(parents=True, exist_ok=True)
     written.write_text(page)

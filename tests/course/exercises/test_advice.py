@@ -3,8 +3,8 @@
 import pytest
 
 from course.exercises.advice import RANKS, explain
-from course.exercises.base import Raised
-from course.exercises.source import is_written, unused
+from course.exercises.calling import Raised
+from course.exercises.source import is_written, rebound, unused
 from course.progress import all_exercises
 
 
@@ -17,6 +17,12 @@ from course.progress import all_exercises
             [[1, [3, 4]]],
             "Only part 2 of the 2 is wrong. These are the right values, in a different shape: [2, 1], not [2].",
         ),
+        (
+            [[[[6, 2]], [1.5]]],
+            [[[[6, 2]], [[1.5]]]],
+            "Only part 2 of the 2 is wrong. These are the right values, in a different shape: [1], not [1, 1].",
+        ),
+        ([[[6], [2]]], [[[6, 2, 6, 4, 4]]], "The shape is [2, 1], not [1, 5]."),
         ([1, 2], [[1, 5], [2, 6]], "This is part 1 of the 2: return all."),
         ([[0, 1, 4, 5, 8]], [[0, 1, 4, 5, 8, 9]], "What is there is right, but these are only the first 5 of 6."),
         ([[1, 5]], [[1, 6]], "Only part 2 of the 2 is wrong."),
@@ -81,6 +87,31 @@ def test_an_argument_that_is_not_used_is_named():
         return inside
 
     assert unused(in_a_function_inside) == ""
+
+
+def lost(tensors):
+    for tensor in tensors:
+        tensor = tensor / 2
+    return tensors
+
+
+def kept_in_a_list(tensors):
+    halves = []
+    for tensor in tensors:
+        tensor = tensor / 2
+        halves.append(tensor)
+    return halves
+
+
+def new_in_each_turn(tensors):
+    for tensor in tensors:
+        half = tensor / 2
+    return half
+
+
+def test_a_variable_of_a_loop_that_is_bound_anew_for_nothing_is_named():
+    assert rebound(lost).startswith("`tensor = tensor / 2` gives the name `tensor` to a new tensor")
+    assert not rebound(kept_in_a_list) and not rebound(new_in_each_turn)
 
 
 def test_a_function_without_source_is_taken_for_a_stub():

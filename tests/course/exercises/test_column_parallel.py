@@ -23,7 +23,7 @@ def test_forward_that_gathers_the_weight_as_well_is_told_its_bytes():
         return column_forward.solution_function(x, master_weight, master_bias)
 
     text = " ".join(column_forward.verdict(gathers_twice).text.split())
-    assert "Y has 16 bytes, and 32 were gathered" in text
+    assert "Y has 24 bytes, and 48 were gathered" in text
 
 
 def test_backward_is_that_of_autograd_through_the_whole_layer():

@@ -21,7 +21,7 @@ def unit(in_features, out_features):
 
 
 def accumulated(num_micro_batches):
-    model, micro_batches = fully_sharded.accumulate_inputs(num_micro_batches)
+    model, micro_batches = fully_sharded.accumulate_inputs(num_micro_batches, num_rows=2)
     model = model.__deepcopy__({})
     return fully_sharded.my_accumulate(model, micro_batches), micro_batches, model.state_dict()
 
@@ -90,15 +90,26 @@ def test_the_norm_is_that_of_the_whole_gradient(solved, number, cut, whole):
     [
         ("unit_forward", answers.keeps_the_weight, "wrong", "Autograd keeps 72 bytes of gathered parameters"),
         ("unit_forward", answers.deletes_the_name, "wrong", "Autograd keeps 72 bytes of gathered parameters"),
+        (
+            "unit_backward",
+            answers.no_padding,
+            "raised",
+            "reduce_scatter of 16 numbers into shards of 6: it needs 3 * 6",
+        ),
+        ("unit_backward", answers.no_padding_in_a_list, "raised", "reduce_scatter of parts of [6, 6, 4] numbers"),
         ("unit_backward", answers.all_reduced_and_cut, "wrong", "It calls all_reduce, but here"),
         (
             "accumulate",
             answers.sends_every_time,
             "wrong",
-            "It calls 6 reduce-scatters for 3 micro-batches and 2 units.",
+            "It calls 10 reduce-scatters for 5 micro-batches and 2 units.",
         ),
-        ("accumulate", answers.only_forward_inside, "wrong", "It calls 6 reduce-scatters"),
+        ("accumulate", answers.only_forward_inside, "wrong", "It calls 10 reduce-scatters"),
         ("accumulate", answers.one_large_batch, "wrong", "All rows go through the model at once"),
+        ("accumulate", answers.in_a_second_pass, "wrong", "It gathers units 24 times, and 20 are enough"),
+        ("accumulate", answers.one_too_few, "wrong", "You divided by m - 1"),
+        ("accumulate", answers.by_all_numbers, "wrong", "You divided by the rows or the numbers"),
+        ("norm_of_shards", answers.message_per_parameter, "wrong", "It calls 3 all-reduces in 2 groups"),
         ("accumulate", answers.averages_again, "stuck", "The model averages by itself"),
     ],
 )

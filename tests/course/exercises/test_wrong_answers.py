@@ -23,7 +23,8 @@ RIGHT = [answer for file in FILES for answer in file.RIGHT]
 EXPLAINS = (
     "What this usually is:", "Every number is", "the right values, in a different", "are swapped", "None is what",
     "Your function does not use", "It is right on ranks", "these are only the first", "return all", "Nobody waited for",
-    "call its wait()", "not the way they were computed", "Return one of the words", *ERRORS.values(),
+    "call its wait()", "not the way they were computed", "Return one of the words", "to a new tensor", "was freed",
+    *ERRORS.values(),
 )  # fmt: skip
 
 

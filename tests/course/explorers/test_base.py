@@ -36,6 +36,11 @@ class pieces(Explorer):
         return Parts([scene], f"<b>{self.shown}</b> each", Table((), [("each", f"> {self.shown - 1}")], "cut"))
 
 
+def test_where_no_widget_can_be_shown_the_picture_says_how_to_bring_the_controls_back():
+    html = pieces()._repr_mimebundle_()["text/html"]
+    assert "Run this cell to bring them back." in html and html.index("Run this cell") < html.index("<img")
+
+
 class marked_pieces(pieces):
     """The same with controls that can say what they would change."""
 

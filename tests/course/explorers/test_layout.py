@@ -85,3 +85,8 @@ def test_its_repr_is_short_and_could_be_typed(explorer):
     again = eval(repr(explorer), {"layout_explorer": layout_explorer})
     assert again.choice == explorer.choice
     assert len(repr(explorer)) < 120
+
+
+def test_one_gpu_is_not_gpus():
+    assert "2 copies of the model, each on 1 GPU" in layout_explorer(world_size=2, tp_size=1, pp_size=1).says.value
+    assert "1 GPUs" not in layout_explorer(world_size=2, tp_size=1, pp_size=1).says.value

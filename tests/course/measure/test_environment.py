@@ -3,8 +3,10 @@
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -252,3 +254,32 @@ def test_links_are_counted_by_kind_the_fastest_first():
         "2 pairs by NV4 (4 NVLinks); 2 pairs by PIX (one PCIe switch); "
         "1 pair by NODE (PCIe host bridges of one CPU socket); 1 pair by C2C (?)"
     )
+
+
+def test_a_home_that_cannot_be_written_to_is_named_with_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data" / "jupyter"))
+    assert environment.folders_to_mend() == []
+    (tmp_path / "data").mkdir()  # not there yet is the folder below it
+    monkeypatch.setattr(environment.os, "access", lambda path, mode: path != tmp_path / "data")
+    [line] = environment.folders_to_mend()
+    assert line.startswith(f"HOME: JupyterLab keeps files in {tmp_path / 'data' / 'jupyter'}")
+    assert f"{tmp_path / 'data'} cannot be written to" in line and "set HOME to" in line
+
+
+@pytest.mark.parametrize("closed", ["user", "user/bin", "user/bin/python"])
+def test_what_closes_a_python_to_other_users_is_found_the_highest_first(closed, monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own folders are closed, too
+        top, python = Path(folder), Path(folder, "user", "bin", "python")
+        python.parent.mkdir(parents=True)
+        python.touch()
+        top.chmod(0o755)
+        for each in (python, *python.parents[:2]):
+            each.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(python))
+        monkeypatch.setattr(environment, "__file__", str(python))
+        assert environment.closed_to_others() is None
+        for each in (python, *python.parents[:2]):
+            if each.is_relative_to(top / closed):
+                each.chmod(0o700)
+        assert environment.closed_to_others() == top / closed

@@ -1,10 +1,13 @@
 """Losses on each other can be told apart."""
 
+import json
 import math
+from dataclasses import asdict
 
 import pytest
 
-from course.pictures.curves import draw_losses
+from course.pictures.curves import draw_losses, draw_metrics
+from labkit.train import Step
 
 
 def test_curves_on_each_other_can_be_told_apart():
@@ -40,3 +43,24 @@ def test_a_note_is_seen_and_said():
 def test_more_curves_than_looks_are_refused():
     with pytest.raises(ValueError, match="5 curves on each other cannot be told apart: give 4 or fewer"):
         draw_losses({str(i): [1.0] for i in range(5)})
+
+
+def test_metrics_of_a_run_that_was_resumed(tmp_path):
+    file = tmp_path / "run.jsonl"
+    steps = [asdict(Step(number, 3.0 - number / 10, 1.0, 0.1, 0.5, 64.0 * number)) for number in (1, 2, 3)]
+    again = [asdict(Step(3, 2.5, 2.0, 0.1, 0.5, 99.0, evaluation_loss=2.6)) | {"resumed_after": 2}]
+    file.write_text("\n".join(json.dumps(step) for step in steps + again) + '\n{"number": 4, "lo')  # killed just then
+    plot = draw_metrics(file)
+    losses, norms, speeds = plot.figure.axes
+    assert [list(ax.lines[0].get_xdata()) for ax in (losses, norms, speeds)] == [[1, 2, 3]] * 3
+    assert list(losses.lines[0].get_ydata()) == [2.9, 2.8, 2.5]  # what came after the checkpoint counts
+    assert list(norms.lines[0].get_ydata()) == [1.0, 1.0, 2.0]
+    assert list(speeds.lines[0].get_ydata()) == [64.0, 128.0, 99.0]
+    assert all(ax.lines[1].get_xdata() == [2.5, 2.5] for ax in (losses, norms, speeds))
+    expected = "Steps 1 to 3: loss 2.90 to 2.50. Evaluation: 2.60 at step 3. Resumed after step 2 (dashed)."
+    assert plot.alt == expected
+    file.write_text("")
+    with pytest.raises(
+        ValueError, match=r"run\.jsonl has no steps: name a file that labkit.train wrote with --metrics"
+    ):
+        draw_metrics(file)

@@ -1,22 +1,25 @@
 """stage.js in a browser, without Jupyter: who takes clicks, and how keys reach them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from course.explorers import choice
 from course.pictures import stage
+from course.pictures.layout import axes_in_use, draw_layout
 from course.pictures.scene import Scene, box
 from course.pictures.stage import differences
 from course.pictures.timeline import draw_timelines
 from course.sizing import simulate
-from labkit.schedules import gpipe
+from labkit.layout import ParallelLayout
+from labkit.schedules import gpipe, interleaved
 from tests.support import browser
 
 pytestmark = pytest.mark.skipif(not browser.find_chromium(), reason="needs Chromium or Chrome, and none is installed")
 
-CODE = Path(stage.__file__).with_suffix(".js").read_text()
+CODE, CSS = (Path(stage.__file__).with_suffix(suffix).read_text() for suffix in (".js", ".css"))
 SHOW = """async ([code, state]) => {
   const { render } = (await import("data:text/javascript," + encodeURIComponent(code))).default;
   window.sent = [];
@@ -58,7 +61,7 @@ def test_a_mouse_that_rests_dims_nothing_any_longer_and_facts_are_above_the_pict
     marks = [box(name, 60 * x, 0, 40, 40, "#ffffff", fact=name, same="one" * (x < 2), tags=(name,), lights=(name,))
              for x, name in enumerate("abc")]  # fmt: skip
     page.evaluate(SHOW, [CODE, {"steps": differences([Scene("T", "S", marks, 50)]), "seconds": 1, "clicks": False}])
-    page.locator("[data-key=a]").dispatch_event("pointerover")
+    page.locator("[data-key=a]").dispatch_event("mouseover")
     assert page.locator("g.lit").evaluate_all("all => all.map(each => each.dataset.key)") == [
         "a",
         "b",
@@ -151,3 +154,84 @@ def test_a_playhead_that_one_drags_says_what_each_rank_does_and_points_to_what_i
     assert handle.get_attribute("aria-valuetext") == "1.5 time units; rank 0: F1 · holds 2; rank 1: F0 · holds 1"
     page.keyboard.press("End")
     assert texts.all_inner_texts()[2] == "rank 1: idle: it has done all its work · holds 0"
+
+
+DRAWN = """() => [...document.querySelectorAll("svg > g > [data-key]:not([data-key^=held])")].map(mark =>
+    [mark.dataset.key, new DOMMatrix(mark.style.transform).toString(), mark.innerHTML])"""
+
+
+def test_time_is_zoomed_by_keys_wheel_and_buttons_with_the_axis_and_the_playhead(page):
+    page.set_content(f"<style>{CSS}</style>")
+    scene = draw_timelines([simulate(interleaved(8, 24, 4))], ["interleaved"], in_flight=True)
+    page.evaluate(SHOW, [CODE, {"steps": differences([scene]), "seconds": 1, "clicks": False}])
+    left, right, *_, end, _ = scene.clock
+    op, start, words = (
+        page.locator("[data-key='0.F12.1']"),
+        scene.by_key["0.F12.1"],
+        page.locator("[data-name^=F] text"),
+    )
+    whole, handle = page.evaluate(DRAWN), page.get_by_role("slider", name="moment")
+
+    def middle():
+        x, wide = op.evaluate(
+            "op => [new DOMMatrix(op.style.transform).e, Number(op.firstChild.getAttribute('width'))]"
+        )
+        return x + wide / 2, wide
+
+    assert words.count() == 0  # hairlines
+    op.evaluate("op => { op.setAttribute('tabindex', 0); op.focus(); }")
+    for _ in range(5):
+        page.keyboard.press("+")
+    assert op.text_content() == "F12.1" and words.count() > 20
+    assert middle() == pytest.approx((start.x + start.width / 2, 32 * start.width), rel=0.03)  # it stays where it is
+    ticks = [float(text) for text in page.locator(".ticks text").all_text_contents()]
+    assert len(ticks) > 3 and end / 64 < ticks[-1] - ticks[0] <= end / 32
+    assert page.locator("[data-key^=tick] >> visible=true").count() == 0
+    at = float(handle.get_attribute("aria-valuetext").partition(" ")[0])
+    assert at == pytest.approx(ticks[0], abs=ticks[1] - ticks[0])  # what is shown has the playhead in it
+    handle.focus()
+    for _ in range(60):
+        page.keyboard.press("ArrowRight")  # and goes with it
+    assert left < float(re.findall(r"[\d.]+", handle.get_attribute("transform"))[0]) < right
+    assert float(page.locator(".ticks text").last.text_content()) > ticks[-1]
+    page.keyboard.press("0")
+    page.get_by_role("button", name="Zoom in").click()
+    page.get_by_role("button", name="Zoom out").click()
+    box = page.locator("svg").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    page.mouse.wheel(0, 30)
+    assert page.locator("svg.zoomed").count() == 0  # the page scrolls
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -120)
+    page.keyboard.up("Control")
+    page.locator("svg.zoomed").wait_for()
+    page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + 60)
+    page.mouse.move(0, 0)
+    assert page.locator("svg.zoomed").count() == 0 and page.get_by_role("button", name="Zoom out").is_disabled()
+    assert page.evaluate(DRAWN) == whole
+
+
+def test_after_a_click_on_a_gpu_its_peers_stay_lit_in_all_grids_until_a_second(page):
+    layout, after = ParallelLayout(16, 2, 4), ParallelLayout(16, 4, 2)
+    page.set_content(f"<style>{CSS}</style>")
+    page.evaluate(SHOW, [CODE, {"steps": differences([draw_layout(layout), draw_layout(after)]), "seconds": 1}])
+
+    def lit():
+        same = "all => all.map(each => [each.dataset.key.split('.')[0], each.dataset.same])"
+        return {tuple(each) for each in page.locator("svg.lighting g.lit[data-same]").evaluate_all(same)}
+
+    def peers(layout):
+        axes = axes_in_use(layout)
+        return {(axis, f"gpu{rank}") for axis in axes for rank in layout.group_of(5, axis)}
+
+    gpu = page.locator("[data-same=gpu5]").nth(1)
+    gpu.click()
+    page.mouse.move(5, 900)
+    page.wait_for_timeout(2100)  # longer than a mouse rests
+    assert lit() == peers(layout) and "GPU 5: tensor group C" in page.locator(".fact").inner_text()
+    page.get_by_role("button", name="Forward").click()
+    page.mouse.move(5, 900)
+    assert lit() == peers(after) != peers(layout)
+    gpu.click()
+    page.mouse.move(5, 900)
+    assert lit() == set() and page.locator(".fact").inner_text() == "Click a GPU to keep its peers lit."

@@ -15,6 +15,11 @@ def gathered(y):
     return parts
 
 
+def bias_of_every_rank(x, master_weight, master_bias):
+    y = torch.cat(gathered(F.linear(x, own(master_weight))), dim=-1)
+    return y + dist.get_world_size() * master_bias
+
+
 def cuts_the_input_dim(x, master_weight, master_bias):
     y = F.linear(x, own(master_weight, dim=1), own(master_bias))
     return torch.cat(gathered(y), dim=-1)
@@ -282,6 +287,7 @@ def stride_shard_4(master: torch.Tensor, rank: int, tp_size: int, stride: int) -
 
 
 WRONG = [
+    ("column_forward", bias_of_every_rank, "the bias t times"),
     ("column_forward", cuts_the_input_dim, "cuts the stored weight's inputs"),
     ("column_forward", joins_rows, "joins the shards as rows"),
     ("column_forward", shard_without_gather, "the gather is missing"),

@@ -7,6 +7,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from course.exercises.context_parallel import attend, merge
+from labkit.context_parallel import positions
+from labkit.partition import tokens_of_rank
 
 
 def cut_in_order(seq_length, cp_size, cp_rank):
@@ -54,6 +56,14 @@ def slices_of_one_list(seq_length, cp_size, cp_rank):
     everything, size = list(range(seq_length)), seq_length // (2 * cp_size)
     end = seq_length - cp_rank * size
     return everything[cp_rank * size :][:size] + everything[end - size : end]
+
+
+def asks_labkit(seq_length, cp_size, cp_rank):
+    return positions(seq_length, cp_size, cp_rank)
+
+
+def asks_labkit_for_chunks(seq_length, cp_size, cp_rank):
+    return [place for chunk in tokens_of_rank(seq_length, cp_size, cp_rank) for place in chunk]
 
 
 def halves(out, lse, block_out, block_lse):
@@ -105,6 +115,34 @@ def the_stronger_wins(out, lse, block_out, block_lse):
 
 def shrinks_nothing(out, lse, block_out, block_lse):
     return out + block_out * torch.exp(block_lse - torch.logaddexp(lse, block_lse)), torch.logaddexp(lse, block_lse)
+
+
+def relative_to_the_block(out, lse, block_out, block_lse):
+    ratio = (lse - block_lse).exp()
+    return (ratio * out + block_out) / (ratio + 1), block_lse + ratio.log1p()
+
+
+def relative_to_what_was_seen(out, lse, block_out, block_lse):
+    seen = torch.where(lse == -math.inf, -100.0, lse)
+    ratio = (block_lse - seen).exp()
+    return (out + ratio * block_out) / (1 + ratio), seen + ratio.log1p()
+
+
+def squeezes_the_lse(out, lse, block_out, block_lse):
+    new_out, new_lse = by_highest(out, lse, block_out, block_lse)
+    return new_out, new_lse.squeeze(-1)
+
+
+def flat_lse(out, lse, block_out, block_lse):
+    lse, block_lse = lse.flatten(), block_lse.flatten()
+    new_lse = torch.logaddexp(lse, block_lse)
+    return torch.exp(lse - new_lse) * out + torch.exp(block_lse - new_lse) * block_out, new_lse
+
+
+def starts_with_the_block(out, lse, block_out, block_lse):
+    if torch.isinf(lse).any():
+        return block_out, block_lse
+    return merge(out, lse, block_out, block_lse)
 
 
 def lse_first(out, lse, block_out, block_lse):
@@ -293,6 +331,22 @@ def by_even_and_odd(q, k, v):
     return out
 
 
+def while_it_computes(q, k, v):
+    """A ring whose messages travel while the rank computes, keys and values apart."""
+    (out, lse), (to, come_from), c = start(q), next_and_previous(), dist.get_world_size()
+    for step in range(c):
+        next_k, next_v, works = torch.empty_like(k), torch.empty_like(v), []
+        if step < c - 1:
+            works = [dist.isend(k, to), dist.isend(v, to, tag=1)]
+            works += [dist.irecv(next_k, come_from), dist.irecv(next_v, come_from, tag=1)]
+        if step <= dist.get_rank():
+            out, lse = merge(out, lse, *attend(q, k, v, causal=step == 0))
+        for work in works:
+            work.wait()
+        k, v = next_k, next_v
+    return out
+
+
 def all_to_all(pieces):
     arrived = torch.empty_like(pieces)
     dist.all_to_all_single(arrived, pieces)
@@ -416,7 +470,54 @@ def by_the_average_count(losses, is_counted):
     return (losses * is_counted).sum() / average
 
 
+def share_of_all(losses, is_counted):
+    count = is_counted.sum()
+    dist.all_reduce(count)
+    return losses[is_counted].sum() / count * dist.get_world_size()
+
+
+def loss_as_a_float(losses, is_counted):
+    return share_of_all(losses, is_counted).item()
+
+
+def loss_of_data(losses, is_counted):
+    return share_of_all(losses.data, is_counted)
+
+
+def lse_without_its_last_dim(out, lse, block_out, block_lse):
+    total = torch.logaddexp(lse, block_lse)
+    return (lse - total).exp() * out + (block_lse - total).exp() * block_out, total.squeeze(-1)
+
+
+def four_times_the_share(losses, is_counted):
+    return 4 * losses[is_counted].sum() / reduced(is_counted.sum())
+
+
+def by_all_tokens_of_all_ranks(losses, is_counted):
+    return losses[is_counted].sum() / reduced(len(losses))
+
+
+def by_all_tokens_of_all_ranks_times_n(losses, is_counted):
+    return losses[is_counted].sum() / reduced(len(losses)) * dist.get_world_size()
+
+
+def without_a_graph(losses, is_counted):
+    with torch.no_grad():
+        return by_the_average_count(losses, is_counted)
+
+
+def as_a_float(losses, is_counted):
+    return by_the_average_count(losses, is_counted).item()
+
+
+def as_a_new_tensor(losses, is_counted):
+    return torch.tensor(as_a_float(losses, is_counted))
+
+
 WRONG = [
+    ("loss_scale", loss_as_a_float, "a float, from which backward cannot start"),
+    ("loss_scale", loss_of_data, "no graph"),
+    ("merge_blocks", lse_without_its_last_dim, "lse is squeezed"),
     ("balanced_positions", cut_in_order, "consecutive tokens"),
     ("balanced_positions", dealt_like_cards, "every c-th token"),
     ("balanced_positions", chunk_pairs_from_half, "chunks r and r + c"),
@@ -426,6 +527,8 @@ WRONG = [
     ("balanced_positions", one_row_per_chunk, "two rows"),
     ("balanced_positions", numbers_of_chunks, "the numbers of the chunks"),
     ("balanced_positions", only_the_early_half, "one chunk only"),
+    ("balanced_positions", asks_labkit, "the lab's own function"),
+    ("balanced_positions", asks_labkit_for_chunks, "the lab's own function"),
     ("merge_blocks", halves, "a plain mean"),
     ("merge_blocks", halves_and_higher_lse, "a plain mean, and the higher lse"),
     ("merge_blocks", exponentials, "overflows"),
@@ -437,6 +540,11 @@ WRONG = [
     ("merge_blocks", not_normalised, "out is not divided"),
     ("merge_blocks", the_stronger_wins, "a hard choice"),
     ("merge_blocks", shrinks_nothing, "the old part keeps its weight"),
+    ("merge_blocks", relative_to_the_block, "overflows where lse is far above block_lse"),
+    ("merge_blocks", relative_to_what_was_seen, "overflows where block_lse is far above lse"),
+    ("merge_blocks", squeezes_the_lse, "a squeezed lse"),
+    ("merge_blocks", flat_lse, "a flat lse, which broadcasts along the wrong dim"),
+    ("merge_blocks", starts_with_the_block, "one query that has seen nothing decides for all"),
     ("merge_blocks", lse_first, "in the wrong order"),
     ("ring_forward", full_attention, "no mask"),
     ("ring_forward", forgets_the_triangle, "no mask on the own block"),
@@ -476,6 +584,12 @@ WRONG = [
     ("loss_scale", ignores_the_mask, "ignores the mask in the sum"),
     ("loss_scale", share_by_n, "divides by n, not multiplies"),
     ("loss_scale", twice_the_share, "two ranks written in"),
+    ("loss_scale", four_times_the_share, "four ranks written in"),
+    ("loss_scale", by_all_tokens_of_all_ranks, "divides by all tokens"),
+    ("loss_scale", by_all_tokens_of_all_ranks_times_n, "divides by all tokens"),
+    ("loss_scale", without_a_graph, "no graph"),
+    ("loss_scale", as_a_float, "a float"),
+    ("loss_scale", as_a_new_tensor, "no graph"),
     ("loss_scale", leaves_early, "ranks without counted tokens skip the all-reduce"),
 ]
 
@@ -483,6 +597,7 @@ RIGHT = [
     ("balanced_positions", slices_of_one_list),
     ("merge_blocks", by_highest),
     ("ring_forward", by_even_and_odd),
+    ("ring_forward", while_it_computes),
     ("ulysses_backward", transposed_and_back),
     ("loss_scale", by_the_average_count),
 ]

@@ -60,6 +60,13 @@ def never_waits(gradients):
     return [gradient / dist.get_world_size() for gradient, _ in zip(gradients, requests)]
 
 
+def new_tensors_under_the_name_of_the_loop(gradients):
+    for g in gradients:
+        dist.all_reduce(g)
+        g = g / dist.get_world_size()
+    return gradients
+
+
 def average_in_place(gradients):
     for gradient in gradients:
         gradient.div_(dist.get_world_size())
@@ -343,6 +350,7 @@ def unequal_average_4(gradient: torch.Tensor, num_rows: int):
 
 
 WRONG = [
+    ("average", new_tensors_under_the_name_of_the_loop, "the division is lost, as the loop's variable is rebound"),
     ("average", sums, "the division is missing"),
     ("average", changed_in_place, "returns nothing"),
     ("average", result_of_all_reduce, "all_reduce returns None"),

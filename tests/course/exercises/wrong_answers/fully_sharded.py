@@ -106,6 +106,25 @@ def without_autograd(x, shard, out_features):
         return x @ weight.view(out_features, -1).T + bias
 
 
+def forward_that_frees(x, shard, out_features, freed):
+    parts = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, shard)
+    whole = torch.cat(parts)
+    weight, bias, _ = whole.tensor_split([out_features * x.shape[1], out_features * (x.shape[1] + 1)])
+    out = F.linear(x, weight.view(out_features, -1), bias)
+    for tensor in (whole, *freed(shard, out)):
+        tensor.untyped_storage().resize_(0)
+    return out
+
+
+def frees_the_shard(x, shard, out_features):
+    return forward_that_frees(x, shard, out_features, lambda shard, out: [shard])
+
+
+def returns_freed_memory(x, shard, out_features):
+    return forward_that_frees(x, shard, out_features, lambda shard, out: [out])
+
+
 def pieces(grad, x, shard):
     """The layer's weight, and both gradients in a flat tensor."""
     whole, n = all_shards(shard), grad.shape[1] * x.shape[1]
@@ -173,11 +192,25 @@ def input_gradient_reduced(grad, x, shard):
     return grad_x, scattered(flat) / dist.get_world_size()
 
 
+def scatters_into_the_shard(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    reduce_scatter_single(shard, flat / dist.get_world_size())
+    return grad @ weight, shard
+
+
 def no_padding(grad, x, shard):
     weight, flat = pieces(grad, x, shard)
     flat = flat[: weight.numel() + grad.shape[1]]
     grad_shard = torch.empty_like(shard)
     reduce_scatter_single(grad_shard, flat / dist.get_world_size())
+    return grad @ weight, grad_shard
+
+
+def no_padding_in_a_list(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    flat = flat[: weight.numel() + grad.shape[1]] / dist.get_world_size()
+    grad_shard = torch.empty_like(shard)
+    dist.reduce_scatter(grad_shard, list(flat.chunk(dist.get_world_size())))
     return grad @ weight, grad_shard
 
 
@@ -320,6 +353,20 @@ def accumulated(model, micro_batches, divisor):
     return grads(model)
 
 
+def one_too_few(model, micro_batches):
+    return accumulated(model, micro_batches, len(micro_batches) - 1)
+
+
+def by_all_numbers(model, micro_batches):
+    return accumulated(model, micro_batches, micro_batches[0].numel())
+
+
+def in_a_second_pass(model, micro_batches):
+    never_sends(model, micro_batches)
+    (0 * model(micro_batches[0]).square().mean()).backward()
+    return grads(model)
+
+
 def forgets_to_divide(model, micro_batches):
     return accumulated(model, micro_batches, 1)
 
@@ -428,16 +475,58 @@ def over_replicas_too(gradients, is_cut, groups):
     return over(squares(here), groups.tp, groups.shard, groups.replicate)
 
 
-def right_norm(gradients, is_cut, groups):
-    total = torch.zeros(2)
+def message_per_parameter(gradients, is_cut, groups):
+    total = torch.zeros(())
     for g, cut in zip(gradients, is_cut):
-        total[int(cut)] += g.norm() ** 2
+        square = g.square().sum()
+        dist.all_reduce(square, group=groups.shard)
+        if cut:
+            dist.all_reduce(square, group=groups.tp)
+        total += square
+    return total.sqrt()
+
+
+def right_norm(gradients, is_cut, groups):
+    total = sum(g.norm() ** 2 / (1 if cut else groups.tp.size()) for g, cut in zip(gradients, is_cut))
+    dist.all_reduce(total, group=groups.tp)
     dist.all_reduce(total, group=groups.shard)
-    dist.all_reduce(total[1], group=groups.tp)
-    return total.sum().sqrt()
+    return total.sqrt()
+
+
+def by_broadcasts(x, shard, out_features):
+    parts = [
+        shard.clone() if rank == dist.get_rank() else torch.empty_like(shard) for rank in range(dist.get_world_size())
+    ]
+    for rank, part in enumerate(parts):
+        dist.broadcast(part, src=rank)
+    whole, n = torch.cat(parts), out_features * x.shape[1]
+    out = F.linear(x, whole[:n].view(out_features, -1), whole[n : n + out_features])
+    free(whole)
+    return out
+
+
+def gathers_twice(x, shard, out_features):
+    n = out_features * x.shape[1]
+    for_weight, for_bias = all_shards(shard), all_shards(shard)
+    out = F.linear(x, for_weight[:n].view(out_features, -1), for_bias[n : n + out_features])
+    free(for_weight)
+    free(for_bias)
+    return out
+
+
+def gathers_all_whole_gradients(grad, x, shard):
+    weight, flat = pieces(grad, x, shard)
+    everything = torch.empty(dist.get_world_size() * len(flat))
+    all_gather_single(everything, flat)
+    return grad @ weight, everything.view(dist.get_world_size(), -1).mean(0).chunk(dist.get_world_size())[
+        dist.get_rank()
+    ].clone()
 
 
 WRONG = [
+    ("unit_forward", gathers_twice, "gathers twice"),
+    ("unit_backward", gathers_all_whole_gradients, "gathers d whole gradients"),
+    ("unit_forward", without_autograd, "no graph, so x gets no gradient"),
     ("unit_forward", bias_at_the_end, "counts the bias from the end"),
     ("unit_forward", weight_only, "no bias"),
     ("unit_forward", weight_as_in_out, "the weight as [in, out]"),
@@ -459,7 +548,11 @@ WRONG = [
     ("unit_backward", no_bias_gradient, "no gradient of the bias"),
     ("unit_backward", bias_gradient_is_a_mean, "the bias's gradient is a mean"),
     ("unit_backward", input_gradient_reduced, "grad_x is added up"),
+    ("unit_forward", frees_the_shard, "frees the shard, too"),
+    ("unit_forward", returns_freed_memory, "frees the result"),
+    ("unit_backward", scatters_into_the_shard, "overwrites the parameters"),
     ("unit_backward", no_padding, "no padding"),
+    ("unit_backward", no_padding_in_a_list, "no padding, a list of pieces"),
     ("unit_backward", in_the_wrong_order, "swapped"),
     ("unit_backward", every_dth, "every d-th number"),
     ("which_stage_fits", in_gb, "GB"),
@@ -478,6 +571,9 @@ WRONG = [
     ("accumulate", only_forward_inside, "backward is outside"),
     ("accumulate", never_sends, "never sends"),
     ("accumulate", sends_the_first, "sends the first"),
+    ("accumulate", one_too_few, "divides by m - 1"),
+    ("accumulate", by_all_numbers, "divides by all numbers of a micro-batch"),
+    ("accumulate", in_a_second_pass, "goes through a micro-batch twice, to send"),
     ("accumulate", forgets_to_divide, "a sum"),
     ("accumulate", divides_by_ranks, "divides by d too"),
     ("accumulate", divides_at_the_end_too, "divides twice"),
@@ -485,6 +581,7 @@ WRONG = [
     ("accumulate", forgets_the_last, "without the last"),
     ("accumulate", one_large_batch, "one batch"),
     ("accumulate", returns_weights, "the weights"),
+    ("norm_of_shards", message_per_parameter, "a message per parameter"),
     ("norm_of_shards", over_the_world, "replicas count"),
     ("norm_of_shards", everything_over_the_world, "everything, over the world"),
     ("norm_of_shards", whole_counted_on_each, "what is whole counts t times"),
@@ -500,7 +597,7 @@ WRONG = [
 ]
 
 RIGHT = [
-    ("unit_forward", without_autograd),
+    ("unit_forward", by_broadcasts),
     ("unit_backward", in_lists),
     ("which_stage_fits", in_a_loop),
     ("accumulate", sends_afterwards),
