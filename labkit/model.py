@@ -6,7 +6,7 @@ its name. So every layout of ranks starts from the same model, with the same nam
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -48,6 +48,7 @@ class ParallelGPT(PlacedModule):
         group: the tensor-parallel group; `labkit.groups.group_of_one()` where no world is up.
         stage, num_stages: which of the model's consecutive chunks this is (`labkit.partition.layers_of_stage`). A tied
             embedding is on the first and the last stage, equal at the start: add up the gradients of the two.
+        stage_layers: how many layers each stage has; about equally many unless given.
         first: the first stage, if this rank has it too: a tied last stage then uses its embedding, and has none.
         recompute: keep only each layer's input, and compute the rest again in backward.
         cp_group: the ranks that share each sequence.
@@ -67,6 +68,7 @@ class ParallelGPT(PlacedModule):
         *,
         stage: int = 0,
         num_stages: int = 1,
+        stage_layers: Sequence[int] | None = None,
         first: "ParallelGPT | None" = None,
         seed: int = 0,
         dropout: float = 0.0,
@@ -110,7 +112,7 @@ class ParallelGPT(PlacedModule):
         cp_attention = partial(CONTEXT_PARALLEL[context_parallel], group=self.cp_group, balanced=balanced)
         attend = cp_attention if self.cp_group.size() > 1 else None
         self.layers = nn.ModuleDict()
-        for i in layers_of_stage(shape.num_layers, stage, num_stages):
+        for i in layers_of_stage(shape.num_layers, stage, num_stages, stage_layers):
             self.layers[str(i)] = TransformerLayer(shape, group, f"layers.{i}", seed, dropout, attend, **options)
         if self.is_last:
             self.norm = _norm(shape, group, options)
