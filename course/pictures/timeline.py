@@ -15,7 +15,7 @@ from course.pictures.scene import LARGE, WIDTH, Look, Mark, Scene, arrow, box, l
 from course.pictures.style import GREY, IDLE, INK, KIND_COLOR, MUTED, three_digits, tint
 from course.table import Table
 from course.timeline import Timeline
-from labkit.schedules import Schedule, in_turn, v_shape
+from labkit.schedules import Op, Schedule, in_turn, v_shape
 from labkit.schedules.schedule import LETTER
 from labkit.timeline.spans import COMMUNICATION, COMPUTING, WAIT, Span
 
@@ -116,7 +116,7 @@ class Rows:
                 for span in messages:
                     look = Look(edge=MUTED, means="message under way", tags=(self._name(span, ">"),))
                     look |= Look(row=self._row(rank), name=f"{span.label} under way")
-                    yield self._box(self.messages[span], span, "#ffffff", ways(span)[:2], place, **look)
+                    yield self._box(self.messages[span], span, "#ffffff", [span.label, *ways(span.op)[1:2]] if span.op else span.label, place, **look)
 
     def _row(self, rank: int) -> str:
         return f"{self.before}rank {rank}"
@@ -182,7 +182,7 @@ class Rows:
             tags = (self._name(span), *([f"micro-batch{span.op.micro_batch}"] if span.op else []))
             look = Look(edge="#ffffff", means=means, tags=tags, lights=lights)
             look |= Look(row=self._row(span.rank), name=span.label, level=self._level(span.rank, span.start))
-            yield self._box(key, span, fill, ways(span, self.folds), **look)
+            yield self._box(key, span, fill, ways(span.op, self.folds) if span.op else span.label, **look)
         pairs = [(need, span) for need, spans in after.items() for span in spans if span.rank != need.rank]
         for need, span in pairs if len(pairs) <= MOST_ARROWS else ():
             tags = self._name(need, ">"), self._name(span, ">"), f"micro-batch{span.op.micro_batch if span.op else ''}"
@@ -244,16 +244,13 @@ def links(timeline: Timeline) -> dict[Span, list[Span]]:
     return {}
 
 
-def ways(span: Span, folds: bool = False) -> tuple[str, ...]:
-    """Return the ways to write the label of a box: whole, without the chunk, or the letter above the number.
+def ways(op: Op, folds: bool = False) -> tuple[str, ...]:
+    """Return the ways to write an op in a box: whole, without the chunk, or the letter above the number.
 
     Where a pipeline ``folds``, chunk 1 has small letters instead of its number.
     """
-    if not span.op:
-        return (span.label,)
-    letter = LETTER[span.op.kind]
-    letter = letter.lower() if folds and span.op.chunk else letter
-    return span.label, f"{letter}{span.op.micro_batch}", f"{letter}\n{span.op.micro_batch}"
+    letter = LETTER[op.kind].lower() if folds and op.chunk else LETTER[op.kind]
+    return str(op), f"{letter}{op.micro_batch}", f"{letter}\n{op.micro_batch}"
 
 
 def in_lanes(messages: Iterable[Span]) -> list[list[Span]]:
