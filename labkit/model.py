@@ -149,9 +149,11 @@ class ParallelGPT(PlacedModule):
         recompute = self.recompute and self.training
         layer: Any
         for layer in self.layers.values():
-            x, load = checkpoint(layer, x, rotary, use_reentrant=False) if recompute else layer(x, rotary)
-            if load is not None and self.training:  # here, lest recomputation count tokens twice
-                x = attach_loss(x, layer.mlp.router.loss(load) / self.num_micro_batches)
+            x = checkpoint(layer, x, rotary, use_reentrant=False) if recompute else layer(x, rotary)
+            if isinstance(x, tuple):
+                x, load = x
+                if self.training:  # here, lest recomputation count tokens twice
+                    x = attach_loss(x, layer.mlp.router.loss(load) / self.num_micro_batches)
         return self.output_layer(self.norm(x)) if self.is_last else x
 
     @property
@@ -213,10 +215,11 @@ class TransformerLayer(nn.Module):
             self.mlp = _experts(shape, f"{name}.mlp", seed, outer_std, experts, **kind, **options)
         self.dropout = _dropout(dropout, group, options["sequence_parallel"])
 
-    def forward(self, x: torch.Tensor, rotary: torch.Tensor | None = None) -> tuple[torch.Tensor, Load | None]:
+    def forward(self, x: torch.Tensor, rotary: torch.Tensor | None = None) -> torch.Tensor | tuple[torch.Tensor, Load]:
         x = x + self.dropout(self.attention(self.attention_norm(x), rotary))
-        output = self.mlp(self.mlp_norm(x))
-        output, load = output if isinstance(output, tuple) else (output, None)
+        if isinstance(self.mlp, ParallelMLP):
+            return x + self.dropout(self.mlp(self.mlp_norm(x)))
+        output, load = self.mlp(self.mlp_norm(x))
         return x + self.dropout(output), load
 
 
