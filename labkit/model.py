@@ -6,7 +6,7 @@ its name. So every layout of ranks starts from the same model, with the same nam
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -49,6 +49,7 @@ class ParallelGPT(PlacedModule):
         group: the tensor-parallel group; `labkit.groups.group_of_one()` where no world is up.
         stage, num_stages: which of the model's consecutive chunks this is (`labkit.partition.layers_of_stage`). A tied
             embedding is on the first and the last stage, equal at the start: add up the gradients of the two.
+        stage_layers: how many layers each stage has; about equally many unless given.
         first: the first stage, if this rank has it too: a tied last stage then uses its embedding, and has none.
         recompute: keep only each layer's input, and compute the rest again in backward.
         cp_group: the ranks that share each sequence.
@@ -71,6 +72,7 @@ class ParallelGPT(PlacedModule):
         *,
         stage: int = 0,
         num_stages: int = 1,
+        stage_layers: Sequence[int] | None = None,
         first: "ParallelGPT | None" = None,
         seed: int = 0,
         dropout: float = 0.0,
@@ -120,7 +122,7 @@ class ParallelGPT(PlacedModule):
         attend = cp_attention if self.cp_group.size() > 1 else None
         of_experts = {"groups": groups or groups_of_one(), **(moe or {})}
         self.layers = nn.ModuleDict()
-        for i in layers_of_stage(shape.num_layers, stage, num_stages):
+        for i in layers_of_stage(shape.num_layers, stage, num_stages, stage_layers):
             experts = of_experts if shape.has_experts(i) else None
             named = shape, group, f"layers.{i}", seed
             self.layers[str(i)] = TransformerLayer(*named, dropout, attend, experts, **options)
@@ -147,9 +149,11 @@ class ParallelGPT(PlacedModule):
         recompute = self.recompute and self.training
         layer: Any
         for layer in self.layers.values():
-            x, load = checkpoint(layer, x, rotary, use_reentrant=False) if recompute else layer(x, rotary)
-            if load is not None and self.training:  # here, lest recomputation count tokens twice
-                x = attach_loss(x, layer.mlp.router.loss(load) / self.num_micro_batches)
+            x = checkpoint(layer, x, rotary, use_reentrant=False) if recompute else layer(x, rotary)
+            if isinstance(x, tuple):
+                x, load = x
+                if self.training:  # here, lest recomputation count tokens twice
+                    x = attach_loss(x, layer.mlp.router.loss(load) / self.num_micro_batches)
         return self.output_layer(self.norm(x)) if self.is_last else x
 
     @property
@@ -211,10 +215,11 @@ class TransformerLayer(nn.Module):
             self.mlp = _experts(shape, f"{name}.mlp", seed, outer_std, experts, **kind, **options)
         self.dropout = _dropout(dropout, group, options["sequence_parallel"])
 
-    def forward(self, x: torch.Tensor, rotary: torch.Tensor | None = None) -> tuple[torch.Tensor, Load | None]:
+    def forward(self, x: torch.Tensor, rotary: torch.Tensor | None = None) -> torch.Tensor | tuple[torch.Tensor, Load]:
         x = x + self.dropout(self.attention(self.attention_norm(x), rotary))
-        output = self.mlp(self.mlp_norm(x))
-        output, load = output if isinstance(output, tuple) else (output, None)
+        if isinstance(self.mlp, ParallelMLP):
+            return x + self.dropout(self.mlp(self.mlp_norm(x)))
+        output, load = self.mlp(self.mlp_norm(x))
         return x + self.dropout(output), load
 
 

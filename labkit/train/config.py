@@ -19,7 +19,7 @@ from labkit import schedules
 from labkit.data import InventedText, TokenFile
 from labkit.expert_parallel import Balance
 from labkit.layout import ParallelLayout
-from labkit.partition import check_divides, check_sequence_cut, multiples_near
+from labkit.partition import check_divides, check_sequence_cut, multiples_near, split_layers
 from labkit.schedules import Schedule
 from labkit.shape import GPT
 from labkit.sizes import check_size, counted, divisors, either, whole_number
@@ -101,6 +101,11 @@ class TrainConfig:
         "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "v-half", "v-min", "dualpipe-v"
     ] = "1f1b"
     num_chunks: int = 1  # Chunks of layers on each rank, of the interleaved schedule; those in a V always have 2.
+    stage_layers: tuple[int, ...] | None = None  # Layers of each of the pp * chunks stages; by default about equal.
+    first_stage_layers: int | None = None  # Layers of the stage with the embedding; the others share the rest.
+    last_stage_layers: int | None = None  # Layers of the stage with the loss.
+    account_for_embedding_in_pipeline_split: bool = False  # The embedding counts as a layer of the first stage.
+    account_for_loss_in_pipeline_split: bool = False  # The loss counts as a layer of the last stage.
     sequence_parallel: bool = False  # Also divide what lies between the tensor-parallel layers, along the sequence.
     zero_stage: Literal[0, 1, 2, 3] = 0  # Replicas divide: 1 the optimizer's states, 2 gradients too, 3 weights too.
     shard_size: int | None = None  # Divide among this many neighbours, not all replicas: hybrid sharding.
@@ -194,6 +199,8 @@ class TrainConfig:
             fault = f"pp_size={self.pp_size} * num_chunks={num_chunks} = {stages} stages"
             way_out = f"use {stages} layers or more, or fewer stages"
             raise ValueError(f"{fault} for num_layers={self.num_layers}: {way_out}")
+        split = self.layers_per_stage  # which checks what is given
+        object.__setattr__(self, "stage_layers", None if self.stage_layers is None else split)
         for name in ("num_attention_heads", "num_query_groups"):
             if number := getattr(shape, name):
                 check_divides(self.tp_size, name, number)
@@ -298,6 +305,14 @@ class TrainConfig:
             bits = self.token_bits or (16 if self.vocab_size <= 1 << 16 else 32)
             return TokenFile(self.tokens, self.seed, bits, self.vocab_size)
         return InventedText(seed=self.seed) if self.text == "invented" else TokenFile(self.text, self.seed)
+
+    @property
+    def layers_per_stage(self) -> tuple[int, ...]:
+        """How many layers each stage of the pipeline has."""
+        num_stages = self.pp_size * (2 if self.schedule in V_SHAPED else self.num_chunks)
+        given = self.stage_layers, self.first_stage_layers, self.last_stage_layers
+        counts = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
+        return split_layers(self.num_layers, num_stages, *given, *counts)
 
     @property
     def profiled_steps(self) -> range:

@@ -4,6 +4,7 @@ Loss and gradient norm of every step are those of one process with the whole mod
 layout: each weight is drawn by its name, each sample by its number.
 """
 
+import json
 import math
 import os
 import time
@@ -11,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,7 +83,7 @@ def make_models(config: TrainConfig, schedule: Schedule, groups: ProcessGroups) 
     options: dict[str, Any] = {name: getattr(config, name) for name in same} | {"device": "meta"}
     options |= {"num_stages": schedule.num_stages, "defer_grad_reduce": True, "cp_group": groups.cp, "groups": groups}
     options |= {"moe": {"capacity_factor": config.capacity_factor, "router": {"balance": config.balance}}}
-    options |= {"num_micro_batches": schedule.num_micro_batches}
+    options |= {"num_micro_batches": schedule.num_micro_batches, "stage_layers": config.layers_per_stage}
     models: list[ParallelGPT] = []
     for stage in schedule.stages[groups.coords.pp]:
         first = next((model for model in models if model.is_first), None)
@@ -122,7 +122,7 @@ class Trainer:
         self.tied = [model.embedding.weight for model in self.models if is_tied and model.is_first != model.is_last]
         self.optimizer = self.make_optimizer()
         data = {"seed": config.seed, "text": self.text.fingerprint}
-        told = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
+        told = json.loads(json.dumps(asdict(config), default=str))  # as a checkpoint has it
         self._state = checkpoint.State(self.models, self.optimizer, groups, config.shape, data, told)
         if config.resume and config.checkpoint_dir:
             self.steps_done, self.samples_done = checkpoint.load_newest(config.checkpoint_dir, self._state)
