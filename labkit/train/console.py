@@ -132,11 +132,12 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
     zero = f", ZeRO stage {config.zero_stage}" if config.zero_stage else ""
     layers = fitted.layers_per_stage
     split = [f"stages of {ranks_text(layers)} layers"] if len(set(layers)) > 1 else []
+    active = f", {config.shape.num_active_parameters:,} of them for a token," if config.num_experts else ""
     parts = [
         f"{counted(world_size, 'rank')} ({_sizes(layout)}, dp {layout.dp_size}{instead}){zero}",
         "NCCL on GPUs" if local_device().type == "cuda" else f"gloo on the CPU, {threads} per rank",
         *split,
-        f"{config.shape.num_parameters:,} parameters in {config.precision}",
+        f"{config.shape.num_parameters:,} parameters{active} in {config.precision}",
         f"{config.batch_size * config.seq_length:,} tokens per step",
         f"the text's floor is {floor_nats:.4f}" if floor_nats else f"no floor is known for {text}",
         f"seed {config.seed}; host {socket.gethostname()}",
@@ -147,7 +148,8 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
 
 def _sizes(of: TrainConfig | ParallelLayout) -> str:
     cp = f"cp {of.cp_size}, " if of.cp_size > 1 else ""
-    return f"tp {of.tp_size}, {cp}pp {of.pp_size}"
+    ep = f", ep {of.ep_size}" if of.ep_size > 1 else ""
+    return f"tp {of.tp_size}, {cp}pp {of.pp_size}{ep}"
 
 
 def describe_end(config: TrainConfig, steps: Sequence[Step], floor_nats: float | None) -> str:
