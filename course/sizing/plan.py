@@ -1,12 +1,14 @@
 """A plan for a run: the model, the size of the cluster, and how the model is laid over it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from course.sizing.context import check_way
 from course.sizing.flops import RECOMPUTE
 from labkit.layout import ParallelLayout
+from labkit.partition import split_layers
 from labkit.shape import GPT
 from labkit.sizes import check_size, divisors, does_not_divide, either
 
@@ -59,6 +61,8 @@ class Plan:
     cp_size: int = 1
     context_parallel: str = "ring"
     """How context ranks compute attention together, in balanced chunks: "ring", "ulysses" or "gathered"."""
+    stage_layers: Sequence[int] | None = None
+    """Layers of each of the p v stages, as `labkit.partition.split_layers` makes them; equally many if None."""
 
     def __post_init__(self):
         for name in ("world_size", "batch_size", "tp_size", "pp_size", "micro_batch_size", "num_chunks", "cp_size"):
@@ -78,9 +82,21 @@ class Plan:
             divided = {"tp_size": self.tp_size} | context
             _check_divides("seq_length", self.model.seq_length, "sequence_parallel=False", **divided)
         _check_divides("world_size", self.world_size, tp_size=self.tp_size, **context, pp_size=self.pp_size)
-        _check_divides("num_layers", self.model.num_layers, pp_size=self.pp_size, num_chunks=self.num_chunks)
+        if self.stage_layers is None:
+            _check_divides("num_layers", self.model.num_layers, pp_size=self.pp_size, num_chunks=self.num_chunks)
+        else:
+            self._check_split()
         self._check_batch()
         self._check_attention()
+
+    def _check_split(self):
+        try:
+            split = split_layers(self.model.num_layers, self.pp_size * self.num_chunks, self.stage_layers)
+        except ValueError as error:
+            fault, _, advice = str(error).partition(": ")
+            rule = "stage_layers must be pp_size * num_chunks numbers that add up to num_layers"
+            raise Misfit(rule, fault, advice or "give each stage a number of layers") from None
+        object.__setattr__(self, "stage_layers", split)
 
     def _check_batch(self):
         d, b, p, v = self.dp_size, self.micro_batch_size, self.pp_size, self.num_chunks
@@ -132,8 +148,14 @@ class Plan:
 
     @property
     def layers_per_chunk(self) -> int:
-        """How many layers lie between two messages of the pipeline."""
-        return self.model.num_layers // (self.pp_size * self.num_chunks)
+        """How many layers lie between two messages of the pipeline; if chunks differ, the most."""
+        return max(self.stage_layers or [self.model.num_layers // (self.pp_size * self.num_chunks)])
+
+    def layers_of_rank(self, pp_rank: int) -> int:
+        """Return how many layers a GPU of this pipeline rank has, in all its chunks."""
+        if self.stage_layers is None:
+            return self.num_chunks * self.layers_per_chunk
+        return sum(self.stage_layers[pp_rank :: self.pp_size])
 
     @cached_property
     def layout(self) -> ParallelLayout:
