@@ -44,8 +44,12 @@ def memory(plan: Plan, stage: int = 0) -> Memory:
 
 
 def fullest(plan: Plan) -> Memory:
-    """Return the memory of the fullest stage: the first has the most micro-batches, the last has the logits."""
-    return max((memory(plan, stage) for stage in {0, plan.pp_size - 1}), key=lambda each: each.total)
+    """Return the memory of the fullest stage: the first has the most micro-batches, the last has the logits.
+
+    If stages differ in layers, any of them may be it.
+    """
+    stages = {0, plan.pp_size - 1} if plan.stage_layers is None else range(plan.pp_size)
+    return max((memory(plan, stage) for stage in stages), key=lambda each: each.total)
 
 
 def activation_bytes_per_layer(
@@ -95,12 +99,15 @@ def in_flight(plan: Plan, stage: int) -> int:
 
 
 def stage_activation_bytes(plan: Plan, stage: int) -> float:
-    """Return the bytes of activations on a GPU of this stage when it holds the most micro-batches."""
+    """Return the bytes of activations on a GPU of this stage when it holds the most micro-batches.
+
+    Of several chunks that differ in layers, each pass counts as their mean.
+    """
     model, b, t, divided = plan.model, plan.micro_batch_size, plan.tp_size, plan.sequence_parallel
     ways: dict[str, Any] = dict(sequence_parallel=divided)
     ways |= dict(cp_size=plan.cp_size, fused_attention=plan.fused_attention)
     layer = activation_bytes_per_layer(model, b, t, recompute=plan.recompute, **ways)
-    total = in_flight(plan, stage) * plan.layers_per_chunk * layer
+    total = in_flight(plan, stage) * plan.layers_of_rank(stage) / plan.num_chunks * layer
     if plan.recompute == "full":  # while backward goes through a layer, all of its activations are there
         total += activation_bytes_per_layer(model, b, t, **ways)
     tokens = model.seq_length / plan.cp_size * b
@@ -123,7 +130,7 @@ def stage_parameters(plan: Plan, stage: int) -> float:
     norm = 2 * h if model.norm == "layernorm" else h
     column_biases = h + 2 * model.kv_size + (2 if model.mlp == "swiglu" else 1) * model.mlp_width
     biases = (column_biases / t + 2 * h) if model.bias else 0
-    total = plan.num_chunks * plan.layers_per_chunk * (model.num_matrix_parameters / t + 2 * norm + biases)
+    total = plan.layers_of_rank(stage) * (model.num_matrix_parameters / t + 2 * norm + biases)
     words = model.vocab_size * h / t
     if stage == 0:
         total += words + (model.seq_length * h if model.positions == "learned" else 0)

@@ -70,6 +70,8 @@ class StepTime:
 def step_time(plan: Plan, hardware: Hardware) -> StepTime:
     """Estimate a step on the GPUs of the last stage, which also compute the logits.
 
+    If stages differ in layers, the fullest sets the pace, and is taken to have the logits too.
+
     Raises:
         ValueError: ZeRO stages 2 and 3, which send in the middle of a step; that is not modelled.
     """
