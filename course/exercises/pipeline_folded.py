@@ -12,8 +12,8 @@ from labkit.sizes import counted
 
 FINE, EARLY = "all ranks finish in time, and none holds too much", "ran before an op that other ranks wait for"
 W_FIRST = (
-    "W comes before a forward or a backward. Other ranks wait for those, and nobody waits for a W: it can fill a time in "
-    "which the rank has nothing else to do, or no room for it."
+    "W comes before a forward or a backward. Other ranks wait for those, and nobody waits for a W: it can fill a time "
+    "in which the rank has nothing else to do, or no room for it."
 )
 
 
@@ -38,19 +38,21 @@ class Obedient(Greedy):
         if self.fault or not ops:
             return None
         chosen = answer(self.rule, (list(ops), held, self.limit))
+        op = ops.get(chosen) if isinstance(chosen, str) else None
+        if chosen is None or chosen is ...:
+            return None
         if isinstance(chosen, Raised):
             self.fault = chosen
-        elif chosen is None or chosen is ...:
-            return None
-        elif not isinstance(chosen, str) or chosen not in ops:
+        elif op is None:
             self.fault = f"rank {rank} can run {' or '.join(ops)}, and the rule says {chosen!r}"
-        elif ops[chosen].kind == FORWARD and held == self.limit:
+        elif op.kind == FORWARD and held == self.limit:
             self.fault = f"rank {rank} runs {chosen} with {counted(held, 'chunk')} held already, which is the limit"
-        if self.fault:
-            return None
-        fits = [op for op in ops.values() if op.kind == BACKWARD or held + (1 if op.chunk else 2) <= self.limit]
-        self.num_early += ops[chosen].kind == WEIGHT_GRADIENT and any(op.kind != WEIGHT_GRADIENT for op in fits)
-        return ops[chosen]
+        else:
+            others = [other for other in ops.values() if other.kind != WEIGHT_GRADIENT]
+            fits = [other.kind == BACKWARD or held + (1 if other.chunk else 2) <= self.limit for other in others]
+            self.num_early += op.kind == WEIGHT_GRADIENT and any(fits)
+            return op
+        return None
 
 
 def what_happens(rule: Callable, p: int, m: int, limit: int, most_units: int) -> str | Raised | None:
@@ -73,7 +75,9 @@ class RuleExercise(Exercise):
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
         """Return what becomes of the pipeline."""
         p, m, limit, most_units = case
-        given = f"{counted(p, 'rank')}, {counted(m, 'micro-batch')}; limit {counted(limit, 'chunk')}, {most_units} units"
+        given = (
+            f"{counted(p, 'rank')}, {counted(m, 'micro-batch')}; limit {counted(limit, 'chunk')}, {most_units} units"
+        )
         return [Trial(given, what_happens(function, *case), FINE)]
 
     def advice(self, function: Callable, number: int, trials: list[Trial]) -> str:
@@ -107,8 +111,8 @@ next_op = RuleExercise(
     hints=[
         "First take out what does not fit: a forward needs a free place, `limit - num_held`. Then order what is left: "
         "whom do other ranks wait for? Nobody waits for a W, so it comes last.",
-        "What if every place is taken by forwards of chunk 0? A place becomes free only after a backward, and the first "
-        "backward of a micro-batch comes after its forward through chunk 1.",
+        "What if forwards of chunk 0 have taken every place? A place becomes free only after a backward, and a "
+        "micro-batch's first backward comes after its forward through chunk 1.",
         'So a forward of chunk 0 needs two free places, one of chunk 1 (`op.endswith(".1")`) needs one.',
     ],
 )
@@ -129,7 +133,10 @@ next_op.mistakes_of(
         "The limit is kept, but a rank fills all its places with forwards of chunk 0. Then none of them can go on to "
         "chunk 1, so no backward ever comes, and no place becomes free. Leave one place for chunk 1.",
     ),
-    (dict(places=(0, 0)), "Forwards run whether there is room or not: the limit counts chunks held, this one included."),
+    (
+        dict(places=(0, 0)),
+        "Forwards run whether there is room or not: the limit counts chunks held, this one included.",
+    ),
     (
         dict(places=(2, 2)),
         "The forward of chunk 1 needs one place only: the one that the forward of chunk 0 has left for it.",

@@ -28,7 +28,7 @@ def w_after_each_backward(can_run, num_held, limit):
 
 def never_a_w(can_run, num_held, limit):
     order = [op for op in can_run if op[0] == "B"]
-    order += [op for op in can_run if op[0] == "F" and (limit - num_held >= 2 or "." in op and limit > num_held)]
+    order += [op for op in can_run if op[0] == "F" and (limit - num_held >= 2 or ("." in op and limit > num_held))]
     return order[0] if order else None
 
 
