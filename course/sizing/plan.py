@@ -164,7 +164,7 @@ class Plan:
 
     def num_moe_layers(self, stage: int) -> int:
         """Return how many layers of a stage, in all of its chunks, have experts."""
-        chunk, layers = self.layers_per_chunk, range(self.model.num_layers)
+        chunk, layers = self.layers_per_chunk, range(self.model.num_layers if self.model.num_experts else 0)
         return sum(self.model.has_experts(layer) for layer in layers if layer // chunk % self.pp_size == stage)
 
     @cached_property
