@@ -7,6 +7,7 @@ from functools import cached_property
 
 from course.sizing.context import check_way
 from course.sizing.flops import RECOMPUTE
+from course.sizing.shapes import AnyGPT
 from labkit.layout import ParallelLayout
 from labkit.partition import layers_of_stage, split_layers
 from labkit.shape import GPT
@@ -76,6 +77,8 @@ class Plan:
                 raise ValueError(f"{name}={value!r} is unknown: use {either(choices)}")
         if (heads := self.model.num_attention_heads) is None:
             raise ValueError(f"{self.model} does not say its num_attention_heads, on which attention's memory depends")
+        if isinstance(self.model, AnyGPT) and self.model.latent_attention is not None:
+            raise ValueError("latent attention is only modelled as a number of parameters: see `count_parameters`")
         check_way(self.context_parallel)
         context = {"cp_size": self.cp_size} if self.cp_size > 1 else {}
         shares_heads = {"tp_size": self.tp_size} | (context if self.context_parallel == "ulysses" else {})
@@ -186,6 +189,8 @@ class Plan:
 
     def num_moe_layers(self, stage: int) -> int:
         """Return how many layers of a stage, in all of its chunks, have experts."""
+        if not self.model.num_experts:
+            return 0
         num_layers, num_stages = self.model.num_layers, self.pp_size * self.num_chunks
         chunks = [layers_of_stage(num_layers, each, num_stages, self.stage_layers) for each in range(num_stages)]
         return sum(self.model.has_experts(layer) for chunk in chunks[stage :: self.pp_size] for layer in chunk)
