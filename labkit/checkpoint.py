@@ -45,6 +45,8 @@ def claim(folder: str | Path, resume: bool, in_background: bool = False) -> Iter
     def take() -> None:
         if (folder / DESCRIPTION).exists():
             raise ValueError(f"checkpoint_dir={folder} is a checkpoint: name the folder that it is in, {folder.parent}")
+        if folder.is_file():
+            raise ValueError(f"checkpoint_dir={folder} is a file: name a folder")
         folder.mkdir(parents=True, exist_ok=True)
         locked = while_it_runs.enter_context(open(folder / LOCK, "w"))  # noqa: SIM115 - freed if killed, too
         try:
