@@ -9,7 +9,7 @@ import re
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from course import progress, shared_file
 from course.exercises import record
