@@ -73,7 +73,8 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
     config.check_memory(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     folder = config.checkpoint_dir
     claimed = checkpoint.claim(folder, config.resume, config.async_save) if folder else nullcontext(checkpoint.save)
-    with init_groups(layout, config.shard_size) as groups, claimed as save, EarlyEnd(config.exit_duration) as early:
+    early = EarlyEnd(config.exit_duration)  # it stays until what is saved in the background is complete
+    with init_groups(layout, config.shard_size) as groups, early, claimed as save:
         yield Trainer(config, groups, save, early)
 
 
