@@ -13,6 +13,7 @@ import torch
 from torch.distributed.checkpoint import state_dict_loader
 
 from labkit import checkpoint, pretrained
+from labkit.hugging_face import CONFIG
 from labkit.shape import GPT
 
 
@@ -39,7 +40,7 @@ def export(source: str | Path, folder: str | Path, **options: Any) -> str:
             state_dict_loader.load(tensors, checkpoint_id=path, no_dist=True)
         return tensors[f"model.{name}"]
 
-    like = start if start and (Path(start) / pretrained.CONFIG).exists() else None
+    like = start if start and (Path(start) / CONFIG).exists() else None
     pretrained.write(folder, shape, dtype, whole, like, **options)
     return f"{folder}: {shape.num_parameters:,} parameters in {about['precision']}, of {path.name}"
 

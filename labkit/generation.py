@@ -51,16 +51,18 @@ def generate(
     assert isinstance(gpt, ParallelGPT)
     num_tokens = check_size("num_tokens", num_tokens)
     if not (isinstance(temperature, Real) and 0 <= float(temperature) < math.inf):
-        raise ValueError(f"temperature={temperature!r} must be a number from 0 up: 1 draws from the model's own chances")
+        raise ValueError(
+            f"temperature={temperature!r} must be a number from 0 up: 1 draws from the model's own chances"
+        )
     if top_k is not None and check_size("top_k", top_k) > gpt.shape.vocab_size:
         raise ValueError(f"top_k={top_k} is more than vocab_size={gpt.shape.vocab_size}: use at most that")
     if groups.cp.size() > 1:
         raise ValueError(f"cp_size={groups.cp.size()}: a text that grows is not cut, use cp_size=1")
     if tokens.dim() != 2 or not tokens.numel():
         raise ValueError(f"tokens of shape {list(tokens.shape)}: give rows of at least one token, [batch, n]")
-    if (length := tokens.size(1) + num_tokens) > gpt.shape.seq_length:
-        fault = f"{tokens.size(1)} tokens and num_tokens={num_tokens} more"
-        raise ValueError(f"{fault} are above seq_length={gpt.shape.seq_length}: use num_tokens up to {num_tokens - length + gpt.shape.seq_length}")
+    if num_tokens > (most := gpt.shape.seq_length - tokens.size(1)):
+        fault = f"{tokens.size(1)} tokens and num_tokens={num_tokens} more are above seq_length={gpt.shape.seq_length}"
+        raise ValueError(f"{fault}: use num_tokens up to {most}" if most > 0 else f"{fault}: give fewer tokens")
     was_training, schedule, shapes = model.training, gpipe(groups.layout.pp_size, 1).forward_only(), {}
     model.eval()
     for _ in range(num_tokens):

@@ -1,15 +1,19 @@
-"""Translates Hugging Face's format: config.json to a `GPT` and back, and where in its files each tensor's rows are.
+"""Translates Hugging Face's format: config.json to a `GPT` and back, and which file and rows have which parameter.
 
 It knows two forms: GPT-2's, and that of Llama, to which Mistral's models belong too.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from labkit.shape import GPT
 
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 FORMS = {
     "gpt2": dict(norm=("layernorm",), mlp=("gelu", "gelu_tanh"), positions=("learned",), bias=(True,)),
@@ -97,7 +101,7 @@ def _file_name(form: str, module: str, layer: str | None, kind: str) -> str:
 
 
 def full_name(name: str, shape: GPT) -> str:
-    """Return a file's tensor under the name that a model with an output layer gives it; a plain GPT2Model's is shorter."""
+    """Return the name that a model with an output layer gives a tensor; a plain GPT2Model's is shorter."""
     outer = PREFIXES["gpt2"][0]
     return outer + name if form_of(shape) == "gpt2" and not name.startswith((outer, "lm_head.")) else name
 
@@ -121,17 +125,20 @@ def shape_of(config: Mapping[str, Any], seq_length: int | None = None) -> GPT:
     """
     kind = config.get("model_type")
     if kind not in ("gpt2", "llama", "mistral"):
-        raise ValueError(f"model_type={kind!r} is an architecture that labkit does not have: use gpt2, llama or mistral")
+        raise ValueError(
+            f"model_type={kind!r} is an architecture that labkit does not have: use gpt2, llama or mistral"
+        )
     if quantized := config.get("quantization_config"):
         raise ValueError(f"quantization_config={quantized}: use weights in floating point")
     try:
         longest = config["n_positions" if kind == "gpt2" else "max_position_embeddings"]
         if seq_length is not None and seq_length > longest:
             raise ValueError(f"seq_length={seq_length} is more than the {longest} positions of this model: use fewer")
-        seq_length = seq_length or longest
-        return _gpt2(config, seq_length) if kind == "gpt2" else _llama(config, seq_length)
+        return (_gpt2 if kind == "gpt2" else _llama)(config, seq_length or longest)
     except KeyError as error:
         raise ValueError(f"a config of model_type={kind!r} without {error}: it is damaged") from None
+    except (TypeError, AttributeError, ZeroDivisionError) as error:
+        raise ValueError(f"a config of model_type={kind!r} has a value of the wrong type ({error})") from None
 
 
 def _gpt2(config: Mapping[str, Any], seq_length: int) -> GPT:
@@ -149,12 +156,14 @@ def _llama(config: Mapping[str, Any], seq_length: int) -> GPT:
     # transformers 5 writes rope_parameters, versions before rope_theta, and rope_scaling unless the type is default.
     rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10_000.0)}
     rope = {"rope_type": "default", **rope, **(config.get("rope_scaling") or {})}
-    _only(rope, rope_type=("default",), partial_rotary_factor=(None, 1.0))
+    _only(rope, rope_type=("default",), type=(None, "default"), partial_rotary_factor=(None, 1.0))
     _only(config, hidden_act=("silu",), head_dim=(None, h // heads))
     bias = bool(config.get("attention_bias"))
     _only({"mlp_bias": bool(config.get("mlp_bias"))}, mlp_bias=(bias,))
     if (window := config.get("sliding_window")) is not None and window < seq_length:
-        raise ValueError(f"sliding_window={window} is less than seq_length={seq_length}: use a seq_length up to {window}")
+        raise ValueError(
+            f"sliding_window={window} is less than seq_length={seq_length}: use a seq_length up to {window}"
+        )
     sizes = [config["num_hidden_layers"], h, seq_length, config["vocab_size"], heads]
     groups = config.get("num_key_value_heads") or heads
     form: dict[str, Any] = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=bias)
@@ -188,3 +197,36 @@ def config_of(shape: GPT, dtype: str) -> dict[str, Any]:
     how = {"hidden_act": "silu", "rms_norm_eps": shape.norm_eps, "rope_theta": shape.rotary_base}
     how |= {"attention_bias": shape.bias, "mlp_bias": shape.bias}
     return {"architectures": ["LlamaForCausalLM"], **same, **sizes, **how}
+
+
+def weight_files(folder: Path) -> dict[Path, set[str]]:
+    """Return a folder's files of weights, each with the tensors that an index says it has."""
+    if (folder / INDEX).exists():
+        files: dict[Path, set[str]] = {}
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ValueError(
+                f"{folder / INDEX} has weight_map={weight_map!r}, not a file for each tensor: it is damaged"
+            )
+        for name, file in weight_map.items():
+            if Path(str(file)).name != file:
+                raise ValueError(f"{folder / INDEX} names {file}: files must lie in the same folder")
+            files.setdefault(folder / file, set()).add(name)
+        return files
+    if (folder / WEIGHTS).exists():
+        return {folder / WEIGHTS: set()}
+    if pickled := sorted(path for pattern in PICKLED for path in folder.glob(pattern)):
+        fault = f"{pickled[0]} is pickled, and loading it would run whatever code it contains"
+        raise ValueError(f"{fault}: where you trust it, let transformers write it anew with save_pretrained")
+    raise ValueError(f"{folder} has no weights: it needs {WEIGHTS}, or several files and {INDEX}")
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Return what a JSON file has, which must be an object."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(
+            f"{path} cannot be read ({why}): name a folder that transformers' save_pretrained wrote"
+        ) from None

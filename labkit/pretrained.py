@@ -6,7 +6,7 @@ whole tensors is that of checkpoints, `labkit.checkpoint_tensors`.
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,27 +15,24 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import nn
 
+from labkit import hugging_face as hf
 from labkit.checkpoint import together, unwritable
 from labkit.checkpoint_tensors import is_my_turn, slices_of
 from labkit.groups import ProcessGroups, group_of_one, local_device
-from labkit.hugging_face import NOT_WEIGHTS, Rows, config_of, full_name, rows_of, shape_of
 from labkit.model import ParallelGPT
 from labkit.shape import GPT
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-COPIED = ("tokenizer*", "generation_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*")
+COPIED = ("tokenizer*", "vocab.*", "merges.txt", "*_tokens*.json", "chat_template.*", "generation_config.json")
 DTYPES = ("F64", "F32", "BF16", "F16")
 Found = dict[str, tuple[Path, str]]  # tensor -> its file, and its name there
 
 
 def read_shape(folder: str | Path, seq_length: int | None = None) -> GPT:
     """Return the shape of the model in a folder, for sequences of this length, by default the longest."""
-    path = Path(folder) / CONFIG
+    path = Path(folder) / hf.CONFIG
     try:
-        return shape_of(_read_json(path), seq_length)
+        return hf.shape_of(hf.read_json(path), seq_length)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -74,57 +71,32 @@ def check(folder: str | Path, shape: GPT) -> Found:
     if theirs != shape:
         raise ValueError(f"{folder} is of a different model: it has {theirs}, not {shape}")
     found, sizes = {}, {}
-    for path, names in _files(Path(folder)).items():
+    for path, names in hf.weight_files(Path(folder)).items():
         try:
             with safe_open(path, "pt") as file:
                 headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
         except FileNotFoundError:
-            raise ValueError(f"{Path(folder) / INDEX} names {path.name}, which is not there: download it") from None
+            raise ValueError(f"{Path(folder) / hf.INDEX} names {path.name}, which is not there: download it") from None
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} is damaged or incomplete ({error}): download it again") from None
         if missing := sorted(names - headers.keys()):
-            raise ValueError(f"{path} lacks {missing[0]}, which {INDEX} says it has: download both again")
+            raise ValueError(f"{path} lacks {missing[0]}, which {hf.INDEX} says it has: download both again")
         for there, header in headers.items():
-            name = full_name(there, shape)
+            name = hf.full_name(there, shape)
             found[name], sizes[name] = (path, there), (header.get_shape(), header.get_dtype())
     expected = _file_sizes(shape)
     if missing := sorted(expected.keys() - found.keys()):
         raise ValueError(f"{folder} has no {missing[0]} ({len(missing)} tensors are missing): it is incomplete")
-    extra = [name for name in sorted(found.keys() - expected.keys()) if not NOT_WEIGHTS.search(name)]
+    extra = [name for name in sorted(found.keys() - expected.keys()) if not hf.NOT_WEIGHTS.search(name)]
     if extra := [name for name in extra if not (shape.tied and name == "lm_head.weight")]:
         raise ValueError(f"{folder} has {extra[0]}, which such a model has no use for: its config.json is of another")
     for name, size in expected.items():
         (there, dtype), is_positions = sizes[name], name.endswith("wpe.weight")
         if there != size and not (is_positions and there[1:] == size[1:] and there[0] >= size[0]):
-            raise ValueError(f"{name} is {there} in {found[name][0]}, but by {CONFIG} it must be {size}")
+            raise ValueError(f"{name} is {there} in {found[name][0]}, but by {hf.CONFIG} it must be {size}")
         if dtype not in DTYPES:
             raise ValueError(f"{name} is {dtype} in {found[name][0]}: use weights in one of {', '.join(DTYPES)}")
     return found
-
-
-def _files(folder: Path) -> dict[Path, set[str]]:
-    """Return a folder's files of weights, each with the tensors that an index says it has."""
-    if (folder / INDEX).exists():
-        files: dict[Path, set[str]] = {}
-        for name, file in _read_json(folder / INDEX).get("weight_map", {}).items():
-            if Path(file).name != file:
-                raise ValueError(f"{folder / INDEX} names {file}: files must lie in the same folder")
-            files.setdefault(folder / file, set()).add(name)
-        return files
-    if (folder / WEIGHTS).exists():
-        return {folder / WEIGHTS: set()}
-    if pickled := sorted(path for pattern in PICKLED for path in folder.glob(pattern)):
-        fault = f"{pickled[0]} is pickled, and loading it would run whatever code it contains"
-        raise ValueError(f"{fault}: where you trust it, let transformers write it anew with save_pretrained")
-    raise ValueError(f"{folder} has no weights: it needs {WEIGHTS}, or several files and {INDEX}")
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ValueError(f"{path} cannot be read ({why}): name a folder that transformers' save_pretrained wrote") from None
 
 
 def whole_sizes(shape: GPT) -> dict[str, torch.Size]:
@@ -136,7 +108,7 @@ def _file_sizes(shape: GPT) -> dict[str, list[int]]:
     """Return the size of each tensor in the files."""
     sizes: dict[str, list[int]] = {}
     for name, (num_rows, *rest) in whole_sizes(shape).items():
-        for rows in rows_of(name, num_rows, shape):
+        for rows in hf.rows_of(name, num_rows, shape):
             last = rows.file_start + rows.length
             highest = max(last, sizes.get(rows.name, [0])[-1 if rows.is_transposed else 0])
             sizes[rows.name] = [*rest, highest] if rows.is_transposed else [highest, *rest]
@@ -145,9 +117,9 @@ def _file_sizes(shape: GPT) -> dict[str, list[int]]:
 
 def _parts(
     name: str, size: Sequence[int], shape: GPT, offsets: Sequence[int], own: torch.Tensor
-) -> Iterator[tuple[Rows, torch.Tensor, tuple[slice, ...]]]:
+) -> Iterator[tuple[hf.Rows, torch.Tensor, tuple[slice, ...]]]:
     """Yield the parts of a slice that lie in different rows of the files, as views, and where they lie there."""
-    for rows in rows_of(name, size[0], shape):
+    for rows in hf.rows_of(name, size[0], shape):
         begin, end = max(offsets[0], rows.start), min(offsets[0] + len(own), rows.start + rows.length)
         if begin < end:
             part, first = own[begin - offsets[0] : end - offsets[0]], begin - rows.start + rows.file_start
@@ -198,8 +170,8 @@ def write(
     """Write a folder as `save` does; ``whole(name, writer)`` gives that rank a parameter's values."""
     final, partial = Path(folder), Path(f"{folder}.partial")
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    config = config_of(shape, str(dtype).removeprefix("torch."))  # raises where there is no such model
-    theirs = _read_json(Path(like) / CONFIG) if like else {}
+    config = hf.config_of(shape, str(dtype).removeprefix("torch."))  # raises where there is no such model
+    theirs = hf.read_json(Path(like) / hf.CONFIG) if like else {}
     kept = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
     config |= {name: theirs[name] for name in kept if name in theirs and name in {**config, "pad_token_id": None}}
 
@@ -213,22 +185,18 @@ def write(
         partial.mkdir(parents=True)
 
     on_first(start)
-    sizes, file_sizes, plan = whole_sizes(shape), _file_sizes(shape), [[]]
-    for name, size in sizes.items():
-        if plan[-1] and sum(sizes[each].numel() for each in [*plan[-1], name]) * dtype.itemsize > max_file_bytes:
-            plan.append([])
-        plan[-1].append(name)
-    files = [f"model-{i + 1:05}-of-{len(plan):05}.safetensors" if len(plan) > 1 else WEIGHTS for i in range(len(plan))]
-    failed, places = [], {}
-    for number, (file, names) in enumerate(zip(files, plan)):
+    sizes, file_sizes, failed, places = whole_sizes(shape), _file_sizes(shape), [], {}
+    plan = _plan({name: size.numel() * dtype.itemsize for name, size in sizes.items()}, max_file_bytes)
+    for number, (file, names) in enumerate(plan.items()):
         writer, tensors = number % world_size, {}
         for name in names:
-            places |= {rows.name: file for rows in rows_of(name, sizes[name][0], shape)}
+            places |= {rows.name: file for rows in hf.rows_of(name, sizes[name][0], shape)}
             values = whole(name, writer)
-            for rows, part, index in _parts(name, sizes[name], shape, [0] * values.dim(), values) if rank == writer else ():
-                if rows.name not in tensors:
-                    tensors[rows.name] = torch.empty(file_sizes[rows.name], dtype=dtype)
-                tensors[rows.name][index] = part
+            if rank == writer:
+                for rows, part, index in _parts(name, sizes[name], shape, [0] * values.dim(), values):
+                    if rows.name not in tensors:
+                        tensors[rows.name] = torch.empty(file_sizes[rows.name], dtype=dtype)
+                    tensors[rows.name][index] = part
         try:
             if rank == writer:
                 save_file(tensors, partial / file, {"format": "pt"})
@@ -236,13 +204,13 @@ def write(
             failed.append(error)  # the others are still gathering
 
     def finish() -> None:
-        if lost := [file for file in files if not (partial / file).exists()]:
+        if lost := [file for file in plan if not (partial / file).exists()]:
             raise ValueError(f"{partial} lacks {lost[0]}: {folder} must be in a folder that all nodes share")
-        if len(files) > 1:
+        if len(plan) > 1:
             total = sum(size.numel() for size in sizes.values()) * dtype.itemsize
             index = {"metadata": {"total_size": total}, "weight_map": places}
-            (partial / INDEX).write_text(json.dumps(index, indent=2))
-        (partial / CONFIG).write_text(json.dumps(config, indent=2))
+            (partial / hf.INDEX).write_text(json.dumps(index, indent=2))
+        (partial / hf.CONFIG).write_text(json.dumps(config, indent=2))
         for path in (path for pattern in COPIED for path in Path(like).glob(pattern)) if like else ():
             shutil.copy(path, partial)
         partial.rename(final)
@@ -258,3 +226,17 @@ def write(
         if rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _plan(num_bytes: dict[str, int], most: int) -> dict[str, list[str]]:
+    """Return which parameters go into which file, none larger than ``most`` unless one parameter is."""
+    files, left = [[]], most
+    for name, size in num_bytes.items():
+        if size > left and files[-1]:
+            files.append([])
+            left = most
+        files[-1].append(name)
+        left -= size
+    number = len(files)
+    named = [hf.WEIGHTS] if number == 1 else [f"model-{i + 1:05}-of-{number:05}.safetensors" for i in range(number)]
+    return dict(zip(named, files))
