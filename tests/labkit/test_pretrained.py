@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import MethodType
@@ -29,13 +30,14 @@ from labkit.layout import ParallelLayout
 from labkit.model import ParallelGPT, normal
 from labkit.shape import GPT
 from labkit.train import TrainConfig, train
+from labkit.train.__main__ import main
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
-LLAMA = dict(hidden_size=32, intermediate_size=40, num_hidden_layers=4, num_attention_heads=8, vocab_size=29)
+LLAMA = dict(hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=8, vocab_size=29)
 LLAMA |= dict(max_position_embeddings=16, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
-GPT2 = dict(n_embd=32, n_head=8, n_layer=4, vocab_size=29, n_positions=16)
+GPT2 = dict(n_embd=32, n_head=8, n_layer=2, vocab_size=29, n_positions=16)
 CONFIGS = {
     "gpt2": GPT2Config(**GPT2),
     "gpt2, not tied": GPT2Config(
@@ -210,12 +212,12 @@ def test_three_steps_from_loaded_weights_are_those_of_transformers(theirs, four,
 def texts_on_ranks(folder, start, cases):
     """What each case writes in layouts of four ranks, the same on all."""
     texts = {}
-    for t, c, p, zero_stage in [(4, 1, 1, 0), (2, 1, 2, 0), (2, 1, 1, 3), (1, 1, 4, 0), (1, 1, 1, 0)]:
+    for t, c, p, zero_stage in [(4, 1, 1, 0), (2, 1, 2, 0), (2, 1, 1, 3), (1, 1, 1, 0)]:
         with init_groups(ParallelLayout(4, tp_size=t, cp_size=c, pp_size=p)) as groups:
             model, wrapped = stages_of(pretrained.read_shape(folder), groups, zero_stage, sequence_parallel=t > 1)
             pretrained.load(folder, model, groups)
             for number, options in enumerate(cases):
-                texts[t, p, number] = generate(wrapped, start, groups, 9, **options)
+                texts[t, p, number] = generate(wrapped, start, groups, 6, **options)
             assert wrapped.training
     return texts
 
@@ -231,7 +233,7 @@ def test_every_layout_writes_the_same_text(theirs, four):
         for (t, p, number), text in texts.items():
             assert torch.equal(text, first[1, 1, number]), (t, p, cases[number])
     greedy, free, of_three = (first[1, 1, number] for number in range(3))
-    options = dict(max_new_tokens=9, do_sample=False, eos_token_id=None, pad_token_id=0)
+    options = dict(max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert torch.equal(greedy, model.generate(start, **options))
     assert not torch.equal(free, greedy) and not torch.equal(free[0], free[1])
     with torch.no_grad():
@@ -301,7 +303,7 @@ def as_integers(tensors):
 
 
 def cut(tensors):
-    tensors["model.layers.2.self_attn.k_proj.weight"] = tensors["model.layers.2.self_attn.k_proj.weight"][1:].clone()
+    tensors["model.layers.1.self_attn.k_proj.weight"] = tensors["model.layers.1.self_attn.k_proj.weight"][1:].clone()
 
 
 NORM = "model.layers.1.input_layernorm.weight"
@@ -331,7 +333,7 @@ FAULTS = {
         "has more, which such a model has no use",
     ),
     "size": (lambda f: rewritten(f, cut), r"k_proj\.weight is \[15, 32\] in .*it must be \[16, 32\]"),
-    "layers": (lambda f: edited(f, num_hidden_layers=5), r"has no model\.layers\.4"),
+    "layers": (lambda f: edited(f, num_hidden_layers=3), r"has no model\.layers\.2"),
     "integers": (lambda f: rewritten(f, as_integers), r"norm\.weight is I8 in .*: use weights in one of F64"),
     "truncated": (halved, "is damaged or incomplete"),
     "no file": (lambda f: next(f.glob("*.safetensors")).unlink(), r"index\.json names model-0.*, which is not there"),
@@ -382,13 +384,46 @@ def test_nothing_is_half_loaded(theirs, four, tmp_path):
     assert "is of a different model: it has" in results[0][0] and results[0][1]
 
 
+def test_the_commands_of_readme(theirs, tmp_path, monkeypatch, capsys):
+    """In this process: with what it exports the next run starts; a checkpoint that is resumed has the last word."""
+    start, run = str(theirs["llama, tied"][1]), str(tmp_path / "run")
+    options = ["--seq-length", "8", "--batch-size", "4", "--precision", "float64", "--checkpoint-dir", run]
+
+    def command(*more):
+        monkeypatch.setattr(sys, "argv", ["labkit.train", *options, *more])
+        code = main()
+        return code, *capsys.readouterr()
+
+    code, out, error = command("--init-from", start, "--steps", "1")
+    assert code == 0, error
+    assert f"parameters in float64, weights from {start}; " in out
+    code, out, error = command("--init-from", start, "--steps", "2", "--resume")
+    assert code == 0 and "Resuming after step 1, from step_00000001" in out, error
+    assert export.main(run, str(tmp_path / "out")) == 0
+    assert "of step_00000002" in capsys.readouterr().out
+    options[-1] = str(tmp_path / "again")
+    code, out, error = command("--init-from", str(tmp_path / "out"), "--steps", "1")
+    assert code == 0, error
+    code, _, error = command("--init-from", start, "--steps", "1", "--num-layers", "3")
+    assert code == 2 and f"num_layers=3 contradicts init_from={start}, which has 2: leave it out" in error
+    assert export.main(run) == 2
+    assert export.main(run, str(tmp_path / "out")) == 2
+    assert f"{tmp_path}/out exists: name a new folder" in capsys.readouterr().err
+    damaged = next((tmp_path / "run" / "step_00000002").glob("*.distcp"))
+    damaged.write_bytes(b"0" + damaged.read_bytes()[1:])
+    assert export.main(run, str(tmp_path / "other")) == 2
+    assert "has changed since it was written" in capsys.readouterr().err
+    assert export.main(str(tmp_path), str(tmp_path / "other")) == 2
+    assert not (tmp_path / "other").exists()
+
+
 def test_options_that_contradict_the_folder_are_refused(theirs):
     folder = str(theirs["gpt2"][1])
-    config = TrainConfig(init_from=folder, seq_length=8, num_layers=4, tp_size=2)
+    config = TrainConfig(init_from=folder, seq_length=8, num_layers=4, tp_size=2)  # 4 is the default
     assert config.shape == replace(pretrained.read_shape(folder), seq_length=8)
     assert replace(config, steps=3).shape == config.shape
     for options, text in [
-        (dict(num_layers=2), "num_layers=2 contradicts init_from=.*, which has 4: leave it out"),
+        (dict(num_layers=3), "num_layers=3 contradicts init_from=.*, which has 2: leave it out"),
         (dict(vocab_size=30), "vocab_size=30 contradicts init_from=.*, which has 29"),
         (dict(mlp="swiglu"), "mlp='swiglu' contradicts init_from"),
         (dict(seq_length=17), "seq_length=17 is more than the 16 positions of this model"),
