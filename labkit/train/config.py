@@ -59,8 +59,8 @@ class TrainConfig:
     tied: bool = True  # The embedding's weight is the output layer's, too.
     norm_eps: float = 1e-5  # What a norm adds to the mean square before its root.
     rotary_base: float = 10_000.0  # Base of the angles of rotary positions; Llama 3 has 500000.
-    # A file to learn byte by byte, with its last tenth kept for evaluation; or "invented": words that labkit makes up,
-    # with a known best loss.
+    # A file to learn byte by byte, or by the tokenizer.json of init_from, with its last tenth kept for evaluation; or
+    # "invented": words that labkit makes up, with a known best loss.
     text: str = "invented"
     tokens: str | None = None  # A file of token numbers instead: 16- or 32-bit ones only, little-endian, or an .npy.
     vocab_size: int | None = None  # How many tokens the tokenizer of the token file knows.
@@ -144,7 +144,7 @@ class TrainConfig:
         self._check_parallelism(shape)
         if (needed := self.make_text().vocab_size) > shape.vocab_size:
             fault = f"the text has {needed} different tokens, the model in {self.init_from} {shape.vocab_size}"
-            raise ValueError(f"{fault}: give --tokens, made by that model's tokenizer")
+            raise ValueError(f"{fault}: give --tokens, made by its tokenizer, or put its tokenizer.json there")
 
     def _take_shape(self, folder: str) -> None:
         """Set the fields of the shape to those of the weights in a folder, which is whole and fits them."""
@@ -273,7 +273,11 @@ class TrainConfig:
         if self.tokens is not None and self.vocab_size is not None:
             bits = self.token_bits or (16 if self.vocab_size <= 1 << 16 else 32)
             return TokenFile(self.tokens, self.seed, bits, self.vocab_size)
-        return InventedText(seed=self.seed) if self.text == "invented" else TokenFile(self.text, self.seed)
+        if self.text == "invented":
+            return InventedText(seed=self.seed)
+        if self.init_from and (tokenizer := Path(self.init_from) / "tokenizer.json").exists():
+            return TokenFile(self.text, self.seed, vocab_size=self.shape.vocab_size, tokenizer=tokenizer)
+        return TokenFile(self.text, self.seed)
 
     @property
     def profiled_steps(self) -> range:

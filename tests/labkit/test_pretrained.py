@@ -15,6 +15,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded, whatever is asked for
+import tokenizers
 import transformers
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig
 
@@ -432,6 +433,25 @@ def test_options_that_contradict_the_folder_are_refused(theirs):
     ]:
         with pytest.raises(ValueError, match=text):
             TrainConfig(**dict(init_from=folder, seq_length=8) | options)
+
+
+def test_a_text_is_made_into_tokens_by_the_folder_s_tokenizer(theirs, tmp_path):
+    """Whose words are numbered from 0; one that it does not know is the last."""
+    shutil.copytree(theirs["gpt2"][1], tmp_path / "model")
+    words = [f"w{number}" for number in range(28)]
+    (tmp_path / "text").write_text(" ".join([*words, "not-known"] * 4))
+    config = dict(init_from=str(tmp_path / "model"), text=str(tmp_path / "text"), seq_length=8)
+    with pytest.raises(ValueError, match="the text has 256 different tokens"):
+        TrainConfig(**config)
+    vocabulary = {word: number for number, word in enumerate([*words, "?"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    sample = TrainConfig(**config).make_text().sample(0, 40)
+    assert list(sample) == [(sample[0] + i) % 29 for i in range(40)]
+    (tmp_path / "model" / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
+        TrainConfig(**config)
 
 
 def test_what_older_versions_and_plain_models_wrote_loads(theirs, tmp_path):
