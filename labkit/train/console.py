@@ -144,7 +144,8 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
         f"{counted(world_size, 'rank')} ({_sizes(layout)}, dp {layout.dp_size}{instead}){zero}",
         "NCCL on GPUs" if local_device().type == "cuda" else f"gloo on the CPU, {threads} per rank",
         *split,
-        f"{config.shape.num_parameters:,} parameters{active} in {config.precision}",
+        f"{config.shape.num_parameters:,} parameters{active} in {config.precision}"
+        + (f", weights from {config.init_from}" if config.init_from else ""),
         f"{config.batch_size * config.seq_length:,} tokens per step",
         f"the text's floor is {floor_nats:.4f}" if floor_nats else f"no floor is known for {text}",
         f"seed {config.seed}; host {socket.gethostname()}",

@@ -106,7 +106,7 @@ class Trainer:
         save: Callable[..., None] | None = None,
         early: EarlyEnd | None = None,
     ):
-        from labkit import checkpoint
+        from labkit import checkpoint, pretrained
 
         self.config, self.groups, self.save = config, groups, save or checkpoint.save
         self.early_end, self.is_ending = early or EarlyEnd(), False
@@ -119,6 +119,8 @@ class Trainer:
             for parameter in (p for model in self.models for p in model.parameters()):
                 parameter.grad_dtype = torch.float32  # the sum over many micro-batches needs more bits than bfloat16
         self.chunks = [self.wrap(model) for model in self.models]
+        if config.init_from is not None:
+            pretrained.load(config.init_from, self.models, groups)
         self.parameters = [parameter for chunk in self.chunks for parameter in chunk.parameters()]
         is_tied = config.tied and len(self.schedule.end_ranks) > 1  # to a weight on another rank
         self.tied = [model.embedding.weight for model in self.models if is_tied and model.is_first != model.is_last]
