@@ -18,7 +18,7 @@ from tqdm import tqdm
 from labkit.groups import local_device
 from labkit.launch import progress
 from labkit.layout import ParallelLayout
-from labkit.sizes import counted
+from labkit.sizes import counted, ranks_text
 from labkit.train.config import TrainConfig
 
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
@@ -130,9 +130,12 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
     layout, threads = fitted.layout(world_size), counted(torch.get_num_threads(), "thread")
     text, instead = config.tokens or config.text, "" if fitted is config else f" instead of {_sizes(config)}"
     zero = f", ZeRO stage {config.zero_stage}" if config.zero_stage else ""
+    layers = fitted.layers_per_stage
+    split = [f"stages of {ranks_text(layers)} layers"] if len(set(layers)) > 1 else []
     parts = [
         f"{counted(world_size, 'rank')} ({_sizes(layout)}, dp {layout.dp_size}{instead}){zero}",
         "NCCL on GPUs" if local_device().type == "cuda" else f"gloo on the CPU, {threads} per rank",
+        *split,
         f"{config.shape.num_parameters:,} parameters in {config.precision}"
         + (f", weights from {config.init_from}" if config.init_from else ""),
         f"{config.batch_size * config.seq_length:,} tokens per step",

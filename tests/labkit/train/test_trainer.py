@@ -238,6 +238,37 @@ def test_a_v_beside_replicas_and_tensor_ranks(on_ranks, schedule):
     compare_with_one_process(on_ranks, [*runs, (4, replace(layers, pp_size=4))])
 
 
+UNEVEN = [  # with the layers of each rank, chunk by chunk
+    (dict(pp_size=2, stage_layers=(1, 4)), [["0"], ["1234"]]),
+    (dict(pp_size=2, first_stage_layers=2, schedule="zero-bubble", zero_stage=1, **TODAY), [["01"], ["234"]]),
+    (dict(pp_size=2, stage_layers=(1, 2, 1, 1), schedule="zero-bubble-v", recompute=True), [["0", "4"], ["12", "3"]]),
+    (
+        dict(pp_size=2, first_stage_layers=2, schedule="interleaved", num_chunks=2, zero_stage=3),
+        [["01", "3"], ["2", "4"]],
+    ),
+    (
+        dict(pp_size=4, account_for_loss_in_pipeline_split=True, batch_size=8, micro_batch_size=1),
+        [["0"], ["12"], ["3"], ["4"]],
+    ),
+]
+
+
+def trained_with_its_layers(config):
+    with training(config) as trainer:
+        layers = ["".join(model.layers) for model in trainer.models]
+        return trainer.groups.coords.pp, layers, list(trainer.steps())
+
+
+@pytest.mark.parametrize(("options", "layers"), UNEVEN, ids=str)
+def test_stages_of_different_numbers_of_layers(on_ranks, options, layers):
+    config = replace(SHORT, num_layers=5, **options)
+    alone = replace(SHORT, num_layers=5, **{name: getattr(config, name) for name in TODAY})
+    expected = numbers(on_ranks(train, alone, world_size=1)[0])
+    for pp_rank, held, got in on_ranks(trained_with_its_layers, config, world_size=4):
+        assert held == layers[pp_rank]
+        assert numbers(got) == pytest.approx(expected, rel=1e-10, abs=0)
+
+
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_replicas_of_one_rank_with_the_first_stage_and_the_last(on_ranks, zero_stage):
     config = replace(SHORT, schedule="interleaved", num_chunks=2, zero_stage=zero_stage)
