@@ -26,7 +26,7 @@ from torch.distributed.checkpoint import filesystem, state_dict_loader, state_di
 from torch.distributed.checkpoint.api import CheckpointException
 
 from labkit.checkpoint_tensors import State, make_states, tensors_of
-from labkit.groups import local_device
+from labkit.groups import local_device, local_rank
 from labkit.shape import GPT
 
 DESCRIPTION, LOCK, METADATA = "labkit.json", "labkit.lock", ".metadata"  # the last is torch's
@@ -45,6 +45,8 @@ def claim(folder: str | Path, resume: bool, in_background: bool = False) -> Iter
     def take() -> None:
         if (folder / DESCRIPTION).exists():
             raise ValueError(f"checkpoint_dir={folder} is a checkpoint: name the folder that it is in, {folder.parent}")
+        if folder.is_file():
+            raise ValueError(f"checkpoint_dir={folder} is a file: name a folder")
         folder.mkdir(parents=True, exist_ok=True)
         locked = while_it_runs.enter_context(open(folder / LOCK, "w"))  # noqa: SIM115 - freed if killed, too
         try:
@@ -207,7 +209,7 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
         both = [(name, state.options[name], before[name]) for name in state.options.keys() & before if name != "resume"]
         new = ", ".join(f"{name} is {now} instead of {old}" for name, now, old in sorted(both) if now != old)
         text += f". From here on {new}" if new else ""
-    if dist.get_rank() == 0:
+    if local_rank() == 0:  # in the log of each node
         print(text, flush=True)
     return step, num_samples
 

@@ -6,11 +6,15 @@ from functools import cache
 from course.exercises.advice import explain
 from course.exercises.base import Exercise, Trial
 from course.exercises.calling import Raised, answer
-from labkit.schedules import FORWARD, Op, Schedule, v_shape
+from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, v_shape
 from labkit.schedules.greedy import KINDS, Greedy
 from labkit.sizes import counted
 
-FINE = "all ranks finish in time, and none holds too much"
+FINE, EARLY = "all ranks finish in time, and none holds too much", "ran before an op that other ranks wait for"
+W_FIRST = (
+    "W comes before a forward or a backward. Other ranks wait for those, and nobody waits for a W: it can fill a time "
+    "in which the rank has nothing else to do, or no room for it."
+)
 
 
 class Obedient(Greedy):
@@ -19,7 +23,7 @@ class Obedient(Greedy):
     def __init__(self, rule: Callable, p: int, m: int, limit: int):
         needs = cache(Schedule("so far", p, m, [()] * p, 2, KINDS, v_shape(p)).needs)
         super().__init__(p, m, limit, needs, "none", "", 0)
-        self.rule = rule
+        self.rule, self.num_early = rule, 0
         self.fault: str | Raised | None = None
 
     def can_run(self, rank: int) -> dict[str, Op]:
@@ -34,15 +38,21 @@ class Obedient(Greedy):
         if self.fault or not ops:
             return None
         chosen = answer(self.rule, (list(ops), held, self.limit))
+        op = ops.get(chosen) if isinstance(chosen, str) else None
+        if chosen is None or chosen is ...:
+            return None
         if isinstance(chosen, Raised):
             self.fault = chosen
-        elif chosen is None or chosen is ...:
-            return None
-        elif not isinstance(chosen, str) or chosen not in ops:
+        elif op is None:
             self.fault = f"rank {rank} can run {' or '.join(ops)}, and the rule says {chosen!r}"
-        elif ops[chosen].kind == FORWARD and held == self.limit:
+        elif op.kind == FORWARD and held == self.limit:
             self.fault = f"rank {rank} runs {chosen} with {counted(held, 'chunk')} held already, which is the limit"
-        return None if self.fault else ops[chosen]
+        else:
+            others = [other for other in ops.values() if other.kind != WEIGHT_GRADIENT]
+            fits = [other.kind == BACKWARD or held + (1 if other.chunk else 2) <= self.limit for other in others]
+            self.num_early += op.kind == WEIGHT_GRADIENT and any(fits)
+            return op
+        return None
 
 
 def what_happens(rule: Callable, p: int, m: int, limit: int, most_units: int) -> str | Raised | None:
@@ -55,7 +65,8 @@ def what_happens(rule: Callable, p: int, m: int, limit: int, most_units: int) ->
         could = {rank: list(ops) for rank in range(p) if (ops := pipeline.can_run(rank))}
         texts = [f"rank {rank} holds {pipeline.held[rank]} and could run {' or '.join(could[rank])}" for rank in could]
         return f"after {counted(len(pipeline.done), 'op')} no rank goes on: {'; '.join(texts)}"
-    return FINE if ran[0] <= most_units else f"all ranks finish, but after {ran[0]} time units"
+    early = f"; {counted(pipeline.num_early, 'W')} {EARLY}" if pipeline.num_early else ""
+    return FINE if ran[0] <= most_units else f"all ranks finish, but after {ran[0]} time units{early}"
 
 
 class RuleExercise(Exercise):
@@ -64,7 +75,9 @@ class RuleExercise(Exercise):
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
         """Return what becomes of the pipeline."""
         p, m, limit, most_units = case
-        given = f"{counted(p, 'rank')}, {counted(m, 'micro-batch')}; limit {counted(limit, 'chunk')}, {most_units} units"
+        given = (
+            f"{counted(p, 'rank')}, {counted(m, 'micro-batch')}; limit {counted(limit, 'chunk')}, {most_units} units"
+        )
         return [Trial(given, what_happens(function, *case), FINE)]
 
     def advice(self, function: Callable, number: int, trials: list[Trial]) -> str:
@@ -72,7 +85,9 @@ class RuleExercise(Exercise):
         del number, trials
         rules = function, self.solution_function, *(mistake.function for mistake in self.mistakes)
         got, right, *wrong = ([what_happens(rule, *case) for case in self.cases] for rule in rules)
-        return explain(got, right, list(zip([mistake.advice for mistake in self.mistakes], wrong)))
+        found = explain(got, right, list(zip([mistake.advice for mistake in self.mistakes], wrong)))
+        is_early = any(isinstance(each, str) and each.endswith(EARLY) for each in got)
+        return found or f"What this usually is: {W_FIRST}" * is_early
 
     def cases_text(self) -> str:
         return f"in {counted(len(self.cases), 'pipeline')}"
@@ -96,8 +111,8 @@ next_op = RuleExercise(
     hints=[
         "First take out what does not fit: a forward needs a free place, `limit - num_held`. Then order what is left: "
         "whom do other ranks wait for? Nobody waits for a W, so it comes last.",
-        "What if every place is taken by forwards of chunk 0? A place becomes free only after a backward, and the first "
-        "backward of a micro-batch comes after its forward through chunk 1.",
+        "What if forwards of chunk 0 have taken every place? A place becomes free only after a backward, and a "
+        "micro-batch's first backward comes after its forward through chunk 1.",
         'So a forward of chunk 0 needs two free places, one of chunk 1 (`op.endswith(".1")`) needs one.',
     ],
 )
@@ -118,20 +133,16 @@ next_op.mistakes_of(
         "The limit is kept, but a rank fills all its places with forwards of chunk 0. Then none of them can go on to "
         "chunk 1, so no backward ever comes, and no place becomes free. Leave one place for chunk 1.",
     ),
-    (dict(places=(0, 0)), "Forwards run whether there is room or not: the limit counts chunks held, this one included."),
+    (
+        dict(places=(0, 0)),
+        "Forwards run whether there is room or not: the limit counts chunks held, this one included.",
+    ),
     (
         dict(places=(2, 2)),
         "The forward of chunk 1 needs one place only: the one that the forward of chunk 0 has left for it.",
     ),
-    (
-        dict(order="BWF"),
-        "W comes before forwards. Nobody waits for a W: it can fill a time in which the rank has nothing else to do.",
-    ),
-    (
-        dict(order="WBF"),
-        "W comes first. Other ranks wait for a backward, and nobody waits for a W: it is for times in which the rank "
-        "has nothing else to do.",
-    ),
+    (dict(order="BWF"), W_FIRST),
+    (dict(order="WBF"), W_FIRST),
     (
         dict(order="FWB"),
         "Backwards come last. Other ranks wait for them, and without a backward there is no W, which frees a place.",

@@ -116,7 +116,8 @@ class Rows:
                 for span in messages:
                     look = Look(edge=MUTED, means="message under way", tags=(self._name(span, ">"),))
                     look |= Look(row=self._row(rank), name=f"{span.label} under way")
-                    yield self._box(self.messages[span], span, "#ffffff", [span.label, *ways(span.op)[1:2]] if span.op else span.label, place, **look)
+                    texts = [span.label, *ways(span.op)[1:2]] if span.op else span.label
+                    yield self._box(self.messages[span], span, "#ffffff", texts, place, **look)
 
     def _row(self, rank: int) -> str:
         return f"{self.before}rank {rank}"

@@ -1,6 +1,7 @@
 """Draw what schedules cost against each other: how long their ranks are idle, over what the fullest rank holds."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -25,15 +26,15 @@ def draw_trade(named: Mapping[str, Timeline], curve: Sequence[Timeline] = (), cu
     figure = Figure((11.0, 4.6), layout="constrained")
     ax = figure.subplots()
     if behind:
-        look = dict(color=GREY, linewidth=2.2, marker="o", markersize=5, drawstyle="steps-post")
+        look: dict[str, Any] = dict(color=GREY, linewidth=2.2, marker="o", markersize=5, drawstyle="steps-post")
         ax.plot(*zip(*behind), label=curve_name, **look)
         ax.legend(fontsize=LABEL_PT, frameon=False, loc="upper right")
     for (held, bubble), names in points.items():
         ax.plot(held, bubble, "o", color=PP, markersize=11)
         side, x = ("left", 7) if held == max(points)[0] else ("right", -5)
         end, y = ("top", -5) if (held, bubble) in behind else ("bottom", 3)  # where no line is in its way
-        look = dict(xytext=(x, y), textcoords="offset points", ha=side, va=end, size=LABEL_PT, color=INK)
-        ax.annotate(", ".join(names), (held, bubble), **look)
+        look: dict[str, Any] = dict(ha=side, va=end, size=LABEL_PT, color=INK)
+        ax.annotate(", ".join(names), (held, bubble), (x, y), textcoords="offset points", **look)
     ax.set_xlim(0, 1.15 * max(held for held, _ in (*points, *behind)))
     ax.set_ylim(0, 1.3 * max(bubble for _, bubble in points) or 1)
     label_plot(ax, "bubble against memory", "micro-batches held by the fullest rank", "idle / ideal")

@@ -7,6 +7,9 @@ Sources: arXiv 2006.16668, section 3; arXiv 2504.14960.
 
 from labkit.shape import GPT
 
+KEPT_OF_HIDDEN = {"gelu": 2, "swiglu": 4}
+"""How many numbers backward needs for each hidden unit of an MLP: GeLU's input and output; SwiGLU's four."""
+
 
 def all_to_all_bytes(model: GPT, ep_size: int, token_bytes: float) -> float:
     """Return what a rank sends over ep to bring tokens there and back: 2 T k h e (1 - 1/ep), where T h e are its own.
@@ -30,3 +33,14 @@ def mlp_halves(model: GPT, sequence_parallel: bool) -> int:
     put together by an all-reduce. With it, a rank has tokens of its own. Shared experts are an MLP.
     """
     return (0 if sequence_parallel else 1) + (1 if model.num_shared_experts else 0)
+
+
+def kept_bytes_per_token(model: GPT, expert_tp_size: int) -> int:
+    """Return the bytes that a layer keeps for backward for each token that a rank routes, if loads are even.
+
+    The router has the token in float32, its logits and its scores. Of the k choices: the row that each of the experts'
+    ranks got, with an expert's hidden units, and the output twice: as it came back, and in the place where it is
+    weighed. Not counted: probabilities, and the indices that sort rows.
+    """
+    h, k, hidden = model.hidden_size, model.top_k, KEPT_OF_HIDDEN[model.mlp] * model.expert_width
+    return 4 * h + 2 * 4 * (model.num_experts or 0) + 2 * k * (h * expert_tp_size + hidden + 2 * h)

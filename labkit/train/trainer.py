@@ -73,7 +73,8 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
     config.check_memory(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     folder = config.checkpoint_dir
     claimed = checkpoint.claim(folder, config.resume, config.async_save) if folder else nullcontext(checkpoint.save)
-    with init_groups(layout, config.shard_size) as groups, claimed as save, EarlyEnd(config.exit_duration) as early:
+    early = EarlyEnd(config.exit_duration)  # it stays until what is saved in the background is complete
+    with init_groups(layout, config.shard_size) as groups, early, claimed as save:
         yield Trainer(config, groups, save, early)
 
 
@@ -81,8 +82,9 @@ def make_models(config: TrainConfig, schedule: Schedule, groups: ProcessGroups) 
     """Return a rank's chunks of the model on the meta device: `Trainer.wrap` materializes them."""
     same = ("seed", "dropout", "recompute", "sequence_parallel", "context_parallel", "balanced", "dtype")
     options: dict[str, Any] = {name: getattr(config, name) for name in same} | {"device": "meta"}
-    options |= {"num_stages": schedule.num_stages, "defer_grad_reduce": True, "cp_group": groups.cp, "groups": groups}
-    options |= {"moe": {"capacity_factor": config.capacity_factor, "router": {"balance": config.balance}}}
+    options |= {"num_stages": schedule.num_stages, "defer_grad_reduce": True, "cp_group": groups.cp}
+    router = {"balance": config.balance}
+    options["experts"] = {"groups": groups, "capacity_factor": config.capacity_factor, "router": router}
     options |= {"num_micro_batches": schedule.num_micro_batches, "stage_layers": config.layers_per_stage}
     models: list[ParallelGPT] = []
     for stage in schedule.stages[groups.coords.pp]:
