@@ -126,7 +126,7 @@ def all_tensors(folder):
 
 def stages_of(shape, groups, zero_stage, **options):
     """This rank's stage, from weights that are drawn, and what computes with it."""
-    place = {"groups": groups, "stage": groups.coords.pp, "num_stages": groups.layout.pp_size, "cp_group": groups.cp}
+    place = {"experts": {"groups": groups}, "stage": groups.coords.pp, "num_stages": groups.layout.pp_size, "cp_group": groups.cp}
     device = "meta" if zero_stage else "cpu"
     model = ParallelGPT(shape, groups.tp, **place, dtype=torch.float64, device=device, seed=7, **options)
     return model, FullyShardedDataParallel(model, groups.shard, units=model.units) if zero_stage else model
@@ -499,7 +499,7 @@ def peak_of_load(folder):
     """On ranks: how far memory rises while the shards are filled, and their size, in bytes."""
     with init_groups(ParallelLayout(4, tp_size=4)) as groups:
         model = ParallelGPT(pretrained.read_shape(folder), groups.tp, device="meta", dtype=torch.float64)
-        pretrained.load(folder, ParallelGPT(model.shape, groups.tp, dtype=torch.float64), groups)  # imports and so on
+        pretrained.check(folder, model.shape)  # imports and so on
         for module in model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
