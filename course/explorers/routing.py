@@ -44,7 +44,7 @@ class routing_explorer(Explorer):
             has = len(logits), len(logits[0]), len(logits[0][0])
             if sizes != has:
                 what = zip(has, ("ranks", "tokens on each", "experts"))
-                raise ValueError(f"your router was for {', '.join(f'{size} {word}' for size, word in what)}")
+                raise ValueError(f"yours is for {', '.join(f'{size} {word}' for size, word in what)}")
         return route(logits, choice.top_k, choice.skew)
 
     def _parts(self) -> Parts:
@@ -62,5 +62,5 @@ class routing_explorer(Explorer):
              bytes_text(leaves[rank] * row_bytes), f"{gets[rank]:,} rows"] for rank, row in enumerate(routed.rows)
         ]  # fmt: skip
         heads = "from", *(f"to rank {rank}" for rank in ranks), "sent in all", "computes"
-        caption = f"Bytes of one all-to-all: a copy is {HIDDEN:,} numbers in bfloat16. There are two forward, and two backward."
+        caption = f"Bytes of one all-to-all: a copy is {HIDDEN:,} numbers in bfloat16. Two run forward, two backward."
         return Parts(routing_steps(routed), says, Table(heads, rows, caption))

@@ -11,7 +11,12 @@ from course.pictures.style import FRAME, FRAME_FILL, INK, MUTED
 from course.sizing.routing import Copy, Routed
 from course.table import Table
 
-LEFT, ROOM, EXPERTS, LANE = 58.0, 340.0, 420.0, 24.0  # pixels: right of names; for a rank's tokens; the name and lane of
+LEFT, ROOM, EXPERTS, LANE = (
+    58.0,
+    340.0,
+    420.0,
+    24.0,
+)  # pixels: right of names; for a rank's tokens; the name and lane of
 LANES, WIDEST, TOP, BETWEEN = 498.0, 46.0, 92.0, 10.0  # an expert; its rows begin; the widest copy; above and between
 MOST_IN_A_LINE = 16  # copies of a rank's tokens
 BARS, BETWEEN_PANELS = 200.0, 24.0  # pixels: the bar of an expert that all choose; from panel to panel
@@ -31,7 +36,9 @@ def routing_steps(routed: Routed, names: Sequence[Sequence[str]] | None = None) 
 
     ``names`` are those of the tokens, [ranks][tokens]; by default, letters with the rank's number.
     """
-    names = names or [[f"{chr(97 + token)}{rank}" for token in range(len(own))] for rank, own in enumerate(routed.experts)]
+    names = names or [
+        [f"{chr(97 + token)}{rank}" for token in range(len(own))] for rank, own in enumerate(routed.experts)
+    ]
     return [_step(_Ground(routed, names), number) for number in range(len(STEPS))]
 
 
@@ -124,7 +131,9 @@ def _grounds(ground: _Ground) -> Iterator[Mark]:
             own = dict[str, Any](tags=(f"lane{expert}",), lights=(f"e{expert}",), fact=fact)
             yield box(f"lane{expert}", *place, FRAME_FILL, **look, **own)
             text = f"expert {expert}"
-            yield label(f"name{expert}", EXPERTS, y + lane * LANE + LANE / 2 - 2, text, fact=fact, lights=(f"e{expert}",))
+            yield label(
+                f"name{expert}", EXPERTS, y + lane * LANE + LANE / 2 - 2, text, fact=fact, lights=(f"e{expert}",)
+            )
     x, bottom = LANES + routed.mean_load * ground.right, ground.top(routed.ep_size - 1) + ground.block - BETWEEN
     yield line("even", [(x, TOP - 8), (x, bottom)], INK, 1.5, dashed=True, fact=f"even: {routed.mean_load:g} for each")
     yield label("even.word", x, TOP - 18, "if even", anchor="middle", ink=MUTED, size=12)
@@ -169,7 +178,9 @@ def draw_loads(loads: Mapping[str, Sequence[float]], ep_size: int, title: str) -
             rank, high = expert * ep_size // len(own), BARS * load / highest
             fact = f"{name}: expert {expert}, on rank {rank}, {load:.2f} times the mean load"
             at, look = x + expert * pitch, dict[str, Any](edge=FRAME, radius=0, fact=fact, means=f"on rank {rank}")
-            marks.append(box(f"bar{panel}.{expert}", at + 1, TOP + BARS - high, pitch - 2, high, rank_color(rank), **look))
+            marks.append(
+                box(f"bar{panel}.{expert}", at + 1, TOP + BARS - high, pitch - 2, high, rank_color(rank), **look)
+            )
             marks.append(label(f"e{panel}.{expert}", at + pitch / 2, TOP + BARS + 12, str(expert), anchor="middle"))
         rows.append([name, *(f"{load:.2f}" for load in own)])
     heads = "", *(f"expert {expert}" for expert in range(len(rows[0]) - 1))
