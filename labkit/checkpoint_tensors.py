@@ -74,6 +74,8 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
 
     Where several ranks have the same numbers, each has its turn to yield some of them ``to_save``.
     """
+    for model in state.models:  # routers have biases that are no parameters; all ranks have the same
+        yield from ((f"model.{name}", buffer) for name, buffer in model.named_buffers())
     parameters = [pair for model in state.models for pair in model.named_parameters()]
     parameters.sort(key=lambda pair: pair[1].numel())  # those that take turns then have as much to save
     for number, (name, parameter) in enumerate(parameters):

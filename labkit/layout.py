@@ -33,9 +33,9 @@ class Coords(NamedTuple):
 class ParallelLayout:
     """``world_size`` ranks in two grids, ``dense`` (tp, cp, dp, pp) and ``expert`` (expert_tp, ep, expert_dp, pp).
 
-    ``order`` lists the dense axes fastest first, in any permutation; ``cp`` may be left out while ``cp_size`` is 1. For
-    the experts, expert_tp replaces tp, and ep followed by expert_dp replaces dp. By default the expert grid equals the
-    dense one: expert_tp is tp, and expert_dp is cp and dp together.
+    ``order`` lists the axes fastest first, in any permutation; ``cp`` may be left out while ``cp_size`` is 1. In the
+    expert grid, expert_tp replaces tp, expert_dp replaces dp, and ep stands where ``order`` has it, or else before
+    expert_dp. By default the expert grid equals the dense one: expert_tp is tp, and expert_dp is cp and dp together.
 
     Raises:
         ValueError: a size does not fit, or the pipelines of the two grids differ; the message says what would fit.
@@ -79,7 +79,7 @@ class ParallelLayout:
     @cached_property
     def axes(self) -> tuple[str, ...]:
         """The dense axes, fastest first; those that ``order`` leaves out, of size 1, come last."""
-        return tuple(dict.fromkeys([*self.order.split("-"), *AXES]))
+        return tuple(dict.fromkeys([*(axis for axis in self.order.split("-") if axis != "ep"), *AXES]))
 
     @cached_property
     def dense(self) -> Grid:
@@ -91,9 +91,10 @@ class ParallelLayout:
         """The grid of the experts, with the same ranks and pipelines; by default the dense grid itself."""
         if (self.ep_size, self.expert_tp_size) == (1, self.tp_size):
             return self.dense
-        instead_of = {"tp": ("expert_tp",), "cp": (), "dp": ("ep", "expert_dp"), "pp": ("pp",)}
-        names = [name for axis in self.axes for name in instead_of[axis]]
-        return Grid({name: getattr(self, f"{name}_size") for name in names})
+        named = self.order.split("-")
+        with_ep = named if "ep" in named else self.order.replace("dp", "ep-dp").split("-")
+        names = {"tp": "expert_tp", "ep": "ep", "dp": "expert_dp", "pp": "pp"}
+        return Grid({names[axis]: getattr(self, f"{names[axis]}_size") for axis in with_ep if axis in names})
 
     def size(self, axis: str) -> int:
         """Return the number of ranks in one group of ``axis``."""
@@ -174,6 +175,8 @@ class ParallelLayout:
                 break
             rows, shown = [f"{row} | {cell.ljust(width)}" for row, cell in zip(rows, column)], shown + 1
         factors = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+        if self.expert is not self.dense:
+            factors += " = " + " x ".join(f"{axis} {size}" for axis, size in self.expert.sizes.items())
         lines = [f"{self.world_size} ranks = {factors}, fastest axis first", *map(str.rstrip, rows)]
         if shown < (replicas := self.dp_size * self.cp_size) or stages < self.pp_size:
             lines.append(f"(only {stages} of {self.pp_size} stages, {shown} of {replicas} replicas shown)")
@@ -191,8 +194,8 @@ class ParallelLayout:
 
     def _check_order(self) -> None:
         named = self.order.split("-") if isinstance(self.order, str) else []
-        if len(set(named)) != len(named) or OPTIONAL.union(named) != set(AXES):
-            rule = "use each of tp, dp, pp (and cp) once, as in 'tp-cp-dp-pp'"
+        if len(set(named)) != len(named) or OPTIONAL.union(named) - {"ep"} != set(AXES):
+            rule = "use each of tp, dp, pp (and cp, ep) once, as in 'tp-cp-ep-dp-pp'"
             raise ValueError(f"order={self.order!r} is not an order of the axes: {rule}")
         for axis in OPTIONAL.difference(named):
             if (size := getattr(self, f"{axis}_size")) > 1:

@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from labkit.context_parallel import gathered_attention, positions, ring_attention, ulysses_attention
-from labkit.groups import group_of_one
+from labkit.expert_parallel import Load, MoELayer, attach_loss
+from labkit.groups import ProcessGroups, group_of_one, groups_of_one
 from labkit.partition import check_sequence_cut, layers_of_stage
 from labkit.placement import PlacedModule, Placement, placement_of
 from labkit.shape import GPT
@@ -54,6 +55,9 @@ class ParallelGPT(PlacedModule):
         context_parallel: how they compute attention together: "ring", "ulysses" or "gathered".
         balanced: they hold an early and a late chunk each, not consecutive tokens.
         defer_grad_reduce: leave the sums of sequence parallelism to `labkit.train.gradients.all_reduce_grads`.
+        groups: all groups of this rank, which a model with experts needs.
+        moe: options of each `MoELayer` that its shape does not say, such as ``capacity_factor``, and of its ``router``.
+        num_micro_batches: how many forwards make a step; the losses of routers are averaged over them.
         factory: dtype and device. On "meta", no number is drawn until each module's `reset_parameters`.
 
     Raises:
@@ -76,6 +80,9 @@ class ParallelGPT(PlacedModule):
         context_parallel: str = "ring",
         balanced: bool = True,
         defer_grad_reduce: bool = False,
+        groups: ProcessGroups | None = None,
+        moe: dict[str, Any] | None = None,
+        num_micro_batches: int = 1,
         **factory: Any,
     ):
         super().__init__()
@@ -87,12 +94,14 @@ class ParallelGPT(PlacedModule):
             raise ValueError(f"stage={stage} is not one of num_stages={num_stages}: use 0 to {num_stages - 1}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout} must be in [0, 1)")
+        if shape.num_experts and groups is None and group.size() > 1:
+            raise ValueError(f"num_experts={shape.num_experts} on {group.size()} tensor ranks: give groups= too")
         self.shape, self.group, self.stage, self.seed = shape, group, stage, seed
         self.head_size = shape.hidden_size // shape.num_attention_heads
         self.cp_group, self.balanced = cp_group or group_of_one(), balanced
         check_sequence_cut(shape.seq_length, self.cp_group.size(), balanced, group.size() if sequence_parallel else 1)
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
-        self.recompute, self.sequence_parallel = recompute, sequence_parallel
+        self.recompute, self.sequence_parallel, self.num_micro_batches = recompute, sequence_parallel, num_micro_batches
         options = factory | dict(sequence_parallel=sequence_parallel)
         vocab_parallel = partial(VocabParallelEmbedding, shape.vocab_size, shape.hidden_size, group, **options)
         options |= dict(defer_grad_reduce=defer_grad_reduce)
@@ -109,9 +118,12 @@ class ParallelGPT(PlacedModule):
             self.dropout = _dropout(dropout, group, sequence_parallel)
         cp_attention = partial(CONTEXT_PARALLEL[context_parallel], group=self.cp_group, balanced=balanced)
         attend = cp_attention if self.cp_group.size() > 1 else None
+        of_experts = {"groups": groups or groups_of_one(), **(moe or {})}
         self.layers = nn.ModuleDict()
         for i in layers_of_stage(shape.num_layers, stage, num_stages):
-            self.layers[str(i)] = TransformerLayer(shape, group, f"layers.{i}", seed, dropout, attend, **options)
+            experts = of_experts if shape.has_experts(i) else None
+            named = shape, group, f"layers.{i}", seed
+            self.layers[str(i)] = TransformerLayer(*named, dropout, attend, experts, **options)
         if self.is_last:
             self.norm = _norm(shape, group, options)
             if not shape.tied:
@@ -132,9 +144,12 @@ class ParallelGPT(PlacedModule):
             x = self.dropout(x)
         if self.shape.positions == "rope":
             rotary = rotation(token_positions, self.head_size, x.dtype, self.shape.rotary_base)
+        recompute = self.recompute and self.training
+        layer: Any
         for layer in self.layers.values():
-            recompute = self.recompute and self.training
-            x = checkpoint(layer, x, rotary, use_reentrant=False) if recompute else layer(x, rotary)
+            x, load = checkpoint(layer, x, rotary, use_reentrant=False) if recompute else layer(x, rotary)
+            if load is not None and self.training:  # here, lest recomputation count tokens twice
+                x = attach_loss(x, layer.mlp.router.loss(load) / self.num_micro_batches)
         return self.output_layer(self.norm(x)) if self.is_last else x
 
     @property
@@ -170,15 +185,15 @@ class ParallelGPT(PlacedModule):
 
 
 class TransformerLayer(nn.Module):
-    """x + attention(norm(x)), then the same with an MLP: two all-reduces in forward, two in backward."""
+    """x + attention(norm(x)), then the same with an MLP: two all-reduces in forward, two in backward.
 
-    def __init__(self, shape: GPT, group, name: str, seed: int, dropout: float, attend=None, **options):
+    ``experts`` are the options of a `MoELayer` in place of the MLP, whose `Load` forward returns beside the output.
+    """
+
+    def __init__(self, shape: GPT, group, name: str, seed: int, dropout: float, attend=None, experts=None, **options):
         super().__init__()
         assert shape.num_attention_heads is not None
-        h, outer_std = (
-            shape.hidden_size,
-            STD / math.sqrt(2 * shape.num_layers),
-        )  # 2 l outputs are added to x
+        h, outer_std = shape.hidden_size, STD / math.sqrt(2 * shape.num_layers)  # 2 l outputs are added to x
 
         def linear(inner: str, outer: str) -> dict:
             inner_init, outer_init = normal(f"{name}.{inner}", seed), normal(f"{name}.{outer}", seed, outer_std)
@@ -190,12 +205,32 @@ class TransformerLayer(nn.Module):
         self.attention = ParallelSelfAttention(h, shape.num_attention_heads, group, **attention)
         self.mlp_norm = _norm(shape, group, options)
         kind: dict = dict(gated=shape.mlp == "swiglu", approximate="tanh" if shape.mlp == "gelu_tanh" else "none")
-        self.mlp = ParallelMLP(h, shape.mlp_width, group, **kind, **linear("mlp.up", "mlp.down"))
+        if experts is None:
+            self.mlp = ParallelMLP(h, shape.mlp_width, group, **kind, **linear("mlp.up", "mlp.down"))
+        else:
+            self.mlp = _experts(shape, f"{name}.mlp", seed, outer_std, experts, **kind, **options)
         self.dropout = _dropout(dropout, group, options["sequence_parallel"])
 
-    def forward(self, x: torch.Tensor, rotary: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotary: torch.Tensor | None = None) -> tuple[torch.Tensor, Load | None]:
         x = x + self.dropout(self.attention(self.attention_norm(x), rotary))
-        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+        output = self.mlp(self.mlp_norm(x))
+        output, load = output if isinstance(output, tuple) else (output, None)
+        return x + self.dropout(output), load
+
+
+def _experts(shape: GPT, name: str, seed: int, outer_std: float, options: dict, **more: Any) -> MoELayer:
+    def fill(which: str, std: float) -> Callable[[torch.Tensor], object]:
+        def by_kind(weight: torch.Tensor) -> None:  # of the experts [experts, out, in], or of the shared ones
+            normal(f"{name}.{'experts' if weight.dim() == 3 else 'shared'}.{which}", seed, std)(weight)
+
+        return by_kind
+
+    router = dict(
+        score_function=shape.router_scores, normalize=shape.top_k > 1, init_method=normal(f"{name}.router", seed)
+    )
+    more |= options | {"router": router | options.get("router", {}), "num_shared_experts": shape.num_shared_experts}
+    inits: dict = dict(init_method=fill("up", STD), output_layer_init_method=fill("down", outer_std))
+    return MoELayer(shape.hidden_size, shape.expert_width, shape.num_experts or 1, shape.top_k, **inits, **more)
 
 
 def normal(name: str, seed: int, std: float = STD) -> Callable[[torch.Tensor], object]:

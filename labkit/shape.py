@@ -13,6 +13,7 @@ CHOICES = {  # what these fields of a `GPT` may be
     "positions": ("learned", "rope"),
     "bias": (True, False),
     "tied": (True, False),
+    "router_scores": ("softmax", "sigmoid"),
 }
 
 
@@ -28,6 +29,9 @@ class GPT:
     >>> llama = GPT(80, 8192, 8192, 128256, 64, num_query_groups=8, ffn_hidden_size=28672, **today)
     >>> round(llama.num_parameters / 1e9, 1)
     70.6
+    >>> mixtral = GPT(56, 6144, 65536, 32768, 48, 8, ffn_hidden_size=16384, num_experts=8, **today)
+    >>> round(mixtral.num_parameters / 1e9, 1), round(mixtral.num_active_parameters / 1e9, 1)
+    (140.6, 39.2)
     """
 
     num_layers: int
@@ -44,10 +48,17 @@ class GPT:
     tied: bool = True  # the output layer's weight is the embedding's
     norm_eps: float = 1e-5  # added to the mean square before its root
     rotary_base: float = 10_000.0  # of the angles of rotary positions; 500,000 in Llama 3
+    num_experts: int | None = None  # per layer with experts, which has them in place of an MLP; none if None
+    top_k: int = 2  # how many experts compute a token; if more than one, their probabilities are made to add up to 1
+    moe_layer_freq: int = 1  # layers 0, n, 2n, ... have experts
+    num_shared_experts: int = 0  # which compute all tokens
+    moe_ffn_hidden_size: int | None = None  # width of an expert; that of the MLPs if None
+    router_scores: str = "softmax"
 
     def __post_init__(self):
-        may_be_none = ("num_attention_heads", "num_query_groups", "ffn_hidden_size")
-        for name in ("num_layers", "hidden_size", "seq_length", "vocab_size", *may_be_none):
+        may_be_none = "num_attention_heads", "num_query_groups", "ffn_hidden_size", "num_experts", "moe_ffn_hidden_size"
+        sizes = "num_layers", "hidden_size", "seq_length", "vocab_size", "top_k", "moe_layer_freq"
+        for name in (*sizes, *may_be_none):
             if name not in may_be_none or getattr(self, name) is not None:
                 object.__setattr__(self, name, check_size(name, getattr(self, name)))
         heads, groups = self.num_attention_heads, self.num_query_groups
@@ -60,6 +71,11 @@ class GPT:
                 check_divides(groups, "num_attention_heads", heads, parts_name="num_query_groups")
         elif groups is not None:
             raise ValueError(f"num_query_groups={groups} divides attention heads: give num_attention_heads too")
+        check_size("num_shared_experts", self.num_shared_experts, least=0)
+        if self.num_experts is None and (self.num_shared_experts or self.moe_ffn_hidden_size):
+            raise ValueError("num_shared_experts and moe_ffn_hidden_size are for experts: give num_experts too")
+        if self.num_experts is not None and self.top_k > self.num_experts:
+            raise ValueError(f"top_k={self.top_k} must be at most num_experts={self.num_experts}")
         for name in ("norm_eps", "rotary_base"):
             if not (isinstance(value := getattr(self, name), Real) and 0 < float(value) < math.inf):
                 raise ValueError(f"{name}={value!r} must be a number above 0")
@@ -79,15 +95,38 @@ class GPT:
         return self.hidden_size if heads is None or groups is None else self.hidden_size // heads * groups
 
     @property
+    def expert_width(self) -> int:
+        """The width of an expert."""
+        return self.moe_ffn_hidden_size or self.mlp_width
+
+    @property
+    def num_moe_layers(self) -> int:
+        """How many layers have experts."""
+        return sum(map(self.has_experts, range(self.num_layers)))
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has experts in place of an MLP."""
+        return self.num_experts is not None and layer % self.moe_layer_freq == 0
+
+    @property
     def num_matrix_parameters(self) -> int:
-        """The number of weights in a layer's matrices, all of which multiply each token: 12 h^2 in GPT-2's form."""
+        """The number of weights in the matrices of a layer without experts, all of which multiply each token.
+
+        In GPT-2's form it is 12 h^2.
+        """
         h, up = self.hidden_size, 2 if self.mlp == "swiglu" else 1
         return 2 * h * (h + self.kv_size) + (up + 1) * h * self.mlp_width
+
+    @property
+    def num_expert_parameters(self) -> int:
+        """The number of weights of one expert."""
+        return (3 if self.mlp == "swiglu" else 2) * self.hidden_size * self.expert_width
 
     @property
     def flops_per_token(self) -> int:
         """The FLOPs of a training step per token: forward, and twice that for backward. Source: equation 3 there."""
         weights = self.num_layers * self.num_matrix_parameters + self.vocab_size * self.hidden_size
+        weights += self._instead_of_mlps(self.top_k)
         return 3 * (2 * weights + 4 * self.num_layers * self.seq_length * self.hidden_size)
 
     @property
@@ -98,7 +137,22 @@ class GPT:
         """
         h, up = self.hidden_size, 2 if self.mlp == "swiglu" else 1
         norms = 2 * (2 * h if self.norm == "layernorm" else h)
-        biases = 2 * (h + self.kv_size) + up * self.mlp_width + h if self.bias else 0
+        biases = 2 * (h + self.kv_size) if self.bias else 0
+        mlp_biases = up * self.mlp_width + h if self.bias else 0  # experts have none
         words = self.vocab_size * (1 if self.tied else 2)
         positions = self.seq_length if self.positions == "learned" else 0
-        return self.num_layers * (self.num_matrix_parameters + biases + norms) + (words + positions) * h
+        layers = self.num_layers * (self.num_matrix_parameters + biases + norms + mlp_biases)
+        layers += self._instead_of_mlps(self.num_experts or 0) - self.num_moe_layers * mlp_biases
+        return layers + (words + positions) * h
+
+    @property
+    def num_active_parameters(self) -> int:
+        """How many parameters compute a token: all but those of the experts that it did not choose."""
+        not_chosen = (self.num_experts or self.top_k) - self.top_k
+        return self.num_parameters - self.num_moe_layers * not_chosen * self.num_expert_parameters
+
+    def _instead_of_mlps(self, num_experts: int) -> int:
+        """Return how many more weights the routers and this many experts per layer have than the MLPs they replace."""
+        h, up = self.hidden_size, 2 if self.mlp == "swiglu" else 1
+        experts = (num_experts + self.num_shared_experts) * self.num_expert_parameters
+        return self.num_moe_layers * (h * (self.num_experts or 0) + experts - (up + 1) * h * self.mlp_width)

@@ -98,8 +98,9 @@ class Router(PlacedModule):
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, **factory))
         self.place(weight=Placement(copy_groups=(groups.tp,), defer_grad_reduce=defer_grad_reduce))
         self.num_chosen: torch.Tensor | None = None  # no buffer: it differs from rank to rank
-        bias = torch.zeros(num_experts, device=factory.get("device"), dtype=torch.float32)
-        self.register_buffer("expert_bias", bias if self.balance.bias_update_rate else None)
+        self.last_load: torch.Tensor | None = None
+        # Always there: a rate that goes down to 0 late in training must not forget the biases.
+        self.register_buffer("expert_bias", torch.zeros(num_experts, device=factory.get("device"), dtype=torch.float32))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -109,8 +110,7 @@ class Router(PlacedModule):
             whole = torch.empty(self.weight.shape, dtype=self.weight.dtype, device="cpu")
             self.init_method(whole)
             self.weight.copy_(whole)
-        if self.expert_bias is not None:
-            self.expert_bias.zero_()
+        self.expert_bias.zero_()
 
     def forward(self, x: torch.Tensor, seq_length: int) -> tuple[Routing, Load]:
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -118,8 +118,7 @@ class Router(PlacedModule):
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.to(dtype), weight.to(dtype))  # [sequences, tokens, experts]
         scores = logits.softmax(-1) if self.score_function == "softmax" else logits.sigmoid()
-        biased = scores if self.expert_bias is None else scores + self.expert_bias
-        experts = biased.topk(self.top_k, -1).indices
+        experts = (scores + self.expert_bias).topk(self.top_k, -1).indices
         probs = scores.gather(-1, experts)
         if self.normalize:
             probs = probs / (probs.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be zero
@@ -139,7 +138,7 @@ class Router(PlacedModule):
         num_chosen, groups, how = load.num_chosen.sum(0), self.groups, self.balance
         self.num_chosen = num_chosen if self.num_chosen is None else self.num_chosen + num_chosen
         num_tokens = len(load.num_chosen) * load.seq_length
-        loss = how.z_loss_coefficient * load.z_sum / num_tokens
+        loss = how.z_loss_coefficient / num_tokens * load.z_sum
         if how.aux_loss_coefficient == 0:
             return loss
         over = groups.tp, groups.dp_cp if how.aux_loss == "global" else groups.cp
@@ -151,29 +150,25 @@ class Router(PlacedModule):
     def _apply(self, fn, recurse=True):
         bias = self.expert_bias
         super()._apply(fn, recurse)
-        if bias is not None and not bias.is_meta:  # in bfloat16 it would no longer change by small steps
+        if not bias.is_meta:  # in bfloat16 it would no longer change by small steps
             self.expert_bias = bias.to(self.expert_bias.device)
         return self
 
 
 @torch.no_grad()
 def end_step(model: nn.Module, groups: ProcessGroups) -> None:
-    """Update the biases of a model's routers by the step's choices, and forget these. Every rank calls it once a step.
+    """Update the biases of a model's routers by the step's choices. Every rank calls it once a step.
 
     The bias of an expert goes down by ``bias_update_rate`` if it was chosen more often than the mean, and up if less.
+    ``last_load`` [experts] of each router are then the step's choices of all ranks, and its ``num_chosen`` is None.
     """
     routers = [module for module in model.modules() if isinstance(module, Router) and module.num_chosen is not None]
-    biased = [router for router in routers if router.expert_bias is not None]
-    if biased:
-        chosen = _sum_over(
-            torch.stack([router.num_chosen for router in biased if router.num_chosen is not None]),
-            groups.tp,
-            groups.dp_cp,
-        )
-        for router, each in zip(biased, chosen.double()):
-            router.expert_bias += router.balance.bias_update_rate * (each.mean() - each).sign()
-    for router in routers:
-        router.num_chosen = None
+    if not routers:
+        return
+    own = torch.stack([router.num_chosen for router in routers if router.num_chosen is not None])
+    for router, chosen in zip(routers, _sum_over(own, groups.tp, groups.dp_cp)):
+        router.num_chosen, router.last_load, mean = None, chosen, chosen.double().mean()
+        router.expert_bias += router.balance.bias_update_rate * (mean - chosen).sign()
 
 
 def drop_tokens(routing: Routing, num_experts: int, capacity: int, policy: str) -> Routing:

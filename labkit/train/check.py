@@ -1,7 +1,8 @@
 """Builds each kind of rank on fake tensors, which take no memory, and says what it would hold."""
 
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, fields
 
 import torch
@@ -10,7 +11,11 @@ from torch import nn
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from labkit.expert_parallel import layer
+from labkit.groups import AXES_OF_GROUP, ProcessGroups
+from labkit.layout import ParallelLayout
 from labkit.model import ParallelGPT
+from labkit.placement import placement_of
 from labkit.sizes import counted, ranks_text
 from labkit.train.config import TrainConfig, node_memory_bytes
 from labkit.train.trainer import make_models
@@ -60,16 +65,19 @@ def _gib(num_bytes: float) -> str:
 def what_a_rank_holds(config: TrainConfig, world_size: int, pp_rank: int) -> tuple[int, Held]:
     """Return how many parameters a rank of a pipeline has before replicas divide them, and the bytes that it holds."""
     layout, schedule = config.layout(world_size), config.make_schedule(world_size)
-    with FakeTensorMode(), _fake_group(layout.tp_size) as tp, _fake_group(layout.cp_size) as cp:
-        models = make_models(config, schedule, pp_rank, tp, cp)
+    with FakeTensorMode(), _even_loads(), _fake_groups(layout, pp_rank, config.shard_size) as groups:
+        models = make_models(config, schedule, groups)
         for module in (module for model in models for module in model.modules()):
             for name, p in module.named_parameters(recurse=False):
                 module._parameters[name] = nn.Parameter(torch.empty_like(p, device="cpu"))
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = torch.empty_like(buffer, device="cpu")
         own = {p.untyped_storage()._cdata for model in models for p in model.parameters()}
         activations = [_activation_bytes(model, own, config) for model in models]
-    whole = sum(p.numel() for model in models for p in model.parameters())
+        parameters = [(p.numel(), placement_of(p).replica_group) for model in models for p in model.parameters()]
+        shard = sum(size / (replicas or groups.shard).size() for size, replicas in parameters)  # experts have their own
+    whole = sum(size for size, _ in parameters)
     unit = max(sum(p.numel() for p in each.parameters()) for model in models for each in [*model.units, nn.Module()])
-    shard = whole / (config.shard_size or layout.dp_size * layout.cp_size)
     weight, stage = config.dtype.itemsize, config.zero_stage
     gradient, moments = max(weight, 4), 12 if config.precision == "bfloat16" else 2 * weight
     held = Held(
@@ -98,6 +106,38 @@ def _activation_bytes(model: ParallelGPT, own: set[int], config: TrainConfig) ->
         if model.is_last:
             model.loss(y, tokens)
     return sum(tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in own)
+
+
+@contextmanager
+def _even_loads() -> Iterator[None]:
+    """Let experts compute fake tensors, whose choices nobody knows: each rank gets as many rows as it sends."""
+
+    def dispatch(x, experts, num_experts, groups):
+        num_rows, size = experts.numel() * groups.expert_tp.size(), groups.tp_ep.size()
+        splits = [num_rows * (rank + 1) // size - num_rows * rank // size for rank in range(size)]
+        slots, ends = torch.arange(num_rows) // groups.expert_tp.size(), torch.zeros(num_experts)
+        rows = layer._all_to_all(x[slots // experts.size(-1)], splits, splits, groups.tp_ep)
+        return rows, layer.Exchange(slots, splits, splits, torch.arange(num_rows), ends)
+
+    def product(a, b, ends):
+        return a.new_empty(len(a), b.size(-1))
+
+    real = layer.dispatch, layer._grouped_product
+    layer.dispatch, layer._grouped_product = dispatch, product
+    try:
+        yield
+    finally:
+        layer.dispatch, layer._grouped_product = real
+
+
+@contextmanager
+def _fake_groups(layout: ParallelLayout, pp_rank: int, shard_size: int | None) -> Iterator[ProcessGroups]:
+    """Yield the groups of the first rank of a stage, whose collectives do nothing."""
+    sizes = {name: math.prod(map(layout.size, axes)) for name, axes in AXES_OF_GROUP.items()}
+    sizes |= {"embedding": 1, "shard": shard_size or sizes["dp_cp"]}
+    with ExitStack() as stack:
+        groups: dict = {name: stack.enter_context(_fake_group(size)) for name, size in sizes.items()}
+        yield ProcessGroups(layout, layout.rank_at(pp=pp_rank), **groups)
 
 
 @contextmanager

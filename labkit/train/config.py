@@ -6,7 +6,7 @@ A field's comment, beside or above it, is what ``--help`` says of the option.
 import math
 import os
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from numbers import Real
 from pathlib import Path
@@ -17,6 +17,7 @@ from tyro.conf import arg
 
 from labkit import schedules
 from labkit.data import InventedText, TokenFile
+from labkit.expert_parallel import Balance
 from labkit.layout import ParallelLayout
 from labkit.partition import check_divides, check_sequence_cut, multiples_near
 from labkit.schedules import Schedule
@@ -38,7 +39,7 @@ V_SHAPED = ("zero-bubble-v", "v-half", "v-min", "dualpipe-v")  # with two chunks
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Train a GPT with data, tensor, context and pipeline parallelism.
+    """Train a GPT with data, tensor, context, pipeline and expert parallelism.
 
     The data-parallel size follows from the number of ranks: world size / (tp * cp * pp).
     """
@@ -59,6 +60,21 @@ class TrainConfig:
     tied: bool = True  # The embedding's weight is the output layer's, too.
     norm_eps: float = 1e-5  # What a norm adds to the mean square before its root.
     rotary_base: float = 10_000.0  # Base of the angles of rotary positions; Llama 3 has 500000.
+    num_experts: int | None = None  # Experts of a layer, in place of its MLP; by default none.
+    top_k: int = 2  # Experts that compute a token.
+    moe_layer_freq: int = 1  # Every n-th layer has experts, from the first one on.
+    num_shared_experts: int = 0  # Experts beside them that compute all tokens.
+    moe_ffn_hidden_size: int | None = None  # Width of an expert; by default that of the MLPs.
+    router_scores: Literal["softmax", "sigmoid"] = "softmax"  # A token's probabilities of experts, from the logits.
+    # Where the auxiliary loss counts choices. With "sequence" the loss depends on no layout; with "micro_batch" it
+    # depends on the tokens of a micro-batch, and with "global" on the order of micro-batches, so both depend on dp.
+    aux_loss: Literal["micro_batch", "sequence", "global"] = "micro_batch"
+    aux_loss_coefficient: float = 0.0  # Weight of the auxiliary loss, which evens out the loads of experts; often 0.01.
+    z_loss_coefficient: float = 0.0  # Weight of the routers' z-loss, which keeps logits small; often 0.001.
+    bias_update_rate: float = 0.0  # By which a step moves each expert's bias towards an even load; often 0.001.
+    # An expert drops what is above this multiple of an even load of a rank's tokens, so the loss depends on the layout;
+    # by default nothing is dropped.
+    capacity_factor: float | None = None
     # A file to learn byte by byte, with its last tenth kept for evaluation; or "invented": words that labkit makes up,
     # with a known best loss.
     text: str = "invented"
@@ -72,10 +88,14 @@ class TrainConfig:
     context_parallel: Literal["ring", "ulysses", "gathered"] = "ring"  # How context-parallel ranks compute attention.
     balanced: bool = True  # Each context-parallel rank has an early and a late chunk, not consecutive tokens.
     pp_size: Annotated[int, arg(aliases=["--pp"])] = 1  # Pipeline parallelism: ranks that the layers are divided among.
-    # Where these sizes do not fit the ranks that are there, as after a node has died, use the nearest that do: tp, and
-    # then cp, keeps its largest divisor that fits; pp becomes the next larger size that fits, or the next smaller.
+    ep_size: Annotated[int, arg(aliases=["--ep"])] = 1  # Expert parallelism: ranks that share a layer's experts.
+    expert_tp_size: Annotated[int | None, arg(aliases=["--expert-tp"])] = (
+        None  # Ranks that share an expert; or tp_size.
+    )
+    # Where these sizes do not fit the ranks that are there, as after a node has died, use the nearest that do: tp, then
+    # cp, ep and expert_tp keep their largest divisors that fit; pp becomes the next larger size that fits, or smaller.
     fit_ranks: bool = False
-    order: str = "tp-cp-dp-pp"  # Axes of the layout, fastest first.
+    order: str = "tp-cp-dp-pp"  # Axes of the layout, fastest first; ep may be among them, and is before dp if not.
     # The order of work in the pipeline. From zero-bubble-v on, rank 0 has the first layers and the last, and so on.
     schedule: Literal[
         "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "v-half", "v-min", "dualpipe-v"
@@ -122,7 +142,7 @@ class TrainConfig:
             if value is None and type(None) in kinds:
                 continue
             if int in kinds and name != "seed":
-                may_be_0 = name in ("warmup_steps", "eval_interval", "save_interval", "keep")
+                may_be_0 = name in ("warmup_steps", "eval_interval", "save_interval", "keep", "num_shared_experts")
                 object.__setattr__(self, name, check_size(name, value, least=0 if may_be_0 else 1))
             if name in ("learning_rate", "min_learning_rate", "weight_decay", "clip_norm", "exit_duration"):
                 most = 1_000_000 if name == "exit_duration" else 1000
@@ -137,6 +157,7 @@ class TrainConfig:
         object.__setattr__(self, "seed", seed)
         self._check_training()
         self._check_parallelism(shape)
+        self._check_experts(shape)
         self.make_text()
 
     def _check_training(self) -> None:
@@ -188,13 +209,32 @@ class TrainConfig:
         if self.cp_size > 1 and self.dropout:
             raise ValueError(f"dropout={self.dropout} does not work with cp_size={self.cp_size}: use dropout=0")
 
+    def _check_experts(self, shape: GPT) -> None:
+        """Check what the layers with experts would, before any rank starts."""
+        balance, factor = self.balance, self.capacity_factor
+        if factor is not None and not (isinstance(factor, Real) and 0 < float(factor) < math.inf):
+            raise ValueError(f"capacity_factor={factor!r} must be a number above 0, or None to drop no token")
+        if shape.num_experts is None:
+            for name in (*asdict(balance), "top_k", "capacity_factor", "ep_size", "expert_tp_size", "moe_layer_freq"):
+                if getattr(self, name) != (default := getattr(TrainConfig, name)):
+                    fault = f"{name}={getattr(self, name)!r} is for experts"
+                    raise ValueError(f"{fault}: give num_experts too, or leave it at {default!r}")
+            return
+        check_divides(self.ep_size, "num_experts", shape.num_experts, parts_name="ep_size")
+        name = "expert_tp_size" if self.expert_tp_size else "tp_size"
+        check_divides(self.expert_tp_size or self.tp_size, "width of an expert", shape.expert_width, parts_name=name)
+        if self.shard_size is not None:
+            fault = f"shard_size={self.shard_size} with num_experts={shape.num_experts}"
+            raise ValueError(f"{fault}: experts are divided among the ranks that have the same ones: leave it out")
+
     def layout(self, world_size: int) -> ParallelLayout:
-        """Return the ranks on their grid.
+        """Return the ranks on their two grids.
 
         Raises:
             ValueError: the sizes do not divide the world, or replicas cannot share the batch, or shard_size them.
         """
-        layout = ParallelLayout(world_size, self.tp_size, self.pp_size, self.cp_size, order=self.order)
+        experts: dict = dict(ep_size=self.ep_size, expert_tp_size=self.expert_tp_size)
+        layout = ParallelLayout(world_size, self.tp_size, self.pp_size, self.cp_size, self.order, **experts)
         rows_at_once = layout.dp_size * self.micro_batch_size
         if self.batch_size % rows_at_once:
             way_out = f"use batch_size {either(multiples_near(self.batch_size, rows_at_once))}"
@@ -220,12 +260,14 @@ class TrainConfig:
 
     def _nearest(self, world_size: int) -> "TrainConfig | None":
         """Return the config with the nearest sizes that fit, or None."""
-        tp_sizes, cp_sizes = divisors(self.tp_size)[::-1], divisors(self.cp_size)[::-1]
+        tp_sizes, cp_sizes, ep_sizes = (divisors(n)[::-1] for n in (self.tp_size, self.cp_size, self.ep_size))
+        expert_tp_sizes = divisors(self.expert_tp_size)[::-1] if self.expert_tp_size else [None]
         pp_sizes = sorted(divisors(world_size), key=lambda size: (size < self.pp_size, abs(size - self.pp_size)))
         shard_sizes = dict.fromkeys([self.shard_size, None])  # not smaller: each rank would hold more
-        for tp_size, cp_size, pp_size, shard_size in product(tp_sizes, cp_sizes, pp_sizes, shard_sizes):
+        names = "tp_size", "cp_size", "ep_size", "expert_tp_size", "pp_size", "shard_size"
+        for sizes in product(tp_sizes, cp_sizes, ep_sizes, expert_tp_sizes, pp_sizes, shard_sizes):
             with suppress(ValueError):
-                fitted = replace(self, tp_size=tp_size, cp_size=cp_size, pp_size=pp_size, shard_size=shard_size)
+                fitted = replace(self, **dict(zip(names, sizes)))
                 fitted.make_schedule(world_size)
                 return fitted
         return None
@@ -233,10 +275,13 @@ class TrainConfig:
     def check_memory(self, ranks_here: int) -> None:
         """Raise a ValueError if the weights alone are more than this node's memory: to make them would take hours."""
         memory = node_memory_bytes()
-        weights = self.shape.num_parameters * self.dtype.itemsize / (self.tp_size * self.pp_size) * ranks_here
+        shape, expert_ranks = self.shape, self.ep_size * (self.expert_tp_size or self.tp_size)
+        experts = shape.num_moe_layers * (shape.num_experts or 0) * shape.num_expert_parameters
+        parameters = (shape.num_parameters - experts) / self.tp_size + experts / expert_ranks
+        weights = parameters * self.dtype.itemsize / self.pp_size * ranks_here
         if weights > memory:
             fault = f"the weights of {counted(ranks_here, 'rank')}, {weights / 1e9:,.0f} GB, are more than this node's"
-            way_out = "use a smaller model, or more --tp or --pp over more nodes"
+            way_out = "use a smaller model, or more --tp, --pp or --ep over more nodes"
             raise ValueError(f"{fault} {memory / 1e9:,.0f} GB of memory: {way_out}")
 
     def num_micro_batches(self, world_size: int) -> int:
@@ -265,6 +310,11 @@ class TrainConfig:
         vocab_size = self.vocab_size or (InventedText if self.text == "invented" else TokenFile).vocab_size
         given = {field.name: getattr(self, field.name) for field in fields(GPT) if field.name != "vocab_size"}
         return GPT(vocab_size=vocab_size, **given)
+
+    @property
+    def balance(self) -> Balance:
+        """How the loads of experts are kept even."""
+        return Balance(**{field.name: getattr(self, field.name) for field in fields(Balance)})
 
     @property
     def dtype(self) -> torch.dtype:

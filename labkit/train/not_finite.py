@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from labkit.data_parallel.replicas import Replica
 from labkit.groups import ProcessGroups
@@ -36,8 +37,9 @@ def first_not_finite(chunks: Sequence[Replica], groups: ProcessGroups, run_again
             found.append(Place(phase, stage, position, groups.rank, what))
 
     def look_at_output(stage: int, num_outputs: Iterator[int], name: str, module, inputs, output: Any) -> None:
-        tensor = output[0] if isinstance(output, tuple) else output
-        look(tensor, 1, stage, next(num_outputs), f"the output of {name}")
+        tensors = [x for x in tree_leaves(output) if isinstance(x, torch.Tensor)]
+        bad = next((x for x in tensors if not x.isfinite().all()), tensors[0])
+        look(bad, 1, stage, next(num_outputs), f"the output of {name}")
 
     with ExitStack() as hooks:
         for chunk in chunks:

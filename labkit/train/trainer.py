@@ -23,6 +23,7 @@ from labkit.context_parallel import positions
 from labkit.data import EVALUATION_SAMPLES
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.data_parallel.replicas import Replica
+from labkit.expert_parallel import end_step
 from labkit.groups import ProcessGroups, init_groups, local_device
 from labkit.model import ParallelGPT
 from labkit.partition import rows_of_replica
@@ -76,17 +77,17 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
         yield Trainer(config, groups, save, early)
 
 
-def make_models(
-    config: TrainConfig, schedule: Schedule, pp_rank: int, tp: dist.ProcessGroup, cp: dist.ProcessGroup
-) -> list[ParallelGPT]:
+def make_models(config: TrainConfig, schedule: Schedule, groups: ProcessGroups) -> list[ParallelGPT]:
     """Return a rank's chunks of the model on the meta device: `Trainer.wrap` materializes them."""
     same = ("seed", "dropout", "recompute", "sequence_parallel", "context_parallel", "balanced", "dtype")
-    options: dict[str, Any] = {name: getattr(config, name) for name in same} | {"device": "meta", "cp_group": cp}
-    options |= {"num_stages": schedule.num_stages, "defer_grad_reduce": True}
+    options: dict[str, Any] = {name: getattr(config, name) for name in same} | {"device": "meta"}
+    options |= {"num_stages": schedule.num_stages, "defer_grad_reduce": True, "cp_group": groups.cp, "groups": groups}
+    options |= {"moe": {"capacity_factor": config.capacity_factor, "router": {"balance": config.balance}}}
+    options |= {"num_micro_batches": schedule.num_micro_batches}
     models: list[ParallelGPT] = []
-    for stage in schedule.stages[pp_rank]:
+    for stage in schedule.stages[groups.coords.pp]:
         first = next((model for model in models if model.is_first), None)
-        models.append(ParallelGPT(config.shape, tp, stage=stage, first=first, **options))
+        models.append(ParallelGPT(config.shape, groups.tp, stage=stage, first=first, **options))
     return models
 
 
@@ -111,7 +112,7 @@ class Trainer:
         self.trace: NamedTrace | None = None  # while steps are profiled
         self.shapes: dict = {}  # of activations, which ranks exchange once
         self.schedule, self.text = config.make_schedule(groups.layout.world_size), config.make_text()
-        self.models = make_models(config, self.schedule, groups.coords.pp, groups.tp, groups.cp)
+        self.models = make_models(config, self.schedule, groups)
         if config.precision == "bfloat16" and hasattr(torch.Tensor, "grad_dtype"):  # from torch 2.10 on
             for parameter in (p for model in self.models for p in model.parameters()):
                 parameter.grad_dtype = torch.float32  # the sum over many micro-batches needs more bits than bfloat16
@@ -150,6 +151,8 @@ class Trainer:
         for param_group in self.optimizer.param_groups:
             param_group["lr"] = learning_rate
         self.optimizer.step()
+        for model in self.models:
+            end_step(model, self.groups)  # the biases of routers
         self.steps_done += 1
         self.samples_done += config.batch_size
         seconds = time.perf_counter() - start
