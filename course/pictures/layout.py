@@ -1,8 +1,9 @@
 """Draw a layout: every GPU is a box, every node a frame, every group a tint and a letter."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
+from math import inf
 
 from course.pictures.floor_plan import FloorPlan, Point, floor_plan
 from course.pictures.parts import heading
@@ -10,7 +11,7 @@ from course.pictures.scene import SMALLEST, WIDTH, Look, Mark, Scene, box, fitti
 from course.pictures.style import AXIS_COLOR, AXIS_NAME, FRAME, FRAME_FILL, MUTED, TINTS, bytes_text, group_letter, tint
 from course.sizing import Traffic
 from course.table import Table
-from labkit.layout import ParallelLayout
+from labkit.layout import EXPERT_AXES, ParallelLayout
 from labkit.sizes import counted, ranks_text
 
 HEAD = 48.0  # pixels above a grid, for its heading
@@ -19,6 +20,7 @@ BOX = 0.8  # the side of a box; the rest is the gap to its neighbour, in which l
 LARGEST_BOX, WIDEST_LINE = 37.0, 7.0  # pixels
 MOST_LINES, MOST_SEEN = 64, 32  # GPUs: with more, no lines; with more, only those of the GPU that is pointed at
 MOST_GROUPS = 16  # in a cell of the table
+HEIGHTS = ((16, 140.0), (64, 215.0), (inf, 245.0))  # pixels of a grid beside another, by the most GPUs it has room for
 Sent = Mapping[str, Traffic]  # by axis
 
 
@@ -29,19 +31,31 @@ def draw_layout(
     node: int | None = None,
     traffic: Sent | None = None,
     traffic_of: str = "",
+    num_experts: int | None = None,
 ) -> Scene:
-    """Draw the groups of every axis of a layout, a grid for each.
+    """Draw the groups of every axis of a layout; where experts have a grid of their own, the two stand side by side.
 
     ``node`` shows the GPUs of this node alone. ``traffic`` is what each axis sends in a step of ``traffic_of``: lines
-    between peers are as wide as their share of it.
+    between peers are as wide as their share of it. With ``num_experts`` in a layer, a GPU says which of them it has.
     """
-    axes, marks, rows = axes_in_use(layout), [], []
-    columns, height = (2, 260.0) if len(axes) == 4 else (3, 460.0 if layout.world_size > 512 else 350.0)
-    width = WIDTH / columns - 16
-    for number, axis in enumerate(axes):
-        x, y = number % columns * WIDTH / columns, number // columns * (HEAD + height + 16)
-        marks += _grid(layout, axis, gpus_per_node, x, y, width, height, node, traffic)
-        groups, crossing = layout.groups(axis), len(layout.crossings(axis, gpus_per_node))
+    axes, marks, rows, panels = axes_in_use(layout), [], [], []
+    grid = partial(_grid, layout, node_size=gpus_per_node, node=node, traffic=traffic, num_experts=num_experts)
+    if "ep" in axes:
+        for number, (head, names) in enumerate((("Dense layers", axes[:-3]), ("Experts", axes[-3:]))):
+            left, top = number * WIDTH / 2, 34.0
+            marks.append(label(f"grid{number}", left, 12, head, size=19, bold=True))
+            for axis in names:
+                height = next(pixels for most, pixels in HEIGHTS if layout.world_size <= most)
+                marks += (own := [*grid(axis, x=left, y=top, width=WIDTH / 2 - 16, height=height)])
+                top = max(mark.bottom for mark in own) + 16
+            panels.append((left, 0.0, WIDTH / 2, top))
+    else:
+        columns, height = (2, 260.0) if len(axes) == 4 else (3, 460.0 if layout.world_size > 512 else 350.0)
+        for number, axis in enumerate(axes):
+            x, y = number % columns * WIDTH / columns, number // columns * (HEAD + height + 16)
+            marks += grid(axis, x=x, y=y, width=WIDTH / columns - 16, height=height)
+    for axis in axes:
+        groups, crossing = layout.groups(axis), len(_crossings(layout, axis, gpus_per_node))
         cells = [f"{AXIS_NAME[axis]} ({axis} {layout.size(axis)})", f"{len(groups)} of {layout.size(axis)}"]
         cells += [str(crossing or "none"), *(map(bytes_text, traffic[axis]) if traffic else ())]
         lists = [f"{group_letter(index)} {ranks_text(group)}" for index, group in enumerate(groups[:MOST_GROUPS])]
@@ -51,12 +65,17 @@ def draw_layout(
         look = Look(edge=FRAME, fact="Show all nodes again.", click=True)
         bottom = max(mark.bottom for mark in marks)
         marks.append(box("all nodes", 0, bottom + 12, 122, 26, FRAME_FILL, "‹ all nodes", **look))
+        panels = [(left, top, width, bottom + 46) for left, top, width, _ in panels]
     says = "; ".join(f"{AXIS_NAME[axis]}: {describe_groups(layout, axis, gpus_per_node)}" for axis in axes)
     title = f"{layout.world_size} GPUs, {gpus_per_node} per node, order {layout.order}"
     heads = ["axis", "groups", "cross nodes", *["bytes a step", "between nodes"] * bool(traffic), "ranks"]
-    table = Table(heads, rows, f"Bytes of {traffic_of}." if traffic_of else "")
+    caption = f"Bytes of {traffic_of}." if traffic_of else ""
+    if "ep" in axes and num_experts:
+        names = (_experts_text(layout, rank, num_experts) for rank in layout.groups("ep")[0])
+        caption = f"{caption} The ranks of each expert group have, in this order, {'; '.join(names)}.".strip()
     hint = {"": "Click a GPU to keep its peers lit."} if any("gpu" in mark.same for mark in marks) else {}
-    return Scene(title, says, marks, max(mark.bottom for mark in marks) + 8, table=table, journeys=hint)
+    bottom = max(mark.bottom for mark in marks) + 8
+    return Scene(title, says, marks, bottom, table=Table(heads, rows, caption), journeys=hint, panels=panels)
 
 
 def draw_orders(layouts: Sequence[ParallelLayout], gpus_per_node: int = 8) -> Scene:
@@ -78,7 +97,7 @@ def describe_groups(layout: ParallelLayout, axis: str, gpus_per_node: int) -> st
     >>> describe_groups(ParallelLayout(16, tp_size=2, pp_size=4), "pp", gpus_per_node=8)
     '4 groups of 4, all cross nodes'
     """
-    size, crossing = layout.size(axis), len(layout.crossings(axis, gpus_per_node))
+    size, crossing = layout.size(axis), len(_crossings(layout, axis, gpus_per_node))
     groups = layout.world_size // size
     where = "crosses nodes" if groups == 1 else "all cross nodes" if crossing == groups else f"{crossing} cross nodes"
     if not crossing:
@@ -87,18 +106,24 @@ def describe_groups(layout: ParallelLayout, axis: str, gpus_per_node: int) -> st
 
 
 def axes_in_use(layout: ParallelLayout) -> list[str]:
-    """Return the axes that have a grid and a row: context parallelism only where it is in use."""
-    return [axis for axis in ("tp", "cp", "dp", "pp") if axis != "cp" or layout.cp_size > 1]
+    """Return the axes that have a grid and a row: context, and the experts' own axes, only where they are in use.
+
+    >>> axes_in_use(ParallelLayout(8, tp_size=2, ep_size=4, expert_tp_size=1))
+    ['tp', 'dp', 'pp', 'expert_tp', 'ep', 'expert_dp']
+    """
+    dense = [axis for axis in ("tp", "cp", "dp", "pp") if axis != "cp" or layout.cp_size > 1]
+    return dense if (layout.ep_size, layout.expert_tp_size) == (1, layout.tp_size) else [*dense, *EXPERT_AXES]
 
 
 def _grid(
     layout: ParallelLayout, axis: str, node_size: int, x: float, y: float, width: float, height: float,
-    node: int | None = None, traffic: Sent | None = None, prefix: str = "",
+    node: int | None = None, traffic: Sent | None = None, prefix: str = "", num_experts: int | None = None,
 ) -> Iterator[Mark]:  # fmt: skip
     """Yield the marks of one grid from its corner on: a box for each GPU or, where those are too small, each node."""
     color, name, key, top = AXIS_COLOR[axis], AXIS_NAME[axis], f"{prefix}{axis}", y + HEAD
     group_of = {each: _groups(layout, each) for each in axes_in_use(layout)}
-    yield from heading(key, x, y, f"{name} groups", describe_groups(layout, axis, node_size), color)
+    says = "in both grids: " * (axis == "pp" and "ep" in group_of) + describe_groups(layout, axis, node_size)
+    yield from heading(key, x, y, f"{name} groups", says, color)
     first, end = (0, layout.world_size) if node is None else (node * node_size, (node + 1) * node_size)
     cells = [[rank] for rank in range(first, min(end, layout.world_size))]
     plan = floor_plan(len(cells), node_size, width, height)
@@ -130,8 +155,10 @@ def _grid(
             text, strength = f"{letters[0]}\n{rank}", TINTS[groups[0] % len(TINTS)]
             fact = f"{name} group {letters[0]} {ranks_text(layout.group_of(rank, axis))}"
             fact = f"GPU {rank}: {fact}" if axis == "tp" else fact
+            fact += f": {_experts_text(layout, rank, num_experts)}" if axis == "ep" and num_experts else ""
             own = ".".join(map(str, (key, *layout.coords(rank))))
-            look = Look(same=f"{prefix}gpu{rank}", size=min(16, 0.42 * unit))
+            size = max(SMALLEST if "ep" in group_of else 0, min(16, 0.42 * unit))
+            look = Look(same=f"{prefix}gpu{rank}", size=size)
         tags = tuple(f"{key}{index}" for index in groups)
         lights = tags if len(groups) > 1 else tuple(f"{prefix}{each}{of[rank]}" for each, of in group_of.items())
         place = cx - side / 2, cy - side / 2, side, side
@@ -186,6 +213,15 @@ def _around(start: Point, end: Point, centres: Sequence[Point], unit: float, asi
         return [start, (x + aside, y), (x + aside, to_y), end]
     row, column = y + (aside if to_y > y else -aside), to_x + (aside if x > to_x else -aside)
     return [start, (x, row), (column, row), (column, to_y), end]
+
+
+def _crossings(layout: ParallelLayout, axis: str, node_size: int) -> list[list[int]]:
+    return [group for group in layout.groups(axis) if group[0] // node_size != group[-1] // node_size]
+
+
+def _experts_text(layout: ParallelLayout, rank: int, num_experts: int) -> str:
+    first, *others = layout.experts_of(rank, num_experts)
+    return f"experts {first} to {others[-1]}" if others else f"expert {first}"
 
 
 @lru_cache(maxsize=64)

@@ -1,7 +1,8 @@
 """The look of every picture: a colour for each idea, and how numbers are written.
 
-The colours are Okabe and Ito's, which colour-blind readers can tell apart. Each has one meaning in the whole lab.
-Groups of one axis are tints of that axis's colour and carry a letter, so no picture depends on colour alone.
+The colours are Okabe and Ito's and one of Tol's, which colour-blind readers can tell apart. Each has one meaning in the
+whole lab; experts' tensor and data groups have the colours of tensor and data groups. Groups of one axis are tints of
+that axis's colour and carry a letter, so no picture depends on colour alone.
 """
 
 from functools import lru_cache
@@ -12,6 +13,7 @@ TP = "#0072B2"
 PP = "#D55E00"
 DP = "#009E73"
 CP = "#CC79A7"
+EP = "#332288"  # indigo, of Paul Tol's "muted" colours: Okabe and Ito's are all taken
 FORWARD = "#56B4E9"
 BACKWARD = "#F0E442"
 WEIGHT_GRADIENT = "#E69F00"  # the half of a split backward that no rank waits for: the last of Okabe and Ito's colours
@@ -22,8 +24,11 @@ GREY = "#9AA5AE"
 FRAME, FRAME_FILL = "#AEB8C0", "#F5F7F9"
 
 KIND_COLOR = {"forward": FORWARD, "backward": BACKWARD, "weight_gradient": WEIGHT_GRADIENT, "optimizer": MUTED}
-AXIS_COLOR = {"tp": TP, "cp": CP, "dp": DP, "pp": PP}
-AXIS_NAME = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline"}
+AXIS_COLOR = {"tp": TP, "cp": CP, "dp": DP, "pp": PP, "expert_tp": TP, "ep": EP, "expert_dp": DP}
+AXIS_NAME = {
+    **{"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline"},
+    **{"expert_tp": "expert tensor", "ep": "expert", "expert_dp": "expert data"},
+}
 
 TINTS = (0.16, 0.58, 0.34, 0.78)  # how much of its axis's colour a group gets: neighbours here are far apart
 

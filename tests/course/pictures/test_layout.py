@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from course.pictures.layout import axes_in_use, describe_groups, draw_layout, draw_orders
+from course.pictures.scene import WIDTH, is_inside
 from course.pictures.style import AXIS_COLOR, TINTS, group_letter, tint
 from course.sizing import Traffic
 from labkit.layout import ParallelLayout
@@ -166,3 +167,70 @@ def test_bytes_are_those_of_the_traffic_and_long_lists_are_counted():
     assert table.rows[0][3:5] == ["4 TB", "none"]
     assert table.rows[0][-1].endswith("P [120, 121, 122, 123, 124, 125, 126, 127] and 112 more")
     assert table.caption == "Bytes of a model."
+
+
+SIXTEEN = ParallelLayout(16, tp_size=2, pp_size=2, cp_size=2, ep_size=4, expert_tp_size=1)
+
+
+def test_two_grids_stand_side_by_side_with_the_pipeline_once():
+    scene = draw_layout(SIXTEEN)
+    assert axes_in_use(SIXTEEN) == ["tp", "cp", "dp", "pp", "expert_tp", "ep", "expert_dp"]
+    columns = [mark.x for axis in axes_in_use(SIXTEEN) for mark in [scene.by_key[f"{axis}.title"]]]
+    assert columns == [0, 0, 0, 0, 470, 470, 470] and [head.text for head in heads(scene)] == [
+        "Dense layers",
+        "Experts",
+    ]
+    assert [mark.text for mark in scene.marks if mark.text.startswith("pipeline")] == ["pipeline groups"]
+    assert scene.by_key["pp.says"].text == "in both grids: 8 groups of 2, all cross nodes"
+    rows = {row[0]: row[-1] for row in scene.table.rows}
+    assert rows["expert (ep 4)"] == "A [0, 1, 2, 3] B [4, 5, 6, 7] C [8, 9, 10, 11] D [12, 13, 14, 15]"
+    assert rows["expert data (expert_dp 2)"].startswith("A [0, 4] B [1, 5] C [2, 6]")
+    assert rows["context (cp 2)"].startswith("A [0, 2] B [1, 3] C [4, 6]")
+    assert rows["data (dp 2)"].startswith("A [0, 4] B [1, 5] C [2, 6] D [3, 7] E [8, 12]")
+
+
+def heads(scene):
+    return [mark for mark in scene.marks if mark.key.startswith("grid")]
+
+
+def test_a_gpu_lights_its_peers_in_both_grids_and_says_which_experts_it_has():
+    scene = draw_layout(SIXTEEN, num_experts=16)
+    lights = gpus(scene, SIXTEEN, "ep")[6].lights
+    for axis in axes_in_use(SIXTEEN):
+        assert set(gpus(scene, SIXTEEN, axis)[6].lights) == set(lights)
+        boxes = gpus(scene, SIXTEEN, axis)
+        assert [rank for rank, box in enumerate(boxes) if set(box.tags) & set(lights)] == SIXTEEN.group_of(6, axis)
+    assert [mark.fact for mark in scene.marks if mark.same == "gpu6"][-3:] == [
+        "expert tensor group G [6]", "expert group B [4, 5, 6, 7]: experts 8 to 11", "expert data group C [2, 6]",
+    ]  # fmt: skip
+    assert "in this order, experts 0 to 3; experts 4 to 7; experts 8 to 11; experts 12 to 15." in scene.table.caption
+    assert gpus(draw_layout(SIXTEEN, num_experts=4), SIXTEEN, "ep")[6].fact.endswith(": expert 2")
+
+
+@pytest.mark.parametrize(
+    ("world_size", "node"), [(8, None), (16, None), (64, None), (128, None), (1024, None), (1024, 5)]
+)
+def test_two_grids_can_be_read_and_stay_in_their_columns(world_size, node):
+    layout = ParallelLayout(world_size, 2, 2, ep_size=4, expert_tp_size=1)
+    scene = draw_layout(layout, node=node)
+    boxes = [mark for mark in scene.marks if mark.same]
+    assert all(mark.text and mark.size >= 11 for mark in boxes)
+    inside = [sum(is_inside(mark.x, mark.y, panel) for panel in scene.panels) for mark in scene.marks]
+    assert set(inside) == {1} and max(mark.right for mark in scene.marks) < WIDTH
+    assert all(
+        left + width >= mark.right for left, _, width, _ in scene.panels[:1] for mark in boxes if mark.x < left + width
+    )
+
+
+def test_experts_cross_nodes_by_their_own_grid():
+    layout = ParallelLayout(16, tp_size=2, ep_size=8, expert_tp_size=2)
+    assert describe_groups(layout, "ep", 8) == "2 groups of 8, all cross nodes"
+    assert describe_groups(SIXTEEN, "ep", 8) == "4 groups of 4, each inside a node"
+
+
+def test_expert_tensor_parallelism_of_another_size_makes_a_second_grid_too():
+    layout = ParallelLayout(8, tp_size=4, expert_tp_size=2)
+    assert [row[0] for row in draw_layout(layout).table.rows][-3:] == [
+        "expert tensor (expert_tp 2)", "expert (ep 1)", "expert data (expert_dp 4)",
+    ]  # fmt: skip
+    assert not draw_layout(ParallelLayout(8, tp_size=4, expert_tp_size=4)).panels
