@@ -19,7 +19,7 @@ LEFT, ROOM, EXPERTS, LANE = (
 )  # pixels: right of names; for a rank's tokens; the name and lane of
 LANES, WIDEST, TOP, BETWEEN = 498.0, 46.0, 92.0, 10.0  # an expert; its rows begin; the widest copy; above and between
 MOST_IN_A_LINE = 16  # copies of a rank's tokens
-BARS, BETWEEN_PANELS = 200.0, 24.0  # pixels: the bar of an expert that all choose; from panel to panel
+BARS, BETWEEN_PANELS = 200.0, 24.0  # pixels: the highest bar; from panel to panel
 
 STEPS = (
     ("1 choose", "Each token chooses its experts: a copy for each"),
@@ -164,18 +164,18 @@ def _list(copies: Sequence[Copy], names: Sequence[Sequence[str]]) -> str:
     return ", ".join(f"{names[each.rank][each.token]}→{each.expert}" for each in copies)
 
 
-def draw_loads(loads: Mapping[str, Sequence[float]], ep_size: int, title: str) -> Scene:
-    """Draw a panel for each way of balancing: a bar for each expert, its load over the mean load."""
+def draw_loads(loads: Mapping[str, Sequence[float]], ep_size: int, most: float, title: str) -> Scene:
+    """Draw a panel for each way of balancing: a bar for each expert, its load over the mean, from 0 to ``most``."""
     wide, marks, rows, says = WIDTH / len(loads), [], [], []
     for panel, (name, own) in enumerate(loads.items()):
-        x, pitch, highest = panel * wide, (wide - BETWEEN_PANELS) / len(own), len(own)
+        x, pitch = panel * wide, (wide - BETWEEN_PANELS) / len(own)
         says.append(f"{name}: at most {max(own):.1f} times the mean")
         marks.append(label(f"name{panel}", x, TOP - 34, name, bold=True))
         marks.append(label(f"most{panel}", x, TOP - 14, f"at most {max(own):.1f} times the mean", ink=MUTED, size=12))
-        y = TOP + BARS - BARS / highest
+        y = TOP + BARS - BARS / most
         marks.append(line(f"even{panel}", [(x, y), (x + wide - BETWEEN_PANELS, y)], INK, dashed=True, fact="the mean"))
         for expert, load in enumerate(own):
-            rank, high = expert * ep_size // len(own), BARS * load / highest
+            rank, high = expert * ep_size // len(own), BARS * load / most
             fact = f"{name}: expert {expert}, on rank {rank}, {load:.2f} times the mean load"
             at, look = x + expert * pitch, dict[str, Any](edge=FRAME, radius=0, fact=fact, means=f"on rank {rank}")
             marks.append(

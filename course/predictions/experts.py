@@ -63,14 +63,14 @@ ep_group = Choice(
     {
         "[0, 2, 4, 6]": "Those are the context and data ranks of tensor rank 0. With expert_tp = 1, is rank 1 a tensor "
         "rank of the same experts?",
-        "[0, 1, 4, 5]": "Those are tensor and data ranks. In the second grid ep comes right after expert_tp, which is 1.",
+        "[0, 1, 4, 5]": "Those are tensor and data ranks. In the second grid, ep comes right after expert_tp.",
         "[0, 4, 8, 12]": "Ranks 8 and 12 are in the second pipeline stage: they have different layers.",
     },
 )
 
 largest_ep = Number(
     "15.largest_ep",
-    "The same 16 GPUs, t = c = d = p = 2, expert_tp = 1, and a layer with 64 experts. Which is the largest ep that fits?",
+    "The same 16 GPUs, t = c = d = p = 2, expert_tp = 1, and layers with 64 experts. Which is the largest ep that fits?",
     {
         2: "ep need not divide d. The second grid has all ranks of a stage to divide among its own axes.",
         4: "That is d · c. Tensor ranks may have different experts, too, as expert_tp is 1.",
@@ -127,7 +127,7 @@ costs_most = Choice(
         "bias": "The bias",
     },
     {
-        "global auxiliary loss": "Over all ranks, all topics are there: an expert may have one topic, and loads are even.",
+        "global auxiliary loss": "Over all ranks, all topics are there: an expert may have one, and loads are even.",
         "bias": "The bias is moved by counts over all ranks. Nothing asks each micro-batch for even loads.",
     },
 )
@@ -148,7 +148,7 @@ dropped = Number(
 
 too_large = Number(
     "15.too_large",
-    "8 ranks are 8 replicas (t = c = p = 1), and ep = 4, so there are 2 copies of each expert. A framework averages the "
+    "8 ranks are 8 replicas (t = c = p = 1), and ep = 4: there are 2 copies of each expert. A framework averages the "
     "gradients of experts over the ranks with copies, as it averages those of all other weights over the replicas. "
     "How many times too large are they?",
     {
