@@ -21,7 +21,7 @@ import course.exercises
 import course.predictions
 from course import shared_file
 from course.exercises.record import checks, clear, predictions, results, solved
-from course.museum import context_museum, museum, sharding_museum
+from course.museum import context_museum, experts_museum, museum, sharding_museum
 from course.predict import Question
 from course.table import Table
 
@@ -39,7 +39,7 @@ def all_exercises() -> list[Any]:
         for thing in vars(module).values():
             if not isinstance(thing, type) and hasattr(thing, "verdict"):
                 found.append(thing)
-    return sorted([*found, museum, context_museum, sharding_museum], key=lambda thing: thing.notebook)
+    return sorted([*found, museum, context_museum, sharding_museum, experts_museum], key=lambda thing: thing.notebook)
 
 
 def exercises() -> dict[str, list[str]]:

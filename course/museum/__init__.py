@@ -4,13 +4,14 @@ museum.healthy()           # what a run without a fault shows
 museum.case(3).run()       # what a run with fault number 3 shows
 museum.case(3).check("row bias added t times")
 
-``museum`` is that of notebook 11, with twelve faults; ``context_museum`` that of notebook 13, with three more, and
-``sharding_museum`` that of notebook 14, with three more.
+``museum`` is that of notebook 11, with twelve faults; ``context_museum`` that of notebook 13, with three more,
+``sharding_museum`` that of notebook 14, with three more, and ``experts_museum`` that of notebook 15, with ten more.
 """
 
 from course.exercises.base import Verdict
 from course.exercises.record import note_solved, solved
-from course.museum.cases import ALL_FAULTS, CONTEXT, MAIN, SHARDING, Case, Symptoms, Wing, cases_of, nothing, symptoms
+from course.museum.cases import CONTEXT, MAIN, SHARDING, Case, Tables, Wing, cases_of, nothing
+from course.museum.expert_symptoms import EXPERTS
 
 
 class Museum:
@@ -29,13 +30,15 @@ class Museum:
             raise ValueError(f"there is no case {number!r}: use 1 to {len(self.cases)}")
         return self.cases[number - 1]
 
-    def healthy(self) -> Symptoms:
+    def healthy(self) -> Tables:
         """Return what the run shows without a fault."""
-        return symptoms(nothing, self._wing)
+        return self._wing.symptoms(nothing)
 
     def names(self) -> None:
-        """Print the names of the faults, in alphabetical order; a smaller museum also names those of the others."""
-        known = self._wing.faults if self._wing is MAIN else ALL_FAULTS
+        """Print the names of the faults, in alphabetical order; a museum of three also names those of the like."""
+        known = (
+            self._wing.faults if self._wing in (MAIN, EXPERTS) else [*MAIN.faults, *CONTEXT.faults, *SHARDING.faults]
+        )
         print("\n".join(sorted(fault.name for fault in known)))
 
     def check(self) -> None:
@@ -57,3 +60,4 @@ class Museum:
 museum = Museum("bug_museum", "11", MAIN)
 context_museum = Museum("context_museum", "13", CONTEXT)
 sharding_museum = Museum("sharding_museum", "14", SHARDING)
+experts_museum = Museum("experts_museum", "15", EXPERTS)

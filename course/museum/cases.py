@@ -1,7 +1,7 @@
 """A case of the museum: run an unknown fault, read what it shows, name it."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -10,13 +10,14 @@ from string import ascii_uppercase
 from course.exercises.base import Folded, Verdict, indent, kept_in_handouts, report
 from course.exercises.source import source_of
 from course.museum.context_faults import CONTEXT_FAULTS
+from course.museum.expert_faults import EXPERT_FAULTS
 from course.museum.faults import FAULTS, Fault
 from course.museum.sharding_faults import SHARDING_FAULTS
 from course.museum.tiny_run import CONFIG, CONTEXT_CONFIG, SHARDING_CONFIG, Run, Seen, in_one_process, on_rank
 from course.parity import Parity
 from course.table import Cell, Table
 from labkit.launch import launch
-from labkit.layout import Coords, ParallelLayout
+from labkit.layout import ParallelLayout
 from labkit.sizes import counted
 from labkit.train import TrainConfig
 
@@ -26,8 +27,24 @@ SAME_FOR = {"copies": lambda at: at.pp, "hidden": lambda at: (at.dp, at.pp), "he
 """What must be the same on ranks for which this is the same, and on no others: see `Seen`."""
 
 
+class Tables:
+    """What is shown as tables, in a terminal and in a notebook."""
+
+    def tables(self) -> list[Table]:
+        """Return the tables."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(str, self.tables()))
+
+    def _repr_html_(self) -> str:
+        wrong = sum(table.num_wrong for table in self.tables())
+        says = f"✗ {counted(wrong, 'cell')} wrong: not what a right run shows." if wrong else "✓ Nothing is wrong here."
+        return f"<p>{says}</p>" + "".join(table.html for table in self.tables())
+
+
 @dataclass(frozen=True, repr=False)
-class Symptoms:
+class Symptoms(Tables):
     """What a run shows from outside, as tables: by step, by rank, the gradients of step 1, and what shards cost."""
 
     expected: Run
@@ -40,50 +57,43 @@ class Symptoms:
         return Parity([seen.gradients for seen in self.ranks])
 
     def letters(self, name: str) -> list[str]:
-        """Return a letter per rank, the same for equal fingerprints ``name``: "copies", "hidden" or "heads"."""
+        """Return a letter per rank, the same for equal fingerprints ``name``."""
         found = [getattr(seen, name) for seen in self.ranks]
         order = list(dict.fromkeys(found))
         return [ascii_uppercase[order.index(each)] for each in found]
-
-    def __repr__(self) -> str:
-        return "\n\n".join(map(str, self.tables()))
-
-    def _repr_html_(self) -> str:
-        wrong = sum(table.num_wrong for table in self.tables())
-        says = f"✗ {counted(wrong, 'cell')} wrong: not what a right run shows." if wrong else "✓ Nothing is wrong here."
-        return f"<p>{says}</p>" + "".join(table.html for table in self.tables())
 
     def tables(self) -> list[Table]:
         """Return the tables: three, and a fourth if the run has shards."""
         tables = [self._by_step(), self._by_rank(), self._gradients()]
         return tables if self.ranks[0].sharding is None else [*tables, self._sharding()]
 
+    def same_for(self) -> dict[str, Callable[[int], object]]:
+        """Return, for each fingerprint, what of a rank decides with which others it must be the same."""
+        names = [name for name in SAME_FOR if getattr(self.ranks[0], name)]
+        return {name: lambda rank, whose=SAME_FOR[name]: whose(self.layout.coords(rank)) for name in names}
+
+    def place(self, rank: int) -> str:
+        """Return where a rank stands on the axes that have more than one place."""
+        at = self.layout.coords(rank)
+        return " ".join(f"{axis[0]}{getattr(at, axis)}" for axis in self.layout.axes if self.layout.size(axis) > 1)
+
     def _by_step(self) -> Table:
         one, here = self.expected, self.ranks[0]
-        rows = []
-        columns = zip(one.losses, here.losses, one.norms, here.norms, strict=True)
-        for step, (loss, loss_here, norm, norm_here) in enumerate(columns, 1):
-            row = Cell(str(step)), _number(loss), _number(loss_here, loss), _number(norm), _number(norm_here, norm)
-            rows.append(row)
-        heads = ["step", "one process", "rank 0", "one process", "rank 0"]
-        return Table(heads, rows, above={0: "", 1: "loss", 3: "gradient norm"}, widths=[12, 14, 11, 14, 0])
+        series = {"loss": (one.losses, here.losses), "gradient norm": (one.norms, here.norms)}
+        return steps_table(series, widths=[12, 14, 11, 14, 0])
 
     def _by_rank(self) -> Table:
-        rows, places = [], [self.layout.coords(rank) for rank in range(len(self.ranks))]
-        same_for = {name: whose for name, whose in SAME_FOR.items() if getattr(self.ranks[0], name)}
-        for rank, (seen, at) in enumerate(zip(self.ranks, places)):
-            row = [Cell(f"{rank}  {self._place(at)}"), _error(max(each.error for each in seen.weights))]
+        rows, same_for = [], self.same_for()
+        for rank, seen in enumerate(self.ranks):
+            row = [Cell(f"{rank}  {self.place(rank)}"), _error(max(each.error for each in seen.weights))]
             row += [_number(seen.losses[0], self.expected.losses[0]), _number(seen.norms[0], self.expected.norms[0])]
             for name, whose in same_for.items():
-                letters, right = self.letters(name), [whose(place) == whose(at) for place in places]
+                letters, right = self.letters(name), [whose(other) == whose(rank) for other in range(len(self.ranks))]
                 row.append(Cell(letters[rank], right != [letter == letters[rank] for letter in letters]))
             rows.append(row)
         heads = ["rank", "before it", "loss", "norm", *same_for]
         above = {0: "step 1", 1: "weights", 2: "", 4: "same letter: the same"}
         return Table(heads, rows, above=above, widths=[12, 12, 11, 10, *(8 for _ in same_for)])
-
-    def _place(self, at: Coords) -> str:
-        return " ".join(f"{axis[0]}{getattr(at, axis)}" for axis in self.layout.axes if self.layout.size(axis) > 1)
 
     def _gradients(self) -> Table:
         rows = []
@@ -122,6 +132,12 @@ class Wing:
     def layout(self) -> ParallelLayout:
         return self.config.layout(self.world_size)
 
+    def symptoms(self, apply: Callable[[], None]) -> Tables:
+        """Return what the run shows if ``apply`` is called on each rank before it."""
+        expected = one_process()  # on the CPU even if there are GPUs: the same numbers everywhere
+        ranks = launch(on_rank, apply, expected, self.config, world_size=self.world_size, backend="gloo")
+        return Symptoms(expected, ranks, self.layout)
+
 
 @dataclass
 class Case:
@@ -136,10 +152,10 @@ class Case:
     def name(self) -> str:
         return f"case {self.number}" if self._wing is MAIN else f"{self._wing.name} case {self.number}"
 
-    def run(self) -> Symptoms:
+    def run(self) -> Tables:
         """Train with the fault on ranks, and return what can be seen of it."""
         self._has_run = True
-        return symptoms(self._fault.apply, self._wing)
+        return self._wing.symptoms(self._fault.apply)
 
     def check(self, guess: str | None = None) -> None:
         """Say whether ``guess`` names the fault; if not, say what the fault of that name would have shown."""
@@ -184,14 +200,8 @@ HINT = """Go down this list, and stop at the first answer that is not what it sh
 4. Is the norm of step 1 right, and the same on all ranks? If not, look at how the norm is counted.
 5. Do the masks differ where they should? Ranks 0 and 1 share every layer; ranks 0 and 2 are replicas. (With t only.)
 6. Do the later steps drift, although everything in step 1 is right? What is zero in step 1, and not in step 2?
-7. With shards: does a rank send more than it must, or does the optimizer hold more than the rank's shards?"""
-
-
-def symptoms(apply: Callable[[], None], wing: Wing) -> Symptoms:
-    """Return what the run shows if ``apply`` is called on each rank before it."""
-    expected = one_process()  # on the CPU even if there are GPUs: the same numbers everywhere
-    ranks = launch(on_rank, apply, expected, wing.config, world_size=wing.world_size, backend="gloo")
-    return Symptoms(expected, ranks, wing.layout)
+7. With shards: does a rank send more than it must, or does the optimizer hold more than the rank's shards?
+8. With experts: in which layout is it wrong? Is the auxiliary loss right, and is every choice counted once?"""
 
 
 @cache
@@ -213,7 +223,18 @@ def cases_of(wing: Wing) -> list[Case]:
 MAIN = Wing("museum", FAULTS, CONFIG, world_size=8)
 CONTEXT = Wing("context_museum", CONTEXT_FAULTS, CONTEXT_CONFIG, world_size=4)
 SHARDING = Wing("sharding_museum", SHARDING_FAULTS, SHARDING_CONFIG, world_size=4)
-ALL_FAULTS = [*FAULTS, *CONTEXT_FAULTS, *SHARDING_FAULTS]
+ALL_FAULTS = [*FAULTS, *CONTEXT_FAULTS, *SHARDING_FAULTS, *EXPERT_FAULTS]
+
+
+def steps_table(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], widths: Sequence[int]) -> Table:
+    """Return, for each of the series, what one process and rank 0 have in each step."""
+    rows = []
+    for step in range(len(next(iter(series.values()))[0])):
+        pairs = [(one[step], here[step]) for one, here in series.values()]
+        cells = [(_number(right), _number(value, right)) for right, value in pairs]
+        rows.append([Cell(str(step + 1)), *(cell for pair in cells for cell in pair)])
+    above = {0: "", **{1 + 2 * place: name for place, name in enumerate(series)}}
+    return Table(["step", *["one process", "rank 0"] * len(series)], rows, above=above, widths=widths)
 
 
 def _error(error: float) -> Cell:

@@ -1,0 +1,168 @@
+"""A tiny mixture of experts, trained in one process or on ranks in two layouts, and what can be seen from outside.
+
+Nothing here knows a fault. What is trained is labkit's: layers, balancing, replicas, the norm. Layers are recomputed
+in backward. A micro-batch is divided among the replicas, so that it is the same in every layout.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from course.museum.tiny_run import Run, fingerprint
+from course.parity import Difference, compare, gradients, weights
+from labkit import expert_parallel
+from labkit.data_parallel import DataParallel
+from labkit.expert_parallel import Balance, MoELayer
+from labkit.groups import ProcessGroups, init_groups
+from labkit.layout import ParallelLayout
+from labkit.model import normal
+from labkit.placement import PlacedModule, Placement
+from labkit.tensor_parallel import shard_like
+from labkit.train import gradients as reduced
+
+WORLD_SIZE, NUM_LAYERS, HIDDEN, FFN, NUM_EXPERTS, TOP_K = 4, 2, 4, 5, 6, 3
+STEPS, NUM_MICRO_BATCHES, ROWS, SEQ_LENGTH = 3, 3, 4, 208
+NUM_CHOICES = NUM_MICRO_BATCHES * ROWS * SEQ_LENGTH * TOP_K  # of a layer in a step
+LEARNING_RATE, CLIP_NORM = 2.0, 0.15
+BALANCE = Balance("global", aux_loss_coefficient=0.5, bias_update_rate=0.01)
+LAYOUTS = (
+    ParallelLayout(WORLD_SIZE, cp_size=2, ep_size=2),  # experts are divided over context ranks, and copied over dp
+    ParallelLayout(WORLD_SIZE, tp_size=2, expert_tp_size=1),  # every rank has all experts, whole
+)
+"""In the first, an expert has fewer copies than there are losses; in the second, more."""
+
+
+class Dense(PlacedModule):
+    """A linear layer that all ranks have whole."""
+
+    def __init__(self, groups: ProcessGroups):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(HIDDEN, HIDDEN, dtype=torch.float64))
+        normal("dense", 0, 0.5)(self.weight.data)
+        self.place(weight=Placement(copy_groups=(groups.tp,)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + F.linear(x, self.weight)
+
+
+class TinyMixture(nn.Module):
+    """A dense layer, and two of experts, each added to what it gets; returns the output and the auxiliary losses."""
+
+    def __init__(self, groups: ProcessGroups):
+        super().__init__()
+        self.dense = Dense(groups)
+        self.moe_layers = [
+            MoELayer(
+                HIDDEN, FFN, NUM_EXPERTS, TOP_K, groups, dtype=torch.float64,
+                init_method=normal(f"up {number}", 0, 0.5), output_layer_init_method=normal(f"down {number}", 0, 0.5),
+                router=dict(balance=BALANCE, init_method=normal(f"router {number}", 0, 0.5)),
+            )
+            for number in range(NUM_LAYERS)
+        ]  # fmt: skip
+        self.layers = nn.ModuleList(self.moe_layers)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, auxiliary = self.dense(x), x.new_zeros(())
+        for layer in self.moe_layers:
+            output, load = checkpoint(layer, x, use_reentrant=False)
+            loss = layer.router.loss(load) / NUM_MICRO_BATCHES
+            x, auxiliary = x + expert_parallel.attach_loss(output, loss), auxiliary + loss.detach()
+        return x, auxiliary
+
+
+@dataclass(frozen=True)
+class ExpertRun(Run):
+    """Also the auxiliary loss of each step; by step and layer, how many choices were counted, and the biases after."""
+
+    auxiliary: list[float]
+    counted: list[list[int]]
+    biases: list[list[list[float]]]
+
+
+@dataclass(frozen=True)
+class ExpertSeen:
+    """What one rank shows: its run, compared with one process, and a fingerprint of its experts' gradients."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: list[Difference]
+    gradients: list[Difference]
+    auxiliary: list[float]
+    counted: list[list[int]]
+    biases: list[list[list[float]]]
+    experts: str
+
+
+def in_one_process() -> ExpertRun:
+    """Train in a process that holds all experts; call it in a world of one rank."""
+    with init_groups(ParallelLayout(1)) as groups:
+        return train(TinyMixture(groups), groups)
+
+
+def on_rank(apply: Callable[[], None], expected: ExpertRun) -> list[ExpertSeen]:
+    """Put a fault on this rank; train there, once in each layout, and compare that with the run of one process."""
+    apply()
+    return [seen_in(layout, expected) for layout in LAYOUTS]
+
+
+def seen_in(layout: ParallelLayout, expected: ExpertRun) -> ExpertSeen:
+    """Train in one layout."""
+    with init_groups(layout) as groups:
+        model = TinyMixture(groups)
+        run, parameters = train(model, groups), dict(model.named_parameters())
+        start, first = (
+            compare(found, {name: shard_like(whole[name], parameter) for name, parameter in parameters.items()})
+            for found, whole in ((run.weights, expected.weights), (run.gradients, expected.gradients))
+        )
+        experts = fingerprint(grad for name, grad in run.gradients.items() if ".experts." in name)
+        return ExpertSeen(run.losses, run.norms, start, first, run.auxiliary, run.counted, run.biases, experts)
+
+
+def micro_batches(step: int, groups: ProcessGroups) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield this rank's inputs and targets [rows/d, seq/c, hidden] of a step's micro-batches."""
+    generator, place, layout = torch.Generator().manual_seed(step), groups.coords, groups.layout
+    for _ in range(NUM_MICRO_BATCHES):
+        x = torch.randn(ROWS, SEQ_LENGTH, HIDDEN, generator=generator, dtype=torch.float64)
+        own = x.chunk(layout.dp_size)[place.dp].chunk(layout.cp_size, 1)[place.cp].contiguous()
+        yield own, own.flip(-1).tanh()
+
+
+def train(model: TinyMixture, groups: ProcessGroups) -> ExpertRun:
+    """Run all steps on this rank, by plain gradient descent."""
+    replica, parameters = DataParallel(model, groups.dp_cp), list(model.parameters())
+    losses, norms, auxiliary, counted, biases = [], [], [], [], []
+    start, first = weights(model), {}
+    for step in range(STEPS):
+        replica.zero_grad()
+        share, of_experts = torch.zeros(2, dtype=torch.float64)
+        for number, (x, target) in enumerate(micro_batches(step, groups), 1):
+            with nullcontext() if number == NUM_MICRO_BATCHES else replica.no_sync():
+                output, more = replica(x)
+                loss = (output - target).square().mean() / NUM_MICRO_BATCHES
+                loss.backward()
+            share, of_experts = share + loss.detach(), of_experts + more
+        if step == 0:  # before clipping
+            first = {name: grad for name, grad in gradients(model).items() if grad is not None}
+        num_losses = groups.dp_cp.size()
+        loss, norm, _ = reduced.loss_and_grad_norm(share / num_losses, parameters, groups)
+        routers = [layer.router for layer in model.moe_layers]
+        here = [router.num_chosen for router in routers if router.num_chosen is not None]
+        seen = [of_experts / num_losses, *(each.double().sum() for each in here)]
+        dist.all_reduce(total := torch.stack(seen))  # of all ranks: this model has one stage
+        expert_parallel.end_step(model, groups)
+        with torch.no_grad():
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter -= LEARNING_RATE * min(1, CLIP_NORM / norm) * parameter.grad
+        losses.append(loss)
+        norms.append(norm)
+        auxiliary.append(total[0].item())
+        counted.append([round(each) for each in total[1:].tolist()])
+        biases.append([router.expert_bias.tolist() for router in routers if router.expert_bias is not None])
+    return ExpertRun(losses, norms, start, first, auxiliary, counted, biases)
