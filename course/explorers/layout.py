@@ -1,12 +1,14 @@
 """Choose the sizes of a layout and its order: the groups of each axis on the nodes, and what they send."""
 
 import re
+from dataclasses import replace
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.choice import menu, slider
 from course.pictures.layout import axes_in_use, draw_layout
 from course.sizing import step_traffic
-from labkit.layout import ParallelLayout
+from labkit.layout import EXPERT_AXES, ParallelLayout
+from labkit.partition import check_divides
 from labkit.shape import GPT
 from labkit.sizes import counted
 
@@ -15,7 +17,15 @@ NODE_SIZES = (1, 2, 4, 8, 16, 36, 72)
 MODEL, BATCH_SIZE = GPT(num_layers=36, hidden_size=4096, seq_length=2048, vocab_size=51200), 512
 """The model whose bytes the table counts: one of those in table 1 of arXiv 2104.04473."""
 MODEL_TEXT = f"a GPT of {MODEL.num_parameters / 1e9:.1f} billion parameters, {BATCH_SIZE} sequences of 2048 tokens"
+WITH_EXPERTS = replace(MODEL, num_experts=64, top_k=2, moe_ffn_hidden_size=MODEL.mlp_width // 2)
+"""The same with experts, of which a token uses two of half the width: as many FLOPs."""
+EXPERTS_TEXT = (
+    f"a GPT with {WITH_EXPERTS.num_experts} experts in each layer, {WITH_EXPERTS.num_parameters / 1e9:.0f} billion "
+    f"parameters, of which {WITH_EXPERTS.num_active_parameters / 1e9:.1f} billion compute a token, "
+    f"{BATCH_SIZE} sequences of 2048 tokens"
+)
 ORDERS = ("tp-dp-pp", "tp-pp-dp", "dp-tp-pp", "dp-pp-tp", "pp-tp-dp", "pp-dp-tp")
+AS_TP = "t"  # the size of expert_tp unless another is chosen
 
 
 class layout_explorer(Explorer):
@@ -31,12 +41,16 @@ class layout_explorer(Explorer):
         ("cp_size", slider, "context c", range(1, 17), 1),
         ("order", menu, "order", ORDERS, "tp-dp-pp"),
         ("gpus_per_node", menu, "GPUs per node", NODE_SIZES, 8),
+        ("ep_size", slider, "experts ep", (1, 2, 4, 8, 16, 32, 64), 1),
+        ("expert_tp_size", menu, "expert tensor etp", (AS_TP, 1, 2, 4, 8, 16), AS_TP),
     )
     node: int | None = None
 
     def __repr__(self) -> str:
-        """Return the call with the names of its arguments, because there are many."""
-        return f"layout_explorer({', '.join(f'{name}={value!r}' for name, value in self.choice._asdict().items())})"
+        """Return the call with the names of its arguments, because there are many; without experts that are off."""
+        off = {"ep_size": 1, "expert_tp_size": AS_TP}
+        given = [f"{name}={value!r}" for name, value in self.choice._asdict().items() if value != off.get(name)]
+        return f"layout_explorer({', '.join(given)})"
 
     def _click(self, key: str) -> None:
         """Show the node that was clicked, or all of them again."""
@@ -45,17 +59,31 @@ class layout_explorer(Explorer):
         self._update()
 
     def _fit(self, choice) -> ParallelLayout:
-        n, t, p, c, order, _ = choice
+        n, t, p, c, order, _, ep, etp = choice
         order = order if "cp" in order or c == 1 else order.replace("tp", "tp-cp")
-        return ParallelLayout(n, t, p, c, order)
+        check_divides(ep, "num_experts", WITH_EXPERTS.num_experts or 1, parts_name="ep_size")
+        return ParallelLayout(n, t, p, c, order, ep_size=ep, expert_tp_size=t if etp == AS_TP else etp)
+
+    def _why(self, choice) -> str:
+        return super()._why(choice).replace("world_size/pipeline p", "n/p")
 
     def _parts(self) -> Parts:
         layout, per_node = self.shown, self.choice.gpus_per_node
         if self.node is not None and self.node * per_node >= layout.world_size:
             self.node = None
-        traffic = step_traffic(MODEL, layout, gpus_per_node=per_node, batch_size=BATCH_SIZE)
-        picture = draw_layout(layout, per_node, node=self.node, traffic=traffic, traffic_of=MODEL_TEXT)
-        sizes = {axis[0]: layout.size(axis) for axis in ("pp", "tp", "cp", "dp") if axis in axes_in_use(layout)}
+        axes = axes_in_use(layout)
+        model, text = (WITH_EXPERTS, EXPERTS_TEXT) if "ep" in axes else (MODEL, MODEL_TEXT)
+        traffic = step_traffic(model, layout, gpus_per_node=per_node, batch_size=BATCH_SIZE)
+        shown = dict(node=self.node, traffic=traffic, traffic_of=text, num_experts=model.num_experts)
+        sizes = {axis[0]: layout.size(axis) for axis in ("pp", "tp", "cp", "dp") if axis in axes}
         product = f"{' · '.join(sizes)} = {' · '.join(map(str, sizes.values()))} = {layout.world_size} = n"
         copies = "1 copy of the model," if layout.dp_size == 1 else f"{layout.dp_size} copies of the model, each"
-        return Parts([picture], f"{product}: {copies} on {counted(layout.world_size // layout.dp_size, 'GPU')}")
+        says = f"{product}: {copies} on {counted(layout.world_size // layout.dp_size, 'GPU')}"
+        if "ep" in axes:
+            sizes = {"p": layout.pp_size} | {name: layout.size(name) for name in EXPERT_AXES}
+            own, copies = len(layout.experts_of(0, WITH_EXPERTS.num_experts or 1)), layout.expert_dp_size
+            part = f" (1/{layout.expert_tp_size} of each)" if layout.expert_tp_size > 1 else ""
+            same = f"{copies} GPUs have the same" if copies > 1 else "no two GPUs have the same"
+            says += f"<br>{' · '.join(sizes)} = {' · '.join(map(str, sizes.values()))} = n: a GPU has {own} of "
+            says += f"{WITH_EXPERTS.num_experts} experts{part}, and {same}"
+        return Parts([draw_layout(layout, per_node, **shown)], says)

@@ -23,6 +23,7 @@ TIME_LOOKS: dict[str, dict[str, Any]] = {
     "overhead": dict(fill=style.WEIGHT_GRADIENT),
     "tensor_parallel": dict(fill=style.TP, means="tensor messages"),
     "context_parallel": dict(fill=style.CP, means="context messages"),
+    "expert_parallel": dict(fill=style.EP, means="expert messages"),
     "pipeline_messages": dict(fill=style.PP, means="pipeline messages"),
     "bubble": dict(fill=style.IDLE, edge=style.GREY, dashed=True),
     "data_parallel": dict(fill=style.DP, means="gradient messages"),
@@ -73,8 +74,9 @@ def draw_step_time(estimates: Mapping[str, StepTime], before: StepTime | None = 
     totals = [estimate.total for estimate in estimates.values()]
     sums = [f"{three_digits(total)} s" for total in totals]
     ghosts = [before.parts] if before else []
-    has_context = any(parts["context_parallel"] for parts in (*rows.values(), *ghosts))
-    looks = {part: look for part, look in TIME_LOOKS.items() if has_context or part != "context_parallel"}
+    every = [*rows.values(), *ghosts]
+    unused = {part for part in ("context_parallel", "expert_parallel") if not any(parts[part] for parts in every)}
+    looks = {part: look for part, look in TIME_LOOKS.items() if part not in unused}
     end = max(*totals, before.total if before else 0)
     return _bars("A step, estimated", "time", rows, looks, 1, "s", end, sums, "seconds", ghosts=ghosts, width=width)
 

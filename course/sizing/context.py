@@ -8,6 +8,7 @@ query groups. Sources: arXiv 2310.01889 (ring), 2309.14509 (Ulysses), 2407.21783
 from typing import NamedTuple
 
 from course.sizing.ring import bus_factor
+from course.sizing.shapes import query_size
 from labkit.partition import tokens_of_rank
 from labkit.shape import GPT
 
@@ -69,7 +70,7 @@ def attention_messages(
     if cp_size == 1:
         return Messages([], [])
     tokens = batch_size * model.seq_length / cp_size
-    q, k = (tokens * width / tp_size * bytes_per_element for width in (model.hidden_size, model.kv_size))
+    q, k = (tokens * width / tp_size * bytes_per_element for width in (query_size(model), model.kv_size))
     kv, gradients = 2 * k, 2 * k * max(4, bytes_per_element) / bytes_per_element
     if context_parallel == "ring":
         around = [Message("send", kv, cp_size)] * (cp_size - 1)

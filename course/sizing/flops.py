@@ -1,5 +1,6 @@
 """The FLOPs of a training step, and the days that a run takes."""
 
+from course.sizing.shapes import query_size
 from labkit.shape import GPT
 
 RECOMPUTE = ("none", "selective", "full")
@@ -12,10 +13,10 @@ def flops_per_step(model: GPT, batch_size: int, recompute: str = "full") -> floa
     With full recomputation F = 96 B s l h^2 (1 + s/(6h) + V/(16 l h)). Model FLOPs utilisation counts what the model
     needs (recompute="none"), hardware FLOPs utilisation all that was computed. Source: arXiv 2104.04473, equation 3.
     """
-    tokens, h = batch_size * model.seq_length, model.hidden_size  # a product of [m, k] and [k, n] takes 2mkn
-    weights = 2 * tokens * model.num_matrix_parameters * model.num_layers
-    attention = 4 * tokens * model.seq_length * h * model.num_layers  # its core, without weights
-    again = {"none": 0.0, "selective": attention, "full": weights + attention}
+    tokens = batch_size * model.seq_length  # a product of [m, k] and [k, n] takes 2mkn
+    attention = 4 * tokens * model.seq_length * query_size(model) * model.num_layers  # its core, without weights
+    layers = tokens * (model.flops_per_token // 3 - 2 * model.vocab_size * model.hidden_size)  # all but the logits
+    again = {"none": 0.0, "selective": attention, "full": layers}
     if recompute not in again:
         raise ValueError(f"recompute={recompute!r} is unknown: use {', '.join(RECOMPUTE)}")
     return tokens * model.flops_per_token + again[recompute]

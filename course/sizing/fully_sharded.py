@@ -173,6 +173,8 @@ def unit_parameters(plan: Plan) -> list[float]:
 def _shard_size(plan: Plan, shard_size: int | None) -> int:
     if plan.pp_size > 1:
         raise ValueError(f"pp_size={plan.pp_size}: sharding is modelled without a pipeline, use pp_size=1")
+    if plan.model.num_experts:
+        raise ValueError(f"num_experts={plan.model.num_experts}: sharding is modelled without experts, use `memory`")
     f = plan.dp_cp_size if shard_size is None else shard_size
     check_divides(f, "dp_size * cp_size", plan.dp_cp_size, parts_name="shard_size")
     return f

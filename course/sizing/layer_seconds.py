@@ -4,8 +4,11 @@ FLOPs, bytes and messages are counted for the layer of `labkit.model`; `Hardware
 """
 
 from course.sizing.context import attention_messages
+from course.sizing.experts import all_to_all_bytes, expert_gather_bytes, mlp_halves
 from course.sizing.hardware import Hardware
 from course.sizing.plan import Plan
+from course.sizing.shapes import query_size
+from labkit.shape import GPT
 
 # What kernels beside the matrix products read and write, in bytes: one bracket for each kernel.
 NORMS_AND_DROPOUTS = 2 * ((2 + 2) + (2 + 2 + 2 + 1))
@@ -16,6 +19,9 @@ HEADS, ROPE = 2 + 2, 2 + 2
 """Forward: laying out q, k and v by heads, for each of their numbers; rotating q and k, for each of theirs."""
 SCORES = (2 + 2) + (2 + 2) + (2 + 2 + 1)
 """Forward, for each attention score: scale and mask; softmax; dropout with its mask. Fused, they stay in the GPU."""
+ROWS_SENT, ROWS_RECEIVED = (2 + 2) + (2 + 2) + (2 + 2) + (2 + 2), (2 + 2) + (2 + 2)
+"""Forward, for each number of a row that goes to an expert: picked out, put back, weighed, added up; and where it
+arrives: sorted by expert, and back."""
 LOSS = (2 + 4) + 4 + (4 + 4) + (4 + 2)
 """Forward and backward, for each logit: float32 copy; maximum; exponentials and their sum; gradient."""
 
@@ -36,17 +42,28 @@ def all_reduces(recompute: str, sequence_parallel: bool) -> int:
     return ALL_REDUCES[recompute] + (1 if sequence_parallel else 0)
 
 
-def layer_seconds(plan: Plan, hardware: Hardware) -> dict[str, float]:
-    """Return the seconds of one layer and one micro-batch on one GPU: forward, backward, and recomputation."""
+def layer_seconds(plan: Plan, hardware: Hardware, has_experts: bool = False) -> dict[str, float]:
+    """Return the seconds of one layer and one micro-batch on one GPU: forward, backward, and recomputation.
+
+    Experts all get as many tokens.
+    """
     model, t, passes = plan.model, plan.tp_size, PASSES[plan.recompute]
-    h, kv, a, tokens = model.hidden_size, model.kv_size, model.num_attention_heads, num_tokens(plan)
+    h, q, kv, a, tokens = (
+        model.hidden_size, query_size(model), model.kv_size, model.num_attention_heads, num_tokens(plan),
+    )  # fmt: skip
     assert a is not None
+    weights, width, halves, rows = model.num_matrix_parameters, model.mlp_width, 2.0, 0.0
+    if has_experts:
+        used = model.top_k + model.num_shared_experts
+        weights += used * model.num_expert_parameters + h * (model.num_experts or 0) - mlp_parameters(model)
+        width, halves = used * model.expert_width, 1 + mlp_halves(model, plan.sequence_parallel)
+        rows = model.top_k * h * (ROWS_SENT + ROWS_RECEIVED * plan.etp_size)
     core_passes = passes + 1 if plan.recompute == "selective" else passes  # of the attention: products and scores
     if plan.fused_attention:
         core_passes = passes - 2 + FUSED_BACKWARD
-    flops = passes * 2 * tokens * model.num_matrix_parameters / t + core_passes * core_flops(plan)
-    divided = ACTIVATION[model.mlp] * model.mlp_width + HEADS * (h + 2 * kv)
-    divided += ROPE * (h + kv) if model.positions == "rope" else 0
+    flops = passes * 2 * tokens * weights / t + core_passes * core_flops(plan)
+    divided = ACTIVATION[model.mlp] * width + HEADS * (q + 2 * kv) + rows
+    divided += ROPE * (q + kv) if model.positions == "rope" else 0
     bytes_moved = passes * tokens * (h * NORMS_AND_DROPOUTS / (t if plan.sequence_parallel else 1) + divided / t)
     if not plan.fused_attention:
         bytes_moved += core_passes * a * tokens * model.seq_length * SCORES / t
@@ -55,9 +72,31 @@ def layer_seconds(plan: Plan, hardware: Hardware) -> dict[str, float]:
         "products": flops / hardware.product_rate,
         "memory_bound": bytes_moved / hardware.memory_rate,
         "overhead": passes * hardware.layer_overhead_seconds,
-        "tensor_parallel": all_reduces(plan.recompute, plan.sequence_parallel) * all_reduce,
+        "tensor_parallel": halves / 2 * all_reduces(plan.recompute, plan.sequence_parallel) * all_reduce,
         "context_parallel": context_seconds(plan, hardware),
+        "expert_parallel": expert_seconds(plan, hardware) if has_experts else 0.0,
     }
+
+
+def mlp_parameters(model: GPT) -> int:
+    """Return the weights in the matrices of an MLP."""
+    return (3 if model.mlp == "swiglu" else 2) * model.hidden_size * model.mlp_width
+
+
+def expert_seconds(plan: Plan, hardware: Hardware) -> float:
+    """Return the seconds in which a layer's tokens go to their experts and back, forward, backward, and once more.
+
+    Pieces for the same node and those for others travel at the same time, each way at its own rate.
+    """
+    token_bytes = activation_bytes(plan) / plan.tp_size
+    ep, distance, node = plan.ep_size, plan.etp_size, hardware.gpus_per_node
+    sent = all_to_all_bytes(plan.model, ep, token_bytes)
+    here = ep if plan.world_size <= node or node % (ep * distance) == 0 else max(1, min(ep, node // distance))
+    to_one = sent / max(1, ep - 1)
+    inside = (here - 1) * to_one / (hardware.node_bytes_per_second * hardware.node_efficiency)
+    across = (ep - here) * to_one / (hardware.network_bytes_per_second * hardware.network_efficiency)
+    gathered = expert_gather_bytes(plan.model, plan.etp_size, token_bytes) / link_rate(plan, hardware, "expert_tp")
+    return (3 if plan.recompute == "full" else 2) * (max(inside, across) + gathered)
 
 
 def core_flops(plan: Plan) -> float:
@@ -65,7 +104,7 @@ def core_flops(plan: Plan) -> float:
 
     In balanced chunks all context ranks have the same (`course.sizing.attention_work`).
     """
-    whole = 4 * num_tokens(plan) * plan.model.seq_length * plan.model.hidden_size / plan.tp_size
+    whole = 4 * num_tokens(plan) * plan.model.seq_length * query_size(plan.model) / plan.tp_size
     return whole / 2 if plan.fused_attention else whole
 
 
@@ -111,12 +150,15 @@ def link_rate(plan: Plan, hardware: Hardware, axis: str) -> float:
 
     Groups stay in a node if their ranks tile it. A group with k GPUs in each node has k network cards for a collective
     that goes around it. A message of the pipeline or of ring attention goes from one GPU to one other, and so do the
-    pieces of an all-to-all. "dp" is the group of the gradients, over context ranks, too.
+    pieces of an all-to-all. "dp" is the group of the gradients, over context ranks, too; "expert_dp" of the experts'.
     """
-    t, sharing = plan.tp_size, plan.dp_cp_size
-    size = {"tp": t, "cp": plan.cp_size, "dp": sharing, "pp": plan.pp_size}[axis]
-    distance = {"tp": 1, "cp": t, "dp": t, "pp": t * sharing}[axis]  # between neighbours, in ranks
-    goes_around = axis in ("tp", "dp") or (axis == "cp" and plan.context_parallel == "gathered")
+    t, sharing, etp, ep = plan.tp_size, plan.dp_cp_size, plan.etp_size, plan.ep_size
+    size = {"tp": t, "cp": plan.cp_size, "dp": sharing, "pp": plan.pp_size}
+    size |= {"expert_tp": etp, "expert_dp": plan.expert_dp_size}
+    distance = {"tp": 1, "cp": t, "dp": t, "pp": t * sharing, "expert_tp": 1, "expert_dp": etp * ep}  # of neighbours
+    size, distance = size[axis], distance[axis]
+    goes_around = axis in ("tp", "dp", "expert_tp", "expert_dp")
+    goes_around |= axis == "cp" and plan.context_parallel == "gathered"
     return group_rate(hardware, plan.world_size, size, distance, goes_around)
 
 

@@ -59,9 +59,13 @@ class Plan:
     cp_size: int = 1
     context_parallel: str = "ring"
     """How context ranks compute attention together, in balanced chunks: "ring", "ulysses" or "gathered"."""
+    ep_size: int = 1
+    expert_tp_size: int | None = None
+    """How many ranks divide each expert: tp_size if None."""
 
     def __post_init__(self):
-        for name in ("world_size", "batch_size", "tp_size", "pp_size", "micro_batch_size", "num_chunks", "cp_size"):
+        sizes = "world_size", "batch_size", "tp_size", "pp_size", "micro_batch_size", "num_chunks", "cp_size", "ep_size"
+        for name in (*sizes, *["expert_tp_size"] * (self.expert_tp_size is not None)):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
@@ -81,6 +85,7 @@ class Plan:
         _check_divides("num_layers", self.model.num_layers, pp_size=self.pp_size, num_chunks=self.num_chunks)
         self._check_batch()
         self._check_attention()
+        self._check_experts()
 
     def _check_batch(self):
         d, b, p, v = self.dp_size, self.micro_batch_size, self.pp_size, self.num_chunks
@@ -115,6 +120,18 @@ class Plan:
                 "use recompute='none'",
             )
 
+    def _check_experts(self):
+        if self.model.num_experts is None:
+            for name in ("ep_size", "expert_tp_size"):
+                if (size := getattr(self, name)) not in (None, 1):
+                    rule = f"{name} needs a model with experts"
+                    raise Misfit(rule, f"{name}={size} needs a model with experts", "give it num_experts")
+            return
+        ranks, etp = self.world_size // self.pp_size, {"expert_tp_size": self.etp_size}
+        _check_divides("world_size / pp_size", ranks, **etp, ep_size=self.ep_size)
+        _check_divides("num_experts", self.model.num_experts, ep_size=self.ep_size)
+        _check_divides("the width of an expert", self.model.expert_width, **etp)
+
     @property
     def dp_size(self) -> int:
         """d, the number of replicas: the GPUs divided by t * c * p."""
@@ -126,6 +143,16 @@ class Plan:
         return self.dp_size * self.cp_size
 
     @property
+    def etp_size(self) -> int:
+        """The number of ranks that divide each expert."""
+        return self.expert_tp_size or self.tp_size
+
+    @property
+    def expert_dp_size(self) -> int:
+        """The number of ranks with the same experts, which add up the gradients of these."""
+        return self.world_size // (self.etp_size * self.ep_size * self.pp_size)
+
+    @property
     def num_micro_batches(self) -> int:
         """m, the micro-batches that each pipeline runs in a step."""
         return self.batch_size // (self.dp_size * self.micro_batch_size)
@@ -135,10 +162,16 @@ class Plan:
         """How many layers lie between two messages of the pipeline."""
         return self.model.num_layers // (self.pp_size * self.num_chunks)
 
+    def num_moe_layers(self, stage: int) -> int:
+        """Return how many layers of a stage, in all of its chunks, have experts."""
+        chunk, layers = self.layers_per_chunk, range(self.model.num_layers if self.model.num_experts else 0)
+        return sum(self.model.has_experts(layer) for layer in layers if layer // chunk % self.pp_size == stage)
+
     @cached_property
     def layout(self) -> ParallelLayout:
-        """The ranks on their grid."""
-        return ParallelLayout(self.world_size, self.tp_size, self.pp_size, self.cp_size)
+        """The ranks on their grids."""
+        expert = dict(ep_size=self.ep_size, expert_tp_size=self.etp_size) if self.model.num_experts else {}
+        return ParallelLayout(self.world_size, self.tp_size, self.pp_size, self.cp_size, **expert)
 
     @property
     def bubble_over_ideal(self) -> float:

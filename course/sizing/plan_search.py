@@ -57,12 +57,13 @@ def search(
 
     Context parallelism is only tried if ``cp_sizes`` offers it, and needs ``fused_attention=True``. ``memory_share`` of
     a GPU may be planned; the rest is for what `memory` does not count. ``options`` go to `Plan`: sequence_parallel,
-    zero_stage, gradient_bytes, fused_attention, context_parallel.
+    zero_stage, gradient_bytes, fused_attention, context_parallel, ep_size, expert_tp_size.
 
     Raises:
         ValueError: something that no choice could mend, such as a model without attention heads.
     """
-    step_time(Plan(model, 1, batch_size, **options), hardware)  # what is wrong with every choice raises here
+    alone = {name: value for name, value in options.items() if name not in ("ep_size", "expert_tp_size")}
+    step_time(Plan(model, 1, batch_size, **alone), hardware)  # what is wrong with every choice raises here
     if not 0 < memory_share <= 1:
         raise ValueError(f"memory_share={memory_share} must be in (0, 1]")
     sizes = [(t, p) for t in divisors(world_size) for p in divisors(world_size // t)]

@@ -8,7 +8,9 @@ float32 copy and two moments). Source: arXiv 1910.02054, section 3.1. An activat
 from dataclasses import dataclass
 from typing import Any
 
+from course.sizing.experts import KEPT_OF_HIDDEN, kept_bytes_per_token
 from course.sizing.plan import Plan
+from course.sizing.shapes import AnyGPT, query_size
 from labkit.shape import GPT
 
 WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 12
@@ -33,12 +35,16 @@ def memory(plan: Plan, stage: int = 0) -> Memory:
 
     Not counted: what libraries allocate for themselves, fragmentation, and message buffers.
     """
-    parameters, replicas = stage_parameters(plan, stage), plan.dp_cp_size
-    shard = [1 / replicas if plan.zero_stage >= level else 1.0 for level in (1, 2, 3)]
+    experts = expert_parameters(plan, stage)
+    dense = stage_parameters(plan, stage) - experts
+    held = [  # of each level: ZeRO divides experts over the ranks that have the same, all else over the d c replicas
+        dense / plan.dp_cp_size + experts / plan.expert_dp_size if plan.zero_stage >= level else dense + experts
+        for level in (1, 2, 3)
+    ]
     return Memory(
-        weights=parameters * WEIGHT_BYTES * shard[2],
-        gradients=parameters * plan.gradient_bytes * shard[1],
-        optimizer=parameters * OPTIMIZER_BYTES * shard[0],
+        weights=held[2] * WEIGHT_BYTES,
+        gradients=held[1] * plan.gradient_bytes,
+        optimizer=held[0] * OPTIMIZER_BYTES,
         activations=stage_activation_bytes(plan, stage),
     )
 
@@ -57,6 +63,7 @@ def activation_bytes_per_layer(
     recompute: str = "none",
     cp_size: int = 1,
     fused_attention: bool = False,
+    expert_tp_size: int | None = None,
 ) -> float:
     """Return the bytes that one transformer layer keeps of one micro-batch.
 
@@ -71,6 +78,7 @@ def activation_bytes_per_layer(
     what the MLP keeps of its 4h hidden units, 16: the GeLU's input and output. Query groups make k and v smaller.
     SwiGLU keeps 4 numbers for each hidden unit: gate, SiLU(gate), the other factor and the product, as torch does
     without a fused kernel. The 10 are the inputs of two norms and two linear layers, and two dropout masks of 1 byte.
+    With ``expert_tp_size`` the layer has experts, which all get as many tokens (`kept_bytes_per_token`).
 
     Source: arXiv 2205.05198, table 2; arXiv 2307.08691, section 3.1, for what fused attention keeps.
     """
@@ -80,9 +88,14 @@ def activation_bytes_per_layer(
         return 2.0 * tokens * h / of_tokens
     assert model.num_attention_heads is not None
     of_a_head = 4 if fused_attention else 5 * model.seq_length if recompute == "none" else 0
-    mlp = {"gelu": 2, "swiglu": 4}[model.mlp] * model.mlp_width
-    divided_by_heads = 2 * (2 * h + 2 * model.kv_size + mlp) + of_a_head * model.num_attention_heads
-    return tokens * (10 * h / of_tokens + divided_by_heads / t)
+    mlp, linear_inputs = KEPT_OF_HIDDEN[model.mlp] * model.mlp_width, 2
+    if expert_tp_size is not None:
+        mlp = KEPT_OF_HIDDEN[model.mlp] * model.num_shared_experts * model.expert_width
+        linear_inputs = 2 if model.num_shared_experts else 1
+    divided_by_heads = 2 * (2 * query_size(model) + 2 * model.kv_size + mlp) + of_a_head * model.num_attention_heads
+    if expert_tp_size is not None:
+        divided_by_heads += kept_bytes_per_token(model, expert_tp_size)
+    return tokens * ((6 + 2 * linear_inputs) * h / of_tokens + divided_by_heads / t)
 
 
 def in_flight(plan: Plan, stage: int) -> int:
@@ -100,9 +113,18 @@ def stage_activation_bytes(plan: Plan, stage: int) -> float:
     ways: dict[str, Any] = dict(sequence_parallel=divided)
     ways |= dict(cp_size=plan.cp_size, fused_attention=plan.fused_attention)
     layer = activation_bytes_per_layer(model, b, t, recompute=plan.recompute, **ways)
+    largest = activation_bytes_per_layer(model, b, t, **ways)
+    if moe_layers := plan.num_moe_layers(stage):  # the mean of all layers, and the larger of both kinds
+        share, experts = (
+            moe_layers / (plan.num_chunks * plan.layers_per_chunk),
+            ways | {"expert_tp_size": plan.etp_size},
+        )
+        layer += share * (activation_bytes_per_layer(model, b, t, recompute=plan.recompute, **experts) - layer)
+        whole = activation_bytes_per_layer(model, b, t, **experts)
+        largest = whole if share == 1 else max(largest, whole)
     total = in_flight(plan, stage) * plan.layers_per_chunk * layer
     if plan.recompute == "full":  # while backward goes through a layer, all of its activations are there
-        total += activation_bytes_per_layer(model, b, t, **ways)
+        total += largest
     tokens = model.seq_length / plan.cp_size * b
     hidden = tokens * model.hidden_size / (t if divided else 1)
     if stage == 0:  # masks of the embedding's dropout: interleaving keeps two rounds of p micro-batches under way
@@ -116,17 +138,32 @@ def stage_activation_bytes(plan: Plan, stage: int) -> float:
 def stage_parameters(plan: Plan, stage: int) -> float:
     """Return the parameters on a GPU: matrices and column biases are divided by t, norms and row biases are whole.
 
-    The first and the last stage both have a tied embedding; otherwise each has a matrix of its own.
+    So are routers; of experts, see `expert_parameters`. The first and the last stage both have a tied embedding;
+    otherwise each has a matrix of its own.
     """
     model, t = plan.model, plan.tp_size
     h = model.hidden_size
     norm = 2 * h if model.norm == "layernorm" else h
-    column_biases = h + 2 * model.kv_size + (2 if model.mlp == "swiglu" else 1) * model.mlp_width
+    up = 2 if model.mlp == "swiglu" else 1
+    column_biases = query_size(model) + 2 * model.kv_size + up * model.mlp_width
     biases = (column_biases / t + 2 * h) if model.bias else 0
-    total = plan.num_chunks * plan.layers_per_chunk * (model.num_matrix_parameters / t + 2 * norm + biases)
+    inner_norms = model.attention_norms if isinstance(model, AnyGPT) else 0
+    layer = model.num_matrix_parameters / t + 2 * norm + biases + inner_norms
+    total = plan.num_chunks * plan.layers_per_chunk * layer
+    if moe_layers := plan.num_moe_layers(stage):  # shared experts and routers instead of MLPs, with no biases
+        mlp = (up + 1) * h * model.mlp_width / t + (up * model.mlp_width / t + h if model.bias else 0)
+        shared = model.num_shared_experts * model.num_expert_parameters / t
+        total += moe_layers * (shared + h * (model.num_experts or 0) - mlp) + expert_parameters(plan, stage)
     words = model.vocab_size * h / t
     if stage == 0:
         total += words + (model.seq_length * h if model.positions == "learned" else 0)
     if stage == plan.pp_size - 1:
         total += norm + (words if plan.pp_size > 1 or not model.tied else 0)
     return total
+
+
+def expert_parameters(plan: Plan, stage: int) -> float:
+    """Return the parameters of experts on a GPU: E/ep experts in each layer that has them, 1/etp of each."""
+    model = plan.model
+    whole = plan.num_moe_layers(stage) * (model.num_experts or 0) * model.num_expert_parameters
+    return whole / (plan.ep_size * plan.etp_size)

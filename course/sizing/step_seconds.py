@@ -12,7 +12,7 @@ from course.sizing.flops import flops_per_step
 from course.sizing.hardware import Hardware
 from course.sizing.layer_seconds import activation_bytes, layer_seconds, link_rate, logits_seconds
 from course.sizing.plan import Plan
-from course.sizing.stage_memory import stage_parameters
+from course.sizing.stage_memory import expert_parameters, stage_parameters
 
 ADAM = (4 + 4) + (4 + 4) + 2 * (4 + 4) + 2
 """Bytes that Adam reads and writes for each parameter: gradient, then set to 0; float32 copy; two moments; weight."""
@@ -29,6 +29,7 @@ class StepTime:
     overhead: float
     tensor_parallel: float
     context_parallel: float
+    expert_parallel: float
     pipeline_messages: float
     bubble: float
     data_parallel: float
@@ -77,6 +78,9 @@ def step_time(plan: Plan, hardware: Hardware) -> StepTime:
     m, bubble_slots = plan.num_micro_batches, (plan.pp_size - 1) / plan.num_chunks
     layers = plan.num_chunks * plan.layers_per_chunk
     layer, logits = layer_seconds(plan, hardware), logits_seconds(plan, hardware)
+    if share := plan.num_moe_layers(plan.pp_size - 1) / layers:  # the mean of both kinds
+        with_experts = layer_seconds(plan, hardware, has_experts=True)
+        layer = {part: (1 - share) * seconds + share * with_experts[part] for part, seconds in layer.items()}
     work = {part: m * (layers * seconds + logits.get(part, 0.0)) for part, seconds in layer.items()}
     messages = 2 * plan.num_chunks * message_seconds(plan, hardware) if plan.pp_size > 1 else 0.0  # there and back
     return StepTime(
@@ -109,14 +113,21 @@ def message_seconds(plan: Plan, hardware: Hardware) -> float:
 def gradients_seconds(plan: Plan, hardware: Hardware) -> float:
     """Return the seconds of the gradients' all-reduce; ZeRO-1 reduce-scatters, then gathers the 16-bit weights.
 
-    It runs over all ranks that have the same weights, d c of them.
+    It runs over all ranks that have the same weights, d c of them; for experts, those of expert_dp.
     """
     each = plan.gradient_bytes + (2 if plan.zero_stage else plan.gradient_bytes)
-    sent = (plan.dp_cp_size - 1) / plan.dp_cp_size * each * stage_parameters(plan, 0)
-    return sent / link_rate(plan, hardware, "dp")
+    experts = expert_parameters(plan, 0)
+    sent = (plan.dp_cp_size - 1) / plan.dp_cp_size * each * (stage_parameters(plan, 0) - experts)
+    of_experts = (plan.expert_dp_size - 1) / plan.expert_dp_size * each * experts
+    return sent / link_rate(plan, hardware, "dp") + of_experts / link_rate(plan, hardware, "expert_dp")
 
 
 def optimizer_seconds(plan: Plan, hardware: Hardware) -> float:
-    """Return the seconds in which Adam reads and writes its states; with ZeRO-1 each rank has 1/(d c)."""
-    share = 1 / plan.dp_cp_size if plan.zero_stage else 1.0
-    return share * stage_parameters(plan, 0) * ADAM / hardware.memory_rate
+    """Return the seconds in which Adam reads and writes its states.
+
+    With ZeRO-1 each rank has 1/(d c) of them, and of its experts' states 1/expert_dp.
+    """
+    experts = expert_parameters(plan, 0)
+    dense = stage_parameters(plan, 0) - experts
+    held = dense / plan.dp_cp_size + experts / plan.expert_dp_size if plan.zero_stage else dense + experts
+    return held * ADAM / hardware.memory_rate

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from course.sizing.context import attention_messages
+from course.sizing.experts import all_to_all_bytes, expert_gather_bytes, mlp_halves
 from course.sizing.layer_seconds import all_reduces
 from course.sizing.plan import Plan
 from course.sizing.ring import bus_factor
@@ -53,6 +54,11 @@ def step_traffic(
     - cp, if there are context ranks: the messages of each layer's attention, in balanced chunks. Full recomputation
       repeats those of forward.
 
+    - ep and expert_tp, if the model has experts: per layer with experts and rank, T tokens go to k experts and their
+      outputs come back, forward and backward, 4 T k h elements, of which 1/ep stay at home. Each also goes to all ranks
+      of an expert_tp group (`course.sizing.experts`). Tokens are taken to choose all experts equally often.
+    - expert_dp: an all-reduce of the gradients of a rank's experts. The others are dp's.
+
     Not counted: the tied embedding's gradient, and what tensor groups send for the embedding, the output layer, the
     loss and, with sequence parallelism, the gradients of norms and biases.
 
@@ -67,8 +73,13 @@ def step_traffic(
     activation_bytes = tokens * model.hidden_size * bytes_per_element
     stage_layers = model.num_layers / layout.pp_size
     handed_over = activation_bytes / (layout.tp_size if sequence_parallel else 1)
-    gradient_bytes = model.num_parameters / (layout.tp_size * layout.pp_size) * gradient_bytes_per_element
+    of_experts = model.num_moe_layers * (model.num_experts or 0) * model.num_expert_parameters
+    dense_parameters = model.num_parameters - of_experts
+    gradient_bytes = dense_parameters / (layout.tp_size * layout.pp_size) * gradient_bytes_per_element
     layer_bytes = all_reduces(recompute, sequence_parallel) * stage_layers * activation_bytes
+    if moe_layers := model.num_moe_layers / layout.pp_size:
+        halves = mlp_halves(model, sequence_parallel) - 1  # of a layer: what experts in place of an MLP add
+        layer_bytes += halves / 2 * all_reduces(recompute, sequence_parallel) * moe_layers * activation_bytes
     t, replicas, dp_groups = layout.tp_size, layout.dp_size * layout.cp_size, layout.groups("dp", "cp")
     first_again = num_chunks - 1 if layout.pp_size > 1 else 0
     traffic = {
@@ -76,6 +87,16 @@ def step_traffic(
         "dp": _to_the_next(dp_groups, gpus_per_node, bus_factor("all_reduce", replicas) * gradient_bytes),
         "pp": _to_the_next(layout.groups("pp"), gpus_per_node, 2 * handed_over, num_chunks, first_again),
     }
+    if model.num_experts:
+        passes = 3 if recompute == "full" else 2  # forward and backward, and forward again
+        token_bytes = passes * moe_layers * tokens / t * model.hidden_size * bytes_per_element  # of a rank's own tokens
+        etp, ep, copies = layout.expert_tp_size, layout.ep_size, layout.expert_dp_size
+        expert_bytes = of_experts / (etp * ep * layout.pp_size) * gradient_bytes_per_element
+        sent, gathered = all_to_all_bytes(model, ep, token_bytes), expert_gather_bytes(model, etp, token_bytes)
+        traffic["expert_tp"] = _to_the_next(layout.groups("expert_tp"), gpus_per_node, gathered)
+        traffic["ep"] = _to_all(layout.groups("ep"), gpus_per_node, sent)
+        reduced = bus_factor("all_reduce", copies) * expert_bytes
+        traffic["expert_dp"] = _to_the_next(layout.groups("expert_dp"), gpus_per_node, reduced)
     if layout.cp_size > 1:
         context = layout.cp_size, t, batch_size / layout.dp_size, bytes_per_element
         forward, backward = attention_messages(model, context_parallel, *context)
@@ -128,4 +149,4 @@ def _to_all(groups: list[list[int]], gpus_per_node: int, sent_bytes: float) -> T
     for group in groups:
         ranks_of_nodes = Counter(rank // gpus_per_node for rank in group).values()
         num_crossing += sum(ranks * (size - ranks) for ranks in ranks_of_nodes)
-    return Traffic(len(groups) * size * sent_bytes, num_crossing * sent_bytes / (size - 1))
+    return Traffic(len(groups) * size * sent_bytes, num_crossing * sent_bytes / max(1, size - 1))

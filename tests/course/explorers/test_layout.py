@@ -2,7 +2,7 @@
 
 import pytest
 
-from course.explorers.layout import BATCH_SIZE, MODEL, layout_explorer
+from course.explorers.layout import BATCH_SIZE, MODEL, WITH_EXPERTS, layout_explorer
 from course.pictures.layout import axes_in_use, draw_layout
 from course.pictures.style import bytes_text
 from course.sizing import step_traffic
@@ -90,3 +90,61 @@ def test_its_repr_is_short_and_could_be_typed(explorer):
 def test_one_gpu_is_not_gpus():
     assert "2 copies of the model, each on 1 GPU" in layout_explorer(world_size=2, tp_size=1, pp_size=1).says.value
     assert "1 GPUs" not in layout_explorer(world_size=2, tp_size=1, pp_size=1).says.value
+
+
+@pytest.fixture
+def sixteen():
+    return layout_explorer(16, 2, 2, 2, ep_size=4, expert_tp_size=1)
+
+
+def test_experts_have_a_grid_beside_the_dense_one_with_its_bytes(sixteen):
+    layout = ParallelLayout(16, 2, 2, 2, "tp-cp-dp-pp", ep_size=4, expert_tp_size=1)
+    assert sixteen.shown == layout and scene(sixteen).panels
+    traffic = step_traffic(WITH_EXPERTS, layout, gpus_per_node=8, batch_size=BATCH_SIZE)
+    assert traffic["ep"].total_bytes > 0
+    for axis, row in zip(axes_in_use(layout), scene(sixteen).table.rows, strict=True):
+        assert row[3:5] == [bytes_text(volume) for volume in traffic[axis]]
+    assert "157 billion parameters, of which 7.5 billion compute a token" in scene(sixteen).table.caption
+    assert "2 · 1 · 4 · 2 = n: a GPU has 16 of 64 experts, and 2 GPUs have the same" in sixteen.says.value
+    sixteen.expert_tp_size.value = 2
+    assert "a GPU has 16 of 64 experts (1/2 of each), and no two GPUs have the same" in sixteen.says.value
+
+
+def test_with_one_expert_group_there_is_one_grid_and_the_dense_model(explorer):
+    before = scene(explorer)
+    explorer.ep_size.value = 2
+    assert "expert (ep 2)" in [row[0] for row in scene(explorer).table.rows]
+    explorer.ep_size.value = 1
+    assert list(scene(explorer).marks) == list(before.marks) and scene(explorer).table == before.table
+    explorer.expert_tp_size.value = 2  # as t
+    assert list(scene(explorer).marks) == list(before.marks)
+
+
+@pytest.mark.parametrize(
+    ("control", "value", "moved"),
+    [
+        ("ep_size", 8, "<b>pipeline p is 1 now, not 4.</b> expert tensor etp = 2 * experts ep = 8 = 16 does not divide "
+         "the expert grid&#x27;s n/p = 4."),
+        ("expert_tp_size", 8, "<b>pipeline p is 2 now, not 4.</b> expert tensor etp = 8 * experts ep = 1 = 8 does not "
+         "divide the expert grid&#x27;s n/p = 4."),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not_fit_the_expert_grid_move_others_and_name_it(explorer, control, value, moved):
+    getattr(explorer, control).value = value
+    assert getattr(explorer, control).value == value and moved in explorer.says.value
+
+
+def test_an_order_with_other_pipelines_gives_way_to_experts():
+    explorer = layout_explorer(16, 2, 2, order="tp-pp-dp", expert_tp_size=2)
+    explorer.expert_tp_size.value = 1
+    assert "moved" in explorer.says.value and "in the dense grid" in explorer.says.value
+
+
+def test_ranks_that_experts_cannot_be_divided_among_are_refused():
+    with pytest.raises(ValueError, match="ep_size=3 does not divide num_experts=64"):
+        layout_explorer(12, 1, 1, ep_size=3)
+
+
+def test_a_layout_with_experts_can_be_typed_from_its_repr(sixteen):
+    assert repr(sixteen).endswith("gpus_per_node=8, ep_size=4, expert_tp_size=1)")
+    assert eval(repr(sixteen), {"layout_explorer": layout_explorer}).choice == sixteen.choice

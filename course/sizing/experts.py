@@ -1,0 +1,45 @@
+"""Counts what a layer with experts sends: tokens to their experts and back, in place of an MLP's all-reduces.
+
+A rank routes T tokens of its own, s b/(c t), each to k experts. The counts are those of `labkit.expert_parallel`, whose
+one message each way has as many bytes as an all-to-all over ep, and a gather or a sum over expert_tp.
+Sources: arXiv 2006.16668, section 3; arXiv 2504.14960.
+"""
+
+from labkit.shape import GPT
+
+KEPT_OF_HIDDEN = {"gelu": 2, "swiglu": 4}
+"""How many numbers backward needs for each hidden unit of an MLP: GeLU's input and output; SwiGLU's four."""
+
+
+def all_to_all_bytes(model: GPT, ep_size: int, token_bytes: float) -> float:
+    """Return what a rank sends over ep to bring tokens there and back: 2 T k h e (1 - 1/ep), where T h e are its own.
+
+    >>> model = GPT(2, 16, 8, 32, num_experts=4, top_k=2)
+    >>> all_to_all_bytes(model, ep_size=4, token_bytes=100)
+    300.0
+    """
+    return 2 * model.top_k * token_bytes * (1 - 1 / ep_size)
+
+
+def expert_gather_bytes(model: GPT, expert_tp_size: int, token_bytes: float) -> float:
+    """Return what it sends over expert_tp, each of whose ranks needs all rows, and has a partial sum of all outputs."""
+    return 2 * model.top_k * token_bytes * (expert_tp_size - 1)
+
+
+def mlp_halves(model: GPT, sequence_parallel: bool) -> int:
+    """Return how many times the all-reduces of an MLP, half of a layer's, a layer with experts has.
+
+    Without sequence parallelism each tensor rank routes its slice of the same tokens, and the slices of the output are
+    put together by an all-reduce. With it, a rank has tokens of its own. Shared experts are an MLP.
+    """
+    return (0 if sequence_parallel else 1) + (1 if model.num_shared_experts else 0)
+
+
+def kept_bytes_per_token(model: GPT, expert_tp_size: int) -> int:
+    """Return the bytes that a layer keeps for backward for each token that a rank routes, if loads are even.
+
+    The router has the token in float32, its logits and its scores. Of the k choices: the row that each of the experts'
+    ranks got, with an expert's hidden units, and the output that is to be weighed.
+    """
+    h, k, hidden = model.hidden_size, model.top_k, KEPT_OF_HIDDEN[model.mlp] * model.expert_width
+    return 4 * h + 2 * 4 * (model.num_experts or 0) + 2 * k * (h * expert_tp_size + hidden + h)

@@ -1,0 +1,117 @@
+"""Shapes of published models with experts, and their parameters: all of them, and those that compute a token.
+
+`labkit.shape.GPT` describes what `labkit.model` builds. An `AnyGPT` also has what some published models have instead.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from labkit.shape import GPT
+from labkit.sizes import check_size
+
+
+@dataclass(frozen=True)
+class AnyGPT(GPT):
+    """A GPT whose heads have a size of their own, whose attention has norms, or whose first layers have no experts.
+
+    >>> QWEN3_30B_A3B.query_size, QWEN3_30B_A3B.hidden_size
+    (4096, 2048)
+    """
+
+    head_size: int | None = None  # h/a if None
+    attention_norms: int = 0  # numbers in the norms inside the attention of a layer
+    latent_attention: int | None = None  # weights in its matrices, where q, k and v come from latents (DeepSeek's MLA)
+    num_dense_layers: int = 0  # at the start, before those with experts
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_attention_heads is None:
+            raise ValueError("a head_size needs num_attention_heads: give it too")
+        for name in ("attention_norms", "num_dense_layers"):
+            check_size(name, getattr(self, name), least=0)
+        if self.head_size is not None:
+            check_size("head_size", self.head_size)
+
+    @property
+    def query_size(self) -> int:
+        """The width of a token's queries, and of what its heads return."""
+        heads = self.num_attention_heads or 1
+        return heads * (self.head_size or self.hidden_size // heads)
+
+    @property
+    def kv_size(self) -> int:
+        heads = self.num_attention_heads or 1
+        return self.query_size // heads * (self.num_query_groups or heads)
+
+    @property
+    def num_matrix_parameters(self) -> int:
+        h, q, kv = self.hidden_size, self.query_size, self.kv_size
+        attention = 2 * h * (q + kv) if self.latent_attention is None else self.latent_attention
+        return super().num_matrix_parameters - 2 * h * (h + kv) + attention
+
+    @property
+    def flops_per_token(self) -> int:
+        return super().flops_per_token + 12 * self.num_layers * self.seq_length * (self.query_size - self.hidden_size)
+
+    @property
+    def num_parameters(self) -> int:
+        biases = self.query_size - self.hidden_size if self.bias else 0
+        return super().num_parameters + self.num_layers * (self.attention_norms + biases)
+
+    def has_experts(self, layer: int) -> bool:
+        return layer >= self.num_dense_layers and super().has_experts(layer)
+
+
+class Parameters(NamedTuple):
+    """How many parameters a model has, and how many of them compute a token."""
+
+    total: int
+    active: int
+
+
+def count_parameters(model: GPT) -> Parameters:
+    """Return the parameters of a model, the norm after its last layer included.
+
+    >>> count_parameters(MIXTRAL_8X22B), count_parameters(QWEN3_30B_A3B)
+    (Parameters(total=140630071296, active=39161468928), Parameters(total=30532122624, active=3353032704))
+    """
+    norm = (2 if model.norm == "layernorm" else 1) * model.hidden_size
+    return Parameters(model.num_parameters + norm, model.num_active_parameters + norm)
+
+
+def query_size(model: GPT) -> int:
+    """Return the width of a token's queries: h, unless the heads have a size of their own."""
+    return model.query_size if isinstance(model, AnyGPT) else model.hidden_size
+
+
+def mla_parameters(h: int, a: int, q_rank: int, kv_rank: int, head: int, rope: int, value: int) -> int:
+    """Return the weights in the matrices of multi-head latent attention. Source: arXiv 2412.19437, section 2.1.1.
+
+    They go from h to the latents of q and of k and v (with the shared rotary key), from those to a heads, and back.
+    """
+    down = h * (q_rank + kv_rank + rope)
+    return down + q_rank * a * (head + rope) + kv_rank * a * (head + value) + a * value * h
+
+
+TODAY: dict = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
+MIXTRAL_8X22B = GPT(56, 6144, 4096, 32768, 48, 8, 16384, num_experts=8, top_k=2, **TODAY)
+QWEN3_30B_A3B = AnyGPT(
+    48, 2048, 4096, 151936, 32, 4, num_experts=128, top_k=8, moe_ffn_hidden_size=768,
+    head_size=128, attention_norms=2 * 128, **TODAY,
+)  # fmt: skip
+DEEPSEEK_V3 = AnyGPT(
+    61, 7168, 4096, 129280, 128, ffn_hidden_size=18432, num_experts=256, top_k=8, num_shared_experts=1,
+    moe_ffn_hidden_size=2048, router_scores="sigmoid", num_dense_layers=3,
+    head_size=(128 + 64 + 128) // 2,  # 192 for keys and 128 for values: as many FLOPs as 160 for both
+    attention_norms=1536 + 512, latent_attention=mla_parameters(7168, 128, 1536, 512, 128, 64, 128), **TODAY,
+)  # fmt: skip
+"""Sources: the models' config.json on Hugging Face, for sequences of 4,096 tokens; Mixtral as of v0.3 (v0.1 has 32,000
+words)."""
+
+LEFT_OUT = {
+    "DeepSeek-V3": (
+        "the bias of each router (256 numbers in 58 layers, updated without a gradient) and the module that predicts "
+        "the token after next (about 14 billion parameters)"
+    )
+}
+"""What these counts do not have, by model."""
