@@ -27,6 +27,10 @@ class Balance:
 
     The auxiliary loss is coefficient * E * the sum over experts of f_i P_i, which is the coefficient if all is even:
     f_i is the fraction of all choices that expert i got, P_i the mean of its scores.
+
+    That is not linear in the batch. Counted per sequence, it does not depend on how a batch is divided; per micro-batch
+    it depends on their rows, and no other choice of layout. "global" counts a step's micro-batches so far, and which
+    rows those are depends on dp too, unless a step is one micro-batch. The z-loss and the biases depend on nothing.
     """
 
     aux_loss: str = "micro_batch"  # where f_i is counted: "micro_batch", "sequence" or "global" (a step, all replicas)

@@ -66,8 +66,8 @@ class TrainConfig:
     num_shared_experts: int = 0  # Experts beside them that compute all tokens.
     moe_ffn_hidden_size: int | None = None  # Width of an expert; by default that of the MLPs.
     router_scores: Literal["softmax", "sigmoid"] = "softmax"  # A token's probabilities of experts, from the logits.
-    # Where the auxiliary loss counts choices. With "sequence" the loss depends on no layout; with "micro_batch" it
-    # depends on the tokens of a micro-batch, and with "global" on the order of micro-batches, so both depend on dp.
+    # Where the auxiliary loss counts choices. What is learned depends on no layout with "sequence", only on
+    # micro_batch_size with "micro_batch"; with "global" on dp too, unless a step is one micro-batch.
     aux_loss: Literal["micro_batch", "sequence", "global"] = "micro_batch"
     aux_loss_coefficient: float = 0.0  # Weight of the auxiliary loss, which evens out the loads of experts; often 0.01.
     z_loss_coefficient: float = 0.0  # Weight of the routers' z-loss, which keeps logits small; often 0.001.

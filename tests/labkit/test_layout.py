@@ -26,6 +26,9 @@ LARGEST_WORLD = 32
 WORLD_SIZES = (*range(1, 9), 12, 16, 24)  # the others have the factors of one of these, or are primes
 ORDERS = ["-".join(order) for order in itertools.permutations(AXES)]
 ORDERS_WITHOUT_CP = ["-".join(order) for order in itertools.permutations(("tp", "dp", "pp"))]
+ORDERS_WITH_EP = [
+    "-".join(order) for axes in (AXES, ("tp", "dp", "pp")) for order in itertools.permutations(("ep", *axes))
+]
 SUBSETS = [subset for k in (1, 2, 3, 4) for subset in itertools.combinations(range(4), k)]  # of positions in the order
 
 
@@ -222,9 +225,9 @@ def test_a_grid_knows_its_axes():
             question()
 
 
-@pytest.mark.parametrize("order", ORDERS + ORDERS_WITHOUT_CP)
+@pytest.mark.parametrize("order", ORDERS + ORDERS_WITHOUT_CP + ORDERS_WITH_EP)
 def test_both_grids_of_a_layout_are_megatron_s(order):
-    """ep stands before dp, as in Megatron-LM's default order; layouts whose pipelines would differ are refused."""
+    """ep stands before dp unless it is named, as in Megatron-LM's default order; pipelines that differ are refused."""
     stood = 0
     cp_sizes = (1, 2) if "cp" in order else (1,)
     for tp, cp, pp, etp, ep in itertools.product((1, 2), cp_sizes, (1, 2, 3), (1, 2, 4), (1, 2, 3, 4)):
@@ -236,7 +239,7 @@ def test_both_grids_of_a_layout_are_megatron_s(order):
                 ParallelLayout(48, tp, pp, cp, order, ep_size=ep, expert_tp_size=etp)
             continue
         experts = {"tp": etp, "cp": 1, "ep": ep, "dp": 48 // (etp * ep * pp), "pp": pp}
-        with_ep = order.replace("dp", "ep-dp")
+        with_ep = order if "ep" in order else order.replace("dp", "ep-dp")
         if megatron_groups(with_ep, dense, "pp") != megatron_groups(with_ep, experts, "pp"):
             with pytest.raises(ValueError, match=r"makes pipelines such as .* in the dense grid, but .* name pp last"):
                 ParallelLayout(48, tp, pp, cp, order, ep_size=ep, expert_tp_size=etp)
@@ -274,9 +277,10 @@ def test_experts_lie_as_dense_layers_do_unless_their_sizes_are_given(order):
                 assert layout.group_of(rank, axis) in layout.groups(axis)
 
 
-def test_experts_of_sixteen_ranks():
+@pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-cp-ep-dp-pp"])
+def test_experts_of_sixteen_ranks(order):
     """t = c = d = p = 2, with four times four experts, each whole: ep takes the place of tp and cp."""
-    layout = ParallelLayout(16, 2, 2, 2, ep_size=4, expert_tp_size=1)
+    layout = ParallelLayout(16, 2, 2, 2, order, ep_size=4, expert_tp_size=1)
     assert layout.groups("cp") == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]]
     assert layout.groups("dp") == [[0, 4], [1, 5], [2, 6], [3, 7], [8, 12], [9, 13], [10, 14], [11, 15]]
     assert layout.groups("ep") == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
