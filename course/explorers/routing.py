@@ -17,35 +17,35 @@ SKEWS = tuple(number / 4 for number in range(13))
 class routing_explorer(Explorer):
     """Show tokens on their way to their experts and back; ``shown`` is who chose whom.
 
-    ``router`` may be the logits of your own, [ranks][tokens][experts]: then it decides the sizes.
+    ``router`` may be logits of your own, [ranks][tokens][experts]: then they decide the sizes.
     """
 
     table = (
+        ("router", menu, "router", (DRAWN,), DRAWN),
         ("num_tokens", slider, "tokens of a rank", (2, 4, 8), 4),
         ("num_experts", slider, "experts E", (2, 4, 8, 16), 8),
         ("top_k", slider, "chosen k", (1, 2, 4), 2),
         ("ep_size", slider, "ranks ep", (1, 2, 4, 8), 4),
         ("skew", slider, "skew", SKEWS, 0.0),
-        ("router", menu, "router", (DRAWN,), DRAWN),
     )
 
-    def _in_table(self, num_tokens, num_experts, top_k, ep_size, skew, router: str | Sequence):
+    def _in_table(self, router: str | Sequence, num_tokens, num_experts, top_k, ep_size, skew):
         """Keep the reader's own logits, and start with their sizes."""
-        self.own = None if isinstance(router, str) else router
-        if self.own is None:
-            return [num_tokens, num_experts, top_k, ep_size, skew, router]
-        return [len(self.own[0]), len(self.own[0][0]), top_k, len(self.own), skew, OWN]
+        if isinstance(router, str):
+            self.own = []
+            return [router, num_tokens, num_experts, top_k, ep_size, skew]
+        self.own = [token for rank in router for token in rank]
+        return [OWN, len(router[0]), len(self.own[0]), top_k, len(router), skew]
 
     def _fit(self, choice) -> Routed:
-        sizes = choice.ep_size, choice.num_tokens, choice.num_experts
-        logits = drawn_logits(*sizes)
-        if choice.router == OWN and self.own is not None:
-            logits = self.own
-            has = len(logits), len(logits[0]), len(logits[0][0])
-            if sizes != has:
-                what = zip(has, ("ranks", "tokens on each", "experts"))
-                raise ValueError(f"yours is for {', '.join(f'{size} {word}' for size, word in what)}")
-        return route(logits, choice.top_k, choice.skew)
+        router, num_tokens, num_experts, top_k, ep_size, skew = choice
+        if router == DRAWN:
+            return route(drawn_logits(ep_size, num_tokens, num_experts), top_k, skew)
+        if (ep_size * num_tokens, num_experts) != (len(self.own), len(self.own[0])):
+            raise ValueError(f"yours is for {len(self.own)} tokens in all, and {len(self.own[0])} experts")
+        return route(
+            [self.own[start : start + num_tokens] for start in range(0, len(self.own), num_tokens)], top_k, skew
+        )
 
     def _parts(self) -> Parts:
         routed, row_bytes = self.shown, HIDDEN * NUMBER_BYTES
