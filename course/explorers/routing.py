@@ -52,11 +52,12 @@ class routing_explorer(Explorer):
         ranks = range(routed.ep_size)
         gets = [sum(row[rank] for row in routed.rows) for rank in ranks]
         leaves = [sum(row) - row[rank] for rank, row in enumerate(routed.rows)]
+        most = max(leaves) * row_bytes
         even = len(routed.copies) / routed.ep_size
         busiest = max(range(routed.num_experts), key=routed.loads.__getitem__)
         says = f"Expert {busiest} computes <b>{routed.loads[busiest] / routed.mean_load:.2f} times</b> the mean load, "
         says += f"the busiest rank <b>{max(gets) / even:.2f} times</b> the mean of all ranks, which wait for it. "
-        says += f"A rank sends at most {bytes_text(max(leaves) * row_bytes)}. Press Play."
+        says += f"A rank sends at most {bytes_text(most)}. Press Play." if most else "Nothing is sent."
         rows = [
             [f"rank {rank}", *("stays" if to == rank else bytes_text(row[to] * row_bytes) for to in ranks),
              bytes_text(leaves[rank] * row_bytes), f"{gets[rank]:,} rows"] for rank, row in enumerate(routed.rows)

@@ -70,7 +70,7 @@ ep_group = Choice(
 
 largest_ep = Number(
     "15.largest_ep",
-    "The same 16 GPUs, t = c = d = p = 2, expert_tp = 1, and layers with 64 experts. Which is the largest ep that fits?",
+    "The same 16 GPUs, t = c = d = p = 2, expert_tp = 1, and 64 experts in a layer. Which is the largest ep that fits?",
     {
         2: "ep need not divide d. The second grid has all ranks of a stage to divide among its own axes.",
         4: "That is d · c. Tensor ranks may have different experts, too, as expert_tp is 1.",
@@ -103,18 +103,6 @@ leaves_node = Number(
     },
     unit="%",
     tolerance=0.01,
-)
-
-collapsed = Number(
-    "15.collapsed",
-    "E = 8 and k = 1. All tokens choose the same expert, with probability 1. What is the auxiliary loss, "
-    "E times the sum of f_i P_i (for a coefficient of 1)?",
-    {
-        1: "That is its value when all is even. Here one expert has f = 1 and P = 1.",
-        0: "The sum has one term that is not 0.",
-        0.125: "It is multiplied by E, so that it is 1 when all is even.",
-        64: "f_i is a fraction of all choices, so it is at most 1.",
-    },
 )
 
 costs_most = Choice(
