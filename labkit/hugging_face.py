@@ -1,12 +1,13 @@
 """Translates Hugging Face's format: config.json to a `GPT` and back, and which file and rows have which parameter.
 
-It knows two forms: GPT-2's, and that of Llama, to which Mistral's models belong too.
+It knows three forms: GPT-2's, that of Llama, to which Mistral's models belong too, and Mixtral's with experts.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu"
 FORMS = {
     "gpt2": dict(norm=("layernorm",), mlp=("gelu", "gelu_tanh"), positions=("learned",), bias=(True,)),
     "llama": dict(norm=("rmsnorm",), mlp=("swiglu",), positions=("rope",), bias=(True, False)),
+    "mixtral": dict(norm=("rmsnorm",), mlp=("swiglu",), positions=("rope",), bias=(False,)),
 }
 NAMES = {  # labkit's modules, without "layers.N.", and what has their rows in the files
     "gpt2": {
@@ -44,7 +46,15 @@ NAMES = {  # labkit's modules, without "layers.N.", and what has their rows in t
         "output": ["lm_head"],
     },
 }
-PREFIXES = {"gpt2": ("transformer.", "transformer.h."), "llama": ("model.", "model.layers.")}
+NAMES["mixtral"] = NAMES["llama"] | {
+    "mlp.router": ["block_sparse_moe.gate"],
+    "mlp.experts.up": ["w1", "w3"],  # of each expert
+    "mlp.experts.down": ["w2"],
+}
+PREFIXES = {
+    "gpt2": ("transformer.", "transformer.h."),
+    **dict.fromkeys(("llama", "mixtral"), ("model.", "model.layers.")),
+}
 NOT_WEIGHTS = re.compile(r"attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # masks and tables that old files have
 
 
@@ -56,31 +66,37 @@ class Rows:
     start: int  # the first of them in the model's tensor
     length: int
     file_start: int  # the first of them in the file's tensor
-    is_transposed: bool  # there they are columns: GPT-2's linear layers are [in, out]
+    is_transposed: bool = False  # there they are columns: GPT-2's linear layers are [in, out]
+    expert: int | None = None  # they are rows of this expert's matrix, in a tensor [experts, out, in]
 
 
-def rows_of(name: str, num_rows: int, shape: GPT) -> Iterator[Rows]:
-    """Yield where the files have the rows of the parameter ``name`` of a whole model, in their order.
+def rows_of(name: str, size: Sequence[int], shape: GPT) -> Iterator[Rows]:
+    """Yield where the files have the rows of the parameter ``name`` of a whole model, of this size, in their order.
 
     The heads of Llama's queries are in order; in labkit's fused layer come the first of each group, then the second.
 
     >>> form = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
     >>> llama = GPT(1, 8, 4, 10, num_attention_heads=4, num_query_groups=2, **form)
-    >>> rows = rows_of("layers.0.attention.qkv.weight", 16, llama)
+    >>> rows = rows_of("layers.0.attention.qkv.weight", (16, 8), llama)
     >>> [(each.name.split(".")[-2], each.file_start, each.length) for each in rows]
     [('q_proj', 0, 2), ('q_proj', 4, 2), ('q_proj', 2, 2), ('q_proj', 6, 2), ('k_proj', 0, 4), ('v_proj', 0, 4)]
     """
     form, (layer, module, kind) = form_of(shape), _parts(name)
     files = [_file_name(form, each, layer, kind) for each in NAMES[form][module]]
+    if module.startswith("mlp.experts."):
+        for expert, (number, file) in product(range(size[0]), enumerate(NAMES[form][module])):
+            file = _file_name(form, f"block_sparse_moe.experts.{expert}.{file}", layer, kind)
+            yield Rows(file, number * (size[1] // len(files)), size[1] // len(files), 0, expert=expert)
+        return
     is_transposed = form == "gpt2" and kind == "weight" and ".c_" in files[0]
-    lengths, start = [num_rows // len(files)] * len(files), 0
-    if module == "attention.qkv" and form == "llama":
+    lengths, start = [size[0] // len(files)] * len(files), 0
+    if module == "attention.qkv" and form != "gpt2":
         assert shape.num_attention_heads is not None
-        groups, size = shape.num_query_groups or shape.num_attention_heads, shape.hidden_size
-        head_size, heads_per_group = size // shape.num_attention_heads, shape.num_attention_heads // groups
-        lengths = [size, shape.kv_size, shape.kv_size]
+        h, groups = shape.hidden_size, shape.num_query_groups or shape.num_attention_heads
+        head_size, heads_per_group = h // shape.num_attention_heads, shape.num_attention_heads // groups
+        lengths = [h, shape.kv_size, shape.kv_size]
         for head in (group * heads_per_group + j for j in range(heads_per_group) for group in range(groups)):
-            yield Rows(files[0], start, head_size, head * head_size, is_transposed)
+            yield Rows(files[0], start, head_size, head * head_size)
             start += head_size
         files, lengths = files[1:], lengths[1:]
     for file, length in zip(files, lengths):
@@ -110,11 +126,16 @@ def form_of(shape: GPT) -> str:
     """Return which of Hugging Face's architectures has this shape; raise a ValueError if none has."""
     fits = {name: all(getattr(shape, key) in known for key, known in form.items()) for name, form in FORMS.items()}
     fits["gpt2"] &= shape.num_query_groups in (None, shape.num_attention_heads)
+    of_experts = shape.num_shared_experts, shape.moe_layer_freq, shape.router_scores
+    fits["mixtral"] &= of_experts == (0, 1, "softmax") and shape.top_k > 1
+    fits = {name: it_fits and (name == "mixtral") == (shape.num_experts is not None) for name, it_fits in fits.items()}
     if form := next((name for name, it_fits in fits.items() if it_fits), None):
         return form
-    given = ", ".join(f"{name}={getattr(shape, name)!r}" for name in ("norm", "mlp", "positions", "bias"))
+    given = ", ".join(
+        f"{name}={getattr(shape, name)!r}" for name in ("norm", "mlp", "positions", "bias", "num_experts")
+    )
     forms = "; ".join(", ".join(f"{k}={' or '.join(map(repr, v))}" for k, v in form.items()) for form in FORMS.values())
-    raise ValueError(f"{given} is not the form of a model that transformers knows: use {forms}")
+    raise ValueError(f"{given} is not the form of a model that transformers knows: use {forms}, the last with experts")
 
 
 def shape_of(config: Mapping[str, Any], seq_length: int | None = None) -> GPT:
@@ -124,9 +145,9 @@ def shape_of(config: Mapping[str, Any], seq_length: int | None = None) -> GPT:
         ValueError: the architecture, or one of its options, is not one that labkit computes.
     """
     kind = config.get("model_type")
-    if kind not in ("gpt2", "llama", "mistral"):
+    if kind not in (*FORMS, "mistral"):
         raise ValueError(
-            f"model_type={kind!r} is an architecture that labkit does not have: use gpt2, llama or mistral"
+            f"model_type={kind!r} is an architecture that labkit does not have: use gpt2, llama, mistral or mixtral"
         )
     if quantized := config.get("quantization_config"):
         raise ValueError(f"quantization_config={quantized}: use weights in floating point")
@@ -169,6 +190,10 @@ def _llama(config: Mapping[str, Any], seq_length: int) -> GPT:
     form: dict[str, Any] = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=bias)
     form |= dict(norm_eps=config.get("rms_norm_eps", 1e-6), rotary_base=rope["rope_theta"])
     form |= dict(tied=config.get("tie_word_embeddings", False), ffn_hidden_size=config["intermediate_size"])
+    if config["model_type"] == "mixtral":
+        form |= dict(num_experts=config["num_local_experts"], top_k=config["num_experts_per_tok"])
+        if form["top_k"] < 2:
+            raise ValueError(f"num_experts_per_tok={form['top_k']} is not computed by labkit's model: use 2 or more")
     return GPT(*sizes, num_query_groups=None if groups == heads else groups, **form)
 
 
@@ -192,11 +217,14 @@ def config_of(shape: GPT, dtype: str) -> dict[str, Any]:
         how = {"activation_function": activation, "layer_norm_epsilon": shape.norm_eps}
         return {"architectures": ["GPT2LMHeadModel"], **same, **sizes, **how}
     sizes = {"num_hidden_layers": shape.num_layers, "hidden_size": shape.hidden_size, "num_attention_heads": heads}
-    sizes |= {"num_key_value_heads": shape.num_query_groups or heads, "intermediate_size": shape.mlp_width}
+    sizes |= {"num_key_value_heads": shape.num_query_groups or heads, "intermediate_size": shape.expert_width}
     sizes |= {"max_position_embeddings": shape.seq_length}
     how = {"hidden_act": "silu", "rms_norm_eps": shape.norm_eps, "rope_theta": shape.rotary_base}
-    how |= {"attention_bias": shape.bias, "mlp_bias": shape.bias}
-    return {"architectures": ["LlamaForCausalLM"], **same, **sizes, **how}
+    if form == "mixtral":
+        how |= {"num_local_experts": shape.num_experts, "num_experts_per_tok": shape.top_k, "sliding_window": None}
+    else:
+        how |= {"attention_bias": shape.bias, "mlp_bias": shape.bias}
+    return {"architectures": [f"{form.capitalize()}ForCausalLM"], **same, **sizes, **how}
 
 
 def weight_files(folder: Path) -> dict[Path, set[str]]:

@@ -107,9 +107,9 @@ def whole_sizes(shape: GPT) -> dict[str, torch.Size]:
 def _file_sizes(shape: GPT) -> dict[str, list[int]]:
     """Return the size of each tensor in the files."""
     sizes: dict[str, list[int]] = {}
-    for name, (num_rows, *rest) in whole_sizes(shape).items():
-        for rows in hf.rows_of(name, num_rows, shape):
-            last = rows.file_start + rows.length
+    for name, size in whole_sizes(shape).items():
+        for rows in hf.rows_of(name, size, shape):
+            rest, last = size[1 if rows.expert is None else 2 :], rows.file_start + rows.length
             highest = max(last, sizes.get(rows.name, [0])[-1 if rows.is_transposed else 0])
             sizes[rows.name] = [*rest, highest] if rows.is_transposed else [highest, *rest]
     return sizes
@@ -119,11 +119,15 @@ def _parts(
     name: str, size: Sequence[int], shape: GPT, offsets: Sequence[int], own: torch.Tensor
 ) -> Iterator[tuple[hf.Rows, torch.Tensor, tuple[slice, ...]]]:
     """Yield the parts of a slice that lie in different rows of the files, as views, and where they lie there."""
-    for rows in hf.rows_of(name, size[0], shape):
-        begin, end = max(offsets[0], rows.start), min(offsets[0] + len(own), rows.start + rows.length)
+    for rows in hf.rows_of(name, size, shape):
+        block, (start, *others) = own, offsets
+        if rows.expert is not None:
+            if not 0 <= rows.expert - start < len(own):
+                continue
+            block, (start, *others) = own[rows.expert - start], others
+        begin, end = max(start, rows.start), min(start + len(block), rows.start + rows.length)
         if begin < end:
-            part, first = own[begin - offsets[0] : end - offsets[0]], begin - rows.start + rows.file_start
-            starts = [first, *offsets[1:]]
+            part, starts = block[begin - start : end - start], [begin - rows.start + rows.file_start, *others]
             index = tuple(slice(start, start + length) for start, length in zip(starts, part.shape))
             yield (rows, part.mT, index[::-1]) if rows.is_transposed else (rows, part, index)
 
@@ -190,7 +194,7 @@ def write(
     for number, (file, names) in enumerate(plan.items()):
         writer, tensors = number % world_size, {}
         for name in names:
-            places |= {rows.name: file for rows in hf.rows_of(name, sizes[name][0], shape)}
+            places |= {rows.name: file for rows in hf.rows_of(name, sizes[name], shape)}
             values = whole(name, writer)
             if rank == writer:
                 for rows, part, index in _parts(name, sizes[name], shape, [0] * values.dim(), values):

@@ -80,8 +80,8 @@ class TrainConfig:
     text: str = "invented"
     tokens: str | None = None  # A file of token numbers instead: 16- or 32-bit ones only, little-endian, or an .npy.
     vocab_size: int | None = None  # How many tokens the tokenizer of the token file knows.
-    # A folder in Hugging Face's format (GPT-2, Llama, Mistral) to start from. It says the shape; only the seq_length
-    # may be less. With --resume, weights of a checkpoint take the place of its weights.
+    # A folder in Hugging Face's format (GPT-2, Llama, Mistral, Mixtral) to start from. It says the shape; only the
+    # seq_length may be less. With --resume, weights of a checkpoint take the place of its weights.
     init_from: str | None = None
     # Bits of each number in the token file; by default 16 up to a vocab_size of 65,536, else 32. An .npy states it.
     token_bits: Literal[16, 32, None] = None
@@ -177,7 +177,7 @@ class TrainConfig:
         from labkit import pretrained  # it imports half of torch
 
         theirs = pretrained.read_shape(folder, self.seq_length)
-        for field in (field for field in fields(self) if hasattr(theirs, field.name)):
+        for field in (field for field in fields(self) if field.name in {each.name for each in fields(GPT)}):
             ours, value = getattr(self, field.name), getattr(theirs, field.name)
             if ours not in (value, field.default) and field.name != "seq_length":
                 fault = f"{field.name}={ours!r} contradicts init_from={folder}, which has {value!r}"

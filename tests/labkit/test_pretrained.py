@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded, whatever is asked for
 import tokenizers
 import transformers
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig
 
 from labkit import export, pretrained
 from labkit.context_parallel import positions
@@ -47,6 +47,7 @@ CONFIGS = {
     "llama": LlamaConfig(**LLAMA, num_key_value_heads=4, rms_norm_eps=1e-3),
     "llama, tied": LlamaConfig(**LLAMA, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
     "mistral": MistralConfig(**LLAMA, num_key_value_heads=4, sliding_window=16),
+    "mixtral": MixtralConfig(**LLAMA, num_key_value_heads=4, num_local_experts=4, sliding_window=None),
 }
 IDS = torch.randint(29, (2, 16), generator=torch.Generator().manual_seed(1))
 LAYOUTS = [  # of four ranks: t, c, p, and the ZeRO stage over what is left
@@ -55,6 +56,7 @@ LAYOUTS = [  # of four ranks: t, c, p, and the ZeRO stage over what is left
     (2, 2, 1, 3),
     (1, 2, 2, 3),
 ]
+OF_EXPERTS = {"ep_size": 2, "expert_tp_size": 1}  # beside pp_size=2
 
 
 def rotary_in_float64(self, x, position_ids):
@@ -69,11 +71,20 @@ def rms_norm_in_float64(self, x):
     return x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt() * self.weight
 
 
+def route_in_float64(self, x):
+    logits = torch.nn.functional.linear(x, self.weight)
+    values, experts = logits.softmax(-1).topk(self.top_k, -1)
+    return logits, values / values.sum(-1, keepdim=True), experts
+
+
 def in_float64(model):
     """The model without the places where transformers computes in float32, whatever the dtype."""
     for module in model.modules():
         if hasattr(module, "variance_epsilon"):
             module.forward = MethodType(rms_norm_in_float64, module)
+        if type(module).__name__ == "MixtralTopKRouter":
+            module.forward = MethodType(route_in_float64, module)
+    model.config._experts_implementation = "eager"  # the other one multiplies float32 only
     if hasattr(model.base_model, "rotary_emb"):
         rotary = model.base_model.rotary_emb
         rotary.forward = MethodType(rotary_in_float64, rotary)
@@ -116,6 +127,7 @@ def all_tensors(folder):
 def stages_of(shape, groups, zero_stage, **options):
     """This rank's stage, from weights that are drawn, and what computes with it."""
     place = {"stage": groups.coords.pp, "num_stages": groups.layout.pp_size, "cp_group": groups.cp}
+    place |= {"experts": {"groups": groups}}
     device = "meta" if zero_stage else "cpu"
     model = ParallelGPT(shape, groups.tp, **place, dtype=torch.float64, device=device, seed=7, **options)
     return model, FullyShardedDataParallel(model, groups.shard, units=model.units) if zero_stage else model
@@ -127,7 +139,8 @@ def logits_on_ranks(folders, out):
     for name, folder in folders.items():
         shape = pretrained.read_shape(folder)
         for number, (t, c, p, zero_stage) in enumerate(LAYOUTS if name in ("gpt2", "llama") else LAYOUTS[:1]):
-            with init_groups(ParallelLayout(4, tp_size=t, cp_size=c, pp_size=p)) as groups:
+            layout = dict(tp_size=t, cp_size=c, pp_size=p) | (OF_EXPERTS if shape.num_experts else {})
+            with init_groups(ParallelLayout(4, **layout)) as groups:
                 model, wrapped = stages_of(shape, groups, zero_stage, sequence_parallel=t > 1)
                 pretrained.load(folder, model, groups)
                 held = positions(16, c, groups.cp.rank(), True)
@@ -487,7 +500,7 @@ def peak_of_load(folder):
     """On ranks: how far memory rises while the shards are filled, and their size, in bytes."""
     with init_groups(ParallelLayout(4, tp_size=4)) as groups:
         model = ParallelGPT(pretrained.read_shape(folder), groups.tp, device="meta", dtype=torch.float64)
-        pretrained.load(folder, ParallelGPT(model.shape, groups.tp, dtype=torch.float64), groups)  # imports and so on
+        pretrained.check(folder, model.shape)  # imports and so on
         for module in model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
