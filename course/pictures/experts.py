@@ -22,7 +22,7 @@ STEPS = (
     ("3 send", "An all-to-all takes each copy to the rank of its expert; there they lie by sender"),
     ("4 compute", "Each rank sorts what it got by expert, and its experts compute: a row is an expert's load"),
     ("5 return", "The same all-to-all the other way: each copy is back on the rank of its token"),
-    ("6 weigh", "The outputs of each token are added up, weighed by their probabilities, as wide as they are"),
+    ("6 weigh", "The outputs of each token are added up, weighted by their probabilities (the widths)"),
 )
 
 
@@ -151,7 +151,7 @@ def _tables(routed: Routed, names: Sequence[Sequence[str]]) -> list[tuple[Sequen
     to = "rank", *(f"to rank {rank}" for rank in ranks), "gets"
     return [
         (("rank", "chooses"), chosen), (("rank", "sends"), sorts), (to, sends), (("expert", "on rank", "load"), loads),
-        (("rank", "gets back"), sorts), (("rank", "outputs of experts, weighed"), returned),
+        (("rank", "gets back"), sorts), (("rank", "outputs of experts, weighted"), returned),
     ]  # fmt: skip
 
 
