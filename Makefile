@@ -24,16 +24,18 @@ lab: $(READY)
 
 # A thread that spins while it waits for the next sum holds a core that another test needs. What looks at times comes
 # last, where it mostly waits. Kernels, servers and commands that tests start would each compile the lab's files anew if
-# they could not write them down. Answers are kept apart from those of whoever runs the tests.
+# they could not write them down. Answers are kept apart from those of whoever runs the tests. A worker that a hanging
+# test has ended is not replaced: the new one would begin with that test, and so on, for an hour.
 test: export PYTHONDONTWRITEBYTECODE =
 test: export LABKIT_PROGRESS = $(CURDIR)/build/tests_progress.json
 test: $(READY)
 	@rm -f $(RESULTS)
-	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest tests labkit course $(NOTEBOOKS) --ignore $(STYLE) -m "not alone" -n 2 --dist loadfile \
+	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest tests labkit course $(NOTEBOOKS) --ignore $(STYLE) -m "not alone" -n 2 --dist loadfile --max-worker-restart 0 \
 		--nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 \
 		--junit-xml $(firstword $(RESULTS)); \
 	status=$$?; \
-	$(BIN)/python -m pytest tests/labkit/launch -m alone -n 3 --dist worksteal --junit-xml $(lastword $(RESULTS)); \
+	$(BIN)/python -m pytest tests/labkit/launch -m alone -n 3 --dist worksteal --max-worker-restart 0 \
+		--junit-xml $(lastword $(RESULTS)); \
 	$(BIN)/python tests/support/closing_line.py $(RESULTS) $$((status + $$?))
 
 check: $(READY)

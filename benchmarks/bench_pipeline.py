@@ -12,6 +12,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -30,29 +31,31 @@ from labkit.timeline.spans import Span
 from labkit.timeline.trace import Trace
 
 FORWARD_SECONDS, BACKWARD_SECONDS = 0.020, 0.040
-P, M = 4, 8
 WIDTH, ROWS = 512, 64  # of a computing stage's layers, and of a micro-batch
 SCHEDULES = {
-    "1F1B": (schedules.one_f_one_b(P, M), peer.Schedule1F1B),
-    "interleaved, v = 2": (schedules.interleaved(P, M, 2), peer.ScheduleInterleaved1F1B),
-    "GPipe": (schedules.gpipe(P, M), peer.ScheduleGPipe),
+    "1F1B": (schedules.one_f_one_b, peer.Schedule1F1B),
+    "interleaved, v = 2": (partial(schedules.interleaved, num_chunks=2), peer.ScheduleInterleaved1F1B),
+    "GPipe": (schedules.gpipe, peer.ScheduleGPipe),
+    "ZB-V": (schedules.zero_bubble_v, peer.ScheduleZBVZeroBubble),
+    "DualPipeV": (schedules.dualpipe_v, peer.ScheduleDualPipeV),
 }
 NUM_ROUNDS = 7
 
 
-def rows() -> Iterator[tuple[str, float, float]]:
-    for name, (schedule, peer_schedule) in SCHEDULES.items():
-        ours, theirs, _ = run_both(schedule, peer_schedule, paced)
+def rows(p: int = 4, m: int = 8) -> Iterator[tuple[str, float, float]]:
+    for name, (make, peer_schedule) in SCHEDULES.items():
+        ours, theirs, _ = run_both(schedule := make(p, m), peer_schedule, paced)
         ideal = simulate(schedule, FORWARD_SECONDS, BACKWARD_SECONDS).makespan_seconds
         yield f"paced {name}, {ours / ideal:.3f} of ideal, pipelining {theirs / ideal:.3f}", ours, theirs
-    for name, (schedule, peer_schedule) in SCHEDULES.items():
-        ours, theirs, timeline = run_both(schedule, peer_schedule, computing)
+    for name, (make, peer_schedule) in SCHEDULES.items():
+        ours, theirs, timeline = run_both(schedule := make(p, m), peer_schedule, computing)
         error = simulated_like(timeline, schedule).makespan_seconds / timeline.makespan_seconds - 1
-        yield f"computing {name}, {P} ranks, simulated {error:+.0%}; pipelining", ours, theirs
+        yield f"computing {name}, {p} ranks, simulated {error:+.0%}; pipelining", ours, theirs
 
 
 def run_both(schedule: Schedule, peer_schedule: Callable, make_chunk: Callable) -> tuple[float, float, Timeline]:
-    ranks = launch(compare, schedule, peer_schedule, make_chunk, world_size=P, backend="gloo", timeout_seconds=300)
+    options: dict = dict(world_size=schedule.pp_size, backend="gloo", timeout_seconds=300)
+    ranks = launch(compare, schedule, peer_schedule, make_chunk, **options)
     ours, theirs, _ = ranks[0]
     return ours, theirs, measured([spans for _, _, spans in ranks])
 
@@ -63,10 +66,11 @@ def simulated_like(timeline: Timeline, schedule: Schedule) -> Timeline:
     for span in timeline.spans:
         if span.kind in schedule.kinds:
             taken[span.kind, schedule.stage_of(span.rank, span.op.chunk)].append(span.seconds)
-    forward, backward = (
+    forward, *halves = (
         [statistics.mean(taken[kind, stage]) for stage in range(schedule.num_stages)] for kind in schedule.kinds
     )
-    return simulate(schedule, forward, backward)
+    backward = [sum(parts) for parts in zip(*halves)]
+    return simulate(schedule, forward, backward, weight_gradient_share=sum(halves[-1]) / sum(backward))
 
 
 def paced(num_chunks: int) -> nn.Module:
@@ -82,8 +86,9 @@ def compare(schedule: Schedule, peer_schedule: Callable, make_chunk: Callable) -
     """Return the median seconds of a step of ours and of torch's on the slowest rank, and the spans of one of ours."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    groups, rank = init_groups(ParallelLayout(P, pp_size=P)), dist.get_rank()
-    x = torch.randn(M * ROWS, WIDTH)
+    p, m = schedule.pp_size, schedule.num_micro_batches
+    groups, rank = init_groups(ParallelLayout(p, pp_size=p)), dist.get_rank()
+    x = torch.randn(m * ROWS, WIDTH)
     chunks = [make_chunk(schedule.num_chunks) for _ in range(schedule.num_chunks)]
     theirs = [make_chunk(schedule.num_chunks) for _ in range(schedule.num_chunks)]
     stages = [
@@ -91,12 +96,12 @@ def compare(schedule: Schedule, peer_schedule: Callable, make_chunk: Callable) -
         for number, chunk in enumerate(theirs)
     ]
     peers_loss = {"loss_fn": lambda output, target: output.square().mean()}
-    runtime = peer_schedule(stages if schedule.num_chunks > 1 else stages[0], M, **peers_loss)
-    target = {"target": x} if rank == P - 1 else {}
+    runtime = peer_schedule(stages if schedule.num_chunks > 1 else stages[0], m, **peers_loss)
+    target = {"target": x} if rank == schedule.rank_of_stage(schedule.num_stages - 1) else {}
     options = {"loss": lambda output, _: output.square().mean(), "shapes": {}}
 
     def our_step(trace: Trace | None = None):
-        pipeline.run(schedule, chunks, groups, x.chunk(M), **options, trace=trace)
+        pipeline.run(schedule, chunks, groups, x.chunk(m), **options, trace=trace)
 
     def their_step():
         runtime.step(*([x] if rank == 0 else []), **target)

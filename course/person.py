@@ -9,7 +9,7 @@ import re
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from course import progress, shared_file
 from course.exercises import record
@@ -30,12 +30,15 @@ class Event(NamedTuple):
 
 
 class Person(NamedTuple):
-    """What one person did, which exercises they solved, and their answers and the results they saw, by key."""
+    """What one person did, which exercises they solved, their answers in words by key, and the results they saw.
+
+    An answer is what they would say now, until they see the result; then it is their first. One given late is left out.
+    """
 
     name: str
     events: list[Event]
     solved: list[str]
-    answers: dict[str, Any]
+    answers: dict[str, str]
     seen: list[str]
 
 
@@ -69,7 +72,7 @@ def plain(line: str) -> str:
 
 
 def _person(who: str, content: dict) -> Person:
-    answers, seen = (
+    given, seen = (
         {key: value for key, value in content.get(part, {}).items() if key in questions()}
         for part in ("predictions", "results")
     )
@@ -78,12 +81,16 @@ def _person(who: str, content: dict) -> Person:
         if _notebook(name):
             wrong = check["mistake"] or f"no typical mistake ({check['status']})"
             events.append(_event(check["time"], who, name, None if check["status"] == "passed" else wrong))
-    for key, answer in answers.items():
+    answers = {}
+    for key, answer in given.items():
         wrong, state = None, "late" if key in seen else "waiting"
         if answer["right"] is not None:
             state = "right" if answer["right"] is True else "wrong"
         if state == "wrong":
             wrong = answer["mistake"] or f"answered {answer['first']}"
+        kept = answer["last" if state == "waiting" else "first"]
+        if state != "late" and questions()[key].fits(kept):  # it may be to an earlier wording
+            answers[key] = plain(questions()[key].said(kept)[:80])
         events.append(_event(answer["time"], who, key, wrong, state))
     return Person(who, events, list(record.solved_in(content)), answers, list(seen))
 
@@ -92,7 +99,7 @@ def _event(time: str, who: str, name: str, wrong: str | None = None, state: str 
     moment, now = datetime.fromisoformat(time).astimezone(), datetime.now().astimezone()
     if moment > now + timedelta(days=1):
         raise ValueError(f"something happened in {moment.year}, which is in the future")
-    return Event(min(moment, now), _notebook(name), who, plain(name), wrong and plain(str(wrong)), state)
+    return Event(min(moment, now), _notebook(name), who, plain(name), wrong and plain(str(wrong)[:300]), state)
 
 
 def _notebook(name: str) -> str:

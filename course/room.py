@@ -83,8 +83,7 @@ class Room:
     def open_questions(self) -> list[Table]:
         """Return what was answered to the questions of the last three minutes, else to the last one.
 
-        What somebody would answer now counts, until they see the result; then their first answer. Nothing says which
-        answer is right, so that a room can look at this before it runs the cell.
+        Nothing says which answer is right, so that a room can look at this before it runs the cell.
         """
         answers = sorted((event for event in self.events if event.state), key=_when)
         recent = Counter(event.name for event in answers if self.now - event.time < RECENT)
@@ -99,10 +98,8 @@ class Room:
     def _answers(self, question: Question) -> Table:
         given: dict[str, list[str]] = {}
         for each in self.people:
-            answer = each.answers.get(question.key)
-            state = next((event.state for event in each.events if event.state and event.name == question.key), "late")
-            if answer and state != "late" and question.fits(kept := answer["last" if state == "waiting" else "first"]):
-                given.setdefault(person.plain(question.said(kept))[:80], []).append(each.name)
+            if question.key in each.answers:
+                given.setdefault(each.answers[question.key], []).append(each.name)
         most = sorted(given.items(), key=lambda item: -len(item[1]))
         rest = [who for _, people in most[MOST_ANSWERS:] for who in people]
         most = [*most[:MOST_ANSWERS], *([("other answers", rest)] if rest else [])]

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint import filesystem, state_dict_loader, state_di
 from torch.distributed.checkpoint.api import CheckpointException
 
 from labkit.checkpoint_tensors import State, make_states, tensors_of
-from labkit.groups import local_device
+from labkit.groups import local_device, local_rank
 from labkit.shape import GPT
 
 DESCRIPTION, LOCK, METADATA = "labkit.json", "labkit.lock", ".metadata"  # the last is torch's
@@ -45,6 +45,8 @@ def claim(folder: str | Path, resume: bool, in_background: bool = False) -> Iter
     def take() -> None:
         if (folder / DESCRIPTION).exists():
             raise ValueError(f"checkpoint_dir={folder} is a checkpoint: name the folder that it is in, {folder.parent}")
+        if folder.is_file():
+            raise ValueError(f"checkpoint_dir={folder} is a file: name a folder")
         folder.mkdir(parents=True, exist_ok=True)
         locked = while_it_runs.enter_context(open(folder / LOCK, "w"))  # noqa: SIM115 - freed if killed, too
         try:
@@ -59,7 +61,7 @@ def claim(folder: str | Path, resume: bool, in_background: bool = False) -> Iter
             shutil.rmtree(partial, ignore_errors=True)
 
     with ExitStack() as while_it_runs:
-        _together(take if dist.get_rank() == 0 else lambda: None, f"checkpoint_dir={folder}")
+        together(take if dist.get_rank() == 0 else lambda: None, f"checkpoint_dir={folder}")
         yield while_it_runs.enter_context(InBackground()).save if in_background else save
 
 
@@ -174,7 +176,7 @@ def _complete_or_nothing(partial: Path) -> Iterator[None]:
         cause = next((each for each in causes if not isinstance(each, Exception)), causes[0])
         if isinstance(cause, ValueError) or not isinstance(cause, Exception):  # such as an interrupt
             raise cause from error
-        raise ValueError(_unwritable(partial.with_suffix(""), cause)) from error
+        raise ValueError(unwritable(partial.with_suffix(""), cause)) from error
 
 
 def newest(folder: str | Path) -> Path | None:
@@ -198,7 +200,7 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
     if path := found[0]:
         make_states(state.optimizer)
         tensors = dict(tensors_of(state))
-        _together(lambda: _check(path, state, tensors.keys()))
+        together(lambda: _check(path, state, tensors.keys()))
         state_dict_loader.load(tensors, checkpoint_id=path)
         about = json.loads((path / DESCRIPTION).read_text())
         step, num_samples = about["step"], about["num_samples"]
@@ -207,7 +209,7 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
         both = [(name, state.options[name], before[name]) for name in state.options.keys() & before if name != "resume"]
         new = ", ".join(f"{name} is {now} instead of {old}" for name, now, old in sorted(both) if now != old)
         text += f". From here on {new}" if new else ""
-    if dist.get_rank() == 0:
+    if local_rank() == 0:  # in the log of each node
         print(text, flush=True)
     return step, num_samples
 
@@ -246,20 +248,23 @@ def _damage(path: Path, sums: Mapping[str, int]) -> str:
     return ""
 
 
-def _together(work: Callable[[], Any], written: str = "") -> None:
+def together(work: Callable[[], Any], written: str = "") -> None:
     """Do this rank's work; raise on all ranks if it failed on one. ``written`` names what it writes, if anything."""
     error = None
     try:
         work()
     except (ValueError, OSError) as raised:
-        error = _unwritable(written, raised) if written and isinstance(raised, OSError) else str(raised)
-    errors: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(errors, error)
+        error = unwritable(written, raised) if written and isinstance(raised, OSError) else str(raised)
+    errors: list[Any] = [error]
+    if dist.is_initialized():
+        errors *= dist.get_world_size()
+        dist.all_gather_object(errors, error)
     if first := next(filter(None, errors), None):
         raise ValueError(first)
 
 
-def _unwritable(what: str | Path, error: Exception) -> str:
+def unwritable(what: str | Path, error: Exception) -> str:
+    """Return what to say of a file or folder that could not be written."""
     why = getattr(error, "strerror", None) or error
     return f"{what} cannot be written ({why}): make space, or name a folder that you may write to"
 
@@ -282,22 +287,33 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def main(folder: str) -> int:
-    """Print what is in a checkpoint, or in the newest of a folder; return 0 if it is whole, otherwise 1."""
+def describe(folder: str | Path) -> tuple[Path, dict[str, Any], str]:
+    """Return a checkpoint, or the newest of a folder, what it says of itself, and what is damaged, or an empty text.
+
+    Raises a ValueError if there is none, or it does not say.
+    """
     path = Path(folder) if (Path(folder) / DESCRIPTION).exists() else newest(folder)
     if path is None:
-        print(f"no complete checkpoint is in {folder}: name a checkpoint_dir, or one of its step_* folders")
-        return 1
+        raise ValueError(f"no complete checkpoint is in {folder}: name a checkpoint_dir, or one of its step_* folders")
     try:
         about = json.loads((path / DESCRIPTION).read_text())
         checksum, sums = about.pop("checksum"), dict(about["checksums"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        print(f"{path / DESCRIPTION} is not the description of a labkit checkpoint: {error!r}")
-        return 1
+        raise ValueError(f"{path / DESCRIPTION} is not the description of a labkit checkpoint: {error!r}") from error
     is_changed = checksum != zlib.crc32(json.dumps(about).encode())
-    damage = f"{path / DESCRIPTION} {CHANGED}" if is_changed else _damage(path, sums)
+    return path, about, f"{path / DESCRIPTION} {CHANGED}" if is_changed else _damage(path, sums)
+
+
+def main(folder: str) -> int:
+    """Print what is in a checkpoint, or in the newest of a folder; return 0 if it is whole, otherwise 1."""
+    try:
+        path, about, damage = describe(folder)
+    except ValueError as error:
+        print(error)
+        return 1
     print(json.dumps({name: value for name, value in about.items() if name != "checksums"}, indent=1))
-    print(f"{path.name} is damaged: {damage}" if damage else f"{path.name} is whole: {len(sums)} files")
+    whole = f"{path.name} is whole: {len(about['checksums'])} files"
+    print(f"{path.name} is damaged: {damage}" if damage else whole)
     return int(bool(damage))
 
 

@@ -79,7 +79,7 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
     parameters = [pair for model in state.models for pair in model.named_parameters()]
     parameters.sort(key=lambda pair: pair[1].numel())  # those that take turns then have as much to save
     for number, (name, parameter) in enumerate(parameters):
-        if to_save and not _is_my_turn(number, parameter, state.groups):
+        if to_save and not is_my_turn(number, parameter, state.groups):
             continue
         whole_sizes = {shard.dim: shard.whole_size for shard in placement_of(parameter).shards}
         size = [whole_sizes.get(dim, size) for dim, size in enumerate(shape_before_flat(parameter))]
@@ -92,7 +92,7 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
                 yield key, SlicedTensor(size, slices)
 
 
-def _is_my_turn(number: int, parameter: nn.Parameter, groups: ProcessGroups) -> bool:
+def is_my_turn(number: int, parameter: nn.Parameter, groups: ProcessGroups) -> bool:
     """Whether this one of the ranks with the same numbers saves them: they take turns, parameter by parameter."""
     for group in copy_groups_of(parameter, groups):
         number, turn = divmod(number, group.size())

@@ -5,6 +5,7 @@ Each sample is drawn by its number alone, so the order of the data does not depe
 
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -65,13 +66,15 @@ class TokenFile:
 
     With 8 bits it is any file, byte by byte. With 16 or 32 bits it holds little-endian numbers and nothing else, as
     Megatron-LM's and nanoGPT's .bin do; or it is an .npy, whose header says how many bits. The last tenth of the file,
-    or one sample's length if that is more, is for evaluation.
+    or one sample's length if that is more, is for evaluation. With a ``tokenizer``, a tokenizer.json of Hugging Face's
+    tokenizers, it is a text that is made into tokens here, all at once.
     """
 
     path: str | Path
     seed: int = 0
     bits: int = 8
     vocab_size: int = 256
+    tokenizer: str | Path | None = None
     floor_nats = None
 
     def __post_init__(self):
@@ -88,6 +91,10 @@ class TokenFile:
                 self._tokens = np.memmap(path, dtype, mode="r") if size else np.empty(0, dtype)
         except OSError as error:
             raise ValueError(f"{name} cannot be read ({error.strerror}): name a file") from error
+        if self.tokenizer is not None:
+            self._tokens = _encoded(
+                path, self.tokenizer, *(Path(each).stat().st_mtime_ns for each in (path, self.tokenizer))
+            )
         if self._tokens.dtype.kind not in "iu" or self._tokens.ndim != 1:
             found = f"{self._tokens.dtype} of shape {self._tokens.shape}"
             raise ValueError(f"{name} holds {found}: save whole numbers in one dimension")
@@ -121,3 +128,15 @@ class TokenFile:
         ends = self._tokens[: 1 << 20].tobytes() + self._tokens[-1 << 20 :].tobytes()
         unit = "bytes" if self.bits == 8 else f"{self.bits}-bit tokens"
         return f"{len(self._tokens)} {unit} with checksum {zlib.crc32(ends):08x}"
+
+
+@lru_cache(maxsize=1)
+def _encoded(path: Path, tokenizer: str | Path, *times: int) -> np.ndarray:
+    """Return a text's tokens without special ones, [n]; remembered until a file is modified at a different time."""
+    from tokenizers import Tokenizer
+
+    try:
+        encode = Tokenizer.from_file(str(tokenizer)).encode
+    except Exception as error:  # it raises nothing more special
+        raise ValueError(f"{tokenizer} cannot be read ({error}): give a file of tokens instead") from None
+    return np.array(encode(path.read_text(errors="replace"), add_special_tokens=False).ids, dtype=np.uint32)

@@ -219,5 +219,10 @@ def local_device() -> torch.device:
     """Return the device of this rank's tensors: its GPU if the world uses NCCL, otherwise the CPU."""
     if not dist.is_initialized() or "nccl" not in dist.get_backend_config():
         return torch.device("cpu")
-    local_rank = next((int(os.environ[name]) for name in ("LOCAL_RANK", "SLURM_LOCALID") if name in os.environ), 0)
-    return torch.device("cuda", local_rank % torch.cuda.device_count())  # Slurm may show each task only one GPU
+    return torch.device("cuda", local_rank() % torch.cuda.device_count())  # Slurm may show each task only one GPU
+
+
+def local_rank() -> int:
+    """Return this rank's number on its node; its number in the world if nobody says which node it is on."""
+    names = (name for name in ("LOCAL_RANK", "SLURM_LOCALID") if name in os.environ)
+    return next((int(os.environ[name]) for name in names), dist.get_rank())

@@ -6,7 +6,7 @@ its name. So every layout of ranks starts from the same model, with the same nam
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from labkit.context_parallel import gathered_attention, positions, ring_attention, ulysses_attention
 from labkit.expert_parallel import Load, MoELayer, attach_loss
-from labkit.groups import ProcessGroups, group_of_one, groups_of_one
+from labkit.groups import group_of_one, groups_of_one
 from labkit.partition import check_sequence_cut, layers_of_stage
 from labkit.placement import PlacedModule, Placement, placement_of
 from labkit.shape import GPT
@@ -49,14 +49,14 @@ class ParallelGPT(PlacedModule):
         group: the tensor-parallel group; `labkit.groups.group_of_one()` where no world is up.
         stage, num_stages: which of the model's consecutive chunks this is (`labkit.partition.layers_of_stage`). A tied
             embedding is on the first and the last stage, equal at the start: add up the gradients of the two.
+        stage_layers: how many layers each stage has; about equally many unless given.
         first: the first stage, if this rank has it too: a tied last stage then uses its embedding, and has none.
         recompute: keep only each layer's input, and compute the rest again in backward.
         cp_group: the ranks that share each sequence.
         context_parallel: how they compute attention together: "ring", "ulysses" or "gathered".
         balanced: they hold an early and a late chunk each, not consecutive tokens.
         defer_grad_reduce: leave the sums of sequence parallelism to `labkit.train.gradients.all_reduce_grads`.
-        groups: all groups of this rank, which a model with experts needs.
-        moe: options of each `MoELayer` that its shape does not say, such as ``capacity_factor``, and of its ``router``.
+        experts: options of each `MoELayer` that the shape does not say; on several ranks, all their ``groups``.
         num_micro_batches: how many forwards make a step; the losses of routers are averaged over them.
         factory: dtype and device. On "meta", no number is drawn until each module's `reset_parameters`.
 
@@ -71,6 +71,7 @@ class ParallelGPT(PlacedModule):
         *,
         stage: int = 0,
         num_stages: int = 1,
+        stage_layers: Sequence[int] | None = None,
         first: "ParallelGPT | None" = None,
         seed: int = 0,
         dropout: float = 0.0,
@@ -80,8 +81,7 @@ class ParallelGPT(PlacedModule):
         context_parallel: str = "ring",
         balanced: bool = True,
         defer_grad_reduce: bool = False,
-        groups: ProcessGroups | None = None,
-        moe: dict[str, Any] | None = None,
+        experts: dict[str, Any] | None = None,
         num_micro_batches: int = 1,
         **factory: Any,
     ):
@@ -94,8 +94,8 @@ class ParallelGPT(PlacedModule):
             raise ValueError(f"stage={stage} is not one of num_stages={num_stages}: use 0 to {num_stages - 1}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout} must be in [0, 1)")
-        if shape.num_experts and groups is None and group.size() > 1:
-            raise ValueError(f"num_experts={shape.num_experts} on {group.size()} tensor ranks: give groups= too")
+        if shape.num_experts and "groups" not in (experts or {}) and group.size() > 1:
+            raise ValueError(f"num_experts={shape.num_experts} on {group.size()} tensor ranks: give their groups too")
         self.shape, self.group, self.stage, self.seed = shape, group, stage, seed
         self.head_size = shape.hidden_size // shape.num_attention_heads
         self.cp_group, self.balanced = cp_group or group_of_one(), balanced
@@ -118,12 +118,11 @@ class ParallelGPT(PlacedModule):
             self.dropout = _dropout(dropout, group, sequence_parallel)
         cp_attention = partial(CONTEXT_PARALLEL[context_parallel], group=self.cp_group, balanced=balanced)
         attend = cp_attention if self.cp_group.size() > 1 else None
-        of_experts = {"groups": groups or groups_of_one(), **(moe or {})}
+        make_layer = partial(TransformerLayer, shape, group, seed=seed, dropout=dropout, attend=attend, **options)
+        experts = {"groups": groups_of_one(), **(experts or {})}
         self.layers = nn.ModuleDict()
-        for i in layers_of_stage(shape.num_layers, stage, num_stages):
-            experts = of_experts if shape.has_experts(i) else None
-            named = shape, group, f"layers.{i}", seed
-            self.layers[str(i)] = TransformerLayer(*named, dropout, attend, experts, **options)
+        for i in layers_of_stage(shape.num_layers, stage, num_stages, stage_layers):
+            self.layers[str(i)] = make_layer(f"layers.{i}", experts=experts if shape.has_experts(i) else None)
         if self.is_last:
             self.norm = _norm(shape, group, options)
             if not shape.tied:
@@ -147,9 +146,9 @@ class ParallelGPT(PlacedModule):
         recompute = self.recompute and self.training
         layer: Any
         for layer in self.layers.values():
-            x, load = checkpoint(layer, x, rotary, use_reentrant=False) if recompute else layer(x, rotary)
-            if load is not None and self.training:  # here, lest recomputation count tokens twice
-                x = attach_loss(x, layer.mlp.router.loss(load) / self.num_micro_batches)
+            x = checkpoint(layer, x, rotary, use_reentrant=False) if recompute else layer(x, rotary)
+            if isinstance(x, tuple):  # with the load of its experts: outside of recomputation, tokens are counted once
+                x = attach_loss(x[0], layer.mlp.router.loss(x[1]) / self.num_micro_batches) if self.training else x[0]
         return self.output_layer(self.norm(x)) if self.is_last else x
 
     @property
@@ -205,31 +204,27 @@ class TransformerLayer(nn.Module):
         self.attention = ParallelSelfAttention(h, shape.num_attention_heads, group, **attention)
         self.mlp_norm = _norm(shape, group, options)
         kind: dict = dict(gated=shape.mlp == "swiglu", approximate="tanh" if shape.mlp == "gelu_tanh" else "none")
-        if experts is None:
-            self.mlp = ParallelMLP(h, shape.mlp_width, group, **kind, **linear("mlp.up", "mlp.down"))
-        else:
-            self.mlp = _experts(shape, f"{name}.mlp", seed, outer_std, experts, **kind, **options)
+        mlp = partial(ParallelMLP, h, shape.mlp_width, group, **linear("mlp.up", "mlp.down"))
+        moe = partial(_experts, shape, f"{name}.mlp", seed, outer_std, experts or {}, **options)
+        self.mlp = (moe if experts else mlp)(**kind)
         self.dropout = _dropout(dropout, group, options["sequence_parallel"])
 
-    def forward(self, x: torch.Tensor, rotary: torch.Tensor | None = None) -> tuple[torch.Tensor, Load | None]:
+    def forward(self, x: torch.Tensor, rotary: torch.Tensor | None = None) -> torch.Tensor | tuple[torch.Tensor, Load]:
         x = x + self.dropout(self.attention(self.attention_norm(x), rotary))
         output = self.mlp(self.mlp_norm(x))
-        output, load = output if isinstance(output, tuple) else (output, None)
-        return x + self.dropout(output), load
+        if isinstance(output, tuple):
+            return x + self.dropout(output[0]), output[1]
+        return x + self.dropout(output)
 
 
 def _experts(shape: GPT, name: str, seed: int, outer_std: float, options: dict, **more: Any) -> MoELayer:
-    def fill(which: str, std: float) -> Callable[[torch.Tensor], object]:
-        def by_kind(weight: torch.Tensor) -> None:  # of the experts [experts, out, in], or of the shared ones
-            normal(f"{name}.{'experts' if weight.dim() == 3 else 'shared'}.{which}", seed, std)(weight)
+    def init(matrix: str, std: float) -> Callable[[torch.Tensor], object]:  # of experts, of 3 dims, and of shared ones
+        return lambda weight: normal(f"{name}.{('shared', 'experts')[weight.dim() - 2]}.{matrix}", seed, std)(weight)
 
-        return by_kind
-
-    router = dict(
-        score_function=shape.router_scores, normalize=shape.top_k > 1, init_method=normal(f"{name}.router", seed)
-    )
-    more |= options | {"router": router | options.get("router", {}), "num_shared_experts": shape.num_shared_experts}
-    inits: dict = dict(init_method=fill("up", STD), output_layer_init_method=fill("down", outer_std))
+    router: dict = dict(score_function=shape.router_scores, normalize=shape.top_k > 1, **options.get("router", {}))
+    router |= {"init_method": normal(f"{name}.router", seed)}
+    more |= options | {"router": router, "num_shared_experts": shape.num_shared_experts}
+    inits: dict = dict(init_method=init("up", STD), output_layer_init_method=init("down", outer_std))
     return MoELayer(shape.hidden_size, shape.expert_width, shape.num_experts or 1, shape.top_k, **inits, **more)
 
 

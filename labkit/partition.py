@@ -1,5 +1,7 @@
 """Divides work among ranks: the rows of a batch, a sequence, a model's layers, a weight's dims. Integers, no torch."""
 
+from collections.abc import Iterable
+
 from labkit.sizes import check_size, divisors, does_not_divide, either
 
 
@@ -14,13 +16,62 @@ def rows_of_replica(batch_size: int, dp_size: int, dp_rank: int) -> range:
     return range(dp_rank * size, (dp_rank + 1) * size)
 
 
-def layers_of_stage(num_layers: int, stage: int, num_stages: int) -> range:
-    """Return the layers of one of the model's consecutive stages; some stages may have one layer more than others.
+def layers_of_stage(num_layers: int, stage: int, num_stages: int, stage_layers: Iterable[int] | None = None) -> range:
+    """Return the layers of one of the model's consecutive stages, with as many in each as `split_layers` says.
 
-    >>> [len(layers_of_stage(10, stage, 4)) for stage in range(4)]
-    [2, 3, 2, 3]
+    >>> layers_of_stage(10, 1, 4), layers_of_stage(10, 1, 4, stage_layers=(1, 4, 4, 1))
+    (range(2, 5), range(1, 5))
     """
-    return range(num_layers * stage // num_stages, num_layers * (stage + 1) // num_stages)
+    split = split_layers(num_layers, num_stages, stage_layers)
+    return range(sum(split[:stage]), sum(split[: stage + 1]))
+
+
+def split_layers(
+    num_layers: int,
+    num_stages: int,
+    stage_layers: Iterable[int] | None = None,
+    first_stage_layers: int | None = None,
+    last_stage_layers: int | None = None,
+    account_for_embedding_in_pipeline_split: bool = False,
+    account_for_loss_in_pipeline_split: bool = False,
+) -> tuple[int, ...]:
+    """Return how many layers each stage has: those of ``stage_layers``, or about equally many.
+
+    The first and the last may have numbers of their own; or the embedding and the loss count as a layer each.
+
+    >>> split_layers(10, 4), split_layers(10, 4, first_stage_layers=1)
+    ((2, 3, 2, 3), (1, 3, 3, 3))
+    >>> split_layers(126, 8, account_for_embedding_in_pipeline_split=True, account_for_loss_in_pipeline_split=True)
+    (15, 16, 16, 16, 16, 16, 16, 15)
+
+    Raises:
+        ValueError: the layers do not add up, a stage has none, or two arguments say how many a stage has.
+    """
+    embedding, loss = account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split
+    ends = {"first_stage_layers": first_stage_layers, "last_stage_layers": last_stage_layers}
+    ends = {name: check_size(name, size) for name, size in ends.items() if size is not None}
+    counts = {"account_for_embedding_in_pipeline_split": embedding, "account_for_loss_in_pipeline_split": loss}
+    given = ({} if stage_layers is None else {"stage_layers": stage_layers}) | ends
+    given |= {name: True for name, counts_as_a_layer in counts.items() if counts_as_a_layer}
+    said = ", ".join(f"{name}={value}" for name, value in given.items()) or "an equal split"
+    twice = ("first_stage_layers" in ends and embedding) or ("last_stage_layers" in ends and loss)
+    if twice or ("stage_layers" in given and len(given) > 1):
+        raise ValueError(f"{said}: two of these say how many layers one stage has: leave one out")
+    if stage_layers is not None:
+        if not isinstance(stage_layers, Iterable):
+            raise ValueError(f"stage_layers={stage_layers!r} must be a list: give one number for each stage")
+        sizes = tuple(check_size("stage_layers", size) for size in stage_layers)
+    else:
+        num, items = num_stages - len(ends), num_layers - sum(ends.values()) + embedding + loss
+        middle = [items * (i + 1) // num - items * i // num for i in range(num)]
+        middle = [size - (embedding and i == 0) - (loss and i == num - 1) for i, size in enumerate(middle)]
+        first, last = ([ends[name]] if name in ends else [] for name in ("first_stage_layers", "last_stage_layers"))
+        sizes = (*first, *middle, *last)
+    if len(sizes) != num_stages or sum(sizes) != num_layers or min(sizes) < 1:
+        rule = f"num_stages={num_stages} must have 1 layer or more each, and num_layers={num_layers} together"
+        fault = f"{said} gives stages of {list(sizes)} layers, but {rule}"
+        raise ValueError(f"{fault}: change the numbers, or use fewer stages")
+    return sizes
 
 
 def tokens_of_rank(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True) -> list[range]:

@@ -30,6 +30,8 @@ ERRORS = {
     "that were given: `torch.empty_like(x)`, or `x.new_zeros(...)`.",
     "reduce_scatter of|outputShape|times world size": "Reduce-scatter gives every rank an equal part: its input must "
     "be as long as all shards together, padding included.",
+    "alltoall: invalid tensor size": "With gloo, dist.all_to_all sends tensors of one size. dist.all_to_all_single "
+    "sends uneven parts of one tensor, given the splits.",
     "storage of size 0": "This memory was freed by resize_(0) before it was used.",
     "cannot be multiplied|must match|Sizes of tensors|view size|invalid for input": "The shapes do not fit.",
     "empty sequence|argument is empty|non-empty list": "A list is empty here. What should happen then?",

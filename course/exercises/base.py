@@ -8,11 +8,13 @@ import copy
 import inspect
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from importlib.resources import files
+from types import CodeType
 from typing import Any, TypeVar
 
 from course.exercises.advice import NONE, explain
@@ -218,6 +220,22 @@ class Exercise:
         if where := difference(trial.got, trial.expected):
             lines.append(f"    differs   {where}")
         return [f"{self.name}: not right yet.", *map(_broken, lines)]
+
+
+class Unaided(Exercise):
+    """An exercise on what a function of labkit does: an answer that asks it is right, and teaches nothing."""
+
+    labkits: CodeType
+
+    def trials(self, function: Callable, case: tuple) -> list[Trial]:
+        asked, before = [], sys.getprofile()
+        sys.setprofile(lambda frame, event, _: asked.append(event) if frame.f_code is self.labkits else None)
+        try:
+            trials = super().trials(function, case)
+        finally:
+            sys.setprofile(before)
+        said = "labkit's own function was called: write it yourself, with `range`."
+        return [replace(trial, complaint=said) if asked else trial for trial in trials]
 
 
 def report(name: str, verdict: Verdict) -> None:

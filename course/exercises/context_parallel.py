@@ -4,15 +4,12 @@ The context-parallel group is the whole world. The other exercises are in `conte
 """
 
 import math
-import sys
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from course.exercises.base import Exercise, Trial
+from course.exercises.base import Exercise, Unaided
 from course.exercises.on_ranks import Conduct, RankExercise, gathered, only, whole_numbers
 from labkit.context_parallel import block
 from labkit.partition import tokens_of_rank
@@ -26,18 +23,8 @@ def my_positions(seq_length, cp_size, cp_rank):
     return [*range(early * size, (early + 1) * size), *range(late * size, (late + 1) * size)]
 
 
-class OwnPositions(Exercise):
-    """An answer that asks labkit is right, and teaches nothing."""
-
-    def trials(self, function: Callable, case: tuple) -> list[Trial]:
-        asked, before = [], sys.getprofile()
-        sys.setprofile(lambda frame, event, _: asked.append(event) if frame.f_code is tokens_of_rank.__code__ else None)
-        try:
-            trials = super().trials(function, case)
-        finally:
-            sys.setprofile(before)
-        said = "labkit's own function was called: write it yourself, with `range`."
-        return [replace(trial, complaint=said) if asked else trial for trial in trials]
+class OwnPositions(Unaided):
+    labkits = tokens_of_rank.__code__
 
 
 balanced_positions = OwnPositions(

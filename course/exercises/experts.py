@@ -11,10 +11,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from course.exercises.base import Exercise, Trial
+from course.exercises.base import Exercise, Trial, Unaided
 from course.exercises.calling import no_gradient_to
 from course.exercises.on_ranks import Conduct, RankExercise, only, summed, whole_numbers
 from labkit.grid import Grid
+from labkit.layout import ParallelLayout
 
 # -- the second grid ------------------------------------------------------------------------------------------------
 
@@ -30,7 +31,11 @@ def my_expert_groups(tp_size, cp_size, dp_size, pp_size, expert_tp_size, ep_size
     return ep_groups, expert_dp_groups
 
 
-expert_groups = Exercise(
+class WithoutLayout(Unaided):
+    labkits = ParallelLayout.groups.__code__
+
+
+expert_groups = WithoutLayout(
     "expert_groups",
     my_expert_groups,
     notebook="15",
@@ -146,6 +151,22 @@ expert_groups.mistakes_of(
 @expert_groups.mistake("This is the first stage alone. There are pp_size of them, each with groups of its own.")
 def first_stage_only(t, c, d, p, etp, ep):
     return my_expert_groups(t, c, d, 1, etp, ep)
+
+
+@expert_groups.mistake("Only if expert_tp is 1, the ranks of ep are neighbours. Those of expert_dp are a block apart.")
+def neighbours(t, c, d, p, etp, ep):
+    n, sizes = t * c * d * p, (ep, t * c * d // (etp * ep))
+    return [[[*range(first, first + size)] for first in range(0, n, size)] for size in sizes]
+
+
+@expert_groups.mistake(
+    "You divided the dense data-parallel groups by ep, an old rule. The experts' grid divides all ranks of a stage "
+    "anew: expert_tp_size * ep_size consecutive ranks are a block that has each expert once."
+)
+def dense_groups_divided(t, c, d, p, etp, ep):
+    groups = Grid(dense_grid(t, c, d, p, etp, ep)).groups("dp")
+    ep_groups = [group[first : first + ep] for group in groups for first in range(0, d, ep)]
+    return ep_groups, [group[first::ep] for group in groups for first in range(ep)]
 
 
 @expert_groups.mistake(BLOCK_APART)
@@ -424,6 +445,11 @@ dispatch_backward.mistakes_of(
     refused,
     (dict(rows=lambda send, recv: recv, splits=lambda send, recv: (recv, send)), NOT_EXCHANGED),
     (dict(rows=lambda send, recv: send, splits=lambda send, recv: (recv, send)), NOT_EXCHANGED),
+    (
+        dict(rows=lambda send, recv: send, splits=lambda send, recv: ()),
+        "Without splits, each rank would get equally many rows. Give those of the output, then those of the input: "
+        "`dist.all_to_all_single(grad_rows, grad, send_splits, recv_splits)`.",
+    ),
 )
 
 
@@ -559,14 +585,17 @@ auxiliary_loss.mistakes_of(
     (dict(total=lambda f, p: f * p), "This is one number for each expert. The loss is their sum."),
     (dict(total=lambda f, p: f.sum() * p.sum()), "You multiplied two sums, and each is 1. Multiply first: f_i * P_i."),
     (dict(total=lambda f, p: (f - p).square().sum()), f"{BOTH} It does not compare them."),
-    (dict(total=lambda f, p: f.std() / f.mean()), "This measures how uneven the loads are, but has no gradient."),
+    (
+        dict(total=lambda f, p: f.std() / f.mean(), factor=lambda s, e: 1),
+        "This measures how uneven the loads are, but has no gradient.",
+    ),
     (dict(total=lambda f, p: (f * p).max()), "This is the largest of the products. The loss is their sum."),
 )  # fmt: skip
 
 
 @auxiliary_loss.mistake("Experts that nobody chose are missing: `torch.bincount(..., minlength=num_experts)`.")
 def without_minlength(scores, experts, coefficient):
-    return (torch.bincount(experts.flatten()) * scores.mean(0)).sum()
+    return loss_wrongly(scores, experts, coefficient, fractions=lambda s, e: e.flatten().bincount() / e.numel())
 
 
 # -- what to divide an expert's gradient by ------------------------------------------------------------------------

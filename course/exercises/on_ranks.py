@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from course.communication import CommunicationLog, communication_log
 from course.exercises.advice import RANKS, explain
-from course.exercises.base import Exercise, Trial, Verdict, indent
+from course.exercises.base import NOT_WHOLE, Exercise, Trial, Verdict, indent
 from course.exercises.calling import EndlessLoop, Kept, Raised, answer, answer_to, no_gradient_to, said
-from course.exercises.values import leaves, plain, show
+from course.exercises.values import has_floats, leaves, plain, show
 from labkit.groups import local_device
 from labkit.launch import Deadlock, RankFailed, launch
 
@@ -75,7 +75,7 @@ class RankExercise(Exercise):
                 f"rank {rank} of {case[0]}, starting from {show(arguments[0] if len(arguments) == 1 else arguments)}",
                 got,
                 right,
-                complaint,
+                complaint or (None if has_floats(right) or not has_floats(got) else NOT_WHOLE),
                 cause,
             )
             for rank, ((arguments, [got], complaint, cause), right) in enumerate(zip(ranks, expected))

@@ -9,18 +9,33 @@ from course.pictures.timeline import draw_timelines, peaks_in_flight
 from course.sizing import simulate
 from course.table import Table
 from course.timeline import Timeline
-from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit import schedules
 
-NAMES = ("GPipe", "1F1B", "interleaved", "zero bubble (ZB-H1)", "zero bubble (ZB-H2)")
+GREEDY = "greedy V"
+NAMES = (
+    "GPipe", "1F1B", "interleaved", "zero bubble (ZB-H1)", "zero bubble (ZB-H2)",
+    "zero bubble V (ZB-V)", "V-Half", "V-Min", "DualPipeV", GREEDY,
+)  # fmt: skip
 QUARTERS = [quarter / 4 for quarter in range(17)]
 
 
 @lru_cache(maxsize=64)
-def _timeline(name: str, p: int, m: int, num_chunks: int, forward: float, backward: float, message: float) -> Timeline:
+def _schedule(name: str, p: int, m: int, num_chunks: int, limit: int) -> schedules.Schedule:
+    """Make a schedule; ValueError if it has no order for these sizes."""
+    makers = (
+        schedules.gpipe, schedules.one_f_one_b, partial(schedules.interleaved, num_chunks=num_chunks),
+        schedules.zero_bubble, partial(schedules.zero_bubble, extra_in_flight=p - 1), schedules.zero_bubble_v,
+        schedules.v_half, schedules.v_min, schedules.dualpipe_v, partial(schedules.greedy, max_in_flight=limit),
+    )  # fmt: skip
+    return makers[NAMES.index(name)](p, m)
+
+
+@lru_cache(maxsize=64)
+def _timeline(
+    name: str, p: int, m: int, num_chunks: int, forward: float, backward: float, message: float, limit: int
+) -> Timeline:
     """Simulate a schedule."""
-    makers = gpipe, one_f_one_b, partial(interleaved, num_chunks=num_chunks), zero_bubble
-    make = [*makers, partial(zero_bubble, extra_in_flight=p - 1)][NAMES.index(name)]
-    return simulate(make(p, m), forward, backward, message_seconds=message)
+    return simulate(_schedule(name, p, m, num_chunks, limit), forward, backward, message_seconds=message)
 
 
 class schedule_explorer(Explorer):
@@ -34,24 +49,36 @@ class schedule_explorer(Explorer):
         ("forward", slider, "forward t_f", QUARTERS[1:], 1.0),
         ("backward", slider, "backward t_b", QUARTERS[1:], 2.0),
         ("message", slider, "message time", QUARTERS[:9], 0.0),
+        ("limit", slider, "memory limit in chunks", range(2, 18), 8),
     )
+    keeps = ("name",)
+
+    def _fit(self, choice):
+        _schedule(choice.name, choice.pp_size, choice.num_micro_batches, choice.num_chunks, choice.limit)
+        return choice
 
     def _parts(self) -> Parts:
         choice, timeline = self.shown, _timeline(*self.shown)
         self.controls["num_chunks"].disabled = choice.name != "interleaved"
+        self.controls["limit"].disabled = choice.name != GREEDY
         scene = draw_timelines([timeline], [choice.name], in_flight=True, unit="time units")
         ideal = choice.num_micro_batches * (choice.forward + choice.backward)
         says = (
             f"{timeline.makespan_seconds:.4g} time units, of which {ideal:.4g} would do if no rank ever waited. "
             f"Bubble: <b>{timeline.bubble_over_ideal:.3f} idle / ideal</b>, {timeline.bubble_share:.1%} of the total"
         )
-        rows = []
-        for name in NAMES:
-            each = _timeline(*choice._replace(name=name))
-            label = f"{name}, v = {choice.num_chunks}" if name == "interleaved" else name
-            cells = f"{each.makespan_seconds:.4g}", f"{each.bubble_over_ideal:.3f}", f"{each.bubble_share:.1%}"
-            held = ", ".join(f"{peak:.3g}" for peak in peaks_in_flight(each))
-            rows.append((label + " (shown)" * (name == choice.name), *cells, held))
         heads = "schedule", "makespan", "idle / ideal", "idle / total", "micro-batches held, rank by rank"
+        rows = [self._row(name) for name in NAMES if name in (choice.name, *NAMES[:-1])]
         table = Table(heads, rows, "all schedules at these sizes, simulated")
         return Parts([replace(scene, table=table)], says)
+
+    def _row(self, name: str) -> tuple[str, ...]:
+        """Return what a schedule takes and holds at these sizes."""
+        choice = self.shown._replace(name=name)
+        labels = {"interleaved": f"{name}, v = {choice.num_chunks}", GREEDY: f"{name}, limit {choice.limit}"}
+        label = labels.get(name, name) + " (shown)" * (choice == self.shown)
+        if self._misfit(choice):
+            return label, self._why(choice), "", "", ""
+        each = _timeline(*choice)
+        held = ", ".join(f"{peak:.3g}" for peak in peaks_in_flight(each))
+        return label, f"{each.makespan_seconds:.4g}", f"{each.bubble_over_ideal:.3f}", f"{each.bubble_share:.1%}", held

@@ -3,40 +3,51 @@
 from collections.abc import Sequence
 
 from course.explorers.base import Explorer, Parts
-from course.explorers.choice import slider
+from course.explorers.choice import buttons, checkbox, slider
 from course.pictures.scene import WIDTH, Look, Mark, Scene, arrow, box, label
 from course.pictures.style import FRAME_FILL, GREY, IDLE, KIND_COLOR, MUTED, tint
-from course.pictures.timeline import LEFT
+from course.pictures.timeline import FOLDED_STRENGTHS, LEFT, ways
 from course.sizing import read_ops, simulate
 from course.table import Table
-from labkit.schedules import BACKWARD, FORWARD, Op, Schedule, ScheduleDeadlock
+from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, ScheduleDeadlock, v_shape
 from labkit.sizes import counted
 
 STUCK = "#C1121F"
 TOP, TRAY, ROW, BAND = 34.0, 28.0, 34.0, 92.0
-UNITS = {FORWARD: 1.0, BACKWARD: 2.0}  # of time, as `simulate` has it too
 Waits = dict[int, tuple[Op, int, Op]]  # by rank: the op that waits, and the rank and op that it waits for
 
 
 class schedule_builder(Explorer):
     """Show a tray of F and B for each rank, and a row to put them into; ``rows`` has ops that are in place already.
 
-    A click puts an op at the end of its row, or takes it back; it can also be dragged. ``shown`` is the schedule.
+    A click puts an op at the end of its row, or takes it back; it can also be dragged. ``shown`` is the schedule. In a
+    V, each rank has two stages, and its tray a line for each. Where the backward is split, there are Ws.
     """
 
     table = (
         ("pp_size", slider, "ranks p", range(1, 5), 2),
         ("num_micro_batches", slider, "micro-batches m", range(1, 9), 3),
+        ("placement", buttons, "stages", ("in turn", "V"), "in turn"),
+        ("split", checkbox, "backward in B and W", False),
     )
 
-    def __init__(self, pp_size: int = 2, num_micro_batches: int = 3, rows: Sequence[str] = ()):
+    def __init__(
+        self,
+        pp_size: int = 2,
+        num_micro_batches: int = 3,
+        rows: Sequence[str] = (),
+        placement: str = "in turn",
+        split: bool = False,
+    ):
         self.rows: list[Sequence[Op]] = [read_ops(row) for row in rows]
-        super().__init__(pp_size, num_micro_batches)
+        super().__init__(pp_size, num_micro_batches, placement, split)
         self.picture.on_drop(self._drop)
 
     def __repr__(self) -> str:
-        rows = [" ".join(map(str, row)) for row in self.shown.ranks]
-        return f"schedule_builder({self.shown.pp_size}, {self.shown.num_micro_batches}, {rows})"
+        p, m, placement, split = self.choice
+        values = [p, m, [" ".join(map(str, row)) for row in self.shown.ranks], placement, split]
+        shown = values if split else values[:4] if placement == "V" else values[:3]
+        return f"schedule_builder({', '.join(map(repr, shown))})"
 
     def _click(self, key: str) -> None:
         if key == "clear":
@@ -60,9 +71,12 @@ class schedule_builder(Explorer):
         self._update()
 
     def _fit(self, choice) -> Schedule:
-        """Return the schedule: the rows of these ranks, with the ops of these micro-batches."""
-        p, m = choice
-        return Schedule("mine", p, m, [[op for op in row if op.micro_batch < m] for row in [*self.rows, *[[]] * p][:p]])
+        """Return the schedule: the rows of these ranks, with the ops of these micro-batches, chunks and kinds."""
+        p, m, placement, split = choice
+        kinds = (FORWARD, BACKWARD, WEIGHT_GRADIENT)[: 2 + split]
+        v, stages = (2, v_shape(p)) if placement == "V" else (1, ())
+        rows = [[op for op in row if op.micro_batch < m and op.chunk < v and op.kind in kinds] for row in self.rows]
+        return Schedule("mine", p, m, [*rows, *[[]] * p][:p], v, kinds, stages)
 
     def _parts(self) -> Parts:
         scene = draw_own_schedule(self.shown)
@@ -72,22 +86,30 @@ class schedule_builder(Explorer):
 def _parse(key: str) -> tuple[int, list[Op]]:
     """Return the rank in the key of a mark, and the op in it, if any."""
     _, rank, *op = key.split(".")
-    return int(rank), list(read_ops(" ".join(op)))
+    return int(rank), list(read_ops(".".join(op)))
+
+
+def units_of(schedule: Schedule) -> dict[str, float]:
+    """Return how long each kind of op takes, in the units of time that `simulate` has, too."""
+    input_gradient = 1.0 if WEIGHT_GRADIENT in schedule.kinds else 2.0
+    times = {FORWARD: 1.0, BACKWARD: input_gradient, WEIGHT_GRADIENT: 1.0}
+    return {kind: units / schedule.num_chunks for kind, units in times.items()}
 
 
 def run_as_far_as_possible(schedule: Schedule) -> tuple[list[dict[Op, float]], list[list[Op]], Waits]:
     """Return when each rank's ops start (those that cannot run come last), which cannot run, and where ranks wait."""
     starts, free_at, waits = [{} for _ in schedule.ranks], [0.0] * schedule.pp_size, {}
+    units = units_of(schedule)
     try:
         for rank, op, needs in schedule.in_order():
-            starts[rank][op] = max([free_at[rank], *(starts[at][need] + UNITS[need.kind] for at, need in needs)])
-            free_at[rank] = starts[rank][op] + UNITS[op.kind]
+            starts[rank][op] = max([free_at[rank], *(starts[at][need] + units[need.kind] for at, need in needs)])
+            free_at[rank] = starts[rank][op] + units[op.kind]
     except ScheduleDeadlock as deadlock:
         waits = deadlock.waits
     stuck = [[op for op in row if op not in starts[rank]] for rank, row in enumerate(schedule.ranks)]
     for rank, ops in enumerate(stuck):
         for op in ops:
-            starts[rank][op], free_at[rank] = free_at[rank], free_at[rank] + UNITS[op.kind]
+            starts[rank][op], free_at[rank] = free_at[rank], free_at[rank] + units[op.kind]
     return starts, stuck, waits
 
 
@@ -111,25 +133,31 @@ def draw_own_schedule(schedule: Schedule) -> Scene:
     (starts, stuck, waits), p, m = run_as_far_as_possible(schedule), schedule.pp_size, schedule.num_micro_batches
     texts = {rank: f"rank {rank} waits at {op} for {need} of rank {other}" for rank, (op, other, need) in waits.items()}
     ring, wide, table, ops = circle(schedule, waits), WIDTH - LEFT, [], {}
-    unit = wide / max([3.0 * (m + p - 1), *(at + UNITS[op.kind] for row in starts for op, at in row.items())])
-    step, in_tray = min(48, wide / 2 / m), [Op(kind, number) for kind in schedule.kinds for number in range(m)]
+    v, kinds, units = schedule.num_chunks, schedule.kinds, units_of(schedule)
+    unit = wide / max([3.0 * (m + p - 1), *(at + units[op.kind] for row in starts for op, at in row.items())])
+    step, tray = min(48, wide / len(kinds) / m), v * TRAY
+    in_tray = [Op(kind, number, chunk) for chunk in range(v) for kind in kinds for number in range(m)]
     look = Look(edge=GREY, fact="take all ops back", click=True)
     clear = box("clear", WIDTH - 110, 0, 110, 24, "#ffffff", "take all back", **look)
-    hint = "dashed: cannot run yet; red: ranks wait for each other in a circle"
+    hint = "dashed: cannot run yet; red: ranks wait for each other in a circle" + "; f0 is F0.1" * (v > 1)
     marks = [label("hint", 0, 12, hint, ink=MUTED), clear]
     for rank, row in enumerate(schedule.ranks):
-        y = TOP + rank * BAND
+        y = TOP + rank * (BAND + tray - TRAY)
         facts = f"ops of rank {rank} without a place", f"the row of rank {rank}: drop its ops here, in order"
-        marks.append(label(f"rank{rank}", 0, y + TRAY + 4 + ROW / 2, f"rank {rank}", bold=True))
-        marks.append(box(f"tray.{rank}", LEFT, y, wide, TRAY, FRAME_FILL, fact=facts[0], drop=True))
-        marks.append(box(f"row.{rank}", LEFT, y + TRAY + 4, wide, ROW, IDLE, fact=facts[1], drop=True))
+        marks.append(label(f"rank{rank}", 0, y + tray + 4 + ROW / 2, f"rank {rank}", bold=True))
+        for chunk in range(v if v > 1 else 0):
+            text = f"stage {schedule.stage_of(rank, chunk)}"
+            marks.append(label(f"stage{rank}.{chunk}", 0, y + (chunk + 0.5) * TRAY, text, ink=MUTED))
+        marks.append(box(f"tray.{rank}", LEFT, y, wide, tray, FRAME_FILL, fact=facts[0], drop=True))
+        marks.append(box(f"row.{rank}", LEFT, y + tray + 4, wide, ROW, IDLE, fact=facts[1], drop=True))
         for number, op in enumerate(in_tray):
-            fact, fill = f"{op} of rank {rank} has no place yet: click it, or drag it into the row", KIND_COLOR[op.kind]
-            look = Look(edge=GREY)
-            place = LEFT + 4 + number * step, y + 2, step - 4, TRAY - 4
+            fact = f"{op} of rank {rank} has no place yet: click it, or drag it into the row"
+            fill, look = KIND_COLOR[op.kind], Look(edge=GREY)
+            fill = tint(fill, FOLDED_STRENGTHS[op.chunk]) if op.chunk else fill
+            place = LEFT + 4 + number % (len(kinds) * m) * step, y + op.chunk * TRAY + 2, step - 4, TRAY - 4
             if op in row:
                 start = starts[rank][op]
-                place = LEFT + start * unit, y + TRAY + 6, UNITS[op.kind] * unit, ROW - 4
+                place = LEFT + start * unit, y + tray + 6, units[op.kind] * unit, ROW - 4
                 fact, look = f"{op} of rank {rank} runs at {start:g}", Look(edge="#ffffff")
             if op in stuck[rank]:
                 first, fill = stuck[rank][0], tint(fill, 0.3)
@@ -137,16 +165,16 @@ def draw_own_schedule(schedule: Schedule) -> Scene:
                 look = Look(edge=STUCK if rank in ring else MUTED, edge_width=2, dashed=True)
             lights = tuple(f"{other}.{need}" for other, need in schedule.needs(rank, op))
             look |= Look(tags=(f"{rank}.{op}",), lights=lights, fact=fact, drag=True, drop=True)
-            ops[rank, op] = box(f"op.{rank}.{op}", *place, fill, str(op), **look)
+            ops[rank, op] = box(f"op.{rank}.{op}", *place, fill, ways(op, v > 1), **look)
         order = ", ".join(str(op) if op in stuck[rank] else f"{op} at {starts[rank][op]:g}" for op in row)
-        table.append((str(rank), order, texts.get(rank, ""), str(schedule.peak_in_flight(rank))))
+        table.append((str(rank), order, texts.get(rank, ""), f"{schedule.peak_in_flight(rank) / v:g}"))
     marks += ops.values()
     for rank in ring:
         op, other, needed = waits[rank]
         marks += _arrows(ops[rank, op], ops[other, needed], ops[other, waits[other][0]], texts[rank])
     says = _says(schedule, [texts[rank] for rank in ring], list(texts.values()))
     heads = "rank", "its row, and when each op runs", "waits", "micro-batches held at most"
-    return Scene("Your own schedule", says, marks, TOP + p * BAND, table=Table(heads, table))
+    return Scene("Your own schedule", says, marks, TOP + p * (BAND + tray - TRAY), table=Table(heads, table))
 
 
 def _arrows(waits: Mark, needed: Mark, first: Mark, fact: str) -> list[Mark]:
@@ -166,14 +194,16 @@ def _arrows(waits: Mark, needed: Mark, first: Mark, fact: str) -> list[Mark]:
 
 def _says(schedule: Schedule, ring: list[str], waits: list[str]) -> str:
     """Say whether all ranks finish, and if not, why."""
-    missing = 2 * schedule.pp_size * schedule.num_micro_batches - sum(map(len, schedule.ranks))
+    each = len(schedule.kinds) * schedule.num_chunks * schedule.num_micro_batches
+    missing = schedule.pp_size * each - sum(map(len, schedule.ranks))
     if not any(schedule.ranks):
         return "Put the ops of each rank into its row: click an op, or drag it"
     if ring:
         return f"Deadlock: {'; '.join(ring)}"
     if missing:
         return "; ".join([f"{counted(missing, 'op')} to place", *waits])
-    held = ", ".join(str(schedule.peak_in_flight(rank)) for rank in range(schedule.pp_size))
+    ranks = range(schedule.pp_size)
+    held = ", ".join(f"{schedule.peak_in_flight(rank) / schedule.num_chunks:g}" for rank in ranks)
     timeline = simulate(schedule)
     took = f"All ranks finish after {timeline.makespan_seconds:g} time units"
     return f"{took}: idle / ideal {timeline.bubble_over_ideal:.3f}; micro-batches held at most, rank by rank: {held}"

@@ -16,7 +16,7 @@ from course.pictures.three_axes import draw_holdings
 from course.sizing import step_traffic
 from course.stream import stream
 from labkit.launch import World
-from labkit.partition import rows_of_replica
+from labkit.partition import layers_of_stage, rows_of_replica
 from labkit.sizes import counted
 from labkit.train import TrainConfig, steps
 
@@ -73,7 +73,9 @@ class training_explorer(Explorer):
         rows, m = rows_of_replica(config.batch_size, layout.dp_size, 0), config.num_micro_batches(NUM_RANKS)
         says = f"p · t · d = {layout.pp_size} · {layout.tp_size} · {layout.dp_size} = {NUM_RANKS}; each replica takes "
         says += f"{len(rows)} of {config.batch_size} rows, in {counted(m, 'micro-batch')}"
-        return Parts([draw_holdings(layout, config.num_layers, config.batch_size, traffic)], says)
+        stages, split = config.make_schedule(NUM_RANKS).stages, config.layers_per_stage
+        held = [[layers_of_stage(sum(split), stage, len(split), split) for stage in mine] for mine in stages]
+        return Parts([draw_holdings(layout, config.num_layers, config.batch_size, traffic, held)], says)
 
     def _show_button(self) -> None:
         look = ("Stop", "stop", "warning") if self in self._training else ("Train", "play", "primary")

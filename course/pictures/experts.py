@@ -4,20 +4,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from course.pictures.collectives import rank_color
 from course.pictures.parts import Place, titled
 from course.pictures.scene import WIDTH, Mark, Scene, box, label, line
-from course.pictures.style import FRAME, FRAME_FILL, INK, MUTED
+from course.pictures.style import FRAME, FRAME_FILL, INK, MUTED, rank_color
 from course.sizing.routing import Copy, Routed
 from course.table import Table
 
-LEFT, ROOM, EXPERTS, LANE = (
-    58.0,
-    340.0,
-    420.0,
-    24.0,
-)  # pixels: right of names; for a rank's tokens; the name and lane of
-LANES, WIDEST, TOP, BETWEEN = 498.0, 46.0, 92.0, 10.0  # an expert; its rows begin; the widest copy; above and between
+LEFT, ROOM = 58.0, 340.0  # pixels: right of names, and for a rank's tokens
+EXPERTS, LANE, LANES = 420.0, 24.0, 498.0  # where an expert's name stands, how high its lane is, where its rows begin
+WIDEST, TOP, BETWEEN = 46.0, 92.0, 10.0  # the widest copy; above all, and between
 MOST_IN_A_LINE = 16  # copies of a rank's tokens
 BARS, BETWEEN_PANELS = 200.0, 24.0  # pixels: the highest bar; from panel to panel
 

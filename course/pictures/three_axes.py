@@ -1,6 +1,6 @@
 """Draw who holds what when all three axes are cut: each rank's layers, its part of them, and its rows of the batch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from course.pictures.scene import WIDTH, Look, Mark, Scene, arrow, box, label, text_width
 from course.pictures.style import AXIS_COLOR, AXIS_NAME, FRAME, FRAME_FILL, TP, bytes_text, tint
@@ -17,12 +17,17 @@ Place = tuple[float, float]
 
 
 def draw_holdings(
-    layout: ParallelLayout, num_layers: int, batch_size: int, traffic: Mapping[str, Traffic] | None = None
+    layout: ParallelLayout,
+    num_layers: int,
+    batch_size: int,
+    traffic: Mapping[str, Traffic] | None = None,
+    held: Sequence[Sequence[range]] | None = None,
 ) -> Scene:
     """Draw one replica per row, its stages from left to right, and the ranks that share a stage side by side.
 
     Arrows show who talks to whom: within a stage (tp), to the next stage (pp), between replicas (dp). ``traffic`` is
-    what each axis sends in a step; an arrow says how much of it is one rank's, or one pair's.
+    what each axis sends in a step; an arrow says how much of it is one rank's, or one pair's. ``held`` has the layers
+    of each pipeline rank, chunk by chunk; unless given, each has one chunk, and about as many layers.
     """
     t, p, d = layout.tp_size, layout.pp_size, layout.dp_size
     between = min(76.0, 600 / p)  # pixels between stages, for an arrow and its bytes
@@ -31,7 +36,7 @@ def draw_holdings(
     for rank in range(layout.world_size):
         place, groups = layout.coords(rank), {axis: layout.group_of(rank, axis) for axis in AXES}
         x, y = LEFT + place.pp * (wide + between), TOP + place.dp * (frame + BELOW)
-        layers = _range("layer", layers_of_stage(num_layers, place.pp, p))
+        layers = _range("layer", *(held[place.pp] if held else [layers_of_stage(num_layers, place.pp, p)]))
         batch = _range("row", rows_of_replica(batch_size, d, place.dp))
         part = f"part {place.tp + 1} of {t}" if t > 1 else "whole layers"
         rows.append([str(rank), layers, part, batch, *map(ranks_text, groups.values())])
@@ -88,5 +93,6 @@ def _arrow(layout: ParallelLayout, rank: int, axis: str, start: Place, end: Plac
     return marks
 
 
-def _range(what: str, numbers: range) -> str:
-    return f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {numbers[0]} to {numbers[-1]}"
+def _range(what: str, *ranges: range) -> str:
+    texts = [str(each[0]) if len(each) == 1 else f"{each[0]} to {each[-1]}" for each in ranges]
+    return f"{what}{'' if sum(map(len, ranges)) == 1 else 's'} {', '.join(texts)}"

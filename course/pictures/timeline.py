@@ -15,12 +15,13 @@ from course.pictures.scene import LARGE, WIDTH, Look, Mark, Scene, arrow, box, l
 from course.pictures.style import GREY, IDLE, INK, KIND_COLOR, MUTED, three_digits, tint
 from course.table import Table
 from course.timeline import Timeline
-from labkit.schedules import Schedule, in_turn, v_shape
+from labkit.schedules import Op, Schedule, in_turn, v_shape
 from labkit.schedules.schedule import LETTER
 from labkit.timeline.spans import COMMUNICATION, COMPUTING, WAIT, Span
 
 WORDS: dict[str, str] = dict(zip(COMPUTING, ("F forward", "B backward", "W gradient of the weights", "optimizer")))
 CHUNK_STRENGTHS = (1.0, 0.72, 0.48, 0.26)  # how much of its colour an op gets by its chunk: a later one is paler
+FOLDED_STRENGTHS = (1.0, 0.4)  # the same for a V, whose chunks are two: all that it is about
 LEFT, HEAD, WORK, GAP, LANE = 66.0, 30.0, 30.0, 6.0, 15.0
 NARROWEST_IDLE = 0.5  # pixels: a shorter idle stretch is rounding
 WAITS = 9.0  # the height of a wait, at the foot of the work that it interrupts: their label is above it
@@ -70,6 +71,9 @@ class Rows:
         self.bottom = top + self.height * max(1, len(timeline.ranks))
         self.num_chunks = num_chunks(timeline)
         self.links, self._held = links(timeline), {rank: held_over_time(timeline, rank) for rank in timeline.ranks}
+        pairs = ((need, span) for span, needs in self.links.items() for need in needs)
+        is_turn = any(need.rank == span.rank and need.kind == span.kind for need, span in pairs)
+        self.folds = self.num_chunks == 2 and is_turn  # a rank gives itself its input, where a V turns
 
     def x(self, seconds: float) -> float:
         return LEFT + (seconds - self.begin) * self.scale
@@ -112,7 +116,8 @@ class Rows:
                 for span in messages:
                     look = Look(edge=MUTED, means="message under way", tags=(self._name(span, ">"),))
                     look |= Look(row=self._row(rank), name=f"{span.label} under way")
-                    yield self._box(self.messages[span], span, "#ffffff", _ways(span)[:2], place, **look)
+                    texts = [span.label, *ways(span.op)[1:2]] if span.op else span.label
+                    yield self._box(self.messages[span], span, "#ffffff", texts, place, **look)
 
     def _row(self, rank: int) -> str:
         return f"{self.before}rank {rank}"
@@ -170,14 +175,15 @@ class Rows:
             chunk = span.op.chunk if span.op else 0
             means = WORDS[span.kind] + ", chunk 0" * (self.num_chunks > 1)
             if chunk:
-                means = f"chunk {chunk}" if span.kind == "forward" else ""
+                means = f"chunk {chunk}" + " (f0 is F0.1)" * self.folds if span.kind == "forward" else ""
             lights = *map(self._name, (*self.links.get(span, ()), *after[span])), self._name(span, ">")
             key, fill = self._name(span) if span.op else f"{self.key}work{number}", KIND_COLOR[span.kind]
-            fill = tint(fill, CHUNK_STRENGTHS[chunk % len(CHUNK_STRENGTHS)])
+            strengths = FOLDED_STRENGTHS if self.folds else CHUNK_STRENGTHS
+            fill = tint(fill, strengths[chunk % len(strengths)])
             tags = (self._name(span), *([f"micro-batch{span.op.micro_batch}"] if span.op else []))
             look = Look(edge="#ffffff", means=means, tags=tags, lights=lights)
             look |= Look(row=self._row(span.rank), name=span.label, level=self._level(span.rank, span.start))
-            yield self._box(key, span, fill, _ways(span), **look)
+            yield self._box(key, span, fill, ways(span.op, self.folds) if span.op else span.label, **look)
         pairs = [(need, span) for need, spans in after.items() for span in spans if span.rank != need.rank]
         for need, span in pairs if len(pairs) <= MOST_ARROWS else ():
             tags = self._name(need, ">"), self._name(span, ">"), f"micro-batch{span.op.micro_batch if span.op else ''}"
@@ -239,11 +245,13 @@ def links(timeline: Timeline) -> dict[Span, list[Span]]:
     return {}
 
 
-def _ways(span: Span) -> tuple[str, ...]:
-    """Return the ways to write the label of a box: whole, without the chunk, or the letter above the number."""
-    if not span.op:
-        return (span.label,)
-    return span.label, str(span.op._replace(chunk=0)), f"{LETTER[span.op.kind]}\n{span.op.micro_batch}"
+def ways(op: Op, folds: bool = False) -> tuple[str, ...]:
+    """Return the ways to write an op in a box: whole, without the chunk, or the letter above the number.
+
+    Where a pipeline ``folds``, chunk 1 has small letters instead of its number.
+    """
+    letter = LETTER[op.kind].lower() if folds and op.chunk else LETTER[op.kind]
+    return str(op), f"{letter}{op.micro_batch}", f"{letter}\n{op.micro_batch}"
 
 
 def in_lanes(messages: Iterable[Span]) -> list[list[Span]]:

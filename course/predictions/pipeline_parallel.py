@@ -146,3 +146,28 @@ alone_or_in_stages = Choice(
         "inf": "Weights are drawn by their names. So which weights does a stage begin with?",
     },
 )
+
+loss_in_a_v = Choice(
+    "10.loss_in_a_v",
+    "4 ranks, 8 stages: down the ranks, and up again. Which rank has the last stage, and computes the loss?",
+    {0: "Rank 0", 1: "Rank 1", 3: "Rank 3"},
+    {
+        3: "Rank 3 is where the V turns: it has stages 3 and 4. Where does it lead from there?",
+        1: "Go up once more: stage 5 is on rank 2, and stage 6 on rank 1.",
+    },
+)
+
+held_where_it_turns = Number(
+    "10.held_where_it_turns",
+    "A micro-batch goes through the V alone; a pass forward takes 1 time unit, one backward 2. Rank 0 holds the "
+    "activations of stage 0 for 24 time units and those of stage 7 for 3, together 27. For how long does rank 3 hold "
+    "those of its two stages, together?",
+    {
+        18: "That would be stages 3 and 7, as in turn. Which are the stages of rank 3 in the V?",
+        15: "That is stage 3 alone. Stage 4 is on rank 3, too.",
+        12: "That is stage 4 alone. Stage 3 is on rank 3, too.",
+        13.5: "That is the mean of its two stages. Add them up.",
+        6: "Rank 3 has the loss in a pipeline in turn. Here stages 5 to 7 come before its first backward.",
+    },
+    unit="time units",
+)

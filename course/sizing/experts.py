@@ -39,7 +39,8 @@ def kept_bytes_per_token(model: GPT, expert_tp_size: int) -> int:
     """Return the bytes that a layer keeps for backward for each token that a rank routes, if loads are even.
 
     The router has the token in float32, its logits and its scores. Of the k choices: the row that each of the experts'
-    ranks got, with an expert's hidden units, and the output that is to be weighed.
+    ranks got, with an expert's hidden units, and the output twice: as it came back, and in the place where it is
+    weighed. Not counted: probabilities, and the indices that sort rows.
     """
     h, k, hidden = model.hidden_size, model.top_k, KEPT_OF_HIDDEN[model.mlp] * model.expert_width
-    return 4 * h + 2 * 4 * (model.num_experts or 0) + 2 * k * (h * expert_tp_size + hidden + h)
+    return 4 * h + 2 * 4 * (model.num_experts or 0) + 2 * k * (h * expert_tp_size + hidden + 2 * h)

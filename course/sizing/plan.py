@@ -1,12 +1,15 @@
 """A plan for a run: the model, the size of the cluster, and how the model is laid over it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from course.sizing.context import check_way
 from course.sizing.flops import RECOMPUTE
+from course.sizing.shapes import AnyGPT
 from labkit.layout import ParallelLayout
+from labkit.partition import layers_of_stage, split_layers
 from labkit.shape import GPT
 from labkit.sizes import check_size, divisors, does_not_divide, either
 
@@ -62,6 +65,8 @@ class Plan:
     ep_size: int = 1
     expert_tp_size: int | None = None
     """How many ranks divide each expert: tp_size if None."""
+    stage_layers: Sequence[int] | None = None
+    """Layers of each of the p v stages, as `labkit.partition.split_layers` makes them; equally many if None."""
 
     def __post_init__(self):
         sizes = "world_size", "batch_size", "tp_size", "pp_size", "micro_batch_size", "num_chunks", "cp_size", "ep_size"
@@ -72,6 +77,8 @@ class Plan:
                 raise ValueError(f"{name}={value!r} is unknown: use {either(choices)}")
         if (heads := self.model.num_attention_heads) is None:
             raise ValueError(f"{self.model} does not say its num_attention_heads, on which attention's memory depends")
+        if isinstance(self.model, AnyGPT) and self.model.latent_attention is not None:
+            raise ValueError("latent attention is only modelled as a number of parameters: see `count_parameters`")
         check_way(self.context_parallel)
         context = {"cp_size": self.cp_size} if self.cp_size > 1 else {}
         shares_heads = {"tp_size": self.tp_size} | (context if self.context_parallel == "ulysses" else {})
@@ -82,10 +89,22 @@ class Plan:
             divided = {"tp_size": self.tp_size} | context
             _check_divides("seq_length", self.model.seq_length, "sequence_parallel=False", **divided)
         _check_divides("world_size", self.world_size, tp_size=self.tp_size, **context, pp_size=self.pp_size)
-        _check_divides("num_layers", self.model.num_layers, pp_size=self.pp_size, num_chunks=self.num_chunks)
+        if self.stage_layers is None:
+            _check_divides("num_layers", self.model.num_layers, pp_size=self.pp_size, num_chunks=self.num_chunks)
+        else:
+            self._check_split()
         self._check_batch()
         self._check_attention()
         self._check_experts()
+
+    def _check_split(self):
+        try:
+            split = split_layers(self.model.num_layers, self.pp_size * self.num_chunks, self.stage_layers)
+        except ValueError as error:
+            fault, _, advice = str(error).partition(": ")
+            rule = "stage_layers must be pp_size * num_chunks numbers that add up to num_layers"
+            raise Misfit(rule, fault, advice or "give each stage a number of layers") from None
+        object.__setattr__(self, "stage_layers", split)
 
     def _check_batch(self):
         d, b, p, v = self.dp_size, self.micro_batch_size, self.pp_size, self.num_chunks
@@ -122,8 +141,8 @@ class Plan:
 
     def _check_experts(self):
         if self.model.num_experts is None:
-            for name in ("ep_size", "expert_tp_size"):
-                if (size := getattr(self, name)) not in (None, 1):
+            for name, unused in (("ep_size", 1), ("expert_tp_size", None)):
+                if (size := getattr(self, name)) != unused:
                     rule = f"{name} needs a model with experts"
                     raise Misfit(rule, f"{name}={size} needs a model with experts", "give it num_experts")
             return
@@ -159,19 +178,28 @@ class Plan:
 
     @property
     def layers_per_chunk(self) -> int:
-        """How many layers lie between two messages of the pipeline."""
-        return self.model.num_layers // (self.pp_size * self.num_chunks)
+        """How many layers lie between two messages of the pipeline; if chunks differ, the most."""
+        return max(self.stage_layers or [self.model.num_layers // (self.pp_size * self.num_chunks)])
+
+    def layers_of_rank(self, pp_rank: int) -> int:
+        """Return how many layers a GPU of this pipeline rank has, in all its chunks."""
+        if self.stage_layers is None:
+            return self.num_chunks * self.layers_per_chunk
+        return sum(self.stage_layers[pp_rank :: self.pp_size])
 
     def num_moe_layers(self, stage: int) -> int:
         """Return how many layers of a stage, in all of its chunks, have experts."""
-        chunk, layers = self.layers_per_chunk, range(self.model.num_layers if self.model.num_experts else 0)
-        return sum(self.model.has_experts(layer) for layer in layers if layer // chunk % self.pp_size == stage)
+        if not self.model.num_experts:
+            return 0
+        num_layers, num_stages = self.model.num_layers, self.pp_size * self.num_chunks
+        chunks = [layers_of_stage(num_layers, each, num_stages, self.stage_layers) for each in range(num_stages)]
+        return sum(self.model.has_experts(layer) for chunk in chunks[stage :: self.pp_size] for layer in chunk)
 
     @cached_property
     def layout(self) -> ParallelLayout:
         """The ranks on their grids."""
-        expert = dict(ep_size=self.ep_size, expert_tp_size=self.etp_size) if self.model.num_experts else {}
-        return ParallelLayout(self.world_size, self.tp_size, self.pp_size, self.cp_size, **expert)
+        sizes = self.world_size, self.tp_size, self.pp_size, self.cp_size
+        return ParallelLayout(*sizes, ep_size=self.ep_size, expert_tp_size=self.etp_size)
 
     @property
     def bubble_over_ideal(self) -> float:

@@ -50,8 +50,12 @@ def memory(plan: Plan, stage: int = 0) -> Memory:
 
 
 def fullest(plan: Plan) -> Memory:
-    """Return the memory of the fullest stage: the first has the most micro-batches, the last has the logits."""
-    return max((memory(plan, stage) for stage in {0, plan.pp_size - 1}), key=lambda each: each.total)
+    """Return the memory of the fullest stage: the first has the most micro-batches, the last has the logits.
+
+    If stages differ in layers, any of them may be it.
+    """
+    stages = {0, plan.pp_size - 1} if plan.stage_layers is None else range(plan.pp_size)
+    return max((memory(plan, stage) for stage in stages), key=lambda each: each.total)
 
 
 def activation_bytes_per_layer(
@@ -108,21 +112,22 @@ def in_flight(plan: Plan, stage: int) -> int:
 
 
 def stage_activation_bytes(plan: Plan, stage: int) -> float:
-    """Return the bytes of activations on a GPU of this stage when it holds the most micro-batches."""
+    """Return the bytes of activations on a GPU of this stage when it holds the most micro-batches.
+
+    Of several chunks that differ in layers, each pass counts as their mean.
+    """
     model, b, t, divided = plan.model, plan.micro_batch_size, plan.tp_size, plan.sequence_parallel
     ways: dict[str, Any] = dict(sequence_parallel=divided)
     ways |= dict(cp_size=plan.cp_size, fused_attention=plan.fused_attention)
     layer = activation_bytes_per_layer(model, b, t, recompute=plan.recompute, **ways)
     largest = activation_bytes_per_layer(model, b, t, **ways)
     if moe_layers := plan.num_moe_layers(stage):  # the mean of all layers, and the larger of both kinds
-        share, experts = (
-            moe_layers / (plan.num_chunks * plan.layers_per_chunk),
-            ways | {"expert_tp_size": plan.etp_size},
-        )
-        layer += share * (activation_bytes_per_layer(model, b, t, recompute=plan.recompute, **experts) - layer)
-        whole = activation_bytes_per_layer(model, b, t, **experts)
+        share, etp = moe_layers / plan.layers_of_rank(stage), plan.etp_size
+        kept = activation_bytes_per_layer(model, b, t, recompute=plan.recompute, expert_tp_size=etp, **ways)
+        layer += share * (kept - layer)
+        whole = activation_bytes_per_layer(model, b, t, expert_tp_size=etp, **ways)
         largest = whole if share == 1 else max(largest, whole)
-    total = in_flight(plan, stage) * plan.layers_per_chunk * layer
+    total = in_flight(plan, stage) * plan.layers_of_rank(stage) / plan.num_chunks * layer
     if plan.recompute == "full":  # while backward goes through a layer, all of its activations are there
         total += largest
     tokens = model.seq_length / plan.cp_size * b
@@ -149,7 +154,7 @@ def stage_parameters(plan: Plan, stage: int) -> float:
     biases = (column_biases / t + 2 * h) if model.bias else 0
     inner_norms = model.attention_norms if isinstance(model, AnyGPT) else 0
     layer = model.num_matrix_parameters / t + 2 * norm + biases + inner_norms
-    total = plan.num_chunks * plan.layers_per_chunk * layer
+    total = plan.layers_of_rank(stage) * layer
     if moe_layers := plan.num_moe_layers(stage):  # shared experts and routers instead of MLPs, with no biases
         mlp = (up + 1) * h * model.mlp_width / t + (up * model.mlp_width / t + h if model.bias else 0)
         shared = model.num_shared_experts * model.num_expert_parameters / t

@@ -14,7 +14,6 @@ from labkit.launch.payload import Payload, discard, load
 from labkit.launch.probe import Snapshot
 from labkit.launch.rank import STACK_SIGNAL, Failure
 from labkit.launch.ranks import Ranks
-from labkit.launch.report import Deadlock, RankFailed
 from labkit.launch.watchdog import Look, Watchdog
 
 _GATHER_SECONDS = 0.3  # after a first failure, for others
@@ -43,7 +42,7 @@ class Call:
             self.ranks.send(None, "call", payload)
             self._wait()
             return [self._result(rank) for rank in range(self.ranks.num_ranks)]
-        except (RankFailed, KeyboardInterrupt):
+        except (report.RankFailed, KeyboardInterrupt):
             self.at_rest = keep and self._comes_to_rest()
             raise
         finally:
@@ -59,7 +58,7 @@ class Call:
             return load(self.results[rank])
         except Exception as error:
             text = f"the result of rank {rank} cannot be read here: {type(error).__name__}: {error}"
-            raise RankFailed(text, rank, error) from None
+            raise report.RankFailed(text, rank, error) from None
 
     def _wait(self) -> None:
         while self._unfinished() or self.failures:
@@ -101,7 +100,7 @@ class Call:
         for rank in self.ranks.exits.keys() & self._unfinished():  # also between two calls
             self.failures[rank] = report.death(self.ranks.exits[rank], self.output.last_words(rank))
         if not self.ranks.server.connection.is_open:
-            raise RankFailed("the launch server was killed, and its ranks with it: run the cell again")
+            raise report.RankFailed("the launch server was killed, and its ranks with it: run the cell again")
 
     def _ask(self, seconds: float) -> Look:
         """Ask the ranks where they are, and wait for the answers. Those that have returned may still be sending."""
@@ -128,7 +127,7 @@ class Call:
         now = time.monotonic()
         match self.watchdog.judge(now, look):
             case "deadlock":
-                raise Deadlock(report.deadlock_report(look))
+                raise report.Deadlock(report.deadlock_report(look))
             case "note":
                 why = f"No news for {now - self.watchdog.last_sign:.0f} s; nothing is wrong yet:"
                 self.output.note(report.places_report(why, self._with_stacks(look)))
@@ -162,4 +161,4 @@ class Call:
         with contextlib.suppress(Exception):  # it died or waits, or its exception cannot be pickled
             cause = pickle.loads(self.failures[first].exception)
         tracebacks = {rank: failure.traceback for rank, failure in self.failures.items() if failure.kind}
-        raise RankFailed(text, first, cause, tracebacks)
+        raise report.RankFailed(text, first, cause, tracebacks)

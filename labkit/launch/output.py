@@ -5,32 +5,23 @@ import re
 import sys
 import time
 from collections import deque
-from typing import NamedTuple
+from itertools import product
 
 from labkit.launch.frames import shell
 
 _BAR = re.compile(r"\[\d+:\d\d(:\d\d)?[<,]")  # of tqdm: the time that passed
 _VIEW_LINES, _SOON_SECONDS, _VIEW_SECONDS = 20, 0.5, 0.2  # per rank; until the first view; between views
-
-
-class _Most(NamedTuple):
-    """How much of a stream is shown."""
-
-    head_lines: int
-    tail_lines: int
-    characters: int  # of a line
-
-
-_TERMINAL, _NOTEBOOK = _Most(900, 100, 4000), _Most(80, 20, 2000)  # in a notebook, one has to scroll past it
+# How many lines are shown, the first and the last ones, and characters of each: in a notebook one scrolls past them.
+_IN_TERMINAL, _IN_NOTEBOOK = (900, 100, 4000), (80, 20, 2000)
 
 
 class _Stream:
     """The lines of one stream of one rank: the first and the last are kept, those between are counted."""
 
-    def __init__(self, most: _Most):
-        self.most = most
+    def __init__(self, most: tuple[int, int, int]):
+        self.most_head, self.most_tail, self.most_characters = most
         self.head: list[str] = []
-        self.tail: deque[bytes] = deque(maxlen=most.tail_lines)
+        self.tail: deque[bytes] = deque(maxlen=self.most_tail)
         self.num_lines = 0
         self.rest = b""  # a line that has not ended yet
 
@@ -40,7 +31,7 @@ class _Stream:
         self.rest = self.rest[max(0, self.rest.rfind(b"\r", 0, -1)) :]  # a bar that moves returns to the line's start
         if len(self.rest) > 1 << 20:  # a line without end: do not let it fill the memory
             lines, self.rest = [*lines, self.rest], b""
-        fits = self.most.head_lines - len(self.head)
+        fits = self.most_head - len(self.head)
         new = [self._text(line) for line in lines[:fits]]
         self.head += new
         self.num_lines += len(lines)
@@ -53,8 +44,8 @@ class _Stream:
         if self._text(self.rest).strip():  # a last line without newline; a bar that has gone leaves blanks
             self.feed(b"\n")
         cut = self.num_lines - len(self.head) - len(self.tail)
-        head, tail, _ = self.most
-        note = f"... {cut:,} lines left out: the first {head} and the last {tail} of a rank are shown ..."
+        kept = f"the first {self.most_head} and the last {self.most_tail} of a rank are shown"
+        note = f"... {cut:,} lines left out: {kept} ..."
         return self.head[shown:] + [note] * (cut > 0) + [self._text(line) for line in self.tail]
 
     def latest(self) -> list[str]:
@@ -65,8 +56,8 @@ class _Stream:
     def _text(self, line: bytes) -> str:
         """Decode a line as a terminal shows it: what follows a carriage return replaces what came before."""
         text = line.decode("utf-8", "replace").removesuffix("\r").rpartition("\r")[2]
-        cut = len(text) - self.most.characters
-        return text if cut <= 0 else f"{text[: self.most.characters]} ... {cut:,} more characters"
+        cut = len(text) - self.most_characters
+        return text if cut <= 0 else f"{text[: self.most_characters]} ... {cut:,} more characters"
 
 
 class Output:
@@ -78,9 +69,8 @@ class Output:
         self.live, self._note, self._bar, self._bar_rank = live, "", "", num_ranks
         self._start = time.monotonic()
         self._next_view = self._start + _SOON_SECONDS
-        self._most = _NOTEBOOK if self._is_notebook else _TERMINAL
-        names = [(rank, name) for rank in range(num_ranks) for name in ("stdout", "stderr")]
-        self._streams = {name: _Stream(self._most) for name in names}
+        self._most = _IN_NOTEBOOK if self._is_notebook else _IN_TERMINAL
+        self._streams = {name: _Stream(self._most) for name in product(range(num_ranks), ["stdout", "stderr"])}
 
     def feed(self, rank: int, stream: str, data: bytes) -> None:
         new = self._streams[rank, stream].feed(data)
@@ -123,10 +113,15 @@ class Output:
             self._show(rank, name, stream.lines(skip_head=self.live))
 
     def _show(self, rank: int, stream: str, lines: list[str]) -> None:
-        """Show lines; the bars of tqdm, which writes them to stderr, not in the red of a notebook's warnings."""
-        bars = [line for line in lines if _BAR.search(line)] if self._is_notebook and stream == "stderr" else []
-        _show(rank, "stdout", bars)
-        _show(rank, stream, [line for line in lines if line not in bars])
+        """Show lines; the bars of tqdm, which writes to stderr, not in the red that a notebook gives to warnings."""
+        bars = [line for line in lines if self._is_notebook and _BAR.search(line)]
+        for name, some in (("stdout", bars), (stream, [line for line in lines if line not in bars])):
+            if some:
+                text, file = _marked(rank, some), getattr(sys, name)
+                encoding = (
+                    getattr(file, "encoding", None) or "utf-8"
+                )  # a terminal's may lack letters that a rank prints
+                print(text.encode(encoding, "replace").decode(encoding), end="", file=file, flush=True)
 
     def last_words(self, rank: int) -> list[str]:
         """Take out the end of what the rank wrote to stderr; it is then shown only once."""
@@ -147,13 +142,6 @@ def say(text: str) -> None:
     """Print a line, if there is somewhere to print it: a full disk behind stdout is no reason not to launch."""
     with contextlib.suppress(OSError, ValueError):
         print(text, flush=True)
-
-
-def _show(rank: int, stream: str, lines: list[str]) -> None:
-    if lines:
-        text, file = _marked(rank, lines), getattr(sys, stream)
-        encoding = getattr(file, "encoding", None) or "utf-8"  # a terminal's may lack letters that a rank prints
-        print(text.encode(encoding, "replace").decode(encoding), end="", file=file, flush=True)
 
 
 def _marked(rank: int, lines: list[str]) -> str:

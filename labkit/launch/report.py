@@ -13,7 +13,7 @@ from labkit.launch.watchdog import Look
 
 _CONSEQUENCES = re.compile(  # what a rank raises when its peer has gone
     "Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|Timed out waiting|"
-    "monitoredBarrier|NCCL error|Socket Timeout|Application timeout caused pair closure"
+    "Connection was likely closed|monitoredBarrier|NCCL error|Socket Timeout|Application timeout caused pair closure"
 )
 _LABKIT = os.path.dirname(LAUNCHER.rstrip(os.sep)) + os.sep
 _MOST_LINES = 8
@@ -110,7 +110,8 @@ def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, 
 def deadlock_report(look: Look) -> str:
     """Say who waits in which operation, who never came, and the line of each rank."""
     calls = look.calls()
-    lines = ["no rank can go on.", *(_missing_at(look, calls[key]) for key in sorted(calls)), *_lines(look)]
+    why = ["no rank can go on.", *(_missing_at(look, calls[key]) for key in sorted(calls))]
+    lines = [places_report("\n".join(why), look)]
     if len({(number, group) for group, number, _ in calls}) < len(calls):
         lines.append("Different operations meet: every member of a group must call the same ones in the same order.")
     elif any(look.left(call) for views in calls.values() for call in views.values()):
@@ -119,8 +120,11 @@ def deadlock_report(look: Look) -> str:
 
 
 def places_report(why: str, look: Look) -> str:
-    """Say where the ranks are: while a slow one is left to work, or when the learner has stopped them."""
-    return "\n".join([why, *_lines(look)])
+    """Say where the ranks are, each place once, and first why that is said."""
+    ranks: dict[str, list[str]] = {}
+    for rank in range(look.num_ranks):
+        ranks.setdefault(_state(rank, look), []).append(str(rank))
+    return "\n".join([why, *(f"  rank {', '.join(there)}: {state}" for state, there in ranks.items())])
 
 
 def _what_happened(failure: Failure) -> str:
@@ -133,14 +137,6 @@ def _what_happened(failure: Failure) -> str:
     if len(stack) > _MOST_LINES:  # a recursion, say
         stack[2 : 4 - _MOST_LINES] = [f"    ... {len(stack) - _MOST_LINES + 2} calls more"]
     return "\n".join([call, *stack])
-
-
-def _lines(look: Look) -> list[str]:
-    """Say where the ranks are, each place once."""
-    ranks: dict[str, list[str]] = {}
-    for rank in range(look.num_ranks):
-        ranks.setdefault(_state(rank, look), []).append(str(rank))
-    return [f"  rank {', '.join(there)}: {state}" for state, there in ranks.items()]
 
 
 def _state(rank: int, look: Look) -> str:

@@ -7,6 +7,7 @@ import pickle
 import sys
 import threading
 import weakref
+from functools import lru_cache
 from numbers import Real
 
 from labkit.device import choose_backend
@@ -20,7 +21,7 @@ from labkit.launch.ranks import Ranks
 from labkit.sizes import whole_number
 
 MAX_RANKS = 128
-_last_said = ""
+_say_if_new = lru_cache(maxsize=1)(say)
 
 
 def launch(
@@ -70,7 +71,7 @@ class World(contextlib.AbstractContextManager):
         with DeferredInterrupt() as interrupt:
             server = client.current_server(interrupt)
             self.backend, why = choose_backend(backend, self.world_size, server.gpu_count())
-            _say_once(why)
+            _say_if_new(why)
             settings = {"world_size": self.world_size, "backend": self.backend, "timeout_seconds": timeout_seconds}
             settings["environment"] = os.environ | ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if strict else {})
             self._ranks = Ranks(server, self.world_size, settings)
@@ -139,10 +140,3 @@ def _pickled_call(fn, args: tuple, kwargs: dict) -> list[memoryview]:
         return pickled((settings, [*map(pickle.PickleBuffer, pickled((fn, args, kwargs)))]))
     except Exception as error:
         raise ValueError(why_not(error, fn, args, kwargs)) from None
-
-
-def _say_once(text: str) -> None:
-    global _last_said
-    if text != _last_said:
-        say(text)
-        _last_said = text

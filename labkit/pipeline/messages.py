@@ -1,7 +1,9 @@
 """Sends activations to the next stage and gradients to the one before, and receives both ahead of need.
 
 Each message has its own tag: with interleaving on two ranks, both neighbours are the same rank. NCCL knows no tags, so
-there each kind and direction has its own channel (`ProcessGroups.channel`), which keeps the order of sending.
+there each kind and direction has its own channel (`ProcessGroups.channel`), which keeps the order of sending. A shape
+message goes through the channel of gradients in its direction: the first of those comes only after all shapes, and in
+the activations' own channel it would hold up the activation that follows.
 """
 
 from collections import deque
@@ -31,7 +33,8 @@ class Route(NamedTuple):
     op: Op  # of that rank: needs the message, or gives it
     group: dist.ProcessGroup
     tag: int
-    shape_tag: int  # of the shape message, if one goes ahead
+    shape_group: dist.ProcessGroup  # of the shape message, if one goes ahead
+    shape_tag: int
     shape_key: tuple[int, ...]  # the stage that gives the activation, and both ranks
 
 
@@ -57,6 +60,7 @@ class Messages:
         for stage in range(1, schedule.num_stages):  # in one order on all ranks
             before, after = schedule.rank_of_stage(stage - 1), schedule.rank_of_stage(stage)
             groups.connect(FORWARD, before, after)
+            groups.connect(BACKWARD, before, after)  # for shapes
             groups.connect(BACKWARD, after, before)
 
     def take(self, op: Op) -> torch.Tensor | None:
@@ -98,7 +102,7 @@ class Messages:
             gave, wants = (f"{dtype} {list(shape)}" for dtype, shape in ((tensor.dtype, tensor.shape), expected))
             rule = "for like inputs a stage must give like shapes, with the rows in the first dim"
             raise ValueError(f"{op} gave {gave}, but the next stage expects {wants}: {rule}")
-        self._post_send(route, tensor, route.tag)
+        self._post_send(route, tensor, route.group, route.tag)
 
     def flush(self) -> None:
         """Wait until everything has left."""
@@ -113,8 +117,8 @@ class Messages:
     def _has_left(self, route: Route) -> bool:
         return all(work.is_completed() for _, work in self.pending_sends[route])  # NCCL knows, gloo does not
 
-    def _post_send(self, route: Route, tensor: torch.Tensor, tag: int) -> None:
-        work = dist.isend(tensor, group=route.group, group_dst=route.rank, tag=tag)
+    def _post_send(self, route: Route, tensor: torch.Tensor, group: dist.ProcessGroup, tag: int) -> None:
+        work = dist.isend(tensor, group=group, group_dst=route.rank, tag=tag)
         self.pending_sends.setdefault(route, []).append((tensor, work))
 
     def _post_recv(self, route: Route | None) -> bool:
@@ -138,11 +142,11 @@ class Messages:
         dtype, shape, rows = tensor.dtype, tensor.shape, self.rows[route.op.micro_batch]
         self.shapes[route.shape_key] = dtype, shape, rows
         numbers = [self.inputs_hash, rows, DTYPES.index(dtype), len(shape), *shape, *[0] * (MAX_DIMS - len(shape))]
-        self._post_send(route, torch.tensor(numbers, device=self.device), route.shape_tag)
+        self._post_send(route, torch.tensor(numbers, device=self.device), route.shape_group, route.shape_tag)
 
     def _recv_shape(self, route: Route) -> None:
         message = torch.empty(4 + MAX_DIMS, dtype=torch.int64, device=self.device)
-        work: Any = dist.irecv(message, group=route.group, group_src=route.rank, tag=route.shape_tag)
+        work: Any = dist.irecv(message, group=route.shape_group, group_src=route.rank, tag=route.shape_tag)
         work.wait()
         inputs_hash, rows, dtype, num_dims, *shape = message.tolist()  # on a GPU, the host waits
         if inputs_hash != self.inputs_hash:
@@ -162,8 +166,9 @@ class Messages:
         if neighbor is None:
             return None
         rank, there = neighbor
-        group = self.groups.channel(op.kind, *(self.rank, rank)[::steps])
+        group, of_shapes = (self.groups.channel(kind, *(self.rank, rank)[::steps]) for kind in (op.kind, BACKWARD))
         stage = min(self.schedule.stage_of(self.rank, op.chunk), self.schedule.stage_of(rank, there.chunk))
         number = stage + (op.kind == BACKWARD) * self.schedule.num_stages
         shape_tag = number * (len(self.rows) + 1)
-        return Route(rank, there, group, shape_tag + 1 + op.micro_batch, shape_tag, (stage, *sorted((self.rank, rank))))
+        key = stage, *sorted((self.rank, rank))
+        return Route(rank, there, group, shape_tag + 1 + op.micro_batch, of_shapes, shape_tag, key)

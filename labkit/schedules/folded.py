@@ -17,7 +17,8 @@ def zero_bubble_v(pp_size: int, num_micro_batches: int) -> Schedule:
     """ZB-V: with 1F1B's memory, min(2m, 2p) chunks on each rank, almost no idle time.
 
     If all passes take the same time and m >= 2p, it takes 6m + p - 1 units: the last rank gets its first input after
-    p - 1, and then no rank waits. 1F1B takes 6(m + p - 1). Source: arXiv 2401.10241, section 6.
+    p - 1, and then no rank waits. 1F1B takes 6(m + p - 1). torch's order of this name takes as long from m = 2p on, and
+    p - 1 more for m = p. Source: arXiv 2401.10241, section 6.
     """
     return _filled("zero bubble V (ZB-V)", pp_size, num_micro_batches, limit=2 * pp_size)
 
@@ -25,6 +26,8 @@ def zero_bubble_v(pp_size: int, num_micro_batches: int) -> Schedule:
 def v_half(pp_size: int, num_micro_batches: int) -> Schedule:
     """V-Half: p + 2 chunks on a rank (p + 1 for an odd p); for many ranks, half of 1F1B's memory and of its idle time.
 
+    Half of 1F1B's is p chunks and 3(p - 1) units. With p = 4 it holds 6 chunks instead, and is idle for 5 units, not 9;
+    p = 15 is the smallest with which it is idle for longer, 45 units and not 42 (m = 2p).
     Source: arXiv 2405.15362, section 4.
     """
     return _filled("V-Half", pp_size, num_micro_batches, limit=pp_size + 2 - pp_size % 2)
@@ -33,6 +36,7 @@ def v_half(pp_size: int, num_micro_batches: int) -> Schedule:
 def v_min(pp_size: int, num_micro_batches: int) -> Schedule:
     """V-Min: 2 floor((p + 4) / 3) chunks on a rank, about a third of 1F1B's memory, for two thirds of its idle time.
 
+    Two thirds are 4(p - 1) units: with p = 4, 12. Here it is idle for 11, and for all 60 with p = 16.
     If F, B and W take different times, its idle time grows with m. Source: arXiv 2405.15362, section 4.
     """
     return _filled("V-Min", pp_size, num_micro_batches, limit=2 * ((pp_size + 4) // 3))
@@ -42,6 +46,7 @@ def dualpipe_v(pp_size: int, num_micro_batches: int) -> Schedule:
     """DualPipeV: in its middle, a forward of one chunk stands beside a backward of the other, to run overlapped.
 
     A rank holds at most 2p + 1 chunks. Here the two run one after the other: a rank of ours computes one op at a time.
+    So it takes as long as `zero_bubble_v`, 6m + p - 1 units, and holds one chunk more.
     Source: ``dualpipev.py`` in DeepSeek's repository DualPipe.
 
     Raises:

@@ -17,9 +17,9 @@ KINDS = FORWARD, BACKWARD, WEIGHT_GRADIENT
 PASSES = (FORWARD, 1), (BACKWARD, 1), (FORWARD, 0), (BACKWARD, 0)  # kind and chunk; weight gradients have no time
 TRIES = (  # the building block, what fills a hole first, and how many chunks its forwards must leave free
     ("half", "BWF", 1), ("none", "BFW", 1), ("least", "BFW", 2), ("half", "WBF", 3), ("half", "WBF", 0),
-    ("half", "BFW", 3), ("least", "BWF", 3), ("least", "WBF", 2), ("half", "BFW", 2),
+    ("half", "BFW", 3), ("least", "BWF", 3), ("least", "WBF", 2), ("half", "BFW", 2), ("least", "WBF", 4),
 )  # fmt: skip
-"""No single way is best for all sizes; each of these is for some p up to 8."""
+"""No single way is best for all sizes; each of these is for some p up to 16."""
 
 
 def greedy(pp_size: int, num_micro_batches: int, max_in_flight: int) -> Schedule:

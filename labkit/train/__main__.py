@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import tyro
 
+from labkit.groups import local_rank
 from labkit.launch.rank import describe_error
 from labkit.launch.report import is_consequence
 from labkit.train.config import TrainConfig
@@ -37,6 +38,11 @@ def main() -> int:
     except KeyboardInterrupt:
         say_once("labkit.train: interrupted", restart_helps=True)
         return 130
+    except RuntimeError as error:
+        if not lost_a_peer(error):
+            raise
+        say_once("labkit.train: a peer is gone before all ranks have met, so the others end", restart_helps=True)
+        return 1
 
 
 def read_options() -> TrainConfig | str | None:
@@ -56,34 +62,40 @@ def read_options() -> TrainConfig | str | None:
 
 def run(config: TrainConfig | str) -> int:
     """Train on a rank of a world that is up, and return the exit code; a text says what is wrong with its options."""
-    is_first, folder = dist.get_rank() == 0, config.checkpoint_dir if isinstance(config, TrainConfig) else None
+    is_first_here, folder = local_rank() == 0, config.checkpoint_dir if isinstance(config, TrainConfig) else None
     try:
         check_same_options(config)  # before anything on one rank alone
         assert isinstance(config, TrainConfig)
         floor_nats = config.make_text().floor_nats  # the file may be gone when the run ends
         start = describe_start(config, dist.get_world_size(), floor_nats)  # raises on every rank if sizes do not fit
-        if is_first:
+        if is_first_here:  # each node may have a log of its own
             print(start, flush=True)
         steps = train(config)
     except (ValueError, FloatingPointError) as error:
         say_once(f"labkit.train: {error}")
         return 2 if isinstance(error, ValueError) else 1
     except (RuntimeError, MemoryError) as error:
-        where = error.__traceback__  # describe_error takes it away
-        if is_consequence(describe_error(error)):
+        if lost_a_peer(error):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's: this rank ends in a moment by itself
             say_once(f"labkit.train: {describe_lost_peer(folder)}", restart_helps=True)
             return 1
         is_known = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if not is_known and "can't allocate memory" not in str(error):  # on a CPU torch raises a plain RuntimeError
-            error.__traceback__ = where
             raise
         way_out = "use a smaller model or micro_batch_size, or more --tp, --cp or --pp"
         say_once(f"labkit.train: out of memory ({error}): {way_out}", restart_helps=True)
         return 1
-    if is_first:
+    if is_first_here:
         print(describe_end(config, steps, floor_nats), flush=True)
     return 0
+
+
+def lost_a_peer(error: Exception) -> bool:
+    """Return whether this is no fault of this rank, but the consequence of one that has gone."""
+    where = error.__traceback__  # describe_error takes it away
+    is_so = is_consequence(describe_error(error))
+    error.__traceback__ = where
+    return is_so
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from labkit import schedules
 from labkit.data import InventedText, TokenFile
 from labkit.expert_parallel import Balance
 from labkit.layout import ParallelLayout
-from labkit.partition import check_divides, check_sequence_cut, multiples_near
+from labkit.partition import check_divides, check_sequence_cut, multiples_near, split_layers
 from labkit.schedules import Schedule
 from labkit.shape import GPT
 from labkit.sizes import check_size, counted, divisors, either, whole_number
@@ -75,11 +75,14 @@ class TrainConfig:
     # An expert drops what is above this multiple of an even load of a rank's tokens, so the loss depends on the layout;
     # by default nothing is dropped.
     capacity_factor: float | None = None
-    # A file to learn byte by byte, with its last tenth kept for evaluation; or "invented": words that labkit makes up,
-    # with a known best loss.
+    # A file to learn byte by byte, or by the tokenizer.json of init_from, with its last tenth kept for evaluation; or
+    # "invented": words that labkit makes up, with a known best loss.
     text: str = "invented"
     tokens: str | None = None  # A file of token numbers instead: 16- or 32-bit ones only, little-endian, or an .npy.
     vocab_size: int | None = None  # How many tokens the tokenizer of the token file knows.
+    # A folder in Hugging Face's format (GPT-2, Llama, Mistral, Mixtral) to start from. It says the shape; only the
+    # seq_length may be less. With --resume, weights of a checkpoint take the place of its weights.
+    init_from: str | None = None
     # Bits of each number in the token file; by default 16 up to a vocab_size of 65,536, else 32. An .npy states it.
     token_bits: Literal[16, 32, None] = None
 
@@ -101,6 +104,11 @@ class TrainConfig:
         "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "v-half", "v-min", "dualpipe-v"
     ] = "1f1b"
     num_chunks: int = 1  # Chunks of layers on each rank, of the interleaved schedule; those in a V always have 2.
+    stage_layers: tuple[int, ...] | None = None  # Layers of each of the pp * chunks stages; by default about equal.
+    first_stage_layers: int | None = None  # Layers of the stage with the embedding; the others share the rest.
+    last_stage_layers: int | None = None  # Layers of the stage with the loss.
+    account_for_embedding_in_pipeline_split: bool = False  # The embedding counts as a layer of the first stage.
+    account_for_loss_in_pipeline_split: bool = False  # The loss counts as a layer of the last stage.
     sequence_parallel: bool = False  # Also divide what lies between the tensor-parallel layers, along the sequence.
     zero_stage: Literal[0, 1, 2, 3] = 0  # Replicas divide: 1 the optimizer's states, 2 gradients too, 3 weights too.
     shard_size: int | None = None  # Divide among this many neighbours, not all replicas: hybrid sharding.
@@ -133,6 +141,8 @@ class TrainConfig:
     profile_step_end: int = 20  # The step before which profiling stops.
 
     def __post_init__(self):
+        if self.init_from is not None:
+            self._take_shape(self.init_from)
         shape = self.shape  # which checks its own fields
         for name, kind in get_type_hints(TrainConfig).items():
             value, kinds = getattr(self, name), get_args(kind) or (kind,)
@@ -158,7 +168,22 @@ class TrainConfig:
         self._check_training()
         self._check_parallelism(shape)
         self._check_experts(shape)
-        self.make_text()
+        if (needed := self.make_text().vocab_size) > shape.vocab_size:
+            fault = f"the text has {needed} different tokens, the model in {self.init_from} {shape.vocab_size}"
+            raise ValueError(f"{fault}: give --tokens, made by its tokenizer, or put its tokenizer.json there")
+
+    def _take_shape(self, folder: str) -> None:
+        """Set the fields of the shape to those of the weights in a folder, which is whole and fits them."""
+        from labkit import pretrained  # it imports half of torch
+
+        theirs = pretrained.read_shape(folder, self.seq_length)
+        for field in (field for field in fields(self) if field.name in {each.name for each in fields(GPT)}):
+            ours, value = getattr(self, field.name), getattr(theirs, field.name)
+            if ours not in (value, field.default) and field.name != "seq_length":
+                fault = f"{field.name}={ours!r} contradicts init_from={folder}, which has {value!r}"
+                raise ValueError(f"{fault}: leave it out")
+            object.__setattr__(self, field.name, value)
+        pretrained.check(folder, theirs)
 
     def _check_training(self) -> None:
         if self.learning_rate == 0:
@@ -171,7 +196,8 @@ class TrainConfig:
             raise ValueError(f"dropout={self.dropout!r} must be in [0, 1)")
         if not isinstance(self.text, str | Path):
             raise ValueError(f"text={self.text!r} is not a file: name one, or use 'invented'")
-        if self.tokens is None and (self.vocab_size, self.token_bits) != (None, None):
+        vocab_size = None if self.init_from else self.vocab_size
+        if self.tokens is None and (vocab_size, self.token_bits) != (None, None):
             raise ValueError("vocab_size and token_bits are for tokens: name a token file, or leave them out")
         if self.tokens is not None and (not isinstance(self.tokens, str | Path) or self.text != "invented"):
             raise ValueError(f"text={self.text!r} and tokens={self.tokens!r}: name one file, a text or tokens")
@@ -194,6 +220,8 @@ class TrainConfig:
             fault = f"pp_size={self.pp_size} * num_chunks={num_chunks} = {stages} stages"
             way_out = f"use {stages} layers or more, or fewer stages"
             raise ValueError(f"{fault} for num_layers={self.num_layers}: {way_out}")
+        split = self.layers_per_stage  # which checks what is given
+        object.__setattr__(self, "stage_layers", None if self.stage_layers is None else split)
         for name in ("num_attention_heads", "num_query_groups"):
             if number := getattr(shape, name):
                 check_divides(self.tp_size, name, number)
@@ -297,7 +325,19 @@ class TrainConfig:
         if self.tokens is not None and self.vocab_size is not None:
             bits = self.token_bits or (16 if self.vocab_size <= 1 << 16 else 32)
             return TokenFile(self.tokens, self.seed, bits, self.vocab_size)
-        return InventedText(seed=self.seed) if self.text == "invented" else TokenFile(self.text, self.seed)
+        if self.text == "invented":
+            return InventedText(seed=self.seed)
+        if self.init_from and (tokenizer := Path(self.init_from) / "tokenizer.json").exists():
+            return TokenFile(self.text, self.seed, vocab_size=self.shape.vocab_size, tokenizer=tokenizer)
+        return TokenFile(self.text, self.seed)
+
+    @property
+    def layers_per_stage(self) -> tuple[int, ...]:
+        """How many layers each stage of the pipeline has."""
+        num_stages = self.pp_size * (2 if self.schedule in V_SHAPED else self.num_chunks)
+        given = self.stage_layers, self.first_stage_layers, self.last_stage_layers
+        counts = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
+        return split_layers(self.num_layers, num_stages, *given, *counts)
 
     @property
     def profiled_steps(self) -> range:

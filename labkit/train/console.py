@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import Any, TextIO
+from io import RawIOBase
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from tqdm import tqdm
 from labkit.groups import local_device
 from labkit.launch import progress
 from labkit.layout import ParallelLayout
-from labkit.sizes import counted
+from labkit.sizes import counted, ranks_text
 from labkit.train.config import TrainConfig
 
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
@@ -49,6 +50,7 @@ def progress_bar(config: TrainConfig, steps_done: int) -> Iterator[Callable[[Ste
     metrics, board = _open_on_first_rank(config.metrics), _tensorboard(config.tensorboard)
 
     def show(step: Step) -> Step:
+        nonlocal metrics
         is_logged = step.number % config.log_interval == 0 or step.number in (steps_done + 1, config.steps)
         memory = peak_memory_bytes() if is_logged or step.ends_early else None
         if is_first_rank:
@@ -64,7 +66,11 @@ def progress_bar(config: TrainConfig, steps_done: int) -> Iterator[Callable[[Ste
             if metrics is not None:
                 about = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "peak_memory_bytes": memory}
                 about |= {"resumed_after": steps_done} if steps_done and step.number == steps_done + 1 else {}
-                print(json.dumps(asdict(step) | about), file=metrics, flush=True)
+                try:
+                    metrics.write(f"{json.dumps(asdict(step) | about)}\n".encode())
+                except OSError as error:  # no reason to end a run
+                    bar.write(f"metrics={config.metrics} cannot be written ({error.strerror}): the run goes on without")
+                    metrics = None
             for name, value in asdict(step).items():
                 if board is not None and isinstance(value, float):
                     board.add_scalar(name, value, step.number)
@@ -110,11 +116,12 @@ def _tensorboard(folder: str | None) -> Any:
     return SummaryWriter(folder) if dist.get_rank() == 0 else None
 
 
-def _open_on_first_rank(path: str | None) -> TextIO | None:
+def _open_on_first_rank(path: str | None) -> RawIOBase | None:
     """Open a file to append to on the first rank; raise a ValueError on all if it cannot be opened."""
     file, fault = None, [""]
     try:
-        file = open(path, "a") if path and dist.get_rank() == 0 else None  # noqa: SIM115 - the caller closes it
+        if path and dist.get_rank() == 0:
+            file = open(path, "ab", buffering=0)  # noqa: SIM115 - the caller closes it
     except OSError as error:
         fault = [f"metrics={path} cannot be written ({error.strerror}): name a file that you may write to"]
     if path:
@@ -130,10 +137,15 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
     layout, threads = fitted.layout(world_size), counted(torch.get_num_threads(), "thread")
     text, instead = config.tokens or config.text, "" if fitted is config else f" instead of {_sizes(config)}"
     zero = f", ZeRO stage {config.zero_stage}" if config.zero_stage else ""
+    layers = fitted.layers_per_stage
+    split = [f"stages of {ranks_text(layers)} layers"] if len(set(layers)) > 1 else []
+    active = f", {config.shape.num_active_parameters:,} of them for a token," if config.num_experts else ""
     parts = [
         f"{counted(world_size, 'rank')} ({_sizes(layout)}, dp {layout.dp_size}{instead}){zero}",
         "NCCL on GPUs" if local_device().type == "cuda" else f"gloo on the CPU, {threads} per rank",
-        f"{config.shape.num_parameters:,} parameters in {config.precision}",
+        *split,
+        f"{config.shape.num_parameters:,} parameters{active} in {config.precision}"
+        + (f", weights from {config.init_from}" if config.init_from else ""),
         f"{config.batch_size * config.seq_length:,} tokens per step",
         f"the text's floor is {floor_nats:.4f}" if floor_nats else f"no floor is known for {text}",
         f"seed {config.seed}; host {socket.gethostname()}",
@@ -144,7 +156,8 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
 
 def _sizes(of: TrainConfig | ParallelLayout) -> str:
     cp = f"cp {of.cp_size}, " if of.cp_size > 1 else ""
-    return f"tp {of.tp_size}, {cp}pp {of.pp_size}"
+    ep = f", ep {of.ep_size}" if of.ep_size > 1 else ""
+    return f"tp {of.tp_size}, {cp}pp {of.pp_size}{ep}"
 
 
 def describe_end(config: TrainConfig, steps: Sequence[Step], floor_nats: float | None) -> str:

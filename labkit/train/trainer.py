@@ -4,6 +4,7 @@ Loss and gradient norm of every step are those of one process with the whole mod
 layout: each weight is drawn by its name, each sample by its number.
 """
 
+import json
 import math
 import os
 import time
@@ -11,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,7 +73,8 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
     config.check_memory(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     folder = config.checkpoint_dir
     claimed = checkpoint.claim(folder, config.resume, config.async_save) if folder else nullcontext(checkpoint.save)
-    with init_groups(layout, config.shard_size) as groups, claimed as save, EarlyEnd(config.exit_duration) as early:
+    early = EarlyEnd(config.exit_duration)  # it stays until what is saved in the background is complete
+    with init_groups(layout, config.shard_size) as groups, early, claimed as save:
         yield Trainer(config, groups, save, early)
 
 
@@ -81,9 +82,9 @@ def make_models(config: TrainConfig, schedule: Schedule, groups: ProcessGroups) 
     """Return a rank's chunks of the model on the meta device: `Trainer.wrap` materializes them."""
     same = ("seed", "dropout", "recompute", "sequence_parallel", "context_parallel", "balanced", "dtype")
     options: dict[str, Any] = {name: getattr(config, name) for name in same} | {"device": "meta"}
-    options |= {"num_stages": schedule.num_stages, "defer_grad_reduce": True, "cp_group": groups.cp, "groups": groups}
-    options |= {"moe": {"capacity_factor": config.capacity_factor, "router": {"balance": config.balance}}}
-    options |= {"num_micro_batches": schedule.num_micro_batches}
+    options |= {"num_stages": schedule.num_stages, "defer_grad_reduce": True, "cp_group": groups.cp}
+    options |= {"num_micro_batches": schedule.num_micro_batches, "stage_layers": config.layers_per_stage}
+    options["experts"] = dict(groups=groups, capacity_factor=config.capacity_factor, router={"balance": config.balance})
     models: list[ParallelGPT] = []
     for stage in schedule.stages[groups.coords.pp]:
         first = next((model for model in models if model.is_first), None)
@@ -104,7 +105,7 @@ class Trainer:
         save: Callable[..., None] | None = None,
         early: EarlyEnd | None = None,
     ):
-        from labkit import checkpoint
+        from labkit import checkpoint, pretrained
 
         self.config, self.groups, self.save = config, groups, save or checkpoint.save
         self.early_end, self.is_ending = early or EarlyEnd(), False
@@ -117,12 +118,14 @@ class Trainer:
             for parameter in (p for model in self.models for p in model.parameters()):
                 parameter.grad_dtype = torch.float32  # the sum over many micro-batches needs more bits than bfloat16
         self.chunks = [self.wrap(model) for model in self.models]
+        if config.init_from is not None:
+            pretrained.load(config.init_from, self.models, groups)
         self.parameters = [parameter for chunk in self.chunks for parameter in chunk.parameters()]
         is_tied = config.tied and len(self.schedule.end_ranks) > 1  # to a weight on another rank
         self.tied = [model.embedding.weight for model in self.models if is_tied and model.is_first != model.is_last]
         self.optimizer = self.make_optimizer()
         data = {"seed": config.seed, "text": self.text.fingerprint}
-        told = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
+        told = json.loads(json.dumps(asdict(config), default=str))  # as a checkpoint has it
         self._state = checkpoint.State(self.models, self.optimizer, groups, config.shape, data, told)
         if config.resume and config.checkpoint_dir:
             self.steps_done, self.samples_done = checkpoint.load_newest(config.checkpoint_dir, self._state)

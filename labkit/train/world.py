@@ -135,17 +135,20 @@ def check_same_options(config: TrainConfig | str) -> None:
 
 
 def describe_lost_peer(checkpoint_dir: str | None) -> str:
-    """Return which ranks do not answer within half a second, and where a restart goes on."""
+    """Return which ranks are silent, once a second has passed without an answer, and where a restart goes on."""
     from labkit import checkpoint
 
-    store, deadline = dist.distributed_c10d._get_default_store(), time.monotonic() + 0.5
-    key, silent, who = "labkit.train is there", set(range(dist.get_world_size())), ""
-    with suppress(RuntimeError):  # the store is gone, with the rank that kept it
+    store, deadline = dist.distributed_c10d._get_default_store(), time.monotonic() + 1.0
+    key, silent, all_silent = "labkit.train is there", "0", set(range(dist.get_world_size()))
+    with suppress(RuntimeError):  # the store is gone, with rank 0, or with the first node's torchrun
         store.set(f"{key} {dist.get_rank()}", "")
-        while silent and time.monotonic() < deadline:
+        while all_silent and time.monotonic() < deadline:
             time.sleep(0.02)
-            silent = {each for each in silent if not store.check([f"{key} {each}"])}
-        who = f" (no answer from rank {', '.join(map(str, sorted(silent)))})" if silent else who
+            answers = {each for each in all_silent if store.check([f"{key} {each}"])}
+            all_silent, deadline = all_silent - answers, time.monotonic() + 1.0 if answers else deadline
+        silent = ", ".join(map(str, sorted(all_silent)))
+        silent = store.compare_set("labkit.train silent", "", silent).decode()  # all ranks say what one has found
+    who = f" (no answer from rank {silent})" if silent else ""
     newest = checkpoint.newest(checkpoint_dir) if checkpoint_dir else None
     then = f"with --resume, a restart goes on after {newest.name}" if newest else "no checkpoint is there to resume"
     return f"a peer is gone{who}, so the other ranks end: {then}"
@@ -161,18 +164,18 @@ def say_once(text: str, restart_helps: bool = False) -> None:
     if dist.is_initialized():
         store, world_size = dist.distributed_c10d._get_default_store(), dist.get_world_size()
 
-    def is_first(key: str) -> bool:
+    def is_first(key: str, if_gone: bool) -> bool:
         try:
             return store.add(f"labkit.train {key}", 1) == 1
-        except RuntimeError:  # the store has gone, with the rank that kept it: that rank has said why
-            return False
+        except RuntimeError:  # the store has gone, with the rank that kept it
+            return if_gone
 
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
     stops_torchrun = not restart_helps and restarts > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     text += "\n(A restart would end in the same way, so torchrun is told to stop.)" if stops_torchrun else ""
     node = os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0"))
-    is_said_here = is_first(f"says {zlib.crc32(text.encode())} on node {node}")
-    stops_here = stops_torchrun and is_first(f"stops node {node}")
+    is_said_here = is_first(f"says {zlib.crc32(text.encode())} on node {node}", if_gone=restart_helps)
+    stops_here = stops_torchrun and is_first(f"stops node {node}", if_gone=False)
     if is_said_here:
         print(text, file=sys.stderr, flush=True)
     if "TORCHELASTIC_ERROR_FILE" in os.environ:

@@ -12,12 +12,15 @@ from course.sizing.linear_cut import LinearCut
 from course.sizing.ring import bus_factor
 from labkit.layout import ParallelLayout
 from labkit.partition import chunks_of_rank
-from labkit.schedules import gpipe, interleaved, one_f_one_b
+from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble_v
 
 ROOT = Path(__file__).parents[2]
 QUIZ = ROOT / "course" / "quiz"
 NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
-TOOLS = [LinearCut, ParallelLayout, bus_factor, chunks_of_rank, gpipe, interleaved, math, one_f_one_b, simulate, sizing]
+TOOLS = [
+    LinearCut, ParallelLayout, bus_factor, chunks_of_rank, gpipe, interleaved, math, one_f_one_b, simulate, sizing,
+    zero_bubble_v,
+]  # fmt: skip
 KNOWN = {tool.__name__.rpartition(".")[2]: tool for tool in TOOLS}
 ANSWER = re.compile(r"\*\*([^*]+)\*\*\s+=\s+`([^`]+)`")
 

@@ -103,6 +103,7 @@ def test_nobody_is_named_unless_asked(folder):
         b'{"predictions": {"01.a": {"time": "noon"}}}',
         b'{"predictions": {"01.a": {"time": 5, "right": true}}}',
         b'{"checks": {"case 1": {"time": "2026-11-22T16:20:03", "status": "wrong"}}}',
+        b'{"predictions": {"02.a": {"time": "2026-11-22T16:20:03", "right": null, "mistake": null}}}',
         b'{"solved": 7}',
     ],
 )

@@ -110,6 +110,25 @@ def test_a_relay_of_layouts_has_the_losses_of_one_run(worlds, tmp_path):
     assert len(RELAY) == len(list(tmp_path.glob("step_*")))
 
 
+SPLITS = [
+    (2, {"pp_size": 2, "stage_layers": (1, 4)}),
+    (2, {"pp_size": 2, "schedule": "zero-bubble-v", "stage_layers": (1, 2, 1, 1)}),
+    (4, {"pp_size": 4, "last_stage_layers": 2}),
+    (4, {"pp_size": 2, "schedule": "v-half", "zero_stage": 1, "account_for_loss_in_pipeline_split": True}),
+    (2, {"pp_size": 2, "schedule": "dualpipe-v", "first_stage_layers": 2}),
+    (1, {}),
+]
+
+
+def test_a_relay_of_splits_with_a_tied_weight_has_the_losses_of_one_run(worlds, tmp_path):
+    """In a V the weight is one parameter on the first rank, elsewhere two."""
+    unbroken = worlds[1].run(train, replace(SEVEN_STEPS, num_layers=5, steps=len(SPLITS)))[0]
+    for expected, (world_size, options) in zip(unbroken, SPLITS, strict=True):
+        resumed = saves_in(tmp_path, num_layers=5, steps=len(SPLITS), **options)
+        for step in worlds[world_size].run(one_step, resumed):
+            assert numbers([step]) == pytest.approx(numbers([expected]), rel=1e-10, abs=0), f"{expected}, {options}"
+
+
 def test_master_weights_change_the_layout_too(worlds, tmp_path):
     """A different stage adds up the norm in a different order; a different layout rounds more, and only comes close."""
     config = saves_in(tmp_path, precision="bfloat16", num_layers=2)
@@ -333,9 +352,9 @@ def test_a_different_text_is_refused(worlds, refusal, tmp_path):
 
 
 def test_new_options_are_said(worlds, two_steps_saved, tmp_path, capsys):
-    two_steps_saved(tmp_path, num_layers=1)
+    two_steps_saved(tmp_path, num_layers=1, stage_layers=(1,))
     capsys.readouterr()
-    longer = saves_in(tmp_path, steps=3, num_layers=1, min_learning_rate=0.002)
+    longer = saves_in(tmp_path, steps=3, num_layers=1, stage_layers=(1,), min_learning_rate=0.002)
     new = "min_learning_rate is 0.002 instead of 0.001, steps is 3 instead of 2\n"
     for said in (f"step_00000002. From here on {new}", "step_00000003\n"):
         worlds[2].run(train, longer)
@@ -385,8 +404,9 @@ def test_folders_that_cannot_be_used(two_steps_saved, refusal, tmp_path):
     assert text.endswith(f"is a checkpoint: name the folder that it is in, {tmp_path}/run")
     way_out = "make space, or name a folder that you may write to"
     (tmp_path / "file").write_text("")
-    for folder, why in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "a", "Not a directory")):
-        assert refusal(saves_in(folder)) == f"checkpoint_dir={folder} cannot be written ({why}): {way_out}"
+    assert refusal(saves_in(tmp_path / "file")) == f"checkpoint_dir={tmp_path}/file is a file: name a folder"
+    text = refusal(saves_in(tmp_path / "file" / "a"))
+    assert text == f"checkpoint_dir={tmp_path}/file/a cannot be written (Not a directory): {way_out}"
     (tmp_path / "run" / "step_00000003").write_text("of somebody else")
     text = refusal(saves_in(tmp_path / "run", steps=3, num_layers=1))
     assert text == f"{tmp_path}/run/step_00000003 cannot be written (Not a directory): {way_out}"

@@ -1,8 +1,17 @@
 """Rows, layers and chunks are dealt out completely, each to one place; what cannot be cut is refused."""
 
+import re
+
 import pytest
 
-from labkit.partition import check_divides, chunks_of_rank, layers_of_stage, multiples_near, rows_of_replica
+from labkit.partition import (
+    check_divides,
+    chunks_of_rank,
+    layers_of_stage,
+    multiples_near,
+    rows_of_replica,
+    split_layers,
+)
 
 
 def test_every_row_of_a_batch_is_on_one_replica():
@@ -17,6 +26,62 @@ def test_every_layer_is_on_one_stage_and_stages_differ_by_one_layer_at_most(num_
     assert [layer for stage in stages for layer in stage] == list(range(num_layers))
     counts = [len(stage) for stage in stages]
     assert max(counts) - min(counts) <= 1
+
+
+BOTH = dict(account_for_embedding_in_pipeline_split=True, account_for_loss_in_pipeline_split=True)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_stages", "rules", "expected"),
+    [
+        (126, 16, BOTH, (7, *[8] * 14, 7)),  # Llama 3: 128 with embedding and loss
+        (126, 32, BOTH, (3, *[4] * 30, 3)),
+        (7, 4, {"account_for_embedding_in_pipeline_split": True}, (1, 2, 2, 2)),
+        (7, 4, {"account_for_loss_in_pipeline_split": True}, (2, 2, 2, 1)),
+        (2, 1, BOTH, (2,)),
+        (10, 4, {"first_stage_layers": 1}, (1, 3, 3, 3)),
+        (10, 4, {"last_stage_layers": 1}, (3, 3, 3, 1)),
+        (10, 4, {"first_stage_layers": 1, "last_stage_layers": 3}, (1, 3, 3, 3)),
+        (5, 2, {"first_stage_layers": 1, "last_stage_layers": 4}, (1, 4)),
+        (9, 3, {"first_stage_layers": 2, "account_for_loss_in_pipeline_split": True}, (2, 4, 3)),
+        (10, 4, {"stage_layers": [1, 4, 2, 3]}, (1, 4, 2, 3)),
+        (3, 1, {"first_stage_layers": 3}, (3,)),
+    ],
+    ids=str,
+)
+def test_stages_may_have_different_numbers_of_layers(num_layers, num_stages, rules, expected):
+    split = split_layers(num_layers, num_stages, **rules)
+    assert split == expected
+    stages = [layers_of_stage(num_layers, stage, num_stages, split) for stage in range(num_stages)]
+    assert [layer for stage in stages for layer in stage] == list(range(num_layers))
+    assert tuple(map(len, stages)) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_stages", "rules", "said"),
+    [
+        (6, 2, {"stage_layers": [2, 3]}, "stage_layers=[2, 3] gives stages of [2, 3] layers, but num_stages=2 must"),
+        (6, 3, {"stage_layers": [3, 3]}, "num_stages=3 must have 1 layer or more each, and num_layers=6 together: "),
+        (6, 2, {"stage_layers": [6, 0]}, "stage_layers=0 must be at least 1"),
+        (6, 2, {"stage_layers": [3.0, 3]}, "stage_layers=3.0 must be a whole number"),
+        (6, 2, {"stage_layers": 3}, "stage_layers=3 must be a list: give one number for each stage"),
+        (6, 3, {"first_stage_layers": 5}, "first_stage_layers=5 gives stages of [5, 0, 1] layers, but"),
+        (6, 2, {"first_stage_layers": 2, "last_stage_layers": 3}, "last_stage_layers=3 gives stages of [2, 3] layers"),
+        (6, 3, {"first_stage_layers": 4, "last_stage_layers": 4}, "gives stages of [4, -2, 4] layers, but"),
+        (6, 1, {"first_stage_layers": 2}, "gives stages of [2] layers, but num_stages=1 must"),
+        (6, 3, {"last_stage_layers": 0}, "last_stage_layers=0 must be at least 1"),
+        (2, 4, {}, "an equal split gives stages of [0, 1, 0, 1] layers, but"),
+        (2, 2, {"account_for_embedding_in_pipeline_split": True}, "=True gives stages of [0, 2] layers, but"),
+        (6, 2, {"stage_layers": [3, 3], "first_stage_layers": 3}, "first_stage_layers=3: two of these say how many"),
+        (6, 2, {"stage_layers": [3, 3], **BOTH}, "in_pipeline_split=True: two of these say how many layers one stage"),
+        (6, 2, {"first_stage_layers": 2, **BOTH}, "in_pipeline_split=True: two of these say how many layers one stage"),
+        (6, 2, {"last_stage_layers": 2, **BOTH}, "in_pipeline_split=True: two of these say how many layers one stage"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_layers_that_do_not_add_up_are_refused_with_a_way_out(num_layers, num_stages, rules, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        split_layers(num_layers, num_stages, **rules)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])

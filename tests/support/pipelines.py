@@ -39,6 +39,12 @@ def every_schedule(p, m):
     return [*made, renumbered(one_f_one_b(p, m), [*range(1, m), 0])]
 
 
+def in_a_v(p, m):
+    """All schedules that fold, the greedy one with less memory than any other and with plenty."""
+    made = [zero_bubble_v(p, m), v_half(p, m), v_min(p, m), greedy(p, m, 2), greedy(p, m, 3 * p)]
+    return [*made, dualpipe_v(p, m)] if m >= 2 * p else made
+
+
 def model_chunks(count, square=False):
     """The same on every rank: each gives a different width than it takes, unless they are square."""
     torch.default_generator.manual_seed(0)

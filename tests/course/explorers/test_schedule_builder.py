@@ -4,7 +4,8 @@ import pytest
 
 from course.explorers.schedule_builder import STUCK, schedule_builder
 from course.sizing import simulate
-from labkit.schedules import ScheduleDeadlock, check, gpipe, one_f_one_b
+from labkit.schedules import ScheduleDeadlock, check, gpipe, one_f_one_b, v_min, v_shape, zero_bubble, zero_bubble_v
+from tests.support.schedules import folded
 
 STUCK_ROWS = ["F0 F1 F2 B0 B1 B2", "F0 B0 F1 F2 B1 B2", "F0 F1 B0 B1 F2 B2"]
 
@@ -24,6 +25,11 @@ def click(builder, *keys):
 
 def drop(builder, key, zone):
     builder.picture._hear(None, {"drop": [key, zone]}, [])
+
+
+def options_of(schedule):
+    """Where its stages are, and whether its backward is split."""
+    return "V" if schedule.num_chunks == 2 else "in turn", len(schedule.kinds) == 3
 
 
 def test_a_click_puts_an_op_at_the_end_of_its_row_and_takes_it_back():
@@ -63,10 +69,15 @@ def test_every_op_can_be_dragged_dropped_on_and_clicked_in_row_and_tray():
     assert all(marks[f"{zone}.1"].drop and marks[f"{zone}.1"].fact for zone in ("tray", "row"))
 
 
-@pytest.mark.parametrize("schedule", [gpipe(3, 4), one_f_one_b(4, 3)])
+@pytest.mark.parametrize(
+    "schedule", [gpipe(3, 4), one_f_one_b(4, 3), zero_bubble(3, 4), zero_bubble_v(4, 8), v_min(3, 5), folded(2, 3)[1]]
+)
 def test_times_are_those_of_the_simulation(schedule):
     p, m, expected = schedule.pp_size, schedule.num_micro_batches, simulate(schedule)
-    builder = schedule_builder(p, m, texts(schedule))
+    builder = schedule_builder(p, m, texts(schedule), *options_of(schedule))
+    assert builder.shown.ranks == schedule.ranks
+    held = ", ".join(f"{schedule.peak_in_flight(rank) / schedule.num_chunks:g}" for rank in range(p))
+    assert builder.says.value.split("rank by rank: ")[1].startswith(f"{held}.<")
     assert f"All ranks finish after {expected.makespan_seconds:g} time units" in builder.says.value
     assert f"{expected.bubble_over_ideal:.3f}" in builder.says.value
     for span in expected.spans:
@@ -126,9 +137,11 @@ def test_fewer_ranks_and_micro_batches_keep_what_is_left_of_the_rows():
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (4, 8), (4, 1), (2, 8)])
-def test_everything_stays_in_the_picture(p, m):
-    for rows in ([], texts(gpipe(p, m))):
-        picture = scene(schedule_builder(p, m, rows))
+@pytest.mark.parametrize("make", [gpipe, zero_bubble, zero_bubble_v])
+def test_everything_stays_in_the_picture(make, p, m):
+    schedule = make(p, m)
+    for rows in ([], texts(schedule)):
+        picture = scene(schedule_builder(p, m, rows, *options_of(schedule)))
         assert all(0 <= mark.x <= mark.x + mark.width <= 941 for mark in picture.marks)
         assert all(mark.y + mark.height <= picture.height for mark in picture.marks)
         assert all(mark.text for mark in picture.marks if mark.key.startswith("op."))
@@ -139,3 +152,42 @@ def test_its_repr_could_be_typed_and_has_the_rows():
     click(builder, "op.0.F0", "op.0.F1")
     assert repr(builder) == "schedule_builder(2, 2, ['F0 F1', ''])"
     assert eval(repr(builder), {"schedule_builder": schedule_builder}).shown == builder.shown
+
+
+def test_a_v_is_built_by_hand_from_both_chunks_of_a_rank():
+    builder = schedule_builder(2, 1, placement="V")
+    assert builder.shown.stages == v_shape(2)
+    assert [scene(builder).by_key[f"stage{rank}.{chunk}"].text for rank in (0, 1) for chunk in (0, 1)] == [
+        "stage 0", "stage 3", "stage 1", "stage 2",
+    ]  # fmt: skip
+    ops = scene(builder).by_key
+    assert ops["op.0.F0"].y < ops["op.0.F0.1"].y and ops["op.0.F0"].fill != ops["op.0.F0.1"].fill
+    click(builder, "op.1.F0", "op.1.F0.1", "op.1.B0.1", "op.1.B0", "op.0.F0")
+    assert texts(builder.shown) == ["F0", "F0 F0.1 B0.1 B0"]
+    assert "3 ops to place; rank 1 waits at B0.1 for B0.1 of rank 0." in builder.says.value
+    drop(builder, "op.0.B0", "row.0")
+    drop(builder, "op.0.F0.1", "op.0.B0")
+    drop(builder, "op.0.B0.1", "op.0.B0")
+    assert texts(builder.shown)[0] == "F0 F0.1 B0.1 B0"
+    assert "All ranks finish after 6 time units" in builder.says.value
+
+
+def test_a_deadlock_of_a_v_is_a_circle_too():
+    builder = schedule_builder(2, 1, ["F0 F0.1 B0.1 B0", "F0 B0.1 F0.1 B0"], "V")
+    assert "Deadlock: rank 0 waits at F0.1 for F0.1 of rank 1; rank 1 waits at B0.1 for B0.1 of rank 0." in (
+        builder.says.value
+    )
+    assert [key for key, mark in scene(builder).by_key.items() if mark.heads] == [
+        "op.0.F0.1.waits", "op.1.F0.1.after", "op.1.B0.1.waits", "op.0.B0.1.after",
+    ]  # fmt: skip
+
+
+def test_in_turn_again_a_v_keeps_what_a_rank_still_has():
+    builder = schedule_builder(2, 2, texts(zero_bubble_v(2, 2)), "V", True)
+    assert "All ranks finish" in builder.says.value
+    assert eval(repr(builder), {"schedule_builder": schedule_builder}).shown == builder.shown
+    builder.split.value = False
+    assert not any(op.kind == "weight_gradient" for row in builder.shown.ranks for op in row)
+    builder.placement.value = "in turn"
+    assert texts(builder.shown) == ["F0 F1 B0 B1", "F0 F1 B0 B1"]
+    assert repr(builder) == "schedule_builder(2, 2, ['F0 F1 B0 B1', 'F0 F1 B0 B1'])"

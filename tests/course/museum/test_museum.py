@@ -4,14 +4,18 @@ import json
 import re
 import sys
 from collections import Counter
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch.nn.functional as F
 
 from course import progress
-from course.museum import Museum, cases, context_museum, museum, sharding_museum
+from course.museum import Museum, cases, context_museum, expert_run, experts_museum, museum, sharding_museum
 from course.museum.cases import ALL_FAULTS, CONTEXT, EQUAL, MAIN, SHARDING, Symptoms, nothing
+from course.museum.expert_run import LAYOUTS, NUM_CHOICES, TOP_K
+from course.museum.expert_symptoms import EXPERTS, in_two_layouts, one_process_with_experts, went_elsewhere
 from course.museum.faults import FAULTS
 from course.museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES, TinyTrainer, on_rank
 from course.table import TINT
@@ -49,13 +53,17 @@ def symptoms_of_all(wing):
     The notebooks show runs on ranks of their own, and their tables are compared.
     """
     applies = {fault.name: fault.apply for fault in wing.faults} | {"healthy": nothing}
-    expected = cases.one_process()
-    given, place = ([*applies.values()], expected, wing.config), dict(world_size=wing.world_size, backend="gloo")
-    of_ranks = launch(one_by_one, *given, **place)
-    return {name: Symptoms(expected, seen, wing.layout) for name, seen in zip(applies, zip(*of_ranks), strict=True)}
+    if wing is EXPERTS:
+        expected, train, rest = one_process_with_experts(), expert_run.on_rank, ()
+    else:
+        expected, train, rest = cases.one_process(), on_rank, (wing.config,)
+    place = dict(world_size=wing.world_size, backend="gloo")
+    of_ranks = zip(*launch(one_by_one, [*applies.values()], train, expected, *rest, **place))
+    show = in_two_layouts if wing is EXPERTS else partial(Symptoms, layout=wing.layout)
+    return {name: show(expected, seen) for name, seen in zip(applies, of_ranks, strict=True)}
 
 
-def one_by_one(applies, expected, config):
+def one_by_one(applies, train, expected, *rest):
     """Run with each fault on this rank, and take it out of labkit again. What is left shows in the next run."""
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "labkit"]
     known = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
@@ -63,7 +71,7 @@ def one_by_one(applies, expected, config):
     before = [(each, dict(vars(each))) for each in (F, *modules, *classes)]
     found = []
     for apply in applies:
-        found.append(on_rank(apply, expected, config))
+        found.append(train(apply, expected, *rest))
         for each, own in before:
             for name in [name for name, value in own.items() if vars(each)[name] is not value]:
                 setattr(each, name, own[name])
@@ -235,7 +243,7 @@ def all_have_run(monkeypatch):
 def test_a_case_is_named_after_a_run_only(monkeypatch):
     case = CASES[0]
     monkeypatch.setattr(case, "_has_run", False)
-    monkeypatch.setattr(cases, "symptoms", lambda apply, wing: "a table")
+    monkeypatch.setattr(cases.Wing, "symptoms", lambda wing, apply: "a table")
     assert "museum.case(1).run()" in case.verdict(case._fault.name).text and "case 1" not in progress.solved()
     assert case.run() == "a table" and case.verdict(case._fault.name).status == "passed"
 
@@ -350,7 +358,90 @@ def test_each_fault_of_shards_shows(shown_of_sharding, name):
     assert (losses == sorted(losses, reverse=True)) == (norm > 0)
 
 
-@pytest.mark.parametrize("wing", [context_museum, sharding_museum], ids=lambda wing: wing.name)
+# -- the ten faults of experts -----------------------------------------------------------------------------------------
+
+EXPERT_SYMPTOMS = {  # what is wrong in the first layout, and what in the second
+    "expert gradients averaged over expert_dp": ({"norm", "experts' gradients 2"}, {"norm", "experts' gradients 0.5"}),
+    "gradient norm without the experts": ({"norm"}, {"norm"}),
+    "gradient norm of a rank's own experts": ({"norm", "norms of ep ranks"}, set()),
+    "experts tagged as dense where ep is 1": (set(), {"norm", "experts' gradients", "copies ABAB"}),
+    "auxiliary loss divided by t": (set(), {"norm", "gradients", "auxiliary loss 0.5"}),
+    "auxiliary loss never attached": ({"norm", "gradients"}, {"norm", "gradients"}),
+    "auxiliary loss with k forgotten": (
+        {"norm", "gradients", "auxiliary loss 3"}, {"norm", "gradients", "auxiliary loss 3"},
+    ),
+    "counts in bfloat16": (
+        {"norm", "gradients", "auxiliary loss 1", "choices 1"},
+        {"norm", "gradients", "auxiliary loss 1", "choices 1", "biases"},
+    ),
+    "recomputation counts too": (
+        {"norm", "gradients", "auxiliary loss 1", "choices 2"}, {"norm", "gradients", "auxiliary loss 1", "choices 2"},
+    ),
+    "every rank loads the first experts": (
+        {"weights", "loss", "norm", "gradients", "auxiliary loss 0.99", "biases"}, set(),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shown_of_experts():
+    return symptoms_of_all(EXPERTS)
+
+
+def found_with_experts(shown):
+    """What is wrong in step 1, as a set of words; each can be read in the printed text."""
+    expected, ranks, found = shown.expected, shown.ranks, set()
+    if any(each.error >= EQUAL for seen in ranks for each in seen.weights):
+        found.add("weights")
+    for name, of_run in {"loss": "losses", "norm": "norms", "auxiliary loss": "auxiliary"}.items():
+        here, right = [getattr(seen, of_run)[0] for seen in ranks], getattr(expected, of_run)[0]
+        if any(differs(each, right) for each in here):
+            found.add(name if of_run != "auxiliary" else f"{name} {here[0] / right:.2g}")
+    if differs(ranks[0].norms[0], ranks[1].norms[0]):
+        assert [seen.norms[0] for seen in ranks[2:]] == [seen.norms[0] for seen in ranks[:2]]
+        found.add("norms of ep ranks")
+    wrong = [each for seen in ranks for each in seen.gradients if each.error >= EQUAL]
+    if wrong and all(".experts." in each.name for each in wrong):
+        ratios, is_factor = {f"{each.ratio:.2g}" for each in wrong}, all(each.rest < EQUAL for each in wrong)
+        found.add(f"experts' gradients {ratios.pop()}" if is_factor and len(ratios) == 1 else "experts' gradients")
+    elif wrong:
+        found.add("gradients")
+    if (letters := "".join(shown.letters("experts"))) != ("ABAB" if shown.layout.ep_size == 2 else "AAAA"):
+        found.add(f"copies {letters}")
+    if ranks[0].counted[0] != [NUM_CHOICES] * 2:
+        found.add(f"choices {ranks[0].counted[0][1] / NUM_CHOICES:.2g}")
+    biases = zip(chain(*ranks[0].biases[0]), chain(*expected.biases[0]))
+    return found | ({"biases"} if any(went_elsewhere(*pair) for pair in biases) else set())
+
+
+def test_healthy_runs_of_experts_show_nothing_in_both_layouts(shown_of_experts):
+    healthy = shown_of_experts["healthy"]
+    assert [table.num_wrong for table in healthy.tables()] == [0] * 8
+    assert [found_with_experts(each) for each in healthy.layouts] == [set(), set()]
+    assert "dp 2; experts: expert_tp 1, ep 2, expert_dp 2" in repr(healthy) and "1  c1 d0 e1" in repr(healthy)
+    assert "dp 2; experts: expert_tp 1, ep 1, expert_dp 4" in healthy._repr_html_()
+    sizes = [(each.dp_size * each.cp_size, each.expert_dp_size, each.tp_size, TOP_K) for each in LAYOUTS]
+    assert sizes == [(4, 2, 1, 3), (2, 4, 2, 3)]  # an expert has fewer copies than there are losses, then more
+
+
+@pytest.mark.parametrize("name", EXPERT_SYMPTOMS)
+def test_each_fault_of_experts_shows(shown_of_experts, name):
+    found = shown_of_experts[name]
+    assert tuple(found_with_experts(each) for each in found.layouts) == EXPERT_SYMPTOMS[name]
+    for each, words in zip(found.layouts, EXPERT_SYMPTOMS[name]):
+        assert bool(words) == any(table.num_wrong for table in each.tables())
+        assert each.ranks[0].losses == sorted(each.ranks[0].losses, reverse=True)  # and yet it seems to learn
+        assert all(norm > expert_run.CLIP_NORM for seen in each.ranks for norm in seen.norms)
+    assert max(map(len, repr(found).splitlines())) <= 72
+
+
+def test_no_two_faults_of_experts_look_alike(shown_of_experts):
+    assert len(EXPERT_SYMPTOMS) == len(EXPERTS.faults) == 10
+    shown = [[found_with_experts(each) for each in shown_of_experts[name].layouts] for name in EXPERT_SYMPTOMS]
+    assert all(one != other for place, one in enumerate(shown) for other in shown[:place])
+
+
+@pytest.mark.parametrize("wing", [context_museum, sharding_museum, experts_museum], ids=lambda wing: wing.name)
 def test_the_cases_of_other_notebooks_are_named_apart(wing, capsys, monkeypatch):
     for case in wing.cases:
         monkeypatch.setattr(case, "_has_run", True)
@@ -359,11 +450,14 @@ def test_the_cases_of_other_notebooks_are_named_apart(wing, capsys, monkeypatch)
     assert wing.verdict().status == "passed" and museum.verdict().status == "not attempted"
     assert wing.case(1).verdict(FAULTS[0].name).status == "wrong"
     wing.names()
-    assert capsys.readouterr().out.split("\n")[:-1] == sorted(fault.name for fault in ALL_FAULTS)
+    known = EXPERTS.faults if wing is experts_museum else [*MAIN.faults, *CONTEXT.faults, *SHARDING.faults]
+    assert capsys.readouterr().out.split("\n")[:-1] == sorted(fault.name for fault in known)
 
 
 def test_the_museum_counts_as_an_exercise_of_its_notebook():
-    for number, name in (("11", "bug_museum"), ("13", "context_museum"), ("14", "sharding_museum")):
+    for number, name in (
+        ("11", "bug_museum"), ("13", "context_museum"), ("14", "sharding_museum"), ("15", "experts_museum"),
+    ):  # fmt: skip
         assert name in progress.exercises()[number]
     assert isinstance(museum, Museum) and cases.one_process.cache_info().currsize <= 1
 

@@ -81,6 +81,14 @@ def test_the_table_says_the_same():
     ]
 
 
+def test_a_rank_may_have_several_chunks_of_different_sizes():
+    held = [[range(1), range(5, 8)], [range(1, 3), range(3, 5)]]
+    scene = draw_holdings(ParallelLayout(2, pp_size=2), 8, 1, held=held)
+    assert [row[1] for row in scene.table.rows] == ["layers 0, 5 to 7", "layers 1 to 2, 3 to 4"]
+    assert scene.by_key["rank0"].fact.startswith("rank 0: layers 0, 5 to 7, whole layers")
+    assert scene.by_key["stage1"].text == "stage 1\nlayers 1 to 2, 3 to 4"
+
+
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_layers_are_those_of_the_model(p):
     shape = GPT(num_layers=6, hidden_size=8, seq_length=4, vocab_size=4, num_attention_heads=2)

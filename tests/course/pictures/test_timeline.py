@@ -12,7 +12,7 @@ from course.pictures.style import BACKWARD, FORWARD, IDLE, KIND_COLOR, MUTED, WE
 from course.pictures.timeline import draw_timelines, in_lanes, links, peaks_in_flight
 from course.sizing import simulate
 from course.timeline import Timeline
-from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble, zero_bubble_v
 from labkit.timeline.spans import Span
 from tests.support.schedules import folded
 
@@ -53,6 +53,15 @@ def test_every_op_is_a_box_at_its_time_in_its_ranks_row_with_its_name(schedule):
         assert mark.size >= 11
     rows = [scene.by_key[f"idle{rank}"] for rank in timeline.ranks]
     assert all(upper.y + upper.height < lower.y for upper, lower in pairwise(rows))
+
+
+def test_the_chunks_of_a_v_differ_in_more_than_their_colour():
+    scene = draw(simulate(zero_bubble_v(4, 8)), in_flight=True)
+    for kind, letter in (("forward", "F"), ("backward", "B"), ("weight_gradient", "W")):
+        marks = [scene.by_key[f"2.{letter}3"], scene.by_key[f"2.{letter}3.1"]]
+        assert [mark.fill for mark in marks] == [tint(KIND_COLOR[kind], each) for each in drawing.FOLDED_STRENGTHS]
+        assert [mark.text.replace("\n", "") for mark in marks] == [f"{letter}3", f"{letter.lower()}3"]
+    assert "chunk 1 (f0 is F0.1)" in [mark.text for mark in scene.marks if mark.key.startswith("legend")]
 
 
 def test_grey_goes_on_until_the_makespan_and_all_have_one_scale():

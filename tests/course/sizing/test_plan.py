@@ -38,6 +38,13 @@ def test_values_that_are_wrong_on_their_own_are_refused(changes, says):
     ({"pp_size": 64, "num_chunks": 2}, "pp_size * num_chunks must divide num_layers",
      "pp_size=64 * num_chunks=2 = 128 does not divide num_layers=96",
      "use a product of 1, 2, 3, 4, 6, 8, 12, 16, ... or 96"),
+    ({"pp_size": 2, "stage_layers": [40, 40]},
+     "stage_layers must be pp_size * num_chunks numbers that add up to num_layers",
+     "stage_layers=[40, 40] gives stages of [40, 40] layers, but num_stages=2 must have 1 layer or more each, "
+     "and num_layers=96 together", "change the numbers, or use fewer stages"),
+    ({"pp_size": 2, "stage_layers": [96, 0]},
+     "stage_layers must be pp_size * num_chunks numbers that add up to num_layers",
+     "stage_layers=0 must be at least 1", "give each stage a number of layers"),
     ({"micro_batch_size": 3}, "dp_size * micro_batch_size must divide batch_size",
      "dp_size=64 * micro_batch_size=3 = 192 does not divide batch_size=128",
      "use a product of 1, 2, 4, 8, 16, 32, 64 or 128, or a batch_size of 192"),

@@ -13,6 +13,7 @@ from course.sizing.stage_memory import in_flight, stage_activation_bytes
 from labkit.groups import group_of_one
 from labkit.launch import launch
 from labkit.model import CONTEXT_PARALLEL, ParallelGPT, TransformerLayer
+from labkit.partition import split_layers
 from labkit.schedules import BACKWARD, FORWARD, interleaved, one_f_one_b
 from labkit.shape import GPT
 from labkit.tensor_parallel.blocks import rotation
@@ -159,6 +160,26 @@ def test_parameters_of_a_ranks_chunks(p, v):
     plan = Plan(SMALL, p, 2 * p, pp_size=p, num_chunks=v)
     chunks = [parameters_of(SMALL, group_of_one(), number, p * v) for number in range(p * v)]
     assert [sum(chunks[rank::p]) for rank in range(p)] == [stage_parameters(plan, rank) for rank in range(p)]
+
+
+def test_stages_may_have_different_numbers_of_layers():
+    """The first and the last stage of Llama's 126 layers have one less."""
+    six = replace(SMALL, num_layers=6)
+    split = split_layers(6, 4, account_for_embedding_in_pipeline_split=True, account_for_loss_in_pipeline_split=True)
+    assert split == (1, 2, 2, 1)
+    plan = Plan(six, 4, 8, pp_size=4, stage_layers=split)
+    models = [ParallelGPT(six, group_of_one(), stage=stage, num_stages=4, stage_layers=split) for stage in range(4)]
+    sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
+    assert [stage_parameters(plan, stage) for stage in range(4)] == sizes
+    whole, less = Plan(replace(six, num_layers=8), 4, 8, pp_size=4, recompute="none"), replace(plan, recompute="none")
+    layer = activation_bytes_per_layer(six, 1)
+    saved = [stage_activation_bytes(whole, stage) - stage_activation_bytes(less, stage) for stage in range(4)]
+    assert saved == pytest.approx([4 * layer, 0, 0, layer])
+    assert fullest(less).total == max(memory(less, stage).total for stage in range(4))
+    assert fullest(replace(less, stage_layers=(1, 3, 1, 1))) == memory(replace(less, stage_layers=(1, 3, 1, 1)), 1)
+    chunks = replace(plan, pp_size=2, world_size=2, num_chunks=2)
+    assert [chunks.layers_of_rank(rank) for rank in range(2)] == [3, 3]
+    assert [stage_parameters(chunks, rank) for rank in range(2)] == [sizes[0] + sizes[2], sizes[1] + sizes[3]]
 
 
 def on_one_tensor_rank():

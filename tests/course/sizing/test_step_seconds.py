@@ -73,7 +73,7 @@ def test_bytes_of_a_layer_are_those_of_its_kernels(form):
     if shape.positions == "rope":
         turn = rotation(torch.arange(s), h // a, x.dtype)
     with torch.no_grad():
-        torch.testing.assert_close(layer_of_kernels(layer.double(), x, turn, Kernels()), layer(x, turn)[0])
+        torch.testing.assert_close(layer_of_kernels(layer.double(), x, turn, Kernels()), layer(x, turn))
         kernels = Kernels()
         layer_of_kernels(layer.bfloat16(), x.bfloat16(), turn, kernels)
     plan = Plan(shape, 1, b, micro_batch_size=b, recompute="none")

@@ -153,16 +153,16 @@ def test_a_working_directory_that_was_deleted_is_named(tmp_path, monkeypatch, la
 
 
 @pytest.mark.parametrize(("gpus", "size", "chosen"), [(0, 2, "gloo"), (8, 8, "nccl"), (4, 8, "gloo"), (1, 1, "nccl")])
-def test_backend_is_chosen_by_the_gpus_there_are(gpus, size, chosen, capsys, monkeypatch):
+def test_backend_is_chosen_by_the_gpus_there_are(gpus, size, chosen, capsys):
     from labkit.launch import world
 
-    monkeypatch.setattr(world, "_last_said", "")
+    world._say_if_new.cache_clear()
     backend, why = choose_backend("auto", size, gpus)
     assert backend == chosen
-    world._say_once(why)
+    world._say_if_new(why)
     said = capsys.readouterr().out
     assert said.count(".") == 1
     assert ("NCCL" in said) == (chosen == "nccl")
     assert ("too few for 8 ranks" in said) == (gpus == 4)
-    world._say_once(why)
+    world._say_if_new(why)
     assert capsys.readouterr().out == ""  # said once

@@ -4,6 +4,7 @@ import re
 import time
 from collections import defaultdict
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from tests.support.pipelines import (
     compare,
     even,
     every_schedule,
+    in_a_v,
     in_float64,
     mean_square,
     model_chunks,
@@ -34,14 +36,14 @@ from tests.support.schedules import folded, own
 
 def test_messages_between_two_ranks_never_cross(on_ranks):
     """Both neighbours are the same rank, and all messages of one shape: one taken for another would go unseen."""
-    schedules = [interleaved(2, m, v) for m, v in ((1, 2), (2, 3), (5, 2), (4, 4))]
+    schedules = [interleaved(2, m, v) for m, v in ((1, 2), (2, 3), (5, 2), (4, 4))] + in_a_v(2, 1) + in_a_v(2, 4)
     on_ranks(partial(parity, *schedules, rows=even, make=partial(model_chunks, square=True)))
 
 
 @pytest.mark.parametrize("recv_prefetch", [2, 100])
 def test_receives_may_be_posted_earlier_or_later(on_ranks, recv_prefetch):
     schedules = [renumbered(one_f_one_b(4, 6), [*range(1, 6), 0]), interleaved(4, 6, 3), zero_bubble(4, 6, 3)]
-    on_ranks(partial(parity, *schedules, rows=even, recv_prefetch=recv_prefetch), world_size=4)
+    on_ranks(partial(parity, *schedules, *in_a_v(4, 6), rows=even, recv_prefetch=recv_prefetch), world_size=4)
 
 
 def shapes_that_change(schedule, dtype):
@@ -76,25 +78,20 @@ def channels_used(schedule):
 
 
 def sent_and_received(schedule, groups):
-    sent, received, channel = defaultdict(list), defaultdict(list), None
-    isend, irecv, mine = dist.isend, dist.irecv, groups.channel
+    sent, received = defaultdict(list), defaultdict(list)
+    isend, irecv = dist.isend, dist.irecv
 
-    def noted_channel(*key):
-        nonlocal channel
-        channel = key
-        return mine(*key)
+    def noted_send(tensor, group, group_dst, tag):
+        assert group[1:] == (dist.get_rank(), group_dst)
+        sent[group].append(tag)
+        return isend(tensor, group=groups.pp, group_dst=group_dst, tag=tag)
 
-    def noted_send(tensor, group_dst, tag, **options):
-        assert channel[1:] == (dist.get_rank(), group_dst)
-        sent[channel].append(tag)
-        return isend(tensor, group_dst=group_dst, tag=tag, **options)
+    def noted_receive(tensor, group, group_src, tag):
+        assert group[1:] == (group_src, dist.get_rank())
+        received[group].append(tag)
+        return irecv(tensor, group=groups.pp, group_src=group_src, tag=tag)
 
-    def noted_receive(tensor, group_src, tag, **options):
-        assert channel[1:] == (group_src, dist.get_rank())
-        received[channel].append(tag)
-        return irecv(tensor, group_src=group_src, tag=tag, **options)
-
-    groups.channel, dist.isend, dist.irecv = noted_channel, noted_send, noted_receive
+    groups.channel, dist.isend, dist.irecv = (lambda *key: key), noted_send, noted_receive
     try:
         inputs = torch.zeros(schedule.num_micro_batches, 4).split(1)
         pipeline.run(schedule, [nn.Linear(4, 4) for _ in range(schedule.num_chunks)], groups, inputs, loss=mean_square)
@@ -115,22 +112,24 @@ def test_each_channel_receives_in_the_order_in_which_it_sends(on_ranks, p):
 
 def parity_as_on_nccl(schedules, m, recv_prefetch=4):
     layout = ParallelLayout(schedules[0].pp_size, pp_size=schedules[0].pp_size)
-    options = {"shapes": {}, "recv_prefetch": recv_prefetch}
     with in_float64(), as_on_nccl(), init_groups(layout) as groups:
         groups._channels = _make_channels(layout)
-        for schedule in schedules * 2:
+        for schedule, keeps in product(schedules, (False, True)):  # a run of evaluation is first, then it has no shapes
+            options = {"shapes": {} if keeps else None, "recv_prefetch": recv_prefetch}
             compare(schedule, uneven(m), model_chunks, False, groups, options)
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 5), (4, 5)])
 def test_nobody_waits_for_ever_by_the_rules_of_nccl(on_ranks, p, m):
-    """The first time with shape messages, the second time without."""
+    """With shape messages and without."""
     on_ranks(parity_as_on_nccl, every_schedule(p, m), m, world_size=p)
 
 
 def test_receives_are_posted_early_enough_for_nccl(on_ranks):
     """With one receive at a time, two ranks with interleaved chunks would both wait to send."""
     on_ranks(parity_as_on_nccl, [interleaved(2, 5, 2)], 5, 2, world_size=2)
+    for p, m in ((2, 2), (2, 5), (4, 5), (4, 8)):
+        on_ranks(parity_as_on_nccl, in_a_v(p, m), m, 2, world_size=p)
     with pytest.raises(RankFailed, match="recv_prefetch=1 must be at least 2"):
         launch(parity, interleaved(2, 5, 2), recv_prefetch=1, world_size=2)
 

@@ -77,7 +77,10 @@ def test_zb_v_is_never_slower_than_torchs_and_with_few_micro_batches_faster(p):
     assert units(zero_bubble_v(p, p)) == 6 * p + p - 1
 
 
-@pytest.mark.parametrize(("p", "m", "half", "least"), [(3, 9, 5, 5), (4, 12, 5, 11), (5, 11, 11, 11), (8, 16, 17, 27)])
+@pytest.mark.parametrize(
+    ("p", "m", "half", "least"),
+    [(2, 4, 1, 1), (3, 9, 5, 5), (4, 12, 5, 11), (5, 11, 11, 11), (8, 16, 17, 27), (12, 12, 29, 41)],
+)
 def test_half_and_least_memory_cost_the_published_idle_time(p, m, half, least):
     """The papers' limits are half of 1F1B's 6 (p-1) units, and two thirds; ours is below them."""
     assert [units(each(p, m)) - 6 * m for each in (v_half, v_min)] == [half, least]

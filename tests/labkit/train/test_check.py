@@ -21,6 +21,8 @@ CASES = [
     dict(cp_size=2, pp_size=2, context_parallel="gathered", precision="bfloat16"),
     dict(pp_size=2, num_chunks=2, schedule="interleaved"),
     dict(pp_size=2, num_chunks=2, schedule="zero-bubble-v"),
+    dict(pp_size=4, first_stage_layers=1, last_stage_layers=2, num_layers=6),
+    dict(pp_size=2, schedule="v-half", stage_layers=(1, 3, 1, 2), num_layers=7),
 ]
 
 

@@ -44,6 +44,12 @@ from tests.labkit.train.tiny import TINY
         ),
         ({"schedule": "v-min", "pp_size": 8}, "pp_size=8 * num_chunks=2 = 16 stages for num_layers=4: use 16 layers"),
         ({"schedule": "v-half", "zero_stage": 2}, "and schedule='v-half' computes those of its weights later"),
+        ({"pp_size": 2, "stage_layers": (1, 2)}, "stage_layers=(1, 2) gives stages of [1, 2] layers, but num_stages=2"),
+        ({"pp_size": 2, "stage_layers": (4, 0)}, "stage_layers=0 must be at least 1"),
+        ({"pp_size": 2, "stage_layers": 4}, "stage_layers=4 must be a list: give one number for each stage"),
+        ({"pp_size": 2, "schedule": "v-min", "stage_layers": (1, 3)}, "num_stages=4 must have 1 layer or more each"),
+        ({"pp_size": 2, "first_stage_layers": 4}, "first_stage_layers=4 gives stages of [4, 0] layers, but"),
+        ({"first_stage_layers": 1}, "first_stage_layers=1 gives stages of [1] layers, but num_stages=1 must have"),
         ({"schedule": "interleaved"}, "schedule='interleaved' needs num_chunks=2 or more: with one, use '1f1b'"),
         ({"pp_size": 4, "num_chunks": 2, "schedule": "interleaved"}, "num_chunks=2 = 8 stages for num_layers=4: use 8"),
         ({"num_attention_heads": 3}, "does not divide hidden_size=16: use num_attention_heads 1, 2, 4, 8 or 16, or"),
@@ -105,6 +111,19 @@ def test_a_world_that_does_not_fit_is_refused(world_size, options, message):
     with pytest.raises(ValueError) as caught:
         replace(TINY, **options).layout(world_size)
     assert message in str(caught.value)
+
+
+def test_how_many_layers_each_stage_has():
+    uneven = replace(TINY, num_layers=10, pp_size=2, schedule="v-half", first_stage_layers=np.int64(1))
+    assert uneven.layers_per_stage == (1, 3, 3, 3)
+    listed = replace(TINY, pp_size=2, stage_layers=np.array([1, 3]))
+    assert listed == replace(TINY, pp_size=2, stage_layers=[1, 3])
+    assert listed.stage_layers == listed.layers_per_stage == (1, 3)
+    fitted = replace(listed, fit_ranks=True, tp_size=2).fitted(2)  # a list is for its number of stages
+    assert (fitted.tp_size, fitted.pp_size) == (1, 2)
+    both = dict(account_for_embedding_in_pipeline_split=True, account_for_loss_in_pipeline_split=True)
+    assert replace(TINY, num_layers=6, pp_size=4, **both).layers_per_stage == (1, 2, 2, 1)
+    assert replace(TINY, pp_size=4).layers_per_stage == (1, 1, 1, 1)
 
 
 @pytest.mark.parametrize(("learning_rate", "least"), [(1e-4, 1e-5), (3e-3, 3e-4)])

@@ -78,6 +78,14 @@ def test_mfu_is_the_share_of_the_peak_of_a_known_gpu(monkeypatch):
     assert "MFU" not in describe_step(step, TINY, None)  # its float64 has a different peak
 
 
+def test_metrics_on_a_full_disk_do_not_end_the_run(capsys):
+    with world(), progress_bar(replace(TINY, metrics="/dev/full"), 0) as show:
+        for number in range(1, 4):
+            show(Step(number, 3.0, 1.0, 0.1, 2.0, 64.0))
+    said = "metrics=/dev/full cannot be written (No space left on device): the run goes on without\n"
+    assert capsys.readouterr().out.count(said) == 1
+
+
 def test_metrics_are_kept_and_continued(tmp_path, on_ranks):
     file = tmp_path / "metrics.jsonl"
     config = replace(TINY, steps=3, metrics=str(file), checkpoint_dir=str(tmp_path / "run"), log_interval=2)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
+from labkit.checkpoint import InBackground, newest
 from labkit.launch import launch
 from labkit.train import steps, train
 from labkit.train.early_end import EarlyEnd
@@ -44,6 +45,27 @@ def test_a_run_ends_when_its_time_is_up(tmp_path):
     [done] = launch(train, config, world_size=1)
     assert done[-1].ends_early == "0.01 minutes"
     assert (tmp_path / f"step_{len(done):08d}").is_dir()
+
+
+def told_while_it_saves(config):
+    """On a rank: train, and get a signal when only the save in the background is left to do."""
+    really = InBackground.__exit__
+
+    def told(self, *error):
+        os.kill(os.getpid(), signal.SIGTERM)
+        really(self, *error)
+
+    InBackground.__exit__ = told
+    try:
+        return len(train(config))
+    finally:
+        InBackground.__exit__ = really
+
+
+def test_a_signal_does_not_cut_off_a_save_in_the_background(tmp_path):
+    config = replace(TINY, async_save=True, checkpoint_dir=str(tmp_path))
+    assert launch(told_while_it_saves, config, world_size=1) == [config.steps]
+    assert newest(tmp_path).name == f"step_{config.steps:08d}"
 
 
 def test_no_time_is_no_reason():

@@ -430,4 +430,4 @@ def test_a_model_without_experts_is_as_before():
     names = {name.split(".", 2)[2] for name in model.state_dict() if name.startswith("layers.")}
     assert names == {f"{name}.{which}" for name in modules for which in ("weight", "bias")}
     assert TINY.shape.num_active_parameters == TINY.shape.num_parameters
-    assert str(config.layout(8)) == str(replace(config, order="tp-cp-ep-dp-pp").layout(8))
+    assert str(config.layout(4)) == str(replace(config, order="tp-cp-ep-dp-pp").layout(4))

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import labkit.train
@@ -156,6 +157,50 @@ def test_a_peer_that_goes_while_labkit_itself_waits_is_said_in_a_line(command, m
     assert code == 1
     assert error.startswith("labkit.train: a peer is gone, so the other ranks end: no checkpoint is there to resume")
     loop.close()
+
+
+def test_a_peer_that_takes_the_store_with_it_is_said_in_a_line(command, monkeypatch):
+    """Rank 0 keeps the store if torchrun does not: nobody can then ask who is silent, or who has said it."""
+
+    def gone(*_):
+        raise dist.DistNetworkError("Broken pipe")
+
+    def lose(_):
+        store = SimpleNamespace(set=gone, add=gone, check=gone)
+        monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+        gone()
+
+    monkeypatch.setattr(labkit.train.__main__, "train", lose)
+    code, _, error = command(*TINY.split())
+    assert code == 1
+    assert error.startswith("labkit.train: a peer is gone (no answer from rank 0), so the other ranks end: no check")
+
+
+def test_a_peer_that_goes_before_all_have_met_is_said_in_a_line(command, monkeypatch):
+    def gone(*_):
+        raise dist.DistNetworkError("Failed to recv, got 0 bytes. Connection was likely closed. Did the server crash?")
+
+    monkeypatch.setattr(labkit.train.__main__, "world", gone)
+    code, out, error = command(*TINY.split())
+    assert (code, out) == (1, "")
+    assert error == "labkit.train: a peer is gone before all ranks have met, so the others end "
+
+
+def test_torch_does_not_warn_of_a_lost_peer_in_frames_of_cpp():
+    lose = """
+import labkit.train
+from torch.distributed import TCPStore
+server = TCPStore("127.0.0.1", 0, is_master=True)
+client = TCPStore("127.0.0.1", server.port, is_master=False)
+del server
+try:
+    while True:
+        client.add("anything", 1)
+except RuntimeError:
+    print("lost")
+"""
+    [result] = finish(start([sys.executable, "-c", lose], RANK="0"))
+    assert result == (0, "lost\n", "")
 
 
 def test_an_interrupted_run(command, monkeypatch):

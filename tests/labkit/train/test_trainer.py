@@ -2,7 +2,7 @@
 
 `make test` runs the layouts at least once each, and every two options together at least once. More of them, in
 minutes or hours: ``TRAIN_ALL=1 pytest -s -o faulthandler_timeout=3600 tests/labkit/train/test_trainer.py -k eight``, or
-``-k product`` for all with all.
+``-k everything`` for each schedule, or ``-k product`` for all with all.
 """
 
 import math
@@ -21,7 +21,7 @@ from labkit.groups import group_of_one, local_device
 from labkit.launch import RankFailed, World, launch
 from labkit.model import ParallelGPT
 from labkit.train import steps, train, training
-from labkit.train.config import V_SHAPED
+from labkit.train.config import SCHEDULES, V_SHAPED
 from tests.labkit.train.tiny import TINY, TODAY, numbers
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
@@ -203,7 +203,8 @@ def some_choices():
 def compare_with_one_process(on_ranks, runs):
     def kind_of(config):
         form = {name: getattr(config, name) for name in TODAY}
-        return replace(SHORT, precision=config.precision, num_layers=config.num_layers, **form)
+        sizes = {name: getattr(config, name) for name in ("batch_size", "micro_batch_size", "num_layers")}
+        return replace(SHORT, precision=config.precision, **sizes, **form)
 
     alone = {kind: on_ranks(train, kind, world_size=1)[0] for kind in {kind_of(config) for _, config in runs}}
     worst = dict.fromkeys(OPTIONS["precision"], 0.0)
@@ -228,14 +229,87 @@ def test_every_layout(on_ranks):
     compare_with_one_process(on_ranks, [*(run_of(*each) for each in chosen), one_rank_two_chunks, again])
 
 
-@pytest.mark.parametrize("schedule", V_SHAPED)
-def test_a_v_beside_replicas_and_tensor_ranks(on_ranks, schedule):
-    """Two ranks and four, tied and not; on the first rank, the last stage uses the embedding of the first."""
-    layers = replace(SHORT, num_layers=8, micro_batch_size=1, schedule=schedule)
-    again = dict(recompute=True, sequence_parallel=True, tp_size=2)
-    runs = [(2, replace(layers, pp_size=2)), (4, replace(layers, pp_size=2, zero_stage=1))]
-    runs += [(4, replace(layers, pp_size=2, **again)), (4, replace(layers, pp_size=4, **TODAY))]
-    compare_with_one_process(on_ranks, [*runs, (4, replace(layers, pp_size=4))])
+IN_A_PIPELINE = {  # every schedule beside every other axis; m, the number of micro-batches, is so much for p ranks
+    "schedule": tuple(SCHEDULES),
+    "pp_size": (2, 4),
+    "m": (lambda p: p, lambda p: p + 1, lambda p: 2 * p, lambda p: 3 * p),
+    "tp_size": (1, 2),
+    "cp_size": (1, 2),
+    "dp_size": (1, 2),
+    "zero_stage": (0, 1, 2, 3),
+    "sequence_parallel": (False, True),
+    "recompute": (False, True),
+    "tied": (True, False),  # False: and all else that makes it a model of today
+}
+
+
+def in_a_pipeline(most_ranks):
+    """The world size and the config of each choice that is possible on so many ranks, and its pairs of options."""
+    for values in product(*IN_A_PIPELINE.values()):
+        options = dict(zip(IN_A_PIPELINE, values))
+        p, t, c, d = (options[f"{axis}_size"] for axis in ("pp", "tp", "cp", "dp"))
+        m, schedule = options.pop("m")(p), options["schedule"]
+        if (
+            p * t * c * d <= most_ranks
+            and (schedule != "dualpipe-v" or m >= 2 * p)
+            and (options["zero_stage"] == 0 or c * d > 1)
+            and (options["zero_stage"] < 2 or schedule not in ("zero-bubble", *V_SHAPED))
+            and (t > 1 or not options["sequence_parallel"])
+        ):
+            del options["dp_size"]
+            sizes = dict(num_layers=2 * p, num_chunks=num_chunks_of(schedule), batch_size=m * d, micro_batch_size=1)
+            config = replace(SHORT, **sizes, **options | ({} if options["tied"] else TODAY))
+            yield (p * t * c * d, config), {*combinations(zip(IN_A_PIPELINE, values), 2)}
+
+
+def test_every_schedule_beside_every_axis(on_ranks):
+    """Every two options together at least once."""
+    covers = dict(in_a_pipeline(most_ranks=4))
+    runs, uncovered = [], set().union(*covers.values())
+    while uncovered:
+        runs.append(max(covers, key=lambda run: (len(covers[run] & uncovered), -run[0])))
+        uncovered -= covers[runs[-1]]
+    assert len(runs) < 60
+    compare_with_one_process(on_ranks, runs)
+
+
+@pytest.mark.skipif("TRAIN_ALL" not in os.environ, reason="takes an hour: set TRAIN_ALL=1")
+@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_beside_everything(on_ranks, schedule, p):
+    every = [run for run, _ in in_a_pipeline(most_ranks=8) if (run[1].schedule, run[1].pp_size) == (schedule, p)]
+    print(f"{schedule} on {p} ranks: {len(every)} runs, worst {compare_with_one_process(on_ranks, every)}", flush=True)
+
+
+UNEVEN = [  # with the layers of each rank, chunk by chunk
+    (dict(pp_size=2, stage_layers=(1, 4)), [["0"], ["1234"]]),
+    (dict(pp_size=2, first_stage_layers=2, schedule="zero-bubble", zero_stage=1, **TODAY), [["01"], ["234"]]),
+    (dict(pp_size=2, stage_layers=(1, 2, 1, 1), schedule="zero-bubble-v", recompute=True), [["0", "4"], ["12", "3"]]),
+    (
+        dict(pp_size=2, first_stage_layers=2, schedule="interleaved", num_chunks=2, zero_stage=3),
+        [["01", "3"], ["2", "4"]],
+    ),
+    (
+        dict(pp_size=4, account_for_loss_in_pipeline_split=True, batch_size=8, micro_batch_size=1),
+        [["0"], ["12"], ["3"], ["4"]],
+    ),
+]
+
+
+def trained_with_its_layers(config):
+    with training(config) as trainer:
+        layers = ["".join(model.layers) for model in trainer.models]
+        return trainer.groups.coords.pp, layers, list(trainer.steps())
+
+
+@pytest.mark.parametrize(("options", "layers"), UNEVEN, ids=str)
+def test_stages_of_different_numbers_of_layers(on_ranks, options, layers):
+    config = replace(SHORT, num_layers=5, **options)
+    alone = replace(SHORT, num_layers=5, **{name: getattr(config, name) for name in TODAY})
+    expected = numbers(on_ranks(train, alone, world_size=1)[0])
+    for pp_rank, held, got in on_ranks(trained_with_its_layers, config, world_size=4):
+        assert held == layers[pp_rank]
+        assert numbers(got) == pytest.approx(expected, rel=1e-10, abs=0)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])

@@ -36,13 +36,10 @@ def test_a_run_outlives_a_rank(alone, tmp_path, free_port):
     options = f"--tp 2 --checkpoint-dir {tmp_path} --save-interval 2 --resume"
     [(code, out, error)] = finish(start([*nodes, *options.split()]))
     assert code == 0, error
-    first, none, again, resuming, end, exit_codes = (line for line in out.splitlines() if not line.startswith("step"))
-    assert first.startswith("2 ranks (tp 2, pp 1, dp 1); gloo on the CPU, ")
-    assert none == f"No checkpoint in {tmp_path}: starting with step 1"
-    assert again == first
-    assert resuming == "Resuming after step 2, from step_00000002"
-    assert exit_codes == "[0, 0]"
-    assert end.startswith(alone[1].splitlines()[-1].split(";")[0])
+    first, none = "2 ranks (tp 2, pp 1, dp 1); gloo on the CPU, ", f"No checkpoint in {tmp_path}: starting with step 1"
+    resuming, end = "Resuming after step 2, from step_00000002", alone[1].splitlines()[-1].split(";")[0]
+    told = [out.count(text) for text in (first, none, resuming, end, "[0, 0]")]
+    assert told == [4, 2, 2, 2, 1]  # each node says it: they may have a log each
     assert losses(out) == losses(alone[1])
     gone = (
         "labkit.train: a peer is gone (no answer from rank 1), so the other ranks end: with --resume, a restart goes on"

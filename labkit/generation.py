@@ -1,0 +1,114 @@
+"""Lets a sharded GPT write: the next word is chosen from logits that no rank ever has all of.
+
+The Gumbel trick draws a word w with probability softmax(logits)[w] as the highest of logits[w] + noise[w], where each
+noise is -log(-log(u)) with u uniform. So each rank finds the highest among its own words, and one all-gather of t pairs
+(value, word) says which word it is: 2 t numbers for each row instead of V. The noise of a word is drawn by seed,
+position, row and word alone, so every layout writes the same text. Source: Gumbel, 1954; arXiv 1411.0030, section 2.
+"""
+
+import math
+from numbers import Real
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from labkit import pipeline
+from labkit.communication import all_gather_single
+from labkit.groups import ProcessGroups
+from labkit.model import ParallelGPT
+from labkit.schedules import gpipe
+from labkit.sizes import check_size
+
+
+@torch.no_grad()
+def generate(
+    model: nn.Module,
+    tokens: torch.Tensor,
+    groups: ProcessGroups,
+    num_tokens: int,
+    *,
+    temperature: float,
+    top_k: int | None = None,
+    seed: int,
+) -> torch.Tensor:
+    """Return the tokens [batch, n] and ``num_tokens`` that the model writes after them, the same on every rank.
+
+    Keys and values are not kept: each new token computes the whole sequence again. Logits that differ by rounding, as
+    float32's do from layout to layout, choose a different word only if two values are as close as that.
+
+    Args:
+        model: this rank's stage, a `ParallelGPT` or a wrapper of one; without context parallelism.
+        tokens: the same on all ranks of tp and pp.
+        temperature: divides the logits; 0 always takes the most probable word.
+        top_k: choose among so many words, the most probable ones.
+
+    Raises:
+        ValueError: a size or an option does not fit; nothing was sent.
+    """
+    gpt = getattr(model, "module", model)
+    assert isinstance(gpt, ParallelGPT)
+    num_tokens = check_size("num_tokens", num_tokens)
+    if not (isinstance(temperature, Real) and 0 <= float(temperature) < math.inf):
+        raise ValueError(
+            f"temperature={temperature!r} must be a number from 0 up: 1 draws from the model's own chances"
+        )
+    if top_k is not None and check_size("top_k", top_k) > gpt.shape.vocab_size:
+        raise ValueError(f"top_k={top_k} is more than vocab_size={gpt.shape.vocab_size}: use at most that")
+    if groups.cp.size() > 1:
+        raise ValueError(f"cp_size={groups.cp.size()}: a text that grows is not cut, use cp_size=1")
+    if tokens.dim() != 2 or not tokens.numel():
+        raise ValueError(f"tokens of shape {list(tokens.shape)}: give rows of at least one token, [batch, n]")
+    if num_tokens > (most := gpt.shape.seq_length - tokens.size(1)):
+        fault = f"{tokens.size(1)} tokens and num_tokens={num_tokens} more are above seq_length={gpt.shape.seq_length}"
+        raise ValueError(f"{fault}: use num_tokens up to {most}" if most > 0 else f"{fault}: give fewer tokens")
+    was_training, schedule, shapes = model.training, gpipe(groups.layout.pp_size, 1).forward_only(), {}
+    model.eval()
+    for _ in range(num_tokens):
+        position, chosen = tokens.size(1), tokens.new_empty(len(tokens))
+        # With sequence parallelism t must divide the length. What stands after a token does not change it.
+        padded = F.pad(tokens, (0, -position % gpt.group.size() if gpt.sequence_parallel else 0))
+
+        def choose(logits: torch.Tensor, _, position=position, chosen=chosen) -> torch.Tensor:
+            own = logits[:, position - 1].double()  # [batch, V'/t]
+            chosen.copy_(choose_word(own, gpt, temperature, top_k, (seed << 32) + position))
+            return logits.new_zeros(())
+
+        if groups.layout.pp_size > 1:
+            pipeline.run(schedule, [model], groups, [padded], loss=choose, ignore_index=None, shapes=shapes)
+            dist.broadcast(chosen, group=groups.pp, group_src=groups.layout.pp_size - 1)
+        else:
+            choose(model(padded), None)
+        tokens = torch.cat([tokens, chosen[:, None]], 1)
+    model.train(was_training)
+    return tokens
+
+
+def choose_word(
+    logits: torch.Tensor, gpt: ParallelGPT, temperature: float, top_k: int | None, seed: int
+) -> torch.Tensor:
+    """Return a word for each row, [batch], the same on all ranks; logits: [batch, V'/t], this rank's words."""
+    group, first, vocab_size = gpt.group, gpt.group.rank() * logits.size(-1), gpt.shape.vocab_size
+    scores = logits[:, : max(0, min(vocab_size - first, logits.size(-1)))]  # the rest is padding
+    if top_k is not None and temperature:
+        best = F.pad(scores, (0, max(0, top_k - scores.size(-1))), value=-math.inf).topk(top_k).values
+        least = _gather(best, group).movedim(0, 1).flatten(1).topk(top_k).values[:, -1:]  # of t * k, not of V
+        scores = scores.masked_fill(scores < least, -math.inf)
+    if temperature:
+        generator = torch.Generator().manual_seed(seed % (1 << 63))  # on the CPU, the same for every device
+        uniform = torch.rand(len(scores), vocab_size, generator=generator, dtype=torch.float64)
+        own = uniform[:, first : first + scores.size(-1)].to(scores.device)
+        scores = scores / temperature - torch.log(-torch.log(own))
+    value, word = F.pad(scores, (0, 1), value=-math.inf).max(-1)  # a rank may have only padding
+    values, words = _gather(torch.stack([value, (first + word).double()], -1), group).unbind(-1)  # [t, batch] each
+    return words.gather(0, values.argmax(0, keepdim=True))[0].long()
+
+
+def _gather(own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Return the tensors of all ranks, [t, ...]."""
+    if group.size() == 1:
+        return own[None]
+    gathered = own.new_empty(group.size(), *own.shape)
+    all_gather_single(gathered.flatten(), own.contiguous().flatten(), group=group)
+    return gathered

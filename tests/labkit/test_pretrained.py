@@ -1,0 +1,526 @@
+"""Weights in Hugging Face's format, in and out, held against transformers: small random models that it makes itself."""
+
+import json
+import os
+import re
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import MethodType
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded, whatever is asked for
+import tokenizers
+import transformers
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig
+
+from labkit import export, pretrained
+from labkit.context_parallel import positions
+from labkit.data_parallel import FullyShardedDataParallel
+from labkit.data_parallel.replicas import like
+from labkit.generation import choose_word, generate
+from labkit.groups import groups_of_one, init_groups
+from labkit.hugging_face import INDEX
+from labkit.launch import World
+from labkit.layout import ParallelLayout
+from labkit.model import ParallelGPT, normal
+from labkit.shape import GPT
+from labkit.train import TrainConfig, train
+from labkit.train.__main__ import main
+
+transformers.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+LLAMA = dict(hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=8, vocab_size=29)
+LLAMA |= dict(max_position_embeddings=16, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+GPT2 = dict(n_embd=32, n_head=8, n_layer=2, vocab_size=29, n_positions=16)
+CONFIGS = {
+    "gpt2": GPT2Config(**GPT2),
+    "gpt2, not tied": GPT2Config(
+        **GPT2, tie_word_embeddings=False, activation_function="gelu", n_inner=40, layer_norm_epsilon=1e-3
+    ),
+    "llama": LlamaConfig(**LLAMA, num_key_value_heads=4, rms_norm_eps=1e-3),
+    "llama, tied": LlamaConfig(**LLAMA, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
+    "mistral": MistralConfig(**LLAMA, num_key_value_heads=4, sliding_window=16),
+    "mixtral": MixtralConfig(**LLAMA, num_key_value_heads=4, num_local_experts=4, sliding_window=None),
+}
+IDS = torch.randint(29, (2, 16), generator=torch.Generator().manual_seed(1))
+LAYOUTS = [  # of four ranks: t, c, p, and the ZeRO stage over what is left
+    (2, 1, 2, 0),
+    (4, 1, 1, 3),
+    (2, 2, 1, 3),
+    (1, 2, 2, 3),
+]
+OF_EXPERTS = {"ep_size": 2, "expert_tp_size": 1}  # beside pp_size=2
+
+
+def rotary_in_float64(self, x, position_ids):
+    half = torch.arange(0, self.config.hidden_size // self.config.num_attention_heads, 2, dtype=torch.float64)
+    speeds = self.config.rope_parameters["rope_theta"] ** -(half / (2 * len(half)))
+    angles = position_ids[..., None].double() * speeds
+    both = torch.cat([angles, angles], -1)
+    return both.cos(), both.sin()
+
+
+def rms_norm_in_float64(self, x):
+    return x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt() * self.weight
+
+
+def route_in_float64(self, x):
+    logits = torch.nn.functional.linear(x, self.weight)
+    values, experts = logits.softmax(-1).topk(self.top_k, -1)
+    return logits, values / values.sum(-1, keepdim=True), experts
+
+
+def in_float64(model):
+    """The model without the places where transformers computes in float32, whatever the dtype."""
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.forward = MethodType(rms_norm_in_float64, module)
+        if type(module).__name__ == "MixtralTopKRouter":
+            module.forward = MethodType(route_in_float64, module)
+    model.config._experts_implementation = "eager"  # the other one multiplies float32 only
+    if hasattr(model.base_model, "rotary_emb"):
+        rotary = model.base_model.rotary_emb
+        rotary.forward = MethodType(rotary_in_float64, rotary)
+    return model.double().eval()
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """Each model of transformers, saved by it in several files, and its folder."""
+    made = {}
+    for name, config in CONFIGS.items():
+        model, folder = (
+            in_float64(AutoModelForCausalLM.from_config(config)),
+            tmp_path_factory.mktemp("theirs") / "model",
+        )
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                normal(key, seed=0, std=0.3)(parameter)
+        model.save_pretrained(folder, max_shard_size="60KB")
+        assert (folder / INDEX).exists()
+        made[name] = model, folder
+    return made
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+@pytest.fixture(scope="module")
+def four():
+    with World(4) as world:
+        yield world
+
+
+def all_tensors(folder):
+    return {name: x for path in folder.glob("*.safetensors") for name, x in load_file(path).items()}
+
+
+def stages_of(shape, groups, zero_stage, **options):
+    """This rank's stage, from weights that are drawn, and what computes with it."""
+    place = {"stage": groups.coords.pp, "num_stages": groups.layout.pp_size, "cp_group": groups.cp}
+    place |= {"experts": {"groups": groups}}
+    device = "meta" if zero_stage else "cpu"
+    model = ParallelGPT(shape, groups.tp, **place, dtype=torch.float64, device=device, seed=7, **options)
+    return model, FullyShardedDataParallel(model, groups.shard, units=model.units) if zero_stage else model
+
+
+def logits_on_ranks(folders, out):
+    """Load, compute and save in each layout; return the logits of the whole sequence, on the ranks that have them."""
+    results = {}
+    for name, folder in folders.items():
+        shape = pretrained.read_shape(folder)
+        for number, (t, c, p, zero_stage) in enumerate(LAYOUTS if name in ("gpt2", "llama") else LAYOUTS[:1]):
+            layout = dict(tp_size=t, cp_size=c, pp_size=p) | (OF_EXPERTS if shape.num_experts else {})
+            with init_groups(ParallelLayout(4, **layout)) as groups:
+                model, wrapped = stages_of(shape, groups, zero_stage, sequence_parallel=t > 1)
+                pretrained.load(folder, model, groups)
+                held = positions(16, c, groups.cp.rank(), True)
+                hidden = [len(IDS), len(held) // t, shape.hidden_size]
+                x = IDS[:, held] if model.is_first else torch.empty(hidden, dtype=torch.float64)
+                if not model.is_first:
+                    dist.recv(x, group=groups.pp, group_src=groups.coords.pp - 1)
+                with torch.no_grad():
+                    x = wrapped(x)
+                if not model.is_last:
+                    dist.send(x, group=groups.pp, group_dst=groups.coords.pp + 1)
+                else:
+                    parts = [torch.empty_like(x) for _ in range(t)]
+                    dist.all_gather(parts, x.contiguous(), group=groups.tp)
+                    results[name, number] = held, torch.cat(parts, -1)[..., : shape.vocab_size]
+                pretrained.save(f"{out}/{name} {number}", model, groups, max_file_bytes=60_000)
+    return results
+
+
+def test_every_layout_has_the_logits_of_transformers_and_writes_the_same_bits(theirs, four, tmp_path):
+    folders = {name: str(folder) for name, (_, folder) in theirs.items()}
+    for results in four.run(logits_on_ranks, folders, str(tmp_path)):
+        for (name, number), (held, logits) in results.items():
+            expected = logits_of(theirs[name][0])[:, held]
+            text = f"{name}, {LAYOUTS[number]}: "
+            torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10, msg=lambda m, t=text: t + m)
+    for name, (_, folder) in theirs.items():
+        expected = all_tensors(folder)
+        for folder in tmp_path.glob(f"{name} ?"):
+            written = all_tensors(folder)
+            assert written.keys() == expected.keys()
+            assert all(torch.equal(written[key].view(torch.int64), x.view(torch.int64)) for key, x in expected.items())
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / f"{name} 0")
+        assert model.dtype == torch.float64
+        torch.testing.assert_close(logits_of(in_float64(model)), logits_of(theirs[name][0]), rtol=0, atol=0)
+
+
+def trained(folder, config, steps):
+    """The losses of transformers' own model on the same data, with the same optimizer, and its weights."""
+    model = in_float64(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64))
+    text = config.make_text()
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer, losses = torch.optim.AdamW(groups, betas=(0.9, 0.95)), []
+    for step in range(steps):
+        first = step * config.batch_size
+        rows = [torch.from_numpy(text.sample(first + row, config.seq_length + 1)) for row in range(config.batch_size)]
+        tokens = torch.stack(rows)
+        logits = model(tokens[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate_at(step)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("gpt2", dict(tp_size=2, zero_stage=1)), ("llama", dict(tp_size=2, pp_size=2, sequence_parallel=True))],
+)
+def test_three_steps_from_loaded_weights_are_those_of_transformers(theirs, four, tmp_path, name, sizes):
+    """With fewer positions than the model has; what is trained is exported, and is what transformers has then."""
+    folder = theirs[name][1]
+    numbers = dict(steps=3, batch_size=8, micro_batch_size=2, seq_length=8, warmup_steps=1, precision="float64")
+    config = TrainConfig(init_from=str(folder), checkpoint_dir=str(tmp_path / "run"), **numbers, **sizes)
+    losses, weights = trained(folder, config, 3)
+    assert [step.loss for step in four.run(train, config)[0]] == pytest.approx(losses, rel=1e-10, abs=0)
+    (folder / "tokenizer.json").write_text("{}")
+    assert export.main(str(tmp_path / "run"), str(tmp_path / "out")) == 0
+    (folder / "tokenizer.json").unlink()
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+    written = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert written.keys() == weights.keys()
+    for key, weight in weights.items():
+        torch.testing.assert_close(written[key], weight[: len(written[key])], rtol=1e-10, atol=1e-10)
+
+
+def texts_on_ranks(folder, start, cases):
+    """What each case writes in layouts of four ranks, the same on all."""
+    texts = {}
+    for t, c, p, zero_stage in [(4, 1, 1, 0), (2, 1, 2, 0), (2, 1, 1, 3), (1, 1, 1, 0)]:
+        with init_groups(ParallelLayout(4, tp_size=t, cp_size=c, pp_size=p)) as groups:
+            model, wrapped = stages_of(pretrained.read_shape(folder), groups, zero_stage, sequence_parallel=t > 1)
+            pretrained.load(folder, model, groups)
+            for number, options in enumerate(cases):
+                texts[t, p, number] = generate(wrapped, start, groups, 6, **options)
+            assert wrapped.training
+    return texts
+
+
+def test_every_layout_writes_the_same_text(theirs, four):
+    """Without temperature, the one that transformers writes."""
+    model, folder = theirs["llama"]
+    cases = [dict(temperature=0, seed=0), dict(temperature=1.3, seed=3), dict(temperature=2.0, top_k=3, seed=3)]
+    start = IDS[:, :5]
+    by_rank = four.run(texts_on_ranks, str(folder), start, cases)
+    first = by_rank[0]
+    for texts in by_rank:
+        for (t, p, number), text in texts.items():
+            assert torch.equal(text, first[1, 1, number]), (t, p, cases[number])
+    greedy, free, of_three = (first[1, 1, number] for number in range(3))
+    options = dict(max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert torch.equal(greedy, model.generate(start, **options))
+    assert not torch.equal(free, greedy) and not torch.equal(free[0], free[1])
+    with torch.no_grad():
+        logits = model(of_three).logits[:, 4:-1]
+    ranks = (logits > logits.gather(-1, of_three[:, 5:, None])).sum(-1)
+    assert ranks.max() == 2, "none of the words was the third best of three"
+
+
+def test_words_are_drawn_as_often_as_they_are_probable():
+    """A hundred thousand rows of the same logits: chi-square of the counts, and of the best three only."""
+    shape = GPT(1, 8, 4, 7, num_attention_heads=2)
+    model, rows = ParallelGPT(shape, groups_of_one().tp), 100_000
+    logits = torch.tensor([0.3, -1.0, 2.0, 1.0, 0.0, -0.5, 1.5], dtype=torch.float64)
+    for top_k in (None, 3):
+        kept = logits if top_k is None else logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
+        expected = rows * (kept / 1.5).softmax(0)
+        words = choose_word(logits.expand(rows, -1), model, 1.5, top_k, seed=1)
+        counts = words.bincount(minlength=7)
+        assert counts[expected == 0].sum() == 0
+        possible = expected > 0
+        assert ((counts - expected) ** 2 / expected)[possible].sum() < 25  # 6 degrees of freedom: once in 3,000 seeds
+
+
+def test_what_cannot_be_generated_is_refused():
+    model, groups, start = ParallelGPT(GPT(1, 8, 4, 7, num_attention_heads=2), groups_of_one().tp), groups_of_one(), IDS
+    for options, text in [
+        (dict(num_tokens=1), r"16 tokens and num_tokens=1 more are above seq_length=4"),
+        (dict(num_tokens=0), "num_tokens=0 must be at least 1"),
+        (dict(num_tokens=1, temperature=-1), "temperature=-1 must be a number from 0 up"),
+        (dict(num_tokens=1, top_k=8), "top_k=8 is more than vocab_size=7"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            generate(model, start, groups, **{"temperature": 1.0, "seed": 0} | options)
+
+
+# -- what is wrong with a folder ---------------------------------------------------------------------------------------
+
+
+def edited(folder, **changes):
+    """Changes options in a config.json; None takes one away."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def rewritten(folder, change):
+    """Writes all weights anew, in one file, after a change of them."""
+    tensors = all_tensors(folder)
+    for path in folder.glob("model*"):
+        path.unlink()
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def halved(folder):
+    path = next(folder.glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def pickled(folder):
+    for path in folder.glob("model*"):
+        path.unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+
+
+def as_integers(tensors):
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
+
+
+def cut(tensors):
+    tensors["model.layers.1.self_attn.k_proj.weight"] = tensors["model.layers.1.self_attn.k_proj.weight"][1:].clone()
+
+
+NORM = "model.layers.1.input_layernorm.weight"
+FAULTS = {
+    "architecture": (
+        lambda f: edited(f, model_type="bert"),
+        "model_type='bert' is an architecture that labkit does not",
+    ),
+    "option": (lambda f: edited(f, hidden_act="relu"), "hidden_act='relu' is not computed by labkit's model"),
+    "rope": (lambda f: edited(f, rope_scaling={"rope_type": "llama3"}), "rope_type='llama3' is not computed"),
+    "old rope": (lambda f: edited(f, rope_scaling={"type": "linear", "factor": 2.0}), "type='linear' is not computed"),
+    "head": (
+        lambda f: edited(f, head_dim=8),
+        "head_dim=8 is not computed by labkit's model: use weights trained with 4",
+    ),
+    "window": (lambda f: edited(f, sliding_window=4), "sliding_window=4 is less than seq_length=8"),
+    "biases": (lambda f: edited(f, mlp_bias=True), "mlp_bias=True is not computed"),
+    "quantized": (lambda f: edited(f, quantization_config={"bits": 4}), "quantization_config={'bits': 4}"),
+    "no width": (lambda f: edited(f, hidden_size=None), "without 'hidden_size': it is damaged"),
+    "a text": (lambda f: edited(f, hidden_size="wide"), "has a value of the wrong type"),
+    "no config": (lambda f: (f / "config.json").unlink(), r"config\.json cannot be read \(No such file"),
+    "no json": (lambda f: (f / "config.json").write_text("{"), r"config\.json cannot be read \(Expecting"),
+    "a list": (lambda f: (f / "config.json").write_text("[1]"), r"config\.json cannot be read"),
+    "missing": (lambda f: rewritten(f, lambda x: x.pop(NORM)), rf"has no {NORM} \(1 tensors are missing\)"),
+    "extra": (
+        lambda f: rewritten(f, lambda x: x.update(more=x[NORM].clone())),
+        "has more, which such a model has no use",
+    ),
+    "size": (lambda f: rewritten(f, cut), r"k_proj\.weight is \[15, 32\] in .*it must be \[16, 32\]"),
+    "layers": (lambda f: edited(f, num_hidden_layers=3), r"has no model\.layers\.2"),
+    "integers": (lambda f: rewritten(f, as_integers), r"norm\.weight is I8 in .*: use weights in one of F64"),
+    "truncated": (halved, "is damaged or incomplete"),
+    "no file": (lambda f: next(f.glob("*.safetensors")).unlink(), r"index\.json names model-0.*, which is not there"),
+    "elsewhere": (
+        lambda f: (f / INDEX).write_text('{"weight_map": {"x": "../y"}}'),
+        r"names \.\./y: files must",
+    ),
+    "index": (
+        lambda f: (f / INDEX).write_text((f / INDEX).read_text().replace("lm_head", "head")),
+        r"lacks head\.weight, which model\.safetensors\.index\.json says it has",
+    ),
+    "index of nothing": (lambda f: (f / INDEX).write_text('{"weight_map": 3}'), "weight_map"),
+    "pickled": (pickled, r"pytorch_model\.bin is pickled, and loading it would run whatever code it contains"),
+    "empty": (lambda f: [path.unlink() for path in f.glob("model*")], "has no weights: it needs model.safetensors"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_faulty_folder_is_refused_before_a_run_starts(theirs, tmp_path, name):
+    spoil, text = FAULTS[name]
+    folder = tmp_path / "model"
+    shutil.copytree(theirs["llama"][1], folder)
+    TrainConfig(init_from=str(folder), seq_length=8)
+    spoil(folder)
+    with pytest.raises(ValueError, match=text):
+        TrainConfig(init_from=str(folder), seq_length=8)
+
+
+def load_faulty(folder, shape):
+    """On ranks: what each says when the folder has become faulty, and whether its weights are as they were."""
+    with init_groups(ParallelLayout(4, tp_size=2)) as groups:
+        model = ParallelGPT(shape, groups.tp, dtype=torch.float64)
+        before = [parameter.clone() for parameter in model.parameters()]
+        try:
+            pretrained.load(folder, model, groups)
+        except ValueError as error:
+            return str(error), all(map(torch.equal, before, model.parameters()))
+
+
+def test_nothing_is_half_loaded(theirs, four, tmp_path):
+    shutil.copytree(theirs["llama"][1], tmp_path / "model")
+    shape = pretrained.read_shape(tmp_path / "model")
+    sorted((tmp_path / "model").glob("*.safetensors"))[-1].unlink()
+    results = four.run(load_faulty, str(tmp_path / "model"), shape)
+    assert len(set(results)) == 1
+    assert "which is not there" in results[0][0] and results[0][1]
+    results = four.run(load_faulty, str(theirs["llama"][1]), replace(shape, norm_eps=1e-5))
+    assert "is of a different model: it has" in results[0][0] and results[0][1]
+
+
+def test_the_commands_of_readme(theirs, tmp_path, monkeypatch, capsys):
+    """In this process: with what it exports the next run starts; a checkpoint that is resumed has the last word."""
+    start, run = str(theirs["llama, tied"][1]), str(tmp_path / "run")
+    options = ["--seq-length", "8", "--batch-size", "4", "--precision", "float64", "--checkpoint-dir", run]
+
+    def command(*more):
+        monkeypatch.setattr(sys, "argv", ["labkit.train", *options, *more])
+        code = main()
+        return code, *capsys.readouterr()
+
+    code, out, error = command("--init-from", start, "--steps", "1")
+    assert code == 0, error
+    assert f"parameters in float64, weights from {start}; " in out
+    code, out, error = command("--init-from", start, "--steps", "2", "--resume")
+    assert code == 0 and "Resuming after step 1, from step_00000001" in out, error
+    assert export.main(run, str(tmp_path / "out")) == 0
+    assert "of step_00000002" in capsys.readouterr().out
+    options[-1] = str(tmp_path / "again")
+    code, out, error = command("--init-from", str(tmp_path / "out"), "--steps", "1")
+    assert code == 0, error
+    code, _, error = command("--init-from", start, "--steps", "1", "--num-layers", "3")
+    assert code == 2 and "num_layers=3 contradicts init_from=" in re.sub(r"\s+", " ", error)
+    assert export.main(run) == 2
+    assert export.main(run, str(tmp_path / "out")) == 2
+    assert f"{tmp_path}/out exists: name a new folder" in capsys.readouterr().err
+    damaged = next((tmp_path / "run" / "step_00000002").glob("*.distcp"))
+    damaged.write_bytes(b"0" + damaged.read_bytes()[1:])
+    assert export.main(run, str(tmp_path / "other")) == 2
+    assert "has changed since it was written" in capsys.readouterr().err
+    assert export.main(str(tmp_path), str(tmp_path / "other")) == 2
+    assert not (tmp_path / "other").exists()
+
+
+def test_options_that_contradict_the_folder_are_refused(theirs):
+    folder = str(theirs["gpt2"][1])
+    config = TrainConfig(init_from=folder, seq_length=8, num_layers=4, tp_size=2)  # 4 is the default
+    assert config.shape == replace(pretrained.read_shape(folder), seq_length=8)
+    assert replace(config, steps=3).shape == config.shape
+    for options, text in [
+        (dict(num_layers=3), "num_layers=3 contradicts init_from=.*, which has 2: leave it out"),
+        (dict(vocab_size=30), "vocab_size=30 contradicts init_from=.*, which has 29"),
+        (dict(mlp="swiglu"), "mlp='swiglu' contradicts init_from"),
+        (dict(seq_length=17), "seq_length=17 is more than the 16 positions of this model"),
+        (dict(text="README.md"), "the text has 256 different tokens, the model in .* 29"),
+        (dict(tp_size=3), "tp_size=3 does not divide num_attention_heads=8"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            TrainConfig(**dict(init_from=folder, seq_length=8) | options)
+
+
+def test_a_text_is_made_into_tokens_by_the_folder_s_tokenizer(theirs, tmp_path):
+    """Whose words are numbered from 0; one that it does not know is the last."""
+    shutil.copytree(theirs["gpt2"][1], tmp_path / "model")
+    words = [f"w{number}" for number in range(28)]
+    (tmp_path / "text").write_text(" ".join([*words, "not-known"] * 4))
+    config = dict(init_from=str(tmp_path / "model"), text=str(tmp_path / "text"), seq_length=8)
+    with pytest.raises(ValueError, match="the text has 256 different tokens"):
+        TrainConfig(**config)
+    vocabulary = {word: number for number, word in enumerate([*words, "?"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    sample = TrainConfig(**config).make_text().sample(0, 40)
+    assert list(sample) == [(sample[0] + i) % 29 for i in range(40)]
+    (tmp_path / "model" / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
+        TrainConfig(**config)
+
+
+def test_what_older_versions_and_plain_models_wrote_loads(theirs, tmp_path):
+    """A GPT2Model without an output layer, with masks as old files have; rope_theta outside rope_parameters."""
+    model, folder = theirs["gpt2"]
+    model.transformer.save_pretrained(tmp_path / "plain")
+    rewritten(tmp_path / "plain", lambda x: x.update({"h.0.attn.bias": torch.ones(1, 1, 16, 16)}))
+    mine = ParallelGPT(pretrained.read_shape(folder), groups_of_one().tp, dtype=torch.float64)
+    pretrained.load(tmp_path / "plain", mine, groups_of_one())
+    torch.testing.assert_close(mine(IDS), logits_of(model), rtol=1e-10, atol=1e-10)
+    shutil.copytree(theirs["llama"][1], tmp_path / "old")
+    edited(tmp_path / "old", rope_parameters=None, rope_theta=500.0)
+    assert pretrained.read_shape(tmp_path / "old") == pretrained.read_shape(theirs["llama"][1])
+    edited(tmp_path / "old", rope_theta=None)
+    assert pretrained.read_shape(tmp_path / "old").rotary_base == 10_000
+
+
+def test_a_shape_that_transformers_does_not_have_is_not_written(tmp_path):
+    model = ParallelGPT(GPT(1, 8, 4, 7, num_attention_heads=2, norm="rmsnorm"), groups_of_one().tp)
+    with pytest.raises(ValueError, match=r"norm='rmsnorm', mlp='gelu'.* is not the form of a model that transformers"):
+        pretrained.save(tmp_path / "out", model, groups_of_one())
+    with pytest.raises(ValueError, match="exists: name a new folder"):
+        pretrained.save(
+            tmp_path, ParallelGPT(GPT(1, 8, 4, 7, num_attention_heads=2), groups_of_one().tp), groups_of_one()
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def peak_of_load(folder):
+    """On ranks: how far memory rises while the shards are filled, and their size, in bytes."""
+    with init_groups(ParallelLayout(4, tp_size=4)) as groups:
+        model = ParallelGPT(pretrained.read_shape(folder), groups.tp, device="meta", dtype=torch.float64)
+        pretrained.check(folder, model.shape)  # imports and so on
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = like(parameter, torch.empty_like(parameter, device="cpu"))
+        resident = re.compile(r"VmRSS:\s+(\d+)").search
+        peak = re.compile(r"VmHWM:\s+(\d+)").search
+        dist.barrier()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
+        before = 1024 * int(resident(Path("/proc/self/status").read_text())[1])
+        pretrained.load(folder, model, groups)
+        after = 1024 * int(peak(Path("/proc/self/status").read_text())[1])
+        return after - before, sum(p.nbytes for p in model.parameters())
+
+
+def test_a_rank_holds_its_shard_and_one_tensor_at_most(four, tmp_path):
+    """Of a model of 94 MB in one file, mapped pages included; the largest tensor has 4 MB."""
+    shape = GPT(14, 256, 64, 2000, num_attention_heads=4)
+    model = ParallelGPT(shape, groups_of_one().tp, dtype=torch.float64)
+    pretrained.save(tmp_path / "model", model, groups_of_one())
+    whole, largest = (f(p.nbytes for p in model.parameters()) for f in (sum, max))
+    for rise, shard in four.run(peak_of_load, str(tmp_path / "model")):
+        assert shard < whole / 3.5
+        assert rise < shard + largest + 4e6, f"{rise:,} for a shard of {shard:,} and a tensor of {largest:,}"
