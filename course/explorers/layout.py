@@ -74,7 +74,7 @@ class layout_explorer(Explorer):
         axes = axes_in_use(layout)
         model, text = (WITH_EXPERTS, EXPERTS_TEXT) if "ep" in axes else (MODEL, MODEL_TEXT)
         traffic = step_traffic(model, layout, gpus_per_node=per_node, batch_size=BATCH_SIZE)
-        shown = dict(node=self.node, traffic=traffic, traffic_of=text, num_experts=model.num_experts)
+        shown: dict = dict(node=self.node, traffic=traffic, traffic_of=text, num_experts=model.num_experts)
         sizes = {axis[0]: layout.size(axis) for axis in ("pp", "tp", "cp", "dp") if axis in axes}
         product = f"{' · '.join(sizes)} = {' · '.join(map(str, sizes.values()))} = {layout.world_size} = n"
         copies = "1 copy of the model," if layout.dp_size == 1 else f"{layout.dp_size} copies of the model, each"

@@ -155,7 +155,8 @@ EXPERT_FAULTS = [
         "How many tokens chose an expert is kept in bfloat16, which has 8 bits for a number: above 256, only every "
         "second whole number exists. Biases go up or down by the sign of a small difference of large counts.",
         "The losses of step 1 would be right, but for the last digits of the auxiliary loss. A few choices would be "
-        "missing, or too many, in both layouts, and not the same number of them.",
+        "missing, or too many, in both layouts, and not the same number of them: in the second, a bias would go the "
+        "wrong way after step 1.",
         "NVIDIA/Megatron-LM pull request #7081; so were the biases themselves, in its issue #1482",
         counts_in_bfloat16,
     ),

@@ -151,10 +151,7 @@ def train(model: TinyMixture, groups: ProcessGroups) -> ExpertRun:
             first = {name: grad for name, grad in gradients(model).items() if grad is not None}
         num_losses = groups.dp_cp.size()
         loss, norm, _ = reduced.loss_and_grad_norm(share / num_losses, parameters, groups)
-        routers = [layer.router for layer in model.moe_layers]
-        here = [router.num_chosen for router in routers if router.num_chosen is not None]
-        seen = [of_experts / num_losses, *(each.double().sum() for each in here)]
-        dist.all_reduce(total := torch.stack(seen))  # of all ranks: this model has one stage
+        dist.all_reduce(of_experts)
         expert_parallel.end_step(model, groups)
         with torch.no_grad():
             for parameter in parameters:
@@ -162,7 +159,8 @@ def train(model: TinyMixture, groups: ProcessGroups) -> ExpertRun:
                     parameter -= LEARNING_RATE * min(1, CLIP_NORM / norm) * parameter.grad
         losses.append(loss)
         norms.append(norm)
-        auxiliary.append(total[0].item())
-        counted.append([round(each) for each in total[1:].tolist()])
-        biases.append([router.expert_bias.tolist() for router in routers if router.expert_bias is not None])
+        auxiliary.append(of_experts.item() / num_losses)
+        routers = [layer.router for layer in model.moe_layers]
+        counted.append([sum(map(int, router.last_load.tolist())) for router in routers if router.last_load is not None])
+        biases.append([router.expert_bias.tolist() for router in routers])
     return ExpertRun(losses, norms, start, first, auxiliary, counted, biases)

@@ -6,11 +6,25 @@ from functools import cache
 
 from course.museum.cases import Symptoms, Tables, Wing, steps_table
 from course.museum.expert_faults import EXPERT_FAULTS
-from course.museum.expert_run import LAYOUTS, NUM_CHOICES, WORLD_SIZE, ExpertRun, ExpertSeen, in_one_process, on_rank
+from course.museum.expert_run import (
+    BALANCE,
+    LAYOUTS,
+    NUM_CHOICES,
+    WORLD_SIZE,
+    ExpertRun,
+    ExpertSeen,
+    in_one_process,
+    on_rank,
+)
 from course.museum.tiny_run import CONFIG
 from course.table import Cell, Table
 from labkit.launch import launch
 from labkit.layout import AXES, EXPERT_AXES
+
+
+def went_elsewhere(bias: float, right: float) -> bool:
+    """Whether a bias is a step away from the right one."""
+    return abs(bias - right) > BALANCE.bias_update_rate / 2
 
 
 class InOneLayout(Symptoms):
@@ -49,7 +63,7 @@ class InOneLayout(Symptoms):
     def _routing(self) -> Table:
         rows, one, here = [], self.expected, self.ranks[0]
         for step, (counted, right, biases) in enumerate(zip(here.counted, one.biases, here.biases), 1):
-            wrong = [sum(map(float.__ne__, *pair)) for pair in zip(biases, right)]
+            wrong = [sum(map(went_elsewhere, *pair)) for pair in zip(biases, right)]
             row = [Cell(str(step)), Cell(str(NUM_CHOICES)), *(Cell(str(each), each != NUM_CHOICES) for each in counted)]
             rows.append([*row, *(Cell(f"{each} of {len(right[0])}", each > 0) for each in wrong)])
         layers = [f"layer {layer}" for layer in range(len(one.biases[0]))]

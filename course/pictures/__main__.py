@@ -12,6 +12,7 @@ from course.measure.utilisation import predict_step
 from course.pictures.batch import BatchCut, draw_replicas
 from course.pictures.collectives import draw_flows
 from course.pictures.context_parallel import ring_steps
+from course.pictures.experts import routing_steps
 from course.pictures.fully_sharded import draw_moments
 from course.pictures.layout import draw_layout
 from course.pictures.sharding import draw_cut
@@ -21,6 +22,7 @@ from course.pictures.transformer import draw_embedding, draw_pair, draw_transfor
 from course.pictures.utilisation import draw_steps
 from course.sizing import Plan, moments, simulate
 from course.sizing.linear_cut import LinearCut
+from course.sizing.routing import drawn_logits, route
 from labkit.layout import ParallelLayout
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from labkit.shape import GPT
@@ -63,6 +65,7 @@ FIGURES = {
     "three_axes": lambda: draw_holdings(ParallelLayout(8, tp_size=2, pp_size=2), num_layers=4, batch_size=16),
     "context_parallel": lambda: ring_steps(4)[1],
     "fully_sharded": lambda: draw_moments(moments([2**22] * 4, 4), 3 * 2**22, "Four layers on four ranks, predicted"),
+    "experts": lambda: routing_steps(route(drawn_logits(4, 4, 8), top_k=2))[3],
 }
 
 

@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from course.pictures.parts import Place, heading
 from course.pictures.scene import WIDTH, Mark, Scene, arrow, box, label
-from course.pictures.style import FRAME, INK, MUTED, tint
+from course.pictures.style import FRAME, INK, MUTED, rank_color
 from course.sizing.messages import Way
 from course.table import Table
 
 if TYPE_CHECKING:  # it imports torch
     from course.measure.flow import Flow
 
-RANK_COLOR = ("#77aadd", "#ee8866", "#eedd88", "#ffaabb", "#99ddff", "#44bb99", "#bbcc33", "#dddddd")
-"""Paul Tol's light scheme, made for labelled boxes: safe for colour-blind readers, and none of the axes' colours."""
 NAME, GAP, HEAD, ROW, CELL = 58.0, 34.0, 66.0, 52.0, 44.0  # pixels: "rank 0", the arrow, above ranks, a rank, its boxes
 TOP, WIDEST = 52.0, 68.0  # pixels above the ranks of a flow, and from one element to the next
 
@@ -132,11 +130,6 @@ def cell(
 
 def rank_box(prefix: str, rank: int, x: float, y: float) -> Mark:
     return box(f"{prefix}rank{rank}", x, y, NAME - 6, CELL, rank_color(rank), f"rank {rank}")
-
-
-def rank_color(rank: int) -> str:
-    """Return a rank's colour: from the eighth on, the first ones again, each time paler."""
-    return tint(RANK_COLOR[rank % 8], 0.55 ** (rank // 8))
 
 
 def numbers_text(values: Sequence[float]) -> str:

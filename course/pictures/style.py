@@ -30,6 +30,9 @@ AXIS_NAME = {
     **{"expert_tp": "expert tensor", "ep": "expert", "expert_dp": "expert data"},
 }
 
+RANK_COLOR = ("#77aadd", "#ee8866", "#eedd88", "#ffaabb", "#99ddff", "#44bb99", "#bbcc33", "#dddddd")
+"""Paul Tol's light scheme, made for labelled boxes: safe for colour-blind readers, and none of the axes' colours."""
+
 TINTS = (0.16, 0.58, 0.34, 0.78)  # how much of its axis's colour a group gets: neighbours here are far apart
 
 
@@ -99,3 +102,8 @@ def bytes_text(number: float) -> str:
         return "none"
     power = min(int(log10(number)) // 3, 5)
     return f"{number / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"
+
+
+def rank_color(rank: int) -> str:
+    """Return a rank's colour: from the eighth on, the first ones again, each time paler."""
+    return tint(RANK_COLOR[rank % 8], 0.55 ** (rank // 8))

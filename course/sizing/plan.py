@@ -141,8 +141,8 @@ class Plan:
 
     def _check_experts(self):
         if self.model.num_experts is None:
-            for name in ("ep_size", "expert_tp_size"):
-                if (size := getattr(self, name)) not in (None, 1):
+            for name, unused in (("ep_size", 1), ("expert_tp_size", None)):
+                if (size := getattr(self, name)) != unused:
                     rule = f"{name} needs a model with experts"
                     raise Misfit(rule, f"{name}={size} needs a model with experts", "give it num_experts")
             return
@@ -198,8 +198,8 @@ class Plan:
     @cached_property
     def layout(self) -> ParallelLayout:
         """The ranks on their grids."""
-        expert = dict(ep_size=self.ep_size, expert_tp_size=self.etp_size) if self.model.num_experts else {}
-        return ParallelLayout(self.world_size, self.tp_size, self.pp_size, self.cp_size, **expert)
+        sizes = self.world_size, self.tp_size, self.pp_size, self.cp_size
+        return ParallelLayout(*sizes, ep_size=self.ep_size, expert_tp_size=self.etp_size)
 
     @property
     def bubble_over_ideal(self) -> float:

@@ -122,9 +122,10 @@ def stage_activation_bytes(plan: Plan, stage: int) -> float:
     layer = activation_bytes_per_layer(model, b, t, recompute=plan.recompute, **ways)
     largest = activation_bytes_per_layer(model, b, t, **ways)
     if moe_layers := plan.num_moe_layers(stage):  # the mean of all layers, and the larger of both kinds
-        share, experts = moe_layers / plan.layers_of_rank(stage), ways | {"expert_tp_size": plan.etp_size}
-        layer += share * (activation_bytes_per_layer(model, b, t, recompute=plan.recompute, **experts) - layer)
-        whole = activation_bytes_per_layer(model, b, t, **experts)
+        share, etp = moe_layers / plan.layers_of_rank(stage), plan.etp_size
+        kept = activation_bytes_per_layer(model, b, t, recompute=plan.recompute, expert_tp_size=etp, **ways)
+        layer += share * (kept - layer)
+        whole = activation_bytes_per_layer(model, b, t, expert_tp_size=etp, **ways)
         largest = whole if share == 1 else max(largest, whole)
     total = in_flight(plan, stage) * plan.layers_of_rank(stage) / plan.num_chunks * layer
     if plan.recompute == "full":  # while backward goes through a layer, all of its activations are there

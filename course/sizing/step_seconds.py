@@ -80,7 +80,8 @@ def step_time(plan: Plan, hardware: Hardware) -> StepTime:
     m, bubble_slots = plan.num_micro_batches, (plan.pp_size - 1) / plan.num_chunks
     layers = plan.num_chunks * plan.layers_per_chunk
     layer, logits = layer_seconds(plan, hardware), logits_seconds(plan, hardware)
-    if share := plan.num_moe_layers(plan.pp_size - 1) / layers:  # the mean of both kinds
+    last = plan.pp_size - 1
+    if share := plan.num_moe_layers(last) / plan.layers_of_rank(last):  # the mean of both kinds
         with_experts = layer_seconds(plan, hardware, has_experts=True)
         layer = {part: (1 - share) * seconds + share * with_experts[part] for part, seconds in layer.items()}
     work = {part: m * (layers * seconds + logits.get(part, 0.0)) for part, seconds in layer.items()}

@@ -13,8 +13,7 @@ from labkit.launch.watchdog import Look
 
 _CONSEQUENCES = re.compile(  # what a rank raises when its peer has gone
     "Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|Timed out waiting|"
-    "Connection was likely closed|"
-    "monitoredBarrier|NCCL error|Socket Timeout|Application timeout caused pair closure"
+    "Connection was likely closed|monitoredBarrier|NCCL error|Socket Timeout|Application timeout caused pair closure"
 )
 _LABKIT = os.path.dirname(LAUNCHER.rstrip(os.sep)) + os.sep
 _MOST_LINES = 8

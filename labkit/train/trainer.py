@@ -83,9 +83,8 @@ def make_models(config: TrainConfig, schedule: Schedule, groups: ProcessGroups) 
     same = ("seed", "dropout", "recompute", "sequence_parallel", "context_parallel", "balanced", "dtype")
     options: dict[str, Any] = {name: getattr(config, name) for name in same} | {"device": "meta"}
     options |= {"num_stages": schedule.num_stages, "defer_grad_reduce": True, "cp_group": groups.cp}
-    router = {"balance": config.balance}
-    options["experts"] = {"groups": groups, "capacity_factor": config.capacity_factor, "router": router}
     options |= {"num_micro_batches": schedule.num_micro_batches, "stage_layers": config.layers_per_stage}
+    options["experts"] = dict(groups=groups, capacity_factor=config.capacity_factor, router={"balance": config.balance})
     models: list[ParallelGPT] = []
     for stage in schedule.stages[groups.coords.pp]:
         first = next((model for model in models if model.is_first), None)

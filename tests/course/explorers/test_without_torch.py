@@ -11,6 +11,7 @@ PLAIN = [
             "context",
             "fully_sharded",
             "layout",
+            "routing",
             "schedule",
             "schedule_builder",
             "sharding",

@@ -4,9 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from course.pictures.collectives import RANK_COLOR, ROW
+from course.pictures.collectives import ROW
 from course.pictures.messages import message_steps, ring_steps, tree_and_ring
 from course.pictures.scene import SMALLEST
+from course.pictures.style import RANK_COLOR
 from course.sizing.messages import on_a_ring
 
 START = [[0, 1, 2], [10, 20, 30], [100, 200, 300]]

@@ -1,0 +1,149 @@
+"""The predictions of notebook 15, experts, in its order."""
+
+from course.predict import Choice, Number
+
+more_flops = Number(
+    "15.more_flops",
+    "A layer has E experts, MLPs of the same size, and k = 2 of them compute each token. E grows from 8 to 64, for the "
+    "same tokens. The layer has almost 8 times as many parameters. It computes how many times as many FLOPs?",
+    {
+        8: "Eight times as many experts are there. How many of them compute a token?",
+        4: "k stays: 2 of 8 experts compute a token before, 2 of 64 afterwards.",
+        0.125: "The share of experts that compute a token falls. Their number does not.",
+    },
+    tolerance=0.03,
+)
+
+active_share = Choice(
+    "15.active_share",
+    "Mixtral 8x22B has 8 experts in each layer, in place of an MLP, and 2 of them compute a token. "
+    "What share of all parameters computes a token?",
+    {"less": "Less than a quarter", "equal": "A quarter", "more": "More than a quarter"},
+    {
+        "equal": "That is so for the experts. What else does the model consist of?",
+        "less": "Attention, norms and embeddings are not chosen: they compute every token.",
+    },
+)
+
+experts_of_the = Number(
+    "15.experts_of_the",
+    "k = 2. The word “the” stands five times in the text, on all four ranks, and has the same vector everywhere. "
+    "How many different experts compute these five?",
+    {
+        10: "Five tokens make two choices each. But on what does a choice depend?",
+        5: "On what does a choice depend? Where the word stands is not part of the vector.",
+        1: "Two experts compute each token.",
+        8: "All ranks have the same router.",
+        4: "A rank does not choose among its own experts only.",
+    },
+)
+
+slowest = Number(
+    "15.slowest",
+    "Now k = 1 and all 16 words choose expert 0. There are 4 ranks, with 2 experts each. The busiest rank computes how "
+    "many times as many rows as it would with even loads?",
+    {
+        8: "That is the load of expert 0 over the mean load of 8 experts. A rank has two of them.",
+        16: "It computes 16 rows. And with even loads?",
+        2: "With even loads each of the four ranks computes 4 rows.",
+        1: "The work is the same in all, but now one rank does it.",
+    },
+)
+
+ep_group = Choice(
+    "15.ep_group",
+    "16 GPUs with t = c = d = p = 2, and for the experts expert_tp = 1, ep = 4. "
+    "Which ranks have all experts of the first layer together, rank 0 among them?",
+    {
+        "[0, 1, 2, 3]": "0, 1, 2, 3",
+        "[0, 2, 4, 6]": "0, 2, 4, 6",
+        "[0, 1, 4, 5]": "0, 1, 4, 5",
+        "[0, 4, 8, 12]": "0, 4, 8, 12",
+    },
+    {
+        "[0, 2, 4, 6]": "Those are the context and data ranks of tensor rank 0. With expert_tp = 1, is rank 1 a tensor "
+        "rank of the same experts?",
+        "[0, 1, 4, 5]": "Those are tensor and data ranks. In the second grid, ep comes right after expert_tp.",
+        "[0, 4, 8, 12]": "Ranks 8 and 12 are in the second pipeline stage: they have different layers.",
+    },
+)
+
+largest_ep = Number(
+    "15.largest_ep",
+    "The same 16 GPUs, t = c = d = p = 2, expert_tp = 1, and 64 experts in a layer. Which is the largest ep that fits?",
+    {
+        2: "ep need not divide d. The second grid has all ranks of a stage to divide among its own axes.",
+        4: "That is d · c. Tensor ranks may have different experts, too, as expert_tp is 1.",
+        16: "Different stages have different layers, so the experts of a layer are on the ranks of one stage.",
+        64: "There are only 16 ranks, in two stages.",
+    },
+)
+
+more_ranks = Number(
+    "15.more_ranks",
+    "Each rank has the same number of tokens, and choices are even. ep grows from 2 to 8. "
+    "A rank sends how many times as many bytes to other ranks?",
+    {
+        4: "There are four times as many ranks, but not four times as many rows. What share of its rows leaves a rank?",
+        7: "There are seven times as many others. But each of them gets fewer rows.",
+        1: "The rows are as many as before. But some of them stay on the rank: a half, and then?",
+        0.25: "That is how the share that stays falls. What does a rank send?",
+    },
+    tolerance=0.01,
+)
+
+leaves_node = Number(
+    "15.leaves_node",
+    "8 ranks in two nodes of 4, ep = 8, and choices are even. "
+    "Of the bytes that a rank sends to other ranks, how many percent go to the other node?",
+    {
+        50: "Half of its rows go to the other node. But not all rows are sent: one rank's share stays where it is.",
+        87.5: "That is the share of its rows that leave the rank.",
+        75: "How many other ranks are there, and how many of them are in the other node?",
+    },
+    unit="%",
+    tolerance=0.01,
+)
+
+costs_most = Choice(
+    "15.costs_most",
+    "Each rank's micro-batch is about topics of its own. Experts could become good at topics. "
+    "Which balancing hinders that most, and so ends at the highest training loss?",
+    {
+        "auxiliary loss": "The auxiliary loss, counted in each micro-batch",
+        "global auxiliary loss": "The auxiliary loss, counted over all ranks",
+        "bias": "The bias",
+    },
+    {
+        "global auxiliary loss": "Over all ranks, all topics are there: an expert may have one, and loads are even.",
+        "bias": "The bias is moved by counts over all ranks. Nothing asks each micro-batch for even loads.",
+    },
+)
+
+dropped = Number(
+    "15.dropped",
+    "k = 1, 8 experts, 8 ranks, capacity factor 1. Each rank's tokens all choose one expert, and each rank's a "
+    "different one. How many percent of the choices are dropped?",
+    {
+        0: "All experts have the same load, over all ranks. But a rank counts its own tokens only.",
+        12.5: "That is what is kept: on each rank, its expert has room for an eighth of the rank's tokens.",
+        50: "On a rank each expert has room for T k/E of its tokens, and here all of them choose the same one.",
+        100: "Each rank keeps as many as fit into the expert that its tokens chose.",
+    },
+    unit="%",
+    tolerance=0.005,
+)
+
+too_large = Number(
+    "15.too_large",
+    "8 ranks are 8 replicas (t = c = p = 1), and ep = 4: there are 2 copies of each expert. A framework averages the "
+    "gradients of experts over the ranks with copies, as it averages those of all other weights over the replicas. "
+    "How many times too large are they?",
+    {
+        1: "An expert gets tokens from how many replicas, and the loss of all is the mean of how many?",
+        2: "Averaged over 2, where 8 losses are averaged: how much is missing?",
+        8: "They are divided by 2 already.",
+        0.25: "They are divided by too little, so they are too large.",
+    },
+    tolerance=1e-6,
+)
