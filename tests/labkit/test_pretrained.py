@@ -128,7 +128,7 @@ def all_tensors(folder):
 def stages_of(shape, groups, zero_stage, **options):
     """This rank's stage, from weights that are drawn, and what computes with it."""
     place = {"stage": groups.coords.pp, "num_stages": groups.layout.pp_size, "cp_group": groups.cp}
-    place["experts"] = {"groups": groups}
+    place |= {"experts": {"groups": groups}}
     device = "meta" if zero_stage else "cpu"
     model = ParallelGPT(shape, groups.tp, **place, dtype=torch.float64, device=device, seed=7, **options)
     return model, FullyShardedDataParallel(model, groups.shard, units=model.units) if zero_stage else model
