@@ -221,7 +221,7 @@ def _experts(shape: GPT, name: str, seed: int, outer_std: float, options: dict, 
     def init(matrix: str, std: float) -> Callable[[torch.Tensor], object]:  # of experts, of 3 dims, and of shared ones
         return lambda weight: normal(f"{name}.{('shared', 'experts')[weight.dim() - 2]}.{matrix}", seed, std)(weight)
 
-    router: dict = dict(score_function=shape.router_scores, normalize=shape.top_k > 1, **options.get("router", {}))
+    router: dict = dict(score_function=shape.router_scores, **options.get("router", {}))
     router |= {"init_method": normal(f"{name}.router", seed)}
     more |= options | {"router": router, "num_shared_experts": shape.num_shared_experts}
     inits: dict = dict(init_method=init("up", STD), output_layer_init_method=init("down", outer_std))

@@ -26,10 +26,11 @@ from labkit.groups import ProcessGroups
 from labkit.partition import check_divides
 from labkit.placement import PlacedModule, Placement, Shard
 from labkit.sizes import check_size
-from labkit.tensor_parallel import ParallelMLP, shard_like
+from labkit.tensor_parallel import ParallelMLP
 from labkit.tensor_parallel.blocks import activation
 from labkit.tensor_parallel.linear import needed_gradients
 from labkit.tensor_parallel.operators import SEQUENCE_DIM, copy_to_tp, reduce_from_tp
+from labkit.tensor_parallel.shards import draw
 
 
 class Exchange(NamedTuple):
@@ -114,24 +115,16 @@ class Experts(PlacedModule):
         num_own, own_width = num_experts // groups.ep.size(), ffn_hidden_size // groups.expert_tp.size()
         self.up = nn.Parameter(torch.empty(num_own, fused * own_width, hidden_size, **factory))
         self.down = nn.Parameter(torch.empty(num_own, hidden_size, own_width, **factory))
-        self.whole_sizes = (num_experts, fused * ffn_hidden_size, hidden_size), (num_experts, *sizes[1:])
         of_experts = Shard(0, num_experts, groups.ep)
-        of_up, of_down = (
-            Shard(1, fused * ffn_hidden_size, groups.expert_tp, fused),
-            Shard(2, sizes[2], groups.expert_tp),
-        )
+        of_up = Shard(1, fused * ffn_hidden_size, groups.expert_tp, fused)
+        of_down = Shard(2, ffn_hidden_size, groups.expert_tp)
         replicas: Any = dict(replica_group=groups.expert_dp, grad_divisor=groups.dp_cp.size())
         self.place(up=Placement((of_experts, of_up), **replicas), down=Placement((of_experts, of_down), **replicas))
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the weights of all experts on the CPU, and keep this rank's; do nothing on the meta device."""
-        for weight, sizes, init_method in zip((self.up, self.down), self.whole_sizes, self.init_methods):
-            if not weight.is_meta:
-                whole = torch.empty(sizes, dtype=weight.dtype, device="cpu")
-                init_method(whole)
-                weight.copy_(shard_like(whole, weight))
+        for weight, init_method in zip((self.up, self.down), self.init_methods):
+            draw(weight, init_method)
 
     def forward(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         hidden = activation(_GroupedLinear.apply(rows, self.up, ends), self.gated, self.approximate)  # pyright: ignore
@@ -183,8 +176,7 @@ class MoELayer(nn.Module):
 
     Args:
         capacity_factor: each expert keeps at most ceil(tokens * k / num_experts * factor) of a rank's tokens, so what
-            is dropped depends on the layout. By default nothing is.
-        drop_policy: which ones it keeps: see `drop_tokens`.
+            is dropped depends on the layout; the least probable are. By default nothing is.
         num_shared_experts: how many experts compute all tokens: one `ParallelMLP`, that many times as wide.
         init_method, output_layer_init_method: fill all experts' weights [experts, out, in], and a shared [out, in].
         router: options of the `Router`.
@@ -202,7 +194,6 @@ class MoELayer(nn.Module):
         groups: ProcessGroups,
         *,
         capacity_factor: float | None = None,
-        drop_policy: str = "probs",
         num_shared_experts: int = 0,
         gated: bool = False,
         approximate: str = "none",
@@ -220,10 +211,8 @@ class MoELayer(nn.Module):
         factor = 1.0 if capacity_factor is None else capacity_factor
         if not isinstance(factor, Real) or not 0 < float(factor) < math.inf:
             raise ValueError(f"capacity_factor={capacity_factor!r} must be a number above 0, or None to drop no token")
-        if drop_policy not in ("probs", "position"):
-            raise ValueError(f"drop_policy={drop_policy!r} is unknown: use 'probs' or 'position'")
-        self.groups, self.num_experts, self.capacity_factor = groups, num_experts, capacity_factor
-        self.drop_policy, self.sequence_parallel = drop_policy, sequence_parallel
+        self.groups, self.num_experts = groups, num_experts
+        self.capacity_factor, self.sequence_parallel = capacity_factor, sequence_parallel
         options = factory | dict(defer_grad_reduce=defer_grad_reduce)
         self.router = Router(hidden_size, num_experts, top_k, groups, **options, **(router or {}))
         self.experts = Experts(sizes, groups, gated, approximate, inits, **factory)
@@ -241,7 +230,7 @@ class MoELayer(nn.Module):
         routing, load = self.router(own.reshape(math.prod(x.shape[:-2]), *own.shape[-2:]), seq_length)
         if self.capacity_factor is not None:
             capacity = math.ceil(routing.experts.numel() / self.num_experts * self.capacity_factor)
-            routing = drop_tokens(routing, self.num_experts, capacity, self.drop_policy)
+            routing = drop_tokens(routing, self.num_experts, capacity)
         experts, probs = (each.flatten(0, -2) for each in routing)  # [tokens, k]
         rows, exchange = dispatch(own.flatten(0, -2), experts, self.num_experts, self.groups)
         output = combine(self.experts(rows, exchange.ends), exchange, probs, self.groups).view(own.shape)
