@@ -22,15 +22,11 @@ from labkit.groups import group_of_one, groups_of_one
 from labkit.partition import check_sequence_cut, layers_of_stage
 from labkit.placement import PlacedModule, Placement, placement_of
 from labkit.shape import GPT
-from labkit.tensor_parallel import (
-    ParallelMLP,
-    ParallelSelfAttention,
-    ShardedDropout,
-    VocabParallelEmbedding,
-    vocab_parallel_cross_entropy,
-)
+from labkit.tensor_parallel import ParallelMLP, ParallelSelfAttention, ShardedDropout
 from labkit.tensor_parallel.blocks import ReplicatedLayerNorm, ReplicatedRMSNorm, rotation
 from labkit.tensor_parallel.operators import scatter_to_sequence
+from labkit.tensor_parallel.shards import draw
+from labkit.tensor_parallel.vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 
 STD = 0.02  # the standard deviation of a new weight, as in GPT-2
 NORMS = {"layernorm": ReplicatedLayerNorm, "rmsnorm": ReplicatedRMSNorm}
@@ -129,9 +125,9 @@ class ParallelGPT(PlacedModule):
                 self.output = vocab_parallel(init_method=normal("output", seed))  # sharded over the vocabulary
 
     def reset_parameters(self) -> None:
-        """Draw the model's own parameters, learned positions; on the meta device, leave that to a later call."""
-        if "positions" in self._parameters and not self.positions.is_meta:
-            normal("positions", self.seed)(self.positions)
+        """Draw the model's own parameters: learned positions."""
+        if "positions" in self._parameters:
+            draw(self.positions, normal("positions", self.seed))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         token_positions, rotary = self._positions_of(x), None  # [seq]
