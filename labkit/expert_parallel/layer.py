@@ -17,10 +17,10 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from labkit.communication import all_to_all
 from labkit.expert_parallel.router import Load, Router, drop_tokens
 from labkit.groups import ProcessGroups
 from labkit.partition import check_divides
@@ -55,7 +55,7 @@ def dispatch(
     chosen = flat.new_zeros(num_experts + 1).scatter_add_(0, flat, torch.ones_like(flat))[:-1]
     ranges = [layout.experts_of(rank, num_experts) for rank in layout.group_of(groups.rank, "expert_tp", "ep")]
     send = torch.stack([chosen[each.start : each.stop] for each in ranges])  # [ranks, experts of a rank]
-    recv = _all_to_all(send, [1] * len(ranges), [1] * len(ranges), groups.tp_ep)
+    recv = all_to_all(send, groups.tp_ep)
     starts = [*accumulate(chosen.tolist(), initial=0)]
     bounds = [slice(starts[each.start], starts[each.stop]) for each in ranges]
     by_expert = flat.argsort(stable=True)  # those that chose none come last
@@ -63,7 +63,7 @@ def dispatch(
     splits = [each.stop - each.start for each in bounds], recv.sum(1).tolist()
     expert_of_row = torch.arange(recv.size(1), device=x.device).repeat(len(recv)).repeat_interleave(recv.flatten())
     exchange = Exchange(slots, *splits, expert_of_row.argsort(stable=True), recv.sum(0).cumsum(0, dtype=torch.int32))
-    rows = _all_to_all(x[slots // max(1, experts.size(-1))], *splits, groups.tp_ep)
+    rows = all_to_all(x[slots // max(1, experts.size(-1))], groups.tp_ep, *splits)
     return rows[exchange.by_expert], exchange
 
 
@@ -72,31 +72,11 @@ def combine(rows: torch.Tensor, exchange: Exchange, probs: torch.Tensor, groups:
 
     ``rows`` are the outputs for the rows of `dispatch`. A choice that was dropped adds nothing.
     """
-    received = rows[exchange.by_expert.argsort()]
-    mine = _all_to_all(received, exchange.recv_splits, exchange.send_splits, groups.tp_ep)
+    mine = all_to_all(rows[exchange.by_expert.argsort()], groups.tp_ep, exchange.recv_splits, exchange.send_splits)
     by_slot, tp_size = exchange.slots.argsort(stable=True), groups.expert_tp.size()
     outputs = mine[by_slot].unflatten(0, (len(by_slot) // tp_size, tp_size)).sum(1)  # each came from all of expert_tp
     slots = outputs.new_zeros(probs.numel(), rows.size(-1)).index_copy(0, exchange.slots[by_slot][::tp_size], outputs)
     return (slots.view(*probs.shape, -1) * probs.unsqueeze(-1)).sum(1).to(rows.dtype)
-
-
-def _all_to_all(rows: torch.Tensor, send_splits: list[int], recv_splits: list[int], group: dist.ProcessGroup) -> Any:
-    return _AllToAll.apply(rows, send_splits, recv_splits, group) if group.size() > 1 else rows
-
-
-class _AllToAll(torch.autograd.Function):
-    """Sends consecutive rows to each rank of a group. Backward sends gradients back: the splits are exchanged."""
-
-    @staticmethod
-    def forward(ctx, rows, send_splits, recv_splits, group):
-        ctx.splits, ctx.group = (recv_splits, send_splits), group
-        received = rows.new_empty(sum(recv_splits), *rows.shape[1:])
-        dist.all_to_all_single(received, rows.contiguous(), recv_splits, send_splits, group=group)
-        return received
-
-    @staticmethod
-    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _AllToAll.apply(grad, *ctx.splits, ctx.group), None, None, None
 
 
 class Experts(PlacedModule):
