@@ -58,6 +58,11 @@ class AnyGPT(GPT):
         biases = self.query_size - self.hidden_size if self.bias else 0
         return super().num_parameters + self.num_layers * (self.attention_norms + biases)
 
+    @property
+    def num_moe_layers(self) -> int:
+        dense = -(-min(self.num_dense_layers, self.num_layers) // self.moe_layer_freq) if self.num_experts else 0
+        return super().num_moe_layers - dense
+
     def has_experts(self, layer: int) -> bool:
         return layer >= self.num_dense_layers and super().has_experts(layer)
 

@@ -199,7 +199,8 @@ def messages_of_layers():
             leaving, send = [], dist.all_to_all_single
 
             def note(output, rows, recv, sent, group, leaving=leaving, send=send):
-                others = sum(sent) - sent[group.rank()]
+                sent_to = sent or [len(rows) // group.size()] * group.size()
+                others = sum(sent_to) - sent_to[group.rank()]
                 leaving.append(others * (rows.nbytes // max(1, len(rows))))
                 return send(output, rows, recv, sent, group=group)
 
