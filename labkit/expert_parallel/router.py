@@ -66,8 +66,8 @@ class Router(PlacedModule):
     """Chooses ``top_k`` of ``num_experts`` for each token: ``router(x, seq_length)`` gives a `Routing` and a `Load`.
 
     x: [sequences, tokens, hidden]. Scores are the "softmax" over all experts, or the "sigmoid" of each logit. With a
-    bias, experts are chosen by score + bias, and weighted by score; the weights of several are made to add up to 1. Each
-    tensor rank routes tokens of its own, so gradients of the weight are partial: backward all-reduces them, unless
+    bias, experts are chosen by score + bias. They are weighted by score; if there are several, the weights add up to 1.
+    Each tensor rank routes tokens of its own, so gradients of the weight are partial: backward all-reduces them, unless
     ``defer_grad_reduce`` leaves that to `labkit.train.gradients.all_reduce_grads`.
 
     ``num_chosen`` [experts] counts the choices of this rank's tokens since the latest `end_step`.
