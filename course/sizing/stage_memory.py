@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from course.sizing.experts import KEPT_OF_HIDDEN, kept_bytes_per_token
+from course.sizing.folded import folded
 from course.sizing.plan import Plan
 from course.sizing.shapes import AnyGPT, query_size
 from labkit.shape import GPT
@@ -105,9 +106,11 @@ def activation_bytes_per_layer(
 def in_flight(plan: Plan, stage: int) -> int:
     """Return the most passes through a chunk whose activations a GPU holds at once, with 1F1B or interleaved 1F1B.
 
-    This is the formula for `labkit.schedules.Schedule.peak_in_flight`.
+    This is the formula for `labkit.schedules.Schedule.peak_in_flight`; a V's is that of the schedule itself.
     """
     p, m, v = plan.pp_size, plan.num_micro_batches, plan.num_chunks
+    if plan.schedule:
+        return folded(plan.schedule, p, m).held[stage]
     return min(p - stage, m) if v == 1 else min(v * m, 2 * (p - stage - 1) + (v - 1) * p + 1)
 
 
@@ -135,8 +138,8 @@ def stage_activation_bytes(plan: Plan, stage: int) -> float:
     if stage == 0:  # masks of the embedding's dropout: interleaving keeps two rounds of p micro-batches under way
         rounds = 1 if plan.num_chunks == 1 else 2
         total += min(rounds * plan.pp_size, plan.num_micro_batches) * hidden
-    if stage == plan.pp_size - 1:
-        total += 4 * hidden + 4 * tokens * model.vocab_size / t  # last norm, logits in 16 and 32 bits
+    if stage == plan.loss_rank:
+        total += 4 * hidden + 4 * tokens * plan.vocab_size / t  # last norm, logits in 16 and 32 bits
     return total
 
 
@@ -159,11 +162,11 @@ def stage_parameters(plan: Plan, stage: int) -> float:
         mlp = (up + 1) * h * model.mlp_width / t + (up * model.mlp_width / t + h if model.bias else 0)
         shared = model.num_shared_experts * model.num_expert_parameters / t
         total += moe_layers * (shared + h * (model.num_experts or 0) - mlp) + expert_parameters(plan, stage)
-    words = model.vocab_size * h / t
+    words = plan.vocab_size * h / t
     if stage == 0:
         total += words + (model.seq_length * h if model.positions == "learned" else 0)
-    if stage == plan.pp_size - 1:
-        total += norm + (words if plan.pp_size > 1 or not model.tied else 0)
+    if stage == plan.loss_rank:
+        total += norm + (words if stage > 0 or not model.tied else 0)
     return total
 
 
