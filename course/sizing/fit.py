@@ -63,7 +63,7 @@ def fitted_constants(
         return [log(estimated(run, dict(zip(names, values)), hardware) / run.seconds) for run in runs]
 
     names = [each.name for each in constants]
-    for _ in range(8):
+    for _ in range(6):
         errors_now, slopes = errors(values), []
         for number, each in enumerate(constants):
             step = (each.most - each.least) * (1e-4 if values[number] < each.most else -1e-4)
@@ -82,6 +82,7 @@ def _nearest(
     """
     found = list(values)
     for _ in range(500):
+        before = list(found)
         for number, (each, slope) in enumerate(zip(constants, slopes)):
             square = sum(part * part for part in slope)
             if not square:  # no run depends on it
@@ -90,6 +91,8 @@ def _nearest(
             change = min(max(best, each.least), each.most) - found[number]
             errors = [error + change * part for error, part in zip(errors, slope)]
             found[number] += change
+        if all(abs(new - old) <= 1e-7 * each.most for new, old, each in zip(found, before, constants)):
+            break
     return found
 
 

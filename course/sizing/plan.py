@@ -10,7 +10,7 @@ from course.sizing.flops import RECOMPUTE
 from course.sizing.folded import FOLDED, UNITS, folded
 from course.sizing.shapes import AnyGPT
 from labkit.layout import ParallelLayout
-from labkit.partition import layers_of_stage, split_layers
+from labkit.partition import split_layers
 from labkit.shape import GPT
 from labkit.sizes import check_size, divisors, does_not_divide, either
 
@@ -239,11 +239,15 @@ class Plan:
 
     def num_moe_layers(self, stage: int) -> int:
         """Return how many layers of a stage, in all of its chunks, have experts."""
-        if not self.model.num_experts:
-            return 0
+        return self._moe_layers[stage] if self.model.num_experts else 0
+
+    @cached_property
+    def _moe_layers(self) -> list[int]:
         num_layers, num_stages = self.model.num_layers, self.pp_size * self.num_chunks
-        chunks = [layers_of_stage(num_layers, each, num_stages, self.stage_layers) for each in range(num_stages)]
-        return sum(self.model.has_experts(layer) for each in self.stages_of_rank(stage) for layer in chunks[each])
+        split = self.stage_layers or split_layers(num_layers, num_stages)
+        first = [sum(split[:stage]) for stage in range(num_stages)]
+        found = [sum(map(self.model.has_experts, range(at, at + size))) for at, size in zip(first, split)]
+        return [sum(found[stage] for stage in self.stages_of_rank(rank)) for rank in range(self.pp_size)]
 
     @cached_property
     def layout(self) -> ParallelLayout:

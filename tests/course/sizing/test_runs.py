@@ -1,4 +1,4 @@
-"""Published runs of 2023 to 2026: rows as their sources have them, what the fit finds, and orders that must come out."""
+"""Published runs of 2023 to 2026: rows as in their sources, what the fit finds, and orders that must come out."""
 
 from dataclasses import replace
 
