@@ -14,6 +14,7 @@ LEFT, TOP, RIGHT, BOTTOM = 70.0, 60.0, WIDTH - 10, 520.0  # of the axes
 TICKS = 0.5, 1, 2, 5, 10, 20, 50
 POINT, NEAR = 11.0, 0.2  # pixels of a point; the relative error of the dashed lines
 COLORS = {"H100 bf16": style.TP, "H100 fp8": style.PP, "A100 bf16": style.DP}
+COLORS |= {"GB200 bf16": style.CP, "GB200 fp8": style.EP}
 
 
 def draw_runs(runs: Sequence[Run] = RUNS) -> Scene:
@@ -62,8 +63,16 @@ def draw_runs(runs: Sequence[Run] = RUNS) -> Scene:
         fact += f"; assumed: {run.assumed}" if run.assumed else ""
         place = x - POINT / 2, y - POINT / 2, POINT, POINT
         marks.append(box(f"run.{run.name}", *place, **look, radius=POINT / 2, fact=fact, ink=INK))
-    errors = [abs(run.error) for run in runs]
+    words = [_words(each, name) for name, each in _fitted_or_not(runs).items() if each]
+    says = "; ".join([*words, f"dashed: {NEAR:.0%}"])
+    return titled("Estimated against measured", says, marks, published(runs), says, BOTTOM + 44, LEFT)
+
+
+def _fitted_or_not(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    return {name: [run for run in runs if run.fits == fits] for name, fits in (("fitted", True), ("not fitted", False))}
+
+
+def _words(runs: Sequence[Run], name: str) -> str:
     worst = max(runs, key=lambda run: abs(run.error))
-    says = f"{len(runs)} runs, mean error {sum(errors) / len(errors):.1%}, largest {worst.error:+.1%} ({worst})"
-    below = f"{says}; dashed: {NEAR:.0%}"
-    return titled("Estimated against measured", says, marks, published(runs), below, BOTTOM + 44, LEFT)
+    mean = sum(abs(run.error) for run in runs) / len(runs)
+    return f"{len(runs)} runs {name}: mean error {mean:.1%}, largest {worst.error:+.1%} ({worst.name})"

@@ -77,13 +77,20 @@ _H100 = replace(
     DGX_H100, product_efficiency=0.62, layer_overhead_seconds=45e-6, hidden=Hidden(tensor=0.86),
     fp8_peak_flops=1979e12, fp8_efficiency=0.52,
 )  # fmt: skip
+_GB200 = replace(
+    _H100, name="GB200 NVL72", peak_flops=2450e12, fp8_peak_flops=4900e12, memory_bytes=186e9,
+    memory_bytes_per_second=8e12, node_bytes_per_second=900e9, gpus_per_node=64,
+)  # fmt: skip
 FITTED = {
     "A100": _A100,
     "A100 40GB": replace(_A100, name="A100 40GB", memory_bytes=40e9, memory_bytes_per_second=1.555e12),
     "H100": _H100,
+    "GB200": _GB200,
 }
 """Kinds of GPU with the constants that `course.sizing.fit` finds from published runs, rounded to two digits.
 
 Runs on the H100 are of 2023 to 2025, and hide most of their tensor-parallel messages. None of the rows shows that
 messages of the pipeline or of the gradients hide: the fit finds a share of 0 for both, and for all three on the A100.
+Nothing was fitted to the GB200: it has its data sheet's numbers and the H100's shares. Jobs use 64 of the 72 GPUs in
+its NVLink domain. Source: NVIDIA's dgxc-benchmarking, README.
 """

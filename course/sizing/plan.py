@@ -8,7 +8,6 @@ from functools import cached_property
 from course.sizing.context import check_way
 from course.sizing.flops import RECOMPUTE
 from course.sizing.folded import FOLDED, UNITS, folded
-from course.sizing.shapes import AnyGPT
 from labkit.layout import ParallelLayout
 from labkit.partition import split_layers
 from labkit.shape import GPT
@@ -86,8 +85,6 @@ class Plan:
                 raise ValueError(f"{name}={value!r} is unknown: use {either(choices)}")
         if (heads := self.model.num_attention_heads) is None:
             raise ValueError(f"{self.model} does not say its num_attention_heads, on which attention's memory depends")
-        if isinstance(self.model, AnyGPT) and self.model.latent_attention is not None:
-            raise ValueError("latent attention is only modelled as a number of parameters: see `count_parameters`")
         check_way(self.context_parallel)
         context = {"cp_size": self.cp_size} if self.cp_size > 1 else {}
         shares_heads = {"tp_size": self.tp_size} | (context if self.context_parallel == "ulysses" else {})

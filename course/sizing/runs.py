@@ -4,13 +4,15 @@ Every row stands as its source has it, and what had to be assumed is said.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from course.sizing.hardware import FITTED, Hardware
 from course.sizing.plan import Plan
-from course.sizing.shapes import MIXTRAL_8X22B, TODAY
+from course.sizing.shapes import DEEPSEEK_V3, MIXTRAL_8X22B, QWEN3_30B_A3B, TODAY
 from course.sizing.step_seconds import step_time
 from course.table import Table
+from labkit.partition import split_layers
 from labkit.shape import GPT
 
 
@@ -62,6 +64,7 @@ def published(runs: Sequence[Run] = ()) -> Table:
 
 
 DGXC = "github.com/NVIDIA/dgxc-benchmarking at 741c886"
+DGXC_LATER = "github.com/NVIDIA/dgxc-benchmarking at 60d6fd3"
 MEGATRON = "github.com/NVIDIA/Megatron-LM README.md"
 MEGASCALE = "arXiv 2402.15627, table 2"
 FOLDING = "arXiv 2504.14960, table 4"
@@ -179,7 +182,48 @@ def _experts() -> list[Run]:
         plan = Plan(MIXTRAL_8X22B, n, batch, t, p, 1, v, ep_size=ep, expert_tp_size=etp, **DIVIDED)
         model = f"Mixtral 8x22B, {'folded' if etp == 1 else 'not folded'}"
         found.append(Run(name, model, "H100", plan, seconds, FOLDING, assumed, fits=False))
+    flat = replace(found[-1].plan, zero_stage=3)
+    fsdp = replace(flat, tp_size=2, expert_tp_size=1), replace(flat, tp_size=8, expert_tp_size=8, ep_size=1)
+    for name, plan, seconds in zip(("D38d", "D38e"), fsdp, (8.87, 48.3)):
+        assumed = f"b 1, experts divided by {plan.etp_size}"
+        found.append(Run(name, "Mixtral 8x22B, fully sharded", "H100", plan, seconds, FOLDING, assumed, fits=False))
     return found
 
 
-RUNS = [*_dense(), *_megatron(), *_megascale(), *_experts(), *_fully_sharded()]
+def _newer() -> list[Run]:
+    """D39 to D48: what these sources leave open, above all recomputation, decides as much as the constants.
+
+    Tokens are sent as here, one message for each expert. DeepSeek's libraries send one to each node instead.
+    """
+    seventy: dict = dict(tp_size=4, pp_size=8, num_chunks=5, precision="fp8", **DIVIDED)
+    wide: dict = seventy | dict(tp_size=2, pp_size=4)
+    qwen: dict = NVIDIA | dict(pad_vocab_to=None)
+    qwen_sharded: dict = qwen | dict(recompute="full", zero_stage=3, micro_batch_size=4, ep_size=8)
+    qwen_fp8: dict = qwen | dict(precision="fp8", ep_size=16)
+
+    def deepseek(n: int, batch_size: int, p: int, v: int, ep: int, **options) -> Plan:
+        split = split_layers(61, p * v)
+        all_options: dict = NVIDIA | dict(pad_vocab_to=None, ep_size=ep, expert_tp_size=1, stage_layers=split) | options
+        return Plan(DEEPSEEK_V3, n, batch_size, pp_size=p, num_chunks=v, **all_options)
+
+    divided = dict(tp_size=2, sequence_parallel=True, recompute="full")
+    none, whole = "no recomputation", "full recomputation, ZeRO-"
+    parts = "whole layers are computed again, not only MLA's up-projection, MLP and experts"
+    racks = [("a", 128, 32, 34.168), ("b", 256, 64, 34.194), ("c", 512, 64, 34.274)]
+    rows: list[tuple[str, str, str, Plan, float, str, str]] = [
+        ("D39", "Qwen3-30B-A3B", "H100", Plan(QWEN3_30B_A3B, 8, 512, **qwen_sharded), 21.773, AUTOMODEL, f"{whole}3"),
+        ("D40", "DeepSeek-V3", "H100", deepseek(256, 512, 4, 8, 64, recompute="full"), 8.18, AUTOMODEL, f"{whole}1"),
+        ("D41", "DeepSeek-V3", "H100", deepseek(1024, 8192, 4, 8, 64, recompute="full"), 37.87, AUTOMODEL, f"{whole}1"),
+        ("D42", "DeepSeek-V3", "H100", deepseek(1024, 8192, 16, 1, 64, **divided), 52.04, DGXC_LATER, parts),
+        *((f"D43{letter}", "DeepSeek-V3", "GB200", deepseek(n, 8 * n, 4, 1, ep, **divided), seconds, DGXC_LATER,
+           f"v 1; {parts}") for letter, n, ep, seconds in racks),
+        ("D44", "Llama 3 70B", "H100", Plan(LLAMA_70B, 64, 256, **seventy), 19.7, BRIDGE, none),
+        ("D45", "Llama 3 70B", "GB200", Plan(LLAMA_70B, 64, 256, **wide), 8.83, BRIDGE, none),
+        ("D46", "Qwen3-30B-A3B", "H100", Plan(QWEN3_30B_A3B, 16, 1024, **qwen_fp8), 29.3, BRIDGE, none),
+        ("D47", "DeepSeek-V3", "GB200", deepseek(256, 4096, 4, 4, 64, precision="fp8"), 13.2, BRIDGE, none),
+        ("D48", "DeepSeek-V3", "GB200", deepseek(256, 4096, 4, 4, 64), 20.9, BRIDGE, none),
+    ]  # fmt: skip
+    return [Run(*row, fits=False) for row in rows]
+
+
+RUNS = [*_dense(), *_megatron(), *_megascale(), *_experts(), *_newer(), *_fully_sharded()]

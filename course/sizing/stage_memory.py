@@ -83,6 +83,7 @@ def activation_bytes_per_layer(
     what the MLP keeps of its 4h hidden units, 16: the GeLU's input and output. Query groups make k and v smaller.
     SwiGLU keeps 4 numbers for each hidden unit: gate, SiLU(gate), the other factor and the product, as torch does
     without a fused kernel. The 10 are the inputs of two norms and two linear layers, and two dropout masks of 1 byte.
+    Latent attention also keeps its latents, before their norms and after: all ranks have them whole.
     With ``expert_tp_size`` the layer has experts, which all get as many tokens (`kept_bytes_per_token`).
 
     Source: arXiv 2205.05198, table 2; arXiv 2307.08691, section 3.1, for what fused attention keeps.
@@ -97,10 +98,11 @@ def activation_bytes_per_layer(
     if expert_tp_size is not None:
         mlp = KEPT_OF_HIDDEN[model.mlp] * model.num_shared_experts * model.expert_width
         linear_inputs = 2 if model.num_shared_experts else 1
+    latents = 2 * 2 * model.attention_norms if isinstance(model, AnyGPT) and model.latent_attention else 0
     divided_by_heads = 2 * (2 * query_size(model) + 2 * model.kv_size + mlp) + of_a_head * model.num_attention_heads
     if expert_tp_size is not None:
         divided_by_heads += kept_bytes_per_token(model, expert_tp_size)
-    return tokens * ((6 + 2 * linear_inputs) * h / of_tokens + divided_by_heads / t)
+    return tokens * ((6 + 2 * linear_inputs) * h / of_tokens + latents + divided_by_heads / t)
 
 
 def in_flight(plan: Plan, stage: int) -> int:
@@ -146,7 +148,8 @@ def stage_activation_bytes(plan: Plan, stage: int) -> float:
 def stage_parameters(plan: Plan, stage: int) -> float:
     """Return the parameters on a GPU: matrices and column biases are divided by t, norms and row biases are whole.
 
-    So are routers; of experts, see `expert_parameters`. The first and the last stage both have a tied embedding;
+    So are routers; latent attention's matrices are taken to be divided, too. Of experts, see `expert_parameters`. The
+    first and the last stage both have a tied embedding, but in a V they are on one rank, which has it once;
     otherwise each has a matrix of its own.
     """
     model, t = plan.model, plan.tp_size

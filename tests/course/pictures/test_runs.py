@@ -15,7 +15,9 @@ def test_each_run_is_a_point_that_says_what_it_is():
     for run, point in points().items():
         assert str(run) in point.fact and f"{run.error:+.1%}" in point.fact and run.assumed in point.fact
     scene = draw_runs()
-    assert f"{len(RUNS)} runs" in scene.alt and len(scene.table.rows) == len(RUNS)
+    fitted = [abs(run.error) for run in RUNS if run.fits]
+    assert f"{len(fitted)} runs fitted: mean error {sum(fitted) / len(fitted):.1%}" in scene.alt
+    assert len(scene.table.rows) == len(RUNS)
 
 
 def test_a_point_is_above_the_diagonal_if_the_estimate_is_too_slow():

@@ -110,9 +110,11 @@ def test_what_is_printed_are_these_errors():
 # -- rows to which nothing was fitted -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run", [run for run in RUNS if run.plan.model.num_experts], ids=str)
-def test_runs_with_experts_are_near_with_the_constants_of_dense_ones(run):
-    assert not run.fits and abs(run.error) < 0.1
+def test_runs_with_experts_are_near_with_the_constants_of_dense_ones():
+    names = "D36a", "D36b", "D36c", "D36d", "D37a", "D37b", "D37c", "D37d", "D38a", "D38b", "D38c"
+    runs = [BY_NAME[name] for name in names]
+    assert not any(run.fits for run in runs)
+    assert max(abs(run.error) for run in runs) < 0.1
 
 
 # -- orders that come out whatever the constants --------------------------------------------------------------------
