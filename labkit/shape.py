@@ -102,7 +102,7 @@ class GPT:
     @property
     def num_moe_layers(self) -> int:
         """How many layers have experts."""
-        return sum(map(self.has_experts, range(self.num_layers)))
+        return -(-self.num_layers // self.moe_layer_freq) if self.num_experts else 0
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has experts in place of an MLP."""

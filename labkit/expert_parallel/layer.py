@@ -67,7 +67,7 @@ def dispatch(
 
 
 def combine(rows: torch.Tensor, exchange: Exchange, probs: torch.Tensor, groups: ProcessGroups) -> torch.Tensor:
-    """Return, [tokens, hidden], the sum of the outputs of each token's experts, weighed by probs [tokens, k].
+    """Return, [tokens, hidden], the sum of the outputs of each token's experts, weighted by probs [tokens, k].
 
     ``rows`` are the outputs for the rows of `dispatch`. A choice that was dropped adds nothing.
     """

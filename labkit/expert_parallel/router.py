@@ -46,7 +46,7 @@ class Balance:
 
 
 class Routing(NamedTuple):
-    """The experts that each token chooses, and the probabilities that weigh their outputs; both [..., seq, k]."""
+    """The experts that each token chooses, and the probabilities that weight their outputs; both [..., seq, k]."""
 
     experts: torch.Tensor  # from 0 to num_experts - 1; num_experts marks a choice that was dropped
     probs: torch.Tensor
@@ -64,7 +64,7 @@ class Load(NamedTuple):
 class Router(PlacedModule):
     """Chooses ``top_k`` of ``num_experts`` for each token: ``router(x, seq_length)`` gives a `Routing` and a `Load`.
 
-    x: [sequences, tokens, hidden]. With a bias, experts are chosen by score + bias, and weighed by score. Each tensor
+    x: [sequences, tokens, hidden]. With a bias, experts are chosen by score + bias, and weighted by score. Each tensor
     rank routes tokens of its own, so gradients of the weight are partial: backward all-reduces them, unless
     ``defer_grad_reduce`` leaves that to `labkit.train.gradients.all_reduce_grads`.
 

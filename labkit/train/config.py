@@ -92,9 +92,8 @@ class TrainConfig:
     balanced: bool = True  # Each context-parallel rank has an early and a late chunk, not consecutive tokens.
     pp_size: Annotated[int, arg(aliases=["--pp"])] = 1  # Pipeline parallelism: ranks that the layers are divided among.
     ep_size: Annotated[int, arg(aliases=["--ep"])] = 1  # Expert parallelism: ranks that share a layer's experts.
-    expert_tp_size: Annotated[int | None, arg(aliases=["--expert-tp"])] = (
-        None  # Ranks that share an expert; or tp_size.
-    )
+    # Expert tensor parallelism: ranks that share each expert; by default tp_size.
+    expert_tp_size: Annotated[int | None, arg(aliases=["--expert-tp"])] = None
     # Where these sizes do not fit the ranks that are there, as after a node has died, use the nearest that do: tp, then
     # cp, ep and expert_tp keep their largest divisors that fit; pp becomes the next larger size that fits, or smaller.
     fit_ranks: bool = False
