@@ -153,7 +153,12 @@ def exponential_share(
 
 
 def _check(name: str, value: float, above: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf or (above and not value):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Real)
+        or not 0 <= float(value) < math.inf
+        or (above and not value)
+    ):
         raise ValueError(f"{name}={value!r} must be a number {'above 0' if above else 'from 0 up'}")
 
 
