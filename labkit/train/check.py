@@ -115,12 +115,13 @@ def _even_loads() -> Iterator[None]:
     def dispatch(x, experts, num_experts, groups):
         num_rows, size = experts.numel() * groups.expert_tp.size(), groups.tp_ep.size()
         splits = [num_rows * (rank + 1) // size - num_rows * rank // size for rank in range(size)]
-        slots, ends = torch.arange(num_rows) // groups.expert_tp.size(), torch.zeros(num_experts)
+        slots, ends = torch.arange(num_rows) // groups.expert_tp.size(), torch.zeros(num_experts // groups.ep.size())
         rows = layer._all_to_all(x[slots // experts.size(-1)], splits, splits, groups.tp_ep)
         return rows, layer.Exchange(slots, splits, splits, torch.arange(num_rows), ends)
 
     def product(a, b, ends):
-        return a.new_empty(len(a), b.size(-1))
+        experts = (len(ends),) if b.dim() == 2 else ()  # the gradient of their weights has one matrix for each
+        return a.new_empty(*experts, len(a), b.size(-1))
 
     real = layer.dispatch, layer._grouped_product
     layer.dispatch, layer._grouped_product = dispatch, product
