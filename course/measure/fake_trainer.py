@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -29,7 +30,8 @@ class FakeTrainer(Trainer):
         self.shapes = _AllKnown(config.dtype, size, config.micro_batch_size)
 
     def wrap(self, model: ParallelGPT) -> Replica:
-        for table in [table for module in model.modules() for table in (module._parameters, module._buffers)]:
+        tables: list[dict[str, Any]] = [each for part in model.modules() for each in (part._parameters, part._buffers)]
+        for table in tables:
             for name, x in table.items():
                 if x is not None and x.device.type == "meta":  # a fake one, which would stay there
                     self._made[x] = table[name] = self._made[x] if x in self._made else _on_cpu(x)

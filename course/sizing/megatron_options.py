@@ -13,10 +13,9 @@ _CONTEXT = {"ring": "p2p", "ulysses": "a2a", "gathered": "all_gather"}
 def megatron_options(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
     """Return the options of a plan, and sentences about what they do not say, each with whether that is so."""
     model, t, p, v, stage = plan.model, plan.tp_size, plan.pp_size, plan.num_chunks, plan.zero_stage
-    is_any, shared = isinstance(model, AnyGPT), model.num_shared_experts * model.expert_width
+    is_fsdp, full, shared = stage >= 2, plan.recompute == "full", model.num_shared_experts * model.expert_width
     moe_layers = [int(model.has_experts(layer)) for layer in range(model.num_layers)]
-    has_pattern, is_fsdp, full = is_any and model.num_dense_layers, stage >= 2, plan.recompute == "full"
-    norms = model.attention_norms if is_any else 0
+    norms = model.attention_norms if isinstance(model, AnyGPT) else 0
     options: dict[str, object] = {
         "--num-layers": model.num_layers, "--hidden-size": model.hidden_size, "--ffn-hidden-size": model.mlp_width,
         "--num-attention-heads": model.num_attention_heads, "--num-query-groups": model.num_query_groups,
@@ -47,7 +46,7 @@ def megatron_options(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
             "--num-experts": model.num_experts, "--moe-router-topk": model.top_k, "--moe-grouped-gemm": True,
             "--moe-ffn-hidden-size": model.expert_width, "--moe-router-score-function": model.router_scores,
             "--moe-router-pre-softmax": model.top_k == 1, "--moe-shared-expert-intermediate-size": shared or None,
-            "--moe-layer-freq": str(moe_layers).replace(" ", "") if has_pattern else model.moe_layer_freq,
+            "--moe-layer-freq": str(moe_layers).replace(" ", "") if not moe_layers[0] else model.moe_layer_freq,
             "--expert-model-parallel-size": plan.ep_size, "--expert-tensor-parallel-size": plan.etp_size,
             "--moe-token-dispatcher-type": "alltoall",
         }  # fmt: skip
