@@ -1,5 +1,6 @@
 """Estimates what a training run costs before it is run: formulas with their sources. No measurements, no torch."""
 
+from course.sizing.arguments import Arguments, arguments
 from course.sizing.context import (
     CONTEXT_PARALLEL,
     Message,
@@ -9,6 +10,7 @@ from course.sizing.context import (
     attention_work,
     pace,
 )
+from course.sizing.failures import Goodput, Intervals, checkpoint_interval, exponential_share, goodput, time_to_failure
 from course.sizing.flops import RECOMPUTE, flops_per_step, training_days
 from course.sizing.fully_sharded import Moment, Sharding, moments, sharded_memory, sharding
 from course.sizing.hardware import DGX_A100, DGX_H100, FITTED, Hardware, Hidden
@@ -22,6 +24,8 @@ from course.sizing.step_seconds import StepTime, step_time
 from course.sizing.traffic import Traffic, plan_traffic, step_traffic
 
 __all__ = [
+    "Arguments", "arguments", "Goodput", "Intervals", "checkpoint_interval", "exponential_share", "goodput",
+    "time_to_failure",
     "CONTEXT_PARALLEL", "Message", "Messages", "attention_messages", "attention_pairs", "attention_work", "pace",
     "RECOMPUTE", "flops_per_step", "training_days", "DGX_A100", "DGX_H100", "FITTED", "Hardware", "Hidden",
     "RUNS", "Run", "published", "Plan", "Memory",

@@ -116,12 +116,13 @@ def _even_loads() -> AbstractContextManager:
     def dispatch(x, experts, num_experts, groups):
         num_rows, size = experts.numel() * groups.expert_tp.size(), groups.tp_ep.size()
         splits = [num_rows * (rank + 1) // size - num_rows * rank // size for rank in range(size)]
-        slots, ends = torch.arange(num_rows) // groups.expert_tp.size(), torch.zeros(num_experts)
+        slots, ends = torch.arange(num_rows) // groups.expert_tp.size(), torch.zeros(num_experts // groups.ep.size())
         rows = all_to_all(x[slots // experts.size(-1)], groups.tp_ep, splits, splits)
         return rows, layer.Exchange(slots, splits, splits, torch.arange(num_rows), ends)
 
     def product(a, b, ends):
-        return a.new_empty(len(a), b.size(-1))
+        experts = (len(ends),) if b.dim() == 2 else ()  # the gradient of their weights has one matrix for each
+        return a.new_empty(*experts, len(a), b.size(-1))
 
     return patch.multiple(layer, dispatch=dispatch, _grouped_product=product)
 

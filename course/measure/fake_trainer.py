@@ -1,0 +1,98 @@
+"""A trainer on fake tensors and in fake groups: it goes through its steps, but computes and sends nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from labkit.data_parallel.replicas import Replica, grad_dtype_of
+from labkit.groups import ProcessGroups, init_groups
+from labkit.model import ParallelGPT
+from labkit.train.check import _even_loads
+from labkit.train.config import TrainConfig
+from labkit.train.trainer import Batch, Trainer
+
+
+class FakeTrainer(Trainer):
+    """A trainer whose weights and tokens are fake, and which knows the shape of what stages hand over."""
+
+    def __init__(self, config: TrainConfig, groups: ProcessGroups):
+        self._made: dict[torch.Tensor, torch.Tensor] = {}  # modules that share a tensor go on sharing it
+        super().__init__(config, groups)
+        divided = config.cp_size * (config.tp_size if config.sequence_parallel else 1)
+        size = torch.Size([config.micro_batch_size, config.seq_length // divided, config.hidden_size])
+        self.shapes = _AllKnown(config.dtype, size, config.micro_batch_size)
+
+    def wrap(self, model: ParallelGPT) -> Replica:
+        tables: list[dict[str, Any]] = [each for part in model.modules() for each in (part._parameters, part._buffers)]
+        for table in tables:
+            for name, x in table.items():
+                if x is not None and x.device.type == "meta":  # a fake one, which would stay there
+                    self._made[x] = table[name] = self._made[x] if x in self._made else _on_cpu(x)
+        return super().wrap(model)
+
+    def micro_batches(self, first_sample: int) -> Batch:
+        rows, length = len(self.rows()), self.config.seq_length // self.config.cp_size
+        tokens = torch.zeros(rows, length, dtype=torch.long).split(self.config.micro_batch_size)
+        return tokens, tokens
+
+
+def _on_cpu(x: torch.Tensor) -> torch.Tensor:
+    data = torch.empty_like(x, device="cpu")
+    if not isinstance(x, nn.Parameter):
+        return data
+    made = nn.Parameter(data)
+    if grad_dtype_of(x) != made.dtype:
+        made.grad_dtype = grad_dtype_of(x)
+    return made
+
+
+class _AllKnown(dict):
+    """The shapes of activations as a step notes them, where every stage gives the same: none needs to be sent."""
+
+    def __init__(self, *known):
+        self.known = known
+
+    def setdefault(self, key, default=None):
+        return self
+
+    def __contains__(self, key):
+        return True
+
+    def __getitem__(self, key):
+        return self.known
+
+
+@contextmanager
+def fake_world(config: TrainConfig, world_size: int, rank: int) -> Iterator[ProcessGroups]:
+    """Yield a rank's groups, in a world of this process alone in which collectives and messages do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        with init_groups(config.layout(world_size), config.shard_size) as groups:
+            yield groups
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Let tensors have no memory, whatever looks into them see ones, and what compares ranks or reads files do nothing.
+
+    FSDP makes a subclass of each shard to refuse its use; a fake tensor cannot become one.
+    """
+    with (
+        FakeTensorMode(),
+        _even_loads(),
+        torch.random.fork_rng(devices=[]),
+        patch.object(FakeTensor, "tolist", lambda x: [1.0] * x.numel()),
+        patch.object(torch.Tensor, "as_subclass", lambda x, _: x),
+        patch("labkit.data_parallel.replicas.check_alike"),
+        patch("labkit.pretrained.load"),
+    ):
+        yield
