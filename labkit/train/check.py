@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, fields
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -110,7 +111,10 @@ def _activation_bytes(model: ParallelGPT, own: set[int], config: TrainConfig) ->
 
 @contextmanager
 def _even_loads() -> Iterator[None]:
-    """Let experts compute fake tensors, whose choices nobody knows: each rank gets as many rows as it sends."""
+    """Let experts compute fake tensors, whose choices nobody knows: each rank gets as many rows as it sends.
+
+    Nor does anybody know the seeds of dropout.
+    """
 
     def dispatch(x, experts, num_experts, groups):
         num_rows, size = experts.numel() * groups.expert_tp.size(), groups.tp_ep.size()
@@ -126,7 +130,8 @@ def _even_loads() -> Iterator[None]:
     real = layer.dispatch, layer._grouped_product
     layer.dispatch, layer._grouped_product = dispatch, product
     try:
-        yield
+        with patch.object(torch.Tensor, "__int__", lambda _: 0):
+            yield
     finally:
         layer.dispatch, layer._grouped_product = real
 
