@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, KeysView, Mapping
 from concurrent import futures
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -219,25 +219,30 @@ def _check(path: Path, state: State, names: KeysView[str]) -> None:
     ours, way_out = _about(state), f"remove {path.name} to resume from the checkpoint before it"
     if not (path / DESCRIPTION).exists():
         raise ValueError(f"rank {dist.get_rank()} does not see {path}: {SHARED}")
-    try:
-        about = json.loads((path / DESCRIPTION).read_text())
-        checksum = about.pop("checksum")
-        older = {field.name: field.default for field in fields(GPT) if field.default is not MISSING}
-        theirs = {name: (older | about)[name] for name in ("step", "num_samples", *ours)}
-        sums = dict(about["checksums"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path / DESCRIPTION} is not the description of a labkit checkpoint: {error!r}") from error
-    if checksum != zlib.crc32(json.dumps(about).encode()):
-        raise ValueError(f"{path / DESCRIPTION} {CHANGED}: {way_out}")
-    differing = [f"{name} is {theirs[name]} there and {ours[name]} here" for name in ours if theirs[name] != ours[name]]
-    if differing:
+    about, damage = _read(path)
+    if damage:
+        raise ValueError(f"{damage}: {way_out}")
+    theirs = {field.name: field.default for field in fields(GPT)} | about  # an older version did not have all fields
+    both = [(name, theirs.get(name), mine) for name, mine in ours.items()]
+    if differing := [f"{name} is {there} there and {here} here" for name, there, here in both if there != here]:
         way_out = "resume with what is there, or name a different checkpoint_dir"
         raise ValueError(f"{path} does not fit: {'; '.join(differing)}: {way_out}")
+    sums = about["checksums"]
     mine = [METADATA, *sorted(sums.keys() - {METADATA})[dist.get_rank() :: dist.get_world_size()]]
     if damage := _damage(path, {name: sums[name] for name in mine}):
         raise ValueError(f"{damage}: {way_out}")
     if missing := sorted(names - filesystem.FileSystemReader(path).read_metadata().state_dict_metadata.keys()):
         raise ValueError(f"{path} has no {missing[0]} ({len(missing)} tensors are missing): it is of a different model")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], str]:
+    """Return what a checkpoint says of itself, and whether that has changed since, or an empty text."""
+    try:
+        about = json.loads((path / DESCRIPTION).read_text())
+        checksum, _ = about.pop("checksum"), dict(about["checksums"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path / DESCRIPTION} is not the description of a labkit checkpoint: {error!r}") from error
+    return about, "" if checksum == zlib.crc32(json.dumps(about).encode()) else f"{path / DESCRIPTION} {CHANGED}"
 
 
 def _damage(path: Path, sums: Mapping[str, int]) -> str:
@@ -295,13 +300,8 @@ def describe(folder: str | Path) -> tuple[Path, dict[str, Any], str]:
     path = Path(folder) if (Path(folder) / DESCRIPTION).exists() else newest(folder)
     if path is None:
         raise ValueError(f"no complete checkpoint is in {folder}: name a checkpoint_dir, or one of its step_* folders")
-    try:
-        about = json.loads((path / DESCRIPTION).read_text())
-        checksum, sums = about.pop("checksum"), dict(about["checksums"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path / DESCRIPTION} is not the description of a labkit checkpoint: {error!r}") from error
-    is_changed = checksum != zlib.crc32(json.dumps(about).encode())
-    return path, about, f"{path / DESCRIPTION} {CHANGED}" if is_changed else _damage(path, sums)
+    about, damage = _read(path)
+    return path, about, damage or _damage(path, about["checksums"])
 
 
 def main(folder: str) -> int:

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from labkit.data_parallel.replicas import grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.partition import chunks_of_rank
-from labkit.placement import Shard, copy_groups_of, placement_of, shape_before_flat
+from labkit.placement import Shard, copy_groups_of, placement_of, shape_before_flat, whole_size
 from labkit.shape import GPT
 
 
@@ -81,15 +81,13 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
     for number, (name, parameter) in enumerate(parameters):
         if to_save and not is_my_turn(number, parameter, state.groups):
             continue
-        whole_sizes = {shard.dim: shard.whole_size for shard in placement_of(parameter).shards}
-        size = [whole_sizes.get(dim, size) for dim, size in enumerate(shape_before_flat(parameter))]
         named = {f"model.{name}": parameter.detach()}
         named |= {f"optimizer.{name}.{key}": each for key, each in state.optimizer.state.get(parameter, {}).items()}
         for key, tensor in named.items():
             if tensor.shape != parameter.shape:  # a count of steps, say
                 yield key, tensor
             elif slices := dict(slices_of(tensor, parameter)):
-                yield key, SlicedTensor(size, slices)
+                yield key, SlicedTensor(whole_size(parameter), slices)
 
 
 def is_my_turn(number: int, parameter: nn.Parameter, groups: ProcessGroups) -> bool:

@@ -1,4 +1,4 @@
-"""Traces what a rank sends, call by call of its process groups; and names torch's collectives of single tensors.
+"""Traces what a rank sends, call by call; names torch's collectives of single tensors, and differentiates one.
 
 The functions of `dist` and FSDP2 pass through a process group. What C++ starts by itself does not, and is not seen:
 DistributedDataParallel, and the functional collectives of DTensor.
@@ -20,6 +20,28 @@ from labkit.timeline.trace import Trace
 # torch 2.13 renamed the forms that take one tensor, and warns about the older names.
 all_gather_single: Callable = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single: Callable = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def all_to_all(rows: torch.Tensor, group: dist.ProcessGroup, send_splits: Any = None, recv_splits: Any = None) -> Any:
+    """Return the rows that the ranks of a group send to each other, by default equally many. Backward sends them back.
+
+    ``send_splits`` are the numbers of consecutive rows for each rank, ``recv_splits`` those from each.
+    """
+    return _AllToAll.apply(rows, group, send_splits, recv_splits) if group.size() > 1 else rows
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, group, send_splits, recv_splits):
+        ctx.inverse = group, recv_splits, send_splits
+        received = rows.new_empty(len(rows) if recv_splits is None else sum(recv_splits), *rows.shape[1:])
+        dist.all_to_all_single(received, rows.contiguous(), recv_splits, send_splits, group=group)
+        return received
+
+    @staticmethod
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return all_to_all(grad, *ctx.inverse), None, None, None
+
 
 _METHODS: dict[str, tuple[Any, ...]] = {
     "all_reduce": (0, "allreduce"),

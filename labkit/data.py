@@ -92,9 +92,8 @@ class TokenFile:
         except OSError as error:
             raise ValueError(f"{name} cannot be read ({error.strerror}): name a file") from error
         if self.tokenizer is not None:
-            self._tokens = _encoded(
-                path, self.tokenizer, *(Path(each).stat().st_mtime_ns for each in (path, self.tokenizer))
-            )
+            times = (Path(each).stat().st_mtime_ns for each in (path, self.tokenizer))
+            self._tokens = _encoded(path, self.tokenizer, *times)
         if self._tokens.dtype.kind not in "iu" or self._tokens.ndim != 1:
             found = f"{self._tokens.dtype} of shape {self._tokens.shape}"
             raise ValueError(f"{name} holds {found}: save whole numbers in one dimension")

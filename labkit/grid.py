@@ -50,9 +50,8 @@ class Grid:
     def rank_at(self, **coords: int) -> int:
         """Return the rank at these coordinates, each 0 unless given: the inverse of `coords`."""
         self.known(coords)
-        return sum(
-            check_index(axis, at, f"{axis}_size", self.sizes[axis]) * self._strides[axis] for axis, at in coords.items()
-        )
+        found = {axis: check_index(axis, at, f"{axis}_size", self.sizes[axis]) for axis, at in coords.items()}
+        return sum(at * self._strides[axis] for axis, at in found.items())
 
     @cached_property
     def _ranks(self) -> list[int]:

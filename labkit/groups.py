@@ -211,8 +211,7 @@ def group_of_one() -> dist.ProcessGroup:
 def groups_of_one() -> ProcessGroups:
     """Return the groups of a single process without a world: each of them is one `group_of_one`."""
     group = group_of_one()
-    names = (*AXES_OF_GROUP, "embedding", "shard")
-    return ProcessGroups(ParallelLayout(1), 0, **dict.fromkeys(names, group))  # pyright: ignore[reportArgumentType]
+    return ProcessGroups(ParallelLayout(1), 0, **dict.fromkeys(_NAMES[:-1], group))  # pyright: ignore - no layout
 
 
 def local_device() -> torch.device:

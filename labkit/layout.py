@@ -155,9 +155,8 @@ class ParallelLayout:
         """
         size, groups = self.dp_size * self.cp_size, self.groups("dp", "cp")
         if size % check_size("shard_size", shard_size):
-            raise ValueError(
-                f"shard_size={shard_size} does not divide dp_size * cp_size = {size}: use {either(divisors(size))}"
-            )
+            fault = f"shard_size={shard_size} does not divide dp_size * cp_size = {size}"
+            raise ValueError(f"{fault}: use {either(divisors(size))}")
         shard = [group[start : start + shard_size] for group in groups for start in range(0, size, shard_size)]
         return shard, [group[at::shard_size] for group in groups for at in range(shard_size)]
 
@@ -208,10 +207,8 @@ class ParallelLayout:
             raise ValueError(_misfit(sizes, "the expert grid's world_size/pp_size", ranks))
         dense, expert = (grid.group_of(0, "pp") for grid in (self.dense, self.expert))
         if dense != expert:  # the other pipelines have the same strides
-            raise ValueError(
-                f"order={self.order!r} makes pipelines such as {ranks_text(dense)} in the dense grid, but "
-                f"{ranks_text(expert)} in the expert grid: name pp last, as in 'tp-cp-dp-pp'"
-            )
+            fault = f"order={self.order!r} makes pipelines such as {ranks_text(dense)} in the dense grid, but "
+            raise ValueError(f"{fault}{ranks_text(expert)} in the expert grid: name pp last, as in 'tp-cp-dp-pp'")
 
 
 def _shown_axes(sizes: dict[str, int]) -> dict[str, int]:

@@ -22,15 +22,11 @@ from labkit.groups import group_of_one, groups_of_one
 from labkit.partition import check_sequence_cut, layers_of_stage
 from labkit.placement import PlacedModule, Placement, placement_of
 from labkit.shape import GPT
-from labkit.tensor_parallel import (
-    ParallelMLP,
-    ParallelSelfAttention,
-    ShardedDropout,
-    VocabParallelEmbedding,
-    vocab_parallel_cross_entropy,
-)
+from labkit.tensor_parallel import ParallelMLP, ParallelSelfAttention, ShardedDropout
 from labkit.tensor_parallel.blocks import ReplicatedLayerNorm, ReplicatedRMSNorm, rotation
 from labkit.tensor_parallel.operators import scatter_to_sequence
+from labkit.tensor_parallel.shards import draw
+from labkit.tensor_parallel.vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 
 STD = 0.02  # the standard deviation of a new weight, as in GPT-2
 NORMS = {"layernorm": ReplicatedLayerNorm, "rmsnorm": ReplicatedRMSNorm}
@@ -129,9 +125,9 @@ class ParallelGPT(PlacedModule):
                 self.output = vocab_parallel(init_method=normal("output", seed))  # sharded over the vocabulary
 
     def reset_parameters(self) -> None:
-        """Draw the model's own parameters, learned positions; on the meta device, leave that to a later call."""
-        if "positions" in self._parameters and not self.positions.is_meta:
-            normal("positions", self.seed)(self.positions)
+        """Draw the model's own parameters: learned positions."""
+        if "positions" in self._parameters:
+            draw(self.positions, normal("positions", self.seed))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         token_positions, rotary = self._positions_of(x), None  # [seq]
@@ -221,7 +217,7 @@ def _experts(shape: GPT, name: str, seed: int, outer_std: float, options: dict, 
     def init(matrix: str, std: float) -> Callable[[torch.Tensor], object]:  # of experts, of 3 dims, and of shared ones
         return lambda weight: normal(f"{name}.{('shared', 'experts')[weight.dim() - 2]}.{matrix}", seed, std)(weight)
 
-    router: dict = dict(score_function=shape.router_scores, normalize=shape.top_k > 1, **options.get("router", {}))
+    router: dict = dict(score_function=shape.router_scores, **options.get("router", {}))
     router |= {"init_method": normal(f"{name}.router", seed)}
     more |= options | {"router": router, "num_shared_experts": shape.num_shared_experts}
     inits: dict = dict(init_method=init("up", STD), output_layer_init_method=init("down", outer_std))

@@ -64,6 +64,12 @@ def shape_before_flat(parameter: torch.Tensor) -> torch.Size:
     return parameter.shape if flat is None else flat.shape
 
 
+def whole_size(parameter: torch.Tensor) -> list[int]:
+    """Return the size of the whole tensor that a parameter is a shard of, without padding."""
+    sizes = {shard.dim: shard.whole_size for shard in placement_of(parameter).shards}
+    return [sizes.get(dim, size) for dim, size in enumerate(shape_before_flat(parameter))]
+
+
 def set_placement(parameter: torch.Tensor, placement: Placement) -> None:
     """Replace a parameter's placement."""
     parameter.placement = placement  # pyright: ignore[reportAttributeAccessIssue]

@@ -67,9 +67,10 @@ def check(folder: str | Path, shape: GPT) -> Found:
     Raises:
         ValueError: it is of a different shape, a file is damaged, or a tensor is missing, left over or differs.
     """
-    theirs = read_shape(folder, shape.seq_length)
-    if theirs != shape:
-        raise ValueError(f"{folder} is of a different model: it has {theirs}, not {shape}")
+    there, here = (hf.config_of(each, "") for each in (read_shape(folder, shape.seq_length), shape))
+    if differing := [name for name in here if there.get(name) != here[name]]:
+        both = (f"{name} is {there.get(name)} there and {here[name]} here" for name in differing)
+        raise ValueError(f"{folder} is of a different model: {'; '.join(both)}")
     found, sizes = {}, {}
     for path, names in hf.weight_files(Path(folder)).items():
         try:

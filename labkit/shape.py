@@ -1,20 +1,12 @@
 """Describes the shape of a GPT, and counts its parameters, which follow from the shape alone."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
+from typing import Literal, get_args
 
 from labkit.partition import check_divides
 from labkit.sizes import check_size
-
-CHOICES = {  # what these fields of a `GPT` may be
-    "norm": ("layernorm", "rmsnorm"),
-    "mlp": ("gelu", "gelu_tanh", "swiglu"),
-    "positions": ("learned", "rope"),
-    "bias": (True, False),
-    "tied": (True, False),
-    "router_scores": ("softmax", "sigmoid"),
-}
 
 
 @dataclass(frozen=True)
@@ -41,9 +33,9 @@ class GPT:
     num_attention_heads: int | None = None  # without query groups, the number of parameters does not depend on it
     num_query_groups: int | None = None  # heads of keys and values, each for some heads of queries; all of them if None
     ffn_hidden_size: int | None = None  # width of the MLPs; 4 h if None
-    norm: str = "layernorm"
-    mlp: str = "gelu"
-    positions: str = "learned"
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
+    positions: Literal["learned", "rope"] = "learned"
     bias: bool = True  # in linear layers
     tied: bool = True  # the output layer's weight is the embedding's
     norm_eps: float = 1e-5  # added to the mean square before its root
@@ -53,14 +45,18 @@ class GPT:
     moe_layer_freq: int = 1  # layers 0, n, 2n, ... have experts
     num_shared_experts: int = 0  # which compute all tokens
     moe_ffn_hidden_size: int | None = None  # width of an expert; that of the MLPs if None
-    router_scores: str = "softmax"
+    router_scores: Literal["softmax", "sigmoid"] = "softmax"
 
     def __post_init__(self):
-        may_be_none = "num_attention_heads", "num_query_groups", "ffn_hidden_size", "num_experts", "moe_ffn_hidden_size"
-        sizes = "num_layers", "hidden_size", "seq_length", "vocab_size", "top_k", "moe_layer_freq"
-        for name in (*sizes, *may_be_none):
-            if name not in may_be_none or getattr(self, name) is not None:
-                object.__setattr__(self, name, check_size(name, getattr(self, name)))
+        for field in fields(GPT):
+            name, kind, value = field.name, field.type, getattr(self, field.name)
+            known = (True, False) if kind is bool else get_args(kind)
+            if kind is int or (int in known and value is not None):
+                object.__setattr__(self, name, check_size(name, value, least=0 if name == "num_shared_experts" else 1))
+            elif kind is float and not (isinstance(value, Real) and 0 < float(value) < math.inf):
+                raise ValueError(f"{name}={value!r} must be a number above 0")
+            elif known and int not in known and value not in known:
+                raise ValueError(f"{name}={value!r} is unknown: use {' or '.join(map(repr, known))}")
         heads, groups = self.num_attention_heads, self.num_query_groups
         if heads is not None:
             check_divides(heads, "hidden_size", self.hidden_size, parts_name="num_attention_heads")
@@ -71,17 +67,10 @@ class GPT:
                 check_divides(groups, "num_attention_heads", heads, parts_name="num_query_groups")
         elif groups is not None:
             raise ValueError(f"num_query_groups={groups} divides attention heads: give num_attention_heads too")
-        check_size("num_shared_experts", self.num_shared_experts, least=0)
         if self.num_experts is None and (self.num_shared_experts or self.moe_ffn_hidden_size):
             raise ValueError("num_shared_experts and moe_ffn_hidden_size are for experts: give num_experts too")
         if self.num_experts is not None and self.top_k > self.num_experts:
             raise ValueError(f"top_k={self.top_k} must be at most num_experts={self.num_experts}")
-        for name in ("norm_eps", "rotary_base"):
-            if not (isinstance(value := getattr(self, name), Real) and 0 < float(value) < math.inf):
-                raise ValueError(f"{name}={value!r} must be a number above 0")
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use {' or '.join(map(repr, known))}")
 
     @property
     def mlp_width(self) -> int:
@@ -102,7 +91,7 @@ class GPT:
     @property
     def num_moe_layers(self) -> int:
         """How many layers have experts."""
-        return sum(map(self.has_experts, range(self.num_layers)))
+        return -(-self.num_layers // self.moe_layer_freq) if self.num_experts else 0
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has experts in place of an MLP."""

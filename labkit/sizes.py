@@ -29,10 +29,10 @@ def check_size(name: str, value, least: int = 1) -> int:
     return number
 
 
-def check_probability(name: str, value) -> float:
-    """Return `value`, or raise a ValueError if it is not a number from 0 to 1."""
-    if not isinstance(value, Real) or not 0 <= float(value) <= 1:
-        raise ValueError(f"{name}={value!r} must be a number from 0 to 1")
+def check_number(name: str, value, most: int) -> float:
+    """Return `value` as a float, or raise a ValueError if it is not a number from 0 to ``most``."""
+    if not isinstance(value, Real) or not 0 <= float(value) <= most:
+        raise ValueError(f"{name}={value!r} must be a number from 0 to {most}")
     return float(value)
 
 

@@ -21,7 +21,7 @@ from course.exercises.advice import NONE, explain
 from course.exercises.calling import EndlessLoop, Kept, Raised, answer, answer_to
 from course.exercises.feedback import give_feedback
 from course.exercises.record import note_check
-from course.exercises.source import is_written, rebound, source_of, unused
+from course.exercises.source import is_written, rebound, received_into_what_is_sent, source_of, unused
 from course.exercises.values import difference, has_floats, plain, same, show
 from labkit.sizes import counted
 
@@ -146,7 +146,9 @@ class Exercise:
             if number == 0 and all(is_blank(trial.got) for trial in trials):
                 return self.nothing_returned(function, trials[0].got)
             if wrong := next((trial for trial in trials if not same(trial.got, trial.expected)), None):
-                cause = wrong.cause or ("" if isinstance(wrong.got, Raised) else rebound(function))
+                cause = wrong.cause
+                if not cause and not isinstance(wrong.got, Raised):
+                    cause = rebound(function) or received_into_what_is_sent(function)
                 advice = cause or self.advice(function, number, trials)
                 if not cause and "usually" not in advice:
                     right = (

@@ -143,7 +143,7 @@ expert_groups.mistakes_of(
     (dict(ep=("expert_tp", "ep")), "These are whole blocks. An ep group has one rank of each expert_tp group."),
     (dict(expert_dp=("ep", "expert_dp")), "These have different experts. expert_dp ranks have the same."),
     (dict(ep=("ep", "expert_dp")), "An ep group has each expert once. Your groups hold the copies, too."),
-    (dict(change=lambda groups: [group[:-1] for group in groups]), "Each group lacks its last: a range stops before."),
+    (dict(change=lambda groups: [group[:-1] for group in groups]), "Each group lacks its last rank."),
     (dict(change=lambda groups: [[1 + each for each in group] for group in groups]), "Ranks count from 0, not 1."),
 )  # fmt: skip
 
@@ -153,7 +153,7 @@ def first_stage_only(t, c, d, p, etp, ep):
     return my_expert_groups(t, c, d, 1, etp, ep)
 
 
-@expert_groups.mistake("Only if expert_tp is 1, the ranks of ep are neighbours. Those of expert_dp are a block apart.")
+@expert_groups.mistake("Ranks of ep are neighbours only if expert_tp is 1, and those of expert_dp are a block apart.")
 def neighbours(t, c, d, p, etp, ep):
     n, sizes = t * c * d * p, (ep, t * c * d // (etp * ep))
     return [[[*range(first, first + size)] for first in range(0, n, size)] for size in sizes]
@@ -290,7 +290,7 @@ split_sizes.mistakes_of(
     (dict(answer=lambda send, recv: (recv, send)), "The two are swapped: first what is sent, then what is received."),
     (
         dict(answer=lambda send, recv: (send.cumsum(0), recv.cumsum(0))),
-        "These are the places where each rank's rows end. Splits are how many rows there are.",
+        "These are the places where each rank's rows end. Splits say how many rows each rank has.",
     ),
     (dict(count=lambda ranks, ep: torch.full((ep,), len(ranks) // ep)), "Tokens choose freely, so splits are uneven."),
     (
@@ -417,7 +417,7 @@ dispatch_backward.mistakes_of(
     ),
     (dict(back=as_many), f"Nothing was sent: these are gradients of other ranks' tokens. {ONLY_MOVED}"),
     (dict(back=lambda rows, grad: rows * 0), "All is 0: what arrived in the all-to-all was not used."),
-    (dict(back=means_of_all), "These are means of what is here. Each gradient belongs to one row: send it back."),
+    (dict(back=means_of_all), "These are means of what this rank has. Each gradient belongs to one row: send it back."),
     (dict(add=lambda x, tokens, rows: rows), f"These are gradients of the rows that were sent. {COPIED}"),
     (
         dict(add=lambda x, tokens, rows: x.index_add_(0, tokens.sort().values, rows)),
@@ -549,8 +549,8 @@ T_FORGOTTEN = (
     "both are divided by the number of tokens."
 )
 ALL_SCORES = (
-    "P_i is the mean over all tokens of what the router gave expert i, also where it was not chosen. Only so the loss "
-    "has a gradient for what might be chosen."
+    "P_i is the mean over all tokens of what the router gave expert i, also where it was not chosen. Only then does "
+    "the loss have a gradient for what might be chosen."
 )
 BOTH = "The loss multiplies two different things: f_i, counted from the choices, and P_i, the mean of the scores."
 auxiliary_loss.mistakes_of(
@@ -565,7 +565,7 @@ auxiliary_loss.mistakes_of(
         "E is forgotten, or the mean over experts was taken for the sum. The loss is E times the sum of f_i P_i, so "
         "that it is the coefficient if all is balanced.",
     ),
-    (dict(factor=lambda s, e: s.shape[1] ** 2), "E is in it twice: f_i = n_i / (T k), and then once times E."),
+    (dict(factor=lambda s, e: s.shape[1] ** 2), "E is a factor twice: the sum of f_i P_i is multiplied by E once."),
     (dict(factor=lambda s, e: e.shape[1]), "You multiplied by k. The factor before the sum is E, all experts."),
     (
         dict(factor=lambda s, e: 1 / s.shape[1]),
@@ -587,7 +587,7 @@ auxiliary_loss.mistakes_of(
     (dict(total=lambda f, p: (f - p).square().sum()), f"{BOTH} It does not compare them."),
     (
         dict(total=lambda f, p: f.std() / f.mean(), factor=lambda s, e: 1),
-        "This measures how uneven the loads are, but has no gradient.",
+        "This measures how uneven the loads are, but it has no gradient.",
     ),
     (dict(total=lambda f, p: (f * p).max()), "This is the largest of the products. The loss is their sum."),
 )  # fmt: skip
@@ -629,8 +629,8 @@ def divisor_wrongly(
 
 
 TOO_LARGE = (
-    "This averages over the copies of an expert. But the tokens of all d * c replicas reach each copy's ep group, so "
-    "with t = expert_tp every gradient would be ep times too large. Divide by d * c, as for any other parameter."
+    "This averages over the copies of an expert. But the copies together get the tokens of all d * c replicas, so with "
+    "t = expert_tp every gradient would be ep times too large. Divide by d * c, as for any other parameter."
 )
 COPIES = "An expert has t * c * d / (expert_tp * ep) copies: the experts' grid divides all ranks of a stage."
 BY_EP = "You divided by ep. There are d * c losses, wherever the experts are."
@@ -644,8 +644,8 @@ gradient_divisor.mistakes_of(
     (dict(divide=lambda t, c, d, etp, ep: t * d), NOT_TENSOR),
     (dict(divide=lambda t, c, d, etp, ep: t * c * d // etp), "These are expert_dp * ep ranks. There are d * c losses."),
     (dict(divide=lambda t, c, d, etp, ep: t * c * d // ep), "These are expert_dp * expert_tp ranks, not d * c losses."),
-    (dict(divide=lambda t, c, d, etp, ep: d * c * ep), "ep is in it as well. It adds no loss: divide by d * c."),
-    (dict(divide=lambda t, c, d, etp, ep: d * c * etp), "expert_tp is in it, and adds no loss: divide by d * c."),
+    (dict(divide=lambda t, c, d, etp, ep: d * c * ep), "ep is a factor, too. It adds no loss: divide by d * c."),
+    (dict(divide=lambda t, c, d, etp, ep: d * c * etp), "expert_tp is a factor, and adds no loss: divide by d * c."),
     (dict(divide=lambda t, c, d, etp, ep: d * c // ep), BY_EP),
     (dict(divide=lambda t, c, d, etp, ep: d * c / ep), BY_EP),
     (dict(divide=lambda t, c, d, etp, ep: d // ep), BY_EP),

@@ -57,6 +57,22 @@ def rebound(function: Callable) -> str:
     return ""
 
 
+def received_into_what_is_sent(function: Callable) -> str:
+    """Say which tensor one batch of messages both sends and receives into: what arrives may be sent on."""
+    nodes = [node for body in _bodies(function) for statement in body for node in ast.walk(statement)]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("P2POp")]
+    messages = [[ast.unparse(argument) for argument in call.args[:2]] for call in calls if len(call.args) > 1]
+    sent, received = (
+        [tensor for operation, tensor in messages if operation.endswith(end)] for end in ("isend", "irecv")
+    )
+    if not (both := [tensor for tensor in received if tensor in sent]):
+        return ""
+    return (
+        f"`{both[0]}` is sent and received into at the same time: what arrives may overwrite it before it has left. "
+        f"Receive into a new tensor, as from `torch.empty_like({both[0]})`."
+    )
+
+
 def _names(*nodes: ast.AST) -> set[str]:
     return {each.id for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)}
 

@@ -10,7 +10,7 @@ from course.pictures.plans import PP_SIZES, TP_SIZES, draw_plans
 from course.pictures.sizing import HALF, draw_memory, draw_step_time, together
 from course.pictures.style import AXIS_NAME, three_digits
 from course.sizing import DGX_A100, DGX_H100, RECOMPUTE, Hardware, Plan, StepTime, fullest, plan_traffic, step_time
-from course.sizing.published import table_1
+from course.sizing.runs_of_2021 import table_1
 from labkit.shape import GPT
 
 MODELS = {f"{row.billions:g} billion": row.plan.model for row in table_1()}

@@ -136,8 +136,10 @@ class TwoNodes(widgets.VBox):
 
     def _note(self, line: str) -> None:
         if re.match(r"\d+ ranks? \(", line):
-            self.said.append(line.split(";")[0])
-            self.losses.append([])
+            said = line.split(";")[0]
+            if self.losses[-1:] != [[]] or said != self.said[-1]:  # not the other node's line on the same start
+                self.said.append(said)
+                self.losses.append([])
         elif found := re.match(r"step (\d+)/\d+: loss ([\d.]+)", line):
             self.losses[-1].append((int(found[1]), float(found[2])))
 

@@ -1,9 +1,12 @@
 """Ten faults of training a mixture of experts, and who met them."""
 
+from unittest.mock import patch
+
 from course.museum.faults import Fault
 from labkit import expert_parallel
 from labkit.expert_parallel import Experts, Router, layer
 from labkit.placement import Placement, placement_of
+from labkit.tensor_parallel import shards
 from labkit.train import gradients
 
 
@@ -88,7 +91,13 @@ def recomputation_counts_too():
 
 
 def every_rank_loads_the_first_experts():
-    layer.shard_like = lambda whole, weight: whole[: len(weight)]
+    right = layer.draw
+
+    def draw(weight, init_method):
+        with patch.object(shards, "shard_like", lambda whole, weight: whole[: len(weight)]):
+            return right(weight, init_method)
+
+    layer.draw = draw
 
 
 EXPERT_FAULTS = [

@@ -22,7 +22,7 @@ STEPS = (
     ("3 send", "An all-to-all takes each copy to the rank of its expert; there they lie by sender"),
     ("4 compute", "Each rank sorts what it got by expert, and its experts compute: a row is an expert's load"),
     ("5 return", "The same all-to-all the other way: each copy is back on the rank of its token"),
-    ("6 weigh", "The outputs of each token are added up, weighed by their probabilities, as wide as they are"),
+    ("6 weigh", "The outputs of each token are added up, weighted by their probabilities (the widths)"),
 )
 
 
@@ -56,7 +56,7 @@ class _Ground:
         down, right = divmod(number, self.line)
         return LEFT + right * self.left, self.top(rank) + down * LANE, self.left - 2, LANE - 6
 
-    def among_experts(self, rank: int, down: int, right: int) -> Place:
+    def among_experts(self, rank: int, down: float, right: int) -> Place:
         return LANES + right * self.right, self.top(rank) + down * LANE, self.right - 1, LANE - 6
 
     def places(self, number: int) -> dict[Copy, Place]:
@@ -69,9 +69,11 @@ class _Ground:
             elif number in (1, 4):
                 found |= {each: self.among_tokens(rank, at) for at, each in enumerate(routed.sent(rank))}
             elif number == 2:
-                longest = max(1, *routed.loads)
-                for at, each in enumerate(routed.received(rank)):
-                    found[each] = self.among_experts(rank, *divmod(at, longest))
+                longest, received = max(1, *routed.loads), routed.received(rank)
+                middle = (routed.num_own - math.ceil(len(received) / longest)) / 2  # between lanes: not yet an expert's
+                for at, each in enumerate(received):
+                    down, right = divmod(at, longest)
+                    found[each] = self.among_experts(rank, down + middle, right)
             else:
                 for expert in range(rank * routed.num_own, (rank + 1) * routed.num_own):
                     there = [each for each in routed.received(rank) if each.expert == expert]
@@ -151,7 +153,7 @@ def _tables(routed: Routed, names: Sequence[Sequence[str]]) -> list[tuple[Sequen
     to = "rank", *(f"to rank {rank}" for rank in ranks), "gets"
     return [
         (("rank", "chooses"), chosen), (("rank", "sends"), sorts), (to, sends), (("expert", "on rank", "load"), loads),
-        (("rank", "gets back"), sorts), (("rank", "outputs of experts, weighed"), returned),
+        (("rank", "gets back"), sorts), (("rank", "outputs of experts, weighted"), returned),
     ]  # fmt: skip
 
 
@@ -179,4 +181,5 @@ def draw_loads(loads: Mapping[str, Sequence[float]], ep_size: int, most: float, 
             marks.append(label(f"e{panel}.{expert}", at + pitch / 2, TOP + BARS + 12, str(expert), anchor="middle"))
         rows.append([name, *(f"{load:.2f}" for load in own)])
     heads = "", *(f"expert {expert}" for expert in range(len(rows[0]) - 1))
-    return titled(title, "; ".join(says), marks, Table(heads, rows, "Times the mean load."), bottom=TOP + BARS + 22)
+    table = Table(heads, rows, "Times the mean load.")
+    return titled(title, "; ".join(says), marks, table, "The dashed line is the mean.", TOP + BARS + 22)

@@ -35,7 +35,7 @@ memory_left = Number(
 times_as_long = Choice(
     "09.times_as_long",
     "A backward pass costs about as many FLOPs as two forward passes. "
-    "How many FLOPs has a step in which the whole layer is recomputed, compared with one without?",
+    "How many FLOPs does a step take if the whole layer is recomputed, compared with one without?",
     {
         "1": "Just as many",
         "1.3333333333333333": "More, up to 4/3",

@@ -7,8 +7,8 @@ more_flops = Number(
     "A layer has E experts, MLPs of the same size, and k = 2 of them compute each token. E grows from 8 to 64, for the "
     "same tokens. The layer has almost 8 times as many parameters. It computes how many times as many FLOPs?",
     {
-        8: "Eight times as many experts are there. How many of them compute a token?",
-        4: "k stays: 2 of 8 experts compute a token before, 2 of 64 afterwards.",
+        8: "There are eight times as many experts. How many of them compute a token?",
+        4: "k stays the same: first 2 of 8 experts compute a token, then 2 of 64.",
         0.125: "The share of experts that compute a token falls. Their number does not.",
     },
     tolerance=0.03,
@@ -20,14 +20,14 @@ active_share = Choice(
     "What share of all parameters computes a token?",
     {"less": "Less than a quarter", "equal": "A quarter", "more": "More than a quarter"},
     {
-        "equal": "That is so for the experts. What else does the model consist of?",
+        "equal": "That is right for the experts. What else does the model consist of?",
         "less": "Attention, norms and embeddings are not chosen: they compute every token.",
     },
 )
 
 experts_of_the = Number(
     "15.experts_of_the",
-    "k = 2. The word “the” stands five times in the text, on all four ranks, and has the same vector everywhere. "
+    "k = 2. The word “the” occurs five times in the text, on all four ranks, and has the same vector everywhere. "
     "How many different experts compute these five?",
     {
         10: "Five tokens make two choices each. But on what does a choice depend?",
@@ -46,14 +46,14 @@ slowest = Number(
         8: "That is the load of expert 0 over the mean load of 8 experts. A rank has two of them.",
         16: "It computes 16 rows. And with even loads?",
         2: "With even loads each of the four ranks computes 4 rows.",
-        1: "The work is the same in all, but now one rank does it.",
+        1: "The work in all is the same, but now one rank does it.",
     },
 )
 
 ep_group = Choice(
     "15.ep_group",
     "16 GPUs with t = c = d = p = 2, and for the experts expert_tp = 1, ep = 4. "
-    "Which ranks have all experts of the first layer together, rank 0 among them?",
+    "Which ranks, rank 0 among them, have all experts of the first layer between them?",
     {
         "[0, 1, 2, 3]": "0, 1, 2, 3",
         "[0, 2, 4, 6]": "0, 2, 4, 6",
@@ -70,7 +70,7 @@ ep_group = Choice(
 
 largest_ep = Number(
     "15.largest_ep",
-    "The same 16 GPUs, t = c = d = p = 2, expert_tp = 1, and 64 experts in a layer. Which is the largest ep that fits?",
+    "The same 16 GPUs, t = c = d = p = 2, expert_tp = 1, and 64 experts in a layer. What is the largest ep that fits?",
     {
         2: "ep need not divide d. The second grid has all ranks of a stage to divide among its own axes.",
         4: "That is d · c. Tensor ranks may have different experts, too, as expert_tp is 1.",
@@ -85,9 +85,9 @@ more_ranks = Number(
     "A rank sends how many times as many bytes to other ranks?",
     {
         4: "There are four times as many ranks, but not four times as many rows. What share of its rows leaves a rank?",
-        7: "There are seven times as many others. But each of them gets fewer rows.",
+        7: "A rank has seven times as many partners. But each of them gets fewer rows.",
         1: "The rows are as many as before. But some of them stay on the rank: a half, and then?",
-        0.25: "That is how the share that stays falls. What does a rank send?",
+        0.25: "That is how much less stays on the rank. How much does it send?",
     },
     tolerance=0.01,
 )
@@ -127,8 +127,8 @@ dropped = Number(
     {
         0: "All experts have the same load, over all ranks. But a rank counts its own tokens only.",
         12.5: "That is what is kept: on each rank, its expert has room for an eighth of the rank's tokens.",
-        50: "On a rank each expert has room for T k/E of its tokens, and here all of them choose the same one.",
-        100: "Each rank keeps as many as fit into the expert that its tokens chose.",
+        50: "On each rank an expert has room for T k/E of its tokens, and here all of them choose the same one.",
+        100: "Each rank keeps as many tokens as the expert that they chose has room for.",
     },
     unit="%",
     tolerance=0.005,
@@ -141,7 +141,7 @@ too_large = Number(
     "How many times too large are they?",
     {
         1: "An expert gets tokens from how many replicas, and the loss of all is the mean of how many?",
-        2: "Averaged over 2, where 8 losses are averaged: how much is missing?",
+        2: "They are divided by 2, and should be divided by 8: how much is missing?",
         8: "They are divided by 2 already.",
         0.25: "They are divided by too little, so they are too large.",
     },

@@ -47,6 +47,17 @@ curves_apart = Choice(
     },
 )
 
+words_written = Choice(
+    "08.words_written",
+    "After 150 steps the model writes four lines, letter by letter. How many of its words are words of the language?",
+    {"0.1": "One in ten, or fewer", "0.5": "Up to a half", "0.99": "More than a half, but not all", "1": "All of them"},
+    {
+        "0.1": "The loss comes near the floor. How could it, if the model did not know the words?",
+        "0.5": "Inside a word, the next letter is nearly certain. Look at how near the loss comes to the floor.",
+        "1": "Letters are drawn, each by its probability: now and then one with a small probability.",
+    },
+)
+
 near_float32 = Choice(
     "08.near_float32",
     "Which of the two runs with bfloat16 ends less than 0.01 nats from the loss of float32?",

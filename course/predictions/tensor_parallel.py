@@ -70,12 +70,13 @@ num_pair_messages = Number(
 link_share = Number(
     "07.link_share",
     "4 layers, 4 ranks. In each design, leave out the backward collective of the first layer, whose input needs no "
-    "gradient. How many bytes does column-row put on a link, in percent of the gathered design with reduce-scatters?",
+    "gradient. How many bytes does column-row put on a link, as a percentage of the gathered design with "
+    "reduce-scatters?",
     {
         100: "That is right in the middle of a deep network. Now subtract what the first layer saves, in each design.",
         60: "That is the share of the first version, whose backward runs all-reduces.",
         42.9: "That is 3 of 7 collectives. But an all-gather puts half as much on a link as an all-reduce.",
-        116.7: "That is the gathered design, in percent of column-row.",
+        116.7: "That is the gathered design, as a percentage of column-row.",
     },
     unit="%",
     tolerance=0.02,

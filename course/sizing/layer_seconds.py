@@ -61,21 +61,36 @@ def layer_seconds(plan: Plan, hardware: Hardware, has_experts: bool = False) -> 
     core_passes = passes + 1 if plan.recompute == "selective" else passes  # of the attention: products and scores
     if plan.fused_attention:
         core_passes = passes - 2 + FUSED_BACKWARD
-    flops = passes * 2 * tokens * weights / t + core_passes * core_flops(plan)
+    linear, core = passes * 2 * tokens * weights / t, core_passes * core_flops(plan)
     divided = ACTIVATION[model.mlp] * width + HEADS * (q + 2 * kv) + rows
     divided += ROPE * (q + kv) if model.positions == "rope" else 0
     bytes_moved = passes * tokens * (h * NORMS_AND_DROPOUTS / (t if plan.sequence_parallel else 1) + divided / t)
     if not plan.fused_attention:
         bytes_moved += core_passes * a * tokens * model.seq_length * SCORES / t
     all_reduce = 2 * (t - 1) / t * activation_bytes(plan) / link_rate(plan, hardware, "tp")
+    sent = halves / 2 * all_reduces(plan.recompute, plan.sequence_parallel)
+    hidden = hardware.hidden
     return {
-        "products": flops / hardware.product_rate,
+        "products": linear / linear_rate(plan, hardware) + core / hardware.product_rate,
         "memory_bound": bytes_moved / hardware.memory_rate,
         "overhead": passes * hardware.layer_overhead_seconds,
-        "tensor_parallel": halves / 2 * all_reduces(plan.recompute, plan.sequence_parallel) * all_reduce,
-        "context_parallel": context_seconds(plan, hardware),
-        "expert_parallel": expert_seconds(plan, hardware) if has_experts else 0.0,
+        "tensor_parallel": (1 - hidden.tensor) * sent * all_reduce,
+        "context_parallel": (1 - hidden.context) * context_seconds(plan, hardware),
+        "expert_parallel": (1 - hidden.expert) * expert_seconds(plan, hardware) if has_experts else 0.0,
     }
+
+
+def linear_rate(plan: Plan, hardware: Hardware) -> float:
+    """Return the FLOP/s that the products of linear layers reach in the plan's precision.
+
+    Raises:
+        ValueError: fp8 on a GPU that has none.
+    """
+    if plan.precision == "bf16":
+        return hardware.product_rate
+    if hardware.fp8_peak_flops is None:
+        raise ValueError(f"precision='fp8', but {hardware.name} says no fp8_peak_flops: use precision='bf16'")
+    return hardware.fp8_peak_flops * hardware.fp8_efficiency
 
 
 def mlp_parameters(model: GPT) -> int:
@@ -128,7 +143,7 @@ def context_seconds(plan: Plan, hardware: Hardware) -> float:
 
 def logits_seconds(plan: Plan, hardware: Hardware) -> dict[str, float]:
     """Return the seconds of the output layer and the loss for one micro-batch, forward and backward."""
-    logits = num_tokens(plan) * plan.model.vocab_size / plan.tp_size
+    logits = num_tokens(plan) * plan.vocab_size / plan.tp_size
     return {
         "products": 6 * logits * plan.model.hidden_size / hardware.product_rate,
         "memory_bound": LOSS * logits / hardware.memory_rate,

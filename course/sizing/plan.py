@@ -7,13 +7,14 @@ from functools import cached_property
 
 from course.sizing.context import check_way
 from course.sizing.flops import RECOMPUTE
-from course.sizing.shapes import AnyGPT
+from course.sizing.folded import FOLDED, UNITS, folded
 from labkit.layout import ParallelLayout
-from labkit.partition import layers_of_stage, split_layers
+from labkit.partition import split_layers
 from labkit.shape import GPT
 from labkit.sizes import check_size, divisors, does_not_divide, either
 
 _CHOICES = {"recompute": RECOMPUTE, "zero_stage": (0, 1, 2, 3), "gradient_bytes": (2, 4)}
+_CHOICES |= {"precision": ("bf16", "fp8"), "schedule": (None, *FOLDED)}
 
 
 class Misfit(ValueError):
@@ -67,18 +68,23 @@ class Plan:
     """How many ranks divide each expert: tp_size if None."""
     stage_layers: Sequence[int] | None = None
     """Layers of each of the p v stages, as `labkit.partition.split_layers` makes them; equally many if None."""
+    schedule: str | None = None
+    """One of a V, which needs 2 chunks (`course.sizing.folded`); else 1F1B, interleaved if there are chunks."""
+    precision: str = "bf16"
+    """Of the products in linear layers; attention, logits and all else stay in 16 bits."""
+    pad_vocab_to: int | None = None
+    """Megatron-LM pads the vocabulary to a multiple of 128 t: give 128. Not padded if None."""
 
     def __post_init__(self):
         sizes = "world_size", "batch_size", "tp_size", "pp_size", "micro_batch_size", "num_chunks", "cp_size", "ep_size"
-        for name in (*sizes, *["expert_tp_size"] * (self.expert_tp_size is not None)):
+        optional = [name for name in ("expert_tp_size", "pad_vocab_to") if getattr(self, name) is not None]
+        for name in (*sizes, *optional):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name}={value!r} is unknown: use {either(choices)}")
         if (heads := self.model.num_attention_heads) is None:
             raise ValueError(f"{self.model} does not say its num_attention_heads, on which attention's memory depends")
-        if isinstance(self.model, AnyGPT) and self.model.latent_attention is not None:
-            raise ValueError("latent attention is only modelled as a number of parameters: see `count_parameters`")
         check_way(self.context_parallel)
         context = {"cp_size": self.cp_size} if self.cp_size > 1 else {}
         shares_heads = {"tp_size": self.tp_size} | (context if self.context_parallel == "ulysses" else {})
@@ -116,11 +122,34 @@ class Plan:
                 f"num_chunks={v} needs a pipeline of several stages",
                 "pp_size=1 has one, use num_chunks=1",
             )
-        if v > 1 and self.num_micro_batches % p:
+        if self.schedule:
+            self._check_folded()
+        elif v > 1 and self.num_micro_batches % p:
             raise Misfit(
                 "pp_size must divide the micro-batches of interleaved chunks",
                 f"pp_size={p} does not divide the {self.num_micro_batches} micro-batches",
                 "use num_chunks=1, or a different micro_batch_size (Megatron-LM interleaves in rounds of p)",
+            )
+
+    def _check_folded(self):
+        name, p, m = self.schedule, self.pp_size, self.num_micro_batches
+        if p == 1 or self.num_chunks != 2:
+            raise Misfit(
+                "a V needs a pipeline with 2 chunks",
+                f"schedule={name!r} needs several stages with 2 chunks, not pp_size={p}, num_chunks={self.num_chunks}",
+                "use pp_size=2 or more and num_chunks=2, or schedule=None",
+            )
+        if name == "dualpipe-v" and m < 2 * p:
+            raise Misfit(
+                "dualpipe-v needs 2 * pp_size micro-batches",
+                f"schedule={name!r} needs 2 * pp_size={2 * p} micro-batches, there are {m}",
+                "use a larger batch_size, or zero-bubble-v",
+            )
+        if self.zero_stage > 1:
+            raise Misfit(
+                "ZeRO stages 2 and 3 do not go with a V",
+                f"zero_stage={self.zero_stage} sends gradients when backward ends, schedule={name!r} has some later",
+                "use zero_stage=1, or schedule=None",
             )
 
     def _check_attention(self):
@@ -185,15 +214,37 @@ class Plan:
         """Return how many layers a GPU of this pipeline rank has, in all its chunks."""
         if self.stage_layers is None:
             return self.num_chunks * self.layers_per_chunk
-        return sum(self.stage_layers[pp_rank :: self.pp_size])
+        return sum(self.stage_layers[stage] for stage in self.stages_of_rank(pp_rank))
+
+    def stages_of_rank(self, pp_rank: int) -> Sequence[int]:
+        """Return which of the p v stages a rank has, chunk by chunk: every p-th, or in a V one from each end."""
+        num_stages = self.pp_size * self.num_chunks
+        if self.schedule:
+            return pp_rank, num_stages - 1 - pp_rank
+        return range(pp_rank, num_stages, self.pp_size)
+
+    @property
+    def loss_rank(self) -> int:
+        """The pipeline rank that has the last layer, the logits and the loss: the last, but in a V the first."""
+        return 0 if self.schedule else self.pp_size - 1
+
+    @property
+    def vocab_size(self) -> int:
+        """The words of the embedding, those that only fill it up included."""
+        multiple = self.tp_size * (self.pad_vocab_to or 0)
+        return -(-self.model.vocab_size // multiple) * multiple if multiple else self.model.vocab_size
 
     def num_moe_layers(self, stage: int) -> int:
         """Return how many layers of a stage, in all of its chunks, have experts."""
-        if not self.model.num_experts:
-            return 0
+        return self._moe_layers[stage] if self.model.num_experts else 0
+
+    @cached_property
+    def _moe_layers(self) -> list[int]:
         num_layers, num_stages = self.model.num_layers, self.pp_size * self.num_chunks
-        chunks = [layers_of_stage(num_layers, each, num_stages, self.stage_layers) for each in range(num_stages)]
-        return sum(self.model.has_experts(layer) for chunk in chunks[stage :: self.pp_size] for layer in chunk)
+        split = self.stage_layers or split_layers(num_layers, num_stages)
+        first = [sum(split[:stage]) for stage in range(num_stages)]
+        found = [sum(map(self.model.has_experts, range(at, at + size))) for at, size in zip(first, split)]
+        return [sum(found[stage] for stage in self.stages_of_rank(rank)) for rank in range(self.pp_size)]
 
     @cached_property
     def layout(self) -> ParallelLayout:
@@ -202,9 +253,16 @@ class Plan:
         return ParallelLayout(*sizes, ep_size=self.ep_size, expert_tp_size=self.etp_size)
 
     @property
+    def bubble_slots(self) -> float:
+        """In how many micro-batches' time a rank is idle in a step: (p-1)/v; in a V, what `folded` counts."""
+        if self.schedule:
+            return folded(self.schedule, self.pp_size, self.num_micro_batches).idle / UNITS
+        return (self.pp_size - 1) / self.num_chunks
+
+    @property
     def bubble_over_ideal(self) -> float:
-        """Idle time over ideal time: (p-1)/(v m)."""
-        return (self.pp_size - 1) / (self.num_chunks * self.num_micro_batches)
+        """Idle time over ideal time: (p-1)/(v m), but in a V."""
+        return self.bubble_slots / self.num_micro_batches
 
 
 def _check_divides(name: str, whole: int, other_way_out: str = "", /, **factors: int) -> None:

@@ -24,13 +24,16 @@ class AnyGPT(GPT):
     num_dense_layers: int = 0  # at the start, before those with experts
 
     def __post_init__(self):
-        super().__post_init__()
-        if self.num_attention_heads is None:
+        if (heads := self.num_attention_heads) is None:
             raise ValueError("a head_size needs num_attention_heads: give it too")
+        width = check_size("hidden_size", self.hidden_size)
+        if self.head_size is not None:  # heads need not divide h: what a GPT checks of h holds for their own width
+            own = check_size("head_size", self.head_size) * check_size("num_attention_heads", heads)
+            object.__setattr__(self, "hidden_size", own)
+        super().__post_init__()
+        object.__setattr__(self, "hidden_size", width)
         for name in ("attention_norms", "num_dense_layers"):
             check_size(name, getattr(self, name), least=0)
-        if self.head_size is not None:
-            check_size("head_size", self.head_size)
 
     @property
     def query_size(self) -> int:
@@ -57,6 +60,11 @@ class AnyGPT(GPT):
     def num_parameters(self) -> int:
         biases = self.query_size - self.hidden_size if self.bias else 0
         return super().num_parameters + self.num_layers * (self.attention_norms + biases)
+
+    @property
+    def num_moe_layers(self) -> int:
+        dense = -(-min(self.num_dense_layers, self.num_layers) // self.moe_layer_freq) if self.num_experts else 0
+        return super().num_moe_layers - dense
 
     def has_experts(self, layer: int) -> bool:
         return layer >= self.num_dense_layers and super().has_experts(layer)

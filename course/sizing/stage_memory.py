@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from course.sizing.experts import KEPT_OF_HIDDEN, kept_bytes_per_token
+from course.sizing.folded import folded
 from course.sizing.plan import Plan
 from course.sizing.shapes import AnyGPT, query_size
 from labkit.shape import GPT
@@ -82,6 +83,7 @@ def activation_bytes_per_layer(
     what the MLP keeps of its 4h hidden units, 16: the GeLU's input and output. Query groups make k and v smaller.
     SwiGLU keeps 4 numbers for each hidden unit: gate, SiLU(gate), the other factor and the product, as torch does
     without a fused kernel. The 10 are the inputs of two norms and two linear layers, and two dropout masks of 1 byte.
+    Latent attention also keeps its latents, before their norms and after: all ranks have them whole.
     With ``expert_tp_size`` the layer has experts, which all get as many tokens (`kept_bytes_per_token`).
 
     Source: arXiv 2205.05198, table 2; arXiv 2307.08691, section 3.1, for what fused attention keeps.
@@ -96,18 +98,21 @@ def activation_bytes_per_layer(
     if expert_tp_size is not None:
         mlp = KEPT_OF_HIDDEN[model.mlp] * model.num_shared_experts * model.expert_width
         linear_inputs = 2 if model.num_shared_experts else 1
+    latents = 2 * 2 * model.attention_norms if isinstance(model, AnyGPT) and model.latent_attention else 0
     divided_by_heads = 2 * (2 * query_size(model) + 2 * model.kv_size + mlp) + of_a_head * model.num_attention_heads
     if expert_tp_size is not None:
         divided_by_heads += kept_bytes_per_token(model, expert_tp_size)
-    return tokens * ((6 + 2 * linear_inputs) * h / of_tokens + divided_by_heads / t)
+    return tokens * ((6 + 2 * linear_inputs) * h / of_tokens + latents + divided_by_heads / t)
 
 
 def in_flight(plan: Plan, stage: int) -> int:
     """Return the most passes through a chunk whose activations a GPU holds at once, with 1F1B or interleaved 1F1B.
 
-    This is the formula for `labkit.schedules.Schedule.peak_in_flight`.
+    This is the formula for `labkit.schedules.Schedule.peak_in_flight`; a V's is that of the schedule itself.
     """
     p, m, v = plan.pp_size, plan.num_micro_batches, plan.num_chunks
+    if plan.schedule:
+        return folded(plan.schedule, p, m).held[stage]
     return min(p - stage, m) if v == 1 else min(v * m, 2 * (p - stage - 1) + (v - 1) * p + 1)
 
 
@@ -135,15 +140,16 @@ def stage_activation_bytes(plan: Plan, stage: int) -> float:
     if stage == 0:  # masks of the embedding's dropout: interleaving keeps two rounds of p micro-batches under way
         rounds = 1 if plan.num_chunks == 1 else 2
         total += min(rounds * plan.pp_size, plan.num_micro_batches) * hidden
-    if stage == plan.pp_size - 1:
-        total += 4 * hidden + 4 * tokens * model.vocab_size / t  # last norm, logits in 16 and 32 bits
+    if stage == plan.loss_rank:
+        total += 4 * hidden + 4 * tokens * plan.vocab_size / t  # last norm, logits in 16 and 32 bits
     return total
 
 
 def stage_parameters(plan: Plan, stage: int) -> float:
     """Return the parameters on a GPU: matrices and column biases are divided by t, norms and row biases are whole.
 
-    So are routers; of experts, see `expert_parameters`. The first and the last stage both have a tied embedding;
+    So are routers; latent attention's matrices are taken to be divided, too. Of experts, see `expert_parameters`. The
+    first and the last stage both have a tied embedding, but in a V they are on one rank, which has it once;
     otherwise each has a matrix of its own.
     """
     model, t = plan.model, plan.tp_size
@@ -159,11 +165,11 @@ def stage_parameters(plan: Plan, stage: int) -> float:
         mlp = (up + 1) * h * model.mlp_width / t + (up * model.mlp_width / t + h if model.bias else 0)
         shared = model.num_shared_experts * model.num_expert_parameters / t
         total += moe_layers * (shared + h * (model.num_experts or 0) - mlp) + expert_parameters(plan, stage)
-    words = model.vocab_size * h / t
+    words = plan.vocab_size * h / t
     if stage == 0:
         total += words + (model.seq_length * h if model.positions == "learned" else 0)
-    if stage == plan.pp_size - 1:
-        total += norm + (words if plan.pp_size > 1 or not model.tied else 0)
+    if stage == plan.loss_rank:
+        total += norm + (words if stage > 0 or not model.tied else 0)
     return total
 
 

@@ -2,8 +2,8 @@
 
 The step is a sum of parts: matrix products, kernels that only move memory, overhead, the tensor-parallel collectives,
 what attention waits for other context ranks, the pipeline's messages and its bubble, the gradients' all-reduce, the
-optimizer. Nothing overlaps but a ring's messages with its blocks, and nothing did in the published runs that the
-estimate is compared with. None of those had fused attention or context parallelism.
+optimizer. Nothing overlaps but a ring's messages with its blocks, as in the runs of 2021 (`course.sizing.table_1`);
+unless the hardware says which share of the messages is `Hidden`, as in the runs of `course.sizing.runs`.
 """
 
 from dataclasses import dataclass, fields
@@ -69,38 +69,40 @@ class StepTime:
 
 
 def step_time(plan: Plan, hardware: Hardware) -> StepTime:
-    """Estimate a step on the GPUs of the last stage, which also compute the logits.
+    """Estimate a step on the GPUs of the pipeline rank that takes longest for a micro-batch; it sets the pace.
 
-    If stages differ in layers, the fullest sets the pace, and is taken to have the logits too.
-
-    Raises:
-        ValueError: ZeRO stages 2 and 3, which send in the middle of a step; that is not modelled.
+    With as many layers everywhere it is the one that also computes the logits. Chunks of a rank count as their mean.
     """
-    check_is_modelled(plan)
-    m, bubble_slots = plan.num_micro_batches, (plan.pp_size - 1) / plan.num_chunks
-    layers = plan.num_chunks * plan.layers_per_chunk
-    layer, logits = layer_seconds(plan, hardware), logits_seconds(plan, hardware)
-    last = plan.pp_size - 1
-    if share := plan.num_moe_layers(last) / plan.layers_of_rank(last):  # the mean of both kinds
-        with_experts = layer_seconds(plan, hardware, has_experts=True)
-        layer = {part: (1 - share) * seconds + share * with_experts[part] for part, seconds in layer.items()}
-    work = {part: m * (layers * seconds + logits.get(part, 0.0)) for part, seconds in layer.items()}
+    ranks = [plan.loss_rank] if plan.stage_layers is None else range(plan.pp_size)
+    layer, once = max((_of_a_micro_batch(plan, hardware, rank) for rank in ranks), key=lambda each: _total(*each))
+    m, bubble_slots = plan.num_micro_batches, plan.bubble_slots
+    work = {part: m * (seconds + once.get(part, 0.0)) for part, seconds in layer.items()}
     messages = 2 * plan.num_chunks * message_seconds(plan, hardware) if plan.pp_size > 1 else 0.0  # there and back
+    if plan.num_chunks > 1:  # the rank has another chunk to compute while one waits
+        messages *= 1 - hardware.hidden.pipeline
     return StepTime(
         plan,
         hardware,
         **work,
         pipeline_messages=(m + bubble_slots) * messages,
-        bubble=bubble_slots * layers * sum(layer.values()),
-        data_parallel=gradients_seconds(plan, hardware),
+        bubble=bubble_slots * sum(layer.values()),
+        data_parallel=gradients_seconds(plan, hardware) - hidden_gradients(plan, hardware, sum(layer.values())),
         optimizer=optimizer_seconds(plan, hardware),
     )
 
 
-def check_is_modelled(plan: Plan) -> None:
-    """Raise ValueError for ZeRO stages 2 and 3, whose messages are in none of the formulas."""
-    if plan.zero_stage > 1:
-        raise ValueError(f"zero_stage={plan.zero_stage}: what it sends in a step is not modelled, use 0 or 1")
+def _of_a_micro_batch(plan: Plan, hardware: Hardware, rank: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the seconds of a pipeline rank's layers, and of the logits if it has them, by part."""
+    layers, layer = plan.layers_of_rank(rank), layer_seconds(plan, hardware)
+    if share := plan.num_moe_layers(rank) / layers:  # the mean of both kinds
+        with_experts = layer_seconds(plan, hardware, has_experts=True)
+        layer = {part: (1 - share) * seconds + share * with_experts[part] for part, seconds in layer.items()}
+    logits = logits_seconds(plan, hardware) if rank == plan.loss_rank else {}
+    return {part: layers * seconds for part, seconds in layer.items()}, logits
+
+
+def _total(*parts: dict[str, float]) -> float:
+    return sum(sum(each.values()) for each in parts)
 
 
 def message_seconds(plan: Plan, hardware: Hardware) -> float:
@@ -114,15 +116,28 @@ def message_seconds(plan: Plan, hardware: Hardware) -> float:
 
 
 def gradients_seconds(plan: Plan, hardware: Hardware) -> float:
-    """Return the seconds of the gradients' all-reduce; ZeRO-1 reduce-scatters, then gathers the 16-bit weights.
+    """Return the seconds of the gradients' all-reduce, and of what ZeRO sends instead.
 
-    It runs over all ranks that have the same weights, d c of them; for experts, those of expert_dp.
+    Stage 1 reduce-scatters, then gathers the 16-bit weights. Stage 2 reduce-scatters after each micro-batch, stage 3
+    also gathers the weights twice in each (`course.sizing.fully_sharded.collectives`). It runs over all ranks that have
+    the same weights, d c of them; for experts, those of expert_dp.
     """
-    each = plan.gradient_bytes + (2 if plan.zero_stage else plan.gradient_bytes)
+    m, g = plan.num_micro_batches, plan.gradient_bytes
+    each = [g + g, g + 2, m * g + 2, m * (g + 2 * 2)][plan.zero_stage]
     experts = expert_parameters(plan, 0)
     sent = (plan.dp_cp_size - 1) / plan.dp_cp_size * each * (stage_parameters(plan, 0) - experts)
     of_experts = (plan.expert_dp_size - 1) / plan.expert_dp_size * each * experts
     return sent / link_rate(plan, hardware, "dp") + of_experts / link_rate(plan, hardware, "expert_dp")
+
+
+def hidden_gradients(plan: Plan, hardware: Hardware, micro_batch: float) -> float:
+    """Return the seconds of these messages that are hidden, given how long a rank computes a ``micro_batch``.
+
+    They find work to hide behind in the last micro-batch and, for weights, in the first; with several chunks, in p
+    micro-batches, a round; in all of them, if ZeRO stages 2 and 3 send in all of them.
+    """
+    behind = plan.num_micro_batches if plan.zero_stage > 1 else plan.pp_size if plan.num_chunks > 1 else 1
+    return hardware.hidden.data * min(gradients_seconds(plan, hardware), behind * micro_batch)
 
 
 def optimizer_seconds(plan: Plan, hardware: Hardware) -> float:

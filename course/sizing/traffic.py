@@ -13,7 +13,6 @@ from course.sizing.experts import all_to_all_bytes, expert_gather_bytes, mlp_hal
 from course.sizing.layer_seconds import all_reduces
 from course.sizing.plan import Plan
 from course.sizing.ring import bus_factor
-from course.sizing.step_seconds import check_is_modelled
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
 from labkit.sizes import check_size
@@ -114,9 +113,13 @@ def plan_traffic(plan: Plan, gpus_per_node: int) -> dict[str, Traffic]:
     Megatron-LM can instead let each GPU of a tensor group send 1/t and then gather, which is what `step_time` assumes.
 
     Raises:
-        ValueError: ZeRO stages 2 and 3, as in `step_time`.
+        ValueError: ZeRO stages 2 and 3, whose messages are in none of these formulas; a V, whose messages turn
+            around at the last rank.
     """
-    check_is_modelled(plan)
+    if plan.zero_stage > 1:
+        raise ValueError(f"zero_stage={plan.zero_stage}: what it sends in a step is not counted here, use 0 or 1")
+    if plan.schedule:
+        raise ValueError(f"schedule={plan.schedule!r}: its messages are not counted here, use schedule=None")
     gathered = 2 if plan.zero_stage else plan.gradient_bytes  # ZeRO-1 gathers weights instead
     return step_traffic(
         plan.model,

@@ -64,9 +64,7 @@ class DataParallel(Replica):
             if a parameter is in no bucket, or in those of a newer wrapper. In ``backward(create_graph=True)``.
     """
 
-    def __init__(
-        self, module: nn.Module, group: dist.ProcessGroup, *, bucket_bytes: int = BUCKET_BYTES, overlap: bool = True
-    ):
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup, *, bucket_bytes=BUCKET_BYTES, overlap=True):
         super().__init__()
         bucket_bytes = check_size("bucket_bytes", bucket_bytes, least=0)
         check_replicas(module, group)

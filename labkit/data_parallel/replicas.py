@@ -98,9 +98,7 @@ class Hook:
             return method(*(each() for each in self.given), *args)
 
 
-def materialize(
-    module: nn.Module, device: torch.device, memory: dict[nn.Parameter, nn.Parameter] | None = None
-) -> None:
+def materialize(module: nn.Module, device: torch.device, memory: dict | None = None) -> None:
     """Replace all meta tensors of a module by ones on ``device``, and let ``reset_parameters()`` fill them.
 
     Tensors that modules share stay shared. ``memory`` maps parameters to the tensors to use instead of new ones.

@@ -17,19 +17,20 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from labkit.communication import all_to_all
 from labkit.expert_parallel.router import Load, Router, drop_tokens
 from labkit.groups import ProcessGroups
 from labkit.partition import check_divides
 from labkit.placement import PlacedModule, Placement, Shard
 from labkit.sizes import check_size
-from labkit.tensor_parallel import ParallelMLP, shard_like
+from labkit.tensor_parallel import ParallelMLP
 from labkit.tensor_parallel.blocks import activation
 from labkit.tensor_parallel.linear import needed_gradients
 from labkit.tensor_parallel.operators import SEQUENCE_DIM, copy_to_tp, reduce_from_tp
+from labkit.tensor_parallel.shards import draw
 
 
 class Exchange(NamedTuple):
@@ -54,7 +55,7 @@ def dispatch(
     chosen = flat.new_zeros(num_experts + 1).scatter_add_(0, flat, torch.ones_like(flat))[:-1]
     ranges = [layout.experts_of(rank, num_experts) for rank in layout.group_of(groups.rank, "expert_tp", "ep")]
     send = torch.stack([chosen[each.start : each.stop] for each in ranges])  # [ranks, experts of a rank]
-    recv = _all_to_all(send, [1] * len(ranges), [1] * len(ranges), groups.tp_ep)
+    recv = all_to_all(send, groups.tp_ep)
     starts = [*accumulate(chosen.tolist(), initial=0)]
     bounds = [slice(starts[each.start], starts[each.stop]) for each in ranges]
     by_expert = flat.argsort(stable=True)  # those that chose none come last
@@ -62,40 +63,20 @@ def dispatch(
     splits = [each.stop - each.start for each in bounds], recv.sum(1).tolist()
     expert_of_row = torch.arange(recv.size(1), device=x.device).repeat(len(recv)).repeat_interleave(recv.flatten())
     exchange = Exchange(slots, *splits, expert_of_row.argsort(stable=True), recv.sum(0).cumsum(0, dtype=torch.int32))
-    rows = _all_to_all(x[slots // max(1, experts.size(-1))], *splits, groups.tp_ep)
+    rows = all_to_all(x[slots // max(1, experts.size(-1))], groups.tp_ep, *splits)
     return rows[exchange.by_expert], exchange
 
 
 def combine(rows: torch.Tensor, exchange: Exchange, probs: torch.Tensor, groups: ProcessGroups) -> torch.Tensor:
-    """Return, [tokens, hidden], the sum of the outputs of each token's experts, weighed by probs [tokens, k].
+    """Return, [tokens, hidden], the sum of the outputs of each token's experts, weighted by probs [tokens, k].
 
     ``rows`` are the outputs for the rows of `dispatch`. A choice that was dropped adds nothing.
     """
-    received = rows[exchange.by_expert.argsort()]
-    mine = _all_to_all(received, exchange.recv_splits, exchange.send_splits, groups.tp_ep)
+    mine = all_to_all(rows[exchange.by_expert.argsort()], groups.tp_ep, exchange.recv_splits, exchange.send_splits)
     by_slot, tp_size = exchange.slots.argsort(stable=True), groups.expert_tp.size()
     outputs = mine[by_slot].unflatten(0, (len(by_slot) // tp_size, tp_size)).sum(1)  # each came from all of expert_tp
     slots = outputs.new_zeros(probs.numel(), rows.size(-1)).index_copy(0, exchange.slots[by_slot][::tp_size], outputs)
     return (slots.view(*probs.shape, -1) * probs.unsqueeze(-1)).sum(1).to(rows.dtype)
-
-
-def _all_to_all(rows: torch.Tensor, send_splits: list[int], recv_splits: list[int], group: dist.ProcessGroup) -> Any:
-    return _AllToAll.apply(rows, send_splits, recv_splits, group) if group.size() > 1 else rows
-
-
-class _AllToAll(torch.autograd.Function):
-    """Sends consecutive rows to each rank of a group. Backward sends gradients back: the splits are exchanged."""
-
-    @staticmethod
-    def forward(ctx, rows, send_splits, recv_splits, group):
-        ctx.splits, ctx.group = (recv_splits, send_splits), group
-        received = rows.new_empty(sum(recv_splits), *rows.shape[1:])
-        dist.all_to_all_single(received, rows.contiguous(), recv_splits, send_splits, group=group)
-        return received
-
-    @staticmethod
-    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _AllToAll.apply(grad, *ctx.splits, ctx.group), None, None, None
 
 
 class Experts(PlacedModule):
@@ -114,24 +95,16 @@ class Experts(PlacedModule):
         num_own, own_width = num_experts // groups.ep.size(), ffn_hidden_size // groups.expert_tp.size()
         self.up = nn.Parameter(torch.empty(num_own, fused * own_width, hidden_size, **factory))
         self.down = nn.Parameter(torch.empty(num_own, hidden_size, own_width, **factory))
-        self.whole_sizes = (num_experts, fused * ffn_hidden_size, hidden_size), (num_experts, *sizes[1:])
         of_experts = Shard(0, num_experts, groups.ep)
-        of_up, of_down = (
-            Shard(1, fused * ffn_hidden_size, groups.expert_tp, fused),
-            Shard(2, sizes[2], groups.expert_tp),
-        )
+        of_up = Shard(1, fused * ffn_hidden_size, groups.expert_tp, fused)
+        of_down = Shard(2, ffn_hidden_size, groups.expert_tp)
         replicas: Any = dict(replica_group=groups.expert_dp, grad_divisor=groups.dp_cp.size())
         self.place(up=Placement((of_experts, of_up), **replicas), down=Placement((of_experts, of_down), **replicas))
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the weights of all experts on the CPU, and keep this rank's; do nothing on the meta device."""
-        for weight, sizes, init_method in zip((self.up, self.down), self.whole_sizes, self.init_methods):
-            if not weight.is_meta:
-                whole = torch.empty(sizes, dtype=weight.dtype, device="cpu")
-                init_method(whole)
-                weight.copy_(shard_like(whole, weight))
+        for weight, init_method in zip((self.up, self.down), self.init_methods):
+            draw(weight, init_method)
 
     def forward(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         hidden = activation(_GroupedLinear.apply(rows, self.up, ends), self.gated, self.approximate)  # pyright: ignore
@@ -183,8 +156,7 @@ class MoELayer(nn.Module):
 
     Args:
         capacity_factor: each expert keeps at most ceil(tokens * k / num_experts * factor) of a rank's tokens, so what
-            is dropped depends on the layout. By default nothing is.
-        drop_policy: which ones it keeps: see `drop_tokens`.
+            is dropped depends on the layout; the least probable are. By default nothing is.
         num_shared_experts: how many experts compute all tokens: one `ParallelMLP`, that many times as wide.
         init_method, output_layer_init_method: fill all experts' weights [experts, out, in], and a shared [out, in].
         router: options of the `Router`.
@@ -202,7 +174,6 @@ class MoELayer(nn.Module):
         groups: ProcessGroups,
         *,
         capacity_factor: float | None = None,
-        drop_policy: str = "probs",
         num_shared_experts: int = 0,
         gated: bool = False,
         approximate: str = "none",
@@ -220,10 +191,8 @@ class MoELayer(nn.Module):
         factor = 1.0 if capacity_factor is None else capacity_factor
         if not isinstance(factor, Real) or not 0 < float(factor) < math.inf:
             raise ValueError(f"capacity_factor={capacity_factor!r} must be a number above 0, or None to drop no token")
-        if drop_policy not in ("probs", "position"):
-            raise ValueError(f"drop_policy={drop_policy!r} is unknown: use 'probs' or 'position'")
-        self.groups, self.num_experts, self.capacity_factor = groups, num_experts, capacity_factor
-        self.drop_policy, self.sequence_parallel = drop_policy, sequence_parallel
+        self.groups, self.num_experts = groups, num_experts
+        self.capacity_factor, self.sequence_parallel = capacity_factor, sequence_parallel
         options = factory | dict(defer_grad_reduce=defer_grad_reduce)
         self.router = Router(hidden_size, num_experts, top_k, groups, **options, **(router or {}))
         self.experts = Experts(sizes, groups, gated, approximate, inits, **factory)
@@ -241,7 +210,7 @@ class MoELayer(nn.Module):
         routing, load = self.router(own.reshape(math.prod(x.shape[:-2]), *own.shape[-2:]), seq_length)
         if self.capacity_factor is not None:
             capacity = math.ceil(routing.experts.numel() / self.num_experts * self.capacity_factor)
-            routing = drop_tokens(routing, self.num_experts, capacity, self.drop_policy)
+            routing = drop_tokens(routing, self.num_experts, capacity)
         experts, probs = (each.flatten(0, -2) for each in routing)  # [tokens, k]
         rows, exchange = dispatch(own.flatten(0, -2), experts, self.num_experts, self.groups)
         output = combine(self.experts(rows, exchange.ends), exchange, probs, self.groups).view(own.shape)

@@ -19,6 +19,7 @@ from labkit.groups import ProcessGroups
 from labkit.placement import PlacedModule, Placement
 from labkit.sizes import check_size
 from labkit.tensor_parallel.operators import copy_to_tp
+from labkit.tensor_parallel.shards import draw
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Balance:
 
 
 class Routing(NamedTuple):
-    """The experts that each token chooses, and the probabilities that weigh their outputs; both [..., seq, k]."""
+    """The experts that each token chooses, and the probabilities that weight their outputs; both [..., seq, k]."""
 
     experts: torch.Tensor  # from 0 to num_experts - 1; num_experts marks a choice that was dropped
     probs: torch.Tensor
@@ -64,13 +65,10 @@ class Load(NamedTuple):
 class Router(PlacedModule):
     """Chooses ``top_k`` of ``num_experts`` for each token: ``router(x, seq_length)`` gives a `Routing` and a `Load`.
 
-    x: [sequences, tokens, hidden]. With a bias, experts are chosen by score + bias, and weighed by score. Each tensor
-    rank routes tokens of its own, so gradients of the weight are partial: backward all-reduces them, unless
+    x: [sequences, tokens, hidden]. Scores are the "softmax" over all experts, or the "sigmoid" of each logit. With a
+    bias, experts are chosen by score + bias. They are weighted by score; if there are several, the weights add up to 1.
+    Each tensor rank routes tokens of its own, so gradients of the weight are partial: backward all-reduces them, unless
     ``defer_grad_reduce`` leaves that to `labkit.train.gradients.all_reduce_grads`.
-
-    Args:
-        score_function: "softmax" over all experts, or "sigmoid" of each logit.
-        normalize: divide the probabilities of a token's experts by their sum.
 
     ``num_chosen`` [experts] counts the choices of this rank's tokens since the latest `end_step`.
     """
@@ -83,7 +81,6 @@ class Router(PlacedModule):
         groups: ProcessGroups,
         *,
         score_function: str = "softmax",
-        normalize: bool = True,
         balance: Balance | None = None,
         defer_grad_reduce: bool = False,
         init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
@@ -93,12 +90,9 @@ class Router(PlacedModule):
         self.num_experts, self.top_k = check_size("num_experts", num_experts), check_size("top_k", top_k)
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k={top_k} must be at most num_experts={num_experts}")
-        if normalize and self.top_k == 1:
-            fault = "normalize=True with top_k=1 makes every probability 1, and leaves the router without a gradient"
-            raise ValueError(f"{fault}: use normalize=False")
         self.score_function = _check_choice("score_function", score_function, ("softmax", "sigmoid"))
-        self.normalize, self.balance, self.groups = normalize, balance or Balance(), groups
-        self.init_method, self.reduces_in_backward = init_method, not defer_grad_reduce
+        self.balance, self.groups, self.init_method = balance or Balance(), groups, init_method
+        self.reduces_in_backward = not defer_grad_reduce
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, **factory))
         self.place(weight=Placement(copy_groups=(groups.tp,), defer_grad_reduce=defer_grad_reduce))
         self.num_chosen: torch.Tensor | None = None  # no buffer: it differs from rank to rank
@@ -107,13 +101,8 @@ class Router(PlacedModule):
         self.register_buffer("expert_bias", torch.zeros(num_experts, device=factory.get("device"), dtype=torch.float32))
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the weight on the CPU, the same on every rank; do nothing on the meta device."""
-        if not self.weight.is_meta:
-            whole = torch.empty(self.weight.shape, dtype=self.weight.dtype, device="cpu")
-            self.init_method(whole)
-            self.weight.copy_(whole)
+        draw(self.weight, self.init_method)
         self.expert_bias.zero_()
 
     def forward(self, x: torch.Tensor, seq_length: int) -> tuple[Routing, Load]:
@@ -124,7 +113,7 @@ class Router(PlacedModule):
         scores = logits.softmax(-1) if self.score_function == "softmax" else logits.sigmoid()
         experts = (scores + self.expert_bias).topk(self.top_k, -1).indices
         probs = scores.gather(-1, experts)
-        if self.normalize:
+        if self.top_k > 1:  # of one expert all would be 1, without a gradient for the router
             probs = probs / (probs.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be zero
         if self.score_function == "sigmoid":
             scores = scores / (scores.sum(-1, keepdim=True) + 1e-20)  # what the losses see adds up to 1
@@ -175,15 +164,10 @@ def end_step(model: nn.Module, groups: ProcessGroups) -> None:
         router.expert_bias += router.balance.bias_update_rate * (mean - chosen).sign()
 
 
-def drop_tokens(routing: Routing, num_experts: int, capacity: int, policy: str) -> Routing:
-    """Return a routing in which each expert keeps at most ``capacity`` of this rank's tokens.
-
-    By the policy "probs" it keeps those with the highest probability, by "position" the first ones.
-    """
+def drop_tokens(routing: Routing, num_experts: int, capacity: int) -> Routing:
+    """Return a routing in which each expert keeps this rank's ``capacity`` most probable tokens."""
     experts = routing.experts.flatten()  # [tokens * k]
-    by_probs = policy == "probs"
-    order = routing.probs.flatten().argsort(descending=True, stable=True) if by_probs else torch.arange(len(experts))
-    order = order.to(experts.device)
+    order = routing.probs.flatten().argsort(descending=True, stable=True)
     order = order[experts[order].argsort(stable=True)]  # by expert, and there the first to be kept first
     chosen = experts.new_zeros(num_experts + 1).scatter_add_(0, experts, torch.ones_like(experts))
     place = torch.arange(len(experts), device=experts.device) - (chosen.cumsum(0) - chosen)[experts[order]]

@@ -50,8 +50,7 @@ def run(
         targets: the m targets, for the last stage.
         ignore_index: the integer target that ``loss`` leaves out of its mean, as `F.cross_entropy` does. None: all
             count, so a GPU's host need not wait for their number.
-        tied: this rank's copies of a weight that first and last stage share; their gradients are added up. If both
-                stages live on one rank, nothing is sent.
+        tied: this rank's copies of a weight that first and last stage share; their gradients are added up.
         average: the chunks are wrapped (`labkit.data_parallel`): each sends its gradients during its last backward, and
             they are the replicas' average when this returns. Otherwise they stay this replica's own.
         reduce_every_micro_batch: send them in every backward, so a `FullyShardedDataParallel` adds up no whole ones.
@@ -173,16 +172,7 @@ def _loss_weights(inputs: Sequence[torch.Tensor], targets, ignore_index: int | N
     return [count / sum(counts) for count in counts]
 
 
-def _check_arguments(
-    schedule: Schedule,
-    chunks,
-    groups: ProcessGroups,
-    inputs,
-    targets,
-    tied,
-    average: bool,
-    reduce_every_micro_batch: bool,
-) -> None:
+def _check_arguments(schedule: Schedule, chunks, groups, inputs, targets, tied, average, reduce_every_micro_batch):
     m, p = schedule.num_micro_batches, groups.layout.pp_size
     if schedule.pp_size != p:
         raise ValueError(f"{schedule.name!r} is for {schedule.pp_size} ranks, but pp_size={p}: they must agree")

@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from labkit.sizes import check_size
-
 Stages = tuple[tuple[int, ...], ...]
 """The stages of each rank, chunk by chunk."""
 
@@ -18,21 +16,15 @@ def in_turn(pp_size: int, num_chunks: int = 1) -> Stages:
     return tuple(tuple(range(rank, pp_size * num_chunks, pp_size)) for rank in range(pp_size))
 
 
-def v_shape(pp_size: int, num_chunks: int = 2) -> Stages:
+def v_shape(pp_size: int) -> Stages:
     """Return the placement in a V: down the ranks and up again, so that stage s of 2p is on rank min(s, 2p - 1 - s).
 
     The two middle stages are neighbours on one rank, and the first and the last, with embedding and loss, on rank 0.
-    Each further pair of chunks goes down and up once more.
 
     >>> v_shape(3)
     ((0, 5), (1, 4), (2, 3))
     """
-    if check_size("num_chunks", num_chunks) % 2:
-        raise ValueError(
-            f"num_chunks={num_chunks} is odd, but a V goes down the ranks and up again: use an even number"
-        )
-    legs = [range(chunk * pp_size, (chunk + 1) * pp_size)[:: -1 if chunk % 2 else 1] for chunk in range(num_chunks)]
-    return tuple(tuple(leg[rank] for leg in legs) for rank in range(pp_size))
+    return tuple((rank, 2 * pp_size - 1 - rank) for rank in range(pp_size))
 
 
 def check_stages(stages: Sequence[Sequence[int]], pp_size: int, num_chunks: int) -> None:

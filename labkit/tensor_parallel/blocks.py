@@ -14,7 +14,7 @@ from torch import nn
 
 from labkit.partition import check_divides
 from labkit.placement import PlacedModule, Placement
-from labkit.sizes import check_probability, check_size
+from labkit.sizes import check_number, check_size
 from labkit.tensor_parallel.dropout import own_random_stream
 from labkit.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from labkit.tensor_parallel.operators import copy_to_tp
@@ -102,7 +102,7 @@ class ParallelSelfAttention(nn.Module):
         if attend is not None and dropout:
             raise ValueError(f"dropout={dropout} acts on attention weights, which attend= never has: use dropout=0")
         self.head_size, self.group, self.heads_per_group = hidden_size // num_heads, group, num_heads // kv_heads
-        self.dropout, self.attend = check_probability("dropout", dropout), attend
+        self.dropout, self.attend = check_number("dropout", dropout, most=1), attend
         fused = self.heads_per_group + 2
         width = fused * kv_heads * self.head_size
         self.qkv = ColumnParallelLinear(hidden_size, width, group, gather_output=False, stride=fused, **options)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit.groups import ProcessGroups, local_device
-from labkit.sizes import check_probability
+from labkit.sizes import check_number
 
 
 def seed_replicas(seed: int, groups: ProcessGroups) -> None:
@@ -45,7 +45,7 @@ class ShardedDropout(nn.Dropout):
     """`torch.nn.Dropout` for a shard: each rank draws its own mask."""
 
     def __init__(self, p: float, group: dist.ProcessGroup):
-        super().__init__(check_probability("p", p))
+        super().__init__(check_number("p", p, most=1))
         self.group = group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

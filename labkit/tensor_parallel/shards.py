@@ -12,7 +12,7 @@ from torch import nn
 
 from labkit.groups import local_device
 from labkit.partition import chunks_of_rank
-from labkit.placement import PlacedModule, Placement, Shard, placement_of
+from labkit.placement import PlacedModule, Placement, Shard, placement_of, whole_size
 from labkit.tensor_parallel.operators import all_gather
 
 
@@ -44,18 +44,14 @@ class ShardedWeight(PlacedModule):
         self.weight = nn.Parameter(torch.empty(own_sizes, **factory))
         self.place(weight=Placement((Shard(dim, sizes[dim], group, stride),)))
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the master weight on the CPU and keep this rank's shard; do nothing on the meta device.
+        """Let every rank `draw` the weight.
 
         Raises:
             ValueError: the ranks of the group drew different weights: their seeds differ.
         """
-        if self.weight.is_meta:
-            return
-        master = torch.empty(*self.sizes, dtype=self.weight.dtype, device="cpu")
-        self.init_method(master)
-        if self.group.size() > 1:
+        master = draw(self.weight, self.init_method)
+        if master is not None and self.group.size() > 1:
             fingerprint = master.sum(dtype=torch.float64).nan_to_num().item()
             highest = torch.tensor([fingerprint, -fingerprint], dtype=torch.float64, device=local_device())
             dist.all_reduce(highest, dist.ReduceOp.MAX, group=self.group)
@@ -65,10 +61,20 @@ class ShardedWeight(PlacedModule):
                     "set the same seed on all of them before the layer is made, for example torch.manual_seed(1234)"
                 )
         self.master_weight = master if self.keep_master_weight else None
-        self.weight.copy_(shard_like(master, self.weight))
 
     def extra_repr(self) -> str:
         return f"weight={tuple(self.sizes)}, tp_size={self.group.size()}"
+
+
+@torch.no_grad()
+def draw(weight: nn.Parameter, init_method: Callable[[torch.Tensor], object]) -> torch.Tensor | None:
+    """Draw the whole of a weight on the CPU, and keep this rank's shard; on the meta device, do nothing."""
+    if weight.is_meta:
+        return None
+    whole = torch.empty(whole_size(weight), dtype=weight.dtype, device="cpu")
+    init_method(whole)
+    weight.copy_(shard_like(whole, weight))
+    return whole
 
 
 def shard_of(parameter: nn.Parameter) -> Shard | None:

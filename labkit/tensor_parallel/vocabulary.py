@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from labkit.sizes import check_probability, check_size
+from labkit.sizes import check_number, check_size
 from labkit.tensor_parallel.linear import column_linear
 from labkit.tensor_parallel.operators import all_reduce, copy_to_tp, reduce_from_tp, reduce_scatter_to_sequence
 from labkit.tensor_parallel.shards import ShardedWeight
@@ -86,7 +86,7 @@ def vocab_parallel_cross_entropy(
         raise ValueError(f"target has shape {list(target.shape)}: logits of so many tokens need {list(shape)}")
     if not logits_shard.is_floating_point():
         raise ValueError(f"logits have dtype {logits_shard.dtype}: use a floating-point type, such as torch.float32")
-    label_smoothing = check_probability("label_smoothing", label_smoothing)
+    label_smoothing = check_number("label_smoothing", label_smoothing, most=1)
     target = _checked("target", target, words, ignore_index)
     ignored = target == ignore_index
     logits = logits_shard.to(torch.promote_types(logits_shard.dtype, torch.float32))

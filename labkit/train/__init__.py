@@ -1,4 +1,4 @@
-"""Trains a GPT over all four axes at once, whoever started the ranks."""
+"""Trains a GPT over all five axes at once, whoever started the ranks."""
 
 import os
 

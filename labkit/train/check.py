@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from unittest.mock import patch
 
@@ -12,6 +12,7 @@ from torch import nn
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from labkit.communication import all_to_all
 from labkit.expert_parallel import layer
 from labkit.groups import AXES_OF_GROUP, ProcessGroups
 from labkit.layout import ParallelLayout
@@ -120,20 +121,16 @@ def _even_loads() -> Iterator[None]:
         num_rows, size = experts.numel() * groups.expert_tp.size(), groups.tp_ep.size()
         splits = [num_rows * (rank + 1) // size - num_rows * rank // size for rank in range(size)]
         slots, ends = torch.arange(num_rows) // groups.expert_tp.size(), torch.zeros(num_experts // groups.ep.size())
-        rows = layer._all_to_all(x[slots // experts.size(-1)], splits, splits, groups.tp_ep)
+        rows = all_to_all(x[slots // experts.size(-1)], groups.tp_ep, splits, splits)
         return rows, layer.Exchange(slots, splits, splits, torch.arange(num_rows), ends)
 
     def product(a, b, ends):
         experts = (len(ends),) if b.dim() == 2 else ()  # the gradient of their weights has one matrix for each
         return a.new_empty(*experts, len(a), b.size(-1))
 
-    real = layer.dispatch, layer._grouped_product
-    layer.dispatch, layer._grouped_product = dispatch, product
-    try:
-        with patch.object(torch.Tensor, "__int__", lambda _: 0):
-            yield
-    finally:
-        layer.dispatch, layer._grouped_product = real
+    of_experts = patch.multiple(layer, dispatch=dispatch, _grouped_product=product)
+    with of_experts, patch.object(torch.Tensor, "__int__", lambda _: 0):
+        yield
 
 
 @contextmanager
@@ -141,19 +138,16 @@ def _fake_groups(layout: ParallelLayout, pp_rank: int, shard_size: int | None) -
     """Yield the groups of the first rank of a stage, whose collectives do nothing."""
     sizes = {name: math.prod(map(layout.size, axes)) for name, axes in AXES_OF_GROUP.items()}
     sizes |= {"embedding": 1, "shard": shard_size or sizes["dp_cp"]}
-    with ExitStack() as stack:
-        groups: dict = {name: stack.enter_context(_fake_group(size)) for name, size in sizes.items()}
+    groups: dict = {name: _fake_group(size) for name, size in sizes.items()}
+    ranks = {group: {rank: rank for rank in range(group.size())} for group in groups.values()}
+    with patch.dict(dist.distributed_c10d._world.pg_group_ranks, ranks):
         yield ProcessGroups(layout, layout.rank_at(pp=pp_rank), **groups)
 
 
-@contextmanager
-def _fake_group(size: int) -> Iterator[dist.ProcessGroup]:
-    """Yield the first rank's view of a group whose collectives do nothing."""
+def _fake_group(size: int) -> dist.ProcessGroup:
+    """Return the first rank's view of a group whose collectives do nothing."""
     group = dist.ProcessGroup(0, size)  # pyright: ignore[reportCallIssue] - its stub knows the other constructor only
     nobody = FakeProcessGroup._create_internal(0, size)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, nobody)
     group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
-    known = dist.distributed_c10d._world.pg_group_ranks
-    known[group] = {rank: rank for rank in range(size)}
-    yield group
-    del known[group]
+    return group

@@ -22,7 +22,7 @@ from labkit.layout import ParallelLayout
 from labkit.partition import check_divides, check_sequence_cut, multiples_near, split_layers
 from labkit.schedules import Schedule
 from labkit.shape import GPT
-from labkit.sizes import check_size, counted, divisors, either, whole_number
+from labkit.sizes import check_number, check_size, counted, divisors, either, whole_number
 
 SCHEDULES = {
     "gpipe": lambda p, m, v: schedules.gpipe(p, m),
@@ -92,9 +92,8 @@ class TrainConfig:
     balanced: bool = True  # Each context-parallel rank has an early and a late chunk, not consecutive tokens.
     pp_size: Annotated[int, arg(aliases=["--pp"])] = 1  # Pipeline parallelism: ranks that the layers are divided among.
     ep_size: Annotated[int, arg(aliases=["--ep"])] = 1  # Expert parallelism: ranks that share a layer's experts.
-    expert_tp_size: Annotated[int | None, arg(aliases=["--expert-tp"])] = (
-        None  # Ranks that share an expert; or tp_size.
-    )
+    # Expert tensor parallelism: ranks that share each expert; by default tp_size.
+    expert_tp_size: Annotated[int | None, arg(aliases=["--expert-tp"])] = None
     # Where these sizes do not fit the ranks that are there, as after a node has died, use the nearest that do: tp, then
     # cp, ep and expert_tp keep their largest divisors that fit; pp becomes the next larger size that fits, or smaller.
     fit_ranks: bool = False
@@ -156,9 +155,7 @@ class TrainConfig:
                 object.__setattr__(self, name, check_size(name, value, least=0 if may_be_0 else 1))
             if name in ("learning_rate", "min_learning_rate", "weight_decay", "clip_norm", "exit_duration"):
                 most = 1_000_000 if name == "exit_duration" else 1000
-                if not (isinstance(value, Real) and 0 <= float(value) <= most):
-                    raise ValueError(f"{name}={value!r} must be a number from 0 to {most}")
-                object.__setattr__(self, name, float(value))
+                object.__setattr__(self, name, check_number(name, value, most))
             if name in ("checkpoint_dir", "profile_dir") and (not isinstance(value, str | Path) or value == ""):
                 raise ValueError(f"{name}={value!r} is not a folder: name one, or leave it out")
         seed = whole_number(self.seed)
@@ -190,8 +187,7 @@ class TrainConfig:
             raise ValueError("learning_rate=0 learns nothing: use a number above 0, such as 0.003")
         if self.lowest_learning_rate > self.learning_rate:
             fault = f"min_learning_rate={self.min_learning_rate} is above learning_rate={self.learning_rate}"
-            way_out = f"use at most {self.learning_rate}, or leave it out for a tenth of that"
-            raise ValueError(f"{fault}, so the rate would rise: {way_out}")
+            raise ValueError(f"{fault}, so the rate would rise: use at most that, or leave it out for a tenth of it")
         if not (isinstance(self.dropout, Real) and 0 <= self.dropout < 1):
             raise ValueError(f"dropout={self.dropout!r} must be in [0, 1)")
         if not isinstance(self.text, str | Path):
@@ -218,8 +214,7 @@ class TrainConfig:
         num_chunks = 2 if self.schedule in V_SHAPED else self.num_chunks
         if (stages := self.pp_size * num_chunks) > self.num_layers:
             fault = f"pp_size={self.pp_size} * num_chunks={num_chunks} = {stages} stages"
-            way_out = f"use {stages} layers or more, or fewer stages"
-            raise ValueError(f"{fault} for num_layers={self.num_layers}: {way_out}")
+            raise ValueError(f"{fault} for num_layers={self.num_layers}: use {stages} layers or more, or fewer stages")
         split = self.layers_per_stage  # which checks what is given
         object.__setattr__(self, "stage_layers", None if self.stage_layers is None else split)
         for name in ("num_attention_heads", "num_query_groups"):
@@ -265,9 +260,9 @@ class TrainConfig:
         layout = ParallelLayout(world_size, self.tp_size, self.pp_size, self.cp_size, self.order, **experts)
         rows_at_once = layout.dp_size * self.micro_batch_size
         if self.batch_size % rows_at_once:
-            way_out = f"use batch_size {either(multiples_near(self.batch_size, rows_at_once))}"
             found = f"dp_size={layout.dp_size} * micro_batch_size={self.micro_batch_size}"
-            raise ValueError(f"{found} does not divide batch_size={self.batch_size}: {way_out}")
+            fits = either(multiples_near(self.batch_size, rows_at_once))
+            raise ValueError(f"{found} does not divide batch_size={self.batch_size}: use batch_size {fits}")
         if self.shard_size is not None:
             layout.shard_groups(self.shard_size)
         return layout

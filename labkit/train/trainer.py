@@ -99,11 +99,7 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        config: TrainConfig,
-        groups: ProcessGroups,
-        save: Callable[..., None] | None = None,
-        early: EarlyEnd | None = None,
+        self, config: TrainConfig, groups: ProcessGroups, save: Callable | None = None, early: EarlyEnd | None = None
     ):
         from labkit import checkpoint, pretrained
 

@@ -68,10 +68,8 @@ def meet(environment: Mapping[str, str]) -> tuple[Store, int, int]:
     except (ValueError, OSError) as error:
         fault = f"RANK={environment['RANK']} is set, but rank 0 cannot be found at MASTER_ADDR={address} ({error})"
         first_node = 'the first of scontrol show hostnames "$SLURM_STEP_NODELIST"'
-        way_out = (
-            f"start the ranks with torchrun or srun, set MASTER_ADDR to {first_node}, or unset RANK to train alone"
-        )
-        raise ValueError(f"{fault}: {way_out}") from error
+        ways = f"start the ranks with torchrun or srun, set MASTER_ADDR to {first_node}, or unset RANK to train alone"
+        raise ValueError(f"{fault}: {ways}") from error
     step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
     store = PrefixStore(step, store)  # two steps that happen to have one port do not mix
     shared = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

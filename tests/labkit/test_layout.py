@@ -392,7 +392,8 @@ MESSAGES = [
     ({"world_size": None}, "world_size=None must be a whole number"),
     *[({"world_size": 8, "order": order}, f"order={order!r} is not an order of the axes: "
        "use each of tp, dp, pp (and cp, ep) once, as in 'tp-cp-ep-dp-pp'")
-      for order in ("tp-dp", "tp-dp-pp-tp", "tp-dp-pp-ep", "", "tp_dp_pp", "tp-dp-pp-", None, ("tp", "dp", "pp"))],
+      for order in ("tp-dp", "tp-dp-pp-tp", "ep-tp-dp-pp-ep", "tp-dp-pp-xp", "", "tp_dp_pp", "tp-dp-pp-", None,
+                    ("tp", "dp", "pp"))],
     ({"world_size": 8, "cp_size": 2, "order": "tp-dp-pp"},
      "order='tp-dp-pp' leaves out cp while cp_size=2: name cp in it, as in 'tp-cp-dp-pp'"),
     ({"world_size": 16, "tp_size": 2, "pp_size": 2, "ep_size": 3}, "expert_tp_size=2 * ep_size=3 = 6 does not divide "

@@ -1,10 +1,11 @@
 """What is said of an answer that is no typical mistake: how it is related to the right one, and what an error means."""
 
 import pytest
+import torch.distributed as dist
 
 from course.exercises.advice import RANKS, explain
 from course.exercises.calling import Raised
-from course.exercises.source import is_written, rebound, unused
+from course.exercises.source import is_written, rebound, received_into_what_is_sent, unused
 from course.progress import all_exercises
 
 
@@ -112,6 +113,19 @@ def new_in_each_turn(tensors):
 def test_a_variable_of_a_loop_that_is_bound_anew_for_nothing_is_named():
     assert rebound(lost).startswith("`tensor = tensor / 2` gives the name `tensor` to a new tensor")
     assert not rebound(kept_in_a_list) and not rebound(new_in_each_turn)
+
+
+def swaps(x, new, right, left):
+    dist.batch_isend_irecv([dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, new, left)])
+
+
+def overwrites(x, right, left):
+    dist.batch_isend_irecv([dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, x, left)])
+
+
+def test_a_buffer_that_is_sent_and_received_into_is_named():
+    assert received_into_what_is_sent(overwrites).startswith("`x` is sent and received into at the same time")
+    assert not received_into_what_is_sent(swaps)
 
 
 def test_a_function_without_source_is_taken_for_a_stub():

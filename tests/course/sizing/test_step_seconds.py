@@ -6,9 +6,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from course.sizing import DGX_A100, Plan, attention_messages, fullest, step_time, table_1, training_days
-from course.sizing.layer_seconds import LOSS, SCORES, context_seconds, layer_seconds, link_rate
-from course.sizing.step_seconds import ADAM, gradients_seconds, optimizer_seconds
+from course.sizing import (
+    DGX_A100,
+    DGX_H100,
+    Hidden,
+    Plan,
+    attention_messages,
+    fullest,
+    simulate,
+    stage_parameters,
+    step_time,
+    table_1,
+    training_days,
+)  # fmt: skip
+from course.sizing.folded import FOLDED
+from course.sizing.fully_sharded import collectives
+from course.sizing.layer_seconds import LOSS, SCORES, context_seconds, layer_seconds, link_rate, logits_seconds
+from course.sizing.step_seconds import ADAM, gradients_seconds, hidden_gradients, optimizer_seconds
 from labkit.groups import group_of_one
 from labkit.model import TransformerLayer
 from labkit.shape import GPT
@@ -281,10 +295,84 @@ def test_where_context_groups_lie():
     assert wide.layout.groups("cp")[0] == [0, 4, 8, 12]
 
 
-@pytest.mark.parametrize("zero_stage", [2, 3])
-def test_what_is_not_modelled_is_refused(zero_stage):
-    with pytest.raises(ValueError, match=f"zero_stage={zero_stage}: .* use 0 or 1"):
-        step_time(Plan(GPT_3, 8, 8, zero_stage=zero_stage), DGX_A100)
+@pytest.mark.parametrize("zero_stage", range(4))
+def test_each_zero_stage_sends_what_fully_sharded_counts(zero_stage):
+    plan = replace(LONG, zero_stage=zero_stage, gradient_bytes=2, cp_size=2)
+    messages = [each for way in collectives(plan) for each in way]
+    seconds = sum(each.times * each.seconds(plan, DGX_A100) for each in messages) * stage_parameters(plan, 0)
+    assert gradients_seconds(plan, DGX_A100) == pytest.approx(seconds)
+
+
+# -- messages that hide, fp8, stages that differ, a V ----------------------------------------------------------------
+
+
+def test_a_share_of_each_axis_s_messages_hides():
+    chunks = dict(pp_size=2, num_chunks=2, tp_size=4, cp_size=2, context_parallel="gathered", batch_size=32)
+    plan = replace(LONG, **chunks, sequence_parallel=True)
+    hidden = replace(DGX_A100, hidden=Hidden(0.5, 0.25, 0, 0.75, 0.4))
+    before, after = step_time(plan, DGX_A100), step_time(plan, hidden)
+    assert after.tensor_parallel == before.tensor_parallel / 2
+    assert after.context_parallel == before.context_parallel * 0.75
+    assert after.pipeline_messages == pytest.approx(before.pipeline_messages / 4)
+    assert after.data_parallel == pytest.approx(before.data_parallel * 0.6)
+    assert (after.products, after.optimizer) == (before.products, before.optimizer)
+    alone = replace(plan, num_chunks=1)  # no other chunk to compute while a message travels
+    assert step_time(alone, hidden).pipeline_messages == step_time(alone, DGX_A100).pipeline_messages
+
+
+def test_gradients_hide_only_behind_the_work_that_is_there():
+    """Behind one micro-batch, however many there are; with ZeRO-3, whose messages recur, behind all."""
+    plan, slow = Plan(GPT_3, 8, 512, 1, 4), replace(DGX_A100, network_bytes_per_second=1e6, node_bytes_per_second=1e6)
+    everything = replace(slow, hidden=Hidden(data=1.0))
+    layers = 24 * sum(layer_seconds(plan, slow).values())
+    assert hidden_gradients(plan, everything, layers) == pytest.approx(layers)
+    waits = step_time(plan, slow).data_parallel - step_time(plan, everything).data_parallel
+    assert waits == pytest.approx(layers)
+    assert hidden_gradients(replace(plan, zero_stage=3), everything, layers) == pytest.approx(256 * layers)
+
+
+def test_fp8_speeds_up_linear_layers_and_nothing_else():
+    hardware = replace(DGX_H100, fp8_peak_flops=2 * DGX_H100.peak_flops)
+    fp8 = replace(LONG, precision="fp8")
+    slow, fast = (layer_seconds(plan, hardware) for plan in (LONG, fp8))
+    linear = 3 * 2 * LONG.model.seq_length * LONG.model.num_matrix_parameters / 8 / hardware.product_rate
+    assert slow["products"] - fast["products"] == pytest.approx(linear / 2)
+    assert {**slow, "products": 0} == {**fast, "products": 0}
+    assert step_time(fp8, hardware).total < step_time(LONG, hardware).total
+    with pytest.raises(ValueError, match="precision='fp8', but DGX H100 says no fp8_peak_flops"):
+        step_time(fp8, DGX_H100)
+
+
+def test_the_rank_that_takes_longest_sets_the_pace():
+    even = Plan(GPT_3, 64, 64, 8, 8)
+    same = replace(even, stage_layers=[12] * 8)
+    assert step_time(same, DGX_A100).total == step_time(even, DGX_A100).total
+    fuller = replace(even, stage_layers=[12, 12, 12, 14, 12, 12, 12, 10])  # two layers take longer than the logits
+    logits = logits_seconds(even, DGX_A100)["products"]
+    layer = layer_seconds(even, DGX_A100)["products"]
+    assert step_time(fuller, DGX_A100).products == pytest.approx(8 * 8 * 14 * layer)
+    lighter = replace(even, stage_layers=[13, 12, 12, 12, 12, 12, 12, 11])
+    assert step_time(lighter, DGX_A100).products == pytest.approx(64 * max(13 * layer, 11 * layer + logits))
+
+
+def test_padding_makes_the_vocabulary_larger():
+    plan = Plan(replace(GPT_3, vocab_size=50257), 8, 8, 4, pad_vocab_to=128)
+    assert (plan.vocab_size, replace(plan, pad_vocab_to=None).vocab_size) == (50688, 50257)
+    whole = replace(plan, model=replace(GPT_3, vocab_size=50688), pad_vocab_to=None)
+    assert step_time(plan, DGX_A100).total == step_time(whole, DGX_A100).total
+    assert fullest(plan) == fullest(whole)
+
+
+@pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 19), (5, 12)])
+def test_a_v_s_idle_time_is_that_of_its_schedule(name, p, m):
+    model = replace(GPT_3, num_layers=4 * p)
+    plan = Plan(model, p, m, pp_size=p, num_chunks=2, schedule=name, recompute="none")
+    timeline = simulate(FOLDED[name](p, m), 2.0, 4.0)  # units: one for each of F, B and W of each of the 2 chunks
+    assert timeline.makespan_seconds - 6 * m == pytest.approx(6 * plan.bubble_slots)
+    layers = 4 * sum(layer_seconds(plan, DGX_A100).values())
+    assert step_time(plan, DGX_A100).bubble == pytest.approx(plan.bubble_slots * layers)
+    assert plan.bubble_over_ideal == pytest.approx((timeline.makespan_seconds - 6 * m) / (6 * m))
 
 
 # -- numbers of notebook 12 -----------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def make(groups, top_k=2, skew="", **options):
     """A layer in float64; ``skew`` makes all tokens choose one expert, or none the last two."""
     names = {"init_method": "up", "output_layer_init_method": "down"}
     inits = {key: named(name) for key, name in names.items()}
-    router = {"normalize": top_k > 1, "init_method": normal("router", 0, 0.5), "balance": Balance(**LOSSES)}
+    router = {"init_method": normal("router", 0, 0.5), "balance": Balance(**LOSSES)}
     router |= options.pop("router", {})
     options |= inits | {"dtype": torch.float64, "router": router}
     layer = MoELayer(HIDDEN, FFN, EXPERTS, top_k, groups, **options)

@@ -254,6 +254,21 @@ def sends_first(q, k, v):
     return out
 
 
+def receives_into_what_it_sends(q, k, v):
+    (right, left), n, rank = next_and_previous(), dist.get_world_size(), dist.get_rank()
+    out, lse = start(q)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        source = (rank - step) % n
+        if source <= rank:
+            out, lse = merge(out, lse, *attend(q, *kv, causal=source == rank))
+        if step + 1 < n:
+            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, kv, right), dist.P2POp(dist.irecv, kv, left)]):
+                work.wait()
+            kv = kv + (step + 1) / 8  # what a lost race leaves is not the same each time: here it is always wrong
+    return out
+
+
 def never_merges(q, k, v):
     out = None
     for step in range(dist.get_world_size()):
@@ -556,6 +571,7 @@ WRONG = [
     ("ring_forward", own_values, "only the keys travel"),
     ("ring_forward", sends_its_own_again, "sends its own at every step"),
     ("ring_forward", stops_before_the_last, "one step too few"),
+    ("ring_forward", receives_into_what_it_sends, "a race: one buffer for both"),
     ("ring_forward", sends_first, "passes on before it attends"),
     ("ring_forward", never_merges, "the last block only"),
     ("ring_forward", adds_outs, "adds up the outs"),

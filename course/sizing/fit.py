@@ -1,0 +1,136 @@
+"""Fits the constants of each kind of GPU and precision to published runs: ``python -m course.sizing.fit``.
+
+Least squares of the logarithm of estimated over measured seconds, by Gauss-Newton steps within what each constant may
+be. A leave-one-out error is that of a run whose constants were fitted to all others of its group. Left out with it are,
+in the second column of errors, all runs of its model: so a model says nothing about itself.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import log
+from typing import NamedTuple
+
+from course.sizing.hardware import Hardware
+from course.sizing.runs import RUNS, Run
+from course.sizing.step_seconds import step_time
+from course.table import Table
+
+
+class Constant(NamedTuple):
+    """A constant of `Hardware`, what it may be, and where the search for it starts."""
+
+    name: str
+    least: float
+    most: float
+    start: float
+
+    def put(self, hardware: Hardware, value: float) -> Hardware:
+        """Return ``hardware`` with this constant."""
+        if hasattr(hardware, self.name):
+            return replace(hardware, **{self.name: value})
+        return replace(hardware, hidden=hardware.hidden._replace(**{self.name: value}))
+
+
+EFFICIENCY = Constant("product_efficiency", 0.1, 1.0, 0.7)
+OVERHEAD = Constant("layer_overhead_seconds", 0.0, 5e-3, 2e-4)
+HIDDEN = [Constant(name, 0.0, 1.0, 0.0) for name in ("tensor", "pipeline", "data")]
+CONSTANTS = {
+    "H100 bf16": [EFFICIENCY, OVERHEAD, *HIDDEN],
+    "A100 bf16": [EFFICIENCY, OVERHEAD],  # fitted too, all three shares are 0
+    "H100 fp8": [Constant("fp8_efficiency", 0.1, 1.0, 0.5)],
+}
+"""What is fitted to each group of runs, in this order: fp8 takes all others from bf16."""
+
+
+def rows_of(group: str) -> list[Run]:
+    """Return the runs that determine a group's constants."""
+    return [run for run in RUNS if run.group == group and run.fits]
+
+
+def fitted_constants(
+    runs: Sequence[Run], constants: Sequence[Constant], hardware: Callable[[Run], Hardware] = lambda run: run.hardware
+) -> dict[str, float]:
+    """Return the constants with which `step_time` is nearest to these runs; ``hardware`` has all others.
+
+    Raises:
+        ValueError: fewer runs than constants.
+    """
+    if len(runs) < len(constants):
+        raise ValueError(f"{len(runs)} runs cannot determine {len(constants)} constants: give {len(constants)} or more")
+    values = [each.start for each in constants]
+
+    def errors(values: Sequence[float]) -> list[float]:
+        return [log(estimated(run, dict(zip(names, values)), hardware) / run.seconds) for run in runs]
+
+    names = [each.name for each in constants]
+    for _ in range(6):
+        errors_now, slopes = errors(values), []
+        for number, each in enumerate(constants):
+            step = (each.most - each.least) * (1e-4 if values[number] < each.most else -1e-4)
+            changed = errors([value + step * (number == place) for place, value in enumerate(values)])
+            slopes.append([(after - before) / step for before, after in zip(errors_now, changed)])
+        values = _nearest(values, errors_now, slopes, constants)
+    return dict(zip(names, values))
+
+
+def _nearest(
+    values: Sequence[float], errors: list[float], slopes: list[list[float]], constants: Sequence[Constant]
+) -> list[float]:
+    """Return the values, within their limits, whose errors have the least squares if they change along the slopes.
+
+    One constant after the other takes its best value, until none moves: with limits, too, that is the least sum.
+    """
+    found = list(values)
+    for _ in range(500):
+        before = list(found)
+        for number, (each, slope) in enumerate(zip(constants, slopes)):
+            square = sum(part * part for part in slope)
+            if not square:  # no run depends on it
+                continue
+            best = found[number] - sum(map(float.__mul__, slope, errors)) / square
+            change = min(max(best, each.least), each.most) - found[number]
+            errors = [error + change * part for error, part in zip(errors, slope)]
+            found[number] += change
+        if all(abs(new - old) <= 1e-7 * each.most for new, old, each in zip(found, before, constants)):
+            break
+    return found
+
+
+def estimated(run: Run, values: dict[str, float], hardware: Callable[[Run], Hardware]) -> float:
+    """Return the seconds of a step with these constants."""
+    changed = hardware(run)
+    for name, value in values.items():
+        changed = Constant(name, 0, 0, 0).put(changed, value)
+    return step_time(run.plan, changed).total
+
+
+def left_out_errors(group: str, same: Callable[[Run], object] = id) -> list[float]:
+    """Return each run's relative error from constants fitted to the others; all that are the ``same`` are left out."""
+    runs, found = rows_of(group), {}
+    for run in runs:
+        if same(run) not in found:
+            others = [other for other in runs if same(other) != same(run)]
+            found[same(run)] = fitted_constants(others, CONSTANTS[group])
+    return [estimated(run, found[same(run)], lambda run: run.hardware) / run.seconds - 1 for run in runs]
+
+
+def fits(group: str) -> Table:
+    """Return each run of a group with its errors: fitted, left out, and its whole model left out."""
+    runs, constants = rows_of(group), CONSTANTS[group]
+    found = fitted_constants(runs, constants)
+    columns = [
+        [estimated(run, found, lambda run: run.hardware) / run.seconds - 1 for run in runs],
+        left_out_errors(group),
+        left_out_errors(group, lambda run: run.model),
+    ]
+    rows = [(str(run), f"{run.seconds:.3g}", *(f"{each:+.1%}" for each in errors))
+            for run, *errors in zip(runs, *columns)]  # fmt: skip
+    for name, of in (("mean", lambda errors: sum(errors) / len(errors)), ("worst", max)):
+        rows.append((name, "", *(f"{of([*map(abs, column)]):.1%}" for column in columns)))
+    said = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
+    return Table(("run", "measured, s", "fitted", "left out", "model left out"), rows, f"{group}: {said}")
+
+
+if __name__ == "__main__":
+    for group in CONSTANTS:
+        print(fits(group), end="\n\n")
