@@ -52,7 +52,7 @@ def megatron_options(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
             "--moe-token-dispatcher-type": "alltoall",
         }  # fmt: skip
     return options, {
-        f"The vocabulary ({model.vocab_size:,}) is its tokenizer's, and padded, by default to a multiple of 128 t.": True,
+        f"The vocabulary ({model.vocab_size:,}) is its tokenizer's, padded to 128 t unless told.": True,
         f"It has no schedule in a V: its order is that of chunks in turn, not {plan.schedule!r}.": bool(plan.schedule),
         "A plan has no data, learning rate and steps: add --data-path, --tokenizer-type, --lr, --train-iters.": True,
         "Experts have biases if linear layers have: use bias=False.": bool(model.num_experts and model.bias),

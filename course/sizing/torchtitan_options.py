@@ -38,7 +38,9 @@ def torchtitan_options(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
     }  # fmt: skip
     if p > 1:
         options |= {
-            "--parallelism.pipeline-parallel-schedule": _V.get(plan.schedule, "Interleaved1F1B" if v > 1 else "1F1B"),
+            "--parallelism.pipeline-parallel-schedule": _V.get(
+                plan.schedule or "", "Interleaved1F1B" if v > 1 else "1F1B"
+            ),
             "--parallelism.pipeline-parallel-microbatch-size": plan.micro_batch_size,
         } | (split or {})
     options[f"activation-checkpoint:{'full' if full else 'none'}"] = True  # subcommands come last
