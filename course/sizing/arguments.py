@@ -78,7 +78,7 @@ def _labkit(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
     for name in ("batch_size", "micro_batch_size", "tp_size", "cp_size", "pp_size", "sequence_parallel", "zero_stage"):
         said[name] = getattr(plan, name)
     said |= {"context_parallel": plan.context_parallel if plan.cp_size > 1 else None, "stage_layers": plan.stage_layers}
-    said |= {"schedule": "interleaved", "num_chunks": v} if v > 1 else {}
+    said |= {"schedule": plan.schedule or "interleaved", "num_chunks": v} if v > 1 else {}
     said |= {"recompute": plan.recompute == "full", "precision": "bfloat16"}
     said |= {"ep_size": plan.ep_size, "expert_tp_size": plan.expert_tp_size} if model.num_experts else {}
     options: dict[str, object] = {}
@@ -94,6 +94,7 @@ def _labkit(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
         "It has no dense layers before those with experts.": is_any and model.num_dense_layers > 0,
         "It recomputes whole layers or nothing: fused attention keeps no scores anyway.": plan.recompute == "selective",
         "Its attention is fused.": not plan.fused_attention,
+        "It has no products in fp8: it computes in bfloat16.": plan.precision == "fp8",
         "It adds up and sends gradients in 4 bytes.": plan.gradient_bytes == 2,
     }  # fmt: skip
 

@@ -38,7 +38,8 @@ def megatron_options(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
         "--use-distributed-optimizer": stage > 0, "--use-megatron-fsdp": is_fsdp,
         "--data-parallel-sharding-strategy": {2: "optim_grads", 3: "optim_grads_params"}.get(stage),
         "--ckpt-format": "fsdp_dtensor" if is_fsdp else None, "--no-gradient-accumulation-fusion": is_fsdp,
-        "--bf16": True, "--grad-reduce-in-bf16": plan.gradient_bytes == 2,
+        "--bf16": True, "--fp8-format": "hybrid" if plan.precision == "fp8" else None,
+        "--make-vocab-size-divisible-by": plan.pad_vocab_to, "--grad-reduce-in-bf16": plan.gradient_bytes == 2,
         "--attention-backend": "flash" if plan.fused_attention else "unfused",
     }  # fmt: skip
     if model.num_experts:
@@ -51,7 +52,8 @@ def megatron_options(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
             "--moe-token-dispatcher-type": "alltoall",
         }  # fmt: skip
     return options, {
-        f"The vocabulary ({model.vocab_size:,}) is its tokenizer's, padded to a multiple of 128 t.": True,
+        f"The vocabulary ({model.vocab_size:,}) is its tokenizer's, padded to 128 t unless told.": True,
+        f"It has no schedule in a V: its order is that of chunks in turn, not {plan.schedule!r}.": bool(plan.schedule),
         "A plan has no data, learning rate and steps: add --data-path, --tokenizer-type, --lr, --train-iters.": True,
         "Experts have biases if linear layers have: use bias=False.": bool(model.num_experts and model.bias),
         "Experts with tensor parallelism need sequence parallelism there, or it refuses.":

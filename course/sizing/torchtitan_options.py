@@ -12,6 +12,8 @@ _CONFIGS = {  # l, h, a, V and experts
     (48, 2048, 32, 151936, 128): ("qwen3", "qwen3_30b_a3b"),
 }
 
+_V = {"zero-bubble-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV"}
+
 
 def torchtitan_options(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
     """Return the options of a plan, and sentences about what they do not say, each with whether that is so."""
@@ -36,7 +38,9 @@ def torchtitan_options(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
     }  # fmt: skip
     if p > 1:
         options |= {
-            "--parallelism.pipeline-parallel-schedule": "Interleaved1F1B" if v > 1 else "1F1B",
+            "--parallelism.pipeline-parallel-schedule": _V.get(
+                plan.schedule or "", "Interleaved1F1B" if v > 1 else "1F1B"
+            ),
             "--parallelism.pipeline-parallel-microbatch-size": plan.micro_batch_size,
         } | (split or {})
     options[f"activation-checkpoint:{'full' if full else 'none'}"] = True  # subcommands come last
@@ -52,6 +56,8 @@ def torchtitan_options(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:
             p > 1 and split is None,
         "Recomputing only attention's core cannot be said: fused attention does.": plan.recompute == "selective",
         "Attention that is not fused cannot be said.": not plan.fused_attention,
+        "Float8 is a converter of its config, not an option.": plan.precision == "fp8",
+        f"schedule={plan.schedule!r} cannot be said.": plan.schedule is not None and plan.schedule not in _V,
         "Gradients are reduced in float32, not in 2 bytes.": plan.gradient_bytes == 2,
     }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from unittest.mock import patch
 
@@ -110,8 +110,12 @@ def _activation_bytes(model: ParallelGPT, own: set[int], config: TrainConfig) ->
     return sum(tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in own)
 
 
-def _even_loads() -> AbstractContextManager:
-    """Let experts compute fake tensors, whose choices nobody knows: each rank gets as many rows as it sends."""
+@contextmanager
+def _even_loads() -> Iterator[None]:
+    """Let experts compute fake tensors, whose choices nobody knows: each rank gets as many rows as it sends.
+
+    Nor does anybody know the seeds of dropout.
+    """
 
     def dispatch(x, experts, num_experts, groups):
         num_rows, size = experts.numel() * groups.expert_tp.size(), groups.tp_ep.size()
@@ -124,7 +128,9 @@ def _even_loads() -> AbstractContextManager:
         experts = (len(ends),) if b.dim() == 2 else ()  # the gradient of their weights has one matrix for each
         return a.new_empty(*experts, len(a), b.size(-1))
 
-    return patch.multiple(layer, dispatch=dispatch, _grouped_product=product)
+    of_experts = patch.multiple(layer, dispatch=dispatch, _grouped_product=product)
+    with of_experts, patch.object(torch.Tensor, "__int__", lambda _: 0):
+        yield
 
 
 @contextmanager

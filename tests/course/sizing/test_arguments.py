@@ -20,6 +20,7 @@ GPT_3 = GPT(96, 12288, 2048, 51200, 96)
 LLAMA = GPT(126, 16384, 8192, 128256, 128, 8, 53248, rotary_base=500_000.0, **TODAY)
 FUSED = dict(fused_attention=True, recompute="none")
 GATHERED = dict(context_parallel="gathered", **FUSED)
+FOLDED = dict(schedule="zero-bubble-v", precision="fp8", **FUSED)
 PLANS = {
     "gpt": Plan(GPT_3, 1024, 1536, tp_size=8, pp_size=16),
     "selective": Plan(GPT_3, 512, 1024, 4, 8, 2, num_chunks=6, recompute="selective", sequence_parallel=True),
@@ -29,6 +30,7 @@ PLANS = {
     "experts": Plan(MIXTRAL_8X22B, 128, 256, 2, 8, ep_size=8, expert_tp_size=1, sequence_parallel=True, **FUSED),
     "heads": Plan(QWEN3_30B_A3B, 16, 64, ep_size=8, zero_stage=2, fused_attention=True),
     "late": Plan(replace(QWEN3_30B_A3B, num_dense_layers=3, num_shared_experts=1, top_k=1), 16, 64, 2, **FUSED),
+    "folded": Plan(replace(LLAMA, num_layers=80), 64, 128, 4, 8, num_chunks=2, **FOLDED),
     "jagged": Plan(replace(GPT_3, num_layers=10, mlp="gelu_tanh"), 8, 8, 1, 4, stage_layers=(1, 3, 4, 2)),
 }  # fmt: skip
 
@@ -52,6 +54,7 @@ def test_labkit_reads_ours(plan, monkeypatch):
     for name in ("micro_batch_size", "cp_size", "tp_size", "num_chunks", "sequence_parallel", "zero_stage"):
         assert getattr(config, name) == getattr(plan, name)
     assert config.context_parallel == plan.context_parallel
+    assert config.schedule == (plan.schedule or ("interleaved" if plan.num_chunks > 1 else "1f1b"))
     assert config.recompute == (plan.recompute == "full")
     if plan.model.num_experts:
         assert (layout.ep_size, layout.expert_tp_size) == (plan.ep_size, plan.etp_size)
@@ -110,6 +113,8 @@ def test_what_cannot_be_said_is_said():
     assert "in float32, not in 2 bytes" in missing("sharded", "torchtitan")
     assert "'gathered'" in missing("context", "torchtitan")
     assert "Heads are h/a wide" in missing("heads", "labkit") and "Heads" not in missing("experts", "labkit")
+    assert "no schedule in a V" in missing("folded", "megatron-lm") and "a V" not in missing("gpt", "megatron-lm")
+    assert "no products in fp8" in missing("folded", "labkit") and "Float8 is" in missing("folded", "torchtitan")
     assert "no dense layers before" in missing("late", "labkit")
     assert "fused attention keeps no scores" in missing("selective", "labkit")
     assert "need sequence parallelism" in missing("late", "megatron-lm")

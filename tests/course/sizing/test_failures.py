@@ -75,6 +75,11 @@ def test_the_best_interval_is_better_than_its_neighbours(m, w, u):
     assert max(shares, key=shares.__getitem__) == higher_order  # Daly's rule is the optimum of his formula
 
 
+def test_the_intervals_by_hand():
+    """sqrt(2 * 64 * 50) = 80, and w/2M = 0.64, so 80 * (1 + 0.8/3 + 0.64/9) - 64; sqrt(64^2 + 6400) is 102.45."""
+    assert checkpoint_interval(50, 64) == pytest.approx((80, 16, 43.0222, 38.4500), abs=1e-4)
+
+
 def test_a_save_that_takes_twice_the_time_between_failures():
     assert checkpoint_interval(100, 200)[1:3] == (100, 100)
 

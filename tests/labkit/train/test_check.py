@@ -16,6 +16,7 @@ SMALL = replace(TINY, batch_size=4, micro_batch_size=1, precision="float32")
 CASES = [
     dict(pp_size=2, tp_size=2),
     dict(pp_size=2, tp_size=2, sequence_parallel=True, recompute=True),
+    dict(pp_size=2, tp_size=2, dropout=0.1),
     dict(cp_size=2, tp_size=2, context_parallel="ring"),
     dict(cp_size=2, tp_size=2, context_parallel="ulysses", **TODAY),
     dict(cp_size=2, pp_size=2, context_parallel="gathered", precision="bfloat16"),
