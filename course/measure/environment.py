@@ -190,7 +190,7 @@ def folders_to_mend() -> list[str]:
     for folder in map(Path, (jupyter_config_dir(), jupyter_data_dir())):
         nearest = next(each for each in (folder, *folder.parents) if os.path.exists(each))
         if not os.access(nearest, os.W_OK):
-            way_out = "set HOME to a folder of your own, as in `HOME=/scratch/$USER make lab`"
+            way_out = "set HOME to a folder of your own first: `export HOME=/scratch/$USER`"
             return [f"HOME: JupyterLab keeps files in {folder}, and {nearest} cannot be written to: {way_out}."]
     return []
 
