@@ -30,7 +30,7 @@ class GpuMonitor:
 
     def __exit__(self, *_) -> None:
         if self._process:
-            self._process.terminate()
+            self._process.kill()  # it would wait for ever for one that ignores SIGTERM, as children of this process may
             self.samples = read_samples(self._process.communicate()[0])
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ def test_a_monitor_without_gpus_says_so(monkeypatch):
 
 def test_a_monitor_shows_what_nvidia_smi_printed(monkeypatch, tmp_path):
     script = tmp_path / "nvidia-smi"
-    script.write_text("#!/bin/sh\nwhile true; do echo '0, 89'; echo '1, 6'; /bin/sleep 0.05; done\n")
+    script.write_text("#!/bin/sh\ntrap '' TERM\nwhile true; do echo '0, 89'; echo '1, 6'; /bin/sleep 0.05; done\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     with GpuMonitor() as monitor:
