@@ -22,6 +22,8 @@ TOO_WIDE = """() => {
 }"""
 
 HEADERS = "() => [...document.querySelectorAll('.jp-RenderedMarkdown p > img')].map(image => image.clientWidth)"
+PROSE = """() => [...document.querySelectorAll('.jp-OutputArea-output > p')].filter(
+    each => each.getBoundingClientRect().right > document.documentElement.clientWidth).length"""
 TABLES = "() => Math.max(0, ...[...document.querySelectorAll('main table')].map(table => table.clientWidth))"
 
 
@@ -104,5 +106,6 @@ def test_real_pages_are_whole_and_no_wider_than_the_screen(tmp_path, monkeypatch
                 assert name == "wide.ipynb" or violations(page) == []  # keys reach what scrolls, too
             assert page.evaluate(HEADERS) in ([], [700])  # on a telephone, still large enough to read
             assert page.evaluate(TABLES) <= 390
+            assert page.evaluate(PROSE) == 0  # a question is read without scrolling sideways
         assert page.locator(".jp-RenderedHTML").count() == len(shown) > 3
     assert asked and all(url.startswith(("file:", "data:")) for url in asked)
