@@ -5,7 +5,7 @@ It reads one parameter after the other, so it needs memory for one file of the r
 
 import sys
 import warnings
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ def export(source: str | Path, folder: str | Path, **options: Any) -> str:
     if damage:
         raise ValueError(f"{path.name} is damaged: {damage}")
     shape = GPT(**{each.name: about.get(each.name, each.default) for each in fields(GPT)})
-    assert not any(getattr(shape, each.name) is MISSING for each in fields(GPT))
     dtype, sizes = getattr(torch, about["precision"]), pretrained.whole_sizes(shape)
     start = about.get("options", {}).get("init_from")
 

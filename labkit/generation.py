@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit import pipeline
-from labkit.communication import all_gather_single
 from labkit.groups import ProcessGroups
 from labkit.model import ParallelGPT
 from labkit.schedules import gpipe
 from labkit.sizes import check_size
+from labkit.tensor_parallel.operators import all_gather
 
 
 @torch.no_grad()
@@ -107,8 +107,4 @@ def choose_word(
 
 def _gather(own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Return the tensors of all ranks, [t, ...]."""
-    if group.size() == 1:
-        return own[None]
-    gathered = own.new_empty(group.size(), *own.shape)
-    all_gather_single(gathered.flatten(), own.contiguous().flatten(), group=group)
-    return gathered
+    return all_gather(own[None], group, dim=0) if group.size() > 1 else own[None]

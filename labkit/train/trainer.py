@@ -101,7 +101,7 @@ class Trainer:
     def __init__(
         self, config: TrainConfig, groups: ProcessGroups, save: Callable | None = None, early: EarlyEnd | None = None
     ):
-        from labkit import checkpoint, pretrained
+        from labkit import checkpoint
 
         self.config, self.groups, self.save = config, groups, save or checkpoint.save
         self.early_end, self.is_ending = early or EarlyEnd(), False
@@ -115,6 +115,8 @@ class Trainer:
                 parameter.grad_dtype = torch.float32  # the sum over many micro-batches needs more bits than bfloat16
         self.chunks = [self.wrap(model) for model in self.models]
         if config.init_from is not None:
+            from labkit import pretrained  # which needs safetensors
+
             pretrained.load(config.init_from, self.models, groups)
         self.parameters = [parameter for chunk in self.chunks for parameter in chunk.parameters()]
         is_tied = config.tied and len(self.schedule.end_ranks) > 1  # to a weight on another rank
