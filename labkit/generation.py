@@ -63,7 +63,7 @@ def generate(
     if num_tokens > (most := gpt.shape.seq_length - tokens.size(1)):
         fault = f"{tokens.size(1)} tokens and num_tokens={num_tokens} more are above seq_length={gpt.shape.seq_length}"
         raise ValueError(f"{fault}: use num_tokens up to {most}" if most > 0 else f"{fault}: give fewer tokens")
-    was_training, schedule, shapes = model.training, gpipe(groups.layout.pp_size, 1).forward_only(), {}
+    was_training, schedule = model.training, gpipe(groups.layout.pp_size, 1).forward_only()
     model.eval()
     for _ in range(num_tokens):
         position, chosen = tokens.size(1), tokens.new_empty(len(tokens))
@@ -76,7 +76,8 @@ def generate(
             return logits.new_zeros(())
 
         if groups.layout.pp_size > 1:
-            pipeline.run(schedule, [model], groups, [padded], loss=choose, ignore_index=None, shapes=shapes)
+            options = dict(ignore_index=None, activation=gpt.hidden_shape(padded))
+            pipeline.run(schedule, [model], groups, [padded], loss=choose, **options)
             dist.broadcast(chosen, group=groups.pp, group_src=groups.layout.pp_size - 1)
         else:
             choose(model(padded), None)

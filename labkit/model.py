@@ -147,6 +147,12 @@ class ParallelGPT(PlacedModule):
                 x = attach_loss(x[0], layer.mlp.router.loss(x[1]) / self.num_micro_batches) if self.training else x[0]
         return self.output_layer(self.norm(x)) if self.is_last else x
 
+    def hidden_shape(self, tokens: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
+        """Return dtype and shape of what a stage hands to the next for these tokens, [batch, seq/c]."""
+        batch, length = tokens.shape
+        size = batch, length // (self.group.size() if self.sequence_parallel else 1), self.shape.hidden_size
+        return next(self.parameters()).dtype, torch.Size(size)
+
     @property
     def output_layer(self) -> VocabParallelEmbedding:
         """The last stage's module that computes the logits."""
