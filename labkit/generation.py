@@ -76,8 +76,8 @@ def generate(
             return logits.new_zeros(())
 
         if groups.layout.pp_size > 1:
-            options = dict(ignore_index=None, activation=gpt.hidden_shape(padded))
-            pipeline.run(schedule, [model], groups, [padded], loss=choose, **options)
+            known = gpt.hidden_shape(padded)
+            pipeline.run(schedule, [model], groups, [padded], loss=choose, ignore_index=None, activation=known)
             dist.broadcast(chosen, group=groups.pp, group_src=groups.layout.pp_size - 1)
         else:
             choose(model(padded), None)
