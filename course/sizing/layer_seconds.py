@@ -7,6 +7,7 @@ from course.sizing.context import attention_messages
 from course.sizing.experts import all_to_all_bytes, expert_gather_bytes, mlp_halves
 from course.sizing.hardware import Hardware
 from course.sizing.plan import Plan
+from course.sizing.remembered import remembered
 from course.sizing.shapes import query_size
 from labkit.shape import GPT
 
@@ -42,6 +43,10 @@ def all_reduces(recompute: str, sequence_parallel: bool) -> int:
     return ALL_REDUCES[recompute] + (1 if sequence_parallel else 0)
 
 
+@remembered(
+    "model", "world_size", "tp_size", "cp_size", "ep_size", "expert_tp_size", "micro_batch_size", "recompute",
+    "sequence_parallel", "fused_attention", "context_parallel", "precision",
+)  # fmt: skip
 def layer_seconds(plan: Plan, hardware: Hardware, has_experts: bool = False) -> dict[str, float]:
     """Return the seconds of one layer and one micro-batch on one GPU: forward, backward, and recomputation.
 
@@ -141,6 +146,7 @@ def context_seconds(plan: Plan, hardware: Hardware) -> float:
     return (2 if plan.recompute == "full" else 1) * sum(forward) + sum(backward)
 
 
+@remembered("model", "tp_size", "cp_size", "micro_batch_size", "pad_vocab_to")
 def logits_seconds(plan: Plan, hardware: Hardware) -> dict[str, float]:
     """Return the seconds of the output layer and the loss for one micro-batch, forward and backward."""
     logits = num_tokens(plan) * plan.vocab_size / plan.tp_size
