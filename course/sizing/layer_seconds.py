@@ -134,9 +134,9 @@ def context_seconds(plan: Plan, hardware: Hardware) -> float:
     A ring's messages travel while the rank computes a block, one c-th of its work: only what takes longer counts, and
     the last message of backward, which brings the gradients home. Collectives count in full.
     """
-    b, t = plan.micro_batch_size, plan.tp_size
+    b, t, rate = plan.micro_batch_size, plan.tp_size, link_rate(plan, hardware, "cp")
     sent = attention_messages(plan.model, plan.context_parallel, plan.cp_size, t, b)
-    forward, backward = ([each.sent_bytes / link_rate(plan, hardware, "cp") for each in way] for way in sent)
+    forward, backward = ([each.sent_bytes / rate for each in way] for way in sent)
     if plan.context_parallel == "ring" and plan.cp_size > 1:
         block = core_flops(plan) / plan.cp_size / hardware.product_rate
         around, home = len(forward), backward[-1]

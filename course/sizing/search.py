@@ -82,8 +82,8 @@ def search(
 
     >>> from course.sizing import DGX_A100
     >>> gpt = GPT(96, 12288, 2048, 51200, 96)
-    >>> found = search(gpt, 512, 1536, DGX_A100, zero_stage=1)
-    >>> print(len(found), len(found.fitting), found.best)
+    >>> print(search(gpt, 512, 1536, DGX_A100, zero_stage=1, schedule=None).best)
+    t=4 p=16 v=1 b=1 selective: 42.6 s a step, 60.8 GB
     """
     if not 0 < memory_share <= 1:
         raise ValueError(f"memory_share={memory_share} must be in (0, 1]")
@@ -219,7 +219,7 @@ class Found:
             and not is_known(plan.schedule, plan.pp_size, m := plan.num_micro_batches)
         ):
             raise Misfit(
-                "the search tries a V with 2 * pp_size micro-batches or more, on up to 32 ranks",
+                "a search tries a V with 2 * pp_size micro-batches or more, on up to 32 ranks",
                 f"schedule={plan.schedule!r} has {m} micro-batches for pp_size={plan.pp_size}",
                 "use schedule=None, or ask step_time",
             )

@@ -120,7 +120,7 @@ def message_seconds(plan: Plan, hardware: Hardware) -> float:
 
 
 class Shared(NamedTuple):
-    """A GPU's parameters, by who has the same: the d c replicas, or expert_dp for experts; and the rates between these."""
+    """A GPU's parameters by who has the same, d c replicas or (experts) expert_dp, and the rates between these."""
 
     dense: float
     experts: float
