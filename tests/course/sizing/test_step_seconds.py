@@ -22,7 +22,7 @@ from course.sizing import (
 from course.sizing.folded import FOLDED
 from course.sizing.fully_sharded import collectives
 from course.sizing.layer_seconds import LOSS, SCORES, context_seconds, layer_seconds, link_rate, logits_seconds
-from course.sizing.step_seconds import ADAM, gradients_seconds, hidden_gradients, optimizer_seconds
+from course.sizing.step_seconds import ADAM, gradients_seconds, update_seconds
 from labkit.groups import group_of_one
 from labkit.model import TransformerLayer
 from labkit.shape import GPT
@@ -236,7 +236,7 @@ def test_context_ranks_divide_the_work_and_share_the_gradients():
     assert other["overhead"] == one["overhead"]
     assert (one["context_parallel"], whole.dp_size, four.dp_size) == (0.0, 8, 2)
     assert gradients_seconds(four, DGX_A100) == gradients_seconds(whole, DGX_A100)  # d c = 8 in both
-    zero = [optimizer_seconds(replace(plan, zero_stage=1), DGX_A100) for plan in (whole, four)]
+    zero = [update_seconds(replace(plan, zero_stage=1), DGX_A100, 1.0)[1] for plan in (whole, four)]
     assert zero[0] == zero[1]
     assert step_time(four, DGX_A100).context_parallel == pytest.approx(32 * 96 * other["context_parallel"])
 
@@ -325,10 +325,11 @@ def test_gradients_hide_only_behind_the_work_that_is_there():
     plan, slow = Plan(GPT_3, 8, 512, 1, 4), replace(DGX_A100, network_bytes_per_second=1e6, node_bytes_per_second=1e6)
     everything = replace(slow, hidden=Hidden(data=1.0))
     layers = 24 * sum(layer_seconds(plan, slow).values())
-    assert hidden_gradients(plan, everything, layers) == pytest.approx(layers)
-    waits = step_time(plan, slow).data_parallel - step_time(plan, everything).data_parallel
-    assert waits == pytest.approx(layers)
-    assert hidden_gradients(replace(plan, zero_stage=3), everything, layers) == pytest.approx(256 * layers)
+    for stage, times in ((0, 1), (3, 256)):
+        each = replace(plan, zero_stage=stage)
+        assert step_time(each, slow).data_parallel == gradients_seconds(each, slow)
+        waits = step_time(each, slow).data_parallel - step_time(each, everything).data_parallel
+        assert waits == pytest.approx(times * layers)
 
 
 def test_fp8_speeds_up_linear_layers_and_nothing_else():
