@@ -5,7 +5,7 @@ from functools import partial
 from html import escape
 
 from course.explorers.base import Explorer, Parts
-from course.explorers.choice import menu, slider
+from course.explorers.control import menu, slider
 from course.measure.flow import numbered, row_and_column, trace_flow
 from course.measure.operations import WITH_ROOT, WITHOUT_ROOT
 from course.pictures.collectives import flow_steps
