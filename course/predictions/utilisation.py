@@ -64,6 +64,18 @@ instead_of_work = Choice(
     {"idle": "All 8 ranks have a part of every layer, and begin with it at the same time."},
 )
 
+attention_times = Number(
+    "12.attention_times",
+    "The products of this attention take 139 µs at an H100's peak. Its memory moves 3.35 TB/s. If 9.2 GB of scores "
+    "travel, too, how many times as long does it take at least?",
+    {
+        1: "Moving 9.2 GB at 3.35 TB/s takes 2.7 ms, far longer than 139 µs.",
+        0.05: "It takes longer, not shorter.",
+        2.7: "2.7 are the milliseconds. How many times 139 µs is that?",
+    },
+    tolerance=0.06,
+)
+
 tokens_to_hide = Number(
     "12.tokens_to_hide",
     "An H100 computes 989 teraFLOP/s and sends 50 GB/s to other nodes. How many tokens must a replica have in a "
