@@ -27,7 +27,7 @@ AXES = (
     "recompute", "zero_stage",
 )  # fmt: skip
 """What a search decides, in the order of `course.sizing.plan.CHECKS`."""
-LETTERS = dict(zip(AXES, ("t", "c", "p", "ep", "etp", "v", "schedule", "b", "recompute", "zero")))
+LETTERS: dict[str, str] = dict(zip(AXES, ("t", "c", "p", "ep", "etp", "v", "schedule", "b", "recompute", "zero")))
 DEFAULTS = {field.name: field.default for field in fields(Plan)}
 TOO_LARGE = "the fullest GPU must have the memory that it needs"
 
@@ -87,7 +87,8 @@ def search(
     """
     if not 0 < memory_share <= 1:
         raise ValueError(f"memory_share={memory_share} must be in (0, 1]")
-    lists, fixed = {}, {"model": model, "world_size": world_size, "batch_size": batch_size}
+    lists: dict[str, Sequence[Any]] = {}
+    fixed: dict[str, Any] = {"model": model, "world_size": world_size, "batch_size": batch_size}
     for name, given in choices.items():
         if name not in DEFAULTS or name in fixed or name == "stage_layers":
             known = [name for name in DEFAULTS if name not in (*fixed, "stage_layers")]
@@ -257,7 +258,7 @@ class Found:
         num_layers = self._fixed["model"].num_layers
         if not self.uneven or num_layers % num_stages == 0:
             return None
-        both = dict(account_for_embedding_in_pipeline_split=True, account_for_loss_in_pipeline_split=True)
+        both: dict = dict(account_for_embedding_in_pipeline_split=True, account_for_loss_in_pipeline_split=True)
         with suppress(ValueError):  # more stages than layers
             return split_layers(num_layers, num_stages, **both)
         return None
