@@ -101,7 +101,8 @@ def search(
         else:
             fixed[name] = given
     first: dict[str, Any] = fixed | {name: values[0] for name, values in lists.items() if name not in AXES}
-    step_time(Plan(**first | {"world_size": 1}), hardware)  # what is wrong with every choice raises here
+    first["world_size"] = 1
+    step_time(Plan(**first), hardware)  # what is wrong with every choice raises here
     return Found(fixed, lists, hardware, hardware.memory_bytes * memory_share, uneven)
 
 
