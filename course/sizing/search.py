@@ -100,7 +100,7 @@ def search(
                 raise ValueError(f"{name}=[] leaves nothing to try: give one value or more")
         else:
             fixed[name] = given
-    first = fixed | {name: values[0] for name, values in lists.items() if name not in AXES}
+    first: dict[str, Any] = fixed | {name: values[0] for name, values in lists.items() if name not in AXES}
     step_time(Plan(**first | {"world_size": 1}), hardware)  # what is wrong with every choice raises here
     return Found(fixed, lists, hardware, hardware.memory_bytes * memory_share, uneven)
 
