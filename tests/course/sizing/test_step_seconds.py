@@ -1,4 +1,4 @@
-"""The parts of a step: what they count, what makes them larger, and numbers that notebook 12 tells."""
+"""The parts of a step: what they count, what makes them larger, and numbers of a GPT-3 run."""
 
 import math
 from dataclasses import replace
@@ -376,7 +376,7 @@ def test_a_v_s_idle_time_is_that_of_its_schedule(name, p, m):
     assert plan.bubble_over_ideal == pytest.approx((timeline.makespan_seconds - 6 * m) / (6 * m))
 
 
-# -- numbers of notebook 12 -----------------------------------------------------------------------------------------
+# -- numbers of a run of GPT-3 ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("changes", "gpus_per_node", "days", "gigabytes"), [
@@ -385,13 +385,13 @@ def test_a_v_s_idle_time_is_that_of_its_schedule(name, p, m):
     ({"recompute": "selective", "sequence_parallel": True}, 8, 27, 61),
     ({"tp_size": 16}, 8, 46, 31), ({"tp_size": 16}, 16, 43, 31),
 ])  # fmt: skip
-def test_numbers_that_notebook_12_tells_of_gpt_3(changes, gpus_per_node, days, gigabytes):
+def test_numbers_of_gpt_3(changes, gpus_per_node, days, gigabytes):
     plan = replace(Plan(GPT_3, 1024, 1536, 8, 8), **changes)
     estimate = step_time(plan, replace(DGX_A100, gpus_per_node=gpus_per_node))
     assert (round(estimate.days(300e9)), round(fullest(plan).total / 1e9)) == (days, gigabytes)
 
 
-def test_why_a_wide_plan_is_slow_as_notebook_12_tells_it():
+def test_why_a_wide_plan_is_slow():
     best = Plan(GPT_3, 512, 1536, 4, 16, recompute="selective", zero_stage=1)
     wide = replace(best, tp_size=16, pp_size=4, recompute="full")
     estimates = [step_time(plan, DGX_A100) for plan in (best, wide, replace(wide, recompute="selective"))]
