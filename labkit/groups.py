@@ -169,8 +169,7 @@ def groups_to_make(
     kinds["shard"] = kinds["dp_cp"]
     if shard_size and shard_size != layout.dp_size * layout.cp_size:
         kinds["shard"], kinds["replicate"] = layout.shard_groups(shard_size)
-    busy = [kinds["cp"]] if layout.cp_size > 1 else []
-    busy += [kinds["tp_ep"]] if layout.ep_size > 1 else []
+    busy = [kinds[name] for name in ("cp", "tp_ep") if len(kinds[name][0]) > 1]
     separate = {"shard"} if has_nccl and kinds["shard"] in busy else set()
     shared: dict[tuple, list[str]] = {}
     for name, groups in kinds.items():

@@ -4,9 +4,10 @@ FLOPs, bytes and messages are counted for the layer of `labkit.model`; `Hardware
 """
 
 from course.sizing.context import attention_messages
-from course.sizing.experts import all_to_all_bytes, expert_gather_bytes, mlp_halves
+from course.sizing.experts import all_to_all_bytes, expert_gather_bytes, mlp_halves, nodes_of_a_token
 from course.sizing.hardware import Hardware
 from course.sizing.plan import Plan
+from course.sizing.remembered import remembered
 from course.sizing.shapes import query_size
 from labkit.shape import GPT
 
@@ -42,6 +43,10 @@ def all_reduces(recompute: str, sequence_parallel: bool) -> int:
     return ALL_REDUCES[recompute] + (1 if sequence_parallel else 0)
 
 
+@remembered(
+    "model", "world_size", "tp_size", "cp_size", "ep_size", "expert_tp_size", "micro_batch_size", "recompute",
+    "sequence_parallel", "fused_attention", "context_parallel", "precision",
+)  # fmt: skip
 def layer_seconds(plan: Plan, hardware: Hardware, has_experts: bool = False) -> dict[str, float]:
     """Return the seconds of one layer and one micro-batch on one GPU: forward, backward, and recomputation.
 
@@ -101,15 +106,21 @@ def mlp_parameters(model: GPT) -> int:
 def expert_seconds(plan: Plan, hardware: Hardware) -> float:
     """Return the seconds in which a layer's tokens go to their experts and back, forward, backward, and once more.
 
-    Pieces for the same node and those for others travel at the same time, each way at its own rate.
+    Pieces for the same node and those for others travel at the same time, each way at its own rate. Tokens that go to a
+    node once (`Hardware.once_to_a_node`) go to their experts from there, inside it.
     """
     token_bytes = activation_bytes(plan) / plan.tp_size
     ep, distance, node = plan.ep_size, plan.etp_size, hardware.gpus_per_node
     sent = all_to_all_bytes(plan.model, ep, token_bytes)
     here = ep if plan.world_size <= node or node % (ep * distance) == 0 else max(1, min(ep, node // distance))
     to_one = sent / max(1, ep - 1)
-    inside = (here - 1) * to_one / (hardware.node_bytes_per_second * hardware.node_efficiency)
-    across = (ep - here) * to_one / (hardware.network_bytes_per_second * hardware.network_efficiency)
+    leaves, stays = (ep - here) * to_one, (here - 1) * to_one
+    if hardware.once_to_a_node and leaves:
+        num_nodes = ep / here
+        leaves = 2 * token_bytes * nodes_of_a_token(plan.model, num_nodes) * (1 - 1 / num_nodes)
+        stays *= num_nodes
+    inside = stays / (hardware.node_bytes_per_second * hardware.node_efficiency)
+    across = leaves / (hardware.network_bytes_per_second * hardware.network_efficiency)
     gathered = expert_gather_bytes(plan.model, plan.etp_size, token_bytes) / link_rate(plan, hardware, "expert_tp")
     return (3 if plan.recompute == "full" else 2) * (max(inside, across) + gathered)
 
@@ -129,9 +140,9 @@ def context_seconds(plan: Plan, hardware: Hardware) -> float:
     A ring's messages travel while the rank computes a block, one c-th of its work: only what takes longer counts, and
     the last message of backward, which brings the gradients home. Collectives count in full.
     """
-    b, t = plan.micro_batch_size, plan.tp_size
+    b, t, rate = plan.micro_batch_size, plan.tp_size, link_rate(plan, hardware, "cp")
     sent = attention_messages(plan.model, plan.context_parallel, plan.cp_size, t, b)
-    forward, backward = ([each.sent_bytes / link_rate(plan, hardware, "cp") for each in way] for way in sent)
+    forward, backward = ([each.sent_bytes / rate for each in way] for way in sent)
     if plan.context_parallel == "ring" and plan.cp_size > 1:
         block = core_flops(plan) / plan.cp_size / hardware.product_rate
         around, home = len(forward), backward[-1]
@@ -141,6 +152,7 @@ def context_seconds(plan: Plan, hardware: Hardware) -> float:
     return (2 if plan.recompute == "full" else 1) * sum(forward) + sum(backward)
 
 
+@remembered("model", "tp_size", "cp_size", "micro_batch_size", "pad_vocab_to")
 def logits_seconds(plan: Plan, hardware: Hardware) -> dict[str, float]:
     """Return the seconds of the output layer and the loss for one micro-batch, forward and backward."""
     logits = num_tokens(plan) * plan.vocab_size / plan.tp_size

@@ -45,20 +45,18 @@ class Messages:
 
     def __init__(self, schedule: Schedule, groups: ProcessGroups, inputs, activation, span, recv_prefetch: int):
         self.schedule, self.groups, self.span = schedule, groups, span
-        prefetch = check_size("recv_prefetch", recv_prefetch)
         # On a GPU a second receive in a channel's queue can hold up the computation that the first one waits for.
-        self.recv_prefetch = 1 if groups.has_channels else prefetch
+        self.recv_prefetch = 1 if groups.has_channels else check_size("recv_prefetch", recv_prefetch)
         self.rank, self.device, self.rows = groups.coords.pp, local_device(), [len(rows) for rows in inputs]
         self.shapes: dict[int, tuple] = {}  # stage -> dtype, shape, and for how many rows
         self.order_of = cache(lambda rank: {op: index for index, op in enumerate(schedule.ranks[rank])})
         self.handed_over: dict[Op, torch.Tensor] = {}  # from one chunk of this rank to another
         self.needs = {op: self._route(op, -1) for op in schedule.ranks[self.rank]}
         self.recvs: dict[tuple[str, int], tuple[deque[Route], deque]] = {}  # kind and sender -> to post, and posted
-        self.stages_before: set[int] = set()  # on other ranks, whose activations come here
         for op, route in self.needs.items():
             if route and route.rank != self.rank:
                 self.recvs.setdefault((op.kind, route.rank), (deque(), deque()))[0].append(route)
-                self.stages_before |= {route.stage} if op.kind == FORWARD else set()
+        self.stages_before = {route.stage for key in self.recvs if key[0] == FORWARD for route in self.recvs[key][0]}
         self.pending_sends: dict[Route, list[tuple[torch.Tensor, Any]]] = {}
         for stage in range(1, schedule.num_stages):  # in one order on all ranks
             before, after = schedule.rank_of_stage(stage - 1), schedule.rank_of_stage(stage)

@@ -278,8 +278,7 @@ class TrainConfig:
         if fitted is None:
             fewer = next((number for number in range(world_size - 1, 0, -1) if self._nearest(number)), None)
             way_out = f"use {counted(fewer, 'rank')}" if fewer else "use a batch_size that micro_batch_size divides"
-            if self.stage_layers:
-                way_out += f", or leave out stage_layers, which keep pp_size={self.pp_size}"
+            way_out += f", or leave out stage_layers, which keep pp_size={self.pp_size}" if self.stage_layers else ""
             raise ValueError(f"fit_ranks: no tp, cp and pp fit {counted(world_size, 'rank')}: {way_out}")
         return fitted
 
