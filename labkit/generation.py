@@ -7,7 +7,6 @@ position, row and word alone, so every layout writes the same text. Source: Gumb
 """
 
 import math
-from numbers import Real
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from labkit import pipeline
 from labkit.groups import ProcessGroups
 from labkit.model import ParallelGPT
 from labkit.schedules import gpipe
-from labkit.sizes import check_size
+from labkit.sizes import check_number, check_size
 from labkit.tensor_parallel.operators import all_gather
 
 
@@ -51,10 +50,7 @@ def generate(
     gpt = getattr(model, "module", model)
     assert isinstance(gpt, ParallelGPT)
     num_tokens = check_size("num_tokens", num_tokens)
-    if not (isinstance(temperature, Real) and 0 <= float(temperature) < math.inf):
-        raise ValueError(
-            f"temperature={temperature!r} must be a number from 0 up: 1 draws from the model's own chances"
-        )
+    temperature = check_number("temperature", temperature, most=1000)
     if top_k is not None and check_size("top_k", top_k) > gpt.shape.vocab_size:
         raise ValueError(f"top_k={top_k} is more than vocab_size={gpt.shape.vocab_size}: use at most that")
     if groups.cp.size() > 1:
