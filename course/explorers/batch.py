@@ -1,7 +1,7 @@
 """Choose the batch, the replicas and the micro-batches: which rank sees which rows, and what that costs in messages."""
 
 from course.explorers.base import Explorer, Parts
-from course.explorers.choice import slider
+from course.explorers.control import slider
 from course.pictures.batch import BatchCut, draw_batch
 from course.pictures.style import bytes_text
 from course.sizing.ring import bus_factor

@@ -1,7 +1,7 @@
 """Choose a sequence, the ranks and the heads: who computes what, and what each way of context parallelism sends."""
 
 from course.explorers.base import Explorer, Parts
-from course.explorers.choice import slider
+from course.explorers.control import slider
 from course.pictures.context_parallel import draw_triangle
 from course.pictures.style import bytes_text
 from course.sizing.context import CONTEXT_PARALLEL, attention_messages

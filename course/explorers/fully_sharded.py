@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from course.explorers.base import Explorer, Parts
-from course.explorers.choice import menu, slider
+from course.explorers.control import menu, slider
 from course.explorers.sizing import MODELS, TODAY
 from course.pictures.sizing import draw_held
 from course.pictures.style import bytes_text, three_digits

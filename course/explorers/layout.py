@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from course.explorers.base import Explorer, Parts
-from course.explorers.choice import menu, slider
+from course.explorers.control import menu, slider
 from course.pictures.layout import axes_in_use, draw_layout
 from course.sizing import step_traffic
 from labkit.layout import EXPERT_AXES, ParallelLayout
@@ -52,11 +52,11 @@ class layout_explorer(Explorer):
         given = [f"{name}={value!r}" for name, value in self.choice._asdict().items() if value != off.get(name)]
         return f"layout_explorer({', '.join(given)})"
 
-    def _click(self, key: str) -> None:
+    def click(self, key: str) -> None:
         """Show the node that was clicked, or all of them again."""
         block = re.search(r"block(\d+)$", key)
         self.node = int(block[1]) if block else None
-        self._update()
+        self.choose()
 
     def _fit(self, choice) -> ParallelLayout:
         n, t, p, c, order, _, ep, etp = choice

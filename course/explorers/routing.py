@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from course.explorers.base import Explorer, Parts
-from course.explorers.choice import menu, slider
+from course.explorers.control import menu, slider
 from course.pictures.experts import routing_steps
 from course.pictures.style import bytes_text
 from course.sizing.routing import Routed, drawn_logits, route

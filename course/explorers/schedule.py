@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from course.explorers.base import Explorer, Parts
-from course.explorers.choice import menu, slider
+from course.explorers.control import menu, slider
 from course.pictures.timeline import draw_timelines, peaks_in_flight
 from course.sizing import simulate
 from course.table import Table

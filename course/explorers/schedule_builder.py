@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from course.explorers.base import Explorer, Parts
-from course.explorers.choice import buttons, checkbox, slider
+from course.explorers.control import buttons, checkbox, slider
 from course.pictures.scene import WIDTH, Look, Mark, Scene, arrow, box, label
 from course.pictures.style import FRAME_FILL, GREY, IDLE, KIND_COLOR, MUTED, tint
 from course.pictures.timeline import FOLDED_STRENGTHS, LEFT, ways
@@ -41,7 +41,6 @@ class schedule_builder(Explorer):
     ):
         self.rows: list[Sequence[Op]] = [read_ops(row) for row in rows]
         super().__init__(pp_size, num_micro_batches, placement, split)
-        self.picture.on_drop(self._drop)
 
     def __repr__(self) -> str:
         p, m, placement, split = self.choice
@@ -49,15 +48,15 @@ class schedule_builder(Explorer):
         shown = values if split else values[:4] if placement == "V" else values[:3]
         return f"schedule_builder({', '.join(map(repr, shown))})"
 
-    def _click(self, key: str) -> None:
+    def click(self, key: str) -> None:
         if key == "clear":
             self.rows = []
-            self._update()
+            self.choose()
         elif key.startswith("op."):
             rank, [op] = _parse(key)
-            self._drop(key, f"tray.{rank}" if op in self.shown.ranks[rank] else f"row.{rank}")
+            self.drop(key, f"tray.{rank}" if op in self.shown.ranks[rank] else f"row.{rank}")
 
-    def _drop(self, key: str, zone: str) -> None:
+    def drop(self, key: str, zone: str) -> None:
         """Put an op where it was dropped: at the end of a row, before an op that has a place, or back into the tray."""
         (_, [op]), (rank, before) = _parse(key), _parse(zone)
         self.rows = list(self.shown.ranks)
@@ -68,7 +67,7 @@ class schedule_builder(Explorer):
             row.insert(row.index(before[0]), op)
         if before != [op]:
             self.rows[rank] = row
-        self._update()
+        self.choose()
 
     def _fit(self, choice) -> Schedule:
         """Return the schedule: the rows of these ranks, with the ops of these micro-batches, chunks and kinds."""

@@ -1,7 +1,7 @@
 """Choose the sizes of Y = XA + b, the cut and t: the shards, what a rank holds, and what the ranks send."""
 
 from course.explorers.base import Explorer, Parts
-from course.explorers.choice import buttons, checkbox, slider
+from course.explorers.control import buttons, checkbox, slider
 from course.pictures.sharding import draw_cut
 from course.pictures.style import bytes_text
 from course.sizing.linear_cut import CUTS, LinearCut

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from course.explorers.base import Explorer, Parts
-from course.explorers.choice import checkbox, menu, slider
+from course.explorers.control import checkbox, menu, slider
 from course.pictures.plans import PP_SIZES, TP_SIZES, draw_plans
 from course.pictures.sizing import HALF, draw_memory, draw_step_time, together
 from course.pictures.style import AXIS_NAME, three_digits
@@ -69,10 +69,10 @@ class sizing_explorer(Explorer):
                 raise ValueError(f"{what}={name!r} is unknown: use one of yours, or {', '.join(known)}")
         return [model, cluster, *rest.values()]
 
-    def _click(self, key: str) -> None:
+    def click(self, key: str) -> None:
         """Take the t and p of the cell that was clicked."""
         if cell := re.search(r"\bt(\d+)\.p(\d+)$", key):
-            self._update(tp_size=int(cell[1]), pp_size=int(cell[2]))
+            self.choose(tp_size=int(cell[1]), pp_size=int(cell[2]))
 
     def _fit(self, choice) -> Plan:
         context = dict(fused_attention=choice.fused_attention, cp_size=choice.cp_size)

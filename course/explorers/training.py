@@ -10,7 +10,8 @@ import ipywidgets as widgets
 from IPython import get_ipython
 
 from course.explorers.base import Explorer, Parts
-from course.explorers.choice import buttons
+from course.explorers.control import buttons
+from course.explorers.jupyter import View
 from course.pictures.curves import LOOKS, draw_losses
 from course.pictures.three_axes import draw_holdings
 from course.sizing import step_traffic
@@ -23,42 +24,22 @@ from labkit.train import TrainConfig, steps
 NUM_RANKS = 8
 
 
-class training_explorer(Explorer):
-    """Show how ``config`` is laid over 8 ranks, with controls for that and a button that trains it.
-
-    ``shown`` is a config. ``losses`` has one list per run, by its name; those of the last runs are drawn.
-    """
+class Layouts(Explorer):
+    """How ``config`` is laid over 8 ranks, with controls for that; ``shown`` is a config."""
 
     table = (
         ("tp_size", buttons, "tensor t", (1, 2, 4, 8), 1),
         ("pp_size", buttons, "pipeline p", (1, 2, 4, 8), 1),
         ("schedule", buttons, "schedule", ("gpipe", "1f1b", "zero-bubble"), "1f1b"),
     )
-    _training: ClassVar[set["training_explorer"]] = set()
 
     def __init__(self, config: TrainConfig):
-        self._config, self._is_stopped = config, False
-        self.losses: dict[str, list[float]] = {}
-        self.bar = widgets.IntProgress(0, 0, config.steps, layout={"width": "300px"})
-        self.button, self.progress, self.curves = widgets.Button(), widgets.HTML(), widgets.HTML()
-        self.button.on_click(self._start_or_stop)
-        below = [widgets.HBox([self.button, self.bar, self.progress]), self.curves]
-        super().__init__(config.tp_size, config.pp_size, config.schedule, below=below)
-        self.picture.unfolded = False  # else its table would part the picture and the curves
-        self._show_button()
-        self._draw_losses()
-        kernel = getattr(get_ipython(), "kernel", None)
-        if kernel is not None:  # while no cell runs, it would ignore the toolbar's stop button
-            kernel.saved_sigint_handler = self._stop_all  # in force once this cell has ended
+        self._config = config
+        super().__init__(config.tp_size, config.pp_size, config.schedule)
 
     def __repr__(self) -> str:
         """Return what the controls say, because the config is long."""
         return "training_explorer(t={}, p={}, {!r})".format(*self.choice)
-
-    def close(self) -> None:
-        """Close it, and stop its run after the step under way."""
-        self._is_stopped = True
-        super().close()
 
     def _fit(self, choice) -> TrainConfig:
         config = replace(self._config, **choice._asdict())
@@ -76,6 +57,35 @@ class training_explorer(Explorer):
         stages, split = config.make_schedule(NUM_RANKS).stages, config.layers_per_stage
         held = [[layers_of_stage(sum(split), stage, len(split), split) for stage in mine] for mine in stages]
         return Parts([draw_holdings(layout, config.num_layers, config.batch_size, traffic, held)], says)
+
+
+class training_explorer(View):
+    """Show how ``config`` is laid over 8 ranks, with controls for that and a button that trains it.
+
+    ``losses`` has one list per run, by its name; those of the last runs are drawn.
+    """
+
+    _training: ClassVar[set["training_explorer"]] = set()
+
+    def __init__(self, config: TrainConfig):
+        self._is_stopped = False
+        self.losses: dict[str, list[float]] = {}
+        self.bar = widgets.IntProgress(0, 0, config.steps, layout={"width": "300px"})
+        self.button, self.progress, self.curves = widgets.Button(), widgets.HTML(), widgets.HTML()
+        self.button.on_click(self._start_or_stop)
+        below = [widgets.HBox([self.button, self.bar, self.progress]), self.curves]
+        super().__init__(Layouts(config), below)
+        self.picture.unfolded = False  # else its table would part the picture and the curves
+        self._show_button()
+        self._draw_losses()
+        kernel = getattr(get_ipython(), "kernel", None)
+        if kernel is not None:  # while no cell runs, it would ignore the toolbar's stop button
+            kernel.saved_sigint_handler = self._stop_all  # in force once this cell has ended
+
+    def close(self) -> None:
+        """Close it, and stop its run after the step under way."""
+        self._is_stopped = True
+        super().close()
 
     def _show_button(self) -> None:
         look = ("Stop", "stop", "warning") if self in self._training else ("Train", "play", "primary")

@@ -1,0 +1,55 @@
+"""A control of an explorer: one of several options. It is plain data, which a view shows."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+
+class Control:
+    """A choice of one of the ``options``. The first ``value`` is added if it is not among them; a slider sorts them.
+
+    ``look`` is "slider", "menu", "checkbox" or "buttons". ``hint``, if there is one, says of an option what choosing it
+    would change elsewhere, or "" if it fits.
+    """
+
+    hint: Callable[[Any], str] | None = None
+    disabled = False
+
+    def __init__(self, description: str, options: Iterable, value: Any, look: str):
+        self.description, self.look = description, look
+        self.options: list = sorted({*options, value}) if look == "slider" else [*dict.fromkeys([*options, value])]
+        self.index = self.index_of(value)
+
+    @property
+    def value(self) -> Any:
+        """The option that is chosen."""
+        return self.options[self.index]
+
+    @property
+    def words(self) -> list[str]:
+        """How the options are written."""
+        return list(map(self.word, self.options))
+
+    @property
+    def hints(self) -> list[str]:
+        """The hint of each option, tried now; an empty list if there are none."""
+        return [self.hint(option) for option in self.options] if self.hint else []
+
+    def index_of(self, value: Any) -> int:
+        """Return which option a value is; ValueError if it is not offered."""
+        if value not in self.options:
+            offered = ", ".join(map(str, self.options))
+            raise ValueError(f"{self.description}={value!r} is not offered: use one of {offered}")
+        return self.options.index(value)
+
+    def word(self, value: Any) -> str:
+        """Return how an option is written."""
+        return {bool: ("off", "on").__getitem__, float: "{:g}".format}.get(type(value), str)(value)
+
+
+slider, menu, buttons = (partial(Control, look=look) for look in ("slider", "menu", "buttons"))
+"""Each is called with a description, the options, and the first value."""
+
+
+def checkbox(description: str, value: bool) -> Control:
+    return Control(description, (False, True), value, "checkbox")
