@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -108,7 +109,8 @@ def words(folder: str) -> tuple[float, float, float]:
 def write(folder: str) -> tuple[float, float, float]:
     from transformers import AutoModelForCausalLM
 
-    groups, theirs = groups_of_one(), AutoModelForCausalLM.from_pretrained(folder)
+    theirs: Any = AutoModelForCausalLM.from_pretrained(folder)
+    groups = groups_of_one()
     ours = empty_model(torch.device("cpu"), groups)
     pretrained.load(folder, ours, groups)
     start = torch.randint(SHAPE.vocab_size, (1, PROMPT), generator=torch.Generator().manual_seed(0))
