@@ -17,13 +17,14 @@ from tests.support import browser
 WORLD_SIZES = 64, 1024
 PRESSES = 60
 
-OURS = """from course.explorers.layout import layout_explorer
+OURS = """from course.explorers.jupyter import layout_explorer
 layout_explorer({world_size}, tp_size=1, pp_size=4)"""
 PEER = """import ipywidgets
 from benchmarks.png_grids import png_grids
-from course.explorers.choice import slider
+from course.explorers.choice import Choice
+from course.explorers.control import slider
 from labkit.layout import ParallelLayout
-size, image = slider("tensor t", [1, 2, 4], 1), ipywidgets.Image()
+size, image = Choice(slider("tensor t", [1, 2, 4], 1)), ipywidgets.Image()
 def draw(_=None):
     image.value = png_grids(ParallelLayout({world_size}, size.value, 4), 8)
 size.observe(draw, "index")

@@ -17,13 +17,13 @@ pytestmark = pytest.mark.skipif(not browser.find_chromium(), reason="needs Chrom
 
 SCREENSHOTS = browser.ROOT / "screenshots"
 EXPLORERS = {
-    "layout_explorer()": "course.explorers.layout",
-    "collective_explorer()": "course.explorers.collectives",
-    "shard_explorer()": "course.explorers.sharding",
-    "batch_explorer()": "course.explorers.batch",
-    "schedule_explorer()": "course.explorers.schedule",
-    "schedule_builder()": "course.explorers.schedule_builder",
-    "sizing_explorer()": "course.explorers.sizing",
+    "layout_explorer()": "course.explorers.jupyter",
+    "collective_explorer()": "course.explorers.collectives_on_ranks",
+    "shard_explorer()": "course.explorers.jupyter",
+    "batch_explorer()": "course.explorers.jupyter",
+    "schedule_explorer()": "course.explorers.jupyter",
+    "schedule_builder()": "course.explorers.jupyter",
+    "sizing_explorer()": "course.explorers.jupyter",
     "training_explorer(TrainConfig(steps=1000, micro_batch_size=1))": "course.explorers.training",
 }
 OF_EACH_KIND = [call for call in EXPLORERS if re.match("shard|sizing|schedule_builder|training", call)]
@@ -38,11 +38,11 @@ def scene(x, fill):
                                       box("three", 600, 20, 60, 40, DP, "three", fact="Three.", tags=("c",))], 80)
 Stage(scene(10, TP), scene(100, TP), scene(200, DP), seconds=0.3)"""
 RELOADED = [
-    "from course.explorers.sharding import shard_explorer\nshard_explorer()",
+    "from course.explorers.jupyter import shard_explorer\nshard_explorer()",
     "from course.predict import Number\nNumber('00.reloaded', 'How many?')",
 ]
-CELLS = """from course.explorers.base import Explorer
-print(len(Explorer._made), "cells made explorers")"""
+CELLS = """from course.explorers.jupyter import View
+print(len(View._made), "cells made explorers")"""
 RANKS = """from labkit.launch import launch
 import torch.distributed as dist
 launch(lambda: print("I am rank", dist.get_rank()), world_size=4)"""

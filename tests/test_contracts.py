@@ -15,6 +15,7 @@ PLANTS = {
     "course: a file imports only from lower floors": ("course/sizing/plan.py", "import course.pictures.style"),
     "no circle among files": ("labkit/train/config.py", "import labkit.train.trainer"),
     "the plain files need no torch": ("labkit/schedules/schedule.py", "import torch"),
+    "an explorer needs nothing but Python, until it is shown": ("course/pictures/layout.py", "import numpy"),
 }
 
 

@@ -1,15 +1,13 @@
-"""Choose an operation, its root and the number of ranks: real ranks run it, or a ring and a tree are simulated."""
+"""Choose an operation, its root and the number of ranks: it is simulated, message by message."""
 
 from collections.abc import Sequence
-from functools import partial
 from html import escape
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.control import menu, slider
-from course.measure.flow import numbered, row_and_column, trace_flow
-from course.measure.operations import WITH_ROOT, WITHOUT_ROOT
 from course.pictures.collectives import flow_steps
 from course.pictures.messages import ring_steps, tree_and_ring
+from course.sizing.flow import WITH_ROOT, WITHOUT_ROOT, Flow, numbered, row_and_column, simulate_flow
 
 ON_A_RING = {f"{name} on a ring": name for name in ("all-reduce", "reduce-scatter", "all-gather")}
 BOTH = "all-reduce on a tree and on a ring"
@@ -59,12 +57,15 @@ class collective_explorer(Explorer):
         return (row_and_column if name == "all-to-all" else numbered)(world_size, columns)
 
     def _parts(self) -> Parts:
-        name, world_size, root, _ = self.shown
+        name, _, root, _ = self.shown
         self.controls["root"].disabled, start = name not in WITH_ROOT, self._start()
         if name in (BOTH, *ON_A_RING):
             steps = tree_and_ring(start) if name == BOTH else ring_steps(start, ON_A_RING[name])
             return Parts(steps, "Simulated, message by message. A number has 4 bytes. Press Play.")
-        function = {**WITH_ROOT, **WITHOUT_ROOT}[name]
-        flow = trace_flow(partial(function, root=root) if name in WITH_ROOT else function, start)
-        says = f"{function.__doc__} {world_size} real ranks have just run it. Press Play to see the numbers travel."
+        flow, who = self._run(name, start, root)
+        says = f"{(WITH_ROOT | WITHOUT_ROOT)[name]} {who} Press Play to see the numbers travel."
         return Parts(flow_steps(flow, name)[1:], escape(says))
+
+    def _run(self, name: str, start: Sequence[Sequence[float]], root: int) -> tuple[Flow, str]:
+        """Return what the operation does to the numbers, and a sentence about who did it."""
+        return simulate_flow(name, start, root), f"Simulated for {len(start)} ranks."

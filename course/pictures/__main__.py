@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from course.measure import operations
-from course.measure.flow import numbered, row_and_column, trace_flow
+from course.measure.flow import trace_flow
 from course.measure.utilisation import predict_step
 from course.pictures.batch import BatchCut, draw_replicas
 from course.pictures.collectives import draw_flows
@@ -21,6 +21,7 @@ from course.pictures.timeline import draw_timelines
 from course.pictures.transformer import draw_embedding, draw_pair, draw_transformer_layer
 from course.pictures.utilisation import draw_steps
 from course.sizing import Plan, moments, simulate
+from course.sizing.flow import numbered, row_and_column
 from course.sizing.linear_cut import LinearCut
 from course.sizing.routing import drawn_logits, route
 from labkit.layout import ParallelLayout

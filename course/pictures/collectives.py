@@ -1,22 +1,20 @@
 """Draw what a collective does: every rank's tensor before and after it, in the colours of those whose data it is."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from course.pictures.parts import Place, heading
 from course.pictures.scene import WIDTH, Mark, Scene, arrow, box, label
 from course.pictures.style import FRAME, INK, MUTED, rank_color
+from course.sizing.flow import Flow
 from course.sizing.messages import Way
 from course.table import Table
-
-if TYPE_CHECKING:  # it imports torch
-    from course.measure.flow import Flow
 
 NAME, GAP, HEAD, ROW, CELL = 58.0, 34.0, 66.0, 52.0, 44.0  # pixels: "rank 0", the arrow, above ranks, a rank, its boxes
 TOP, WIDEST = 52.0, 68.0  # pixels above the ranks of a flow, and from one element to the next
 
 
-def flow_steps(flow: "Flow", title: str = "") -> list[Scene]:
+def flow_steps(flow: Flow, title: str = "") -> list[Scene]:
     """Draw a flow whole, then message by message from its start on: pieces travel from rank to rank, and add up.
 
     What the ranks have at the start and at the end is the flow's; the messages in between are simulated.
@@ -24,7 +22,7 @@ def flow_steps(flow: "Flow", title: str = "") -> list[Scene]:
     return [draw_flows({title: flow}, 1, now) for now in (None, *range(flow.num_messages + 1))]
 
 
-def draw_flows(flows: "Mapping[str, Flow]", num_columns: int = 2, now: int | None = None) -> Scene:
+def draw_flows(flows: Mapping[str, Flow], num_columns: int = 2, now: int | None = None) -> Scene:
     """Draw several flows in columns, each under its name, after ``now`` messages; by default, after all of them."""
     marks, rows, panels, one = [], [], [], len(flows) == 1
     width, height = (WIDTH + GAP) / num_columns - GAP, TOP + max(len(flow.before) for flow in flows.values()) * ROW
@@ -63,7 +61,7 @@ class _Piece(NamedTuple):
         return tuple(dict.fromkeys(rank for rank, _ in self.joined))
 
 
-def _pieces(flow: "Flow", now: int) -> Iterable[_Piece]:
+def _pieces(flow: Flow, now: int) -> Iterable[_Piece]:
     """Yield what is under way or has arrived; a copy is there from one message before its own, below what it copies."""
     for (rank, element), way in sorted(flow.ways.items(), key=lambda each: -each[1].num_messages):
         if now + 1 < way.num_messages and not way.is_first:
@@ -74,7 +72,7 @@ def _pieces(flow: "Flow", now: int) -> Iterable[_Piece]:
         yield _Piece(f"{rank}.{element}", at or (rank, element), way, joined, value)
 
 
-def _flow(flow: "Flow", name: str, key: str, x, y, width, now: int) -> Iterable[Mark]:
+def _flow(flow: Flow, name: str, key: str, x, y, width, now: int) -> Iterable[Mark]:
     """Yield the marks of one flow; what travels is below what stays until it arrives."""
     columns, last = max(map(len, flow.before)), flow.num_messages
     pitch = min(WIDEST, (width - NAME - GAP) / (columns + max(len(row or ()) for row in flow.after)))

@@ -1,16 +1,12 @@
 """The frame of every explorer, around a picture of one word: what is said, what gives way, and how often it draws."""
 
-import gc
 import inspect
 from collections import namedtuple
 
-import comm
 import pytest
-from ipywidgets.widgets import widget
 
 from course.explorers.base import Explorer, Parts, nearest_first
-from course.explorers.choice import buttons, checkbox, menu, slider
-from course.explorers.sharding import shard_explorer
+from course.explorers.control import buttons, checkbox, menu, slider
 from course.pictures.scene import Scene, label
 from course.table import Table
 
@@ -36,11 +32,6 @@ class pieces(Explorer):
         return Parts([scene], f"<b>{self.shown}</b> each", Table((), [("each", f"> {self.shown - 1}")], "cut"))
 
 
-def test_where_no_widget_can_be_shown_the_picture_says_how_to_bring_the_controls_back():
-    html = pieces()._repr_mimebundle_()["text/html"]
-    assert "Run this cell to bring them back." in html and html.index("Run this cell") < html.index("<img")
-
-
 class marked_pieces(pieces):
     """The same with controls that can say what they would change."""
 
@@ -58,29 +49,29 @@ def explorer():
 
 def test_it_shows_the_start_once(explorer):
     assert (explorer.shown, explorer.num_drawn) == (2, 1)
-    assert explorer.says.value == '<div class="labkit-says" role="status"><b>2</b> each</div>'
-    assert "<caption>cut</caption>" in explorer.facts.value
-    assert "<tr><td>each</td><td>&gt; 1</td></tr>" in explorer.facts.value
-    assert explorer.picture.scenes[0].by_key["word"].text == "2"
+    assert explorer.says == '<div class="labkit-says" role="status"><b>2</b> each</div>'
+    assert "<caption>cut</caption>" in explorer.facts.html
+    assert "<tr><td>each</td><td>&gt; 1</td></tr>" in explorer.facts.html
+    assert explorer.steps[0].by_key["word"].text == "2"
     assert repr(explorer) == "pieces(6, 3)"
 
 
 def test_a_choice_that_does_not_fit_goes_on_and_says_so_in_the_names_of_the_controls(explorer):
-    explorer.pieces.value = 4
+    explorer.choose(pieces=4)
     assert (explorer.choice, explorer.shown, explorer.num_drawn) == ((6, 6), 1, 2)
-    assert explorer.says.value == (
+    assert explorer.says == (
         '<div class="labkit-says moved" role="alert"><b>pieces p is 6 now, not 4.</b> '
         "pieces p = 4 &lt; 1 &amp; does not divide length l = 6.</div>"
         '<div class="labkit-says" role="status"><b>1</b> each</div>'
     )
-    explorer.pieces.value = 5  # downwards
+    explorer.choose(pieces=5)  # downwards
     assert explorer.choice == (6, 3)
 
 
 def test_if_it_gets_nowhere_the_other_gives_way_and_draws_nothing_of_its_own(explorer):
-    explorer.pieces.value = 7
+    explorer.choose(pieces=7)
     assert (explorer.choice, explorer.num_drawn) == ((7, 7), 2)
-    assert "length l is 7 now, not 6" in explorer.says.value
+    assert "length l is 7 now, not 6" in explorer.says
 
 
 def test_without_a_way_out_the_last_choice_stays():
@@ -100,9 +91,10 @@ def test_the_controls_are_the_arguments():
 
 def test_a_small_control_says_before_the_click_what_that_would_change():
     explorer = marked_pieces()
-    assert explorer.pieces.hints == ["", "", "", "does not fit: pieces p = 4 < 1 & does not divide length l = 6"]
-    assert explorer.length.hints == ["would set pieces p to 1", ""]
-    assert explorer.paint.hints == ["", ""]
+    hints = explorer.controls["pieces"].hints
+    assert hints == ["", "", "", "does not fit: pieces p = 4 < 1 & does not divide length l = 6"]
+    assert explorer.controls["length"].hints == ["would set pieces p to 1", ""]
+    assert explorer.controls["paint"].hints == ["", ""]
 
 
 @pytest.mark.parametrize(("name", "index"), [("length", 0), ("length", 1), ("pieces", 0), ("pieces", 1)])
@@ -111,26 +103,26 @@ def test_the_click_does_what_was_said(name, index):
     control, before = explorer.controls[name], explorer.choice
     said = control.hints[index]
     asked = before._replace(**{name: control.options[index]})
-    control.set_state({"index": index})  # as the browser does
+    explorer.choose(**{name: control.options[index]})
     changed = [f"{explorer.controls[each].description} to {value}" for each, value in explorer.choice._asdict().items()
                if value != getattr(asked, each)]  # fmt: skip
     assert said == (f"would set {' and '.join(changed)}" if changed else "")
 
 
 def test_a_slider_says_nothing_beforehand(explorer):
-    assert explorer.length.hints == explorer.pieces.hints == []
+    assert [control.hints for control in explorer.controls.values()] == [[], []]
 
 
-def test_redraws_leave_nothing_behind():
-    explorer = shard_explorer()
+def test_what_is_not_offered_changes_nothing(explorer):
+    with pytest.raises(ValueError, match=r"pieces p=8 is not offered: use one of 1, 2, 3, 4, 5, 6, 7"):
+        explorer.choose(length=10, pieces=8)
+    assert (explorer.choice, explorer.num_drawn) == ((6, 3), 1)
 
-    def redraw(times):
-        for number in range(times):
-            explorer.whole.value = not explorer.whole.value
-            explorer.tp_size.value = (3, 2, 8)[number % 3]  # 3 does not fit
-        gc.collect()
-        num_scenes = sum(type(each) is Scene for each in gc.get_objects())
-        return len(widget._instances), len(comm.get_comm_manager().comms), num_scenes
 
-    first = redraw(10)
-    assert redraw(100) == first
+def test_only_one_that_overrides_them_listens_to_clicks_and_drops(explorer):
+    class listening(pieces):
+        def click(self, key):
+            self.choose(pieces=1)
+
+    assert (explorer.clicks, explorer.drops) == (False, False)
+    assert (listening().clicks, listening().drops) == (True, False)

@@ -13,34 +13,34 @@ def explorer():
 
 @pytest.mark.parametrize(("control", "value"), [("batch_size", 256), ("dp_size", 8), ("num_micro_batches", 4)])
 def test_every_control_changes_the_picture_and_the_facts(explorer, control, value):
-    [picture], facts = explorer.picture.scenes, explorer.facts.value
-    getattr(explorer, control).value = value
+    [picture], facts = explorer.steps, explorer.facts.html
+    explorer.choose(**{control: value})
     assert getattr(explorer.shown, control) == value
-    assert explorer.picture.scenes[0] != picture and explorer.facts.value != facts
-    assert "alert" not in explorer.says.value
+    assert explorer.steps[0] != picture and explorer.facts.html != facts
+    assert "alert" not in explorer.says
 
 
 def test_the_facts_are_rows_and_bytes(explorer):
     assert GRADIENT_BYTES == 16_793_600
-    assert "Each of 4 ranks sees 32 rows of 128 in a step" in explorer.says.value
-    facts = explorer.facts.value
+    assert "Each of 4 ranks sees 32 rows of 128 in a step" in explorer.says
+    facts = explorer.facts.html
     assert "2 backwards of 16 rows: activations of 16 rows at a time" in facts
     assert "1/16 in its micro-batch · 1/2 in its rank · 1/4 in the average = 1/128" in facts
     assert "all gradients once, 16.8 MB; on a ring each rank sends 25.2 MB (without no_sync 50.4 MB)" in facts
-    explorer.dp_size.value = 1
-    assert "One rank sees 128 rows of 128" in explorer.says.value
-    assert "<td>sent in a step</td><td>nothing</td>" in explorer.facts.value
+    explorer.choose(dp_size=1)
+    assert "One rank sees 128 rows of 128" in explorer.says
+    assert "<td>sent in a step</td><td>nothing</td>" in explorer.facts.html
 
 
 def test_a_size_that_does_not_fit_goes_on_to_the_next_and_says_so(explorer):
-    explorer.dp_size.value = 3
-    assert (explorer.dp_size.value, explorer.shown.dp_size) == (2, 2)
-    assert 'role="alert"' in explorer.says.value
-    assert "replicas d is 2 now, not 3." in explorer.says.value
-    assert "replicas d = 3 * micro-batches m = 2 = 6 does not divide batch B = 128." in explorer.says.value
-    explorer.batch_size.value = 96
-    explorer.dp_size.value = 3
-    assert explorer.shown == BatchCut(96, 3, 2) and "alert" not in explorer.says.value
+    explorer.choose(dp_size=3)
+    assert (explorer.choice.dp_size, explorer.shown.dp_size) == (2, 2)
+    assert 'role="alert"' in explorer.says
+    assert "replicas d is 2 now, not 3." in explorer.says
+    assert "replicas d = 3 * micro-batches m = 2 = 6 does not divide batch B = 128." in explorer.says
+    explorer.choose(batch_size=96)
+    explorer.choose(dp_size=3)
+    assert explorer.shown == BatchCut(96, 3, 2) and "alert" not in explorer.says
 
 
 def test_its_repr_is_short_and_could_be_typed(explorer):

@@ -1,30 +1,25 @@
-"""A control is one of its options, whether a program or the browser chooses."""
+"""A control's widget follows the browser, and shows what an explorer says of it."""
 
 import pytest
 
-from course.explorers.choice import buttons, checkbox, menu, slider
+from course.explorers.choice import Choice
+from course.explorers.control import slider
 
 
 def test_value_and_index_follow_each_other():
-    control = slider("tensor t", [1, 2, 4], 2)
-    assert (control.value, control.index, control.words) == (2, 1, ["1", "2", "4"])
-    control.set_state({"index": 2})  # as the browser does
-    assert control.value == 4
-    control.value = 1
-    assert control.index == 0
-
-
-def test_a_start_beside_the_usual_is_among_the_options():
-    assert slider("n", [8, 16], 12).options == [8, 12, 16]
-    assert menu("order", ["a", "b"], "c").options == ["a", "b", "c"]
-    assert (checkbox("whole", True).value, buttons("schedule", ["gpipe", "1f1b"], "1f1b").index) == (True, 1)
-
-
-def test_words_are_what_a_reader_would_write():
-    assert slider("t", [0.25, 2.0], 2.0).words == ["0.25", "2"]
-    assert checkbox("whole", True).words == ["off", "on"]
-
-
-def test_what_is_not_offered_is_refused():
+    widget = Choice(slider("tensor t", [1, 2, 4], 2))
+    assert (widget.value, widget.index, widget.words) == (2, 1, ["1", "2", "4"])
+    widget.set_state({"index": 2})  # as the browser does
+    assert widget.value == 4
+    widget.value = 1
+    assert widget.index == 0
     with pytest.raises(ValueError, match=r"tensor t=3 is not offered: use one of 1, 2, 4"):
-        slider("tensor t", [1, 2, 4], 2).value = 3
+        widget.value = 3
+
+
+def test_it_shows_what_has_changed_of_its_control():
+    control = slider("tensor t", [1, 2], 1)
+    widget = Choice(control)
+    control.disabled, control.hint = True, "would set p to {}".format
+    widget.update()
+    assert (widget.disabled, widget.hints) == (True, ["would set p to 1", "would set p to 2"])

@@ -14,42 +14,42 @@ def explorer():
     ("control", "value"), [("seq_length", 8192), ("cp_size", 8), ("tp_size", 2), ("num_heads", 16), ("num_kv_heads", 4)]
 )
 def test_every_control_changes_what_is_shown(explorer, control, value):
-    says, facts = explorer.says.value, explorer.facts.value
-    getattr(explorer, control).value = value
+    says, facts = explorer.says, explorer.facts.html
+    explorer.choose(**{control: value})
     assert getattr(explorer.choice, control) == value
-    assert "alert" not in explorer.says.value
-    assert (explorer.says.value, explorer.facts.value) != (says, facts)
+    assert "alert" not in explorer.says
+    assert (explorer.says, explorer.facts.html) != (says, facts)
 
 
 def test_the_facts_are_messages_and_bytes(explorer):
     assert (
         "Each rank has 32 heads and 8 kv heads of 1,024 tokens. It sends in each layer: ring <b>58.7 MB</b>"
-        in explorer.says.value
+        in explorer.says
     )
     own = 2 * 1024 * 8 * HEAD_SIZE * 2  # keys and values, in bfloat16
     assert own == 4_194_304
-    facts = explorer.facts.value
+    facts = explorer.facts.html
     assert "<td>ring</td><td>3 + 7</td><td>12.6 MB</td><td>46.1 MB</td>" in facts  # 3 and 3 of them, 4 of float32
     assert "<td>Ulysses</td><td>4 + 4</td><td>15.7 MB</td><td>15.7 MB</td>" in facts  # 3/4 of 20 M
     assert "<td>gathered</td><td>1 + 2</td><td>12.6 MB</td><td>37.7 MB</td>" in facts
 
 
 def test_ulysses_is_closed_where_heads_would_have_to_be_cut(explorer):
-    explorer.tp_size.value = 4
-    assert "c · t = 16 must divide the kv heads" in explorer.facts.value
-    assert "Ulysses <b>does not fit</b>" in explorer.says.value
-    assert "alert" not in explorer.says.value
+    explorer.choose(tp_size=4)
+    assert "c · t = 16 must divide the kv heads" in explorer.facts.html
+    assert "Ulysses <b>does not fit</b>" in explorer.says
+    assert "alert" not in explorer.says
 
 
 def test_one_rank_sends_nothing(explorer):
-    explorer.cp_size.value = 1
-    assert explorer.facts.value.count("<td>0 + 0</td><td>none</td><td>none</td>") == 3
+    explorer.choose(cp_size=1)
+    assert explorer.facts.html.count("<td>0 + 0</td><td>none</td><td>none</td>") == 3
 
 
 def test_more_tensor_ranks_than_kv_heads_do_not_fit(explorer):
-    explorer.num_kv_heads.value = 2
-    explorer.tp_size.value = 8
-    assert 'role="alert"' in explorer.says.value
+    explorer.choose(num_kv_heads=2)
+    explorer.choose(tp_size=8)
+    assert 'role="alert"' in explorer.says
     assert explorer.choice.num_kv_heads % explorer.choice.tp_size == 0
     assert explorer.shown.num_query_groups == explorer.choice.num_kv_heads
 

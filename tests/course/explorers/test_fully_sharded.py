@@ -16,16 +16,17 @@ def explorer():
     ("num_micro_batches", 4), ("shard_size", 16), ("recompute", "none"),
 ])  # fmt: skip
 def test_every_control_changes_what_is_shown(explorer, control, value):
-    says, facts = explorer.says.value, explorer.facts.value
-    getattr(explorer, control).value = value
+    says, facts = explorer.says, explorer.facts.html
+    explorer.choose(**{control: value})
     assert getattr(explorer.choice, control) == value
-    assert "alert" not in explorer.says.value
-    assert (explorer.says.value, explorer.facts.value) != (says, facts)
+    assert "alert" not in explorer.says
+    assert (explorer.says, explorer.facts.html) != (says, facts)
 
 
 def test_a_row_for_each_stage_and_one_for_hybrid_sharding(explorer):
-    explorer.cluster.value, explorer.num_micro_batches.value = SLOW.name, 8
-    rows = explorer.facts.value.split("<tr>")[2:]
+    explorer.choose(cluster=SLOW.name)
+    explorer.choose(num_micro_batches=8)
+    rows = explorer.facts.html.split("<tr>")[2:]
     assert [row.split("</td>")[0] for row in rows] == [
         "<td>stage 0", "<td>stage 1", "<td>stage 2", "<td>stage 3", "<td>stage 3, shards of 8"
     ]  # fmt: skip
@@ -35,15 +36,15 @@ def test_a_row_for_each_stage_and_one_for_hybrid_sharding(explorer):
 
 
 def test_what_cannot_fit_is_said(explorer):
-    explorer.model.value = "GPT-3, 175 billion"
-    explorer.world_size.value = 8
-    assert 'role="alert"' in explorer.says.value and "Nothing fits" in explorer.says.value
-    assert "GB: too much" in str(explorer.picture.scenes[0])
+    explorer.choose(model="GPT-3, 175 billion")
+    explorer.choose(world_size=8)
+    assert 'role="alert"' in explorer.says and "Nothing fits" in explorer.says
+    assert "GB: too much" in str(explorer.steps[0])
 
 
 def test_shards_larger_than_the_world_move_a_control(explorer):
-    explorer.shard_size.value = 128
-    assert 'role="alert"' in explorer.says.value
+    explorer.choose(shard_size=128)
+    assert 'role="alert"' in explorer.says
     assert explorer.choice.world_size == explorer.choice.shard_size == 128
 
 

@@ -15,7 +15,7 @@ def explorer():
 
 
 def scene(explorer):
-    return explorer.picture.scenes[0]
+    return explorer.steps[0]
 
 
 def test_the_picture_is_that_of_the_layout_with_its_bytes(explorer):
@@ -34,46 +34,46 @@ def test_the_picture_is_that_of_the_layout_with_its_bytes(explorer):
 )
 def test_every_control_changes_the_picture_and_the_table(explorer, control, value):
     before = scene(explorer)
-    getattr(explorer, control).value = value
-    assert getattr(explorer, control).value == value and "moved" not in explorer.says.value
+    explorer.choose(**{control: value})
+    assert getattr(explorer.choice, control) == value and "moved" not in explorer.says
     assert scene(explorer).marks != before.marks and scene(explorer).table != before.table
 
 
 def test_context_parallelism_has_a_grid_of_its_own(explorer):
-    explorer.cp_size.value = 2
+    explorer.choose(cp_size=2)
     assert explorer.shown == ParallelLayout(16, 2, 4, 2, order="tp-cp-dp-pp")
     assert [row[0] for row in scene(explorer).table.rows][1] == "context (cp 2)"
 
 
 def test_a_size_that_does_not_fit_goes_on_to_the_next_that_does_and_says_why(explorer):
-    explorer.tp_size.value = 3
-    assert explorer.tp_size.value == 4 and explorer.shown == ParallelLayout(16, 4, 4, order="tp-dp-pp")
-    assert 'role="alert"><b>tensor t is 4 now, not 3.</b>' in explorer.says.value
-    assert "tensor t = 3 * pipeline p = 4 = 12 does not divide world size n = 16." in explorer.says.value
-    explorer.tp_size.value = 2
-    assert "alert" not in explorer.says.value
+    explorer.choose(tp_size=3)
+    assert explorer.choice.tp_size == 4 and explorer.shown == ParallelLayout(16, 4, 4, order="tp-dp-pp")
+    assert 'role="alert"><b>tensor t is 4 now, not 3.</b>' in explorer.says
+    assert "tensor t = 3 * pipeline p = 4 = 12 does not divide world size n = 16." in explorer.says
+    explorer.choose(tp_size=2)
+    assert "alert" not in explorer.says
 
 
 def test_where_no_size_fits_that_way_the_others_give_way(explorer):
-    explorer.tp_size.value = 8
-    assert (explorer.tp_size.value, explorer.pp_size.value, explorer.world_size.value) == (8, 2, 16)
-    assert "<b>pipeline p is 2 now, not 4.</b>" in explorer.says.value
+    explorer.choose(tp_size=8)
+    assert (explorer.choice.tp_size, explorer.choice.pp_size, explorer.choice.world_size) == (8, 2, 16)
+    assert "<b>pipeline p is 2 now, not 4.</b>" in explorer.says
 
 
 def test_a_click_on_a_node_shows_its_gpus_and_back(explorer):
-    explorer.world_size.value = 1024
-    explorer.picture._handle_custom_msg({"click": "tp.block5"}, [])
+    explorer.choose(world_size=1024)
+    explorer.click("tp.block5")
     assert "tp.node5" in scene(explorer).by_key and "all nodes" in scene(explorer).by_key
-    explorer.world_size.value = 32  # which has no node 5
+    explorer.choose(world_size=32)  # which has no node 5
     assert "all nodes" not in scene(explorer).by_key
-    explorer.picture._handle_custom_msg({"click": "tp.0.0.0.0"}, [])
+    explorer.click("tp.0.0.0.0")
     assert explorer.node is None
 
 
 def test_sizes_beyond_the_usual_are_taken_as_they_are():
     explorer = layout_explorer(40, tp_size=20, pp_size=2, gpus_per_node=20, order="tp-cp-dp-pp")
     assert explorer.shown == ParallelLayout(40, 20, 2)
-    assert explorer.gpus_per_node.value == 20
+    assert explorer.choice.gpus_per_node == 20
 
 
 def test_a_start_that_does_not_fit_is_refused():
@@ -88,8 +88,8 @@ def test_its_repr_is_short_and_could_be_typed(explorer):
 
 
 def test_one_gpu_is_not_gpus():
-    assert "2 copies of the model, each on 1 GPU" in layout_explorer(world_size=2, tp_size=1, pp_size=1).says.value
-    assert "1 GPUs" not in layout_explorer(world_size=2, tp_size=1, pp_size=1).says.value
+    assert "2 copies of the model, each on 1 GPU" in layout_explorer(world_size=2, tp_size=1, pp_size=1).says
+    assert "1 GPUs" not in layout_explorer(world_size=2, tp_size=1, pp_size=1).says
 
 
 @pytest.fixture
@@ -105,18 +105,18 @@ def test_experts_have_a_grid_beside_the_dense_one_with_its_bytes(sixteen):
     for axis, row in zip(axes_in_use(layout), scene(sixteen).table.rows, strict=True):
         assert row[3:5] == [bytes_text(volume) for volume in traffic[axis]]
     assert "157 billion parameters, of which 7.5 billion compute a token" in scene(sixteen).table.caption
-    assert "2 · 1 · 4 · 2 = n: a GPU has 16 of 64 experts, and 2 GPUs have the same" in sixteen.says.value
-    sixteen.expert_tp_size.value = 2
-    assert "a GPU has 16 of 64 experts (1/2 of each), and no two GPUs have the same" in sixteen.says.value
+    assert "2 · 1 · 4 · 2 = n: a GPU has 16 of 64 experts, and 2 GPUs have the same" in sixteen.says
+    sixteen.choose(expert_tp_size=2)
+    assert "a GPU has 16 of 64 experts (1/2 of each), and no two GPUs have the same" in sixteen.says
 
 
 def test_with_one_expert_group_there_is_one_grid_and_the_dense_model(explorer):
     before = scene(explorer)
-    explorer.ep_size.value = 2
+    explorer.choose(ep_size=2)
     assert "expert (ep 2)" in [row[0] for row in scene(explorer).table.rows]
-    explorer.ep_size.value = 1
+    explorer.choose(ep_size=1)
     assert list(scene(explorer).marks) == list(before.marks) and scene(explorer).table == before.table
-    explorer.expert_tp_size.value = 2  # as t
+    explorer.choose(expert_tp_size=2)  # as t
     assert list(scene(explorer).marks) == list(before.marks)
 
 
@@ -130,14 +130,14 @@ def test_with_one_expert_group_there_is_one_grid_and_the_dense_model(explorer):
     ],
 )  # fmt: skip
 def test_sizes_that_do_not_fit_the_expert_grid_move_others_and_name_it(explorer, control, value, moved):
-    getattr(explorer, control).value = value
-    assert getattr(explorer, control).value == value and moved in explorer.says.value
+    explorer.choose(**{control: value})
+    assert getattr(explorer.choice, control) == value and moved in explorer.says
 
 
 def test_an_order_with_other_pipelines_gives_way_to_experts():
     explorer = layout_explorer(16, 2, 2, order="tp-pp-dp", expert_tp_size=2)
-    explorer.expert_tp_size.value = 1
-    assert "moved" in explorer.says.value and "in the dense grid" in explorer.says.value
+    explorer.choose(expert_tp_size=1)
+    assert "moved" in explorer.says and "in the dense grid" in explorer.says
 
 
 def test_ranks_that_experts_cannot_be_divided_among_are_refused():

@@ -12,7 +12,7 @@ def explorer():
 
 
 def scene(explorer):
-    return explorer.picture.scenes[0]
+    return explorer.steps[0]
 
 
 def cells(explorer):
@@ -33,17 +33,17 @@ def cells(explorer):
     ],
 )
 def test_every_control_changes_the_picture_and_the_facts(explorer, control, value):
-    before, says = scene(explorer), explorer.says.value
-    getattr(explorer, control).value = value
+    before, says = scene(explorer), explorer.says
+    explorer.choose(**{control: value})
     assert getattr(explorer.choice, control) == value
     assert scene(explorer).marks != before.marks
     assert scene(explorer).table != before.table
-    assert explorer.says.value != says
+    assert explorer.says != says
 
 
 def test_an_op_keeps_its_key_when_its_time_changes(explorer):
     before = scene(explorer).by_key["2.F3.1"]
-    explorer.backward.value = 4.0
+    explorer.choose(backward=4.0)
     assert scene(explorer).by_key["2.F3.1"].x != before.x
 
 
@@ -53,14 +53,14 @@ def test_the_facts_are_the_known_numbers(explorer):
     assert table["1F1B"] == ["33", "0.375", "27.3%", "4, 3, 2, 1"]
     assert table["interleaved, v = 2 (shown)"][:2] == ["28.5", "0.188"]  # (p-1)/(v m) = 3/16
     assert table["zero bubble (ZB-H1)"] == ["27", "0.125", "11.1%", "4, 4, 4, 4"]
-    assert "28.5 time units, of which 24 would do" in explorer.says.value
-    assert "0.188 idle / ideal</b>, 15.8% of the total" in explorer.says.value
+    assert "28.5 time units, of which 24 would do" in explorer.says
+    assert "0.188 idle / ideal</b>, 15.8% of the total" in explorer.says
 
 
 def test_chunks_can_be_chosen_only_where_there_are_any(explorer):
-    assert not explorer.num_chunks.disabled
-    explorer.name.value = "1F1B"
-    assert explorer.num_chunks.disabled
+    assert not explorer.controls["num_chunks"].disabled
+    explorer.choose(name="1F1B")
+    assert explorer.controls["num_chunks"].disabled
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -87,11 +87,11 @@ def test_a_v_holds_equally_much_on_every_rank(explorer):
 
 
 def test_the_limit_decides_what_the_greedy_one_finds(explorer):
-    assert explorer.limit.disabled
-    explorer.name.value = GREEDY
-    assert not explorer.limit.disabled
+    assert explorer.controls["limit"].disabled
+    explorer.choose(name=GREEDY)
+    assert not explorer.controls["limit"].disabled
     for limit in (8, 6, 3, 2):
-        explorer.limit.value = limit
+        explorer.choose(limit=limit)
         found = greedy(4, 8, max_in_flight=limit)
         held = ", ".join(f"{found.peak_in_flight(rank) / 2:g}" for rank in range(4))
         assert cells(explorer)[f"{GREEDY}, limit {limit} (shown)"][-1] == held
@@ -103,9 +103,7 @@ def test_too_few_micro_batches_for_dualpipe_v_are_said_in_words():
     explorer = schedule_explorer("1F1B", 4, 6)
     assert cells(explorer)["DualPipeV"] == ["micro-batches m = 6 is below 2 * ranks p = 8", "", "", ""]
     explorer = schedule_explorer("DualPipeV", 4, 8)
-    explorer.pp_size.value = 5
-    assert (explorer.name.value, explorer.num_micro_batches.value) == ("DualPipeV", 10)
-    assert "<b>micro-batches m is 10 now, not 8.</b> micro-batches m = 8 is below 2 * ranks p = 10." in (
-        explorer.says.value
-    )
+    explorer.choose(pp_size=5)
+    assert (explorer.choice.name, explorer.choice.num_micro_batches) == ("DualPipeV", 10)
+    assert "<b>micro-batches m is 10 now, not 8.</b> micro-batches m = 8 is below 2 * ranks p = 10." in (explorer.says)
     assert {f"0.{op}" for op in dualpipe_v(5, 10).ranks[0]} <= scene(explorer).by_key.keys()

@@ -15,16 +15,16 @@ def texts(schedule):
 
 
 def scene(builder):
-    return builder.picture.scenes[0]
+    return builder.steps[0]
 
 
 def click(builder, *keys):
     for key in keys:
-        builder.picture._hear(None, {"click": key}, [])
+        builder.click(key)
 
 
 def drop(builder, key, zone):
-    builder.picture._hear(None, {"drop": [key, zone]}, [])
+    builder.drop(key, zone)
 
 
 def options_of(schedule):
@@ -34,7 +34,7 @@ def options_of(schedule):
 
 def test_a_click_puts_an_op_at_the_end_of_its_row_and_takes_it_back():
     builder = schedule_builder(2, 2)
-    assert "click an op, or drag it" in builder.says.value
+    assert "click an op, or drag it" in builder.says
     click(builder, "op.0.F0", "op.0.F1", "op.1.F0", "row.1", "tray.0")
     assert texts(builder.shown) == ["F0 F1", "F0"]
     click(builder, "op.0.F0")
@@ -77,9 +77,9 @@ def test_times_are_those_of_the_simulation(schedule):
     builder = schedule_builder(p, m, texts(schedule), *options_of(schedule))
     assert builder.shown.ranks == schedule.ranks
     held = ", ".join(f"{schedule.peak_in_flight(rank) / schedule.num_chunks:g}" for rank in range(p))
-    assert builder.says.value.split("rank by rank: ")[1].startswith(f"{held}.<")
-    assert f"All ranks finish after {expected.makespan_seconds:g} time units" in builder.says.value
-    assert f"{expected.bubble_over_ideal:.3f}" in builder.says.value
+    assert builder.says.split("rank by rank: ")[1].startswith(f"{held}.<")
+    assert f"All ranks finish after {expected.makespan_seconds:g} time units" in builder.says
+    assert f"{expected.bubble_over_ideal:.3f}" in builder.says
     for span in expected.spans:
         assert (
             scene(builder).by_key[f"op.{span.rank}.{span.label}"].fact
@@ -92,8 +92,8 @@ def test_a_deadlock_is_a_circle_of_red_arrows():
     builder = schedule_builder(3, 3, STUCK_ROWS)
     with pytest.raises(ScheduleDeadlock):
         check(builder.shown)
-    assert "Deadlock: rank 1 waits at B0 for B0 of rank 2; rank 2 waits at F1 for F1 of rank 1." in builder.says.value
-    assert "moved" in builder.says.value
+    assert "Deadlock: rank 1 waits at B0 for B0 of rank 2; rank 2 waits at F1 for F1 of rank 1." in builder.says
+    assert "moved" in builder.says
     marks = scene(builder).by_key
     arrows = {key: mark for key, mark in marks.items() if mark.heads}
     assert list(arrows) == ["op.1.B0.waits", "op.2.B0.after", "op.2.F1.waits", "op.1.F1.after"]
@@ -110,30 +110,30 @@ def test_a_deadlock_is_a_circle_of_red_arrows():
     assert marks["op.0.B0"].dashed
     assert marks["op.1.F1"].fact == "F1 of rank 1 comes after B0, which waits"
     drop(builder, "op.1.F1", "op.1.B0")
-    assert "All ranks finish" in builder.says.value
+    assert "All ranks finish" in builder.says
     assert not any(mark.heads for mark in scene(builder).marks)
-    assert "moved" not in builder.says.value
+    assert "moved" not in builder.says
 
 
 def test_a_wait_for_an_op_without_a_place_is_no_deadlock():
     builder = schedule_builder(2, 1, ["F0 B0", "F0"])
-    assert "1 op to place; rank 0 waits at B0 for B0 of rank 1." in builder.says.value
+    assert "1 op to place; rank 0 waits at B0 for B0 of rank 1." in builder.says
     assert not any(mark.heads for mark in scene(builder).marks)
 
 
 def test_a_rank_can_wait_for_itself():
     builder = schedule_builder(1, 1, ["B0 F0"])
-    assert "Deadlock: rank 0 waits at B0 for F0 of rank 0." in builder.says.value
+    assert "Deadlock: rank 0 waits at B0 for F0 of rank 0." in builder.says
     assert [mark.key for mark in scene(builder).marks if mark.heads] == ["op.0.F0.after"]
 
 
 def test_fewer_ranks_and_micro_batches_keep_what_is_left_of_the_rows():
     builder = schedule_builder(3, 3, STUCK_ROWS)
-    builder.num_micro_batches.value = 2
+    builder.choose(num_micro_batches=2)
     assert texts(builder.shown) == ["F0 F1 B0 B1", "F0 B0 F1 B1", "F0 F1 B0 B1"]
-    builder.pp_size.value = 2
+    builder.choose(pp_size=2)
     assert texts(builder.shown) == ["F0 F1 B0 B1", "F0 B0 F1 B1"]
-    assert "All ranks finish" in builder.says.value
+    assert "All ranks finish" in builder.says
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (4, 8), (4, 1), (2, 8)])
@@ -164,18 +164,18 @@ def test_a_v_is_built_by_hand_from_both_chunks_of_a_rank():
     assert ops["op.0.F0"].y < ops["op.0.F0.1"].y and ops["op.0.F0"].fill != ops["op.0.F0.1"].fill
     click(builder, "op.1.F0", "op.1.F0.1", "op.1.B0.1", "op.1.B0", "op.0.F0")
     assert texts(builder.shown) == ["F0", "F0 F0.1 B0.1 B0"]
-    assert "3 ops to place; rank 1 waits at B0.1 for B0.1 of rank 0." in builder.says.value
+    assert "3 ops to place; rank 1 waits at B0.1 for B0.1 of rank 0." in builder.says
     drop(builder, "op.0.B0", "row.0")
     drop(builder, "op.0.F0.1", "op.0.B0")
     drop(builder, "op.0.B0.1", "op.0.B0")
     assert texts(builder.shown)[0] == "F0 F0.1 B0.1 B0"
-    assert "All ranks finish after 6 time units" in builder.says.value
+    assert "All ranks finish after 6 time units" in builder.says
 
 
 def test_a_deadlock_of_a_v_is_a_circle_too():
     builder = schedule_builder(2, 1, ["F0 F0.1 B0.1 B0", "F0 B0.1 F0.1 B0"], "V")
     assert "Deadlock: rank 0 waits at F0.1 for F0.1 of rank 1; rank 1 waits at B0.1 for B0.1 of rank 0." in (
-        builder.says.value
+        builder.says
     )
     assert [key for key, mark in scene(builder).by_key.items() if mark.heads] == [
         "op.0.F0.1.waits", "op.1.F0.1.after", "op.1.B0.1.waits", "op.0.B0.1.after",
@@ -184,10 +184,10 @@ def test_a_deadlock_of_a_v_is_a_circle_too():
 
 def test_in_turn_again_a_v_keeps_what_a_rank_still_has():
     builder = schedule_builder(2, 2, texts(zero_bubble_v(2, 2)), "V", True)
-    assert "All ranks finish" in builder.says.value
+    assert "All ranks finish" in builder.says
     assert eval(repr(builder), {"schedule_builder": schedule_builder}).shown == builder.shown
-    builder.split.value = False
+    builder.choose(split=False)
     assert not any(op.kind == "weight_gradient" for row in builder.shown.ranks for op in row)
-    builder.placement.value = "in turn"
+    builder.choose(placement="in turn")
     assert texts(builder.shown) == ["F0 F1 B0 B1", "F0 F1 B0 B1"]
     assert repr(builder) == "schedule_builder(2, 2, ['F0 F1 B0 B1', 'F0 F1 B0 B1'])"

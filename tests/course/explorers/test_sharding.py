@@ -11,7 +11,7 @@ def explorer():
 
 
 def shown(explorer):
-    return explorer.picture.scenes[0]
+    return explorer.steps[0]
 
 
 @pytest.mark.parametrize(
@@ -20,50 +20,50 @@ def shown(explorer):
 )
 def test_every_control_changes_the_picture_and_its_table(explorer, control, value):
     before = shown(explorer)
-    getattr(explorer, control).value = value
+    explorer.choose(**{control: value})
     assert getattr(explorer.shown, control) == value
     assert shown(explorer).marks != before.marks
     assert shown(explorer).table != before.table
 
 
 def test_the_facts_of_a_column_cut_are_its_messages(explorer):
-    assert "<td>sent forward</td><td>nothing</td>" in explorer.facts.value
-    assert "all-reduce of dX [256, 1024], 1.05 MB" in explorer.facts.value
-    explorer.whole.value = True
-    assert "all-gather of Y [256, 512], 524 kB; on a ring each rank sends 262 kB" in explorer.facts.value
+    assert "<td>sent forward</td><td>nothing</td>" in explorer.facts.html
+    assert "all-reduce of dX [256, 1024], 1.05 MB" in explorer.facts.html
+    explorer.choose(whole=True)
+    assert "all-gather of Y [256, 512], 524 kB; on a ring each rank sends 262 kB" in explorer.facts.html
 
 
 def test_the_facts_of_a_row_cut_name_the_sum():
     explorer = shard_explorer("row", 1024, 512, tp_size=4)
-    explorer.whole.value = True
-    facts = explorer.facts.value
+    explorer.choose(whole=True)
+    facts = explorer.facts.html
     assert "all-reduce of Y [256, 512], 524 kB; on a ring each rank sends 786 kB" in facts
     assert "all-gather of dX [256, 1024]" in facts
     assert "input_is_parallel=False" in facts
 
 
 def test_the_sentence_counts_columns_or_rows_and_one_rank_is_not_each_of_1(explorer):
-    assert "Each of 2 ranks has 256 columns of A" in explorer.says.value
-    explorer.cut.value = "row"
-    assert "Each of 2 ranks has 512 rows of A" in explorer.says.value
-    explorer.tp_size.value = 1
-    assert "One rank has all 1024 rows of A" in explorer.says.value
+    assert "Each of 2 ranks has 256 columns of A" in explorer.says
+    explorer.choose(cut="row")
+    assert "Each of 2 ranks has 512 rows of A" in explorer.says
+    explorer.choose(tp_size=1)
+    assert "One rank has all 1024 rows of A" in explorer.says
 
 
 def test_dealing_moves_the_shards(explorer):
     before = shown(explorer).by_key["A.1"]
-    explorer.dealt.value = True
+    explorer.choose(dealt=True)
     after = shown(explorer).by_key["A.1"]
     assert (after.x, after.y) != (before.x, before.y)
     assert after.fill == before.fill
 
 
 def test_a_choice_that_does_not_fit_moves_on_and_says_so(explorer):
-    explorer.tp_size.value = 3
-    assert explorer.tp_size.value == explorer.shown.tp_size == 4
-    assert 'role="alert"' in explorer.says.value
-    assert "tensor t is 4 now, not 3" in explorer.says.value
-    assert "tensor t = 3 does not divide out = 512" in explorer.says.value
+    explorer.choose(tp_size=3)
+    assert explorer.choice.tp_size == explorer.shown.tp_size == 4
+    assert 'role="alert"' in explorer.says
+    assert "tensor t is 4 now, not 3" in explorer.says
+    assert "tensor t = 3 does not divide out = 512" in explorer.says
 
 
 def test_a_start_that_does_not_fit_is_refused():
@@ -73,12 +73,12 @@ def test_a_start_that_does_not_fit_is_refused():
 
 def test_its_repr_is_short_and_could_be_typed(explorer):
     assert repr(explorer) == "shard_explorer('column', 1024, 512, 2, 256)"
-    explorer.whole.value = True
+    explorer.choose(whole=True)
     assert eval(repr(explorer), {"shard_explorer": shard_explorer}).choice == explorer.choice
 
 
 def test_a_cut_that_does_not_fit_says_before_the_click_what_it_would_change():
     explorer = shard_explorer("column", input_size=1000, output_size=512, tp_size=16)
-    assert explorer.cut.hints == ["", "would set in to 512"]
-    explorer.cut.value = "row"
+    assert explorer.controls["cut"].hints == ["", "would set in to 512"]
+    explorer.choose(cut="row")
     assert explorer.choice[:4] == ("row", 512, 512, 16)

@@ -6,7 +6,7 @@ import threading
 import pytest
 from ipywidgets.widgets import widget
 
-from course.explorers import base, training
+from course.explorers import jupyter, training
 from course.explorers.training import differences_text, training_explorer
 from course.pictures.style import bytes_text
 from course.sizing import step_traffic
@@ -46,12 +46,12 @@ def test_it_shows_the_layout_before_anything_runs(explorer):
 
 def test_what_does_not_fit_gives_way_and_says_so(explorer):
     before = explorer.picture.scenes
-    explorer.pp_size.value = 4
+    explorer.controls["pp_size"].value = 4
     assert "pipeline p is 2 now, not 4." in explorer.says.value and "num layers = 2" in explorer.says.value
     assert explorer.shown.pp_size == 2 and explorer.picture.scenes == before
-    explorer.tp_size.value = 8
+    explorer.controls["tp_size"].value = 8
     assert "tensor t is 2 now, not 8." in explorer.says.value and "num attention heads = 4" in explorer.says.value
-    explorer.tp_size.value = 4
+    explorer.controls["tp_size"].value = 4
     assert explorer.shown.tp_size == 4 and "alert" not in explorer.says.value
     assert explorer.picture.scenes != before
     assert not explorer.button.disabled
@@ -60,7 +60,7 @@ def test_what_does_not_fit_gives_way_and_says_so(explorer):
 def test_two_layouts_train_to_the_same_losses(explorer):
     train(explorer)
     assert explorer.progress.value == "t=2 p=2 d=2, 1f1b: 2 steps done. Now choose a different layout."
-    explorer.tp_size.value, explorer.schedule.value = 1, "gpipe"
+    explorer.controls["tp_size"].value, explorer.controls["schedule"].value = 1, "gpipe"
     train(explorer)
     assert list(explorer.losses) == ["t=2 p=2 d=2, 1f1b", "t=1 p=2 d=4, gpipe"]
     one, other = explorer.losses.values()
@@ -74,10 +74,10 @@ def test_a_second_click_stops_the_run_of_the_layout_that_is_named(four_ranks):
     explorer, said = training_explorer(dataclasses.replace(CONFIG, steps=1000)), []
     explorer.progress.observe(lambda change: said.append(change["new"]), "value")
     explorer.button.click()
-    explorer.pp_size.value = 1
+    explorer.controls["pp_size"].value = 1
     assert explorer.shown.pp_size == 1
     assert explorer.button.description == "Stop" and not explorer.button.disabled
-    explorer.pp_size.value = 4
+    explorer.controls["pp_size"].value = 4
     assert "pipeline p is 1 now, not 4." in explorer.says.value
     explorer.button.click()
     explorer._thread.join()
@@ -95,7 +95,7 @@ class Cell:
     kernel = None
 
     def __init__(self, monkeypatch):
-        monkeypatch.setattr(base, "get_ipython", lambda: self)
+        monkeypatch.setattr(jupyter, "get_ipython", lambda: self)
         monkeypatch.setattr(training, "get_ipython", lambda: self)
         self.num_runs = 0
 

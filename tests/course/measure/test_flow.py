@@ -8,7 +8,9 @@ import torch.distributed as dist
 
 from course.measure import flow as measured
 from course.measure import operations
-from course.measure.flow import Flow, numbered, ring_trace, row_and_column, trace_flow
+from course.measure.flow import ring_trace, trace_flow
+from course.sizing import flow as simulated
+from course.sizing.flow import Flow, numbered, row_and_column, simulate_flow
 from course.sizing.messages import on_a_ring
 from labkit.launch import RankFailed, World, launch
 
@@ -170,3 +172,18 @@ def test_strided_tensors(worlds):
 def test_what_the_ranks_cannot_share_equally_is_refused(name):
     with pytest.raises(RankFailed, match=r"ValueError: .*4 does not divide .* 4 or 8"):
         trace_flow(EVERY[name], numbered(4, 6))
+
+
+@pytest.mark.parametrize("name", [*operations.WITH_ROOT, *operations.WITHOUT_ROOT])
+def test_what_is_simulated_is_what_ranks_do(name):
+    function, roots = {**operations.WITH_ROOT, **operations.WITHOUT_ROOT}[name], name in operations.WITH_ROOT
+    for start in (row_and_column(4, 8), numbered(3, 3)):
+        root = len(start) - 1
+        run = flow_of(function, start, **{"root": root} if roots else {})
+        assert simulate_flow(name, start, root) == run
+    assert (simulated.WITH_ROOT if roots else simulated.WITHOUT_ROOT)[name] == function.__doc__
+
+
+def test_an_unknown_operation_is_refused():
+    with pytest.raises(ValueError, match="'all-sum' is not an operation: use one of broadcast, scatter"):
+        simulate_flow("all-sum", [[1], [2]])

@@ -5,10 +5,11 @@ from itertools import pairwise
 
 import pytest
 
-from course.measure.flow import Flow, row_and_column, trace_flow
+from course.measure.flow import trace_flow
 from course.measure.operations import WITH_ROOT, WITHOUT_ROOT
 from course.pictures.collectives import draw_flows, flow_steps, numbers_text
 from course.pictures.style import RANK_COLOR, rank_color
+from course.sizing.flow import Flow, row_and_column
 
 SUMS = [[[(0, 0), (1, 0)], [(0, 1), (1, 1)]]] * 2
 ALL_REDUCE = Flow([[0, 1], [1, 2]], [[1, 3], [1, 3]], SUMS)

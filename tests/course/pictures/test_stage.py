@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from course.pictures.scene import Scene, box, label
-from course.pictures.stage import MOST_PICTURES, Stage, difference, whole
+from course.pictures.stage import MOST_PICTURES, Stage
+from course.pictures.steps import difference, whole
 from course.table import Table
 
 

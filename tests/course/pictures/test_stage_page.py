@@ -10,7 +10,7 @@ from course.explorers import choice
 from course.pictures import stage
 from course.pictures.layout import axes_in_use, draw_layout
 from course.pictures.scene import Scene, box
-from course.pictures.stage import differences
+from course.pictures.steps import differences
 from course.pictures.timeline import draw_timelines
 from course.sizing import simulate
 from labkit.layout import ParallelLayout
