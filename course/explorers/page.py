@@ -13,6 +13,7 @@ from course.pictures.steps import difference, differences
 
 MODULES = {
     "layout_explorer": "layout",
+    "collective_explorer": "collectives",
     "shard_explorer": "sharding",
     "batch_explorer": "batch",
     "schedule_explorer": "schedule",

@@ -1,7 +1,7 @@
 // Runs Python in a thread of its own, so that a page can be scrolled and its pictures move while an explorer computes.
 // Passes on what page.js asks of a view, and what page.py answers.
 
-import { loadPyodide } from "./pyodide.mjs";
+import { loadPyodide } from "./pyodide.js";
 
 async function start() {
   const [python, files] = await Promise.all([loadPyodide(), fetch("lab.zip").then((got) => got.arrayBuffer())]);

@@ -22,7 +22,7 @@ import nbformat
 from course.explorers.jupyter import CONTROLS
 from course.explorers.page import MODULES
 from course.predict import Between, Question
-from course.working_copy import ASKS, COMPARES, SUMMARY, hide_answers
+from course.working_copy import COMPARES, SUMMARY, hide_answers
 from tests.support import pyodide
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def put_files(folder: Path, cache: Path) -> None:
 def plain_files() -> list[Path]:
     """Return the files of both packages that the page's view of any explorer imports."""
     modules = ["course.explorers.page", *(f"course.explorers.{name}" for name in MODULES.values())]
-    code = f"import sys, {', '.join(modules)}\nprint(*(getattr(each, '__file__', None) for each in sys.modules.values()), sep='\\n')"
+    code = f"import sys, {', '.join(modules)}\nfor each in sys.modules.values(): print(getattr(each, '__file__', None))"
     printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     files = sorted(path for path in map(Path, printed.splitlines()) if path.is_relative_to(ROOT))
     return [path.relative_to(ROOT) for path in files if path.relative_to(ROOT).parts[0] in ("labkit", "course")]

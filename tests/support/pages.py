@@ -47,12 +47,7 @@ HEAD = """<head><meta http-equiv="Content-Security-Policy" content="{policy}">
 STYLE = re.compile(r"<style.*?>(.*?)</style>", re.DOTALL)
 INLINE = "script:not([src]), style"
 STYLES = ("stage.css", "choice.css", "predict.css", "page.css")
-README = """The lab's pages: open index.html, or play.html, from a web server. From a folder without one, they can only be read.
-USB stick or laptop: python3 -m http.server, in this folder; then open http://localhost:8000.
-GitHub Pages: push this folder's content to a branch, and choose that branch under Settings, Pages.
-nginx: gzip on; gzip_types application/wasm application/zip text/css text/javascript; or gzip_static on (brotli_static, with ngx_brotli) after: gzip -9k lab/*.
-Python is Pyodide {version} (MPL 2.0, https://pyodide.org), {megabytes:.1f} MB with gzip, loaded when the first explorer comes into view; no page loads anything from elsewhere.
-"""
+README = Path(__file__).with_name("site") / "README.txt"
 
 
 def as_page(name: str) -> str:
@@ -77,7 +72,8 @@ def write_page(name: str, site: Path) -> set[str]:
     if name.endswith(".ipynb"):
         notebook = play.notebook() if name == PLAY else nbformat.read(ROOT / name, as_version=4)
         template = Path(__file__).with_suffix(".html.j2").read_text()
-        exporter = HTMLExporter(raw_template=template, exclude_input=name == PLAY)
+        without_code = dict.fromkeys(("exclude_input", "exclude_input_prompt", "exclude_output_prompt"), name == PLAY)
+        exporter = HTMLExporter(raw_template=template, **without_code)
         about = {"metadata": {"name": Path(name).stem}, "root": root}
         page, _ = exporter.from_notebook_node(living.enliven(notebook), about)
         page = LINK.sub(lead, page)
@@ -148,7 +144,7 @@ def main() -> int:
     write_site(["Start_Here.ipynb", PLAY, *notebooks], site)
     living.put_files(site / "lab", CACHE)
     megabytes = num_bytes_loaded(site / "lab") / 1e6
-    (site / "README.txt").write_text(README.format(version=pyodide.VERSION, megabytes=megabytes))
+    (site / "README.txt").write_text(README.read_text().format(version=pyodide.VERSION, megabytes=megabytes))
     dead = dead_links(site)
     print(*dead, f"{len(list(site.rglob('*.html')))} pages, {len(dead)} dead links: {site / 'index.html'}", sep="\n")
     return 1 if dead else 0

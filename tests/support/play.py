@@ -15,8 +15,11 @@ moves others, and says which. The address keeps what you see, so that you can se
 """
 SHOWN = {
     "layout_explorer": ("01_group_layout", "Which GPUs form a group",
-        "Tensor, data and pipeline groups of up to 1,024 GPUs, and what each sends in a step. Point at a GPU to see its "
-        "peers, and watch which groups leave their node."),
+        "Tensor, data and pipeline groups of up to 1,024 GPUs, and what each sends in a step. Point at a GPU to see "
+        "its peers, and watch which groups leave their node."),
+    "collective_explorer": ("02_collectives", "What ranks say to each other",
+        "Broadcast, all-reduce, all-to-all and the others, message by message, on numbers that you can follow. Play "
+        "the steps, and see how a ring and a tree do the same work."),
     "shard_explorer": ("03_column_parallel", "A sharded linear layer",
         "A weight is cut by its outputs or its inputs, and each rank multiplies its shard. See which parts travel, and "
         "how many bytes that takes."),
@@ -27,14 +30,14 @@ SHOWN = {
         "Ten schedules from GPipe to DualPipeV, with your own numbers of ranks and micro-batches and your own times. "
         "Drag the playhead to see what each rank does, and for what it waits."),
     "schedule_builder": ("10_pipeline_parallel", "A schedule by hand",
-        "Put the forward and backward passes of each rank in order, by clicks or by dragging. A deadlock shows as a red "
-        "circle of ranks that wait for each other."),
+        "Put the forward and backward passes of each rank in order, by clicks or by dragging. A deadlock shows as a "
+        "red circle of ranks that wait for each other."),
     "sizing_explorer": ("12_utilisation", "Size a run before it runs",
         "Choose a model, a cluster and a layout: memory, time, utilisation and cost of a training run follow. Find the "
         "layout that is fastest of those that fit."),
     "context_explorer": ("13_context_parallel", "A sequence among GPUs",
-        "Each GPU holds a part of a long sequence, and keys and values travel on a ring. See who computes what, and why "
-        "consecutive tokens leave some ranks idle."),
+        "Each GPU holds a part of a long sequence, and keys and values travel on a ring. See who computes what, and "
+        "why consecutive tokens leave some ranks idle."),
     "stage_explorer": ("14_fully_sharded", "ZeRO, stage by stage",
         "Optimizer states, gradients and weights are sharded one after the other. See what each stage saves in memory, "
         "and what it sends in return."),

