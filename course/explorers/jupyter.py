@@ -38,8 +38,8 @@ class View(widgets.VBox):
             self.picture.on_click(self._then_show(explorer.click))
         if explorer.drops:
             self.picture.on_drop(self._then_show(explorer.drop))
-        for name, control in self.controls.items():
-            control.observe(partial(self._moved, name), "index")
+        for name, choice in self.controls.items():
+            choice.observe(partial(self._moved, name), "index")
         self._replace_earlier()
 
     @property
@@ -84,8 +84,8 @@ class View(widgets.VBox):
     def _then_show(self, act: Callable[..., None]) -> Callable[..., None]:
         def acted(*values, **named) -> None:
             act(*values, **named)
-            for control in self.controls.values():
-                control.index = control.control.index
+            for choice in self.controls.values():
+                choice.index = choice.control.index
             self.picture.show(*self.explorer.steps)
             self._say()
 
@@ -93,8 +93,8 @@ class View(widgets.VBox):
 
     def _say(self) -> None:
         self.says.value, self.facts.value = self.explorer.says, self.explorer.facts.html
-        for control in self.controls.values():
-            control.update()
+        for choice in self.controls.values():
+            choice.update()
 
     def _replace_earlier(self) -> None:
         """Close what an earlier run of this cell made: it is seen no more."""
@@ -108,7 +108,7 @@ class View(widgets.VBox):
             self._made[cell] = run, [*(views if run == last_run else ()), self]
 
 
-def in_jupyter(make: type[Explorer]) -> type[View]:
+def in_jupyter(make: type[Explorer]) -> Callable[..., View]:
     """Return a class with the arguments and the name of this explorer, which shows it in a cell."""
 
     def init(self, *values: Any, below: Sequence[widgets.Widget] = (), **named: Any) -> None:

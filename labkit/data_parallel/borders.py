@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
 
@@ -17,7 +17,7 @@ class SavedTensors(saved_tensors_hooks):
 
     def __init__(self, buffers: list[torch.Tensor], before_use: Callable[[], None]):
         around = torch._C._autograd._top_saved_tensors_default_hooks(False)  # pyright: ignore - not in its stubs
-        save, restore = around or (lambda x: (x, x._version), _unchanged)
+        save, restore = around or (_without_graph, _unchanged)
 
         def unpack(packed) -> torch.Tensor:
             saved, is_in_buffer = packed
@@ -32,6 +32,11 @@ def lies_in(x, buffers: list[torch.Tensor]) -> bool:
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
         return False
     return any(x.untyped_storage()._cdata == each.untyped_storage()._cdata for each in buffers)
+
+
+def _without_graph(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Return what to save of a tensor: if a node saved its own output with the graph, neither would ever be freed."""
+    return x.detach(), x._version
 
 
 def _unchanged(saved: tuple[torch.Tensor, int]) -> torch.Tensor:
@@ -49,6 +54,16 @@ def marked(tree) -> tuple[Any, list[torch.Tensor]]:
     """
     tree = tree_map(lambda x: x.view_as(x) if _needs_grad(x) else x, tree)
     return tree, list(filter(_needs_grad, tree_leaves(tree)))
+
+
+def on_exit(inputs: list[torch.Tensor], call: Callable[[], None]) -> None:
+    """Call ``call`` when the gradients of all these tensors are there, in the first backward that computes them."""
+
+    def once(grads) -> None:  # torch's hook keeps the nodes that keep it, and with them the graph, until it is removed
+        watch.remove()
+        call()
+
+    watch = register_multi_grad_hook(inputs, once, mode="all")
 
 
 def outputs_to_watch(module: nn.Module, outputs: list[torch.Tensor], output) -> list[torch.Tensor]:

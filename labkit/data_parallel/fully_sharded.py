@@ -18,7 +18,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from labkit.data_parallel.borders import in_backward, marked, outputs_to_watch, refuse, refuse_graph
+from labkit.data_parallel.borders import in_backward, marked, on_exit, outputs_to_watch, refuse, refuse_graph
 from labkit.data_parallel.flat_parameter import FlatParameter, Form
 from labkit.data_parallel.replicas import GradSync, Hook, Replica, check_replicas, copy_from_first
 from labkit.data_parallel.units import Unit, assign_grads, divide
@@ -167,7 +167,7 @@ class FullyShardedDataParallel(Replica):
         if unit is self._root:
             return None
         (args, kwargs), inputs = marked((args, kwargs))
-        register_multi_grad_hook(inputs, Hook(self._after_backward, unit), mode="all")
+        on_exit(inputs, Hook(self._after_backward, unit))
         return args, kwargs
 
     def _after_forward(self, unit: Unit, module, args, kwargs, output):
@@ -205,7 +205,7 @@ class FullyShardedDataParallel(Replica):
         self._begin_backward()
         unit.has_unreduced_grads = True  # even after its part of backward: then they are reduced at the end
 
-    def _after_backward(self, unit: Unit, grads=None) -> None:
+    def _after_backward(self, unit: Unit) -> None:
         unit.in_backward = False
         unit.show(self._idle_form)
         if self.reshard_after_forward or self._grad_mode is GradSync.AVERAGE_AND_WAIT:

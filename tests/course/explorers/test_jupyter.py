@@ -5,6 +5,7 @@ import inspect
 import random
 
 import comm
+import ipywidgets as widgets
 import pytest
 from ipywidgets.widgets import widget
 
@@ -49,6 +50,13 @@ def test_a_program_can_move_a_control_too():
     view.controls["tp_size"].value = 3
     assert view.choice.tp_size == view.controls["tp_size"].value == 4
     assert "tensor t is 4 now, not 3" in view.says.value
+
+
+def test_widgets_can_stand_below_the_picture():
+    note = widgets.HTML("note")
+    view = shard_explorer(tp_size=4, below=[note])
+    assert view.children == (view.children[0], view.says, view.picture, note, view.facts)
+    assert view.choice.tp_size == 4
 
 
 def test_clicks_and_drops_reach_the_explorer():

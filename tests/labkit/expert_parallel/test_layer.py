@@ -88,41 +88,39 @@ def close(got, expected, what):
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10, msg=lambda text: f"{what}: {text}")
 
 
-def check(layout, top_k, skew, gated, shared, sequence_parallel, defer):
+def check(groups, top_k, skew, gated, shared, sequence_parallel, defer):
+    layout = groups.layout
     what = f"{layout!r} k={top_k} {skew} sp={sequence_parallel}"
-    with init_groups(layout) as groups:
-        loss, output, grad_x, grads = witness(layout.dp_size, top_k, skew, gated, shared)
-        options = dict(gated=gated, num_shared_experts=shared, sequence_parallel=sequence_parallel)
-        layer = make(groups, top_k, skew, defer_grad_reduce=defer, **options)
-        model = DataParallel(layer, groups.dp_cp)
-        place = groups.coords
+    loss, output, grad_x, grads = witness(layout.dp_size, top_k, skew, gated, shared)
+    options = dict(gated=gated, num_shared_experts=shared, sequence_parallel=sequence_parallel)
+    layer = make(groups, top_k, skew, defer_grad_reduce=defer, **options)
+    model = DataParallel(layer, groups.dp_cp)
+    place = groups.coords
 
-        def own(whole):  # this replica's rows, this context rank's tokens, and with sequence_parallel a slice of them
-            part = whole.chunk(layout.dp_size)[place.dp].chunk(layout.cp_size, 1)[place.cp]
-            return part.chunk(layout.tp_size, 1)[place.tp] if sequence_parallel else part
+    def own(whole):  # this replica's rows, this context rank's tokens, and with sequence_parallel a slice of them
+        part = whole.chunk(layout.dp_size)[place.dp].chunk(layout.cp_size, 1)[place.cp]
+        return part.chunk(layout.tp_size, 1)[place.tp] if sequence_parallel else part
 
-        whole_x, whole_target = batch(layout.dp_size)
-        x = own(whole_x).clone().requires_grad_()
-        got, load = model(x)
-        close(got, own(output), what)
-        parts = layout.tp_size if sequence_parallel else 1
-        aux = layer.router.loss(load)
-        mine = (got * own(whole_target)).mean() / parts
-        (mine + aux).backward()
-        share = (mine if sequence_parallel or place.tp == 0 else 0 * mine) + aux
-        total = share.detach() / groups.dp_cp.size()
-        dist.all_reduce(total)
-        close(total / layout.pp_size, torch.tensor(loss, dtype=torch.float64), what)
-        gradient = x.grad / groups.dp_cp.size()
-        if not sequence_parallel and layout.tp_size > 1:
-            pass  # the gradient of a replicated x is the whole one on every rank
-        close(gradient, own(grad_x), what)
-        all_reduce_grads(list(layer.parameters()), groups.tp)
-        named = {"router": layer.router.weight, "up": layer.experts.up, "down": layer.experts.down}
-        if shared:
-            named |= {"shared up": layer.shared.up.weight, "shared down": layer.shared.down.weight}
-        for name, weight in named.items():
-            close(gather_whole(weight.grad, weight), grads[name], f"{what} {name}")
+    whole_x, whole_target = batch(layout.dp_size)
+    x = own(whole_x).clone().requires_grad_()
+    got, load = model(x)
+    close(got, own(output), what)
+    parts = layout.tp_size if sequence_parallel else 1
+    aux = layer.router.loss(load)
+    mine = (got * own(whole_target)).mean() / parts
+    (mine + aux).backward()
+    share = (mine if sequence_parallel or place.tp == 0 else 0 * mine) + aux
+    total = share.detach() / groups.dp_cp.size()
+    dist.all_reduce(total)
+    close(total / layout.pp_size, torch.tensor(loss, dtype=torch.float64), what)
+    gradient = x.grad / groups.dp_cp.size()
+    close(gradient, own(grad_x), what)
+    all_reduce_grads(list(layer.parameters()), groups.tp)
+    named = {"router": layer.router.weight, "up": layer.experts.up, "down": layer.experts.down}
+    if shared:
+        named |= {"shared up": layer.shared.up.weight, "shared down": layer.shared.down.weight}
+    for name, weight in named.items():
+        close(gather_whole(weight.grad, weight), grads[name], f"{what} {name}")
 
 
 def layouts(world_size=8):
@@ -136,9 +134,11 @@ def check_all():
     cases = [(1, ""), (2, ""), (4, ""), (1, "one"), (2, "one"), (2, "none of the last")]
     for number, layout in enumerate(layouts()):
         top_k, skew = cases[number % len(cases)]
-        for sequence_parallel in {layout.tp_size > 1, False}:
-            if SEQ // layout.cp_size % layout.tp_size == 0 or not sequence_parallel:
-                check(layout, top_k, skew, number % 2 == 0, int(number % 3 == 1), sequence_parallel, number % 2 == 1)
+        with init_groups(layout) as groups:
+            for sequence_parallel in {layout.tp_size > 1, False}:
+                if SEQ // layout.cp_size % layout.tp_size == 0 or not sequence_parallel:
+                    form = number % 2 == 0, int(number % 3 == 1), sequence_parallel, number % 2 == 1
+                    check(groups, top_k, skew, *form)
     return number
 
 
