@@ -9,13 +9,15 @@ const REST = 300;  // milliseconds after the last change: then the address says 
 const NEAR = "300px";  // Python starts when an explorer is so close to the screen
 
 // -- Python, one for all views of a page
-let worker = null;
+const FAILED = "Python did not start in this browser. The pictures stay as they were stored.";
+let worker = null, hasFailed = false;
 function python() {
   if (worker) return worker;
   worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
   worker.addEventListener("message", ({ data: [key, answer] }) => views.get(key).show(answer));
   worker.addEventListener("error", () => {
-    for (const view of views.values()) view.say("Python did not start in this browser. The pictures stay as they were stored.");
+    hasFailed = true;
+    for (const view of views.values()) if (view.isAwake) view.say(FAILED);
   });
   return worker;
 }
@@ -38,6 +40,7 @@ class View {
 
   // A control that is dragged asks more often than Python answers: only its last place counts.
   ask(method, given = null) {
+    if (hasFailed) return this.say(FAILED);
     const last = this.waiting.at(-1);
     if (last?.ask === "choose" && method === "choose") Object.assign(last.with, given);
     else this.waiting.push({ view: this.key, ask: method, with: given });
@@ -67,7 +70,7 @@ class View {
       this.note.hidden = true;
       [this.says.innerHTML, this.facts.innerHTML, this.cell.textContent] = [says, facts, cell];
       this.address = address;
-      if (ask === "choose") writeAddress();
+      rest(ask === "choose");
       if (!this.waiting.length) this.ask("hints");
     }
     if (!this.waiting.length) this.place.removeAttribute("aria-busy");
@@ -117,12 +120,13 @@ const views = new Map([...document.querySelectorAll("[data-explorer]")].map((pla
 const prefix = (view) => (views.size > 1 ? `${view.key}.` : "");
 let resting = null;
 
-function writeAddress() {
+function rest(wasMoved) {
   clearTimeout(resting);
   resting = setTimeout(() => {
+    dispatchEvent(new Event("resize"));  // what scrolls may be new: see wake.js
     const said = new URLSearchParams();
     for (const view of views.values()) for (const [name, word] of Object.entries(view.address)) said.set(prefix(view) + name, word);
-    if (`${said}` !== location.hash.slice(1)) history.pushState(null, "", `#${said}`);
+    if (wasMoved && `${said}` !== location.hash.slice(1)) history.pushState(null, "", `#${said}`);
   }, REST);
 }
 
