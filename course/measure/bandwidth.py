@@ -91,10 +91,10 @@ def slowest_seconds(call: Callable[[], object], num_repeats: int) -> float:
     found = []
     for _ in range(num_repeats):
         dist.barrier()
-        _wait_for_gpu()
+        wait_for_gpu()
         start = time.perf_counter()
         call()
-        _wait_for_gpu()
+        wait_for_gpu()
         found.append(time.perf_counter() - start)
     seconds = torch.tensor(found, device=local_device())
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
@@ -118,6 +118,7 @@ def _prepare(operation: str, message_bytes: int) -> Callable[[], object]:
     return lambda: reduce_scatter_single(shard, full)
 
 
-def _wait_for_gpu() -> None:
+def wait_for_gpu() -> None:
+    """Wait until this rank's GPU has done what it was given; the CPU always has."""
     if local_device().type == "cuda":
         torch.cuda.synchronize(local_device())

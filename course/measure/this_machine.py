@@ -47,14 +47,22 @@ def hardware_of_ranks() -> Hardware:
     copied_bytes = 2 * source.numel() * source.element_size()  # read and written
     message_bytes = (256 if on_gpu else 4) * 2**20
     bus = measure("all_reduce", [message_bytes], NUM_REPEATS)[0].bus_gb_per_second * 1e9
-    name = torch.cuda.get_device_name(device) if on_gpu else "CPU"
+    peak = 2 * width**3 / slowest_seconds(lambda: matrix @ matrix, NUM_REPEATS)
+    memory_rate = copied_bytes / slowest_seconds(lambda: target.copy_(source), NUM_REPEATS)
+    return reached(peak, memory_rate, bus if num_ranks > 1 else math.inf)
+
+
+def reached(peak_flops: float, memory_bytes_per_second: float, link_bytes_per_second: float = math.inf) -> Hardware:
+    """On a rank: make a `Hardware` of rates that were measured here."""
+    device, num_ranks = local_device(), dist.get_world_size()
+    on_gpu = device.type == "cuda"
     return Hardware(
-        name=f"this machine, {counted(num_ranks, 'rank')} on {name}",
-        peak_flops=2 * width**3 / slowest_seconds(lambda: matrix @ matrix, NUM_REPEATS),
+        name=f"this machine, {counted(num_ranks, 'rank')} on {torch.cuda.get_device_name(device) if on_gpu else 'CPU'}",
+        peak_flops=peak_flops,
         memory_bytes=torch.cuda.get_device_properties(device).total_memory if on_gpu else math.inf,
-        memory_bytes_per_second=copied_bytes / slowest_seconds(lambda: target.copy_(source), NUM_REPEATS),
-        node_bytes_per_second=bus if num_ranks > 1 else math.inf,
-        network_bytes_per_second=bus if num_ranks > 1 else math.inf,
+        memory_bytes_per_second=memory_bytes_per_second,
+        node_bytes_per_second=link_bytes_per_second,
+        network_bytes_per_second=link_bytes_per_second,
         gpus_per_node=num_ranks,
         product_efficiency=1.0,
         memory_efficiency=1.0,

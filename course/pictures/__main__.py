@@ -15,6 +15,7 @@ from course.pictures.context_parallel import ring_steps
 from course.pictures.experts import routing_steps
 from course.pictures.fully_sharded import draw_moments
 from course.pictures.layout import draw_layout
+from course.pictures.runs import draw_runs
 from course.pictures.sharding import draw_cut
 from course.pictures.three_axes import draw_holdings
 from course.pictures.timeline import draw_timelines
@@ -24,9 +25,9 @@ from course.sizing import Plan, moments, simulate
 from course.sizing.flow import numbered, row_and_column
 from course.sizing.linear_cut import LinearCut
 from course.sizing.routing import drawn_logits, route
+from course.sizing.runs import LLAMA_8B
 from labkit.layout import ParallelLayout
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
-from labkit.shape import GPT
 
 
 def four_collectives():
@@ -47,7 +48,7 @@ def four_schedules():
 
 def tuned_step():
     """Predict one step of notebook 12's 8 ranks after its cures; the notebook asks for the step before them."""
-    plan = Plan(GPT(16, 8192, 2048, 51200, 64), 8, 16, pp_size=8, num_chunks=2, recompute="selective")
+    plan = Plan(LLAMA_8B, 8, 16, pp_size=8, num_chunks=2, recompute="none", fused_attention=True)
     return draw_steps([predict_step(plan)], ["16 micro-batches, interleaved"])
 
 
@@ -66,6 +67,7 @@ FIGURES = {
     "three_axes": lambda: draw_holdings(ParallelLayout(8, tp_size=2, pp_size=2), num_layers=4, batch_size=16),
     "context_parallel": lambda: ring_steps(4)[1],
     "fully_sharded": lambda: draw_moments(moments([2**22] * 4, 4), 3 * 2**22, "Four layers on four ranks, predicted"),
+    "planning": draw_runs,
     "experts": lambda: routing_steps(route(drawn_logits(4, 4, 8), top_k=2))[3],
 }
 

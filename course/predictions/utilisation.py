@@ -1,6 +1,6 @@
 """The predictions of notebook 12, in its order."""
 
-from course.predict import Choice, Number, Order
+from course.predict import Choice, Number
 
 computing_share = Number(
     "12.computing_share",
@@ -64,56 +64,42 @@ instead_of_work = Choice(
     {"idle": "All 8 ranks have a part of every layer, and begin with it at the same time."},
 )
 
-most_memory = Order(
-    "12.most_memory",
-    "The naive plan with the three kinds of recomputation: which needs the most memory? "
-    "A stage has 2 layers, and attention's scores take most of a layer's bytes. “Selective” never keeps them. "
-    "“Full” keeps only each layer's input, and makes all of a layer again when backward comes to it, scores too. "
-    "Put them in order, the most first.",
-    ["selective", "none", "full"],
+attention_times = Number(
+    "12.attention_times",
+    "The products of this attention take 139 µs at an H100's peak. Its memory moves 3.35 TB/s. If 9.2 GB of scores "
+    "travel, too, how many times as long does it take at least?",
     {
-        (
-            "none",
-            "selective",
-            "full",
-        ): "“Full” keeps the least. But add one whole layer, of all 16 sequences, at its peak.",
-        ("full", "none", "selective"): "“Full” has one whole layer at its peak. “None” has both.",
+        1: "Moving 9.2 GB at 3.35 TB/s takes 2.7 ms, far longer than 139 µs.",
+        0.05: "It takes longer, not shorter.",
+        2.7: "2.7 are the milliseconds. How many times 139 µs is that?",
     },
+    tolerance=0.06,
 )
 
-best_tensor_size = Choice(
-    "12.best_tensor_size",
-    "32 layers, batch of 32 sequences, one per micro-batch; 64 GPUs in nodes of 8. Which split is the fastest?",
-    ["t = 2, p = 32", "t = 4, p = 16", "t = 8, p = 8", "t = 16, p = 4", "t = 32, p = 2"],
+tokens_to_hide = Number(
+    "12.tokens_to_hide",
+    "An H100 computes 989 teraFLOP/s and sends 50 GB/s to other nodes. How many tokens must a replica have in a "
+    "step so "
+    "that backward takes as long as its gradients' all-reduce?",
     {
-        "t = 2, p = 32": "32 stages with 32 micro-batches: the bubble is nearly as long as the work.",
-        "t = 4, p = 16": "idle / ideal is 15/32. What would make the pipeline shorter, and what would that cost?",
-        "t = 16, p = 4": "A tensor group of 16 does not fit into a node, and its all-reduces leave it.",
-        "t = 32, p = 2": "A tensor group of 32 is on 4 nodes, and sends twice in each layer each way.",
+        4945: "4 bytes for each parameter against 4 FLOPs for each parameter and token: the two 4s cancel.",
+        39560: "The reduce-scatter puts 2 bytes of each parameter on the link, the all-gather 2. That makes 4, not 8.",
+        9890: "That counts 2 bytes for each parameter. A reduce-scatter and an all-gather make 4.",
+        13187: "Backward alone is 4 FLOPs; forward's 2 are over before the first gradient is there.",
+        12480: "That is right for an A100: 312 teraFLOP/s over 25 GB/s.",
     },
+    tolerance=0.03,
 )
 
-times_as_many_days = Number(
-    "12.times_as_many_days",
-    "GPT-3: 300 billion tokens, 175 billion parameters, 1024 GPUs at 140 teraFLOP/s each. A larger run: 450 billion "
-    "tokens, a trillion parameters, 3072 GPUs at 163. How many times as many days does it take? A quarter more or less "
-    "is near enough.",
+largest_t = Choice(
+    "12.largest_t",
+    "Llama 3 70B: F = 28,672. On an H100, C = 989 teraFLOP/s, and W = 450 GB/s by NVLink. Up to which t does an MLP "
+    "compute longer than it sends, if all t ranks are joined by NVLink?",
+    {"2": "t = 2", "4": "t = 4", "8": "t = 8", "16": "t = 16", "32": "t = 32"},
     {
-        8.6: "That is how much more work it is. But there are three times as many GPUs.",
-        25.7: "More GPUs make it shorter, not longer.",
-        1.5: "That is the factor in tokens only. The model is larger, too.",
-    },
-    tolerance=0.25,
-)
-
-fewest_gpus = Choice(
-    "12.fewest_gpus",
-    "300 billion tokens for GPT-3's 175 billion parameters in 50 days: how many of these A100s are just enough? "
-    "The attention alone is recomputed, so a token costs little more than 6 FLOPs for each parameter, "
-    "and a GPU achieves some 150 teraFLOP/s.",
-    {"256": "256", "512": "512", "1024": "1024"},
-    {
-        "256": "6 T P / (n X) is about 95 days with 256 GPUs.",
-        "1024": "1024 GPUs need about 24 days. Could half of them do?",
+        "2": "That would be so with some 90 GB/s. Over the network, 50 GB/s, even 2 is too much.",
+        "4": "F · W/C is 28,672 · 450e9/989e12. Is that nearer to 4 or to 8?",
+        "16": "F · W/C is 13: with t = 16 the messages take longer than the products.",
+        "32": "F · W/C is 13. On an A100, with a third of the FLOP/s, it would be 28.",
     },
 )

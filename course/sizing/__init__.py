@@ -15,9 +15,10 @@ from course.sizing.flops import RECOMPUTE, flops_per_step, training_days
 from course.sizing.fully_sharded import Moment, Sharding, moments, sharded_memory, sharding
 from course.sizing.hardware import DGX_A100, DGX_H100, FITTED, Hardware, Hidden
 from course.sizing.plan import Plan
-from course.sizing.plan_search import Candidate, reasons, search
+from course.sizing.roofline import Operation, operations, ridge
 from course.sizing.runs import RUNS, Run, published
 from course.sizing.runs_of_2021 import Published, fitted, table_1
+from course.sizing.search import Candidate, Found, search
 from course.sizing.simulated import read_ops, simulate
 from course.sizing.stage_memory import Memory, activation_bytes_per_layer, fullest, memory, stage_parameters
 from course.sizing.step_seconds import StepTime, step_time
@@ -28,8 +29,8 @@ __all__ = [
     "time_to_failure",
     "CONTEXT_PARALLEL", "Message", "Messages", "attention_messages", "attention_pairs", "attention_work", "pace",
     "RECOMPUTE", "flops_per_step", "training_days", "DGX_A100", "DGX_H100", "FITTED", "Hardware", "Hidden",
-    "RUNS", "Run", "published", "Plan", "Memory",
+    "Operation", "operations", "ridge", "RUNS", "Run", "published", "Plan", "Memory",
     "activation_bytes_per_layer", "fullest", "memory", "stage_parameters", "StepTime", "step_time", "Traffic",
-    "plan_traffic", "step_traffic", "Candidate", "reasons", "search", "Published", "fitted", "table_1",
+    "plan_traffic", "step_traffic", "Candidate", "Found", "search", "Published", "fitted", "table_1",
     "read_ops", "simulate", "Moment", "Sharding", "moments", "sharded_memory", "sharding",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ class Hidden(NamedTuple):
     pipeline: float = 0.0
     """Where a rank has another chunk to compute meanwhile."""
     data: float = 0.0
-    """Of what finds work to hide behind (`course.sizing.step_seconds.hidden_gradients`)."""
+    """Of what finds work to hide behind (`course.sizing.step_seconds.update_seconds`)."""
 
 
 NOTHING_HIDDEN = Hidden()

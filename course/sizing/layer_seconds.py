@@ -7,6 +7,7 @@ from course.sizing.context import attention_messages
 from course.sizing.experts import all_to_all_bytes, expert_gather_bytes, mlp_halves
 from course.sizing.hardware import Hardware
 from course.sizing.plan import Plan
+from course.sizing.remembered import remembered
 from course.sizing.shapes import query_size
 from labkit.shape import GPT
 
@@ -42,6 +43,10 @@ def all_reduces(recompute: str, sequence_parallel: bool) -> int:
     return ALL_REDUCES[recompute] + (1 if sequence_parallel else 0)
 
 
+@remembered(
+    "model", "world_size", "tp_size", "cp_size", "ep_size", "expert_tp_size", "micro_batch_size", "recompute",
+    "sequence_parallel", "fused_attention", "context_parallel", "precision",
+)  # fmt: skip
 def layer_seconds(plan: Plan, hardware: Hardware, has_experts: bool = False) -> dict[str, float]:
     """Return the seconds of one layer and one micro-batch on one GPU: forward, backward, and recomputation.
 
@@ -129,9 +134,9 @@ def context_seconds(plan: Plan, hardware: Hardware) -> float:
     A ring's messages travel while the rank computes a block, one c-th of its work: only what takes longer counts, and
     the last message of backward, which brings the gradients home. Collectives count in full.
     """
-    b, t = plan.micro_batch_size, plan.tp_size
+    b, t, rate = plan.micro_batch_size, plan.tp_size, link_rate(plan, hardware, "cp")
     sent = attention_messages(plan.model, plan.context_parallel, plan.cp_size, t, b)
-    forward, backward = ([each.sent_bytes / link_rate(plan, hardware, "cp") for each in way] for way in sent)
+    forward, backward = ([each.sent_bytes / rate for each in way] for way in sent)
     if plan.context_parallel == "ring" and plan.cp_size > 1:
         block = core_flops(plan) / plan.cp_size / hardware.product_rate
         around, home = len(forward), backward[-1]
@@ -141,6 +146,7 @@ def context_seconds(plan: Plan, hardware: Hardware) -> float:
     return (2 if plan.recompute == "full" else 1) * sum(forward) + sum(backward)
 
 
+@remembered("model", "tp_size", "cp_size", "micro_batch_size", "pad_vocab_to")
 def logits_seconds(plan: Plan, hardware: Hardware) -> dict[str, float]:
     """Return the seconds of the output layer and the loss for one micro-batch, forward and backward."""
     logits = num_tokens(plan) * plan.vocab_size / plan.tp_size

@@ -1,9 +1,12 @@
 """A plan for a run: the model, the size of the cluster, and how the model is laid over it."""
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from course.sizing.context import check_way
 from course.sizing.flops import RECOMPUTE
@@ -15,6 +18,18 @@ from labkit.sizes import check_size, divisors, does_not_divide, either
 
 _CHOICES = {"recompute": RECOMPUTE, "zero_stage": (0, 1, 2, 3), "gradient_bytes": (2, 4)}
 _CHOICES |= {"precision": ("bf16", "fp8"), "schedule": (None, *FOLDED)}
+_OPTIONAL = "expert_tp_size", "pad_vocab_to"
+_SIZES = (
+    "world_size",
+    "batch_size",
+    "tp_size",
+    "pp_size",
+    "micro_batch_size",
+    "num_chunks",
+    "cp_size",
+    "ep_size",
+    *_OPTIONAL,
+)
 
 
 class Misfit(ValueError):
@@ -76,83 +91,29 @@ class Plan:
     """Megatron-LM pads the vocabulary to a multiple of 128 t: give 128. Not padded if None."""
 
     def __post_init__(self):
-        sizes = "world_size", "batch_size", "tp_size", "pp_size", "micro_batch_size", "num_chunks", "cp_size", "ep_size"
-        optional = [name for name in ("expert_tp_size", "pad_vocab_to") if getattr(self, name) is not None]
-        for name in (*sizes, *optional):
-            object.__setattr__(self, name, check_size(name, getattr(self, name)))
-        for name, choices in _CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
-                raise ValueError(f"{name}={value!r} is unknown: use {either(choices)}")
-        if (heads := self.model.num_attention_heads) is None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, check_value(field.name, getattr(self, field.name)))
+        if self.model.num_attention_heads is None:
             raise ValueError(f"{self.model} does not say its num_attention_heads, on which attention's memory depends")
         check_way(self.context_parallel)
+        for check in CHECKS.values():
+            check(self)
+
+    def check_context(self):
+        """Raise Misfit unless tensor and context parallelism divide heads and tokens."""
         context = {"cp_size": self.cp_size} if self.cp_size > 1 else {}
         shares_heads = {"tp_size": self.tp_size} | (context if self.context_parallel == "ulysses" else {})
-        _check_divides("num_attention_heads", heads, **shares_heads)
+        _check_divides("num_attention_heads", self.model.num_attention_heads or 1, **shares_heads)
         if self.model.num_query_groups is not None:
             _check_divides("num_query_groups", self.model.num_query_groups, **shares_heads)
         if self.sequence_parallel:
             divided = {"tp_size": self.tp_size} | context
             _check_divides("seq_length", self.model.seq_length, "sequence_parallel=False", **divided)
+
+    def check_grid(self):
+        """Raise Misfit unless t, c and p divide the GPUs, and context ranks have chunks to balance."""
+        context = {"cp_size": self.cp_size} if self.cp_size > 1 else {}
         _check_divides("world_size", self.world_size, tp_size=self.tp_size, **context, pp_size=self.pp_size)
-        if self.stage_layers is None:
-            _check_divides("num_layers", self.model.num_layers, pp_size=self.pp_size, num_chunks=self.num_chunks)
-        else:
-            self._check_split()
-        self._check_batch()
-        self._check_attention()
-        self._check_experts()
-
-    def _check_split(self):
-        try:
-            split = split_layers(self.model.num_layers, self.pp_size * self.num_chunks, self.stage_layers)
-        except ValueError as error:
-            fault, _, advice = str(error).partition(": ")
-            rule = "stage_layers must be pp_size * num_chunks numbers that add up to num_layers"
-            raise Misfit(rule, fault, advice or "give each stage a number of layers") from None
-        object.__setattr__(self, "stage_layers", split)
-
-    def _check_batch(self):
-        d, b, p, v = self.dp_size, self.micro_batch_size, self.pp_size, self.num_chunks
-        larger_batch = f"a batch_size of {-(-self.batch_size // (d * b)) * d * b}"
-        _check_divides("batch_size", self.batch_size, larger_batch, dp_size=d, micro_batch_size=b)
-        if v > 1 and p == 1:
-            raise Misfit(
-                "num_chunks needs a pipeline of several stages",
-                f"num_chunks={v} needs a pipeline of several stages",
-                "pp_size=1 has one, use num_chunks=1",
-            )
-        if self.schedule:
-            self._check_folded()
-        elif v > 1 and self.num_micro_batches % p:
-            raise Misfit(
-                "pp_size must divide the micro-batches of interleaved chunks",
-                f"pp_size={p} does not divide the {self.num_micro_batches} micro-batches",
-                "use num_chunks=1, or a different micro_batch_size (Megatron-LM interleaves in rounds of p)",
-            )
-
-    def _check_folded(self):
-        name, p, m = self.schedule, self.pp_size, self.num_micro_batches
-        if p == 1 or self.num_chunks != 2:
-            raise Misfit(
-                "a V needs a pipeline with 2 chunks",
-                f"schedule={name!r} needs several stages with 2 chunks, not pp_size={p}, num_chunks={self.num_chunks}",
-                "use pp_size=2 or more and num_chunks=2, or schedule=None",
-            )
-        if name == "dualpipe-v" and m < 2 * p:
-            raise Misfit(
-                "dualpipe-v needs 2 * pp_size micro-batches",
-                f"schedule={name!r} needs 2 * pp_size={2 * p} micro-batches, there are {m}",
-                "use a larger batch_size, or zero-bubble-v",
-            )
-        if self.zero_stage > 1:
-            raise Misfit(
-                "ZeRO stages 2 and 3 do not go with a V",
-                f"zero_stage={self.zero_stage} sends gradients when backward ends, schedule={name!r} has some later",
-                "use zero_stage=1, or schedule=None",
-            )
-
-    def _check_attention(self):
         if self.cp_size > 1:
             if not self.fused_attention:
                 raise Misfit(
@@ -161,14 +122,9 @@ class Plan:
                     "use fused_attention=True, or cp_size=1",
                 )
             _check_divides("seq_length", self.model.seq_length, cp_size=self.cp_size, chunks_per_rank=2)
-        if self.fused_attention and self.recompute == "selective":
-            raise Misfit(
-                "selective recomputation needs attention that is not fused",
-                "recompute='selective' computes the scores again, which fused_attention=True does anyway",
-                "use recompute='none'",
-            )
 
-    def _check_experts(self):
+    def check_experts(self):
+        """Raise Misfit unless there are experts to divide, and they divide among the ranks."""
         if self.model.num_experts is None:
             for name, unused in (("ep_size", 1), ("expert_tp_size", None)):
                 if (size := getattr(self, name)) != unused:
@@ -179,6 +135,74 @@ class Plan:
         _check_divides("world_size / pp_size", ranks, **etp, ep_size=self.ep_size)
         _check_divides("num_experts", self.model.num_experts, ep_size=self.ep_size)
         _check_divides("the width of an expert", self.model.expert_width, **etp)
+
+    def check_layers(self):
+        """Raise Misfit unless the layers divide into the stages' chunks, or are said to."""
+        if (v := self.num_chunks) > 1 and self.pp_size == 1:
+            raise Misfit(
+                "num_chunks needs a pipeline of several stages",
+                f"num_chunks={v} needs a pipeline of several stages",
+                "pp_size=1 has one, use num_chunks=1",
+            )
+        if self.stage_layers is None:
+            _check_divides("num_layers", self.model.num_layers, pp_size=self.pp_size, num_chunks=v)
+            return
+        try:
+            split = split_layers(self.model.num_layers, self.pp_size * v, self.stage_layers)
+        except ValueError as error:
+            fault, _, advice = str(error).partition(": ")
+            rule = "stage_layers must be pp_size * num_chunks numbers that add up to num_layers"
+            raise Misfit(rule, fault, advice or "give each stage a number of layers") from None
+        object.__setattr__(self, "stage_layers", split)
+
+    def check_schedule(self):
+        """Raise Misfit if a V has no two chunks to fold."""
+        name, p = self.schedule, self.pp_size
+        if name and (p == 1 or self.num_chunks != 2):
+            raise Misfit(
+                "a V needs a pipeline with 2 chunks",
+                f"schedule={name!r} needs several stages with 2 chunks, not pp_size={p}, num_chunks={self.num_chunks}",
+                "use pp_size=2 or more and num_chunks=2, or schedule=None",
+            )
+
+    def check_batch(self):
+        """Raise Misfit unless the batch divides into micro-batches, and the schedule has enough of them."""
+        d, b, p = self.dp_size, self.micro_batch_size, self.pp_size
+        if self.batch_size % (d * b):
+            larger_batch = f"a batch_size of {-(-self.batch_size // (d * b)) * d * b}"
+            _check_divides("batch_size", self.batch_size, larger_batch, dp_size=d, micro_batch_size=b)
+        m = self.num_micro_batches
+        if self.schedule == "dualpipe-v" and m < 2 * p:
+            raise Misfit(
+                "dualpipe-v needs 2 * pp_size micro-batches",
+                f"schedule={self.schedule!r} needs 2 * pp_size={2 * p} micro-batches, there are {m}",
+                "use a larger batch_size, or zero-bubble-v",
+            )
+        if not self.schedule and self.num_chunks > 1 and m % p:
+            raise Misfit(
+                "pp_size must divide the micro-batches of interleaved chunks",
+                f"pp_size={p} does not divide the {m} micro-batches",
+                "use num_chunks=1, or a different micro_batch_size (Megatron-LM interleaves in rounds of p)",
+            )
+
+    def check_recompute(self):
+        """Raise Misfit if attention is computed again twice."""
+        if self.fused_attention and self.recompute == "selective":
+            raise Misfit(
+                "selective recomputation needs attention that is not fused",
+                "recompute='selective' computes the scores again, which fused_attention=True does anyway",
+                "use recompute='none'",
+            )
+
+    def check_zero(self):
+        """Raise Misfit if gradients would be sent before they are there."""
+        if self.schedule and self.zero_stage > 1:
+            raise Misfit(
+                "ZeRO stages 2 and 3 do not go with a V",
+                f"zero_stage={self.zero_stage} sends gradients when backward ends, schedule={self.schedule!r} "
+                "has some later",
+                "use zero_stage=1, or schedule=None",
+            )
 
     @property
     def dp_size(self) -> int:
@@ -213,15 +237,22 @@ class Plan:
     def layers_of_rank(self, pp_rank: int) -> int:
         """Return how many layers a GPU of this pipeline rank has, in all its chunks."""
         if self.stage_layers is None:
-            return self.num_chunks * self.layers_per_chunk
-        return sum(self.stage_layers[stage] for stage in self.stages_of_rank(pp_rank))
+            return self.model.num_layers // self.pp_size
+        return self.layers_of_ranks[pp_rank].all
 
-    def stages_of_rank(self, pp_rank: int) -> Sequence[int]:
-        """Return which of the p v stages a rank has, chunk by chunk: every p-th, or in a V one from each end."""
-        num_stages = self.pp_size * self.num_chunks
-        if self.schedule:
-            return pp_rank, num_stages - 1 - pp_rank
-        return range(pp_rank, num_stages, self.pp_size)
+    def num_moe_layers(self, pp_rank: int) -> int:
+        """Return how many of them have experts."""
+        return self.layers_of_ranks[pp_rank].with_experts if self.model.num_experts else 0
+
+    @property
+    def layers_of_ranks(self) -> Sequence["Layers"]:
+        """The layers of each pipeline rank."""
+        return _layers_of_ranks(self.model, self.pp_size, self.num_chunks, self.schedule, self.stage_layers)[0]
+
+    @property
+    def ranks_by_layers(self) -> Sequence[Sequence[int]]:
+        """The pipeline ranks, those with the same layers together."""
+        return _layers_of_ranks(self.model, self.pp_size, self.num_chunks, self.schedule, self.stage_layers)[1]
 
     @property
     def loss_rank(self) -> int:
@@ -233,18 +264,6 @@ class Plan:
         """The words of the embedding, those that only fill it up included."""
         multiple = self.tp_size * (self.pad_vocab_to or 0)
         return -(-self.model.vocab_size // multiple) * multiple if multiple else self.model.vocab_size
-
-    def num_moe_layers(self, stage: int) -> int:
-        """Return how many layers of a stage, in all of its chunks, have experts."""
-        return self._moe_layers[stage] if self.model.num_experts else 0
-
-    @cached_property
-    def _moe_layers(self) -> list[int]:
-        num_layers, num_stages = self.model.num_layers, self.pp_size * self.num_chunks
-        split = self.stage_layers or split_layers(num_layers, num_stages)
-        first = [sum(split[:stage]) for stage in range(num_stages)]
-        found = [sum(map(self.model.has_experts, range(at, at + size))) for at, size in zip(first, split)]
-        return [sum(found[stage] for stage in self.stages_of_rank(rank)) for rank in range(self.pp_size)]
 
     @cached_property
     def layout(self) -> ParallelLayout:
@@ -263,6 +282,48 @@ class Plan:
     def bubble_over_ideal(self) -> float:
         """Idle time over ideal time: (p-1)/(v m), but in a V."""
         return self.bubble_slots / self.num_micro_batches
+
+
+CHECKS = {
+    "cp_size": Plan.check_context, "pp_size": Plan.check_grid, "expert_tp_size": Plan.check_experts,
+    "num_chunks": Plan.check_layers, "schedule": Plan.check_schedule, "micro_batch_size": Plan.check_batch,
+    "recompute": Plan.check_recompute, "zero_stage": Plan.check_zero,
+}  # fmt: skip
+"""What must fit together, in this order: each needs no field after its own of tp_size, cp_size, pp_size, ep_size,
+expert_tp_size, num_chunks, schedule, micro_batch_size, recompute, zero_stage."""
+
+
+class Layers(NamedTuple):
+    """How many layers a pipeline rank has, and how many of them have experts."""
+
+    all: int
+    with_experts: int
+
+
+@lru_cache(maxsize=4096)
+def _layers_of_ranks(
+    model: GPT, pp_size: int, num_chunks: int, schedule: str | None, stage_layers: Sequence[int] | None
+) -> tuple[Sequence[Layers], Sequence[Sequence[int]]]:
+    """Return the layers of each pipeline rank, and the ranks that have the same."""
+    num_layers, num_stages = model.num_layers, pp_size * num_chunks
+    split = stage_layers or split_layers(num_layers, num_stages)
+    ends = [0, *accumulate(split)]
+    found = [sum(map(model.has_experts, range(*pair))) if model.num_experts else 0 for pair in pairwise(ends)]
+    of_rank, same = [], defaultdict(list)
+    for rank in range(pp_size):
+        own = (rank, num_stages - 1 - rank) if schedule else range(rank, num_stages, pp_size)
+        of_rank.append(Layers(sum(split[stage] for stage in own), sum(found[stage] for stage in own)))
+        same[of_rank[-1]].append(rank)
+    return of_rank, list(same.values())
+
+
+def check_value(name: str, value):
+    """Return what a field of a `Plan` is given, whole numbers as int, or raise ValueError if it is wrong on its own."""
+    if name in _SIZES and not (name in _OPTIONAL and value is None):
+        return check_size(name, value)
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise ValueError(f"{name}={value!r} is unknown: use {either(_CHOICES[name])}")
+    return value
 
 
 def _check_divides(name: str, whole: int, other_way_out: str = "", /, **factors: int) -> None:

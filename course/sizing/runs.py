@@ -73,8 +73,9 @@ AUTOMODEL = "github.com/NVIDIA-NeMo/Automodel, performance-summary.mdx"
 BRIDGE = "github.com/NVIDIA-NeMo/Megatron-Bridge, performance-summary.md"
 
 GPT_3 = GPT(96, 12288, 2048, 50688, 96)
-LLAMA_8B = GPT(32, 4096, 8192, 128256, 32, 8, 14336, **TODAY)
-LLAMA_70B = GPT(80, 8192, 8192, 128256, 64, 8, 28672, **TODAY)
+LLAMA_8B = GPT(32, 4096, 8192, 128256, 32, 8, 14336, rotary_base=500_000.0, **TODAY)
+LLAMA_70B = replace(LLAMA_8B, num_layers=80, hidden_size=8192, num_attention_heads=64, ffn_hidden_size=28672)
+LLAMA_405B = replace(LLAMA_70B, num_layers=126, hidden_size=16384, num_attention_heads=128, ffn_hidden_size=53248)
 NEMOTRON = GPT(32, 6144, 4096, 256000, 48, 8, 24576, norm="layernorm", positions="rope", bias=False, tied=False)
 """Its MLPs square a ReLU, which moves as many bytes as a GeLU, and it rotates only half of each head."""
 MEGASCALE_175B = GPT(96, 12288, 2048, 64000, 128)

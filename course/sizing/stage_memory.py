@@ -11,6 +11,7 @@ from typing import Any
 from course.sizing.experts import KEPT_OF_HIDDEN, kept_bytes_per_token
 from course.sizing.folded import folded
 from course.sizing.plan import Plan
+from course.sizing.remembered import remembered
 from course.sizing.shapes import AnyGPT, query_size
 from labkit.shape import GPT
 
@@ -36,27 +37,34 @@ def memory(plan: Plan, stage: int = 0) -> Memory:
 
     Not counted: what libraries allocate for themselves, fragmentation, and message buffers.
     """
+    return Memory(*states(plan, stage), stage_activation_bytes(plan, stage))
+
+
+def states(plan: Plan, stage: int) -> tuple[float, float, float]:
+    """Return the bytes of a GPU's weights, gradients and optimizer states: micro-batches do not matter for them."""
     experts = expert_parameters(plan, stage)
     dense = stage_parameters(plan, stage) - experts
-    held = [  # of each level: ZeRO divides experts over the ranks that have the same, all else over the d c replicas
+    optimizer, gradients, weights = [  # ZeRO divides experts over the ranks that have the same, all else over the d c
         dense / plan.dp_cp_size + experts / plan.expert_dp_size if plan.zero_stage >= level else dense + experts
         for level in (1, 2, 3)
     ]
-    return Memory(
-        weights=held[2] * WEIGHT_BYTES,
-        gradients=held[1] * plan.gradient_bytes,
-        optimizer=held[0] * OPTIMIZER_BYTES,
-        activations=stage_activation_bytes(plan, stage),
-    )
+    return weights * WEIGHT_BYTES, gradients * plan.gradient_bytes, optimizer * OPTIMIZER_BYTES
 
 
 def fullest(plan: Plan) -> Memory:
-    """Return the memory of the fullest stage: the first has the most micro-batches, the last has the logits.
+    """Return the memory of the fullest stage."""
+    return max((memory(plan, stage) for stage in full_stages(plan)), key=lambda each: each.total)
 
-    If stages differ in layers, any of them may be it.
+
+def full_stages(plan: Plan) -> set[int]:
+    """Return the stages of which one is the fullest: the first has the most micro-batches, the last has the logits.
+
+    If stages differ in layers, any may be it; of those with the same layers, the first one has the most micro-batches.
     """
-    stages = {0, plan.pp_size - 1} if plan.stage_layers is None else range(plan.pp_size)
-    return max((memory(plan, stage) for stage in stages), key=lambda each: each.total)
+    found = {0, plan.pp_size - 1}
+    if plan.stage_layers or plan.model.num_experts:
+        found.update(same[0] for same in plan.ranks_by_layers)
+    return found
 
 
 def activation_bytes_per_layer(
@@ -105,6 +113,19 @@ def activation_bytes_per_layer(
     return tokens * ((6 + 2 * linear_inputs) * h / of_tokens + latents + divided_by_heads / t)
 
 
+@remembered(
+    "model", "tp_size", "cp_size", "expert_tp_size", "micro_batch_size", "recompute", "sequence_parallel",
+    "fused_attention",
+)  # fmt: skip
+def _layer_bytes(plan: Plan, has_experts: bool) -> tuple[float, float]:
+    """Return what a layer keeps of a micro-batch, and what it has while backward goes through it."""
+    ways: dict[str, Any] = dict(sequence_parallel=plan.sequence_parallel, fused_attention=plan.fused_attention)
+    ways |= dict(cp_size=plan.cp_size, expert_tp_size=plan.etp_size if has_experts else None)
+    model, b, t = plan.model, plan.micro_batch_size, plan.tp_size
+    kept = activation_bytes_per_layer(model, b, t, recompute=plan.recompute, **ways)
+    return kept, activation_bytes_per_layer(model, b, t, **ways)
+
+
 def in_flight(plan: Plan, stage: int) -> int:
     """Return the most passes through a chunk whose activations a GPU holds at once, with 1F1B or interleaved 1F1B.
 
@@ -112,7 +133,7 @@ def in_flight(plan: Plan, stage: int) -> int:
     """
     p, m, v = plan.pp_size, plan.num_micro_batches, plan.num_chunks
     if plan.schedule:
-        return folded(plan.schedule, p, m).held[stage]
+        return folded(plan.schedule, p, m).held
     return min(p - stage, m) if v == 1 else min(v * m, 2 * (p - stage - 1) + (v - 1) * p + 1)
 
 
@@ -121,21 +142,15 @@ def stage_activation_bytes(plan: Plan, stage: int) -> float:
 
     Of several chunks that differ in layers, each pass counts as their mean.
     """
-    model, b, t, divided = plan.model, plan.micro_batch_size, plan.tp_size, plan.sequence_parallel
-    ways: dict[str, Any] = dict(sequence_parallel=divided)
-    ways |= dict(cp_size=plan.cp_size, fused_attention=plan.fused_attention)
-    layer = activation_bytes_per_layer(model, b, t, recompute=plan.recompute, **ways)
-    largest = activation_bytes_per_layer(model, b, t, **ways)
+    model, t, divided, (layer, largest) = plan.model, plan.tp_size, plan.sequence_parallel, _layer_bytes(plan, False)
     if moe_layers := plan.num_moe_layers(stage):  # the mean of all layers, and the larger of both kinds
-        share, etp = moe_layers / plan.layers_of_rank(stage), plan.etp_size
-        kept = activation_bytes_per_layer(model, b, t, recompute=plan.recompute, expert_tp_size=etp, **ways)
+        share, (kept, whole) = moe_layers / plan.layers_of_rank(stage), _layer_bytes(plan, True)
         layer += share * (kept - layer)
-        whole = activation_bytes_per_layer(model, b, t, expert_tp_size=etp, **ways)
         largest = whole if share == 1 else max(largest, whole)
     total = in_flight(plan, stage) * plan.layers_of_rank(stage) / plan.num_chunks * layer
     if plan.recompute == "full":  # while backward goes through a layer, all of its activations are there
         total += largest
-    tokens = model.seq_length / plan.cp_size * b
+    tokens = model.seq_length / plan.cp_size * plan.micro_batch_size
     hidden = tokens * model.hidden_size / (t if divided else 1)
     if stage == 0:  # masks of the embedding's dropout: interleaving keeps two rounds of p micro-batches under way
         rounds = 1 if plan.num_chunks == 1 else 2

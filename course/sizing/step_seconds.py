@@ -7,6 +7,7 @@ unless the hardware says which share of the messages is `Hidden`, as in the runs
 """
 
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from course.sizing.flops import flops_per_step
 from course.sizing.hardware import Hardware
@@ -69,33 +70,36 @@ class StepTime:
 
 
 def step_time(plan: Plan, hardware: Hardware) -> StepTime:
-    """Estimate a step on the GPUs of the pipeline rank that takes longest for a micro-batch; it sets the pace.
+    """Estimate a step on the GPUs of the pipeline rank that takes longest for a micro-batch; it sets the pace."""
+    passes, micro_batch = passes_seconds(plan, hardware)
+    data_parallel, optimizer = update_seconds(plan, hardware, micro_batch)
+    return StepTime(plan, hardware, **passes, data_parallel=data_parallel, optimizer=optimizer)
 
-    With as many layers everywhere it is the one that also computes the logits. Chunks of a rank count as their mean.
+
+def passes_seconds(plan: Plan, hardware: Hardware) -> tuple[dict[str, float], float]:
+    """Return the seconds of all micro-batches, by part, and those of a rank's layers for one.
+
+    ZeRO's stage does not matter here. With as many layers everywhere, the slowest rank is the one that also computes
+    the logits. Chunks of a rank count as their mean.
     """
-    ranks = [plan.loss_rank] if plan.stage_layers is None else range(plan.pp_size)
+    ranks = {plan.loss_rank}
+    if plan.stage_layers or plan.model.num_experts:
+        ranks.update(same[0] for same in plan.ranks_by_layers)
     layer, once = max((_of_a_micro_batch(plan, hardware, rank) for rank in ranks), key=lambda each: _total(*each))
-    m, bubble_slots = plan.num_micro_batches, plan.bubble_slots
+    m, bubble_slots, micro_batch = plan.num_micro_batches, plan.bubble_slots, sum(layer.values())
     work = {part: m * (seconds + once.get(part, 0.0)) for part, seconds in layer.items()}
     messages = 2 * plan.num_chunks * message_seconds(plan, hardware) if plan.pp_size > 1 else 0.0  # there and back
     if plan.num_chunks > 1:  # the rank has another chunk to compute while one waits
         messages *= 1 - hardware.hidden.pipeline
-    return StepTime(
-        plan,
-        hardware,
-        **work,
-        pipeline_messages=(m + bubble_slots) * messages,
-        bubble=bubble_slots * sum(layer.values()),
-        data_parallel=gradients_seconds(plan, hardware) - hidden_gradients(plan, hardware, sum(layer.values())),
-        optimizer=optimizer_seconds(plan, hardware),
-    )
+    work["pipeline_messages"], work["bubble"] = (m + bubble_slots) * messages, bubble_slots * micro_batch
+    return work, micro_batch
 
 
 def _of_a_micro_batch(plan: Plan, hardware: Hardware, rank: int) -> tuple[dict[str, float], dict[str, float]]:
     """Return the seconds of a pipeline rank's layers, and of the logits if it has them, by part."""
     layers, layer = plan.layers_of_rank(rank), layer_seconds(plan, hardware)
     if share := plan.num_moe_layers(rank) / layers:  # the mean of both kinds
-        with_experts = layer_seconds(plan, hardware, has_experts=True)
+        with_experts = layer_seconds(plan, hardware, True)
         layer = {part: (1 - share) * seconds + share * with_experts[part] for part, seconds in layer.items()}
     logits = logits_seconds(plan, hardware) if rank == plan.loss_rank else {}
     return {part: layers * seconds for part, seconds in layer.items()}, logits
@@ -115,37 +119,51 @@ def message_seconds(plan: Plan, hardware: Hardware) -> float:
     return size / t / link_rate(plan, hardware, "pp") + gather
 
 
-def gradients_seconds(plan: Plan, hardware: Hardware) -> float:
+class Shared(NamedTuple):
+    """A GPU's parameters by who has the same, d c replicas or (experts) expert_dp, and the rates between these."""
+
+    dense: float
+    experts: float
+    rate: float
+    expert_rate: float
+
+
+def shared_parameters(plan: Plan, hardware: Hardware) -> Shared:
+    """Return what the ranks of the first stage share."""
+    experts = expert_parameters(plan, 0)
+    rates = [link_rate(plan, hardware, axis) for axis in ("dp", "expert_dp")]
+    return Shared(stage_parameters(plan, 0) - experts, experts, *rates)
+
+
+def update_seconds(
+    plan: Plan, hardware: Hardware, micro_batch: float, shared: Shared | None = None
+) -> tuple[float, float]:
+    """Return the seconds of the gradients' messages that nothing hides, and those of the optimizer.
+
+    Some find work to hide behind in the last micro-batch and, for weights, in the first; with several chunks, in p
+    micro-batches, a round; in all of them, if ZeRO stages 2 and 3 send in all of them. ``micro_batch`` is how long a
+    rank computes one. Adam reads and writes its states: with ZeRO a rank has 1/(d c) of them, of experts 1/expert_dp.
+    """
+    shared = shared or shared_parameters(plan, hardware)
+    seconds = gradients_seconds(plan, hardware, shared)
+    if hardware.hidden.data:
+        behind = plan.num_micro_batches if plan.zero_stage > 1 else plan.pp_size if plan.num_chunks > 1 else 1
+        seconds -= hardware.hidden.data * min(seconds, behind * micro_batch)
+    held = shared.dense + shared.experts
+    if plan.zero_stage:
+        held = shared.dense / plan.dp_cp_size + shared.experts / plan.expert_dp_size
+    return seconds, held * ADAM / hardware.memory_rate
+
+
+def gradients_seconds(plan: Plan, hardware: Hardware, shared: Shared | None = None) -> float:
     """Return the seconds of the gradients' all-reduce, and of what ZeRO sends instead.
 
     Stage 1 reduce-scatters, then gathers the 16-bit weights. Stage 2 reduce-scatters after each micro-batch, stage 3
     also gathers the weights twice in each (`course.sizing.fully_sharded.collectives`). It runs over all ranks that have
     the same weights, d c of them; for experts, those of expert_dp.
     """
-    m, g = plan.num_micro_batches, plan.gradient_bytes
+    shared = shared or shared_parameters(plan, hardware)
+    m, g, sharing, of_experts = plan.num_micro_batches, plan.gradient_bytes, plan.dp_cp_size, plan.expert_dp_size
     each = [g + g, g + 2, m * g + 2, m * (g + 2 * 2)][plan.zero_stage]
-    experts = expert_parameters(plan, 0)
-    sent = (plan.dp_cp_size - 1) / plan.dp_cp_size * each * (stage_parameters(plan, 0) - experts)
-    of_experts = (plan.expert_dp_size - 1) / plan.expert_dp_size * each * experts
-    return sent / link_rate(plan, hardware, "dp") + of_experts / link_rate(plan, hardware, "expert_dp")
-
-
-def hidden_gradients(plan: Plan, hardware: Hardware, micro_batch: float) -> float:
-    """Return the seconds of these messages that are hidden, given how long a rank computes a ``micro_batch``.
-
-    They find work to hide behind in the last micro-batch and, for weights, in the first; with several chunks, in p
-    micro-batches, a round; in all of them, if ZeRO stages 2 and 3 send in all of them.
-    """
-    behind = plan.num_micro_batches if plan.zero_stage > 1 else plan.pp_size if plan.num_chunks > 1 else 1
-    return hardware.hidden.data * min(gradients_seconds(plan, hardware), behind * micro_batch)
-
-
-def optimizer_seconds(plan: Plan, hardware: Hardware) -> float:
-    """Return the seconds in which Adam reads and writes its states.
-
-    With ZeRO-1 each rank has 1/(d c) of them, and of its experts' states 1/expert_dp.
-    """
-    experts = expert_parameters(plan, 0)
-    dense = stage_parameters(plan, 0) - experts
-    held = dense / plan.dp_cp_size + experts / plan.expert_dp_size if plan.zero_stage else dense + experts
-    return held * ADAM / hardware.memory_rate
+    sent = (sharing - 1) / sharing * each * shared.dense
+    return sent / shared.rate + (of_experts - 1) / of_experts * each * shared.experts / shared.expert_rate

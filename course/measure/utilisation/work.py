@@ -26,7 +26,7 @@ COMPUTED_WIDTH, COMPUTED_VOCABULARY = 2048, 8192
 class Pace:
     """How long one layer takes for one sequence on one rank; backward twice as long, and longer if it recomputes."""
 
-    layer_seconds: float = 0.006
+    layer_seconds: float = 0.003
 
     def forward_seconds(self, plan: Plan) -> float:
         """Return the time of one micro-batch in one chunk of the model."""

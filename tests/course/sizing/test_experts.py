@@ -179,9 +179,9 @@ def test_experts_across_nodes_wait_for_the_network():
 
 
 def test_a_search_takes_experts_along():
-    found = search(MIXTRAL_8X22B, 64, 64, DGX_H100, ep_size=8, expert_tp_size=1, micro_batch_sizes=[1], num_chunks=[1],
+    found = search(MIXTRAL_8X22B, 64, 64, DGX_H100, ep_size=8, expert_tp_size=1, micro_batch_size=[1], num_chunks=[1],
                    **{**KNOWN, "recompute": ["none"]})  # fmt: skip
-    fitting = [each.plan for each in found if each.estimate]
+    fitting = [each.plan for each in found.fitting]
     assert fitting and all(plan.ep_size == 8 for plan in fitting)
 
 

@@ -1,4 +1,4 @@
-"""The parts of a step: what they count, what makes them larger, and numbers that notebook 12 tells."""
+"""The parts of a step: what they count, what makes them larger, and numbers of a GPT-3 run."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,7 @@ from course.sizing import (
 from course.sizing.folded import FOLDED
 from course.sizing.fully_sharded import collectives
 from course.sizing.layer_seconds import LOSS, SCORES, context_seconds, layer_seconds, link_rate, logits_seconds
-from course.sizing.step_seconds import ADAM, gradients_seconds, hidden_gradients, optimizer_seconds
+from course.sizing.step_seconds import ADAM, gradients_seconds, update_seconds
 from labkit.groups import group_of_one
 from labkit.model import TransformerLayer
 from labkit.shape import GPT
@@ -236,7 +236,7 @@ def test_context_ranks_divide_the_work_and_share_the_gradients():
     assert other["overhead"] == one["overhead"]
     assert (one["context_parallel"], whole.dp_size, four.dp_size) == (0.0, 8, 2)
     assert gradients_seconds(four, DGX_A100) == gradients_seconds(whole, DGX_A100)  # d c = 8 in both
-    zero = [optimizer_seconds(replace(plan, zero_stage=1), DGX_A100) for plan in (whole, four)]
+    zero = [update_seconds(replace(plan, zero_stage=1), DGX_A100, 1.0)[1] for plan in (whole, four)]
     assert zero[0] == zero[1]
     assert step_time(four, DGX_A100).context_parallel == pytest.approx(32 * 96 * other["context_parallel"])
 
@@ -325,10 +325,11 @@ def test_gradients_hide_only_behind_the_work_that_is_there():
     plan, slow = Plan(GPT_3, 8, 512, 1, 4), replace(DGX_A100, network_bytes_per_second=1e6, node_bytes_per_second=1e6)
     everything = replace(slow, hidden=Hidden(data=1.0))
     layers = 24 * sum(layer_seconds(plan, slow).values())
-    assert hidden_gradients(plan, everything, layers) == pytest.approx(layers)
-    waits = step_time(plan, slow).data_parallel - step_time(plan, everything).data_parallel
-    assert waits == pytest.approx(layers)
-    assert hidden_gradients(replace(plan, zero_stage=3), everything, layers) == pytest.approx(256 * layers)
+    for stage, times in ((0, 1), (3, 256)):
+        each = replace(plan, zero_stage=stage)
+        assert step_time(each, slow).data_parallel == gradients_seconds(each, slow)
+        waits = step_time(each, slow).data_parallel - step_time(each, everything).data_parallel
+        assert waits == pytest.approx(times * layers)
 
 
 def test_fp8_speeds_up_linear_layers_and_nothing_else():
@@ -375,7 +376,7 @@ def test_a_v_s_idle_time_is_that_of_its_schedule(name, p, m):
     assert plan.bubble_over_ideal == pytest.approx((timeline.makespan_seconds - 6 * m) / (6 * m))
 
 
-# -- numbers of notebook 12 -----------------------------------------------------------------------------------------
+# -- numbers of a run of GPT-3 ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("changes", "gpus_per_node", "days", "gigabytes"), [
@@ -384,13 +385,13 @@ def test_a_v_s_idle_time_is_that_of_its_schedule(name, p, m):
     ({"recompute": "selective", "sequence_parallel": True}, 8, 27, 61),
     ({"tp_size": 16}, 8, 46, 31), ({"tp_size": 16}, 16, 43, 31),
 ])  # fmt: skip
-def test_numbers_that_notebook_12_tells_of_gpt_3(changes, gpus_per_node, days, gigabytes):
+def test_numbers_of_gpt_3(changes, gpus_per_node, days, gigabytes):
     plan = replace(Plan(GPT_3, 1024, 1536, 8, 8), **changes)
     estimate = step_time(plan, replace(DGX_A100, gpus_per_node=gpus_per_node))
     assert (round(estimate.days(300e9)), round(fullest(plan).total / 1e9)) == (days, gigabytes)
 
 
-def test_why_a_wide_plan_is_slow_as_notebook_12_tells_it():
+def test_why_a_wide_plan_is_slow():
     best = Plan(GPT_3, 512, 1536, 4, 16, recompute="selective", zero_stage=1)
     wide = replace(best, tp_size=16, pp_size=4, recompute="full")
     estimates = [step_time(plan, DGX_A100) for plan in (best, wide, replace(wide, recompute="selective"))]
