@@ -1,6 +1,6 @@
 """Puts what is alive into a page of a notebook: its explorers, and its questions with their stored results.
 
-An explorer's cell calls it with plain values: the page calls it with the same ones, in the reader's browser. Without
+The stored output of an explorer says with which values it was called: the page calls it with the same ones. Without
 JavaScript all stands there as it was stored, and results are folded below their questions.
 """
 
@@ -77,7 +77,7 @@ def enliven(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         if stored.outputs and not cell.outputs:
             cell.metadata["answers"] = key  # pages.html.j2 folds the outputs
         cell.outputs, cell.execution_count = copy.deepcopy(stored.outputs), stored.execution_count
-        call, place = explorer_call(cell.source), ""
+        call, place = explorer_call(cell), ""
         if cell.source in asked:
             place = question_place(asked[cell.source])
         elif call:
@@ -91,23 +91,24 @@ def enliven(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return living
 
 
-def explorer_call(source: str) -> tuple[str, list, dict] | None:
-    """Return the explorer that the last line of a cell calls, and its values; None if a page cannot show it.
+def explorer_call(cell: nbformat.NotebookNode) -> tuple[str, list, dict] | None:
+    """Return the explorer in a cell's stored output, and its values; None if there is none that a page can show.
 
-    A value that the cell takes from elsewhere, as logits that ranks have computed, is left out.
+    An explorer of what ranks have computed, which the output does not hold, begins as it does without values.
     """
-    try:
-        last = ast.parse(source).body[-1]
-    except (SyntaxError, IndexError):  # a cell magic, or nothing
-        return None
-    call = last.value if isinstance(last, ast.Expr) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in MODULES:
-        return None
-    try:
-        values = [ast.literal_eval(value) for value in call.args]
-        return call.func.id, values, {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-    except ValueError:
-        return call.func.id, [], {}
+    for output in cell.get("outputs", []):
+        text = output.get("data", {}).get("text/plain", "")
+        if text.partition("(")[0] in MODULES:
+            call = ast.parse(text, mode="eval").body
+            assert isinstance(call, ast.Call)
+            name, values = text.partition("(")[0], [ast.literal_eval(value) for value in call.args]
+            named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+            try:
+                getattr(importlib.import_module(f"course.explorers.{MODULES[name]}"), name)(*values, **named)
+            except ValueError:
+                return name, [], {}
+            return name, values, named
+    return None
 
 
 def explorer_place(name: str, values: list, named: dict, view: str) -> str:

@@ -32,7 +32,7 @@ SHOWN = {
     "schedule_builder": ("10_pipeline_parallel", "A schedule by hand",
         "Put the forward and backward passes of each rank in order, by clicks or by dragging. A deadlock shows as a "
         "red circle of ranks that wait for each other."),
-    "sizing_explorer": ("12_utilisation", "Size a run before it runs",
+    "sizing_explorer": ("16_planning", "Size a run before it runs",
         "Choose a model, a cluster and a layout: memory, time, utilisation and cost of a training run follow. Find the "
         "layout that is fastest of those that fit."),
     "context_explorer": ("13_context_parallel", "A sequence among GPUs",
@@ -54,7 +54,7 @@ def notebook() -> nbformat.NotebookNode:
     for name, (stem, heading, text) in SHOWN.items():
         path = f"notebooks/{stem}.ipynb"
         stored = nbformat.read(ROOT / path, as_version=4).cells
-        shown = next(cell for cell in stored if (call := explorer_call(cell.source)) and call[0] == name)
+        shown = next(cell for cell in stored if (call := explorer_call(cell)) and call[0] == name)
         link = f"[Notebook {stem[:2]}]({path}) has it, with what to try."
         cells += [nbformat.v4.new_markdown_cell(f"## {heading}\n\n{text} {link}", id=f"{name}-about")]
         cells += [nbformat.v4.new_code_cell(shown.source, outputs=shown.outputs, id=name)]
