@@ -6,7 +6,6 @@ The server sends the pages' own policy as a header, too: then it also holds for 
 import http.server
 import importlib
 import json
-import os
 import shutil
 import threading
 from functools import partial
@@ -40,7 +39,8 @@ SAME_PICTURE = """async ([name, steps, seconds, clicks]) => {
   const seen = ([...all]) => JSON.stringify(all.filter((mark) => !mark.classList.contains("leaving")).map(sorted));
   const pictures = [...place.querySelectorAll(".paper > svg > g:first-child")];
   const [now, expected] = pictures.map((marks) => seen(marks.children));
-  const tables = [...place.querySelectorAll(".labkit-stage details")].map((table) => table.innerHTML.replace(REACHED, ""));
+  const folded = [...place.querySelectorAll(".labkit-stage details")];
+  const tables = folded.map((table) => table.innerHTML.replace(REACHED, ""));
   el.remove();
   return [now === expected, tables[0] === tables[1], now.length];
 }""".replace("REACHED", REACHED)
@@ -67,7 +67,7 @@ def site(tmp_path_factory):
     try:
         living.put_files(folder / "lab", pages.CACHE)
     except RuntimeError as error:
-        if os.environ.get("CI"):
+        if "cannot fetch" not in str(error):
             raise
         pytest.skip(str(error))
     shutil.copytree(pages.ROOT / "pics", folder / "pics")
