@@ -160,13 +160,11 @@ class ParallelGPT(PlacedModule):
 
     @property
     def units(self) -> list[nn.Module]:
-        """The units for FSDP, in the order of forward: each is gathered, used and freed on its own.
-
-        A tied embedding that is both the first and the last is left out: it is in use from start to end.
-        """
+        """The units for FSDP, in the order of forward: each is gathered, used and freed on its own."""
         units: list[nn.Module] = [*([self.embedding] if self.is_first else []), *self.layers.values()]
         if self.is_last and not (self.shape.tied and self._first):
             units.append(self.output_layer)
+        # A tied embedding that is both the first and the last is left out: it is in use from start to end.
         return [unit for unit in units if units.count(unit) == 1]
 
     def _positions_of(self, x: torch.Tensor) -> torch.Tensor:
