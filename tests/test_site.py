@@ -6,7 +6,6 @@ The server sends the pages' own policy as a header, too: then it also holds for 
 import http.server
 import importlib
 import json
-import os
 import shutil
 import threading
 from functools import partial
@@ -68,7 +67,7 @@ def site(tmp_path_factory):
     try:
         living.put_files(folder / "lab", pages.CACHE)
     except RuntimeError as error:
-        if os.environ.get("CI"):
+        if "cannot fetch" not in str(error):
             raise
         pytest.skip(str(error))
     shutil.copytree(pages.ROOT / "pics", folder / "pics")

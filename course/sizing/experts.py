@@ -5,6 +5,7 @@ one message each way has as many bytes as an all-to-all over ep, and a gather or
 Sources: arXiv 2006.16668, section 3; arXiv 2504.14960.
 """
 
+from course.sizing.shapes import AnyGPT
 from labkit.shape import GPT
 
 KEPT_OF_HIDDEN = {"gelu": 2, "swiglu": 4}
@@ -19,6 +20,18 @@ def all_to_all_bytes(model: GPT, ep_size: int, token_bytes: float) -> float:
     300.0
     """
     return 2 * model.top_k * token_bytes * (1 - 1 / ep_size)
+
+
+def nodes_of_a_token(model: GPT, num_nodes: float) -> float:
+    """Return on how many of the nodes with its experts a token has some, on average, if any are as likely.
+
+    A router may take them from a few nodes only. Source: arXiv 2412.19437, section 2.1.2.
+
+    >>> nodes_of_a_token(GPT(2, 16, 8, 32, num_experts=4, top_k=2), num_nodes=2)
+    1.5
+    """
+    most = model.most_nodes if isinstance(model, AnyGPT) and model.most_nodes else num_nodes
+    return min(most, num_nodes * (1 - (1 - 1 / num_nodes) ** model.top_k))
 
 
 def expert_gather_bytes(model: GPT, expert_tp_size: int, token_bytes: float) -> float:

@@ -51,6 +51,9 @@ class Hardware:
     """What each pass through a layer takes on top of its work: starting kernels, and waiting for the slowest rank."""
     hidden: Hidden = NOTHING_HIDDEN
     """What of the messages is hidden behind computation: nothing, unless it is said."""
+    once_to_a_node: bool = False
+    """Whether a token with several experts in a node goes there once, and is passed on inside it, as DeepEP does; else
+    each expert gets a message of its own."""
     fp8_peak_flops: float | None = None
     fp8_efficiency: float = 0.75
     """The share of the fp8 peak that the products of linear layers reach, casts included."""
@@ -85,6 +88,7 @@ FITTED = {
     "A100": _A100,
     "A100 40GB": replace(_A100, name="A100 40GB", memory_bytes=40e9, memory_bytes_per_second=1.555e12),
     "H100": _H100,
+    "H100 DeepEP": replace(_H100, name="DGX H100 with DeepEP", once_to_a_node=True),
     "GB200": _GB200,
 }
 """Kinds of GPU with the constants that `course.sizing.fit` finds from published runs, rounded to two digits.

@@ -4,7 +4,7 @@ FLOPs, bytes and messages are counted for the layer of `labkit.model`; `Hardware
 """
 
 from course.sizing.context import attention_messages
-from course.sizing.experts import all_to_all_bytes, expert_gather_bytes, mlp_halves
+from course.sizing.experts import all_to_all_bytes, expert_gather_bytes, mlp_halves, nodes_of_a_token
 from course.sizing.hardware import Hardware
 from course.sizing.plan import Plan
 from course.sizing.remembered import remembered
@@ -106,15 +106,21 @@ def mlp_parameters(model: GPT) -> int:
 def expert_seconds(plan: Plan, hardware: Hardware) -> float:
     """Return the seconds in which a layer's tokens go to their experts and back, forward, backward, and once more.
 
-    Pieces for the same node and those for others travel at the same time, each way at its own rate.
+    Pieces for the same node and those for others travel at the same time, each way at its own rate. Tokens that go to a
+    node once (`Hardware.once_to_a_node`) go to their experts from there, inside it.
     """
     token_bytes = activation_bytes(plan) / plan.tp_size
     ep, distance, node = plan.ep_size, plan.etp_size, hardware.gpus_per_node
     sent = all_to_all_bytes(plan.model, ep, token_bytes)
     here = ep if plan.world_size <= node or node % (ep * distance) == 0 else max(1, min(ep, node // distance))
     to_one = sent / max(1, ep - 1)
-    inside = (here - 1) * to_one / (hardware.node_bytes_per_second * hardware.node_efficiency)
-    across = (ep - here) * to_one / (hardware.network_bytes_per_second * hardware.network_efficiency)
+    leaves, stays = (ep - here) * to_one, (here - 1) * to_one
+    if hardware.once_to_a_node and leaves:
+        num_nodes = ep / here
+        leaves = 2 * token_bytes * nodes_of_a_token(plan.model, num_nodes) * (1 - 1 / num_nodes)
+        stays *= num_nodes
+    inside = stays / (hardware.node_bytes_per_second * hardware.node_efficiency)
+    across = leaves / (hardware.network_bytes_per_second * hardware.network_efficiency)
     gathered = expert_gather_bytes(plan.model, plan.etp_size, token_bytes) / link_rate(plan, hardware, "expert_tp")
     return (3 if plan.recompute == "full" else 2) * (max(inside, across) + gathered)
 

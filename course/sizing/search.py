@@ -27,8 +27,9 @@ AXES = (
     "recompute", "zero_stage",
 )  # fmt: skip
 """What a search decides, in the order of `course.sizing.plan.CHECKS`."""
+DECIDED = "model", "world_size", "batch_size"
 LETTERS: dict[str, str] = dict(zip(AXES, ("t", "c", "p", "ep", "etp", "v", "schedule", "b", "recompute", "zero")))
-DEFAULTS = {field.name: field.default for field in fields(Plan)}
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Plan)}
 TOO_LARGE = "the fullest GPU must have the memory that it needs"
 
 
@@ -88,7 +89,7 @@ def search(
     if not 0 < memory_share <= 1:
         raise ValueError(f"memory_share={memory_share} must be in (0, 1]")
     lists: dict[str, Sequence[Any]] = {}
-    fixed: dict[str, Any] = {"model": model, "world_size": world_size, "batch_size": batch_size}
+    fixed: dict[str, Any] = dict(zip(DECIDED, (model, world_size, batch_size)))
     for name, given in choices.items():
         if name not in DEFAULTS or name in fixed or name == "stage_layers":
             known = [name for name in DEFAULTS if name not in (*fixed, "stage_layers")]
@@ -100,8 +101,9 @@ def search(
                 raise ValueError(f"{name}=[] leaves nothing to try: give one value or more")
         else:
             fixed[name] = given
-    first = fixed | {name: values[0] for name, values in lists.items() if name not in AXES}
-    step_time(Plan(**first | {"world_size": 1}), hardware)  # what is wrong with every choice raises here
+    options: dict[str, Any] = {name: value for name, value in fixed.items() if name not in DECIDED}
+    options |= {name: values[0] for name, values in lists.items() if name not in AXES}
+    step_time(Plan(model, 1, batch_size, **options), hardware)  # what is wrong with every choice raises here
     return Found(fixed, lists, hardware, hardware.memory_bytes * memory_share, uneven)
 
 

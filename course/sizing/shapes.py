@@ -22,6 +22,7 @@ class AnyGPT(GPT):
     attention_norms: int = 0  # numbers in the norms inside the attention of a layer
     latent_attention: int | None = None  # weights in its matrices, where q, k and v come from latents (DeepSeek's MLA)
     num_dense_layers: int = 0  # at the start, before those with experts
+    most_nodes: int | None = None  # on which the experts of a token are, at most; any if None
 
     def __post_init__(self):
         if (heads := self.num_attention_heads) is None:
@@ -109,7 +110,7 @@ QWEN3_30B_A3B = AnyGPT(
 )  # fmt: skip
 DEEPSEEK_V3 = AnyGPT(
     61, 7168, 4096, 129280, 128, ffn_hidden_size=18432, num_experts=256, top_k=8, num_shared_experts=1,
-    moe_ffn_hidden_size=2048, router_scores="sigmoid", num_dense_layers=3,
+    moe_ffn_hidden_size=2048, router_scores="sigmoid", num_dense_layers=3, most_nodes=4,
     head_size=(128 + 64 + 128) // 2,  # 192 for keys and 128 for values: as many FLOPs as 160 for both
     attention_norms=1536 + 512, latent_attention=mla_parameters(7168, 128, 1536, 512, 128, 64, 128), **TODAY,
 )  # fmt: skip

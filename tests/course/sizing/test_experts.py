@@ -1,5 +1,6 @@
 """Sizing of models with experts: published shapes, numbers by hand, and what real ranks hold, keep and send."""
 
+import random
 import re
 from dataclasses import replace
 from unittest.mock import patch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 
 from course.communication import communication_log
 from course.sizing import DGX_H100, Plan, Traffic, flops_per_step, memory, plan_traffic, search, step_time, step_traffic
-from course.sizing.experts import kept_bytes_per_token
+from course.sizing.experts import kept_bytes_per_token, nodes_of_a_token
 from course.sizing.fully_sharded import sharded_memory
 from course.sizing.layer_seconds import expert_seconds
 from course.sizing.plan import Misfit
@@ -176,6 +177,26 @@ def test_experts_across_nodes_wait_for_the_network():
     sent = 2 * 2 * 2 * 4096 / 2 * 6144 * 2  # forward and backward, there and back, k, a tensor rank's tokens, 2 bytes
     assert expert_seconds(FOLDED, small_nodes) == pytest.approx(sent * 4 / 8 / (50e9 * 0.8))
     assert expert_seconds(FOLDED, DGX_H100) == pytest.approx(sent * 7 / 8 / (450e9 * 0.8))
+
+
+def test_tokens_that_go_to_a_node_once_send_less_over_the_network_and_more_inside():
+    """DeepSeek-V3, ep = 64 over 8 nodes: 8 rows of which 7 leave, or 4 nodes of which 3.5 are others."""
+    plan = Plan(DEEPSEEK_V3, 256, 512, pp_size=4, ep_size=64, expert_tp_size=1, stage_layers=(16, 15, 15, 15), **KNOWN)
+    each, once = (expert_seconds(plan, replace(DGX_H100, once_to_a_node=way)) for way in (False, True))
+    token_bytes = 2 * 4096 * 7168
+    assert each == pytest.approx(2 * 2 * 8 * 56 / 64 * token_bytes / 40e9)
+    assert once == pytest.approx(2 * 2 * 3.5 * token_bytes / 40e9)
+    fast = replace(DGX_H100, once_to_a_node=True, network_bytes_per_second=1e15)
+    assert expert_seconds(plan, fast) == pytest.approx(2 * 2 * 8 * 7 / 8 * token_bytes / 360e9)  # all of them, inside
+    one_node = replace(plan, ep_size=8)
+    assert expert_seconds(one_node, fast) == expert_seconds(one_node, replace(fast, once_to_a_node=False))
+
+
+def test_a_token_is_on_as_many_nodes_as_chance_has_it():
+    model, numbers = replace(QWEN3_30B_A3B, num_experts=128), random.Random(0)
+    seen = [len({numbers.randrange(4) for _ in range(8)}) for _ in range(20_000)]
+    assert nodes_of_a_token(model, 4) == pytest.approx(sum(seen) / len(seen), rel=0.01)
+    assert nodes_of_a_token(replace(model, most_nodes=2), 4) == 2 and nodes_of_a_token(model, 1) == 1
 
 
 def test_a_search_takes_experts_along():
