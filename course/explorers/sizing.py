@@ -180,7 +180,7 @@ class sizing_explorer(Explorer):
         lost = "".join(f" ({words})" for _, words in _failures(plan, days, rate))
         says = (
             f"{sizes}, m = {plan.num_micro_batches} micro-batches. <b>{three_digits(days)} days"
-            f"</b> for {num_tokens / 1e9:g} billion tokens{lost}, {estimate.flops_per_gpu / 1e12:.0f} teraFLOP/s per "
+            f"</b> for {num_tokens / 1e9:,g} billion tokens{lost}, {estimate.flops_per_gpu / 1e12:.0f} teraFLOP/s per "
             f"GPU: {estimate.hardware_flops_utilisation:.0%} of the peak, {estimate.model_flops_utilisation:.0%} "
             "without what is recomputed. To choose a different t and p, click its cell."
         )

@@ -56,7 +56,7 @@ def draw_plans(plan: Plan, hardware: Hardware, num_tokens: float = 300e9, best: 
     rows = [(f"t = {t}", *(cells[t, p][0] for p in ps)) for t in ts]
     caption = "days; GB where a GPU has too little memory; – where sizes do not divide"
     table = Table(("", *(f"p = {p}" for p in ps)), rows, caption)
-    return titled(f"Days for {num_tokens / 1e9:g} billion tokens, by tensor t and pipeline p", says, marks, table)
+    return titled(f"Days for {num_tokens / 1e9:,g} billion tokens, by tensor t and pipeline p", says, marks, table)
 
 
 def _cell(plan: Plan, t: int, p: int, hardware: Hardware, num_tokens: float) -> tuple[str, str, float, Look]:

@@ -22,7 +22,7 @@ def all_to_all_bytes(model: GPT, ep_size: int, token_bytes: float) -> float:
     return 2 * model.top_k * token_bytes * (1 - 1 / ep_size)
 
 
-def nodes_of_a_token(model: GPT, num_nodes: int) -> float:
+def nodes_of_a_token(model: GPT, num_nodes: float) -> float:
     """Return on how many of the nodes with its experts a token has some, on average, if any are as likely.
 
     A router may take them from a few nodes only. Source: arXiv 2412.19437, section 2.1.2.
