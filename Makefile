@@ -4,7 +4,7 @@
 # make soak       half an hour on an overloaded machine: no correct program may be called a deadlock
 # make handout    notebooks without outputs and answers    make slides     slides of every notebook
 # make load       how many participants this machine carries: make load N="4 8"
-# make site       the notebooks as web pages        make wheelhouse    what an installation without a network needs
+# make site       web pages with live explorers     make wheelhouse    what an installation without a network needs
 # make install-shared PREFIX=/opt/lab   one installation for all accounts: each calls PREFIX/bin/lab
 # make gpu-check  two minutes on GPUs: a report of what is right and how fast
 
@@ -64,7 +64,7 @@ load: $(READY)
 	$(BIN)/python -m tests.load --participants $(N)
 
 site: $(READY)
-	$(BIN)/python tests/support/pages.py
+	$(BIN)/python -m tests.support.pages
 
 # Every account can read it, and only the one that installs can write: also with a umask of 077. A Python below a home
 # is refused, because other accounts cannot enter that folder. Run it again to update.

@@ -1,18 +1,25 @@
-"""From pressing an arrow key on a slider to the new grids on the screen, in JupyterLab in a browser.
+"""From pressing an arrow key on a slider to the new grids on the screen: in JupyterLab, and on a page of the site.
 
 The time is what a reader waits: the key event, the message to the kernel, the drawing, the message back, and the
-browser's next frame after the picture has changed. The peer has the same control and sends a PNG drawn by matplotlib.
+browser's next frame after the picture has changed. The first peer has the same control and sends a PNG drawn by
+matplotlib. On the site's page Python runs in the browser; there JupyterLab is the peer, also in the time until the
+first explorer is alive: on the page from the first touch, in JupyterLab from opening its address.
 """
 
+import http.server
 import statistics
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import nbformat
 from playwright.sync_api import Page
 
-from tests.support import browser
+from tests.support import browser, living, pages
 
 WORLD_SIZES = 64, 1024
 PRESSES = 60
@@ -62,32 +69,74 @@ def rows() -> Iterator[tuple[str, float, float]]:
     if not browser.find_chromium():
         return
     for world_size in WORLD_SIZES:
-        (ours, our_bytes), (theirs, their_bytes) = (
+        (alive, ours, our_bytes), (_, theirs, their_bytes) = (
             _slider_to_paint(source.format(world_size=world_size), image=source is PEER) for source in (OURS, PEER)
         )
         what = f"slider to paint, {world_size} GPUs, "
         sent = f" ({our_bytes / 1e3:.0f} kB a step, PNG {their_bytes / 1e3:.0f})"
         yield f"{what}median{sent}, against PNG", statistics.median(ours), statistics.median(theirs)
         yield f"{what}p95 of {PRESSES} keys, against PNG", _p95(ours), _p95(theirs)
+        page_alive, on_page, megabytes = _on_page(world_size)
+        loaded = f" ({megabytes:.1f} MB with gzip)"
+        yield f"first explorer alive on a page{loaded}, against JupyterLab", page_alive, alive
+        yield f"{what}median on a page, against JupyterLab", statistics.median(on_page), statistics.median(ours)
+        yield f"{what}p95 on a page, against JupyterLab", _p95(on_page), _p95(ours)
 
 
 def _p95(durations: list[float]) -> float:
     return statistics.quantiles(durations, n=20)[18]
 
 
-def _slider_to_paint(source: str, image: bool) -> tuple[list[float], float]:
-    """Return the seconds of each key press, and the bytes that one sends to the browser."""
+@contextmanager
+def _site() -> Iterator[tuple[str, Path]]:
+    """Serve the page of notebook 01; yields its address, and the folder of what its explorer loads."""
+    with tempfile.TemporaryDirectory() as folder:
+        pages.write_page("notebooks/01_group_layout.ipynb", Path(folder))
+        living.put_files(Path(folder) / "lab", pages.CACHE)
+        handler = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=folder))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/notebooks/01_group_layout.html", Path(folder) / "lab"
+        finally:
+            server.shutdown()
+            server.server_close()
+
+
+def _on_page(world_size: int) -> tuple[float, list[float], float]:
+    """Return the seconds until the explorer is alive and those of each key press, and the megabytes loaded."""
+    with _site() as (address, folder), browser.chromium() as blank:
+        page = blank.context.browser.new_page(bypass_csp=True)  # waiting for a function evaluates text
+        page.goto(address)
+        explorer, start = page.locator("[data-explorer]"), time.perf_counter()
+        explorer.scroll_into_view_if_needed()
+        explorer.locator(".labkit-stage svg text").first.wait_for(timeout=60 * browser.SECONDS)
+        alive = time.perf_counter() - start
+        page.goto(f"{address}#n={world_size}&t=1&p=4")
+        page.get_by_text(f"= {world_size} = n").wait_for()
+        durations = []
+        for number in range(PRESSES + 1):
+            page.locator("[data-explorer]:not([aria-busy])").wait_for()
+            durations.append(_press(page, number, image=False))
+        return alive, durations[1:], pages.num_bytes_loaded(folder) / 1e6
+
+
+def _slider_to_paint(source: str, image: bool) -> tuple[float, list[float], float]:
+    """Return the seconds until it is alive and those of each key press, and the bytes that one sends to the browser."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
     with tempfile.TemporaryDirectory() as folder:
         nbformat.write(notebook, Path(folder) / "explorer.ipynb")
         with browser.jupyterlab(Path(folder)) as address, browser.chromium() as page:
+            start = time.perf_counter()
             browser.open_notebook(page, address, "explorer.ipynb")
             browser.run_all_cells(page)
+            page.get_by_role("slider", name="tensor t").wait_for()
+            alive = time.perf_counter() - start
             _press(page, 0, image)
             page.evaluate(COUNT_BYTES)
             durations = [_press(page, number, image) for number in range(1, PRESSES + 1)]
-            return durations, page.evaluate("window.num_bytes") / PRESSES
+            return alive, durations, page.evaluate("window.num_bytes") / PRESSES
 
 
 def _press(page: Page, number: int, image: bool) -> float:

@@ -53,11 +53,11 @@ class CommunicationLog:
         return len(self.records)
 
     def __str__(self) -> str:  # one row per operation and group
-        lines = [f"{'operation':<15}{'group':<20}{'calls':>6}{'message bytes':>17}{'ms':>10}"]
+        lines = [f"{'operation':<15}{'group':<26}{'calls':>6}{'message bytes':>17}{'ms':>10}"]
         for operation, group in dict.fromkeys((record.operation, record.group) for record in self.records):
             chosen = CommunicationLog([r for r in self.records if (r.operation, r.group) == (operation, group)])
             cells = f"{len(chosen):>6}{chosen.total_bytes():>17,}{chosen.total_seconds() * 1e3:>10.2f}"
-            lines.append(f"{operation:<15}{ranks_text(group, most=4):<20}{cells}")
+            lines.append(f"{operation:<15}{ranks_text(group, most=4):<26}{cells}")
         return "\n".join(lines)
 
     def _of(self, operations: tuple[str, ...]) -> list[Communication]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from html import escape
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import anywidget
 import traitlets
@@ -20,6 +20,16 @@ from course.exercises.feedback import LOOKS
 
 Wrong = Mapping[Any, str]
 LATE = "You may still answer, but it does not count as a prediction."
+
+
+class Between(NamedTuple):
+    """Recognises as a typical wrong answer each number between two others."""
+
+    low: float
+    high: float
+
+    def __call__(self, answer: float) -> bool:
+        return self.low < answer < self.high
 
 
 class Question:
@@ -42,7 +52,7 @@ class Question:
         pairs = options.items() if isinstance(options, Mapping) else ((each, each) for each in options)
         self.words = {str(value): str(word) for value, word in pairs}
         self.wrong = [(each if callable(each) else self.form(each), advice) for each, advice in (wrong or {}).items()]
-        self._result: Any = None
+        self.result: Any = None
         self._unwritten: record.Prediction | None = None  # the answer, where no file can keep it
         self._not_kept = ""  # why no file keeps it
         self._widget: Form | None = None
@@ -63,17 +73,17 @@ class Question:
         Raises:
             ValueError: no answer can be the result, or the question calls it a typical mistake.
         """
-        if self._result is not None:
+        if self.result is not None:
             return
         result = self.form(result)
-        if (advice := self._mistake(result)) is not None:
+        if (advice := self.mistake(result)) is not None:
             rule = f"the result {result!r} is a typical mistake in the question ({advice!r})"
             raise ValueError(f"{self.key}: {rule}: correct the question or, if you changed this cell, undo that")
-        self._result, was_seen = result, self.key in record.results()
+        self.result, was_seen = result, self.key in record.results()
         kept = self._kept()
         if kept and (kept["right"] is not None or not was_seen):  # else the answer came after the result
             kept["right"] = self.is_same(kept["first"], result)
-            kept["mistake"] = None if kept["right"] else self._mistake(kept["first"])
+            kept["mistake"] = None if kept["right"] else self.mistake(kept["first"])
         record.note_result(self.key)
         if kept:
             self._keep(kept)
@@ -100,17 +110,17 @@ class Question:
     def feedback(self) -> list[str]:
         """Return the status of the last answer, the word for it, and a sentence; nothing while all is open."""
         kept = self._kept()
-        is_late = (kept is None or kept["right"] is None) and (self._result is not None or self.key in record.results())
+        is_late = (kept is None or kept["right"] is None) and (self.result is not None or self.key in record.results())
         late = "It came after the result, so it does not count as a prediction." if is_late else ""
         if kept is None:
             return ["late", "○ the result is known", LATE] if is_late else []
-        if self._result is None:
+        if self.result is None:
             return ["kept", "○ kept", f"{late or 'Run the next cell to see.'} {self._not_kept}".strip()]
-        if self.is_same(kept["last"], self._result):
-            is_first = self.is_same(kept["first"], self._result)
+        if self.is_same(kept["last"], self.result):
+            is_first = self.is_same(kept["first"], self.result)
             earlier = "" if is_first else f"Your first answer was: {self.said(kept['first'])}."
             return ["passed", LOOKS["passed"][0], f"{earlier} {late}".strip()]
-        advice = self._mistake(kept["last"]) or self.nearness(kept["last"], self._result)
+        advice = self.mistake(kept["last"]) or self.nearness(kept["last"], self.result)
         return ["wrong", LOOKS["wrong"][0], f"{advice} Compare with the next cell, or try again. {late}".strip()]
 
     def said(self, answer: Any) -> str:
@@ -126,7 +136,7 @@ class Question:
         """Whether this is an answer: one that was kept may be to an earlier wording."""
         raise NotImplementedError
 
-    def _mistake(self, answer: Any) -> str | None:
+    def mistake(self, answer: Any) -> str | None:
         """Return the sentence for the typical mistake that this answer makes, if it makes one."""
         found = (say for each, say in self.wrong if (each(answer) if callable(each) else self.is_same(answer, each)))
         return next(found, None)
@@ -137,7 +147,7 @@ class Question:
         return kept if fits else None
 
     def _keep(self, kept: record.Prediction) -> None:
-        if self._result is not None:
+        if self.result is not None:
             record.note_result(self.key)  # all may have been forgotten since
         self._not_kept = record.note_prediction(self.key, kept)
         self._unwritten = kept if self._not_kept else None

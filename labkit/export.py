@@ -20,10 +20,8 @@ from labkit.shape import GPT
 def export(source: str | Path, folder: str | Path, **options: Any) -> str:
     """Write a checkpoint, or the newest of a folder, into a new folder; return one line that says what is there.
 
-    Where the run started from a folder in that format, its tokenizer is copied, if it is still there.
-
-    Raises:
-        ValueError: the checkpoint is damaged, the folder exists, or transformers has no model of this form.
+    Where the run started from a folder in that format, its tokenizer is copied, if it is still there. ValueErrors are
+    those of `labkit.pretrained.save`, or say that the checkpoint is damaged.
     """
     path, about, damage = checkpoint.describe(source)
     if damage:

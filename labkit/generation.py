@@ -7,7 +7,7 @@ position, row and word alone, so every layout writes the same text. Source: Gumb
 """
 
 import math
-from numbers import Real
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from labkit import pipeline
 from labkit.groups import ProcessGroups
 from labkit.model import ParallelGPT
 from labkit.schedules import gpipe
-from labkit.sizes import check_size
+from labkit.sizes import check_number, check_size
 from labkit.tensor_parallel.operators import all_gather
 
 
@@ -35,7 +35,7 @@ def generate(
 ) -> torch.Tensor:
     """Return the tokens [batch, n] and ``num_tokens`` that the model writes after them, the same on every rank.
 
-    Keys and values are not kept: each new token computes the whole sequence again. Logits that differ by rounding, as
+    Keys and values of earlier tokens are kept, so that a token computes only itself. Logits that differ by rounding, as
     float32's do from layout to layout, choose a different word only if two values are as close as that.
 
     Args:
@@ -50,10 +50,7 @@ def generate(
     gpt = getattr(model, "module", model)
     assert isinstance(gpt, ParallelGPT)
     num_tokens = check_size("num_tokens", num_tokens)
-    if not (isinstance(temperature, Real) and 0 <= float(temperature) < math.inf):
-        raise ValueError(
-            f"temperature={temperature!r} must be a number from 0 up: 1 draws from the model's own chances"
-        )
+    temperature = check_number("temperature", temperature, most=1000)
     if top_k is not None and check_size("top_k", top_k) > gpt.shape.vocab_size:
         raise ValueError(f"top_k={top_k} is more than vocab_size={gpt.shape.vocab_size}: use at most that")
     if groups.cp.size() > 1:
@@ -63,26 +60,53 @@ def generate(
     if num_tokens > (most := gpt.shape.seq_length - tokens.size(1)):
         fault = f"{tokens.size(1)} tokens and num_tokens={num_tokens} more are above seq_length={gpt.shape.seq_length}"
         raise ValueError(f"{fault}: use num_tokens up to {most}" if most > 0 else f"{fault}: give fewer tokens")
-    was_training, schedule, shapes = model.training, gpipe(groups.layout.pp_size, 1).forward_only(), {}
+    total, schedule, shapes = tokens.size(1) + num_tokens, gpipe(groups.layout.pp_size, 1).forward_only(), {}
+    multiple, was_training = gpt.group.size() if gpt.sequence_parallel else 1, model.training
+    layers: list[Any] = [*gpt.layers.values()]
+    for layer in layers:
+        layer.attention.attend = _Cache(gpt, total + multiple)
     model.eval()
-    for _ in range(num_tokens):
-        position, chosen = tokens.size(1), tokens.new_empty(len(tokens))
-        # With sequence parallelism t must divide the length. What stands after a token does not change it.
-        padded = F.pad(tokens, (0, -position % gpt.group.size() if gpt.sequence_parallel else 0))
+    try:
+        while tokens.size(1) < total:
+            position, chosen = tokens.size(1), tokens.new_empty(len(tokens))
+            # With sequence parallelism t divides how many are computed: earlier ones once more, or padding after them.
+            new = F.pad(tokens[:, gpt.num_past :], (0, (gpt.num_past - position) % multiple))
 
-        def choose(logits: torch.Tensor, _, position=position, chosen=chosen) -> torch.Tensor:
-            own = logits[:, position - 1].double()  # [batch, V'/t]
-            chosen.copy_(choose_word(own, gpt, temperature, top_k, (seed << 32) + position))
-            return logits.new_zeros(())
+            def choose(logits: torch.Tensor, _, position=position, chosen=chosen) -> torch.Tensor:
+                own = logits[:, position - 1 - gpt.num_past].double()  # [batch, V'/t]
+                chosen.copy_(choose_word(own, gpt, temperature, top_k, (seed << 32) + position))
+                return logits.new_zeros(())
 
-        if groups.layout.pp_size > 1:
-            pipeline.run(schedule, [model], groups, [padded], loss=choose, ignore_index=None, shapes=shapes)
-            dist.broadcast(chosen, group=groups.pp, group_src=groups.layout.pp_size - 1)
-        else:
-            choose(model(padded), None)
-        tokens = torch.cat([tokens, chosen[:, None]], 1)
-    model.train(was_training)
+            if groups.layout.pp_size > 1:
+                pipeline.run(schedule, [model], groups, [new], loss=choose, ignore_index=None, shapes=shapes)
+                dist.broadcast(chosen, group=groups.pp, group_src=groups.layout.pp_size - 1)
+            else:
+                choose(model(new), None)
+            tokens = torch.cat([tokens, chosen[:, None]], 1)
+            gpt.num_past = max(0, tokens.size(1) - multiple)
+    finally:
+        model.train(was_training)
+        gpt.num_past = 0
+        for layer in layers:
+            layer.attention.attend = None
     return tokens
+
+
+class _Cache:
+    """Attends to the keys and values of all tokens so far, which it keeps, in place of a layer's attention."""
+
+    def __init__(self, gpt: ParallelGPT, num_tokens: int):
+        self.gpt, self.num_tokens = gpt, num_tokens
+        self.kv = torch.empty(0)  # [2, batch, kv heads/t, num_tokens, head_size] from the first call on
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        past, end = self.gpt.num_past, self.gpt.num_past + k.size(-2)
+        if not past:
+            self.kv = k.new_empty(2, *k.shape[:2], self.num_tokens, k.size(-1))
+        self.kv[..., past:end, :] = torch.stack([k, v])
+        k, v = self.kv[..., :end, :]
+        mask = torch.ones(end - past, end, dtype=torch.bool, device=q.device).tril(past)
+        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=q.size(1) > k.size(1))
 
 
 def choose_word(

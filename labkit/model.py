@@ -95,6 +95,7 @@ class ParallelGPT(PlacedModule):
         self.shape, self.group, self.stage, self.seed = shape, group, stage, seed
         self.head_size = shape.hidden_size // shape.num_attention_heads
         self.cp_group, self.balanced = cp_group or group_of_one(), balanced
+        self.num_past = 0  # tokens before those of x, which `labkit.generation` has computed already
         check_sequence_cut(shape.seq_length, self.cp_group.size(), balanced, group.size() if sequence_parallel else 1)
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
         self.recompute, self.sequence_parallel, self.num_micro_batches = recompute, sequence_parallel, num_micro_batches
@@ -168,10 +169,11 @@ class ParallelGPT(PlacedModule):
     def _positions_of(self, x: torch.Tensor) -> torch.Tensor:
         """Return where the tokens of x, or of its hidden states, stand in the whole sequence."""
         divided_by = self.group.size() if self.sequence_parallel and not self.is_first else 1
-        num_tokens = x.size(1) * divided_by * self.cp_group.size()
+        num_tokens = self.num_past + x.size(1) * divided_by * self.cp_group.size()
         if num_tokens > self.shape.seq_length:
             raise ValueError(f"{num_tokens} tokens are more than seq_length={self.shape.seq_length}: give fewer")
-        return positions(num_tokens, self.cp_group.size(), self.cp_group.rank(), self.balanced, device=x.device)
+        held = positions(num_tokens, self.cp_group.size(), self.cp_group.rank(), self.balanced, device=x.device)
+        return held[self.num_past :]
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy in nats; targets: [batch, seq], the tokens that come next, on every rank."""

@@ -7,7 +7,6 @@ whole tensors is that of checkpoints, `labkit.checkpoint_tensors`.
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from labkit import hugging_face as hf
-from labkit.checkpoint import together, unwritable
+from labkit.checkpoint import together
 from labkit.checkpoint_tensors import is_my_turn, slices_of
 from labkit.groups import ProcessGroups, group_of_one, local_device
 from labkit.model import ParallelGPT
 from labkit.shape import GPT
 
 COPIED = ("tokenizer*", "vocab.*", "merges.txt", "*_tokens*.json", "chat_template.*", "generation_config.json")
+KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")  # of a config.json
 DTYPES = ("F64", "F32", "BF16", "F16")
 Found = dict[str, tuple[Path, str]]  # tensor -> its file, and its name there
 
@@ -50,15 +50,11 @@ def load(folder: str | Path, models: ParallelGPT | Sequence[ParallelGPT], groups
     together(lambda: found.update(check(folder, shape)))
     sizes = whole_sizes(shape)
     for name, parameter in (pair for model in models for pair in model.named_parameters()):
-        with ExitStack() as stack:  # closed after each tensor, so that no others stay in memory
-            files: dict[Path, Any] = {}
-            for offsets, own in slices_of(parameter.detach(), parameter):
-                for rows, part, index in _parts(name, sizes[name], shape, offsets, own):
-                    path, name_there = found[rows.name]
-                    if path not in files:
-                        files[path] = stack.enter_context(safe_open(path, "pt"))
-                    part.copy_(files[path].get_slice(name_there)[index])
-            del files
+        for offsets, own in slices_of(parameter.detach(), parameter):
+            for tensor, part, index in _parts(name, sizes[name], shape, offsets, own):
+                path, name_there = found[tensor]
+                with safe_open(path, "pt") as file:  # closed after each part, so that no others stay in memory
+                    part.copy_(file.get_slice(name_there)[index])
 
 
 def check(folder: str | Path, shape: GPT) -> Found:
@@ -67,11 +63,11 @@ def check(folder: str | Path, shape: GPT) -> Found:
     Raises:
         ValueError: it is of a different shape, a file is damaged, or a tensor is missing, left over or differs.
     """
-    there, here = (hf.config_of(each, "") for each in (read_shape(folder, shape.seq_length), shape))
+    there, here = hf.config_of(read_shape(folder, shape.seq_length)), hf.config_of(shape)
     if differing := [name for name in here if there.get(name) != here[name]]:
         both = (f"{name} is {there.get(name)} there and {here[name]} here" for name in differing)
         raise ValueError(f"{folder} is of a different model: {'; '.join(both)}")
-    found, sizes = {}, {}
+    expected, base, found = _tensor_sizes(shape), hf.family_of(shape).layers.split(".")[0], {}
     for path, names in hf.weight_files(Path(folder)).items():
         try:
             with safe_open(path, "pt") as file:
@@ -82,21 +78,20 @@ def check(folder: str | Path, shape: GPT) -> Found:
             raise ValueError(f"{path} is damaged or incomplete ({error}): download it again") from None
         if missing := sorted(names - headers.keys()):
             raise ValueError(f"{path} lacks {missing[0]}, which {hf.INDEX} says it has: download both again")
-        for there, header in headers.items():
-            name = hf.full_name(there, shape)
-            found[name], sizes[name] = (path, there), (header.get_shape(), header.get_dtype())
-    expected = _file_sizes(shape)
+        for name_there, header in headers.items():
+            name = f"{base}.{name_there}"  # as a model without an output layer is saved
+            name = name if name in expected else name_there
+            found[name], size, most = (path, name_there), header.get_shape(), expected.get(name)
+            if most is None:
+                if not hf.NOT_WEIGHTS.search(name) and not (shape.tied and name == "lm_head.weight"):
+                    raise ValueError(f"{path} has {name}, which such a model has no use for: {hf.CONFIG} is of another")
+            elif size != most and not (name.endswith("wpe.weight") and size[1:] == most[1:] and size[0] > most[0]):
+                raise ValueError(f"{name} is {size} in {path}, but by {hf.CONFIG} it must be {most}")
+            elif header.get_dtype() not in DTYPES:
+                use = ", ".join(DTYPES)
+                raise ValueError(f"{name} is {header.get_dtype()} in {path}: use weights in one of {use}")
     if missing := sorted(expected.keys() - found.keys()):
         raise ValueError(f"{folder} has no {missing[0]} ({len(missing)} tensors are missing): it is incomplete")
-    extra = [name for name in sorted(found.keys() - expected.keys()) if not hf.NOT_WEIGHTS.search(name)]
-    if extra := [name for name in extra if not (shape.tied and name == "lm_head.weight")]:
-        raise ValueError(f"{folder} has {extra[0]}, which such a model has no use for: its config.json is of another")
-    for name, size in expected.items():
-        (there, dtype), is_positions = sizes[name], name.endswith("wpe.weight")
-        if there != size and not (is_positions and there[1:] == size[1:] and there[0] >= size[0]):
-            raise ValueError(f"{name} is {there} in {found[name][0]}, but by {hf.CONFIG} it must be {size}")
-        if dtype not in DTYPES:
-            raise ValueError(f"{name} is {dtype} in {found[name][0]}: use weights in one of {', '.join(DTYPES)}")
     return found
 
 
@@ -105,46 +100,39 @@ def whole_sizes(shape: GPT) -> dict[str, torch.Size]:
     return {name: each.shape for name, each in ParallelGPT(shape, group_of_one(), device="meta").named_parameters()}
 
 
-def _file_sizes(shape: GPT) -> dict[str, list[int]]:
-    """Return the size of each tensor in the files."""
+def _tensor_sizes(shape: GPT) -> dict[str, list[int]]:
+    """Return the size of each tensor in the files, all of whose rows are a parameter's."""
     sizes: dict[str, list[int]] = {}
     for name, size in whole_sizes(shape).items():
-        for rows in hf.rows_of(name, size, shape):
-            rest, last = size[1 if rows.expert is None else 2 :], rows.file_start + rows.length
-            highest = max(last, sizes.get(rows.name, [0])[-1 if rows.is_transposed else 0])
-            sizes[rows.name] = [*rest, highest] if rows.is_transposed else [highest, *rest]
-    return sizes
+        for tensor, rows in hf.rows_of(name, size, shape):
+            sizes[tensor] = max(sizes.get(tensor, []), [rows.stop, *size[max(1, len(size) - 1) :]])
+    return {tensor: size[::-1] if hf.is_transposed(tensor) else size for tensor, size in sizes.items()}
 
 
 def _parts(
     name: str, size: Sequence[int], shape: GPT, offsets: Sequence[int], own: torch.Tensor
-) -> Iterator[tuple[hf.Rows, torch.Tensor, tuple[slice, ...]]]:
-    """Yield the parts of a slice that lie in different rows of the files, as views, and where they lie there."""
-    for rows in hf.rows_of(name, size, shape):
-        block, (start, *others) = own, offsets
-        if rows.expert is not None:
-            if not 0 <= rows.expert - start < len(own):
-                continue
-            block, (start, *others) = own[rows.expert - start], others
-        begin, end = max(start, rows.start), min(start + len(block), rows.start + rows.length)
-        if begin < end:
-            part, starts = block[begin - start : end - start], [begin - rows.start + rows.file_start, *others]
-            index = tuple(slice(start, start + length) for start, length in zip(starts, part.shape))
-            yield (rows, part.mT, index[::-1]) if rows.is_transposed else (rows, part, index)
+) -> Iterator[tuple[str, torch.Tensor, tuple[slice, ...]]]:
+    """Yield the tensors in the files that have rows of a slice of a parameter: which rows, as a view, and where."""
+    expert, row, *columns = offsets if own.dim() == 3 else (0, *offsets)
+    for number, matrix in enumerate(own if own.dim() == 3 else [own]):
+        first = (expert + number) * size[-2] + row if own.dim() == 3 else row  # of all experts' rows
+        end = 0
+        for tensor, rows in hf.rows_of(name, size, shape):
+            begin, end = end, end + len(rows)
+            start, stop = max(begin, first), min(end, first + len(matrix))
+            if start < stop:
+                part, starts = matrix[start - first : stop - first], [rows.start + start - begin, *columns]
+                index = tuple(slice(at, at + length) for at, length in zip(starts, part.shape))
+                yield (tensor, part.mT, index[::-1]) if hf.is_transposed(tensor) else (tensor, part, index)
 
 
 def save(
-    folder: str | Path,
-    models: ParallelGPT | Sequence[ParallelGPT],
-    groups: ProcessGroups,
-    *,
-    like: str | Path | None = None,
-    max_file_bytes: int = 5 << 30,
+    folder: str | Path, models: ParallelGPT | Sequence[ParallelGPT], groups: ProcessGroups, **options: Any
 ) -> None:
     """Write the model of all ranks into a new folder that transformers can load; every rank calls this.
 
     The ranks take turns to write a file, for which they gather one parameter after the other. So a rank holds at most
-    one file's tensors and one parameter more. ``like``: a folder whose tokenizer is copied.
+    one file's tensors and one parameter more. Options are those of `write`.
 
     Raises:
         ValueError: on every rank: the folder exists or cannot be written, or transformers has no such model.
@@ -161,7 +149,7 @@ def save(
             dist.reduce(tensor.flatten().view(torch.uint8), writer)
         return tensor
 
-    write(folder, models[0].shape, dtype, whole, like, max_file_bytes)
+    write(folder, models[0].shape, dtype, whole, **options)
 
 
 def write(
@@ -172,16 +160,21 @@ def write(
     like: str | Path | None = None,
     max_file_bytes: int = 5 << 30,
 ) -> None:
-    """Write a folder as `save` does; ``whole(name, writer)`` gives that rank a parameter's values."""
+    """Write a folder as `save` does; ``whole(name, writer)`` gives that rank a parameter's values.
+
+    ``like``: a folder whose tokenizer, and what its config.json says of it, are copied.
+    """
     final, partial = Path(folder), Path(f"{folder}.partial")
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    config = hf.config_of(shape, str(dtype).removeprefix("torch."))  # raises where there is no such model
+    sizes, tensor_sizes = whole_sizes(shape), _tensor_sizes(shape)
+    files, weight_map = _plan({name: size.numel() * dtype.itemsize for name, size in sizes.items()}, max_file_bytes), {}
+    config = hf.config_of(shape) | {"torch_dtype": str(dtype).removeprefix("torch.")}
+    config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}  # else transformers takes 1 and 2
     theirs = hf.read_json(Path(like) / hf.CONFIG) if like else {}
-    kept = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
-    config |= {name: theirs[name] for name in kept if name in theirs and name in {**config, "pad_token_id": None}}
+    config |= {name: theirs[name] for name in KEPT if name in theirs and name in config}
 
-    def on_first(work: Callable[[], object]) -> None:
-        together(work if rank == 0 else lambda: None, str(folder))
+    def on(writer: int, work: Callable[[], object]) -> None:
+        together(work if rank == writer else lambda: None, str(folder))
 
     def start() -> None:
         if final.exists():
@@ -189,48 +182,42 @@ def write(
         shutil.rmtree(partial, ignore_errors=True)  # of a save that was killed
         partial.mkdir(parents=True)
 
-    on_first(start)
-    sizes, file_sizes, failed, places = whole_sizes(shape), _file_sizes(shape), [], {}
-    plan = _plan({name: size.numel() * dtype.itemsize for name, size in sizes.items()}, max_file_bytes)
-    for number, (file, names) in enumerate(plan.items()):
-        writer, tensors = number % world_size, {}
-        for name in names:
-            places |= {rows.name: file for rows in hf.rows_of(name, sizes[name], shape)}
-            values = whole(name, writer)
-            if rank == writer:
-                for rows, part, index in _parts(name, sizes[name], shape, [0] * values.dim(), values):
-                    if rows.name not in tensors:
-                        tensors[rows.name] = torch.empty(file_sizes[rows.name], dtype=dtype)
-                    tensors[rows.name][index] = part
-        try:
-            if rank == writer:
-                save_file(tensors, partial / file, {"format": "pt"})
-        except (OSError, SafetensorError) as error:
-            failed.append(error)  # the others are still gathering
-
     def finish() -> None:
-        if lost := [file for file in plan if not (partial / file).exists()]:
+        if lost := [file for file in files if not (partial / file).exists()]:
             raise ValueError(f"{partial} lacks {lost[0]}: {folder} must be in a folder that all nodes share")
-        if len(plan) > 1:
+        if len(files) > 1:
             total = sum(size.numel() for size in sizes.values()) * dtype.itemsize
-            index = {"metadata": {"total_size": total}, "weight_map": places}
-            (partial / hf.INDEX).write_text(json.dumps(index, indent=2))
+            (partial / hf.INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
         (partial / hf.CONFIG).write_text(json.dumps(config, indent=2))
         for path in (path for pattern in COPIED for path in Path(like).glob(pattern)) if like else ():
             shutil.copy(path, partial)
         partial.rename(final)
 
-    def written() -> None:
-        if failed:
-            raise ValueError(unwritable(folder, failed[0]))
-
+    on(0, start)
     try:
-        together(written)
-        on_first(finish)
+        for number, (file, names) in enumerate(files.items()):
+            writer, tensors = number % world_size, {}
+            for name in names:
+                values = whole(name, writer)
+                for tensor, part, index in _parts(name, sizes[name], shape, [0] * values.dim(), values):
+                    weight_map[tensor] = file
+                    if rank == writer:
+                        if tensor not in tensors:
+                            tensors[tensor] = torch.empty(tensor_sizes[tensor], dtype=dtype)
+                        tensors[tensor][index] = part
+            on(writer, lambda path=partial / file, tensors=tensors: _save_file(tensors, path))
+        on(0, finish)
     except ValueError:
         if rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _save_file(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path, {"format": "pt"})
+    except SafetensorError as error:  # such as a full disk
+        raise OSError(error) from None
 
 
 def _plan(num_bytes: dict[str, int], most: int) -> dict[str, list[str]]:
@@ -242,6 +229,6 @@ def _plan(num_bytes: dict[str, int], most: int) -> dict[str, list[str]]:
             left = most
         files[-1].append(name)
         left -= size
-    number = len(files)
-    named = [hf.WEIGHTS] if number == 1 else [f"model-{i + 1:05}-of-{number:05}.safetensors" for i in range(number)]
-    return dict(zip(named, files))
+    if len(files) == 1:
+        return {hf.WEIGHTS: files[0]}
+    return {f"model-{i:05}-of-{len(files):05}.safetensors": names for i, names in enumerate(files, 1)}

@@ -182,11 +182,12 @@ def equal_parts() -> Iterator[None]:
 
 
 def wrong_dtype(got, arguments: tuple) -> str | None:
-    """Complain about tensors of a different dtype than those that came in; a single number may have any."""
+    """Complain about tensors of a different dtype than those that came in; a number, or whole ones, may have any."""
     given, returned = (
         [value for value in leaves(values) if isinstance(value, torch.Tensor)] for values in (arguments, got)
     )
-    different = {value.dtype for value in returned if value.dim() and given} - {value.dtype for value in given}
+    different = {value.dtype for value in returned if value.dim() and given and value.is_floating_point()}
+    different -= {value.dtype for value in given}
     return f"It returns {different.pop()}, and was given {given[0].dtype}: keep the dtype." if different else None
 
 

@@ -31,6 +31,8 @@ class routing_explorer(Explorer):
 
     def _in_table(self, router: str | Sequence, num_tokens, num_experts, top_k, ep_size, skew):
         """Keep the reader's own logits, and start with their sizes."""
+        if router == OWN:
+            raise ValueError(f"router={router!r} has no logits: give them as [ranks][tokens][experts], or {DRAWN!r}")
         if isinstance(router, str):
             self.own = []
             return [router, num_tokens, num_experts, top_k, ep_size, skew]

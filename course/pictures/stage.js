@@ -205,7 +205,7 @@ function arrowPath(x, y, toX, toY) {
 }
 
 function render({ model, el }) {
-  let all = scenes(model.get("steps")), at = 0, timer = null, drawn = {}, carried = null, resting = null, followed = null;
+  let all = scenes(model.get("steps")), at = 0, timer = null, drawn = {}, stacked = "", carried = null, resting = null, followed = null;
   const still = matchMedia("(prefers-reduced-motion: reduce)");
 
   // -- what is on the page
@@ -246,7 +246,8 @@ function render({ model, el }) {
   function draw() {
     const scene = all[at], panels = isNarrow() && scene.panels.length > 1 && scene.panels;
     time.restore();
-    const changed = scene.keys.filter((key) => drawn[key]?.source !== scene.marks[key]);
+    const moved = stacked !== (stacked = String(panels));  // what is below a panel goes with its height
+    const changed = scene.keys.filter((key) => moved || drawn[key]?.source !== scene.marks[key]);
     parse(changed.map((key) => scene.marks[key]), model.get("clicks"), scene.journeys).forEach((group, i) => {
       const key = changed[i], source = scene.marks[key];
       if (panels) stack(panels, group);

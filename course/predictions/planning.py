@@ -94,7 +94,7 @@ fewest_gpus = Choice(
     "16.fewest_gpus",
     "A trillion tokens for Llama 3's 70 billion parameters in 30 days: how many H100s are just enough? Nothing need be "
     "recomputed, so a token costs 6 FLOPs for each parameter, and a GPU achieves some 550 teraFLOP/s (attention "
-    "included, which is a quarter more than the 6).",
+    "included, which is a seventh more than the 6).",
     {"128": "128", "256": "256", "512": "512", "1024": "1024"},
     {
         "128": "6 T P / (n X) is about 70 days with 128 GPUs.",

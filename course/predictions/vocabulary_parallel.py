@@ -1,13 +1,13 @@
 """The predictions of notebook 05, in its order."""
 
-from course.predict import Choice, Number
+from course.predict import Between, Choice, Number
 
 num_rows = Number(
     "05.num_rows",
     "A vocabulary of 10, t = 3. Every rank has a table of the same size. How many rows does it have?",
     {
         3: "3 · 3 = 9. Who has the tenth id?",
-        (lambda answer: 3 < answer < 4): "A rank has whole rows.",
+        Between(3, 4): "A rank has whole rows.",
         10: "That is the whole table.",
         12: "That is how many rows the three ranks have together.",
     },

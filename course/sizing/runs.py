@@ -212,15 +212,17 @@ def _newer() -> list[Run]:
     none, whole = "no recomputation", "full recomputation: some is needed to fit, how much is not said; ZeRO-"
     hidden = f"{none}; of the experts' messages none is hidden"
     parts = "whole layers are computed again, not only MLA's up-projection, MLP and experts"
-    old, deepep = f"{parts}; D41 took less than half as long for a token, with newer software", "H100 DeepEP"
+    older = f"{parts}; with newer software, D41 made the same step in 38 s"
+    oldest = f"v 1; {parts}; with newer software, D48 took less than a third as long for a token"
+    deepep = "H100 DeepEP"
     racks = [("a", 128, 32, 34.168), ("b", 256, 64, 34.194), ("c", 512, 64, 34.274)]
     rows: list[tuple[str, str, str, Plan, float, str, str]] = [
         ("D39", "Qwen3-30B-A3B", deepep, Plan(QWEN3_30B_A3B, 8, 512, **qwen_sharded), 21.773, AUTOMODEL, f"{whole}3"),
         ("D40", "DeepSeek-V3", deepep, deepseek(256, 512, 4, 8, 64, recompute="full"), 8.18, AUTOMODEL, f"{whole}1"),
         ("D41", "DeepSeek-V3", deepep, deepseek(1024, 8192, 4, 8, 64, recompute="full"), 37.87, AUTOMODEL, f"{whole}1"),
-        ("D42", "DeepSeek-V3", "H100", deepseek(1024, 8192, 16, 1, 64, **divided), 52.04, DGXC_LATER, old),
+        ("D42", "DeepSeek-V3", "H100", deepseek(1024, 8192, 16, 1, 64, **divided), 52.04, DGXC_LATER, older),
         *((f"D43{letter}", "DeepSeek-V3", "GB200", deepseek(n, 8 * n, 4, 1, ep, **divided), seconds, DGXC_LATER,
-           f"v 1; {old}") for letter, n, ep, seconds in racks),
+           oldest) for letter, n, ep, seconds in racks),
         ("D44", "Llama 3 70B", "H100", Plan(LLAMA_70B, 64, 256, **seventy), 19.7, BRIDGE, none),
         ("D45", "Llama 3 70B", "GB200", Plan(LLAMA_70B, 64, 256, **wide), 8.83, BRIDGE, none),
         ("D46", "Qwen3-30B-A3B", "H100", Plan(QWEN3_30B_A3B, 16, 1024, **qwen_fp8), 29.3, BRIDGE, hidden),

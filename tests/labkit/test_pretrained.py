@@ -25,7 +25,7 @@ from labkit.data_parallel import FullyShardedDataParallel
 from labkit.data_parallel.replicas import like
 from labkit.generation import choose_word, generate
 from labkit.groups import groups_of_one, init_groups
-from labkit.hugging_face import INDEX
+from labkit.hugging_face import INDEX, config_of, shape_of
 from labkit.launch import World
 from labkit.layout import ParallelLayout
 from labkit.model import ParallelGPT, normal
@@ -139,7 +139,9 @@ def logits_on_ranks(folders, out):
     results = {}
     for name, folder in folders.items():
         shape = pretrained.read_shape(folder)
-        for number, (t, c, p, zero_stage) in enumerate(LAYOUTS if name in ("gpt2", "llama") else LAYOUTS[:1]):
+        for number, (t, c, p, zero_stage) in enumerate(
+            LAYOUTS if name in ("gpt2", "llama", "mixtral") else LAYOUTS[:1]
+        ):
             layout = dict(tp_size=t, cp_size=c, pp_size=p) | (OF_EXPERTS if shape.num_experts else {})
             with init_groups(ParallelLayout(4, **layout)) as groups:
                 model, wrapped = stages_of(shape, groups, zero_stage, sequence_parallel=t > 1)
@@ -232,13 +234,24 @@ def texts_on_ranks(folder, start, cases):
             model, wrapped = stages_of(pretrained.read_shape(folder), groups, zero_stage, sequence_parallel=t > 1)
             pretrained.load(folder, model, groups)
             for number, options in enumerate(cases):
-                texts[t, p, number] = generate(wrapped, start, groups, 6, **options)
+                texts[t, p, number] = generate(wrapped, start, groups, 11, **options)
             assert wrapped.training
     return texts
 
 
+def test_a_token_is_computed_once():
+    """And the model is what it was: logits of whole sequences afterwards, with gradients."""
+    model = ParallelGPT(GPT(2, 8, 16, 29, num_attention_heads=2), groups_of_one().tp, dtype=torch.float64)
+    before, computed = model(IDS), []
+    hook = model.register_forward_pre_hook(lambda _, inputs: computed.append(inputs[0]))
+    text = generate(model, IDS[:, :3], groups_of_one(), 5, temperature=0, seed=0)
+    hook.remove()
+    assert torch.equal(torch.cat(computed, 1), text[:, :-1])
+    assert torch.equal(model(IDS), before) and model(IDS).requires_grad
+
+
 def test_every_layout_writes_the_same_text(theirs, four):
-    """Without temperature, the one that transformers writes."""
+    """Up to the longest. Without temperature, the one that transformers writes."""
     model, folder = theirs["llama"]
     cases = [dict(temperature=0, seed=0), dict(temperature=1.3, seed=3), dict(temperature=2.0, top_k=3, seed=3)]
     start = IDS[:, :5]
@@ -248,7 +261,7 @@ def test_every_layout_writes_the_same_text(theirs, four):
         for (t, p, number), text in texts.items():
             assert torch.equal(text, first[1, 1, number]), (t, p, cases[number])
     greedy, free, of_three = (first[1, 1, number] for number in range(3))
-    options = dict(max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
+    options = dict(max_new_tokens=11, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert torch.equal(greedy, model.generate(start, **options))
     assert not torch.equal(free, greedy) and not torch.equal(free[0], free[1])
     with torch.no_grad():
@@ -277,7 +290,7 @@ def test_what_cannot_be_generated_is_refused():
     for options, text in [
         (dict(num_tokens=1), r"16 tokens and num_tokens=1 more are above seq_length=4"),
         (dict(num_tokens=0), "num_tokens=0 must be at least 1"),
-        (dict(num_tokens=1, temperature=-1), "temperature=-1 must be a number from 0 up"),
+        (dict(num_tokens=1, temperature=-1), "temperature=-1 must be a number from 0 to 1000"),
         (dict(num_tokens=1, top_k=8), "top_k=8 is more than vocab_size=7"),
     ]:
         with pytest.raises(ValueError, match=text):
@@ -481,6 +494,33 @@ def test_what_older_versions_and_plain_models_wrote_loads(theirs, tmp_path):
     assert pretrained.read_shape(tmp_path / "old") == pretrained.read_shape(theirs["llama"][1])
     edited(tmp_path / "old", rope_theta=None)
     assert pretrained.read_shape(tmp_path / "old").rotary_base == 10_000
+
+
+def test_a_shape_is_the_same_after_its_config_was_read_back():
+    """Also where a None stands for a number, and where an option has no effect."""
+    today = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
+    of_experts = today | dict(num_experts=4, moe_ffn_hidden_size=12, top_k=3)
+    cases = [
+        ("gpt2", dict(mlp="gelu_tanh", norm_eps=1e-4, num_query_groups=4, top_k=1, rotary_base=5.0)),
+        ("gpt2", dict(ffn_hidden_size=20, tied=False)),
+        ("llama", today | dict(num_query_groups=2, rotary_base=5e5)),
+        ("mixtral", of_experts),
+        (None, of_experts | dict(num_shared_experts=1)),
+        (None, of_experts | dict(top_k=1)),
+        (None, of_experts | dict(bias=True)),
+        (None, dict(num_query_groups=2)),
+        (None, today | dict(mlp="gelu")),
+    ]
+    for family, options in cases:
+        shape = GPT(2, 16, 8, 29, 4, **options)
+        if family is None:
+            with pytest.raises(ValueError, match="is not the form of a model that transformers knows"):
+                config_of(shape)
+        else:
+            config = config_of(shape)
+            assert config["model_type"] == family
+            assert config_of(shape_of(config)) == config
+            assert shape_of(config).num_parameters == shape.num_parameters
 
 
 def test_a_shape_that_transformers_does_not_have_is_not_written(tmp_path):

@@ -1,9 +1,11 @@
 """Write the notebooks, as stored, as pages for a web server or a folder: build/site/index.html is Start_Here.
 
-Links between notebooks lead to their pages; a source file that a notebook links to becomes a page too. Nothing is
-loaded from the network. A link to what the site lacks is an error, and all of them are listed.
+Links between notebooks lead to their pages; a source file that a notebook links to becomes a page too. Explorers are
+alive, on a page of their own, too: play.html. Nothing is loaded from elsewhere. A link to what the site lacks is an
+error, and all of them are listed.
 """
 
+import gzip
 import posixpath
 import re
 import shutil
@@ -18,28 +20,34 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
 
+from tests.support import living, play, pyodide
+
 ROOT = Path(__file__).parents[2]
-LINK = re.compile(r'(<a\s[^>]*?href=")(?!\w+:|#|//)([^"#]+)')
+PLAY = "play.ipynb"
+CACHE = ROOT / "build" / "npm"
+LINK = re.compile(r'(<a\s[^>]*?href=")(?!\w+:|#|//)([^"#]+)(#[^"]*)?')
 NARROW = """<meta name="viewport" content="width=device-width">
 <style>body { margin: 8px 16px; } h1 { font-size: 1.5em; overflow-wrap: anywhere; }
 pre { overflow-x: auto; }</style></head>"""
 
-KEYS = """<script>
-// What is wider than its box scrolls: keys reach it there, and it says what it is.
-function reach() {
-  for (const box of document.querySelectorAll("main, main *")) {
-    const scrolls = box.scrollWidth > box.clientWidth + 1 && /auto|scroll/.test(getComputedStyle(box).overflowX);
-    if (!scrolls || box.hasAttribute("tabindex")) continue;
-    box.tabIndex = 0;
-    if (box.tagName !== "TABLE") box.setAttribute("role", "group");
-    const hasTable = box.matches("table") || box.querySelector("table");
-    const what = box.querySelector("img") ? "picture" : hasTable ? "table" : "text";
-    box.setAttribute("aria-label", `${what}: scrolls sideways`);
-  }
+POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self' 'wasm-unsafe-eval'",  # the second for Python, which is WebAssembly
+    "worker-src": "'self'",
+    "connect-src": "'self'",
+    "img-src": "'self' data:",
+    "style-src-elem": "'self'",
+    "style-src-attr": "'unsafe-inline'",  # the places of marks in a picture are styles
+    "base-uri": "'none'",
+    "form-action": "'none'",
 }
-addEventListener("load", reach);
-addEventListener("resize", reach);
-</script></body>"""
+"""What a page may load and run (Content-Security-Policy); all else is refused by the browser."""
+HEAD = """<head><meta http-equiv="Content-Security-Policy" content="{policy}">
+<link rel="icon" href="data:,">{styles}<script defer src="{root}lab/wake.js"></script>"""
+STYLE = re.compile(r"<style.*?>(.*?)</style>", re.DOTALL)
+INLINE = "script:not([src]), style"
+STYLES = ("stage.css", "choice.css", "predict.css", "page.css")
+README = Path(__file__).with_name("site") / "README.txt"
 
 
 def as_page(name: str) -> str:
@@ -57,19 +65,32 @@ def write_page(name: str, site: Path) -> set[str]:
         if not (ROOT / target).is_file():
             return link[0]  # to be found dead
         linked.add(target)
-        return link[1] + posixpath.relpath(as_page(target), posixpath.dirname(name) or ".")
+        heading = link[3] if link[3] and target.endswith(".ipynb") else ""  # a source file's page has none
+        return link[1] + posixpath.relpath(as_page(target), posixpath.dirname(name) or ".") + heading
 
+    root = "../" * name.count("/")
     if name.endswith(".ipynb"):
-        exporter = HTMLExporter(raw_template=Path(__file__).with_suffix(".html.j2").read_text())
-        notebook = nbformat.read(ROOT / name, as_version=4)
-        page, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": Path(name).stem}})
-        page = LINK.sub(lead, page).replace("</body>", KEYS)
+        notebook = play.notebook() if name == PLAY else nbformat.read(ROOT / name, as_version=4)
+        template = Path(__file__).with_suffix(".html.j2").read_text()
+        without_code = dict.fromkeys(("exclude_input", "exclude_input_prompt", "exclude_output_prompt"), name == PLAY)
+        exporter = HTMLExporter(raw_template=template, **without_code)
+        about = {"metadata": {"name": Path(name).stem}, "root": root}
+        page, _ = exporter.from_notebook_node(living.enliven(notebook), about)
+        page = LINK.sub(lead, page)
+        styles = "notebook.css", *STYLES
     else:
         lexer = get_lexer_for_filename(name.replace(".sbatch", ".sh"))
         page = highlight((ROOT / name).read_text(), lexer, HtmlFormatter(full=True, title=name))
         for tag, better in {"<html>": '<html lang="en">', "h2>": "h1>", "<body>": "<body><main>"}.items():
             page = page.replace(tag, better, 2)
-        page = page.replace("</head>", NARROW).replace("</body>", f"</main>{KEYS}")
+        page = page.replace("</head>", NARROW).replace("</body>", "</main></body>")
+        styles = ("code.css",)
+    head, body = page.split("</head>", 1)
+    (site / "lab").mkdir(parents=True, exist_ok=True)
+    (site / "lab" / styles[0]).write_text("".join(STYLE.findall(head)))
+    links = "".join(f'<link rel="stylesheet" href="{root}lab/{style}">' for style in styles)
+    policy = "; ".join(map(" ".join, POLICY.items()))
+    page = STYLE.sub("", head).replace("<head>", HEAD.format(policy=policy, styles=links, root=root)) + "</head>" + body
     written = site / as_page(name)
     written.parent.mkdir(parents=True, exist_ok=True)
     written.write_text(page)
@@ -103,12 +124,27 @@ def dead_links(site: Path) -> list[str]:
                 is_dead = not target.is_file() or (fragment and fragment not in ids.get(target, ()))
             if is_dead:
                 dead.append(f"{page.relative_to(site)}: {link}")
+        dead += [f"{page.relative_to(site)}: <{tag.name}> that POLICY refuses" for tag in soup.select(INLINE)]
     return dead
+
+
+def num_bytes_loaded(folder: Path) -> int:
+    """Return how many bytes a browser loads for the first explorer, if the server compresses them with gzip."""
+    return sum(len(gzip.compress(path.read_bytes())) for path in folder.iterdir())
 
 
 def main() -> int:
     site = ROOT / "build" / "site"
-    write_site(["Start_Here.ipynb", *(f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb"))], site)
+    try:
+        pyodide.fetch(CACHE)
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    notebooks = [f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")]
+    write_site(["Start_Here.ipynb", PLAY, *notebooks], site)
+    living.put_files(site / "lab", CACHE)
+    megabytes = num_bytes_loaded(site / "lab") / 1e6
+    (site / "README.txt").write_text(README.read_text().format(version=pyodide.VERSION, megabytes=megabytes))
     dead = dead_links(site)
     print(*dead, f"{len(list(site.rglob('*.html')))} pages, {len(dead)} dead links: {site / 'index.html'}", sep="\n")
     return 1 if dead else 0

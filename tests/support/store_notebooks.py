@@ -5,6 +5,8 @@ output is not to be compared (times, machine facts: the tag nbval-ignore-output)
 something besides its numbers and pictures changed, or an output that is compared has changed anywhere: then those
 numbers may come from code that was edited, too. With --fresh they are stored anew in any case.
 
+The results with which questions are compared go into results.json, for the pages.
+
 usage: store_notebooks.py [--fresh | --strip-only] NOTEBOOK_OR_FOLDER...
 """
 
@@ -23,6 +25,11 @@ from nbstripout import strip_output
 from tqdm import tqdm
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+RESULTS = Path(__file__).with_name("results.json")
+ASK = """import json
+from course.progress import questions
+print(json.dumps({key: each.result for key, each in questions().items() if each.result is not None}))"""
+"""Run after the last cell: what its notebook has computed for its questions."""
 VOLATILE_KEYS = ["metadata.widgets", "cell.metadata.execution", "cell.metadata.collapsed", "cell.metadata.scrolled"]
 
 
@@ -84,6 +91,7 @@ def store(path: Path, fresh: bool, strip_only: bool) -> bool:
     before = path.read_text()
     notebook, old = (nbformat.reads(before, as_version=4) for _ in range(2))
     if not strip_only:
+        notebook.cells.append(nbformat.v4.new_code_cell(ASK))
         NotebookClient(
             notebook,
             kernel_name="python3",
@@ -92,6 +100,7 @@ def store(path: Path, fresh: bool, strip_only: bool) -> bool:
             store_widget_state=False,
             resources={"metadata": {"path": str(path.parent)}},
         ).execute()
+        keep_results(json.loads(notebook.cells.pop().outputs[0].text))
     strip(notebook)
     if not (fresh or strip_only):
         keep_stored(notebook, old)
@@ -99,6 +108,21 @@ def store(path: Path, fresh: bool, strip_only: bool) -> bool:
     if after != before:
         path.write_text(after)
     return after != before
+
+
+def keep_results(found: dict) -> None:
+    """Store the results of questions, unless they count as the same as those that are stored."""
+    stored = json.loads(RESULTS.read_text())
+    news = {key: each for key, each in found.items() if key not in stored or not _is_same(key, each, stored[key])}
+    if news:
+        text = json.dumps(stored | news, indent=1, sort_keys=True, ensure_ascii=False)
+        RESULTS.write_text(text + "\n")
+
+
+def _is_same(key: str, result, stored) -> bool:
+    from course.progress import questions  # late: it imports torch, which stripping does not need
+
+    return key in questions() and questions()[key].is_same(stored, result)
 
 
 def main() -> int:

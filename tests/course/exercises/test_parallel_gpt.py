@@ -1,12 +1,18 @@
-"""The exercise of notebook 08: its formula counts what a layer on real ranks has."""
+"""The exercises of notebook 08: a formula counts what a layer on real ranks has; words are those that labkit draws."""
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from course.exercises.parallel_gpt import my_layer_parameters
+from course.exercises import parallel_gpt
+from course.exercises.parallel_gpt import my_layer_parameters, my_next_word
+from labkit.generation import choose_word
+from labkit.groups import init_groups
 from labkit.launch import launch
-from labkit.model import TransformerLayer
+from labkit.layout import ParallelLayout
+from labkit.model import ParallelGPT, TransformerLayer
 from labkit.shape import GPT
+from tests.course.exercises.wrong_answers import parallel_gpt as answers
 
 
 def parameters_on_rank():
@@ -18,3 +24,41 @@ def parameters_on_rank():
 @pytest.mark.parametrize("tp_size", [1, 4])
 def test_ranks_hold_as_many_parameters_as_the_solution_says(tp_size):
     assert launch(parameters_on_rank, world_size=tp_size) == [my_layer_parameters(16, tp_size)] * tp_size
+
+
+def words_of_both():
+    t = dist.get_world_size()
+    with init_groups(ParallelLayout(t, tp_size=t)) as groups:
+        model = ParallelGPT(GPT(1, 8, 4, 12, num_attention_heads=4), groups.tp)
+        logits = torch.randn(200, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        own = logits.chunk(t, 1)[dist.get_rank()]
+        return choose_word(own, model, 0.7, None, seed=5), my_next_word(own, 0.7, 5)
+
+
+def test_the_words_are_those_of_labkit_for_every_t():
+    results = [pair for t in (1, 2, 4) for pair in launch(words_of_both, world_size=t)]
+    for mine, labkits in results:
+        assert torch.equal(mine, labkits) and torch.equal(mine, results[0][0])
+    assert len(results[0][0].unique()) > 6
+
+
+def test_there_are_at_least_twelve_wrong_words():
+    assert sum(name == "next_word" for name, *_ in answers.WRONG) >= 12
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "text"),
+    [
+        (answers.local_maximum, "wrong", "Each rank chose among its own words"),
+        (answers.seed_of_the_rank, "wrong", "Each rank drew different numbers"),
+        (answers.counted_from_0, "wrong", "Rank r's first word is number r * V/t"),
+        (answers.first_columns, "wrong", "You took the first V/t columns on each rank"),
+        (answers.gathers_logits, "wrong", "a value and a word from each rank are enough"),
+        (answers.as_floats, "wrong", "whole numbers, but stored as floats"),
+        (answers.rank_0_collects, "stuck", "a collective that only one rank calls"),
+    ],
+)
+def test_a_wrong_word_is_told_so(function, status, text, launches_on_kept_ranks):
+    verdict = parallel_gpt.next_word.verdict(function)
+    assert verdict.status == status
+    assert text in " ".join(verdict.text.split())

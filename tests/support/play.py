@@ -1,0 +1,61 @@
+"""All explorers that a page can show, on one page: each as its notebook stores it, with two sentences."""
+
+from pathlib import Path
+
+import nbformat
+
+from tests.support.living import explorer_call
+
+ROOT = Path(__file__).parents[2]
+TITLE = "Megatron lab: play"
+ABOUT = """# Megatron lab: play
+
+Move a control by mouse, finger or keys: Python computes in this tab what follows from it. A choice that does not fit
+moves others, and says which. The address keeps what you see, so that you can send it. [All notebooks](Start_Here.ipynb)
+"""
+SHOWN = {
+    "layout_explorer": ("01_group_layout", "Which GPUs form a group",
+        "Tensor, data and pipeline groups of up to 1,024 GPUs, and what each sends in a step. Point at a GPU to see "
+        "its peers, and watch which groups leave their node."),
+    "collective_explorer": ("02_collectives", "What ranks say to each other",
+        "Broadcast, all-reduce, all-to-all and the others, message by message, on numbers that you can follow. Play "
+        "the steps, and see how a ring and a tree do the same work."),
+    "shard_explorer": ("03_column_parallel", "A sharded linear layer",
+        "A weight is cut by its outputs or its inputs, and each rank multiplies its shard. See which parts travel, and "
+        "how many bytes that takes."),
+    "batch_explorer": ("06_data_parallel", "A batch among replicas",
+        "A global batch is divided among replicas, and then into micro-batches. See which samples each rank has, and "
+        "when gradients are averaged."),
+    "schedule_explorer": ("10_pipeline_parallel", "Pipeline schedules",
+        "Ten schedules from GPipe to DualPipeV, with your own numbers of ranks and micro-batches and your own times. "
+        "Drag the playhead to see what each rank does, and for what it waits."),
+    "schedule_builder": ("10_pipeline_parallel", "A schedule by hand",
+        "Put the forward and backward passes of each rank in order, by clicks or by dragging. A deadlock shows as a "
+        "red circle of ranks that wait for each other."),
+    "sizing_explorer": ("16_planning", "Size a run before it runs",
+        "Choose a model, a cluster and a layout: memory, time, utilisation and cost of a training run follow. Find the "
+        "layout that is fastest of those that fit."),
+    "context_explorer": ("13_context_parallel", "A sequence among GPUs",
+        "Each GPU holds a part of a long sequence, and keys and values travel on a ring. See who computes what, and "
+        "why consecutive tokens leave some ranks idle."),
+    "stage_explorer": ("14_fully_sharded", "ZeRO, stage by stage",
+        "Optimizer states, gradients and weights are sharded one after the other. See what each stage saves in memory, "
+        "and what it sends in return."),
+    "routing_explorer": ("15_experts", "Tokens choose experts",
+        "Tokens travel to the experts that their router chose, and back. Make the choice uneven, and see which rank "
+        "all others wait for."),
+}  # fmt: skip
+"""By the explorer's name: its notebook, a heading, and two sentences."""
+
+
+def notebook() -> nbformat.NotebookNode:
+    """Return the page as a notebook."""
+    cells = [nbformat.v4.new_markdown_cell(ABOUT, id="title")]
+    for name, (stem, heading, text) in SHOWN.items():
+        path = f"notebooks/{stem}.ipynb"
+        stored = nbformat.read(ROOT / path, as_version=4).cells
+        shown = next(cell for cell in stored if (call := explorer_call(cell)) and call[0] == name)
+        link = f"[Notebook {stem[:2]}]({path}) has it, with what to try."
+        cells += [nbformat.v4.new_markdown_cell(f"## {heading}\n\n{text} {link}", id=f"{name}-about")]
+        cells += [nbformat.v4.new_code_cell(shown.source, outputs=shown.outputs, id=name)]
+    return nbformat.v4.new_notebook(cells=cells, metadata={"title": TITLE})

@@ -1,0 +1,402 @@
+"""The site in Chromium, cut off from every host but its own: explorers live on the pages, and say what Python says.
+
+The server sends the pages' own policy as a header, too: then it also holds for the worker that runs Python.
+"""
+
+import http.server
+import importlib
+import json
+import shutil
+import threading
+from functools import partial
+from random import Random
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from course.explorers.page import MODULES
+from course.pictures.steps import differences
+from course.progress import questions
+from tests.support import browser, living, pages, pyodide
+from tests.test_pages import TOO_WIDE
+
+pytestmark = pytest.mark.skipif(not browser.find_chromium(), reason="needs Chromium or Chrome, and none is installed")
+
+NOTEBOOKS = "notebooks/01_group_layout.ipynb", "notebooks/11_3d_parallel.ipynb"
+KEYS, TAPS, CLICK_EVERY = 16, 4, 4
+POLICY = "; ".join(map(" ".join, pages.POLICY.items()))
+REACHED = r"""/ (tabindex|role|aria-label)="[^"]*"/g"""
+"""What wake.js writes to a table that scrolls."""
+SAME_PICTURE = """async ([name, steps, seconds, clicks]) => {
+  const place = document.querySelector(`[data-explorer=${name}]`), { default: stage } = await import("/lab/stage.js");
+  const state = { steps, seconds, clicks, unfolded: true }, el = place.appendChild(document.createElement("div"));
+  stage.render({ model: { get: (name) => state[name], set() {}, on() {}, off() {}, send() {} }, el });
+  const sorted = (mark) => {
+    const attributes = [...mark.attributes].filter(({ name }) => name !== "class" && name !== "tabindex");
+    const texts = attributes.map(({ name, value }) => `${name}="${value}"`).sort();
+    return [mark.tagName, texts, mark.children.length ? [...mark.children].map(sorted) : mark.textContent];
+  };
+  const seen = ([...all]) => JSON.stringify(all.filter((mark) => !mark.classList.contains("leaving")).map(sorted));
+  const pictures = [...place.querySelectorAll(".paper > svg > g:first-child")];
+  const [now, expected] = pictures.map((marks) => seen(marks.children));
+  const folded = [...place.querySelectorAll(".labkit-stage details")];
+  const tables = folded.map((table) => table.innerHTML.replace(REACHED, ""));
+  el.remove();
+  return [now === expected, tables[0] === tables[1], now.length];
+}""".replace("REACHED", REACHED)
+SAME_HTML = """([name, ...all]) => {
+  const parsed = (html) => Object.assign(document.createElement("div"), { innerHTML: html }).innerHTML;
+  const plain = (html) => parsed(html).replace(REACHED, "");
+  const found = [...document.querySelectorAll(`[data-explorer=${name}] > .widget-html`)].map((each) => each.innerHTML);
+  return all.map((html, i) => plain(html) === plain(found[i]));
+}""".replace("REACHED", REACHED)
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def end_headers(self):
+        self.send_header("Content-Security-Policy", POLICY)
+        super().end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    try:
+        living.put_files(folder / "lab", pages.CACHE)
+    except RuntimeError as error:
+        if "cannot fetch" not in str(error):
+            raise
+        pytest.skip(str(error))
+    shutil.copytree(pages.ROOT / "pics", folder / "pics")
+    for name in (pages.PLAY, *NOTEBOOKS):
+        pages.write_page(name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=site))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser.chromium() as page:
+        yield page.context.browser
+
+
+@pytest.fixture(scope="module")
+def opened(chromium, address):
+    """Open pages with options of a context; what they asked of other hosts, and their errors, are kept."""
+    said = []
+
+    def allow(route):
+        if route.request.url.startswith(address):
+            route.continue_()
+        else:
+            said.append(f"asks for {route.request.url}")
+            route.abort()
+
+    def make(path, script="", **options):
+        context = chromium.new_context(reduced_motion="reduce", **options)
+        if path.startswith("/"):
+            context.route(lambda url: not url.startswith("data:"), allow)
+        page = context.new_page()
+        page.on("console", lambda message: message.type == "error" and said.append(f"{page.url}: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"{page.url}: {error.stack}"))
+        if script:
+            page.add_init_script(script)
+        page.goto(address + path if path.startswith("/") else path)
+        return page
+
+    make.said = said
+    yield make
+    assert said == []
+
+
+@pytest.fixture(scope="module")
+def play(opened):
+    """All explorers on one page, awake."""
+    page = opened("/play.html", viewport={"width": 1280, "height": 900})
+    return wake_all(page)
+
+
+@pytest.fixture(scope="module")
+def phone(opened):
+    page = opened("/play.html", viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
+    return wake_all(page)
+
+
+def wake_all(page):
+    for place in page.locator("[data-explorer]").all():
+        place.evaluate("place => place.scrollIntoView()")
+        place.locator(".labkit-choice").first.wait_for(timeout=90 * browser.SECONDS)
+    return page
+
+
+def place_of(page, name):
+    """Return an explorer's place when it has come to rest."""
+    page.locator(f"[data-explorer={name}]:not([aria-busy])").wait_for(timeout=60 * browser.SECONDS)
+    return page.locator(f"[data-explorer={name}]")
+
+
+def as_python(page, name):
+    """Return the explorer in this Python, as the page has it at first."""
+    values, named = json.loads(page.locator(f"[data-explorer={name}]").first.get_attribute("data-values"))
+    return getattr(importlib.import_module(f"course.explorers.{MODULES[name]}"), name)(*values, **named)
+
+
+def move_by_key(control, element, random):
+    """Press a key on a control, and return the number of the option that it asks for."""
+    last, index = len(control.options) - 1, control.index
+    if control.look == "checkbox":
+        element.locator("input").press("Space")
+        return 1 - index
+    if control.look == "buttons":
+        index = random.randrange(last + 1)
+        element.locator("button").nth(index).press("Space")
+        return index
+    back, forward = ("ArrowUp", "ArrowDown") if control.look == "menu" else ("ArrowLeft", "ArrowRight")
+    to = {back: max(0, index - 1), forward: min(last, index + 1), "Home": 0, "End": last}
+    key = random.choice([key for key, each in to.items() if each != index])
+    element.locator("input, select").press(key)
+    return to[key]
+
+
+def move_by_tap(control, element, random):
+    """Tap on a control, and return the number of the option that it asks for."""
+    if control.look == "menu":
+        index = random.randrange(len(control.options))
+        element.locator("select").select_option(index=index)  # its list is the telephone's own
+        return index
+    if control.look == "buttons":
+        index = random.randrange(len(control.options))
+        tap(element.locator("button").nth(index))
+        return index
+    if control.look == "checkbox":
+        tap(element.locator("input"))
+        return 1 - control.index
+    return int(tap(element.locator("input"), random.random()))
+
+
+def tap(element, share=0.5):
+    """Tap on an element at this share of its width, wait until it has heard of that, and return its value."""
+    element.evaluate("""element => { window.tapped = new Promise((done) => {
+        for (const name of ["input", "click"]) element.addEventListener(name, () => done(element.value), true);
+    }); }""")
+    box = element.bounding_box()
+    element.tap(position={"x": share * box["width"], "y": box["height"] / 2})
+    return element.page.evaluate("() => window.tapped")
+
+
+def shows_the_same(page, explorer):
+    name = type(explorer).__name__
+    steps, options = differences(explorer.steps), [explorer.seconds, explorer.clicks]
+    place_of(page, name)
+    *same, size = page.evaluate(SAME_PICTURE, [name, steps, *options])
+    assert size > 1000
+    return [*same, *page.evaluate(SAME_HTML, [name, explorer.says, explorer.facts.html])] == [True] * 4
+
+
+def follows(page, name, move, times):
+    """Move random controls and click marks; return the choices where the page does not show what this Python shows."""
+    explorer, place, random, wrong = as_python(page, name), place_of(page, name), Random(name), []
+    for number in range(times):
+        marks = [mark.key for mark in explorer.steps[0].marks if explorer.clicks and (mark.click or mark.drag)]
+        if marks and number % CLICK_EVERY == 0:
+            explorer.click(key := random.choice(marks))
+            place.locator(f"[data-key='{key}']").dispatch_event("click")
+            place_of(page, name)
+        usable = [key for key, each in explorer.controls.items() if not each.disabled and len(each.options) > 1]
+        control = random.choice(usable)
+        index = move(explorer.controls[control], place.locator(f"[data-name={control}]"), random)
+        if index != explorer.controls[control].index:
+            explorer.choose(**{control: explorer.controls[control].options[index]})
+        if not shows_the_same(page, explorer):
+            wrong.append(explorer.choice)
+    return wrong, explorer
+
+
+# -- explorers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_keys_move_an_explorer_through_what_python_shows(play, name):
+    wrong, explorer = follows(play, name, move_by_key, KEYS)
+    assert wrong == []
+    place = play.locator(f"[data-explorer={name}]")
+    hints = {key: each.hints for key, each in explorer.controls.items() if each.look == "buttons" and each.hints}
+    for key, expected in hints.items():
+        titles = place.locator(f"[data-name={key}] button").evaluate_all("all => all.map(button => button.title)")
+        assert titles == expected
+    assert f"{explorer!r}" in place.locator("pre").text_content()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_taps_move_an_explorer_through_what_python_shows(phone, name):
+    assert follows(phone, name, move_by_tap, TAPS)[0] == []
+
+
+def test_an_op_is_dragged_into_its_row(play):
+    explorer, place = as_python(play, "schedule_builder"), place_of(play, "schedule_builder")
+    play.goto(f"{play.url.partition('#')[0]}#schedule_builder.p=3")  # as at first
+    place_of(play, "schedule_builder").locator("[data-key=clear]").dispatch_event("click")
+    assert shows_the_same(play, explorer)
+    place.scroll_into_view_if_needed()
+    marks = [place.locator(f"[data-key='{key}']").bounding_box() for key in ("op.0.F1", "row.0")]
+    start, end = ((mark["x"] + mark["width"] / 2, mark["y"] + mark["height"] / 2) for mark in marks)
+    play.mouse.move(*start)
+    play.mouse.down()
+    play.mouse.move(*end, steps=5)
+    play.mouse.up()
+    explorer.drop("op.0.F1", "row.0")
+    assert shows_the_same(play, explorer)
+
+
+def test_all_of_it_fits_a_telephone_and_axe_finds_nothing(phone, play):
+    assert phone.evaluate(TOO_WIDE) == [0, []]
+    for page in (phone, play):
+        found = Axe().run(page, None, {"resultTypes": ["violations"]}).response["violations"]
+        assert [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found] == []
+
+
+def test_an_address_says_what_is_shown_and_history_goes_through_it(opened):
+    page = opened("/notebooks/01_group_layout.html#n=64&t=8&p=8")
+    explorer, place = as_python(page, "layout_explorer"), place_of(page, "layout_explorer")
+    place.locator(".labkit-choice").first.wait_for(timeout=60 * browser.SECONDS)
+    explorer.choose(world_size=64, tp_size=8, pp_size=8)
+    assert shows_the_same(page, explorer)
+    tensor = page.get_by_role("slider", name="tensor t")
+    for key in ("ArrowLeft", "Home"):
+        tensor.press(key)
+        explorer.choose(tp_size=explorer.controls["tp_size"].options[{"Home": 0, "ArrowLeft": 6}[key]])
+        page.wait_for_url(f"**/*#n=64&t={explorer.choice.tp_size}&p=8")
+    assert shows_the_same(page, explorer)
+    copied = place.locator("pre").text_content()
+    page.go_back()
+    page.go_back()
+    page.wait_for_url("**/*#n=64&t=8&p=8")
+    explorer.choose(tp_size=8)
+    assert shows_the_same(page, explorer) and place.locator("pre").text_content() != copied
+    page.go_forward()
+    page.go_forward()
+    assert page.url.endswith("#n=64&t=1&p=8")
+    page.wait_for_timeout(100)
+    assert place_of(page, "layout_explorer").locator("pre").text_content() == copied
+    page.goto(f"{page.url.partition('#')[0]}#n=65")
+    page.get_by_text("world size n = 65 is not offered: use one of 4, 8").wait_for()
+
+
+# -- where nothing can be alive ----------------------------------------------------------------------------------------
+
+
+def test_without_javascript_the_stored_picture_and_its_text_stand(opened):
+    page = opened("/play.html", java_script_enabled=False)
+    for place in page.locator("[data-explorer]").all():
+        assert place.locator("img").first.get_attribute("alt")
+        assert place.locator("details table").count()
+    assert "<noscript><p>Without JavaScript, everything stays as it was stored.</p></noscript>" in page.content()
+    assert page.get_by_text("The controls need a kernel").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("from_file", "script", "says"),
+    [(True, "", "run python3 -m http.server in the folder of index.html"),
+     (False, "delete window.WebAssembly", "This browser is too old to run Python")],
+)  # fmt: skip
+def test_where_python_cannot_run_one_sentence_says_what_to_do(opened, site, from_file, script, says):
+    page = opened((site / "play.html").as_uri() if from_file else "/play.html", script)
+    assert page.locator("[data-explorer] .labkit-note", has_text=says).count() == len(MODULES)
+    assert page.locator("[data-explorer] img").count() >= len(MODULES)
+
+
+def test_a_page_without_its_worker_keeps_the_picture_and_says_so(opened, site):
+    page = opened("/play.html", "window.Worker = class extends EventTarget { postMessage() { "
+                  "setTimeout(() => this.dispatchEvent(new Event('error'))); } }")  # fmt: skip
+    page.get_by_text("Python did not start in this browser. The pictures stay as they were stored.").first.wait_for()
+    assert page.locator("[data-explorer] img").count() >= len(MODULES)
+
+
+def test_an_explorer_that_needs_ranks_says_so(opened):
+    page = opened("/notebooks/11_3d_parallel.html")
+    assert page.get_by_text("This explorer needs PyTorch or real ranks").count() == 1
+    assert page.locator("[data-explorer]").count() == 0
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_compared_with_the_stored_result_and_kept(opened):
+    page = opened("/notebooks/01_group_layout.html")
+    forms = page.locator(".labkit-predict")
+    asked = [json.loads(each.get_attribute("data-question")) for each in forms.all()]
+    assert len(asked) == sum(key.startswith("01.") for key in questions())
+    for form, about in zip(forms.all(), asked):
+        answer(form, about, about["wrong"][0][0])
+        judged = form.locator(".status")
+        assert judged.locator("b").inner_text() == "✗ not right yet"
+        assert about["wrong"][0][1].replace("`", "") in judged.inner_text()
+        assert page.locator(f"[data-answers='{about['key']}']").first.get_attribute("open") is not None
+        answer(form, about, about["result"])
+        assert judged.inner_text().startswith("✓ correct")
+    page.reload()
+    kept = json.loads(page.evaluate("() => localStorage.getItem('megatron-lab')"))["predictions"]
+    assert {key: [each["right"], each["tries"]] for key, each in kept.items()} == {
+        about["key"]: [False, 2] for about in asked
+    }
+    assert all("✓ correct" in text for text in forms.locator(".status").all_inner_texts())
+
+
+def answer(form, about, value):
+    if about["kind"] == "number":
+        form.locator("input").fill(str(value))
+    elif about["kind"] == "choice":
+        form.locator("label").nth(about["words"].index(value)).locator("input").check()
+    else:
+        for place, word in enumerate(value):
+            while form.locator("li").nth(place).get_attribute("data-word") != word:
+                form.locator(f"li[data-word='{word}'] button").first.click()
+    form.locator("button[type=submit]").click()
+
+
+def test_an_answer_after_the_result_is_no_prediction(opened):
+    page = opened("/notebooks/01_group_layout.html")
+    form = page.locator(".labkit-predict").first
+    about = json.loads(form.get_attribute("data-question"))
+    page.locator(f"[data-answers='{about['key']}'] > summary").first.click()
+    form.get_by_text("it does not count as a prediction").wait_for()
+    answer(form, about, about["result"])
+    assert "It came after the result" in form.locator(".status").inner_text()
+
+
+def test_every_question_has_a_stored_result_that_is_none_of_its_mistakes():
+    assert living.RESULTS.keys() == questions().keys()
+    for key, question in questions().items():
+        assert question.fits(living.RESULTS[key]) and question.mistake(living.RESULTS[key]) is None
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_package_that_is_not_the_pinned_one_is_refused(tmp_path):
+    (tmp_path / f"pyodide-{pyodide.VERSION}.tgz").write_bytes(b"something else")
+    with pytest.raises(RuntimeError, match=r"has the checksum sha512-.* is pinned: delete it"):
+        pyodide.fetch(tmp_path)
+
+
+def test_without_a_network_npm_says_what_to_do(tmp_path, monkeypatch):
+    for name in ("registry", "cache", "fetch_retries"):
+        value = {"registry": "http://127.0.0.1:9/", "cache": str(tmp_path / "cache"), "fetch_retries": "0"}[name]
+        monkeypatch.setenv(f"npm_config_{name}", value)
+    with pytest.raises(RuntimeError, match=r"npm cannot fetch pyodide@.*run this once with a network, or put pyodide-"):
+        pyodide.fetch(tmp_path / "npm")
+
+
+def test_pages_load_at_most_six_megabytes_with_gzip(site):
+    assert 4e6 < pages.num_bytes_loaded(site / "lab") < 6e6
