@@ -4,6 +4,10 @@ One process has as many threads as there are ranks. It loops over the experts, e
 chose it. Megatron-core's `MoELayer` with its all-to-all dispatcher takes turns with ours in one world, if the package
 is installed; on the CPU it needs stand-ins for CUDA's streams, and splits as lists. The rows say how much a rank hands
 to its four all-to-alls of tokens, and how long they take: waiting for the slowest rank included. One thread per rank.
+
+One row has paced links: two nodes of two ranks, ep inside a node in one order of the axes and across them in another.
+The messages are real; each then sleeps as long as its bytes take on the slowest link that they use, with an H100's
+NVLink and network slowed down alike. Beside it stands what `course.sizing`'s formula predicts for even loads.
 """
 
 import contextlib
@@ -19,13 +23,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from course.communication import communication_log
+from course.sizing import DGX_H100
+from course.sizing.experts import all_to_all_bytes
 from labkit.expert_parallel import MoELayer
 from labkit.groups import groups_of_one, init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
+from labkit.shape import GPT
 
 TOKENS, HIDDEN, FFN, EXPERTS, TOP_K = 1024, 256, 512, 8, 2
 NUM_ROUNDS = 15
+SLOWED_DOWN = 2e4  # paced links, against an H100's
+ORDERS = {"inside a node": "tp-cp-ep-dp-pp", "across nodes": "tp-cp-dp-ep-pp"}
+RANKS_PER_NODE = 2
 
 
 def rows() -> Iterator[tuple[str, float, float]]:
@@ -38,6 +48,60 @@ def rows() -> Iterator[tuple[str, float, float]]:
         yield f"{name}, {sent}; against one process", ours, alone
         if theirs:
             yield f"{name}, against megatron-core", ours, theirs
+    steps, texts = [], []
+    for place, order in ORDERS.items():
+        seconds = map(max, zip(*launch(on_paced_links, order, world_size=4, backend="gloo", timeout_seconds=300)))
+        step_seconds, measured = seconds
+        steps.append(step_seconds)
+        texts.append(f"{place} {measured * 1e3:.0f} ms of all-to-all (formula {predicted(order) * 1e3:.0f} ms)")
+    yield f"paced links, ep = 2 of 4 ranks {', '.join(texts)}; against across nodes", *steps
+
+
+# -- paced links ----------------------------------------------------------------------------------------------------
+
+
+def link_bytes_per_second(rank: int, peer: int) -> float:
+    same_node = rank // RANKS_PER_NODE == peer // RANKS_PER_NODE
+    return (DGX_H100.node_bytes_per_second if same_node else DGX_H100.network_bytes_per_second) / SLOWED_DOWN
+
+
+def predicted(order: str) -> float:
+    """Return the seconds of a layer's all-to-alls, forward and backward, if all experts are chosen equally often."""
+    model = GPT(1, HIDDEN, TOKENS, 32, num_experts=EXPERTS, top_k=TOP_K)
+    first, second = ParallelLayout(4, order=order, ep_size=2).groups("ep")[0]
+    one_way = all_to_all_bytes(model, 2, token_bytes=TOKENS // 4 * HIDDEN * 4)
+    return 2 * one_way / link_bytes_per_second(first, second)
+
+
+def on_paced_links(order: str) -> tuple[float, float]:
+    """Return the median seconds of a step, and those that its all-to-alls of tokens took."""
+    torch.set_num_threads(1)
+    groups = init_groups(ParallelLayout(4, order=order, ep_size=2))
+    layer = MoELayer(HIDDEN, FFN, EXPERTS, TOP_K, groups, gated=True)
+    x, send = tokens().view(4, -1, HIDDEN)[dist.get_rank()], dist.all_to_all_single
+    in_messages: list[float] = []
+
+    def paced(output, rows, recv_splits, send_splits, group):
+        start = time.perf_counter()
+        send(output, rows, recv_splits, send_splits, group=group)
+        if send_splits is not None:  # of tokens
+            peers = dist.get_process_group_ranks(group)
+            most = [max(pair) for pair in zip(send_splits, recv_splits)]  # both ways at once
+            row_bytes = rows.element_size() * rows[0].numel() if len(rows) else 0
+            speeds = [link_bytes_per_second(dist.get_rank(), peer) for peer in peers]
+            own = peers.index(dist.get_rank())
+            taken = [row_bytes * n / speed for at, (n, speed) in enumerate(zip(most, speeds)) if at != own]
+            time.sleep(max(0.0, start + max(taken) - time.perf_counter()))
+            in_messages.append(time.perf_counter() - start)
+
+    with patch.object(dist, "all_to_all_single", paced):
+        seconds = measure([lambda: step(lambda x: layer(x)[0], x, layer)])[0]
+    num_messages = len(in_messages) // (3 + NUM_ROUNDS)
+    sums = [sum(in_messages[at : at + num_messages]) for at in range(0, len(in_messages), num_messages)]
+    return seconds, statistics.median(sums[3:])
+
+
+# -- computing ------------------------------------------------------------------------------------------------------
 
 
 def on_ranks() -> tuple[float, float, int, float]:

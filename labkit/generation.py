@@ -60,7 +60,7 @@ def generate(
     if num_tokens > (most := gpt.shape.seq_length - tokens.size(1)):
         fault = f"{tokens.size(1)} tokens and num_tokens={num_tokens} more are above seq_length={gpt.shape.seq_length}"
         raise ValueError(f"{fault}: use num_tokens up to {most}" if most > 0 else f"{fault}: give fewer tokens")
-    total, schedule, shapes = tokens.size(1) + num_tokens, gpipe(groups.layout.pp_size, 1).forward_only(), {}
+    total, schedule = tokens.size(1) + num_tokens, gpipe(groups.layout.pp_size, 1).forward_only()
     multiple, was_training = gpt.group.size() if gpt.sequence_parallel else 1, model.training
     layers: list[Any] = [*gpt.layers.values()]
     for layer in layers:
@@ -78,7 +78,8 @@ def generate(
                 return logits.new_zeros(())
 
             if groups.layout.pp_size > 1:
-                pipeline.run(schedule, [model], groups, [new], loss=choose, ignore_index=None, shapes=shapes)
+                known = gpt.hidden_shape(new)
+                pipeline.run(schedule, [model], groups, [new], loss=choose, ignore_index=None, activation=known)
                 dist.broadcast(chosen, group=groups.pp, group_src=groups.layout.pp_size - 1)
             else:
                 choose(model(new), None)

@@ -162,14 +162,15 @@ def groups_to_make(
     """Return the lists of ranks of all groups, by the kinds that share them.
 
     NCCL runs the collectives of a group in order. So FSDP's prefetched all-gathers must not share a group with context
-    parallelism: there, ``shard`` gets a group of its own.
+    parallelism or with experts' all-to-alls: there, ``shard`` gets a group of its own.
     """
     kinds = {name: layout.groups(*axes) for name, axes in AXES_OF_GROUP.items()}
     kinds["embedding"] = [list(dict.fromkeys([pipeline[0], pipeline[-1]])) for pipeline in kinds["pp"]]
     kinds["shard"] = kinds["dp_cp"]
     if shard_size and shard_size != layout.dp_size * layout.cp_size:
         kinds["shard"], kinds["replicate"] = layout.shard_groups(shard_size)
-    separate = {"shard"} if has_nccl and kinds["shard"] == kinds["cp"] and layout.cp_size > 1 else set()
+    busy = [kinds[name] for name in ("cp", "tp_ep") if len(kinds[name][0]) > 1]
+    separate = {"shard"} if has_nccl and kinds["shard"] in busy else set()
     shared: dict[tuple, list[str]] = {}
     for name, groups in kinds.items():
         shared.setdefault((name in separate, *map(tuple, groups)), []).append(name)

@@ -141,8 +141,8 @@ class ParallelLayout:
         return range(ep_rank * size, (ep_rank + 1) * size)
 
     def crossings(self, axis: str, gpus_per_node: int) -> list[list[int]]:
-        """Return the groups of a dense axis that span more than one node of ``gpus_per_node`` ranks."""
-        groups, size = self.dense.groups(axis), check_size("gpus_per_node", gpus_per_node)
+        """Return the groups of an axis that span more than one node of ``gpus_per_node`` ranks."""
+        groups, size = self.groups(axis), check_size("gpus_per_node", gpus_per_node)
         return [group for group in groups if group[0] // size != group[-1] // size]
 
     def shard_groups(self, shard_size: int) -> tuple[list[list[int]], list[list[int]]]:

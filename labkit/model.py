@@ -148,6 +148,11 @@ class ParallelGPT(PlacedModule):
                 x = attach_loss(x[0], layer.mlp.router.loss(x[1]) / self.num_micro_batches) if self.training else x[0]
         return self.output_layer(self.norm(x)) if self.is_last else x
 
+    def hidden_shape(self, tokens: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
+        """Return dtype and shape of what a stage hands to the next for these tokens, [batch, seq/c]."""
+        t = self.group.size() if self.sequence_parallel else 1
+        return next(self.parameters()).dtype, torch.Size([len(tokens), tokens.size(1) // t, self.shape.hidden_size])
+
     @property
     def output_layer(self) -> VocabParallelEmbedding:
         """The last stage's module that computes the logits."""
@@ -159,9 +164,7 @@ class ParallelGPT(PlacedModule):
 
         A tied embedding that is both the first and the last is left out: it is in use from start to end.
         """
-        units: list[nn.Module] = [*self.layers.values()]
-        if self.is_first:
-            units.insert(0, self.embedding)
+        units: list[nn.Module] = [*([self.embedding] if self.is_first else []), *self.layers.values()]
         if self.is_last and not (self.shape.tied and self._first):
             units.append(self.output_layer)
         return [unit for unit in units if units.count(unit) == 1]

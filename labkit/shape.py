@@ -41,7 +41,7 @@ class GPT:
     norm_eps: float = 1e-5  # added to the mean square before its root
     rotary_base: float = 10_000.0  # of the angles of rotary positions; 500,000 in Llama 3
     num_experts: int | None = None  # per layer with experts, which has them in place of an MLP; none if None
-    top_k: int = 2  # how many experts compute a token; if more than one, their probabilities are made to add up to 1
+    top_k: int = 2  # how many experts process a token; if more than one, their probabilities are made to add up to 1
     moe_layer_freq: int = 1  # layers 0, n, 2n, ... have experts
     num_shared_experts: int = 0  # which compute all tokens
     moe_ffn_hidden_size: int | None = None  # width of an expert; that of the MLPs if None
@@ -136,7 +136,7 @@ class GPT:
 
     @property
     def num_active_parameters(self) -> int:
-        """How many parameters compute a token: all but those of the experts that it did not choose."""
+        """How many parameters process a token: all but those of the experts that it did not choose."""
         not_chosen = (self.num_experts or self.top_k) - self.top_k
         return self.num_parameters - self.num_moe_layers * not_chosen * self.num_expert_parameters
 

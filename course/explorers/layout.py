@@ -21,7 +21,7 @@ WITH_EXPERTS = replace(MODEL, num_experts=64, top_k=2, moe_ffn_hidden_size=MODEL
 """The same with experts, of which a token uses two of half the width: as many FLOPs."""
 EXPERTS_TEXT = (
     f"a GPT with {WITH_EXPERTS.num_experts} experts in each layer, {WITH_EXPERTS.num_parameters / 1e9:.0f} billion "
-    f"parameters, of which {WITH_EXPERTS.num_active_parameters / 1e9:.1f} billion compute a token, "
+    f"parameters, of which {WITH_EXPERTS.num_active_parameters / 1e9:.1f} billion process a token, "
     f"{BATCH_SIZE} sequences of 2048 tokens"
 )
 ORDERS = ("tp-dp-pp", "tp-pp-dp", "dp-tp-pp", "dp-pp-tp", "pp-tp-dp", "pp-dp-tp")

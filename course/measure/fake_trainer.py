@@ -20,14 +20,11 @@ from labkit.train.trainer import Batch, Trainer
 
 
 class FakeTrainer(Trainer):
-    """A trainer whose weights and tokens are fake, and which knows the shape of what stages hand over."""
+    """A trainer whose weights and tokens are fake."""
 
     def __init__(self, config: TrainConfig, groups: ProcessGroups):
         self._made: dict[torch.Tensor, torch.Tensor] = {}  # modules that share a tensor go on sharing it
         super().__init__(config, groups)
-        divided = config.cp_size * (config.tp_size if config.sequence_parallel else 1)
-        size = torch.Size([config.micro_batch_size, config.seq_length // divided, config.hidden_size])
-        self.shapes = _AllKnown(config.dtype, size, config.micro_batch_size)
 
     def wrap(self, model: ParallelGPT) -> Replica:
         tables: list[dict[str, Any]] = [each for part in model.modules() for each in (part._parameters, part._buffers)]
@@ -51,22 +48,6 @@ def _on_cpu(x: torch.Tensor) -> torch.Tensor:
     if grad_dtype_of(x) != made.dtype:
         made.grad_dtype = grad_dtype_of(x)
     return made
-
-
-class _AllKnown(dict):
-    """The shapes of activations as a step notes them, where every stage gives the same: none needs to be sent."""
-
-    def __init__(self, *known):
-        self.known = known
-
-    def setdefault(self, key, default=None):
-        return self
-
-    def __contains__(self, key):
-        return True
-
-    def __getitem__(self, key):
-        return self.known
 
 
 @contextmanager

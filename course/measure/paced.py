@@ -11,7 +11,7 @@ from torch import nn
 
 
 class PacedStage(nn.Module):
-    """Return the input after a sleep; the backward sleeps too.
+    """Return the input after a sleep; the backward sleeps too. Their times include their own Python.
 
     ``weight_gradient_share`` of the backward's time is for the weight gradient, which comes first, the rest for the
     input gradient. ``weight`` is zeros, there so that the stage has a gradient to compute, and to send.
@@ -28,6 +28,7 @@ class PacedStage(nn.Module):
         self.weight_seconds = backward_seconds * weight_gradient_share
         self.input_seconds = backward_seconds - self.weight_seconds
         self.weight = nn.Parameter(torch.zeros(num_weights))
+        self._end = 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_cuda:
@@ -38,13 +39,21 @@ class PacedStage(nn.Module):
         start = time.perf_counter()
         if torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # so that the first stage takes as long as the others
-        output = _sleep_in_backward(x, self.input_seconds) + _sleep_in_backward(self.weight, self.weight_seconds).sum()
+        output = self._paced(x, self.input_seconds) + self._paced(self.weight, self.weight_seconds).sum()
+        if output.requires_grad:
+            output.register_hook(self._begin_backward)
         time.sleep(max(0.0, start + self.forward_seconds - time.perf_counter()))
         return output
 
+    def _begin_backward(self, _: torch.Tensor) -> None:
+        self._end = time.perf_counter()  # of what was done so far
 
-def _sleep_in_backward(x: torch.Tensor, seconds: float) -> torch.Tensor:
-    x = x.view_as(x)
-    if x.requires_grad:
-        x.register_hook(lambda _: time.sleep(seconds))
-    return x
+    def _paced(self, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        def sleep(_: torch.Tensor) -> None:
+            self._end += seconds
+            time.sleep(max(0.0, self._end - time.perf_counter()))
+
+        x = x.view_as(x)
+        if x.requires_grad:
+            x.register_hook(sleep)
+        return x

@@ -55,7 +55,7 @@ def draw_layout(
             x, y = number % columns * WIDTH / columns, number // columns * (HEAD + height + 16)
             marks += grid(axis, x=x, y=y, width=WIDTH / columns - 16, height=height)
     for axis in axes:
-        groups, crossing = layout.groups(axis), len(_crossings(layout, axis, gpus_per_node))
+        groups, crossing = layout.groups(axis), len(layout.crossings(axis, gpus_per_node))
         cells = [f"{AXIS_NAME[axis]} ({axis} {layout.size(axis)})", f"{len(groups)} of {layout.size(axis)}"]
         cells += [str(crossing or "none"), *(map(bytes_text, traffic[axis]) if traffic else ())]
         lists = [f"{group_letter(index)} {ranks_text(group)}" for index, group in enumerate(groups[:MOST_GROUPS])]
@@ -97,7 +97,7 @@ def describe_groups(layout: ParallelLayout, axis: str, gpus_per_node: int) -> st
     >>> describe_groups(ParallelLayout(16, tp_size=2, pp_size=4), "pp", gpus_per_node=8)
     '4 groups of 4, all cross nodes'
     """
-    size, crossing = layout.size(axis), len(_crossings(layout, axis, gpus_per_node))
+    size, crossing = layout.size(axis), len(layout.crossings(axis, gpus_per_node))
     groups = layout.world_size // size
     where = "crosses nodes" if groups == 1 else "all cross nodes" if crossing == groups else f"{crossing} cross nodes"
     if not crossing:
@@ -213,10 +213,6 @@ def _around(start: Point, end: Point, centres: Sequence[Point], unit: float, asi
         return [start, (x + aside, y), (x + aside, to_y), end]
     row, column = y + (aside if to_y > y else -aside), to_x + (aside if x > to_x else -aside)
     return [start, (x, row), (column, row), (column, to_y), end]
-
-
-def _crossings(layout: ParallelLayout, axis: str, node_size: int) -> list[list[int]]:
-    return [group for group in layout.groups(axis) if group[0] // node_size != group[-1] // node_size]
 
 
 def _experts_text(layout: ParallelLayout, rank: int, num_experts: int) -> str:

@@ -4,35 +4,35 @@ from course.predict import Choice, Number
 
 more_flops = Number(
     "15.more_flops",
-    "A layer has E experts, MLPs of the same size, and k = 2 of them compute each token. E grows from 8 to 64, for the "
+    "A layer has E experts, MLPs of the same size, and k = 2 of them process each token. E grows from 8 to 64, for the "
     "same tokens. The layer has almost 8 times as many parameters. It computes how many times as many FLOPs?",
     {
-        8: "There are eight times as many experts. How many of them compute a token?",
-        4: "k stays the same: first 2 of 8 experts compute a token, then 2 of 64.",
-        0.125: "The share of experts that compute a token falls. Their number does not.",
+        8: "There are eight times as many experts. How many of them process a token?",
+        4: "k stays the same: first 2 of 8 experts process a token, then 2 of 64.",
+        0.125: "The share of experts that process a token falls. Their number does not.",
     },
     tolerance=0.03,
 )
 
 active_share = Choice(
     "15.active_share",
-    "Mixtral 8x22B has 8 experts in each layer, in place of an MLP, and 2 of them compute a token. "
-    "What share of all parameters computes a token?",
+    "Mixtral 8x22B has 8 experts in each layer, in place of an MLP, and 2 of them process a token. "
+    "What share of all parameters processes a token?",
     {"less": "Less than a quarter", "equal": "A quarter", "more": "More than a quarter"},
     {
         "equal": "That is right for the experts. What else does the model consist of?",
-        "less": "Attention, norms and embeddings are not chosen: they compute every token.",
+        "less": "Attention, norms and embeddings are not chosen: they process every token.",
     },
 )
 
 experts_of_the = Number(
     "15.experts_of_the",
     "k = 2. The word “the” occurs five times in the text, on all four ranks, and has the same vector everywhere. "
-    "How many different experts compute these five?",
+    "How many different experts process these five?",
     {
         10: "Five tokens make two choices each. But on what does a choice depend?",
         5: "On what does a choice depend? Where the word stands is not part of the vector.",
-        1: "Two experts compute each token.",
+        1: "Two experts process each token.",
         8: "All ranks have the same router.",
         4: "A rank does not choose among its own experts only.",
     },

@@ -1,4 +1,4 @@
-"""Shapes of published models with experts, and their parameters: all of them, and those that compute a token.
+"""Shapes of published models with experts, and their parameters: all of them, and those that process a token.
 
 `labkit.shape.GPT` describes what `labkit.model` builds. An `AnyGPT` also has what some published models have instead.
 """
@@ -72,7 +72,7 @@ class AnyGPT(GPT):
 
 
 class Parameters(NamedTuple):
-    """How many parameters a model has, and how many of them compute a token."""
+    """How many parameters a model has, and how many of them process a token."""
 
     total: int
     active: int

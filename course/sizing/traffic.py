@@ -36,6 +36,7 @@ def step_traffic(
     recompute: str = "none",
     sequence_parallel: bool = False,
     num_chunks: int = 1,
+    folds: bool = False,
     context_parallel: str = "ring",
 ) -> dict[str, Traffic]:
     """Return what each kind of parallelism sends in one step of ``batch_size`` sequences, by axis.
@@ -48,8 +49,8 @@ def step_traffic(
       needs). Sequence parallelism adds the equivalent of 1: backward gathers two inputs again.
     - dp: one all-reduce of a rank's gradients, P/(t*p) elements, over the ranks that share its weights (dp and cp).
     - pp: each rank of a stage sends the activations to the next stage and gets as many gradients back, or 1/t of both
-      with sequence parallelism. With v chunks per rank that happens v times, and v - 1 times from last stage to first.
-
+      with sequence parallelism. With v chunks per rank that happens v times, and v - 1 times from last stage to first;
+      stages that fold into a V turn around on the last rank instead, without a message.
     - cp, if there are context ranks: the messages of each layer's attention, in balanced chunks. Full recomputation
       repeats those of forward.
 
@@ -80,7 +81,7 @@ def step_traffic(
         halves = mlp_halves(model, sequence_parallel) - 1  # of a layer: what experts in place of an MLP add
         layer_bytes += halves / 2 * all_reduces(recompute, sequence_parallel) * moe_layers * activation_bytes
     t, replicas, dp_groups = layout.tp_size, layout.dp_size * layout.cp_size, layout.groups("dp", "cp")
-    first_again = num_chunks - 1 if layout.pp_size > 1 else 0
+    first_again = num_chunks - 1 if layout.pp_size > 1 and not folds else 0
     traffic = {
         "tp": _to_the_next(layout.groups("tp"), gpus_per_node, bus_factor("all_reduce", t) * layer_bytes),
         "dp": _to_the_next(dp_groups, gpus_per_node, bus_factor("all_reduce", replicas) * gradient_bytes),
@@ -113,13 +114,10 @@ def plan_traffic(plan: Plan, gpus_per_node: int) -> dict[str, Traffic]:
     Megatron-LM can instead let each GPU of a tensor group send 1/t and then gather, which is what `step_time` assumes.
 
     Raises:
-        ValueError: ZeRO stages 2 and 3, whose messages are in none of these formulas; a V, whose messages turn
-            around at the last rank.
+        ValueError: ZeRO stages 2 and 3, whose messages are in none of these formulas.
     """
     if plan.zero_stage > 1:
         raise ValueError(f"zero_stage={plan.zero_stage}: what it sends in a step is not counted here, use 0 or 1")
-    if plan.schedule:
-        raise ValueError(f"schedule={plan.schedule!r}: its messages are not counted here, use schedule=None")
     gathered = 2 if plan.zero_stage else plan.gradient_bytes  # ZeRO-1 gathers weights instead
     return step_traffic(
         plan.model,
@@ -130,6 +128,7 @@ def plan_traffic(plan: Plan, gpus_per_node: int) -> dict[str, Traffic]:
         recompute=plan.recompute,
         sequence_parallel=plan.sequence_parallel,
         num_chunks=plan.num_chunks,
+        folds=plan.schedule is not None,
         context_parallel=plan.context_parallel,
     )
 

@@ -2,16 +2,15 @@
 
 Each message has its own tag: with interleaving on two ranks, both neighbours are the same rank. NCCL knows no tags, so
 there each kind and direction has its own channel (`ProcessGroups.channel`), which keeps the order of sending. A shape
-message goes through the channel of gradients in its direction: the first of those comes only after all shapes, and in
-the activations' own channel it would hold up the activation that follows.
+message, if shapes are unknown, goes through the channel of gradients in its direction: the first of those comes only
+after all shapes, and in the activations' own channel it would hold up the activation that follows.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from functools import cache
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -35,47 +34,51 @@ class Route(NamedTuple):
     tag: int
     shape_group: dist.ProcessGroup  # of the shape message, if one goes ahead
     shape_tag: int
-    shape_key: tuple[int, ...]  # the stage that gives the activation, and both ranks
+    stage: int  # which gives the activation
 
 
 class Messages:
     """Sends and receives the tensors of one rank in one step.
 
-    A shape message goes ahead of a stage's first activation, unless ``shapes`` has it from an earlier step with inputs
-    of the same shapes. Both ends note it there, so they always agree on which shape messages are sent.
+    A shape message goes ahead of a stage's first activation, unless ``activation`` says what all of them are.
     """
 
-    def __init__(self, schedule: Schedule, groups: ProcessGroups, inputs, shapes, span, recv_prefetch: int):
+    def __init__(self, schedule: Schedule, groups: ProcessGroups, inputs, activation, span, recv_prefetch: int):
         self.schedule, self.groups, self.span = schedule, groups, span
-        self.recv_prefetch = check_size("recv_prefetch", recv_prefetch, least=2)
+        # On a GPU a second receive in a channel's queue can hold up the computation that the first one waits for.
+        self.recv_prefetch = 1 if groups.has_channels else check_size("recv_prefetch", recv_prefetch)
         self.rank, self.device, self.rows = groups.coords.pp, local_device(), [len(rows) for rows in inputs]
-        input_shapes = tuple((x.dtype, x.shape) for x in inputs)
-        self.inputs_hash = 0 if shapes is None else crc32(repr(input_shapes).encode())
-        self.shapes = {} if shapes is None else shapes.setdefault(input_shapes, {})  # key -> dtype, shape, its rows
-        self.to_take = deque(schedule.ranks[self.rank])
+        self.shapes: dict[int, tuple] = {}  # stage -> dtype, shape, and for how many rows
         self.order_of = cache(lambda rank: {op: index for index, op in enumerate(schedule.ranks[rank])})
         self.handed_over: dict[Op, torch.Tensor] = {}  # from one chunk of this rank to another
-        self.pending_recvs: dict[Route, tuple[torch.Tensor, Any]] = {}
+        self.needs = {op: self._route(op, -1) for op in schedule.ranks[self.rank]}
+        self.recvs: dict[tuple[str, int], tuple[deque[Route], deque]] = {}  # kind and sender -> to post, and posted
+        for op, route in self.needs.items():
+            if route and route.rank != self.rank:
+                self.recvs.setdefault((op.kind, route.rank), (deque(), deque()))[0].append(route)
+        self.stages_before = {route.stage for key in self.recvs if key[0] == FORWARD for route in self.recvs[key][0]}
         self.pending_sends: dict[Route, list[tuple[torch.Tensor, Any]]] = {}
         for stage in range(1, schedule.num_stages):  # in one order on all ranks
             before, after = schedule.rank_of_stage(stage - 1), schedule.rank_of_stage(stage)
             groups.connect(FORWARD, before, after)
-            groups.connect(BACKWARD, before, after)  # for shapes
             groups.connect(BACKWARD, after, before)
+            if activation is not None:
+                self.shapes[stage - 1] = *activation, self.rows[0]
+            else:
+                groups.connect(BACKWARD, before, after)  # for shapes
 
     def take(self, op: Op) -> torch.Tensor | None:
         """Return what ``op``, the schedule's next, needs; wait if it is not here yet. None if it needs nothing."""
-        for coming in islice(self.to_take, self.recv_prefetch):
-            if not self._post_recv(self._route(coming, -1)):
-                break  # receives start in the order of the ops, as NCCL wants it
-        self.to_take.popleft()
-        route = self._route(op, -1)
+        self._post_recvs()
+        route = self.needs[op]
         if route is None or route.rank == self.rank:
             return self.handed_over.pop(op, None)
         with self.span(WAIT, f"for {op}", op), waiting_for(op):
-            while not self._post_recv(route):
+            _, posted = self.recvs[op.kind, route.rank]
+            while not posted:
                 self._recv_shape(route)
-            tensor, work = self.pending_recvs.pop(route)
+                self._post_recvs()
+            tensor, work = posted.popleft()
             work.wait()
         # The sender has done all its ops up to this one, so it has received what this rank sent for them.
         order = self.order_of(route.rank)
@@ -96,7 +99,7 @@ class Messages:
             self.handed_over[route.op] = tensor
             return
         self._release(takewhile(self._has_left, self.pending_sends))
-        if route.shape_key not in self.shapes:
+        if route.stage not in self.shapes:
             self._send_shape(route, tensor)
         if (expected := self._shape(route)) != (tensor.dtype, tensor.shape):
             gave, wants = (f"{dtype} {list(shape)}" for dtype, shape in ((tensor.dtype, tensor.shape), expected))
@@ -121,42 +124,33 @@ class Messages:
         work = dist.isend(tensor, group=group, group_dst=route.rank, tag=tag)
         self.pending_sends.setdefault(route, []).append((tensor, work))
 
-    def _post_recv(self, route: Route | None) -> bool:
-        """Start to receive a message, if another rank sends one; return False if that must wait.
-
-        It waits until its shape is known. On a GPU it also waits for the channel's open receive: a second one in the
-        queue can hold up the computation that the first one waits for.
-        """
-        if route is None or route.rank == self.rank or route in self.pending_recvs:
-            return True
-        is_open = self.groups.has_channels and route.group in (other.group for other in self.pending_recvs)
-        if is_open or route.shape_key not in self.shapes:
-            return False
-        dtype, shape = self._shape(route)
-        tensor = torch.empty(shape, dtype=dtype, device=self.device)
-        work = dist.irecv(tensor, group=route.group, group_src=route.rank, tag=route.tag)
-        self.pending_recvs[route] = tensor, work
-        return True
+    def _post_recvs(self) -> None:
+        """Start to receive the next messages of each kind from each sender, as far as their shapes are known."""
+        for (kind, _), (to_post, posted) in self.recvs.items():
+            # Shapes come through the channels of gradients, and before them.
+            to_know = self.stages_before if kind == BACKWARD else set()
+            while to_post and len(posted) < self.recv_prefetch and {to_post[0].stage} | to_know <= self.shapes.keys():
+                route = to_post.popleft()
+                dtype, shape = self._shape(route)
+                tensor = torch.empty(shape, dtype=dtype, device=self.device)
+                posted.append((tensor, dist.irecv(tensor, group=route.group, group_src=route.rank, tag=route.tag)))
 
     def _send_shape(self, route: Route, tensor: torch.Tensor) -> None:
         dtype, shape, rows = tensor.dtype, tensor.shape, self.rows[route.op.micro_batch]
-        self.shapes[route.shape_key] = dtype, shape, rows
-        numbers = [self.inputs_hash, rows, DTYPES.index(dtype), len(shape), *shape, *[0] * (MAX_DIMS - len(shape))]
+        self.shapes[route.stage] = dtype, shape, rows
+        numbers = [rows, DTYPES.index(dtype), len(shape), *shape, *[0] * (MAX_DIMS - len(shape))]
         self._post_send(route, torch.tensor(numbers, device=self.device), route.shape_group, route.shape_tag)
 
     def _recv_shape(self, route: Route) -> None:
-        message = torch.empty(4 + MAX_DIMS, dtype=torch.int64, device=self.device)
+        message = torch.empty(3 + MAX_DIMS, dtype=torch.int64, device=self.device)
         work: Any = dist.irecv(message, group=route.shape_group, group_src=route.rank, tag=route.shape_tag)
         work.wait()
-        inputs_hash, rows, dtype, num_dims, *shape = message.tolist()  # on a GPU, the host waits
-        if inputs_hash != self.inputs_hash:
-            fault = f"pipeline ranks {route.rank} and {self.rank} differ in shapes=, or in the shapes of their inputs"
-            raise ValueError(f"{fault}: give both the same inputs, and a dict of shapes or none")
-        self.shapes[route.shape_key] = DTYPES[dtype], torch.Size(shape[:num_dims]), rows
+        rows, dtype, num_dims, *shape = message.tolist()  # on a GPU, the host waits
+        self.shapes[route.stage] = DTYPES[dtype], torch.Size(shape[:num_dims]), rows
 
     def _shape(self, route: Route) -> tuple[torch.dtype, torch.Size]:
         """Return the dtype and shape that both ends know of a message: as noted, but with its own number of rows."""
-        dtype, shape, rows = self.shapes[route.shape_key]
+        dtype, shape, rows = self.shapes[route.stage]
         own_rows = self.rows[route.op.micro_batch]
         return dtype, shape if own_rows == rows else torch.Size([own_rows, *shape[1:]])
 
@@ -170,5 +164,4 @@ class Messages:
         stage = min(self.schedule.stage_of(self.rank, op.chunk), self.schedule.stage_of(rank, there.chunk))
         number = stage + (op.kind == BACKWARD) * self.schedule.num_stages
         shape_tag = number * (len(self.rows) + 1)
-        key = stage, *sorted((self.rank, rank))
-        return Route(rank, there, group, shape_tag + 1 + op.micro_batch, of_shapes, shape_tag, key)
+        return Route(rank, there, group, shape_tag + 1 + op.micro_batch, of_shapes, shape_tag, stage)

@@ -34,7 +34,7 @@ def run(
     average: bool = False,
     reduce_every_micro_batch: bool = False,
     trace: Trace | None = None,
-    shapes: dict | None = None,
+    activation: tuple[torch.dtype, torch.Size] | None = None,
     recv_prefetch: int = 4,
     allow_deadlock: bool = False,
 ) -> torch.Tensor | None:
@@ -55,10 +55,9 @@ def run(
             they are the replicas' average when this returns. Otherwise they stay this replica's own.
         reduce_every_micro_batch: send them in every backward, so a `FullyShardedDataParallel` adds up no whole ones.
         trace: gets a span for each op and each wait.
-        shapes: a dict, empty at first, that every rank keeps and gives in each step. It remembers the shapes of
-            activations for inputs of the same shape; without it each step sends them, and a GPU's host waits for them.
-        recv_prefetch: how many ops ahead receives are posted, counting the current one. At least 2, or interleaving
-            could deadlock on NCCL, where only one of each kind and direction is posted.
+        activation: dtype and shape, [rows, ...], of what every stage but the last gives for the first micro-batch, the
+            same on every rank. Without it each step sends shapes ahead, and a GPU's host waits for them.
+        recv_prefetch: how many receives of each kind are posted at a time from each sender; on NCCL always one.
         allow_deadlock: run the schedule even if it deadlocks, to see what is reported.
 
     Raises:
@@ -69,7 +68,7 @@ def run(
     rank, span = groups.coords.pp, trace.span if trace else lambda *_: nullcontext()
     given = inputs, targets, loss, ignore_index
     stages = [Stage(chunk, schedule.stage_of(rank, index), schedule, *given) for index, chunk in enumerate(chunks)]
-    messages = Messages(schedule, groups, inputs, shapes, span, recv_prefetch)
+    messages = Messages(schedule, groups, inputs, activation, span, recv_prefetch)
     replicas = {index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, Replica)}
     backwards = [op for op in schedule.ranks[rank] if op.kind != FORWARD] if average else []
     last_backward = {op.chunk: op for op in backwards}

@@ -99,10 +99,9 @@ def _activation_bytes(model: ParallelGPT, own: set[int], config: TrainConfig) ->
         saved[tensor.untyped_storage()._cdata] = tensor  # kept, so that no address comes twice
         return tensor
 
-    shape = config.micro_batch_size, config.seq_length // config.cp_size
-    tokens, width = torch.zeros(shape, dtype=torch.long), config.hidden_size
-    hidden = shape[0], shape[1] // (config.tp_size if config.sequence_parallel else 1), width
-    x = tokens if model.is_first else torch.zeros(hidden, dtype=config.dtype, requires_grad=True)
+    tokens = torch.zeros(config.micro_batch_size, config.seq_length // config.cp_size, dtype=torch.long)
+    dtype, hidden = model.hidden_shape(tokens)
+    x = tokens if model.is_first else torch.zeros(hidden, dtype=dtype, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         y = model(x)
         if model.is_last:

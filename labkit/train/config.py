@@ -61,7 +61,7 @@ class TrainConfig:
     norm_eps: float = 1e-5  # What a norm adds to the mean square before its root.
     rotary_base: float = 10_000.0  # Base of the angles of rotary positions; Llama 3 has 500000.
     num_experts: int | None = None  # Experts of a layer, in place of its MLP; by default none.
-    top_k: int = 2  # Experts that compute a token.
+    top_k: int = 2  # Experts that process a token.
     moe_layer_freq: int = 1  # Every n-th layer has experts, from the first one on.
     num_shared_experts: int = 0  # Experts beside them that compute all tokens.
     moe_ffn_hidden_size: int | None = None  # Width of an expert; by default that of the MLPs.
@@ -278,6 +278,7 @@ class TrainConfig:
         if fitted is None:
             fewer = next((number for number in range(world_size - 1, 0, -1) if self._nearest(number)), None)
             way_out = f"use {counted(fewer, 'rank')}" if fewer else "use a batch_size that micro_batch_size divides"
+            way_out += f", or leave out stage_layers, which keep pp_size={self.pp_size}" if self.stage_layers else ""
             raise ValueError(f"fit_ranks: no tp, cp and pp fit {counted(world_size, 'rank')}: {way_out}")
         return fitted
 

@@ -107,7 +107,6 @@ class Trainer:
         self.early_end, self.is_ending = early or EarlyEnd(), False
         self.steps_done = self.samples_done = 0
         self.trace: NamedTrace | None = None  # while steps are profiled
-        self.shapes: dict = {}  # of activations, which ranks exchange once
         self.schedule, self.text = config.make_schedule(groups.layout.world_size), config.make_text()
         self.models = make_models(config, self.schedule, groups)
         if config.precision == "bfloat16" and hasattr(torch.Tensor, "grad_dtype"):  # from torch 2.10 on
@@ -199,7 +198,8 @@ class Trainer:
         """
         inputs, targets = batch
         options: dict[str, Any] = dict(targets=targets, loss=self.loss, tied=self.tied, trace=self.trace)
-        options |= dict(average=average, reduce_every_micro_batch=self.config.zero_stage >= 2, shapes=self.shapes)
+        options |= dict(average=average, reduce_every_micro_batch=self.config.zero_stage >= 2)
+        options["activation"] = self.models[0].hidden_shape(inputs[0])
         options["ignore_index"] = None  # every token has a next one: nothing to count
         loss = pipeline.run(schedule, self.chunks, self.groups, inputs, **options)
         loss = torch.zeros((), device=local_device()) if loss is None else loss

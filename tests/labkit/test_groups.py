@@ -310,14 +310,17 @@ def test_every_rank_makes_every_group_once_in_the_same_order(fake_world, monkeyp
     assert all(made == every for made in calls)
 
 
-def test_gathers_that_run_ahead_hold_up_no_ring_of_context_parallelism_on_nccl():
-    """With one replica the two have the same ranks; elsewhere kinds with the same ranks share a group."""
+def test_gathers_that_run_ahead_hold_up_no_other_messages_on_nccl():
+    """With one replica, shard and cp have the same ranks; elsewhere kinds with the same ranks share a group."""
     layout = ParallelLayout(8, tp_size=2, cp_size=4)
     apart = groups_to_make(layout, has_nccl=True)
     assert groups_to_make(layout)["cp", "expert_dp", "dp_cp", "shard"] == layout.groups("cp")
     assert apart["cp", "expert_dp", "dp_cp"] == apart[("shard",)] == layout.groups("cp")
-    for other in (ParallelLayout(8, tp_size=2, cp_size=2), ParallelLayout(8, tp_size=2)):
+    for other in (ParallelLayout(8, tp_size=2, cp_size=2), ParallelLayout(8, tp_size=2), ParallelLayout(8, ep_size=2)):
         assert groups_to_make(other) == groups_to_make(other, has_nccl=True)
+    for experts in (ParallelLayout(8, ep_size=8), ParallelLayout(8, pp_size=2, ep_size=4)):
+        apart = groups_to_make(experts, has_nccl=True)
+        assert apart[("shard",)] == experts.groups("dp") == experts.groups("ep")
 
 
 def test_a_single_process_needs_no_world_for_its_groups():

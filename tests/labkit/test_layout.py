@@ -170,6 +170,9 @@ def test_tensor_groups_stay_inside_a_box_of_eight():
     assert layout.crossings("tp", 8) == []
     assert layout.crossings("dp", 8) == []
     assert layout.crossings("pp", 8) == layout.groups("pp")
+    inside, across = (ParallelLayout(8, ep_size=4, order=order) for order in ("tp-cp-ep-dp-pp", "tp-cp-dp-ep-pp"))
+    assert inside.crossings("ep", 4) == across.crossings("expert_dp", 4) == []
+    assert across.crossings("ep", 4) == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
 # ---- two grids over the same ranks
@@ -413,7 +416,7 @@ CALLS = [
     (lambda it: it.groups(), "a group needs at least one axis: use 'tp', 'cp', 'dp' or 'pp'"),
     (lambda it: it.group_of(0), "a group needs at least one axis: use 'tp', 'cp', 'dp' or 'pp'"),
     (lambda it: it.groups("tensor"), "axis 'tensor' is unknown: use one of tp, cp, dp, pp"),
-    (lambda it: it.crossings("ep", 8), "axis 'ep' is unknown: use one of tp, cp, dp, pp"),
+    (lambda it: it.crossings("tensor", 8), "axis 'tensor' is unknown: use one of tp, cp, dp, pp"),
     (
         lambda it: replace(it, ep_size=2).groups("ep", "tp"),
         "axis 'tp' is unknown: use one of expert_tp, ep, expert_dp, pp",

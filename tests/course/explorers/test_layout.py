@@ -104,7 +104,7 @@ def test_experts_have_a_grid_beside_the_dense_one_with_its_bytes(sixteen):
     assert traffic["ep"].total_bytes > 0
     for axis, row in zip(axes_in_use(layout), scene(sixteen).table.rows, strict=True):
         assert row[3:5] == [bytes_text(volume) for volume in traffic[axis]]
-    assert "157 billion parameters, of which 7.5 billion compute a token" in scene(sixteen).table.caption
+    assert "157 billion parameters, of which 7.5 billion process a token" in scene(sixteen).table.caption
     assert "2 · 1 · 4 · 2 = n: a GPU has 16 of 64 experts, and 2 GPUs have the same" in sixteen.says
     sixteen.choose(expert_tp_size=2)
     assert "a GPU has 16 of 64 experts (1/2 of each), and no two GPUs have the same" in sixteen.says

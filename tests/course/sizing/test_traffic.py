@@ -116,6 +116,8 @@ def test_traffic_of_a_plan_counts_what_it_recomputes_interleaves_and_gathers():
     chunks = plan_traffic(replace(base, num_chunks=2), 8)["pp"]
     assert chunks.total_bytes == pytest.approx(7 / 3 * plain["pp"].total_bytes)
     assert chunks.crossing_bytes == chunks.total_bytes  # 16 ranks from stage to stage
+    folds = plan_traffic(replace(base, num_chunks=2, schedule="zero-bubble-v"), 8)["pp"]
+    assert folds.total_bytes == folds.crossing_bytes == 2 * plain["pp"].total_bytes  # 3 edges, there and back
 
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
@@ -201,6 +203,23 @@ RUNS = [
     TrainConfig(context_parallel="ulysses", cp_size=2, recompute=True, **KNOWN, **TODAY),
     TrainConfig(context_parallel="gathered", cp_size=2, pp_size=2, recompute=True, **KNOWN),
 ]
+
+
+def test_messages_between_stages_are_those_of_real_steps():
+    """To the byte: in turn, interleaved, and in a V, which sends nothing between its middle stages."""
+    one, two = (dict(KNOWN, pp_size=4, micro_batch_size=1, num_layers=n) for n in (4, 8))
+    folds = TrainConfig(schedule="v-half", **two)
+    configs = [TrainConfig(**one), TrainConfig(schedule="interleaved", num_chunks=2, **two), folds]
+    totals = []
+    for config, runs in zip(configs, zip(*launch(sent_in_a_step, configs, world_size=4))):
+        is_v = config.schedule == "v-half"
+        options = dict(num_chunks=2 if is_v else config.num_chunks, folds=is_v, bytes_per_element=4)
+        formula = step_traffic(config.shape, config.layout(4), gpus_per_node=8, batch_size=4, **options)[
+            "pp"
+        ].total_bytes
+        totals.append(sum(size for sent, _ in runs for _, operation, size in sent if operation == "send"))
+        assert totals[-1] == formula
+    assert [total / totals[0] for total in totals] == [1, 7 / 3, 2]
 
 
 def test_messages_of_context_ranks_are_those_of_real_steps():

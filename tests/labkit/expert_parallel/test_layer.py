@@ -45,7 +45,7 @@ def batch(dp_size):
 
 
 def dense(x, layer, top_k, gated, shared):
-    """The witness: every expert computes every token; softmax scores, no capacity."""
+    """The witness: every expert processes every token; softmax scores, no capacity."""
     logits = x @ layer["router"].T
     scores = logits.softmax(-1)
     probs, experts = scores.topk(top_k, -1)

@@ -4,7 +4,7 @@ import re
 import time
 from collections import defaultdict
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -16,9 +16,20 @@ from labkit.groups import _make_channels, init_groups
 from labkit.launch import Deadlock, RankFailed, launch
 from labkit.layout import ParallelLayout
 from labkit.pipeline.messages import Messages
-from labkit.schedules import BACKWARD, check, gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.schedules import (
+    BACKWARD,
+    check,
+    gpipe,
+    greedy,
+    interleaved,
+    one_f_one_b,
+    v_half,
+    zero_bubble,
+    zero_bubble_v,
+)
 from tests.support.as_on_nccl import as_on_nccl
 from tests.support.pipelines import (
+    WIDTHS,
     compare,
     even,
     every_schedule,
@@ -40,7 +51,7 @@ def test_messages_between_two_ranks_never_cross(on_ranks):
     on_ranks(partial(parity, *schedules, rows=even, make=partial(model_chunks, square=True)))
 
 
-@pytest.mark.parametrize("recv_prefetch", [2, 100])
+@pytest.mark.parametrize("recv_prefetch", [1, 100])
 def test_receives_may_be_posted_earlier_or_later(on_ranks, recv_prefetch):
     schedules = [renumbered(one_f_one_b(4, 6), [*range(1, 6), 0]), interleaved(4, 6, 3), zero_bubble(4, 6, 3)]
     on_ranks(partial(parity, *schedules, *in_a_v(4, 6), rows=even, recv_prefetch=recv_prefetch), world_size=4)
@@ -110,13 +121,15 @@ def test_each_channel_receives_in_the_order_in_which_it_sends(on_ranks, p):
         assert sent == received, schedule.name
 
 
-def parity_as_on_nccl(schedules, m, recv_prefetch=4):
+def parity_as_on_nccl(schedules, m):
     layout = ParallelLayout(schedules[0].pp_size, pp_size=schedules[0].pp_size)
     with in_float64(), as_on_nccl(), init_groups(layout) as groups:
         groups._channels = _make_channels(layout)
-        for schedule, keeps in product(schedules, (False, True)):  # a run of evaluation is first, then it has no shapes
-            options = {"shapes": {} if keeps else None, "recv_prefetch": recv_prefetch}
-            compare(schedule, uneven(m), model_chunks, False, groups, options)
+        for schedule, make in product(schedules, (model_chunks, partial(model_chunks, square=True))):
+            rows, options = uneven(m), {}
+            if make is not model_chunks:
+                options["activation"] = torch.float64, torch.Size([rows[0], WIDTHS[0]])
+            compare(schedule, rows, make, False, groups, options)
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 5), (4, 5)])
@@ -125,13 +138,27 @@ def test_nobody_waits_for_ever_by_the_rules_of_nccl(on_ranks, p, m):
     on_ranks(parity_as_on_nccl, every_schedule(p, m), m, world_size=p)
 
 
+def known_shapes_as_on_nccl(schedule):
+    layout, rows = ParallelLayout(schedule.pp_size, pp_size=schedule.pp_size), even(schedule.num_micro_batches)
+    with in_float64(), as_on_nccl(), init_groups(layout) as groups:
+        groups._channels = _make_channels(layout)
+        known = {"activation": (torch.float64, torch.Size([rows[0], WIDTHS[0]]))}
+        compare(schedule, rows, partial(model_chunks, square=True), False, groups, known)
+
+
+@pytest.mark.parametrize("schedule", [zero_bubble_v(8, 24), greedy(8, 24, 24)], ids=lambda schedule: schedule.name)
+def test_eight_ranks_that_know_all_shapes_wait_for_nobody_for_ever(on_ranks, schedule):
+    """With shapes to send, these two deadlock by the rules of NCCL."""
+    on_ranks(known_shapes_as_on_nccl, schedule, world_size=8)
+
+
 def test_receives_are_posted_early_enough_for_nccl(on_ranks):
-    """With one receive at a time, two ranks with interleaved chunks would both wait to send."""
-    on_ranks(parity_as_on_nccl, [interleaved(2, 5, 2)], 5, 2, world_size=2)
+    """If a channel's next receive were not always posted, two ranks with interleaved chunks would both wait to send."""
+    on_ranks(parity_as_on_nccl, [interleaved(2, 5, 2)], 5, world_size=2)
     for p, m in ((2, 2), (2, 5), (4, 5), (4, 8)):
-        on_ranks(parity_as_on_nccl, in_a_v(p, m), m, 2, world_size=p)
-    with pytest.raises(RankFailed, match="recv_prefetch=1 must be at least 2"):
-        launch(parity, interleaved(2, 5, 2), recv_prefetch=1, world_size=2)
+        on_ranks(parity_as_on_nccl, in_a_v(p, m), m, world_size=p)
+    with pytest.raises(RankFailed, match="recv_prefetch=0 must be at least 1"):
+        launch(parity, interleaved(2, 5, 2), recv_prefetch=0, world_size=2)
 
 
 @pytest.mark.parametrize("p", [2, 3])
@@ -186,12 +213,12 @@ def test_what_has_left_is_let_go(on_ranks, make, p):
         assert num_gradients <= num_tensors <= 1
 
 
-# -- shapes are sent once -------------------------------------------------------------------------------------------
+# -- shapes that are known are not sent -----------------------------------------------------------------------------
 
 
-def shape_messages(steps, schedule):
-    """How many shape messages this rank sent and received in each step; ``steps`` gives the sequence lengths."""
-    counts, shapes, isend, irecv = [], {}, dist.isend, dist.irecv
+def shape_messages(schedule, is_known):
+    """How many shape messages this rank sent and received in a run of evaluation, and in one of training."""
+    counts, isend, irecv = [], dist.isend, dist.irecv
 
     def counted(post):
         def posted(tensor, **options):
@@ -203,31 +230,32 @@ def shape_messages(steps, schedule):
     p = schedule.pp_size
     with in_float64(), init_groups(ParallelLayout(p, pp_size=p)) as groups:
         torch.default_generator.manual_seed(0)
-        whole = nn.Sequential(*(nn.Linear(3 + i, 4 + i) for i in range(schedule.num_stages)))
+        widths = [3, *[4] * (schedule.num_stages - 1), 5]
+        whole = nn.Sequential(*(nn.Linear(n, k) for n, k in pairwise(widths)))
         mine = [whole[schedule.stage_of(groups.coords.pp, chunk)] for chunk in range(schedule.num_chunks)]
         dist.isend, dist.irecv = counted(isend), counted(irecv)
         try:
-            for length in steps:
+            x = torch.randn(7, 6, 3)
+            activation = (torch.float64, torch.Size([2, 6, 4])) if is_known else None
+            for each in (schedule.forward_only(), schedule):
                 counts.append(0)
-                x = torch.randn(7, length, 3)
-                for each in (schedule.forward_only(), schedule):
-                    pipeline.run(each, mine, groups, x.split(2), loss=mean_square, shapes=shapes)
-                got = [parameter.grad for chunk in mine for parameter in chunk.parameters()]
-                whole.zero_grad()
-                mean_square(whole(x), None).backward()
-                expected = [parameter.grad for chunk in mine for parameter in chunk.parameters()]
-                torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
-                whole.zero_grad()
+                pipeline.run(each, mine, groups, x.split(2), loss=mean_square, activation=activation)
+            got = [parameter.grad for chunk in mine for parameter in chunk.parameters()]
+            whole.zero_grad()
+            mean_square(whole(x), None).backward()
+            expected = [parameter.grad for chunk in mine for parameter in chunk.parameters()]
+            torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
         finally:
             dist.isend, dist.irecv = isend, irecv
     return counts
 
 
-def test_only_inputs_of_a_new_shape_cost_shape_messages(on_ranks):
-    """A step of evaluation and one of training; each message is counted where it is sent and where it is received."""
-    counts = on_ranks(shape_messages, [5, 5, 6, 5, 6], interleaved(2, 4, 2), world_size=2)
-    assert counts == [[3, 0, 3, 0, 0]] * 2
-    assert on_ranks(shape_messages, [5, 5], one_f_one_b(3, 4), world_size=3) == [[1, 0], [2, 0], [1, 0]]
+def test_shapes_that_are_known_cost_no_messages(on_ranks):
+    """Each message is counted where it is sent and where it is received; the last micro-batch has fewer rows."""
+    for schedule, counts in [(interleaved(2, 4, 2), [3, 3]), (one_f_one_b(3, 4), [1, 2, 1]), (v_half(2, 4), [2, 2])]:
+        p = schedule.pp_size
+        assert on_ranks(shape_messages, schedule, False, world_size=p) == [[count] * 2 for count in counts]
+        assert on_ranks(shape_messages, schedule, True, world_size=p) == [[0, 0]] * p
 
 
 class Shrinks(nn.Linear):
@@ -245,17 +273,11 @@ def test_a_shape_that_changes_unseen_is_an_error_where_it_is_sent():
         launch(run_stage, gpipe(2, 2), lambda rank: nn.Identity() if rank else Shrinks(4, 4), world_size=2)
 
 
-@pytest.mark.parametrize(("width", "keeps"), [(5, True), (4, False)])
-def test_ranks_that_would_not_agree_on_shapes_to_come_are_told(width, keeps):
-    def run():
-        with init_groups(ParallelLayout(2, pp_size=2)) as groups:
-            is_second = groups.coords.pp == 1
-            inputs = torch.zeros(4, width if is_second else 4).split(2)
-            shapes = {} if keeps or not is_second else None
-            pipeline.run(gpipe(2, 2), [nn.Identity()], groups, inputs, loss=mean_square, shapes=shapes)
-
-    with pytest.raises(RankFailed, match="pipeline ranks 0 and 1 differ in shapes=, or in the shapes of their inputs"):
-        launch(run, world_size=2)
+@pytest.mark.parametrize("activation", [(torch.float32, (2, 5)), (torch.float64, (2, 4))])
+def test_a_shape_that_is_not_the_one_given_is_an_error_where_it_is_sent(activation):
+    said = r"F0 gave torch.float32 \[2, 4\], but the next stage expects "
+    with pytest.raises(RankFailed, match=said + re.escape(f"{activation[0]} {list(activation[1])}")):
+        launch(run_stage, gpipe(2, 2), lambda _: nn.Linear(4, 4), activation=activation, world_size=2)
 
 
 def test_a_micro_batch_of_other_size_needs_rows_in_front():

@@ -350,19 +350,19 @@ def test_gradients_leave_during_the_last_backward(on_ranks, schedule):
 
 
 def shape_messages_of_steps():
-    counts, isend = [0], dist.isend
+    count, isend = 0, dist.isend
 
     def counted(tensor, *args, **options):
-        counts[-1] += tensor.dtype == torch.int64
+        nonlocal count
+        count += tensor.dtype == torch.int64
         return isend(tensor, *args, **options)
 
     dist.isend = counted
     for _ in steps(replace(TINY, schedule="interleaved", pp_size=2, num_chunks=2, steps=6)):  # one of them evaluates
-        counts.append(0)
+        pass
     dist.isend = isend
-    return counts
+    return count
 
 
-def test_a_trainer_sends_shapes_in_its_first_step_only(on_ranks):
-    """From rank 0 to 1 for chunk 0 and for chunk 1, and back once in between."""
-    assert on_ranks(shape_messages_of_steps) == [[2, *[0] * 6], [1, *[0] * 6]]
+def test_a_trainer_sends_no_shapes(on_ranks):
+    assert on_ranks(shape_messages_of_steps) == [0, 0]

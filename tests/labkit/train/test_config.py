@@ -121,6 +121,8 @@ def test_how_many_layers_each_stage_has():
     assert listed.stage_layers == listed.layers_per_stage == (1, 3)
     fitted = replace(listed, fit_ranks=True, tp_size=2).fitted(2)  # a list is for its number of stages
     assert (fitted.tp_size, fitted.pp_size) == (1, 2)
+    with pytest.raises(ValueError, match="fit 3 ranks: use 2 ranks, or leave out stage_layers, which keep pp_size=2"):
+        replace(listed, fit_ranks=True).fitted(3)
     both = dict(account_for_embedding_in_pipeline_split=True, account_for_loss_in_pipeline_split=True)
     assert replace(TINY, num_layers=6, pp_size=4, **both).layers_per_stage == (1, 2, 2, 1)
     assert replace(TINY, pp_size=4).layers_per_stage == (1, 1, 1, 1)

@@ -25,7 +25,7 @@ from labkit.tensor_parallel import ParallelMLP
 from labkit.train import TrainConfig, train, training
 from labkit.train.check import what_a_rank_holds
 from labkit.train.config import V_SHAPED
-from tests.labkit.train.tiny import TINY, TODAY, numbers
+from tests.labkit.train.tiny import TINY, TODAY, in_few_launches, numbers
 
 # Step 2 shows what step 1 has left behind, and the third step what biases do after two changes.
 MOE = replace(TINY, steps=3, warmup_steps=2, eval_interval=3, num_experts=8, moe_ffn_hidden_size=8)
@@ -228,13 +228,15 @@ def some_runs(num_tried=300, seed=0):
 
 
 def compare(on_ranks, runs):
-    alone = {}
+    alone, all_runs = {}, []
     for world_size, choice in runs:
         reference, config = run_of(world_size, choice)
         if reference not in alone:
             [alone[reference]] = on_ranks(trained, reference, world_size=1)
         expected, tensors = alone[reference]
-        for rank, (got, _) in enumerate(on_ranks(trained, config, tensors, world_size=world_size)):
+        all_runs.append((world_size, (config, tensors), (expected, choice)))
+    for (world_size, _, (expected, choice)), ranks in in_few_launches(on_ranks, trained, all_runs):
+        for rank, (got, _) in enumerate(ranks):
             assert got == pytest.approx(expected, rel=1e-10, abs=0), f"rank {rank} of {world_size}: {choice}"
 
 

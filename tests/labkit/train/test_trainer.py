@@ -22,7 +22,7 @@ from labkit.launch import RankFailed, World, launch
 from labkit.model import ParallelGPT
 from labkit.train import steps, train, training
 from labkit.train.config import SCHEDULES, V_SHAPED
-from tests.labkit.train.tiny import TINY, TODAY, numbers
+from tests.labkit.train.tiny import TINY, TODAY, in_few_launches, numbers
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
@@ -208,8 +208,9 @@ def compare_with_one_process(on_ranks, runs):
 
     alone = {kind: on_ranks(train, kind, world_size=1)[0] for kind in {kind_of(config) for _, config in runs}}
     worst = dict.fromkeys(OPTIONS["precision"], 0.0)
-    for world_size, config in runs:
-        for rank, got in enumerate(on_ranks(train, config, world_size=world_size)):
+    all_runs = [(world_size, (config,), None) for world_size, config in runs]
+    for (world_size, (config,), _), ranks in in_few_launches(on_ranks, train, all_runs):
+        for rank, got in enumerate(ranks):
             expected, rel = numbers(alone[kind_of(config)]), TOLERANCE[config.precision]
             assert numbers(got) == pytest.approx(expected, rel=rel, abs=0), f"rank {rank} of {world_size}, {config}"
             worst[config.precision] = max(
