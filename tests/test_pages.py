@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from tests.support import pages
+from tests.support import living, pages
 from tests.support.browser import chromium, find_chromium
 from tests.test_notebooks import ROOT
 
@@ -59,11 +59,18 @@ def write_notebook(path, markdown, html=""):
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(markdown), code]), path)
 
 
+def put_what_all_pages_need(site):
+    living.copy_files(site / "lab")
+    (site / pages.as_page(pages.PLAY)).touch()
+
+
 def test_links_lead_to_pages_of_the_site(project, tmp_path):
     pages.write_site(["Start_Here.ipynb"], tmp_path / "site")
-    assert pages.dead_links(tmp_path / "site") == []
     made = {str(path.relative_to(tmp_path / "site")) for path in (tmp_path / "site").rglob("*.*")}
-    assert made == {"index.html", "notebooks/1.html", "labkit/x.py.html", "pics/a.svg"}
+    written = {"index.html", "notebooks/1.html", "labkit/x.py.html", "pics/a.svg"}
+    assert made == written | {"lab/notebook.css", "lab/code.css"}
+    put_what_all_pages_need(tmp_path / "site")
+    assert pages.dead_links(tmp_path / "site") == []
     home, one = ((tmp_path / "site" / name).read_text() for name in ("index.html", "notebooks/1.html"))
     assert 'href="notebooks/1.html#Its-heading"' in home and 'src="pics/a.svg"' in home
     assert 'href="../index.html"' in one and 'href="../labkit/x.py.html"' in one
@@ -73,6 +80,7 @@ def test_what_leads_nowhere_is_listed(project, tmp_path):
     markdown = "[gone](notebooks/2.ipynb) [one](notebooks/1.ipynb#No-heading) ![gone](pics/b.svg)"
     write_notebook(project / "Start_Here.ipynb", markdown, '<script src="https://cdn.example/x.js"></script>')
     pages.write_site(["Start_Here.ipynb"], tmp_path / "site")
+    put_what_all_pages_need(tmp_path / "site")
     dead = "https://cdn.example/x.js", "notebooks/1.html#No-heading", "notebooks/2.ipynb", "pics/b.svg"
     assert sorted(pages.dead_links(tmp_path / "site")) == [f"index.html: {each}" for each in dead]
 
@@ -85,6 +93,7 @@ def test_real_pages_are_whole_and_no_wider_than_the_screen(tmp_path, monkeypatch
     for name in linked - set(names):  # they are written by `make site` only
         (tmp_path / pages.as_page(name)).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / pages.as_page(name)).touch()
+    put_what_all_pages_need(tmp_path)
     assert pages.dead_links(tmp_path) == [] and len(linked) > 12
     pages.write_page("labkit/layout.py", tmp_path)
     notebook = nbformat.read(ROOT / names[1], as_version=4)

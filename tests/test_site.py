@@ -39,8 +39,8 @@ SAME_PICTURE = """async ([name, steps, seconds, clicks]) => {
   const seen = ([...all]) => JSON.stringify(all.filter((mark) => !mark.classList.contains("leaving")).map(sorted));
   const pictures = [...place.querySelectorAll(".paper > svg > g:first-child")];
   const [now, expected] = pictures.map((marks) => seen(marks.children));
-  const folded = [...place.querySelectorAll(".labkit-stage details")];
-  const tables = folded.map((table) => table.innerHTML.replace(REACHED, ""));
+  const plain = (table) => table.innerHTML.replace(REACHED, "");
+  const tables = [...place.querySelectorAll(".labkit-stage details")].map(plain);
   el.remove();
   return [now === expected, tables[0] === tables[1], now.length];
 }""".replace("REACHED", REACHED)
@@ -188,7 +188,8 @@ def move_by_tap(control, element, random):
 def tap(element, share=0.5):
     """Tap on an element at this share of its width, wait until it has heard of that, and return its value."""
     element.evaluate("""element => { window.tapped = new Promise((done) => {
-        for (const name of ["input", "click"]) element.addEventListener(name, () => done(element.value), true);
+        const last = element.type === "range" ? "touchend" : "click";
+        element.addEventListener(last, () => done(element.value), { once: true, capture: true });
     }); }""")
     box = element.bounding_box()
     element.tap(position={"x": share * box["width"], "y": box["height"] / 2})

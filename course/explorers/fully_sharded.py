@@ -4,17 +4,15 @@ from dataclasses import replace
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.control import menu, slider
-from course.explorers.sizing import MODELS, TODAY
+from course.explorers.sizing import MODELS
 from course.pictures.sizing import draw_held
 from course.pictures.style import bytes_text, three_digits
 from course.sizing import DGX_A100, DGX_H100, Plan, step_time
 from course.sizing.fully_sharded import Sharding, sharding
 from course.table import Table
 from labkit.partition import check_divides
-from labkit.shape import GPT
 
-LLAMA_3_8B = GPT(32, 4096, 8192, 128256, 32, ffn_hidden_size=14336, **TODAY)
-OWN_MODELS = {"Llama 3, 8 billion": LLAMA_3_8B, **MODELS}
+DENSE = {name: model for name, model in MODELS.items() if not model.num_experts}
 SLOW = replace(DGX_H100, name="8 H100, 100 Gb/s a node", network_bytes_per_second=100e9 / 8 / 8)
 CLUSTERS = {hardware.name: hardware for hardware in (DGX_H100, DGX_A100, SLOW)}
 POWERS = [2**power for power in range(1, 11)]
@@ -28,7 +26,7 @@ class stage_explorer(Explorer):
     """
 
     table = (
-        ("model", menu, "model", OWN_MODELS, "Llama 3, 8 billion"),
+        ("model", menu, "model", DENSE, "Llama 3, 8 billion"),
         ("cluster", menu, "cluster", CLUSTERS, DGX_H100.name),
         ("world_size", slider, "GPUs n", POWERS, 64),
         ("micro_batch_size", slider, "micro-batch b", (1, 2, 4, 8), 1),
@@ -42,7 +40,7 @@ class stage_explorer(Explorer):
         check_divides(choice.shard_size, "world_size", choice.world_size, parts_name="shard_size")
         n, b, batch = choice.world_size, choice.micro_batch_size, choice.num_micro_batches * choice.micro_batch_size
         options = dict(micro_batch_size=b, recompute=choice.recompute, fused_attention=True, zero_stage=3)
-        return Plan(OWN_MODELS[choice.model], n, n * batch, **options)
+        return Plan(DENSE[choice.model], n, n * batch, **options)
 
     def _parts(self) -> Parts:
         plan, hardware = self.shown, CLUSTERS[self.choice.cluster]

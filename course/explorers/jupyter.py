@@ -60,7 +60,8 @@ class View(widgets.VBox):
         """Return the widget and, for a reader without a kernel, the steps that it shows at first."""
         widget: dict[str, Any] = super()._repr_mimebundle_(**options)  # type: ignore[assignment]
         still = self.picture._repr_mimebundle_(**options)[0]
-        return {**still, **widget, "text/html": CONTROLS + still["text/html"]}
+        whole = {"text/plain": repr(self), "text/html": CONTROLS + still["text/html"]}  # ipywidgets cuts a long call
+        return {**still, **widget, **whole}
 
     def close(self) -> None:
         """Close it with all its parts, which ipywidgets would keep, and JupyterLab save."""

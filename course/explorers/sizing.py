@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from course.explorers.base import Explorer, Parts
@@ -9,25 +10,62 @@ from course.explorers.control import checkbox, menu, slider
 from course.pictures.plans import PP_SIZES, TP_SIZES, draw_plans
 from course.pictures.sizing import HALF, draw_memory, draw_step_time, together
 from course.pictures.style import AXIS_NAME, three_digits
-from course.sizing import DGX_A100, DGX_H100, RECOMPUTE, Hardware, Plan, StepTime, fullest, plan_traffic, step_time
+from course.sizing import (
+    DGX_A100,
+    FITTED,
+    RECOMPUTE,
+    Candidate,
+    Found,
+    Hardware,
+    Plan,
+    StepTime,
+    fullest,
+    goodput,
+    plan_traffic,
+    search,
+    step_time,
+)
+from course.sizing.folded import FOLDED
+from course.sizing.plan import uneven_stages
+from course.sizing.runs import LLAMA_8B, LLAMA_70B, LLAMA_405B
 from course.sizing.runs_of_2021 import table_1
+from course.sizing.shapes import DEEPSEEK_V3, MIXTRAL_8X22B, QWEN3_30B_A3B
 from labkit.shape import GPT
 
 MODELS = {f"{row.billions:g} billion": row.plan.model for row in table_1()}
 MODELS["GPT-3, 175 billion"] = GPT(96, 12288, 2048, 51200, 96)
-TODAY: dict[str, Any] = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False, num_query_groups=8)
-MODELS["Llama 3, 70 billion"] = GPT(80, 8192, 8192, 128256, 64, ffn_hidden_size=28672, **TODAY)
-MODELS["Llama 3, 70 billion, s = 131072"] = replace(MODELS["Llama 3, 70 billion"], seq_length=131072)
-CLUSTERS = {hardware.name: hardware for hardware in (DGX_A100, DGX_H100)}
-WORLD_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 1920, 2048, 2520, 3072, 4096, 8192)
-BATCH_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 1792, 2048, 2160, 2304, 2520, 3072, 4096, 6144)
+MODELS |= {"Llama 3, 8 billion": LLAMA_8B, "Llama 3, 70 billion": LLAMA_70B, "Llama 3, 405 billion": LLAMA_405B}
+MODELS["Llama 3, 70 billion, s = 131072"] = replace(LLAMA_70B, seq_length=131072)
+MODELS |= {"Mixtral 8x22B": MIXTRAL_8X22B, "Qwen3-30B-A3B": QWEN3_30B_A3B, "DeepSeek-V3": DEEPSEEK_V3}
+CLUSTERS = {DGX_A100.name: DGX_A100, "DGX A100 80GB, newer software": FITTED["A100"]}
+CLUSTERS |= {hardware.name: hardware for hardware in (FITTED[kind] for kind in ("H100", "H100 DeepEP", "GB200"))}
+WORLD_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 1920, 2048, 2520, 3072, 4096, 8192, 16384)
+BATCH_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 1792, 2048, 2160, 2304, 2520, 3072, 4096, 6144, 8192)
+CHUNKS = 1, 2, 3, 4, 5, 6, 7, 8
+EP_SIZES, ETP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 2, 4, 8)
+BILLION_TOKENS = (10, 30, 100, 300, 450, 1000, 2000, 5000, 15000)
+ONE_F_ONE_B = "1F1B"
+PLAINLY = (
+    "world_size",
+    "batch_size",
+    "tp_size",
+    "pp_size",
+    "micro_batch_size",
+    "num_chunks",
+    "recompute",
+    "cp_size",
+    "zero_stage",
+)
+FAILURES = {"not counted": 0.0, "2.3, as on RSC-2": 2.34e-3, "3.8, as for Llama 3": 3.8e-3, "6.5, as on RSC-1": 6.5e-3}
+"""Of 1,000 nodes, a day. Sources: arXiv 2410.21680, RSC-1 and RSC-2 are Meta's; arXiv 2407.21783, section 3.3.4."""
+SAVE_SECONDS, RESTART_SECONDS = 30.0, 600.0  # what goodput takes a save and a restart to stop the job for
 
 
 class sizing_explorer(Explorer):
     """Show a plan, with a control for everything that decides it: its days beside those of others, memory and time.
 
     ``model`` may be a GPT of your own, and ``cluster`` may be `measured_hardware()`. ``shown`` is the plan. A click on
-    a cell of the days chooses its t and p.
+    a cell of the days chooses its t and p, one on the line below them the fastest plan that a search finds.
     """
 
     table = (
@@ -38,23 +76,35 @@ class sizing_explorer(Explorer):
         ("tp_size", slider, "tensor t", TP_SIZES, 8),
         ("pp_size", slider, "pipeline p", PP_SIZES, 8),
         ("micro_batch_size", slider, "micro-batch b", TP_SIZES, 1),
-        ("num_chunks", slider, "chunks v", (1, 2, 3, 4, 6, 8), 1),
+        ("num_chunks", slider, "chunks v", CHUNKS, 1),
         ("recompute", menu, "recompute", RECOMPUTE, "full"),
-        ("sequence_parallel", checkbox, "sequence parallel", False),
-        ("sharded_optimizer", checkbox, "sharded optimizer", False),
-        ("fused_attention", checkbox, "fused attention", False),
+        ("billion_tokens", slider, "tokens, 10⁹", BILLION_TOKENS, 300),
+        ("zero_stage", menu, "ZeRO stage", (0, 1, 2, 3), 0),
+        ("schedule", menu, "schedule", (ONE_F_ONE_B, *FOLDED), ONE_F_ONE_B),
+        ("failures", menu, "failures", FAILURES, "not counted"),
+        ("ep_size", slider, "expert ep", EP_SIZES, 1),
+        ("expert_tp_size", slider, "in an expert, etp", ETP_SIZES, 1),
         ("cp_size", slider, "context c", TP_SIZES, 1),
-        ("billion_tokens", slider, "tokens, 10⁹", (10, 30, 100, 300, 450, 1000, 2000), 300),
+        ("sequence_parallel", checkbox, "sequence parallel", False),
+        ("fused_attention", checkbox, "fused attention", False),
+        ("uneven", checkbox, "uneven stages", False),
+        ("fp8", checkbox, "fp8", False),
     )
     groups: ClassVar = {
         "Model": ("model", "batch_size", "billion_tokens"),
-        "Cluster": ("cluster", "world_size"),
+        "Cluster": ("cluster", "world_size", "failures"),
         "Plan": (
-            "tp_size", "pp_size", "micro_batch_size", "num_chunks", "cp_size", "recompute", "sequence_parallel",
-            "sharded_optimizer", "fused_attention",
+            "tp_size", "cp_size", "pp_size", "num_chunks", "schedule", "uneven", "ep_size", "expert_tp_size",
+            "micro_batch_size", "recompute", "zero_stage", "sequence_parallel", "fused_attention", "fp8",
         ),
     }  # fmt: skip
-    keeps = "model", "cluster", "billion_tokens"
+    keeps = "model", "cluster", "billion_tokens", "failures", "fp8"
+
+    def __repr__(self) -> str:
+        """Return the call that makes this explorer, with what differs from its defaults."""
+        defaults = {name: usual for name, *_, usual in self.table}
+        changed = {name: value for name, value in self.choice._asdict().items() if value != defaults[name]}
+        return f"sizing_explorer({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
     def _in_table(self, model: str | GPT, cluster: str | Hardware, **rest: Any) -> list[Any]:
         """Give a model or a cluster of the reader's own a name, and keep it by that."""
@@ -70,13 +120,47 @@ class sizing_explorer(Explorer):
         return [model, cluster, *rest.values()]
 
     def click(self, key: str) -> None:
-        """Take the t and p of the cell that was clicked."""
+        """Take the t and p of the cell that was clicked, or the plan that the search found."""
         if cell := re.search(r"\bt(\d+)\.p(\d+)$", key):
             self.choose(tp_size=int(cell[1]), pp_size=int(cell[2]))
+        elif key.endswith("best") and (best := self._best(self.choice)):
+            found = dict(best.choice) | {"schedule": best.choice["schedule"] or ONE_F_ONE_B}
+            self.choose(**{name: value for name, value in found.items() if value is not None})
 
     def _fit(self, choice) -> Plan:
-        context = dict(fused_attention=choice.fused_attention, cp_size=choice.cp_size)
-        return Plan(self.models[choice.model], *choice[2:10], zero_stage=int(choice.sharded_optimizer), **context)
+        p, v, options = choice.pp_size, choice.num_chunks, self._options(choice)
+        split = uneven_stages(self.models[choice.model].num_layers, p * v) if choice.uneven else None
+        if self.models[choice.model].num_experts:
+            options |= dict(ep_size=choice.ep_size, expert_tp_size=choice.expert_tp_size)
+        named = {name: getattr(choice, name) for name in (*PLAINLY, "zero_stage")}
+        schedule = None if choice.schedule == ONE_F_ONE_B else choice.schedule
+        return Plan(self.models[choice.model], **named, schedule=schedule, stage_layers=split, **options)
+
+    def _options(self, choice) -> dict[str, Any]:
+        """Return what a search does not change."""
+        fp8 = choice.fp8 and self.clusters[choice.cluster].fp8_peak_flops is not None
+        kept = {name: getattr(choice, name) for name in ("sequence_parallel", "fused_attention")}
+        return kept | dict(precision="fp8" if fp8 else "bf16")
+
+    def _best(self, choice) -> Candidate | None:
+        """Return the fastest plan for this model and cluster, with ZeRO's stage and c as they are."""
+        model, hardware = self.models[choice.model], self.clusters[choice.cluster]
+        lists: dict[str, Any] = dict(tp_size=TP_SIZES, pp_size=PP_SIZES, micro_batch_size=TP_SIZES[:4])
+        lists |= dict(num_chunks=CHUNKS, cp_size=choice.cp_size, zero_stage=choice.zero_stage)
+        if model.num_experts:
+            lists |= dict(ep_size=EP_SIZES, expert_tp_size=choice.expert_tp_size)
+        asked = lists | self._options(choice) | dict(memory_share=1.0, uneven=choice.uneven)
+        found = _searched(model, choice.world_size, choice.batch_size, hardware, *map(_hashable, asked.items()))
+        return found.best if found.fitting else None
+
+    def _show(self, fitting, moved: str = "") -> None:
+        has_experts = self.models[fitting.model].num_experts is not None
+        for name in ("ep_size", "expert_tp_size"):
+            self.controls[name].disabled = not has_experts
+        self.controls["fp8"].disabled = self.clusters[fitting.cluster].fp8_peak_flops is None
+        for name in ("num_chunks", "schedule", "uneven"):
+            self.controls[name].disabled = fitting.pp_size == 1
+        super()._show(fitting, moved)
 
     def _parts(self) -> Parts:
         choice, plan, hardware = self.choice, self.shown, self.clusters[self.choice.cluster]
@@ -84,17 +168,21 @@ class sizing_explorer(Explorer):
         before = self._fit(self.before)
         was = step_time(before, self.clusters[self.before.cluster])
         bars = draw_memory({"": plan}, hardware, before, HALF), draw_step_time({"a step": estimate}, was, HALF)
-        scenes = [draw_plans(plan, hardware, num_tokens), *bars]
-        picture = together(f"{hardware.name}, estimated", scenes, _facts(estimate))
+        scenes = [draw_plans(plan, hardware, num_tokens, self._best(choice)), *bars]
+        days, rate = estimate.days(num_tokens), FAILURES[choice.failures]
+        picture = together(f"{hardware.name}, estimated", scenes, [*_facts(estimate), *_failures(plan, days, rate)])
         c = f" · {plan.cp_size}" if plan.cp_size > 1 else ""
         sizes = f"p · t{c and ' · c'} · d = {plan.pp_size} · {plan.tp_size}{c} · {plan.dp_size}"
+        if plan.model.num_experts:
+            sizes += f", of experts etp · ep · edp = {plan.etp_size} · {plan.ep_size} · {plan.expert_dp_size}"
         if fullest(plan).total > limit:
             return Parts([picture], f"<b>This does not fit.</b> {sizes}: {self._way_out(limit)}", warns=True)
+        lost = "".join(f" ({words})" for _, words in _failures(plan, days, rate))
         says = (
-            f"{sizes}, m = {plan.num_micro_batches} micro-batches. <b>{three_digits(estimate.days(num_tokens))} days"
-            f"</b> for {num_tokens / 1e9:g} billion tokens, {estimate.flops_per_gpu / 1e12:.0f} teraFLOP/s per GPU: "
-            f"{estimate.hardware_flops_utilisation:.0%} of the peak, {estimate.model_flops_utilisation:.0%} without "
-            "what is recomputed. To choose a different t and p, click its cell."
+            f"{sizes}, m = {plan.num_micro_batches} micro-batches. <b>{three_digits(days)} days"
+            f"</b> for {num_tokens / 1e9:,g} billion tokens{lost}, {estimate.flops_per_gpu / 1e12:.0f} teraFLOP/s per "
+            f"GPU: {estimate.hardware_flops_utilisation:.0%} of the peak, {estimate.model_flops_utilisation:.0%} "
+            "without what is recomputed. To choose a different t and p, click its cell."
         )
         return Parts([picture], says)
 
@@ -107,11 +195,33 @@ class sizing_explorer(Explorer):
         return f"{fullest(self.shown).total / 1e9:.0f} GB for a GPU of {limit / 1e9:.0f} GB. {way_out}."
 
 
+def _failures(plan: Plan, days: float, rate: float) -> list[tuple[str, str]]:
+    """Return the days with the failures of nodes, and how often to save, in words; nothing if none are counted."""
+    if not rate:
+        return []
+    kept = goodput(plan.world_size, rate, SAVE_SECONDS, RESTART_SECONDS)
+    every, between = kept.interval_seconds / 60, kept.failure_seconds / 3600
+    words = f"{three_digits(days / kept.share)} with a failure every {three_digits(between)} hours, of which "
+    return [("failures", f"{words}{kept.share:.0%} are new work, if it saves every {three_digits(every)} minutes")]
+
+
+def _hashable(item: tuple[str, Any]) -> tuple[str, Any]:
+    name, value = item
+    return name, tuple(value) if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=16)
+def _searched(model: GPT, world_size: int, batch_size: int, hardware: Hardware, *options: tuple[str, Any]) -> Found:
+    return search(model, world_size, batch_size, hardware, **dict(options))
+
+
 def _facts(estimate: StepTime) -> list[tuple[str, str]]:
     """Return what the bars do not show: how large the bubble is, and the traffic."""
     plan, hardware = estimate.plan, estimate.hardware
     idle = f"{three_digits(plan.bubble_over_ideal)} idle / ideal, {estimate.bubble / estimate.total:.1%} of the step"
     facts = [("bubble", idle)]
+    if plan.zero_stage > 1 or plan.schedule:
+        return [*facts, ("traffic", "counted for ZeRO stages 0 and 1 without a V only")]
     for axis, traffic in plan_traffic(plan, hardware.gpus_per_node).items():
         each, leaves = (three_digits(value / plan.world_size / 1e9) for value in traffic)
         what = f"{each} GB a step from each GPU, {leaves} GB of it to another node"

@@ -12,7 +12,7 @@ from course.sizing import Hardware
 from course.sizing.roofline import Operation, ridge
 from course.table import Table
 
-LEFT, TOP, RIGHT, BOTTOM = 70.0, 64.0, WIDTH - 10, 430.0  # of the axes
+LEFT, TOP, RIGHT, BOTTOM = 70.0, 64.0, WIDTH - 26, 430.0  # of the axes
 POINT, NUMBER = 11.0, 15.0  # pixels of a point; from one number to the next below it
 UNITS = ((1e15, "petaFLOP/s"), (1e12, "teraFLOP/s"), (1e9, "gigaFLOP/s"), (1e6, "megaFLOP/s"), (0, "FLOP/s"))
 LOOKS: dict[str, Look] = {

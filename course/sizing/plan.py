@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -315,6 +316,20 @@ def _layers_of_ranks(
         of_rank.append(Layers(sum(split[stage] for stage in own), sum(found[stage] for stage in own)))
         same[of_rank[-1]].append(rank)
     return of_rank, list(same.values())
+
+
+def uneven_stages(num_layers: int, num_stages: int) -> Sequence[int] | None:
+    """Return about as many layers for each stage, embedding and loss counted as one each; None if all get as many.
+
+    >>> uneven_stages(126, 8), uneven_stages(96, 8)
+    ((15, 16, 16, 16, 16, 16, 16, 15), None)
+    """
+    if num_layers % num_stages == 0 or num_stages > num_layers:
+        return None
+    both: dict = dict(account_for_embedding_in_pipeline_split=True, account_for_loss_in_pipeline_split=True)
+    with suppress(ValueError):  # the ends would have no layer
+        return split_layers(num_layers, num_stages, **both)
+    return None
 
 
 def check_value(name: str, value):

@@ -15,10 +15,9 @@ from typing import Any
 from course.sizing.flops import RECOMPUTE
 from course.sizing.folded import FOLDED, is_known
 from course.sizing.hardware import Hardware
-from course.sizing.plan import CHECKS, Misfit, Plan, check_value
+from course.sizing.plan import CHECKS, Misfit, Plan, check_value, uneven_stages
 from course.sizing.stage_memory import Memory, full_stages, fullest, stage_activation_bytes, states
 from course.sizing.step_seconds import Shared, StepTime, passes_seconds, shared_parameters, step_time, update_seconds
-from labkit.partition import split_layers
 from labkit.shape import GPT
 from labkit.sizes import divisors, either
 
@@ -211,7 +210,8 @@ class Found:
         plan = self._plan
         plan.__dict__[name] = value
         if name == "num_chunks":
-            plan.__dict__["stage_layers"] = self._split(plan.pp_size * plan.num_chunks)
+            num_layers, num_stages = plan.model.num_layers, plan.pp_size * plan.num_chunks
+            plan.__dict__["stage_layers"] = uneven_stages(num_layers, num_stages) if self.uneven else None
         elif name == "schedule":
             self._held, self._shared = {}, None
         if name in CHECKS:
@@ -255,15 +255,6 @@ class Found:
             weights, gradients, optimizer = states(self._plan, stage)
             self._held[zero_stage, stage] = weights + gradients + optimizer
         return self._held[zero_stage, stage]
-
-    def _split(self, num_stages: int) -> Sequence[int] | None:
-        num_layers = self._fixed["model"].num_layers
-        if not self.uneven or num_layers % num_stages == 0:
-            return None
-        both: dict = dict(account_for_embedding_in_pipeline_split=True, account_for_loss_in_pipeline_split=True)
-        with suppress(ValueError):  # more stages than layers
-            return split_layers(num_layers, num_stages, **both)
-        return None
 
 
 def _too_large(plan: Plan, needed: Memory, limit: float) -> Misfit:

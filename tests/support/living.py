@@ -46,11 +46,17 @@ RUN_TO_ANSWER = " Run this cell to answer here."
 def put_files(folder: Path, cache: Path) -> None:
     """Put into a folder what makes pages live; Pyodide comes from ``cache`` if it is there, else from npm."""
     pyodide.unpack(pyodide.fetch(cache), folder)
-    for path in FILES:
-        (folder / path.name).write_bytes(path.read_bytes())
+    copy_files(folder)
     with ZipFile(folder / "lab.zip", "w", ZIP_DEFLATED, compresslevel=9) as archive:
         for path in plain_files():
             archive.writestr(ZipInfo(str(path)), (ROOT / path).read_bytes(), ZIP_DEFLATED)
+
+
+def copy_files(folder: Path) -> None:
+    """Put into a folder what every page loads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in FILES:
+        (folder / path.name).write_bytes(path.read_bytes())
 
 
 def plain_files() -> list[Path]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from course.explorers.sizing import MODELS, sizing_explorer
-from course.sizing import DGX_A100, fullest, memory, step_time
+from course.sizing import DGX_A100, fullest, goodput, memory, step_time
 from labkit.shape import GPT
 
 
@@ -35,10 +35,14 @@ def picture(explorer):
         ("micro_batch_size", 2),
         ("num_chunks", 2),
         ("recompute", "selective"),
-        ("sharded_optimizer", True),
+        ("zero_stage", 1),
         ("fused_attention", True),
         ("cp_size", 2),
         ("billion_tokens", 450),
+        ("schedule", "v-half"),
+        ("fp8", True),
+        ("ep_size", 8),
+        ("expert_tp_size", 2),
     ],
 )
 def test_every_control_changes_what_is_said_and_drawn(explorer, control, value):
@@ -47,6 +51,12 @@ def test_every_control_changes_what_is_said_and_drawn(explorer, control, value):
     if control == "model":
         explorer.choose(pp_size=4)
         explorer.choose(world_size=512)
+    if control == "schedule":
+        explorer.choose(num_chunks=2)
+    if control == "fp8":
+        explorer.choose(cluster="DGX H100")
+    if control in ("ep_size", "expert_tp_size"):
+        explorer.choose(model="Mixtral 8x22B")
     before = explorer.says, picture(explorer), table(explorer)
     explorer.choose(**{control: value})
     assert getattr(explorer.choice, control) == value
@@ -87,8 +97,8 @@ def test_a_plan_that_is_too_large_says_by_how_much_and_names_one_that_fits(explo
     assert "This does not fit." in explorer.says and 'role="alert"' in explorer.says
     assert "203 GB for a GPU of 80 GB" in explorer.says
     [changes] = re.findall("The nearest plan that fits has (.*?)[.]<", explorer.says)
-    assert changes == "sharded optimizer = on"
-    explorer.choose(sharded_optimizer=True)
+    assert changes == "ZeRO stage = 1"
+    explorer.choose(zero_stage=1)
     assert "This does not fit." not in explorer.says
     assert fullest(explorer.shown).total <= DGX_A100.memory_bytes
 
@@ -108,7 +118,7 @@ def test_context_ranks_need_fused_attention_and_send_what_they_send(explorer):
 
 
 def test_a_long_sequence_of_llama_fits_with_context_ranks():
-    divided = dict(sequence_parallel=True, sharded_optimizer=True)
+    divided = dict(sequence_parallel=True, zero_stage=1)
     alone = sizing_explorer(
         "Llama 3, 70 billion, s = 131072", batch_size=128, recompute="none", fused_attention=True, **divided
     )
@@ -154,7 +164,10 @@ def test_a_model_of_ones_own_can_be_chosen():
     ("start", "says"),
     [
         ({"model": "70 billion"}, r"model='70 billion' is unknown: use one of yours, or 1.7 billion, .*175 billion"),
-        ({"cluster": "mine"}, "cluster='mine' is unknown: use one of yours, or DGX A100 80GB, DGX H100"),
+        (
+            {"cluster": "mine"},
+            "cluster='mine' is unknown: use one of yours, or DGX A100 80GB, .*, DGX H100",
+        ),
     ],
 )
 def test_an_unknown_name_is_refused_with_those_that_are_known(start, says):
@@ -181,3 +194,63 @@ def test_controls_are_in_three_groups_and_bars_remember_what_was_before(explorer
     explorer.choose(tp_size=4)
     behind = explorer.steps[0].by_key["1.memory.0.weights.before"]
     assert behind.fact == f"before: weights {memory(before).weights / 1e9:.3g} GB"
+
+
+def test_what_does_not_apply_is_disabled_and_left_out_of_the_plan(explorer):
+    off = {name for name, control in explorer.controls.items() if control.disabled}
+    assert off == {"ep_size", "expert_tp_size", "fp8"}
+    explorer.choose(model="Mixtral 8x22B", pp_size=1)
+    explorer.choose(ep_size=8)
+    assert {name for name, control in explorer.controls.items() if control.disabled} == {
+        "fp8", "num_chunks", "schedule", "uneven"
+    }  # fmt: skip
+    assert explorer.shown.ep_size == 8 and "of experts etp · ep · edp = 1 · 8 · 128" in explorer.says
+    explorer.choose(model="GPT-3, 175 billion")
+    assert explorer.choice.ep_size == 8 and explorer.shown.ep_size == 1
+
+
+@pytest.mark.parametrize("start", [
+    {}, dict(model="Mixtral 8x22B", zero_stage=1, world_size=128, fused_attention=True), dict(zero_stage=3),
+    dict(model="Llama 3, 405 billion", cluster="DGX H100", pp_size=16, zero_stage=1, sequence_parallel=True,
+         uneven=True, world_size=4096, batch_size=4096),
+])  # fmt: skip
+def test_a_click_takes_the_fastest_plan_that_a_search_finds_and_no_other_is_faster(start):
+    explorer = sizing_explorer(**start)
+    line = explorer.steps[0].by_key["0.best"]
+    explorer.click("0.best")
+    best = step_time(explorer.shown, explorer.clusters[explorer.choice.cluster])
+    days = f"{best.days(300e9):.3g}"
+    assert f"{days} days: " in line.text and f"<b>{days} days</b>" in explorer.says
+    assert "moved" not in explorer.says
+    fitting = [fact for key, mark in explorer.steps[0].by_key.items() if re.search(r"t\d+[.]p\d+$", key)
+               for fact in re.findall(r": ([\d.]+) days", mark.fact)]  # fmt: skip
+    assert min(map(float, fitting)) == float(days)
+
+
+def test_failures_make_it_take_longer(explorer):
+    explorer.choose(failures="6.5, as on RSC-1")
+    kept = goodput(1024, 6.5e-3, 30, 600)
+    days = step_time(explorer.shown, DGX_A100).days(300e9) / kept.share
+    assert f"({days:.3g} with a failure every 28.8 hours" in explorer.says
+    assert f"{kept.share:.0%} are new work" in table(explorer)["failures"]
+
+
+def test_where_nothing_fits_no_plan_is_offered():
+    assert "0.best" not in sizing_explorer(world_size=8, batch_size=8, tp_size=8, pp_size=1).steps[0].by_key
+
+
+def test_stages_may_be_uneven_where_layers_do_not_divide():
+    explorer = sizing_explorer(
+        "DeepSeek-V3", "DGX H100", batch_size=4096, tp_size=1, pp_size=1, ep_size=64, zero_stage=1
+    )
+    assert [key for key in explorer.steps[0].by_key if key.endswith("t1.p8")] == []
+    explorer.choose(uneven=True)
+    explorer.choose(pp_size=8)
+    assert explorer.shown.stage_layers == (6, 8, 8, 8, 8, 8, 8, 7)
+    [cell] = [mark for key, mark in explorer.steps[0].by_key.items() if key.endswith("t1.p16")]
+    assert "sizes do not divide" not in cell.fact and "GB" in cell.fact
+
+
+def test_its_repr_says_what_was_changed(explorer):
+    explorer.choose(tp_size=4)
+    assert repr(explorer) == "sizing_explorer(tp_size=4)"
