@@ -54,7 +54,7 @@ def rows() -> Iterator[tuple[str, float, float]]:
         step_seconds, measured = seconds
         steps.append(step_seconds)
         texts.append(f"{place} {measured * 1e3:.0f} ms of all-to-all (formula {predicted(order) * 1e3:.0f} ms)")
-    yield f"paced links, ep = 2 of 4 ranks {', '.join(texts)}; against across nodes", *steps
+    yield f"paced links, ep = 2 of 4 ranks: {', '.join(texts)}; against across nodes", *steps
 
 
 # -- paced links ----------------------------------------------------------------------------------------------------
