@@ -83,7 +83,7 @@ class sizing_explorer(Explorer):
         ("schedule", menu, "schedule", (ONE_F_ONE_B, *FOLDED), ONE_F_ONE_B),
         ("failures", menu, "failures", FAILURES, "not counted"),
         ("ep_size", slider, "expert ep", EP_SIZES, 1),
-        ("expert_tp_size", slider, "in an expert, etp", ETP_SIZES, 1),
+        ("expert_tp_size", slider, "expert etp", ETP_SIZES, 1),
         ("cp_size", slider, "context c", TP_SIZES, 1),
         ("sequence_parallel", checkbox, "sequence parallel", False),
         ("fused_attention", checkbox, "fused attention", False),
