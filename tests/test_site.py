@@ -153,20 +153,33 @@ def as_python(page, name):
 
 
 def move_by_key(control, element, random):
-    """Press a key on a control, and return the number of the option that it asks for."""
-    last, index = len(control.options) - 1, control.index
+    """Press a key on a control, wait until it has heard of that, and return the number of the option it asks for."""
+    index, last = control.index, len(control.options) - 1
+    to = {"ArrowLeft": max(0, index - 1), "ArrowRight": min(last, index + 1), "Home": 0, "End": last}
+    if control.look == "menu":
+        to = {"ArrowUp": max(0, index - 1), "ArrowDown": min(last, index + 1), "Home": 0, "End": last}
     if control.look == "checkbox":
-        element.locator("input").press("Space")
-        return 1 - index
-    if control.look == "buttons":
-        index = random.randrange(last + 1)
-        element.locator("button").nth(index).press("Space")
-        return index
-    back, forward = ("ArrowUp", "ArrowDown") if control.look == "menu" else ("ArrowLeft", "ArrowRight")
-    to = {back: max(0, index - 1), forward: min(last, index + 1), "Home": 0, "End": last}
-    key = random.choice([key for key, each in to.items() if each != index])
-    element.locator("input, select").press(key)
-    return to[key]
+        inner, key, asked, event = element.locator("input"), "Space", 1 - index, "click"
+    elif control.look == "buttons":
+        asked = random.randrange(last + 1)
+        inner, key, event = element.locator("button").nth(asked), "Space", "click"
+    else:
+        key = random.choice([key for key, each in to.items() if each != index])
+        inner, asked, event = element.locator("input, select"), to[key], "change" if control.look == "menu" else "input"
+    hears(inner, event)
+    inner.press(key)
+    inner.page.evaluate("() => window.heard")
+    return asked
+
+
+def hears(element, event):
+    """Let the page's ``heard`` be a promise of the element's next event; its value is the element's."""
+    element.evaluate(
+        """(element, event) => { window.heard = new Promise((done) => {
+        element.addEventListener(event, () => done(element.value), { once: true, capture: true });
+    }); }""",
+        event,
+    )
 
 
 def move_by_tap(control, element, random):
@@ -187,13 +200,10 @@ def move_by_tap(control, element, random):
 
 def tap(element, share=0.5):
     """Tap on an element at this share of its width, wait until it has heard of that, and return its value."""
-    element.evaluate("""element => { window.tapped = new Promise((done) => {
-        const last = element.type === "range" ? "touchend" : "click";
-        element.addEventListener(last, () => done(element.value), { once: true, capture: true });
-    }); }""")
+    hears(element, "touchend" if element.get_attribute("type") == "range" else "click")
     box = element.bounding_box()
     element.tap(position={"x": share * box["width"], "y": box["height"] / 2})
-    return element.page.evaluate("() => window.tapped")
+    return element.page.evaluate("() => window.heard")
 
 
 def shows_the_same(page, explorer):

@@ -44,13 +44,13 @@ class View {
     const last = this.waiting.at(-1);
     if (last?.ask === "choose" && method === "choose") Object.assign(last.with, given);
     else this.waiting.push({ view: this.key, ask: method, with: given });
+    if (method !== "hints") this.place.setAttribute("aria-busy", true);
     this.go();
   }
 
   go() {
     if (this.busy || !this.waiting.length) return;
     this.busy = this.waiting.shift();
-    this.place.setAttribute("aria-busy", true);
     python().postMessage(this.busy);
   }
 

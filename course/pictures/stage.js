@@ -314,7 +314,7 @@ function render({ model, el }) {
   const markOf = (target) => target.closest?.("[aria-label][data-key]");
   function light(pointed) {
     const { journeys } = all[at], follows = !pointed && followed;
-    const group = pointed ?? (follows && marks.querySelector(`[data-same="${followed}"]`));
+    const group = pointed ?? (follows ? marks.querySelector(`[data-same="${followed}"]`) : null);
     const same = group?.dataset.same ? marks.querySelectorAll(`[data-same="${group.dataset.same}"]`) : [group];
     fact.textContent = [...same].map((each) => each?.getAttribute("aria-label") ?? "").join(" · ");
     if (!group) fact.textContent = journeys[followed ?? ""] ?? "";
