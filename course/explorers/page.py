@@ -76,8 +76,7 @@ class View:
 
     def drop(self, keys: list[str]) -> dict[str, Any]:
         """Take a mark that was dropped on a second one."""
-        if self.explorer.drops:
-            self.explorer.drop(*keys)
+        self.explorer.drop(*keys)
         return self._changed()
 
     def hints(self) -> dict[str, Any]:
@@ -111,7 +110,8 @@ def answer(message: str) -> str:
     key, method, given = asked["view"], asked["ask"], asked["with"]
     try:
         if method == "make":
-            views[key] = View(*given)
-        return json.dumps(getattr(views[key], method)(*([given] if given is not None and method != "make" else [])))
+            views[key], given = View(*given), None
+        ask = getattr(views[key], method)
+        return json.dumps(ask() if given is None else ask(given))
     except ValueError as error:
         return json.dumps({"error": str(error)})
