@@ -55,6 +55,10 @@ class Table:
         text = [_joined(self.above.values(), spans), *text] if self.above else text
         return "\n".join([*text, self.caption] if self.caption else text)
 
+    def _repr_mimebundle_(self, **_) -> dict[str, str]:
+        """Return what a cell shows that ends with the table."""
+        return {"text/plain": str(self), "text/html": self.html}
+
     @property
     def html(self) -> str:
         """The table in HTML; "" if it has no rows."""
