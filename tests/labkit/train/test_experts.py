@@ -1,6 +1,6 @@
 """Training with experts: every layout has the losses, norms, weights and biases of one process; and what is refused.
 
-`make test` runs a selection in which every two sizes and options meet that can. Every layout of eight ranks, in an hour:
+`make test` runs a selection in which every two sizes and options meet that can. Every layout of eight ranks:
 ``TRAIN_ALL=1 pytest -s -o faulthandler_timeout=7200 tests/labkit/train/test_experts.py -k product``.
 """
 
@@ -249,7 +249,7 @@ def test_every_two_sizes_and_options(on_ranks):
     compare(on_ranks, runs)
 
 
-WHOLE = "tp_size cp_size pp_size ep_size expert_tp_size schedule sequence_parallel zero_stage".split()
+WHOLE = ("tp_size", "cp_size", "pp_size", "ep_size", "expert_tp_size", "schedule", "sequence_parallel", "zero_stage")
 
 
 def long_sweep(seed=0):
