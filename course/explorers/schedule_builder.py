@@ -74,7 +74,7 @@ class schedule_builder(Explorer):
         return {"rows": "-".join(" ".join(map(str, row)) for row in self.shown.ranks).rstrip("-")}
 
     def pick(self, words: Mapping[str, str]) -> None:
-        rows = [read_ops(row) for row in words["rows"].split("-")]
+        rows: list[Sequence[Op]] = [read_ops(row) for row in words["rows"].split("-")]
         if any(len({*row}) < len(row) for row in rows):
             raise ValueError(f"rows = {words['rows']} must not have an op twice in a row: leave one out")
         self.rows = rows
