@@ -1,9 +1,11 @@
 """Sends activations to the next stage and gradients to the one before, and receives both ahead of need.
 
 Each message has its own tag: with interleaving on two ranks, both neighbours are the same rank. NCCL knows no tags, so
-there each kind and direction has its own channel (`ProcessGroups.channel`), which keeps the order of sending. A shape
-message, if shapes are unknown, goes through the channel of gradients in its direction: the first of those comes only
-after all shapes, and in the activations' own channel it would hold up the activation that follows.
+there each kind and direction has its own channel (`ProcessGroups.channel`), which keeps the order of sending. Receives
+are posted in that order, whatever the receiver's own is, and what comes before its op does is kept.
+
+A shape message, if shapes are unknown, goes through the channel of gradients in its direction: the first of those comes
+only after all shapes, and in the activations' own channel it would hold up the activation that follows.
 """
 
 from collections import Counter, defaultdict, deque
@@ -48,7 +50,7 @@ class Messages:
         self.schedule, self.groups, self.span = schedule, groups, span
         # On a GPU a second receive in a channel's queue can hold up the computation that the first one waits for.
         self.recv_prefetch = 1 if groups.has_channels else check_size("recv_prefetch", recv_prefetch)
-        self.due = _due(schedule) if groups.has_channels else {}  # or a sender whose next message waits would wait too
+        self.due = _due(schedule) if groups.has_channels else {}
         self.rank, self.device, self.rows = groups.coords.pp, local_device(), [len(rows) for rows in inputs]
         self.shapes: dict[int, tuple] = {}  # stage -> dtype, shape, and for how many rows
         self.order_of = cache(lambda rank: {op: index for index, op in enumerate(schedule.ranks[rank])})
@@ -185,11 +187,10 @@ class Messages:
 def _due(schedule: Schedule) -> dict[tuple[int, Op], deque]:
     """Return by rank and op which receives to post before it: kind and sender, and how many may be left to post.
 
-    It is all that was sent but a channel's newest message, were all ops to take the same time. Nobody is then held up
-    for ever: in that order, each message finds the one before it received, and each receive what it waits for sent.
+    If all ops took the same time, these are of all that was sent but each channel's newest message. So no rank waits
+    for ever: in that order each send finds the message before it received, and each receive finds its message sent.
     """
-    steps, due, num_left = {}, defaultdict(deque), Counter()
-    last_step, next_op = Counter(), {}  # of each rank
+    steps, last_step, next_op, due, num_left = {}, Counter(), {}, defaultdict(deque), Counter()
     with suppress(ScheduleDeadlock):
         for rank, op, needs in schedule.in_order():
             last_step[rank] = steps[rank, op] = 1 + max([last_step[rank], *(steps[need] for need in needs)])
@@ -197,7 +198,6 @@ def _due(schedule: Schedule) -> dict[tuple[int, Op], deque]:
             next_op[rank] = op
             receiver, _ = schedule.neighbor(rank, op, 1) or (rank, op)
             if receiver != rank:
-                num_left[op.kind, rank, receiver] += 1
-                newest_and_later = num_left[op.kind, rank, receiver]
-                due[receiver, next_op.get(receiver)].appendleft(((op.kind, rank), newest_and_later))
+                num_left[op.kind, rank, receiver] += 1  # this one and those after it
+                due[receiver, next_op.get(receiver)].appendleft(((op.kind, rank), num_left[op.kind, rank, receiver]))
     return due

@@ -6,6 +6,7 @@ It takes milliseconds, so tests can look at hundreds of schedules. Nothing is co
 from contextlib import nullcontext
 from threading import Semaphore, Thread
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -103,7 +104,7 @@ def run_simulated(schedule, is_known):
     activation = (torch.float32, torch.Size([1])) if is_known else None
 
     def run_rank(rank):
-        groups = SimpleNamespace(coords=SimpleNamespace(pp=rank), has_channels=True, connect=lambda *_: None)
+        groups: Any = SimpleNamespace(coords=SimpleNamespace(pp=rank), has_channels=True, connect=lambda *_: None)
         groups.channel = lambda *key: channels.setdefault(key, Channel(turns))
         messages = Messages(schedule, groups, inputs, activation, lambda *_: nullcontext(), recv_prefetch=1)
         for op in schedule.ranks[rank]:
