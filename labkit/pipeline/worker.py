@@ -58,8 +58,7 @@ def run(
         trace: gets a span for each op and each wait.
         activation: dtype and shape, [rows, ...], of what every stage but the last gives for the first micro-batch, the
             same on every rank. Without it each step sends shapes ahead, and a GPU's host waits for them.
-        recv_prefetch: how many receives of each kind are posted at a time from each sender; on NCCL it is one, or as
-            many as it takes so that no sender waits for ever.
+        recv_prefetch: how many receives of each kind are posted at a time from each sender; on NCCL as few as can run.
         allow_deadlock: run the schedule even if it deadlocks, to see what is reported.
 
     Raises:
