@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from labkit.data_parallel.gradients import DataParallel
 from labkit.data_parallel.replicas import Replica, grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
@@ -78,6 +79,8 @@ def run(
     def reducing(op: Op):
         is_last = op == last_backward.get(op.chunk)
         sends = is_last or (average and reduce_every_micro_batch and op.kind != FORWARD)
+        # This op is a backward for each node with weights. After each, a sharded chunk would reduce whole units again.
+        sends &= op.kind != WEIGHT_GRADIENT or isinstance(replicas[op.chunk], DataParallel)
         return replicas[op.chunk].reducing(is_last) if sends else nullcontext()
 
     with _all_reduce_tied_grads(tied if BACKWARD in schedule.kinds else (), schedule, groups):
