@@ -43,7 +43,7 @@ class layout_explorer(Explorer):
         ("order", menu, "order", ORDERS, "tp-dp-pp"),
         ("gpus_per_node", menu, "GPUs per node", NODE_SIZES, 8),
         ("ep_size", slider, "experts ep", (1, 2, 4, 8, 16, 32, 64), 1),
-        ("expert_tp_size", menu, "expert tensor etp", (AS_TP, 1, 2, 4, 8, 16), AS_TP),
+        ("expert_tp_size", menu, "expert_tp", (AS_TP, 1, 2, 4, 8, 16), AS_TP),
     )
     node: int | None = None
 
