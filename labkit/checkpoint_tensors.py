@@ -77,7 +77,7 @@ def tensors_of(state: State, to_save: bool = False) -> Iterator[tuple[str, torch
     for model in state.models:  # routers have biases that are no parameters; all ranks have the same
         yield from ((f"model.{name}", buffer) for name, buffer in model.named_buffers())
     parameters = [pair for model in state.models for pair in model.named_parameters()]
-    parameters.sort(key=lambda pair: pair[1].numel())  # those that take turns then have as much to save
+    parameters.sort(key=lambda pair: shape_before_flat(pair[1]).numel())  # so that turns are about equal; same on all
     for number, (name, parameter) in enumerate(parameters):
         if to_save and not is_my_turn(number, parameter, state.groups):
             continue

@@ -10,6 +10,7 @@ import os
 import random
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from labkit.launch import RankFailed, launch
 from labkit.model import ParallelGPT
 from labkit.tensor_parallel import ParallelMLP
 from labkit.train import TrainConfig, train, training
-from labkit.train.check import what_a_rank_holds
+from labkit.train.check import check, what_a_rank_holds
 from labkit.train.config import V_SHAPED
 from tests.labkit.train.tiny import TINY, TODAY, in_few_launches, numbers
 
@@ -49,6 +50,7 @@ FACTORS = {
     "schedule": ("1f1b", "gpipe", "interleaved", "zero-bubble", "dualpipe-v"),
     "sequence_parallel": (False, True),
     "zero_stage": (0, 1, 2, 3),
+    "shard_size": (None, 2),
     "recompute": (False, True),
     "balance": tuple(BALANCES),
     "top_k": tuple(FORMS),
@@ -186,7 +188,8 @@ def run_of(world_size, choice):
     dp_size = world_size // (t * c * p)
     is_whole = dp_size * t * c * p == world_size and world_size % (p * ep * etp) == 0
     has_use = (p > 1 or options["schedule"] == "1f1b") and (t > 1 or not options["sequence_parallel"])
-    if not is_whole or not has_use or (options["zero_stage"] and world_size == t * p):
+    is_all = options["shard_size"] == dp_size * c
+    if not is_whole or not has_use or is_all or (options["zero_stage"] and world_size == t * p):
         raise ValueError("no such run")
     two_chunks = options["schedule"] in ("interleaved", *V_SHAPED)
     # Of a "global" loss, micro-batches must be the whole batch; of one per micro-batch, they must have equal rows.
@@ -246,6 +249,29 @@ def test_every_two_sizes_and_options(on_ranks):
     for pair in itertools.product(("ep_size", "expert_tp_size"), (1, 2)):
         for other in [("zero_stage", 3), ("schedule", "zero-bubble"), ("balance", "global"), ("recompute", True)]:
             assert {(pair, other), (other, pair)} & met
+    compare(on_ranks, runs)
+
+
+HYBRID = [  # ranks, among how many an expert is divided and how many have the same shard, and sizes
+    (4, (2, 2), dict(shard_size=2, zero_stage=3)),
+    (4, (1, 2), dict(shard_size=2, zero_stage=1, ep_size=2)),
+    (8, (2, 2), dict(shard_size=4, zero_stage=3, ep_size=2, recompute=True)),  # ep inside a block with one copy,
+    (8, (2, 2), dict(shard_size=4, zero_stage=2, ep_size=2, order="tp-cp-dp-ep-pp", balance="bias")),  # and across
+    (8, (2, 2), dict(shard_size=2, zero_stage=1, tp_size=2, ep_size=2, sequence_parallel=True)),
+    (8, (2, 2), dict(shard_size=4, zero_stage=3, cp_size=2, ep_size=2, balance="global")),
+    (8, (2, 4), dict(shard_size=2, zero_stage=2, cp_size=2, order="tp-dp-cp-pp")),
+    (8, (2, 2), dict(shard_size=2, zero_stage=3, pp_size=2, schedule="interleaved")),
+    (8, (2, 2), dict(shard_size=1, zero_stage=1, pp_size=2, tp_size=2, schedule="zero-bubble")),
+]
+
+
+def test_hybrid_shards_of_experts(on_ranks):
+    runs = []
+    for world_size, sizes, options in HYBRID:
+        runs.append((world_size, tuple(({name: values[0] for name, values in FACTORS.items()} | options).items())))
+        config = run_of(*runs[-1])[1]
+        groups = config.layout(world_size).shard_groups(config.shard_size, experts=True)
+        assert tuple(len(each[0]) for each in groups) == sizes
     compare(on_ranks, runs)
 
 
@@ -326,6 +352,8 @@ def test_bfloat16_learns_as_float32_does(on_ranks, options):
     assert got[-1] < got[0] - 0.2
 
 
+OF_FOUR = dict(shard_size=4, zero_stage=3)
+
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
@@ -334,6 +362,8 @@ def test_bfloat16_learns_as_float32_does(on_ranks, options):
     [
         ((4, dict(ep_size=4)), (4, dict(tp_size=2, expert_tp_size=2, ep_size=2, zero_stage=3))),
         ((4, dict(tp_size=2, expert_tp_size=1, ep_size=2, zero_stage=2)), (4, dict(pp_size=2, ep_size=2))),
+        ((8, dict(ep_size=2, micro_batch_size=1, **OF_FOUR)), (4, dict(tp_size=2, expert_tp_size=1, zero_stage=2))),
+        ((4, dict(ep_size=4)), (8, dict(cp_size=2, ep_size=2, order="tp-cp-dp-ep-pp", **OF_FOUR))),
         ((2, dict(ep_size=2, precision="bfloat16", zero_stage=1)), (4, dict(expert_tp_size=2, precision="bfloat16"))),
     ],
     ids=str,
@@ -374,7 +404,6 @@ def test_a_checkpoint_continues_in_another_layout(on_ranks, tmp_path, before, af
     ({"z_loss_coefficient": -1}, "z_loss_coefficient=-1 must be a number of at least 0"),
     ({"router_scores": "tanh"}, "router_scores='tanh' is unknown: use 'softmax' or 'sigmoid'"),
     ({"moe_layer_freq": 0}, "moe_layer_freq=0 must be at least 1"),
-    ({"shard_size": 2, "zero_stage": 1}, "shard_size=2 with num_experts=8: .* leave it out"),
 ])  # fmt: skip
 def test_options_that_do_not_fit_are_refused(options, says):
     if options.get("num_experts", 8) is None:
@@ -391,6 +420,23 @@ def test_sizes_that_do_not_fit_a_grid_say_which_grid(on_ranks):
         replace(MOE, pp_size=2, ep_size=8, batch_size=16).layout(8)
     with pytest.raises(ValueError, match=r"tp_size=4 .* does not divide world_size=6"):
         replace(MOE, tp_size=4, ep_size=2).layout(6)
+
+
+def test_a_shard_size_that_does_not_fit_the_experts_says_which_would():
+    """Also to those who only ask what ranks would hold."""
+    config = replace(MOE, shard_size=2, zero_stage=3, ep_size=4, micro_batch_size=1)
+    fault = r"ep_size=4 = 4 does not divide a copy's tp_size\*shard_size=2: use .*, or shard_size 4 or 8"
+    for asked in (config.layout, partial(check, config)):
+        with pytest.raises(ValueError, match=fault):
+            asked(8)
+    assert replace(config, shard_size=4).layout(8).expert_dp_size == 2
+
+
+def test_fit_ranks_keeps_a_shard_size_that_fits_the_experts_too():
+    """Else all ranks share the shards: of fewer, each would hold more."""
+    config = replace(MOE, ep_size=4, micro_batch_size=1, fit_ranks=True, batch_size=24, **OF_FOUR)
+    sizes = [(each.ep_size, each.shard_size) for each in map(config.fitted, (8, 12, 6, 4, 2))]
+    assert sizes == [(4, 4), (4, 4), (2, None), (4, 4), (2, None)]
 
 
 def test_fit_ranks_keeps_as_many_expert_ranks_as_fit():
@@ -415,6 +461,13 @@ def test_check_builds_what_a_rank_has(on_ranks, options):
     whole, divided = (what_a_rank_holds(replace(config, zero_stage=stage), 4, 0)[1] for stage in (0, 1))
     replicas = [4 if not options else config.layout(4).expert_dp_size, 4 // config.tp_size // config.pp_size]
     assert whole.optimizer / max(replicas) <= divided.optimizer <= whole.optimizer / min(replicas)
+
+
+@pytest.mark.parametrize("options", [{}, {"tp_size": 2, "expert_tp_size": 1}, {"cp_size": 2}], ids=str)
+def test_check_knows_what_hybrid_shards_hold(on_ranks, options):
+    config = replace(MOE, num_layers=2, micro_batch_size=1, ep_size=2, **options, **OF_FOUR)
+    _, of_rank = what_a_rank_holds(config, 8, 0)
+    assert of_rank.optimizer == 16 * sum(on_ranks(held, config, world_size=8)) / 8  # bytes of AdamW's float64 moments
 
 
 def test_the_number_of_parameters_is_exact():
