@@ -17,8 +17,9 @@ AXES_OF_GROUP = {axis: (axis,) for axis in (*AXES, *EXPERT_AXES)}
 AXES_OF_GROUP |= {"dp_cp": ("dp", "cp"), "tp_ep": ("expert_tp", "ep")}
 """The grid axes of each kind of group. The ranks of a ``dp_cp`` group have copies of the same dense weights, those of a
 ``tp_ep`` group all experts of their layers together."""
-_NAMES = (*AXES_OF_GROUP, "embedding", "shard", "replicate")
-_DERIVED = (*EXPERT_AXES, "dp_cp", "tp_ep", "shard")  # left out of a group's description if another kind shares it
+_SHARDS = ("shard", "expert_shard")
+_NAMES = (*AXES_OF_GROUP, "embedding", *_SHARDS, "replicate", "expert_replicate")
+_DERIVED = (*EXPERT_AXES, "dp_cp", "tp_ep", *_SHARDS)  # left out of a group's description if another kind shares it
 
 
 @dataclass(eq=False, repr=False)
@@ -28,7 +29,8 @@ class ProcessGroups:
     Each process group has its ranks in the layout's order. Kinds with the same ranks share their groups, and a group of
     all ranks is the world itself. ``embedding`` joins the first and the last rank of the pipeline; on the ranks
     between it is ``dist.GroupMember.NON_GROUP_MEMBER``, with which collectives warn and do nothing (None would mean the
-    world). Unless `init_groups` got a ``shard_size``, ``shard`` is ``dp_cp`` and ``replicate`` None.
+    world). Unless `init_groups` got a ``shard_size``, ``shard`` has the ranks of ``dp_cp``, ``expert_shard`` those of
+    ``expert_dp``, and the replicate groups are None.
     """
 
     layout: ParallelLayout
@@ -44,7 +46,9 @@ class ProcessGroups:
     tp_ep: dist.ProcessGroup
     embedding: dist.ProcessGroup
     shard: dist.ProcessGroup
+    expert_shard: dist.ProcessGroup
     replicate: dist.ProcessGroup | None = None
+    expert_replicate: dist.ProcessGroup | None = None
     _channels: dict[tuple[str, bool], dist.ProcessGroup] = field(default_factory=dict)
     _connected: set[tuple[str, int, int]] = field(default_factory=set)
     _mesh: DeviceMesh | None = None
@@ -131,7 +135,7 @@ def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> Proces
     """Make the layout's process groups, each once. Every rank calls this, with the same layout.
 
     With a ``shard_size``, for hybrid sharding, each ``dp_cp`` group is split into ``shard`` groups of that size, and
-    ``replicate`` groups join the ranks with the same shard.
+    ``replicate`` groups join the ranks with the same shard; each ``expert_dp`` group is split into as many.
 
     Raises:
         ValueError: no world is up, its size is not the layout's, or the shard size does not fit. Nothing has been made.
@@ -147,7 +151,7 @@ def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> Proces
     has_nccl, made = "nccl" in dist.get_backend_config(), {}
     for names, groups in groups_to_make(layout, shard_size, has_nccl).items():
         named = [name for name in names if name not in _DERIVED] or names
-        is_world = len(groups[0]) == wanted and names != ("shard",)
+        is_world = len(groups[0]) == wanted and names[0] not in _SHARDS
         made |= dict.fromkeys(names, dist.group.WORLD if is_world else _my_group(named, groups))
     channels = _make_channels(layout) if has_nccl else {}
     if "gloo" in dist.get_backend_config():
@@ -161,16 +165,17 @@ def groups_to_make(
 ) -> dict[tuple[str, ...], list[list[int]]]:
     """Return the lists of ranks of all groups, by the kinds that share them.
 
-    NCCL runs the collectives of a group in order. So FSDP's prefetched all-gathers must not share a group with context
-    parallelism or with experts' all-to-alls: there, ``shard`` gets a group of its own.
+    NCCL runs the collectives of a group in order. So FSDP's prefetched all-gathers must not share a group with tensor
+    or context parallelism or with experts' all-to-alls: there, they get a group of their own.
     """
     kinds = {name: layout.groups(*axes) for name, axes in AXES_OF_GROUP.items()}
     kinds["embedding"] = [list(dict.fromkeys([pipeline[0], pipeline[-1]])) for pipeline in kinds["pp"]]
-    kinds["shard"] = kinds["dp_cp"]
+    kinds |= {"shard": kinds["dp_cp"], "expert_shard": kinds["expert_dp"]}
     if shard_size and shard_size != layout.dp_size * layout.cp_size:
         kinds["shard"], kinds["replicate"] = layout.shard_groups(shard_size)
-    busy = [kinds[name] for name in ("cp", "tp_ep") if len(kinds[name][0]) > 1]
-    separate = {"shard"} if has_nccl and kinds["shard"] in busy else set()
+        kinds["expert_shard"], kinds["expert_replicate"] = layout.shard_groups(shard_size, experts=True)
+    busy = [kinds[name] for name in ("tp", "cp", "tp_ep") if len(kinds[name][0]) > 1]
+    separate = {name for name in _SHARDS if has_nccl and kinds[name] in busy}
     shared: dict[tuple, list[str]] = {}
     for name, groups in kinds.items():
         shared.setdefault((name in separate, *map(tuple, groups)), []).append(name)
@@ -212,7 +217,7 @@ def group_of_one() -> dist.ProcessGroup:
 def groups_of_one() -> ProcessGroups:
     """Return the groups of a single process without a world: each of them is one `group_of_one`."""
     group = group_of_one()
-    return ProcessGroups(ParallelLayout(1), 0, **dict.fromkeys(_NAMES[:-1], group))  # pyright: ignore - no layout
+    return ProcessGroups(ParallelLayout(1), 0, **dict.fromkeys(_NAMES[:-2], group))  # pyright: ignore - no layout
 
 
 def local_device() -> torch.device:

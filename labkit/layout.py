@@ -145,20 +145,29 @@ class ParallelLayout:
         groups, size = self.groups(axis), check_size("gpus_per_node", gpus_per_node)
         return [group for group in groups if group[0] // size != group[-1] // size]
 
-    def shard_groups(self, shard_size: int) -> tuple[list[list[int]], list[list[int]]]:
+    def shard_groups(self, shard_size: int, experts: bool = False) -> tuple[list[list[int]], list[list[int]]]:
         """Return the shard groups of hybrid sharding, and its replicate groups, whose ranks have the same shard.
 
-        A shard group is ``shard_size`` consecutive members of a dp_cp group, with one copy of the weights.
+        A shard group is ``shard_size`` consecutive members of a dp_cp group, with one copy of the weights. Of
+        ``experts``, an expert_dp group is divided into as many, so that there are as many copies.
 
         >>> ParallelLayout(8).shard_groups(4)
         ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]])
+        >>> ParallelLayout(8, ep_size=2).shard_groups(4, experts=True)
+        ([[0, 2], [4, 6], [1, 3], [5, 7]], [[0, 4], [2, 6], [1, 5], [3, 7]])
         """
-        size, groups = self.dp_size * self.cp_size, self.groups("dp", "cp")
+        size, sizes = self.dp_size * self.cp_size, {"expert_tp": self.expert_tp_size, "ep": self.ep_size}
+        fits = [each for each in divisors(size) if each * self.tp_size % math.prod(sizes.values()) == 0]
         if size % check_size("shard_size", shard_size):
             fault = f"shard_size={shard_size} does not divide dp_size * cp_size = {size}"
-            raise ValueError(f"{fault}: use {either(divisors(size))}")
-        shard = [group[start : start + shard_size] for group in groups for start in range(0, size, shard_size)]
-        return shard, [group[at::shard_size] for group in groups for at in range(shard_size)]
+            raise ValueError(f"{fault}: use {either(fits)}")
+        if shard_size not in fits:
+            fault = _misfit(sizes, "a copy's tp_size*shard_size", self.tp_size * shard_size)
+            raise ValueError(f"{fault}, or shard_size {either(fits)}")
+        groups = self.groups("expert_dp") if experts else self.groups("dp", "cp")
+        members = len(groups[0]) * shard_size // size  # of a shard group
+        shard = [group[at : at + members] for group in groups for at in range(0, len(group), members)]
+        return shard, [group[at::members] for group in groups for at in range(members)]
 
     def __str__(self) -> str:
         """Return a table: one row per pipeline stage, one column per dp (and cp) rank, a tp group in each cell."""

@@ -31,7 +31,7 @@ class FlatShard:
 
     shape: torch.Size  # before it was flattened
     start: int  # the flat index of this rank's first number
-    group: dist.ProcessGroup  # whose ranks together have all numbers
+    replicas: tuple[dist.ProcessGroup, ...] = ()  # groups whose ranks have the same numbers: with hybrid sharding
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,8 @@ def set_placement(parameter: torch.Tensor, placement: Placement) -> None:
 def copy_groups_of(parameter: torch.Tensor, groups: ProcessGroups) -> list[dist.ProcessGroup]:
     """Return the groups, data-parallel ones included, whose ranks all have the same shard of a parameter."""
     placement = placement_of(parameter)
-    replicas = placement.replica_group or groups.dp_cp
-    if placement.flat is not None:  # then there are replicas only with hybrid sharding
-        replicas = groups.replicate if placement.flat.group is groups.shard else None
-    return [*placement.copy_groups, *([replicas] if replicas is not None else [])]
+    whole = (placement.replica_group or groups.dp_cp,)
+    return [*placement.copy_groups, *(placement.flat.replicas if placement.flat else whole)]
 
 
 class PlacedModule(nn.Module):

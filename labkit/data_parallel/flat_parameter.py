@@ -17,7 +17,7 @@ from torch import nn
 
 from labkit.communication import all_gather_single, reduce_scatter_single
 from labkit.data_parallel.borders import Absent, refuse
-from labkit.data_parallel.gradients import Groups, average_over
+from labkit.data_parallel.gradients import GroupsOf, average_over
 from labkit.data_parallel.replicas import grad_dtype_of, like
 from labkit.groups import local_device
 from labkit.placement import FlatShard, placement_of, set_placement
@@ -48,7 +48,7 @@ class FlatParameter:
     over this group, or in ``average``, reduced over the replicas of hybrid sharding too.
     """
 
-    def __init__(self, places: Places, groups: Groups, unit: str):
+    def __init__(self, places: Places, groups: GroupsOf, unit: str):
         first = next(iter(places))
         self.groups, self.divisor = average_over(first, groups)
         *self.replicas, self.group = self.groups
@@ -72,7 +72,7 @@ class FlatParameter:
         whole = like(p, self.buffer[in_buffer].view(p.shape).data)  # .data: changes are invisible to autograd
         if not p.is_meta:
             whole.data.copy_(p)
-        flat = FlatShard(p.shape, max(self.offset - start, 0), self.group)
+        flat = FlatShard(p.shape, max(self.offset - start, 0), tuple(self.replicas))
         shard = like(p, self.shard[in_shard]) if p.is_meta else p
         set_placement(shard, replace(placement_of(p), flat=flat))
         shard.grad, shard.data = None, self.shard[in_shard]

@@ -20,9 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from labkit.data_parallel.borders import in_backward, marked, on_exit, outputs_to_watch, refuse, refuse_graph
 from labkit.data_parallel.flat_parameter import FlatParameter, Form
+from labkit.data_parallel.gradients import GroupsOf
 from labkit.data_parallel.replicas import GradSync, Hook, Replica, check_replicas, copy_from_first
 from labkit.data_parallel.units import Unit, assign_grads, divide
-from labkit.placement import placement_of
 from labkit.sizes import check_size
 
 
@@ -48,6 +48,7 @@ class FullyShardedDataParallel(Replica):
             until its backward is done (with `no_sync`, the last one). A forward without backward needs no_grad.
         prefetch: gather this many units ahead: at most 1 + ``prefetch`` and the root are whole at a time.
         replicate_group: the ranks with the same shard (hybrid sharding); gradients are averaged over it too.
+        own_groups: for each ``replica_group`` of parameters, the replicate and the shard group to use for them.
 
     Raises:
         ValueError: before any communication, if units are not in the module, contain each other or share a parameter;
@@ -64,20 +65,20 @@ class FullyShardedDataParallel(Replica):
         reshard_after_forward: bool = True,
         prefetch: int = 1,
         replicate_group: dist.ProcessGroup | None = None,
+        own_groups: GroupsOf | None = None,
     ):
         super().__init__()
         self.prefetch = check_size("prefetch", prefetch, least=0)
         if any(isinstance(hook, Hook) for each in module.modules() for hook in each._forward_pre_hooks.values()):
             raise ValueError("this module is sharded already: load its state_dict into a new one, and shard that")
         divided = divide(module, list(units))
-        if replicate_group is not None and any(placement_of(p).replica_group for p in module.parameters()):
-            raise ValueError("some parameters have a replica_group of their own: shard them without a replicate_group")
         self.module, self.reshard_after_forward = module, reshard_after_forward
         self._groups = (group,) if replicate_group is None else (replicate_group, group)
         check_replicas(module, *self._groups)
         names = {each: name for name, each in module.named_modules()}
         # The root last: its module contains the units, which are materialized by then.
-        made = {each: Unit(names[each], each, divided[each], self._groups) for each in reversed(divided)}
+        groups = {None: self._groups, **(own_groups or {})}
+        made = {each: Unit(names[each], each, divided[each], groups) for each in reversed(divided)}
         self._root, self._units = made[module], [made[each] for each in divided]
         self._backward_order = [self._root, *self._units[:0:-1]]
         self._flats = [flat for unit in self._units for flat in unit.flats]

@@ -6,7 +6,8 @@ Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv 2006.15704), section 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from labkit.sizes import check_size
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 Groups = tuple[dist.ProcessGroup, ...]
+GroupsOf = Mapping[Any, tuple[dist.ProcessGroup | None, ...]]  # by the parameters' replica_group; None: there is none
 
 
 def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
@@ -160,7 +162,7 @@ class _Bucket:
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup):
         self.parameters = parameters
-        [self.group], self.divisor = average_over(parameters[0], (group,))
+        [self.group], self.divisor = average_over(parameters[0], {None: (group,)})
         sizes = [parameter.numel() for parameter in parameters]
         dtype, device = grad_dtype_of(parameters[0]), parameters[0].device
         self.buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=device)
@@ -209,11 +211,15 @@ class _Bucket:
         self.arrived.clear()
 
 
-def average_over(parameter: nn.Parameter, groups: Groups) -> tuple[Groups, int]:
-    """Return the groups over which to sum a gradient, and the divisor: the placement's, or else the wrapper's."""
+def average_over(parameter: nn.Parameter, groups: GroupsOf) -> tuple[Groups, int]:
+    """Return the groups over which to sum a gradient, and the divisor: the placement's, or else their size."""
     placement = placement_of(parameter)
-    groups = groups if placement.replica_group is None else (placement.replica_group,)
-    return groups, placement.grad_divisor or math.prod(group.size() for group in groups)
+    own, divisor = placement.replica_group, placement.grad_divisor
+    over = tuple(group for group in groups.get(own, (own,)) if group is not None)
+    size = math.prod(group.size() for group in over)
+    if own is not None and size != own.size():
+        raise ValueError(f"own_groups have {size} ranks in all, but their replica_group has {own.size()}: divide those")
+    return over, divisor or size
 
 
 def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: float) -> list[list[nn.Parameter]]:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from labkit.data_parallel.borders import SavedTensors, lies_in, refuse
 from labkit.data_parallel.flat_parameter import FlatParameter, Form, Places
-from labkit.data_parallel.gradients import Groups, in_buckets
+from labkit.data_parallel.gradients import GroupsOf, in_buckets
 from labkit.data_parallel.replicas import materialize
 from labkit.groups import local_device
 
@@ -50,7 +50,7 @@ class Unit:
     Meta tensors are materialized here, so a rank that makes units one by one holds one whole unit at a time.
     """
 
-    def __init__(self, name: str, module: nn.Module, places: Places, groups: Groups):
+    def __init__(self, name: str, module: nn.Module, places: Places, groups: GroupsOf):
         self.name = f"unit {name}" if name else "the root"
         kinds = in_buckets(places, math.inf)
         self.flats = [FlatParameter({p: places[p] for p in kind}, groups, self.name) for kind in kinds]

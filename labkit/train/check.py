@@ -77,7 +77,7 @@ def what_a_rank_holds(config: TrainConfig, world_size: int, pp_rank: int) -> tup
         own = {p.untyped_storage()._cdata for model in models for p in model.parameters()}
         activations = [_activation_bytes(model, own, config) for model in models]
         parameters = [(p.numel(), placement_of(p).replica_group) for model in models for p in model.parameters()]
-        shard = sum(size / (replicas or groups.shard).size() for size, replicas in parameters)  # experts have their own
+        shard = sum(size / (groups.expert_shard if own else groups.shard).size() for size, own in parameters)
     whole = sum(size for size, _ in parameters)
     unit = max(sum(p.numel() for p in each.parameters()) for model in models for each in [*model.units, nn.Module()])
     weight, stage = config.dtype.itemsize, config.zero_stage
@@ -136,7 +136,8 @@ def _even_loads() -> Iterator[None]:
 def _fake_groups(layout: ParallelLayout, pp_rank: int, shard_size: int | None) -> Iterator[ProcessGroups]:
     """Yield the groups of the first rank of a stage, whose collectives do nothing."""
     sizes = {name: math.prod(map(layout.size, axes)) for name, axes in AXES_OF_GROUP.items()}
-    sizes |= {"embedding": 1, "shard": shard_size or sizes["dp_cp"]}
+    shard_size = shard_size or sizes["dp_cp"]
+    sizes |= {"embedding": 1, "shard": shard_size, "expert_shard": sizes["expert_dp"] * shard_size // sizes["dp_cp"]}
     groups: dict = {name: _fake_group(size) for name, size in sizes.items()}
     ranks = {group: {rank: rank for rank in range(group.size())} for group in groups.values()}
     with patch.dict(dist.distributed_c10d._world.pg_group_ranks, ranks):

@@ -246,9 +246,6 @@ class TrainConfig:
         check_divides(self.ep_size, "num_experts", shape.num_experts, parts_name="ep_size")
         name = "expert_tp_size" if self.expert_tp_size else "tp_size"
         check_divides(self.expert_tp_size or self.tp_size, "width of an expert", shape.expert_width, parts_name=name)
-        if self.shard_size is not None:
-            fault = f"shard_size={self.shard_size} with num_experts={shape.num_experts}"
-            raise ValueError(f"{fault}: experts are divided among the ranks that have the same ones: leave it out")
 
     def layout(self, world_size: int) -> ParallelLayout:
         """Return the ranks on their two grids.

@@ -227,9 +227,9 @@ class Trainer:
         stage, groups = self.config.zero_stage, self.groups
         if stage == 0:
             return DataParallel(model, groups.dp_cp)
-        return FullyShardedDataParallel(
-            model, groups.shard, units=model.units, reshard_after_forward=stage == 3, replicate_group=groups.replicate
-        )
+        options: dict = dict(units=model.units, reshard_after_forward=stage == 3, replicate_group=groups.replicate)
+        options["own_groups"] = {groups.expert_dp: (groups.expert_replicate, groups.expert_shard)}
+        return FullyShardedDataParallel(model, groups.shard, **options)
 
     def make_optimizer(self) -> Optimizer:
         """Return AdamW, with weight decay for matrices only, and master weights for bfloat16."""

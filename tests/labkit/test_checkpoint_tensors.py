@@ -43,7 +43,7 @@ def test_slices_of_any_shard_fill_the_whole(shape, dims, stride, run):
         for start in range(0, tensor.numel(), run or tensor.numel()):
             numbers = tensor.flatten()[start : start + run] if run else tensor
             parameter = torch.nn.Parameter(numbers.clone())
-            flat = FlatShard(tensor.shape, start, a_group(0, 1)) if run else None
+            flat = FlatShard(tensor.shape, start) if run else None
             set_placement(parameter, Placement(tuple(shards), flat=flat))
             for offsets, each in slices_of(parameter.detach(), parameter):
                 found[tuple(slice(n, n + size) for n, size in zip(offsets, each.shape))] += each

@@ -314,13 +314,33 @@ def test_gathers_that_run_ahead_hold_up_no_other_messages_on_nccl():
     """With one replica, shard and cp have the same ranks; elsewhere kinds with the same ranks share a group."""
     layout = ParallelLayout(8, tp_size=2, cp_size=4)
     apart = groups_to_make(layout, has_nccl=True)
-    assert groups_to_make(layout)["cp", "expert_dp", "dp_cp", "shard"] == layout.groups("cp")
-    assert apart["cp", "expert_dp", "dp_cp"] == apart[("shard",)] == layout.groups("cp")
+    assert groups_to_make(layout)["cp", "expert_dp", "dp_cp", "shard", "expert_shard"] == layout.groups("cp")
+    assert apart["cp", "expert_dp", "dp_cp"] == apart["shard", "expert_shard"] == layout.groups("cp")
     for other in (ParallelLayout(8, tp_size=2, cp_size=2), ParallelLayout(8, tp_size=2), ParallelLayout(8, ep_size=2)):
         assert groups_to_make(other) == groups_to_make(other, has_nccl=True)
     for experts in (ParallelLayout(8, ep_size=8), ParallelLayout(8, pp_size=2, ep_size=4)):
         apart = groups_to_make(experts, has_nccl=True)
         assert apart[("shard",)] == experts.groups("dp") == experts.groups("ep")
+    for experts, busy in [
+        (ParallelLayout(4, tp_size=2, pp_size=2, expert_tp_size=1), "tp"),
+        (ParallelLayout(8, cp_size=2, ep_size=4, order="tp-cp-dp-ep-pp"), "cp"),
+    ]:
+        apart = groups_to_make(experts, has_nccl=True)
+        assert apart[("expert_shard",)] == experts.groups("expert_dp") == experts.groups(busy)
+
+
+def test_hybrid_shards_of_experts_are_groups_of_their_own_where_the_dense_ones_differ():
+    same, other = ParallelLayout(8, cp_size=2), ParallelLayout(8, ep_size=2)
+    assert groups_to_make(same, 2, has_nccl=True)["shard", "expert_shard"] == same.groups("cp")
+    assert groups_to_make(same, 2)["dp", "replicate", "expert_replicate"] == same.shard_groups(2)[1]
+    made = groups_to_make(other, 4)
+    assert made[("shard",)] == [[0, 1, 2, 3], [4, 5, 6, 7]] and [*made["expert_shard",]] == [
+        [0, 2],
+        [4, 6],
+        [1, 3],
+        [5, 7],
+    ]
+    assert made["expert_replicate",] == [[0, 4], [2, 6], [1, 5], [3, 7]]
 
 
 def test_a_single_process_needs_no_world_for_its_groups():

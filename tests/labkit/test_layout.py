@@ -498,3 +498,26 @@ def test_shard_groups_cut_the_replicas_in_neighbours_and_across():
     assert all(len({*shard} & {*across}) <= 1 for shard in shards for across in replicas)
     with pytest.raises(ValueError, match=r"shard_size=3 does not divide dp_size \* cp_size = 8: use 1, 2, 4 or 8"):
         layout.shard_groups(3)
+
+
+def test_experts_have_as_many_copies_as_all_else():
+    for order in ("tp-cp-dp-pp", "tp-cp-dp-ep-pp"):
+        for shard_size, members in ((8, 4), (4, 2), (2, 1)):
+            layout = ParallelLayout(16, tp_size=2, ep_size=4, expert_tp_size=1, order=order)
+            shards, replicas = layout.shard_groups(shard_size, experts=True)
+            assert {*map(len, shards)} == {members} and {*map(len, replicas)} == {8 // shard_size}
+            for groups in (shards, replicas):
+                assert sorted(itertools.chain(*groups)) == [*range(16)]
+            for shard, across in itertools.product(shards, replicas):
+                assert len({*shard} & {*across}) <= 1
+            for ranks in layout.groups("expert_dp"):
+                assert [shard for shard in shards if {*shard} <= {*ranks}] == [
+                    ranks[at : at + members] for at in range(0, len(ranks), members)
+                ]
+    fault = (
+        r"expert_tp_size=1 \* ep_size=4 = 4 does not divide a copy's tp_size\*shard_size=2: use .*ep_size 1 or 2, or"
+    )
+    with pytest.raises(ValueError, match=f"{fault} shard_size 2, 4 or 8"):
+        layout.shard_groups(1)
+    with pytest.raises(ValueError, match=r"shard_size=3 does not divide dp_size \* cp_size = 8: use 2, 4 or 8"):
+        layout.shard_groups(3)

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course.communication import communication_log
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.groups import init_groups
+from labkit.launch import RankFailed
 from labkit.layout import ParallelLayout
 from labkit.placement import Placement, placement_of, set_placement
 from tests.labkit.data_parallel.conftest import ROWS, linear, loss_of, world
@@ -81,7 +81,9 @@ def two_kinds(wrapper, divisor):
                 expected = grad if flat is None else grad.flatten()[flat.start :][: len(p)]
                 assert torch.allclose(p.grad, expected, rtol=0, atol=1e-12), name
                 if flat is not None:
-                    assert flat.group == (pair if is_expert(name) else world()) and flat.shape == grad.shape
+                    assert flat.shape == grad.shape and not flat.replicas
+                    [group] = (each.groups for each in model._flats if any(p is of.shard for of in each.parameters))
+                    assert group == (pair if is_expert(name) else world(),)
             for optimizer in optimizers:
                 optimizer.step()
         if wrapper == "sharded":
@@ -107,17 +109,45 @@ def test_parameters_of_two_kinds_are_averaged_over_two_groups(on_ranks, wrapper)
         on_ranks(two_kinds, wrapper, divisor, world_size=4)
 
 
-def mixed():
+def hybrid(divided):
+    """Four ranks have the same of both kinds; the experts' shards are of four, or (``divided``) of two, as the rest."""
     with init_groups(ParallelLayout(4), shard_size=2) as groups:
-        module = make(0)
-        set_placement(module.layers[0].expert.weight, Placement(replica_group=groups.shard))
-        with communication_log() as log, pytest.raises(ValueError, match="shard them without a replicate_group"):
-            FullyShardedDataParallel(module, groups.shard, units=module.layers, replicate_group=groups.replicate)
-        assert not log.records
+        module, alone, rank = make(world().rank()), make(0), world().rank()
+        for name, p in module.named_parameters():
+            if is_expert(name):
+                set_placement(p, Placement(replica_group=world(), grad_divisor=8))
+        pair = groups.replicate, groups.shard
+        options = dict(units=module.layers, replicate_group=groups.replicate)
+        own_groups = {world(): pair} if divided else None
+        model = FullyShardedDataParallel(module, groups.shard, own_groups=own_groups, **options)
+        parts = torch.randn(2, 4, ROWS, WIDTH, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+        for rows in parts[:, rank]:
+            loss_of(model(rows)).backward()
+        grads = [reference_gradients(alone, rows, world(), 8) for rows in parts[:, rank]]
+        for (name, p), *both in zip(module.named_parameters(), *grads):
+            flat = placement_of(p).flat
+            assert flat.replicas == ((groups.replicate,) if divided or not is_expert(name) else ())
+            assert torch.allclose(p.grad, sum(both).flatten()[flat.start :][: len(p)], rtol=0, atol=1e-12), name
+        return [p.numel() for name, p in module.named_parameters() if is_expert(name)]
 
 
-def test_a_group_of_its_own_and_hybrid_sharding_are_refused(on_ranks):
-    on_ranks(mixed, world_size=4)
+@pytest.mark.parametrize("divided", [False, True])
+def test_parameters_with_a_group_of_their_own_are_sharded_over_it_or_over_a_part(on_ranks, divided):
+    numbers = [sum(sizes) for sizes in on_ranks(hybrid, divided, world_size=4)]
+    assert sum(numbers) == sum(p.numel() for n, p in make(0).named_parameters() if is_expert(n)) * (1 + divided)
+
+
+def too_few():
+    module = make(0)
+    set_placement(module.first.weight, Placement(replica_group=world()))
+    with init_groups(ParallelLayout(4), shard_size=2) as groups:
+        own_groups = {world(): (None, groups.shard)}
+        FullyShardedDataParallel(module, groups.shard, units=[], own_groups=own_groups)
+
+
+def test_groups_that_are_not_all_of_their_replica_group_are_refused(on_ranks):
+    with pytest.raises(RankFailed, match="own_groups have 2 ranks in all, but their replica_group has 4: divide those"):
+        on_ranks(too_few, world_size=4)
 
 
 # -- made on the meta device -------------------------------------------------------------------------------------------
