@@ -80,7 +80,7 @@ def run(
         is_last = op == last_backward.get(op.chunk)
         sends = is_last or (average and reduce_every_micro_batch and op.kind != FORWARD)
         # This op is a backward for each node with weights; after each, FSDP would reduce whole units again.
-        sends &= op.kind != WEIGHT_GRADIENT or isinstance(replicas[op.chunk], DataParallel)
+        sends &= op.kind != WEIGHT_GRADIENT or isinstance(replicas.get(op.chunk), DataParallel)
         return replicas[op.chunk].reducing(is_last) if sends else nullcontext()
 
     with _all_reduce_tied_grads(tied if BACKWARD in schedule.kinds else (), schedule, groups):
