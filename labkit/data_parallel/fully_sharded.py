@@ -38,9 +38,8 @@ class FullyShardedDataParallel(Replica):
     rank keeps whole gradients. All ranks start with the values of the first, and get its buffers with each average. On
     GPUs the host synchronizes only if a parameter has no gradient here, to learn whether another rank has one.
 
-    A unit's backward starts when its output gets a gradient, or when autograd first needs one of its parameters. It
-    ends when all its inputs have theirs; later gradients are reduced at the end of backward. A unit that is called
-    twice is gathered and reduced twice.
+    A unit's backward starts when its output gets a gradient, or autograd first needs one of its parameters. It ends
+    when its inputs have theirs; later gradients are reduced at the end of backward. Called twice, it is reduced twice.
 
     Args:
         units: modules inside ``module``, in the order in which forward calls them.
