@@ -1,13 +1,15 @@
 """A training step of a pipeline, labkit.pipeline against torch.distributed.pipelining.
 
-Paced stages sleep 20 ms forward and 40 ms backward, so that the result is about the runtime and not about the cores;
-computing stages really compute. Rounds of the two alternate in one world; the result is the median round of the slowest
-rank. The text also gives both as multiples of the makespan that the schedule allows, by simulation.
+Paced stages sleep 20 or 80 ms forward and twice as long backward, so that the result is about the runtime and not about
+the cores: what a runtime adds to each op counts for less in longer ops. Computing stages really compute. Rounds of the
+two alternate in one world; the result is the median round of the slowest rank. The text also gives both as multiples of
+the makespan that the schedule allows, by simulation.
 
 Where stages compute, one more round of ours is traced, and simulated with the times that its ops took. The distance
 between the simulated makespan and the measured one is what messages cost, and waiting for a core.
 """
 
+import itertools
 import statistics
 import time
 from collections import defaultdict
@@ -30,7 +32,7 @@ from labkit.schedules import Schedule
 from labkit.timeline.spans import Span
 from labkit.timeline.trace import Trace
 
-FORWARD_SECONDS, BACKWARD_SECONDS = 0.020, 0.040
+PACES = {"20 + 40 ms": 0.020, "80 + 160 ms": 0.080}  # seconds of a stage's forward; its backward takes twice as long
 WIDTH, ROWS = 512, 64  # of a computing stage's layers, and of a micro-batch
 SCHEDULES = {
     "1F1B": (schedules.one_f_one_b, peer.Schedule1F1B),
@@ -39,14 +41,14 @@ SCHEDULES = {
     "ZB-V": (schedules.zero_bubble_v, peer.ScheduleZBVZeroBubble),
     "DualPipeV": (schedules.dualpipe_v, peer.ScheduleDualPipeV),
 }
-NUM_ROUNDS = 7
+NUM_ROUNDS = 5
 
 
 def rows(p: int = 4, m: int = 8) -> Iterator[tuple[str, float, float]]:
-    for name, (make, peer_schedule) in SCHEDULES.items():
-        ours, theirs, _ = run_both(schedule := make(p, m), peer_schedule, paced)
-        ideal = simulate(schedule, FORWARD_SECONDS, BACKWARD_SECONDS).makespan_seconds
-        yield f"paced {name}, {ours / ideal:.3f} of ideal, pipelining {theirs / ideal:.3f}", ours, theirs
+    for (pace, seconds), (name, (make, peer_schedule)) in itertools.product(PACES.items(), SCHEDULES.items()):
+        ours, theirs, _ = run_both(schedule := make(p, m), peer_schedule, partial(paced, seconds))
+        ideal = simulate(schedule, seconds, 2 * seconds).makespan_seconds
+        yield f"{name} paced {pace}, {ours / ideal:.3f} of ideal, pipelining {theirs / ideal:.3f}", ours, theirs
     for name, (make, peer_schedule) in SCHEDULES.items():
         ours, theirs, timeline = run_both(schedule := make(p, m), peer_schedule, computing)
         error = simulated_like(timeline, schedule).makespan_seconds / timeline.makespan_seconds - 1
@@ -73,8 +75,8 @@ def simulated_like(timeline: Timeline, schedule: Schedule) -> Timeline:
     return simulate(schedule, forward, backward, weight_gradient_share=sum(halves[-1]) / sum(backward))
 
 
-def paced(num_chunks: int) -> nn.Module:
-    return PacedStage(FORWARD_SECONDS / num_chunks, BACKWARD_SECONDS / num_chunks)
+def paced(forward_seconds: float, num_chunks: int) -> nn.Module:
+    return PacedStage(forward_seconds / num_chunks, 2 * forward_seconds / num_chunks)
 
 
 def computing(num_chunks: int) -> nn.Module:

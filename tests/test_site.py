@@ -304,6 +304,37 @@ def test_an_address_says_what_is_shown_and_history_goes_through_it(opened):
     page.get_by_text("world size n = 65 is not offered: use one of 4, 8").wait_for()
 
 
+def test_an_address_keeps_what_was_picked_in_a_picture(opened):
+    page = opened("/notebooks/01_group_layout.html#n=1024&t=8&p=16")
+    explorer, place = as_python(page, "layout_explorer"), place_of(page, "layout_explorer")
+    place.locator(".labkit-choice").first.wait_for(timeout=60 * browser.SECONDS)
+    explorer.choose(world_size=1024, tp_size=8, pp_size=16)
+    for key, node in (("tp.block5", "&node=5"), ("all nodes", "")):
+        explorer.click(key)
+        place.locator(f"[data-key='{key}']").dispatch_event("click")
+        page.wait_for_url(f"**/*#n=1024&t=8&p=16{node}")
+        assert shows_the_same(page, explorer)
+    page.go_back()
+    explorer.click("tp.block5")
+    assert shows_the_same(page, explorer)
+    page.goto(f"{page.url.partition('#')[0]}#node=none")
+    page.get_by_text("node = none must be the number of a node: use 0 or more").wait_for()
+    assert shows_the_same(page, explorer)
+
+
+def test_a_link_leads_to_the_rows_of_a_schedule(opened):
+    page = opened("/play.html#schedule_builder.p=2&schedule_builder.rows=F0+F1-F0+B0")
+    explorer, place = as_python(page, "schedule_builder"), place_of(page, "schedule_builder")
+    place.locator(".labkit-choice").first.wait_for(timeout=60 * browser.SECONDS)
+    explorer.pick({"rows": "F0 F1-F0 B0"})
+    explorer.choose(pp_size=2)
+    assert shows_the_same(page, explorer)
+    explorer.click("op.0.B0")
+    place.locator("[data-key='op.0.B0']").dispatch_event("click")
+    page.wait_for_url("**/*schedule_builder.rows=F0+F1+B0-F0+B0")
+    assert shows_the_same(page, explorer)
+
+
 # -- where nothing can be alive ----------------------------------------------------------------------------------------
 
 

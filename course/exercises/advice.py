@@ -17,6 +17,8 @@ NONE = (
 
 
 ERRORS = {
+    "size doesn't match expected size": "Ranks gave one collective tensors of different sizes. What does each rank "
+    "give it, also one that has nothing to count or to send?",
     "implicitly created only for scalar": "backward() starts from one number: take the mean or the sum of yours first.",
     "does not require grad": "backward() got a number that was computed without autograd: under torch.no_grad(), or "
     "through .item(), .detach() or torch.tensor(...).",

@@ -63,7 +63,7 @@ def what_happens(rule: Callable, p: int, m: int, limit: int, most_units: int) ->
         return pipeline.fault
     if not ran or any(pipeline.weights):
         could = {rank: list(ops) for rank in range(p) if (ops := pipeline.can_run(rank))}
-        texts = [f"rank {rank} holds {pipeline.held[rank]} and could run {' or '.join(could[rank])}" for rank in could]
+        texts = [f"rank {rank} holds {pipeline.held[rank]} and is offered {' or '.join(could[rank])}" for rank in could]
         return f"after {counted(len(pipeline.done), 'op')} no rank goes on: {'; '.join(texts)}"
     early = f"; {counted(pipeline.num_early, 'W')} {EARLY}" if pipeline.num_early else ""
     return FINE if ran[0] <= most_units else f"all ranks finish, but after {ran[0]} time units{early}"

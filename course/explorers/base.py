@@ -92,6 +92,14 @@ class Explorer:
         """Take the mark with the first key, dropped on that with the second."""
 
     @property
+    def picked(self) -> dict[str, str]:
+        """What a reader picked in the picture, in words for an address; the names are always the same."""
+        return {}
+
+    def pick(self, words: Mapping[str, str]) -> None:
+        """Take such words, for the next choice to show; ValueError if they say nothing."""
+
+    @property
     def clicks(self) -> bool:
         """Whether clicks on the picture are listened to."""
         return type(self).click is not Explorer.click

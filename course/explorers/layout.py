@@ -1,6 +1,7 @@
 """Choose the sizes of a layout and its order: the groups of each axis on the nodes, and what they send."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from course.explorers.base import Explorer, Parts
@@ -42,7 +43,7 @@ class layout_explorer(Explorer):
         ("order", menu, "order", ORDERS, "tp-dp-pp"),
         ("gpus_per_node", menu, "GPUs per node", NODE_SIZES, 8),
         ("ep_size", slider, "experts ep", (1, 2, 4, 8, 16, 32, 64), 1),
-        ("expert_tp_size", menu, "expert tensor etp", (AS_TP, 1, 2, 4, 8, 16), AS_TP),
+        ("expert_tp_size", menu, "expert_tp", (AS_TP, 1, 2, 4, 8, 16), AS_TP),
     )
     node: int | None = None
 
@@ -57,6 +58,16 @@ class layout_explorer(Explorer):
         block = re.search(r"block(\d+)$", key)
         self.node = int(block[1]) if block else None
         self.choose()
+
+    @property
+    def picked(self) -> dict[str, str]:
+        return {"node": "" if self.node is None else str(self.node)}
+
+    def pick(self, words: Mapping[str, str]) -> None:
+        word = words["node"]
+        if word and not word.isdecimal():
+            raise ValueError(f"node = {word} must be the number of a node: use 0 or more")
+        self.node = int(word) if word else None
 
     def _fit(self, choice) -> ParallelLayout:
         n, t, p, c, order, _, ep, etp = choice

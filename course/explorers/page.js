@@ -70,7 +70,7 @@ class View {
       this.note.hidden = true;
       [this.says.innerHTML, this.facts.innerHTML, this.cell.textContent] = [says, facts, cell];
       this.address = address;
-      rest(ask === "choose");
+      rest(ask !== "make" && ask !== "restore");
       if (!this.waiting.length) this.ask("hints");
     }
     if (!this.waiting.length) this.place.removeAttribute("aria-busy");

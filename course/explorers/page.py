@@ -33,7 +33,7 @@ class View:
     def __init__(self, name: str, values: list, named: Mapping[str, Any]):
         module = import_module(f"course.explorers.{MODULES[name]}")
         self.explorer: Explorer = getattr(module, name)(*values, **named)
-        self.first = self.explorer.choice
+        self.first, self.first_picked = self.explorer.choice, self.explorer.picked
         last_words = {name: control.description.split()[-1] for name, control in self.explorer.controls.items()}
         self.short = {name: word if len(word) <= MOST_LETTERS else name for name, word in last_words.items()}
         self.steps: list[dict[str, Any]] = differences(self.explorer.steps)
@@ -54,10 +54,10 @@ class View:
         return self._changed()
 
     def restore(self, words: Mapping[str, str]) -> dict[str, Any]:
-        """Show what an address says: of each control an option in words, or else the first.
+        """Show what an address says: of each control an option in words, and what was picked, or else the first.
 
         Raises:
-            ValueError: an option is not offered.
+            ValueError: an option is not offered, or what was picked is not there to pick.
         """
         values = {}
         for name, control in self.explorer.controls.items():
@@ -66,6 +66,7 @@ class View:
                 offered = ", ".join(control.words)
                 raise ValueError(f"{control.description} = {word} is not offered: use one of {offered}")
             values[name] = control.options[control.words.index(word)]
+        self.explorer.pick({name: words.get(name, word) for name, word in self.first_picked.items()})
         self.explorer.choose(**values)
         return self._changed()
 
@@ -98,6 +99,7 @@ class View:
             if value != getattr(self.first, name)
         }
         cell = f"from course.explorers.jupyter import {type(explorer).__name__}\n\n{explorer!r}"
+        moved |= {name: word for name, word in explorer.picked.items() if word != self.first_picked[name]}
         return dict(controls=controls, says=explorer.says, facts=explorer.facts.html, address=moved, cell=cell)
 
 

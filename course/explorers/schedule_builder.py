@@ -1,6 +1,6 @@
 """Write a schedule by hand: drag ops into the rows of ranks, and see at once what runs, and who waits for whom."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from course.explorers.base import Explorer, Parts
 from course.explorers.control import buttons, checkbox, slider
@@ -68,6 +68,16 @@ class schedule_builder(Explorer):
         if before != [op]:
             self.rows[rank] = row
         self.choose()
+
+    @property
+    def picked(self) -> dict[str, str]:
+        return {"rows": "-".join(" ".join(map(str, row)) for row in self.shown.ranks).rstrip("-")}
+
+    def pick(self, words: Mapping[str, str]) -> None:
+        rows: list[Sequence[Op]] = [read_ops(row) for row in words["rows"].split("-")]
+        if any(len({*row}) < len(row) for row in rows):
+            raise ValueError(f"rows = {words['rows']} must not have an op twice in a row: leave one out")
+        self.rows = rows
 
     def _fit(self, choice) -> Schedule:
         """Return the schedule: the rows of these ranks, with the ops of these micro-batches, chunks and kinds."""

@@ -20,6 +20,7 @@ BOX = 0.8  # the side of a box; the rest is the gap to its neighbour, in which l
 LARGEST_BOX, WIDEST_LINE = 37.0, 7.0  # pixels
 MOST_LINES, MOST_SEEN = 64, 32  # GPUs: with more, no lines; with more, only those of the GPU that is pointed at
 MOST_GROUPS = 16  # in a cell of the table
+BESIDE = 10.0  # pixels from panel to panel; two are narrow enough for a phone
 HEIGHTS = ((16, 140.0), (64, 215.0), (inf, 245.0))  # pixels of a grid beside another, by the most GPUs it has room for
 Sent = Mapping[str, Traffic]  # by axis
 
@@ -48,12 +49,14 @@ def draw_layout(
                 height = next(pixels for most, pixels in HEIGHTS if layout.world_size <= most)
                 marks += (own := [*grid(axis, x=left, y=top, width=WIDTH / 2 - 16, height=height)])
                 top = max(mark.bottom for mark in own) + 16
-            panels.append((left, 0.0, WIDTH / 2, top))
+            panels.append((left, 0.0, WIDTH / 2 - BESIDE, top))
     else:
         columns, height = (2, 260.0) if len(axes) == 4 else (3, 460.0 if layout.world_size > 512 else 350.0)
+        wide = WIDTH / columns
         for number, axis in enumerate(axes):
-            x, y = number % columns * WIDTH / columns, number // columns * (HEAD + height + 16)
-            marks += grid(axis, x=x, y=y, width=WIDTH / columns - 16, height=height)
+            x, y = number % columns * wide, number // columns * (HEAD + height + 16)
+            marks += (own := [*grid(axis, x=x, y=y, width=wide - 16, height=height)])
+            panels.append((x, y, wide - BESIDE, max(mark.bottom for mark in own) + 16 - y))
     for axis in axes:
         groups, crossing = layout.groups(axis), len(layout.crossings(axis, gpus_per_node))
         cells = [f"{AXIS_NAME[axis]} ({axis} {layout.size(axis)})", f"{len(groups)} of {layout.size(axis)}"]
@@ -64,8 +67,8 @@ def draw_layout(
     if node is not None:
         look = Look(edge=FRAME, fact="Show all nodes again.", click=True)
         bottom = max(mark.bottom for mark in marks)
-        marks.append(box("all nodes", 0, bottom + 12, 122, 26, FRAME_FILL, "‹ all nodes", **look))
-        panels = [(left, top, width, bottom + 46) for left, top, width, _ in panels]
+        marks.append(box("all nodes", 0, bottom + 18, 122, 26, FRAME_FILL, "‹ all nodes", **look))
+        panels.append((0.0, bottom + 16, panels[0][2], 36.0))
     says = "; ".join(f"{AXIS_NAME[axis]}: {describe_groups(layout, axis, gpus_per_node)}" for axis in axes)
     title = f"{layout.world_size} GPUs, {gpus_per_node} per node, order {layout.order}"
     heads = ["axis", "groups", "cross nodes", *["bytes a step", "between nodes"] * bool(traffic), "ranks"]

@@ -303,6 +303,10 @@ def stacked(timelines: Sequence[Timeline], titles: Sequence[str], unit: str, end
         top = rows[-1].bottom + 12 if rows else 0.0
         rows.append(Rows(timeline, title, f"{number}." if number else "", top + HEAD, end, right, unit))
         rows[-1].before = f"{title}, " * (len(timelines) > 1)
+    most = max(each.num_chunks for each in rows)
+    folds = most == 2 and any(each.folds for each in rows)
+    for each in rows:  # one legend is for all of them
+        each.num_chunks, each.folds = most, folds
     return rows
 
 

@@ -5,7 +5,7 @@ from course.predict import Choice, Number
 more_flops = Number(
     "15.more_flops",
     "A layer has E experts, MLPs of the same size, and k = 2 of them process each token. E grows from 8 to 64, for the "
-    "same tokens. The layer has almost 8 times as many parameters. It computes how many times as many FLOPs?",
+    "same tokens. The layer has almost 8 times as many parameters. How many times as many FLOPs does it compute?",
     {
         8: "There are eight times as many experts. How many of them process a token?",
         4: "k stays the same: first 2 of 8 experts process a token, then 2 of 64.",
@@ -40,8 +40,8 @@ experts_of_the = Number(
 
 slowest = Number(
     "15.slowest",
-    "Now k = 1 and all 16 words choose expert 0. There are 4 ranks, with 2 experts each. The busiest rank computes how "
-    "many times as many rows as it would with even loads?",
+    "Now k = 1 and all 16 words choose expert 0. There are 4 ranks, with 2 experts each. How many times as many "
+    "rows does the busiest rank compute as it would with even loads?",
     {
         8: "That is the load of expert 0 over the mean load of 8 experts. A rank has two of them.",
         16: "It computes 16 rows. And with even loads?",
@@ -82,7 +82,7 @@ largest_ep = Number(
 more_ranks = Number(
     "15.more_ranks",
     "Each rank has the same number of tokens, and choices are even. ep grows from 2 to 8. "
-    "A rank sends how many times as many bytes to other ranks?",
+    "How many times as many bytes does a rank send to other ranks?",
     {
         4: "There are four times as many ranks, but not four times as many rows. What share of its rows leaves a rank?",
         7: "A rank has seven times as many partners. But each of them gets fewer rows.",
@@ -95,7 +95,7 @@ more_ranks = Number(
 leaves_node = Number(
     "15.leaves_node",
     "8 ranks in two nodes of 4, ep = 8, and choices are even. "
-    "Of the bytes that a rank sends to other ranks, how many percent go to the other node?",
+    "What percentage of the bytes that a rank sends to other ranks goes to the other node?",
     {
         50: "Half of its rows go to the other node. But not all rows are sent: one rank's share stays where it is.",
         87.5: "That is the share of its rows that leave the rank.",
@@ -123,7 +123,7 @@ costs_most = Choice(
 dropped = Number(
     "15.dropped",
     "k = 1, 8 experts, 8 ranks, capacity factor 1. Each rank's tokens all choose one expert, and each rank's a "
-    "different one. How many percent of the choices are dropped?",
+    "different one. What percentage of the choices is dropped?",
     {
         0: "All experts have the same load, over all ranks. But a rank counts its own tokens only.",
         12.5: "That is what is kept: on each rank, its expert has room for an eighth of the rank's tokens.",

@@ -159,7 +159,7 @@ loss_in_a_v = Choice(
 
 held_where_it_turns = Number(
     "10.held_where_it_turns",
-    "A micro-batch goes through the V alone; a pass forward takes 1 time unit, one backward 2. Rank 0 holds the "
+    "A micro-batch goes through the V alone; a forward pass takes 1 time unit, a backward pass 2. Rank 0 holds the "
     "activations of stage 0 for 24 time units and those of stage 7 for 3, together 27. For how long does rank 3 hold "
     "those of its two stages, together?",
     {

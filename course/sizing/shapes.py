@@ -103,10 +103,10 @@ def mla_parameters(h: int, a: int, q_rank: int, kv_rank: int, head: int, rope: i
 
 
 TODAY: dict = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
-MIXTRAL_8X22B = GPT(56, 6144, 4096, 32768, 48, 8, 16384, num_experts=8, top_k=2, **TODAY)
+MIXTRAL_8X22B = GPT(56, 6144, 4096, 32768, 48, 8, 16384, num_experts=8, top_k=2, rotary_base=1e6, **TODAY)
 QWEN3_30B_A3B = AnyGPT(
     48, 2048, 4096, 151936, 32, 4, num_experts=128, top_k=8, moe_ffn_hidden_size=768,
-    head_size=128, attention_norms=2 * 128, **TODAY,
+    head_size=128, attention_norms=2 * 128, rotary_base=1e6, **TODAY,
 )  # fmt: skip
 DEEPSEEK_V3 = AnyGPT(
     61, 7168, 4096, 129280, 128, ffn_hidden_size=18432, num_experts=256, top_k=8, num_shared_experts=1,

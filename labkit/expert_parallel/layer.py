@@ -56,14 +56,15 @@ def dispatch(
     ranges = [layout.experts_of(rank, num_experts) for rank in layout.group_of(groups.rank, "expert_tp", "ep")]
     send = torch.stack([chosen[each.start : each.stop] for each in ranges])  # [ranks, experts of a rank]
     recv = all_to_all(send, groups.tp_ep)
-    starts = [*accumulate(chosen.tolist(), initial=0)]
-    bounds = [slice(starts[each.start], starts[each.stop]) for each in ranges]
     by_expert = flat.argsort(stable=True)  # those that chose none come last
-    slots = torch.cat([by_expert[each] for each in bounds])
-    splits = [each.stop - each.start for each in bounds], recv.sum(1).tolist()
-    expert_of_row = torch.arange(recv.size(1), device=x.device).repeat(len(recv)).repeat_interleave(recv.flatten())
-    exchange = Exchange(slots, *splits, expert_of_row.argsort(stable=True), recv.sum(0).cumsum(0, dtype=torch.int32))
-    rows = all_to_all(x[slots // max(1, experts.size(-1))], groups.tp_ep, *splits)
+    counts = torch.cat([chosen, recv.sum(1)]).tolist()  # here the host waits for a GPU, once
+    starts, recv_splits = [*accumulate(counts[:num_experts], initial=0)], counts[num_experts:]
+    bounds = [slice(starts[each.start], starts[each.stop]) for each in ranges]
+    slots, splits = torch.cat([by_expert[each] for each in bounds]), [each.stop - each.start for each in bounds]
+    experts_here = torch.arange(recv.size(1), device=x.device).repeat(len(recv))
+    by_row = experts_here.repeat_interleave(recv.flatten(), output_size=sum(recv_splits)).argsort(stable=True)
+    exchange = Exchange(slots, splits, recv_splits, by_row, recv.sum(0).cumsum(0, dtype=torch.int32))
+    rows = all_to_all(x[slots // max(1, experts.size(-1))], groups.tp_ep, splits, recv_splits)
     return rows[exchange.by_expert], exchange
 
 
@@ -116,12 +117,14 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, ends):
+        x = x.contiguous()  # which the kernel needs, also of gradients
         ctx.save_for_backward(x, weight, ends)
         return _grouped_product(x, weight.mT, ends)
 
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         (x, weight, ends), (need_x, need_weight, *_) = ctx.saved_tensors, needed_gradients(ctx)
+        grad = grad.contiguous()
         grad_x = _grouped_product(grad, weight, ends) if need_x else None
         return grad_x, _grouped_product(grad.mT, x, ends) if need_weight else None, None
 
@@ -131,10 +134,12 @@ def _grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> to
 
     The groups of a are rows, or columns where those of b are rows. One kernel computes all, where torch has it.
     """
-    a, width = a.contiguous() if b.dim() == 3 else a, 16 // a.element_size()  # rows start at multiples of 16 bytes
+    widths = b.shape[-2:] if b.dim() == 3 else (len(a), b.size(1))  # rows start at multiples of 16 bytes
     fits = a.dtype == torch.bfloat16 or (a.dtype == torch.float32 and a.device.type == "cpu")
-    if hasattr(F, "grouped_mm") and fits and not any(size % width for size in (*a.shape[b.dim() - 2 :], *b.shape[-2:])):
-        return F.grouped_mm(a, b, offs=ends)
+    if hasattr(F, "grouped_mm") and fits and a.numel() and not any(size * a.element_size() % 16 for size in widths):
+        product, num_rows = F.grouped_mm(a, b, offs=ends), ends.diff(prepend=ends.new_zeros(1))
+        # On Blackwell an expert without rows would get what the memory held: pytorch/pytorch#172439.
+        return product if b.dim() == 3 else product.masked_fill_((num_rows == 0)[:, None, None], 0)
     bounds = [slice(*pair) for pair in pairwise([0, *ends.tolist()])]
     if b.dim() == 3:
         return torch.cat([a[rows] @ matrix for rows, matrix in zip(bounds, b)])

@@ -1,14 +1,17 @@
 """Sends activations to the next stage and gradients to the one before, and receives both ahead of need.
 
 Each message has its own tag: with interleaving on two ranks, both neighbours are the same rank. NCCL knows no tags, so
-there each kind and direction has its own channel (`ProcessGroups.channel`), which keeps the order of sending. A shape
-message, if shapes are unknown, goes through the channel of gradients in its direction: the first of those comes only
-after all shapes, and in the activations' own channel it would hold up the activation that follows.
+there each kind and direction has its own channel (`ProcessGroups.channel`), which keeps the order of sending. Receives
+are posted in that order, whatever the receiver's own is, and what comes before its op does is kept.
+
+A shape message, if shapes are unknown, goes through the channel of gradients in its direction: the first of those comes
+only after all shapes, and in the activations' own channel it would hold up the activation that follows.
 """
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
-from functools import cache
+from contextlib import suppress
+from functools import cache, lru_cache
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -17,7 +20,7 @@ import torch.distributed as dist
 
 from labkit.groups import ProcessGroups, local_device
 from labkit.launch import waiting_for
-from labkit.schedules import BACKWARD, FORWARD, Op, Schedule
+from labkit.schedules import BACKWARD, FORWARD, Op, Schedule, ScheduleDeadlock
 from labkit.sizes import check_size
 from labkit.timeline.spans import WAIT
 
@@ -47,15 +50,16 @@ class Messages:
         self.schedule, self.groups, self.span = schedule, groups, span
         # On a GPU a second receive in a channel's queue can hold up the computation that the first one waits for.
         self.recv_prefetch = 1 if groups.has_channels else check_size("recv_prefetch", recv_prefetch)
+        self.due = _due(schedule) if groups.has_channels else {}
         self.rank, self.device, self.rows = groups.coords.pp, local_device(), [len(rows) for rows in inputs]
         self.shapes: dict[int, tuple] = {}  # stage -> dtype, shape, and for how many rows
         self.order_of = cache(lambda rank: {op: index for index, op in enumerate(schedule.ranks[rank])})
         self.handed_over: dict[Op, torch.Tensor] = {}  # from one chunk of this rank to another
         self.needs = {op: self._route(op, -1) for op in schedule.ranks[self.rank]}
-        self.recvs: dict[tuple[str, int], tuple[deque[Route], deque]] = {}  # kind and sender -> to post, and posted
-        for op, route in self.needs.items():
-            if route and route.rank != self.rank:
-                self.recvs.setdefault((op.kind, route.rank), (deque(), deque()))[0].append(route)
+        self.recvs: dict[tuple[str, int], tuple[deque[Route], dict[Route, tuple]]] = {}  # kind, sender: to post, posted
+        from_others = [route for route in self.needs.values() if route and route.rank != self.rank]
+        for route in sorted(from_others, key=lambda route: self.order_of(route.rank)[route.op]):
+            self.recvs.setdefault((route.op.kind, route.rank), (deque(), {}))[0].append(route)
         self.stages_before = {route.stage for key in self.recvs if key[0] == FORWARD for route in self.recvs[key][0]}
         self.pending_sends: dict[Route, list[tuple[torch.Tensor, Any]]] = {}
         for stage in range(1, schedule.num_stages):  # in one order on all ranks
@@ -70,15 +74,19 @@ class Messages:
     def take(self, op: Op) -> torch.Tensor | None:
         """Return what ``op``, the schedule's next, needs; wait if it is not here yet. None if it needs nothing."""
         self._post_recvs()
+        for key, num_left in self.due.get((self.rank, op), ()):
+            while len(self.recvs[key][0]) > num_left:
+                with waiting_for(op):
+                    self._post_recv(*self.recvs[key])
         route = self.needs[op]
         if route is None or route.rank == self.rank:
             return self.handed_over.pop(op, None)
         with self.span(WAIT, f"for {op}", op), waiting_for(op):
-            _, posted = self.recvs[op.kind, route.rank]
-            while not posted:
-                self._recv_shape(route)
+            to_post, posted = self.recvs[op.kind, route.rank]
+            while route not in posted:
+                self._post_recv(to_post, posted)
                 self._post_recvs()
-            tensor, work = posted.popleft()
+            tensor, work = posted.pop(route)
             work.wait()
         # The sender has done all its ops up to this one, so it has received what this rank sent for them.
         order = self.order_of(route.rank)
@@ -130,10 +138,18 @@ class Messages:
             # Shapes come through the channels of gradients, and before them.
             to_know = self.stages_before if kind == BACKWARD else set()
             while to_post and len(posted) < self.recv_prefetch and {to_post[0].stage} | to_know <= self.shapes.keys():
-                route = to_post.popleft()
-                dtype, shape = self._shape(route)
-                tensor = torch.empty(shape, dtype=dtype, device=self.device)
-                posted.append((tensor, dist.irecv(tensor, group=route.group, group_src=route.rank, tag=route.tag)))
+                self._post_recv(to_post, posted)
+
+    def _post_recv(self, to_post: deque[Route], posted: dict[Route, tuple]) -> None:
+        """Start to receive the next message, after its shape, and in a channel once the one before it is here."""
+        if posted and self.groups.has_channels:
+            posted[next(reversed(posted))][1].wait()
+        route = to_post.popleft()
+        if route.stage not in self.shapes:
+            self._recv_shape(route)
+        dtype, shape = self._shape(route)
+        tensor = torch.empty(shape, dtype=dtype, device=self.device)
+        posted[route] = tensor, dist.irecv(tensor, group=route.group, group_src=route.rank, tag=route.tag)
 
     def _send_shape(self, route: Route, tensor: torch.Tensor) -> None:
         dtype, shape, rows = tensor.dtype, tensor.shape, self.rows[route.op.micro_batch]
@@ -165,3 +181,23 @@ class Messages:
         number = stage + (op.kind == BACKWARD) * self.schedule.num_stages
         shape_tag = number * (len(self.rows) + 1)
         return Route(rank, there, group, shape_tag + 1 + op.micro_batch, of_shapes, shape_tag, stage)
+
+
+@lru_cache(maxsize=64)
+def _due(schedule: Schedule) -> dict[tuple[int, Op], deque]:
+    """Return by rank and op which receives to post before it: kind and sender, and how many may be left to post.
+
+    If all ops took the same time, these are of all that was sent but each channel's newest message. So no rank waits
+    for ever: in that order each send finds the message before it received, and each receive finds its message sent.
+    """
+    steps, last_step, next_op, due, num_left = {}, Counter(), {}, defaultdict(deque), Counter()
+    with suppress(ScheduleDeadlock):
+        for rank, op, needs in schedule.in_order():
+            last_step[rank] = steps[rank, op] = 1 + max([last_step[rank], *(steps[need] for need in needs)])
+        for rank, op in sorted(steps, key=steps.__getitem__, reverse=True):
+            next_op[rank] = op
+            receiver, _ = schedule.neighbor(rank, op, 1) or (rank, op)
+            if receiver != rank:
+                num_left[op.kind, rank, receiver] += 1  # this one and those after it
+                due[receiver, next_op.get(receiver)].appendleft(((op.kind, rank), num_left[op.kind, rank, receiver]))
+    return due

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from labkit.data_parallel.gradients import DataParallel
 from labkit.data_parallel.replicas import Replica, grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
@@ -57,7 +58,7 @@ def run(
         trace: gets a span for each op and each wait.
         activation: dtype and shape, [rows, ...], of what every stage but the last gives for the first micro-batch, the
             same on every rank. Without it each step sends shapes ahead, and a GPU's host waits for them.
-        recv_prefetch: how many receives of each kind are posted at a time from each sender; on NCCL always one.
+        recv_prefetch: how many receives of each kind are posted at a time from each sender; on NCCL as few as can run.
         allow_deadlock: run the schedule even if it deadlocks, to see what is reported.
 
     Raises:
@@ -78,6 +79,8 @@ def run(
     def reducing(op: Op):
         is_last = op == last_backward.get(op.chunk)
         sends = is_last or (average and reduce_every_micro_batch and op.kind != FORWARD)
+        # This op is a backward for each node with weights. After each, a sharded chunk would reduce whole units again.
+        sends = sends and (op.kind != WEIGHT_GRADIENT or isinstance(replicas[op.chunk], DataParallel))
         return replicas[op.chunk].reducing(is_last) if sends else nullcontext()
 
     with _all_reduce_tied_grads(tied if BACKWARD in schedule.kinds else (), schedule, groups):

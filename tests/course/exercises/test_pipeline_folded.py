@@ -64,7 +64,7 @@ def test_forgotten_weight_gradients_are_noticed_at_the_end_too():
     def keeps_the_last(can_run, num_held, limit):
         return None if can_run[0][0] == "W" and num_held == 1 else my_choice(can_run, num_held, limit)
 
-    assert "no rank goes on: rank 0 holds 1 and could run W" in what_happens(keeps_the_last, *CASES[1])
+    assert "no rank goes on: rank 0 holds 1 and is offered W" in what_happens(keeps_the_last, *CASES[1])
 
 
 def test_forwards_first_is_right_too():

@@ -123,9 +123,9 @@ def test_with_one_expert_group_there_is_one_grid_and_the_dense_model(explorer):
 @pytest.mark.parametrize(
     ("control", "value", "moved"),
     [
-        ("ep_size", 8, "<b>pipeline p is 1 now, not 4.</b> expert tensor etp = 2 * experts ep = 8 = 16 does not divide "
+        ("ep_size", 8, "<b>pipeline p is 1 now, not 4.</b> expert_tp = 2 * experts ep = 8 = 16 does not divide "
          "the expert grid&#x27;s n/p = 4."),
-        ("expert_tp_size", 8, "<b>pipeline p is 2 now, not 4.</b> expert tensor etp = 8 * experts ep = 1 = 8 does not "
+        ("expert_tp_size", 8, "<b>pipeline p is 2 now, not 4.</b> expert_tp = 8 * experts ep = 1 = 8 does not "
          "divide the expert grid&#x27;s n/p = 4."),
     ],
 )  # fmt: skip

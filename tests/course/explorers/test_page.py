@@ -69,6 +69,45 @@ def test_clicks_and_drops_reach_an_explorer_that_listens():
     assert ask("drop", ["op.1.F0", "row.1"], "builder")["cell"].endswith(repr(explorer))
 
 
+def test_an_address_keeps_what_was_picked_in_a_picture(made):
+    ask("choose", {"world_size": len(made["looks"]["world_size"]["words"]) - 1})
+    clicked = ask("click", "tp.block5")
+    assert clicked["address"] == {"n": "1024", "node": "5"}
+    assert ask("restore", {})["address"] == {}
+    restored = ask("restore", clicked["address"])
+    assert restored["address"] == clicked["address"]
+    marks = restored["stage"]["changes"]["marks"]
+    assert any("GPU 40:" in mark for mark in marks.values()) and not any("GPU 48:" in mark for mark in marks.values())
+
+
+def test_an_address_keeps_the_rows_of_a_schedule():
+    ask("make", ["schedule_builder", [2, 2], {"rows": ["F0"]}], "builder")
+    assert ask("choose", {"pp_size": 2}, "builder")["address"] == {"p": "3"}
+    ask("restore", {}, "builder")
+    dropped = ask("drop", ["op.1.F1", "row.1"], "builder")
+    assert dropped["address"] == {"rows": "F0-F1"}
+    assert ask("click", "clear", "builder")["address"] == {"rows": ""}
+    assert ask("restore", {}, "builder")["address"] == {}
+    assert ask("restore", {"rows": "F0-F1"}, "builder")["cell"] == dropped["cell"]
+
+
+@pytest.mark.parametrize(("view", "words", "fault"), [
+    ("layout", {"node": "x"}, "node = x must be the number of a node: use 0 or more"),
+    ("layout", {"node": "-1"}, "node = -1 must be the number of a node: use 0 or more"),
+    ("layout", {"node": "9" * 5000}, "Exceeds the limit"),
+    ("layout", {"t": "64", "node": "1"}, "tensor t = 64 is not offered"),
+    ("builder", {"rows": "F0 X1-"}, "'X1' is not an op"),
+    ("builder", {"rows": "F0 F0"}, "rows = F0 F0 must not have an op twice in a row: leave one out"),
+])  # fmt: skip
+def test_an_address_that_says_nothing_changes_nothing(made, view, words, fault):
+    ask("make", ["schedule_builder", [2, 2], {}], "builder")
+    assert fault in ask("restore", words, view)["error"]
+    assert ask("choose", {}, view)["address"] == {}
+    assert ask("restore", {"node": "99"})["address"] == {}  # there are two nodes
+    beyond = {"rows": "F0 F7 W0 F0.1-B0-F0"}  # of other micro-batches, kinds, chunks and ranks
+    assert ask("restore", beyond, "builder")["address"] == {"rows": "F0-B0"}
+
+
 def test_every_explorer_of_a_page_can_be_made():
     for name in page.MODULES:
         assert ask("make", [name, [], {}], name)["stage"]["steps"]

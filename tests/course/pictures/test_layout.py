@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from course.pictures.layout import axes_in_use, describe_groups, draw_layout, draw_orders
-from course.pictures.scene import WIDTH, is_inside
+from course.pictures.scene import MARGIN, NARROWEST, WIDTH, is_inside, text_width
 from course.pictures.style import AXIS_COLOR, TINTS, group_letter, tint
 from course.sizing import Traffic
 from labkit.layout import ParallelLayout
@@ -222,6 +222,20 @@ def test_two_grids_can_be_read_and_stay_in_their_columns(world_size, node):
     )
 
 
+@pytest.mark.parametrize(
+    ("sizes", "node"), [((16, 2, 4), None), ((64, 4, 2, 2), None), ((64, 4, 2, 2), 3), ((1024, 8, 16), 5)]
+)
+def test_each_dense_grid_is_a_panel_that_fits_a_phone(sizes, node):
+    layout = ParallelLayout(*sizes)
+    scene = draw_layout(layout, node=node)
+    assert len(scene.panels) == len(axes_in_use(layout)) + (node is not None)
+    assert max((width + 2 * MARGIN) * NARROWEST for _, _, width, _ in scene.panels) <= 349  # of 390 pixels
+    for mark in scene.marks:
+        [(left, top, width, height)] = [panel for panel in scene.panels if is_inside(mark.x, mark.y, panel)]
+        assert left <= mark.x and mark.right <= left + width and top <= mark.y and mark.bottom <= top + height
+        assert mark.shape != "label" or mark.x + text_width(mark.text, mark.size, mark.bold) <= left + width
+
+
 def test_experts_cross_nodes_by_their_own_grid():
     layout = ParallelLayout(16, tp_size=2, ep_size=8, expert_tp_size=2)
     assert describe_groups(layout, "ep", 8) == "2 groups of 8, all cross nodes"
@@ -233,4 +247,4 @@ def test_expert_tensor_parallelism_of_another_size_makes_a_second_grid_too():
     assert [row[0] for row in draw_layout(layout).table.rows][-3:] == [
         "expert tensor (expert_tp 2)", "expert (ep 1)", "expert data (expert_dp 4)",
     ]  # fmt: skip
-    assert not draw_layout(ParallelLayout(8, tp_size=4, expert_tp_size=4)).panels
+    assert len(draw_layout(ParallelLayout(8, tp_size=4, expert_tp_size=4)).panels) == 3

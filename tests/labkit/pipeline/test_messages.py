@@ -148,7 +148,7 @@ def known_shapes_as_on_nccl(schedule):
 
 @pytest.mark.parametrize("schedule", [zero_bubble_v(8, 24), greedy(8, 24, 24)], ids=lambda schedule: schedule.name)
 def test_eight_ranks_that_know_all_shapes_wait_for_nobody_for_ever(on_ranks, schedule):
-    """With shapes to send, these two deadlock by the rules of NCCL."""
+    """With 24 micro-batches, as a user might have them; `test_nccls_rules` has more sizes, simulated."""
     on_ranks(known_shapes_as_on_nccl, schedule, world_size=8)
 
 
@@ -159,6 +159,20 @@ def test_receives_are_posted_early_enough_for_nccl(on_ranks):
         on_ranks(parity_as_on_nccl, in_a_v(p, m), m, world_size=p)
     with pytest.raises(RankFailed, match="recv_prefetch=0 must be at least 1"):
         launch(parity, interleaved(2, 5, 2), recv_prefetch=0, world_size=2)
+
+
+def test_messages_that_wait_for_their_turn_hold_up_nobody(on_ranks):
+    """Rounds of 5 and 6 on 4 ranks: a receive for each message that waits, or all ranks would wait to send."""
+    on_ranks(parity_as_on_nccl, [interleaved(4, 11, 2)], 11, world_size=4)
+
+
+def test_a_receiver_may_have_its_own_order(on_ranks):
+    """All messages have one shape: without tags, those of one micro-batch would be taken for another's, unseen."""
+    lines = "F0 F1 F2 B1 B0 B2", "F2 F0 F1 B2 B1 B0"
+    for schedule in (own(*lines, m=3), own(*reversed(lines), m=3)):
+        on_ranks(partial(parity, schedule, rows=even))
+        on_ranks(known_shapes_as_on_nccl, schedule)
+        on_ranks(parity_as_on_nccl, [schedule], 3, world_size=2)
 
 
 @pytest.mark.parametrize("p", [2, 3])

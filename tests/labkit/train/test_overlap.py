@@ -38,3 +38,20 @@ def when_gradients_leave(zero_stage):
 def test_gradients_leave_while_the_last_backward_computes(on_ranks, zero_stage, in_each, early):
     """At stage 0 each parameter in a bucket of its own; at the others two layers and the root."""
     assert on_ranks(when_gradients_leave, zero_stage) == [(in_each, early)] * 2
+
+
+def sent_in_a_step(config):
+    """How many reduce-scatters there are, and how many there should be."""
+    with training(config) as trainer:
+        trace = NamedTrace(trainer.groups.rank)
+        with trace_communication(trace):
+            trainer.compute_gradients()
+    sent = [span for span in trace.spans() if (span.kind, span.label) == (COMMUNICATION, "reduce_scatter")]
+    return len(sent), sum(len(chunk._flats) for chunk in trainer.chunks)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble", "zero-bubble-v"])
+def test_each_unit_is_reduced_once_also_if_its_weights_have_ops_of_their_own(on_ranks, schedule):
+    config = replace(TINY, pp_size=2, schedule=schedule, zero_stage=1, tied=False)
+    for num_sent, num_units in on_ranks(sent_in_a_step, config, world_size=4):
+        assert num_sent == num_units
