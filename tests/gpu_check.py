@@ -5,12 +5,14 @@ an all-reduce is timed: two minutes. `python -m tests.gpu_check --backend gloo -
 """
 
 import argparse
+import copy
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.init import xavier_normal_
 
 from course.measure.bandwidth import measure
 from course.measure.environment import facts, look_at_machine
@@ -26,7 +29,8 @@ from course.measure.operations import WITH_ROOT, WITHOUT_ROOT
 from course.parity import Difference, Parity, compare, gradients
 from labkit import pipeline, tensor_parallel
 from labkit.context_parallel import positions
-from labkit.groups import init_groups, local_device
+from labkit.expert_parallel import Experts, MoELayer
+from labkit.groups import groups_of_one, init_groups, local_device
 from labkit.launch import RankFailed, World, launch
 from labkit.layout import ParallelLayout
 from labkit.model import CONTEXT_PARALLEL
@@ -133,6 +137,35 @@ def attention(name: str, dtype: torch.dtype = torch.float64) -> list[Difference]
     )
 
 
+def experts() -> list[Difference]:
+    """Compute experts in bfloat16, for which GPUs have one kernel: also one without rows, and no multiple of 8."""
+    ends = torch.tensor([5, 5, 12, 37]).int()
+    torch.manual_seed(0)
+    made = Experts((len(ends), 64, 128), groups_of_one(), False, "none", [xavier_normal_] * 2, dtype=torch.bfloat16)
+    x, grad = torch.randn(2, 37, 64).bfloat16()
+    found = []
+    for device, dtype in ((torch.device("cpu"), torch.float64), (local_device(), torch.bfloat16)):  # a loop, the kernel
+        here, rows = copy.deepcopy(made).to(device, dtype), x.to(device, dtype, copy=True).requires_grad_()
+        output = here(rows, ends.to(device))
+        output.backward(grad.to(device, dtype))
+        found.append({"output": output, "gradient of the input": rows.grad, **gradients(here)})
+    return compare({name: tensor.double() for name, tensor in found[1].items()}, found[0])
+
+
+def waits() -> int:
+    """Return for how many operations of a layer with experts the host waits for its GPU; 1 is meant."""
+    layer = MoELayer(64, 128, 4, 2, groups_of_one(), device=local_device(), dtype=torch.bfloat16)
+    x = torch.randn(2, 37, 64).to(local_device(), torch.bfloat16).requires_grad_()
+    for _ in range(2):  # the first makes handles and loads kernels
+        torch.cuda.set_sync_debug_mode("warn")
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            output, load = layer(x)
+            (output.float().square().mean() + layer.router.loss(load)).backward()
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing" in str(warning.message) for warning in seen)
+
+
 def schedule(name: str) -> list[Difference]:
     """Run one step of a pipeline over all ranks."""
     p, device = dist.get_world_size(), local_device()
@@ -196,6 +229,7 @@ class Ranks:
 
     def trained(self, config: TrainConfig) -> Outcome:
         alone = replace(config, tp_size=1, cp_size=1, pp_size=1, sequence_parallel=False, zero_stage=0, shard_size=None)
+        alone = replace(alone, ep_size=1, schedule="1f1b")
         if alone not in self.in_one_process:
             [self.in_one_process[alone]] = launch(training, alone, world_size=1, backend="gloo")
         expected = self.in_one_process[alone]
@@ -210,6 +244,10 @@ class Ranks:
             again = self.run(training, replace(saving, resume=True))
         last = [{name: values[-1:] for name, values in rank.items()} for rank in through]
         return worst([compare(found, expected) for found, expected in zip(again, last)])
+
+    def waited(self) -> Outcome:
+        """Count waits; nothing is right or wrong about them."""
+        return None, "only on GPUs" if self.backend == "gloo" else f"{self.run(waits)[0]} for a layer, 1 is meant"
 
     def deadlock(self) -> Outcome:
         with World(self.num, backend=self.backend, timeout_seconds=10) as world:
@@ -231,6 +269,10 @@ class Ranks:
         rows |= {f"layer: {name}": partial(self.compared, layer, name) for name in LAYERS}
         rows |= {f"attention: {name}": partial(self.compared, attention, name) for name in CONTEXT_PARALLEL}
         rows |= {"attention: ring, bfloat16": partial(self.rounded, attention, "ring", torch.bfloat16)}
+        rows |= {
+            "experts: bfloat16, one kernel": partial(self.rounded, experts),
+            "experts: waits of the host": self.waited,
+        }
         rows |= {f"schedule: {name}": partial(self.compared, schedule, name) for name in SCHEDULES}
         rows |= {f"trainer: {name}": partial(self.trained, config) for name, config in layouts(self.num).items()}
         rows |= {"trainer: resumed, async_save": partial(self.resumed, layouts(self.num)[HYBRID])}
@@ -261,6 +303,18 @@ def layouts(n: int) -> dict[str, TrainConfig]:
             base, cp_size=n, norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False
         ),
         f"t = {tp_size}, p = {pp_size}, d = {n // tp_size // pp_size}": replace(base, tp_size=tp_size, pp_size=pp_size),
+        f"experts, ep = {n // pp_size}, p = {pp_size} in a V": replace(
+            base,
+            pp_size=pp_size,
+            ep_size=n // pp_size,
+            schedule="zero-bubble-v",
+            num_layers=2 * pp_size,
+            zero_stage=1,
+            num_experts=2 * n,
+            aux_loss="sequence",
+            aux_loss_coefficient=0.1,
+            bias_update_rate=0.01,
+        ),
     }
 
 

@@ -117,14 +117,13 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, ends):
-        x = x.contiguous()  # which the kernel needs, also of gradients
-        ctx.save_for_backward(x, weight, ends)
+        ctx.save_for_backward(x := x.contiguous(), weight, ends)
         return _grouped_product(x, weight.mT, ends)
 
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         (x, weight, ends), (need_x, need_weight, *_) = ctx.saved_tensors, needed_gradients(ctx)
-        grad = grad.contiguous()
+        grad = grad.contiguous()  # as a sum's is not
         grad_x = _grouped_product(grad, weight, ends) if need_x else None
         return grad_x, _grouped_product(grad.mT, x, ends) if need_weight else None, None
 

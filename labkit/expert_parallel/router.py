@@ -18,7 +18,7 @@ from torch import nn
 from labkit.groups import ProcessGroups
 from labkit.placement import PlacedModule, Placement
 from labkit.sizes import check_size
-from labkit.tensor_parallel.operators import copy_to_tp
+from labkit.tensor_parallel.operators import all_reduce, copy_to_tp
 from labkit.tensor_parallel.shards import draw
 
 
@@ -192,11 +192,9 @@ class _AttachLoss(torch.autograd.Function):
 
 
 def _sum_over(counts: torch.Tensor, *groups: dist.ProcessGroup) -> torch.Tensor:
-    total = counts.clone()
     for group in groups:
-        if group.size() > 1:
-            dist.all_reduce(total, group=group)
-    return total
+        counts = all_reduce(counts, group) if group.size() > 1 else counts
+    return counts
 
 
 def _check_choice(name: str, value: str, known: tuple[str, ...]) -> str:

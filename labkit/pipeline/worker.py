@@ -52,8 +52,8 @@ def run(
         ignore_index: the integer target that ``loss`` leaves out of its mean, as `F.cross_entropy` does. None: all
             count, so a GPU's host need not wait for their number.
         tied: this rank's copies of a weight that first and last stage share; their gradients are added up.
-        average: the chunks are wrapped (`labkit.data_parallel`): each sends its gradients during its last backward, and
-            they are the replicas' average when this returns. Otherwise they stay this replica's own.
+        average: the chunks are wrapped (`labkit.data_parallel`): each sends its gradients during its last backward (if
+            sharded and split, after all ops); they are the replicas' average at the end. Otherwise they stay its own.
         reduce_every_micro_batch: send them in every backward, so a `FullyShardedDataParallel` adds up no whole ones.
         trace: gets a span for each op and each wait.
         activation: dtype and shape, [rows, ...], of what every stage but the last gives for the first micro-batch, the
@@ -79,7 +79,7 @@ def run(
     def reducing(op: Op):
         is_last = op == last_backward.get(op.chunk)
         sends = is_last or (average and reduce_every_micro_batch and op.kind != FORWARD)
-        # This op is a backward for each node with weights. After each, a sharded chunk would reduce whole units again.
+        # This op is a backward for each node with weights; after each, FSDP would reduce whole units again.
         sends = sends and (op.kind != WEIGHT_GRADIENT or isinstance(replicas[op.chunk], DataParallel))
         return replicas[op.chunk].reducing(is_last) if sends else nullcontext()
 
