@@ -74,10 +74,9 @@ class FullyShardedDataParallel(Replica):
         self.module, self.reshard_after_forward = module, reshard_after_forward
         self._groups = (group,) if replicate_group is None else (replicate_group, group)
         check_replicas(module, *self._groups)
-        names = {each: name for name, each in module.named_modules()}
-        # The root last: its module contains the units, which are materialized by then.
-        groups = {None: self._groups, **(own_groups or {})}
-        made = {each: Unit(names[each], each, divided[each], groups) for each in reversed(divided)}
+        names, made = {each: name for name, each in module.named_modules()}, {}
+        for each in reversed(divided):  # the root last: its module contains the units, which are materialized by then
+            made[each] = Unit(names[each], each, divided[each], {None: self._groups, **(own_groups or {})})
         self._root, self._units = made[module], [made[each] for each in divided]
         self._backward_order = [self._root, *self._units[:0:-1]]
         self._flats = [flat for unit in self._units for flat in unit.flats]
