@@ -188,8 +188,7 @@ def run_of(world_size, choice):
     dp_size = world_size // (t * c * p)
     is_whole = dp_size * t * c * p == world_size and world_size % (p * ep * etp) == 0
     has_use = (p > 1 or options["schedule"] == "1f1b") and (t > 1 or not options["sequence_parallel"])
-    is_all = options["shard_size"] == dp_size * c
-    if not is_whole or not has_use or is_all or (options["zero_stage"] and world_size == t * p):
+    if not is_whole or not has_use or (options["zero_stage"] and world_size == t * p):
         raise ValueError("no such run")
     two_chunks = options["schedule"] in ("interleaved", *V_SHAPED)
     # Of a "global" loss, micro-batches must be the whole batch; of one per micro-batch, they must have equal rows.
