@@ -55,7 +55,7 @@ FACTORS = {
     "balance": tuple(BALANCES),
     "top_k": tuple(FORMS),
 }
-SMALL = {"tp_size": 2, "cp_size": 2, "pp_size": 2, "ep_size": 4, "expert_tp_size": 2}
+SMALL = {"tp_size": 2, "cp_size": 2, "pp_size": 2, "ep_size": 2, "expert_tp_size": 2}
 
 # -- one process, against plain torch ----------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ def run_of(world_size, choice):
 def some_runs(num_tried=300, seed=0):
     """A few runs of sizes up to 2, in which all values meet in pairs that can; the next always adds most for its cost.
 
-    Sizes of 4 and 8 come in the long sweep, but for ep.
+    Sizes of 4 and 8 come in the long sweep.
     """
     draw, covers = random.Random(seed), {}
     while len(covers) < num_tried:
