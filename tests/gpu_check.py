@@ -228,8 +228,8 @@ class Ranks:
         return None, f"error {error:.1e}, of at most {LARGEST_ERROR_IN_BFLOAT16:.1e}, {where}"
 
     def trained(self, config: TrainConfig) -> Outcome:
-        alone = replace(config, tp_size=1, cp_size=1, pp_size=1, sequence_parallel=False, zero_stage=0, shard_size=None)
-        alone = replace(alone, ep_size=1, schedule="1f1b")
+        sizes = dict.fromkeys(("tp_size", "cp_size", "pp_size", "ep_size"), 1)
+        alone = replace(config, **sizes, schedule="1f1b", sequence_parallel=False, zero_stage=0, shard_size=None)
         if alone not in self.in_one_process:
             [self.in_one_process[alone]] = launch(training, alone, world_size=1, backend="gloo")
         expected = self.in_one_process[alone]

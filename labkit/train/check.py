@@ -77,7 +77,7 @@ def what_a_rank_holds(config: TrainConfig, world_size: int, pp_rank: int) -> tup
         own = {p.untyped_storage()._cdata for model in models for p in model.parameters()}
         activations = [_activation_bytes(model, own, config) for model in models]
         parameters = [(p.numel(), placement_of(p).replica_group) for model in models for p in model.parameters()]
-        shard = sum(size / (groups.expert_shard if own else groups.shard).size() for size, own in parameters)
+        shard = sum(size / (groups.expert_shard if group else groups.shard).size() for size, group in parameters)
     whole = sum(size for size, _ in parameters)
     unit = max(sum(p.numel() for p in each.parameters()) for model in models for each in [*model.units, nn.Module()])
     weight, stage = config.dtype.itemsize, config.zero_stage

@@ -302,7 +302,7 @@ def long_sweep(seed=0):
             yield 8, choice
 
 
-@pytest.mark.skipif("TRAIN_ALL" not in os.environ, reason="takes an hour: set TRAIN_ALL=1")
+@pytest.mark.skipif("TRAIN_ALL" not in os.environ, reason="takes half an hour or more: set TRAIN_ALL=1")
 def test_the_whole_product_of_axes(on_ranks):
     compare(on_ranks, long_sweep())
 
