@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
@@ -71,7 +71,8 @@ def _address(server: subprocess.Popen, runtime: Path, log: Path) -> str:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and server.poll() is None:
         for path in runtime.glob(f"jpserver-{server.pid}.json"):
-            return json.loads(path.read_text())["url"]
+            with suppress(json.JSONDecodeError):  # the server makes the file first, and then writes it
+                return json.loads(path.read_text())["url"]
         time.sleep(0.05)
     raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-3000:]}")
 
