@@ -3,6 +3,8 @@
 import gc
 import itertools
 import os
+import signal
+import threading
 
 import cloudpickle
 import pytest
@@ -23,6 +25,28 @@ def pytest_collection_finish():
     """Leave what is there now alone when garbage is collected: thousands of tests and torch's modules."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Stop a test that hangs as the stop button does: it fails, with a report of where its ranks are."""
+    seconds, stopped = 0.8 * float(item.config.getini("faulthandler_timeout")), threading.Event()
+
+    def stop():
+        stopped.set()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        return (yield)
+    except KeyboardInterrupt as interrupt:
+        if not stopped.is_set():
+            raise
+        raise TimeoutError(f"it was stopped after {seconds:.0f} seconds: {interrupt}") from interrupt
+    finally:
+        timer.cancel()
 
 
 @pytest.fixture(scope="session")

@@ -93,7 +93,7 @@ class Call:
                     self.renewed[rank] = done
                 case ("where", rank, snapshot):
                     self.asked.discard(rank)
-                    self.snapshots[rank] = snapshot
+                    self.snapshots |= {rank: snapshot} if snapshot else {}
                     continue  # the answer to our own question is not a sign of life
             self.watchdog.sign_of_life(time.monotonic())
         self.output.refresh()
@@ -116,8 +116,7 @@ class Call:
         ranks = self._unfinished() - look.snapshots.keys()
         for rank in ranks:
             self.ranks.signal(STACK_SIGNAL, rank)  # not at every look: it cuts a sleep in C code short
-        if ranks:
-            self._pump(0.1)
+        self._pump(0.1 if ranks else 0)
         return replace(look, stacks={rank: read_text(f"{self.ranks.directory}/stack{rank}") for rank in ranks})
 
     def _look(self) -> None:

@@ -118,9 +118,7 @@ class Output:
         for name, some in (("stdout", bars), (stream, [line for line in lines if line not in bars])):
             if some:
                 text, file = _marked(rank, some), getattr(sys, name)
-                encoding = (
-                    getattr(file, "encoding", None) or "utf-8"
-                )  # a terminal's may lack letters that a rank prints
+                encoding = getattr(file, "encoding", None) or "utf-8"  # which may lack letters that a rank prints
                 print(text.encode(encoding, "replace").decode(encoding), end="", file=file, flush=True)
 
     def last_words(self, rank: int) -> list[str]:

@@ -74,8 +74,7 @@ class _Message:
 
 
 _SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeration", "split_group")
-# What each thread waits for at this moment, by its identifier.
-_purposes: dict[int, object] = {}
+_purposes: dict[int, object] = {}  # what each thread waits for at this moment, by its identifier
 _messages: dict[int, _Message] = {}
 _timeouts: dict[int, timedelta] = {}
 

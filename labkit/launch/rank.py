@@ -98,9 +98,11 @@ def _answer(messages: Iterator[tuple], probe: Probe, calls: queue.SimpleQueue) -
     for message in messages:
         match message:
             case ("where",):
-                interval = sys.getswitchinterval()
+                snapshot, interval = None, sys.getswitchinterval()
                 sys.setswitchinterval(1e-4)  # else each file it reads waits 5 ms for a main thread that runs Python
-                _kernel.send("where", probe.snapshot())  # pyright: ignore[reportOptionalMemberAccess]
+                with contextlib.suppress(Exception):  # what it looks at may change; and without this thread,
+                    snapshot = probe.snapshot()  # no call would ever arrive
+                _kernel.send("where", snapshot)  # pyright: ignore[reportOptionalMemberAccess]
                 sys.setswitchinterval(interval)
             case ("call", payload):
                 calls.put(payload)  # or None, to leave

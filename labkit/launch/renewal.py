@@ -3,6 +3,7 @@
 A wait of gloo ends only when its connections do. Groups stay, as layers and names hold them: each gets a new backend.
 """
 
+import contextlib
 import itertools
 import json
 import socket
@@ -18,7 +19,8 @@ def free() -> None:
     ports = {each.getsockname()[1] for each in linux.tcp_sockets() if each.getsockopt(*_LISTENS)}
     for each in linux.tcp_sockets():
         if not each.getsockopt(*_LISTENS) and each.getsockname()[1] in ports:
-            each.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # its peer has hung up already
+                each.shutdown(socket.SHUT_RDWR)
 
 
 def connect_anew() -> bool:

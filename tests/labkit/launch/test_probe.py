@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import os
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -16,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labkit.launch import World, launch, waiting_for
+from labkit.launch import Deadlock, World, launch, renewal, waiting_for
 from labkit.launch.linux import bytes_received
 from labkit.launch.probe import Probe
 
@@ -43,6 +44,39 @@ def test_a_look_keeps_nothing_of_what_it_saw_alive():
         assert hold()() is None and looked
     finally:
         gc.enable()
+
+
+def test_a_look_that_fails_hides_no_deadlock_and_no_call():
+    """The thread that looks also takes the calls: it must go on."""
+
+    def fail_once_and_wait_alone():
+        snapshot = Probe.snapshot
+
+        def fail(_):
+            Probe.snapshot = snapshot
+            raise RuntimeError("dictionary changed size during iteration")
+
+        Probe.snapshot = fail
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1))
+
+    with World(2) as world:
+        with pytest.raises(Deadlock, match="rank 0 waits"):
+            world.run(fail_once_and_wait_alone)
+        assert world.run(dist.get_rank) == [0, 1]
+
+
+def test_connections_that_peers_have_closed_are_no_hindrance_when_a_rank_is_freed():
+    def free_what_is_gone():
+        listening = socket.create_server(("127.0.0.1", 0))
+        caller = socket.create_connection(listening.getsockname())
+        accepted = listening.accept()[0]
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        caller.close()  # with a reset: nothing is left to shut
+        renewal.free()
+        return accepted.fileno() > 0
+
+    assert launch(free_what_is_gone, world_size=1) == [True]
 
 
 def test_a_snapshot_has_what_the_innermost_wait_is_for():
