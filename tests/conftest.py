@@ -29,6 +29,15 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
+    return (yield from stopped_if_it_hangs(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):  # of a module's fixtures too
+    return (yield from stopped_if_it_hangs(item))
+
+
+def stopped_if_it_hangs(item):
     """Stop a test that hangs as the stop button does: it fails, with a report of where its ranks are."""
     seconds, stopped = 0.8 * float(item.config.getini("faulthandler_timeout")), threading.Event()
 
