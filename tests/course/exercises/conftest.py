@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 
 from course.exercises import found_by, on_ranks, pipeline_parallel, tensor_parallel
-from labkit.launch import World
+from labkit.launch.world import World, _pickled_call
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,8 @@ def keep_ranks(worlds, patch):
 
         calls.append(function)
         world = worlds.pop(world_size, None) or World(world_size, backend=backend)
-        result = world.run(on_rank, *args)
+        call = _pickled_call(on_rank, args, {})
+        result = world._run(call, live=False, keep=False)  # after an error the ranks go, as in `launch`
         worlds[world_size] = world
         return result
 
