@@ -52,7 +52,8 @@ class ParallelGPT(PlacedModule):
         context_parallel: how they compute attention together: "ring", "ulysses" or "gathered".
         balanced: they hold an early and a late chunk each, not consecutive tokens.
         defer_grad_reduce: leave the sums of sequence parallelism to `labkit.train.gradients.all_reduce_grads`.
-        experts: options of each `MoELayer` that the shape does not say; on several ranks, all their ``groups``.
+        experts: options of each `MoELayer` that the shape does not say; with the ``groups`` of all ranks if these share
+            layers, or routers count over replicas.
         num_micro_batches: how many forwards make a step; the losses of routers are averaged over them.
         factory: dtype and device. On "meta", no number is drawn until each module's `reset_parameters`.
 

@@ -2,15 +2,17 @@
 
 import itertools
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from labkit.data_parallel.gradients import DataParallel
+from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.expert_parallel import Balance, MoELayer
 from labkit.groups import groups_of_one, init_groups
 from labkit.layout import ParallelLayout
 from labkit.model import normal
+from labkit.placement import placement_of
 from labkit.tensor_parallel import gather_whole
 from labkit.train.gradients import all_reduce_grads
 
@@ -144,3 +146,21 @@ def check_all():
 
 def test_every_layout_of_eight_ranks_is_the_dense_loop(on_ranks):
     on_ranks(check_all, world_size=8)
+
+
+def replicas_without_groups(wrap, options):
+    world, layer = dist.group.WORLD, make(groups_of_one())
+    *_, grads = witness(world.size(), 2, "", False, 0)
+    model = wrap(layer, world, **options)
+    x, target = (each.chunk(world.size())[world.rank()] for each in batch(world.size()))
+    output, load = model(x)
+    ((output * target).mean() + layer.router.loss(load)).backward()
+    for name, weight in {"router": layer.router.weight, "up": layer.experts.up, "down": layer.experts.down}.items():
+        flat = placement_of(weight).flat
+        expected = grads[name].flatten()[flat.start :][: weight.numel()] if flat else grads[name]
+        close(weight.grad, expected, name)
+
+
+@pytest.mark.parametrize(("wrap", "options"), [(DataParallel, {}), (FullyShardedDataParallel, {"units": []})])
+def test_replicas_made_without_groups_average_experts_like_everything_else(on_ranks, wrap, options):
+    on_ranks(replicas_without_groups, wrap, options)
