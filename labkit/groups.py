@@ -165,8 +165,8 @@ def groups_to_make(
 ) -> dict[tuple[str, ...], list[list[int]]]:
     """Return the lists of ranks of all groups, by the kinds that share them.
 
-    NCCL runs the collectives of a group in order. So FSDP's prefetched all-gathers must not share a group with tensor
-    or context parallelism or with experts' all-to-alls: there, they get a group of their own.
+    NCCL runs the collectives of a group in order. So what runs beside layers, FSDP's gathers and gradients on their way
+    to replicas, gets groups of its own there: no layer or router waits for those.
     """
     kinds = {name: layout.groups(*axes) for name, axes in AXES_OF_GROUP.items()}
     kinds["embedding"] = [list(dict.fromkeys([pipeline[0], pipeline[-1]])) for pipeline in kinds["pp"]]
@@ -174,8 +174,7 @@ def groups_to_make(
     if shard_size and shard_size != layout.dp_size * layout.cp_size:
         kinds["shard"], kinds["replicate"] = layout.shard_groups(shard_size)
         kinds["expert_shard"], kinds["expert_replicate"] = layout.shard_groups(shard_size, experts=True)
-    busy = [kinds[name] for name in ("tp", "cp", "tp_ep") if len(kinds[name][0]) > 1]
-    separate = {name for name in _SHARDS if has_nccl and kinds[name] in busy}
+    separate = {name for name in _SHARDS if has_nccl and len(kinds[name][0]) > 1}
     shared: dict[tuple, list[str]] = {}
     for name, groups in kinds.items():
         shared.setdefault((name in separate, *map(tuple, groups)), []).append(name)

@@ -226,7 +226,7 @@ class Trainer:
         """Return a chunk of the model whose gradients are averaged, divided as far as the ZeRO stage says."""
         stage, groups = self.config.zero_stage, self.groups
         if stage == 0:
-            return DataParallel(model, groups.dp_cp)
+            return DataParallel(model, groups.shard)
         options: dict = dict(units=model.units, reshard_after_forward=stage == 3, replicate_group=groups.replicate)
         options["own_groups"] = {groups.expert_dp: (groups.expert_replicate, groups.expert_shard)}
         return FullyShardedDataParallel(model, groups.shard, **options)

@@ -1,5 +1,7 @@
 """Training with experts: every layout has the losses, norms, weights and biases of one process; and what is refused.
 
+In each run, all ranks of a group must call the same collectives in the same order (`tests.support.collectives`).
+
 `make test` runs a selection in which every two sizes and options meet that can. Every layout of eight ranks:
 ``TRAIN_ALL=1 pytest -s -o faulthandler_timeout=7200 tests/labkit/train/test_experts.py -k product``.
 """
@@ -27,6 +29,7 @@ from labkit.train import TrainConfig, train, training
 from labkit.train.check import check, what_a_rank_holds
 from labkit.train.config import V_SHAPED
 from tests.labkit.train.tiny import TINY, TODAY, in_few_launches, numbers
+from tests.support.collectives import check_order, recorded
 
 # Step 2 shows what step 1 has left behind, and the third step what biases do after two changes.
 MOE = replace(TINY, steps=3, warmup_steps=2, eval_interval=3, num_experts=8, moe_ffn_hidden_size=8)
@@ -180,6 +183,11 @@ def trained(config, expected=None):
         return numbers(steps), worst
 
 
+def trained_with_calls(*args):
+    with recorded() as calls:
+        return *trained(*args), calls
+
+
 def run_of(world_size, choice):
     """The config of a choice, and that of one process with the same losses; a ValueError if there is no such run."""
     options = dict(choice)
@@ -237,8 +245,9 @@ def compare(on_ranks, runs):
             [alone[reference]] = on_ranks(trained, reference, world_size=1)
         expected, tensors = alone[reference]
         all_runs.append((world_size, (config, tensors), (expected, choice)))
-    for (world_size, _, (expected, choice)), ranks in in_few_launches(on_ranks, trained, all_runs):
-        for rank, (got, _) in enumerate(ranks):
+    for (world_size, _, (expected, choice)), ranks in in_few_launches(on_ranks, trained_with_calls, all_runs):
+        check_order([calls for *_, calls in ranks])
+        for rank, (got, *_) in enumerate(ranks):
             assert got == pytest.approx(expected, rel=1e-10, abs=0), f"rank {rank} of {world_size}: {choice}"
 
 
