@@ -55,6 +55,8 @@ class FullyShardedDataParallel(Replica):
             unit, has been frozen or unfrozen, or has changed since forward. In ``backward(create_graph=True)``.
     """
 
+    reduces_whole_units = True
+
     def __init__(
         self,
         module: nn.Module,

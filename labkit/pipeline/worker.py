@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.data_parallel.gradients import DataParallel
 from labkit.data_parallel.replicas import Replica, grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
@@ -79,8 +78,8 @@ def run(
     def reducing(op: Op):
         is_last = op == last_backward.get(op.chunk)
         sends = is_last or (average and reduce_every_micro_batch and op.kind != FORWARD)
-        # This op is a backward for each node with weights; after each, FSDP would reduce whole units again.
-        sends = sends and (op.kind != WEIGHT_GRADIENT or isinstance(replicas[op.chunk], DataParallel))
+        # A W is a backward for each node with weights, and whole units would be reduced after each.
+        sends = sends and not (op.kind == WEIGHT_GRADIENT and replicas[op.chunk].reduces_whole_units)
         return replicas[op.chunk].reducing(is_last) if sends else nullcontext()
 
     with _all_reduce_tied_grads(tied if BACKWARD in schedule.kinds else (), schedule, groups):
