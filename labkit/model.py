@@ -52,8 +52,7 @@ class ParallelGPT(PlacedModule):
         context_parallel: how they compute attention together: "ring", "ulysses" or "gathered".
         balanced: they hold an early and a late chunk each, not consecutive tokens.
         defer_grad_reduce: leave the sums of sequence parallelism to `labkit.train.gradients.all_reduce_grads`.
-        experts: options of each `MoELayer` that the shape does not say; with the ``groups`` of all ranks if these share
-            layers, or routers count over replicas.
+        experts: options of each `MoELayer` that the shape does not say; on several ranks, all their ``groups``.
         num_micro_batches: how many forwards make a step; the losses of routers are averaged over them.
         factory: dtype and device. On "meta", no number is drawn until each module's `reset_parameters`.
 
@@ -233,9 +232,10 @@ def normal(name: str, seed: int, std: float = STD) -> Callable[[torch.Tensor], o
     key = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest()
 
     def fill(weight: torch.Tensor) -> None:
-        generator = torch.Generator().manual_seed(int.from_bytes(key, "big"))
-        with torch.no_grad():
-            weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float32) * std)
+        generator, numbers = torch.Generator().manual_seed(int.from_bytes(key, "big")), weight.detach().view(-1)
+        starts = [*range(1 << 20, len(numbers) - 15, 1 << 20)]  # torch draws fewer than 16 in a different way
+        for block in numbers.tensor_split(starts):
+            block.copy_(torch.randn(len(block), generator=generator, dtype=torch.float32) * std)
 
     return fill
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from hashlib import blake2b
 from itertools import product
 
 import pytest
@@ -476,3 +477,12 @@ def test_what_does_not_fit_is_refused(on_ranks):
             assert message in str(error.value)
 
     on_ranks(refuse)
+
+
+@pytest.mark.parametrize("size", [3, 1 << 20, (1 << 20) + 15, (1 << 20) + 16, (2 << 20) + 5])
+def test_weights_drawn_block_by_block_are_those_drawn_at_once(size):
+    """torch draws 16 numbers at a time, and what is left at the end in a different way."""
+    weight = torch.empty(size, dtype=torch.float64)
+    normal("w", seed=0)(weight)
+    generator = torch.Generator().manual_seed(int.from_bytes(blake2b(b"0 w", digest_size=7).digest(), "big"))
+    assert torch.equal(weight, (torch.randn(size, generator=generator) * STD).double())
