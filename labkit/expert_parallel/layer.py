@@ -77,7 +77,7 @@ def combine(rows: torch.Tensor, exchange: Exchange, probs: torch.Tensor, groups:
     by_slot, tp_size = exchange.slots.argsort(stable=True), groups.expert_tp.size()
     outputs = mine[by_slot].unflatten(0, (len(by_slot) // tp_size, tp_size)).sum(1)  # each came from all of expert_tp
     slots = outputs.new_zeros(probs.numel(), rows.size(-1)).index_copy(0, exchange.slots[by_slot][::tp_size], outputs)
-    return (slots.view(*probs.shape, -1) * probs.unsqueeze(-1)).sum(1).to(rows.dtype)
+    return (slots.unflatten(0, probs.shape) * probs.unsqueeze(-1)).sum(1).to(rows.dtype)
 
 
 class Experts(PlacedModule):

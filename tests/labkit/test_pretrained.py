@@ -228,10 +228,11 @@ def test_three_steps_from_loaded_weights_are_those_of_transformers(theirs, four,
 
 def texts_on_ranks(folder, start, cases):
     """What each case writes in layouts of four ranks, the same on all."""
-    texts = {}
+    texts, shape = {}, pretrained.read_shape(folder)
     for t, c, p, zero_stage in [(4, 1, 1, 0), (2, 1, 2, 0), (2, 1, 1, 3), (1, 1, 1, 0)]:
-        with init_groups(ParallelLayout(4, tp_size=t, cp_size=c, pp_size=p)) as groups:
-            model, wrapped = stages_of(pretrained.read_shape(folder), groups, zero_stage, sequence_parallel=t > 1)
+        layout = dict(tp_size=t, cp_size=c, pp_size=p) | (OF_EXPERTS if shape.num_experts else {})
+        with init_groups(ParallelLayout(4, **layout)) as groups:  # without sequence_parallel one of t routes the token
+            model, wrapped = stages_of(shape, groups, zero_stage, sequence_parallel=t > p)
             pretrained.load(folder, model, groups)
             for number, options in enumerate(cases):
                 texts[t, p, number] = generate(wrapped, start, groups, 11, **options)
@@ -250,9 +251,10 @@ def test_a_token_is_computed_once():
     assert torch.equal(model(IDS), before) and model(IDS).requires_grad
 
 
-def test_every_layout_writes_the_same_text(theirs, four):
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_every_layout_writes_the_same_text(theirs, four, name):
     """Up to the longest. Without temperature, the one that transformers writes."""
-    model, folder = theirs["llama"]
+    model, folder = theirs[name]
     cases = [dict(temperature=0, seed=0), dict(temperature=1.3, seed=3), dict(temperature=2.0, top_k=3, seed=3)]
     start = IDS[:, :5]
     by_rank = four.run(texts_on_ranks, str(folder), start, cases)
