@@ -222,6 +222,8 @@ class TrainConfig:
                 check_divides(self.tp_size, name, number)
                 if self.context_parallel == "ulysses":
                     check_divides(self.tp_size * self.cp_size, name, number, parts_name="tp_size * cp_size")
+        if shape.num_moe_layers < shape.num_layers:
+            check_divides(self.tp_size, "ffn_hidden_size", shape.mlp_width)
         if self.zero_stage >= 2 and self.schedule in ("zero-bubble", *V_SHAPED):
             fault = f"zero_stage={self.zero_stage} sends a layer's gradients when its backward is done"
             how = f"schedule={self.schedule!r} computes those of its weights later"
@@ -246,6 +248,8 @@ class TrainConfig:
         check_divides(self.ep_size, "num_experts", shape.num_experts, parts_name="ep_size")
         name = "expert_tp_size" if self.expert_tp_size else "tp_size"
         check_divides(self.expert_tp_size or self.tp_size, "width of an expert", shape.expert_width, parts_name=name)
+        if width := shape.num_shared_experts * shape.expert_width:
+            check_divides(self.tp_size, "width of shared experts", width)
 
     def layout(self, world_size: int) -> ParallelLayout:
         """Return the ranks on their two grids.
