@@ -406,7 +406,7 @@ def test_a_checkpoint_continues_in_another_layout(on_ranks, tmp_path, before, af
     ({"num_experts": 6, "ep_size": 4}, "ep_size=4 does not divide num_experts=6: use ep_size 1, 2, 3 or 6, or num_e"),
     ({"expert_tp_size": 3}, "expert_tp_size=3 does not divide width of an expert=8: use expert_tp_size 1, 2, 4 or 8"),
     ({"moe_ffn_hidden_size": 9, "tp_size": 2}, "tp_size=2 does not divide width of an expert=9"),
-    ({"num_shared_experts": 1, "moe_ffn_hidden_size": 9, "tp_size": 2, "expert_tp_size": 1}, "width of shared experts=9"),
+    ({"num_shared_experts": 1, "moe_ffn_hidden_size": 9, "tp_size": 2, "expert_tp_size": 1}, "of shared experts=9"),
     ({"moe_layer_freq": 2, "ffn_hidden_size": 9, "tp_size": 2}, "tp_size=2 does not divide ffn_hidden_size=9: use"),
     ({"capacity_factor": 0}, "capacity_factor=0 must be a number above 0, or None to drop no token"),
     ({"capacity_factor": math.nan}, "capacity_factor=nan must be a number above 0"),
