@@ -40,7 +40,7 @@ def generate(
 
     Args:
         model: this rank's stage, a `ParallelGPT` or a wrapper of one; without context parallelism.
-        tokens: the same on all ranks of tp and pp.
+        tokens: the same on all ranks of tp and pp. Replicas that share experts, or FSDP's shards, write equally many.
         temperature: divides the logits; 0 always takes the most probable word.
         top_k: choose among so many words, the most probable ones.
 

@@ -55,8 +55,6 @@ class FullyShardedDataParallel(Replica):
             unit, has been frozen or unfrozen, or has changed since forward. In ``backward(create_graph=True)``.
     """
 
-    reduces_whole_units = True
-
     def __init__(
         self,
         module: nn.Module,
@@ -68,7 +66,7 @@ class FullyShardedDataParallel(Replica):
         replicate_group: dist.ProcessGroup | None = None,
         own_groups: GroupsOf | None = None,
     ):
-        super().__init__()
+        super().__init__(reduces_whole_units=True)
         self.prefetch = check_size("prefetch", prefetch, least=0)
         if any(isinstance(hook, Hook) for each in module.modules() for hook in each._forward_pre_hooks.values()):
             raise ValueError("this module is sharded already: load its state_dict into a new one, and shard that")

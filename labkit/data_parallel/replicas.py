@@ -29,12 +29,12 @@ class Replica(nn.Module):
     """The base of wrappers that average gradients: the current `GradSync`, and what to do when a backward ends."""
 
     module: nn.Module
-    reduces_whole_units = False  # at the end of every backward through one, again if it was reduced before
     sync_gradients: Callable[[], None]  # sends the gradients that are left, and waits for all
     _reset: Callable[[], None]  # discards the state of a failed backward
 
-    def __init__(self):
+    def __init__(self, reduces_whole_units: bool = False):
         super().__init__()
+        self.reduces_whole_units = reduces_whole_units  # after each backward through one, though it was reduced before
         self._grad_mode = GradSync.AVERAGE_AND_WAIT
         self._at_end: weakref.ref[Callable] | None = None  # the callback queued for the end of backward
 

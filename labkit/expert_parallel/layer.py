@@ -99,9 +99,8 @@ class Experts(PlacedModule):
         of_experts = Shard(0, num_experts, groups.ep)
         of_up = Shard(1, fused * ffn_hidden_size, groups.expert_tp, fused)
         of_down = Shard(2, ffn_hidden_size, groups.expert_tp)
-        replicas: Any = {}  # as dense ones, if no groups were given
-        if groups.expert_dp is not groups.dp_cp:
-            replicas = dict(replica_group=groups.expert_dp, grad_divisor=groups.dp_cp.size())
+        own = groups.expert_dp is not groups.dp_cp  # otherwise they are averaged as all else is
+        replicas: Any = dict(replica_group=groups.expert_dp, grad_divisor=groups.dp_cp.size()) if own else {}
         self.place(up=Placement((of_experts, of_up), **replicas), down=Placement((of_experts, of_down), **replicas))
         self.reset_parameters()
 

@@ -155,11 +155,10 @@ def end_step(model: nn.Module, groups: ProcessGroups) -> None:
     The bias of an expert goes down by ``bias_update_rate`` if it was chosen more often than the mean, and up if less.
     ``last_load`` [experts] of each router are then the step's choices of all ranks, and its ``num_chosen`` is None.
     """
-    routers = [module for module in model.modules() if isinstance(module, Router) and module.num_chosen is not None]
-    if not routers:
+    own = {m: m.num_chosen for m in model.modules() if isinstance(m, Router) and m.num_chosen is not None}
+    if not own:
         return
-    own = torch.stack([router.num_chosen for router in routers if router.num_chosen is not None])
-    for router, chosen in zip(routers, _sum_over(own, groups.tp, groups.dp_cp)):
+    for router, chosen in zip(own, _sum_over(torch.stack([*own.values()]), groups.tp, groups.dp_cp)):
         router.num_chosen, router.last_load, mean = None, chosen, chosen.double().mean()
         router.expert_bias += router.balance.bias_update_rate * (mean - chosen).sign()
 
