@@ -6,15 +6,15 @@ from functools import cache
 from course.exercises.advice import explain
 from course.exercises.base import Exercise, Trial, is_blank
 from course.exercises.calling import Raised, answer
-from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, v_shape
+from labkit.schedules import FORWARD, WEIGHT_GRADIENT, Op, Schedule, v_shape
 from labkit.schedules.greedy import KINDS, Greedy
 from labkit.sizes import counted
 
 FINE, EARLY = "all ranks finish in time, and none holds too much", "ran before an op that other ranks wait for"
 W_FIRST = (
     "W comes before a forward or a backward. Other ranks wait for those, and nobody waits for a W: it can fill a time "
-    "in which the rank has nothing else to do, or no room for it. Room is two free places for a forward of chunk 0, and "
-    "one for chunk 1."
+    "in which the rank has nothing else to do, or no room for it. Room is two free places for a forward of chunk 0, "
+    "and one for chunk 1."
 )
 AS_OFFERED = (
     "Return one of the texts in `can_run` as it stands there, such as 'F3.1', or None to wait. What a rank can run is "
@@ -119,7 +119,7 @@ class RuleExercise(Exercise):
         return [Trial(given, None if is_stub else what_happens(function, *case)[0], FINE)]
 
     def advice(self, function: Callable, number: int, trials: list[Trial]) -> str:
-        """Return the mistake by which the same becomes of all pipelines, or what became of the first that went wrong."""
+        """Return the mistake by which the same becomes of all pipelines, or that of the first pipeline that failed."""
         del trials
         rules = function, self.solution_function, *(mistake.function for mistake in self.mistakes)
         got, right, *wrong = ([what_happens(rule, *case)[0] for case in self.cases] for rule in rules)

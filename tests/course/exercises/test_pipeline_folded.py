@@ -90,7 +90,10 @@ def by(needed, can_run, num_held, limit):
         (lambda *given: by(lambda op: 2 - op.endswith("1"), *given), FILLED),  # F1 is not of chunk 1
         (lambda *given: by(lambda op: 2 - (len(op) > 2), *given), FILLED),  # nor is F10
         (lambda *given: by(lambda op: 2, *given), HAS_ROOM),
-        (lambda *given: by(lambda op: 3 - op.endswith(".1"), *given), W_FIRST),  # for want of room that it does not need
+        (
+            lambda *given: by(lambda op: 3 - op.endswith(".1"), *given),
+            W_FIRST,
+        ),  # for want of room that it does not need
     ],
 )
 def test_what_becomes_of_the_ranks_has_its_own_advice(rule, advice):
