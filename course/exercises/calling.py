@@ -23,7 +23,7 @@ from course.exercises.values import is_freed, leaves, with_lists
 MOST_SECONDS = 10
 """How long a call may compute, in seconds of this process's own CPU time: waiting for others does not count."""
 
-warnings.filterwarnings("ignore", ".*deterministic implementation")  # of the mode that fills new memory; once, because
+warnings.filterwarnings("ignore", ".*use_deterministic_algorithms")  # of the mode that fills new memory; once, because
 # a filter that is set anew lets each warning of the learner's own code appear again
 
 
