@@ -18,13 +18,20 @@ NONE = (
 
 ERRORS = {
     "implicitly created only for scalar": "backward() starts from one number: take the mean or the sum of yours first.",
-    "does not require grad": "backward() got a number that was computed without autograd: under torch.no_grad(), or "
-    "through .item(), .detach() or torch.tensor(...).",
+    "does not require grad": "backward() got a number that was computed without autograd: under torch.no_grad(), "
+    "through .item(), .detach() or torch.tensor(...), or in a tensor that a collective has filled: autograd does not "
+    "see what torch.distributed does.",
     "NoneType": "None comes from a function that does not end with `return`, and from dist.all_reduce, which works in "
     "place. It is also the `.grad` of a tensor that backward did not reach, or that was computed from others.",
     "Invalid process group specified": "This rank is not a member of the group, and only members may call it.",
-    "of type torch.Tensor but got <class '(int|float)'>": "A collective adds up tensors, in place. Put the number into "
-    "one first: `total = torch.tensor(float(...))`. The sum is in `total` afterwards.",
+    "torch.Tensor but got <class '(int|float|list)'>": "A collective takes tensors, and works in place. Put the "
+    "number into one first: `total = torch.tensor(float(...))`. The sum is in `total` afterwards. A list goes, too.",
+    "killed by SIGABRT": "C++ code ends a rank that gets more or fewer bytes than it expects. In a collective, what "
+    "one rank sends to another must be as long as what that one receives into: print the sizes of the tensors (and the "
+    "splits) on each rank. Which of them depends on what is in this rank's data?",
+    "Split sizes|divide equally|in->size == out->size": "dist.all_to_all_single(output, input, splits of the output, "
+    "splits of the input): each splits must add up to the rows of their tensor. Without splits, each rank gets equally "
+    "many rows, and both tensors are equally long.",
     "must be world size|size list": "The list must have one tensor per rank: `dist.get_world_size()`.",
     "different dtypes|same dtype|expected scalar type": "The tensors have different dtypes. Make new ones like those "
     "that were given: `torch.empty_like(x)`, or `x.new_zeros(...)`.",
@@ -33,12 +40,22 @@ ERRORS = {
     "alltoall: invalid tensor size": "With gloo, dist.all_to_all sends tensors of one size. dist.all_to_all_single "
     "sends uneven parts of one tensor, given the splits.",
     "storage of size 0": "This memory was freed by resize_(0) before it was used.",
-    "cannot be multiplied|must match|Sizes of tensors|view size|invalid for input": "The shapes do not fit.",
-    "empty sequence|argument is empty|non-empty list": "A list is empty here. What should happen then?",
+    "cannot be multiplied|must match|Sizes of tensors|view size|invalid for input|1-d|number of dimensions|"
+    "equal to source|Mismatch in shape": "The shapes do not fit.",
+    "not implemented for": "There is no such operation for this dtype. Did an index or a count become a float, as "
+    "`/` makes it? `//` does not.",
+    "empty sequence|argument is empty|non-empty list|empty tensor|numel.. == 0": "A list or a tensor is empty here. "
+    "What should happen then?",
     "positional argument|keyword argument": "The check calls your function with the arguments of the stub: keep them.",
     "index .*out of": "An index is too large: the last is one less than the number of items.",
 }
 """What to say of an error by what is in its message, if it is not a typical mistake."""
+
+OWN_ERROR = "Your function raises this error itself. But what it refuses here is allowed, and has a right answer."
+UNWRITTEN = (
+    "During a check, new memory, as from `torch.empty`, is full of nan, or of the largest whole number. You use some "
+    "that nobody has written to: begin with `torch.zeros`, or fill it. (0/0 is nan, too.)"
+)
 
 
 def explain(got: list, right: list, mistakes: list[tuple[str, list]], given: Sequence[dict] = ()) -> str:
@@ -55,11 +72,19 @@ def explain(got: list, right: list, mistakes: list[tuple[str, list]], given: Seq
         advice = NONE
     if advice:
         return f"What this usually is: {advice}"
-    if error := next((value for value in got if hasattr(value, "message")), None):
-        return _of_error(error.message, given)
+    for place, value in enumerate(got):
+        if hasattr(value, "message"):
+            is_own = re.search(r"(?m)^ *(in|at) (?!labkit/).*: +(raise|assert) ", value.where)
+            return OWN_ERROR if is_own else _of_error(value.message, given[place:])
     if FREED in leaves(got):
         return "The memory of this result was freed by resize_(0). Free what you gathered, not what you return."
+    if any(map(_is_unwritten, leaves(got))) and not any(map(_is_unwritten, leaves(right))):
+        return UNWRITTEN
     return _relation(list(zip(got, right)), given)
+
+
+def _is_unwritten(value) -> bool:
+    return value != value or value in (2**31 - 1, 2**63 - 1)
 
 
 def _of_error(message: str, given: Sequence[dict]) -> str:
@@ -145,18 +170,27 @@ def _relation(pairs: list[tuple], given: Sequence[dict] = ()) -> str:
 
 def _order(pairs: list[tuple]) -> str:
     flat = [(leaves(got), leaves(right)) for got, right in pairs]
+    if not all(_form(got) == _form(right) for got, right in pairs):
+        return ""
     if not all(len(got) > 1 and same(sorted(got, key=str), sorted(right, key=str)) for got, right in flat):
         return ""
     return "" if all(same(got, right) for got, right in flat) else "These are the right values, in a different order."
 
 
+def _form(value) -> list | None:
+    """Return nested lists without what is in them."""
+    return [_form(item) for item in value] if isinstance(value, list) else None
+
+
 def _other_shape(pairs: list[tuple]) -> str:
     """Say which shape a wrong answer has, if it is not that of the right one."""
     got, right = next(pair for pair in pairs if not same(*pair))
+    if isinstance(got, dict):
+        return "This is a dict. Return what is in it, without the names."
+    if _shape(got) != _shape(right) and same(leaves(got), leaves(right)):
+        return f"These are the right values, in a different shape: {_shape(got)}, not {_shape(right) or 'one number'}."
     if _shape(got) == _shape(right) or not isinstance(right, list):
         return ""
-    if same(leaves(got), leaves(right)):
-        return f"These are the right values, in a different shape: {_shape(got)}, not {_shape(right)}."
     return f"The shape is {_shape(got)}, not {_shape(right)}."
 
 

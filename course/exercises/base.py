@@ -10,10 +10,11 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from importlib.resources import files
+from itertools import combinations
 from types import CodeType
 from typing import Any, TypeVar
 
@@ -21,7 +22,15 @@ from course.exercises.advice import NONE, explain
 from course.exercises.calling import EndlessLoop, Kept, Raised, answer, answer_to
 from course.exercises.feedback import give_feedback
 from course.exercises.record import note_check
-from course.exercises.source import is_written, rebound, received_into_what_is_sent, source_of, unused
+from course.exercises.source import (
+    counted_once,
+    is_written,
+    rebound,
+    received_into_what_is_sent,
+    sized_by_data,
+    source_of,
+    unused,
+)
 from course.exercises.values import difference, has_floats, plain, same, show
 from labkit.sizes import counted
 
@@ -146,17 +155,15 @@ class Exercise:
             if number == 0 and all(is_blank(trial.got) for trial in trials):
                 return self.nothing_returned(function, trials[0].got)
             if wrong := next((trial for trial in trials if not same(trial.got, trial.expected)), None):
-                cause = wrong.cause
-                if not cause and not isinstance(wrong.got, Raised):
-                    cause = rebound(function) or received_into_what_is_sent(function)
+                is_error = isinstance(wrong.got, Raised)
+                cause = wrong.cause or (not is_error and (rebound(function) or received_into_what_is_sent(function)))
                 advice = cause or self.advice(function, number, trials)
                 if not cause and "usually" not in advice:
-                    right = (
-                        f"It was right in {counted(number, 'case')} before this one: {WHAT_CHANGED}" if number else ""
-                    )
-                    advice = " ".join(filter(None, (unused(function), advice, right)))
+                    hints = unused(function), advice, sized_by_data(function), counted_once(function) * (not is_error)
+                    right = f"It was right in {counted(number, 'case')} before this one: {WHAT_CHANGED}" * (number > 0)
+                    advice = " ".join(filter(None, (*hints, right)))
                 lines = self.report_lines(wrong) + [indent(advice)] * bool(advice)
-                return Verdict("raised" if isinstance(wrong.got, Raised) else "wrong", "\n".join(lines))
+                return Verdict("raised" if is_error else "wrong", "\n".join(lines))
             complaints += [trial for trial in trials if trial.complaint or trial.cause]
         for trial in complaints:
             lines = [f"{self.name}: the values are right, but not the way they were computed."]
@@ -183,16 +190,20 @@ class Exercise:
     def advice(self, function: Callable, number: int, trials: list[Trial]) -> str:
         """Return what a report adds to a wrong answer: the mistake with the same values, or what is seen of it."""
         del number, trials  # without ranks, all cases are cheap enough to compare
+        names, mistakes = inspect.signature(self.solution_function).parameters, self.mistakes
+        functions = function, self.solution_function, *(mistake.function for mistake in mistakes)
         try:
-            got, right, *wrong = (
-                [plain(answer(each, case)) for case in self.cases]
-                for each in (function, self.solution_function, *(mistake.function for mistake in self.mistakes))
-            )
+            got, right, *wrong = ([plain(answer(each, case)) for case in self.cases] for each in functions)
+            given = [dict(zip(names, plain(case))) for case in self.cases]
+            found = explain(got, right, list(zip([mistake.advice for mistake in mistakes], wrong)), given)
+            if "usually" in found or len({str(each) for each in got}) == 1:  # zeros could be the work of any two
+                return found
+            for both in two_at_once(mistakes):
+                if all(same(answer(both.function, case), each) for case, each in zip(self.cases, got)):
+                    return f"What this usually is: {both.advice}"
         except EndlessLoop as endless:
             return f"And in a later case: {endless}"
-        advices = [mistake.advice for mistake in self.mistakes]
-        names = inspect.signature(self.solution_function).parameters
-        return explain(got, right, list(zip(advices, wrong)), [dict(zip(names, plain(case))) for case in self.cases])
+        return found
 
     def cases_text(self) -> str:
         """Say how much was tried, for the good news."""
@@ -222,6 +233,16 @@ class Exercise:
         if where := difference(trial.got, trial.expected):
             lines.append(f"    differs   {where}")
         return [f"{self.name}: not right yet.", *map(_broken, lines)]
+
+
+def two_at_once(mistakes: Sequence[Mistake]) -> Iterator[Mistake]:
+    """Yield each two mistakes that are made by options of one function, and by different ones."""
+    options = {mistake: getattr(mistake.function, "keywords", {}) for mistake in mistakes}
+    for one, other in combinations(options, 2):
+        both = options[one] and options[other] and one.function.func is other.function.func
+        if both and not options[one].keys() & options[other].keys():
+            advice = " And: ".join(dict.fromkeys([one.advice, other.advice]))
+            yield Mistake(partial(one.function, **options[other]), advice)
 
 
 class Unaided(Exercise):

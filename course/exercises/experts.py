@@ -45,6 +45,7 @@ expert_groups = WithoutLayout(
         (2, 3, 2, 1, 1, 3),  # ep does not divide d
         (4, 1, 3, 2, 2, 3),  # expert_tp is not t
         (1, 4, 9, 1, 2, 6),  # expert_tp is larger than t
+        (2, 2, 1, 2, 4, 1),  # each rank is a group of its own
     ],
     hints=[
         "A pipeline stage has t * c * d ranks in both grids. The experts' grid divides them anew, by expert_tp, ep and "
@@ -144,6 +145,7 @@ expert_groups.mistakes_of(
     (dict(expert_dp=("ep", "expert_dp")), "These have different experts. expert_dp ranks have the same."),
     (dict(ep=("ep", "expert_dp")), "An ep group has each expert once. Your groups hold the copies, too."),
     (dict(change=lambda groups: [group[:-1] for group in groups]), "Each group lacks its last rank."),
+    (dict(change=lambda groups: [group for group in groups if len(group) > 1]), "A group of one rank is a group, too."),
     (dict(change=lambda groups: [[1 + each for each in group] for group in groups]), "Ranks count from 0, not 1."),
 )  # fmt: skip
 
@@ -226,7 +228,8 @@ split_sizes = RankExercise(
         "How many rows come is known to those who send them. Each rank tells each other one number, and "
         "`dist.all_to_all_single(recv, send)` with two tensors of ep_size numbers does just that.",
     ],
-    if_stuck="an all-to-all that a rank without tokens skips. It sends nothing, but it receives, so it must take part.",
+    if_stuck="an all-to-all that only some ranks call, or that a rank without tokens skips. It sends nothing, but it "
+    "receives, so it must take part.",
 )
 
 
@@ -267,6 +270,7 @@ CONSECUTIVE = (
 )
 K_CHOICES = "Each token makes k choices, and each sends a row: count all of `experts`, not one per token."
 TOLD_BY_OTHERS = "What this rank receives depends on the others' tokens, and only they know: ask with an all-to-all."
+OUTPUT_FIRST = "Is it the output that comes first? `dist.all_to_all_single(output, input)` writes into it."
 ONE_EACH = "There is one number for each rank, 0 for one that gets nothing."
 split_sizes.mistakes_of(
     splits_wrongly,
@@ -279,6 +283,7 @@ split_sizes.mistakes_of(
     (dict(receive=lambda send: send.flip(0)), f"These are your own, in reverse. {TOLD_BY_OTHERS}"),
     (dict(receive=lambda send: torch.full_like(send, send[dist.get_rank()])), f"You repeat your own. {TOLD_BY_OTHERS}"),
     (dict(receive=lambda send: torch.zeros_like(send)), f"Nothing has arrived in the receive splits. {TOLD_BY_OTHERS}"),
+    (dict(answer=lambda send, recv: (send * 0, recv * 0)), f"All is 0. {OUTPUT_FIRST}"),
     (
         dict(receive=summed),
         "You added up what all ranks send to each rank. The receive splits say what each rank sends to this one.",
@@ -399,8 +404,13 @@ def as_many(rows, grad):
 COPIED = "`x[tokens]` copied each token k times, and the gradient of a copied number is the sum over its copies."
 ONLY_MOVED = "Dispatch moves and copies rows. Its backward moves gradients back, and adds up those of the copies."
 NOT_EXCHANGED = (
-    "The splits are those of forward. Now the rows go back: a rank sends as many as it received, and gets as many as "
-    "it sent. all_to_all_single has the splits of its output first: `(grad_rows, grad, send_splits, recv_splits)`."
+    "The splits do not fit the rows. Now these go back: `grad` has those that were received, and they are sent by "
+    "recv_splits; `grad_rows` has as many as were sent, and they arrive by send_splits. all_to_all_single has its "
+    "output first, and the splits of its output: `(grad_rows, grad, send_splits, recv_splits)`."
+)
+COPIES_AGAIN = (
+    "`[tokens]` copies, as forward did, and its backward adds up. And `grad` has the rows that this rank received, for "
+    "tokens of other ranks: `tokens` says whose row each one is only when all are back where they came from."
 )
 dispatch_backward.mistakes_of(
     backward_wrongly,
@@ -416,8 +426,9 @@ dispatch_backward.mistakes_of(
         "The rows are in reverse order. The gradient of row i comes back as row i.",
     ),
     (dict(back=as_many), f"Nothing was sent: these are gradients of other ranks' tokens. {ONLY_MOVED}"),
-    (dict(back=lambda rows, grad: rows * 0), "All is 0: what arrived in the all-to-all was not used."),
+    (dict(back=lambda rows, grad: rows * 0), f"All is 0: what arrived was not used. {OUTPUT_FIRST}"),
     (dict(back=means_of_all), "These are means of what this rank has. Each gradient belongs to one row: send it back."),
+    (dict(add=lambda x, tokens, rows: rows[tokens]), COPIES_AGAIN),
     (dict(add=lambda x, tokens, rows: rows), f"These are gradients of the rows that were sent. {COPIED}"),
     (
         dict(add=lambda x, tokens, rows: x.index_add_(0, tokens.sort().values, rows)),
@@ -439,6 +450,11 @@ def refused(grad, tokens, num_tokens, send_splits, recv_splits, *, rows, splits)
     """Do an all-to-all that cannot be: of other sizes than the tensors that it is given."""
     into = grad.new_empty(sum(rows(send_splits, recv_splits)), grad.shape[1])
     dist.all_to_all_single(into, grad, *splits(send_splits, recv_splits))
+
+
+@dispatch_backward.mistake(COPIES_AGAIN)
+def not_even_sent(grad, tokens, num_tokens, send_splits, recv_splits):
+    return grad[tokens]
 
 
 dispatch_backward.mistakes_of(
@@ -560,13 +576,17 @@ auxiliary_loss.mistakes_of(
     (dict(fractions=chosen_by), "You took n_i itself. f_i is the fraction of all choices, n_i / (T k)."),
     (dict(fractions=lambda s, e: chosen_by(s, e[:, :1]) / len(s)), "You counted first choices alone. All k count."),
     (dict(fractions=lambda s, e: chosen_by(s, e) / (e.numel() * e.shape[1])), "You divided by k twice."),
+    (dict(fractions=lambda s, e: chosen_by(s, e) // e.numel()), "`//` rounds each fraction down to 0: use `/`."),
     (
         dict(factor=lambda s, e: 1),
         "E is forgotten, or the mean over experts was taken for the sum. The loss is E times the sum of f_i P_i, so "
         "that it is the coefficient if all is balanced.",
     ),
     (dict(factor=lambda s, e: s.shape[1] ** 2), "E is a factor twice: the sum of f_i P_i is multiplied by E once."),
-    (dict(factor=lambda s, e: e.shape[1]), "You multiplied by k. The factor before the sum is E, all experts."),
+    (
+        dict(factor=lambda s, e: e.shape[1]),
+        "k multiplies your sum, where E should: you wrote it so, or you forgot E and divided n_i by T instead of T k.",
+    ),
     (
         dict(factor=lambda s, e: 1 / s.shape[1]),
         "You divided by E, as a mean over experts does, too. f_i and P_i are about 1/E: multiply by E.",
@@ -577,11 +597,17 @@ auxiliary_loss.mistakes_of(
     (dict(after=lambda loss, coefficient: coefficient + loss), "You added the coefficient. It is a factor."),
     (dict(after=lambda loss, coefficient: -coefficient * loss), "The sign is wrong: it is lowest if all is balanced."),
     (dict(means=lambda s, e: s.sum(0)), T_FORGOTTEN),
+    (dict(means=lambda s, e: s.mean()), "P_i is a mean over the tokens, `dim=0`: one number for each expert."),
+    (dict(means=lambda s, e: s.softmax(-1).mean(0)), "`scores` are probabilities already: no softmax is needed."),
     (dict(means=lambda s, e: of_the_chosen(s, e).mean(0)), ALL_SCORES),
     (dict(means=lambda s, e: normalised(of_the_chosen(s, e)).mean(0)), ALL_SCORES),
     (dict(means=lambda s, e: chosen_by(s, e) / e.numel()), f"{BOTH} You took f_i twice, which has no gradient."),
     (dict(fractions=lambda s, e: s.mean(0)), f"{BOTH} You took P_i twice."),
     (dict(fractions=lambda s, e: chosen_by(s, s.argmax(1)) / len(s)), "You counted first choices alone. All k count."),
+    (
+        dict(fractions=lambda s, e: s.gather(1, e), total=lambda f, p: f.mean()),
+        f"{BOTH} You took the scores that each token gave to its own choices.",
+    ),
     (dict(total=lambda f, p: f * p), "This is one number for each expert. The loss is their sum."),
     (dict(total=lambda f, p: f.sum() * p.sum()), "You multiplied two sums, and each is 1. Multiply first: f_i * P_i."),
     (dict(total=lambda f, p: (f - p).square().sum()), f"{BOTH} It does not compare them."),
@@ -651,6 +677,11 @@ gradient_divisor.mistakes_of(
     (dict(divide=lambda t, c, d, etp, ep: d // ep), BY_EP),
     (dict(divide=lambda t, c, d, etp, ep: ep), "ep is how many ranks share the experts. There are d * c losses."),
     (dict(divide=lambda t, c, d, etp, ep: 1), "A sum alone is not the gradient of a mean: divide it by d * c."),
+    (dict(divide=lambda t, c, d, etp, ep: 1 / (d * c)), "This is a factor. Return what one divides by: d * c."),
+    (
+        dict(divide=lambda t, c, d, etp, ep: d * c * (t * c * d // (etp * ep))),
+        "You divided by the number of copies, too. It adds no loss: divide by d * c.",
+    ),
     (dict(divide=lambda t, c, d, etp, ep: d + c), "There are d * c replicas, the product: you added the two."),
     (
         dict(divide=lambda t, c, d, etp, ep: t * c * d / (etp * ep) / (d * c)),
@@ -670,6 +701,10 @@ gradient_divisor.mistakes_of(
     (dict(copies=lambda t, c, d, etp, ep: t * d // (etp * ep)), f"c is forgotten. {COPIES}"),
     (dict(copies=lambda t, c, d, etp, ep: c * d // (etp * ep)), f"t is forgotten. {COPIES}"),
     (dict(copies=lambda t, c, d, etp, ep: t * c * d), f"These are all ranks of a stage. {COPIES}"),
+    (
+        dict(copies=lambda t, c, d, etp, ep: t * c * d // etp * ep),
+        "`a // b * c` divides by b alone. Put expert_tp * ep into parentheses.",
+    ),
     (dict(copies=lambda t, c, d, etp, ep: ep), f"Ranks of an ep group have different experts. {COPIES}"),
     (dict(copies=lambda t, c, d, etp, ep: etp * ep), f"etp * ep ranks have each expert once. {COPIES}"),
 )  # fmt: skip

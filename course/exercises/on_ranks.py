@@ -16,6 +16,7 @@ from course.communication import CommunicationLog, communication_log
 from course.exercises.advice import RANKS, explain
 from course.exercises.base import NOT_WHOLE, Exercise, Trial, Verdict, indent
 from course.exercises.calling import EndlessLoop, Kept, Raised, answer, answer_to, no_gradient_to, said
+from course.exercises.source import sized_by_data
 from course.exercises.values import has_floats, leaves, plain, show
 from labkit.groups import local_device
 from labkit.launch import Deadlock, RankFailed, launch
@@ -56,7 +57,7 @@ class RankExercise(Exercise):
         try:
             return super().judge(function)
         except Deadlock as stuck:
-            advice = indent(f"What this usually is: {self.if_stuck}")
+            advice = indent(f"{sized_by_data(function)} What this usually is: {self.if_stuck}".lstrip())
             return Verdict("stuck", f"{self.name}: the ranks wait for each other.\n{stuck}\n{advice}")
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
@@ -69,7 +70,8 @@ class RankExercise(Exercise):
         except RankFailed as failed:
             if isinstance(failed.cause, EndlessLoop):
                 raise EndlessLoop(str(failed)) from None
-            return [Trial("", Raised(said(failed.cause), str(failed)), expected)]
+            message = said(failed.cause) if failed.cause else str(failed).partition("\n")[0]
+            return [Trial("", Raised(message, str(failed)), expected)]
         return [
             Trial(
                 f"rank {rank} of {case[0]}, starting from {show(arguments[0] if len(arguments) == 1 else arguments)}",

@@ -4,16 +4,39 @@ from collections.abc import Callable
 from functools import cache
 
 from course.exercises.advice import explain
-from course.exercises.base import Exercise, Trial
+from course.exercises.base import Exercise, Trial, is_blank
 from course.exercises.calling import Raised, answer
-from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule, v_shape
+from labkit.schedules import FORWARD, WEIGHT_GRADIENT, Op, Schedule, v_shape
 from labkit.schedules.greedy import KINDS, Greedy
 from labkit.sizes import counted
 
 FINE, EARLY = "all ranks finish in time, and none holds too much", "ran before an op that other ranks wait for"
 W_FIRST = (
     "W comes before a forward or a backward. Other ranks wait for those, and nobody waits for a W: it can fill a time "
-    "in which the rank has nothing else to do, or no room for it."
+    "in which the rank has nothing else to do, or no room for it. Room is two free places for a forward of chunk 0, "
+    "and one for chunk 1."
+)
+AS_OFFERED = (
+    "Return one of the texts in `can_run` as it stands there, such as 'F3.1', or None to wait. What a rank can run is "
+    "different each time, so choose from the list: a rule cannot know the op beforehand."
+)
+NO_ROOM = "Forwards run whether there is room or not: the limit counts chunks held, this one included."
+FILLED = (
+    "The limit is kept, but a rank fills all its places with forwards of chunk 0. Then none of them can go on to chunk "
+    "1, so no backward ever comes, and no place becomes free. Leave one place for chunk 1. (Its ops end with '.1'; F1 "
+    "and F11 are of chunk 0.)"
+)
+DECLINED = (
+    "A rank waits, although a backward or a W could run. Neither needs a place, and without W, which frees one, a rank "
+    "that is full waits for ever. None is only for a rank without room for what it could run."
+)
+HAS_ROOM = (
+    "A rank waits, although there is room. A forward of chunk 0 needs two free places, its own and one for its chunk "
+    "1; the forward of chunk 1 needs one only: the one that was left for it."
+)
+ORDER = (
+    "It keeps the limit, but other ranks wait too long. Of what fits, take what they need most: backwards before "
+    "forwards, W last; and of two ops of a kind that of chunk 1, after which places become free sooner."
 )
 
 
@@ -25,12 +48,18 @@ class Obedient(Greedy):
         super().__init__(p, m, limit, needs, "none", "", 0)
         self.rule, self.num_early = rule, 0
         self.fault: str | Raised | None = None
+        self.why = ""  # the advice for this fault
 
     def can_run(self, rank: int) -> dict[str, Op]:
         """Return the ops whose inputs are there: of each kind and chunk the next, and the first W."""
         heads = [queue[0] for queue in self.left[rank].values() if queue]
         ready = [op for op in heads if self.done.issuperset(self.needs(rank, op))]
         return {str(op): op for op in [*ready, *list(self.weights[rank])[:1]]}
+
+    def fitting(self, rank: int) -> set[str]:
+        """Return the kinds of those for which there is room."""
+        ops, num_free = self.can_run(rank).values(), self.limit - self.held[rank]
+        return {op.kind for op in ops if op.kind != FORWARD or num_free >= (1 if op.chunk else 2)}
 
     def choose(self, rank: int) -> Op | None:
         """Return the op that the rule names; after a fault, nothing runs any more."""
@@ -44,50 +73,59 @@ class Obedient(Greedy):
         if isinstance(chosen, Raised):
             self.fault = chosen
         elif op is None:
-            self.fault = f"rank {rank} can run {' or '.join(ops)}, and the rule says {chosen!r}"
+            self.fault, self.why = f"rank {rank} can run {' or '.join(ops)}, and the rule says {chosen!r}", AS_OFFERED
         elif op.kind == FORWARD and held == self.limit:
             self.fault = f"rank {rank} runs {chosen} with {counted(held, 'chunk')} held already, which is the limit"
+            self.why = NO_ROOM
         else:
-            others = [other for other in ops.values() if other.kind != WEIGHT_GRADIENT]
-            fits = [other.kind == BACKWARD or held + (1 if other.chunk else 2) <= self.limit for other in others]
-            self.num_early += op.kind == WEIGHT_GRADIENT and any(fits)
+            self.num_early += op.kind == WEIGHT_GRADIENT and self.fitting(rank) > {WEIGHT_GRADIENT}
             return op
         return None
 
+    def stop(self) -> None:
+        """Note that no rank goes on, and why."""
+        could = {rank: list(ops) for rank in range(len(self.held)) if (ops := self.can_run(rank))}
+        texts = [f"rank {rank} holds {self.held[rank]} and is offered {' or '.join(could[rank])}" for rank in could]
+        self.fault = f"after {counted(len(self.done), 'op')} no rank goes on: {'; '.join(texts)}"
+        fit = set().union(*map(self.fitting, could))
+        self.why = DECLINED if fit - {FORWARD} else HAS_ROOM if fit else FILLED
 
-def what_happens(rule: Callable, p: int, m: int, limit: int, most_units: int) -> str | Raised | None:
-    """Return what becomes of a V that a rule schedules; None if it never names an op."""
+
+def what_happens(rule: Callable, p: int, m: int, limit: int, most_units: int) -> tuple[str | Raised, str]:
+    """Return what becomes of a V that a rule schedules, and what the mistake is."""
     pipeline = Obedient(rule, p, m, limit)
     ran = pipeline.run()
-    if pipeline.fault or not pipeline.done:
-        return pipeline.fault
-    if not ran or any(pipeline.weights):
-        could = {rank: list(ops) for rank in range(p) if (ops := pipeline.can_run(rank))}
-        texts = [f"rank {rank} holds {pipeline.held[rank]} and is offered {' or '.join(could[rank])}" for rank in could]
-        return f"after {counted(len(pipeline.done), 'op')} no rank goes on: {'; '.join(texts)}"
+    if not pipeline.fault and (not ran or any(pipeline.weights)):
+        pipeline.stop()
+    if pipeline.fault:
+        return pipeline.fault, pipeline.why
+    assert ran
+    if ran[0] <= most_units:
+        return FINE, ""
     early = f"; {counted(pipeline.num_early, 'W')} {EARLY}" if pipeline.num_early else ""
-    return FINE if ran[0] <= most_units else f"all ranks finish, but after {ran[0]} time units{early}"
+    return f"all ranks finish, but after {ran[0]} time units{early}", W_FIRST if early else ORDER
 
 
 class RuleExercise(Exercise):
     """The learner writes a rule; each case is a pipeline, and any rule by which it does well enough is right."""
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
-        """Return what becomes of the pipeline."""
+        """Return what becomes of the pipeline; None if the rule has no answer to the first question."""
         p, m, limit, most_units = case
         given = (
             f"{counted(p, 'rank')}, {counted(m, 'micro-batch')}; limit {counted(limit, 'chunk')}, {most_units} units"
         )
-        return [Trial(given, what_happens(function, *case), FINE)]
+        is_stub = is_blank(answer(function, (["F0"], 0, self.cases[0][2])))
+        return [Trial(given, None if is_stub else what_happens(function, *case)[0], FINE)]
 
     def advice(self, function: Callable, number: int, trials: list[Trial]) -> str:
-        """Return the mistake by which the same becomes of all pipelines."""
-        del number, trials
+        """Return the mistake by which the same becomes of all pipelines, or that of the first pipeline that failed."""
+        del trials
         rules = function, self.solution_function, *(mistake.function for mistake in self.mistakes)
-        got, right, *wrong = ([what_happens(rule, *case) for case in self.cases] for rule in rules)
+        got, right, *wrong = ([what_happens(rule, *case)[0] for case in self.cases] for rule in rules)
+        why = what_happens(function, *self.cases[number])[1]
         found = explain(got, right, list(zip([mistake.advice for mistake in self.mistakes], wrong)))
-        is_early = any(isinstance(each, str) and each.endswith(EARLY) for each in got)
-        return found or f"What this usually is: {W_FIRST}" * is_early
+        return found if "usually" in found or not why else f"What this usually is: {why}"
 
     def cases_text(self) -> str:
         return f"in {counted(len(self.cases), 'pipeline')}"
@@ -107,7 +145,7 @@ next_op = RuleExercise(
     "next_op",
     my_choice,
     notebook="10",
-    cases=[(2, 4, 4, 26), (4, 8, 8, 52), (4, 8, 6, 57), (4, 8, 4, 72)],
+    cases=[(2, 4, 4, 26), (4, 8, 8, 52), (4, 8, 6, 57), (4, 8, 4, 72), (4, 12, 2, 205)],
     hints=[
         "First take out what does not fit: a forward needs a free place, `limit - num_held`. Then order what is left: "
         "whom do other ranks wait for? Nobody waits for a W, so it comes last.",
@@ -128,19 +166,9 @@ def rule(can_run, num_held, limit, places=(2, 1), order="BFW", late_first=True, 
 
 next_op.mistakes_of(
     rule,
-    (
-        dict(places=(1, 1)),
-        "The limit is kept, but a rank fills all its places with forwards of chunk 0. Then none of them can go on to "
-        "chunk 1, so no backward ever comes, and no place becomes free. Leave one place for chunk 1.",
-    ),
-    (
-        dict(places=(0, 0)),
-        "Forwards run whether there is room or not: the limit counts chunks held, this one included.",
-    ),
-    (
-        dict(places=(2, 2)),
-        "The forward of chunk 1 needs one place only: the one that the forward of chunk 0 has left for it.",
-    ),
+    (dict(places=(1, 1)), FILLED),
+    (dict(places=(0, 0)), NO_ROOM),
+    (dict(places=(2, 2)), HAS_ROOM),
     (dict(order="BWF"), W_FIRST),
     (dict(order="WBF"), W_FIRST),
     (
@@ -152,22 +180,5 @@ next_op.mistakes_of(
         "Of two ops of a kind, that of chunk 0 comes first. The one of chunk 1 is nearer to its end: after it, places "
         "become free.",
     ),
-    (dict(skips="W"), "No W ever runs. It is what frees a chunk: run one when nothing else can run, or fits."),
+    (dict(skips="W"), DECLINED),
 )
-
-
-@next_op.mistake("A rank that is full waits for ever. It must go on with backwards, and with the Ws that free a place.")
-def waits_when_full(can_run, num_held, limit):
-    return my_choice(can_run, num_held, limit) if num_held < limit else None
-
-
-@next_op.mistake("Return the op as it stands in `can_run`, such as 'F3.1', not its number in the list.")
-def returns_its_place(can_run, num_held, limit):
-    chosen = my_choice(can_run, num_held, limit)
-    return None if chosen is None else can_run.index(chosen)
-
-
-@next_op.mistake("Return the op as it stands in `can_run`, such as 'F3.1', not its kind alone.")
-def returns_its_kind(can_run, num_held, limit):
-    chosen = my_choice(can_run, num_held, limit)
-    return None if chosen is None else chosen[0]

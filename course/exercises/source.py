@@ -43,7 +43,7 @@ def unused(function: Callable) -> str:
 
 def rebound(function: Callable) -> str:
     """Say which assignment in a loop is lost: to the loop's own name, which nobody reads afterwards."""
-    nodes = [node for body in _bodies(function) for statement in body for node in ast.walk(statement)]
+    nodes = _nodes(function)
     for loop in (node for node in nodes if isinstance(node, ast.For)):
         for place, line in enumerate(loop.body):
             if not isinstance(line, ast.Assign) or not isinstance(line.targets[0], ast.Name):
@@ -59,7 +59,7 @@ def rebound(function: Callable) -> str:
 
 def received_into_what_is_sent(function: Callable) -> str:
     """Say which tensor one batch of messages both sends and receives into: what arrives may be sent on."""
-    nodes = [node for body in _bodies(function) for statement in body for node in ast.walk(statement)]
+    nodes = _nodes(function)
     calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("P2POp")]
     messages = [[ast.unparse(argument) for argument in call.args[:2]] for call in calls if len(call.args) > 1]
     sent, received = (
@@ -71,6 +71,40 @@ def received_into_what_is_sent(function: Callable) -> str:
         f"`{both[0]}` is sent and received into at the same time: what arrives may overwrite it before it has left. "
         f"Receive into a new tensor, as from `torch.empty_like({both[0]})`."
     )
+
+
+def sized_by_data(function: Callable) -> str:
+    """Say which call makes a tensor as long as the numbers in it ask for.
+
+    >>> sized_by_data(lambda x: torch.bincount(x, minlength=8))
+    ''
+    """
+    for call in (node for node in _nodes(function) if isinstance(node, ast.Call)):
+        name, given = ast.unparse(call.func).split(".")[-1], len(call.args) + len(call.keywords)
+        if (name == "bincount" and "minlength" not in ast.unparse(call)) or (name == "one_hot" and given < 2):
+            return (
+                f"`{ast.unparse(call)}` is as long as the largest number in it asks for: not the same in each case, or "
+                f"on each rank. Say how long it is, by `{'minlength' if name == 'bincount' else 'num_classes'}=`."
+            )
+    return ""
+
+
+def counted_once(function: Callable) -> str:
+    """Say which line may add to an index once, however often it occurs; what a loop runs over is one number."""
+    nodes = _nodes(function)
+    loops = _names(*(node.target for node in nodes if isinstance(node, (ast.For, ast.comprehension))))
+    for line in (node for node in nodes if isinstance(node, ast.AugAssign)):
+        index = _names(line.target.slice) if isinstance(line.target, ast.Subscript) else set()
+        if index and not index & loops:
+            return (
+                f"If the index in `{ast.unparse(line)}` is a tensor in which a number occurs twice, it counts once. "
+                "`index_add_` adds all, and `torch.bincount` counts."
+            )
+    return ""
+
+
+def _nodes(function: Callable) -> list[ast.AST]:
+    return [node for body in _bodies(function) for statement in body for node in ast.walk(statement)]
 
 
 def _names(*nodes: ast.AST) -> set[str]:

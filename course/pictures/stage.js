@@ -170,7 +170,8 @@ function playhead(svg, layer, marks, list, buttons) {
     awaited.setAttribute("d", path);
     line.setAttribute("d", `M${seen(x)} ${top - 4}V${bottom + 4}`);
     handle.setAttribute("transform", `translate(${seen(x)},${bottom + 4})`);
-    const time = now * end, at = `${time >= 1000 ? Math.round(time) : Number(time.toPrecision(3))} ${unit}`;
+    const time = now * end, number = time >= 1000 ? Math.round(time) : Number(time.toPrecision(3));
+    const at = `${number} ${number === 1 ? unit.replace("units", "unit") : unit}`;
     handle.setAttribute("aria-valuenow", Math.round(100 * now));
     handle.setAttribute("aria-valuetext", [at, ...texts].join("; "));
     list.replaceChildren(...[`At ${at}`, ...texts].map((text) => element("li", {}, text)));

@@ -82,9 +82,9 @@ class Rows:
         return self.top + self.timeline.ranks.index(rank) * self.height
 
     def times(self, *moments: float) -> str:
-        """Write moments since the start, with one unit."""
+        """Write a moment since the start, or a stretch from one to another, with one unit."""
         texts = [time_text(moment - self.begin, self.unit) for moment in moments]
-        return " to ".join([*(text.partition(" ")[0] for text in texts[:-1]), texts[-1]])
+        return f"{' to '.join(text.partition(' ')[0] for text in texts)} {self.unit}" if texts[1:] else texts[0]
 
     def held(self, rank: int, now: float) -> float:
         """Return how many micro-batches a rank holds at this moment."""
@@ -283,10 +283,11 @@ def num_chunks(timeline: Timeline) -> int:
 def time_text(seconds: float, unit: str) -> str:
     """Write a length of time in three digits, with its unit.
 
-    >>> time_text(0.0321, "ms"), time_text(33, "time units"), time_text(1.4604, "ms")
-    ('32.1 ms', '33 time units', '1,460 ms')
+    >>> time_text(0.0321, "ms"), time_text(33, "time units"), time_text(1.4604, "ms"), time_text(1, "time units")
+    ('32.1 ms', '33 time units', '1,460 ms', '1 time unit')
     """
-    return f"{three_digits(seconds * (1e3 if unit == 'ms' else 1))} {unit}"
+    number = three_digits(seconds * (1e3 if unit == "ms" else 1))
+    return f"{number} {unit.replace('units', 'unit') if number == '1' else unit}"
 
 
 def _unit_of(timelines: Sequence[Timeline]) -> str:

@@ -1,11 +1,21 @@
 """What is said of an answer that is no typical mistake: how it is related to the right one, and what an error means."""
 
+import math
+
 import pytest
+import torch
 import torch.distributed as dist
 
-from course.exercises.advice import RANKS, explain
+from course.exercises.advice import OWN_ERROR, RANKS, UNWRITTEN, explain
 from course.exercises.calling import Raised
-from course.exercises.source import is_written, rebound, received_into_what_is_sent, unused
+from course.exercises.source import (
+    counted_once,
+    is_written,
+    rebound,
+    received_into_what_is_sent,
+    sized_by_data,
+    unused,
+)
 from course.progress import all_exercises
 
 
@@ -24,6 +34,16 @@ from course.progress import all_exercises
             "Only part 2 of the 2 is wrong. These are the right values, in a different shape: [1], not [1, 1].",
         ),
         ([[[6], [2]]], [[[6, 2, 6, 4, 4]]], "The shape is [2, 1], not [1, 5]."),
+        (
+            [[[[0], [1], [2], [3]], 7]],
+            [[[[0, 2], [1, 3]], 7]],  # groups of ranks: whatever they are, their values are all ranks
+            "Only part 1 of the 2 is wrong. The shape is [4, 1], not [2, 2].",
+        ),
+        ([[7]], [7], "These are the right values, in a different shape: [1], not one number."),
+        ([{"one": 1, "two": 2}], [[1, 2]], "This is a dict. Return what is in it, without the names."),
+        ([[1.0, math.nan]], [[1.0, 2.0]], UNWRITTEN),
+        ([[1, 2**63 - 1]], [[1, 2]], UNWRITTEN),
+        ([[2.0, math.nan]], [[1.0, math.nan]], "Only part 1 of the 2 is wrong."),
         ([1, 2], [[1, 5], [2, 6]], "This is part 1 of the 2: return all."),
         ([[0, 1, 4, 5, 8]], [[0, 1, 4, 5, 8, 9]], "What is there is right, but these are only the first 5 of 6."),
         ([[1, 5]], [[1, 6]], "Only part 2 of the 2 is wrong."),
@@ -63,7 +83,11 @@ def test_a_mistake_is_recognised_though_a_later_case_raises():
             "TypeError: unsupported operand type(s) for +: 'NoneType' and 'Tensor'",
             "dist.all_reduce, which works in place",
         ),
+        ("TypeError: parameter `output` of type torch.Tensor\n   but got <class 'list'>", "Put the number into one"),
         ("ValueError: Invalid process group specified", "not a member of the group"),
+        ("rank 2 of 3 was killed by SIGABRT: C++ code gave up", "gets more or fewer bytes than it expects"),
+        ("RuntimeError: Split sizes doesn't match total dim 0 size", "each splits must add up to the rows"),
+        ("NotImplementedError: \"bincount_cpu\" not implemented for 'Float'", "no such operation for this dtype"),
         (
             "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x2 and 3x4)",
             "Given were x [1, 2], weight [2, 4].",
@@ -73,6 +97,55 @@ def test_a_mistake_is_recognised_though_a_later_case_raises():
 def test_an_error_is_explained(message, words):
     given = [{"x": [[1, 2]], "weight": [[0] * 4] * 2, "rank": 1}]
     assert words in explain([Raised(message)], [[7]], [], given)
+
+
+def test_of_a_shape_that_does_not_fit_it_says_that_of_the_case_that_failed():
+    got = [7, Raised("RuntimeError: The size of tensor a (4) must match the size of tensor b (5)")]
+    assert explain(got, [7, 8], [], [{"x": [1]}, {"x": [1, 2]}]) == "The shapes do not fit. Given were x [2]."
+
+
+@pytest.mark.parametrize(
+    ("where", "is_own"),
+    [
+        ("\nin line 2 of answer: raise ValueError('ep must divide dp')", True),
+        (
+            "rank 1 of 2 raised AssertionError:\n    at notebook cell In[3], line 2, in answer:  assert d % ep == 0",
+            True,
+        ),
+        ("\nin line 2 of answer: return torch.cat(raise_all)", False),
+        ("rank 1 of 2 raised ValueError:\n    at labkit/layout.py, line 9, in groups:  raise ValueError(text)", False),
+    ],
+)
+def test_an_error_that_the_answer_raises_itself_is_told_so(where, is_own):
+    assert (explain([Raised("ValueError: no", where)], [7], []) == OWN_ERROR) is is_own
+
+
+def by_the_data(x):
+    return torch.bincount(x)
+
+
+def as_wide_as_the_data(x):
+    return torch.nn.functional.one_hot(x)
+
+
+def once_each(x, counts):
+    counts[x // 2] += 1
+    return counts
+
+
+def of_a_known_length(x, counts):
+    for index in x:
+        counts[index] += 1
+    counts[-1] += 1
+    return counts + torch.bincount(x, minlength=8) + torch.nn.functional.one_hot(x, 8).sum(0)
+
+
+def test_a_size_by_the_data_and_an_index_that_counts_once_are_named():
+    assert sized_by_data(by_the_data).startswith("`torch.bincount(x)` is as long as the largest number in it asks for")
+    assert sized_by_data(as_wide_as_the_data).endswith("by `num_classes=`.")
+    assert counted_once(once_each).startswith("If the index in `counts[x // 2] += 1` is a tensor")
+    for find in (sized_by_data, counted_once):
+        assert find(of_a_known_length) == find(print) == ""
 
 
 def test_an_argument_that_is_not_used_is_named():

@@ -39,6 +39,26 @@ def test_an_answer_that_changes_what_it_was_given_is_wrong():
     assert verdict.status == "wrong" and "It changes `tensors[0]`, which it was given" in words(verdict)
 
 
+def test_memory_that_nobody_has_written_to_is_never_right():
+    """By luck it holds zeros: then the sum would be right."""
+
+    def sum_into_new_memory(tensors):
+        total = torch.empty(1)
+        return [total.index_add_(0, torch.zeros(1, dtype=torch.long), 2 * tensor) for tensor in tensors]
+
+    right = Exercise("twice", double_of_tensors, [([torch.tensor([1.0])],)], notebook="00")
+    assert "new memory, as from `torch.empty`, is full of nan" in words(right.verdict(sum_into_new_memory))
+    assert torch.get_deterministic_debug_mode() == 0
+
+
+def test_an_operation_that_torch_does_not_have_is_no_stub():
+    def counts(tensors):
+        return [torch.bincount(tensor) for tensor in tensors]
+
+    verdict = Exercise("twice", double_of_tensors, CASES, notebook="00").verdict(counts)
+    assert verdict.status == "raised" and "There is no such operation for this dtype" in words(verdict)
+
+
 def test_it_may_change_what_the_exercise_lets_it_change():
     exercise = Exercise("twice", double_of_tensors, CASES, notebook="00", may_change=("tensors",))
     assert exercise.verdict(doubled_in_place).status == "passed"

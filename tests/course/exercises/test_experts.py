@@ -13,7 +13,14 @@ from labkit.layout import ParallelLayout
 from labkit.placement import placement_of
 from tests.course.exercises.wrong_answers import experts as answers
 
-SIZES = [(1, 1, 6, 1, 1, 3), (2, 2, 2, 2, 1, 4), (2, 3, 2, 1, 1, 3), (4, 1, 3, 2, 2, 3), (1, 4, 9, 1, 2, 6)]
+SIZES = [
+    (1, 1, 6, 1, 1, 3),
+    (2, 2, 2, 2, 1, 4),
+    (2, 3, 2, 1, 1, 3),
+    (4, 1, 3, 2, 2, 3),
+    (1, 4, 9, 1, 2, 6),
+    (2, 2, 1, 2, 4, 1),
+]
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -81,17 +88,30 @@ def test_there_are_at_least_twelve_wrong_answers(name):
     [
         ("expert_groups", answers.asks_the_layout, "wrong", "labkit's own function was called"),
         ("expert_groups", answers.ep_divides_dp, "wrong", "that ep divides d is an old rule"),
+        ("expert_groups", answers.groups_of_two_or_more, "wrong", "A group of one rank is a group, too."),
+        ("expert_groups", answers.refuses_what_is_allowed, "raised", "Your function raises this error itself."),
         ("split_sizes", answers.gathers_all, "wrong", "It calls all_gather, but here"),
         ("split_sizes", answers.sends_all_choices, "wrong", "It sends 192 bytes. One number to each rank is enough"),
         ("split_sizes", answers.counted_as_floats, "wrong", "whole numbers, but stored as floats"),
+        ("split_sizes", answers.without_minlength, "raised", "not the same in each case, or on each rank"),
+        ("split_sizes", answers.without_minlength, "raised", "gets more or fewer bytes than it expects"),
+        ("split_sizes", answers.input_first, "wrong", "Is it the output that comes first?"),
         ("split_sizes", answers.only_if_it_has_tokens, "stuck", "that a rank without tokens skips"),
-        ("dispatch_backward", answers.forward_again, "raised", "The splits are those of forward."),
+        ("dispatch_backward", answers.forward_again, "raised", "The splits do not fit the rows."),
+        ("dispatch_backward", answers.looked_up, "wrong", "`[tokens]` copies, as forward did"),
+        ("dispatch_backward", answers.looked_up_at_home, "wrong", "`[tokens]` copies, as forward did"),
+        ("dispatch_backward", answers.into_new_memory, "wrong", "You use some that nobody has written to"),
         ("dispatch_backward", answers.without_splits, "raised", "Without splits, each rank would get equally many"),
         ("dispatch_backward", answers.uneven_lists, "raised", "With gloo, dist.all_to_all sends tensors of one size."),
         ("dispatch_backward", answers.plus_equals, "wrong", "the last alone counts: `=` overwrites"),
         ("dispatch_backward", answers.skipped_if_empty, "stuck", "that a rank with nothing to send skips"),
         ("auxiliary_loss", answers.per_token, "wrong", "k is forgotten."),
         ("auxiliary_loss", answers.no_minlength, "raised", "Experts that nobody chose are missing"),
+        ("auxiliary_loss", answers.no_k_and_no_coefficient, "wrong", "k is forgotten."),
+        ("auxiliary_loss", answers.no_k_and_no_coefficient, "wrong", "And: The coefficient is forgotten."),
+        ("auxiliary_loss", answers.mean_of_what_was_chosen, "wrong", "scores that each token gave to its own choices"),
+        ("auxiliary_loss", answers.index_counted_once, "wrong", "it counts once"),
+        ("auxiliary_loss", answers.counted_in_new_memory, "wrong", "You use some that nobody has written to"),
         ("auxiliary_loss", answers.detached_scores, "wrong", "No gradient reaches `scores`"),
         ("auxiliary_loss", answers.as_number, "wrong", "It returns a float, and backward needs a tensor"),
         ("auxiliary_loss", answers.scales_in_place, "wrong", "It changes `scores`"),

@@ -1,5 +1,7 @@
 """Exercises on real ranks: what the report says of a rank, a deadlock and an error."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -49,6 +51,20 @@ def test_an_error_on_one_rank_becomes_a_report():
     assert "rank 1 of 4 raised KeyError" in verdict.text
     assert 'raise KeyError("lost")' in verdict.text
     assert "course/exercises" not in verdict.text.replace("tests/course/exercises", "")  # only the learner's own lines
+
+
+def test_a_rank_that_ends_by_a_signal_has_its_own_advice():
+    """As gloo ends one that gets more than it expects."""
+
+    def gives_up(x):
+        if dist.get_rank() == 1:
+            os.abort()
+        dist.all_reduce(x)
+
+    verdict = collectives.all_reduce_from_halves.verdict(gives_up)
+    text = " ".join(verdict.text.split())
+    assert verdict.status == "raised" and "was killed by SIGABRT" in text
+    assert "gets more or fewer bytes than it expects" in text and "None comes from" not in text
 
 
 def not_waited_for(gradients):

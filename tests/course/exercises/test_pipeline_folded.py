@@ -2,7 +2,20 @@
 
 import pytest
 
-from course.exercises.pipeline_folded import FINE, Obedient, my_choice, next_op, what_happens
+from course.exercises.pipeline_folded import (
+    AS_OFFERED,
+    DECLINED,
+    FILLED,
+    FINE,
+    HAS_ROOM,
+    NO_ROOM,
+    ORDER,
+    W_FIRST,
+    Obedient,
+    my_choice,
+    next_op,
+    what_happens,
+)
 from labkit.schedules import Schedule, check, v_shape
 from labkit.schedules.greedy import KINDS
 
@@ -17,8 +30,8 @@ def test_the_solution_makes_a_schedule_that_runs_within_the_limit(case):
     check(made)
     assert max(map(made.peak_in_flight, range(p))) <= limit
     assert most_units - 1 <= steps <= most_units  # so a rule that takes two units more does not pass
-    assert what_happens(my_choice, *case[:3], steps) == FINE
-    assert what_happens(my_choice, *case[:3], steps - 1) == f"all ranks finish, but after {steps} time units"
+    assert what_happens(my_choice, *case[:3], steps) == (FINE, "")
+    assert what_happens(my_choice, *case[:3], steps - 1) == (f"all ranks finish, but after {steps} time units", ORDER)
 
 
 def asked(rule):
@@ -60,11 +73,39 @@ def test_a_wrong_rule_is_told_what_it_does(rule, says):
     assert says in " ".join(verdict.text.split())
 
 
+def by(needed, can_run, num_held, limit):
+    """Return an op by the solution's order, where forwards need as many places as ``needed`` says."""
+    fits = [op for op in can_run if op[0] != "F" or limit - num_held >= needed(op)]
+    return min(fits, key=lambda op: ("BFW".index(op[0]), not op.endswith(".1")), default=None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "advice"),
+    [
+        (lambda can_run, num_held, limit: "F0", AS_OFFERED),
+        (lambda can_run, num_held, limit: min(can_run).split(".")[0], AS_OFFERED),
+        (lambda can_run, num_held, limit: can_run[-1], NO_ROOM),
+        (lambda can_run, num_held, limit: can_run[-1] if num_held < limit else None, FILLED),
+        (lambda can_run, num_held, limit: can_run[0] if num_held < limit else None, DECLINED),
+        (lambda *given: by(lambda op: 2 - op.endswith("1"), *given), FILLED),  # F1 is not of chunk 1
+        (lambda *given: by(lambda op: 2 - (len(op) > 2), *given), FILLED),  # nor is F10
+        (lambda *given: by(lambda op: 2, *given), HAS_ROOM),
+        (
+            lambda *given: by(lambda op: 3 - op.endswith(".1"), *given),
+            W_FIRST,
+        ),  # for want of room that it does not need
+    ],
+)
+def test_what_becomes_of_the_ranks_has_its_own_advice(rule, advice):
+    text = " ".join(next_op.verdict(rule).text.split())
+    assert text.endswith(f"What this usually is: {advice}")
+
+
 def test_forgotten_weight_gradients_are_noticed_at_the_end_too():
     def keeps_the_last(can_run, num_held, limit):
         return None if can_run[0][0] == "W" and num_held == 1 else my_choice(can_run, num_held, limit)
 
-    assert "no rank goes on: rank 0 holds 1 and is offered W" in what_happens(keeps_the_last, *CASES[1])
+    assert "no rank goes on: rank 0 holds 1 and is offered W" in what_happens(keeps_the_last, *CASES[1])[0]
 
 
 def test_forwards_first_is_right_too():

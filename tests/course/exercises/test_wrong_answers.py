@@ -7,7 +7,7 @@ import pkgutil
 import pytest
 
 from course.exercises import utilisation
-from course.exercises.advice import ERRORS
+from course.exercises.advice import ERRORS, OWN_ERROR, UNWRITTEN
 from course.exercises.base import Exercise
 from course.exercises.on_ranks import RankExercise
 from course.progress import all_exercises
@@ -24,7 +24,7 @@ EXPLAINS = (
     "What this usually is:", "Every number is", "the right values, in a different", "are swapped", "None is what",
     "Your function does not use", "It is right on ranks", "these are only the first", "return all", "Nobody waited for",
     "call its wait()", "not the way they were computed", "Return one of the words", "to a new tensor", "was freed",
-    *ERRORS.values(),
+    "is as long as the largest number", "it counts once", "This is a dict", *ERRORS.values(), OWN_ERROR, UNWRITTEN,
 )  # fmt: skip
 
 

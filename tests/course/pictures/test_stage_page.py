@@ -154,6 +154,9 @@ def test_a_playhead_that_one_drags_says_what_each_rank_does_and_points_to_what_i
     assert handle.get_attribute("aria-valuetext") == "1.5 time units; rank 0: F1 · holds 2; rank 1: F0 · holds 1"
     page.keyboard.press("End")
     assert texts.all_inner_texts()[2] == "rank 1: idle: it has done all its work · holds 0"
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    assert texts.all_inner_texts()[0] == "At 1 time unit"
 
 
 DRAWN = """() => [...document.querySelectorAll("svg > g > [data-key]:not([data-key^=held])")].map(mark =>

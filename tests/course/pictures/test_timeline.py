@@ -248,6 +248,7 @@ def test_an_idle_stretch_says_what_the_next_op_waits_for():
     assert reasons(draw(simulate(gpipe(2, 2))), 0) == [
         ("idle: B0 waits for B0 of rank 1 until 5 time units", ["B0"], 2),
     ]
+    assert reasons(draw(simulate(gpipe(2, 2))), 1)[0][0] == "idle: F0 waits for F0 of rank 0 until 1 time unit"
     assert reasons(draw(simulate(gpipe(2, 2), message_seconds=0.5)), 1) == [
         ("idle: F0 waits for F0 of rank 0 until 1.5 time units", ["send F0 under way"], 0),
         ("idle: it has done all its work", [], 0),

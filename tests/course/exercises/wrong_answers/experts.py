@@ -115,6 +115,16 @@ def ep_of_dense_groups(t, c, d, p, etp, ep):
     return [g[i : i + ep] for g in dps for i in range(0, d, ep)], [g[i::ep] for g in dps for i in range(ep)]
 
 
+def groups_of_two_or_more(t, c, d, p, etp, ep):
+    return [[group for group in groups if len(group) > 1] for groups in by_coordinates(t, c, d, p, etp, ep)]
+
+
+def refuses_what_is_allowed(t, c, d, p, etp, ep):
+    if d % ep:
+        raise ValueError("ep_size must divide dp_size")
+    return by_coordinates(t, c, d, p, etp, ep)
+
+
 def asks_the_layout(t, c, d, p, etp, ep):
     from labkit.layout import ParallelLayout
 
@@ -276,6 +286,19 @@ def counted_as_floats(experts, num_experts):
     return send.tolist(), told(send).tolist()
 
 
+def without_minlength(experts, num_experts):
+    send = torch.bincount(experts.flatten() // (num_experts // dist.get_world_size()))
+    return send.tolist(), told(send).tolist()
+
+
+def input_first(experts, num_experts):
+    ep = dist.get_world_size()
+    send = torch.bincount(experts.flatten() // (num_experts // ep), minlength=ep)
+    recv = torch.zeros_like(send)
+    dist.all_to_all_single(send, recv)
+    return send.tolist(), recv.tolist()
+
+
 def by_expert_then_rank(experts, num_experts):
     ep = dist.get_world_size()
     chosen = F.one_hot(experts, num_experts).sum((0, 1)).view(ep, -1)  # labkit's way: experts know how many come
@@ -399,6 +422,19 @@ def summed_in_all(grad, tokens, num_tokens, send_splits, recv_splits):
     return torch.zeros(num_tokens, grad.shape[1]).index_add(0, tokens, rows).sum(0)
 
 
+def looked_up(grad, tokens, num_tokens, send_splits, recv_splits):
+    return grad[tokens]
+
+
+def looked_up_at_home(grad, tokens, num_tokens, send_splits, recv_splits):
+    return returned(grad, send_splits, recv_splits)[tokens]
+
+
+def into_new_memory(grad, tokens, num_tokens, send_splits, recv_splits):
+    out = torch.empty(num_tokens, grad.shape[1])
+    return out.index_add_(0, tokens, returned(grad, send_splits, recv_splits))
+
+
 def by_lists(grad, tokens, num_tokens, send_splits, recv_splits):
     out = [torch.zeros(grad.shape[1]) for _ in range(num_tokens)]
     for token, row in zip(tokens.tolist(), returned(grad, send_splits, recv_splits)):
@@ -491,6 +527,26 @@ def no_coefficient(scores, experts, coefficient):
 def no_minlength(scores, experts, coefficient):
     f = torch.bincount(experts.flatten()) / experts.numel()
     return coefficient * scores.size(1) * (f * scores.mean(0)).sum()
+
+
+def no_k_and_no_coefficient(scores, experts, coefficient):
+    f = torch.bincount(experts.flatten(), minlength=scores.size(1)) / scores.size(0)
+    return scores.size(1) * (f * scores.mean(0)).sum()
+
+
+def mean_of_what_was_chosen(scores, experts, coefficient):
+    return coefficient * scores.size(1) * scores.gather(1, experts).mean()
+
+
+def index_counted_once(scores, experts, coefficient):
+    n = torch.zeros(scores.size(1))
+    n[experts.flatten()] += 1
+    return coefficient * scores.size(1) * (n / experts.numel() * scores.mean(0)).sum()
+
+
+def counted_in_new_memory(scores, experts, coefficient):
+    n = torch.empty(scores.size(1)).index_add_(0, experts.flatten(), torch.ones(experts.numel()))
+    return coefficient * scores.size(1) * (n / experts.numel() * scores.mean(0)).sum()
 
 
 def as_vector(scores, experts, coefficient):
@@ -653,6 +709,8 @@ WRONG = [
     ("expert_groups", with_floats, "a float in a range"),
     ("expert_groups", stops_early, "the last member is missing"),
     ("expert_groups", ep_of_dense_groups, "cuts the dense groups"),
+    ("expert_groups", groups_of_two_or_more, "no groups of one"),
+    ("expert_groups", refuses_what_is_allowed, "an error of its own"),
     ("expert_groups", asks_the_layout, "labkit's own function"),
     ("split_sizes", dealt_out, "like cards"),
     ("split_sizes", same_back, "receives what it sends"),
@@ -673,6 +731,8 @@ WRONG = [
     ("split_sizes", send_alone, "one of the two"),
     ("split_sizes", sends_all_choices, "too many numbers"),
     ("split_sizes", counted_as_floats, "floats"),
+    ("split_sizes", without_minlength, "ends a rank"),
+    ("split_sizes", input_first, "output and input swapped"),
     ("dispatch_backward", splits_of_forward, "the splits of forward"),
     ("dispatch_backward", forward_again, "the forward again"),
     ("dispatch_backward", assigned, "overwrites"),
@@ -691,6 +751,9 @@ WRONG = [
     ("dispatch_backward", all_reduced, "an all-reduce"),
     ("dispatch_backward", skipped_if_empty, "a rank without tokens does not take part"),
     ("dispatch_backward", summed_in_all, "one row"),
+    ("dispatch_backward", looked_up, "nothing sent, and copied"),
+    ("dispatch_backward", looked_up_at_home, "copied"),
+    ("dispatch_backward", into_new_memory, "not zeros"),
     ("auxiliary_loss", by_transformers, "k forgotten"),
     ("auxiliary_loss", per_token, "k forgotten"),
     ("auxiliary_loss", switch_of_one, "first choices"),
@@ -712,6 +775,10 @@ WRONG = [
     ("auxiliary_loss", without_grad, "no graph"),
     ("auxiliary_loss", in_numpy, "no graph"),
     ("auxiliary_loss", detached_scores, "no graph"),
+    ("auxiliary_loss", no_k_and_no_coefficient, "two at once"),
+    ("auxiliary_loss", mean_of_what_was_chosen, "own choices"),
+    ("auxiliary_loss", index_counted_once, "repeated indices"),
+    ("auxiliary_loss", counted_in_new_memory, "not zeros"),
     ("auxiliary_loss", scales_in_place, "changes the scores"),
     ("gradient_divisor", averaged, "averages over expert_dp"),
     ("gradient_divisor", dp_only, "c forgotten"),
