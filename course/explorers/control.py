@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from numbers import Real
 from typing import Any
 
 
@@ -19,7 +18,7 @@ class Control:
     def __init__(self, description: str, options: Iterable, value: Any, look: str):
         self.description, self.look = description, look
         self.options: list = [*options]
-        if look in ("menu", "buttons") or (look == "slider" and isinstance(value, Real)):
+        if look in ("menu", "buttons") or (look == "slider" and isinstance(value, int | float)):
             self.options = sorted({*options, value}) if look == "slider" else [*dict.fromkeys([*options, value])]
         self.index = self.index_of(value)
 

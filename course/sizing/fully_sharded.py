@@ -27,7 +27,6 @@ from course.sizing.stage_memory import (
     layer_parameters,
     stage_activation_bytes,
     stage_kinds,
-    stage_parameters,
 )
 
 
@@ -102,9 +101,9 @@ def sharded_memory(plan: Plan, shard_size: int | None = None) -> Memory:
       they travel, its neighbour makes its own. Stage 1 adds them all up whole.
     """
     units, stage = unit_parameters(plan), plan.zero_stage
-    over = [_sharing(plan, shard_size, experts)[1] for experts in (False, True)]
-    shards = sum(whole / parts for whole, parts in zip(stage_kinds(plan, 0), over))
-    total, wholes = stage_parameters(plan, 0), [sum(unit) for unit in units]
+    of_stage, over = stage_kinds(plan, 0), [_sharing(plan, shard_size, experts)[1] for experts in (False, True)]
+    total, shards = sum(of_stage), sum(whole / parts for whole, parts in zip(of_stage, over))
+    wholes = [sum(unit) for unit in units]
     root, largest = total - sum(wholes), max(map(max, units))
     neighbours = max(map(sum, zip(wholes, [*wholes[1:], 0])))
     twice = max(neighbours, *(sum(unit) + max(unit) for unit in units))
