@@ -84,10 +84,6 @@ class ParallelGPT(PlacedModule):
         super().__init__()
         if shape.num_attention_heads is None:
             raise ValueError(f"{shape} has no num_attention_heads: give a number that divides hidden_size")
-        if not 1 <= num_stages <= shape.num_layers:
-            raise ValueError(f"num_stages={num_stages} must be between 1 and num_layers={shape.num_layers}")
-        if not 0 <= stage < num_stages:
-            raise ValueError(f"stage={stage} is not one of num_stages={num_stages}: use 0 to {num_stages - 1}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout} must be in [0, 1)")
         if shape.num_experts and "groups" not in (experts or {}) and group.size() > 1:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from labkit.sizes import check_size, divisors, does_not_divide, either
+from labkit.sizes import check_size, divisors, does_not_divide, either, whole_number
 
 
 def rows_of_replica(batch_size: int, dp_size: int, dp_rank: int) -> range:
@@ -23,6 +23,8 @@ def layers_of_stage(num_layers: int, stage: int, num_stages: int, stage_layers: 
     (range(2, 5), range(1, 5))
     """
     split = split_layers(num_layers, num_stages, stage_layers)
+    if whole_number(stage) not in range(num_stages):
+        raise ValueError(f"stage={stage!r} is not one of num_stages={num_stages}: use 0 to {num_stages - 1}")
     return range(sum(split[:stage]), sum(split[: stage + 1]))
 
 
@@ -47,6 +49,7 @@ def split_layers(
     Raises:
         ValueError: the layers do not add up, a stage has none, or two arguments say how many a stage has.
     """
+    num_layers, num_stages = check_size("num_layers", num_layers), check_size("num_stages", num_stages)
     embedding, loss = account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split
     ends = {"first_stage_layers": first_stage_layers, "last_stage_layers": last_stage_layers}
     ends = {name: check_size(name, size) for name, size in ends.items() if size is not None}

@@ -15,7 +15,7 @@ def num_lines(*paths: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in paths)
 
 
-@pytest.mark.parametrize(("folder", "most"), [("labkit", 10540), ("labkit/launch", 2200), ("course", 20780)])
+@pytest.mark.parametrize(("folder", "most"), [("labkit", 10540), ("labkit/launch", 2200), ("course", 20900)])
 def test_a_package_stays_small(folder, most):
     """The questions in course/predictions are text that happens to be Python."""
     files = [path for path in (ROOT / folder).rglob("*.py") if path.parent.name != "predictions"]

@@ -79,6 +79,8 @@ class Explorer:
             ValueError: a value is not among the options of its control.
         """
         for name, value in values.items():
+            if name not in self.controls:
+                raise ValueError(f"{name} is not a control: use one of {', '.join(self.controls)}")
             self.controls[name].index_of(value)
         asked = self.choice._replace(**values)
         fitting = self._nearest(asked)

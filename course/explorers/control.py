@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Control:
-    """A choice of one of the ``options``. The first ``value`` is added if it is not among them; a slider sorts them.
+    """A choice of one of the ``options``. The first ``value`` is added if it is not among them, to a slider a number.
 
     ``look`` is "slider", "menu", "checkbox" or "buttons". ``hint``, if there is one, says of an option what choosing it
     would change elsewhere, or "" if it fits.
@@ -17,7 +17,9 @@ class Control:
 
     def __init__(self, description: str, options: Iterable, value: Any, look: str):
         self.description, self.look = description, look
-        self.options: list = sorted({*options, value}) if look == "slider" else [*dict.fromkeys([*options, value])]
+        self.options: list = [*options]
+        if look in ("menu", "buttons") or (look == "slider" and isinstance(value, int | float)):
+            self.options = sorted({*options, value}) if look == "slider" else [*dict.fromkeys([*options, value])]
         self.index = self.index_of(value)
 
     @property

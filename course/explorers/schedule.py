@@ -16,6 +16,7 @@ NAMES = (
     "GPipe", "1F1B", "interleaved", "zero bubble (ZB-H1)", "zero bubble (ZB-H2)",
     "zero bubble V (ZB-V)", "V-Half", "V-Min", "DualPipeV", GREEDY,
 )  # fmt: skip
+MOST = 512  # passes of micro-batches through ranks
 QUARTERS = [quarter / 4 for quarter in range(17)]
 
 
@@ -54,6 +55,11 @@ class schedule_explorer(Explorer):
     keeps = ("name",)
 
     def _fit(self, choice):
+        if choice.name not in NAMES:
+            raise ValueError(f"schedule={choice.name!r} is unknown: use {', '.join(NAMES)}")
+        if choice.pp_size * choice.num_micro_batches > MOST:
+            sizes = f"pp_size={choice.pp_size} * num_micro_batches={choice.num_micro_batches}"
+            raise ValueError(f"{sizes} is more than {MOST}, which takes too long to draw: use less of one")
         _schedule(choice.name, choice.pp_size, choice.num_micro_batches, choice.num_chunks, choice.limit)
         return choice
 

@@ -82,6 +82,8 @@ class schedule_builder(Explorer):
     def _fit(self, choice) -> Schedule:
         """Return the schedule: the rows of these ranks, with the ops of these micro-batches, chunks and kinds."""
         p, m, placement, split = choice
+        if placement not in ("in turn", "V"):
+            raise ValueError(f"placement={placement!r} is unknown: use 'in turn' or 'V'")
         kinds = (FORWARD, BACKWARD, WEIGHT_GRADIENT)[: 2 + split]
         v, stages = (2, v_shape(p)) if placement == "V" else (1, ())
         rows = [[op for op in row if op.micro_batch < m and op.chunk < v and op.kind in kinds] for row in self.rows]

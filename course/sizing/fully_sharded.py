@@ -4,18 +4,30 @@ The d c ranks with the same weights divide 12 bytes a parameter (stage 1: optimi
 and 2 (stage 3: weights). Hybrid sharding divides them over ``shard_size`` neighbours only: each such group has a
 copy of the model. The formulas are those of `labkit.data_parallel.FullyShardedDataParallel`, which fetches one unit
 ahead. Sources: arXiv 1910.02054, sections 5 and 7; arXiv 2304.11277, section 3.
+
+Experts have replicas of their own, n/(etp ep) = expert_dp. If f ranks divide a copy of all else, e = f expert_dp/(d c)
+divide one of the experts. So of D parameters and X of experts, a GPU keeps D/f + X/e; where it sends (f-1)/f numbers
+for each of the D, it sends (e-1)/e for each of the X. A layer that is whole has the rank's own experts only: E/ep of
+them, and 1/etp of each.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from course.sizing.hardware import Hardware
 from course.sizing.layer_seconds import PASSES, group_rate, layer_seconds
 from course.sizing.plan import Plan
 from course.sizing.ring import bus_factor
-from course.sizing.stage_memory import OPTIMIZER_BYTES, WEIGHT_BYTES, Memory, stage_activation_bytes, stage_parameters
-from labkit.partition import check_divides
+from course.sizing.stage_memory import (
+    OPTIMIZER_BYTES,
+    WEIGHT_BYTES,
+    Kinds,
+    Memory,
+    layer_parameters,
+    stage_activation_bytes,
+    stage_kinds,
+)
 
 
 class Collective(NamedTuple):
@@ -44,26 +56,38 @@ class Collective(NamedTuple):
         return 0.0 if plan.world_size <= gpus_per_node or self.size <= here else 1 / here
 
 
-def collectives(plan: Plan, shard_size: int | None = None) -> tuple[list[Collective], list[Collective]]:
-    """Return what the plan's ZeRO stage sends in forward and in backward.
+class Sent(NamedTuple):
+    """The collectives of a step, by when a unit needs them."""
+
+    forward: Sequence[Collective]
+    """Of its weights, before it computes forward."""
+    again: Sequence[Collective]
+    """Of its weights, before it computes backward. The root, what is in no unit, is whole until then."""
+    gradients: Sequence[Collective]
+
+
+def collectives(plan: Plan, shard_size: int | None = None, experts: bool = False) -> Sent:
+    """Return what the plan's ZeRO stage sends of all parameters but the experts, or of these.
 
     - 0: one all-reduce of the gradients, in the last backward.
     - 1: one reduce-scatter there, and an all-gather of the weights in the next forward: as many numbers as stage 0.
     - 2: a reduce-scatter in each backward.
     - 3: an all-gather in each forward, one more in each backward: 3 (d-1)/d numbers a parameter, not 2.
 
-    Hybrid sharding also all-reduces each GPU's shard of the gradients over the d/f copies, in the last backward.
+    Hybrid sharding also all-reduces each GPU's shard of the gradients over the d/f copies, in the last backward. Not
+    counted: a flag for each parameter and step, and the biases of routers, which no gradient changes.
 
     Raises:
         ValueError: ``shard_size`` does not divide the ranks with the same weights, or the plan has a pipeline.
     """
-    d, t, m, f = plan.dp_cp_size, plan.tp_size, plan.num_micro_batches, _shard_size(plan, shard_size)
-    if plan.zero_stage == 0:
-        return [], [Collective("all_reduce", plan.gradient_bytes, d, t, 1)]
-    gather = Collective("all_gather", WEIGHT_BYTES, f, t, m if plan.zero_stage == 3 else 1)
-    scatter = Collective("reduce_scatter", plan.gradient_bytes, f, t, 1 if plan.zero_stage == 1 else m)
-    copies = [Collective("all_reduce", plan.gradient_bytes / f, d // f, t * f, 1)] * (f < d)
-    return [gather], [*[gather] * (plan.zero_stage == 3), scatter, *copies]
+    m, stage, (size, shards, distance) = plan.num_micro_batches, plan.zero_stage, _sharing(plan, shard_size, experts)
+    if stage == 0:
+        return Sent([], [], [Collective("all_reduce", plan.gradient_bytes, size, distance, 1)])
+    gather = Collective("all_gather", WEIGHT_BYTES, shards, distance, m if stage == 3 else 1)
+    scatter = Collective("reduce_scatter", plan.gradient_bytes, shards, distance, 1 if stage == 1 else m)
+    over_copies = size // shards, distance * shards, 1
+    copies = [Collective("all_reduce", plan.gradient_bytes / shards, *over_copies)] * (shards < size)
+    return Sent([gather], [gather] * (stage == 3), [scatter, *copies])
 
 
 def sharded_memory(plan: Plan, shard_size: int | None = None) -> Memory:
@@ -73,16 +97,20 @@ def sharded_memory(plan: Plan, shard_size: int | None = None) -> Memory:
 
     - stages 1 and 2 have a shard of the weights beside all of them;
     - stage 3 has the root (what is in no unit), and two neighbours of the units whole: one computes, one is fetched;
-    - gradients of a unit exist twice while they are put side by side to be sent; stage 1 adds them all up whole.
+    - gradients of a unit exist twice while they are put side by side to be sent, its experts after the rest; and while
+      they travel, its neighbour makes its own. Stage 1 adds them all up whole.
     """
-    f, g, units, stage = _shard_size(plan, shard_size), plan.gradient_bytes, unit_parameters(plan), plan.zero_stage
-    total = stage_parameters(plan, 0)
-    root, twice = total - sum(units), 2 * max(units)
-    neighbours = max(map(sum, zip(units, [*units[1:], 0])))
-    weights = [total, total + total / f, total + total / f, total / f + root + neighbours][stage]
-    gradients = [total, total + twice / 2, total / f + root + twice, total / f + root + twice][stage]
-    optimizer = OPTIMIZER_BYTES * total / (f if stage else 1)
-    return Memory(WEIGHT_BYTES * weights, g * gradients, optimizer, stage_activation_bytes(plan, 0))
+    units, stage = unit_parameters(plan), plan.zero_stage
+    of_stage, over = stage_kinds(plan, 0), [_sharing(plan, shard_size, experts)[1] for experts in (False, True)]
+    total, shards = sum(of_stage), sum(whole / parts for whole, parts in zip(of_stage, over))
+    wholes = [sum(unit) for unit in units]
+    root, largest = total - sum(wholes), max(map(max, units))
+    neighbours = max(map(sum, zip(wholes, [*wholes[1:], 0])))
+    twice = max(neighbours, *(sum(unit) + max(unit) for unit in units))
+    weights = [total, total + shards, total + shards, shards + root + neighbours][stage]
+    gradients = [total, total + largest, shards + root + twice, shards + root + twice][stage]
+    held = WEIGHT_BYTES * weights, plan.gradient_bytes * gradients, OPTIMIZER_BYTES * (shards if stage else total)
+    return Memory(*held, stage_activation_bytes(plan, 0))
 
 
 class Moment(NamedTuple):
@@ -129,21 +157,40 @@ class Sharding:
 def sharding(plan: Plan, hardware: Hardware, shard_size: int | None = None) -> Sharding:
     """Return what a plan's stage holds, sends and hides.
 
-    A layer's messages travel while its neighbour computes. What the embedding and the output layer send, when a pass
-    begins and when it ends, has nothing to travel beside. Like `step_time`, it leaves out the time to start a message,
-    so rings of hundreds of ranks take longer.
+    While a layer computes, the next one's weights travel, and in backward the gradients of the one before, too, as if
+    layers stood in a ring. What the embedding and the output layer send, when a pass begins and when it ends, has
+    nothing to travel beside. A layer's experts travel after its other parameters, and nothing travels beside their
+    all-to-alls, which need the same links. Like `step_time`, it leaves out the time to start a message, so rings of
+    hundreds of ranks take longer.
     """
-    ways, layer = collectives(plan, shard_size), layer_parameters(plan)
-    total, num_layers = stage_parameters(plan, 0), plan.model.num_layers
-    ends, computing = total - num_layers * layer, sum(layer_seconds(plan, hardware).values())
-    forward, waiting, hides = computing / PASSES[plan.recompute], 0.0, True
-    for seconds, sent in zip((forward, computing - forward), ways):
-        for number in range(plan.num_micro_batches):
-            in_flight = sum(each.seconds(plan, hardware) for each in sent if number < each.times)
-            too_long = max(0.0, layer * in_flight - seconds)
-            waiting += num_layers * too_long + ends * in_flight
-            hides = hides and not too_long
-    sent = [(each, each.times * total) for way in ways for each in way]
+    total, units, layers = stage_kinds(plan, 0), unit_parameters(plan), _layers(plan)
+    root, ends = (total.dense - sum(each.dense for each in inside) for inside in (units, layers))
+    of_kinds = [collectives(plan, shard_size, experts) for experts in (False, True)]
+
+    def travel(parameters: Kinds, when: int, first: bool) -> float:
+        """Return the seconds of a field of `Sent`, ``when``, in the first micro-batch or a later one."""
+        sent = [(count, each) for count, of_kind in zip(parameters, of_kinds) for each in of_kind[when]]
+        return sum(count * each.seconds(plan, hardware) for count, each in sent if first or each.times > 1)
+
+    computing = [layer_seconds(plan, hardware, layer.experts > 0) for layer in layers]
+    computing = [sum(parts.values()) - parts["expert_parallel"] for parts in computing]
+    forward = [seconds / PASSES[plan.recompute] for seconds in computing]
+    before, after = layers[-1:] + layers[:-1], layers[1:] + layers[:1]
+    waiting, hides = 0.0, True
+    for first, times in ((True, 1), (False, plan.num_micro_batches - 1)):
+        late = [travel(fetched, 0, first) - beside for fetched, beside in zip(after, forward)]
+        both = [travel(fetched, 1, first) + travel(made, 2, first) for fetched, made in zip(before, after)]
+        late += [seconds - (whole - part) for seconds, whole, part in zip(both, computing, forward)]
+        of_ends = [travel(Kinds(dense, 0.0), when, first) for when, dense in enumerate((ends, ends - root, ends))]
+        waiting += times * (sum(of_ends) + sum(max(0.0, seconds) for seconds in late))
+        hides = hides and max(late) <= 0.0
+    again = Kinds(total.dense - root, total.experts)
+    sent = [
+        (each, each.times * of_all[kind])
+        for kind, of_kind in enumerate(of_kinds)
+        for of_all, ways in zip((total, again, total), of_kind)
+        for each in ways
+    ]
     leaving = sum(n * each.sent_bytes * each.leaving_share(plan, hardware.gpus_per_node) for each, n in sent)
     return Sharding(
         sharded_memory(plan, shard_size),
@@ -155,26 +202,27 @@ def sharding(plan: Plan, hardware: Hardware, shard_size: int | None = None) -> S
     )
 
 
-def layer_parameters(plan: Plan) -> float:
-    """Return the parameters of a layer on a GPU."""
-    one, two = (replace(plan, model=replace(plan.model, num_layers=number)) for number in (1, 2))
-    return stage_parameters(two, 0) - stage_parameters(one, 0)
-
-
-def unit_parameters(plan: Plan) -> list[float]:
+def unit_parameters(plan: Plan) -> list[Kinds]:
     """Return the parameters of each unit, as `labkit.model.ParallelGPT` has them.
 
     A unit is a layer, the embedding, or the output matrix. Tied, the last two are in use from start to end: not units.
     """
-    words = [] if plan.model.tied else [plan.model.vocab_size * plan.model.hidden_size / plan.tp_size]
-    return [*words, *[layer_parameters(plan)] * plan.model.num_layers, *words]
+    words = [] if plan.model.tied else [Kinds(plan.vocab_size * plan.model.hidden_size / plan.tp_size, 0.0)]
+    return [*words, *_layers(plan), *words]
 
 
-def _shard_size(plan: Plan, shard_size: int | None) -> int:
+def _layers(plan: Plan) -> list[Kinds]:
+    kinds = [layer_parameters(plan, has_experts) for has_experts in (False, True)]
+    return [kinds[plan.model.has_experts(number)] for number in range(plan.model.num_layers)]
+
+
+def _sharing(plan: Plan, shard_size: int | None, experts: bool) -> tuple[int, int, int]:
+    """Return how many ranks have the same parameters, how many of these divide a copy, and how far apart they are."""
     if plan.pp_size > 1:
         raise ValueError(f"pp_size={plan.pp_size}: sharding is modelled without a pipeline, use pp_size=1")
-    if plan.model.num_experts:
-        raise ValueError(f"num_experts={plan.model.num_experts}: sharding is modelled without experts, use `memory`")
-    f = plan.dp_cp_size if shard_size is None else shard_size
-    check_divides(f, "dp_size * cp_size", plan.dp_cp_size, parts_name="shard_size")
-    return f
+    if shard_size is not None:
+        plan.layout.shard_groups(shard_size)  # which checks it
+    size, f = plan.dp_cp_size, shard_size or plan.dp_cp_size
+    if not experts:
+        return size, f, plan.tp_size
+    return plan.expert_dp_size, plan.expert_dp_size * f // size, plan.etp_size * plan.ep_size

@@ -17,7 +17,7 @@ def read_ops(text: str) -> list[Op]:
     """
     kinds = {letter: kind for kind, letter in LETTER.items()}
     ops = []
-    for word in text.split():
+    for word in str(text).split():
         parts = re.fullmatch(r"([FBW])(\d+)(?:\.(\d+))?", word)
         if not parts:
             advice = "write F, B or W, the micro-batch, and .chunk above chunk 0, as in F3.1"

@@ -6,7 +6,7 @@ float32 copy and two moments). Source: arXiv 1910.02054, section 3.1. An activat
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from course.sizing.experts import KEPT_OF_HIDDEN, kept_bytes_per_token
 from course.sizing.folded import folded
@@ -42,8 +42,7 @@ def memory(plan: Plan, stage: int = 0) -> Memory:
 
 def states(plan: Plan, stage: int) -> tuple[float, float, float]:
     """Return the bytes of a GPU's weights, gradients and optimizer states: micro-batches do not matter for them."""
-    experts = expert_parameters(plan, stage)
-    dense = stage_parameters(plan, stage) - experts
+    dense, experts = stage_kinds(plan, stage)
     optimizer, gradients, weights = [  # ZeRO divides experts over the ranks that have the same, all else over the d c
         dense / plan.dp_cp_size + experts / plan.expert_dp_size if plan.zero_stage >= level else dense + experts
         for level in (1, 2, 3)
@@ -161,35 +160,58 @@ def stage_activation_bytes(plan: Plan, stage: int) -> float:
 
 
 def stage_parameters(plan: Plan, stage: int) -> float:
-    """Return the parameters on a GPU: matrices and column biases are divided by t, norms and row biases are whole.
+    """Return the parameters on a GPU: those of its layers, the embedding's on the first stage, the logits' on the last.
 
-    So are routers; latent attention's matrices are taken to be divided, too. Of experts, see `expert_parameters`. The
-    first and the last stage both have a tied embedding, but in a V they are on one rank, which has it once;
+    The first and the last stage both have a tied embedding, but in a V they are on one rank, which has it once;
     otherwise each has a matrix of its own.
     """
-    model, t = plan.model, plan.tp_size
-    h = model.hidden_size
-    norm = 2 * h if model.norm == "layernorm" else h
-    up = 2 if model.mlp == "swiglu" else 1
-    column_biases = query_size(model) + 2 * model.kv_size + up * model.mlp_width
-    biases = (column_biases / t + 2 * h) if model.bias else 0
-    inner_norms = model.attention_norms if isinstance(model, AnyGPT) else 0
-    layer = model.num_matrix_parameters / t + 2 * norm + biases + inner_norms
-    total = plan.layers_of_rank(stage) * layer
-    if moe_layers := plan.num_moe_layers(stage):  # shared experts and routers instead of MLPs, with no biases
-        mlp = (up + 1) * h * model.mlp_width / t + (up * model.mlp_width / t + h if model.bias else 0)
-        shared = model.num_shared_experts * model.num_expert_parameters / t
-        total += moe_layers * (shared + h * (model.num_experts or 0) - mlp) + expert_parameters(plan, stage)
-    words = plan.vocab_size * h / t
+    model, h = plan.model, plan.model.hidden_size
+    moe_layers, words = plan.num_moe_layers(stage), plan.vocab_size * h / plan.tp_size
+    total = (plan.layers_of_rank(stage) - moe_layers) * layer_parameters(plan).dense
+    total += moe_layers * sum(layer_parameters(plan, True))
     if stage == 0:
         total += words + (model.seq_length * h if model.positions == "learned" else 0)
     if stage == plan.loss_rank:
-        total += norm + (words if stage > 0 or not model.tied else 0)
+        total += _norm_parameters(model) + (words if stage > 0 or not model.tied else 0)
     return total
 
 
+class Kinds(NamedTuple):
+    """Parameters by how many ranks have the same: d c of them, but of experts expert_dp."""
+
+    dense: float
+    experts: float
+
+
+def layer_parameters(plan: Plan, has_experts: bool = False) -> Kinds:
+    """Return a layer's parameters on a GPU: matrices and column biases are divided by t, norms and row biases whole.
+
+    So are routers; latent attention's matrices are taken to be divided, too. A layer with experts has them, a router
+    and shared experts in place of the MLP, all without biases: E/ep experts, and 1/etp of each.
+    """
+    model, t = plan.model, plan.tp_size
+    h, up = model.hidden_size, 2 if model.mlp == "swiglu" else 1
+    inner_norms = model.attention_norms if isinstance(model, AnyGPT) else 0
+    biases = (query_size(model) + 2 * model.kv_size) / t + h if model.bias else 0
+    mlp_biases = up * model.mlp_width / t + h if model.bias else 0
+    dense = model.num_matrix_parameters / t + 2 * _norm_parameters(model) + inner_norms + biases
+    if not has_experts:
+        return Kinds(dense + mlp_biases, 0.0)
+    experts = (model.num_experts or 0) * model.num_expert_parameters / (plan.ep_size * plan.etp_size)
+    shared, mlp = model.num_shared_experts * model.num_expert_parameters, (up + 1) * h * model.mlp_width
+    return Kinds(dense + (shared - mlp) / t + h * (model.num_experts or 0), experts)
+
+
+def stage_kinds(plan: Plan, stage: int) -> Kinds:
+    """Return `stage_parameters` by kind."""
+    experts = expert_parameters(plan, stage)
+    return Kinds(stage_parameters(plan, stage) - experts, experts)
+
+
 def expert_parameters(plan: Plan, stage: int) -> float:
-    """Return the parameters of experts on a GPU: E/ep experts in each layer that has them, 1/etp of each."""
-    model = plan.model
-    whole = plan.num_moe_layers(stage) * (model.num_experts or 0) * model.num_expert_parameters
-    return whole / (plan.ep_size * plan.etp_size)
+    """Return the parameters of experts on a GPU."""
+    return plan.num_moe_layers(stage) * layer_parameters(plan, True).experts
+
+
+def _norm_parameters(model: GPT) -> int:
+    return (2 if model.norm == "layernorm" else 1) * model.hidden_size

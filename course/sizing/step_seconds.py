@@ -13,7 +13,7 @@ from course.sizing.flops import flops_per_step
 from course.sizing.hardware import Hardware
 from course.sizing.layer_seconds import activation_bytes, layer_seconds, link_rate, logits_seconds
 from course.sizing.plan import Plan
-from course.sizing.stage_memory import expert_parameters, stage_parameters
+from course.sizing.stage_memory import stage_kinds
 
 ADAM = (4 + 4) + (4 + 4) + 2 * (4 + 4) + 2
 """Bytes that Adam reads and writes for each parameter: gradient, then set to 0; float32 copy; two moments; weight."""
@@ -130,9 +130,8 @@ class Shared(NamedTuple):
 
 def shared_parameters(plan: Plan, hardware: Hardware) -> Shared:
     """Return what the ranks of the first stage share."""
-    experts = expert_parameters(plan, 0)
     rates = [link_rate(plan, hardware, axis) for axis in ("dp", "expert_dp")]
-    return Shared(stage_parameters(plan, 0) - experts, experts, *rates)
+    return Shared(*stage_kinds(plan, 0), *rates)
 
 
 def update_seconds(

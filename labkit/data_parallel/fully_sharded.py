@@ -230,6 +230,7 @@ class FullyShardedDataParallel(Replica):
         """Start to reduce a unit's gradients; wait for the previous ones first, to bound memory."""
         self._finish_reducing()
         unit.has_unreduced_grads = False
+        self._averages = self._grad_mode in (GradSync.AVERAGE, GradSync.AVERAGE_AND_WAIT)  # or more is to come
         self._reducing = [flat for flat in unit.flats if flat.is_trained]
         for flat in self._reducing:
             flat.finish_average()
@@ -238,7 +239,7 @@ class FullyShardedDataParallel(Replica):
     def _finish_reducing(self) -> None:
         for flat in self._reducing:
             flat.finish_reduce()
-            if self._grad_mode in (GradSync.AVERAGE, GradSync.AVERAGE_AND_WAIT):
+            if self._averages:
                 flat.start_average()
         self._reducing = []
 

@@ -63,8 +63,8 @@ def run(
     Raises:
         ValueError: before any communication, if sizes or chunks do not fit the schedule, or it cannot run.
     """
-    _check_arguments(schedule, chunks, groups, inputs, targets, tied, average, reduce_every_micro_batch)
     check_schedule(schedule, allow_deadlock)
+    _check_arguments(schedule, chunks, groups, inputs, targets, tied, average, reduce_every_micro_batch)
     rank, span = groups.coords.pp, trace.span if trace else lambda *_: nullcontext()
     given = inputs, targets, loss, ignore_index
     stages = [Stage(chunk, schedule.stage_of(rank, index), schedule, *given) for index, chunk in enumerate(chunks)]

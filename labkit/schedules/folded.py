@@ -7,20 +7,20 @@ also has a late one, whose activations are soon free: every rank holds about as 
 from collections import deque
 from itertools import count
 
-from labkit.schedules.greedy import KINDS, fastest
-from labkit.schedules.schedule import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
+from labkit.schedules.greedy import fastest
+from labkit.schedules.schedule import BACKWARD, FORWARD, KINDS, WEIGHT_GRADIENT, Op, Schedule
 from labkit.schedules.stages import v_shape
 from labkit.sizes import check_size
 
 
 def zero_bubble_v(pp_size: int, num_micro_batches: int) -> Schedule:
-    """ZB-V: with 1F1B's memory, min(2m, 2p) chunks on each rank, almost no idle time.
+    """ZB-V: with 1F1B's memory, at most min(2m, 2p) chunks on a rank, almost no idle time.
 
     If all passes take the same time and m >= 2p, it takes 6m + p - 1 units: the last rank gets its first input after
     p - 1, and then no rank waits. 1F1B takes 6(m + p - 1). torch's order of this name takes as long from m = 2p on, and
     p - 1 more for m = p. Source: arXiv 2401.10241, section 6.
     """
-    return _filled("zero bubble V (ZB-V)", pp_size, num_micro_batches, limit=2 * pp_size)
+    return _filled("zero bubble V (ZB-V)", pp_size, num_micro_batches, lambda p: 2 * p)
 
 
 def v_half(pp_size: int, num_micro_batches: int) -> Schedule:
@@ -30,7 +30,7 @@ def v_half(pp_size: int, num_micro_batches: int) -> Schedule:
     p = 15 is the smallest with which it is idle for longer, 45 units and not 42 (m = 2p).
     Source: arXiv 2405.15362, section 4.
     """
-    return _filled("V-Half", pp_size, num_micro_batches, limit=pp_size + 2 - pp_size % 2)
+    return _filled("V-Half", pp_size, num_micro_batches, lambda p: p + 2 - p % 2)
 
 
 def v_min(pp_size: int, num_micro_batches: int) -> Schedule:
@@ -39,7 +39,7 @@ def v_min(pp_size: int, num_micro_batches: int) -> Schedule:
     Two thirds are 4(p - 1) units: with p = 4, 12. Here it is idle for 11, and for all 60 with p = 16.
     If F, B and W take different times, its idle time grows with m. Source: arXiv 2405.15362, section 4.
     """
-    return _filled("V-Min", pp_size, num_micro_batches, limit=2 * ((pp_size + 4) // 3))
+    return _filled("V-Min", pp_size, num_micro_batches, lambda p: 2 * ((p + 4) // 3))
 
 
 def dualpipe_v(pp_size: int, num_micro_batches: int) -> Schedule:
@@ -58,9 +58,9 @@ def dualpipe_v(pp_size: int, num_micro_batches: int) -> Schedule:
     return Schedule("DualPipeV", p, m, [_dualpipe_v_ops(rank, p, m) for rank in range(p)], 2, KINDS, v_shape(p))
 
 
-def _filled(name: str, pp_size: int, num_micro_batches: int, limit: int) -> Schedule:
+def _filled(name: str, pp_size: int, num_micro_batches: int, limit_of) -> Schedule:
     p, m = check_size("pp_size", pp_size), check_size("num_micro_batches", num_micro_batches)
-    return Schedule(name, p, m, fastest(p, m, limit)[1], 2, KINDS, v_shape(p))
+    return Schedule(name, p, m, fastest(p, m, limit_of(p))[1], 2, KINDS, v_shape(p))
 
 
 def _dualpipe_v_ops(rank: int, p: int, m: int) -> list[Op]:

@@ -9,11 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from functools import cache, lru_cache
 
-from labkit.schedules.schedule import BACKWARD, FORWARD, LETTER, WEIGHT_GRADIENT, Op, Schedule
+from labkit.schedules.schedule import BACKWARD, FORWARD, KINDS, LETTER, WEIGHT_GRADIENT, Op, Schedule
 from labkit.schedules.stages import v_shape
 from labkit.sizes import check_size
 
-KINDS = FORWARD, BACKWARD, WEIGHT_GRADIENT
 PASSES = (FORWARD, 1), (BACKWARD, 1), (FORWARD, 0), (BACKWARD, 0)  # kind and chunk; weight gradients have no time
 TRIES = (  # the building block, what fills a hole first, and how many chunks its forwards must leave free
     ("half", "BWF", 1), ("none", "BFW", 1), ("least", "BFW", 2), ("half", "WBF", 3), ("half", "WBF", 0),
@@ -75,10 +74,8 @@ class Greedy:
                 ranks[rank].append(op)
                 self.done.add((rank, op))
                 self.held[rank] += (op.kind == FORWARD) - (op.kind == WEIGHT_GRADIENT)
-                if op.kind == WEIGHT_GRADIENT:
-                    self.weights[rank].popleft()
-                    continue
-                self.left[rank][op.kind, op.chunk].popleft()
+                queue = self.weights[rank] if op.kind == WEIGHT_GRADIENT else self.left[rank][op.kind, op.chunk]
+                queue.popleft()
                 if op.kind == BACKWARD:
                     self.weights[rank].append(op._replace(kind=WEIGHT_GRADIENT))
         return None if any(any(left.values()) for left in self.left) else (steps, ranks)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from labkit.schedules.stages import check_stages, in_turn
 from labkit.sizes import check_size, counted
 
-FORWARD, BACKWARD, WEIGHT_GRADIENT = "forward", "backward", "weight_gradient"
+KINDS = FORWARD, BACKWARD, WEIGHT_GRADIENT = "forward", "backward", "weight_gradient"
 LETTER = {FORWARD: "F", BACKWARD: "B", WEIGHT_GRADIENT: "W"}
 
 
@@ -73,9 +73,10 @@ class Schedule:
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         object.__setattr__(self, "ranks", tuple(tuple(ops) for ops in self.ranks))
         object.__setattr__(self, "kinds", tuple(self.kinds))
-        stages = tuple(map(tuple, self.stages)) or in_turn(self.pp_size, self.num_chunks)
-        check_stages(stages, self.pp_size, self.num_chunks)
-        object.__setattr__(self, "stages", stages)
+        if self.kinds not in (KINDS[:1], KINDS[:2], KINDS):
+            raise ValueError(f"kinds={self.kinds} must be the first one, the first two or all of {', '.join(KINDS)}")
+        stages = self.stages if len(self.stages) else in_turn(self.pp_size, self.num_chunks)
+        object.__setattr__(self, "stages", check_stages(stages, self.pp_size, self.num_chunks))
 
     @property
     def num_stages(self) -> int:
@@ -178,6 +179,8 @@ def check(schedule: Schedule, allow_deadlock: bool = False) -> None:
 
     With ``allow_deadlock``, ranks may wait for each other.
     """
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"{schedule!r} is not a Schedule: make one, such as labkit.schedules.one_f_one_b(4, 8)")
     name, m, v = repr(schedule.name), schedule.num_micro_batches, schedule.num_chunks
     if len(schedule.ranks) != schedule.pp_size:
         has = f"has lists for {counted(len(schedule.ranks), 'rank')}, but pp_size={schedule.pp_size}"
@@ -188,7 +191,7 @@ def check(schedule: Schedule, allow_deadlock: bool = False) -> None:
     for rank, ops in enumerate(schedule.ranks):
         place: dict[Op, int] = {}
         for index, op in enumerate(ops):
-            if op not in wanted:
+            if not isinstance(op, Op) or op not in wanted:
                 raise ValueError(f"rank {rank} has {op}, which this schedule has no use for: {rule}")
             if op in place:
                 raise ValueError(f"rank {rank} has {op} {ops.count(op)} times: {rule}")

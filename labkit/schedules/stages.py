@@ -1,7 +1,8 @@
 """Places the stages of a pipeline on its ranks: in turn, or along a V."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
+
+from labkit.sizes import check_size, whole_number
 
 Stages = tuple[tuple[int, ...], ...]
 """The stages of each rank, chunk by chunk."""
@@ -13,7 +14,8 @@ def in_turn(pp_size: int, num_chunks: int = 1) -> Stages:
     >>> in_turn(3, num_chunks=2)
     ((0, 3), (1, 4), (2, 5))
     """
-    return tuple(tuple(range(rank, pp_size * num_chunks, pp_size)) for rank in range(pp_size))
+    p, v = check_size("pp_size", pp_size), check_size("num_chunks", num_chunks)
+    return tuple(tuple(range(rank, p * v, p)) for rank in range(p))
 
 
 def v_shape(pp_size: int) -> Stages:
@@ -24,16 +26,18 @@ def v_shape(pp_size: int) -> Stages:
     >>> v_shape(3)
     ((0, 5), (1, 4), (2, 3))
     """
-    return tuple((rank, 2 * pp_size - 1 - rank) for rank in range(pp_size))
+    return tuple((rank, 2 * pp_size - 1 - rank) for rank in range(check_size("pp_size", pp_size)))
 
 
-def check_stages(stages: Sequence[Sequence[int]], pp_size: int, num_chunks: int) -> None:
-    """Raise a ValueError unless each of p ranks has v stages, and each stage lives on one rank."""
+def check_stages(stages: Iterable, pp_size: int, num_chunks: int) -> Stages:
+    """Return them as tuples, or raise a ValueError unless each of p ranks has v stages, and each lives on one rank."""
+    of_ranks = tuple(tuple(mine) if isinstance(mine, Iterable) else () for mine in stages)
     rule = f"give each of {pp_size} ranks {num_chunks} of the stages 0 to {pp_size * num_chunks - 1}, each once"
-    for stage, count in Counter(stage for mine in stages for stage in mine).items():
-        if count > 1 or stage not in range(pp_size * num_chunks):
-            fault = "lives twice" if count > 1 else "does not exist"
-            raise ValueError(f"stage {stage} of stages={stages} {fault}: {rule}")
-    sizes = [len(mine) for mine in stages]
-    if sizes != [num_chunks] * pp_size:
+    flat = sum(of_ranks, ())
+    for stage in flat:
+        if flat.count(stage) > 1 or whole_number(stage) not in range(pp_size * num_chunks):
+            fault = "lives twice" if flat.count(stage) > 1 else "does not exist"
+            raise ValueError(f"stage {stage!r} of stages={stages} {fault}: {rule}")
+    if (sizes := [len(mine) for mine in of_ranks]) != [num_chunks] * pp_size:
         raise ValueError(f"stages={stages} has {sizes} stages on its ranks: {rule}")
+    return of_ranks

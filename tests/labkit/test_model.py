@@ -449,8 +449,10 @@ MISTAKES = {
     "has no num_attention_heads: give a number that divides hidden_size": lambda group: ParallelGPT(
         altered(num_attention_heads=None), group
     ),
-    "num_stages=4 must be between 1 and num_layers=3": lambda group: ParallelGPT(SHAPE, group, num_stages=4),
-    "num_stages=0 must be between 1 and num_layers=3": lambda group: ParallelGPT(SHAPE, group, num_stages=0),
+    "stages of [0, 1, 1, 1] layers, but num_stages=4 must have 1 layer or more each, and num_layers=3": (
+        lambda group: ParallelGPT(SHAPE, group, num_stages=4)
+    ),
+    "num_stages=0 must be at least 1": lambda group: ParallelGPT(SHAPE, group, num_stages=0),
     "stage=2 is not one of num_stages=2: use 0 to 1": lambda group: ParallelGPT(SHAPE, group, stage=2, num_stages=2),
     "stage=-1 is not one of num_stages=2": lambda group: ParallelGPT(SHAPE, group, stage=-1, num_stages=2),
     "tp_size=2 does not divide seq_length=7: use tp_size 1 or 7, or seq_length 6 or 8": (

@@ -71,6 +71,8 @@ def test_stages_may_have_different_numbers_of_layers(num_layers, num_stages, rul
         (6, 1, {"first_stage_layers": 2}, "gives stages of [2] layers, but num_stages=1 must"),
         (6, 3, {"last_stage_layers": 0}, "last_stage_layers=0 must be at least 1"),
         (2, 4, {}, "an equal split gives stages of [0, 1, 0, 1] layers, but"),
+        (6.0, 2, {}, "num_layers=6.0 must be a whole number"),
+        (6, 0, {}, "num_stages=0 must be at least 1"),
         (2, 2, {"account_for_embedding_in_pipeline_split": True}, "=True gives stages of [0, 2] layers, but"),
         (6, 2, {"stage_layers": [3, 3], "first_stage_layers": 3}, "first_stage_layers=3: two of these say how many"),
         (6, 2, {"stage_layers": [3, 3], **BOTH}, "in_pipeline_split=True: two of these say how many layers one stage"),
@@ -82,6 +84,12 @@ def test_stages_may_have_different_numbers_of_layers(num_layers, num_stages, rul
 def test_layers_that_do_not_add_up_are_refused_with_a_way_out(num_layers, num_stages, rules, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         split_layers(num_layers, num_stages, **rules)
+
+
+@pytest.mark.parametrize("stage", [4, -1, 1.0])
+def test_a_stage_that_is_not_there_has_no_layers(stage):
+    with pytest.raises(ValueError, match=rf"stage={stage} is not one of num_stages=4: use 0 to 3"):
+        layers_of_stage(10, stage, 4)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])

@@ -3,6 +3,7 @@
 import pytest
 
 from course.explorers.schedule import GREEDY, NAMES, schedule_explorer
+from course.explorers.schedule_builder import schedule_builder
 from labkit.schedules import dualpipe_v, greedy
 
 
@@ -107,3 +108,26 @@ def test_too_few_micro_batches_for_dualpipe_v_are_said_in_words():
     assert (explorer.choice.name, explorer.choice.num_micro_batches) == ("DualPipeV", 10)
     assert "<b>micro-batches m is 10 now, not 8.</b> micro-batches m = 8 is below 2 * ranks p = 10." in (explorer.says)
     assert {f"0.{op}" for op in dualpipe_v(5, 10).ranks[0]} <= scene(explorer).by_key.keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda: schedule_explorer("2f2b"), "schedule='2f2b' is unknown: use GPipe, 1F1B"),
+        (lambda: schedule_explorer("1F1B", "2"), "ranks p='2' is not offered: use one of 1, 2"),
+        (lambda: schedule_explorer("1F1B", None), "ranks p=None is not offered: use one of 1, 2"),
+        (lambda: schedule_explorer(message="a"), "message time='a' is not offered: use one of 0.0, 0.25"),
+        (
+            lambda: schedule_explorer("1F1B", 1000),
+            "pp_size=1000 * num_micro_batches=8 is more than 512, which takes",
+        ),
+        (lambda: schedule_explorer().choose(ranks=4), "ranks is not a control: use one of name, pp_size"),
+        (lambda: schedule_builder(placement="W"), "placement='W' is unknown: use 'in turn' or 'V'"),
+        (lambda: schedule_builder(split="no"), "backward in B and W='no' is not offered: use one of False, True"),
+        (lambda: schedule_builder(1, 1, [5]), "'5' is not an op: write F, B or W"),
+    ],
+)
+def test_what_no_control_offers_is_refused_at_once(change, said):
+    with pytest.raises(ValueError) as refused:
+        change()
+    assert said in str(refused.value)

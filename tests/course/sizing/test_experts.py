@@ -12,11 +12,11 @@ import torch.distributed as dist
 from course.communication import communication_log
 from course.sizing import DGX_H100, Plan, Traffic, flops_per_step, memory, plan_traffic, search, step_time, step_traffic
 from course.sizing.experts import kept_bytes_per_token, nodes_of_a_token
-from course.sizing.fully_sharded import sharded_memory
-from course.sizing.layer_seconds import expert_seconds
+from course.sizing.fully_sharded import sharded_memory, sharding
+from course.sizing.layer_seconds import expert_seconds, layer_seconds
 from course.sizing.plan import Misfit
 from course.sizing.shapes import DEEPSEEK_V3, LEFT_OUT, MIXTRAL_8X22B, QWEN3_30B_A3B, AnyGPT, count_parameters
-from course.sizing.stage_memory import activation_bytes_per_layer, expert_parameters, stage_parameters
+from course.sizing.stage_memory import activation_bytes_per_layer, expert_parameters, stage_kinds, stage_parameters
 from labkit.expert_parallel import MoELayer
 from labkit.groups import init_groups
 from labkit.launch import launch
@@ -149,9 +149,31 @@ def test_sizes_that_do_not_fit_experts_are_refused(changes, fault):
         replace(PLAN, **changes)
 
 
-def test_what_is_not_modelled_for_experts_is_refused():
-    with pytest.raises(ValueError, match="num_experts=8: sharding is modelled without experts"):
-        sharded_memory(replace(PLAN, pp_size=1))
+SHARDED = Plan(replace(SMALL, moe_layer_freq=2), 8, 16, ep_size=4, zero_stage=3, recompute="none")
+
+
+def test_fully_sharded_experts_have_fewer_ranks_to_be_divided_over():
+    """2 of 4 layers have 8/4 experts each; 8 ranks divide all else, 2 the experts, or half as many a copy of them."""
+    dense, experts = stage_kinds(SHARDED, 0)
+    assert experts == 2 * 2 * 2 * 16 * 24
+    for shard_size, over in ((None, (8, 2)), (8, (8, 2)), (4, (4, 1))):
+        assert sharded_memory(SHARDED, shard_size).optimizer == 12 * (dense / over[0] + experts / over[1])
+    fits = "does not divide a copy's tp_size\\*shard_size=2: use .* or shard_size 4 or 8"
+    with pytest.raises(ValueError, match=f"expert_tp_size=1 \\* ep_size=4 = 4 {fits}"):
+        sharded_memory(SHARDED, shard_size=2)
+
+
+def test_messages_of_experts_by_hand_and_what_hides_them():
+    slow = replace(DGX_H100, node_bytes_per_second=1e6)
+    (dense, experts), found = stage_kinds(SHARDED, 0), sharding(SHARDED, slow)
+    root = 8 * 16 + 32 * 16 + 2 * 16  # positions, the tied embedding, the last norm: gathered once, not twice
+    sent = 7 / 8 * ((2 + 2 + 4) * dense - 2 * root) + 1 / 2 * (2 + 2 + 4) * experts
+    assert found.sent_bytes == 2 * sent  # two micro-batches
+    assert found.message_seconds == pytest.approx(2 * sent / (1e6 * slow.node_efficiency))
+    parts = [layer_seconds(SHARDED, slow, SHARDED.model.has_experts(number)) for number in range(4)]
+    computing = [sum(each.values()) - each["expert_parallel"] for each in parts]
+    assert parts[0]["expert_parallel"] > 0 and computing[0] != computing[1] and not found.hides
+    assert found.waiting_seconds == pytest.approx(found.message_seconds - 2 * sum(computing), rel=1e-12)
 
 
 # -- step time ------------------------------------------------------------------------------------------------------

@@ -1,28 +1,25 @@
 """What stages hold, send and hide: by hand, against step_time, and against what a sharded model on real ranks holds."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from course.communication import communication_log
 from course.sizing import DGX_H100, Plan, memory, stage_parameters, step_time
-from course.sizing.fully_sharded import (
-    collectives,
-    layer_parameters,
-    moments,
-    sharded_memory,
-    sharding,
-    unit_parameters,
-)
-from labkit.data_parallel import FullyShardedDataParallel
+from course.sizing.fully_sharded import collectives, moments, sharded_memory, sharding, unit_parameters
+from course.sizing.ring import bus_factor
+from course.sizing.stage_memory import layer_parameters
 from labkit.groups import group_of_one
 from labkit.launch import launch
 from labkit.model import ParallelGPT
 from labkit.shape import GPT
+from labkit.train import TrainConfig, training
 
 SMALL = GPT(num_layers=4, hidden_size=64, seq_length=16, vocab_size=128, num_attention_heads=4)
 UNTIED = replace(SMALL, tied=False, positions="rope")
+EXPERTS = replace(UNTIED, num_experts=4, moe_layer_freq=2, num_shared_experts=1, moe_ffn_hidden_size=96)
 PLAN = Plan(SMALL, 4, 16, micro_batch_size=1, recompute="none")
 CLUSTER = Plan(SMALL, 64, 256, recompute="none")
 SLOW = replace(DGX_H100, network_bytes_per_second=1e6)
@@ -51,45 +48,106 @@ def test_sharding_is_a_divisor_of_the_ranks_and_has_no_pipeline():
         sharding(replace(PLAN, pp_size=2), DGX_H100)
 
 
-@pytest.mark.parametrize("model", [SMALL, UNTIED], ids=["tied", "untied"])
+@pytest.mark.parametrize("model", [SMALL, UNTIED, EXPERTS], ids=["tied", "untied", "experts"])
 def test_units_are_those_of_the_model(model):
     found = ParallelGPT(model, group_of_one())
     units = [sum(p.numel() for p in unit.parameters()) for unit in found.units]
-    assert unit_parameters(replace(PLAN, model=model)) == units
+    assert [sum(unit) for unit in unit_parameters(replace(PLAN, model=model))] == units
 
 
-def most_whole(model):
+def most_whole(config):
     """On a rank: the most numbers of whole weights at a time, and of whole gradients that are not on their way yet."""
-    gpt = ParallelGPT(model, group_of_one())
-    parallel = FullyShardedDataParallel(gpt, dist.group.WORLD, units=gpt.units)
-    flats, most = [flat for unit in parallel._units for flat in unit.flats], [0, 0]
-    wholes = [parallel.whole(p) for p in gpt.parameters()]
+    with training(config) as trainer:
+        [parallel], most = trainer.chunks, [0, 0]
+        flats = [flat for unit in parallel._units for flat in unit.flats]
+        wholes = [parallel.whole(p) for p in trainer.parameters]
 
-    def look(_):
-        whole = sum(flat.buffer.untyped_storage().size() for flat in flats)
-        made = sum(p.grad.nbytes for p in wholes if p.grad is not None)
-        for number, held in enumerate((whole, made)):
-            most[number] = max(most[number], held // 4)
+        def look(_):
+            whole = sum(flat.buffer.untyped_storage().size() for flat in flats)
+            made = sum(p.grad.nbytes for p in wholes if p.grad is not None)
+            for number, held in enumerate((whole, made)):
+                most[number] = max(most[number], held // 4)
 
-    for whole in wholes:
-        whole.register_post_accumulate_grad_hook(look)
-    parallel(torch.zeros(1, model.seq_length, dtype=torch.long)).sum().backward()
+        for whole in wholes:
+            whole.register_post_accumulate_grad_hook(look)
+        trainer.compute_gradients()
     return most
 
 
-@pytest.mark.parametrize("model", [SMALL, UNTIED], ids=["tied", "untied"])
-def test_whole_weights_are_those_of_a_sharded_model_on_real_ranks(model):
-    plan = Plan(model, 4, 4, recompute="none", zero_stage=3)
-    held, total = sharded_memory(plan), stage_parameters(plan, 0)
-    weights, gradients = held.weights / 2 - total / 4, held.gradients / 4 - total / 4
-    whole, made = launch(most_whole, model, world_size=4, backend="gloo")[0]
+LAYERS = dict(batch_size=16, micro_batch_size=2, seq_length=16, hidden_size=64, num_attention_heads=4, num_layers=4)
+ROPE = dict(tied=False, positions="rope")
+OF_EXPERTS = dict(num_experts=4, moe_layer_freq=2, num_shared_experts=1, moe_ffn_hidden_size=96)
+
+
+def plan_of(config):
+    """The same as a `Plan` for 4 ranks, the embedding padded as labkit pads it."""
+    same = ("batch_size", "micro_batch_size", "tp_size", "cp_size", "ep_size", "expert_tp_size", "zero_stage")
+    options = {name: getattr(config, name) for name in same}
+    return Plan(config.shape, 4, recompute="none", fused_attention=True, pad_vocab_to=1, **options)
+
+
+@pytest.mark.parametrize("options", [{}, ROPE, ROPE | {"ep_size": 2} | OF_EXPERTS], ids=str)
+def test_whole_weights_are_those_of_a_sharded_model_on_real_ranks(options):
+    config = TrainConfig(zero_stage=3, **LAYERS | options)
+    plan = plan_of(config)
+    held, units = sharded_memory(plan), unit_parameters(plan)
+    shards = held.optimizer / 12
+    weights, gradients = held.weights / 2 - shards, held.gradients / 4 - shards
+    whole, made = launch(most_whole, config, world_size=4, backend="gloo")[0]
     assert whole == pytest.approx(weights, rel=0.01)  # buffers are aligned
-    if not model.tied:  # else autograd keeps the embedding's first gradient to itself until it has the second
-        assert made + max(unit_parameters(plan)) == pytest.approx(gradients, rel=0.01)
+    if not config.tied:  # else autograd keeps the embedding's first gradient to itself until it has the second
+        assert made + max(map(max, units)) == pytest.approx(gradients, rel=0.01)
+
+
+SHARDED = [
+    *({"zero_stage": stage, "ep_size": 2} | OF_EXPERTS for stage in (1, 2, 3)),
+    {"zero_stage": 3, "ep_size": 4, "tied": False} | OF_EXPERTS,
+    {"zero_stage": 3, "tp_size": 2, "ep_size": 2, "expert_tp_size": 1} | OF_EXPERTS,
+    {"zero_stage": 2, "tp_size": 2, "cp_size": 2, "ep_size": 2, "expert_tp_size": 1} | OF_EXPERTS,
+    {"zero_stage": 3, "tp_size": 2, "expert_tp_size": 1} | ROPE | OF_EXPERTS,  # 4 ranks with the same experts, not 2
+    {"zero_stage": 3, "shard_size": 2} | OF_EXPERTS,
+    {"zero_stage": 3, "shard_size": 2, "ep_size": 2, "mlp": "swiglu", "bias": False} | OF_EXPERTS,  # experts undivided
+    {"zero_stage": 3},
+    {"zero_stage": 3, "shard_size": 2, "tied": False},
+]  # fmt: skip
+
+
+def steps_of(configs):
+    """On a rank, for a step of each run: the bytes that rings send for its shards; of weights, gradients and states."""
+    found = []
+    for config in configs:
+        with training(config) as trainer:
+            with communication_log() as log:
+                trainer.step()
+            of_copies, sent = {}, 0.0  # the all-reduces of hybrid sharding, and in each a flag for each parameter
+            for flat in trainer.chunks[0]._flats:
+                for group in flat.replicas:
+                    ranks = tuple(dist.get_process_group_ranks(group))
+                    of_copies[ranks] = of_copies.get(ranks, 0) + 4 * len(flat.parameters)
+            for operation, group, size, _ in map(astuple, log.records):
+                if operation in ("all_gather", "reduce_scatter") or (operation == "all_reduce" and group in of_copies):
+                    sent += bus_factor(operation, len(group)) * size
+            sent -= sum(bus_factor("all_reduce", len(group)) * size for group, size in of_copies.items())
+            states = [each for state in trainer.optimizer.state.values() for each in state.values() if each.dim()]
+            held = [sum(each.nbytes for each in tensors)
+                    for tensors in (trainer.parameters, [p.grad for p in trainer.parameters], states)]  # fmt: skip
+            found.append((sent, held))
+    return found
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch adds gradients up in the weights' type")
+def test_steps_send_and_ranks_hold_what_the_formulas_say_to_the_byte():
+    configs = [TrainConfig(precision="bfloat16", **LAYERS | options) for options in SHARDED]
+    for options, config, ranks in zip(SHARDED, configs, zip(*launch(steps_of, configs, world_size=4))):
+        found = sharding(plan_of(config), DGX_H100, config.shard_size)
+        shards = found.memory.optimizer / 12
+        for sent, held in ranks:
+            assert held == [2 * shards, 4 * shards, 12 * shards], options
+            assert sent == found.sent_bytes, options
 
 
 def test_a_stage_holds_what_the_paper_counts_and_what_is_whole_for_a_moment():
-    layer, total = layer_parameters(CLUSTER), stage_parameters(CLUSTER, 0)
+    layer, total = sum(layer_parameters(CLUSTER)), stage_parameters(CLUSTER, 0)
     more = []
     for stage in range(4):
         plan = replace(CLUSTER, zero_stage=stage)
@@ -107,8 +165,9 @@ def test_messages_hide_where_the_network_is_fast_but_not_at_the_ends():
     for stage in range(4):
         found = sharding(replace(plan, zero_stage=stage), fast)
         assert found.hides and 0 < found.waiting_seconds < found.message_seconds
-        ends = 1 - 4 * layer_parameters(plan) / stage_parameters(plan, 0)
-        assert found.waiting_seconds == pytest.approx(ends * found.message_seconds)
+        total, layers = stage_parameters(plan, 0), 4 * sum(layer_parameters(plan))
+        sent = total + layers / 2 if stage == 3 else total  # the root, here all that is in no layer, is gathered once
+        assert found.waiting_seconds == pytest.approx((total - layers) / sent * found.message_seconds)
 
 
 def test_what_does_not_hide_waits_for_what_a_layer_leaves():
@@ -122,8 +181,8 @@ def test_what_does_not_hide_waits_for_what_a_layer_leaves():
 def test_hybrid_sharding_keeps_the_gathers_in_the_node():
     plan = replace(CLUSTER, zero_stage=3)
     flat, hybrid = sharding(plan, SLOW), sharding(plan, SLOW, shard_size=8)
-    total = stage_parameters(plan, 0)
-    assert flat.leaving_bytes == pytest.approx(4 * (2 * 2 + 4) * 63 / 64 * total / 8)  # 4 micro-batches
+    total, layers = stage_parameters(plan, 0), 4 * sum(layer_parameters(plan))
+    assert flat.leaving_bytes == pytest.approx(4 * 63 / 64 * ((2 + 4) * total + 2 * layers) / 8)  # 4 micro-batches
     assert hybrid.leaving_bytes == pytest.approx(4 * 2 * 7 / 8 * total / 8)  # one all-reduce of an eighth
     assert hybrid.waiting_seconds < flat.waiting_seconds / 4
     assert sharding(plan, DGX_H100, 8).memory.total > sharding(plan, DGX_H100).memory.total

@@ -109,6 +109,7 @@ def test_interleaving_costs_the_published_memory():
         (lambda: one_f_one_b(4, -1), "num_micro_batches=-1 must be at least 1"),
         (lambda: one_f_one_b(4, 2.5), "num_micro_batches=2.5 must be a whole number"),
         (lambda: interleaved(4, 8, True), "num_chunks=True"),
+        (lambda: zero_bubble(4, 8, 1.0), "extra_in_flight=1.0 with pp_size=4: use 0 (ZB-H1) to 3 (ZB-H2)"),
         (lambda: zero_bubble(4, 8, 4), "extra_in_flight=4 with pp_size=4: use 0 (ZB-H1) to 3 (ZB-H2)"),
         (lambda: zero_bubble(4, "8"), "num_micro_batches='8'"),
     ],

@@ -37,6 +37,8 @@ def test_a_forward_crosses_from_the_last_rank_to_the_first_chunk_after():
         (own("F0 W0 B0 F1 B1 W1"), "rank 0 has W0, which this schedule has no use for"),
         (own("F0 B0 F1 B1", num_chunks=2), "rank 0 lacks F0.1 and 3 more: each rank runs forward, backward once for "
          "each of 2 micro-batches and 2 chunks"),
+        (Schedule("own", 1, 1, [[(F, 0, 0), (B, 0, 0)]]), "rank 0 has ('forward', 0, 0), which this schedule has no"),
+        ("1f1b", "'1f1b' is not a Schedule: make one, such as labkit.schedules.one_f_one_b(4, 8)"),
         (Schedule("own", 2, 1, [ops("F0 B0")]), "'own' has lists for 1 rank, but pp_size=2: give each rank one"),
         (own("B0 F0", m=1), "rank 0 has B0 before F0, whose result it needs: swap them"),
         (
@@ -48,6 +50,12 @@ def test_a_forward_crosses_from_the_last_rank_to_the_first_chunk_after():
 def test_check_names_what_is_wrong(schedule, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         check(schedule)
+
+
+@pytest.mark.parametrize("kinds", [("F", "B"), (B, F), ()])
+def test_kinds_of_one_s_own_are_refused(kinds):
+    with pytest.raises(ValueError, match=r"must be the first one, the first two or all of forward, backward, weight_"):
+        own("F0 B0", m=1, kinds=kinds)
 
 
 def test_a_finished_rank_is_not_in_the_report_of_a_deadlock():

@@ -49,13 +49,30 @@ def test_a_rank_that_uses_its_second_leg_before_the_first_is_told():
     [
         (
             [[0, 3], [0, 2]],
-            "stage 0 of stages=((0, 3), (0, 2)) lives twice: give each of 2 ranks 2 of the stages 0 to 3",
+            "stage 0 of stages=[[0, 3], [0, 2]] lives twice: give each of 2 ranks 2 of the stages 0 to 3",
         ),
-        ([[0, 3], [1, 4]], "stage 4 of stages=((0, 3), (1, 4)) does not exist: give each"),
-        ([[0, 3], [1]], "stages=((0, 3), (1,)) has [2, 1] stages on its ranks: give each of 2 ranks 2 of"),
+        ([[0, 3], [1, 4]], "stage 4 of stages=[[0, 3], [1, 4]] does not exist: give each"),
+        ([[0, 3], [1]], "stages=[[0, 3], [1]] has [2, 1] stages on its ranks: give each of 2 ranks 2 of"),
         ([[0, 3, 1], [2]], "has [3, 1] stages on its ranks"),
+        ([0, 1], "stages=[0, 1] has [0, 0] stages on its ranks: give each of 2 ranks 2"),
+        ([[0.0, 3], [1, 2]], "stage 0.0 of stages=[[0.0, 3], [1, 2]] does not exist"),
+        ([[0, [3]], [1, 2]], "stage [3] of stages=[[0, [3]], [1, 2]] does not exist"),
     ],
 )
 def test_a_stage_that_lives_twice_or_nowhere_is_refused(stages, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         own("F0 B0", "F0 B0", num_chunks=2, stages=stages)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: v_shape(0), "pp_size=0 must be at least 1"),
+        (lambda: v_shape("2"), "pp_size='2' must be a whole number"),
+        (lambda: in_turn(-1), "pp_size=-1 must be at least 1"),
+        (lambda: in_turn(2, 0), "num_chunks=0 must be at least 1"),
+    ],
+)
+def test_a_placement_of_no_ranks_is_refused(make, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        make()
