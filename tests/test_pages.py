@@ -86,6 +86,12 @@ def test_links_lead_to_pages_of_the_site(project, tmp_path):
     assert 'href="../index.html"' in one and 'href="../labkit/x.py.html"' in one
 
 
+def test_what_answers_a_question_in_words_is_folded(project, tmp_path):
+    write_notebook(project / "asks.ipynb", "**Predict.** How long?", "<p>8 ms</p>")
+    pages.write_page("asks.ipynb", tmp_path)
+    assert '<details data-answers=""><summary>The result</summary>' in (tmp_path / "asks.html").read_text()
+
+
 def test_what_leads_nowhere_is_listed(project, tmp_path):
     markdown = "[gone](notebooks/2.ipynb) [one](notebooks/1.ipynb#No-heading) ![gone](pics/b.svg)"
     write_notebook(project / "Start_Here.ipynb", markdown, '<script src="https://cdn.example/x.js"></script>')
