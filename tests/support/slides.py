@@ -22,8 +22,10 @@ PARTS = re.compile(r"\n(?=#{1,4} [^!])|\n(?=<details>)|(?<=</details>)\n")
 
 
 def as_slides(notebook):
-    """Give every cell its place among the slides; a cell with several headings is divided. Code begins a page, but for
-    what a heading alone stands above."""
+    """Give every cell its place among the slides; a cell with several headings is divided.
+
+    Code begins a page, unless there is nothing but a heading above it.
+    """
     cells, has_section = [], False
     for cell in notebook.cells:
         if cell.cell_type == "code":
