@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LINKED = ["pics", "labkit", "course", "tests", "README.md", "CONTRIBUTING.md", "INSTRUCTOR.md", "LICENSE"]
 ASKS = re.compile(r"predict\.\w+")
 """The whole of a cell that shows a question; see `course.predict`."""
+ASKS_IN_WORDS = "**Predict.**"
+"""What a text has that asks without `course.predict`, because the answer is a measurement or a formula."""
 COMPARES = re.compile(r"\bpredict\.\w+\.compare\(")
 SUMMARY = "<details><summary>After you have run it</summary>"
 
@@ -38,11 +40,12 @@ def hide_answers(notebook: nbformat.NotebookNode) -> None:
                 hides = folds = False
             elif COMPARES.search(cell.source):
                 hides = folds = True
-            elif before and before.cell_type == "markdown":
+            elif before and before.cell_type == "markdown" and ASKS_IN_WORDS not in before.source:
                 folds = False  # what was folded explains the cells above it
             if hides:
                 cell.outputs, cell.execution_count = [], None
-        elif hides:
+            continue
+        if hides:
             tags = cell.metadata.get("tags", [])
             text, *below = re.split(r"(?m)^(?=#+ )", cell.source, maxsplit=1)
             wanted = (folds or "explanation" in tags) and "introduction" not in tags
@@ -54,6 +57,8 @@ def hide_answers(notebook: nbformat.NotebookNode) -> None:
                 cell.source = "\n\n".join([SUMMARY, told, "</details>", *introduction, *below])
             if below:
                 hides = folds = False
+        if ASKS_IN_WORDS in cell.source:
+            hides = folds = True
 
 
 def make(folder: Path, root: Path = ROOT) -> list[Path]:

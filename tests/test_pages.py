@@ -24,6 +24,16 @@ TOO_WIDE = """() => {
 HEADERS = "() => [...document.querySelectorAll('.jp-RenderedMarkdown p > img')].map(image => image.clientWidth)"
 PROSE = """() => [...document.querySelectorAll('.jp-OutputArea-output > p')].filter(
     each => each.getBoundingClientRect().right > document.documentElement.clientWidth).length"""
+TABLES_AS_WHEN_AWAKE = """() => {
+    const all = [];
+    for (const name of ["layout", "routing", "schedule"]) {
+        const place = document.querySelector(`[data-explorer=${name}_explorer]`);
+        place.className = "labkit-explorer labkit-place";
+        for (const each of place.querySelectorAll("details")) each.open = true;
+        for (const each of place.querySelectorAll("table")) all.push([name, each.scrollWidth - each.clientWidth]);
+    }
+    return all;
+}"""
 TABLES = "() => Math.max(0, ...[...document.querySelectorAll('main table')].map(table => table.clientWidth))"
 
 
@@ -76,6 +86,12 @@ def test_links_lead_to_pages_of_the_site(project, tmp_path):
     assert 'href="../index.html"' in one and 'href="../labkit/x.py.html"' in one
 
 
+def test_what_answers_a_question_in_words_is_folded(project, tmp_path):
+    write_notebook(project / "asks.ipynb", "**Predict.** How long?", "<p>8 ms</p>")
+    pages.write_page("asks.ipynb", tmp_path)
+    assert '<details data-answers=""><summary>The result</summary>' in (tmp_path / "asks.html").read_text()
+
+
 def test_what_leads_nowhere_is_listed(project, tmp_path):
     markdown = "[gone](notebooks/2.ipynb) [one](notebooks/1.ipynb#No-heading) ![gone](pics/b.svg)"
     write_notebook(project / "Start_Here.ipynb", markdown, '<script src="https://cdn.example/x.js"></script>')
@@ -118,3 +134,13 @@ def test_real_pages_are_whole_and_no_wider_than_the_screen(tmp_path, monkeypatch
             assert page.evaluate(PROSE) == 0  # a question is read without scrolling sideways
         assert page.locator(".jp-RenderedHTML").count() == len(shown) > 3
     assert asked and all(url.startswith(("file:", "data:")) for url in asked)
+
+
+@pytest.mark.skipif(not find_chromium(), reason="needs Chromium or Chrome, and none is installed")
+def test_a_telephone_shows_all_columns_of_an_explorers_table(tmp_path):
+    put_what_all_pages_need(tmp_path)
+    pages.write_page(pages.PLAY, tmp_path)
+    with chromium(390, 800) as page:
+        page.goto((tmp_path / pages.as_page(pages.PLAY)).as_uri())
+        hidden = page.evaluate(TABLES_AS_WHEN_AWAKE)
+    assert len(hidden) > 3 and [each for each in hidden if each[1] > 1] == []

@@ -23,6 +23,8 @@ from labkit.train import TrainConfig
 
 EQUAL = 1e-10
 """Relative errors below this are rounding: everything is in float64."""
+ROUNDED = 1e-8
+"""A loss or a norm that differs by less is the same, also where its last decimal is rounded the other way."""
 SAME_FOR = {"copies": lambda at: at.pp, "hidden": lambda at: (at.dp, at.pp), "heads": lambda at: at}
 """What must be the same on ranks for which this is the same, and on no others: see `Seen`."""
 
@@ -170,8 +172,8 @@ class Case:
         guessed = next((fault for fault in ALL_FAULTS if fault.name == str(guess).strip().lower()), None)
         if guessed is None:
             near = get_close_matches(str(guess), [fault.name for fault in ALL_FAULTS], n=1, cutoff=0.4)
-            meant = f" Did you mean {near[0]!r}?" if near else " `names()` lists them."
-            return Verdict("wrong", f"{self.name}: no fault is called {guess!r}.{meant}")
+            meant = indent(f"Did you mean {near[0]!r}?" if near else "`names()` lists them.")
+            return Verdict("wrong", f"{self.name}: no fault is called {guess!r}.\n{meant}")
         if guessed is not self._fault:
             shows = indent(f"With it, you would see this: {guessed.shows}")
             text = f"it is not {guessed.name!r}.\n{shows}\n  Compare that with the symptoms."
@@ -243,4 +245,5 @@ def _error(error: float) -> Cell:
 
 def _number(value: float, right: float | None = None) -> Cell:
     """Return a loss or a norm with five decimals; it is wrong if they show that it is not the ``right`` one."""
-    return Cell(f"{value:.5f}", right is not None and abs(value - right) > 1e-5)
+    text = f"{value:.5f}"
+    return Cell(text, right is not None and text != f"{right:.5f}" and abs(value - right) > ROUNDED)

@@ -27,7 +27,7 @@ from course.sizing.linear_cut import LinearCut
 from course.sizing.routing import drawn_logits, route
 from course.sizing.runs import LLAMA_8B
 from labkit.layout import ParallelLayout
-from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from labkit.schedules import gpipe, zero_bubble_v
 
 
 def four_collectives():
@@ -40,9 +40,9 @@ def four_collectives():
     }
 
 
-def four_schedules():
-    """Draw predictions for 4 ranks and 8 micro-batches on one scale, with what each rank holds."""
-    schedules = [gpipe(4, 8), one_f_one_b(4, 8), interleaved(4, 8, num_chunks=2), zero_bubble(4, 8)]
+def first_and_last_schedule():
+    """Draw notebook 10's first and last schedule on one scale; the notebook asks about others, and other sizes."""
+    schedules = [gpipe(3, 5), zero_bubble_v(3, 5)]
     return draw_timelines([simulate(each) for each in schedules], [each.name for each in schedules], in_flight=True)
 
 
@@ -62,7 +62,7 @@ FIGURES = {
     "tensor_parallel": draw_transformer_layer,
     "pair": lambda: draw_pair(2)[-1],
     "sequence_parallel": lambda: draw_transformer_layer(2, sequence_parallel=True),
-    "pipeline_schedules": four_schedules,
+    "pipeline_schedules": first_and_last_schedule,
     "utilisation": tuned_step,
     "three_axes": lambda: draw_holdings(ParallelLayout(8, tp_size=2, pp_size=2), num_layers=4, batch_size=16),
     "context_parallel": lambda: ring_steps(4)[1],

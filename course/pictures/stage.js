@@ -2,7 +2,8 @@
 // by CSS transitions, the others fade. Nothing here knows what a picture is about.
 
 const REST = 2000;  // milliseconds: a mouse that rests dims nothing any longer
-const NARROW = 600, NARROWEST = 0.73, MARGIN = 8;  // as in scene.py: a picture is shown no smaller
+const NARROW = 600, NARROWEST = 0.73, MARGIN = 8;  // as in scene.py: a picture is shown no lower
+const CONDENSED = 0.61;  // but narrower: letters keep their height
 const NUMBERS = /-?[\d.]+/g;
 const MOST_ZOOM = 32;  // times: the places of marks are rounded to a tenth of a pixel
 const MOST_MOVING = 160;  // marks: with more, a browser without a graphics card takes longer to move than to draw them
@@ -206,12 +207,12 @@ function arrowPath(x, y, toX, toY) {
 }
 
 function render({ model, el }) {
-  let all = scenes(model.get("steps")), at = 0, timer = null, drawn = {}, stacked = "", carried = null, resting = null, followed = null;
+  let all = scenes(model.get("steps")), at = 0, timer = null, drawn = {}, stacked = "", carried = null, resting = null, followed = null, told = null;
   const still = matchMedia("(prefers-reduced-motion: reduce)");
 
   // -- what is on the page
   const paper = element("div", { class: "paper" });
-  paper.innerHTML = `<svg role="group" tabindex="-1"><g></g><g class="clock"><g class="ticks"/><path/><path/><g role="slider"
+  paper.innerHTML = `<svg role="group" tabindex="-1" preserveAspectRatio="none"><g></g><g class="clock"><g class="ticks"/><path/><path/><g role="slider"
     aria-label="moment" aria-valuemin="0" aria-valuemax="100"><path d="M0 -4L7 3V10H-7V3Z"/><rect x="-16" y="-6" width="32"
     height="30" fill="none"/></g></g></svg>`;  // its marks take the focus
   const svg = paper.firstChild, [marks, layer] = svg.children, moment = element("ul", { class: "moment" });
@@ -279,7 +280,9 @@ function render({ model, el }) {
     const view = panels ? stack(panels) : scene.view;
     svg.setAttribute("viewBox", view.join(" "));
     svg.style.maxWidth = `${view[2] * 1.35}px`;
-    svg.style.minWidth = `${view[2] * NARROWEST}px`;
+    svg.style.minWidth = `${view[2] * CONDENSED}px`;
+    svg.style.minHeight = `${view[3] * NARROWEST}px`;
+    svg.style.aspectRatio = view[2] / view[3];
     svg.setAttribute("aria-label", `${scene.title}. ${scene.says}`);
     table.hidden = !scene.table;
     if (table.dataset.html !== scene.table) table.lastChild.innerHTML = table.dataset.html = scene.table;
@@ -290,7 +293,9 @@ function render({ model, el }) {
     back.disabled = at === 0;
     forward.disabled = at === all.length - 1;
     time.read(scene.clock);
-    if (followed || !fact.textContent) light(null);
+    const isThere = told && drawn[told.dataset.key]?.group === told;
+    if (isThere && !followed) say(told);  // what it says now
+    else if (followed || told || !fact.textContent) light(null);
     if (!marks.querySelector("[tabindex='0']")) marks.querySelector("[aria-label]")?.setAttribute("tabindex", 0);
   }
 
@@ -313,13 +318,18 @@ function render({ model, el }) {
 
   // -- facts and peers
   const markOf = (target) => target.closest?.("[aria-label][data-key]");
+  function say(group) {
+    const same = group?.dataset.same ? [...marks.querySelectorAll(`[data-same="${group.dataset.same}"]`)] : [group];
+    const text = same.map((each) => each?.getAttribute("aria-label") ?? "").join(" · ");
+    const says = group ? text : all[at].journeys[followed ?? ""] ?? "";
+    if (fact.textContent !== says) fact.textContent = says;  // a screen reader reads what is written, again
+    told = group;
+    return same;
+  }
   function light(pointed) {
     const { journeys } = all[at], follows = !pointed && followed;
-    const group = pointed ?? (follows ? marks.querySelector(`[data-same="${followed}"]`) : null);
-    const same = group?.dataset.same ? marks.querySelectorAll(`[data-same="${group.dataset.same}"]`) : [group];
-    fact.textContent = [...same].map((each) => each?.getAttribute("aria-label") ?? "").join(" · ");
-    if (!group) fact.textContent = journeys[followed ?? ""] ?? "";
-    const wanted = new Set([...same].flatMap((each) => (each?.dataset.lights ?? "").split(" ")).filter(Boolean));
+    const group = pointed ?? (follows ? marks.querySelector(`[data-same="${followed}"]`) : null), same = say(group);
+    const wanted = new Set(same.flatMap((each) => (each?.dataset.lights ?? "").split(" ")).filter(Boolean));
     if (follows && journeys[followed]) wanted.add(followed);
     svg.classList.toggle("lighting", wanted.size > 0);
     svg.classList.toggle("following", Boolean(follows));
@@ -358,10 +368,10 @@ function render({ model, el }) {
     const group = event.target.closest("[data-drag]");
     if (!group) return;
     event.preventDefault();
-    const place = group.style.transform, scale = svg.viewBox.baseVal.width / svg.getBoundingClientRect().width;
+    const place = group.style.transform, { a, d } = svg.getScreenCTM();
     const over = new AbortController(), until = { signal: over.signal };
     const move = ({ clientX, clientY }) => {
-      const [x, y] = [clientX - event.clientX, clientY - event.clientY].map((pixels) => pixels * scale);
+      const [x, y] = [(clientX - event.clientX) / a, (clientY - event.clientY) / d];
       group.classList.add("dragged");
       group.style.transform = `${place} translate(${x}px, ${y}px)`;
     };

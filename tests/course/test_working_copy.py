@@ -95,6 +95,20 @@ def test_an_explanation_is_folded_also_where_code_stands_between():
     assert own.source.startswith(working_copy.SUMMARY)
 
 
+def test_a_question_in_words_hides_its_answer_too():
+    out = nbformat.v4.new_output("stream", text="8\n")
+    run, later = code("run()", outputs=[out]), code("later()", outputs=[out])
+    cells = [text("**Predict.** How long?"), code("def run(): ..."), run, text("8."), text("## Next"), later]
+    working_copy.hide_answers(notebook := nbformat.v4.new_notebook(cells=cells))
+    assert [cell.source for cell in cells if cell.cell_type == "markdown"] == [
+        "**Predict.** How long?", f"{working_copy.SUMMARY}\n\n8.\n\n</details>", "## Next",
+    ]  # fmt: skip
+    assert not run.outputs and later.outputs
+    once = copy.deepcopy(notebook)
+    working_copy.hide_answers(notebook)
+    assert notebook == once
+
+
 def test_tags_of_the_lab_are_known_ones():
     """A tag that is misspelt would do nothing."""
     for path in working_copy.notebooks(working_copy.ROOT):

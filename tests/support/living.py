@@ -22,7 +22,7 @@ import nbformat
 from course.explorers.jupyter import CONTROLS
 from course.explorers.page import MODULES
 from course.predict import Between, Question
-from course.working_copy import COMPARES, SUMMARY, hide_answers
+from course.working_copy import ASKS_IN_WORDS, COMPARES, SUMMARY, hide_answers
 from tests.support import pyodide
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +77,8 @@ def enliven(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         if cell.cell_type != "code":
             if cell.source != stored.source:
                 cell.source = cell.source.replace(SUMMARY, ANSWERED.format(key), 1)
+            if ASKS_IN_WORDS in cell.source:
+                key = ""  # only the reader knows the answer
             continue
         if compared := COMPARES.search(cell.source):
             key = asked[compared[0].removesuffix(".compare(")].key

@@ -22,7 +22,10 @@ PARTS = re.compile(r"\n(?=#{1,4} [^!])|\n(?=<details>)|(?<=</details>)\n")
 
 
 def as_slides(notebook):
-    """Give every cell its place among the slides; a cell with several headings is divided."""
+    """Give every cell its place among the slides; a cell with several headings is divided.
+
+    Code begins a page, unless there is nothing but a heading above it.
+    """
     cells, has_section = [], False
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -30,7 +33,8 @@ def as_slides(notebook):
             cell.outputs = [
                 output for output in cell.outputs if NOT_YET not in output.get("data", {}).get("text/plain", "")
             ]
-            cell.metadata["slideshow"] = {"slide_type": "subslide" if has_section and has_lines else "skip"}
+            kind = "-" if cells and re.fullmatch("#+ .*", cells[-1].source.strip()) else "subslide"  # below its heading
+            cell.metadata["slideshow"] = {"slide_type": kind if has_section and has_lines else "skip"}
             cells.append(cell)
             continue
         parts = [cell.source] if "```" in cell.source else PARTS.split(cell.source)

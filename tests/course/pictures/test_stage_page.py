@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,47 @@ def test_panels_stand_below_each_other_on_a_narrow_screen_and_go_back(page):
         assert (left["x"] == right["x"], left["y"] == right["y"]) == (width == 390, width != 390)
         assert right["right"] <= width and (width != 390 or right["top"] > left["bottom"])
     page.set_viewport_size(before)
+
+
+def test_a_picture_that_is_a_little_too_wide_is_condensed_sideways_and_letters_keep_their_height(page):
+    scene = draw_timelines([simulate(gpipe(2, 2))], ["GPipe"], in_flight=True)
+    before = page.viewport_size
+    page.set_content(f"<style>body {{ margin: 0; }} {CSS}</style>")
+    page.evaluate(SHOW, [CODE, {"steps": differences([scene]), "seconds": 1, "clicks": False}])
+    paper, handle = page.locator(".paper"), page.get_by_role("slider", name="moment")
+    for width, condensed in ((588, 0.84), (760, 1.0), (450, None)):  # JupyterLab in 768 pixels, a tablet, a telephone
+        page.set_viewport_size({"width": width, "height": 800})
+        across, down, scrolls = paper.evaluate(
+            "p => [p.firstChild.getScreenCTM().a, p.firstChild.getScreenCTM().d, p.scrollWidth > p.clientWidth]"
+        )
+        assert scrolls == (condensed is None) and down >= 0.729
+        assert condensed is None or across / down == pytest.approx(condensed, abs=0.01)
+    page.set_viewport_size({"width": 588, "height": 800})
+    place = handle.bounding_box()
+    page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+    page.mouse.down()
+    op = page.locator("[data-key='0.B0']").bounding_box()
+    page.mouse.move(op["x"] + op["width"] / 2, op["y"], steps=3)
+    page.mouse.up()
+    assert page.locator(".moment li").nth(1).inner_text() == "rank 0: B0 · holds 2"  # the playhead is where one points
+    page.set_viewport_size(before)
+
+
+def test_what_a_mark_says_follows_it_from_step_to_step(page):
+    """As in the schedule builder, where a click puts an op into its row: it has a place then."""
+    op, other = (box(name, 60, 0, 40, 40, "#ffffff", fact=f"{name} has no place") for name in ("op", "other"))
+    placed = replace(op, fact="op runs at 0")
+    page.set_content("")
+    page.mouse.move(5, 700)
+    steps = [Scene("T", "S", [op, other], 50), Scene("T", "S", [placed, other], 50), Scene("T", "S", [other], 50)]
+    page.evaluate(SHOW, [CODE, {"steps": differences(steps), "seconds": 1, "clicks": False}])
+    fact, forward = page.locator(".fact"), page.get_by_role("button", name="Forward")
+    page.locator("[data-key=op]").dispatch_event("mouseover")
+    assert fact.inner_text() == "op has no place"
+    forward.dispatch_event("click")
+    assert fact.inner_text() == "op runs at 0"
+    forward.dispatch_event("click")
+    assert fact.inner_text() == ""  # it is gone
 
 
 def test_a_hint_leaves_a_menu_as_wide_as_it_was(page):
