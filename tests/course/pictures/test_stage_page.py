@@ -57,6 +57,22 @@ def test_keys_reach_every_button_and_press_it(page):
     assert json.loads(page.evaluate("JSON.stringify(window.sent)")) == [{"click": "cell"}, {"click": "op"}]
 
 
+def test_a_mark_that_is_dragged_stays_under_the_mouse(page):
+    page.set_content(f"<style>body {{ margin: 0; }} {CSS}</style>")
+    before = page.viewport_size
+    page.set_viewport_size({"width": 588, "height": 800})  # where a picture is condensed
+    page.evaluate(SHOW, [CODE, {"steps": differences([Scene("T", "S", MARKS, 50)]), "seconds": 1, "clicks": True}])
+    op = page.locator("[data-key=op]")
+    place = op.bounding_box()
+    page.mouse.move(place["x"] + 3, place["y"] + 4)
+    page.mouse.down()
+    page.mouse.move(300, 140, steps=3)
+    now = op.bounding_box()
+    page.mouse.up()
+    page.set_viewport_size(before)
+    assert (now["x"] + 3, now["y"] + 4) == pytest.approx((300, 140), abs=1)
+
+
 def test_a_mouse_that_rests_dims_nothing_any_longer_and_facts_are_above_the_picture(page):
     page.set_content("")
     marks = [box(name, 60 * x, 0, 40, 40, "#ffffff", fact=name, same="one" * (x < 2), tags=(name,), lights=(name,))
