@@ -23,7 +23,7 @@ from tests.test_pages import TOO_WIDE
 pytestmark = pytest.mark.skipif(not browser.find_chromium(), reason="needs Chromium or Chrome, and none is installed")
 
 NOTEBOOKS = "notebooks/01_group_layout.ipynb", "notebooks/11_3d_parallel.ipynb"
-KEYS, TAPS, CLICK_EVERY = 16, 4, 4
+KEYS, TAPS, CLICK_EVERY = 9, 3, 3
 POLICY = "; ".join(map(" ".join, pages.POLICY.items()))
 REACHED = r"""/ (tabindex|role|aria-label)="[^"]*"/g"""
 """What wake.js writes to a table that scrolls."""
