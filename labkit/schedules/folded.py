@@ -5,6 +5,7 @@ also has a late one, whose activations are soon free: every rank holds about as 
 """
 
 from collections import deque
+from collections.abc import Callable
 from itertools import count
 
 from labkit.schedules.greedy import fastest
@@ -58,7 +59,7 @@ def dualpipe_v(pp_size: int, num_micro_batches: int) -> Schedule:
     return Schedule("DualPipeV", p, m, [_dualpipe_v_ops(rank, p, m) for rank in range(p)], 2, KINDS, v_shape(p))
 
 
-def _filled(name: str, pp_size: int, num_micro_batches: int, limit_of) -> Schedule:
+def _filled(name: str, pp_size: int, num_micro_batches: int, limit_of: Callable[[int], int]) -> Schedule:
     p, m = check_size("pp_size", pp_size), check_size("num_micro_batches", num_micro_batches)
     return Schedule(name, p, m, fastest(p, m, limit_of(p))[1], 2, KINDS, v_shape(p))
 

@@ -15,7 +15,7 @@ def gpipe(pp_size: int, num_micro_batches: int) -> Schedule:
     rank 0 | F0 F1 F2 B0 B1 B2
     rank 1 | F0 F1 F2 B0 B1 B2
     """
-    p, m = check_size("pp_size", pp_size), check_size("num_micro_batches", num_micro_batches)
+    p, m = _sizes(pp_size, num_micro_batches)
     ops = [Op(kind, i) for kind in (FORWARD, BACKWARD) for i in range(m)]
     return Schedule("GPipe", p, m, [ops] * p)
 
@@ -31,7 +31,7 @@ def one_f_one_b(pp_size: int, num_micro_batches: int) -> Schedule:
     rank 0 | F0 F1 B0 F2 B1 B2
     rank 1 | F0 B0 F1 B1 F2 B2
     """
-    p, m = check_size("pp_size", pp_size), check_size("num_micro_batches", num_micro_batches)
+    p, m = _sizes(pp_size, num_micro_batches)
     forwards, backwards = ([Op(kind, i) for i in range(m)] for kind in (FORWARD, BACKWARD))
     return Schedule("1F1B", p, m, [_in_turn(forwards, backwards, num_warmup=p - rank - 1) for rank in range(p)])
 
@@ -50,7 +50,7 @@ def interleaved(pp_size: int, num_micro_batches: int, num_chunks: int) -> Schedu
     rank 0 | F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1
     rank 1 | F0 F1 F0.1 B0.1 F1.1 B1.1 B0 B1
     """
-    p, m = check_size("pp_size", pp_size), check_size("num_micro_batches", num_micro_batches)
+    p, m = _sizes(pp_size, num_micro_batches)
     v = check_size("num_chunks", num_chunks)
     if v == 1:  # nothing to interleave
         return one_f_one_b(p, m)
@@ -80,13 +80,17 @@ def zero_bubble(pp_size: int, num_micro_batches: int, extra_in_flight: int = 0) 
     rank 0 | F0 F1 B0 W0 F2 B1 W1 B2 W2
     rank 1 | F0 B0 F1 B1 W0 F2 B2 W1 W2
     """
-    p, m = check_size("pp_size", pp_size), check_size("num_micro_batches", num_micro_batches)
+    p, m = _sizes(pp_size, num_micro_batches)
     if whole_number(extra_in_flight) not in range(p):
         raise ValueError(f"extra_in_flight={extra_in_flight!r} with pp_size={p}: use 0 (ZB-H1) to {p - 1} (ZB-H2)")
     names = {p - 1: "zero bubble (ZB-H2)", 0: "zero bubble (ZB-H1)"}
     name = names.get(extra_in_flight, f"zero bubble, {extra_in_flight} more in flight")
     ranks = [_zero_bubble_ops(p - rank, m, p, extra_in_flight) for rank in range(p)]
     return Schedule(name, p, m, ranks, kinds=(FORWARD, BACKWARD, WEIGHT_GRADIENT))
+
+
+def _sizes(pp_size: int, num_micro_batches: int) -> tuple[int, int]:
+    return check_size("pp_size", pp_size), check_size("num_micro_batches", num_micro_batches)
 
 
 def _in_turn(forwards: list[Op], backwards: list[Op], num_warmup: int) -> list[Op]:
