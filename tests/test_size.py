@@ -1,4 +1,4 @@
-"""labkit stays small enough to read: the sizes that were agreed, and the inner path that README promises."""
+"""The map of the code in README, its inner path, and its rows of measurements are true."""
 
 import re
 from pathlib import Path
@@ -13,13 +13,6 @@ INNER_PATH = [ROOT / name for name in re.findall(r"\*\*`(.+?\.py)`\*\*", CODE_MA
 
 def num_lines(*paths: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in paths)
-
-
-@pytest.mark.parametrize(("folder", "most"), [("labkit", 10540), ("labkit/launch", 2200), ("course", 20900)])
-def test_a_package_stays_small(folder, most):
-    """The questions in course/predictions are text that happens to be Python."""
-    files = [path for path in (ROOT / folder).rglob("*.py") if path.parent.name != "predictions"]
-    assert num_lines(*files) <= most
 
 
 @pytest.mark.parametrize("name", re.findall(r"`((?:labkit|course)/.*?)`", CODE_MAP))
