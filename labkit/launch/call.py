@@ -12,7 +12,7 @@ from labkit.launch.linux import read_text
 from labkit.launch.output import Output
 from labkit.launch.payload import Payload, discard, load
 from labkit.launch.probe import Snapshot
-from labkit.launch.rank import STACK_SIGNAL, Failure
+from labkit.launch.rank import Failure
 from labkit.launch.ranks import Ranks
 from labkit.launch.watchdog import Look, Watchdog
 
@@ -115,7 +115,7 @@ class Call:
         """Add what ranks that hold the GIL are doing: faulthandler answers a signal without it."""
         ranks = self._unfinished() - look.snapshots.keys()
         for rank in ranks:
-            self.ranks.signal(STACK_SIGNAL, rank)  # not at every look: it cuts a sleep in C code short
+            self.ranks.ask_for_stack(rank)  # not at every look: it cuts a sleep in C code short
         self._pump(0.1 if ranks else 0)
         return replace(look, stacks={rank: read_text(f"{self.ranks.directory}/stack{rank}") for rank in ranks})
 

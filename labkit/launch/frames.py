@@ -31,9 +31,9 @@ def stack_of(frame: FrameType) -> tuple[Frame, ...]:
 
 
 def frames_of(faulthandler_text: str) -> list[Frame]:
-    """Return the main thread's frames in what faulthandler wrote, innermost last."""
-    main = re.split("(?:Current t|T)hread 0x", faulthandler_text)[-1]
-    found = re.findall(r'File "(.*)", line (\d+) in (.*)', main)
+    """Return the frames of the last stack that faulthandler wrote, innermost last."""
+    last = faulthandler_text.rpartition("Stack (most recent call first)")[2]
+    found = re.findall(r'File "(.*)", line (\d+) in (.*)', last)
     return [(file, int(line), function) for file, line, function in found[::-1]]
 
 

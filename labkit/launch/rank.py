@@ -205,8 +205,9 @@ def _open_streams(stack_file: str) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     faulthandler.enable(file=2, all_threads=False)
-    # This answers even while C code holds the GIL, when the control thread cannot.
-    faulthandler.register(STACK_SIGNAL, file=open(stack_file, "w"), all_threads=True)  # noqa: SIM115 - never closed
+    # This answers even while C code holds the GIL, when the control thread cannot. It writes the stack of the thread
+    # that gets the signal, and no other: those run on meanwhile, and reading frames that they leave can end the process.
+    faulthandler.register(STACK_SIGNAL, file=open(stack_file, "w"), all_threads=False)  # noqa: SIM115 - never closed
 
 
 def _flush() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from labkit.launch.client import ServerHandle
 from labkit.launch.linux import read_text
+from labkit.launch.rank import STACK_SIGNAL, libc
 from labkit.launch.wire import Connection
 
 _world_ids = itertools.count()
@@ -57,9 +58,13 @@ class Ranks:
         for control in self._controls if rank is None else [self._controls[rank]]:
             control.send(*message)
 
-    def signal(self, number: int, rank: int | None = None) -> None:
-        """Signal one rank, or all; SIGKILL also ends what they started."""
-        self.server.connection.send("signal", self.world_id, int(number), rank)
+    def kill(self) -> None:
+        """Kill all ranks, and what they started."""
+        self.server.connection.send("kill", self.world_id)
+
+    def ask_for_stack(self, rank: int) -> None:
+        """Have a rank write the stack of its main thread into its file, also while it cannot run Python."""
+        self.server.connection.send("ask_for_stack", self.world_id, rank)
 
     def events(self, timeout: float) -> Iterator[tuple]:
         """Yield what comes within ``timeout`` seconds, as `_read` does, and note which ranks have left."""
@@ -77,20 +82,20 @@ class Ranks:
         if self.server.owner != os.getpid():  # a fork of the kernel, which has no ranks of its own
             return
         if kill:
-            self.signal(signal.SIGKILL)
+            self.kill()
         else:
             self.send(None, "call", None)
         deadline = time.monotonic() + 3
         while len(self.exits) < self.num_ranks and self.server.connection.is_open:
             if time.monotonic() > deadline:
-                self.signal(signal.SIGKILL)  # a rank that does not leave by itself
+                self.kill()  # a rank that does not leave by itself
             for _ in self.events(0.05):
                 pass
         if not self.server.connection.is_open:  # its ranks died with it, but not what they started
             mark = f"LABKIT_WORLD={self.directory}\0"
             started = [int(pid) for pid in os.listdir("/proc") if mark in read_text(f"/proc/{pid}/environ")]
             for pid in (*self.pids, *started):
-                send_signal(pid, signal.SIGKILL)
+                kill_process(pid)
         self._release()
 
     def _read(self, key: selectors.SelectorKey) -> Iterator[tuple]:
@@ -126,8 +131,13 @@ class Ranks:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def send_signal(pid: int, number: int) -> None:
-    """Signal a process that may be gone; SIGKILL also ends its group, such as a rank's data-loading workers."""
-    for send in (os.killpg, os.kill) if number == signal.SIGKILL else (os.kill,):
+def kill_process(pid: int) -> None:
+    """Kill a process that may be gone, and its group, such as a rank's data-loading workers."""
+    for send in (os.killpg, os.kill):
         with contextlib.suppress(OSError):
-            send(pid, number)
+            send(pid, signal.SIGKILL)
+
+
+def ask_for_stack(pid: int) -> None:
+    """Have a rank's main thread, and no other of its threads, write its stack; the rank may be gone."""
+    libc.tgkill(pid, pid, int(STACK_SIGNAL))

@@ -146,7 +146,7 @@ def _state(rank: int, look: Look) -> str:
         return "has returned"
     if snapshot is None:
         frames = frames_of(look.stacks.get(rank, ""))
-        return f"runs C code that holds the GIL, {place(frames)}" if frames else "gives no answer"
+        return f"holds the GIL in C code, or waits for a core, {place(frames)}" if frames else "gives no answer"
     main, *others = (_thread_text(thread, snapshot) for thread in snapshot.threads)
     return "\n    and a thread of it ".join(["has returned" if rank in look.returned else main, *others])
 

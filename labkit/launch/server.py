@@ -24,7 +24,7 @@ from pathlib import Path
 from labkit.launch.linux import read_text
 from labkit.launch.rank import STACK_SIGNAL, libc, stop
 from labkit.launch.rank import main as run_rank
-from labkit.launch.ranks import send_signal
+from labkit.launch.ranks import ask_for_stack, kill_process
 from labkit.launch.wire import Connection
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_THP_DISABLE = 1, 36, 41
@@ -73,7 +73,7 @@ class Server:
         deadline = time.monotonic() + 2
         while time.monotonic() < deadline:
             for pid in self.ranks:
-                send_signal(pid, signal.SIGKILL)
+                kill_process(pid)
             self._tidy_up()
             if not self.ranks and not self.orphans:
                 return
@@ -111,10 +111,14 @@ class Server:
                     if not self.has_gpus:
                         self._import_of_labkit(modules)
                     self._fork_ranks(world_id, num_ranks)
-                case ("signal", world_id, number, rank):
+                case ("kill", world_id):
+                    for pid, (world, _) in self.ranks.items():
+                        if world == world_id:
+                            kill_process(pid)
+                case ("ask_for_stack", *of_rank):
                     for pid, place in self.ranks.items():
-                        if place[0] == world_id and rank in (None, place[1]):
-                            send_signal(pid, number)
+                        if place == tuple(of_rank):
+                            ask_for_stack(pid)
                 case ("count_gpus", visible):
                     _, status = os.waitpid(_fork(_exit_with_gpu_count, visible), 0)
                     self.kernel.send("gpus", max(0, os.waitstatus_to_exitcode(status)))
@@ -141,7 +145,7 @@ class Server:
             for pid, status in iter(lambda: os.waitpid(-1, os.WNOHANG), (0, 0)):
                 self.orphans.pop(pid, None)
                 if pid in self.ranks:
-                    send_signal(pid, signal.SIGKILL)  # for what the rank started
+                    kill_process(pid)  # for what the rank started
                     self.kernel.send("exit", *self.ranks.pop(pid), status)
         living = {world_id for world_id, _ in self.ranks.values()}
         children = read_text(f"/proc/self/task/{os.getpid()}/children")  # empty in some sandboxes
@@ -151,7 +155,7 @@ class Server:
             self.orphans[pid] = set(map(int, marks[:1])) or living
         for pid, world_ids in self.orphans.items():
             if not world_ids & living:
-                send_signal(pid, signal.SIGKILL)  # its own children become ours, and end next time
+                kill_process(pid)  # its own children become ours, and end next time
 
 
 def _file_state(module: str) -> tuple[int, int]:

@@ -189,7 +189,7 @@ def test_a_rank_that_is_killed(kernel):
 def test_c_code_that_cannot_be_interrupted(kernel):
     shows(kernel, "%%ranks\nlost = 1")
     report = error(kernel, "%%ranks\nmine = 2\nif rank == 1: sum(range(10**12))\n1 / 0")
-    assert "rank 1: runs C code that holds the GIL" in report
+    assert "rank 1: holds the GIL in C code, or waits for a core" in report
     assert re.search(r"\nRanks restarted, names lost: .*\blost, .*\bmine\b", report)
     assert "NameError: name 'lost'" in error(kernel, "%%ranks\nlost")
 

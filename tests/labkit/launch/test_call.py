@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from labkit.launch import RankFailed, World, launch
 from labkit.launch.call import Call
 from labkit.launch.client import DeferredInterrupt
+from labkit.launch.linux import read_text
 from labkit.launch.output import Output
 
 pytestmark = pytest.mark.alone
@@ -25,6 +27,48 @@ def test_questions_to_a_stopped_rank_do_not_block_the_kernel(monkeypatch):
             call._ask(0.0)
         os.kill(pid, signal.SIGCONT)
         assert call._ask(5.0).snapshots.keys() == {0}
+
+
+def test_asking_a_busy_rank_for_its_stack_does_not_harm_it():
+    """Its threads give back memory of their stacks all the time, which nobody else may read meanwhile."""
+    asked = 0
+
+    def churn():
+        def recurse_for_ever():
+            while not done.is_set():
+                names = {}
+                exec("def f(n):\n    return 0 if n == 0 else f(n - 1) + 1\n", names)
+                names["f"](400)
+
+        done = threading.Event()
+        threads = [threading.Thread(target=recurse_for_ever) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(2)
+        done.set()
+        for thread in threads:
+            thread.join()
+        return "alive"
+
+    def ask_again_and_again(world):
+        nonlocal asked
+        while running.is_set():
+            world._ranks.ask_for_stack(0)
+            asked += 1
+            time.sleep(0.001)
+
+    running = threading.Event()
+    running.set()
+    with World(1) as world:
+        asker = threading.Thread(target=ask_again_and_again, args=(world,))
+        asker.start()
+        try:
+            assert world.run(churn) == ["alive"]
+        finally:
+            running.clear()
+            asker.join()
+        written = read_text(f"{world._ranks.directory}/stack0")
+    assert asked > 100 and "in churn" in written and "in recurse_for_ever" not in written  # only its main thread's
 
 
 def test_collectives_time_out_after_timeout_seconds():
