@@ -205,7 +205,7 @@ def _open_streams(stack_file: str) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     faulthandler.enable(file=2, all_threads=False)
-    # This answers even while C code holds the GIL, when the control thread cannot. The thread that gets the signal writes
+    # This answers also while C code holds the GIL, when the control thread cannot. The thread that gets it writes
     # its own stack only: the others run on meanwhile, and to read frames that they leave can end the process.
     faulthandler.register(STACK_SIGNAL, file=open(stack_file, "w"), all_threads=False)  # noqa: SIM115 - never closed
 
