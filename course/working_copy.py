@@ -1,19 +1,23 @@
 """Makes a reader's own copy of the notebooks, in which no answer stands below its question.
 
 The outputs that answer a question are taken out, and the text that explains them is folded. What a reader has is never
-written over: a newer version of a notebook is put beside it. All else that notebooks link to is linked, not copied.
+written over: a newer version of a notebook is put beside it. Pictures are copied, because Jupyter's server hands out no
+file that lies outside its folder, not even through a link. All else that notebooks link to is linked.
 """
 
+import filecmp
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import nbformat
 from nbformat.sign import NotebookNotary
 
 ROOT = Path(__file__).resolve().parents[1]
-LINKED = ["pics", "labkit", "course", "tests", "README.md", "CONTRIBUTING.md", "INSTRUCTOR.md", "LICENSE"]
+PICTURES = "pics"
+LINKED = ["labkit", "course", "tests", "README.md", "CONTRIBUTING.md", "INSTRUCTOR.md", "LICENSE"]
 ASKS = re.compile(r"predict\.\w+")
 """The whole of a cell that shows a question; see `course.predict`."""
 ASKS_IN_WORDS = "**Predict.**"
@@ -82,6 +86,7 @@ def make(folder: Path, root: Path = ROOT) -> list[Path]:
             newer.append(place)
         with place.open("x") as file:
             nbformat.write(notebook, file)
+    _copy_pictures(root / PICTURES, folder / PICTURES)
     for name in LINKED:
         link, target = folder / name, root / name
         if link.is_symlink() and link.readlink() != target:  # the lab has moved
@@ -89,6 +94,17 @@ def make(folder: Path, root: Path = ROOT) -> list[Path]:
         if target.exists() and not link.exists():
             link.symlink_to(target)
     return newer
+
+
+def _copy_pictures(source: Path, target: Path) -> None:
+    """Bring the lab's pictures up to date in a reader's copy; an earlier version of the lab has left a link there."""
+    if target.is_symlink():
+        target.unlink()
+    target.mkdir(exist_ok=True)
+    for picture in source.iterdir():
+        copied = target / picture.name
+        if not copied.exists() or not filecmp.cmp(picture, copied, shallow=False):
+            shutil.copyfile(picture, copied)
 
 
 def _sign(notebook: nbformat.NotebookNode) -> str:

@@ -4,13 +4,16 @@ One server and one page serve all tests of this file: both take seconds to start
 """
 
 import json
+import os
 import re
 import time
+from pathlib import Path
 
 import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
+from course import working_copy
 from tests.support import browser
 
 pytestmark = pytest.mark.skipif(not browser.find_chromium(), reason="needs Chromium or Chrome, and none is installed")
@@ -41,6 +44,8 @@ RELOADED = [
     "from course.explorers.jupyter import shard_explorer\nshard_explorer()",
     "from course.predict import Number\nNumber('00.reloaded', 'How many?')",
 ]
+COPY = "my_copy"
+IMAGES = "[...document.querySelectorAll('.jp-Notebook .jp-MarkdownOutput img')]"
 CELLS = """from course.explorers.jupyter import View
 print(len(View._made), "cells made explorers")"""
 RANKS = """from labkit.launch import launch
@@ -65,6 +70,9 @@ def address(tmp_path_factory):
     nbformat.write(notebook, folder / "all.ipynb")
     notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in RELOADED]
     nbformat.write(notebook, folder / "reloaded.ipynb")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_DATA_DIR", str(tmp_path_factory.mktemp("jupyter")))  # where notebooks are signed
+        working_copy.make(folder / COPY)
     with browser.jupyterlab(folder) as address:
         yield address
 
@@ -101,6 +109,37 @@ def use_theme(page, name):
 
 
 # -- notebooks ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_readers_copy_shows_each_picture(page, address):
+    """As `make lab` opens it: two notebooks in JupyterLab, one of each folder, and then each picture by itself."""
+    for name in working_copy.notebooks(browser.ROOT)[:2]:
+        browser.open_notebook(page, address, f"{COPY}/{name}")
+        page.wait_for_function(f"() => {IMAGES}.length && {IMAGES}.every(image => image.complete)", polling=100)
+        assert page.evaluate(f"() => {IMAGES}.filter(image => !image.naturalWidth).map(image => image.src)") == []
+    loaded = {path: natural_width(page, path) for path in linked_pictures()}
+    assert len(loaded) > 15 and not [path for path, width in loaded.items() if not width]
+
+
+def linked_pictures():
+    """The path within a copy of each picture that a notebook or README shows."""
+    paths = set()
+    for name in (*working_copy.notebooks(browser.ROOT), Path("README.md")):
+        text = (browser.ROOT / name).read_text()
+        links = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", text) + re.findall(r'<img[^>]* src=\\?"([\w./]+)\\?"', text)
+        paths |= {os.path.normpath(name.parent / link) for link in links}
+    return sorted(paths)
+
+
+def natural_width(page, path):
+    """The width of a picture of the copy as the browser gets it from Jupyter's server; 0 if it does not get it."""
+    load = """async address => {
+        const image = new Image();
+        image.src = address;
+        await image.decode().catch(() => {});
+        return image.naturalWidth;
+    }"""
+    return page.evaluate(load, re.sub("/lab/.*", f"/files/{COPY}/{path}", page.url))
 
 
 def test_stored_notebooks_show_their_pictures_with_words_in_both_themes(page, address):

@@ -150,7 +150,24 @@ def test_a_copy_is_never_written_over_and_a_newer_version_stands_beside_it(lab, 
 
 
 def test_links_follow_a_lab_that_has_moved(lab, tmp_path):
+    (lab / "labkit").mkdir()
     working_copy.make(tmp_path / "own", lab)
     lab.rename(tmp_path / "moved")
     working_copy.make(tmp_path / "own", tmp_path / "moved")
-    assert (tmp_path / "own" / "pics").readlink() == tmp_path / "moved" / "pics"
+    assert (tmp_path / "own" / "labkit").readlink() == tmp_path / "moved" / "labkit"
+
+
+def test_pictures_are_copied_also_where_an_earlier_lab_has_left_a_link(lab, tmp_path):
+    """Jupyter's server answers 403 for what a link has outside its folder."""
+    own, picture = tmp_path / "own" / "pics" / "a.svg", lab / "pics" / "a.svg"
+    picture.write_text("before")
+    picture.chmod(0o444)  # as in a lab that is installed for all accounts
+    (tmp_path / "own").mkdir()
+    own.parent.symlink_to(lab / "pics")
+    working_copy.make(tmp_path / "own", lab)
+    assert not own.parent.is_symlink() and own.read_text() == "before"
+    (own.parent / "mine.svg").write_text("my own")
+    picture.unlink()
+    picture.write_text("after")
+    working_copy.make(tmp_path / "own", lab)
+    assert own.read_text() == "after" and (own.parent / "mine.svg").read_text() == "my own"
