@@ -224,7 +224,8 @@ def follows(page, name, move, times):
             explorer.click(key := random.choice(marks))
             place.locator(f"[data-key='{key}']").dispatch_event("click")
             place_of(page, name)
-        usable = [key for key, each in explorer.controls.items() if not each.disabled and len(each.options) > 1]
+        seen = {key: each for key, each in explorer.controls.items() if not each.disabled and not each.hidden}
+        usable = [key for key, each in seen.items() if len(each.options) > 1]
         control = random.choice(usable)
         index = move(explorer.controls[control], place.locator(f"[data-name={control}]"), random)
         if index != explorer.controls[control].index:

@@ -72,9 +72,12 @@ function render({ model, el }) {
     if (!input || Number(input.value) !== model.get("index")) draw();
     else for (const each of el.querySelectorAll("input")) each.disabled = model.get("disabled");
   };
+  const hide = () => el.classList.toggle("labkit-hidden", model.get("hidden"));
   model.on(events, moved);
+  model.on("change:hidden", hide);
   draw();
-  return () => model.off(events, moved);
+  hide();
+  return () => (model.off(events, moved), model.off("change:hidden", hide));
 }
 
 export default { render };

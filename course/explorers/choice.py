@@ -22,6 +22,7 @@ class Choice(anywidget.AnyWidget):
     words = traitlets.List(traitlets.Unicode()).tag(sync=True)
     index = traitlets.Int().tag(sync=True)
     disabled = traitlets.Bool(False).tag(sync=True)
+    hidden = traitlets.Bool(False).tag(sync=True)
     hints = traitlets.List(traitlets.Unicode()).tag(sync=True)
 
     def __init__(self, control: Control):
@@ -39,4 +40,5 @@ class Choice(anywidget.AnyWidget):
 
     def update(self) -> None:
         """Show what of the control has changed beside its index."""
-        self.disabled, self.hints = self.control.disabled, self.control.hints
+        self.disabled, self.hidden = self.control.disabled, self.control.hidden
+        self.hints = self.control.hints

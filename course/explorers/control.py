@@ -14,6 +14,7 @@ class Control:
 
     hint: Callable[[Any], str] | None = None
     disabled = False
+    hidden = False
 
     def __init__(self, description: str, options: Iterable, value: Any, look: str):
         self.description, self.look = description, look

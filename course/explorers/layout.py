@@ -1,11 +1,12 @@
 """Choose the sizes of a layout and its order: the groups of each axis on the nodes, and what they send."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from course.explorers.base import Explorer, Parts
-from course.explorers.control import menu, slider
+from course.explorers.control import checkbox, menu, slider
 from course.pictures.layout import axes_in_use, draw_layout
 from course.sizing import step_traffic
 from labkit.layout import EXPERT_AXES, ParallelLayout
@@ -27,6 +28,13 @@ EXPERTS_TEXT = (
 )
 ORDERS = ("tp-dp-pp", "tp-pp-dp", "dp-tp-pp", "dp-pp-tp", "pp-tp-dp", "pp-dp-tp")
 AS_TP = "t"  # the size of expert_tp unless another is chosen
+FIRST_AXES = {"cp_size": 1, "ep_size": 1, "expert_tp_size": AS_TP}
+"""What the controls behind "more axes" say while they are hidden: the first notebook has tensor, pipeline and data."""
+
+
+def has_more_axes(given: Mapping[str, Any]) -> bool:
+    """Say whether a value was given that only "more axes" has."""
+    return any(given.get(name, first) != first for name, first in FIRST_AXES.items())
 
 
 class layout_explorer(Explorer):
@@ -42,16 +50,35 @@ class layout_explorer(Explorer):
         ("cp_size", slider, "context c", range(1, 17), 1),
         ("order", menu, "order", ORDERS, "tp-dp-pp"),
         ("gpus_per_node", menu, "GPUs per node", NODE_SIZES, 8),
+        ("more_axes", checkbox, "more axes", False),
         ("ep_size", slider, "experts ep", (1, 2, 4, 8, 16, 32, 64), 1),
         ("expert_tp_size", menu, "expert_tp", (AS_TP, 1, 2, 4, 8, 16), AS_TP),
     )
     node: int | None = None
 
     def __repr__(self) -> str:
-        """Return the call with the names of its arguments, because there are many; without experts that are off."""
-        off = {"ep_size": 1, "expert_tp_size": AS_TP}
-        given = [f"{name}={value!r}" for name, value in self.choice._asdict().items() if value != off.get(name)]
+        """Return the call with the names of its arguments, because there are many; without axes that are off."""
+        choice = self.choice._asdict()
+        off = {**FIRST_AXES, "more_axes": has_more_axes(choice)}
+        given = [f"{name}={value!r}" for name, value in choice.items() if value != off.get(name)]
         return f"layout_explorer({', '.join(given)})"
+
+    def choose(self, **values: Any) -> None:
+        """Do so; without "more axes" their sizes go back to the first ones, and a size of theirs brings them in."""
+        if values.get("more_axes") is False:
+            values = FIRST_AXES | values
+        if has_more_axes(values):
+            values["more_axes"] = True
+        super().choose(**values)
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """Hidden controls never give way."""
+        return ("more_axes", *(() if self.choice.more_axes else FIRST_AXES))
+
+    def _in_table(self, **given: Any) -> Iterable[Any]:
+        given["more_axes"] = given["more_axes"] or has_more_axes(given)
+        return given.values()
 
     def click(self, key: str) -> None:
         """Show the node that was clicked, or all of them again."""
@@ -70,7 +97,7 @@ class layout_explorer(Explorer):
         self.node = int(word) if word else None
 
     def _fit(self, choice) -> ParallelLayout:
-        n, t, p, c, order, _, ep, etp = choice
+        n, t, p, c, order, _, _, ep, etp = choice
         order = order if "cp" in order or c == 1 else order.replace("tp", "tp-cp")
         check_divides(ep, "num_experts", WITH_EXPERTS.num_experts or 1, parts_name="ep_size")
         return ParallelLayout(n, t, p, c, order, ep_size=ep, expert_tp_size=t if etp == AS_TP else etp)
@@ -80,6 +107,8 @@ class layout_explorer(Explorer):
 
     def _parts(self) -> Parts:
         layout, per_node = self.shown, self.choice.gpus_per_node
+        for name in FIRST_AXES:
+            self.controls[name].hidden = not self.choice.more_axes
         if self.node is not None and self.node * per_node >= layout.world_size:
             self.node = None
         axes = axes_in_use(layout)

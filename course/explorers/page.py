@@ -92,7 +92,10 @@ class View:
 
     def _shown(self) -> dict[str, Any]:
         explorer = self.explorer
-        controls = {name: dict(index=each.index, disabled=each.disabled) for name, each in explorer.controls.items()}
+        controls = {
+            name: dict(index=each.index, disabled=each.disabled, hidden=each.hidden)
+            for name, each in explorer.controls.items()
+        }
         moved = {
             self.short[name]: explorer.controls[name].word(value)
             for name, value in explorer.choice._asdict().items()

@@ -45,6 +45,34 @@ def test_context_parallelism_has_a_grid_of_its_own(explorer):
     assert [row[0] for row in scene(explorer).table.rows][1] == "context (cp 2)"
 
 
+def hidden(explorer):
+    return {name for name, control in explorer.controls.items() if control.hidden}
+
+
+def test_axes_of_later_notebooks_stay_out_of_sight_until_they_are_asked_for(explorer):
+    later = {"cp_size", "ep_size", "expert_tp_size"}
+    assert hidden(explorer) == later
+    for n, t, p in [(24, 3, 4), (48, 16, 3), (64, 8, 8), (12, 5, 2)]:
+        explorer.choose(world_size=n, tp_size=t, pp_size=p)
+        assert hidden(explorer) == later and (explorer.shown.cp_size, explorer.shown.ep_size) == (1, 1)
+    explorer.choose(world_size=16, tp_size=2, pp_size=1)
+    explorer.choose(more_axes=True)
+    explorer.choose(cp_size=2)
+    explorer.choose(ep_size=4)
+    assert not hidden(explorer) and (explorer.shown.cp_size, explorer.shown.ep_size) == (2, 4)
+    explorer.choose(more_axes=False)
+    assert hidden(explorer) == later and explorer.shown == ParallelLayout(16, 2, 1, order="tp-dp-pp")
+
+
+def test_whoever_gives_a_size_of_a_later_axis_sees_its_control():
+    assert hidden(layout_explorer(16, 2, 2, cp_size=2)) == hidden(layout_explorer(16, more_axes=True)) == set()
+    explorer = layout_explorer(16, 2, 2)
+    explorer.choose(ep_size=2)
+    assert hidden(explorer) == set() and "more_axes" not in repr(explorer)
+    explorer.choose(ep_size=1)
+    assert "more_axes=True" in repr(explorer)
+
+
 def test_a_size_that_does_not_fit_goes_on_to_the_next_that_does_and_says_why(explorer):
     explorer.choose(tp_size=3)
     assert explorer.choice.tp_size == 4 and explorer.shown == ParallelLayout(16, 4, 4, order="tp-dp-pp")

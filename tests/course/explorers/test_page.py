@@ -24,7 +24,7 @@ def test_a_view_is_made_with_all_that_a_page_shows(made):
     assert made["stage"]["steps"] == json.loads(json.dumps(differences(explorer.steps)))
     assert made["stage"]["clicks"] is True and made["says"] == explorer.says
     assert made["looks"]["order"]["words"][0] == "tp-dp-pp" and made["looks"]["order"]["look"] == "menu"
-    assert made["controls"]["tp_size"] == {"index": 1, "disabled": False}
+    assert made["controls"]["tp_size"] == {"index": 1, "disabled": False, "hidden": False}
     assert made["cell"] == f"from course.explorers.jupyter import layout_explorer\n\n{explorer!r}"
     assert made["address"] == {}
 
