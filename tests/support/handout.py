@@ -15,7 +15,8 @@ from course.working_copy import hide_answers
 
 ROOT = Path(__file__).parents[2]
 COPIED = ["Start_Here.ipynb", "notebooks", "pics", "labkit", "course"]
-COPIED += ["README.md", "CONTRIBUTING.md", "LICENSE", "NOTICE", "Dockerfile", "Makefile", "pyproject.toml", "requirements.txt"]
+COPIED += ["README.md", "CONTRIBUTING.md", "LICENSE", "NOTICE"]
+COPIED += ["Dockerfile", "Makefile", "pyproject.toml", "requirements.txt"]
 LEFT_OUT = ["quiz", "servers.md", "__pycache__", ".ipynb_checkpoints", "checkpoints", "*_trace.json"]
 CLOSED = ["exercises", "museum", "predictions"]
 ANSWERS = re.compile(r"<details>\s*<summary>(?!Hint).*?</summary>(.*?)</details>\s*", re.DOTALL)
