@@ -96,8 +96,8 @@ tokens_to_hide = Number(
 
 largest_t = Choice(
     "12.largest_t",
-    "Llama 3 70B: F = 28,672, and its MLP is a SwiGLU. On an H100, C = 989 teraFLOP/s, and W = 450 GB/s by NVLink. Up to "
-    "which t does an MLP compute longer than it sends, if all t ranks are joined by NVLink?",
+    "Llama 3 70B: F = 28,672, and its MLP is a SwiGLU. On an H100, C = 989 teraFLOP/s, and W = 450 GB/s by NVLink. "
+    "Up to which t does an MLP compute longer than it sends, if all t ranks are joined by NVLink?",
     {"2": "t = 2", "4": "t = 4", "8": "t = 8", "16": "t = 16", "32": "t = 32"},
     {
         "2": "That is so over the network, at 50 GB/s.",
