@@ -6,6 +6,7 @@ changes its row, and a function that changes makes the page wrong.
 
 import re
 from dataclasses import replace
+from functools import cache
 from math import sqrt
 from pathlib import Path
 
@@ -129,10 +130,14 @@ ROWS = [
 ]  # fmt: skip
 
 
+@cache
+def text_of(number):
+    [path] = NOTEBOOKS.glob(f"{number}_*.ipynb")
+    return re.sub(r"\s+", " ", "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells))
+
+
 @pytest.mark.parametrize(("number", "words", "formula", "function", "cases"), ROWS, ids=[row[1] for row in ROWS])
 def test_a_formula_of_a_page_is_what_the_function_computes(number, words, formula, function, cases):
-    [path] = NOTEBOOKS.glob(f"{number}_*.ipynb")
-    text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
-    assert words in re.sub(r"\s+", " ", text)
+    assert words in text_of(number)
     for case in cases:
         assert function(*case) == pytest.approx(formula(*case), rel=1e-3), case
