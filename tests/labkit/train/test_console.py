@@ -94,17 +94,44 @@ def test_metrics_are_kept_and_continued(tmp_path, on_ranks):
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     for line, step in zip(lines, [*first, *second], strict=True):
         assert {name: line[name] for name in asdict(step)} == asdict(step)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
     assert [line.get("resumed_after") for line in lines] == [None, None, None, 3, None]
     assert [line["peak_memory_bytes"] is not None for line in lines] == [True, True, True, True, True]
     with pytest.raises(RankFailed, match=r"metrics=\S+ cannot be written \(Is a directory\): name a file"):
         launch(train, replace(TINY, metrics=str(tmp_path)), world_size=2)
 
 
+EARLIER = '{"step": 1}\n{"step": 2}\n'
+LOST = '{"step": 1, "loss": 2.9}\n{"step": 2, "loss": 2.8}\n{"step": 3, "loss": 2.7}\n{"step": 4, "lo'
+AGAIN = '{"step": 1, "loss": 2.9}\n{"step": 2, "loss": 2.8}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "resume", "steps_done", "kept"),
+    [
+        (EARLIER + LOST, True, 2, EARLIER + AGAIN),  # steps 3 and 4 are computed again
+        (EARLIER + LOST, True, 0, EARLIER),  # the run ended before it saved anything
+        (EARLIER + LOST, False, 0, EARLIER + LOST + "\n"),  # a new run: nothing is computed again
+        ("of something else\n[9]\nno end", True, 0, "of something else\n[9]\nno end\n"),
+        ("", True, 3, ""),
+    ],
+)
+def test_a_step_that_is_computed_again_stands_once_in_the_metrics(tmp_path, content, resume, steps_done, kept):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(content)
+    config = replace(TINY, metrics=str(file), checkpoint_dir=str(tmp_path), resume=resume)
+    with world(), progress_bar(config, steps_done) as show:
+        show(Step(steps_done + 1, 3.0, 1.0, 0.1, 2.0, 64.0))
+    *before, last = file.read_text().splitlines(keepends=True)
+    assert "".join(before) == kept
+    assert json.loads(last)["step"] == steps_done + 1
+
+
 class Writer:
     """In the place of TensorBoard's, which is not installed here."""
 
-    def __init__(self, folder):
-        self.folder, self.added = folder, []
+    def __init__(self, folder, purge_step=None):
+        self.folder, self.purge_step, self.added = folder, purge_step, []
 
     def add_scalar(self, name, value, number):
         self.added.append((name, value, number))
@@ -118,12 +145,16 @@ class Writer:
 
 def test_tensorboard_gets_the_numbers_of_each_step(monkeypatch, tmp_path):
     writers = []
-    module = types.SimpleNamespace(SummaryWriter=lambda folder: writers.append(Writer(folder)) or writers[-1])
+    module = types.SimpleNamespace(SummaryWriter=lambda *args, **options: writers.append(Writer(*args, **options)) or writers[-1])
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    with world(), progress_bar(replace(TINY, tensorboard=str(tmp_path)), 0) as show:
+    config = replace(TINY, tensorboard=str(tmp_path), checkpoint_dir=str(tmp_path))
+    with world(), progress_bar(config, 0) as show:
         show(Step(1, 2.9, 1.0, 0.1, 2.0, 64.0))
-    [writer] = writers
-    assert writer.folder == str(tmp_path)
+    with world(), progress_bar(replace(config, resume=True), 3):
+        pass
+    writer, resumed = writers
+    assert writer.folder == resumed.folder == str(tmp_path)
+    assert (writer.purge_step, resumed.purge_step) == (None, 4)  # TensorBoard hides the steps that come again
     assert ("loss", 2.9, 1) in writer.added and ("grad_norm", 1.0, 1) in writer.added
     assert not [each for each in writer.added if each[0] == "evaluation_loss"]  # there was none
     assert writer.added[-1] == "closed"
