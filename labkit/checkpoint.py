@@ -26,6 +26,7 @@ from torch.distributed.checkpoint import filesystem, state_dict_loader, state_di
 from torch.distributed.checkpoint.api import CheckpointException
 
 from labkit.checkpoint_tensors import State, make_states, tensors_of
+from labkit.command_line import run_command
 from labkit.groups import local_device, local_rank
 from labkit.shape import GPT
 
@@ -326,4 +327,4 @@ def _checksum(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2] or ["."]))
+    run_command(main, *sys.argv[1:2] or ["."])

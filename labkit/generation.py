@@ -34,14 +34,16 @@ def generate(
     top_k: int | None = None,
     seed: int,
 ) -> torch.Tensor:
-    """Return the tokens [batch, n] and ``num_tokens`` that the model writes after them, in int64, the same on every rank.
+    """Return the tokens [batch, n] and ``num_tokens`` that the model writes after them, the same on every rank.
 
-    Keys and values of earlier tokens are kept, so that a token computes only itself. Logits that differ by rounding, as
-    float32's do from layout to layout, choose a different word only if two values are as close as that.
+    They come back as int64. Keys and values of earlier tokens are kept, so that a token computes only itself. Logits
+    that differ by rounding, as float32's do from layout to layout, choose a different word only if two values are as
+    close as that.
 
     Args:
         model: this rank's stage, a `ParallelGPT` or a wrapper of one; without context parallelism.
-        tokens: rows of whole numbers, the same on all ranks of tp and pp. Replicas that share experts, or FSDP's shards, write equally many.
+        tokens: rows of whole numbers, the same on all ranks of tp and pp. Replicas that share experts, or FSDP's
+            shards, write equally many.
         temperature: divides the logits; 0 always takes the most probable word.
         top_k: choose among so many words, the most probable ones.
         seed: decides the words, from 0 up, of at most 31 bits.

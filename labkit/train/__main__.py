@@ -3,7 +3,6 @@
 import io
 import os
 import signal
-import sys
 import textwrap
 from contextlib import redirect_stderr, redirect_stdout
 
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 import tyro
 
+from labkit.command_line import run_command
 from labkit.groups import local_rank
 from labkit.launch.rank import describe_error
 from labkit.launch.report import is_consequence
@@ -99,4 +99,4 @@ def lost_a_peer(error: Exception) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

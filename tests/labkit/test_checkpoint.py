@@ -385,9 +385,7 @@ def test_two_runs_at_once_in_one_folder(worlds, refusal, tmp_path):
         text = refusal(config)
         assert text == f"checkpoint_dir={tmp_path} is in use by another run: name a different folder"
         assert next(running)[0].step == 2  # which did not disturb the first
-    assert [step.step for step in worlds[2].run(train, replace(config, steps=3))[0]] == [
-        3
-    ]  # a lock dies with its run
+    assert [step.step for step in worlds[2].run(train, replace(config, steps=3))[0]] == [3]  # a lock dies with its run
 
 
 def test_a_stream_that_is_left_early_leaves_its_folder(tmp_path):

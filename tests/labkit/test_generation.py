@@ -1,4 +1,4 @@
-"""What `generate` takes, and what it refuses before anything is sent; what it writes is tested with pretrained models."""
+"""What `generate` takes, and what it refuses before anything is sent. (What it writes: test_pretrained.py.)"""
 
 import numpy as np
 import pytest
@@ -16,7 +16,10 @@ from labkit.shape import GPT
         (dict(seed=1.5), "seed=1.5 must be a whole number from 0 up, of at most 31 bits"),
         (dict(seed=1 << 31), "seed=2147483648 must be a whole number from 0 up"),  # it would draw as 0 does
         (dict(temperature=True), "temperature=True must be a number from 0 to 1000"),
-        (dict(tokens=torch.ones(1, 2)), "tokens have dtype torch.float32, but words are whole numbers: use torch.int64"),
+        (
+            dict(tokens=torch.ones(1, 2)),
+            "tokens have dtype torch.float32, but words are whole numbers: use",
+        ),
         (dict(tokens=torch.ones(1, 2, dtype=torch.bool)), "tokens have dtype torch.bool"),
         (dict(tokens=[[1], [2, 3]]), "tokens=[[1], [2, 3]] must be rows of equally many whole numbers"),
         (dict(tokens=[1, 2]), "tokens of shape [2]: give rows of at least one token"),

@@ -145,7 +145,9 @@ class Writer:
 
 def test_tensorboard_gets_the_numbers_of_each_step(monkeypatch, tmp_path):
     writers = []
-    module = types.SimpleNamespace(SummaryWriter=lambda *args, **options: writers.append(Writer(*args, **options)) or writers[-1])
+    module = types.SimpleNamespace(
+        SummaryWriter=lambda *args, **options: writers.append(Writer(*args, **options)) or writers[-1]
+    )
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     config = replace(TINY, tensorboard=str(tmp_path), checkpoint_dir=str(tmp_path))
     with world(), progress_bar(config, 0) as show:
