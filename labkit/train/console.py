@@ -69,7 +69,8 @@ def progress_bar(config: TrainConfig, steps_done: int) -> Iterator[Callable[[Ste
                 try:
                     metrics.write(f"{json.dumps(asdict(step) | about)}\n".encode())
                 except OSError as error:  # no reason to end a run
-                    bar.write(f"metrics={config.metrics} cannot be written ({error.strerror}): the run goes on without")
+                    fault = f"{config.metrics} cannot be written ({error.strerror})"
+                    bar.write(f"{fault}: the run goes on without metrics")
                     metrics = None
             for name, value in asdict(step).items():
                 if board is not None and isinstance(value, float):

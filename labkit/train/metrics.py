@@ -86,7 +86,7 @@ def open_tensorboard(config: TrainConfig, steps_done: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ValueError(f"tensorboard={folder} needs the package: pip install tensorboard, or use metrics") from error
+        raise ValueError(f"tensorboard={folder} needs the package: pip install tensorboard, or use metrics=") from error
     if dist.get_rank() != 0:
         return None
     return SummaryWriter(folder, purge_step=steps_done + 1 if config.resume else None)  # it hides those steps

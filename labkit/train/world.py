@@ -117,17 +117,19 @@ def num_threads(ranks_here: int, environment: Mapping[str, str]) -> int:
     return int(environment.get("SLURM_CPUS_PER_TASK", share))
 
 
-def check_same_options(config: TrainConfig | str) -> None:
+def check_same_options(config: TrainConfig | str, spelled: Mapping[str, str] | None = None) -> None:
     """Raise a ValueError on every rank if ranks differ in an option, or in the content of the text. Call it first.
 
     A rank whose options cannot be read gives instead what is wrong with them: then that is the error on all ranks.
+    Options are called as fields, or as ``spelled`` has them.
     """
     faults = [""] * dist.get_world_size()
     dist.all_gather_object(faults, config if isinstance(config, str) else "")
     if fault := next(filter(None, faults), None):
         raise ValueError(fault)
     assert isinstance(config, TrainConfig)
-    mine = {field.name: repr(getattr(config, field.name)) for field in fields(config)}
+    spelled = spelled or {field.name: field.name for field in fields(config)}
+    mine = {spelled[field.name]: repr(getattr(config, field.name)) for field in fields(config)}
     mine["the content of text"] = config.make_text().fingerprint
     check_alike(mine, "start every rank with the same options")
 

@@ -82,7 +82,7 @@ def test_metrics_on_a_full_disk_do_not_end_the_run(capsys):
     with world(), progress_bar(replace(TINY, metrics="/dev/full"), 0) as show:
         for number in range(1, 4):
             show(Step(number, 3.0, 1.0, 0.1, 2.0, 64.0))
-    said = "metrics=/dev/full cannot be written (No space left on device): the run goes on without\n"
+    said = "/dev/full cannot be written (No space left on device): the run goes on without metrics\n"
     assert capsys.readouterr().out.count(said) == 1
 
 
