@@ -32,7 +32,8 @@ def main() -> int:
         if isinstance(config, TrainConfig) and config.check:
             from labkit.train.check import check  # torch's fake tensors take long to import, and a run needs none
 
-            return 0 if check(config, config.check) else 2
+            fits = check(config, config.check, say=lambda line: print(as_typed(line)))
+            return 0 if fits else 2
         with world(isinstance(config, TrainConfig) and config.one_queue):
             return run(config)
     except ValueError as error:  # from bringing the world up

@@ -135,6 +135,9 @@ class TrainConfig:
     metrics: str | None = None  # A file that gets a JSON object for each step, after what it already has.
     tensorboard: str | None = None  # A folder for TensorBoard, if that package is there.
     check: int | None = None  # Train nothing: say what each of this many ranks would hold, and whether it fits.
+    # With --check: the memory of a GPU in GiB, such as 80; by default that of this machine's GPUs, so a run for GPUs can
+    # be planned where there are none.
+    gpu_memory_gib: float | None = None
     profile_dir: str | None = None  # Where ranks write traces of some steps for ui.perfetto.dev; slow ones are named.
     profile_step_start: int = 10  # The first step that is profiled, counted from 1.
     profile_step_end: int = 20  # The step before which profiling stops.
@@ -153,8 +156,15 @@ class TrainConfig:
             if int in kinds and name != "seed":
                 may_be_0 = name in ("warmup_steps", "eval_interval", "save_interval", "keep", "num_shared_experts")
                 object.__setattr__(self, name, check_size(name, value, least=0 if may_be_0 else 1))
-            if name in ("learning_rate", "min_learning_rate", "weight_decay", "clip_norm", "exit_duration"):
-                most = 1_000_000 if name == "exit_duration" else 1000
+            if name in (
+                "learning_rate",
+                "min_learning_rate",
+                "weight_decay",
+                "clip_norm",
+                "exit_duration",
+                "gpu_memory_gib",
+            ):
+                most = 1_000_000 if name in ("exit_duration", "gpu_memory_gib") else 1000
                 object.__setattr__(self, name, check_number(name, value, most))
             if name in ("checkpoint_dir", "profile_dir") and (not isinstance(value, str | Path) or value == ""):
                 raise ValueError(f"{name}={value!r} is not a folder: name one, or leave it out")
@@ -201,6 +211,8 @@ class TrainConfig:
             raise ValueError(f"text={self.text!r} and tokens={self.tokens!r}: name one file, a text or tokens")
         if self.tokens is not None and self.vocab_size is None:
             raise ValueError(f"tokens={self.tokens!r} needs the vocab_size of its tokenizer, such as 50257 for GPT-2's")
+        if self.gpu_memory_gib is not None and self.check is None:
+            raise ValueError(f"gpu_memory_gib={self.gpu_memory_gib:g} is for check=: give a number of ranks too")
         if self.profile_dir and not self.profiled_steps:
             found = f"profile_step_start={self.profile_step_start} and profile_step_end={self.profile_step_end}"
             raise ValueError(f"{found} profile none of {counted(self.steps, 'step')}: use, for example, 1 and 6")

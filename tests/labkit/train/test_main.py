@@ -127,6 +127,9 @@ def test_a_check_trains_nothing(command, monkeypatch):
     assert out.startswith("8 ranks = tp 2 x dp 2 x pp 2, ") and "This fits this machine, with all 8 ranks on it" in out
     code, out, _ = command("--check", 4, "--hidden-size", 1 << 14, "--num-layers", 64)
     assert code == 2 and "This does not fit this machine" in out
+    assert "To compare with a GPU, say how much memory it has: --gpu-memory-gib 80." in out
+    code, out, _ = command("--check", 4, "--gpu-memory-gib", 80)
+    assert code == 0 and "This fits a GPU of 80 GiB: " in out
     code, _, error = command("--check", 7, "--tp", 2)
     assert code == 2 and "does not divide world_size=7" in error
 
