@@ -135,8 +135,8 @@ class TrainConfig:
     metrics: str | None = None  # A file that gets a JSON object for each step, after what it already has.
     tensorboard: str | None = None  # A folder for TensorBoard, if that package is there.
     check: int | None = None  # Train nothing: say what each of this many ranks would hold, and whether it fits.
-    # With --check: the memory of a GPU in GiB, such as 80; by default that of this machine's GPUs, so a run for GPUs can
-    # be planned where there are none.
+    # With --check: the memory of a GPU in GiB, such as 80, to plan a run on a machine without GPUs; by default that of
+    # this machine's GPUs.
     gpu_memory_gib: float | None = None
     profile_dir: str | None = None  # Where ranks write traces of some steps for ui.perfetto.dev; slow ones are named.
     profile_step_start: int = 10  # The first step that is profiled, counted from 1.
