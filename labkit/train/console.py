@@ -123,10 +123,20 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
         + (f", weights from {config.init_from}" if config.init_from else ""),
         f"{config.batch_size * config.seq_length:,} tokens per step",
         f"the text's floor is {floor_nats:.4f}" if floor_nats else f"no floor is known for {text}",
+        *_of_the_rate(config),
         f"seed {config.seed}; host {socket.gethostname()}",
         f"torch {torch.__version__}, Python {platform.python_version()}",
     ]
     return "; ".join(parts)
+
+
+def _of_the_rate(config: TrainConfig) -> list[str]:
+    """Return what somebody who set the learning rate would want to know, if anything."""
+    if config.warmup_steps <= config.steps:
+        return []
+    highest = config.learning_rate_at(config.steps - 1)
+    steps = f"--warmup-steps {config.warmup_steps} of --steps {config.steps}"
+    return [f"the learning rate only rises ({steps}), to {highest:.2g} instead of {config.learning_rate:.2g}"]
 
 
 def _sizes(of: TrainConfig | ParallelLayout) -> str:
@@ -138,7 +148,11 @@ def _sizes(of: TrainConfig | ParallelLayout) -> str:
 def describe_end(config: TrainConfig, steps: Sequence[Step], floor_nats: float | None) -> str:
     """Return one line that says how low the loss has come, and what it took."""
     if not steps:
-        return f"Nothing to do: the checkpoint has {config.steps} steps or more. Give more --steps"
+        from labkit import checkpoint  # it imports half of torch
+
+        newest = checkpoint.newest(str(config.checkpoint_dir))
+        done = checkpoint.step_of(newest) if newest else config.steps
+        return f"Nothing to do: the checkpoint has {counted(done, 'step')}: use --steps {done + 1} or more"
     last = steps[-1]
     above = f", {last.loss - floor_nats:.4f} above the text's floor" if floor_nats else ""
     saved = "a checkpoint is saved, --resume continues from it" if config.checkpoint_dir else "nothing is saved"

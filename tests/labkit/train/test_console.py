@@ -35,7 +35,12 @@ def test_the_line_after_a_run():
     totals = "2 steps and 128 tokens in 02:02"
     assert describe_end(TINY, done, None) == f"Step 2: loss 2.8000; {totals}"
     assert describe_end(TINY, done, 0.5) == f"Step 2: loss 2.8000, 2.3000 above the text's floor; {totals}"
-    assert describe_end(TINY, [], 0.5) == "Nothing to do: the checkpoint has 10 steps or more. Give more --steps"
+
+
+def test_a_rate_that_never_gets_high_is_said():
+    said = "; the learning rate only rises (--warmup-steps 50 of --steps 5), to 0.001 instead of 0.01; "
+    assert said in describe_start(replace(TINY, warmup_steps=50, steps=5), 1, None)
+    assert "rises" not in describe_start(replace(TINY, warmup_steps=5, steps=5), 1, None)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -267,7 +267,8 @@ def test_a_text_file_and_a_resumed_run(command, tmp_path):
     code, out, _ = command(*options, "--resume")
     assert code == 0
     assert "Resuming after step 3, from step_00000003" in out
-    assert "Nothing to do: the checkpoint has 3 steps or more. Give more --steps" in out
+    code, out, _ = command(*options, "--resume", "--steps", 2)
+    assert "Nothing to do: the checkpoint has 3 steps: use --steps 4 or more" in out
 
 
 def test_a_text_that_goes_while_the_run_lasts(command, tmp_path, monkeypatch):
