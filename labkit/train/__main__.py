@@ -60,7 +60,7 @@ def read_options() -> TrainConfig | str | None:
     printed, only_switches = io.StringIO(), (tyro.conf.FlagCreatePairsOff,)
     try:
         with redirect_stdout(printed), redirect_stderr(printed):  # or every rank would say the same
-            about = dict(prog="python -m labkit.train", description=inspect.getdoc(TrainConfig))
+            about: dict = dict(prog="python -m labkit.train", description=inspect.getdoc(TrainConfig))
             given = tyro.cli(_Options, **about, config=only_switches)
         return TrainConfig(**vars(given))
     except ValueError as error:

@@ -132,7 +132,9 @@ class TrainConfig:
     # Minutes after which the run ends early, as it does on SIGTERM and SIGUSR1: it finishes the step and saves.
     exit_duration: float | None = None
     log_interval: int = 10  # Steps between lines in a log; a terminal shows a bar instead.
-    metrics: str | None = None  # A file that gets a JSON object for each step, after what it already has.
+    # A file that gets a JSON object for each step, after what it already has. A resumed run replaces the lines of steps
+    # that it computes again.
+    metrics: str | None = None
     tensorboard: str | None = None  # A folder for TensorBoard, if that package is there.
     check: int | None = None  # Train nothing: say what each of this many ranks would hold, and whether it fits.
     # With --check: the memory of a GPU in GiB, such as 80, to plan a run on a machine without GPUs; by default that of
