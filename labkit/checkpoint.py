@@ -26,6 +26,7 @@ from torch.distributed.checkpoint import filesystem, state_dict_loader, state_di
 from torch.distributed.checkpoint.api import CheckpointException
 
 from labkit.checkpoint_tensors import State, make_states, tensors_of
+from labkit.command_line import run_command
 from labkit.groups import local_device, local_rank
 from labkit.shape import GPT
 
@@ -189,6 +190,15 @@ def complete(folder: str | Path) -> list[Path]:
     return sorted(path.parent for path in Path(folder).glob(f"step_????????/{DESCRIPTION}"))
 
 
+def step_of(path: Path) -> int:
+    """Return after which step a checkpoint was saved.
+
+    >>> step_of(Path("run1/step_00000040"))
+    40
+    """
+    return int(path.name.removeprefix("step_"))
+
+
 def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
     """Restore a folder's newest complete checkpoint on every rank, and return its step and samples (0, 0 without one).
 
@@ -299,7 +309,7 @@ def describe(folder: str | Path) -> tuple[Path, dict[str, Any], str]:
     """
     path = Path(folder) if (Path(folder) / DESCRIPTION).exists() else newest(folder)
     if path is None:
-        raise ValueError(f"no complete checkpoint is in {folder}: name a checkpoint_dir, or one of its step_* folders")
+        raise ValueError(f"no complete checkpoint is in {folder}: name a folder of checkpoints, or one of them")
     about, damage = _read(path)
     return path, about, damage or _damage(path, about["checksums"])
 
@@ -326,4 +336,4 @@ def _checksum(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2] or ["."]))
+    run_command(main, *sys.argv[1:2] or ["."])

@@ -435,7 +435,7 @@ def test_the_commands_of_readme(theirs, tmp_path, monkeypatch, capsys):
     code, out, error = command("--init-from", str(tmp_path / "out"), "--steps", "1")
     assert code == 0, error
     code, _, error = command("--init-from", start, "--steps", "1", "--num-layers", "3")
-    assert code == 2 and "num_layers=3 contradicts init_from=" in re.sub(r"\s+", " ", error)
+    assert code == 2 and "--num-layers 3 contradicts --init-from " in re.sub(r"\s+", " ", error)
     assert export.main(run) == 2
     assert export.main(run, str(tmp_path / "out")) == 2
     assert f"{tmp_path}/out exists: name a new folder" in capsys.readouterr().err

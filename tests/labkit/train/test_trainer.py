@@ -477,7 +477,7 @@ def test_evaluation_leaves_the_training_alone(on_ranks):
     assert [step.loss for step in evaluated] == [step.loss for step in not_evaluated]
     assert {step.evaluation_loss for step in not_evaluated} == {None}
     assert len({step.evaluation_loss for step in evaluated}) == 4
-    assert [step.number for step in evaluated] == [1, 2, 3, 4]
+    assert [step.step for step in evaluated] == [1, 2, 3, 4]
 
 
 # -- steps as they come ------------------------------------------------------------------------------------------------
