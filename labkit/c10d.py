@@ -1,20 +1,21 @@
-"""Hears every collective and message of this process, from whichever thread and through whichever API it starts.
+"""Hears every collective and message of this process, through whichever API of torch it is sent.
 
 All of them pass through an operator of torch's library ``c10d``: the functions of `dist`, functional collectives and
 their backward, DTensor, FSDP2, and the reducer of DistributedDataParallel. So this is the one place to listen. While
-nobody does, torch is as it was. A fake tensor's calls are heard too.
+nobody does, torch is as it was.
 
-Not heard: a ProcessGroup written in Python, whose methods are called directly; compiled code, where `torch.compile`
-has left the operators out; and waits inside C++, as those of DistributedDataParallel's reducer and of NCCL's streams.
+What cannot be heard: waits inside C++, as in DistributedDataParallel's reducer; messages of a ProcessGroup written in
+Python, whose methods are called without an operator; compiled code; and what a thread that has started before the block
+sends by functional collectives, because torch asks each thread for itself (`dist`'s own functions are heard there too).
 
 The private names of torch that listening needs are all in this file.
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 from unittest.mock import patch
 from weakref import WeakKeyDictionary
@@ -104,50 +105,38 @@ class _Listener:
 
 
 class _Ear:
-    """Takes the place of torch's operators and methods while any block is open, and tells all open blocks."""
+    """What torch calls while any block is open. It tells all open blocks."""
 
     def __init__(self):
         self.listeners: list[_Listener] = []
-        self.thread, self.lock, self.torchs_own = threading.local(), threading.Lock(), ExitStack()
-        self.kernels = deque(maxlen=50)  # the last blocks' kernels: another thread may be about to call one
-        # torch.library calls a kernel of the key BackendSelect first, in all threads, for all devices, then the rest.
-        self.rest = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+        self.thread, self.lock, self.patches = threading.local(), threading.Lock(), ExitStack()
 
     def open(self, listener: _Listener) -> None:
         with self.lock:
             if not self.listeners:
-                self.replace()
+                self.patch()
             self.listeners = [*self.listeners, listener]  # a new list: other threads may be reading the old one
 
     def close(self, listener: _Listener) -> None:
         with self.lock:
             self.listeners = [each for each in self.listeners if each is not listener]
             if not self.listeners:
-                self.torchs_own.close()
+                self.patches.close()
 
-    def replace(self) -> None:
-        """Put what listens in the place of torch's own, until ``torchs_own`` is closed."""
+    def patch(self) -> None:
+        """Until ``patches`` are closed, have all threads hear methods of groups, and new threads everything."""
+        _kernels()
         with ExitStack() as stack:
-            kernels = {}
-            for operation, (buffer, operators, methods) in OPERATIONS.items():
-                for name in operators:
-                    kernels["c10d", name] = self.kernel_of(operation, buffer, getattr(torch.ops.c10d, name).default)
-                for name in vars(dist.ProcessGroup).keys() & set(methods):
-                    method = self.method_of(getattr(dist.ProcessGroup, name))
-                    stack.enter_context(patch.object(dist.ProcessGroup, name, method))
-            kernels["_c10d_functional", "wait_tensor"] = self.wait_tensor
-            for library in ("c10d", "_c10d_functional"):
-                registered = torch.library.Library(library, "IMPL")
-                stack.callback(registered._destroy)
-                for (of_library, name), kernel in kernels.items():
-                    if of_library == library:
-                        registered.impl(name, kernel, "BackendSelect", with_keyset=True)
-            self.kernels.append([torch.library.get_kernel("::".join(names), "BackendSelect") for names in kernels])
+            methods = {name for operation in OPERATIONS.values() for name in operation.methods}
+            for name in vars(dist.ProcessGroup).keys() & methods:
+                method = self.method_of(getattr(dist.ProcessGroup, name))
+                stack.enter_context(patch.object(dist.ProcessGroup, name, method))
             stack.enter_context(patch.object(dist.Work, "wait", self.wait_of(dist.Work.wait)))
-            self.torchs_own = stack.pop_all()
+            stack.enter_context(patch.object(threading.Thread, "start", _start_of(threading.Thread.start)))
+            self.patches = stack.pop_all()
 
     def kernel_of(self, operation: str, buffer: int | None, operator: Any) -> Callable:
-        """Return what is called in the place of an operator: it tells all listeners before and after."""
+        """Return what torch calls before an operator: it tells all listeners, lets torch go on, and tells the rest."""
         group_place = [argument.name for argument in operator._schema.arguments].index("process_group")
 
         def kernel(keyset, *args, **kwargs):
@@ -156,7 +145,7 @@ class _Ear:
             tensors = [] if buffer is None else tree_leaves(args[buffer])
             call = Call(operation, group, tensors, in_method)
             heard = [(listener, listener.hear(call)) for listener in self.listeners]
-            result = operator.redispatch(keyset & self.rest, *args, **kwargs)
+            result = _go_on(operator, keyset, *args, **kwargs)
             boxed = result[-1] if isinstance(result, tuple) else result
             work = None if boxed is None else dist.Work.unbox(boxed)
             for listener, each in heard:
@@ -178,7 +167,8 @@ class _Ear:
         def call_method(group, *args, **kwargs):
             self.thread.in_method = True
             try:
-                return method(group, *args, **kwargs)
+                with torch._C._IncludeDispatchKeyGuard(_KEY):
+                    return method(group, *args, **kwargs)
             finally:
                 self.thread.in_method, self.thread.work = False, None
 
@@ -194,11 +184,56 @@ class _Ear:
         return traced_wait
 
     def wait_tensor(self, keyset, tensor):
-        """Is called in the place of the operator by which the result of a functional collective waits."""
+        """Is called before the operator by which the result of a functional collective waits."""
         storage = StorageWeakRef(tensor.untyped_storage())
         waits = [listener.of_storage.pop(storage, None) for listener in self.listeners]
         operator = torch.ops._c10d_functional.wait_tensor.default
-        return _noted([heard for heard in waits if heard], lambda: operator.redispatch(keyset & self.rest, tensor))
+        return _noted([heard for heard in waits if heard], lambda: _go_on(operator, keyset, tensor))
+
+
+_EAR = _Ear()
+
+# In a thread that includes this dispatch key, operators of c10d call the kernels below; in others the key costs nothing.
+# It lies below those of autograd and of dispatch modes, which therefore cannot hide a call, and torch itself does not
+# use it. The kernels stay: if they came and went with the blocks, another thread might be calling one just then.
+_KEY_NAME = "Fake"
+_KEY = torch._C._dispatch_key_parse(_KEY_NAME)
+_ALL_KEYS_AFTER = torch._C._dispatch_keyset_full_after(_KEY)
+
+
+@cache
+def _kernels() -> list[torch.library.Library]:
+    """Register the kernels, once in a process."""
+    libraries = {name: torch.library.Library(name, "IMPL") for name in ("_", "c10d", "_c10d_functional")}
+    libraries["_"].fallback(torch.library.fallthrough_kernel, _KEY_NAME)  # all other operators pass it at no cost
+    for operation, (buffer, operators, _) in OPERATIONS.items():
+        for name in operators:
+            kernel = _EAR.kernel_of(operation, buffer, getattr(torch.ops.c10d, name).default)
+            libraries["c10d"].impl(name, kernel, _KEY_NAME, with_keyset=True)
+    libraries["_c10d_functional"].impl("wait_tensor", _EAR.wait_tensor, _KEY_NAME, with_keyset=True)
+    return [*libraries.values()]
+
+
+def _go_on(operator: Any, keyset: torch._C.DispatchKeySet, *args, **kwargs) -> Any:
+    """Let torch do what it would have done; what a backend sends inside a call is not another call."""
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY)):
+        return operator.redispatch(keyset & _ALL_KEYS_AFTER, *args, **kwargs)
+
+
+def _start_of(start: Callable) -> Callable:
+    """Return what is called in the place of `Thread.start`: all that the thread calls is heard."""
+
+    def start_heard(thread):
+        run = thread.run
+
+        def run_heard():
+            with torch._C._IncludeDispatchKeyGuard(_KEY):
+                run()
+
+        thread.run = run_heard
+        start(thread)
+
+    return start_heard
 
 
 def _noted(waits: list[Heard], wait: Callable) -> Any:
@@ -210,15 +245,13 @@ def _noted(waits: list[Heard], wait: Callable) -> Any:
     return result
 
 
-_EAR = _Ear()
-
-
 @contextmanager
 def listening(hear: Callable[[Call], Heard]) -> Iterator[None]:
     """Call ``hear`` just before each collective and message of this process until the block ends."""
     listener = _Listener(hear)
     _EAR.open(listener)
     try:
-        yield
+        with torch._C._IncludeDispatchKeyGuard(_KEY):
+            yield
     finally:
         _EAR.close(listener)
