@@ -46,7 +46,9 @@ def halves_by_functions(x):
 
 
 def halves_by_dtensor(x):
-    return as_dtensor(x, Partial()).redistribute(placements=[Shard(0)]).redistribute(placements=[Replicate()]).to_local()
+    return (
+        as_dtensor(x, Partial()).redistribute(placements=[Shard(0)]).redistribute(placements=[Replicate()]).to_local()
+    )
 
 
 def column_by_functions(x, master_weight, master_bias):
