@@ -1,12 +1,16 @@
 """Hears every collective and message of this process, through whichever API of torch it is sent.
 
-All of them pass through an operator of torch's library ``c10d``: the functions of `dist`, functional collectives and
-their backward, DTensor, FSDP2, and the reducer of DistributedDataParallel. So this is the one place to listen. While
-nobody does, torch is as it was.
+All of them pass through an operator of torch's library ``c10d``: the functions of `dist`,
+functional collectives and their backward, DTensor, FSDP2, and the reducer of
+DistributedDataParallel. So this is the one place to listen. While nobody does, torch is as it was.
 
-What cannot be heard: waits inside C++, as in DistributedDataParallel's reducer; messages of a ProcessGroup written in
-Python, whose methods are called without an operator; compiled code; and what a thread that has started before the block
-sends by functional collectives, because torch asks each thread for itself (`dist`'s own functions are heard there too).
+What cannot be heard:
+
+- Waits inside C++, as in DistributedDataParallel's reducer.
+- A ProcessGroup written in Python: its methods are called without an operator.
+- Compiled code.
+- Functional collectives in a thread that started before the block, because torch asks each thread
+  for itself. The functions of `dist` are heard there too.
 
 The private names of torch that listening needs are all in this file.
 """
@@ -27,16 +31,20 @@ from torch.utils._pytree import tree_leaves
 
 
 class Operation(NamedTuple):
-    """Where an operation passes: the operators of ``c10d``, and the methods of ProcessGroup, by old and new names."""
+    """Where an operation passes: operators of ``c10d``, and methods of ProcessGroup by all names."""
 
     buffer: int | None
-    """Which argument of its operators is the full buffer (of gather and scatter, one rank's shard of it)."""
+    """The argument of its operators that is the full buffer; of gather and scatter, one shard of it."""
     operators: tuple[str, ...]
     methods: tuple[str, ...]
 
 
 OPERATIONS = {
-    "all_reduce": Operation(0, ("allreduce_", "allreduce_coalesced_"), ("allreduce", "allreduce_coalesced")),
+    "all_reduce": Operation(
+        0,
+        ("allreduce_", "allreduce_coalesced_"),
+        ("allreduce", "allreduce_coalesced"),
+    ),
     "broadcast": Operation(0, ("broadcast_",), ("broadcast",)),
     "reduce": Operation(0, ("reduce_",), ("reduce",)),
     "all_gather": Operation(
@@ -62,7 +70,11 @@ OPERATIONS = {
             "reduce_scatter_tensor_coalesced",
         ),
     ),
-    "all_to_all": Operation(1, ("alltoall_", "alltoall_base_"), ("alltoall", "all_to_all_single", "alltoall_base")),
+    "all_to_all": Operation(
+        1,
+        ("alltoall_", "alltoall_base_"),
+        ("alltoall", "all_to_all_single", "alltoall_base"),
+    ),
     "gather": Operation(1, ("gather_",), ("gather",)),
     "scatter": Operation(0, ("scatter_",), ("scatter",)),
     "send": Operation(0, ("send",), ("send",)),
@@ -80,8 +92,8 @@ class Call:
     tensors: list[torch.Tensor]
     """The full buffer; of gather and scatter, one rank's shard of it; none for a barrier."""
     has_handle: bool
-    """Whether a method of the group was called, which gives its caller a handle to wait for. What functional
-    collectives return waits by itself where it is used."""
+    """Whether a method of the group was called, which gives its caller a handle to wait for. What
+    functional collectives return waits by itself where it is used."""
 
 
 class Heard(Protocol):
@@ -96,11 +108,12 @@ class Heard(Protocol):
 
 
 class _Listener:
-    """One open `listening` block: whom to tell, and which of its calls somebody may still wait for."""
+    """One open `listening` block: whom to tell, and its calls that somebody may still wait for."""
 
     def __init__(self, hear: Callable[[Call], Heard]):
         self.hear = hear
-        self.of_work: WeakKeyDictionary[dist.Work, Heard] = WeakKeyDictionary()  # a dropped work frees its tensors
+        # weak, so that a work that is dropped frees its tensors
+        self.of_work: WeakKeyDictionary[dist.Work, Heard] = WeakKeyDictionary()
         self.of_storage: dict[StorageWeakRef, Heard] = {}
 
 
@@ -109,13 +122,16 @@ class _Ear:
 
     def __init__(self):
         self.listeners: list[_Listener] = []
-        self.thread, self.lock, self.patches = threading.local(), threading.Lock(), ExitStack()
+        self.thread = threading.local()
+        self.lock = threading.Lock()
+        self.patches = ExitStack()
 
     def open(self, listener: _Listener) -> None:
         with self.lock:
             if not self.listeners:
                 self.patch()
-            self.listeners = [*self.listeners, listener]  # a new list: other threads may be reading the old one
+            # a new list, because other threads may be reading the old one
+            self.listeners = [*self.listeners, listener]
 
     def close(self, listener: _Listener) -> None:
         with self.lock:
@@ -124,7 +140,7 @@ class _Ear:
                 self.patches.close()
 
     def patch(self) -> None:
-        """Until ``patches`` are closed, have all threads hear methods of groups, and new threads everything."""
+        """Until ``patches`` are closed, hear groups' methods in all threads, and new threads."""
         _kernels()
         with ExitStack() as stack:
             methods = {name for operation in OPERATIONS.values() for name in operation.methods}
@@ -132,12 +148,14 @@ class _Ear:
                 method = self.method_of(getattr(dist.ProcessGroup, name))
                 stack.enter_context(patch.object(dist.ProcessGroup, name, method))
             stack.enter_context(patch.object(dist.Work, "wait", self.wait_of(dist.Work.wait)))
-            stack.enter_context(patch.object(threading.Thread, "start", _start_of(threading.Thread.start)))
+            start = _start_of(threading.Thread.start)
+            stack.enter_context(patch.object(threading.Thread, "start", start))
             self.patches = stack.pop_all()
 
     def kernel_of(self, operation: str, buffer: int | None, operator: Any) -> Callable:
-        """Return what torch calls before an operator: it tells all listeners, lets torch go on, and tells the rest."""
-        group_place = [argument.name for argument in operator._schema.arguments].index("process_group")
+        """Return what torch calls in the place of an operator, which it then calls itself."""
+        names = [argument.name for argument in operator._schema.arguments]
+        group_place = names.index("process_group")
 
         def kernel(keyset, *args, **kwargs):
             in_method = getattr(self.thread, "in_method", False)
@@ -152,7 +170,7 @@ class _Ear:
                 each.note_start(work)
                 if in_method and work is not None:
                     listener.of_work[work] = each
-                if not in_method:  # functional collectives wait for the tensors of the first argument
+                if not in_method:  # functional collectives wait for tensors of the first argument
                     for tensor in tree_leaves(args[0]):
                         listener.of_storage[StorageWeakRef(tensor.untyped_storage())] = each
             if in_method:
@@ -162,7 +180,7 @@ class _Ear:
         return kernel
 
     def method_of(self, method: Callable) -> Callable:
-        """Return what is called in the place of a group's method: its caller gets the work, and may wait for it."""
+        """Return what is called in the place of a group's method; its caller may wait for the work."""
 
         def call_method(group, *args, **kwargs):
             self.thread.in_method = True
@@ -170,7 +188,8 @@ class _Ear:
                 with torch._C._IncludeDispatchKeyGuard(_KEY):
                     return method(group, *args, **kwargs)
             finally:
-                self.thread.in_method, self.thread.work = False, None
+                self.thread.in_method = False
+                self.thread.work = None
 
         return call_method
 
@@ -179,7 +198,7 @@ class _Ear:
 
         def traced_wait(work, *args, **kwargs):
             waits = [listener.of_work.get(work) for listener in self.listeners]
-            return _noted([heard for heard in waits if heard], lambda: wait(work, *args, **kwargs))
+            return _noted(waits, lambda: wait(work, *args, **kwargs))
 
         return traced_wait
 
@@ -188,14 +207,15 @@ class _Ear:
         storage = StorageWeakRef(tensor.untyped_storage())
         waits = [listener.of_storage.pop(storage, None) for listener in self.listeners]
         operator = torch.ops._c10d_functional.wait_tensor.default
-        return _noted([heard for heard in waits if heard], lambda: _go_on(operator, keyset, tensor))
+        return _noted(waits, lambda: _go_on(operator, keyset, tensor))
 
 
 _EAR = _Ear()
 
-# In a thread that includes this dispatch key, operators of c10d call the kernels below; in others the key costs nothing.
-# It lies below those of autograd and of dispatch modes, which therefore cannot hide a call, and torch itself does not
-# use it. The kernels stay: if they came and went with the blocks, another thread might be calling one just then.
+# A thread that includes this dispatch key calls the kernels below before the operators of c10d. All
+# other operators pass the key at no cost. It lies below the keys of autograd and of dispatch modes,
+# so these cannot hide a call, and torch itself does not use it. The kernels stay registered: if
+# they came and went with the blocks, another thread might be calling one that is being freed.
 _KEY_NAME = "Fake"
 _KEY = torch._C._dispatch_key_parse(_KEY_NAME)
 _ALL_KEYS_AFTER = torch._C._dispatch_keyset_full_after(_KEY)
@@ -204,18 +224,20 @@ _ALL_KEYS_AFTER = torch._C._dispatch_keyset_full_after(_KEY)
 @cache
 def _kernels() -> list[torch.library.Library]:
     """Register the kernels, once in a process."""
-    libraries = {name: torch.library.Library(name, "IMPL") for name in ("_", "c10d", "_c10d_functional")}
-    libraries["_"].fallback(torch.library.fallthrough_kernel, _KEY_NAME)  # all other operators pass it at no cost
+    names = "_", "c10d", "_c10d_functional"
+    libraries = {name: torch.library.Library(name, "IMPL") for name in names}
+    libraries["_"].fallback(torch.library.fallthrough_kernel, _KEY_NAME)  # for all other operators
     for operation, (buffer, operators, _) in OPERATIONS.items():
         for name in operators:
             kernel = _EAR.kernel_of(operation, buffer, getattr(torch.ops.c10d, name).default)
             libraries["c10d"].impl(name, kernel, _KEY_NAME, with_keyset=True)
-    libraries["_c10d_functional"].impl("wait_tensor", _EAR.wait_tensor, _KEY_NAME, with_keyset=True)
+    functional = libraries["_c10d_functional"]
+    functional.impl("wait_tensor", _EAR.wait_tensor, _KEY_NAME, with_keyset=True)
     return [*libraries.values()]
 
 
 def _go_on(operator: Any, keyset: torch._C.DispatchKeySet, *args, **kwargs) -> Any:
-    """Let torch do what it would have done; what a backend sends inside a call is not another call."""
+    """Let torch do what it would have done. What a backend sends inside a call is no call to hear."""
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY)):
         return operator.redispatch(keyset & _ALL_KEYS_AFTER, *args, **kwargs)
 
@@ -236,9 +258,9 @@ def _start_of(start: Callable) -> Callable:
     return start_heard
 
 
-def _noted(waits: list[Heard], wait: Callable) -> Any:
-    """Wait, and tell those who hear when it begins and when it has ended."""
-    ends = [heard.note_wait() for heard in waits]
+def _noted(waits: list[Heard | None], wait: Callable) -> Any:
+    """Wait, and tell those who have heard the call when the wait begins and when it has ended."""
+    ends = [heard.note_wait() for heard in waits if heard is not None]
     result = wait()
     for end in ends:
         end()
@@ -247,7 +269,7 @@ def _noted(waits: list[Heard], wait: Callable) -> Any:
 
 @contextmanager
 def listening(hear: Callable[[Call], Heard]) -> Iterator[None]:
-    """Call ``hear`` just before each collective and message of this process until the block ends."""
+    """Until the block ends, call ``hear`` just before each collective and message of this process."""
     listener = _Listener(hear)
     _EAR.open(listener)
     try:

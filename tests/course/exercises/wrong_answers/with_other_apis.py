@@ -1,4 +1,4 @@
-"""Answers that send by functional collectives, DTensor or `torch.distributed.nn`, for every exercise that judges messages.
+"""Answers that send by functional collectives, DTensor or `torch.distributed.nn`, where an exercise judges messages.
 
 FORBIDDEN have right values and messages that the exercise does not allow; their third part is what the check must say.
 """
