@@ -31,10 +31,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class Operation(NamedTuple):
-    """Where an operation passes: operators of ``c10d``, and methods of ProcessGroup by all names."""
+    """Where an operation passes: operators of ``c10d`` and methods of ProcessGroup, by all names."""
 
     buffer: int | None
-    """The argument of its operators that is the full buffer; of gather and scatter, one shard of it."""
+    """Which argument of its operators is the full buffer; of gather and scatter, one shard."""
     operators: tuple[str, ...]
     methods: tuple[str, ...]
 
@@ -49,7 +49,12 @@ OPERATIONS = {
     "reduce": Operation(0, ("reduce_",), ("reduce",)),
     "all_gather": Operation(
         0,
-        ("allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_"),
+        (
+            "allgather_",
+            "_allgather_base_",
+            "allgather_coalesced_",
+            "allgather_into_tensor_coalesced_",
+        ),
         (
             "allgather",
             "all_gather_single",
@@ -180,7 +185,7 @@ class _Ear:
         return kernel
 
     def method_of(self, method: Callable) -> Callable:
-        """Return what is called in the place of a group's method; its caller may wait for the work."""
+        """Return what is called in the place of a group's method; its caller may wait."""
 
         def call_method(group, *args, **kwargs):
             self.thread.in_method = True
@@ -237,7 +242,7 @@ def _kernels() -> list[torch.library.Library]:
 
 
 def _go_on(operator: Any, keyset: torch._C.DispatchKeySet, *args, **kwargs) -> Any:
-    """Let torch do what it would have done. What a backend sends inside a call is no call to hear."""
+    """Let torch go on. What a backend sends inside a call is not another call."""
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY)):
         return operator.redispatch(keyset & _ALL_KEYS_AFTER, *args, **kwargs)
 
@@ -269,7 +274,7 @@ def _noted(waits: list[Heard | None], wait: Callable) -> Any:
 
 @contextmanager
 def listening(hear: Callable[[Call], Heard]) -> Iterator[None]:
-    """Until the block ends, call ``hear`` just before each collective and message of this process."""
+    """Until the block ends, call ``hear`` before each collective and message of this process."""
     listener = _Listener(hear)
     _EAR.open(listener)
     try:
