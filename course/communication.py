@@ -28,7 +28,8 @@ class Communication:
 
     ``seconds`` run from the call to the end of its wait, so an early rank counts its waiting for the late ones. They
     are None if nobody has waited inside the block, and for messages that NCCL sends as one batch. Where C++ started the
-    call and waits by itself, as DistributedDataParallel does, they run to the end of the call, if torch says when.
+    call and waits by itself, as DistributedDataParallel does, they run to the end of the call, if torch has said when
+    before the block ends.
 
     ``has_handle`` is False for what C++ started: nobody must wait for it. The result of a functional collective waits
     where it is used.

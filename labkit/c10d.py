@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Operation(NamedTuple):
-    """Where an operation passes: operators of ``c10d`` and methods of ProcessGroup, by all names."""
+    """Where an operation goes: operators of ``c10d``, and methods of ProcessGroup by all names."""
 
     buffer: int | None
     """Which argument of its operators is the full buffer; of gather and scatter, one shard."""
