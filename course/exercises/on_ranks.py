@@ -196,7 +196,7 @@ def wrong_dtype(got, arguments: tuple) -> str | None:
 def not_waited_for(log: CommunicationLog) -> str | None:
     """Say which operation was started and never waited for, if there is one."""
     for record in log.records:
-        if record.seconds is None:
+        if record.seconds is None and record.has_handle:
             return (
                 f"Nobody waited for the {record.operation}: with async_op=True it is only started. Keep its handle, "
                 "and call `wait()` before you use the tensor."
