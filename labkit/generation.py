@@ -35,7 +35,8 @@ def generate(
 ) -> torch.Tensor:
     """Return the tokens [batch, n] and ``num_tokens`` that the model writes after them, the same on every rank.
 
-    Keys and values of earlier tokens are kept, so that a token computes only itself. Logits that differ by rounding, as
+    All prompts have one length, and no token ends a text. Keys and values of earlier tokens are
+    kept, so that a token computes only itself. Logits that differ by rounding, as
     float32's do from layout to layout, choose a different word only if two values are as close as that.
 
     Args:
