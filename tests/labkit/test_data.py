@@ -261,6 +261,13 @@ def test_a_file_of_many_zeros_is_read(tmp_path, ids):
     assert TokenFile(tmp_path / "ids.bin", bits=None, vocab_size=50_257).check() == len(ids)
 
 
+def test_a_width_that_is_given_is_believed(tmp_path):
+    (np.arange(1000) % 2).astype("<u2").tofile(tmp_path / "ids.bin")
+    with pytest.raises(ValueError, match="is 0 in every second place"):
+        TokenFile(tmp_path / "ids.bin", bits=None, vocab_size=9)
+    assert TokenFile(tmp_path / "ids.bin", bits=16, vocab_size=9).check() == 1000
+
+
 def test_all_of_a_file_is_checked_in_parts(tmp_path):
     """Each part by one rank: a token that is out of the vocabulary is in one of them."""
     ids = np.tile(IDS, 150).astype("<u2")
