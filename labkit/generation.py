@@ -36,9 +36,9 @@ def generate(
 ) -> torch.Tensor:
     """Return the tokens [batch, n] and ``num_tokens`` that the model writes after them, the same on every rank.
 
-    They come back as int64. Keys and values of earlier tokens are kept, so that a token computes only itself. Logits
-    that differ by rounding, as float32's do from layout to layout, choose a different word only if two values are as
-    close as that.
+    All prompts have one length, and no token ends a text. The tokens come back as int64. Keys and values of
+    earlier tokens are kept, so that a token computes only itself. Logits that differ by rounding, as
+    float32's do from layout to layout, choose a different word only if two values are as close as that.
 
     Args:
         model: this rank's stage, a `ParallelGPT` or a wrapper of one; without context parallelism.

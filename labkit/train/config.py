@@ -16,7 +16,7 @@ import torch
 from tyro.conf import arg
 
 from labkit import schedules
-from labkit.data import InventedText, TokenFile
+from labkit.data import InventedText, TokenFile, find_tokenizer
 from labkit.expert_parallel import Balance
 from labkit.layout import ParallelLayout
 from labkit.partition import check_divides, check_sequence_cut, multiples_near, split_layers
@@ -75,16 +75,20 @@ class TrainConfig:
     # An expert drops what is above this multiple of an even load of a rank's tokens, so the loss depends on the layout;
     # by default nothing is dropped.
     capacity_factor: float | None = None
-    # A file to learn byte by byte, or by the tokenizer.json of init_from, with its last tenth kept for evaluation; or
-    # "invented": words that labkit makes up, with a known best loss.
-    text: str = "invented"
-    tokens: str | None = None  # A file of token numbers instead: 16- or 32-bit ones only, little-endian, or an .npy.
+    # A file to learn byte by byte, or by the tokenizer.json of init_from, with its last tenth kept
+    # for evaluation. Every epoch has each window of seq_length tokens once, in a new order;
+    # documents are not told apart. By default "invented": words that labkit makes up, with a known
+    # best loss.
+    text: str | None = None
+    # A file of token numbers instead: little-endian ones and nothing else, or an .npy.
+    tokens: str | None = None
     vocab_size: int | None = None  # How many tokens the tokenizer of the token file knows.
     # A folder in Hugging Face's format (GPT-2, Llama, Mistral, Mixtral) to start from. It says the shape; only the
     # seq_length may be less. With --resume, weights of a checkpoint take the place of its weights.
     init_from: str | None = None
-    # Bits of each number in the token file; by default 16 up to a vocab_size of 65,536, else 32. An .npy states it.
-    token_bits: Literal[16, 32, None] = None
+    # Bits of each number in the token file; by default 16 up to a vocab_size of 65,536, else 32,
+    # and a file that looks otherwise is refused. An .npy states it.
+    token_bits: Literal[16, 32, 64, None] = None
 
     tp_size: Annotated[int, arg(aliases=["--tp"])] = 1  # Tensor parallelism: ranks that share each layer.
     cp_size: Annotated[int, arg(aliases=["--cp"])] = 1  # Context parallelism: ranks that share each sequence.
@@ -147,6 +151,11 @@ class TrainConfig:
     def __post_init__(self):
         if self.init_from is not None:
             self._take_shape(self.init_from)
+        if self.text is None:
+            if self.init_from is not None and self.tokens is None and self.check is None:
+                fault = f"init_from={self.init_from!r} has nothing to learn"
+                raise ValueError(f"{fault}: name a text, or a file of tokens")
+            object.__setattr__(self, "text", "invented")
         shape = self.shape  # which checks its own fields
         for name, kind in get_type_hints(TrainConfig).items():
             value, kinds = getattr(self, name), get_args(kind) or (kind,)
@@ -338,13 +347,12 @@ class TrainConfig:
     def make_text(self) -> InventedText | TokenFile:
         """Return what there is to learn."""
         if self.tokens is not None and self.vocab_size is not None:
-            bits = self.token_bits or (16 if self.vocab_size <= 1 << 16 else 32)
-            return TokenFile(self.tokens, self.seed, bits, self.vocab_size)
-        if self.text == "invented":
+            return TokenFile(self.tokens, self.seed, self.token_bits, self.vocab_size)
+        if self.text is None or self.text == "invented":
             return InventedText(seed=self.seed)
-        if self.init_from and (tokenizer := Path(self.init_from) / "tokenizer.json").exists():
-            return TokenFile(self.text, self.seed, vocab_size=self.shape.vocab_size, tokenizer=tokenizer)
-        return TokenFile(self.text, self.seed)
+        vocab_size = self.shape.vocab_size
+        tokenizer = find_tokenizer(self.init_from, vocab_size) if self.init_from else None
+        return TokenFile(self.text, self.seed, vocab_size=vocab_size, tokenizer=tokenizer)
 
     @property
     def layers_per_stage(self) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ from labkit.train.gradients import all_reduce_grads, loss_and_grad_norm
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
 from labkit.train.profile import STEP, NamedTrace, profiling
-from labkit.train.world import check_same_options
+from labkit.train.world import check_same_options, check_tokens
 
 Batch = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
 """The tokens of a rank's micro-batches, [micro-batch, seq/c] each, and for each the tokens that come next."""
@@ -70,6 +70,7 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
     check_same_options(config)
     config = config.fitted(dist.get_world_size())
     layout = config.layout(dist.get_world_size())
+    check_tokens(config)
     config.check_memory(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     folder = config.checkpoint_dir
     claimed = checkpoint.claim(folder, config.resume, config.async_save) if folder else nullcontext(checkpoint.save)

@@ -13,16 +13,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from labkit.data import TokenFile
 from labkit.data_parallel.replicas import check_alike
 from labkit.device import prepare_gpu, take_turns
-from labkit.groups import local_device
+from labkit.groups import local_device, local_rank
 from labkit.train.config import TrainConfig
+
+CHECK_SECONDS = 10.0  # enough for some ten gigabytes on each rank
 
 
 @contextmanager
@@ -133,6 +137,32 @@ def check_same_options(config: TrainConfig | str, spelled: Mapping[str, str] | N
     mine = {spelled[field.name]: repr(getattr(config, field.name)) for field in fields(config)}
     mine["the content of text"] = config.make_text().fingerprint
     check_alike(mine, "start every rank with the same options")
+
+
+def check_tokens(config: TrainConfig) -> None:
+    """Look through a file of tokens once, each rank through a part of it.
+
+    Otherwise a run would meet a wrong token steps later. What no rank has come to in
+    `CHECK_SECONDS` is checked as it is read.
+
+    Raises:
+        ValueError: on every rank, if one has found a token that is not in the vocabulary.
+    """
+    dataset = config.make_text()
+    if config.tokens is None or not isinstance(dataset, TokenFile):
+        return
+    try:
+        found = dataset.check(dist.get_rank(), dist.get_world_size(), CHECK_SECONDS), ""
+    except (ValueError, OSError) as error:
+        found = 0, str(error)
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, found)
+    if fault := next((fault for _, fault in everywhere if fault), None):
+        raise ValueError(fault)
+    num_checked = sum(count for count, _ in everywhere)
+    if num_checked < dataset.num_tokens and local_rank() == 0:
+        share = f"{num_checked / dataset.num_tokens:.0%} of {config.tokens}"
+        print(f"{share} is checked; the rest will be as it is read", flush=True)
 
 
 PROCESS = "labkit.train process of"  # and a rank: where it is, for those on its machine

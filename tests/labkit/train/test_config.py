@@ -34,7 +34,7 @@ from tests.labkit.train.tiny import TINY
         ({"learning_rate": 0.0}, "learning_rate=0 learns nothing: use a number above 0, such as 0.003"),
         ({"dropout": 1.0}, "dropout=1.0 must be in [0, 1)"),
         ({"dropout": "0.1"}, "dropout='0.1' must be in [0, 1)"),
-        ({"text": None}, "text=None is not a file: name one, or use 'invented'"),
+        ({"text": 3}, "text=3 is not a file: name one, or use 'invented'"),
         ({"schedule": "2f2b"}, "schedule='2f2b' is unknown: use gpipe, 1f1b, interleaved, zero-bubble"),
         ({"precision": "float16"}, "precision='float16' is unknown: use float32, float64, bfloat16"),
         ({"num_chunks": 2}, "num_chunks=2 needs schedule='interleaved', not '1f1b': use that, or num_chunks=1"),
