@@ -3,7 +3,7 @@
 import pytest
 import torch.distributed as dist
 
-from course.exercises import found_by, on_ranks, pipeline_parallel, tensor_parallel
+from course.exercises import calling, found_by, on_ranks, pipeline_parallel, tensor_parallel
 from labkit.launch.world import World, _pickled_call
 
 
@@ -22,20 +22,32 @@ def launches_on_kept_ranks(worlds, monkeypatch):
     return keep_ranks(worlds, monkeypatch)
 
 
-def keep_ranks(worlds, patch):
+@pytest.fixture
+def launches_on_lasting_ranks(worlds, monkeypatch):
+    """Do so, but keep ranks after errors and deadlocks too: a thousand wrong answers take minutes and not an hour."""
+    return keep_ranks(worlds, monkeypatch, after_errors=True)
+
+
+def keep_ranks(worlds, patch, after_errors=False):
     calls = []
 
     def launch(function, *args, world_size, backend):
         def on_rank(*args):
+            if after_errors:
+                calling.MOST_SECONDS = 0.5
             made = dist.distributed_c10d._world.pg_group_ranks
             for group in made.keys() - {dist.group.WORLD}:  # by the answer before: some checks look at all there are
-                del made[group]
+                dist.destroy_process_group(group)
             return function(*args)
 
         calls.append(function)
-        world = worlds.pop(world_size, None) or World(world_size, backend=backend)
+        world = worlds.pop(world_size, None)
+        if world is None or world.ended:
+            world = World(world_size, backend=backend)
+        if after_errors:
+            worlds[world_size] = world
         call = _pickled_call(on_rank, args, {})
-        result = world._run(call, live=False, keep=False)  # after an error the ranks go, as in `launch`
+        result = world._run(call, live=False, keep=after_errors)  # if not, the ranks go after an error, as in `launch`
         worlds[world_size] = world
         return result
 
