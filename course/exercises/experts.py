@@ -636,7 +636,7 @@ gradient_divisor = Exercise(
     "gradient_divisor",
     my_divisor,
     notebook="15",
-    cases=[(1, 1, 6, 1, 3), (2, 1, 6, 1, 4), (4, 3, 10, 2, 5), (8, 3, 5, 2, 6), (3, 4, 7, 6, 1)],
+    cases=[(1, 1, 6, 1, 3), (2, 1, 6, 1, 4), (4, 3, 10, 2, 5), (8, 3, 5, 2, 6), (3, 4, 7, 6, 1), (4, 1, 6, 2, 12)],
     hints=[
         "An expert's gradient is added up over the ranks that have copies of it. How many are these, in a grid of "
         "expert_tp * ep * expert_dp = t * c * d ranks?",

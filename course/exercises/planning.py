@@ -20,7 +20,7 @@ state_bytes = Exercise(
     "state_bytes",
     my_state_bytes,
     notebook="16",
-    cases=[(1000, 1, 1, 1, False), (1000, 2, 1, 1, False), (8000, 2, 4, 4, False), (8000, 2, 4, 4, True)],
+    cases=[(1000, 1, 1, 1, False), (1000, 2, 1, 1, False), (9600, 2, 4, 3, False), (9600, 2, 4, 3, True)],
     hints=[
         "How many parameters has one GPU? Tensor and pipeline parallelism divide the model, data parallelism copies.",
         "A parameter takes 2 bytes as a weight, 4 as a gradient, and 12 in the optimizer.",

@@ -41,6 +41,9 @@ place = Exercise(
         (34 * GB, 36, 42, 8, 70 * GB),  # eight; 36 heads are cut into four at most
         (20 * GB, 40, 40, 8, 80 * GB),  # four, exactly full
         (16 * GB, 25, 42, 8, 80 * GB),  # four stages would do, but 42 layers cannot be cut into four
+        (21 * GB, 40, 42, 8, 80 * GB),  # four are almost enough, so eight
+        (35 * GB, 64, 96, 1, 72 * GB),  # eight stages, one GPU per node
+        (50 * GB, 64, 96, 8, 80 * GB),  # 16 would be enough, and there are 8
     ],
     hints=[
         "There are ten ways to choose t and p from 1, 2, 4, 8 with t · p ≤ 8. Try them all: two loops.",
@@ -217,10 +220,10 @@ def my_tied(gradient, num_stages):
 
 
 def tied_inputs():
-    """Return the gradient of the embedding [2, 2] on the end stages, None between, and the number of stages."""
+    """Return the gradient of the embedding [2, 3] on the end stages, None between, and the number of stages."""
     rank, num_stages = dist.get_rank(), dist.get_world_size()
     is_end = rank in (0, num_stages - 1)
-    return whole_numbers((2, 2), seed=360 + rank).cpu() if is_end else None, num_stages
+    return whole_numbers((2, 3), seed=360 + rank).cpu() if is_end else None, num_stages
 
 
 def made_by_all(log: Conduct, *_) -> str | None:
@@ -309,4 +312,4 @@ def copied_from_the_first(gradient, num_stages):
     "now have a gradient of nothing. Make a group of the two ends."
 )
 def zeros_between(gradient, num_stages):
-    return summed(torch.zeros(2, 2) if gradient is None else gradient)
+    return summed(torch.zeros(2, 3) if gradient is None else gradient)

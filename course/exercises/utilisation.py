@@ -31,6 +31,7 @@ utilisation = Exercise(
         ([("forward", 0, 2), ("wait", 2, 5), ("backward", 5, 9)], 0, 12),
         ([("forward", 0, 2), ("wait", 2, 5), ("backward", 5, 9)], 1, 7),
         ([("forward", 0, 2), ("backward", 6, 8)], 3, 5),
+        ([("forward", 0.25, 1.5), ("wait", 1.5, 2.25), ("backward", 2.25, 4)], 0.5, 3.5),
     ],
     hints=[
         "Go through the spans, leave out those of kind 'wait', and add up seconds.",

@@ -37,7 +37,9 @@ def keep_ranks(worlds, patch, after_errors=False):
                 calling.MOST_SECONDS = 0.5
             made = dist.distributed_c10d._world.pg_group_ranks
             for group in made.keys() - {dist.group.WORLD}:  # by the answer before: some checks look at all there are
-                dist.destroy_process_group(group)
+                if after_errors:
+                    dist.destroy_process_group(group)  # or it would be connected anew after a fault
+                made.pop(group, None)
             return function(*args)
 
         calls.append(function)
