@@ -221,7 +221,7 @@ training_loop = RankExercise(
     "training_loop",
     my_train,
     notebook="06",
-    cases=[(3, 1, 1, 3), (4, 2, 3, 1)],
+    cases=[(3, 1, 1, 2), (4, 2, 3, 1)],
     inputs=training_inputs,
     rule=only("all_reduce", also=one_message_per_step),
     may_change=("weight",),
@@ -234,7 +234,10 @@ training_loop = RankExercise(
 )
 
 
-def train_wrongly(weight, steps, lr, *, zero="step", mean=True, reduce="step", average=True, autograd=False, sign=-1):
+def train_wrongly(
+    weight, steps, lr, *, zero="step", divisor=lambda steps, m, rows: m, reduce="step", average=True, autograd=False,
+    sign=-1,
+):  # fmt: skip
     """Do what `my_train` does, with one thing wrong."""
     for micro_batches in steps:
         if zero == "step":
@@ -243,7 +246,7 @@ def train_wrongly(weight, steps, lr, *, zero="step", mean=True, reduce="step", a
             if zero == "micro-batch":
                 weight.grad = torch.zeros_like(weight)
             loss = (x @ weight).square().mean()
-            (loss / len(micro_batches) if mean else loss).backward()
+            (loss / divisor(len(steps), len(micro_batches), len(x))).backward()
             if reduce == "micro-batch":
                 dist.all_reduce(weight.grad)
         if reduce == "step":
@@ -266,7 +269,18 @@ training_loop.mistakes_of(
     (dict(zero="before the update"), "weight.grad was emptied before the update could use it: nothing is learned."),
     (dict(autograd=True), "The update is not part of the model: do it in `with torch.no_grad():`."),
     (dict(sign=1), "The weight went uphill: subtract lr * gradient."),
-    (dict(mean=False), "The gradients of the micro-batches were added up. You need their mean: divide each loss by m."),
+    (
+        dict(divisor=lambda steps, m, rows: 1),
+        "The gradients of the micro-batches were added up. You need their mean: divide each loss by m.",
+    ),
+    (
+        dict(divisor=lambda steps, m, rows: steps),
+        "You divided by the number of steps. The mean is over the micro-batches of one step: `len(micro_batches)`.",
+    ),
+    (
+        dict(divisor=lambda steps, m, rows: m * rows),
+        "You divided by the rows, too. `mean()` has done that already: divide by the number of micro-batches alone.",
+    ),
     (dict(reduce="never", average=False), "Each rank learned from its own rows only, and now the replicas differ."),
     (
         dict(reduce="micro-batch"),

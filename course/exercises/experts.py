@@ -664,6 +664,11 @@ NOT_TENSOR = "Tensor ranks have no loss of their own: together they compute one.
 gradient_divisor.mistakes_of(
     divisor_wrongly,
     (dict(divide=lambda t, c, d, etp, ep: t * c * d // (etp * ep)), TOO_LARGE),
+    (
+        dict(divide=lambda t, c, d, etp, ep: d * c if t * c * d > etp * ep else 1),
+        "Where an expert has one copy, you divided by nothing. That rank alone has the gradient, but it comes from the "
+        "tokens of all d * c replicas: divide by d * c there, too.",
+    ),
     (dict(divide=lambda t, c, d, etp, ep: d), "c is forgotten. Context ranks have different tokens, and a loss each."),
     (dict(divide=lambda t, c, d, etp, ep: c), "d is forgotten: each of d * c replicas has a loss."),
     (dict(divide=lambda t, c, d, etp, ep: t * c * d), NOT_TENSOR),

@@ -57,13 +57,13 @@ place = Exercise(
 
 def place_wrongly(
     num_parameters, num_heads, num_layers, node_size, memory_bytes, *, heads=True, layers=True, node=True,
-    bytes_each=16, order=lambda t, p: (t * p, p), parts=lambda t, p: t * p, fits=operator.le,
+    bytes_each=16, order=lambda t, p: (t * p, p), parts=lambda t, p: t * p, fits=operator.le, most=8,
 ):  # fmt: skip
     """Do what `my_place` does, with one thing wrong."""
     fitting = [
         (t, p)
         for t, p in itertools.product((1, 2, 4, 8), repeat=2)
-        if t * p <= 8
+        if t * p <= most
         and not (heads and num_heads % t)
         and not (layers and num_layers % p)
         and not (node and t > node_size)
@@ -83,6 +83,11 @@ place.mistakes_of(
         "number of GPUs in a node, and the rest is left to p.",
     ),
     (dict(fits=operator.lt), "What fills the memory exactly still fits: `<=`."),
+    (dict(most=64), "There are 8 ranks, so t · p is at most 8: with 16, no replica would be whole."),
+    (
+        dict(fits=lambda needed, memory: needed / 2**30 <= memory / 1e9),
+        "You compared GiB with GB: 2**30 bytes against 1e9. Both sides are bytes as they come.",
+    ),
     (dict(heads=False), "t must divide the number of attention heads: a head is not cut."),
     (dict(layers=False), "p must divide the number of layers: stages should be equally long."),
     (

@@ -92,6 +92,13 @@ utilisation.mistakes_of(
 )
 
 
+@utilisation.mistake("You counted whole seconds, as by `range` or `int`. Spans begin and end at any time: subtract.")
+def second_by_second(spans, start, end):
+    work = [(begin, finish) for kind, begin, finish in spans if kind != "wait"]
+    seconds = range(int(start), int(end))
+    return sum(any(begin <= second < finish for begin, finish in work) for second in seconds) / (end - start)
+
+
 @utilisation.mistake("Backward is missing: all that is not a wait is work.")
 def forward_alone(spans, start, end):
     return my_utilisation([span for span in spans if span[0] == "forward"], start, end)

@@ -154,8 +154,8 @@ def _constant(node: ast.Constant) -> Iterator[ast.AST]:
     if isinstance(node.value, bool):
         yield ast.Constant(not node.value)
     elif isinstance(node.value, (int, float)):
-        yield ast.Constant(node.value + 1)
-        yield ast.Constant(node.value - 1)
+        is_large = abs(node.value) >= 1000  # and differs from the next number by less than answers may
+        yield from (ast.Constant(node.value * 2),) if is_large else map(ast.Constant, (node.value + 1, node.value - 1))
 
 
 def _operation(node: ast.BinOp) -> Iterator[ast.AST]:
@@ -289,7 +289,19 @@ class _Inline(ast.NodeTransformer):
         if isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store):
             if symbol := self._symbol(node):
                 return ast.Constant(symbol)
-        return self.generic_visit(node)
+        node = self.generic_visit(node)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            first, *others = sorted(_factors(node), key=ast.unparse)  # a product of numbers, in any order
+            for each in others:
+                first = ast.BinOp(first, ast.Mult(), each)
+            return first
+        return node
+
+
+def _factors(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return [*_factors(node.left), *_factors(node.right)]
+    return [node]
 
 
 class _Exchange(ast.NodeTransformer):
