@@ -90,7 +90,7 @@ gpus_needed = Exercise(
     "gpus_needed",
     my_gpus_needed,
     notebook="16",
-    cases=[(300, 175, 34, 140), (450, 1000, 84, 163), (10.5, 7.5, 1.5, 42.5), (864, 1, 1, 100)],
+    cases=[(300, 175, 34, 140), (450, 1000, 84, 163), (10.5, 7.5, 1.5, 42.4), (864, 1, 1, 100)],
     hints=[
         "Each parameter costs a token 2 FLOPs forward, 4 backward, and 2 more to compute forward again.",
         "All GPUs together do n · X FLOP/s; the run has days · 86400 seconds.",

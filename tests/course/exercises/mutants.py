@@ -6,6 +6,7 @@ A check that accepts a mutant either has no case that tells it from the solution
 import ast
 import itertools
 import linecache
+import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -279,8 +280,9 @@ class _Inline(ast.NodeTransformer):
 
     def _symbol(self, node: ast.expr) -> str | None:
         text = ast.unparse(node)
-        if isinstance(node, ast.Call) and text.endswith((".size(-1)", ".size(0)", ".size(1)")):
-            text = f"{text.rpartition('.')[0]}.shape[{text.rpartition('(')[2][:-1]}]"
+        if size := re.fullmatch(r"(\w+)\.size\((-?\d)\)", text):
+            dims = [each for each in self.symbols if each.startswith(f"{size[1]}.shape[")]
+            text = dims[int(size[2])] if dims else text
         if text.startswith("len(") and f"{text[4:-1]}.shape[0]" in self.symbols:
             text = f"{text[4:-1]}.shape[0]"
         return self.symbols.get(text)

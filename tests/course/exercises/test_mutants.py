@@ -58,8 +58,80 @@ SIZES = {
 """The sizes of each argument that is a tensor or a list, outside in. Sizes of one name are the same by their nature."""
 
 
+SAME_LENGTH, MAY_CHANGE = "all pieces are equally long", "x may be changed"
+SAME_DTYPE = "all that is given has one dtype"
 RANGES = "a range is as good as a list of the same numbers"
 SAME: dict[str, dict[str, list[str]]] = {
+    "all_reduce_from_halves": {
+        SAME_LENGTH: ["my_sum = torch.empty_like(pieces[1])", "my_sum = torch.empty_like(pieces[-1])"],
+        MAY_CHANGE: ["my_sum = pieces[0]"],
+    },
+    "ring_all_reduce": {
+        SAME_LENGTH: ["arriving = torch.empty_like(pieces[1])", "arriving = torch.empty_like(pieces[-1])"],
+        MAY_CHANGE: ["pieces = list(x.chunk(world_size))"],
+    },
+    "vocab_cross_entropy": {
+        "there are several tokens": [
+            "chosen = logits.gather(-1, place.clamp(0, shard_size - 1)[:, None]).squeeze()"
+        ]
+    },
+    "average": {"gradients may be changed": ["total = gradient"]},
+    "training_loop": {
+        "all steps have equally many": ["loss = (x @ weight).square().mean() / len(steps[0])"],
+    },
+    "unequal_average": {
+        "the ranks are on the CPU, and a sum of whole numbers is whole": [
+            "count = torch.tensor(float(num_rows))",
+            "count = torch.tensor(num_rows, device=gradient.device)",
+            "count = torch.tensor(float(num_rows), device=total.device)",
+        ]
+    },
+    "next_word": {
+        "stack makes one dtype of both": ["pair = torch.stack([value, first + word])"],
+        "there is one row": ["return words.gather(0, values.argmax(0, keepdim=True))[-1].long()"],
+    },
+    "norm": {
+        "what both tensor ranks hold may count on either": [
+            "if kind == 'shard' or (kind == 'whole' and tp_rank != 0):",
+            "if kind == 'shard' or (kind == 'whole' and tp_rank == 1):",
+        ]
+    },
+    "ring_forward": {
+        "(rank - step) % c is at most rank exactly if step is": ["if step <= rank:"],
+        "with an lse of -inf, whatever out is has no weight, and q, k and v have one shape": [
+            "out, lse = (q, torch.full_like(q[:, :1], -math.inf))",
+            "out, lse = (torch.ones_like(q), torch.full_like(q[:, :1], -math.inf))",
+            "out, lse = (torch.zeros_like(k), torch.full_like(q[:, :1], -math.inf))",
+            "out, lse = (torch.zeros_like(v), torch.full_like(q[:, :1], -math.inf))",
+            "out, lse = (torch.zeros_like(q), torch.full_like(k[:, :1], -math.inf))",
+            "out, lse = (torch.zeros_like(q), torch.full_like(v[:, :1], -math.inf))",
+        ],
+        "-inf is -inf in every shape that goes with the rows of out": [
+            "out, lse = (torch.zeros_like(q), torch.full_like(q[:, :2], -math.inf))",
+            "out, lse = (torch.zeros_like(q), torch.full_like(q[:1, :], -math.inf))",
+        ],
+    },
+    "unit_forward": {
+        "they share one memory": ["bias.untyped_storage().resize_(0)", "weight.untyped_storage().resize_(0)"],
+        "one byte is less than any parameter": ["whole.untyped_storage().resize_(1)"],
+        SAME_DTYPE: ["whole = x.new_empty(dist.get_world_size() * len(shard))"],
+    },
+    "unit_backward": {
+        "the weight is not needed any more, and the padding is 0 there too": ["flat = whole"],
+        SAME_DTYPE: ["whole = grad.new_empty(d * len(shard))", "whole = x.new_empty(d * len(shard))"],
+    },
+    "split_sizes": {
+        "a tensor is as good as a list of the same numbers": [
+            "return (send, recv.tolist())",
+            "return (send.tolist(), recv)",
+        ]
+    },
+    "dispatch_backward": {
+        "rows keep their width and dtype on their way": [
+            "grad_x = grad.new_zeros(num_tokens, grad_rows.shape[1])",
+            "grad_x = grad_rows.new_zeros(num_tokens, grad.shape[1])",
+        ]
+    },
     "group_lists": {
         RANGES: [
             "tp_groups = [range(first, first + tp_size) for first in range(0, world_size, tp_size)]",
