@@ -131,6 +131,7 @@ def _changed(node: ast.AST, names: Names, strings: Collection[str]) -> Iterator[
         yield from change(node)
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield from (ast.Constant(other) for other in sorted(strings - {node.value}))
+        yield from map(ast.Constant, _rearranged(node.value.split(" ")))
     if isinstance(node, ast.Name):
         kind = names.kinds.get(node.id)
         yield from (
@@ -157,6 +158,14 @@ def _constant(node: ast.Constant) -> Iterator[ast.AST]:
     elif isinstance(node.value, (int, float)):
         is_large = abs(node.value) >= 1000  # and differs from the next number by less than answers may
         yield from (ast.Constant(node.value * 2),) if is_large else map(ast.Constant, (node.value + 1, node.value - 1))
+
+
+def _rearranged(words: list[str]) -> Iterator[str]:
+    """Yield a text of several words with one missing, and with two in a different order."""
+    for place in range(len(words) - 1):
+        one, other = words[place : place + 2]
+        yield " ".join([*words[:place], *words[place + 1 :]])
+        yield " ".join([*words[:place], other, one, *words[place + 2 :]])
 
 
 def _operation(node: ast.BinOp) -> Iterator[ast.AST]:
@@ -288,9 +297,9 @@ class _Inline(ast.NodeTransformer):
         return self.symbols.get(text)
 
     def visit(self, node: ast.AST) -> ast.AST:
-        if isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store):
-            if symbol := self._symbol(node):
-                return ast.Constant(symbol)
+        is_read = isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store)
+        if is_read and (symbol := self._symbol(node)):
+            return ast.Constant(symbol)
         node = self.generic_visit(node)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             first, *others = sorted(_factors(node), key=ast.unparse)  # a product of numbers, in any order
