@@ -7,6 +7,7 @@ import ast
 import itertools
 import linecache
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -340,5 +341,7 @@ def _compiled(source: str, function: Callable) -> Callable:
     filename = f"<mutant {abs(hash(source))}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace = dict(function.__globals__)
-    exec(compile(source, filename, "exec"), namespace)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # as of 0[0]
+        exec(compile(source, filename, "exec"), namespace)
     return namespace[function.__name__]

@@ -301,7 +301,7 @@ def test_each_mutant_is_refused_or_is_the_same_function(name, launches_on_lastin
     exercise = EXERCISES[name]
     found = list(mutants(exercise.solution_function, names_of(name)))
     is_sweep = "LABKIT_ALL_ANSWERS" in os.environ
-    tried = found if is_sweep else found[:: 30 if isinstance(exercise, RankExercise) else 4]
+    tried = found if is_sweep else found[:: 60 if isinstance(exercise, RankExercise) else 8]
     monkeypatch.setattr(calling, "MOST_SECONDS", 0.5)
     monkeypatch.setattr(type(exercise), "advice", lambda *_: "")  # what is said of them is not asked here
     with limited_memory():
@@ -311,3 +311,16 @@ def test_each_mutant_is_refused_or_is_the_same_function(name, launches_on_lastin
     assert accepted - equal == set()
     if tried == found:
         assert equal - accepted == set(), "this is refused, or not a mutant any more"
+
+
+def area(width, height):
+    return width * height
+
+
+def test_equal_sizes_hide_faults():
+    names = Names({"width": "int", "height": "int"}, {"width": "width", "height": "height"})
+    found = list(mutants(area, names))
+    assert {"return width * width", "return width + height", "return width"} <= {mutant.lines for mutant in found}
+    hidden = [mutant.lines for mutant in found if mutant.function(2, 2) == 4]
+    assert hidden == ["return width + height", "return height * height", "return width * width"]
+    assert [mutant for mutant in found if mutant.function(2, 3) == 6] == []
