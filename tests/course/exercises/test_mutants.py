@@ -167,6 +167,13 @@ SAME: dict[str, dict[str, list[str]]] = {
         ],
     },
     "average_gradient": {"a sum of tensors has the same value": ["total += loss"]},
+    "mended_row": {
+        "all ranks finish, and rank 1 holds two micro-batches": [
+            "return 'F0 F1 B0 B1 F2 B2'",
+            "return 'F0 F1 B0 F2 B2 B1'",
+            "return 'F1 F0 B0 F2 B1 B2'",
+        ]
+    },
     "place": {
         "all are powers of two, so the fewest stages, with the fewest tensor ranks that do, are the fewest ranks": [
             "fitting.append((p, p, t))",
