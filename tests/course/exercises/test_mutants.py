@@ -1,6 +1,6 @@
 """Whether the cases of an exercise tell wrong answers from right ones: sizes that differ, and faults of one word.
 
-By default a few mutants of each exercise are tried. All of them, 4,000, take a quarter of an hour:
+By default a few mutants of each exercise are tried. All of them, more than 4,000, take about twenty minutes:
 ``LABKIT_ALL_ANSWERS=1 pytest -o faulthandler_timeout=7200 tests/course/exercises/test_mutants.py``.
 """
 
