@@ -226,6 +226,7 @@ which_stage_fits = Exercise(
         (2**30, 4, 18),  # exactly full
         (2**30, 4, 17),
         (2**30, 4, 15),
+        (2**30, 8, 7.5),  # full with stage 1
         (2**30, 3, 10),  # 10 GiB and 8 bytes, because 3 does not divide the parameters
     ],
     hints=[
