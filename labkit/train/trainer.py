@@ -22,7 +22,7 @@ from labkit import pipeline
 from labkit.context_parallel import positions
 from labkit.data import EVALUATION_SAMPLES
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
-from labkit.data_parallel.replicas import Replica
+from labkit.data_parallel.replicas import Replica, check_alike
 from labkit.expert_parallel import end_step
 from labkit.groups import ProcessGroups, init_groups, local_device
 from labkit.model import ParallelGPT
@@ -120,6 +120,9 @@ class Trainer:
         self.parameters = [parameter for chunk in self.chunks for parameter in chunk.parameters()]
         is_tied = config.tied and len(self.schedule.end_ranks) > 1  # to a weight on another rank
         self.tied = [model.embedding.weight for model in self.models if is_tied and model.is_first != model.is_last]
+        if self.tied:  # else one end would wait for the other's gradient, or they would drift apart
+            ways = {"the tied embedding": "trained" if self.tied[0].requires_grad else "frozen"}
+            check_alike(ways, "freeze it on the first and on the last stage, or on none", groups.embedding)
         self.optimizer = self.make_optimizer()
         data = {"seed": config.seed, "text": self.text.fingerprint}
         told = json.loads(json.dumps(asdict(config), default=str))  # as a checkpoint has it

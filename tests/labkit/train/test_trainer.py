@@ -66,10 +66,11 @@ def torchs_name(name):
     return name
 
 
-def train_plainly(config, leave_out=lambda targets, rows: targets):
+def train_plainly(config, leave_out=lambda targets, rows: targets, is_frozen=lambda name, step: False):
     """Losses, gradient norms and evaluation losses by what PyTorch has: optimizer, clipping, learning-rate schedule.
 
-    ``leave_out(targets, rows)`` makes those targets -100 that do not count.
+    ``leave_out(targets, rows)`` makes those targets -100 that do not count; ``is_frozen(name, step)`` says what is not
+    trained in a step.
     """
     text = config.make_text()
     model = PlainGPT(config, text.vocab_size).double()
@@ -93,6 +94,8 @@ def train_plainly(config, leave_out=lambda targets, rows: targets):
     result = []
     for step in range(config.steps):
         optimizer.zero_grad()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not is_frozen(name, step))
         loss = model.loss(batch(step * config.batch_size), leave_out)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf)
