@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit.data_parallel.replicas import Replica, grad_dtype_of
-from labkit.groups import ProcessGroups, local_device
+from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
 from labkit.pipeline.split_backward import split_backward
 from labkit.schedules import BACKWARD, FORWARD, WEIGHT_GRADIENT, Op, Schedule
@@ -43,7 +43,8 @@ def run(
 
     Gradients are added to ``parameter.grad``. They are those of one process with the whole batch: of the mean loss over
     all rows, or all targets that count. Returns that mean on the rank of the last stage, None on the others. With
-    ``average``, rows or targets are counted over all replicas, and the mean of what they return is the mean over all.
+    ``average``, targets are counted over all replicas, and the mean of what they return is the mean over all of them;
+    where rows count, replicas must have equally many.
 
     Args:
         chunks: this rank's chunks of the model, in the order of their numbers; each takes one tensor and gives one.
@@ -175,19 +176,18 @@ def _loss_weights(
     Of several replicas, whose gradients are averaged, the shares add up to their number.
     """
     rows = [len(each) for each in inputs]
-    counts_targets = targets is not None and not targets[0].is_floating_point()
-    if ignore_index is None or not (counts_targets or replicas):
-        return [count / sum(rows) for count in rows]
-    counts = torch.tensor([rows, rows], device=local_device())
-    if counts_targets:
-        counts[0] = torch.stack([(target != ignore_index).sum() for target in targets])
-    totals = counts.sum(1, keepdim=True)
+    by_rows = [count / sum(rows) for count in rows]
+    if targets is None or ignore_index is None or targets[0].is_floating_point():
+        return by_rows
+    counts = torch.stack([(target != ignore_index).sum() for target in targets])
+    total = counts.sum(0, keepdim=True)
     for group in replicas:
-        dist.all_reduce(totals, group=group)
-    of_targets, of_rows = torch.cat([counts, totals], dim=1).tolist()
-    *used, total = of_targets if of_targets[-1] else of_rows  # if no target counts, the loss decides the result
+        dist.all_reduce(total, group=group)
+    *own, everywhere = torch.cat([counts, total]).tolist()
+    if everywhere == 0:
+        return by_rows  # the loss decides the result
     num_replicas = math.prod(group.size() for group in replicas)
-    return [count * num_replicas / total for count in used]
+    return [count * num_replicas / everywhere for count in own]
 
 
 def _check_arguments(schedule: Schedule, chunks, groups, inputs, targets, tied, average, reduce_every_micro_batch):
