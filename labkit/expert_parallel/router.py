@@ -75,8 +75,8 @@ class Router(PlacedModule):
     Each tensor rank routes tokens of its own, so gradients of the weight are partial: backward all-reduces them, unless
     ``defer_grad_reduce`` leaves that to `labkit.train.gradients.all_reduce_grads`.
 
-    ``num_chosen`` [experts] counts the choices of this rank's tokens since the latest `end_step`; with an auxiliary loss,
-    ``num_preferred`` counts those by scores alone.
+    ``num_chosen`` [experts] counts the choices of this rank's tokens since the latest `end_step`, and with an auxiliary
+    loss ``num_preferred`` those by scores alone.
     """
 
     def __init__(

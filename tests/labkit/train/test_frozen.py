@@ -18,7 +18,7 @@ BELOW = ("embedding", "positions", "layers.0.", "layers.1.")
 FROZEN = {
     "nothing": (),
     "all below": BELOW,  # of two pipeline ranks, the first has nothing to train
-    "in each unit": ("layers.0.mlp", "layers.1.mlp_norm", "layers.2.attention", "layers.3.mlp_norm.weight", "norm.bias"),
+    "in each unit": ("layers.0.mlp", "layers.1.mlp_norm", "layers.2.attention", "layers.3.mlp_norm.w", "norm.bias"),
     "the head": ("layers.2.", "layers.3.", "norm"),
 }
 
@@ -34,11 +34,10 @@ class Frozen(Trainer):
 
 def trained(config, which, num_steps=None):
     """The numbers of the steps that are left to do, or of so many; and how many numbers the optimizer keeps here."""
-    with patch("labkit.train.trainer.Trainer", type("Frozen", (Frozen,), {"which": which})):
-        with training(config) as trainer:
-            steps = trainer.steps() if num_steps is None else [trainer.step() for _ in range(num_steps)]
-            done = numbers(steps)
-            return done, sum(each.numel() for state in trainer.optimizer.state.values() for each in state.values())
+    kind = type("Frozen", (Frozen,), {"which": which})
+    with patch("labkit.train.trainer.Trainer", kind), training(config) as trainer:
+        done = numbers(trainer.steps() if num_steps is None else [trainer.step() for _ in range(num_steps)])
+        return done, sum(each.numel() for state in trainer.optimizer.state.values() for each in state.values())
 
 
 LAYOUTS = [  # each with every choice of what is frozen, over the table
