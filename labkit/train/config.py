@@ -67,7 +67,8 @@ class TrainConfig:
     moe_ffn_hidden_size: int | None = None  # Width of an expert; by default that of the MLPs.
     router_scores: Literal["softmax", "sigmoid"] = "softmax"  # A token's probabilities of experts, from the logits.
     # Where the auxiliary loss counts choices. What is learned depends on no layout with "sequence", only on
-    # micro_batch_size with "micro_batch"; with "global" on dp too, unless a step is one micro-batch.
+    # micro_batch_size with "micro_batch"; with "global" on dp too, unless a step is one micro-batch. For the same
+    # coefficient "global" is dp times as strong as Megatron-core's.
     aux_loss: Literal["micro_batch", "sequence", "global"] = "micro_batch"
     aux_loss_coefficient: float = 0.0  # Weight of the auxiliary loss, which evens out the loads of experts; often 0.01.
     z_loss_coefficient: float = 0.0  # Weight of the routers' z-loss, which keeps logits small; often 0.001.

@@ -31,7 +31,7 @@ def as_the_trainer_counts(num_stages):
             whole, cut = Placement(copy_groups=(groups.tp,)), (Shard(0, 2 * len(parameter), groups.tp),)
             set_placement(parameter, whole if kind == "whole" else Placement(cut, is_tied_copy=kind == "copy"))
         assert gather_whole(parameters[0], parameters[0]).shape == (6,)
-        _, counted, _ = loss_and_grad_norm(torch.zeros(()), parameters, groups)
+        _, counted, *_ = loss_and_grad_norm(torch.zeros(()), parameters, groups)
     return counted, three_axes.my_norm(gradients, kinds, tp_rank).item()
 
 

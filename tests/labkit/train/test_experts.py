@@ -106,7 +106,9 @@ class PlainGPT:
         each = [F.gelu(x @ up.T) @ down.T for up, down in zip(layer["experts.up"], layer["experts.down"])]
         output = sum(probs[..., e, None] * each[e] for e in range(config.num_experts))
         load = mask.sum((0, 1))
-        aux = config.num_experts * (load / load.sum() * scores.mean((0, 1))).sum()
+        by_scores_alone = scores.topk(config.top_k, -1).indices
+        preferred = F.one_hot(by_scores_alone, config.num_experts).sum((0, 1, 2))
+        aux = config.num_experts * (preferred / preferred.sum() * scores.mean((0, 1))).sum()
         z = logits.logsumexp(-1).square().mean()
         return output, config.aux_loss_coefficient * aux + config.z_loss_coefficient * z, load
 
