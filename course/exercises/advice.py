@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from course.exercises.relations import RANKS, num_parts, relation, shape_of
+from course.exercises.relations import num_parts, relation, shape_of, where
 from course.exercises.values import FREED, leaves, same
 from course.exercises.watch import UNWRITTEN
 
@@ -83,8 +83,10 @@ def joined(parts: Iterable[Evidence]) -> Evidence:
     return found
 
 
-def explain(evidence: Evidence, why_nan: str = "") -> str:
-    """Return what a report says of wrong answers; "" if nothing is known. ``why_nan`` says where nan came from.
+def explain(evidence: Evidence, why_nan: str = "", everywhere: Evidence | None = None) -> str:
+    """Return what a report says of wrong answers; "" if nothing is known.
+
+    ``why_nan`` says where nan came from. What holds ``everywhere``, in more cases, is preferred.
 
     >>> explain(Evidence([1, 3], [1, 2], [("You counted from 1.", [1, 3])]))
     'What this usually is: You counted from 1.'
@@ -105,7 +107,13 @@ def explain(evidence: Evidence, why_nan: str = "") -> str:
         return why_nan or NAN
     if any(map(_is_unwritten, leaves(got))) and not any(map(_is_unwritten, leaves(right))):
         return f"New memory is in this answer, to which nobody has written. {UNWRITTEN}"
-    return relation(list(zip(got, right)), evidence.given)
+    pairs = list(zip(got, right))
+    if everywhere and not any(hasattr(value, "message") for value in everywhere.got):
+        found = relation(list(zip(everywhere.got, everywhere.right)), everywhere.given)
+        if found and not found.endswith("is wrong."):
+            return found
+    found = relation(pairs, evidence.given)
+    return f"{found} {where(pairs, evidence.given)}".strip() if found.endswith("is wrong.") or not found else found
 
 
 def recognise(evidence: Evidence) -> str:

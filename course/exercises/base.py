@@ -32,6 +32,7 @@ from course.exercises.source import (
     unused,
 )
 from course.exercises.values import difference, has_floats, plain, same, show
+from course.exercises.variants import Variant, variants
 from course.exercises.watch import Watch, shared
 from labkit.sizes import counted
 
@@ -211,7 +212,6 @@ class Exercise:
 
     def advice(self, function: Callable, number: int, trials: list[Trial]) -> str:
         """Return what a report adds to a wrong answer: the mistake with the same values, or what is seen of it."""
-        del number  # without ranks, all cases are cheap enough to compare
         names, mistakes = inspect.signature(self.solution_function).parameters, self.mistakes
         functions = function, self.solution_function, *(mistake.function for mistake in mistakes)
         why_nan = next(filter(None, (trial.why_nan for trial in trials)), "")
@@ -224,12 +224,25 @@ class Exercise:
             )
             if "usually" in found or len({str(each) for each in got}) == 1:  # zeros could be the work of any two
                 return found
+            if variant := self._variant(number, got):
+                return f"{found} {variant}".strip()
             for both in two_at_once(mistakes):
                 if all(same(answer(both.function, case), each) for case, each in zip(self.cases, got)):
                     return f"What this usually is: {both.advice}"
         except EndlessLoop as endless:
             return f"And in a later case: {endless}"
         return found
+
+    def _variant(self, number: int, got: list) -> Variant | None:
+        """Return a variant of the solution that gives these answers in all cases; the case that failed comes first."""
+        order = [number, *(other for other in range(len(self.cases)) if other != number)]
+        for variant in variants(self.solution_function):
+            try:
+                if all(same(answer(variant.function, self.cases[case]), got[case]) for case in order):
+                    return variant
+            except EndlessLoop:
+                continue
+        return None
 
     def cases_text(self) -> str:
         """Say how much was tried, for the good news."""

@@ -255,8 +255,8 @@ which_stage_fits.mistakes_of(
     stage_wrongly,
     (
         dict(gib=10**9),
-        "This is what comes of a GiB of 10**9 bytes, or of memory that is kept back. A GiB is 2**30 bytes, 7% more than "
-        "a GB, and all of it may be filled.",
+        "This is what comes of a GiB of 10**9 bytes, or of memory that is kept back. A GiB is 2**30 bytes, 7% more "
+        "than a GB, and all of it may be filled.",
     ),
     (dict(shard=operator.truediv), "Shards are equally long. Where d does not divide the parameters, round up."),
     (dict(fits=operator.lt), "What fills the memory exactly still fits: `<=`."),

@@ -14,18 +14,28 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from course.communication import CommunicationLog, communication_log
-from course.exercises.advice import RANKS, Evidence, explain, joined, recognise
+from course.exercises.advice import Evidence, explain, joined, recognise
 from course.exercises.base import NOT_WHOLE, Exercise, Trial, Verdict, indent
-from course.exercises.calling import EndlessLoop, Kept, Raised, answer, answer_to, no_gradient_to, quietly, said
-from course.exercises.calling import tensors_of
-from course.exercises.relations import what_is_new
+from course.exercises.calling import (
+    EndlessLoop,
+    Kept,
+    Raised,
+    answer,
+    answer_to,
+    no_gradient_to,
+    quietly,
+    said,
+    tensors_of,
+)
+from course.exercises.relations import RANKS, what_is_new
 from course.exercises.source import sized_by_data
-from course.exercises.values import has_floats, leaves, plain, show
+from course.exercises.values import has_floats, leaves, plain, same, show
+from course.exercises.variants import Variant, variants
 from course.exercises.watch import Watch, shared
 from labkit.groups import local_device
 from labkit.launch import Deadlock, RankFailed, launch
 from labkit.launch.payload import pickled, why_not
-from labkit.sizes import counted
+from labkit.sizes import counted, ranks_text
 
 SOME_RANKS_ONLY = (
     "a collective that only some ranks call, as inside an `if rank == ...`, or that some call more often than others. "
@@ -154,11 +164,36 @@ class RankExercise(Exercise):
         case = self.cases[number]
         failed = self._evidence(case, [trial.got for trial in trials])
         why_nan = next(filter(None, (trial.why_nan for trial in trials)), "")
-        if isinstance(trials[0].got, Raised) or not recognise(failed):
-            return explain(failed, why_nan)
-        others = [self._in_case(function, other) for other in self.cases if other != case]
-        everywhere = joined([failed, *filter(None, others)])  # in one small case, two mistakes may look the same
-        return explain(everywhere) if recognise(everywhere) else explain(replace(failed, mistakes=[]), why_nan)
+        if isinstance(trials[0].got, Raised):
+            return explain(failed)
+        # In one small case two mistakes may look the same, and two sizes be equal.
+        found = {other: self._in_case(function, other) for other in self.cases if other != case}
+        in_cases = {case: failed, **{other: evidence for other, evidence in found.items() if evidence}}
+        everywhere = joined(in_cases.values())
+        if recognise(everywhere):
+            return explain(everywhere)
+        told = explain(replace(failed, mistakes=[]), why_nan, everywhere)
+        return f"{told} {self._variant_on_ranks(in_cases) or ''}".strip()
+
+    def _variant_on_ranks(self, in_cases: dict[tuple, Evidence]) -> Variant | None:
+        """Return a variant of the solution that gives the learner's answers on all ranks in all cases."""
+        known = variants(self.solution_function)
+        [(case, failed), *_] = in_cases.items()
+        try:
+            ranks = self._reference(tuple(each.function for each in known), case) if known else []
+            for number, variant in enumerate(known):
+                if not all(same(rank.answers[number], got) for rank, got in zip(ranks, failed.got)):
+                    continue
+                # Once more by itself: after one that fails on some ranks, the others may have met in a wrong message.
+                if all(self._answers_alike(variant.function, each, found.got) for each, found in in_cases.items()):
+                    return variant
+        except RankFailed:
+            pass  # as those may that change a message; without them nothing is said
+        return None
+
+    def _answers_alike(self, function: Callable, case: tuple, got: list) -> bool:
+        ranks = self._answers((function,), case, Exception)
+        return all(same(rank.answers[0], each) for rank, each in zip(ranks, got))
 
     def right_before(self, number: int) -> str:
         """Say what is new in a case that went wrong, if others went right before it: as rank 0 has it."""
@@ -243,9 +278,9 @@ def _answers_here(functions, inputs: Callable, rest: tuple, care: Care, catch: A
         saved.append(tensor)
         return tensor
 
-    with quietly(), groups_stay(), groups_made() as groups, communication_log() as log:
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), watch:
-            got = answer_to(functions[0], copies, catch)
+    kept_for_backward = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with quietly(), groups_stay(), groups_made() as groups, communication_log() as log, kept_for_backward, watch:
+        got = answer_to(functions[0], copies, catch)
     complaint = (
         kept.complaint()
         or (care.gradient_to and no_gradient_to(care.gradient_to, by_name[care.gradient_to], got))
@@ -297,11 +332,12 @@ def groups_that_differ(groups: Sequence[Sequence[tuple[int, ...]]]) -> str | Non
     by_calls: dict[tuple, list[int]] = {}
     for rank, made in enumerate(groups):
         by_calls.setdefault(tuple(made), []).append(rank)
-    calls = "; ".join(
-        f"{'rank' + 's' * (len(ranks) > 1) + ' ' + ', '.join(map(str, ranks))}: {', '.join(map(str, map(list, made))) or 'none'}"
-        for made, ranks in by_calls.items()
-    )
+    calls = "; ".join(f"ranks {ranks_text(ranks)}: {_groups_text(made)}" for made, ranks in by_calls.items())
     return NOT_THE_SAME_GROUPS.format(calls=calls)
+
+
+def _groups_text(made: tuple) -> str:
+    return ", ".join(ranks_text(ranks) for ranks in made) or "none"
 
 
 def all_are_in_it(report: str) -> str:

@@ -1,10 +1,11 @@
-"""Says how wrong answers are related to the right ones. Each sentence is computed from all of them, and none is a guess.
+"""Says how wrong answers are related to the right ones. Each sentence is computed from all of them: none is a guess.
 
 Answers are nested lists, one for each case or for each rank. ``given`` has the arguments for each, by name.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations, product
 
 import torch
@@ -40,24 +41,30 @@ def relation(pairs: Pairs, given: Sequence[dict] = ()) -> str:
     'Every number is 2 times the right one. That is t.'
     >>> relation([([1, [5, 6]], [1, [6, 5]])])
     'Only part 2 of the 2 is wrong. These are the right values in reverse order.'
-    >>> relation([(4, 5), (6, 6)], [{RANKS: 2}, {RANKS: 2}])
-    'It is right on ranks [1], and wrong on [0].'
     """
     size = num_parts([answer for pair in pairs for answer in pair])
-    if not size:
-        return fact(pairs, given) or where(pairs, given)
+    is_one_tensor = is_on_ranks(given) and all(_depth(right) == 1 for _, right in pairs)
+    if not size or is_one_tensor:
+        return fact(pairs, given)
     wrong = [part for part in range(size) if not all(same(got[part], right[part]) for got, right in pairs)]
     of_part = {part: [(got[part], right[part]) for got, right in pairs] for part in wrong}
     if len(wrong) == 1:
         only = f"Only part {wrong[0] + 1} of the {size} is wrong."
-        return f"{only} {fact(of_part[wrong[0]], given) or where(of_part[wrong[0]], given)}".strip()
+        return f"{only} {fact(of_part[wrong[0]], given)}".strip()
     if swapped := _swapped(pairs, size):
         return swapped
     if found := fact(pairs, given):
         return found
-    facts = {part: fact(of_part[part], given) for part in wrong}
-    texts = [f"Part {part + 1}: {text}" for part, text in facts.items() if text]
-    return " ".join(texts) or where(pairs, given)
+    parts_of: dict[str, list[int]] = {}
+    for part in wrong:
+        parts_of.setdefault(fact(of_part[part], given), []).append(part + 1)
+    texts = [f"Part{'s' * (len(parts) > 1)} {_and(parts)}: {text}" for text, parts in parts_of.items() if text]
+    return " ".join(texts)
+
+
+def is_on_ranks(given: Sequence[dict]) -> bool:
+    """Whether the answers are those of ranks."""
+    return bool(given) and RANKS in given[0]
 
 
 def num_parts(answers: list) -> int | None:
@@ -76,20 +83,30 @@ def fact(pairs: Pairs, given: Sequence[dict]) -> str:
     """Return the first relation that holds between all pairs; "" if none does."""
     if isinstance(next(got for got, right in pairs if not same(got, right)), dict):
         return "This is a dict. Return what is in it, without the names."
-    for find in (_as_given, _over_ranks, _order, _missing, _other_shape, _factor, _offset, _function, _along_a_dim):
+    for find in FACTS:
         if found := find(pairs, given):
             return found
     return ""
 
 
 def where(pairs: Pairs, given: Sequence[dict]) -> str:
-    """Say where the answers are right, and where they are wrong."""
+    """Say where the answers are right, and where they are wrong.
+
+    >>> where([(4, 5), (6, 6)], [{RANKS: 2}, {RANKS: 2}])
+    'It is right on ranks [1], and wrong on [0].'
+    >>> where([([[1, 2], [3, 5]], [[1, 2], [3, 4]])], [])
+    '3 of the 4 numbers are right.'
+    """
     is_right = [same(*pair) for pair in pairs]
-    if any(is_right) and given and RANKS in given[0] and given[0][RANKS] == len(pairs):
+    if any(is_right) and is_on_ranks(given):
         ranks = [[rank for rank, each in enumerate(is_right) if each is wanted] for wanted in (True, False)]
         return "It is right on ranks {}, and wrong on {}.".format(*map(ranks_text, ranks))
-    got, right = (_tensor(value) for value in pairs[is_right.index(False)])
-    if got is None or right is None or got.shape != right.shape or got.numel() < 2:
+    got, right = pairs[is_right.index(False)]
+    if isinstance(got, list) and isinstance(right, list) and max(_depth(got), _depth(right)) == 1:
+        num_right = next((place for place, both in enumerate(zip(got, right)) if not same(*both)), 0)
+        return f"The first {num_right} of {len(right)} are right." if num_right else ""
+    got, right = _tensor(got), _tensor(right)
+    if got is None or right is None or got.shape != right.shape:
         return ""
     is_wrong = ~torch.isclose(got, right, rtol=1e-5, atol=1e-6)
     if got.dim() == 2:
@@ -99,9 +116,8 @@ def where(pairs: Pairs, given: Sequence[dict]) -> str:
                 wrong = lines.nonzero().flatten().tolist()
                 named = f"Only {name}{'s' * (len(wrong) > 1)} {_and(wrong)} of {len(lines)}"
                 return f"{named} {'is' if len(wrong) == 1 else 'are'} wrong, counted from 0."
-    if is_wrong.all():
-        return ""
-    return f"{int((~is_wrong).sum())} of the {got.numel()} numbers are right."
+    num_right = int((~is_wrong).sum())
+    return f"{num_right} of the {got.numel()} numbers are right." if num_right else ""
 
 
 def _and(values: Sequence) -> str:
@@ -143,29 +159,65 @@ def _swapped(pairs: Pairs, size: int) -> str:
 
 
 def _as_given(pairs: Pairs, given: Sequence[dict]) -> str:
-    """Say which argument was given back as it is, or its piece."""
+    """Say which argument was given back: as it is, that of one rank, or those of all ranks together."""
     if not given or len(given) != len(pairs):
         return ""
-    for name in given[0]:
-        values = [each.get(name) for each in given]
-        if all(isinstance(value, list) and leaves(value) for value in values):
-            if all(same(got, value) for (got, _), value in zip(pairs, values)):
-                return f"This is `{name}`, as it was given."
+    names = [
+        name for name in given[0] if all(isinstance(each.get(name), list) and leaves(each[name]) for each in given)
+    ]
+    for name in names:
+        if all(same(got, each[name]) for (got, _), each in zip(pairs, given)):
+            return f"This is `{name}`, as it was given."
+    if not is_on_ranks(given):
+        return ""
+    for name in names:
+        blocks = [
+            ([got for got, _ in block], [each[name] for each in of_ranks])
+            for block, of_ranks in zip(_blocks(pairs, given), _blocks(given, given))
+        ]
+        for rank in range(max(len(values) for _, values in blocks)):
+            if all(rank < len(values) and all(same(got, values[rank]) for got in gots) for gots, values in blocks):
+                return f"All ranks have `{name}` of rank {rank}, as it was given."
+        tensors = [(_all_tensors(gots), _all_tensors(values)) for gots, values in blocks]
+        if any(gots is None or values is None or not _of_one_shape(values) for gots, values in tensors):
+            continue
+        for text, function in TOGETHER.items():
+            if all(all(_close(got, function(torch.stack(values))) for got in gots) for gots, values in tensors):
+                return f"This is `{name}` of all ranks, {text}."
     return ""
 
 
-def _blocks(pairs: Pairs, given: Sequence[dict]) -> Iterator[Pairs]:
-    """Yield the pairs of all ranks, case by case."""
+TOGETHER: dict[str, Callable] = {
+    "added up": lambda x: x.sum(0),
+    "averaged": lambda x: x.mean(0),
+    "of which the largest number was taken at each place": lambda x: x.amax(0),
+    "of which the smallest number was taken at each place": lambda x: x.amin(0),
+    "joined": lambda x: x.flatten(0, 1) if x.dim() > 1 else x,
+    "stacked": lambda x: x,
+}
+
+
+def _all_tensors(values: list) -> list[torch.Tensor] | None:
+    tensors = [_tensor(value) for value in values]
+    return None if any(each is None for each in tensors) else tensors  # pyright: ignore[reportReturnType]
+
+
+def _of_one_shape(tensors: Sequence[torch.Tensor]) -> bool:
+    return len({each.shape for each in tensors}) == 1
+
+
+def _blocks(values: Sequence, given: Sequence[dict]) -> Iterator:
+    """Yield what belongs to all ranks, case by case."""
     start = 0
-    while start < len(pairs):
+    while start < len(values):
         end = start + given[start][RANKS]
-        yield pairs[start:end]
+        yield values[start:end]
         start = end
 
 
 def _over_ranks(pairs: Pairs, given: Sequence[dict]) -> str:
     """Say what holds between the answers of one rank and those of the others."""
-    if not given or RANKS not in given[0]:
+    if not is_on_ranks(given):
         return ""
     blocks = [_tensors(block) for block in _blocks(pairs, given)]
     blocks = [block for block in blocks if block is None or not all(_close(got, right) for got, right in block)]
@@ -250,51 +302,64 @@ def _all_have(rank: int, got, right) -> bool:
 
 def _order(pairs: Pairs, given: Sequence[dict]) -> str:
     """Say how right values are ordered, if the order is all that is wrong."""
-    del given
     flat = [(leaves(got), leaves(right)) for got, right in pairs]
     if not all(len(got) > 1 and same(sorted(got, key=str), sorted(right, key=str)) for got, right in flat):
         return ""
     pairs = [pair for pair in pairs if not same(*pair)]
     if all(same(_turned(got), right) for got, right in pairs):
         return "These are the right values, transposed."
-    if all(_nested(got) and shape_of(got) != shape_of(right) for got, right in pairs):
-        return ""  # the shape says more
     if all(isinstance(right, list) and same(got, right[::-1]) for got, right in pairs):
         return "These are the right values in reverse order."
     if not all(_form(got) == _form(right) for got, right in pairs):
         return ""
-    if not any(_nested(right) for _, right in pairs):
-        return "These are the right values, in a different order."
+    depths = {_depth(right) for _, right in pairs}
+    if depths == {1}:
+        return f"These are the right values, in a different order. {where(pairs, ())}".strip()
     if all(same(sorted(got, key=str), sorted(right, key=str)) for got, right in pairs):
         return "The rows are right, and in a different order."
-    if all(
-        same([sorted(row) for row in got], [sorted(row) for row in right]) for got, right in pairs if _depth(right) == 2
-    ):
-        if all(_depth(right) == 2 for _, right in pairs):
-            return "Each row has the right values, in a different order."
-    return _together(pairs) or "The right values are there, but in wrong places."
+    if depths == {2} and all(same(list(map(_sorted, got)), list(map(_sorted, right))) for got, right in pairs):
+        return "Each row has the right values, in a different order."
+    if is_on_ranks(given) and _was_read_row_by_row(pairs, given[0][RANKS]):
+        return (
+            "The right pieces were put one after the other, and the numbers then read row by row, as `reshape` and "
+            "`view` do. The pieces belong side by side: join them along dim 1."
+        )
+    return _together(pairs) or "These are the right values, in wrong places."
+
+
+def _sorted(row: list) -> list:
+    return sorted(row, key=str)
+
+
+def _was_read_row_by_row(pairs: Pairs, num_pieces: int) -> bool:
+    tensors = _tensors(pairs) or []
+    return bool(tensors) and all(
+        right.dim() == 2
+        and right.size(1) % num_pieces == 0
+        and _close(got, right.unflatten(1, (num_pieces, -1)).transpose(0, 1).reshape(right.shape))
+        for got, right in tensors
+    )
 
 
 def _together(pairs: Pairs) -> str:
-    """Say which two numbers stand in one row, and should not."""
+    """Say which two ranks stand in one group, and should not."""
     for got, right in pairs:
-        if _depth(right) == 2 and len(set(leaves(right))) == len(leaves(right)):
-            row_of = {value: number for number, row in enumerate(right) for value in row}
-            for row in got:
-                other = next((each for each in row if row_of[each] != row_of[row[0]]), None)
-                if other is not None:
-                    expected = right[row_of[row[0]]]
-                    return f"These are different groups: {row[0]} is with {other} in {row}, and belongs to {expected}."
+        values = leaves(right)
+        if _depth(right) != 2 or len(set(values)) < len(values) or not all(type(value) is int for value in values):
+            continue
+        row_of = {value: row for row in right for value in row}
+        for row in got:
+            other = next((each for each in row if row_of[each] is not row_of[row[0]]), None)
+            if other is not None:
+                return (
+                    f"These are different groups: {row[0]} is with {other} in {row}, and belongs to {row_of[row[0]]}."
+                )
     return ""
 
 
 def _turned(value):
     """Return rows as columns."""
     return [list(column) for column in zip(*value)] if len(shape_of(value)) == 2 else None
-
-
-def _nested(value) -> bool:
-    return _depth(value) > 1
 
 
 def _depth(value) -> int:
@@ -378,80 +443,141 @@ def _factor(pairs: Pairs, given: Sequence[dict]) -> str:
     known = [factor for factor in factors if factor is not None]
     numbers = {number for _, right in tensors for number in right.flatten().tolist()}
     names = _names_of(factors, given)
-    that = " or ".join(names[:3])
+    if len(names) > 3:
+        names = []  # chance
+    that = " or ".join(names)
     if known and same(known[1:], known[:-1]) and len(numbers) > 1:
         return f"Every number is {show(known[0])} times the right one.{f' That is {that}.' if that else ''}"
     return f"Every number is {that} times the right one." if that and len(known) > 1 else ""
 
 
-POWERS = {
-    1: "{}",
-    -1: "1/{}",
-    2: "the square of {}",
-    0.5: "the root of {}",
-    -0.5: "1/the root of {}",
-    -2: "1/the square of {}",
-}
-
-
 def _names_of(factors: list, given: Sequence[dict]) -> list[str]:
-    """Return what gives these factors: a size, its inverse, its root or square, or two sizes."""
+    """Return what gives these factors: a size, its inverse, its root or square, or a product of sizes."""
     sizes = [sizes_of(each) for each in given]
-    if not sizes or len(sizes) != len(factors) or all(factor is None or same(factor, -1) for factor in factors):
+    known = [(factor, each) for factor, each in zip(factors, sizes) if factor is not None]
+    if not known or len(sizes) != len(factors) or all(same(factor, -1) for factor, _ in known):
         return []
     names = [name for name in sizes[0] if all(each.get(name, 0) > 0 for each in sizes)]
     for powers in ((1, -1), (2, 0.5, -0.5, -2)):
         found = [
-            POWERS[power].format(name)
+            _product_text({name: power})
             for name, power in product(names, powers)
-            if all(factor is None or same(factor, each[name] ** power) for factor, each in zip(factors, sizes))
+            if all(same(factor, each[name] ** power) for factor, each in known)
         ]
         if found:
             return found
-    if len({each for each in factors if each is not None}) < 2:
+    if len({round(factor, 9) for factor, _ in known}) < 2:
         return []  # two sizes give almost any number
-    for one, other in combinations(names, 2):
-        for text, power, second in (
-            ("{} * {}", 1, 1),
-            ("1/({} * {})", -1, -1),
-            ("{} / {}", 1, -1),
-            ("{1} / {0}", -1, 1),
-        ):
-            products = [each[one] ** power * each[other] ** second for each in sizes]
-            if all(factor is None or same(factor, each) for factor, each in zip(factors, products)):
-                return [text.format(one, other)]
-    return []
+    found = (
+        _product_text(powers)
+        for powers in _products(names)
+        if all(same(factor, _value(powers, each)) for factor, each in known)
+    )
+    return list(itertools.islice(found, 1))
+
+
+def _products(names: list[str]) -> Iterator[dict[str, int]]:
+    """Yield products and quotients of two or three sizes, as the power of each."""
+    for number in (2, 3):
+        for chosen in combinations(names, number):
+            for powers in product((1, -1), repeat=number):
+                yield dict(zip(chosen, powers))
+
+
+def _value(powers: dict[str, float], sizes: dict[str, float]) -> float:
+    return math.prod(sizes[name] ** power for name, power in powers.items())
+
+
+def _product_text(powers: dict[str, float]) -> str:
+    """Return a product of sizes as text.
+
+    >>> _product_text({"n": 1, "t": -1, "p": -1}), _product_text({"t": -0.5})
+    ('n / (t * p)', '1 / the root of t')
+    """
+    words = {1: "{}", 2: "the square of {}", 0.5: "the root of {}"}
+    above = [words[power].format(name) for name, power in powers.items() if power > 0]
+    below = [words[-power].format(name) for name, power in powers.items() if power < 0]
+    text = " * ".join(above) or "1"
+    if not below:
+        return text
+    return f"{text} / {below[0]}" if len(below) == 1 else f"{text} / ({' * '.join(below)})"
+
+
+def _nearly(pairs: Pairs, given: Sequence[dict]) -> str:
+    """Say about which factor is between large numbers that were rounded."""
+    del given
+    if (tensors := _tensors(pairs)) is None or any(got.shape != right.shape for got, right in tensors):
+        return ""
+    factors = [factor for got, right in tensors for factor in (got / right).flatten().tolist()]
+    if not all(bool((right.abs() > 99).all()) for _, right in tensors) or len(factors) < 2:
+        return ""
+    if abs(factors[0] - 1) < 0.05 or max(factors) - min(factors) > 0.01 * abs(factors[0]):
+        return ""
+    return f"Every number is about {factors[0]:.2f} times the right one."
 
 
 def _offset(pairs: Pairs, given: Sequence[dict]) -> str:
-    """Say by how much all numbers are too large or too small, if that is one number or a multiple of sizes."""
+    """Say by how much all numbers are too large or too small, if that is one number or a product of sizes."""
     if (tensors := _tensors(pairs)) is None or any(got.shape != right.shape for got, right in tensors):
         return ""
     offsets = []
     for got, right in tensors:
         differences = (got - right).flatten()
-        if not _close(differences, differences[:1].expand_as(differences)):
+        if not len(differences) or not _close(differences, differences[:1].expand_as(differences)):
             return ""
         offsets.append(float(differences[0]))
-    numbers = {number for _, right in tensors for number in right.flatten().tolist()}
-    if len(numbers) < 3:
+    if len({number for _, right in tensors for number in right.flatten().tolist()}) < 3:
         return ""
     if same(offsets[1:], offsets[:-1]):
         return f"Every number is {show(abs(offsets[0]))} too {'large' if offsets[0] > 0 else 'small'}."
     sizes = [sizes_of(each) for each in given]
-    if len(sizes) != len(offsets) or len({round(each, 9) for each in offsets if each}) < 2:
+    if len(sizes) != len(offsets) or len({round(each, 9) for each in offsets}) < 3:
         return ""
-    named = {name: [each.get(name, 0) for each in sizes] for name in sizes[0]}
-    named |= {
-        f"{one} * {other}": [each.get(one, 0) * each.get(other, 0) for each in sizes]
-        for one, other in combinations(sizes[0], 2)
-    }
-    named |= {f"{name}²": [each.get(name, 0) ** 2 for each in sizes] for name in sizes[0]}
-    for times, (name, values) in product((1, 2, 3, 4, 5, 6, 7, 8, 12), named.items()):
-        for sign, word in ((1, "large"), (-1, "small")):
-            if same(offsets, [sign * times * value for value in values]):
-                return f"It is too {word} by {f'{times} * ' * (times > 1)}{name}."
+    names = [name for name in sizes[0] if all(each.get(name, 0) > 0 for each in sizes)]
+    for powers in ({name: power} for power in (1, 2) for name in names), _products(names):
+        for each in powers:
+            times = [offset / _value(each, of_case) for offset, of_case in zip(offsets, sizes)]
+            if same(times[1:], times[:-1]):
+                factor = "" if same(abs(times[0]), 1) else f"{show(abs(times[0]))} * "
+                return f"It is too {'large' if times[0] > 0 else 'small'} by {factor}{_product_text(each)}."
     return ""
+
+
+def _by_an_argument(pairs: Pairs, given: Sequence[dict]) -> str:
+    """Say if what is too much, or too little, is a multiple of an argument, or a step from it of a different length."""
+    if (tensors := _tensors(pairs)) is None or any(got.shape != right.shape for got, right in tensors):
+        return ""
+    if not given or len(given) != len(pairs):
+        return ""
+    for name in given[0]:
+        values = [_tensor(each.get(name)) if isinstance(each.get(name), list) else None for each in given]
+        if any(value is None or not _fits(value, got) for value, (got, _) in zip(values, tensors)):
+            continue
+        times = _multiple((got - right, value.expand_as(got)) for value, (got, right) in zip(values, tensors))
+        if times:
+            return f"It is too {'large' if times > 0 else 'small'} by {show(abs(times))} times `{name}`."
+        steps = [
+            (got - value, right - value) for value, (got, right) in zip(values, tensors) if value.shape == got.shape
+        ]
+        times = _multiple(steps) if len(steps) == len(tensors) else None
+        if times and not same(times, 1):
+            return f"The change from `{name}` is {show(times)} times what it should be."
+    return ""
+
+
+def _fits(value: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a tensor has as many columns, so that it can be added to each row."""
+    return value.dim() > 0 and value.shape == other.shape[other.dim() - value.dim() :]
+
+
+def _multiple(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float | None:
+    """Return how many times the second of each pair the first one is, if that is one number for all."""
+    one, other = (torch.cat([each.flatten() for each in tensors]) for tensors in zip(*pairs))
+    there = other.nonzero().flatten()
+    if len({round(float(each), 6) for each in other[there]}) < 2:
+        return None
+    times = float(one[there[0]] / other[there[0]])
+    return times if _close(one, times * other) else None
 
 
 def _function(pairs: Pairs, given: Sequence[dict]) -> str:
@@ -483,30 +609,33 @@ def _along_a_dim(pairs: Pairs, given: Sequence[dict]) -> str:
     return ""
 
 
+FACTS = (
+    *(_as_given, _over_ranks, _order, _missing, _other_shape, _factor, _offset, _by_an_argument, _function),
+    *(_along_a_dim, _nearly),
+)
+
+
 def what_is_new(before: Sequence[dict], here: dict) -> str:
     """Name the sizes in which the case that failed differs from all before it.
 
     >>> what_is_new([{"t": 2, "d": 2}], {"t": 2, "d": 3})
     'New here: d is not t; d = 3.'
     """
-    known = [sizes_of(each) for each in before]
-    sizes = sizes_of(here)
+    known, sizes = [sizes_of(each) for each in before], sizes_of(here)
     shared = [name for name in sizes if all(name in each for each in known)]
     found = []
-    for one, other in combinations(shared, 2):
-        if sizes[one] != sizes[other] and all(each[one] == each[other] for each in known):
-            found.append(f"{other} is not {one}")
-        if sizes[one] == sizes[other] and not any(each[one] == each[other] for each in known):
-            found.append(f"{other} is as large as {one}")
-    for name in shared:
-        values = [each[name] for each in known]
-        if sizes[name] not in values:
-            found.append(f"{name} = {show(sizes[name])}")
-    for name, value in here.items():
-        if isinstance(value, (bool, str)) and all(each.get(name) != value for each in before):
-            found.append(f"{name} = {value!r}")
-        if _has(math.isinf, value) and not any(_has(math.isinf, each.get(name)) for each in before):
-            found.append(f"{name} has infinite numbers")
+    for names in ([name for name in shared if name in here], [name for name in shared if name not in here]):
+        for one, other in combinations(names, 2):
+            if sizes[one] != sizes[other] and all(each[one] == each[other] for each in known):
+                found.append(f"{other} is not {one}")
+        found += [f"{name} = {show(sizes[name])}" for name in names if all(each[name] != sizes[name] for each in known)]
+        if names and names[0] not in here:
+            break
+        for name, value in here.items():
+            if isinstance(value, (bool, str)) and all(each.get(name) != value for each in before):
+                found.append(f"{name} = {value!r}")
+            if _has(math.isinf, value) and not any(_has(math.isinf, each.get(name)) for each in before):
+                found.append(f"{name} has infinite numbers")
     return f"New here: {'; '.join(found[:4])}." if found else ""
 
 

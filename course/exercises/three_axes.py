@@ -95,8 +95,8 @@ place.mistakes_of(
     ),
     (
         dict(bytes_each=18),
-        "This is what comes of 18 bytes per parameter, or of memory that is kept back. The rule here is ZeRO's count, 16, "
-        "and all of memory_bytes may be filled.",
+        "This is what comes of 18 bytes per parameter, or of memory that is kept back. The rule here is ZeRO's count, "
+        "16, and all of memory_bytes may be filled.",
     ),
     (
         dict(bytes_each=4),
