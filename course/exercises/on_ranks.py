@@ -27,9 +27,10 @@ from course.exercises.calling import (
     said,
     tensors_of,
 )
+from course.exercises.pretend import PretendedRanks
 from course.exercises.relations import RANKS, what_is_new
 from course.exercises.source import sized_by_data
-from course.exercises.values import has_floats, leaves, plain, same, show
+from course.exercises.values import has_floats, leaves, plain, same, show, with_lists
 from course.exercises.variants import Variant, variants
 from course.exercises.watch import Watch, shared
 from labkit.groups import local_device
@@ -177,23 +178,21 @@ class RankExercise(Exercise):
 
     def _variant_on_ranks(self, in_cases: dict[tuple, Evidence]) -> Variant | None:
         """Return a variant of the solution that gives the learner's answers on all ranks in all cases."""
-        known = variants(self.solution_function)
-        [(case, failed), *_] = in_cases.items()
-        try:
-            ranks = self._reference(tuple(each.function for each in known), case) if known else []
-            for number, variant in enumerate(known):
-                if not all(same(rank.answers[number], got) for rank, got in zip(ranks, failed.got)):
-                    continue
-                # Once more by itself: after one that fails on some ranks, the others may have met in a wrong message.
-                if all(self._answers_alike(variant.function, each, found.got) for each, found in in_cases.items()):
-                    return variant
-        except RankFailed:
-            pass  # as those may that change a message; without them nothing is said
+        if not all(self._pretended(self.solution_function, case, found.right) for case, found in in_cases.items()):
+            return None  # such as a model that real ranks alone can have
+        for variant in variants(self.solution_function):
+            if all(self._pretended(variant.function, case, found.got) for case, found in in_cases.items()):
+                return variant
         return None
 
-    def _answers_alike(self, function: Callable, case: tuple, got: list) -> bool:
-        ranks = self._answers((function,), case, Exception)
-        return all(same(rank.answers[0], each) for rank, each in zip(ranks, got))
+    def _pretended(self, function: Callable, case: tuple, expected: list) -> bool:
+        """Whether a function of the exercise's own would give these answers."""
+
+        def on_rank(rank: int) -> bool:
+            arguments = self.inputs(*case[1:])
+            return same(with_lists(function(*arguments)), expected[rank])
+
+        return all(found is True for found in PretendedRanks(case[0], self.solution_function.__globals__).run(on_rank))
 
     def right_before(self, number: int) -> str:
         """Say what is new in a case that went wrong, if others went right before it: as rank 0 has it."""
@@ -219,10 +218,10 @@ class RankExercise(Exercise):
 
     def _evidence(self, case: tuple, got: list) -> Evidence:
         names = inspect.signature(self.solution_function).parameters
-        right = [rank.answers[0] for rank in self._reference((self.solution_function,), case)]
-        ranks = self._reference(tuple(mistake.function for mistake in self.mistakes), case)
+        ranks = self._reference((self.solution_function, *(mistake.function for mistake in self.mistakes)), case)
+        right = [rank.answers[0] for rank in ranks]
         given = [{RANKS: case[0], **dict(zip(names, rank.arguments))} for rank in ranks]
-        wrong = zip(*(rank.answers for rank in ranks))
+        wrong = zip(*(rank.answers[1:] for rank in ranks))
         if isinstance(got[0], Raised):  # the answer of one rank, and it does not matter of which
             wrong = [got if got[0] in answers else [None] for answers in wrong]
         advices = [mistake.advice for mistake in self.mistakes]
