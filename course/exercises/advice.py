@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from course.exercises.relations import num_parts, relation, shape_of, where
+from course.exercises.relations import num_parts, relation, shape_of
 from course.exercises.values import FREED, leaves, same
 from course.exercises.watch import UNWRITTEN
 
@@ -109,11 +109,10 @@ def explain(evidence: Evidence, why_nan: str = "", everywhere: Evidence | None =
         return f"New memory is in this answer, to which nobody has written. {UNWRITTEN}"
     pairs = list(zip(got, right))
     if everywhere and not any(hasattr(value, "message") for value in everywhere.got):
-        found = relation(list(zip(everywhere.got, everywhere.right)), everywhere.given)
-        if found and not found.endswith("is wrong."):
+        found = relation(list(zip(everywhere.got, everywhere.right)), everywhere.given, says_where=False)
+        if found:
             return found
-    found = relation(pairs, evidence.given)
-    return f"{found} {where(pairs, evidence.given)}".strip() if found.endswith("is wrong.") or not found else found
+    return relation(pairs, evidence.given)
 
 
 def recognise(evidence: Evidence) -> str:

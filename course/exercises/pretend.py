@@ -4,10 +4,9 @@ A small change to a solution may leave real ranks waiting for ever. Here a rank 
 no process starts. What a learner has written always runs on real ranks.
 """
 
-import queue
 import threading
 import warnings
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -17,8 +16,6 @@ import torch
 import torch.distributed as dist
 
 from course.exercises.calling import Raised, unwritten_memory_shows
-
-_SECONDS = 0.1  # the longest that one waits for another: they compute for less than a millisecond
 
 
 class _Message(NamedTuple):
@@ -33,21 +30,11 @@ class _Done:
 
 
 class _Meeting:
-    """Where the members of a group meet to exchange what they have."""
+    """What the members of a group have brought to their collectives: the first of all, the second, and so on."""
 
     def __init__(self, ranks: Sequence[int]):
-        self.ranks, self.barrier = list(ranks), threading.Barrier(len(ranks), timeout=_SECONDS)
-        self.slots: dict[int, Any] = {}
-
-    def exchange(self, rank: int, what: str, value) -> list:
-        """Return what all members have; fails if one calls something else."""
-        self.slots[rank] = what, value
-        self.barrier.wait()
-        found = [self.slots[each] for each in self.ranks]
-        self.barrier.wait()
-        if any(name != what for name, _ in found):
-            raise RuntimeError("different operations meet")
-        return [each for _, each in found]
+        self.ranks = list(ranks)
+        self.brought: dict[int, list] = {rank: [] for rank in self.ranks}
 
 
 class PretendedRanks:
@@ -62,17 +49,20 @@ class PretendedRanks:
         """Return what the function returns on each rank, or what it raises."""
         everybody = tuple(range(self.world_size))
         self.world, self.groups = _Meeting(everybody), {}
-        self.messages: dict[tuple[int, int], queue.Queue] = defaultdict(queue.Queue)
-        self.lock, found = threading.Lock(), [None] * self.world_size
+        self.messages: dict[tuple[int, int], deque] = defaultdict(deque)
+        self.changed = threading.Condition()
+        self.alive, self.waiting = set(everybody), {}
+        found: list = [None] * self.world_size
 
         def on_rank(rank: int) -> None:
             self.here.rank = rank
             try:
                 found[rank] = function(rank)
             except Exception as error:
-                found[rank] = Raised(f"{type(error).__name__}: {error}")  # type: ignore[call-overload]
-                for meeting in (self.world, *self.groups.values()):
-                    meeting.barrier.abort()
+                found[rank] = Raised(f"{type(error).__name__}: {error}")
+            with self.changed:
+                self.alive.remove(rank)
+                self.changed.notify_all()
 
         with ExitStack() as stack:
             stack.enter_context(unwritten_memory_shows())
@@ -89,8 +79,29 @@ class PretendedRanks:
                 thread.join()
         return found
 
+    def _wait_until(self, ready: Callable[[], bool]) -> None:
+        """Wait for the others; fail if none of them can go on."""
+        with self.changed:
+            self.waiting[self.here.rank] = ready
+            self.changed.notify_all()
+            try:
+                while not ready():
+                    if self.waiting.keys() >= self.alive and not any(each() for each in self.waiting.values()):
+                        raise RuntimeError("no rank can go on")
+                    self.changed.wait()
+            finally:
+                del self.waiting[self.here.rank]
+
     def _meet(self, group, what: str, value) -> list:
-        return (group or self.world).exchange(self.here.rank, what, value)
+        """Return what all members of a group have brought; fail if one has called something else."""
+        meeting = group or self.world
+        number = len(meeting.brought[self.here.rank])
+        meeting.brought[self.here.rank].append((what, value))
+        self._wait_until(lambda: all(len(brought) > number for brought in meeting.brought.values()))
+        found = [meeting.brought[rank][number] for rank in meeting.ranks]
+        if any(name != what for name, _ in found):
+            raise RuntimeError("different operations meet")
+        return [each for _, each in found]
 
     # -- the functions of torch.distributed that exercises use -----------------------------------------------------
 
@@ -104,7 +115,7 @@ class PretendedRanks:
         return "gloo"
 
     def new_group(self, ranks: Sequence[int]) -> _Meeting | None:
-        with self.lock:
+        with self.changed:
             meeting = self.groups.setdefault(tuple(ranks), _Meeting(ranks))
         return meeting if self.here.rank in ranks else None
 
@@ -147,10 +158,12 @@ class PretendedRanks:
     def batch_isend_irecv(self, messages: list[_Message]) -> list[_Done]:
         for message in messages:
             if message.op.__name__ == "isend":
-                self.messages[self.here.rank, message.peer].put(message.tensor.clone())
+                self.messages[self.here.rank, message.peer].append(message.tensor.clone())
         for message in messages:
             if message.op.__name__ == "irecv":
-                message.tensor.copy_(self.messages[message.peer, self.here.rank].get(timeout=_SECONDS))
+                arrived = self.messages[message.peer, self.here.rank]
+                self._wait_until(lambda arrived=arrived: len(arrived) > 0)
+                message.tensor.copy_(arrived.popleft())
         return [_Done() for _ in messages]
 
 

@@ -34,8 +34,8 @@ FUNCTIONS: dict[str, Callable] = {
 }
 
 
-def relation(pairs: Pairs, given: Sequence[dict] = ()) -> str:
-    """Say what holds between all answers and the right ones, if it is something simple.
+def relation(pairs: Pairs, given: Sequence[dict] = (), says_where: bool = True) -> str:
+    """Say what holds between all answers and the right ones, if it is something simple, or else where they are wrong.
 
     >>> relation([([2, 4, 6], [1, 2, 3])], [{"t": 2}])
     'Every number is 2 times the right one. That is t.'
@@ -44,13 +44,16 @@ def relation(pairs: Pairs, given: Sequence[dict] = ()) -> str:
     """
     size = num_parts([answer for pair in pairs for answer in pair])
     is_one_tensor = is_on_ranks(given) and all(_depth(right) == 1 for _, right in pairs)
+    place = where if says_where else _nowhere
     if not size or is_one_tensor:
-        return fact(pairs, given)
+        return fact(pairs, given) or place(pairs, given)
     wrong = [part for part in range(size) if not all(same(got[part], right[part]) for got, right in pairs)]
     of_part = {part: [(got[part], right[part]) for got, right in pairs] for part in wrong}
     if len(wrong) == 1:
         only = f"Only part {wrong[0] + 1} of the {size} is wrong."
-        return f"{only} {fact(of_part[wrong[0]], given)}".strip()
+        found = fact(of_part[wrong[0]], given)
+        if found or says_where:
+            return f"{only} {found or where(of_part[wrong[0]], given)}".strip()
     if swapped := _swapped(pairs, size):
         return swapped
     if found := fact(pairs, given):
@@ -59,7 +62,11 @@ def relation(pairs: Pairs, given: Sequence[dict] = ()) -> str:
     for part in wrong:
         parts_of.setdefault(fact(of_part[part], given), []).append(part + 1)
     texts = [f"Part{'s' * (len(parts) > 1)} {_and(parts)}: {text}" for text, parts in parts_of.items() if text]
-    return " ".join(texts)
+    return " ".join(texts) or place(pairs, given)
+
+
+def _nowhere(*_) -> str:
+    return ""
 
 
 def is_on_ranks(given: Sequence[dict]) -> bool:
@@ -98,13 +105,13 @@ def where(pairs: Pairs, given: Sequence[dict]) -> str:
     '3 of the 4 numbers are right.'
     """
     is_right = [same(*pair) for pair in pairs]
-    if any(is_right) and is_on_ranks(given):
+    if any(is_right) and is_on_ranks(given) and given[0][RANKS] == len(pairs):
         ranks = [[rank for rank, each in enumerate(is_right) if each is wanted] for wanted in (True, False)]
         return "It is right on ranks {}, and wrong on {}.".format(*map(ranks_text, ranks))
     got, right = pairs[is_right.index(False)]
     if isinstance(got, list) and isinstance(right, list) and max(_depth(got), _depth(right)) == 1:
         num_right = next((place for place, both in enumerate(zip(got, right)) if not same(*both)), 0)
-        return f"The first {num_right} of {len(right)} are right." if num_right else ""
+        return f"The first {num_right} of {len(right)} are right." if num_right > 1 else ""
     got, right = _tensor(got), _tensor(right)
     if got is None or right is None or got.shape != right.shape:
         return ""

@@ -60,14 +60,15 @@ class Variant:
 
 @cache
 def variants(solution: Callable) -> list[Variant]:
-    """Return all variants of a solution.
+    """Return all variants of a solution that stands in a file under its name.
 
     >>> [variant.said for variant in variants(_example) if variant.function(7, 2) == 6]
-    ['`t` in place of `rank`', '`rank // t` in place of `rank % t`']
+    ['`rank // t` in place of `rank % t`']
     """
-    source = textwrap.dedent(inspect.getsource(solution))
-    tree = ast.parse(source)
-    function = tree.body[0]
+    if not inspect.isfunction(solution) or solution.__name__ == "<lambda>":
+        return []
+    tree = ast.parse(textwrap.dedent(inspect.getsource(solution)))
+    [function] = tree.body
     assert isinstance(function, ast.FunctionDef)
     parameters = [argument.arg for argument in function.args.args]
     reader = _Reader(function, parameters)

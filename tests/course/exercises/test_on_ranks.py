@@ -142,7 +142,7 @@ def test_a_right_result_is_not_enough(exercise, function, words, launches_on_kep
 def test_groups_that_not_all_ranks_make_alike_are_named_or_hang():
     """Which of the two depends on who comes first: torch counts the groups that a rank has made."""
     text = " ".join(three_axes.tied.verdict(other_groups_in_the_middle).text.split())
-    named = "Not every rank calls `new_group` once, with the same ranks"
+    named = "Not every rank calls `new_group` with the same ranks, in the same order"
     assert named in text or "a group that not all ranks made" in text
 
 

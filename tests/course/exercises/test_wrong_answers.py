@@ -7,9 +7,10 @@ import pkgutil
 import pytest
 
 from course.exercises import utilisation
-from course.exercises.advice import ERRORS, OWN_ERROR, UNWRITTEN
+from course.exercises.advice import ERRORS, OWN_ERROR
 from course.exercises.base import Exercise
 from course.exercises.on_ranks import RankExercise
+from course.exercises.watch import UNWRITTEN
 from course.progress import all_exercises
 from tests.course.exercises import wrong_answers
 
