@@ -112,7 +112,8 @@ def explain(evidence: Evidence, why_nan: str = "", everywhere: Evidence | None =
         found = relation(list(zip(everywhere.got, everywhere.right)), everywhere.given, says_where=False)
         if found:
             return found
-    return relation(pairs, evidence.given)
+    is_all = everywhere is None or len(everywhere.got) == len(evidence.got)
+    return relation(pairs, evidence.given, named=is_all)
 
 
 def recognise(evidence: Evidence) -> str:

@@ -77,7 +77,7 @@ class Trial:
     """One answer of the learner's function to what was ``given``.
 
     A ``complaint`` is about how a right answer was reached; a ``cause`` explains a wrong one. Of a wrong one, ``seen``
-    is what happened on the way, and ``why_nan`` where nan came from.
+    is what happened on the way, ``why_nan`` where nan came from, and ``changed`` which arguments it wrote into.
     """
 
     given: str
@@ -87,6 +87,7 @@ class Trial:
     cause: str | None = None
     seen: str = ""
     why_nan: str = ""
+    changed: str = ""
 
 
 @dataclass
@@ -164,7 +165,8 @@ class Exercise:
                 cause = wrong.cause or (not is_error and (rebound(function) or received_into_what_is_sent(function)))
                 advice = cause or self.advice(function, number, trials)
                 if not cause and "usually" not in advice:
-                    hints = unused(function), advice, wrong.seen, sized_by_data(function), self.right_before(number)
+                    seen = wrong.seen or wrong.changed * (not advice)
+                    hints = unused(function), advice, seen, sized_by_data(function), self.right_before(number)
                     advice = " ".join(filter(None, hints))
                 lines = self.report_lines(wrong) + [indent(advice)] * bool(advice)
                 return Verdict("raised" if is_error else "wrong", "\n".join(lines))
@@ -190,8 +192,8 @@ class Exercise:
         kept, watch = Kept(arguments, self.may_change), Watch(function, tensors_of(arguments))
         with quietly(), watch:
             got = answer_to(function, arguments.values())
-        notes = [note for note in (kept.complaint(), shared(got), *watch.notes) if note] or [kept.changed()]
-        seen = replace(wrong, seen=" ".join(notes), why_nan=watch.why_nan)
+        notes = " ".join(filter(None, (kept.complaint(), shared(got), *watch.notes)))
+        seen = replace(wrong, seen=notes, why_nan=watch.why_nan, changed=kept.changed(got))
         return [seen if trial is wrong else trial for trial in trials], seen
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:

@@ -123,9 +123,14 @@ class Kept:
         self.may_change = may_change
         self.before = [(name, tensor, tensor.detach().clone()) for name, tensor in tensors_of(arguments).items()]
 
-    def changed(self) -> str:
-        """Say which arguments are no longer as they were, where that is allowed."""
-        names = [f"`{name}`" for name, tensor, before in self.before if not _is_as_before(tensor, before)]
+    def changed(self, got) -> str:
+        """Say which arguments are no longer as they were, though the answer is not in them."""
+        returned = {each.untyped_storage().data_ptr() for each in leaves(got) if isinstance(each, torch.Tensor)}
+        names = [
+            f"`{name}`"
+            for name, tensor, before in self.before
+            if not _is_as_before(tensor, before) and tensor.untyped_storage().data_ptr() not in returned
+        ]
         return f"It has changed {_and(names)}, which it was given. Did it still need the old numbers?" if names else ""
 
     def complaint(self) -> str | None:

@@ -81,8 +81,9 @@ class OnRank:
     answers: list
     complaint: str | None = None
     cause: str | None = None
-    seen: Sequence[str] = ()
+    seen: str = ""
     why_nan: str = ""
+    changed: str = ""
     groups: Sequence[tuple[int, ...]] = ()
     is_right: bool = False
 
@@ -148,8 +149,9 @@ class RankExercise(Exercise):
                     right,
                     on_rank.complaint or different_groups or floats,
                     on_rank.cause,
-                    " ".join(on_rank.seen),
+                    on_rank.seen,
                     on_rank.why_nan,
+                    on_rank.changed,
                 )
             )
         return trials
@@ -288,9 +290,11 @@ def _answers_here(functions, inputs: Callable, rest: tuple, care: Care, catch: A
         or (ENDS_THE_RANKS if ended else None)
     )
     is_right = bool(care.also_right and care.also_right(got, *copies))
-    seen = [note for note in (kept.complaint(), shared(got), *watch.notes) if note] or [kept.changed()]
+    seen = " ".join(filter(None, (kept.complaint(), shared(got), *watch.notes)))
     cause = not_waited_for(log)
-    return OnRank(plain(arguments), answers, complaint, cause, seen, watch.why_nan, tuple(groups), is_right)
+    return OnRank(
+        plain(arguments), answers, complaint, cause, seen, watch.why_nan, kept.changed(got), tuple(groups), is_right
+    )
 
 
 @contextmanager

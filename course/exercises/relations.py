@@ -34,8 +34,10 @@ FUNCTIONS: dict[str, Callable] = {
 }
 
 
-def relation(pairs: Pairs, given: Sequence[dict] = (), says_where: bool = True) -> str:
+def relation(pairs: Pairs, given: Sequence[dict] = (), says_where: bool = True, named: bool = True) -> str:
     """Say what holds between all answers and the right ones, if it is something simple, or else where they are wrong.
+
+    Factors are ``named`` by the sizes that they are equal to, unless these answers are too few to say so.
 
     >>> relation([([2, 4, 6], [1, 2, 3])], [{"t": 2}])
     'Every number is 2 times the right one. That is t.'
@@ -46,21 +48,21 @@ def relation(pairs: Pairs, given: Sequence[dict] = (), says_where: bool = True) 
     is_one_tensor = is_on_ranks(given) and all(_depth(right) == 1 for _, right in pairs)
     place = where if says_where else _nowhere
     if not size or is_one_tensor:
-        return fact(pairs, given) or place(pairs, given)
+        return fact(pairs, given, named) or place(pairs, given)
     wrong = [part for part in range(size) if not all(same(got[part], right[part]) for got, right in pairs)]
     of_part = {part: [(got[part], right[part]) for got, right in pairs] for part in wrong}
     if len(wrong) == 1:
         only = f"Only part {wrong[0] + 1} of the {size} is wrong."
-        found = fact(of_part[wrong[0]], given)
+        found = fact(of_part[wrong[0]], given, named)
         if found or says_where:
             return f"{only} {found or where(of_part[wrong[0]], given)}".strip()
     if swapped := _swapped(pairs, size):
         return swapped
-    if found := fact(pairs, given):
+    if found := fact(pairs, given, named):
         return found
     parts_of: dict[str, list[int]] = {}
     for part in wrong:
-        parts_of.setdefault(fact(of_part[part], given), []).append(part + 1)
+        parts_of.setdefault(fact(of_part[part], given, named), []).append(part + 1)
     texts = [f"Part{'s' * (len(parts) > 1)} {_and(parts)}: {text}" for text, parts in parts_of.items() if text]
     return " ".join(texts) or place(pairs, given)
 
@@ -86,12 +88,12 @@ def shape_of(value) -> list[int]:
     return [len(shapes), *(shapes[0] if all(shape == shapes[0] for shape in shapes) else [])] if shapes else []
 
 
-def fact(pairs: Pairs, given: Sequence[dict]) -> str:
+def fact(pairs: Pairs, given: Sequence[dict], named: bool = True) -> str:
     """Return the first relation that holds between all pairs; "" if none does."""
     if isinstance(next(got for got, right in pairs if not same(got, right)), dict):
         return "This is a dict. Return what is in it, without the names."
     for find in FACTS:
-        if found := find(pairs, given):
+        if found := find(pairs, given) if find is not _factor else _factor(pairs, given, named):
             return found
     return ""
 
@@ -108,6 +110,8 @@ def where(pairs: Pairs, given: Sequence[dict]) -> str:
     if any(is_right) and is_on_ranks(given) and given[0][RANKS] == len(pairs):
         ranks = [[rank for rank, each in enumerate(is_right) if each is wanted] for wanted in (True, False)]
         return "It is right on ranks {}, and wrong on {}.".format(*map(ranks_text, ranks))
+    if found := _range_of_factors(pairs):
+        return found
     got, right = pairs[is_right.index(False)]
     if isinstance(got, list) and isinstance(right, list) and max(_depth(got), _depth(right)) == 1:
         num_right = next((place for place, both in enumerate(zip(got, right)) if not same(*both)), 0)
@@ -125,6 +129,18 @@ def where(pairs: Pairs, given: Sequence[dict]) -> str:
                 return f"{named} {'is' if len(wrong) == 1 else 'are'} wrong, counted from 0."
     num_right = int((~is_wrong).sum())
     return f"{num_right} of the {got.numel()} numbers are right." if num_right else ""
+
+
+def _range_of_factors(pairs: Pairs) -> str:
+    """Say between which factors single numbers lie, if all are too large, or all too small."""
+    if len(pairs) < 2 or not all(type(each) in (int, float) and math.isfinite(each) for pair in pairs for each in pair):
+        return ""
+    factors = [got / right if right else 1.0 for got, right in pairs]
+    low, high = min(factors), max(factors)
+    if low <= 0 or (low < 0.999 and high > 1.001) or same(low, high):
+        return ""
+    word = "large" if high > 1 else "small"
+    return f"All are too {word}, or right: {show(low)} to {show(high)} times the right one."
 
 
 def _and(values: Sequence) -> str:
@@ -434,7 +450,7 @@ def sizes_of(arguments: dict) -> dict[str, float]:
     return found
 
 
-def _factor(pairs: Pairs, given: Sequence[dict]) -> str:
+def _factor(pairs: Pairs, given: Sequence[dict], named: bool = True) -> str:
     """Say which factor is between all answers and the right ones, and which sizes give it."""
     if (tensors := _tensors(pairs)) is None:
         return ""
@@ -449,7 +465,7 @@ def _factor(pairs: Pairs, given: Sequence[dict]) -> str:
         factors.append(factor)
     known = [factor for factor in factors if factor is not None]
     numbers = {number for _, right in tensors for number in right.flatten().tolist()}
-    names = _names_of(factors, given)
+    names = _names_of(factors, given) if named else []
     if len(names) > 3:
         names = []  # chance
     that = " or ".join(names)
@@ -465,7 +481,8 @@ def _names_of(factors: list, given: Sequence[dict]) -> list[str]:
     if not known or len(sizes) != len(factors) or all(same(factor, -1) for factor, _ in known):
         return []
     names = [name for name in sizes[0] if all(each.get(name, 0) > 0 for each in sizes)]
-    for powers in ((1, -1), (2, 0.5, -0.5, -2)):
+    is_one_number = len({round(factor, 9) for factor, _ in known}) < 2
+    for powers in ((1, -1), () if is_one_number else (2, 0.5, -0.5, -2)):
         found = [
             _product_text({name: power})
             for name, power in product(names, powers)
@@ -473,8 +490,8 @@ def _names_of(factors: list, given: Sequence[dict]) -> list[str]:
         ]
         if found:
             return found
-    if len({round(factor, 9) for factor, _ in known}) < 2:
-        return []  # two sizes give almost any number
+    if is_one_number:
+        return []  # roots, and two sizes, give almost any number
     found = (
         _product_text(powers)
         for powers in _products(names)
@@ -515,12 +532,14 @@ def _nearly(pairs: Pairs, given: Sequence[dict]) -> str:
     del given
     if (tensors := _tensors(pairs)) is None or any(got.shape != right.shape for got, right in tensors):
         return ""
-    factors = [factor for got, right in tensors for factor in (got / right).flatten().tolist()]
-    if not all(bool((right.abs() > 99).all()) for _, right in tensors) or len(factors) < 2:
+    got, right = (torch.cat([each.flatten() for each in values]) for values in zip(*tensors))
+    largest = int(right.abs().argmax())
+    if len(right) < 3 or int((right.abs() > 99).sum()) < 2:
         return ""
-    if abs(factors[0] - 1) < 0.05 or max(factors) - min(factors) > 0.01 * abs(factors[0]):
+    times = float(got[largest] / right[largest])
+    if abs(times - 1) < 0.05 or not torch.allclose(got, times * right, rtol=0.01, atol=max(1.0, times)):
         return ""
-    return f"Every number is about {factors[0]:.2f} times the right one."
+    return f"Every number is about {times:.2f} times the right one."
 
 
 def _offset(pairs: Pairs, given: Sequence[dict]) -> str:
@@ -538,7 +557,7 @@ def _offset(pairs: Pairs, given: Sequence[dict]) -> str:
     if same(offsets[1:], offsets[:-1]):
         return f"Every number is {show(abs(offsets[0]))} too {'large' if offsets[0] > 0 else 'small'}."
     sizes = [sizes_of(each) for each in given]
-    if len(sizes) != len(offsets) or len({round(each, 9) for each in offsets}) < 3:
+    if len(sizes) != len(offsets) or len(offsets) < 3 or len({round(each, 9) for each in offsets}) < 2:
         return ""
     names = [name for name in sizes[0] if all(each.get(name, 0) > 0 for each in sizes)]
     for powers in ({name: power} for power in (1, 2) for name in names), _products(names):

@@ -6,11 +6,12 @@ Nothing is guessed: a variant is named only after it has run, and has given the 
 import ast
 import copy
 import inspect
+import itertools
 import re
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 SWAPS: dict[type, tuple[type, ...]] = {
     ast.Add: (ast.Sub, ast.Mult),
@@ -84,7 +85,32 @@ def variants(solution: Callable) -> list[Variant]:
                 names: dict = {}
                 exec(compile(ast.parse(text), "<variant>", "exec"), solution.__globals__, names)
                 found[text] = Variant(said, names[function.name])
-    return list(found.values())
+    return [*found.values(), *_with_other_arguments(solution, parameters)]
+
+
+def _with_other_arguments(solution: Callable, parameters: list[str]) -> list[Variant]:
+    """Return a solution that is given its arguments in a different order, or a number that is one off."""
+    found = []
+    for one, other in itertools.combinations(range(len(parameters)), 2):
+        order = [{one: other, other: one}.get(place, place) for place in range(len(parameters))]
+        said = f"`{parameters[one]}` and `{parameters[other]}` exchanged"
+        found.append(Variant(said, partial(_reordered, solution, order)))
+    for place, name in enumerate(parameters):
+        for off, sign in ((1, "+"), (-1, "-")):
+            found.append(
+                Variant(f"`{name} {sign} 1` in place of `{name}` everywhere", partial(_off, solution, place, off))
+            )
+    return found
+
+
+def _reordered(solution: Callable, order: list[int], *arguments):
+    return solution(*(arguments[place] for place in order))
+
+
+def _off(solution: Callable, place: int, off: int, *arguments):
+    if type(arguments[place]) is not int:
+        raise TypeError
+    return solution(*arguments[:place], arguments[place] + off, *arguments[place + 1 :])
 
 
 def _example(rank, t):
