@@ -43,7 +43,7 @@ from course.progress import all_exercises
         ([[0, 1, 4, 5, 8]], [[0, 1, 4, 5, 8, 9]], "What is there is right, but these are only the first 5 of 6."),
         ([[1, 5]], [[1, 6]], "Only part 2 of the 2 is wrong."),
         ([6, 20], [3, 5], "Every number is t times the right one."),
-        ([3, 5], [3, 4], ""),
+        ([3, 5], [3, 4], "All are too large, or right: 1 to 1.25 times the right one."),
         (
             [[[[0, 1], [2, 3], [4, 5]], 7]],
             [[[[0, 2], [1, 3], [4, 5]], 7]],
