@@ -107,6 +107,12 @@ class Probe:
         self.timeout, self.directory = timedelta(seconds=timeout_seconds), directory
         self.requests: dict[Any, _Message] = {}  # of isend and irecv, until somebody has waited
         self.broken = False  # a communication failed, so that the next may fail too
+        self.first_record = 0  # in the flight recorder, of the connections that there are now
+
+    def forget(self) -> None:
+        """Leave out what was before: this rank is about to be connected anew."""
+        self.requests, self.broken = {}, False
+        self.first_record = max((entry["record_id"] for entry in _records()), default=-1) + 1
 
     def watch(self) -> None:
         """Wrap the wait of torch.distributed, for all backends, and its four point-to-point functions."""
@@ -157,7 +163,7 @@ class Probe:
     def snapshot(self) -> Snapshot:
         """Look at this rank's threads. A library's own thread is left out: it brings no message."""
         busy = linux.is_busy()
-        collectives, started, expires = _flight_recorder(self.timeout)
+        collectives, started, expires = _flight_recorder(self.timeout, self.first_record)
         frames, me, main = sys._current_frames(), threading.current_thread(), threading.main_thread()
         stores = sorted(glob.glob(f"{self.directory}/store*"))
         threads, ran = [], [linux.bytes_received(), *map(os.path.getsize, stores)]
@@ -227,11 +233,19 @@ def _describe(operation: str, tensor, args: tuple, kwargs: dict) -> _Message:
     return _Message(operation, peer, given.get("tag") or 0, tensor_text, timeout)
 
 
-def _flight_recorder(timeout: timedelta) -> tuple[tuple[Collective, ...], dict[str, int], bool]:
-    """Return the unfinished collectives, the last of each group, and whether a time-out is shorter than the world's."""
+def _records() -> list[dict]:
+    """Return what the flight recorder of gloo has noted, from the start of this process."""
     from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore - private: pinned by a test
 
-    entries = [entry for entry in json.loads(_dump_fr_trace_json()).get("entries", []) if not entry["is_p2p"]]
+    return json.loads(_dump_fr_trace_json()).get("entries", [])
+
+
+def _flight_recorder(timeout: timedelta, first: int) -> tuple[tuple[Collective, ...], dict[str, int], bool]:
+    """Return the unfinished collectives, the last of each group, and whether a time-out is shorter than the world's.
+
+    Records before the ``first`` are of connections that are no more: numbers began again from 1.
+    """
+    entries = [entry for entry in _records() if not entry["is_p2p"] and entry["record_id"] >= first]
     unfinished = [entry for entry in entries if not entry["retired"]]
     started = {entry["process_group"][0]: entry["collective_seq_id"] for entry in entries}  # in their order
     expires = any(timedelta(milliseconds=entry["timeout_ms"]) < timeout for entry in unfinished)
