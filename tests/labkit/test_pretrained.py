@@ -1,22 +1,19 @@
 """Weights in Hugging Face's format, in and out, held against transformers: small random models that it makes itself."""
 
 import json
-import os
 import re
 import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import MethodType
 
 import pytest
+import tokenizers
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded, whatever is asked for
-import tokenizers
-import transformers
+from tests.support.of_transformers import in_float64, make_model  # isort: skip - before it, transformers goes online
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig
 
 from labkit import export, pretrained
@@ -28,13 +25,10 @@ from labkit.groups import groups_of_one, init_groups
 from labkit.hugging_face import INDEX, config_of, shape_of
 from labkit.launch import World
 from labkit.layout import ParallelLayout
-from labkit.model import ParallelGPT, normal
+from labkit.model import ParallelGPT
 from labkit.shape import GPT
 from labkit.train import TrainConfig, train
 from labkit.train.__main__ import main
-
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
 
 LLAMA = dict(hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=8, vocab_size=29)
 LLAMA |= dict(max_position_embeddings=16, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
@@ -59,51 +53,12 @@ LAYOUTS = [  # of four ranks: t, c, p, and the ZeRO stage over what is left
 OF_EXPERTS = {"ep_size": 2, "expert_tp_size": 1}  # beside pp_size=2
 
 
-def rotary_in_float64(self, x, position_ids):
-    half = torch.arange(0, self.config.hidden_size // self.config.num_attention_heads, 2, dtype=torch.float64)
-    speeds = self.config.rope_parameters["rope_theta"] ** -(half / (2 * len(half)))
-    angles = position_ids[..., None].double() * speeds
-    both = torch.cat([angles, angles], -1)
-    return both.cos(), both.sin()
-
-
-def rms_norm_in_float64(self, x):
-    return x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt() * self.weight
-
-
-def route_in_float64(self, x):
-    logits = torch.nn.functional.linear(x, self.weight)
-    values, experts = logits.softmax(-1).topk(self.top_k, -1)
-    return logits, values / values.sum(-1, keepdim=True), experts
-
-
-def in_float64(model):
-    """The model without the places where transformers computes in float32, whatever the dtype."""
-    for module in model.modules():
-        if hasattr(module, "variance_epsilon"):
-            module.forward = MethodType(rms_norm_in_float64, module)
-        if type(module).__name__ == "MixtralTopKRouter":
-            module.forward = MethodType(route_in_float64, module)
-    model.config._experts_implementation = "eager"  # the other one multiplies float32 only
-    if hasattr(model.base_model, "rotary_emb"):
-        rotary = model.base_model.rotary_emb
-        rotary.forward = MethodType(rotary_in_float64, rotary)
-    return model.double().eval()
-
-
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
     """Each model of transformers, saved by it in several files, and its folder."""
     made = {}
     for name, config in CONFIGS.items():
-        model, folder = (
-            in_float64(AutoModelForCausalLM.from_config(config)),
-            tmp_path_factory.mktemp("theirs") / "model",
-        )
-        with torch.no_grad():
-            for key, parameter in model.named_parameters():
-                normal(key, seed=0, std=0.3)(parameter)
-                parameter.view(-1)[-1] = -0.0  # which sums of floats would make 0.0
+        model, folder = make_model(config), tmp_path_factory.mktemp("theirs") / "model"
         model.save_pretrained(folder, max_shard_size="60KB")
         assert (folder / INDEX).exists()
         made[name] = model, folder
