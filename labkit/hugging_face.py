@@ -26,7 +26,7 @@ ACTIVATIONS = {
     "gelu_accurate": "gelu_tanh",
     "gelu_fast": "gelu_tanh",  # with a constant rounded to ten digits
 }
-MAY_BE_NULL = ("n_inner", "num_key_value_heads")  # null stands for what follows from other options
+FOLLOWS = {"n_inner": "4 n_embd", "num_key_value_heads": "num_attention_heads"}  # what null stands for
 OF_SIZES = ("num_layers", "hidden_size", "vocab_size", "num_attention_heads", "num_query_groups")
 OF_SIZES += ("ffn_hidden_size", "num_experts")  # fields that decide how large tensors are
 NOT_WEIGHTS = re.compile(r"attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # masks and tables that old files have
@@ -144,12 +144,12 @@ def shape_of(config: Mapping[str, Any], seq_length: int | None = None) -> GPT:
             _check_known(name, given.get(name, right[0]), right)
         for name, (field, default) in family.options.items():
             value = given.get(name, default)
-            if value is None and name not in MAY_BE_NULL:
+            if value is None and name not in FOLLOWS:
                 raise ValueError(f"{name} is null: give a value, or leave it out for {default!r}")
             value = ACTIVATIONS[str(value)] if field == "mlp" else value
             _check_known(name, value, [values.setdefault(field, value)])  # two names of a field must agree
-        if given.get("head_dim") is not None:
-            _check_known("head_dim", given["head_dim"], [values["hidden_size"] // values["num_attention_heads"]])
+        if (head_dim := given.get("head_dim")) is not None:
+            _check_head_dim(head_dim, values["hidden_size"], values["num_attention_heads"], left_out(config))
         longest: int = values["seq_length"]
         length = longest if seq_length is None else seq_length
         if length > longest:
@@ -211,6 +211,12 @@ def _check_known(name: str, value: Any, right: Sequence[Any]) -> None:
         raise ValueError(f"{name}={value!r} is not computed by labkit's model: use weights trained with {use}")
 
 
+def _check_head_dim(head_dim: int, hidden_size: int, num_attention_heads: int, left_out: str) -> None:
+    if head_dim != hidden_size // num_attention_heads:
+        fault = f"head_dim={head_dim!r} is not hidden_size={hidden_size} / num_attention_heads={num_attention_heads}"
+        raise ValueError(f"{fault}, the only one that labkit's model computes{left_out}")
+
+
 def _check_window(given: Mapping[str, Any], family: Family, seq_length: int) -> None:
     window = given.get("sliding_window", *family.window) if family.window else None
     if window is None or window >= seq_length:  # each token sees all before it
@@ -228,9 +234,9 @@ def left_out(config: Mapping[str, Any]) -> str:
     there = {family.aliases.get(name, name) for name in config}
     sizes = OF_SIZES + (("seq_length",) if family.form["positions"] == "learned" else ())
     said = [
-        f"{name} ({default} by default)"
+        f"{name} ({default or FOLLOWS[name]} by default)"
         for name, (field, default) in family.options.items()
-        if field in sizes and name not in there and default is not None
+        if field in sizes and name not in there
     ]
     return f"; {CONFIG} leaves out {', '.join(said)}" if said else ""
 

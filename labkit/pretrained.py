@@ -129,12 +129,13 @@ def check(folder: str | Path, shape: GPT) -> dict[str, Found]:
     folder = Path(folder)
     if differing := differences(folder, shape):
         raise ValueError(f"{folder} is of a different model: {differing}")
-    expected, found = _tensor_sizes(shape), _find(folder, shape)
+    learned = {"seq_length": read_shape(folder).seq_length} if shape.positions == "learned" else {}
+    expected, found = _tensor_sizes(replace(shape, **learned)), _find(folder, shape)
     left_out = hf.left_out(_read_config(folder))
     for name, (path, _, size, dtype) in found.items():
         if (most := expected.get(name)) is None:
             _check_leftover(name, path, shape)
-        elif size != most and not (name.endswith("wpe.weight") and size[1:] == most[1:] and size[0] > most[0]):
+        elif size != most:
             raise ValueError(f"{name} is {size} in {path}, but by {hf.CONFIG} it must be {most}{left_out}")
         elif dtype not in DTYPES:
             raise ValueError(f"{name} is {dtype} in {path}: use weights in one of {', '.join(DTYPES)}")

@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.of_transformers import in_float64, make_model  # isort: skip - before it, transformers goes online
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from labkit import pretrained
 from labkit.groups import groups_of_one
-from labkit.hugging_face import CONFIG, FAMILIES, INDEX, WEIGHTS
+from labkit.hugging_face import CONFIG, FAMILIES, FOLLOWS, INDEX, OF_SIZES, WEIGHTS, shape_of
 from labkit.model import ParallelGPT
 
 IDS = torch.randint(29, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -66,16 +67,18 @@ def logits_of(model):
 
 
 def of_transformers(folder):
-    """The logits of transformers; None if it refuses the folder, or makes up weights that it does not find."""
+    """The model of transformers; None if it refuses the folder, or makes up weights that it does not find."""
     try:
         model, about = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, output_loading_info=True)
     except Exception:  # of many kinds
         return None
-    return None if about["missing_keys"] or about["mismatched_keys"] else logits_of(in_float64(model))
+    return None if about["missing_keys"] or about["mismatched_keys"] else in_float64(model)
 
 
 def of_labkit(folder):
-    model = ParallelGPT(pretrained.read_shape(folder, IDS.size(1)), groups_of_one().tp, dtype=torch.float64)
+    shape = pretrained.read_shape(folder, IDS.size(1))
+    pretrained.check(folder, shape)  # before a model of whatever size is made
+    model = ParallelGPT(shape, groups_of_one().tp, dtype=torch.float64)
     pretrained.load(folder, model, groups_of_one())
     with torch.no_grad():
         return model(IDS)
@@ -83,18 +86,14 @@ def of_labkit(folder):
 
 def compare(folder, refusal=None):
     """Hold labkit against transformers; ``refusal`` is what labkit must say, if it refuses a folder."""
-    expected = of_transformers(folder)
-    try:
-        logits = of_labkit(folder)
-    except ValueError as error:
-        said = re.sub(r"\s+", " ", str(error))
-        assert refusal, f"transformers {'does not load' if expected is None else 'loads'} this, and labkit says: {said}"
-        assert re.search(refusal, said), said
-        assert said.count(str(folder)) <= 1, "the path is said once"
-    else:
-        assert refusal is None, f"labkit does not say {refusal!r}"
-        assert expected is not None, "transformers does not load this"
-        torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
+    if refusal is None:
+        model = of_transformers(folder)
+        assert model is not None, "transformers does not load this"
+        torch.testing.assert_close(of_labkit(folder), logits_of(model), rtol=1e-9, atol=1e-9)
+        return
+    with pytest.raises(ValueError, match=refusal) as raised:
+        of_labkit(folder)
+    assert str(raised.value).count(str(folder)) == 1, "the path is said once"
 
 
 def edit(folder, **changes):
@@ -127,16 +126,33 @@ READ = {kind: [*family.options, *family.known] for kind, family in FAMILIES.item
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in READ.items() for name in names])
-def test_each_option_may_be_left_out_or_null(copied, kind, name):
+def test_each_option_may_be_left_out(copied, kind, name):
     """Then transformers' default counts. If the weights are not of that size, the refusal names the option."""
-    folder = copied(kind)
+    folder, options = copied(kind), FAMILIES[kind].options
+    said = json.loads((folder / CONFIG).read_text())
     outside = {"rope_parameters": ..., "rope_theta": 500.0} if kind != "gpt2" else {}
     edit(folder, **outside | {name: ...})
-    refusal = None if of_transformers(folder) is not None else rf"leaves out {name} \(.* by default\)"
-    compare(folder, refusal)
-    edit(folder, **{name: None})
-    fits = of_transformers(folder) is not None
-    compare(folder, None if fits else rf"{name} is null|{name}=None is not computed|k_proj\.weight is")
+    sizes = (*OF_SIZES, "seq_length") if kind == "gpt2" else OF_SIZES
+    is_wrong_size = name in options and options[name][0] in sizes and options[name][1] != said[name]
+    compare(folder, rf"leaves out {name} \(.* by default\)" if is_wrong_size else None)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_null_is_refused_where_transformers_refuses_it(kind):
+    theirs, config = config_class(kind), config_class(kind)().to_dict()
+    for name in (*FAMILIES[kind].options, *FAMILIES[kind].known):
+        try:
+            theirs(**{name: None})
+            is_refused = name == "rope_theta"  # later, when it is computed with
+        except StrictDataclassFieldValidationError:
+            is_refused = name not in FOLLOWS  # which earlier versions read
+        outside = {"rope_parameters": None} if name == "rope_theta" else {}
+        try:
+            shape_of(config | outside | {name: None}, 12)
+            assert not is_refused, name
+        except ValueError as error:
+            assert is_refused, error
+            assert re.search(rf"{name} is null|{name}=None is not computed", str(error))
 
 
 FOUND = [  # in config.json, and what labkit says, if it refuses
@@ -146,11 +162,11 @@ FOUND = [  # in config.json, and what labkit says, if it refuses
     ("llama", dict(pretraining_tp=2, attention_dropout=0.5, use_cache=False, torch_dtype="float16"), None),
     ("llama", dict(head_dim=2), None),
     ("llama", dict(head_dim=None), None),
-    ("llama", dict(head_dim=4), "head_dim=4 is not computed by labkit's model: use weights trained with 2"),
+    ("llama", dict(head_dim=4), "head_dim=4 is not hidden_size=32 / num_attention_heads=16, the only one that"),
     ("llama", dict(attention_bias=True), "mlp_bias=False is not computed by labkit's model"),
     ("llama", dict(num_key_value_heads=5), "num_key_value_heads=5 does not divide num_attention_heads=16$"),
-    ("llama", dict(num_attention_heads=32, num_key_value_heads=8), "num_attention_heads=32, .* an odd|a head has 1"),
-    ("llama", dict(hidden_size=33), "num_attention_heads=16 does not divide hidden_size=33$"),
+    ("llama", dict(num_attention_heads=32, head_dim=...), "describes no model: .* a head has 1$"),
+    ("llama", dict(hidden_size=33, head_dim=2), "num_attention_heads=16 does not divide hidden_size=33$"),
     ("llama", dict(num_hidden_layers=0), "num_hidden_layers=0 must be at least 1"),
     ("llama", dict(num_hidden_layers=1), "has model.layers.1.*, which such a model has no use for"),
     ("llama", dict(num_hidden_layers=3), "has no model.layers.2"),
@@ -193,7 +209,7 @@ FOUND = [  # in config.json, and what labkit says, if it refuses
     ("gpt2", dict(n_layer=..., num_hidden_layers=2, n_embd=5, hidden_size=32), None),  # the other name counts
     ("gpt2", dict(n_ctx=5, resid_pdrop=0.5, summary_type="first"), None),
     ("gpt2", dict(n_inner=128), None),
-    ("gpt2", dict(n_inner=64), r"c_fc\.weight is \[32, 128\] in .*, but by config.json it must be \[32, 64\]$"),
+    ("gpt2", dict(n_inner=64), r"c_fc\.bias is \[128\] in .*, but by config.json it must be \[64\]$"),
     ("gpt2", dict(reorder_and_upcast_attn=True), None),
     ("gpt2", dict(scale_attn_weights=False), "scale_attn_weights=False is not computed"),
     ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True is not computed"),
@@ -330,7 +346,7 @@ def head(folder, factor, embedding="model.embed_tokens.weight", file=WEIGHTS):
     save_file({"lm_head.weight": weight}, folder / file, {"format": "pt"})
     (folder / WEIGHTS).rename(folder / "z.safetensors")
     weight_map = {"lm_head.weight": file, **dict.fromkeys(load_file(folder / "z.safetensors"), "z.safetensors")}
-    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
 def only_head(folder, embedding="model.embed_tokens.weight"):
@@ -391,8 +407,16 @@ ORDERS = [  # what was done to a folder, and what labkit says, if it refuses
     ("llama", added("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(1)), None),
     ("gpt2", added("transformer.h.0.attn.bias", torch.ones(1, 1, 16, 16)), None),
     ("gpt2", added("transformer.h.0.attn.masked_bias", torch.tensor(-1e4)), None),
-    ("llama", added("model.layers.0.self_attn.q_proj.bias", torch.ones(32)), "q_proj.bias, which such a model has no use"),
-    ("llama", added("model.norm.weight", torch.ones(31)), r"norm\.weight is \[31\] in .*, but by config.json .* \[32\]$"),
+    (
+        "llama",
+        added("model.layers.0.self_attn.q_proj.bias", torch.ones(32)),
+        "q_proj.bias, which such a model has no use",
+    ),
+    (
+        "llama",
+        added("model.norm.weight", torch.ones(31)),
+        r"norm\.weight is \[31\] in .*, but by config.json .* \[32\]$",
+    ),
     ("llama", removed("model.norm.weight"), r"has no model.norm.weight \(1 tensors are missing\): it is incomplete$"),
     ("llama tied", lambda folder: head(folder, 1), None),
     ("llama tied", lambda folder: head(folder, 2), None),
