@@ -53,15 +53,14 @@ def _start(run: Mapping[str, Any], shape: GPT) -> tuple[str | None, list[str]]:
     if start is None:
         return None, notes
     try:
-        theirs = pretrained.read_shape(start)
         pretrained.config_like(shape, start)
     except ValueError as error:
         fault = f"Nothing is copied from init_from={start}, so there is no tokenizer and no end-of-text token"
         return None, [*notes, f"{fault}, and the longest sequence is the run's {shape.seq_length} tokens: {error}"]
     if not any(path.name.startswith(("tokenizer.", "vocab.")) for path in pretrained.copied_files(start)):
         notes.append(f"{start} has no tokenizer to copy")
-    if shape.positions == "learned" and shape.seq_length < theirs.seq_length:
-        notes.append(f"It has the {shape.seq_length} positions of the run, {start} has {theirs.seq_length}")
+    if shape.positions == "learned" and shape.seq_length < (longest := pretrained.read_shape(start).seq_length):
+        notes.append(f"It has the {shape.seq_length} positions of the run, {start} has {longest}")
     return start, notes
 
 

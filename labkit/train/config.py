@@ -214,9 +214,8 @@ class TrainConfig:
             raise ValueError("schedule='interleaved' needs num_chunks=2 or more: with one, use '1f1b'")
         num_chunks = 2 if self.schedule in V_SHAPED else self.num_chunks
         if (stages := self.pp_size * num_chunks) > self.num_layers:
-            fault = (
-                f"pp_size={self.pp_size} * num_chunks={num_chunks} = {stages} stages for num_layers={self.num_layers}"
-            )
+            fault = f"pp_size={self.pp_size} * num_chunks={num_chunks} = {stages} stages"
+            fault += f" for num_layers={self.num_layers}"
             more = "" if self.init_from else f"{stages} layers or more, or "
             raise ValueError(f"{fault}: use {more}fewer stages")
         split = self.layers_per_stage  # which checks what is given

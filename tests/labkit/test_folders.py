@@ -5,7 +5,6 @@ labkit must refuse; where it loads the folder, labkit may refuse only for the re
 """
 
 import json
-import re
 import shutil
 
 import pytest
@@ -147,12 +146,11 @@ def test_null_is_refused_where_transformers_refuses_it(kind):
         except StrictDataclassFieldValidationError:
             is_refused = name not in FOLLOWS  # which earlier versions read
         outside = {"rope_parameters": None} if name == "rope_theta" else {}
-        try:
-            shape_of(config | outside | {name: None}, 12)
-            assert not is_refused, name
-        except ValueError as error:
-            assert is_refused, error
-            assert re.search(rf"{name} is null|{name}=None is not computed", str(error))
+        if is_refused:
+            with pytest.raises(ValueError, match=rf"{name} is null|{name}=None is not computed"):
+                shape_of(config | outside | {name: None}, 12)
+        else:
+            shape_of(config | {name: None}, 12)
 
 
 FOUND = [  # in config.json, and what labkit says, if it refuses
@@ -410,12 +408,12 @@ ORDERS = [  # what was done to a folder, and what labkit says, if it refuses
     (
         "llama",
         added("model.layers.0.self_attn.q_proj.bias", torch.ones(32)),
-        "q_proj.bias, which such a model has no use",
+        "q_proj.bias, which such a model has no",
     ),
     (
         "llama",
         added("model.norm.weight", torch.ones(31)),
-        r"norm\.weight is \[31\] in .*, but by config.json .* \[32\]$",
+        r"norm\.weight is \[31\] in .*, but by config.* \[32\]$",
     ),
     ("llama", removed("model.norm.weight"), r"has no model.norm.weight \(1 tensors are missing\): it is incomplete$"),
     ("llama tied", lambda folder: head(folder, 1), None),
