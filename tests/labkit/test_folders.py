@@ -289,6 +289,14 @@ def in_two_files(folder, name):
     sharded(folder)
     change(folder, lambda tensors: tensors.update({"model.norm.weight": torch.full([32], 7.0)}), first_file(folder))
     change_index(folder, lambda weight_map: weight_map.update({name: first_file(folder).name}))
+    change_index(folder, reverse)
+
+
+def reverse(weight_map):
+    """Name the files in an order that is not theirs."""
+    items = list(weight_map.items())[::-1]
+    weight_map.clear()
+    weight_map.update(items)
 
 
 def indexed_wrongly(folder):
