@@ -293,8 +293,8 @@ def in_two_files(folder, name):
 
 
 def reverse(weight_map):
-    """Name the files in an order that is not theirs."""
-    items = list(weight_map.items())[::-1]
+    """Name the last file first."""
+    items = sorted(weight_map.items(), key=lambda item: item[1], reverse=True)
     weight_map.clear()
     weight_map.update(items)
 
