@@ -96,10 +96,10 @@ def lost(function: Callable) -> str:
 
 
 NEW_TENSOR = {
-    *("abs", "clamp", "clone", "div", "double", "exp", "flatten", "float", "log", "masked_fill", "mean", "mul", "neg"),
-    *("permute", "reshape", "sub", "sum", "to", "transpose", "view", "view_as"),
+    *("abs", "clamp", "clone", "div", "exp", "flatten", "log", "masked_fill", "mean", "mul", "neg"),
+    *("permute", "reshape", "sub", "sum", "transpose", "view", "view_as"),
 }
-"""Methods of a tensor that leave it as it is and return a new one; `add` is also that of a set, which changes it."""
+"""Methods of a tensor that leave it as it is and return a new one; `add` is also that of a set, which changes it, and `to` that of a module."""
 
 
 def _makes_something_new(value: ast.expr, functional: set[str]) -> bool:
