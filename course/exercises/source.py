@@ -99,7 +99,10 @@ NEW_TENSOR = {
     *("abs", "clamp", "clone", "div", "exp", "flatten", "log", "masked_fill", "mean", "mul", "neg"),
     *("permute", "reshape", "sub", "sum", "transpose", "view", "view_as"),
 }
-"""Methods of a tensor that leave it as it is and return a new one; `add` is also that of a set, which changes it, and `to` that of a module."""
+"""Methods that leave a tensor as it is and return a new one.
+
+`add` is not among them, because that of a set changes it; nor is `to`, because that of a module does.
+"""
 
 
 def _makes_something_new(value: ast.expr, functional: set[str]) -> bool:
