@@ -39,6 +39,8 @@ ERRORS = {
     "be as long as all shards together, padding included.",
     "alltoall: invalid tensor size": "With gloo, dist.all_to_all sends tensors of one size. dist.all_to_all_single "
     "sends uneven parts of one tensor, given the splits.",
+    "view was created in no_grad mode": "On the CPU, dist.all_gather_into_tensor cannot send what autograd "
+    "follows. Send `y.detach()`, or use dist.all_gather: autograd follows neither.",
     "storage of size 0": "This memory was freed by resize_(0) before it was used.",
     "cannot be multiplied|must match|Sizes of tensors|view size|invalid for input|1-d|number of dimensions|"
     "equal to source|Mismatch in shape": "The shapes do not fit.",
@@ -120,6 +122,22 @@ def recognise(evidence: Evidence) -> str:
     """Return the advice for the typical mistakes that give these answers; "" if there are none."""
     case = evidence.got, evidence.right, evidence.mistakes
     return next(filter(None, (find(*case) for find in (_nearest, _by_parts, _by_cases))), "")
+
+
+def recognise_where_wrong(evidence: Evidence) -> str:
+    """Return the advice for the mistake that gives all wrong answers, though it would give more; "" if there is none.
+
+    It is for a mistake that some ranks make and others do not, as below an `if rank == ...`.
+    """
+    wrong = [place for place, pair in enumerate(zip(evidence.got, evidence.right)) if not same(*pair)]
+    if len(wrong) < 2:
+        return ""
+    found = (
+        advice
+        for advice, answers in evidence.mistakes
+        if all(same(evidence.got[place], answers[place]) for place in wrong)
+    )
+    return next(found, "")
 
 
 def _is_nan(value) -> bool:

@@ -25,6 +25,7 @@ from course.exercises.record import note_check
 from course.exercises.relations import what_is_new
 from course.exercises.source import (
     is_written,
+    lost,
     rebound,
     received_into_what_is_sent,
     sized_by_data,
@@ -168,7 +169,10 @@ class Exercise:
                 if not cause and "usually" not in advice:
                     seen = wrong.seen or wrong.changed * (not advice)
                     hints = unused(function), advice, seen, sized_by_data(function), self.right_before(number)
-                    advice = " ".join(filter(None, hints)) or f"{UNKNOWN} `{self.name}.hint()` gives a hint."
+                    advice = " ".join(filter(None, hints))
+                if not is_error and not cause:
+                    advice = f"{lost(function)} {advice}".strip()
+                    advice = advice or f"{UNKNOWN} `{self.name}.hint()` gives a hint."
                 lines = self.report_lines(wrong) + [indent(advice)] * bool(advice)
                 return Verdict("raised" if is_error else "wrong", "\n".join(lines))
             complaints += [trial for trial in trials if trial.complaint or trial.cause]

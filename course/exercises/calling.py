@@ -125,7 +125,8 @@ class Kept:
 
     def changed(self, got) -> str:
         """Say which arguments are no longer as they were, though the answer is not in them."""
-        returned = {each.untyped_storage().data_ptr() for each in leaves(got) if isinstance(each, torch.Tensor)}
+        plain_ones = [each for each in leaves(got) if type(each) in (torch.Tensor, torch.nn.Parameter)]
+        returned = {each.untyped_storage().data_ptr() for each in plain_ones}  # others may have no memory of their own
         names = [
             f"`{name}`"
             for name, tensor, before in self.before

@@ -67,7 +67,7 @@ all_reduce_from_halves.mistakes_in(
     (
         None,
         lambda x: list(pieces_of(x)),
-        "The pieces are right, but still a list: `torch.cat` makes one tensor of them.",
+        "The pieces are right, but not yet joined: `torch.cat` makes one flat tensor of them.",
     ),
     (None, lambda x: sum(pieces_of(x)), "The sums were added up. They are different pieces of the result: join them."),
     (
@@ -148,9 +148,9 @@ ring_all_reduce = RankExercise(
         "`dist.batch_isend_irecv([dist.P2POp(dist.isend, piece, right), dist.P2POp(dist.irecv, arriving, left)])`, "
         "then `wait()` for each request it returns.",
     ],
-    if_stuck="a send that nobody receives. If every rank calls `send` first, nobody is left to receive; if only some "
-    "ranks send, the others never receive it. On every rank post the send and the receive together, with "
-    "`dist.batch_isend_irecv`, then wait for both.",
+    if_stuck="a `send` or `recv` that nobody answers. If every rank calls `send` first, or every rank `recv`, nobody "
+    "is left to answer; if only some ranks send, the others never do. On every rank post the send and the receive "
+    "together, with `dist.batch_isend_irecv`, then wait for both.",
 )
 
 
@@ -184,6 +184,14 @@ ring_all_reduce.mistakes_of(
         "Once around is the reduce-scatter: each rank has one complete sum. n-1 more steps carry them to all ranks.",
     ),
     (dict(num_steps=lambda n: 2 * n - 3), "A step is missing: n-1 add and n-1 more copy. `range(a, b)` ends before b."),
+    (
+        dict(
+            num_steps=lambda n: 2 * n - 3,
+            adds=lambda step, n: step < n - 2,
+            piece_of_step=lambda rank, step: rank - step - (step >= dist.get_world_size() - 2),
+        ),
+        "The first time around is a step short: n - 1 steps add, and then each rank has one complete sum.",
+    ),
     (dict(target=lambda step, n: 0), NOT_THE_SENT),
     (dict(target=lambda step, n: 0 if step < n - 1 else -1), NOT_THE_SENT),
     (dict(ahead=-1), "The neighbours are swapped: send to (rank + 1) % n, and receive from (rank - 1) % n."),

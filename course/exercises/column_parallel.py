@@ -217,6 +217,14 @@ column_backward.mistakes_of(
 )
 
 
+@column_backward.mistake(
+    "dX was computed from the dY of all ranks with the weight of one. Each rank's dY goes with its own weight: "
+    "multiply these, and add up the products."
+)
+def own_weight_for_all(x, weight, dy):
+    return summed(dy) @ weight, dy.T @ x, dy.sum(0)
+
+
 # -- the stride rule --------------------------------------------------------------------------------------------
 
 

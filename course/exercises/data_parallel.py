@@ -182,6 +182,16 @@ def bucket_not_emptied(gradients, bucket_size):
     return result
 
 
+@bucketed_average.mistake("Each gradient was read from the start of its bucket: move the offset on by `numel()`.")
+def offset_stays_0(gradients, bucket_size):
+    averages, result = iter(my_bucketed_average(gradients, bucket_size)), []
+    full, rest = buckets_of(gradients, bucket_size)
+    for bucket in [*full, rest]:
+        parts = [next(averages) for _ in bucket]
+        result += [torch.cat([each.flatten() for each in parts])[: part.numel()].view_as(part) for part in parts]
+    return result
+
+
 @bucketed_average.mistake("These are sums over the ranks. Divide by the number of ranks.")
 def sums_of_buckets(gradients, bucket_size):
     return [average * dist.get_world_size() for average in my_bucketed_average(gradients, bucket_size)]
@@ -301,6 +311,32 @@ training_loop.mistakes_of(
 )
 
 
+@training_loop.mistake(
+    "Each rank took steps of its own, one per micro-batch, and the weights were averaged: that is local SGD. The "
+    "gradient of a step is that at one weight: add up the gradients, and take one step."
+)
+def local_steps(weight, steps, lr):
+    weight = weight.detach()
+    for micro_batches in steps:
+        for x in micro_batches:
+            weight = weight - lr * gradient_at(weight, x) / len(micro_batches)
+        dist.all_reduce(weight)
+        weight /= dist.get_world_size()
+    return weight
+
+
+@training_loop.mistake("Every step took its gradient at the first weight. It must be that at the weight so far.")
+def at_the_first_weight(weight, steps, lr):
+    first = weight.detach()
+    total = sum(gradient_at(first, x) / len(micro_batches) for micro_batches in steps for x in micro_batches)
+    dist.all_reduce(total)
+    return first - lr * total / dist.get_world_size()
+
+
+def gradient_at(weight, x):
+    return 2 / len(x) * x.T @ (x @ weight)
+
+
 # -- unequal rows -------------------------------------------------------------------------------------------------
 
 
@@ -325,7 +361,7 @@ unequal_average = RankExercise(
     notebook="06",
     cases=[(3, 1, 3, 4), (4, 3, 3, 2, 2), (4, 4, 4, 1, 0)],
     inputs=unequal_inputs,
-    rule=only("all_reduce"),
+    rule=only("all_reduce", "all_gather"),
     may_change=("gradient",),
     hints=[
         "Mean over all rows = (sum over all rows) / (number of all rows). Both sums run over the ranks.",
@@ -333,6 +369,12 @@ unequal_average = RankExercise(
         "The number of all rows: put `num_rows` into a tensor and all-reduce it.",
     ],
 )
+
+
+def most_rows(rows: int) -> float:
+    found = torch.tensor(float(rows))
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return found.item()
 
 
 unequal_average.mistakes_of(
@@ -352,6 +394,16 @@ unequal_average.mistakes_of(
     ),
     (dict(answer=lambda g, rows, n: summed(g * rows) / 10), "You divided by the 10 rows of the example: count them."),
     (dict(answer=lambda g, rows, n: summed(g * rows) / (n * max(rows, 1))), "You divided by n times this rank's rows."),
+    (dict(answer=lambda g, rows, n: summed(g * rows) / (n * rows)), "You divided by n times this rank's rows."),
+    (dict(answer=lambda g, rows, n: summed(g * rows) / rows), "You divided by this rank's rows, not by all."),
+    (
+        dict(answer=lambda g, rows, n: summed(g * rows) / (n * most_rows(rows))),
+        "You divided by n times the largest number of rows, as if all ranks had that many: count them.",
+    ),
+    (
+        dict(answer=lambda g, rows, n: summed(g / max(rows, 1)) * summed(torch.tensor(float(rows))) / n),
+        "The weights are upside down: a rank with more rows counts less. Multiply by num_rows, and divide by all.",
+    ),
     (dict(answer=lambda g, rows, n: summed(g / max(rows, 1))), "You divided by num_rows: multiply, and divide by all."),
     (dict(answer=lambda g, rows, n: summed(g) / max(rows, 1)), "Multiply each by its num_rows, then divide by all."),
     (

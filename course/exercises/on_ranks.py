@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from course.communication import CommunicationLog, communication_log
-from course.exercises.advice import Evidence, explain, joined, recognise
+from course.exercises.advice import Evidence, explain, joined, recognise, recognise_where_wrong
 from course.exercises.base import NOT_WHOLE, Exercise, Trial, Verdict, indent
 from course.exercises.calling import (
     EndlessLoop,
@@ -28,7 +28,7 @@ from course.exercises.calling import (
     tensors_of,
 )
 from course.exercises.pretend import PretendedRanks
-from course.exercises.relations import RANKS, what_is_new
+from course.exercises.relations import RANKS, what_is_new, where
 from course.exercises.source import sized_by_data
 from course.exercises.values import has_floats, leaves, plain, same, show, with_lists
 from course.exercises.variants import Variant, variants
@@ -175,6 +175,9 @@ class RankExercise(Exercise):
         everywhere = joined(in_cases.values())
         if recognise(everywhere):
             return explain(everywhere)
+        is_wrong = [not same(*pair) for pair in zip(failed.got, failed.right)]
+        if not all(is_wrong) and (advice := recognise_where_wrong(everywhere)):
+            return f"{where(list(zip(failed.got, failed.right)), failed.given)} What this usually is: {advice}"
         told = explain(replace(failed, mistakes=[]), why_nan, everywhere)
         variant = self._variant_on_ranks(in_cases) if len(in_cases) == len(self.cases) else None
         return f"{told} {variant or ''}".strip()
@@ -286,8 +289,8 @@ def _answers_here(functions, inputs: Callable, rest: tuple, care: Care, catch: A
     complaint = (
         kept.complaint()
         or (care.gradient_to and no_gradient_to(care.gradient_to, by_name[care.gradient_to], got))
+        or wrong_dtype(got, arguments)  # before the rule, which counts bytes
         or (care.rule and care.rule(Conduct(log.records, saved), *arguments))
-        or wrong_dtype(got, arguments)
         or (ENDS_THE_RANKS if ended else None)
     )
     is_right = bool(care.also_right and care.also_right(got, *copies))

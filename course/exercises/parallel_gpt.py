@@ -44,6 +44,14 @@ layer_parameters.mistakes_of(
     (dict(cut=13, whole=0), "Not everything is cut. Norms and the biases of row layers are whole on every rank."),
     (dict(cut=0, whole=0), "These are the four weight matrices. Biases and norms have parameters, too."),
     (dict(cut=7, whole=2), "The norms are missing: two, each with a weight and a bias of h numbers."),
+    (
+        dict(cut=0, whole=4),
+        "The biases of the linear layers are missing: the column layers' are cut, the row layers' not.",
+    ),
+    (
+        dict(cut=8, whole=3),
+        "2 h too few: there are two norms, and each has a weight *and* a bias. And a row layer's bias is not cut.",
+    ),
     (dict(cut=7, whole=4), "2 h too few: there are two norms, and each has a weight *and* a bias."),
     (dict(cut=0, whole=13), "A column layer's bias is cut with its outputs: each rank has those of its own columns."),
     (dict(cut=9, whole=4), "A row layer's bias is added after the sum, once for each of *all* outputs: it is not cut."),
@@ -117,6 +125,12 @@ def of_the_highest(values, words):
     """Return each row's word on the first rank with the highest value."""
     pairs = gathered(torch.stack([values.double(), words.double()])[None], dim=0)  # [t, 2, rows]
     return pairs[:, 1].gather(0, pairs[:, 0].argmax(0, keepdim=True))[0].long()
+
+
+def of_the_highest_in_view(values, words):
+    """Take for a row what stands in the row of the gathered numbers, read as [rows, t]."""
+    values, words = (gathered(each, dim=0).view(len(values), -1) for each in (values, words))
+    return words.gather(1, values.argmax(1, keepdim=True))[:, 0]
 
 
 def to_all(values, words, op=dist.ReduceOp.MAX):
@@ -223,6 +237,11 @@ next_word.mistakes_of(
         "You added up the words of all ranks. Only the word that has the highest value counts.",
     ),
     (dict(join=lambda values, words: to_all(words, values)), ONE_SCORE),
+    (
+        dict(join=lambda values, words: of_the_highest_in_view(values, words)),
+        "What was gathered lies rank after rank, [t, rows], and `view` read it as [rows, t]: these are words of "
+        "different rows.",
+    ),
 )
 
 

@@ -6,7 +6,7 @@ Answers are nested lists, one for each case or for each rank. ``given`` has the 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 from typing import Any
 
 import torch
@@ -61,6 +61,8 @@ def relation(pairs: Pairs, given: Sequence[dict] = (), says_where: bool = True, 
         return swapped
     if found := fact(pairs, given, named):
         return found
+    if all(any(same(list(order), right) for order in permutations(got)) for got, right in pairs):
+        return "The parts are right, and in a different order."
     parts_of: dict[str, list[int]] = {}
     for part in wrong:
         parts_of.setdefault(fact(of_part[part], given, named), []).append(part + 1)
@@ -108,6 +110,8 @@ def where(pairs: Pairs, given: Sequence[dict]) -> str:
     '3 of the 4 numbers are right.'
     """
     is_right = [same(*pair) for pair in pairs]
+    if found := _where_an_argument_is(is_right, given):
+        return found
     if any(is_right) and is_on_ranks(given) and given[0][RANKS] == len(pairs):
         ranks = [[rank for rank, each in enumerate(is_right) if each is wanted] for wanted in (True, False)]
         return "It is right on ranks {}, and wrong on {}.".format(*map(ranks_text, ranks))
@@ -130,6 +134,16 @@ def where(pairs: Pairs, given: Sequence[dict]) -> str:
                 return f"{named} {'is' if len(wrong) == 1 else 'are'} wrong, counted from 0."
     num_right = int((~is_wrong).sum())
     return f"{num_right} of the {got.numel()} numbers are right." if num_right else ""
+
+
+def _where_an_argument_is(is_right: list[bool], given: Sequence[dict]) -> str:
+    """Say which word or bool is among the arguments exactly where the answers are wrong."""
+    if len(given) != len(is_right) or is_on_ranks(given) or min(is_right.count(True), is_right.count(False)) < 2:
+        return ""
+    for name, value in [(name, value) for each in given for name, value in each.items()]:
+        if isinstance(value, (str, bool)) and all((each.get(name) != value) == it for each, it in zip(given, is_right)):
+            return f"It is wrong wherever {name} is {value!r}, and right everywhere else."
+    return ""
 
 
 def _range_of_factors(pairs: Pairs) -> str:
@@ -329,6 +343,7 @@ def _order(pairs: Pairs, given: Sequence[dict]) -> str:
     flat = [(leaves(got), leaves(right)) for got, right in pairs]
     if not all(len(got) > 1 and same(sorted(got, key=str), sorted(right, key=str)) for got, right in flat):
         return ""
+    num_pieces = [each[RANKS] for each, pair in zip(given, pairs) if not same(*pair)] if is_on_ranks(given) else []
     pairs = [pair for pair in pairs if not same(*pair)]
     if all(same(_turned(got), right) for got, right in pairs):
         return "These are the right values, transposed."
@@ -343,7 +358,7 @@ def _order(pairs: Pairs, given: Sequence[dict]) -> str:
         return "The rows are right, and in a different order."
     if depths == {2} and all(same(list(map(_sorted, got)), list(map(_sorted, right))) for got, right in pairs):
         return "Each row has the right values, in a different order."
-    if is_on_ranks(given) and _was_read_row_by_row(pairs, given[0][RANKS]):
+    if len(num_pieces) == len(pairs) and _was_read_row_by_row(pairs, num_pieces):
         return (
             "The right pieces were put one after the other, and the numbers then read row by row, as `reshape` and "
             "`view` do. The pieces belong side by side: join them along dim 1."
@@ -355,13 +370,13 @@ def _sorted(row: list) -> list:
     return sorted(row, key=str)
 
 
-def _was_read_row_by_row(pairs: Pairs, num_pieces: int) -> bool:
+def _was_read_row_by_row(pairs: Pairs, num_pieces: Sequence[int]) -> bool:
     tensors = _tensors(pairs) or []
     return bool(tensors) and all(
         right.dim() == 2
-        and right.size(1) % num_pieces == 0
-        and _close(got, right.unflatten(1, (num_pieces, -1)).transpose(0, 1).reshape(right.shape))
-        for got, right in tensors
+        and right.size(1) % num == 0
+        and _close(got, right.unflatten(1, (num, -1)).transpose(0, 1).reshape(right.shape))
+        for (got, right), num in zip(tensors, num_pieces)
     )
 
 
@@ -473,6 +488,36 @@ def _factor(pairs: Pairs, given: Sequence[dict], named: bool = True) -> str:
     if known and same(known[1:], known[:-1]) and len(numbers) > 1:
         return f"Every number is {show(known[0])} times the right one.{f' That is {that}.' if that else ''}"
     return f"Every number is {that} times the right one." if that and len(known) > 1 else ""
+
+
+def _factor_of_each_rank(pairs: Pairs, given: Sequence[dict]) -> str:
+    """Say which factor is between the answer of each rank and the right one, in one case, if the factors differ."""
+    if not is_on_ranks(given) or given[0][RANKS] != len(pairs) or (tensors := _tensors(pairs)) is None:
+        return ""
+    factors = []
+    for got, right in tensors:
+        there = right.flatten().nonzero().flatten()
+        if got.shape != right.shape or len({round(float(each), 6) for each in right.flatten()[there]}) < 2:
+            return ""
+        factors.append(float(got.flatten()[there[0]] / right.flatten()[there[0]]))
+        if factors[-1] == 0 or not _close(got, factors[-1] * right):
+            return ""
+    times = [f"{show(factor)} on rank {rank}" for rank, factor in enumerate(factors)]
+    return f"Every number is a multiple of the right one, but not the same on all ranks: {_and(times)}."
+
+
+def _rounded_to_few_bits(pairs: Pairs, given: Sequence[dict]) -> str:
+    """Say if the numbers are right up to the rounding of a short dtype, and such as it can hold."""
+    del given
+    if (tensors := _tensors(pairs)) is None or any(got.shape != right.shape for got, right in tensors):
+        return ""
+    got, right = (torch.cat([each.flatten() for each in values]) for values in zip(*tensors))
+    for dtype in (torch.float16, torch.bfloat16):
+        is_held = torch.equal(got.to(dtype).double(), got) and not torch.equal(right.to(dtype).double(), right)
+        if is_held and torch.allclose(got, right, rtol=2 * torch.finfo(dtype).eps, atol=0):
+            name = str(dtype).removeprefix("torch.")
+            return f"These are the right numbers as {name} rounds them: compute in the dtype that was given."
+    return ""
 
 
 def _names_of(factors: list, given: Sequence[dict]) -> list[str]:
@@ -637,8 +682,8 @@ def _along_a_dim(pairs: Pairs, given: Sequence[dict]) -> str:
 
 
 FACTS = (
-    *(_as_given, _over_ranks, _order, _missing, _other_shape, _factor, _offset, _by_an_argument, _function),
-    *(_along_a_dim, _nearly),
+    *(_as_given, _over_ranks, _order, _missing, _other_shape, _rounded_to_few_bits, _factor, _factor_of_each_rank),
+    *(_offset, _by_an_argument, _function, _along_a_dim, _nearly),
 )
 
 
@@ -663,7 +708,7 @@ def what_is_new(before: Sequence[dict], here: dict) -> str:
                 found.append(f"{name} = {value!r}")
             if _has(math.isinf, value) and not any(_has(math.isinf, each.get(name)) for each in before):
                 found.append(f"{name} has infinite numbers")
-    return f"New here: {'; '.join(found[:4])}." if found else ""
+    return f"New here: {'; '.join(list(dict.fromkeys(found))[:4])}." if found else ""
 
 
 def _has(kind: Callable, value) -> bool:

@@ -73,6 +73,57 @@ def received_into_what_is_sent(function: Callable) -> str:
     )
 
 
+def lost(function: Callable) -> str:
+    """Say which statement computes something new that nobody keeps.
+
+    >>> lost(lambda x: x / 2)
+    ''
+    """
+    nodes = _nodes(function)
+    functional = {name for name, value in getattr(function, "__globals__", {}).items() if _is_functional(value)}
+    for imported in (node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))):
+        module = getattr(imported, "module", None)
+        for each in imported.names:
+            if "functional" in f"{module}.{each.name}" and "distributed" in f"{module}.{each.name}":
+                functional.add(each.asname or each.name)
+    for node in nodes:
+        if isinstance(node, ast.Expr) and _makes_something_new(node.value, functional):
+            return (
+                f"`{ast.unparse(node)}` leaves everything as it was: its result is new, and nobody keeps it. "
+                "Give it a name, and use that."
+            )
+    return ""
+
+
+NEW_TENSOR = {
+    *("abs", "clamp", "clone", "div", "exp", "flatten", "log", "masked_fill", "mean", "mul", "neg"),
+    *("permute", "reshape", "sub", "sum", "transpose", "view", "view_as"),
+}
+"""Methods that leave a tensor as it is and return a new one.
+
+`add` is not among them, because that of a set changes it; nor is `to`, because that of a module does.
+"""
+
+
+def _makes_something_new(value: ast.expr, functional: set[str]) -> bool:
+    """Whether this only computes: by an operator, a method in `NEW_TENSOR`, or a ``functional`` collective."""
+    if isinstance(value, ast.BinOp):
+        return True
+    if not isinstance(value, ast.Call):
+        return False
+    if isinstance(value.func, ast.Name):
+        return value.func.id in functional
+    if not isinstance(value.func, ast.Attribute):
+        return False
+    return value.func.attr in NEW_TENSOR or ast.unparse(value.func.value) in functional
+
+
+def _is_functional(value) -> bool:
+    """Whether this is a module of collectives that return their result, or such a collective."""
+    module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
+    return module in ("torch.distributed._functional_collectives", "torch.distributed.nn.functional")
+
+
 def sized_by_data(function: Callable) -> str:
     """Say which call makes a tensor as long as the numbers in it ask for.
 

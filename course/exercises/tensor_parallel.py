@@ -86,6 +86,11 @@ gather_backward.mistakes_of(
         "The rank took every t-th column of the gradient. Its columns are one block: `grad_y.chunk(t, dim=1)[rank]`.",
     ),
     (
+        dict(mine=lambda grad_y: grad_y.reshape(dist.get_world_size(), len(grad_y), -1)[dist.get_rank()]),
+        "`view` and `reshape` count the numbers row by row, so this is no block of columns. Cut along dim 1: "
+        "`grad_y.chunk(t, dim=1)[rank]`.",
+    ),
+    (
         dict(mine=lambda grad_y: own(grad_y), also_x=own),
         "The gradient was cut along the tokens. A rank computed all tokens, but only some columns: cut along dim 1.",
     ),
@@ -204,6 +209,11 @@ spread.mistakes_of(
     (dict(powers=(1, 0.5, 1)), EQUAL_TERMS),
     (dict(powers=(-0.5, -0.5, -1)), "Upside down: with each of these faults the output is too *large*."),
     (dict(powers=(0, 0.5, 0.5)), "Equal shards do change the output: all ranks add the same, so nothing cancels."),
+    (
+        dict(powers=(0.5, 0.5, 0)),
+        'Each fault alone is right. For `"both"` yours changes nothing: that word is neither of the others, and is not '
+        "in them. Both factors apply.",
+    ),
     (dict(powers=(0.5, -0.5, 0)), "A smaller width makes *larger* weights: 1/sqrt(n/t) is more than 1/sqrt(n)."),
     (dict(powers=(0.5, 0, 0.5)), "The local width changes the output, too: 1/sqrt(n/t) is sqrt(t) times 1/sqrt(n)."),
     (dict(powers=(0.5, 1, 1.5)), "1/sqrt(n/t) is sqrt(t) times 1/sqrt(n), not t times: that is for the variance."),

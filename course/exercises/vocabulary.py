@@ -40,10 +40,11 @@ def logit_inputs(shard_size: int, scale: float):
 
 def sends_three_numbers_per_token(log: CommunicationLog, logits, target) -> str | None:
     enough = 3 * len(target) * logits.element_size()
-    if log.total_bytes() <= enough:
+    own = log.total_bytes("all_reduce") + log.total_bytes("all_gather") // dist.get_world_size()
+    if own <= enough:
         return None
     return (
-        f"It sends {log.total_bytes()} bytes into all-reduces. Three numbers per token are enough, {enough} bytes: "
+        f"Each rank puts {own} bytes into collectives. Three numbers per token are enough, {enough} bytes: "
         "the highest logit, the sum of the exponentials and the target's logit."
     )
 
@@ -54,7 +55,7 @@ vocab_cross_entropy = RankExercise(
     notebook="05",
     cases=[(2, 5, 1.0), (4, 3, 100.0)],
     inputs=logit_inputs,
-    rule=only("all_reduce", also=sends_three_numbers_per_token),
+    rule=only("all_reduce", "all_gather", also=sends_three_numbers_per_token),
     may_change=("logits",),
     hints=[
         "Start from the formula: loss = log(sum of exp(logit)) - logit of the target. Which two numbers does each "
@@ -153,6 +154,29 @@ vocab_cross_entropy.mistakes_in(
     (None, torch.mean, "This is the mean over the tokens. Return the loss of each."),
     (None, torch.neg, "The sign is wrong: the loss is log(sum of exponentials) minus the target's logit."),
 )
+
+
+def with_place_0(logits, target, back):
+    """Take the rank's first logit where the target is elsewhere, and do not replace it by 0."""
+    high, first = highest_logit(logits), dist.get_rank() * logits.size(-1)
+    shifted = logits - high[:, None]
+    is_mine = (target >= first) & (target < first + logits.size(-1))
+    chosen = (logits if back else shifted).gather(-1, torch.where(is_mine, target - first, 0)[:, None]).squeeze(-1)
+    return summed(shifted.exp().sum(-1)).log() + back * high - summed(chosen)
+
+
+vocab_cross_entropy.mistakes_of(with_place_0, (dict(back=0), NOT_MASKED), (dict(back=1), NOT_MASKED))
+
+
+@vocab_cross_entropy.mistake(
+    "Each loss is that among the words of one rank, as if there were no others: `F.cross_entropy` and `log_softmax` "
+    "add up the exponentials of what they are given. The sum runs over the whole vocabulary."
+)
+def among_own_words(logits, target):
+    place = target - dist.get_rank() * logits.size(-1)
+    is_mine = (place >= 0) & (place < logits.size(-1))
+    loss = torch.nn.functional.cross_entropy(logits, torch.where(is_mine, place, 0), reduction="none")
+    return summed(torch.where(is_mine, loss, 0))
 
 
 @vocab_cross_entropy.mistake(

