@@ -31,11 +31,7 @@ utilisation = Exercise(
         ([("forward", 0, 2), ("wait", 2, 5), ("backward", 5, 9)], 0, 12),
         ([("forward", 0, 2), ("wait", 2, 5), ("backward", 5, 9)], 1, 7),
         ([("forward", 0, 2), ("backward", 6, 8)], 3, 5),
-        (
-            [("forward", 0.25, 1.25), ("wait", 1.25, 2.5), ("backward", 2.5, 4)],
-            0.5,
-            3.5,
-        ),  # 7/12, which 1000 samples miss,
+        ([("forward", 0.25, 1.25), ("wait", 1.25, 2.5), ("backward", 2.5, 4)], 0.5, 3.5),  # 7/12: no samples give it
     ],
     hints=[
         "Go through the spans, leave out those of kind 'wait', and add up seconds.",
@@ -277,7 +273,7 @@ beat.mistakes_of(
     (
         dict(pp_size=2, micro_batch_size=1, recompute="none", zero_stage=1),
         "Most of it is activations, and micro-batches have one sequence already. recompute='full' keeps the inputs of "
-        "layers only. Without it, a GPU needs fewer weights (more stages, if ranks are left) or fewer chunks in flight.",
+        "layers only. Without it, a GPU needs fewer weights (more stages, if ranks are left), or fewer chunks.",
     ),
     (
         dict(pp_size=1, micro_batch_size=1, recompute="none"),

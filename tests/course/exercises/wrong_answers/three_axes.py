@@ -284,9 +284,9 @@ def place_anew_greedy_p_first(num_parameters, num_heads, num_layers, node_size, 
     for d in (8, 4, 2, 1):
         for p in (1, 2, 4, 8):
             t = 8 // (d * p)
-            if t and t <= node_size and num_heads % t == 0 and num_layers % p == 0:
-                if 16 * num_parameters / (t * p) <= memory_bytes:
-                    return t, d, p
+            is_possible = t and t <= node_size and num_heads % t == 0 and num_layers % p == 0
+            if is_possible and 16 * num_parameters / (t * p) <= memory_bytes:
+                return t, d, p
 
 
 def place_anew_node_total(num_parameters, num_heads, num_layers, node_size, memory_bytes):
@@ -296,9 +296,9 @@ def place_anew_node_total(num_parameters, num_heads, num_layers, node_size, memo
             p = 8 // (d * t)
             if p < 1 or t * p > node_size or num_heads % t or num_layers % p:
                 continue
-            if num_parameters * 16 / (t * p) <= memory_bytes:
-                if best is None or d > best[2] or (d == best[2] and p < best[1]):
-                    best = (t, p, d)
+            is_better = best is None or d > best[2] or (d == best[2] and p < best[1])
+            if is_better and num_parameters * 16 / (t * p) <= memory_bytes:
+                best = (t, p, d)
     return best
 
 
