@@ -98,7 +98,7 @@ def explain(evidence: Evidence, why_nan: str = "", everywhere: Evidence | None =
     if not advice and None in leaves(got) and None not in leaves(right):
         advice = NONE
     if advice:
-        return f"What this usually is: {advice}"
+        return advice if advice == swapped(list(zip(got, right))) else f"What this usually is: {advice}"
     for place, value in enumerate(got):
         if hasattr(value, "message"):
             is_own = re.search(r"(?m)^ *(in|at) (?!labkit/).*: +(raise|assert) ", value.where)
