@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from course.exercises.relations import num_parts, relation, shape_of
+from course.exercises.relations import num_parts, relation, shape_of, swapped
 from course.exercises.values import FREED, leaves, same
 from course.exercises.watch import UNWRITTEN
 
@@ -27,8 +27,8 @@ ERRORS = {
     "torch.Tensor but got <class '(int|float|list)'>": "A collective takes tensors, and works in place. Put the "
     "number into one first: `total = torch.tensor(float(...))`. The sum is in `total` afterwards. A list goes, too.",
     "killed by SIGABRT": "C++ code ends a rank that gets more or fewer bytes than it expects. In a collective, what "
-    "one rank sends to another must be as long as what that one receives into: print the sizes of the tensors (and the "
-    "splits) on each rank. Which of them depends on what is in this rank's data?",
+    "one rank sends to another must be as long as what that one receives into: print the sizes and the dtypes of the "
+    "tensors (and the splits) on each rank. Which of them depends on what is in this rank's data?",
     "Split sizes|divide equally|in->size == out->size": "dist.all_to_all_single(output, input, splits of the output, "
     "splits of the input): each splits must add up to the rows of their tensor. Without splits, each rank gets equally "
     "many rows, and both tensors are equally long.",
@@ -54,6 +54,7 @@ ERRORS = {
 """What to say of an error by what is in its message, if it is not a typical mistake."""
 
 OWN_ERROR = "Your function raises this error itself. But what it refuses here is allowed, and has a right answer."
+NONE_IS_RIGHT = "Your function raises this error itself. Here None is the right answer: return it instead."
 NAN = "nan is what comes of 0 / 0, inf - inf and 0 * inf. The first one makes all that is computed from it nan, too."
 
 
@@ -93,15 +94,18 @@ def explain(evidence: Evidence, why_nan: str = "", everywhere: Evidence | None =
     >>> explain(Evidence([1, 3], [1, 2], [("You counted from 1.", [1, 3])]))
     'What this usually is: You counted from 1.'
     """
+    evidence = replace(evidence, got=_without_brackets(evidence.got, evidence.right))
     got, right = evidence.got, evidence.right
     advice = recognise(evidence)
     if not advice and None in leaves(got) and None not in leaves(right):
         advice = NONE
     if advice:
-        return f"What this usually is: {advice}"
+        return advice if advice == swapped(list(zip(got, right))) else f"What this usually is: {advice}"
     for place, value in enumerate(got):
         if hasattr(value, "message"):
             is_own = re.search(r"(?m)^ *(in|at) (?!labkit/).*: +(raise|assert) ", value.where)
+            if is_own and right[place] is None:
+                return NONE_IS_RIGHT
             return OWN_ERROR if is_own else _of_error(value.message, evidence.given[place:])
     if FREED in leaves(got):
         return "The memory of this result was freed by resize_(0). Free what you gathered, not what you return."
@@ -118,10 +122,24 @@ def explain(evidence: Evidence, why_nan: str = "", everywhere: Evidence | None =
     return relation(pairs, evidence.given, named=is_all)
 
 
+def _without_brackets(got: list, right: list) -> list:
+    """Return wrong numbers without the brackets of a tensor [1], if one number is right: they are not what is wrong."""
+    numbers = [each[0] if isinstance(each, list) and len(each) == 1 else None for each in got]
+    if not all(type(each) in (int, float) for each in [*numbers, *right]) or same(numbers, right):
+        return got
+    return numbers
+
+
 def recognise(evidence: Evidence) -> str:
     """Return the advice for the typical mistakes that give these answers; "" if there are none."""
-    case = evidence.got, evidence.right, evidence.mistakes
-    return next(filter(None, (find(*case) for find in (_nearest, _by_parts, _by_cases))), "")
+    case = _without_brackets(evidence.got, evidence.right), evidence.right, evidence.mistakes
+    return next(filter(None, (find(*case) for find in (_nearest, _in_order, _by_parts, _by_cases))), "")
+
+
+def _in_order(got: list, right: list, mistakes: list[tuple[str, list]]) -> str:
+    """Say that two parts are swapped, before each of them is explained by a mistake of its own."""
+    del mistakes
+    return swapped(list(zip(got, right)))
 
 
 def recognise_where_wrong(evidence: Evidence) -> str:

@@ -104,6 +104,15 @@ def striped(seq_length, cp_size, cp_rank):
     return list(range(cp_rank, seq_length, cp_size))
 
 
+@balanced_positions.mistake(
+    "Single tokens were dealt out, to and fro, 2c at a time. That balances the work, too. Here a rank gets two chunks "
+    "of consecutive tokens."
+)
+def dealt_to_and_fro(seq_length, cp_size, cp_rank):
+    starts = range(0, seq_length, 2 * cp_size)
+    return [start + place for start in starts for place in (cp_rank, 2 * cp_size - 1 - cp_rank)]
+
+
 @balanced_positions.mistake(ONE_TOO_FAR)
 def chunk_that_does_not_exist(seq_length, cp_size, cp_rank):
     chunks = torch.arange(seq_length).chunk(2 * cp_size)

@@ -294,7 +294,7 @@ def _answers_here(functions, inputs: Callable, rest: tuple, care: Care, catch: A
         or (ENDS_THE_RANKS if ended else None)
     )
     is_right = bool(care.also_right and care.also_right(got, *copies))
-    seen = " ".join(filter(None, (kept.complaint(), shared(got), *watch.notes)))
+    seen = " ".join(filter(None, (kept.complaint(), shared(got), on_one_rank(log), *watch.notes)))
     cause = not_waited_for(log)
     return OnRank(
         plain(arguments), answers, complaint, cause, seen, watch.why_nan, kept.changed(got), tuple(groups), is_right
@@ -389,6 +389,14 @@ def wrong_dtype(got, arguments: tuple) -> str | None:
     different = {value.dtype for value in returned if value.dim() and given and value.is_floating_point()}
     different -= {value.dtype for value in given}
     return f"It returns {different.pop()}, and was given {given[0].dtype}: keep the dtype." if different else None
+
+
+def on_one_rank(log: CommunicationLog) -> str | None:
+    """Say that a result is on one rank, if the ranks do nothing else than to send it there."""
+    operations = {record.operation for record in log.records}
+    if len(operations) == 1 and (one := operations.pop()) in ("reduce", "gather"):
+        return f"dist.{one} has its result on one rank, its `dst`. What it leaves on the others is no result."
+    return None
 
 
 def not_waited_for(log: CommunicationLog) -> str | None:

@@ -1,6 +1,7 @@
 """The exercises of notebook 10: the order of a rank, the bubble, a gradient m times too large, and a deadlock."""
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -125,6 +126,15 @@ def last_in_first_out(rank, num_stages, num_micro_batches):
     return order
 
 
+@one_f_one_b_order.mistake(
+    "The backwards that are left at the end come in reverse. Their gradients arrive in the order of the forwards."
+)
+def last_ones_reversed(rank, num_stages, num_micro_batches):
+    num_left = min(num_stages - rank - 1, num_micro_batches)
+    order = my_order(rank, num_stages, num_micro_batches)
+    return order[: len(order) - num_left] + order[len(order) - num_left :][::-1]
+
+
 # -- the bubble -----------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +169,18 @@ bubble.mistakes_of(
     ),
     (dict(answers=lambda idle, m, v: (idle // (v * m), idle // (v * m + idle))), "`//` rounds down, to 0. Use `/`."),
     (
+        dict(answers=lambda idle, m, v: my_bubble(v * (idle + 1), m, v)),
+        "You counted v · p ranks. Chunks make the stages shorter, but the ranks are still p: p - 1 idle slots.",
+    ),
+    *(
+        (dict(answers=answers), "These are percent. Return both as shares of 1, and not rounded.")
+        for answers in (
+            lambda idle, m, v: [100 * each for each in my_bubble(idle + 1, m, v)],
+            lambda idle, m, v: [round(100 * each, 1) for each in my_bubble(idle + 1, m, v)],
+            lambda idle, m, v: [round(100 * each, 2) for each in my_bubble(idle + 1, m, v)],
+        )
+    ),
+    (
         dict(answers=lambda idle, m, v: my_bubble(v * idle + 1, m, 1)),
         "v is on the wrong side: more chunks make the bubble smaller, not larger.",
     ),
@@ -169,6 +191,10 @@ bubble.mistakes_in(
 bubble.mistakes_of(
     lambda p, m, v, second: ((p - 1) / (v * m), second(p - 1, m, v)),
     (dict(second=lambda idle, m, v: idle / (v * m)), "Both are idle over ideal. The share divides by idle + work."),
+    (
+        dict(second=lambda idle, m, v: idle / (v * m - idle) if idle < v * m else math.inf),
+        "The first is right. The second divides by work *minus* idle: the total is their sum.",
+    ),
     (dict(second=lambda idle, m, v: idle / (v * m + idle + 1)), "The total has one slot too many: v·m and p - 1 idle."),
     (
         dict(second=lambda idle, m, v: v * m / (v * m + idle)),
@@ -292,8 +318,24 @@ average_gradient.mistakes_of(
         "Only the last micro-batch is in the gradient: it was set back in between. Let it add up.",
     ),
     (dict(parts=lambda r, n, m: (r, r)), "Loss and gradient are sums over the rows: divide by the number of all rows."),
+    (
+        dict(parts=lambda r, n, m: (r / n / m, r / n)),
+        "The loss is right. The gradient was divided by the number of micro-batches, after it was weighted by rows.",
+    ),
     (dict(parts=lambda r, n, m: ((r / n) ** 2, r / n)), "The gradient is averaged twice, and too small."),
 )
+
+
+@average_gradient.mistake(
+    "The loss is right. weight.grad was divided after each micro-batch: the first has been divided once for each that "
+    "followed. Divide the loss before backward, or the gradient once, at the end."
+)
+def divided_again_and_again(weight, micro_batches):
+    n = sum(map(len, micro_batches))
+    for x in micro_batches:
+        (x @ weight).square().sum().backward()
+        weight.grad /= n
+    return sum((x @ weight.detach()).square().sum().item() for x in micro_batches) / n, weight.grad
 
 
 average_gradient.mistakes_in(

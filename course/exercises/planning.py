@@ -60,6 +60,14 @@ state_bytes.mistakes_of(
     (dict(each=lambda d, z: 6 + 12 / d), "You divided the optimizer's bytes by d although it is not sharded."),
     (dict(each=lambda d, z: 18 / z), "You divided all of it by d. ZeRO-1 divides the optimizer's 12 bytes only."),
     (dict(each=lambda d, z: 6 + 12 * z / d), "The wrong way round: divide by d where sharded_optimizer is True."),
+    (
+        dict(each=lambda d, z: (6 + 12 / z) / 1e9),
+        "These are gigabytes, 1e9 bytes. Return bytes.",
+    ),
+    (
+        dict(each=lambda d, z: (6 + 12 / z) / 2**30),
+        "These are gibibytes, 2**30 bytes. Return bytes.",
+    ),
     (dict(each=lambda d, z: 2 + 16 / z), "You divided the gradients, too. ZeRO-1 divides the optimizer's bytes only."),
 )
 
@@ -67,6 +75,14 @@ state_bytes.mistakes_of(
 @state_bytes.mistake("You divided the optimizer by p. Stages have different layers: it is shared by the d replicas.")
 def among_stages(num_parameters, t, p, d, sharded_optimizer):
     return my_state_bytes(num_parameters, t, p, p, sharded_optimizer)
+
+
+@state_bytes.mistake(
+    "You divided the optimizer's bytes by all t · p · d ranks, after t and p had divided the parameters already. They "
+    "are shared by the d replicas: divide by d."
+)
+def among_all_ranks(num_parameters, t, p, d, sharded_optimizer):
+    return my_state_bytes(num_parameters, t, p, t * p * d, sharded_optimizer)
 
 
 state_bytes.mistakes_of(
@@ -112,6 +128,10 @@ gpus_needed.mistakes_of(
     (dict(flops_each=6), "You counted 6 FLOPs per token and parameter. With full recomputation forward runs twice: 8."),
     (dict(rounded=int), "Rounded down, the run ends a little late. Round up."),
     (dict(rounded=round), "Rounded to the nearest number, the run can end a little late. Round up."),
+    (
+        dict(rounded=lambda n: 8 * math.ceil(n / 8)),
+        "You rounded up to whole nodes of 8. That is how they are rented; what is asked is the number of GPUs.",
+    ),
     (dict(rounded=lambda n: math.ceil(n) + 1), "This is one too many: `math.ceil` has rounded up already."),
     (dict(rounded=lambda n: int(n) + 1), "One more than rounded down is one too many where n is whole: `math.ceil`."),
     (dict(rounded=float), "There are no fractions of GPUs: round up to a whole number."),
@@ -178,6 +198,10 @@ new_work.mistakes_of(
         "A failure comes at any time between two saves, so on average half an interval is lost, not a whole one.",
     ),
     (
+        dict(lost=lambda t, u: (u + t) / 2),
+        "You halved the restart, too. Half an interval is repeated, and every restart is a whole one: u + T/2.",
+    ),
+    (
         dict(work=lambda t, w: 1),
         "Saves are missing: of every interval_minutes + save_minutes only interval_minutes are work.",
     ),
@@ -194,5 +218,20 @@ new_work.mistakes_of(
         "They are lost out of every 60 * failure_hours: 1 minus the share.",
     ),
 )
+
+
+@new_work.mistake(
+    "You subtracted all losses from 1. A save comes every T + w, and failures take from what is left for work and "
+    "saves: multiply what failures leave by T/(T + w)."
+)
+def losses_added(hours, interval, save, restart):
+    return 1 - (restart + interval / 2) / (60 * hours) - save / interval
+
+
+@new_work.mistake("You divided the save by the time between failures. It comes once in every interval: w/T.")
+def saves_at_failures(hours, interval, save, restart):
+    return (1 - (restart + interval / 2) / (60 * hours)) / (1 + save / (60 * hours))
+
+
 new_work.mistakes_in((None, lambda share: 1 - share, "This is the share that is lost: 1 minus what is asked."))
 new_work.mistakes_in((None, lambda share: 100 * share, "That is in percent. Return the share, from 0 to 1."))

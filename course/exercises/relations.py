@@ -57,8 +57,8 @@ def relation(pairs: Pairs, given: Sequence[dict] = (), says_where: bool = True, 
         found = fact(of_part[wrong[0]], given, named)
         if found or says_where:
             return f"{only} {found or where(of_part[wrong[0]], given)}".strip()
-    if swapped := _swapped(pairs, size):
-        return swapped
+    if said := swapped(pairs):
+        return said
     if found := fact(pairs, given, named):
         return found
     if all(any(same(list(order), right) for order in permutations(got)) for got, right in pairs):
@@ -188,7 +188,14 @@ def _is_telling(values: Sequence) -> bool:
     return len({value for value in values if value not in (0, 1)}) > 1
 
 
-def _swapped(pairs: Pairs, size: int) -> str:
+def swapped(pairs: Pairs) -> str:
+    """Say which two parts are swapped in all answers, if that is all that is wrong; None, where right, has no parts.
+
+    >>> swapped([([2, 1], [1, 2]), (None, None)])
+    'Parts 1 and 2 are swapped.'
+    """
+    pairs = [pair for pair in pairs if pair != (None, None)]
+    size = num_parts([answer for pair in pairs for answer in pair]) or 0
     for one, other in combinations(range(size), 2):
         order = [{one: other, other: one}.get(part, part) for part in range(size)]
         if all(same([got[part] for part in order], right) for got, right in pairs):

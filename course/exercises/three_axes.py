@@ -58,6 +58,7 @@ place = Exercise(
 def place_wrongly(
     num_parameters, num_heads, num_layers, node_size, memory_bytes, *, heads=True, layers=True, node=True,
     bytes_each=16, order=lambda t, p: (t * p, p), parts=lambda t, p: t * p, fits=operator.le, most=8,
+    in_node=lambda t, p: t,
 ):  # fmt: skip
     """Do what `my_place` does, with one thing wrong."""
     fitting = [
@@ -66,7 +67,7 @@ def place_wrongly(
         if t * p <= most
         and not (heads and num_heads % t)
         and not (layers and num_layers % p)
-        and not (node and t > node_size)
+        and not (node and in_node(t, p) > node_size)
         and fits(bytes_each * num_parameters / parts(t, p), memory_bytes)
     ]
     if not fitting:
@@ -81,6 +82,10 @@ place.mistakes_of(
         dict(node=False),
         "A tensor group must stay in a node: it sends four times in every layer, and waits each time. t goes up to the "
         "number of GPUs in a node, and the rest is left to p.",
+    ),
+    (
+        dict(in_node=lambda t, p: t * p),
+        "You kept t · p within a node. Only t must stay in it: stages send little, and may be on different nodes.",
     ),
     (dict(fits=operator.lt), "What fills the memory exactly still fits: `<=`."),
     (dict(most=64), "There are 8 ranks, so t · p is at most 8: with 16, no replica would be whole."),
@@ -199,6 +204,20 @@ def copy_counted(gradients, kinds, tp_rank):
 @norm.mistake("You added up norms. Squares add up: sum the squares over the ranks, and take the root at the end.")
 def norms_added(gradients, kinds, tp_rank):
     return summed(own_norm(gradients, kinds, tp_rank))
+
+
+@norm.mistake("You added up the norms of single gradients. Squares add up: one root, at the end.")
+def every_norm_added(gradients, kinds, tp_rank):
+    counted = ("shard", "whole") if tp_rank == 0 else ("shard",)
+    return summed(sum(each.norm() for each, kind in zip(gradients, kinds) if kind in counted))
+
+
+@norm.mistake(
+    "Whole gradients were halved before they were squared, so each rank counts a quarter. Halve the square, or count "
+    "it on tp_rank 0 only."
+)
+def halved_and_squared(gradients, kinds, tp_rank):
+    return summed(squares(gradients, kinds, "shard") + squares(gradients, kinds, "whole") / 4).sqrt()
 
 
 @norm.mistake("The whole parameters are missing: each counts once, on tp_rank 0.")

@@ -31,7 +31,7 @@ utilisation = Exercise(
         ([("forward", 0, 2), ("wait", 2, 5), ("backward", 5, 9)], 0, 12),
         ([("forward", 0, 2), ("wait", 2, 5), ("backward", 5, 9)], 1, 7),
         ([("forward", 0, 2), ("backward", 6, 8)], 3, 5),
-        ([("forward", 0.25, 1.5), ("wait", 1.5, 2.25), ("backward", 2.25, 4)], 0.5, 3.5),
+        ([("forward", 0.25, 1.25), ("wait", 1.25, 2.5), ("backward", 2.5, 4)], 0.5, 3.5),  # 7/12: no samples give it
     ],
     hints=[
         "Go through the spans, leave out those of kind 'wait', and add up seconds.",
@@ -97,6 +97,24 @@ def second_by_second(spans, start, end):
     work = [(begin, finish) for kind, begin, finish in spans if kind != "wait"]
     seconds = range(int(start), int(end))
     return sum(any(begin <= second < finish for begin, finish in work) for second in seconds) / (end - start)
+
+
+utilisation.mistakes_of(
+    lambda spans, start, end, num: (
+        sum(any(b <= start + (end - start) * i / num < f for kind, b, f in spans if kind != "wait") for i in range(num))
+        / num
+    ),
+    *(
+        (dict(num=num), "You looked at some moments of the window, which is close. Add up seconds: that is exact.")
+        for num in (100, 1000)
+    ),
+)
+
+
+@utilisation.mistake("You counted spans. They are of different lengths: add up their seconds inside the window.")
+def spans_counted(spans, start, end):
+    kinds = [kind for kind, begin, finish in spans if begin < end and finish > start]
+    return sum(kind != "wait" for kind in kinds) / max(1, len(kinds))
 
 
 @utilisation.mistake("Backward is missing: all that is not a wait is work.")
@@ -195,14 +213,16 @@ class Challenge(Exercise):
 def first_mistake(plan) -> str:
     """Name the first mistake of a plan that cannot win."""
     if isinstance(plan, Raised):
-        return "sizes"
+        return "refused" if plan.message.startswith(("Misfit", "ValueError")) else "something else"
     if not isinstance(plan, Plan) or (plan.model, plan.world_size) != (GIVEN.model, GIVEN.world_size):
         return "something else"
     if plan.batch_size != GIVEN.batch_size:
-        return "batch"
+        return "smaller batch" if plan.batch_size < GIVEN.batch_size else "larger batch"
     needed = fullest(plan)
     if needed.total > LIMIT_BYTES:
-        return "activations" if needed.activations > needed.total / 2 else "states"
+        if needed.activations <= needed.total / 2:
+            return "states"
+        return "activations of one sequence" if plan.micro_batch_size == 1 else "activations"
     if plan == GIVEN:
         return "as given"
     changed = plan.micro_batch_size != GIVEN.micro_batch_size, plan.recompute != GIVEN.recompute
@@ -241,10 +261,19 @@ beat.mistakes_of(
         dict(batch_size=8, micro_batch_size=1),
         "Half the batch takes half the time, and is half the work. The batch belongs to the training recipe.",
     ),
+    (
+        dict(batch_size=32, micro_batch_size=1),
+        "A larger batch has more micro-batches, and is more work. Of the same batch, smaller micro-batches make more.",
+    ),
     (dict(), "This is the plan as given. What is it idle for, and what does it compute twice?"),
     (
         dict(recompute="none"),
         "Most of it is activations. Keep fewer: take smaller micro-batches.",
+    ),
+    (
+        dict(pp_size=2, micro_batch_size=1, recompute="none", zero_stage=1),
+        "Most of it is activations, and micro-batches have one sequence already. recompute='full' keeps the inputs of "
+        "layers only. Without it, a GPU needs fewer weights (more stages, if ranks are left), or fewer chunks.",
     ),
     (
         dict(pp_size=1, micro_batch_size=1, recompute="none"),
@@ -256,5 +285,5 @@ beat.mistakes_of(
         "The bubble is small now. But recompute='full' computes every forward pass twice, a quarter of the work: with "
         "memory to spare, do not recompute. Or make the bubble smaller still, by chunks or shorter pipelines.",
     ),
-    (dict(micro_batch_size=3), "The sizes do not fit together. The message names the rule, and sizes that fit."),
+    (dict(micro_batch_size=3), "There is no such plan. The message names the rule, and the way out if it knows one."),
 )

@@ -6,6 +6,8 @@ container, a device or a dtype: only because of a value or a shape.
 
 import math
 from collections.abc import Iterator, ValuesView
+from decimal import Decimal
+from fractions import Fraction
 
 TOLERANCE = 1e-5  # relative; float32 sums in a different order differ by less
 FREED = "(its memory is freed)"
@@ -16,11 +18,15 @@ def plain(value):
 
     >>> plain((1, [2.0, (3,)]))
     [1, [2.0, [3]]]
+    >>> plain((Fraction(1, 2), Fraction(3)))
+    [0.5, 3]
     """
     if hasattr(value, "tolist"):
         return FREED if is_freed(value) else value.tolist()
     if isinstance(value, (list, tuple, range)):
         return [plain(item) for item in value]
+    if isinstance(value, (Fraction, Decimal)):
+        return int(value) if isinstance(value, Fraction) and value.denominator == 1 else float(value)
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return value

@@ -541,6 +541,15 @@ def by_autograds_all_reduce(losses, is_counted):
     return total / count
 
 
+def balanced_positions_anew_pairs(seq_length, cp_size, cp_rank):
+    period = 2 * cp_size
+    out = []
+    for base in range(0, seq_length, period):
+        out.append(base + cp_rank)
+        out.append(base + period - 1 - cp_rank)
+    return out
+
+
 WRONG = [
     ("loss_scale", loss_as_a_float, "a float, from which backward cannot start"),
     ("loss_scale", loss_of_data, "no graph"),
@@ -619,6 +628,7 @@ WRONG = [
     ("loss_scale", as_a_float, "a float"),
     ("loss_scale", as_a_new_tensor, "no graph"),
     ("loss_scale", leaves_early, "ranks without counted tokens skip the all-reduce"),
+    ("balanced_positions", balanced_positions_anew_pairs, "single tokens to and fro"),
 ]
 
 RIGHT = [

@@ -324,6 +324,63 @@ def one_f_one_b_order_5(rank: int, num_stages: int, num_micro_batches: int) -> l
     return forwards + backwards
 
 
+def bubble_anew_swapped(p, m, v):
+    return (p - 1) / (v * m + p - 1), (p - 1) / (v * m)
+
+
+def bubble_anew_v_upstairs(p, m, v):
+    return (v * p - 1) / (v * m), (v * p - 1) / (v * m + v * p - 1)
+
+
+def bubble_anew_percent(p, m, v):
+    ideal = m * v
+    idle = p - 1
+    return round(100 * idle / ideal, 2), round(100 * idle / (ideal + idle), 2)
+
+
+def bubble_anew_int(p, m, v):
+    over_ideal = (p - 1) / (v * m)
+    return over_ideal, over_ideal / (1 - over_ideal) if over_ideal != 1 else float("inf")
+
+
+def average_gradient_anew_weighted(weight, micro_batches):
+    sizes = torch.tensor([x.size(0) for x in micro_batches], dtype=torch.float64)
+    weights = sizes / sizes.sum()
+    mean_loss = 0.0
+    for share, x in zip(weights.tolist(), micro_batches):
+        loss = share * (x @ weight).square().mean() / len(micro_batches)
+        loss.backward()
+        mean_loss += loss.item() * len(micro_batches)
+    return mean_loss, weight.grad
+
+
+def average_gradient_anew_clone_grad(weight, micro_batches):
+    n = sum(x.size(0) for x in micro_batches)
+    total = 0.0
+    for x in micro_batches:
+        loss = (x @ weight).square().sum()
+        loss.backward()
+        weight.grad.div_(n)
+        total += loss.item() / n
+    return total, weight.grad
+
+
+def one_f_one_b_order_anew_cooldown_reversed(rank, num_stages, num_micro_batches):
+    warm = min(num_stages - rank - 1, num_micro_batches)
+    ops = [f"F{i}" for i in range(warm)]
+    for i in range(num_micro_batches - warm):
+        ops += [f"F{warm + i}", f"B{i}"]
+    ops += [f"B{i}" for i in reversed(range(num_micro_batches - warm, num_micro_batches))]
+    return ops
+
+
+def bubble_anew_fraction(p, m, v):
+    from fractions import Fraction
+
+    x = Fraction(p - 1, v * m)
+    return x, x / (1 + x)
+
+
 WRONG = [
     ("one_f_one_b_order", one_forward_too_many, "one forward too many at first"),
     ("one_f_one_b_order", ranks_counted_backwards, "the last rank warms up most"),
@@ -376,6 +433,13 @@ WRONG = [
     ("one_f_one_b_order", one_f_one_b_order_3, "one warmup forward too many"),
     ("one_f_one_b_order", one_f_one_b_order_4, "last backwards missing"),
     ("one_f_one_b_order", one_f_one_b_order_5, "GPipe's order"),
+    ("bubble", bubble_anew_swapped, "the two definitions swapped"),
+    ("bubble", bubble_anew_v_upstairs, "chunks counted as ranks"),
+    ("bubble", bubble_anew_percent, "rounded percent"),
+    ("bubble", bubble_anew_int, "x / (1 - x) for the share"),
+    ("average_gradient", average_gradient_anew_weighted, "divided by rows, and by m again"),
+    ("average_gradient", average_gradient_anew_clone_grad, "gradient divided in the loop"),
+    ("one_f_one_b_order", one_f_one_b_order_anew_cooldown_reversed, "the last backwards in reverse"),
 ]
 
 RIGHT = [
@@ -385,4 +449,5 @@ RIGHT = [
     ("mended_row", row("F0 F1 B0 B1 F2 B2")),
     ("mended_row", row("F0 F1 B0 F2 B2 B1")),
     ("mended_row", row(["F0", "F1", "B0", "F2", "B1", "B2"])),
+    ("bubble", bubble_anew_fraction),
 ]

@@ -174,6 +174,50 @@ def cut_among_replicas(num_parameters, t, p, d, sharded_optimizer):
     return num_parameters / (t * d) * (6 + 12 / (d if sharded_optimizer else 1))
 
 
+def state_bytes_anew_world(num_parameters, t, p, d, sharded_optimizer):
+    world_size = t * p * d
+    local_parameters = num_parameters / (t * p)
+    weight_bytes, grad_bytes, optim_bytes = 2, 4, 12
+    optimizer = local_parameters * optim_bytes
+    if sharded_optimizer:
+        optimizer /= world_size
+    return local_parameters * (weight_bytes + grad_bytes) + optimizer
+
+
+def state_bytes_anew_gb(num_parameters, t, p, d, sharded_optimizer):
+    local = num_parameters / t / p
+    total = 6 * local + 12 * local / (d if sharded_optimizer else 1)
+    return total / 2**30
+
+
+def gpus_needed_anew_node(billion_tokens, billion_parameters, days, teraflops):
+    total_flops = 8 * billion_tokens * 1e9 * billion_parameters * 1e9
+    flops_per_gpu = teraflops * 1e12 * days * 24 * 3600
+    gpus = math.ceil(total_flops / flops_per_gpu)
+    return math.ceil(gpus / 8) * 8
+
+
+def new_work_anew_lost(failure_hours, interval_minutes, save_minutes, restart_minutes):
+    m = failure_hours * 60.0
+    saving = save_minutes / interval_minutes
+    restarting = restart_minutes / m
+    repeating = interval_minutes / (2 * m)
+    return max(0.0, min(1.0, 1.0 - saving - restarting - repeating))
+
+
+def new_work_anew_brackets(failure_hours, interval_minutes, save_minutes, restart_minutes):
+    mtbf_minutes = failure_hours * 60
+    lost_per_failure = (restart_minutes + interval_minutes) / 2
+    efficiency = 1 - lost_per_failure / mtbf_minutes
+    overhead = 1 + save_minutes / interval_minutes
+    return efficiency / overhead
+
+
+def new_work_anew_wm(failure_hours, interval_minutes, save_minutes, restart_minutes):
+    mtbf = failure_hours * 60
+    return (1 - (restart_minutes + interval_minutes / 2) / mtbf) / (1 + save_minutes / mtbf)
+
+
 WRONG = [
     ("state_bytes", all_shared_by_replicas, "divides everything by all GPUs"),
     ("state_bytes", always_sharded, "always shards the optimizer"),
@@ -209,6 +253,12 @@ WRONG = [
     ("new_work", hours_as_minutes, "hours taken for minutes"),
     ("new_work", what_is_lost, "the share that is lost"),
     ("new_work", in_percent, "percent instead of a share"),
+    ("state_bytes", state_bytes_anew_world, "optimizer divided by t p d"),
+    ("state_bytes", state_bytes_anew_gb, "gibibytes"),
+    ("gpus_needed", gpus_needed_anew_node, "whole nodes"),
+    ("new_work", new_work_anew_lost, "losses added up"),
+    ("new_work", new_work_anew_brackets, "half of the restart"),
+    ("new_work", new_work_anew_wm, "saves over the time between failures"),
 ]
 
 RIGHT = [

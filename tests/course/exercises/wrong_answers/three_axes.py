@@ -280,6 +280,74 @@ def gibibytes_for_gigabytes(num_parameters, num_heads, num_layers, node_size, me
     return place_in(num_heads, num_layers, node_size, fits)
 
 
+def place_anew_greedy_p_first(num_parameters, num_heads, num_layers, node_size, memory_bytes):
+    for d in (8, 4, 2, 1):
+        for p in (1, 2, 4, 8):
+            t = 8 // (d * p)
+            is_possible = t and t <= node_size and num_heads % t == 0 and num_layers % p == 0
+            if is_possible and 16 * num_parameters / (t * p) <= memory_bytes:
+                return t, d, p
+
+
+def place_anew_node_total(num_parameters, num_heads, num_layers, node_size, memory_bytes):
+    best = None
+    for d in (1, 2, 4, 8):
+        for t in (1, 2, 4, 8):
+            p = 8 // (d * t)
+            if p < 1 or t * p > node_size or num_heads % t or num_layers % p:
+                continue
+            is_better = best is None or d > best[2] or (d == best[2] and p < best[1])
+            if is_better and num_parameters * 16 / (t * p) <= memory_bytes:
+                best = (t, p, d)
+    return best
+
+
+def place_anew_dict(num_parameters, num_heads, num_layers, node_size, memory_bytes):
+    options = [
+        (t, p, 8 // (t * p))
+        for t in (1, 2, 4, 8)
+        for p in (1, 2, 4, 8)
+        if t * p <= 8
+        and num_heads % t == 0
+        and num_layers % p == 0
+        and t <= node_size
+        and 16 * num_parameters / (t * p) <= memory_bytes
+    ]
+    if not options:
+        raise ValueError("no layout fits in memory")
+    return max(options, key=lambda o: (o[2], -o[1]))
+
+
+def norm_anew_sum_of_norms(gradients, kinds, tp_rank):
+    s = torch.zeros((), dtype=torch.float64)
+    for g, k in zip(gradients, kinds):
+        if k == "copy" or (k == "whole" and tp_rank):
+            continue
+        s += g.norm()
+    dist.all_reduce(s)
+    return s
+
+
+def norm_anew_half_whole(gradients, kinds, tp_rank):
+    weight = {"shard": 1.0, "whole": 0.5, "copy": 0.0}
+    total = torch.zeros(1, dtype=torch.float64)
+    for grad, kind in zip(gradients, kinds):
+        scaled = grad.detach().to(torch.float64) * weight[kind]
+        total += scaled.pow(2).sum()
+    dist.all_reduce(total, op=dist.ReduceOp.SUM)
+    return total.sqrt()
+
+
+def norm_anew_first_rank_only(gradients, kinds, tp_rank):
+    s = torch.zeros((), dtype=torch.float64)
+    for g, k in zip(gradients, kinds):
+        if k == "copy" or (k == "whole" and tp_rank):
+            continue
+        s += g.double().square().sum()
+    dist.reduce(s, dst=0)
+    return s.sqrt()
+
+
 WRONG = [
     ("place", fewest_replicas, "the fewest replicas, not the most"),
     ("place", most_stages, "the most stages, not the fewest"),
@@ -312,6 +380,12 @@ WRONG = [
     ("place", more_ranks_than_there_are, "t p may be 16, and then d is 0"),
     ("place", gibibytes_for_gigabytes, "parameters in GiB, memory in GB"),
     ("place", place_5, "largest t that fits in node"),
+    ("place", place_anew_greedy_p_first, "(t, d, p)"),
+    ("place", place_anew_node_total, "t p within a node"),
+    ("place", place_anew_dict, "raises instead of None"),
+    ("norm", norm_anew_sum_of_norms, "norms of single gradients added"),
+    ("norm", norm_anew_half_whole, "whole gradients halved, then squared"),
+    ("norm", norm_anew_first_rank_only, "reduce to rank 0"),
 ]
 
 RIGHT = [("place", place_by_growing), ("place", fewest_stages_first), ("norm", norm_with_shared_parts)]

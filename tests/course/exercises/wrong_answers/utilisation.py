@@ -130,6 +130,30 @@ def second_by_second(spans, start, end):
     return len(work) / (end - start)
 
 
+def utilisation_anew_sampled(spans, start, end):
+    num_samples = 100
+    hits = 0
+    for i in range(num_samples):
+        t = start + (end - start) * i / num_samples
+        if any(b <= t < f for k, b, f in spans if k in {"forward", "backward"}):
+            hits += 1
+    return hits / num_samples
+
+
+def utilisation_anew_count(spans, start, end):
+    inside = [k for k, b, f in spans if b < end and f > start]
+    return sum(k != "wait" for k in inside) / len(inside) if inside else 0.0
+
+
+def utilisation_anew_merge(spans, start, end):
+    work = [(max(b, start), min(f, end)) for k, b, f in spans if k != "wait" and f > start and b < end]
+    if not work:
+        return 0.0
+    first = min(b for b, _ in work)
+    last = max(f for _, f in work)
+    return sum(f - b for b, f in work) / (last - first)
+
+
 WRONG = [
     ("utilisation", waits_are_work, "counts waits as work"),
     ("utilisation", spans_not_cut, "work outside the window counts"),
@@ -151,6 +175,9 @@ WRONG = [
     ("beat", plan_with(zero_stage=3, micro_batch_size=1, recompute="none"), "zero_stage is 0 or 1"),
     ("beat", plan_with(num_chunks=3, micro_batch_size=1, recompute="none"), "chunks do not divide the layers"),
     ("beat", a_dict_of_changes, "returns a dict, not a plan"),
+    ("beat", plan_with(batch_size=64, micro_batch_size=1, recompute="none"), "does more work"),
+    ("beat", plan_with(pp_size=2, micro_batch_size=1, recompute="none", zero_stage=1), "one sequence does not fit"),
+    ("beat", plan_with(micro_batch_size=1, recompute="none", schedule="zb-h1"), "an order that no plan knows"),
     ("beat", beat_1, "only smaller micro-batches, still recomputes"),
     ("beat", beat_2, "only recomputation changed: does not fit"),
     ("beat", beat_3, "shorter pipelines do not fit"),
@@ -160,6 +187,9 @@ WRONG = [
     ("utilisation", utilisation_3, "only spans wholly inside the window"),
     ("utilisation", utilisation_4, "divides by work plus waits"),
     ("utilisation", utilisation_5, "backward is forgotten"),
+    ("utilisation", utilisation_anew_sampled, "a hundred samples"),
+    ("utilisation", utilisation_anew_count, "counts spans"),
+    ("utilisation", utilisation_anew_merge, "from first to last work"),
 ]
 
 RIGHT = [
