@@ -25,13 +25,14 @@ from course.exercises.record import note_check
 from course.exercises.relations import what_is_new
 from course.exercises.source import (
     is_written,
+    only_started,
     rebound,
     received_into_what_is_sent,
     sized_by_data,
     source_of,
     unused,
 )
-from course.exercises.values import difference, has_floats, plain, same, show
+from course.exercises.values import difference, has_floats, plain, same, show, told_apart
 from course.exercises.variants import Variant, variants
 from course.exercises.watch import Watch, shared
 from labkit.sizes import counted
@@ -157,7 +158,7 @@ class Exercise:
         complaints = []  # which count when all values are right
         for number, case in enumerate(self.cases):
             trials = self.trials(function, case)
-            if number == 0 and all(is_blank(trial.got) for trial in trials):
+            if number == 0 and all(is_blank(trial.got) for trial in trials) and not self.answers_later(function):
                 return self.nothing_returned(function, trials[0].got)
             if wrong := next((trial for trial in trials if not same(trial.got, trial.expected)), None):
                 is_error = isinstance(wrong.got, Raised)
@@ -166,7 +167,8 @@ class Exercise:
                 advice = cause or self.advice(function, number, trials)
                 if not cause and "usually" not in advice:
                     seen = wrong.seen or wrong.changed * (not advice)
-                    hints = unused(function), advice, seen, sized_by_data(function), self.right_before(number)
+                    of_source = only_started(function), sized_by_data(function)
+                    hints = unused(function), advice, seen, *of_source, self.right_before(number)
                     advice = " ".join(filter(None, hints))
                 lines = self.report_lines(wrong) + [indent(advice)] * bool(advice)
                 return Verdict("raised" if is_error else "wrong", "\n".join(lines))
@@ -205,6 +207,17 @@ class Exercise:
         got = answer_to(function, arguments)
         complaint = None if has_floats(expected) or not has_floats(got) else NOT_WHOLE
         return [Trial(given, got, expected, kept.complaint() or complaint)]
+
+    def answers_later(self, function: Callable) -> bool:
+        """Whether a function that returns nothing in the first case returns something in others, where None is right.
+
+        Then None is an answer, and not what a function without `return` gives back.
+        """
+        may_be_none = any(self.solution_function(*copy.deepcopy(case)) is None for case in self.cases)
+        if not may_be_none or not is_written(function):
+            return False
+        with quietly():
+            return any(not is_blank(answer_to(function, copy.deepcopy(case))) for case in self.cases)
 
     def nothing_returned(self, function: Callable, got) -> Verdict:
         """Return the verdict on a function that returns nothing: a blank stub, or one that forgot to return."""
@@ -270,7 +283,8 @@ class Exercise:
         if isinstance(trial.got, Raised):
             heading = _broken(f"{self.name}: {trial.given} raised an error.")
             return [heading, indent(trial.got.message + trial.got.where)]
-        lines = [f"  {trial.given}", f"    gave      {show(trial.got)}", f"    expected  {show(trial.expected)}"]
+        got, expected = told_apart(trial.got, trial.expected)
+        lines = [f"  {trial.given}", f"    gave      {got}", f"    expected  {expected}"]
         if where := difference(trial.got, trial.expected):
             lines.append(f"    differs   {where}")
         return [f"{self.name}: not right yet.", *map(_broken, lines)]
