@@ -355,7 +355,7 @@ def backward_inputs(num_tokens: int, top_k: int, num_experts: int, hidden: int):
     send = ranks.bincount(minlength=ep_size)
     recv = gathered_counts(send)[:, dist.get_rank()]
     tokens = ranks.argsort(stable=True) // top_k  # of the rows that were sent, sorted by rank
-    grad = whole_numbers((int(recv.sum()), hidden), seed=1540 + dist.get_rank()).cpu().double()  # not the default dtype
+    grad = whole_numbers((int(recv.sum()), hidden), seed=1540 + dist.get_rank()).cpu()
     return grad, tokens, len(experts), send.tolist(), recv.tolist()
 
 

@@ -104,7 +104,7 @@ def where(pairs: Pairs, given: Sequence[dict]) -> str:
     >>> where([(4, 5), (6, 6)], [{RANKS: 2}, {RANKS: 2}])
     'It is right on ranks [1], and wrong on [0].'
     >>> where([([[1, 2], [3, 5]], [[1, 2], [3, 4]])], [])
-    '3 of the 4 numbers are right.'
+    'Only row 1 has wrong numbers, of 2, counted from 0.'
     """
     is_right = [same(*pair) for pair in pairs]
     if any(is_right) and is_on_ranks(given) and given[0][RANKS] == len(pairs):
