@@ -30,7 +30,7 @@ EXPLAINS = (
     "These are different groups", "The rows are right", "transposed", "New here:", "in reverse order",
     "as it was given", "of all ranks", "over the ranks, your answers", "should have.", "what is written",
     "It changes `", "too small by", "too large by", "of the right one", "the right one rounded",
-    "times what it should be", "All ranks are in the same",
+    "times what it should be", "All ranks are in the same", "0 counts as false",
 )  # fmt: skip
 
 
