@@ -14,7 +14,16 @@ NONE = (
 )
 
 
+NONE_FOR_ZERO = (
+    "It gives back None only where 0 is right. 0 counts as false: `x or None` and `if x:` take it for nothing, and "
+    "`is None` does not."
+)
+
+
 ERRORS = {
+    "set_requires_gradient_sync|set_is_last_backward": "PyTorch's `fully_shard` has this, and labkit's class does not: "
+    "its backwards send nothing inside `with model.no_sync():`.",
+    "has no attribute": "It has no such name: `dir(...)` lists those that it has. Is it of a different library?",
     "default process group twice": "The ranks are connected already: `launch` has called init_process_group. Leave it "
     "out; a function here is what a rank does afterwards.",
     "implicitly created only for scalar": "backward() starts from one number: take the mean or the sum of yours first.",
@@ -97,13 +106,15 @@ def explain(evidence: Evidence, why_nan: str = "", everywhere: Evidence | None =
     evidence = replace(evidence, got=_without_brackets(evidence.got, evidence.right))
     got, right = evidence.got, evidence.right
     advice = recognise(evidence)
+    if not advice and _is_none_for_zero(evidence):
+        return NONE_FOR_ZERO
     if not advice and None in leaves(got) and None not in leaves(right):
         advice = NONE
     if advice:
         return advice if advice == swapped(list(zip(got, right))) else f"What this usually is: {advice}"
     for place, value in enumerate(got):
         if hasattr(value, "message"):
-            is_own = re.search(r"(?m)^ *(in|at) (?!labkit/).*: +(raise|assert) ", value.where)
+            is_own = re.search(r"(?m)^ *(in|at) (?!labkit/|course/).*: +(raise|assert) ", value.where)
             if is_own and right[place] is None:
                 return NONE_IS_RIGHT
             return OWN_ERROR if is_own else _of_error(value.message, evidence.given[place:])
@@ -156,6 +167,12 @@ def recognise_where_wrong(evidence: Evidence) -> str:
         if all(same(evidence.got[place], answers[place]) for place in wrong)
     )
     return next(found, "")
+
+
+def _is_none_for_zero(evidence: Evidence) -> bool:
+    wrong = [(got, right) for got, right in zip(evidence.got, evidence.right) if not same(got, right)]
+    zeros = [right for right in evidence.right if right is not None and same(right, 0)]
+    return bool(wrong) and len(wrong) == len(zeros) and all(got is None and same(right, 0) for got, right in wrong)
 
 
 def _is_nan(value) -> bool:

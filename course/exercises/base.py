@@ -26,13 +26,14 @@ from course.exercises.relations import what_is_new
 from course.exercises.source import (
     is_written,
     lost,
+    only_started,
     rebound,
     received_into_what_is_sent,
     sized_by_data,
     source_of,
     unused,
 )
-from course.exercises.values import difference, has_floats, plain, same, show
+from course.exercises.values import difference, has_floats, plain, same, show, told_apart
 from course.exercises.variants import Variant, variants
 from course.exercises.watch import Watch, shared
 from labkit.sizes import counted
@@ -159,7 +160,7 @@ class Exercise:
         complaints = []  # which count when all values are right
         for number, case in enumerate(self.cases):
             trials = self.trials(function, case)
-            if number == 0 and all(is_blank(trial.got) for trial in trials):
+            if number == 0 and all(is_blank(trial.got) for trial in trials) and not self.answers_later(function):
                 return self.nothing_returned(function, trials[0].got)
             if wrong := next((trial for trial in trials if not same(trial.got, trial.expected)), None):
                 is_error = isinstance(wrong.got, Raised)
@@ -168,7 +169,8 @@ class Exercise:
                 advice = cause or self.advice(function, number, trials)
                 if not cause and "usually" not in advice:
                     seen = wrong.seen or wrong.changed * (not advice)
-                    hints = unused(function), advice, seen, sized_by_data(function), self.right_before(number)
+                    of_source = only_started(function), sized_by_data(function)
+                    hints = unused(function), advice, seen, *of_source, self.right_before(number)
                     advice = " ".join(filter(None, hints))
                 if not is_error and not cause:
                     advice = f"{lost(function)} {advice}".strip()
@@ -210,6 +212,17 @@ class Exercise:
         got = answer_to(function, arguments)
         complaint = None if has_floats(expected) or not has_floats(got) else NOT_WHOLE
         return [Trial(given, got, expected, kept.complaint() or complaint)]
+
+    def answers_later(self, function: Callable) -> bool:
+        """Whether a function that returns nothing in the first case returns something in others, where None is right.
+
+        Then None is an answer, and not what a function without `return` gives back.
+        """
+        if not is_written(function):
+            return False
+        with quietly():
+            trials = [trial for case in self.cases for trial in self.trials(function, case)]
+        return any(each.expected is None for each in trials) and not all(is_blank(each.got) for each in trials)
 
     def nothing_returned(self, function: Callable, got) -> Verdict:
         """Return the verdict on a function that returns nothing: a blank stub, or one that forgot to return."""
@@ -275,7 +288,8 @@ class Exercise:
         if isinstance(trial.got, Raised):
             heading = _broken(f"{self.name}: {trial.given} raised an error.")
             return [heading, indent(trial.got.message + trial.got.where)]
-        lines = [f"  {trial.given}", f"    gave      {show(trial.got)}", f"    expected  {show(trial.expected)}"]
+        got, expected = told_apart(trial.got, trial.expected)
+        lines = [f"  {trial.given}", f"    gave      {got}", f"    expected  {expected}"]
         if where := difference(trial.got, trial.expected):
             lines.append(f"    differs   {where}")
         return [f"{self.name}: not right yet.", *map(_broken, lines)]

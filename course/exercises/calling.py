@@ -116,6 +116,14 @@ def tensors_of(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
     return found
 
 
+def _memory(tensor: torch.Tensor) -> int | None:
+    """Return where the numbers are; None if the tensor only stands for one, as a functional collective's result."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return None
+
+
 class Kept:
     """The tensors among arguments as they were before a call, except in those that it ``may_change``."""
 
@@ -125,12 +133,11 @@ class Kept:
 
     def changed(self, got) -> str:
         """Say which arguments are no longer as they were, though the answer is not in them."""
-        plain_ones = [each for each in leaves(got) if type(each) in (torch.Tensor, torch.nn.Parameter)]
-        returned = {each.untyped_storage().data_ptr() for each in plain_ones}  # others may have no memory of their own
+        returned = {_memory(each) for each in leaves(got) if isinstance(each, torch.Tensor)}
         names = [
             f"`{name}`"
             for name, tensor, before in self.before
-            if not _is_as_before(tensor, before) and tensor.untyped_storage().data_ptr() not in returned
+            if not _is_as_before(tensor, before) and _memory(tensor) not in returned
         ]
         return f"It has changed {_and(names)}, which it was given. Did it still need the old numbers?" if names else ""
 

@@ -174,6 +174,18 @@ def with_ratio(out, lse, block_out, block_lse, ratio):
     return (weight * out + block_out) / (weight + 1)
 
 
+def below_one_maximum(out, lse, block_out, block_lse, least):
+    """Return the weighted mean of the outs, of weights below the largest of all queries."""
+    most = torch.maximum(lse.max(), block_lse.max())
+    weight, block_weight = (lse - most).exp(), (block_lse - most).exp()
+    return (weight * out + block_weight * block_out) / (weight + block_weight).clamp(min=least)
+
+
+def total_below_one_maximum(lse, block_lse):
+    most = torch.maximum(lse.max(), block_lse.max())
+    return most + ((lse - most).exp() + (block_lse - most).exp()).log()
+
+
 def seen(lse):
     return torch.where(lse == -math.inf, -100.0, lse)
 
@@ -189,6 +201,10 @@ NOT_FROM_NOTHING = (
 ONE_SIDED = (
     "exp(lse - block_lse) is infinite where one side is far above the other, and infinite / infinite is nan. Subtract "
     "from both the new lse, the one of torch.logaddexp: no share is then above 1."
+)
+ONE_MAXIMUM = (
+    "One maximum was subtracted from the lse of all queries: where a query's own is far below it, both weights become "
+    "0. Subtract each query's own: torch.maximum(lse, block_lse)."
 )
 FLAT = "The lse has lost its last dim. It is [queries, 1], as the one that you got, so that it fits the rows of out."
 NOTHING_SEEN_BY_ALL = (
@@ -230,6 +246,8 @@ merge_blocks.mistakes_of(
         "You took lse itself for the weight. It is a logarithm: the weight is exp(lse).",
     ),
     (dict(mix=partial(with_weights, weigh=torch.exp)), OVERFLOWS),
+    (dict(mix=partial(below_one_maximum, least=0), total=total_below_one_maximum), ONE_MAXIMUM),
+    (dict(mix=partial(below_one_maximum, least=1e-37), total=total_below_one_maximum), ONE_MAXIMUM),
     (dict(mix=partial(with_ratio, ratio=lambda lse, other: (lse - other).exp())), ONE_SIDED),
     (
         dict(
@@ -439,6 +457,14 @@ ring_forward.mistakes_of(
         dict(join=lambda out, lse, block_out, block_lse: (block_out, lse)),
         "Only the last block is left: the blocks were not merged, or the new lse was not kept. Without it each merge "
         "believes that nothing has been seen yet.",
+    ),
+    (
+        dict(join=lambda out, lse, block_out, block_lse: merge(out, lse, block_out, torch.zeros_like(lse))),
+        "The blocks' outs were averaged, as if all had the same weight. A block counts by exp(its lse): use `merge`.",
+    ),
+    (
+        dict(join=lambda out, lse, *rest: merge(out, torch.where(lse == -math.inf, 0.0, lse), *rest)),
+        "lse starts from 0: that is a weight of exp(0) = 1 for no key at all. Start from -inf.",
     ),
     (
         dict(join=lambda out, lse, block_out, block_lse: (out + block_out, lse)),

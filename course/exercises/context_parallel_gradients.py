@@ -83,6 +83,15 @@ ulysses_backward.mistakes_of(
         "The gradients were added up over the ranks. The ranks hold different tokens, so that there is nothing to add.",
     ),
     (
+        dict(answer=lambda grad, split, join: my_exchange_backward(summed(grad), split, join)),
+        "The gradients were added up over the ranks. The ranks hold different tokens, so that there is nothing to add.",
+    ),
+    (
+        dict(answer=lambda grad, split, join: exchanged(grad.movedim(join, 0), 0, torch.cat).movedim(0, split)),
+        "You moved join_dim to the front, and what arrives has it there, too. In each piece, move it back to where it "
+        "was; then join the pieces along split_dim.",
+    ),
+    (
         dict(
             answer=lambda grad, split, join: exchanged(grad, join, lambda pieces: torch.cat(pieces[::-1], split)),
         ),

@@ -321,6 +321,17 @@ def by_expert(experts, num_experts):
     return counts
 
 
+@split_sizes.mistake(
+    "You added up numbers of different ranks. What arrives begins with rank 0's numbers, one for each expert here, and "
+    "then rank 1's: add up each rank's own, as by `received.view(ep_size, -1).sum(1)`."
+)
+def over_the_wrong_dim(experts, num_experts):
+    ep_size = dist.get_world_size()
+    counts = experts.flatten().bincount(minlength=num_experts)
+    dist.all_to_all_single(received := torch.empty_like(counts), counts)
+    return counts.view(ep_size, -1).sum(1), received.view(-1, ep_size).sum(0)
+
+
 @split_sizes.mistake(f"Ranks that nobody chose are missing. {ONE_EACH}")
 def without_zeros(experts, num_experts):
     send, recv = splits_wrongly(experts, num_experts)
@@ -416,6 +427,10 @@ dispatch_backward.mistakes_of(
     backward_wrongly,
     (dict(add=overwritten), f"Of a token's copies the last alone counts: `=` overwrites. {COPIED} Use index_add_."),
     (dict(add=first_of_copies), f"Of a token's copies one alone counts. {COPIED} Use index_add_."),
+    (
+        dict(add=lambda x, tokens, rows: x.scatter_add_(0, tokens[:, None], rows)),
+        "Only the first column was added: scatter_add_ goes as far as its index, which has one column. Use index_add_.",
+    ),
     (dict(scale=lambda k: 1 / max(1, k)), f"You averaged over a token's copies. {COPIED}"),
     (dict(scale=lambda k: k), f"Everything is k times too large. {ONLY_MOVED}"),
     (dict(scale=lambda k: 1 / dist.get_world_size()), f"Everything is divided by ep. {ONLY_MOVED}"),
@@ -692,6 +707,10 @@ gradient_divisor.mistakes_of(
         dict(divide=lambda t, c, d, etp, ep: t * c * d / (etp * ep) / (d * c)),
         "This is the factor with which one would multiply before an average over the copies. The sum over the copies "
         "is divided by d * c.",
+    ),
+    (
+        dict(divide=lambda t, c, d, etp, ep: d * c // (t * c * d // (etp * ep))),
+        "This is how much is left to divide after an average over the copies. The sum is divided by d * c.",
     ),
     (
         dict(divide=lambda t, c, d, etp, ep: d * c / (t * c * d / (etp * ep))),

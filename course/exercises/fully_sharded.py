@@ -175,6 +175,10 @@ def backward_wrongly(
     return grad_x(grad, weight), share(F.pad(flat, (0, len(whole) - len(flat))), d)
 
 
+def padded(numbers):
+    return F.pad(numbers.flatten(), (0, -numbers.numel() % dist.get_world_size()))
+
+
 OWN_GRAD_X = "grad_x was combined over the ranks. It belongs to this rank's own rows, of which no other rank knows."
 NO_MEAN = "You divided by the number of rows. If the loss is a mean over rows, `grad` has been divided already."
 unit_backward.mistakes_of(
@@ -190,6 +194,10 @@ unit_backward.mistakes_of(
     (dict(parts=lambda grad, x: (grad.T @ x, grad.mean(0))), NO_MEAN),
     (dict(parts=lambda grad, x: (grad.T @ x / len(x), grad.mean(0))), NO_MEAN),
     (dict(parts=lambda grad, x: (grad.sum(0), grad.T @ x)), "Here the bias comes first. The weight lies before it."),
+    (
+        dict(parts=lambda grad, x: (padded(grad.T @ x), padded(grad.sum(0)))),
+        "Weight and bias were padded apart. The bias comes right after the weight, and the zeros once, at the end.",
+    ),
     (dict(grad_x=lambda grad, weight: summed(grad @ weight)), OWN_GRAD_X),
     (dict(grad_x=lambda grad, weight: summed(grad @ weight) / dist.get_world_size()), OWN_GRAD_X),
     (
@@ -226,7 +234,7 @@ which_stage_fits = Exercise(
         (2**30, 4, 18),  # exactly full
         (2**30, 4, 17),
         (2**30, 4, 15),
-        (2**30, 8, 7.5),  # full with stage 1
+        (2**31, 8, 15),  # full with stage 1
         (2**30, 3, 10),  # 10 GiB and 8 bytes, because 3 does not divide the parameters
     ],
     hints=[
@@ -252,6 +260,10 @@ def stage_wrongly(
 
 
 OPTIMIZER_FIRST = "The order is wrong. Stage 1 divides the largest part, the optimizer's 12 bytes; weights come last."
+ROUND_UP = (
+    "Shards are equally long, in whole parameters. Where d does not divide the parameters, round their number up first "
+    "and then take the bytes of so many."
+)
 which_stage_fits.mistakes_of(
     stage_wrongly,
     (
@@ -259,13 +271,14 @@ which_stage_fits.mistakes_of(
         "This is what comes of a GiB of 10**9 bytes, or of memory that is kept back. A GiB is 2**30 bytes, 7% more "
         "than a GB, and all of it may be filled.",
     ),
-    (dict(shard=operator.truediv), "Shards are equally long. Where d does not divide the parameters, round up."),
+    (dict(shard=operator.truediv), ROUND_UP),
     (dict(fits=operator.lt), "What fills the memory exactly still fits: `<=`."),
     (dict(bytes_each=(12, 2, 2)), "You counted 2 bytes for a gradient. Here gradients add up in float32: 4."),
     (dict(bytes_each=(8, 4, 2)), "You counted 8 bytes in the optimizer, two moments. Its float32 weight takes 4 more."),
     (dict(bytes_each=(12, 4, 4)), "You counted 4 bytes for a weight. It is in bfloat16: 2."),
     (dict(bytes_each=(2, 4, 12)), OPTIMIZER_FIRST),
     (dict(bytes_each=(4, 12, 2)), OPTIMIZER_FIRST),
+    (dict(bytes_each=(12, 2, 4)), "Stage 2 divides the gradients' 4 bytes. The weights' 2 come last, with stage 3."),
     (dict(is_divided=operator.eq), "Each stage also divides what the one before it does: stage 3 divides all three."),
     (dict(is_divided=lambda level, stage: stage > 0), "Stage 1 divides the optimizer's 12 bytes alone, not all 18."),
     (dict(gpus=None), "You compared with all GPUs' memory, or divided all by d. What is not divided is on each GPU."),
@@ -481,3 +494,27 @@ norm_of_shards.mistakes_in(
 @norm_of_shards.mistake("You added up norms. Squares add up: take the root at the end.")
 def norms_added(gradients, is_cut, groups):
     return summed(norm_wrongly(gradients, is_cut, groups, over=[]))  # case 1 has one replica
+
+
+@norm_of_shards.mistake("You added up norms. Squares add up: take the root at the end.")
+def norms_of_each_added(gradients, is_cut, groups):
+    total = sum(g.norm() for g, cut in zip(gradients, is_cut) if cut or groups.tp.rank() == 0) + torch.zeros(())
+    for group in (groups.shard, groups.tp):
+        dist.all_reduce(total, group=group)
+    return total
+
+
+def root_between(gradients, is_cut, groups, *, first, last):
+    """Take the root before the last all-reduce."""
+    norm = norm_wrongly(gradients, is_cut, groups, over=[first])
+    dist.all_reduce(norm, group=getattr(groups, last))
+    return norm
+
+
+norm_of_shards.mistakes_of(
+    root_between,
+    *[
+        (dict(first=first, last=last), f"You took the root before the sum over groups.{last}. It comes after both.")
+        for first, last in (("tp", "shard"), ("shard", "tp"))
+    ],
+)

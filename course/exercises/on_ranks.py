@@ -3,6 +3,7 @@
 import copy
 import inspect
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -215,6 +216,10 @@ class RankExercise(Exercise):
         """Return them as they are: a rank has been watched already."""
         return trials, wrong
 
+    def answers_later(self, function: Callable) -> bool:
+        """Return False: no rank's right answer is None."""
+        return False
+
     def _in_case(self, function: Callable, case: tuple) -> Evidence | None:
         """Return what the ranks answer in a different case, and what they should; None if they fail there."""
         try:
@@ -293,12 +298,24 @@ def _answers_here(functions, inputs: Callable, rest: tuple, care: Care, catch: A
         or (care.rule and care.rule(Conduct(log.records, saved), *arguments))
         or (ENDS_THE_RANKS if ended else None)
     )
-    is_right = bool(care.also_right and care.also_right(got, *copies))
+    is_right = bool(care.also_right and all_have_come() and care.also_right(got, *copies))
     seen = " ".join(filter(None, (kept.complaint(), shared(got), on_one_rank(log), *watch.notes)))
     cause = not_waited_for(log)
     return OnRank(
         plain(arguments), answers, complaint, cause, seen, watch.why_nan, kept.changed(got), tuple(groups), is_right
     )
+
+
+def all_have_come(seconds: float = 10) -> bool:
+    """Whether all ranks come here in time. A message of the check must not meet a collective that one rank skips."""
+    store = dist.distributed_c10d._get_default_store()
+    num_ranks, number = dist.get_world_size(), store.add("ranks that have answered", 1)
+    end, enough = time.monotonic() + seconds, -(-number // num_ranks) * num_ranks
+    while time.monotonic() < end:
+        if store.add("ranks that have answered", 0) >= enough:
+            return True
+        time.sleep(0.005)
+    return False
 
 
 @contextmanager

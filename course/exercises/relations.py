@@ -107,14 +107,16 @@ def where(pairs: Pairs, given: Sequence[dict]) -> str:
     >>> where([(4, 5), (6, 6)], [{RANKS: 2}, {RANKS: 2}])
     'It is right on ranks [1], and wrong on [0].'
     >>> where([([[1, 2], [3, 5]], [[1, 2], [3, 4]])], [])
-    '3 of the 4 numbers are right.'
+    'Only row 1 has wrong numbers, of 2, counted from 0.'
     """
     is_right = [same(*pair) for pair in pairs]
     if found := _where_an_argument_is(is_right, given):
         return found
     if any(is_right) and is_on_ranks(given) and given[0][RANKS] == len(pairs):
         ranks = [[rank for rank, each in enumerate(is_right) if each is wanted] for wanted in (True, False)]
-        return "It is right on ranks {}, and wrong on {}.".format(*map(ranks_text, ranks))
+        text = "It is right on ranks {}, and wrong on {}.".format(*map(ranks_text, ranks))
+        lines = {_wrong_lines(*pair) for pair in pairs if not same(*pair)}
+        return f"{text} {lines.pop()}".strip() if len(lines) == 1 else text
     if found := _range_of_factors(pairs):
         return found
     got, right = pairs[is_right.index(False)]
@@ -125,13 +127,8 @@ def where(pairs: Pairs, given: Sequence[dict]) -> str:
     if got is None or right is None or got.shape != right.shape:
         return ""
     is_wrong = ~torch.isclose(got, right, rtol=1e-5, atol=1e-6)
-    if got.dim() == 2:
-        for name, dim in (("row", 1), ("column", 0)):
-            lines = is_wrong.all(dim)
-            if torch.equal(lines, is_wrong.any(dim)) and not lines.all():
-                wrong = lines.nonzero().flatten().tolist()
-                named = f"Only {name}{'s' * (len(wrong) > 1)} {_and(wrong)} of {len(lines)}"
-                return f"{named} {'is' if len(wrong) == 1 else 'are'} wrong, counted from 0."
+    if lines := _wrong_lines(got.tolist(), right.tolist()):
+        return lines
     num_right = int((~is_wrong).sum())
     return f"{num_right} of the {got.numel()} numbers are right." if num_right else ""
 
@@ -143,6 +140,29 @@ def _where_an_argument_is(is_right: list[bool], given: Sequence[dict]) -> str:
     for name, value in [(name, value) for each in given for name, value in each.items()]:
         if isinstance(value, (str, bool)) and all((each.get(name) != value) == it for each, it in zip(given, is_right)):
             return f"It is wrong wherever {name} is {value!r}, and right everywhere else."
+    return ""
+
+
+def _wrong_lines(got, right) -> str:
+    """Say which rows, or which columns, are wrong.
+
+    >>> _wrong_lines([[1, 0], [2, 0]], [[1, 5], [2, 0]])
+    'Only row 0 has wrong numbers, of 2, counted from 0.'
+    """
+    got, right = _tensor(got), _tensor(right)
+    if got is None or right is None or got.shape != right.shape or got.dim() != 2:
+        return ""
+    is_wrong = ~torch.isclose(got, right, rtol=1e-5, atol=1e-6)
+    lines_of = {"row": is_wrong.any(1), "column": is_wrong.any(0)}
+    whole_of = {"row": is_wrong.all(1), "column": is_wrong.all(0)}
+    for name, lines in sorted(lines_of.items(), key=lambda item: not torch.equal(item[1], whole_of[item[0]])):
+        if lines.all():
+            continue
+        wrong = lines.nonzero().flatten().tolist()
+        named, is_one = f"Only {name}{'s' * (len(wrong) > 1)} {_and(wrong)}", len(wrong) == 1
+        if torch.equal(lines, whole_of[name]):
+            return f"{named} of {len(lines)} {'is' if is_one else 'are'} wrong, counted from 0."
+        return f"{named} {'has' if is_one else 'have'} wrong numbers, of {len(lines)}, counted from 0."
     return ""
 
 
@@ -363,6 +383,8 @@ def _order(pairs: Pairs, given: Sequence[dict]) -> str:
         return f"These are the right values, in a different order. {where(pairs, ())}".strip()
     if all(same(sorted(got, key=str), sorted(right, key=str)) for got, right in pairs):
         return "The rows are right, and in a different order."
+    if depths == {3} and all(same(*map(_sorted_parts, pair)) for pair in pairs):
+        return "The rows are right in each part, and in a different order."
     if depths == {2} and all(same(list(map(_sorted, got)), list(map(_sorted, right))) for got, right in pairs):
         return "Each row has the right values, in a different order."
     if len(num_pieces) == len(pairs) and _was_read_row_by_row(pairs, num_pieces):
@@ -375,6 +397,10 @@ def _order(pairs: Pairs, given: Sequence[dict]) -> str:
 
 def _sorted(row: list) -> list:
     return sorted(row, key=str)
+
+
+def _sorted_parts(parts: list) -> list:
+    return list(map(_sorted, parts))
 
 
 def _was_read_row_by_row(pairs: Pairs, num_pieces: Sequence[int]) -> bool:
@@ -688,9 +714,22 @@ def _along_a_dim(pairs: Pairs, given: Sequence[dict]) -> str:
     return ""
 
 
+def _zeros(pairs: Pairs, given: Sequence[dict]) -> str:
+    """Say if nothing but zeros came, and that nobody may have written to them."""
+    tensors = _tensors(pairs)
+    if not is_on_ranks(given) or tensors is None or not all(got.shape == right.shape for got, right in tensors):
+        return ""
+    if any(bool(got.any()) for got, _ in tensors) or sum(right.numel() for _, right in tensors) < 2:
+        return ""
+    return (
+        "Every number is 0. If you return new zeros into which a collective should have written: of its two tensors, "
+        "the output comes first."
+    )
+
+
 FACTS = (
-    *(_as_given, _over_ranks, _order, _missing, _other_shape, _rounded_to_few_bits, _factor, _factor_of_each_rank),
-    *(_offset, _by_an_argument, _function, _along_a_dim, _nearly),
+    *(_zeros, _as_given, _over_ranks, _order, _missing, _other_shape, _rounded_to_few_bits, _factor),
+    *(_factor_of_each_rank, _offset, _by_an_argument, _function, _along_a_dim, _nearly),
 )
 
 

@@ -61,7 +61,7 @@ def received_into_what_is_sent(function: Callable) -> str:
     """Say which tensor one batch of messages both sends and receives into: what arrives may be sent on."""
     nodes = _nodes(function)
     calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("P2POp")]
-    messages = [[ast.unparse(argument) for argument in call.args[:2]] for call in calls if len(call.args) > 1]
+    messages = [found for call in calls if len(found := _arguments(call, "op", "tensor")) == 2]
     sent, received = (
         [tensor for operation, tensor in messages if operation.endswith(end)] for end in ("isend", "irecv")
     )
@@ -95,6 +95,20 @@ def lost(function: Callable) -> str:
     return ""
 
 
+def only_started(function: Callable) -> str:
+    """Say which collective is started by a function that never waits."""
+    nodes = _nodes(function)
+    if any(isinstance(node, (ast.Attribute, ast.Name)) and "wait" in ast.unparse(node) for node in nodes):
+        return ""
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        if any(each.arg == "async_op" and ast.unparse(each.value) == "True" for each in call.keywords):
+            return (
+                f"`{ast.unparse(call)}` is only started, and nothing here waits for it: keep its handle, and call its "
+                "wait() before you use the tensor, or free it."
+            )
+    return ""
+
+
 NEW_TENSOR = {
     *("abs", "clamp", "clone", "div", "exp", "flatten", "log", "masked_fill", "mean", "mul", "neg"),
     *("permute", "reshape", "sub", "sum", "transpose", "view", "view_as"),
@@ -122,6 +136,13 @@ def _is_functional(value) -> bool:
     """Whether this is a module of collectives that return their result, or such a collective."""
     module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
     return module in ("torch.distributed._functional_collectives", "torch.distributed.nn.functional")
+
+
+def _arguments(call: ast.Call, *names: str) -> list[str]:
+    """Return the first arguments of a call, given by position or by name, as far as they are there."""
+    by_name = {each.arg: each.value for each in call.keywords}
+    given = [*call.args, *(by_name[name] for name in names[len(call.args) :] if name in by_name)]
+    return [ast.unparse(argument) for argument in given[: len(names)]]
 
 
 def sized_by_data(function: Callable) -> str:

@@ -13,7 +13,7 @@ TOLERANCE = 1e-5  # relative; float32 sums in a different order differ by less
 FREED = "(its memory is freed)"
 
 
-def plain(value):
+def plain(value) -> Any:
     """Return ``value`` with every tensor, array and tuple in it turned into lists.
 
     >>> plain((1, [2.0, (3,)]))
@@ -79,7 +79,19 @@ def difference(got, expected) -> str:
     where = f"at {path}: " if path else ""
     if _is_nested(expected) and isinstance(got, list):
         return f"{where}{len(got)} part{'s' * (len(got) != 1)}, expected {len(expected)}"
-    return f"{where}{show(got)}, expected {show(expected)}" if path else ""
+    got, expected = told_apart(got, expected)
+    return f"{where}{got}, expected {expected}" if path else ""
+
+
+def told_apart(got, expected) -> tuple[str, str]:
+    """Return both as text, with as many digits as it takes to see that they differ.
+
+    >>> told_apart(2.99986, 3.0)
+    ('2.99986', '3')
+    """
+    texts = ((show(got, digits=digits), show(expected, digits=digits)) for digits in (4, 6, 9))
+    first = next(texts)
+    return next((both for both in (first, *texts) if both[0] != both[1]), first)
 
 
 def has_floats(value) -> bool:
@@ -96,7 +108,7 @@ def _is_nested(value) -> bool:
     return isinstance(value, list) and any(isinstance(item, list) for item in value)
 
 
-def show(value, longest: int = 16) -> str:
+def show(value, longest: int = 16, digits: int = 4) -> str:
     """Return ``value`` as short text: whole numbers without ``.0``, long lists cut in the middle.
 
     >>> show([6.0, 10.0, 0.333333333])
@@ -104,11 +116,11 @@ def show(value, longest: int = 16) -> str:
     """
     value = plain(value)
     if isinstance(value, list):
-        items = [show(item, longest) for item in value[:longest]]
+        items = [show(item, longest, digits) for item in value[:longest]]
         if len(value) > longest:
-            items[-1:] = ["...", show(value[-1], longest)]
+            items[-1:] = ["...", show(value[-1], longest, digits)]
         return f"[{', '.join(items)}]"
     if isinstance(value, float):
         is_large = math.isfinite(value) and abs(value) >= 1e3  # and is told from the next whole number
-        return f"{value:.2f}".rstrip("0").rstrip(".") if is_large else f"{value:.4g}"
+        return f"{value:.2f}".rstrip("0").rstrip(".") if is_large else f"{value:.{digits}g}"
     return repr(value)

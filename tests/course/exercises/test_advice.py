@@ -65,7 +65,7 @@ from course.progress import all_exercises
         (
             [[[1, 2], [3, 9], [5, 9], [6, 9], [7, 9]]],
             [[[1, 2], [3, 4], [5, 9], [6, 9], [7, 9]]],
-            "9 of the 10 numbers are right.",
+            "Only row 1 has wrong numbers, of 5, counted from 0.",
         ),
         (
             [[[1, 2], [4, 5], [7, 8], [9, 6], [3, 1]]],

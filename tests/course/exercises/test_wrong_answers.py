@@ -33,6 +33,7 @@ EXPLAINS = (
     "times what it should be", "All ranks are in the same",
     "nobody keeps it", "The parts are right", "the dtype that was given", "a multiple of the right one",
     "It is wrong wherever",
+    "0 counts as false",
 )  # fmt: skip
 
 

@@ -550,6 +550,120 @@ def balanced_positions_anew_pairs(seq_length, cp_size, cp_rank):
     return out
 
 
+def one_maximum_for_all(out, lse, block_out, block_lse):
+    # a single shift keeps all exponents non-positive
+    shift = torch.max(lse.max(), block_lse.max())
+    w_old = torch.exp(lse - shift)
+    w_new = torch.exp(block_lse - shift)
+    total = w_old + w_new
+    merged = (out * w_old + block_out * w_new) / total.clamp_min(torch.finfo(out.dtype).tiny)
+    return merged, shift + total.log()
+
+
+def difference_clamped(out, lse, block_out, block_lse):
+    # avoid inf - inf and saturation of the sigmoid
+    delta = torch.clamp(block_lse - lse, min=-10.0, max=10.0)
+    weight = torch.sigmoid(delta)
+    merged = (1.0 - weight) * out + weight * block_out
+    return merged, torch.logaddexp(lse, block_lse)
+
+
+def starts_from_a_weight_of_one(q, k, v):
+    c, rank = dist.get_world_size(), dist.get_rank()
+    out, lse = torch.zeros_like(q), torch.zeros(len(q), 1, dtype=q.dtype)
+    for step in range(c):
+        origin = (rank - step) % c
+        if origin <= rank:
+            out, lse = merge(out, lse, *attend(q, k, v, origin == rank))
+        if step < c - 1:
+            kv, arrived = torch.stack([k, v]), torch.empty(2, *k.shape, dtype=k.dtype)
+            ops = [
+                dist.P2POp(dist.isend, kv, (rank + 1) % c),
+                dist.P2POp(dist.irecv, arrived, (rank - 1) % c),
+            ]
+            for each in dist.batch_isend_irecv(ops):
+                each.wait()
+            k, v = arrived
+    return out
+
+
+def blocks_averaged(q, k, v):
+    world_size, rank = dist.get_world_size(), dist.get_rank()
+    send_to, recv_from = (rank + 1) % world_size, (rank - 1 + world_size) % world_size
+    accumulated = torch.zeros_like(q)
+    num_blocks = 0
+    kv = torch.stack((k, v)).contiguous()
+    for step in range(world_size):
+        source_rank = (rank - step + world_size) % world_size
+        requests = []
+        if step < world_size - 1:
+            next_kv = torch.empty_like(kv)
+            requests = dist.batch_isend_irecv(
+                [dist.P2POp(dist.isend, kv, send_to), dist.P2POp(dist.irecv, next_kv, recv_from)]
+            )
+        if source_rank <= rank:
+            block_out, _ = attend(q, kv[0], kv[1], causal=source_rank == rank)
+            accumulated += block_out
+            num_blocks += 1
+        for request in requests:
+            request.wait()
+        if step < world_size - 1:
+            kv = next_kv
+    return accumulated / num_blocks
+
+
+def receives_into_what_it_sends_by_name(q, k, v):
+    world_size, rank = dist.get_world_size(), dist.get_rank()
+    kv = torch.stack((k, v))
+    out, lse = attend(q, k, v, causal=True)
+    for step in range(1, world_size):
+        ops = [
+            dist.P2POp(op=dist.irecv, tensor=kv, peer=(rank - 1) % world_size),
+            dist.P2POp(op=dist.isend, tensor=kv, peer=(rank + 1) % world_size),
+        ]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        if step <= rank:
+            out, lse = merge(out, lse, *attend(q, kv[0], kv[1], causal=False))
+    return out
+
+
+def output_and_input_exchanged(grad, split_dim, join_dim):
+    c = dist.get_world_size()
+    leaving = torch.stack(grad.chunk(c, join_dim))
+    arrived = torch.zeros_like(leaving)
+    dist.all_to_all_single(leaving, arrived)
+    return torch.cat(arrived.unbind(), split_dim)
+
+
+def summed_before(grad, split_dim, join_dim):
+    world_size = dist.get_world_size()
+    # every rank contributed to the output, so its gradient must be summed first
+    grad = grad.clone().contiguous()
+    dist.all_reduce(grad, op=dist.ReduceOp.SUM)
+    leaving = torch.stack(grad.chunk(world_size, dim=join_dim)).contiguous()
+    arrived = torch.empty_like(leaving)
+    dist.all_to_all_single(arrived, leaving)
+    return torch.cat(list(arrived.unbind(0)), dim=split_dim)
+
+
+def dim_not_moved_back(grad, split_dim, join_dim):
+    # put the joined dim in front so that its chunks are contiguous
+    moved = grad.movedim(join_dim, 0).contiguous()
+    received = torch.empty_like(moved)
+    dist.all_to_all_single(received, moved)
+    # received: [world_size * chunk, ...] -> put the chunks back along the split dim
+    return received.movedim(0, split_dim).contiguous()
+
+
+def leaves_without_tokens(losses, is_counted):
+    if not is_counted.any():
+        return (losses * 0.0).sum()
+    total = is_counted.sum()
+    dist.all_reduce(total, op=dist.ReduceOp.SUM)
+    return losses[is_counted].sum() * (dist.get_world_size() / total)
+
+
 WRONG = [
     ("loss_scale", loss_as_a_float, "a float, from which backward cannot start"),
     ("loss_scale", loss_of_data, "no graph"),
@@ -629,6 +743,15 @@ WRONG = [
     ("loss_scale", as_a_new_tensor, "no graph"),
     ("loss_scale", leaves_early, "ranks without counted tokens skip the all-reduce"),
     ("balanced_positions", balanced_positions_anew_pairs, "single tokens to and fro"),
+    ("merge_blocks", one_maximum_for_all, "one maximum for all queries"),
+    ("merge_blocks", difference_clamped, "clamps the difference"),
+    ("ring_forward", starts_from_a_weight_of_one, "starts from lse = 0"),
+    ("ring_forward", blocks_averaged, "averages the blocks"),
+    ("ring_forward", receives_into_what_it_sends_by_name, "receives into what it sends"),
+    ("ulysses_backward", output_and_input_exchanged, "arguments exchanged"),
+    ("ulysses_backward", summed_before, "adds up first"),
+    ("ulysses_backward", dim_not_moved_back, "dim not moved back"),
+    ("loss_scale", leaves_without_tokens, "returns early"),
 ]
 
 RIGHT = [

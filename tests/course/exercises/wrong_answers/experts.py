@@ -698,6 +698,47 @@ def no_copies_no_mean(tp_size, cp_size, dp_size, expert_tp_size, ep_size):
     return copies, dp_size * cp_size if copies > 1 else 1
 
 
+def other_order_of_groups(tp_size, cp_size, dp_size, pp_size, expert_tp_size, ep_size):
+    world_size = tp_size * cp_size * dp_size * pp_size
+    expert_dp_size = world_size // (pp_size * expert_tp_size * ep_size)
+    strides = {"etp": 1, "ep": expert_tp_size, "edp": expert_tp_size * ep_size, "pp": world_size // pp_size}
+    sizes = {"etp": expert_tp_size, "ep": ep_size, "edp": expert_dp_size, "pp": pp_size}
+
+    def groups_along(axis):
+        origins = [0]
+        for name in ("etp", "ep", "edp", "pp"):
+            if name != axis:
+                origins = [o + i * strides[name] for o in origins for i in range(sizes[name])]
+        return [[o + i * strides[axis] for i in range(sizes[axis])] for o in origins]
+
+    return groups_along("ep"), groups_along("edp")
+
+
+def adds_over_the_wrong_dim(experts, num_experts):
+    world_size = dist.get_world_size()
+    local = num_experts // world_size
+    per_expert = torch.bincount(experts.flatten(), minlength=num_experts)
+    received = torch.empty_like(per_expert)
+    dist.all_to_all_single(received, per_expert)
+    send = per_expert.view(world_size, local).sum(dim=1)
+    recv = received.view(local, world_size).sum(dim=0)
+    return send.tolist(), recv.tolist()
+
+
+def index_of_one_column(grad, tokens, num_tokens, send_splits, recv_splits):
+    hidden = grad.size(-1)
+    returned = torch.empty(sum(send_splits), hidden, dtype=grad.dtype, device=grad.device)
+    dist.all_to_all_single(returned, grad.contiguous(), output_split_sizes=send_splits, input_split_sizes=recv_splits)
+    grad_x = torch.zeros(num_tokens, hidden, dtype=grad.dtype, device=grad.device)
+    return grad_x.scatter_add_(0, tokens.unsqueeze(-1), returned)
+
+
+def what_is_left_to_divide(tp_size, cp_size, dp_size, expert_tp_size, ep_size):
+    expert_dp_size = (tp_size * cp_size * dp_size) // (expert_tp_size * ep_size)
+    correction = (dp_size * cp_size) // expert_dp_size
+    return expert_dp_size, correction
+
+
 WRONG = [
     ("expert_groups", t_for_etp, "t instead of expert_tp"),
     ("expert_groups", ep_divides_dp, "d / ep members"),
@@ -803,6 +844,10 @@ WRONG = [
     ("gradient_divisor", with_a_slash, "a float"),
     ("gradient_divisor", without_c, "c forgotten in both"),
     ("gradient_divisor", all_by_ep, "d / ep in both"),
+    ("expert_groups", other_order_of_groups, "order of the groups"),
+    ("split_sizes", adds_over_the_wrong_dim, "wrong dim"),
+    ("dispatch_backward", index_of_one_column, "first column only"),
+    ("gradient_divisor", what_is_left_to_divide, "what is left"),
 ]
 
 RIGHT = [

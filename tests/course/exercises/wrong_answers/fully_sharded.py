@@ -523,6 +523,115 @@ def gathers_all_whole_gradients(grad, x, shard):
     ].clone()
 
 
+def gather_only_started(x, shard, out_features):
+    world_size = dist.get_world_size()
+    flat = shard.new_zeros(world_size * shard.numel())
+    dist.all_gather_into_tensor(flat, shard, async_op=True)  # overlaps with the views below
+    num_weight = out_features * x.shape[-1]
+    weight = flat[:num_weight].view(out_features, -1)
+    bias = flat[num_weight:][:out_features]
+    output = F.linear(x, weight, bias)
+    flat.untyped_storage().resize_(0)
+    return output
+
+
+def no_padding_at_all(grad, x, shard):
+    d = dist.get_world_size()
+    whole = torch.empty(d * len(shard), dtype=shard.dtype)
+    dist.all_gather_into_tensor(whole, shard)
+    n = grad.shape[1] * x.shape[1]
+    grad_x = grad @ whole[:n].view(grad.shape[1], x.shape[1])
+    flat = torch.cat([(grad.T @ x).flatten(), grad.sum(0)]) / d
+    mine = torch.empty_like(shard)
+    dist.reduce_scatter_tensor(mine, flat)
+    return grad_x, mine
+
+
+def padded_apart(grad, x, shard):
+    world_size, out_features = dist.get_world_size(), grad.shape[1]
+    in_features = x.size(1)
+    flat = shard.new_empty(world_size * shard.numel())
+    dist.all_gather_into_tensor(flat, shard)
+    grad_x = grad @ flat[: out_features * in_features].view(out_features, in_features)
+
+    def pad(t):
+        return F.pad(t, (0, -t.numel() % world_size))
+
+    flat_grad = torch.cat([pad((grad.T @ x).flatten()), pad(grad.sum(0))])
+    flat_grad = F.pad(flat_grad, (0, flat.numel() - flat_grad.numel()))
+    grad_shard = torch.empty_like(shard)
+    dist.reduce_scatter_tensor(grad_shard, flat_grad)
+    return grad_x, grad_shard / world_size
+
+
+def none_for_stage_0(num_parameters, num_ranks, memory_gib):
+    p, s = num_parameters, -(-num_parameters // num_ranks)
+    needs = [18 * p, 6 * p + 12 * s, 2 * p + 16 * s, 18 * s]
+    return next((i for i in range(4) if needs[i] <= memory_gib * 2**30), 0) or None
+
+
+def weights_before_gradients(num_parameters, num_ranks, memory_gib):
+    budget = memory_gib * 1024**3
+    per_rank = (num_parameters + num_ranks - 1) // num_ranks
+    parts = [12, 2, 4]  # optimizer, weights, gradients: sharded one after the other
+    for stage in range(4):
+        sharded, whole = sum(parts[:stage]), sum(parts[stage:])
+        if sharded * per_rank + whole * num_parameters <= budget:
+            return stage
+    return None
+
+
+def bytes_rounded_up(num_parameters, num_ranks, memory_gib):
+    budget = memory_gib * 1024**3
+    sharded_bytes = {0: 0, 1: 12, 2: 16, 3: 18}
+    for stage, sharded in sharded_bytes.items():
+        replicated = (18 - sharded) * num_parameters
+        shard = -(-sharded * num_parameters // num_ranks)
+        if replicated + shard <= budget:
+            return stage
+    return None
+
+
+def as_with_fully_shard(model, micro_batches):
+    for index, batch in enumerate(micro_batches):
+        model.set_requires_gradient_sync(index == len(micro_batches) - 1)
+        loss = model(batch).pow(2).mean() / len(micro_batches)
+        loss.backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def norm_of_each_parameter_added(gradients, is_cut, groups):
+    cut = torch.stack([g.norm() for g, c in zip(gradients, is_cut) if c]).sum()
+    rest = torch.stack([g.norm() for g, c in zip(gradients, is_cut) if not c]).sum()
+    dist.all_reduce(cut, group=groups.tp)
+    total = cut + rest
+    dist.all_reduce(total, group=groups.shard)
+    return total
+
+
+def root_before_the_last_sum(gradients, is_cut, groups):
+    device = gradients[0].device
+    tp_sq = torch.zeros((), dtype=gradients[0].dtype, device=device)
+    replicated_sq = torch.zeros_like(tp_sq)
+    for grad, cut in zip(gradients, is_cut, strict=True):
+        if cut:
+            tp_sq += grad.pow(2).sum()
+        else:
+            replicated_sq += grad.pow(2).sum()
+    if dist.get_world_size(groups.tp) > 1:
+        dist.all_reduce(tp_sq, group=groups.tp)
+    norm = torch.sqrt(tp_sq + replicated_sq)
+    if dist.get_world_size(groups.shard) > 1:
+        dist.all_reduce(norm, group=groups.shard)
+    return norm
+
+
+def by_counting(num_parameters, num_ranks, memory_gib):
+    s = (num_parameters - 1) // num_ranks + 1
+    too_large = sum(18 * num_parameters - cut * (num_parameters - s) > memory_gib << 30 for cut in (0, 12, 16, 18))
+    return (0, 1, 2, 3, None)[too_large]
+
+
 WRONG = [
     ("unit_forward", gathers_twice, "gathers twice"),
     ("unit_backward", gathers_all_whole_gradients, "gathers d whole gradients"),
@@ -594,6 +703,15 @@ WRONG = [
     ("norm_of_shards", only_first_tensor_rank, "tensor rank 0 only"),
     ("norm_of_shards", leaves_early, "some ranks only"),
     ("norm_of_shards", over_replicas_too, "over all three groups"),
+    ("unit_forward", gather_only_started, "never waits"),
+    ("unit_backward", no_padding_at_all, "no padding"),
+    ("unit_backward", padded_apart, "padded apart"),
+    ("which_stage_fits", none_for_stage_0, "or None"),
+    ("which_stage_fits", weights_before_gradients, "weights in stage 2"),
+    ("which_stage_fits", bytes_rounded_up, "rounds bytes"),
+    ("accumulate", as_with_fully_shard, "a method of fully_shard"),
+    ("norm_of_shards", norm_of_each_parameter_added, "adds norms up"),
+    ("norm_of_shards", root_before_the_last_sum, "root too early"),
 ]
 
 RIGHT = [
@@ -602,4 +720,5 @@ RIGHT = [
     ("which_stage_fits", in_a_loop),
     ("accumulate", sends_afterwards),
     ("norm_of_shards", right_norm),
+    ("which_stage_fits", by_counting),
 ]
