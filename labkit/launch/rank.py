@@ -44,6 +44,13 @@ _kernel: Connection | None = None  # set in a rank only: how `progress` finds th
 _progress_sent = 0.0
 _in_call = False
 _TEXT_CHARACTERS = 4000  # of an error
+_NCCL_DEFAULTS = {
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # nobody reads the dump, and four times this wait for it, in milliseconds,
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500",  # stands between a time-out and its report: by default, a minute
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",  # of each pair's first unbatched message, on each rank
+    "NCCL_NVLS_ENABLE": "0",  # sums made in NVLink's switches may round differently each time
+}
+"""What ranks on GPUs find in their environment where the user has not set it."""
 libc = ctypes.CDLL(None)
 
 
@@ -121,6 +128,7 @@ def _join(settings: dict, probe: Probe) -> None:
     _apply_environment(settings["environment"], settings)
     import torch
     import torch.distributed as dist
+    from torch.distributed import distributed_c10d
     from torch.distributed.rendezvous import _rendezvous_handlers
 
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // settings["world_size"]))
@@ -142,6 +150,8 @@ def _join(settings: dict, probe: Probe) -> None:
     else:
         take_turns()
         backend = "gloo"
+    # Groups made without a time-out take these, and not the world's.
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = probe.timeout
     dist.init_process_group(backend, timeout=probe.timeout)
 
 
@@ -154,6 +164,11 @@ def _apply_environment(environment: dict[str, str], settings: dict) -> None:
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size)
     os.environ.update(LABKIT_WORLD=settings["directory"], GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # nothing beyond this machine
+    if settings["backend"] == "nccl":
+        for name, value in _NCCL_DEFAULTS.items():
+            os.environ.setdefault(name, value)
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else a save or a backward makes a CUDA context on GPU 0 in every rank
 
 
 def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
