@@ -20,7 +20,7 @@ def trace_flow(function: Callable, start: Sequence[Sequence[float]], backend: st
     """Run ``function(x)`` on one rank per row of ``start``, and see what becomes of the numbers.
 
     ``function`` gets its rank's row as a float32 tensor, and returns the tensor that the rank then has, or None. It
-    must be linear, as sums, copies and moves are; otherwise the sources mean nothing. ``backend``: as `launch` takes it.
+    must be linear, as sums, copies and moves are; otherwise the sources mean nothing. ``backend`` is that of `launch`.
     """
     rows = launch(_trace_here, function, start, world_size=len(start), backend=backend)
     return Flow([list(row) for row in start], [after for after, _ in rows], [origins for _, origins in rows])
