@@ -1,0 +1,478 @@
+"""A process group that behaves towards its caller as NCCL does, on CPU ranks: what stands still on GPUs does so here.
+
+The rules, as torch's ProcessGroupNCCL has them:
+
+- A group's communicator is made at its first use. All its members have to come, and nobody gives up waiting.
+- `isend` and `irecv` that are not batched have a communicator for each pair of ranks and group, for both directions.
+  Batched ones and collectives use the group's.
+- A communicator runs what it is given one after the other, in the order in which it was given, and pairs it by that
+  order alone. Tags are ignored. A send ends when its receiver has the data.
+- A call without ``async_op``, and `wait`, return when the data is there (a CPU tensor has no stream that could wait).
+  An asynchronous call returns at once.
+- A tensor must be contiguous, and of a type that NCCL knows. A receive names its sender.
+
+It says nothing about what a GPU adds: streams, memory, speed, and errors that come late. Where different operations
+or sizes meet, NCCL waits for ever or mixes up numbers; here the communicator prints both sides and stands still.
+
+The messages travel through gloo, in one group for all ranks. Tensors on a GPU go through the CPU's memory, so that
+several ranks can share one GPU.
+"""
+
+import queue
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
+from torch.distributed import distributed_c10d
+from torch.futures import Future
+
+NAME = "nccl_rules"
+_FOR_EVER = timedelta(days=1)
+_UNKNOWN_TYPES = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
+_REDUCTIONS: list[tuple[Any, Callable[[torch.Tensor], torch.Tensor]]] = [
+    (dist.ReduceOp.SUM, lambda rows: rows.sum(0)),
+    (dist.ReduceOp.AVG, lambda rows: rows.sum(0) / len(rows)),
+    (dist.ReduceOp.PRODUCT, lambda rows: rows.prod(0)),
+    (dist.ReduceOp.MIN, lambda rows: rows.amin(0)),
+    (dist.ReduceOp.MAX, lambda rows: rows.amax(0)),
+]
+
+
+class Mismatch(Exception):
+    """Two ranks met in different operations, or with different sizes."""
+
+
+class Under:
+    """A function of ranks that talk by NCCL's rules: ``launch(Under(function), ..., world_size=4)``."""
+
+    def __init__(self, function: Callable):
+        self.function = function
+
+    def __call__(self, *args, **kwargs):
+        use_on_this_rank()
+        return self.function(*args, **kwargs)
+
+
+def use_on_this_rank() -> None:
+    """Leave this rank's world, and join one that follows NCCL's rules. All ranks call this."""
+    timeout = distributed_c10d._get_default_timeout(dist.Backend.GLOO)  # pyright: ignore[reportAttributeAccessIssue]
+    _register()
+    dist.destroy_process_group()
+    _Wire.of_this_process = None
+    dist.init_process_group(NAME, timeout=timeout)
+
+
+def _register() -> None:
+    """Make torch know the backend, and batch its messages as it batches NCCL's."""
+    if NAME in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend(NAME, _make_group, extended_api=True, devices=["cpu", "cuda"])
+    one_by_one = distributed_c10d.batch_isend_irecv
+
+    def batch_isend_irecv(p2p_op_list):
+        group = p2p_op_list[0].group if p2p_op_list else None
+        group = group or dist.group.WORLD
+        if not isinstance(group, NCCLRules):
+            return one_by_one(p2p_op_list)
+        distributed_c10d._check_p2p_op_list(p2p_op_list)  # pyright: ignore[reportAttributeAccessIssue]
+        group._start_coalescing(p2p_op_list[0].tensor.device)
+        for each in p2p_op_list:
+            each.op(each.tensor, each.peer, each.group, each.tag)
+        return [group._end_coalescing(p2p_op_list[0].tensor.device)]
+
+    dist.batch_isend_irecv = distributed_c10d.batch_isend_irecv = batch_isend_irecv
+
+
+def _make_group(options, _) -> "NCCLRules":
+    wire = _Wire.of_this_process
+    if wire is None:  # the first group of a process is its world
+        wire = _Wire.of_this_process = _Wire(options.store, options.group_rank, options.group_size)
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    return NCCLRules(wire, options.group_rank, ranks, options.group_id, options.timeout)
+
+
+class _Wire:
+    """Messages between any two ranks: one gloo group of all. A message says what it is for before its data."""
+
+    of_this_process: "_Wire | None" = None
+
+    def __init__(self, store, rank: int, num_ranks: int):
+        options = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
+        options._timeout = _FOR_EVER
+        device = dist.ProcessGroupGloo.create_default_device()  # pyright: ignore[reportAttributeAccessIssue]
+        options._devices = [device]
+        options._threads = 2
+        self.gloo = dist.ProcessGroupGloo(dist.PrefixStore("wire", store), rank, num_ranks, options)  # pyright: ignore
+        self.rank = rank
+
+    def send(self, peer: int, tag: int, purpose: str, data: torch.Tensor) -> list:
+        """Start to send; return what has to be waited for, and be kept until then."""
+        data = data.detach().cpu().contiguous()
+        parts = [_head(purpose, data)]
+        if data.numel():
+            parts.append(data.view(-1).view(torch.uint8))
+        return [(self.gloo.send([part], peer, tag), part) for part in parts]
+
+    def receive(self, peer: int, tag: int, purpose: str, into: torch.Tensor) -> None:
+        """Receive, and wait for it.
+
+        Raises:
+            Mismatch: what comes is for something else, or of a different size.
+        """
+        head = torch.empty_like(_head("", into))
+        self.gloo.recv([head], peer, tag).wait()
+        expected = _head(purpose, into)
+        if not torch.equal(head, expected):
+            raise Mismatch(f"rank {peer} is in {_in_words(head)}, and rank {self.rank} in {_in_words(expected)}")
+        if into.numel():
+            data = torch.empty(into.numel() * into.element_size(), dtype=torch.uint8)
+            self.gloo.recv([data], peer, tag).wait()
+            into.detach().copy_(data.view(into.dtype).view(into.shape))
+
+
+_HEAD_BYTES = 64
+
+
+def _head(purpose: str, data: torch.Tensor) -> torch.Tensor:
+    """Say what a message is for, and how much it brings, in a fixed number of bytes."""
+    text = f"{purpose} of {data.numel()} {str(data.dtype).removeprefix('torch.')}".encode()[:_HEAD_BYTES]
+    return torch.tensor(list(text.ljust(_HEAD_BYTES)), dtype=torch.uint8)
+
+
+def _in_words(head: torch.Tensor) -> str:
+    return bytes(head.tolist()).decode(errors="replace").strip()
+
+
+class _Communicator:
+    """What runs one after the other, between the same ranks: given as global ranks, the same on all of them."""
+
+    def __init__(self, wire: _Wire, name: str, ranks: Sequence[int]):
+        self.wire = wire
+        self.ranks = list(ranks)
+        self.tag = zlib.crc32(name.encode()) >> 4 << 1  # and one more, for what a receiver answers
+        self.issued: queue.SimpleQueue = queue.SimpleQueue()
+        self._meet()
+        threading.Thread(target=self._run, daemon=True, name=f"nccl_rules {name}").start()
+
+    def _meet(self) -> None:
+        """Wait for all members. The caller waits here, as NCCL lets it wait while a communicator is made."""
+        nothing = torch.empty(0)
+        peers = [rank for rank in self.ranks if rank != self.wire.rank]
+        sent = [each for peer in peers for each in self.wire.send(peer, self.tag, "first use", nothing)]
+        for peer in peers:
+            self.wire.receive(peer, self.tag, "first use", nothing)
+        for work, _ in sent:
+            work.wait()
+
+    def issue(self, run: Callable[["_Communicator"], Any]):
+        """Put an operation into the queue; return its work."""
+        done = Future()
+        self.issued.put((run, done))
+        return _create_work_from_future(done)
+
+    def _run(self) -> None:
+        while True:
+            run, done = self.issued.get()
+            try:
+                result = run(self)
+            except Mismatch as mismatch:
+                print(f"NCCL would wait for ever here, or mix up numbers: {mismatch}.", file=sys.stderr)
+                return  # nobody is told
+            done.set_result(result)
+            del run, done, result
+
+    def exchange(self, purpose: str, given: Mapping[int, torch.Tensor], wanted: Mapping[int, torch.Tensor]) -> None:
+        """Send ``given`` to members and receive ``wanted`` from them, all at once; both by global rank."""
+        me = self.wire.rank
+        sent = []
+        for peer, data in given.items():
+            if peer != me:
+                sent += self.wire.send(peer, self.tag, purpose, data)
+        for peer, into in wanted.items():
+            if peer == me:
+                into.detach().copy_(given[me])
+            else:
+                self.wire.receive(peer, self.tag, purpose, into)
+        for work, _ in sent:
+            work.wait()
+
+    def messages(self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Run a batch of messages, all at once. A send ends when its receiver says that it has the data."""
+        nothing = torch.empty(0)
+        sent = [each for peer, data in sends for each in self.wire.send(peer, self.tag, "a message", data)]
+        for peer, into in receives:
+            self.wire.receive(peer, self.tag, "a message", into)
+            sent += self.wire.send(peer, self.tag + 1, "an answer", nothing)
+        for peer, _ in sends:
+            self.wire.receive(peer, self.tag + 1, "an answer", nothing)
+        for work, _ in sent:
+            work.wait()
+
+
+class NCCLRules(dist.ProcessGroup):
+    """A group of ranks under these rules."""
+
+    supports_coalescing = True
+
+    def __init__(self, wire: _Wire, rank: int, ranks: list[int], name: str, timeout: timedelta):
+        super().__init__(rank, len(ranks))
+        self._wire = wire
+        self._ranks = ranks
+        self._name = name
+        self._communicators: dict[str, _Communicator] = {}
+        self._batch: list[tuple[str, int, torch.Tensor]] | None = None
+        self.options = SimpleNamespace(_timeout=timeout)
+
+    # -- what torch asks of a group
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def _get_backend(self, device) -> "NCCLRules":
+        return self
+
+    def _set_sequence_number_for_group(self) -> None:
+        """There is none: who skips an operation is not told."""
+
+    # -- the communicators
+
+    def _communicator(self, name: str, ranks: Sequence[int]) -> _Communicator:
+        if name not in self._communicators:
+            self._communicators[name] = _Communicator(self._wire, f"{self._name} {name}", ranks)
+        return self._communicators[name]
+
+    def _collective(self, run: Callable[[_Communicator], Any], *tensors: torch.Tensor):
+        for tensor in tensors:
+            _check(tensor)
+        return self._communicator("all", self._ranks).issue(run)
+
+    # -- messages
+
+    def send(self, tensors, dst: int, tag: int):
+        return self._message("send", tensors[0], dst)
+
+    def recv(self, tensors, src: int, tag: int):
+        return self._message("receive", tensors[0], src)
+
+    def recv_anysource(self, tensors, tag: int):
+        raise RuntimeError("NCCL cannot receive from any rank: name the sender")
+
+    def _message(self, kind: str, tensor: torch.Tensor, group_rank: int):
+        _check(tensor)
+        peer = self._ranks[group_rank]
+        if self._batch is not None:
+            self._batch.append((kind, peer, tensor))
+            return None
+        pair = sorted([self._wire.rank, peer])
+        run = _batch_of([(kind, peer, tensor)])
+        return self._communicator(f"pair {pair}", pair).issue(run)
+
+    def _start_coalescing(self, device) -> None:
+        self._batch = []
+
+    def _end_coalescing(self, device):
+        batch, self._batch = self._batch or [], None
+        return self._communicator("all", self._ranks).issue(_batch_of(batch))
+
+    # -- collectives
+
+    def allreduce(self, tensors, opts=None):
+        reduce_op = _reduction(opts)
+
+        def run(communicator):
+            for tensor in tensors:
+                _reduce_into(communicator, "an all-reduce", tensor, [tensor] * self.size(), reduce_op)
+            return tensors
+
+        return self._collective(run, *tensors)
+
+    allreduce_coalesced = allreduce
+
+    def broadcast(self, tensors, opts):
+        root = self._ranks[opts.rootRank]
+
+        def run(communicator):
+            others = [rank for rank in self._ranks if rank != root]
+            is_root = self._wire.rank == root
+            given = {rank: tensors[0] for rank in others} if is_root else {}
+            communicator.exchange("a broadcast", given, {} if is_root else {root: tensors[0]})
+            return tensors
+
+        return self._collective(run, *tensors)
+
+    def reduce(self, tensors, opts):
+        reduce_op = _reduction(opts)
+        root = self._ranks[opts.rootRank]
+
+        def run(communicator):
+            rows = {}
+            if self._wire.rank == root:
+                rows = {rank: torch.empty_like(tensors[0]) for rank in self._ranks}
+            communicator.exchange("a reduce", {root: tensors[0]}, rows)
+            if rows:
+                tensors[0].detach().copy_(reduce_op(torch.stack(list(rows.values()))))
+            return tensors
+
+        return self._collective(run, *tensors)
+
+    def allgather(self, outputs, inputs, opts=None):
+        def run(communicator):
+            for pieces, own in zip(outputs, inputs):
+                _gather_into(communicator, pieces, own)
+            return outputs
+
+        return self._collective(run, *inputs, *(piece for pieces in outputs for piece in pieces))
+
+    def all_gather_single(self, output, input, opts=None):
+        return self.__gather_single([output], [input])
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        return self.__gather_single(outputs, inputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def __gather_single(self, outputs, inputs):
+        def run(communicator):
+            for output, own in zip(outputs, inputs):
+                _gather_into(communicator, output.view(-1).chunk(self.size()), own.reshape(-1))
+            return outputs
+
+        return self._collective(run, *outputs, *inputs)
+
+    def reduce_scatter(self, outputs, inputs, opts=None):
+        reduce_op = _reduction(opts)
+
+        def run(communicator):
+            for output, pieces in zip(outputs, inputs):
+                _reduce_into(communicator, "a reduce-scatter", output, pieces, reduce_op)
+            return outputs
+
+        return self._collective(run, *outputs, *(piece for pieces in inputs for piece in pieces))
+
+    def reduce_scatter_single(self, output, input, opts=None):
+        return self.__scatter_single([output], [input], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        return self.__scatter_single(outputs, inputs, opts)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def __scatter_single(self, outputs, inputs, opts):
+        reduce_op = _reduction(opts)
+
+        def run(communicator):
+            for output, whole in zip(outputs, inputs):
+                pieces = whole.reshape(-1).chunk(self.size())
+                _reduce_into(communicator, "a reduce-scatter", output.view(-1), pieces, reduce_op)
+            return outputs
+
+        return self._collective(run, *outputs, *inputs)
+
+    def alltoall(self, outputs, inputs, opts=None):
+        def run(communicator):
+            communicator.exchange("an all-to-all", dict(zip(self._ranks, inputs)), dict(zip(self._ranks, outputs)))
+            return outputs
+
+        return self._collective(run, *outputs, *inputs)
+
+    def all_to_all_single(self, output, input, output_splits=None, input_splits=None, opts=None):
+        def run(communicator):
+            received = _split(output, output_splits, self.size())
+            given = _split(input, input_splits, self.size())
+            communicator.exchange("an all-to-all", dict(zip(self._ranks, given)), dict(zip(self._ranks, received)))
+            return [output]
+
+        return self._collective(run, output, input)
+
+    alltoall_base = all_to_all_single
+
+    def gather(self, outputs, inputs, opts):
+        root = self._ranks[opts.rootRank]
+
+        def run(communicator):
+            wanted = dict(zip(self._ranks, outputs[0])) if self._wire.rank == root else {}
+            communicator.exchange("a gather", {root: inputs[0]}, wanted)
+            return outputs
+
+        return self._collective(run, *inputs)
+
+    def scatter(self, outputs, inputs, opts):
+        root = self._ranks[opts.rootRank]
+
+        def run(communicator):
+            given = dict(zip(self._ranks, inputs[0])) if self._wire.rank == root else {}
+            communicator.exchange("a scatter", given, {root: outputs[0]})
+            return outputs
+
+        return self._collective(run, *outputs)
+
+    def barrier(self, opts=None):
+        def run(communicator):
+            _reduce_into(communicator, "a barrier", torch.zeros(1), [torch.zeros(1)] * self.size(), _REDUCTIONS[0][1])
+            return []
+
+        return self._collective(run)
+
+
+def _batch_of(messages: Sequence[tuple[str, int, torch.Tensor]]) -> Callable[[_Communicator], list[torch.Tensor]]:
+    sends = [(peer, tensor) for kind, peer, tensor in messages if kind == "send"]
+    receives = [(peer, tensor) for kind, peer, tensor in messages if kind == "receive"]
+
+    def run(communicator):
+        communicator.messages(sends, receives)
+        return [tensor for _, tensor in receives]
+
+    return run
+
+
+def _reduce_into(communicator: _Communicator, purpose: str, output: torch.Tensor, pieces, reduce_op) -> None:
+    """Give each member its piece, and reduce what comes into ``output``: in the order of ranks, so alike on all."""
+    rows = {rank: torch.empty_like(output, memory_format=torch.contiguous_format) for rank in communicator.ranks}
+    communicator.exchange(purpose, dict(zip(communicator.ranks, pieces)), rows)
+    output.detach().copy_(reduce_op(torch.stack(list(rows.values()))))
+
+
+def _gather_into(communicator: _Communicator, pieces, own: torch.Tensor) -> None:
+    given = {rank: own for rank in communicator.ranks}
+    communicator.exchange("an all-gather", given, dict(zip(communicator.ranks, pieces)))
+
+
+def _split(tensor: torch.Tensor, sizes, num_ranks: int) -> Sequence[torch.Tensor]:
+    return tensor.split(list(sizes)) if sizes else tensor.chunk(num_ranks)
+
+
+def _reduction(opts) -> Callable[[torch.Tensor], torch.Tensor]:
+    asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+    for known, function in _REDUCTIONS:
+        if asked == known:
+            return function
+    raise RuntimeError(f"NCCL has no reduction {asked}: use SUM, AVG, PRODUCT, MIN or MAX")
+
+
+def _check(tensor: torch.Tensor) -> None:
+    if tensor.dtype in _UNKNOWN_TYPES:
+        raise TypeError(f"Input tensor data type is not supported for NCCL process group: {tensor.dtype}")
+    if not tensor.is_contiguous():
+        raise ValueError("Tensors must be contiguous")
