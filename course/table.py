@@ -4,7 +4,7 @@ It imports nothing that is slow, because ranks import it too.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import pairwise
 from typing import NamedTuple
@@ -29,6 +29,7 @@ class Table:
 
     In text, columns are as wide as what they hold, or as ``widths`` says, in letters. Heads ``above`` the others stand
     over the columns that begin at their number; in HTML such a table is aligned left, and its caption comes after it.
+    HTML folds all rows but the first ``num_shown``.
 
     >>> print(Table(["rank", "does"], [["0", "computes"], ["1", "waits"]]))
     rank  does
@@ -41,6 +42,7 @@ class Table:
     caption: str = ""
     above: Mapping[int, str] = field(default_factory=dict)
     widths: Sequence[int] = ()
+    num_shown: int | None = None
 
     @property
     def num_wrong(self) -> int:
@@ -64,6 +66,11 @@ class Table:
         """The table in HTML; "" if it has no rows."""
         if not self.rows:
             return ""
+        if self.num_shown is not None and self.num_shown < len(self.rows):
+            first = replace(self, rows=self.rows[: self.num_shown], num_shown=None)
+            folded = replace(self, rows=self.rows[self.num_shown :], caption="", num_shown=None)
+            words = f"The other {len(folded.rows)} rows"
+            return f"{first.html}<details><summary>{words}</summary>{folded.html}</details>"
         head = _row(f'<th scope="col" style="{LEFT}">' if self.above else "<th>", self.heads)
         body = "".join(_row(f'<td style="{LEFT}">' if self.above else "<td>", row) for row in self.rows)
         caption = escape(self.caption)

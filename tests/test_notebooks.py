@@ -4,6 +4,7 @@ import ast
 import copy
 import importlib
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -21,6 +22,17 @@ NOTEBOOKS = [ROOT / "Start_Here.ipynb", *sorted((ROOT / "notebooks").glob("*.ipy
 DOCUMENTS = [ROOT / name for name in ("README.md", "INSTRUCTOR.md", "CONTRIBUTING.md")]
 DOCUMENTS += [ROOT / "benchmarks/README.md", ROOT / "course/servers.md"]
 DEEPER = "(go deeper)"  # ends a heading that is not on the core path, with all below it
+DEEPER_WORDS = {
+    "V": r"\b(a|the|in) V\b|\bVs\b",
+    "ZB-V": r"\bZB-V\b|\bzero-bubble-v\b",
+    "V-Half": r"\b[Vv]-[Hh]alf\b",
+    "V-Min": r"\b[Vv]-[Mm]in\b",
+    "DualPipeV": r"\bDualPipeV\b|\bdualpipe-v\b",
+    "capacity": r"\bcapacity\b",
+    "stride": r"\bstride\b",
+    "z-loss": r"\bz-loss\b",
+}
+"""Words that sections beside the core path explain, in bold, and how they are written where they are used."""
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -87,6 +99,59 @@ def test_every_section_runs_after_the_setup_alone(path, tmp_path):
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select=F821", tmp_path]
     found = subprocess.run([*command, "--output-format=concise"], capture_output=True, text=True)
     assert found.returncode == 0, f"{path.name}, by section: {found.stdout}{found.stderr}"
+
+
+def test_core_cells_use_no_word_that_only_a_deeper_section_explains():
+    """A word is explained where it stands in bold. What a framework calls it, in *In practice*, is its own affair."""
+    explained, deeper, found = set(), set(), []
+    for path in NOTEBOOKS[1:]:
+        for heading, _, is_core, cells in sections(read(path)):
+            for cell in cells:
+                bold = {word for word in DEEPER_WORDS if re.search(rf"\*\*([Aa]n? )?{word}\b", cell.source)}
+                explained, deeper = (explained | bold, deeper) if is_core else (explained, deeper | bold)
+                if is_core and heading != "In practice":
+                    words = [word for word in DEEPER_WORDS.keys() - explained if uses(cell, DEEPER_WORDS[word])]
+                    found += [f"{path.stem}, {cell.id}: {word}" for word in words]
+    assert not found
+    assert deeper == DEEPER_WORDS.keys(), "words of the list that no deeper section explains any more"
+
+
+def uses(cell, written):
+    """Whether a reader of the cell meets what is ``written`` so: in its text, or in what it printed."""
+    return any(re.search(written, text) for text in shown_by(cell))
+
+
+def shown_by(cell):
+    """What a cell shows in words: its text, or what it printed and drew."""
+    if cell.cell_type == "markdown":
+        return [cell.source]
+    return [out.get("text") or out.get("data", {}).get("text/plain", "") for out in cell.outputs]
+
+
+BY_CHANCE = {
+    "06.ratio_undivided": "32 samples",
+    "07.different_columns": "256 rows",
+    "11.samples_of_405b": "128 nodes, and a vocabulary that is a multiple of 128",
+}
+"""Results that stand before their question, but as a different quantity."""
+
+
+def test_no_number_is_said_before_it_is_asked_for(path):
+    """Neither in the question, nor above it in the same section. Whole numbers below 20 may mean anything there."""
+    results = json.loads((ROOT / "tests/support/results.json").read_text())
+    before, number = [], "00" if path == NOTEBOOKS[0] else path.stem[:2]
+    for cell in read(path).cells:
+        before = [] if cell.cell_type == "markdown" and re.search(r"(?m)^## ", cell.source) else before
+        before += shown_by(cell)
+        asked = re.fullmatch(r"predict\.(\w+)", cell.source)
+        key = f"{number}.{asked[1]}" if asked else ""
+        result = results.get(key)
+        result = round(result, 3) if isinstance(result, float) else result
+        if key in BY_CHANCE or not isinstance(result, int | float) or (result % 1 == 0 and result < 20):
+            continue
+        forms = {f"{result:g}", f"{result:,g}", *(f"{result:.{digits}f}" for digits in (1, 2) if result % 1)}
+        said = rf"(?<![\w.,])({'|'.join(map(re.escape, forms))})(?!\d|[.,]\d)"
+        assert not [text for text in before if re.search(said, text)], key
 
 
 def runnable(path, wanted):

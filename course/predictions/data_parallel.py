@@ -135,3 +135,14 @@ memory_of_zero = Number(
     unit="GB",
     tolerance=0.1,
 )
+
+samples_of_rank = Number(
+    "06.samples_of_rank",
+    "103 samples on 4 ranks, by a `DistributedSampler` with its defaults. How many samples does each rank read in "
+    "an epoch?",
+    {
+        103: "That would be without a sampler: each rank reads all of it.",
+        25: "That would be with `drop_last=True`: three samples are left out.",
+        25.75: "There are no fractions of a sample.",
+    },
+)

@@ -25,35 +25,36 @@ active_share = Choice(
     },
 )
 
-experts_of_the = Number(
-    "15.experts_of_the",
-    "k = 2. The word “the” occurs five times in the text, on all four ranks, and has the same vector everywhere. "
-    "How many different experts process these five?",
+gradient_of_one = Choice(
+    "15.gradient_of_one",
+    "With k = 2, the two probabilities that are kept are divided by their sum. If the same is done with k = 1, "
+    "how large is the gradient that the router's weight gets?",
     {
-        10: "Five tokens make two choices each. But on what does a choice depend?",
-        5: "On what does a choice depend? Where the word stands is not part of the vector.",
-        1: "Two experts process each token.",
-        8: "All ranks have the same router.",
-        4: "A rank does not choose among its own experts only.",
+        "same": "About as large as with k = 2",
+        "less": "About half as large, as there is one output instead of two",
+        "none": "Zero",
+    },
+    {
+        "same": "What is the one probability, after it is divided? And if its logit grows?",
+        "less": "The output counts as much as before. But by how much does its weight change if its logit grows?",
     },
 )
 
-slowest = Number(
-    "15.slowest",
-    "Now k = 1 and all 16 words choose expert 0. There are 4 ranks, with 2 experts each. How many times as many "
-    "rows does the busiest rank compute as it would with even loads?",
+most_rows = Number(
+    "15.most_rows",
+    "16 words on 4 ranks, k = 2, and 2 experts on each rank. How many rows does one rank have to compute at most?",
     {
-        8: "That is the load of expert 0 over the mean load of 8 experts. A rank has two of them.",
-        16: "It computes 16 rows. And with even loads?",
-        2: "With even loads each of the four ranks computes 4 rows.",
-        1: "The work in all is the same, but now one rank does it.",
+        8: "That is with even loads. What if all words choose alike?",
+        16: "Each word makes two choices. Can both be experts of the same rank?",
+        4: "Those are the words that a rank has. How many can be sent to it?",
+        64: "A rank does not get a row from the same word more than twice.",
     },
 )
 
 ep_group = Choice(
     "15.ep_group",
     "16 GPUs with t = c = d = p = 2, and for the experts expert_tp = 1, ep = 4. "
-    "Which ranks, rank 0 among them, have all experts of the first layer between them?",
+    "Which group of ranks, including rank 0, together holds all experts of the first layer?",
     {
         "[0, 1, 2, 3]": "0, 1, 2, 3",
         "[0, 2, 4, 6]": "0, 2, 4, 6",
@@ -136,14 +137,14 @@ dropped = Number(
 
 too_large = Number(
     "15.too_large",
-    "8 ranks are 8 replicas (t = c = p = 1), and ep = 4: there are 2 copies of each expert. A framework averages the "
-    "gradients of experts over the ranks with copies, as it averages those of all other weights over the replicas. "
-    "How many times too large are they?",
+    "8 ranks are 8 replicas (t = c = p = 1), and ep = 4: there are 2 copies of each expert. A framework averages an "
+    "expert's gradient over the ranks that hold a copy, just as it averages every other gradient over the replicas. "
+    "How many times too large is an expert's gradient?",
     {
         1: "An expert gets tokens from how many replicas, and the loss of all is the mean of how many?",
-        2: "They are divided by 2, and should be divided by 8: how much is missing?",
-        8: "They are divided by 2 already.",
-        0.25: "They are divided by too little, so they are too large.",
+        2: "It is divided by 2, and should be divided by 8: how much is missing?",
+        8: "It is divided by 2 already.",
+        0.25: "It is divided by too little, so it is too large.",
     },
     tolerance=1e-6,
 )

@@ -159,9 +159,9 @@ loss_in_a_v = Choice(
 
 held_where_it_turns = Number(
     "10.held_where_it_turns",
-    "A micro-batch goes through the V alone; a forward pass takes 1 time unit, a backward pass 2. Rank 0 holds the "
-    "activations of stage 0 for 24 time units and those of stage 7 for 3, together 27. For how long does rank 3 hold "
-    "those of its two stages, together?",
+    "A micro-batch goes through the V alone; a forward pass takes 1 time unit, a backward pass 2. Stage 0 holds its "
+    "activations from the start of its forward to the end of its backward, 24 time units. For how long does rank 3 "
+    "hold those of its two stages, together?",
     {
         18: "That would be stages 3 and 7, as in turn. Which are the stages of rank 3 in the V?",
         15: "That is stage 3 alone. Stage 4 is on rank 3, too.",

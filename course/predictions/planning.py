@@ -31,7 +31,7 @@ most_memory = Order(
 
 second_largest = Choice(
     "16.second_largest",
-    "Most of this step are matrix products. Which part is the next largest? Most tensor-parallel messages hide, "
+    "Most of this step is matrix products. Which part is the next largest? Most tensor-parallel messages hide, "
     "there are "
     "64 micro-batches on 4 stages with 5 chunks, and gradients are sent once a step.",
     {
@@ -75,19 +75,16 @@ best_tensor_size = Choice(
     },
 )
 
-days_of_405b = Number(
-    "16.days_of_405b",
-    "15.6e12 tokens, 405e9 parameters, nothing recomputed, 16,384 GPUs at 400e12 FLOP/s each. How many days does it "
-    "take?",
+times_the_hours = Number(
+    "16.times_the_hours",
+    "One model has 7 billion parameters, another one 70 billion. Each is trained on 20 tokens for each of its "
+    "parameters, and GPUs are equally busy. How many times as many GPU hours does the larger one take?",
     {
-        89: "8 FLOPs count forward twice, as with full recomputation. Here nothing is recomputed: 6.",
-        22: "2 FLOPs are the forward pass alone.",
-        45: "4 FLOPs are the backward pass alone.",
-        1606: "These are hours.",
-        27: "989 teraFLOP/s is the peak. Each GPU achieves 400.",
+        10: "That would be for the same tokens. How many tokens does the larger one get?",
+        20: "That is how many tokens there are for each parameter, in both.",
+        1: "The GPU hours are 6 T P / X: both T and P are larger.",
     },
-    unit="days",
-    tolerance=0.05,
+    tolerance=0.01,
 )
 
 fewest_gpus = Choice(
@@ -118,14 +115,18 @@ hours_between = Number(
     tolerance=0.05,
 )
 
-interval_times = Number(
-    "16.interval_times",
-    "Failures become four times as rare. By Young's rule, how many times as long is the best interval between saves?",
+too_often_or_seldom = Choice(
+    "16.too_often_or_seldom",
+    "Young's rule says some 19 minutes here. With which interval is more of the time left for new work: "
+    "2 minutes, or 2 hours?",
     {
-        4: "T = √(2 w M): M stands under the root.",
-        0.5: "With rarer failures you save less often, so the interval gets longer.",
-        1: "M stands in the rule. With rarer failures, less work is lost, and a save pays less.",
-        16: "The rule has a root, not a square.",
+        "often": "2 hours: saving too often costs more",
+        "seldom": "2 minutes: repeating too much work costs more",
+        "same": "About as much with both, within 2 percentage points",
+    },
+    {
+        "often": "Saves take a minute of every three. But how much does a failure repeat, with 2 hours between saves?",
+        "seldom": "Each failure repeats a minute only. But what share of the time do the saves take, a minute each?",
     },
 )
 
@@ -167,16 +168,5 @@ estimate_of_titan = Choice(
     {
         "right": "It is a different program, of 2024, and a different machine.",
         "slow": "NVIDIA's programs were tuned on NVIDIA's machine. This H100 has slower memory and less power.",
-    },
-)
-
-samples_of_rank = Number(
-    "16.samples_of_rank",
-    "103 samples on 4 ranks, by a `DistributedSampler` with its defaults. How many samples does each rank read in "
-    "an epoch?",
-    {
-        103: "That would be without a sampler: each rank reads all of it.",
-        25: "That would be with `drop_last=True`: three samples are left out.",
-        25.75: "There are no fractions of a sample.",
     },
 )

@@ -42,7 +42,7 @@ times_as_fast = Number(
 shorter_with_chunks = Number(
     "12.shorter_with_chunks",
     "8 stages, 16 micro-batches, messages that take no time: the bubble is 7/16 of the ideal time. With v = 2 it is "
-    "half as long. By how many percent does the whole step get shorter?",
+    "half as long. By what percentage does the whole step shrink?",
     {
         50: "So does the bubble. But most of a step is work, and that stays.",
         21.875: "You compared 7/32 with the ideal time. With its bubble the step takes 23/16 of that.",
@@ -54,14 +54,17 @@ shorter_with_chunks = Number(
     tolerance=0.04,
 )
 
-instead_of_work = Choice(
-    "12.instead_of_work",
-    "With t = 8 and p = 1, what will be the larger part of the time in which a rank does not compute?",
+two_pipelines = Number(
+    "12.two_pipelines",
+    "One pipeline of 8 stages has 16 micro-batches, and idle / ideal is 7/16. Now the same 16 sequences go through two "
+    "pipelines of 4 stages, side by side, still one for each micro-batch. What is idle / ideal?",
     {
-        "idle": "Idle: what it waits for has not been computed yet",
-        "communication": "Communication: the data is on its way",
+        0.1875: "3/16 would be right if each pipeline had all 16. The two share them.",
+        0.4375: "Two things change: how many stages a micro-batch goes through, and how many micro-batches there are.",
+        0.875: "7/8 has the micro-batches of one replica. And how many stages has its pipeline?",
+        0.75: "There are two pipelines, but they do not wait for each other.",
     },
-    {"idle": "All 8 ranks have a part of every layer, and begin with it at the same time."},
+    tolerance=0.02,
 )
 
 attention_times = Number(
@@ -93,13 +96,13 @@ tokens_to_hide = Number(
 
 largest_t = Choice(
     "12.largest_t",
-    "Llama 3 70B: F = 28,672. On an H100, C = 989 teraFLOP/s, and W = 450 GB/s by NVLink. Up to which t does an MLP "
-    "compute longer than it sends, if all t ranks are joined by NVLink?",
+    "Llama 3 70B: F = 28,672, and its MLP is a SwiGLU. On an H100, C = 989 teraFLOP/s, and W = 450 GB/s by NVLink. "
+    "Up to which t does an MLP compute longer than it sends, if all t ranks are joined by NVLink?",
     {"2": "t = 2", "4": "t = 4", "8": "t = 8", "16": "t = 16", "32": "t = 32"},
     {
-        "2": "That would be so with some 90 GB/s. Over the network, 50 GB/s, even 2 is too much.",
-        "4": "F · W/C is 28,672 · 450e9/989e12. Is that nearer to 4 or to 8?",
-        "16": "F · W/C is 13: with t = 16 the messages take longer than the products.",
-        "32": "F · W/C is 13. On an A100, with a third of the FLOP/s, it would be 28.",
+        "2": "That is so over the network, at 50 GB/s.",
+        "4": "3/2 · F · W/C is 1.5 · 28,672 · 450e9/989e12. Is that nearer to 4 or to 16?",
+        "8": "F · W/C alone is 13. That is right for two products, and a SwiGLU has three.",
+        "32": "3/2 · F · W/C is 19.6: with t = 32 the messages take longer than the products.",
     },
 )

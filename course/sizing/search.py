@@ -52,9 +52,8 @@ class Candidate:
     def __str__(self) -> str:
         words = []
         for name, value in self.choice.items():
-            if name == "recompute":
-                words.append(str(value))
-            elif name in ("tp_size", "pp_size", "micro_batch_size", "num_chunks") or value not in (DEFAULTS[name], 1):
+            always = ("tp_size", "pp_size", "micro_batch_size", "num_chunks", "recompute")
+            if name in always or value not in (DEFAULTS[name], 1):
                 words.append(f"{LETTERS.get(name, name)}={value}")
         if self.seconds is None or self.memory_bytes is None:
             return f"{' '.join(words)}: {self.rejected}"

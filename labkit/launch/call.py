@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from labkit.launch import report
 from labkit.launch.client import DeferredInterrupt, stopped
-from labkit.launch.linux import read_text
+from labkit.launch.linux import main_thread, read_text
 from labkit.launch.output import Output
 from labkit.launch.payload import Payload, discard, load
 from labkit.launch.probe import Snapshot
@@ -19,6 +19,7 @@ from labkit.launch.watchdog import Look, Watchdog
 _GATHER_SECONDS = 0.3  # after a first failure, for others
 _CAUSE_SECONDS = 0.9  # after that, while all failures so far are consequences
 _ANSWER_SECONDS = 1.0
+_IN_C_SECONDS = 0.05  # of running: ten times as long as Python keeps the GIL from a thread that wants it
 _WAYS_TO_STOP = {"now": 0.4, "freed": 2.0}  # with seconds for each: Python can be stopped, C++ that waits only freed
 _RENEWAL_SECONDS = 20.0  # for new connections; four ranks need a tenth of a second
 
@@ -34,7 +35,7 @@ class Call:
         self.snapshots: dict[int, Snapshot] = {}  # answers since the latest look
         self.at_rest = False  # after a failure: can the ranks take the next call?
         self.renewed: dict[int, bool] = {}  # rank -> has it new connections?
-        self.asked: set[int] = set()  # who still owes an answer: asking again would fill its socket, and block us
+        self.asked: dict[int, float] = {}  # who still owes an answer: for how long its main thread had run when asked
 
     def run(self, payload: Payload, keep: bool = True) -> list:
         """Return the results in rank order, or raise. ``keep``: first make the ranks ready for a next call."""
@@ -92,7 +93,7 @@ class Call:
                 case ("renewed", rank, done):
                     self.renewed[rank] = done
                 case ("where", rank, snapshot):
-                    self.asked.discard(rank)
+                    self.asked.pop(rank, None)
                     self.snapshots |= {rank: snapshot} if snapshot else {}
                     continue  # the answer to our own question is not a sign of life
             self.watchdog.sign_of_life(time.monotonic())
@@ -105,19 +106,27 @@ class Call:
     def _ask(self, seconds: float) -> Look:
         """Ask the ranks where they are, and wait for the answers. Those that have returned may still be sending."""
         self.snapshots, everybody = {}, set(range(self.ranks.num_ranks))
-        for rank in everybody - self.ranks.exits.keys() - self.asked:
-            self.asked.add(rank)
+        for rank in everybody - self.ranks.exits.keys() - self.asked.keys():  # asked again, it would block us
+            _, self.asked[rank] = main_thread(self.ranks.pids[rank])
             self.ranks.send(rank, "where")
         self._pump_until(lambda: everybody == self.snapshots.keys() | self.ranks.exits.keys(), seconds)
         return Look(self.ranks.num_ranks, dict(self.snapshots), frozenset(self.results))
 
     def _with_stacks(self, look: Look) -> Look:
         """Add what ranks that hold the GIL are doing: faulthandler answers a signal without it."""
-        ranks = self._unfinished() - look.snapshots.keys()
+        ranks = {rank for rank in self._unfinished() - look.snapshots.keys() if self._is_in_c(rank)}
         for rank in ranks:
             self.ranks.ask_for_stack(rank)  # not at every look: it cuts a sleep in C code short
         self._pump(0.1 if ranks else 0)
         return replace(look, stacks={rank: read_text(f"{self.ranks.directory}/stack{rank}") for rank in ranks})
+
+    def _is_in_c(self, rank: int) -> bool:
+        """Is a rank that does not answer in C code, and not in Python that lacks a core?
+
+        Only then are its frames whole: to read one that Python makes or leaves at this moment can end the process.
+        """
+        state, seconds = main_thread(self.ranks.pids[rank])
+        return state == "S" or seconds - self.asked.get(rank, seconds) > _IN_C_SECONDS
 
     def _look(self) -> None:
         look = self._ask(_ANSWER_SECONDS)

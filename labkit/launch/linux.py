@@ -51,6 +51,14 @@ def switches(task: int | None) -> int:
     return sum(map(int, re.findall(r"ctxt_switches:\s*(\d+)", _of_task(task, "status"))))
 
 
+def main_thread(pid: int) -> tuple[str, float]:
+    """Return the state of a process's main thread, such as "S" for one that sleeps, and how many seconds it has run."""
+    facts = read_text(f"/proc/{pid}/task/{pid}/stat").rpartition(")")[2].split()
+    if not facts:
+        return "", 0.0  # it is gone
+    return facts[0], (int(facts[11]) + int(facts[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def name(task: int | None) -> str:
     return _of_task(task, "comm")
 

@@ -191,7 +191,7 @@ def test_context_parallelism_is_tried_with_fused_attention_and_makes_long_sequen
     assert [str(each) for each in offered.fitting if each.plan.cp_size == 1] == [str(each) for each in alone.fitting]
     best = offered.best.plan
     assert best.cp_size > 1 and alone.best.seconds > 2 * offered.best.seconds
-    assert str(offered.best).startswith(f"t={best.tp_size} c={best.cp_size} p={best.pp_size} v=1 b=1 none")
+    assert str(offered.best).startswith(f"t={best.tp_size} c={best.cp_size} p={best.pp_size} v=1 b=1 recompute=none")
     same = offered.ask(tp_size=best.tp_size, cp_size=1, pp_size=best.pp_size)
     assert same.rejected and same.rejected.advice.endswith("or cp_size=2")
 

@@ -1,5 +1,6 @@
 """One call: when it asks ranks where they are, and when it gives up."""
 
+import ctypes
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from labkit.launch import RankFailed, World, launch
 from labkit.launch.call import Call
 from labkit.launch.client import DeferredInterrupt
-from labkit.launch.linux import read_text
+from labkit.launch.linux import main_thread, read_text
 from labkit.launch.output import Output
 
 pytestmark = pytest.mark.alone
@@ -29,9 +30,31 @@ def test_questions_to_a_stopped_rank_do_not_block_the_kernel(monkeypatch):
         assert call._ask(5.0).snapshots.keys() == {0}
 
 
-def test_asking_a_busy_rank_for_its_stack_does_not_harm_it():
+def test_only_a_rank_that_is_in_c_code_is_asked_for_its_stack():
+    """One that runs Python, and lacks a core to say so, may be making or leaving a frame."""
+
+    def in_c():
+        ctypes.PyDLL(None).usleep(1_500_000)  # which keeps the GIL
+
+    def in_python():
+        end = time.time() + 1.5
+        while time.time() < end:
+            pass
+
+    for work, is_in_c in ((in_c, True), (in_python, False)):
+        with World(1) as world:
+            call = Call(world._ranks, Output(1, live=False), DeferredInterrupt())
+            running = threading.Thread(target=world.run, args=(work,))
+            running.start()
+            time.sleep(0.5)
+            call.asked[0] = main_thread(world._ranks.pids[0])[1]
+            assert call._is_in_c(0) == is_in_c
+            running.join()
+
+
+def test_asking_a_busy_rank_for_its_stack_does_not_harm_it(tmp_path):
     """Its threads give back memory of their stacks all the time, which nobody else may read meanwhile."""
-    asked = 0
+    enough = tmp_path / "enough"
 
     def churn():
         def recurse_for_ever():
@@ -44,31 +67,28 @@ def test_asking_a_busy_rank_for_its_stack_does_not_harm_it():
         threads = [threading.Thread(target=recurse_for_ever) for _ in range(3)]
         for thread in threads:
             thread.start()
-        time.sleep(2)
+        while not os.path.exists(enough):
+            time.sleep(0.1)
         done.set()
         for thread in threads:
             thread.join()
         return "alive"
 
-    def ask_again_and_again(world):
-        nonlocal asked
-        while running.is_set():
+    def ask_a_hundred_times(world):
+        for _ in range(100):
             world._ranks.ask_for_stack(0)
-            asked += 1
-            time.sleep(0.001)
+            time.sleep(0.01)
+        enough.touch()
 
-    running = threading.Event()
-    running.set()
     with World(1) as world:
-        asker = threading.Thread(target=ask_again_and_again, args=(world,))
+        asker = threading.Thread(target=ask_a_hundred_times, args=(world,))
         asker.start()
         try:
             assert world.run(churn) == ["alive"]
         finally:
-            running.clear()
             asker.join()
         written = read_text(f"{world._ranks.directory}/stack0")
-    assert asked > 100 and "in churn" in written and "in recurse_for_ever" not in written  # only its main thread's
+    assert "in churn" in written and "in recurse_for_ever" not in written  # only its main thread's
 
 
 def in_the_world(group):
