@@ -62,8 +62,11 @@ class Under:
 
 def use_on_this_rank() -> None:
     """Leave this rank's world, and join one that follows NCCL's rules. All ranks call this."""
+    if dist.get_backend() == NAME:
+        return  # kept from the call before, with all that was left unfinished there
     timeout = distributed_c10d._get_default_timeout(dist.Backend.GLOO)  # pyright: ignore[reportAttributeAccessIssue]
     _register()
+    dist.barrier()  # gloo connects eagerly: if a rank closed now, a peer that is still connecting would fail
     dist.destroy_process_group()
     _Wire.of_this_process = None
     dist.init_process_group(NAME, timeout=timeout)
@@ -158,6 +161,7 @@ class _Communicator:
         self.ranks = list(ranks)
         self.tag = zlib.crc32(name.encode()) >> 4 << 1  # and one more, for what a receiver answers
         self.issued: queue.SimpleQueue = queue.SimpleQueue()
+        self.mismatch: Mismatch | None = None  # where it stands still: keeps the messages that gloo still has
         self._meet()
         threading.Thread(target=self._run, daemon=True, name=f"nccl_rules {name}").start()
 
@@ -183,10 +187,15 @@ class _Communicator:
             try:
                 result = run(self)
             except Mismatch as mismatch:
+                self.mismatch = mismatch
                 print(f"NCCL would wait for ever here, or mix up numbers: {mismatch}.", file=sys.stderr)
                 return  # nobody is told
-            done.set_result(result)
-            del run, done, result
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+                del result
+            del run, done
 
     def exchange(self, purpose: str, given: Mapping[int, torch.Tensor], wanted: Mapping[int, torch.Tensor]) -> None:
         """Send ``given`` to members and receive ``wanted`` from them, all at once; both by global rank."""
