@@ -10,6 +10,7 @@ The rules, as torch's ProcessGroupNCCL has them:
 - A call without ``async_op``, and `wait`, return when the data is there (a CPU tensor has no stream that could wait).
   An asynchronous call returns at once.
 - A tensor must be contiguous, and of a type that NCCL knows. A receive names its sender.
+- Works stand in a recorder of their own, and what a function leaves unfinished is still there in the next.
 
 It says nothing about what a GPU adds: streams, memory, speed, and errors that come late. Where different operations
 or sizes meet, NCCL waits for ever or mixes up numbers; here the communicator prints both sides and stands still.
@@ -18,10 +19,12 @@ The messages travel through gloo, in one group for all ranks. Tensors on a GPU g
 several ranks can share one GPU.
 """
 
+import _thread
+import json
 import queue
 import sys
-import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
@@ -29,6 +32,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed import distributed_c10d
 from torch.futures import Future
@@ -43,6 +47,14 @@ _REDUCTIONS: list[tuple[Any, Callable[[torch.Tensor], torch.Tensor]]] = [
     (dist.ReduceOp.MIN, lambda rows: rows.amin(0)),
     (dist.ReduceOp.MAX, lambda rows: rows.amax(0)),
 ]
+
+
+_recorded: deque[dict] = deque(maxlen=256)
+
+
+def _dump_recorder(*_, **__) -> bytes:
+    """Return what torch's `_dump_nccl_trace_json` returns in a build that has NCCL."""
+    return json.dumps({"entries": list(_recorded)}).encode()
 
 
 class Mismatch(Exception):
@@ -69,6 +81,7 @@ def use_on_this_rank() -> None:
     dist.barrier()  # gloo connects eagerly: if a rank closed now, a peer that is still connecting would fail
     dist.destroy_process_group()
     _Wire.of_this_process = None
+    _distributed_c10d._dump_nccl_trace_json = _dump_recorder  # pyright: ignore - where launch looks for works
     dist.init_process_group(NAME, timeout=timeout)
 
 
@@ -133,7 +146,7 @@ class _Wire:
         self.gloo.recv([head], peer, tag).wait()
         expected = _head(purpose, into)
         if not torch.equal(head, expected):
-            raise Mismatch(f"rank {peer} is in {_in_words(head)}, and rank {self.rank} in {_in_words(expected)}")
+            raise Mismatch(f"rank {peer} is in {_in_words(head)}, rank {self.rank} in {_in_words(expected)}")
         if into.numel():
             data = torch.empty(into.numel() * into.element_size(), dtype=torch.uint8)
             self.gloo.recv([data], peer, tag).wait()
@@ -161,9 +174,10 @@ class _Communicator:
         self.ranks = list(ranks)
         self.tag = zlib.crc32(name.encode()) >> 4 << 1  # and one more, for what a receiver answers
         self.issued: queue.SimpleQueue = queue.SimpleQueue()
+        self.operation = ""  # which runs
         self.mismatch: Mismatch | None = None  # where it stands still: keeps the messages that gloo still has
         self._meet()
-        threading.Thread(target=self._run, daemon=True, name=f"nccl_rules {name}").start()
+        _thread.start_new_thread(self._run, ())  # like NCCL's, it is not one of Python's: launch sees its works only
 
     def _meet(self) -> None:
         """Wait for all members. The caller waits here, as NCCL lets it wait while a communicator is made."""
@@ -175,15 +189,16 @@ class _Communicator:
         for work, _ in sent:
             work.wait()
 
-    def issue(self, run: Callable[["_Communicator"], Any]):
-        """Put an operation into the queue; return its work."""
+    def issue(self, run: Callable[["_Communicator"], Any], entry: dict):
+        """Put an operation into the queue, which retires its entry in the recorder; return its work."""
         done = Future()
-        self.issued.put((run, done))
+        self.issued.put((run, entry, done))
         return _create_work_from_future(done)
 
     def _run(self) -> None:
         while True:
-            run, done = self.issued.get()
+            run, entry, done = self.issued.get()
+            self.operation = entry["profiling_name"].removeprefix("nccl:")
             try:
                 result = run(self)
             except Mismatch as mismatch:
@@ -193,34 +208,35 @@ class _Communicator:
             except Exception as error:
                 done.set_exception(error)
             else:
+                entry["retired"] = True
                 done.set_result(result)
                 del result
             del run, done
 
-    def exchange(self, purpose: str, given: Mapping[int, torch.Tensor], wanted: Mapping[int, torch.Tensor]) -> None:
+    def exchange(self, given: Mapping[int, torch.Tensor], wanted: Mapping[int, torch.Tensor]) -> None:
         """Send ``given`` to members and receive ``wanted`` from them, all at once; both by global rank."""
         me = self.wire.rank
         sent = []
         for peer, data in given.items():
             if peer != me:
-                sent += self.wire.send(peer, self.tag, purpose, data)
+                sent += self.wire.send(peer, self.tag, self.operation, data)
         for peer, into in wanted.items():
             if peer == me:
                 into.detach().copy_(given[me])
             else:
-                self.wire.receive(peer, self.tag, purpose, into)
+                self.wire.receive(peer, self.tag, self.operation, into)
         for work, _ in sent:
             work.wait()
 
     def messages(self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Run a batch of messages, all at once. A send ends when its receiver says that it has the data."""
         nothing = torch.empty(0)
-        sent = [each for peer, data in sends for each in self.wire.send(peer, self.tag, "a message", data)]
+        sent = [each for peer, data in sends for each in self.wire.send(peer, self.tag, "message", data)]
         for peer, into in receives:
-            self.wire.receive(peer, self.tag, "a message", into)
-            sent += self.wire.send(peer, self.tag + 1, "an answer", nothing)
+            self.wire.receive(peer, self.tag, "message", into)
+            sent += self.wire.send(peer, self.tag + 1, "answer", nothing)
         for peer, _ in sends:
-            self.wire.receive(peer, self.tag + 1, "an answer", nothing)
+            self.wire.receive(peer, self.tag + 1, "answer", nothing)
         for work, _ in sent:
             work.wait()
 
@@ -237,6 +253,8 @@ class NCCLRules(dist.ProcessGroup):
         self._name = name
         self._communicators: dict[str, _Communicator] = {}
         self._batch: list[tuple[str, int, torch.Tensor]] | None = None
+        self._num_collectives = 0
+        self._num_messages = 0  # a batch counts as one
         self.options = SimpleNamespace(_timeout=timeout)
 
     # -- what torch asks of a group
@@ -268,10 +286,28 @@ class NCCLRules(dist.ProcessGroup):
             self._communicators[name] = _Communicator(self._wire, f"{self._name} {name}", ranks)
         return self._communicators[name]
 
-    def _collective(self, run: Callable[[_Communicator], Any], *tensors: torch.Tensor):
+    def _collective(self, operation: str, run: Callable[[_Communicator], Any], *tensors: torch.Tensor):
         for tensor in tensors:
             _check(tensor)
-        return self._communicator("all", self._ranks).issue(run)
+        communicator = self._communicator("all", self._ranks)
+        self._num_collectives += 1
+        return communicator.issue(run, self._record(operation, tensors[:1]))
+
+    def _record(self, operation: str, tensors: Sequence[torch.Tensor], is_message: bool = False) -> dict:
+        """Add an entry to the recorder, as ProcessGroupNCCL writes it."""
+        entry = {
+            "process_group": [self._name, ""],
+            "profiling_name": f"nccl:{operation}",
+            "collective_seq_id": self._num_collectives,
+            "p2p_seq_id": self._num_messages,
+            "is_p2p": is_message,
+            "input_dtypes": [str(tensor.dtype).removeprefix("torch.").title() for tensor in tensors],
+            "input_sizes": [list(tensor.shape) for tensor in tensors],
+            "timeout_ms": self.options._timeout / timedelta(milliseconds=1),
+            "retired": False,
+        }
+        _recorded.append(entry)
+        return entry
 
     # -- messages
 
@@ -279,7 +315,7 @@ class NCCLRules(dist.ProcessGroup):
         return self._message("send", tensors[0], dst)
 
     def recv(self, tensors, src: int, tag: int):
-        return self._message("receive", tensors[0], src)
+        return self._message("recv", tensors[0], src)
 
     def recv_anysource(self, tensors, tag: int):
         raise RuntimeError("NCCL cannot receive from any rank: name the sender")
@@ -291,15 +327,20 @@ class NCCLRules(dist.ProcessGroup):
             self._batch.append((kind, peer, tensor))
             return None
         pair = sorted([self._wire.rank, peer])
-        run = _batch_of([(kind, peer, tensor)])
-        return self._communicator(f"pair {pair}", pair).issue(run)
+        communicator = self._communicator(f"pair {pair}", pair)
+        self._num_messages += 1
+        return communicator.issue(_batch_of([(kind, peer, tensor)]), self._record(kind, [tensor], is_message=True))
 
     def _start_coalescing(self, device) -> None:
         self._batch = []
 
     def _end_coalescing(self, device):
         batch, self._batch = self._batch or [], None
-        return self._communicator("all", self._ranks).issue(_batch_of(batch))
+        communicator = self._communicator("all", self._ranks)
+        self._num_messages += 1
+        for kind, _, tensor in batch:
+            self._record(kind, [tensor], is_message=True)  # these entries never retire: that of the batch does
+        return communicator.issue(_batch_of(batch), self._record("coalesced", [], is_message=True))
 
     # -- collectives
 
@@ -308,10 +349,10 @@ class NCCLRules(dist.ProcessGroup):
 
         def run(communicator):
             for tensor in tensors:
-                _reduce_into(communicator, "an all-reduce", tensor, [tensor] * self.size(), reduce_op)
+                _reduce_into(communicator, tensor, [tensor] * self.size(), reduce_op)
             return tensors
 
-        return self._collective(run, *tensors)
+        return self._collective("all_reduce", run, *tensors)
 
     allreduce_coalesced = allreduce
 
@@ -321,11 +362,11 @@ class NCCLRules(dist.ProcessGroup):
         def run(communicator):
             others = [rank for rank in self._ranks if rank != root]
             is_root = self._wire.rank == root
-            given = {rank: tensors[0] for rank in others} if is_root else {}
-            communicator.exchange("a broadcast", given, {} if is_root else {root: tensors[0]})
+            given = dict.fromkeys(others, tensors[0]) if is_root else {}
+            communicator.exchange(given, {} if is_root else {root: tensors[0]})
             return tensors
 
-        return self._collective(run, *tensors)
+        return self._collective("broadcast", run, *tensors)
 
     def reduce(self, tensors, opts):
         reduce_op = _reduction(opts)
@@ -335,12 +376,12 @@ class NCCLRules(dist.ProcessGroup):
             rows = {}
             if self._wire.rank == root:
                 rows = {rank: torch.empty_like(tensors[0]) for rank in self._ranks}
-            communicator.exchange("a reduce", {root: tensors[0]}, rows)
+            communicator.exchange({root: tensors[0]}, rows)
             if rows:
                 tensors[0].detach().copy_(reduce_op(torch.stack(list(rows.values()))))
             return tensors
 
-        return self._collective(run, *tensors)
+        return self._collective("reduce", run, *tensors)
 
     def allgather(self, outputs, inputs, opts=None):
         def run(communicator):
@@ -348,7 +389,7 @@ class NCCLRules(dist.ProcessGroup):
                 _gather_into(communicator, pieces, own)
             return outputs
 
-        return self._collective(run, *inputs, *(piece for pieces in outputs for piece in pieces))
+        return self._collective("all_gather", run, *inputs, *(piece for pieces in outputs for piece in pieces))
 
     def all_gather_single(self, output, input, opts=None):
         return self.__gather_single([output], [input])
@@ -366,17 +407,17 @@ class NCCLRules(dist.ProcessGroup):
                 _gather_into(communicator, output.view(-1).chunk(self.size()), own.reshape(-1))
             return outputs
 
-        return self._collective(run, *outputs, *inputs)
+        return self._collective("all_gather", run, *inputs, *outputs)
 
     def reduce_scatter(self, outputs, inputs, opts=None):
         reduce_op = _reduction(opts)
 
         def run(communicator):
             for output, pieces in zip(outputs, inputs):
-                _reduce_into(communicator, "a reduce-scatter", output, pieces, reduce_op)
+                _reduce_into(communicator, output, pieces, reduce_op)
             return outputs
 
-        return self._collective(run, *outputs, *(piece for pieces in inputs for piece in pieces))
+        return self._collective("reduce_scatter", run, *(piece for pieces in inputs for piece in pieces), *outputs)
 
     def reduce_scatter_single(self, output, input, opts=None):
         return self.__scatter_single([output], [input], opts)
@@ -394,26 +435,26 @@ class NCCLRules(dist.ProcessGroup):
         def run(communicator):
             for output, whole in zip(outputs, inputs):
                 pieces = whole.reshape(-1).chunk(self.size())
-                _reduce_into(communicator, "a reduce-scatter", output.view(-1), pieces, reduce_op)
+                _reduce_into(communicator, output.view(-1), pieces, reduce_op)
             return outputs
 
-        return self._collective(run, *outputs, *inputs)
+        return self._collective("reduce_scatter", run, *inputs, *outputs)
 
     def alltoall(self, outputs, inputs, opts=None):
         def run(communicator):
-            communicator.exchange("an all-to-all", dict(zip(self._ranks, inputs)), dict(zip(self._ranks, outputs)))
+            communicator.exchange(dict(zip(self._ranks, inputs)), dict(zip(self._ranks, outputs)))
             return outputs
 
-        return self._collective(run, *outputs, *inputs)
+        return self._collective("all_to_all", run, *inputs, *outputs)
 
     def all_to_all_single(self, output, input, output_splits=None, input_splits=None, opts=None):
         def run(communicator):
             received = _split(output, output_splits, self.size())
             given = _split(input, input_splits, self.size())
-            communicator.exchange("an all-to-all", dict(zip(self._ranks, given)), dict(zip(self._ranks, received)))
+            communicator.exchange(dict(zip(self._ranks, given)), dict(zip(self._ranks, received)))
             return [output]
 
-        return self._collective(run, output, input)
+        return self._collective("all_to_all", run, input, output)
 
     alltoall_base = all_to_all_single
 
@@ -422,32 +463,32 @@ class NCCLRules(dist.ProcessGroup):
 
         def run(communicator):
             wanted = dict(zip(self._ranks, outputs[0])) if self._wire.rank == root else {}
-            communicator.exchange("a gather", {root: inputs[0]}, wanted)
+            communicator.exchange({root: inputs[0]}, wanted)
             return outputs
 
-        return self._collective(run, *inputs)
+        return self._collective("gather", run, *inputs)
 
     def scatter(self, outputs, inputs, opts):
         root = self._ranks[opts.rootRank]
 
         def run(communicator):
             given = dict(zip(self._ranks, inputs[0])) if self._wire.rank == root else {}
-            communicator.exchange("a scatter", given, {root: outputs[0]})
+            communicator.exchange(given, {root: outputs[0]})
             return outputs
 
-        return self._collective(run, *outputs)
+        return self._collective("scatter", run, *outputs)
 
     def barrier(self, opts=None):
         def run(communicator):
-            _reduce_into(communicator, "a barrier", torch.zeros(1), [torch.zeros(1)] * self.size(), _REDUCTIONS[0][1])
+            _reduce_into(communicator, torch.zeros(1), [torch.zeros(1)] * self.size(), _REDUCTIONS[0][1])
             return []
 
-        return self._collective(run)
+        return self._collective("barrier", run)
 
 
 def _batch_of(messages: Sequence[tuple[str, int, torch.Tensor]]) -> Callable[[_Communicator], list[torch.Tensor]]:
     sends = [(peer, tensor) for kind, peer, tensor in messages if kind == "send"]
-    receives = [(peer, tensor) for kind, peer, tensor in messages if kind == "receive"]
+    receives = [(peer, tensor) for kind, peer, tensor in messages if kind == "recv"]
 
     def run(communicator):
         communicator.messages(sends, receives)
@@ -456,16 +497,16 @@ def _batch_of(messages: Sequence[tuple[str, int, torch.Tensor]]) -> Callable[[_C
     return run
 
 
-def _reduce_into(communicator: _Communicator, purpose: str, output: torch.Tensor, pieces, reduce_op) -> None:
+def _reduce_into(communicator: _Communicator, output: torch.Tensor, pieces, reduce_op) -> None:
     """Give each member its piece, and reduce what comes into ``output``: in the order of ranks, so alike on all."""
     rows = {rank: torch.empty_like(output, memory_format=torch.contiguous_format) for rank in communicator.ranks}
-    communicator.exchange(purpose, dict(zip(communicator.ranks, pieces)), rows)
+    communicator.exchange(dict(zip(communicator.ranks, pieces)), rows)
     output.detach().copy_(reduce_op(torch.stack(list(rows.values()))))
 
 
 def _gather_into(communicator: _Communicator, pieces, own: torch.Tensor) -> None:
-    given = {rank: own for rank in communicator.ranks}
-    communicator.exchange("an all-gather", given, dict(zip(communicator.ranks, pieces)))
+    given = dict.fromkeys(communicator.ranks, own)
+    communicator.exchange(given, dict(zip(communicator.ranks, pieces)))
 
 
 def _split(tensor: torch.Tensor, sizes, num_ranks: int) -> Sequence[torch.Tensor]:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from course.nccl_rules import Under
 from labkit import groups
-from labkit.launch import Deadlock, World, launch
+from labkit.launch import Deadlock, RankFailed, World, launch
 from labkit.schedules import gpipe, one_f_one_b
 from tests.support.pipelines import parity
 
@@ -70,7 +70,7 @@ STANDSTILLS = {
     one_is_missing: (3, "rank 1: has returned"),
     opposite_orders: (2, "rank 0, 1: waits in all_reduce"),
     barrier_meets_all_reduce: (2, "rank 0: waits in barrier"),
-    sizes_differ: (2, "rank 0, 1: waits in all_reduce"),
+    sizes_differ: (2, "of the world [0, 1]: ranks 0, 1 wait"),
     no_channels: (2, "rank 0: waits in recv from rank 1"),
     not_connected: (2, "rank 0: waits in recv from rank 1"),
 }
@@ -87,8 +87,8 @@ def report_of(function):
 
 @pytest.fixture(scope="module")
 def reports():
-    """Run all of them at once: it takes two seconds to tell a deadlock from slow ranks."""
-    with ThreadPoolExecutor(len(STANDSTILLS)) as pool:
+    """Run three at once: it takes two seconds to tell a deadlock from slow ranks."""
+    with ThreadPoolExecutor(3) as pool:
         return dict(zip(STANDSTILLS, pool.map(report_of, STANDSTILLS)))
 
 
@@ -101,8 +101,8 @@ def test_it_stands_still(reports, function):
 def test_both_sides_of_a_mismatch_are_printed(capfd):
     report_of(barrier_meets_all_reduce)
     said = capfd.readouterr().err
-    assert "rank 1 is in an all-reduce of 3 float32, and rank 0 in a barrier" in said
-    assert "rank 0 is in a barrier of 1 float32, and rank 1 in an all-reduce of 3 float32" in said
+    assert "rank 1 is in all_reduce of 3 float32, rank 0 in barrier" in said
+    assert "rank 0 is in barrier of 1 float32, rank 1 in all_reduce of 3 float32" in said
 
 
 def batched_ring():
@@ -163,3 +163,31 @@ def test_what_runs():
     assert said["transposed"] == "Tensors must be contiguous"
     assert "data type is not supported" in said["int16"]
     assert "name the sender" in said["from any"]
+
+
+def one_fails_before_the_call(is_message):
+    dist.barrier()
+    if dist.get_rank() == 0:
+        raise ValueError("before the call")
+    if is_message:
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), 0)])
+    else:
+        dist.all_reduce(torch.tensor(40.0), async_op=True)
+
+
+@pytest.mark.parametrize("is_message", [True, False])
+def test_what_is_left_over_after_a_fault_meets_no_later_call(is_message):
+    with World(2) as world:
+        world.run(Under(dist.barrier))
+        with pytest.raises(RankFailed, match="before the call"):
+            world.run(Under(one_fails_before_the_call), is_message)
+        assert world.ended
+    with World(2) as world:
+        with pytest.raises(RankFailed):
+            world.run(Under(refusals_raised))
+        assert not world.ended
+
+
+def refusals_raised():
+    batched_ring()
+    dist.all_reduce(torch.ones(2, 3).T)
