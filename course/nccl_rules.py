@@ -18,6 +18,8 @@ or sizes meet, NCCL waits for ever or mixes up numbers; here the communicator pr
 The messages travel through gloo, in one group for all ranks. Tensors on a GPU go through the CPU's memory, so that
 several ranks can share one GPU.
 """
+# pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
+# torch calls these methods by position; its stubs name their arguments differently.
 
 import _thread
 import json
