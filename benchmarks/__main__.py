@@ -15,6 +15,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from labkit.command_line import run_command
+
 NAME_WIDTH = 78
 
 
@@ -32,7 +34,7 @@ def seconds(value: float) -> str:
     return f"{value / scale:.3g} {unit}"
 
 
-def main(names: list[str]) -> None:
+def main(*names: str) -> None:
     names = names or sorted(path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py"))
     bar = tqdm(names, unit="benchmark")
     bar.write(f"{'measured, against':<{NAME_WIDTH}} {'labkit':>10} {'peer':>10} {'ratio':>9}")
@@ -45,4 +47,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_command(main, *sys.argv[1:])

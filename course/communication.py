@@ -1,6 +1,6 @@
 """Logs every collective and message that a rank takes part in: operation, group, size and time.
 
-It hears what passes through a process group: see `labkit.communication`.
+It hears torch's functional collectives and DTensor, too: see `labkit.c10d` for what it hears and what it cannot.
 """
 
 from collections.abc import Iterator
@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from labkit.c10d import Call
 from labkit.communication import trace_calls
 from labkit.schedules import Op
 from labkit.sizes import ranks_text
-from labkit.timeline.spans import WAIT
+from labkit.timeline.spans import COMMUNICATION, WAIT
 from labkit.timeline.trace import Trace, seconds_between
 
 
@@ -26,13 +27,19 @@ class Communication:
     collective depends on the library's algorithm (a ring all-reduce sends 2(n-1)/n times the message).
 
     ``seconds`` run from the call to the end of its wait, so an early rank counts its waiting for the late ones. They
-    are None if nobody has waited inside the block, and for messages that NCCL sends as one batch.
+    are None if nobody has waited inside the block, and for messages that NCCL sends as one batch. Where C++ started the
+    call and waits by itself, as DistributedDataParallel does, they run to the end of the call, if torch has said when
+    before the block ends.
+
+    ``has_handle`` is False for what C++ started: nobody must wait for it. The result of a functional collective waits
+    where it is used.
     """
 
     operation: str
     group: tuple[int, ...]
     message_bytes: int
     seconds: float | None = None
+    has_handle: bool = True
 
 
 @dataclass
@@ -75,12 +82,13 @@ def communication_log() -> Iterator[CommunicationLog]:
     """
     log, calls = CommunicationLog(), []
 
-    def trace_of(operation: str, group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> "_CallTrace":
-        num_shards = group.size() if operation in ("gather", "scatter") else 1  # there, the tensors are one rank's
-        message_bytes = num_shards * sum(tensor.nbytes for tensor in tensors)
-        record = Communication(operation, tuple(dist.get_process_group_ranks(group)), message_bytes)
+    def trace_of(call: Call) -> "_CallTrace":
+        num_shards = call.group.size() if call.operation in ("gather", "scatter") else 1  # the tensors are one rank's
+        message_bytes = num_shards * sum(tensor.nbytes for tensor in call.tensors)
+        ranks = tuple(dist.get_process_group_ranks(call.group))
+        record = Communication(call.operation, ranks, message_bytes, has_handle=call.has_handle)
         log.records.append(record)
-        device = next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
+        device = next((tensor.device for tensor in call.tensors if tensor.is_cuda), torch.device("cpu"))
         calls.append(_CallTrace(record, device))
         return calls[-1]
 
@@ -96,17 +104,23 @@ class _CallTrace(Trace):
     """Times one call to the end of its wait. On a GPU, reading the clock waits for the stream, so that comes last."""
 
     def __init__(self, record: Communication, device: torch.device):  # without a zero, for which a GPU would wait
-        self.device, self._record, self._end = device, record, None
+        self.device, self._record = device, record
+        self._end_of_call = self._end_of_wait = None
         self._start = self.now()
 
     def add(self, kind: str, label: str, start, end, op: Op | None = None) -> None:
-        """Note the end of the first wait."""
-        if kind == WAIT and self._end is None:
-            self._end = end
+        """Note the end of the call and that of the first wait."""
+        if kind == COMMUNICATION:
+            self._end_of_call = end
+        if kind == WAIT and self._end_of_wait is None:
+            self._end_of_wait = end
             if self.device.type == "cpu":
                 self.read_clock()
 
     def read_clock(self) -> None:
-        """Write the seconds into the record, if anybody has waited."""
-        if self._end is not None:
-            self._record.seconds = seconds_between(self._start, self._end)
+        """Write the seconds into the record: to the end of the wait, or of a call that nobody has to wait for."""
+        end = self._end_of_wait
+        if end is None and not self._record.has_handle:
+            end = self._end_of_call
+        if end is not None:
+            self._record.seconds = seconds_between(self._start, end)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from course import working_copy
 from course.measure.environment import folders_to_mend
+from labkit.command_line import run_command
 
 
 def own_folder() -> Path:
@@ -59,4 +60,4 @@ def start(options: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

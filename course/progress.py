@@ -24,6 +24,7 @@ from course.exercises.record import checks, clear, predictions, results, solved
 from course.museum import context_museum, experts_museum, museum, sharding_museum
 from course.predict import Question
 from course.table import Table
+from labkit.command_line import run_command
 
 __all__ = ["all_exercises", "clear", "exercises", "predictions", "questions", "save", "save_button", "solved", "table"]
 
@@ -164,10 +165,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write what you have solved and predicted into a file.")
     parser.add_argument("path", help="a file .json or .xml (JUnit), or a folder")
     try:
-        print(save(parser.parse_args().path))
+        saved = save(parser.parse_args().path)
     except OSError as error:
         parser.error(f"nothing was written: {error}")
+    print(saved)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -14,6 +14,7 @@ restarted, and the error says which names are lost. So does, with NCCL, any faul
 
 import ast
 import linecache
+import re
 import sys
 from collections.abc import Iterable
 from itertools import groupby
@@ -74,7 +75,7 @@ class Ranks:
         lines = [f"{text}\n" for text in (f"%%ranks {line}", *cell.splitlines())]
         linecache.cache[filename] = (0, None, lines, filename)  # reports quote it; IPython put its own call there
         source = f"\n{cell}"
-        tree = ast.parse(source, filename)
+        tree = _parsed(source, filename)
         is_new = num_ranks != self._living()
         sent = self._from_notebook(tree, set() if is_new else set.intersection(*map(set, self.names)))
         if is_new:
@@ -204,6 +205,27 @@ def _refused(text: str) -> ValueError:
     return error
 
 
+def _parsed(source: str, filename: str) -> ast.Module:
+    """Return the tree of a cell's code. IPython would understand more than Python: say that here it does not."""
+    try:
+        return ast.parse(source, filename)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        if found := re.match(r"(?:\w+ *= *)?([!%]\S*)", line):
+            raise _refused(
+                f"{found[1]} cannot stand in a %%ranks cell: ranks run plain Python, without IPython's magics (%) and "
+                "shell commands (!). Put the line into a cell of its own, which runs in the notebook"
+            ) from None
+        raise
+
+
+def _name_of_ranks(shell: Any, kind: type, error: NameError, trace: Any, tb_offset: int | None = None) -> None:
+    """Show a NameError of the notebook; say where the name is, if ranks have it."""
+    if any(error.name in names for names in ranks.names) and ranks._living():
+        error.args = (f'{error}. The ranks have it: ranks["{error.name}"] is a list with the value of each',)
+    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+
 class _Spelled(ast.NodeTransformer):
     """Writes `x += 1` as `x = x + 1`: a table of symbols does not say that the first reads x."""
 
@@ -275,3 +297,5 @@ ranks = Ranks()
 if (shell := get_ipython()) is not None:
     shell.register_magic_function(ranks.magic, "line_cell", "ranks")  # pyright: ignore[reportArgumentType]
     shell.Completer.custom_matchers.append(ranks.complete)  # pyright: ignore[reportOptionalMemberAccess]
+    if not shell.custom_exceptions:  # or a different extension shows errors of its own
+        shell.set_custom_exc((NameError,), _name_of_ranks)

@@ -147,11 +147,12 @@ class _Buffer:
         for key in sorted(keys):
             dtype = next(state[key].dtype for state in whole.values() if key in state)
             shard = torch.zeros_like(self.mine, dtype=dtype)
-            for p in whole:
+            having = [p for p in whole if key in whole[p]]  # one without a gradient until now has no averages
+            for p in having:
                 shard[self.in_shard(p)] = whole[p][key]
             everything = torch.empty_like(self.buffer, dtype=dtype)
             all_gather_single(everything, shard, group=self.group)
-            for p in whole:
+            for p in having:
                 whole[p][key] = everything[self.places[p]].view_as(p)
         return whole
 

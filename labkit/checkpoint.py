@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Set
 from concurrent import futures
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
@@ -22,10 +22,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
-from labkit.checkpoint_tensors import State, make_states, tensors_of
+from labkit.checkpoint_tensors import State, make_states, tensors_of, without_states
+from labkit.command_line import run_command
 from labkit.groups import local_device, local_rank
 from labkit.shape import GPT
 
@@ -189,6 +191,15 @@ def complete(folder: str | Path) -> list[Path]:
     return sorted(path.parent for path in Path(folder).glob(f"step_????????/{DESCRIPTION}"))
 
 
+def step_of(path: Path) -> int:
+    """Return after which step a checkpoint was saved.
+
+    >>> step_of(Path("run1/step_00000040"))
+    40
+    """
+    return int(path.name.removeprefix("step_"))
+
+
 def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
     """Restore a folder's newest complete checkpoint on every rank, and return its step and samples (0, 0 without one).
 
@@ -200,8 +211,13 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
     if path := found[0]:
         make_states(state.optimizer)
         tensors = dict(tensors_of(state))
-        together(lambda: _check(path, state, tensors.keys()))
+        together(lambda: _check(path, state, {name for name in tensors if name.startswith("model.")}))
+        untrained = without_states(state, _saved_names(path))
+        for name, parameter in untrained:  # frozen until now, say
+            for key in state.optimizer.state[parameter]:
+                tensors.pop(f"optimizer.{name}.{key}", None)
         state_dict_loader.load(tensors, checkpoint_id=path)
+        _forget_states(state.optimizer, [parameter for _, parameter in untrained])
         about = json.loads((path / DESCRIPTION).read_text())
         step, num_samples = about["step"], about["num_samples"]
         text = f"Resuming after step {step}, from {path.name}"
@@ -209,12 +225,36 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
         both = [(name, state.options[name], before[name]) for name in state.options.keys() & before if name != "resume"]
         new = ", ".join(f"{name} is {now} instead of {old}" for name, now, old in sorted(both) if now != old)
         text += f". From here on {new}" if new else ""
+        if names := _on_any_rank(name for name, _ in untrained):
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            text += f". It has no optimizer states of {names[0]}{more}, so these start anew"
     if local_rank() == 0:  # in the log of each node
         print(text, flush=True)
     return step, num_samples
 
 
-def _check(path: Path, state: State, names: KeysView[str]) -> None:
+def _saved_names(path: Path) -> KeysView[str]:
+    return filesystem.FileSystemReader(path).read_metadata().state_dict_metadata.keys()
+
+
+def _on_any_rank(names: Iterable[str]) -> list[str]:
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, list(names))
+    return sorted(set().union(*of_ranks))
+
+
+@torch.no_grad()
+def _forget_states(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+    """Let an optimizer start anew with these parameters, from their values."""
+    masters, inner = getattr(optimizer, "masters", {}), getattr(optimizer, "inner", optimizer)
+    for parameter in parameters:
+        optimizer.state.pop(parameter)
+        if parameter in masters:
+            inner.state.pop(masters[parameter])
+            masters[parameter].copy_(parameter)
+
+
+def _check(path: Path, state: State, names: Set[str]) -> None:
     """Check that a checkpoint is whole, of this model, and has tensors of these names. Ranks share its data files."""
     ours, way_out = _about(state), f"remove {path.name} to resume from the checkpoint before it"
     if not (path / DESCRIPTION).exists():
@@ -231,7 +271,7 @@ def _check(path: Path, state: State, names: KeysView[str]) -> None:
     mine = [METADATA, *sorted(sums.keys() - {METADATA})[dist.get_rank() :: dist.get_world_size()]]
     if damage := _damage(path, {name: sums[name] for name in mine}):
         raise ValueError(f"{damage}: {way_out}")
-    if missing := sorted(names - filesystem.FileSystemReader(path).read_metadata().state_dict_metadata.keys()):
+    if missing := sorted(names - _saved_names(path)):
         raise ValueError(f"{path} has no {missing[0]} ({len(missing)} tensors are missing): it is of a different model")
 
 
@@ -299,7 +339,7 @@ def describe(folder: str | Path) -> tuple[Path, dict[str, Any], str]:
     """
     path = Path(folder) if (Path(folder) / DESCRIPTION).exists() else newest(folder)
     if path is None:
-        raise ValueError(f"no complete checkpoint is in {folder}: name a checkpoint_dir, or one of its step_* folders")
+        raise ValueError(f"no complete checkpoint is in {folder}: name a folder of checkpoints, or one of them")
     about, damage = _read(path)
     return path, about, damage or _damage(path, about["checksums"])
 
@@ -326,4 +366,4 @@ def _checksum(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2] or ["."]))
+    run_command(main, *sys.argv[1:2] or ["."])

@@ -1,7 +1,7 @@
 """Maps a rank's shards to slices of whole tensors for torch.distributed.checkpoint."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -149,12 +149,25 @@ def _runs(start: int, length: int, size: int, shard: Shard | None) -> Iterator[t
         first += len(chunk)
 
 
+def without_states(state: State, saved: Container[str]) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters whose optimizer states are not all among the ``saved`` names, as if never trained."""
+    found = []
+    for name, parameter in (pair for model in state.models for pair in model.named_parameters()):
+        keys = state.optimizer.state.get(parameter, {})
+        if any(f"optimizer.{name}.{key}" not in saved for key in keys):
+            found.append((name, parameter))
+    return found
+
+
 def make_states(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer make its states. torch does so in the first step, so take one that changes nothing."""
+    """Let an optimizer make the states of all parameters that are not frozen.
+
+    torch does so in the first step, so take one that changes nothing.
+    """
     rates = [param_group["lr"] for param_group in optimizer.param_groups]
     for param_group in optimizer.param_groups:
         param_group["lr"] = 0.0
-        for parameter in param_group["params"]:
+        for parameter in (each for each in param_group["params"] if each.requires_grad):
             parameter.grad = torch.zeros_like(parameter, dtype=grad_dtype_of(parameter))
     optimizer.step()
     optimizer.zero_grad()

@@ -13,6 +13,7 @@ import torch
 from torch.distributed.checkpoint import state_dict_loader
 
 from labkit import checkpoint, pretrained
+from labkit.command_line import run_command
 from labkit.hugging_face import CONFIG
 from labkit.shape import GPT
 
@@ -56,4 +57,4 @@ def main(*arguments: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    run_command(main, *sys.argv[1:])

@@ -7,6 +7,7 @@ position, row and word alone, so every layout writes the same text. Source: Gumb
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,17 +16,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit import pipeline
-from labkit.groups import ProcessGroups
+from labkit.groups import ProcessGroups, local_device
 from labkit.model import ParallelGPT
 from labkit.schedules import gpipe
-from labkit.sizes import check_number, check_size
+from labkit.sizes import check_number, check_size, whole_number
 from labkit.tensor_parallel.operators import all_gather
 
 
 @torch.no_grad()
 def generate(
     model: nn.Module,
-    tokens: torch.Tensor,
+    tokens: torch.Tensor | Sequence[Sequence[int]],
     groups: ProcessGroups,
     num_tokens: int,
     *,
@@ -35,31 +36,41 @@ def generate(
 ) -> torch.Tensor:
     """Return the tokens [batch, n] and ``num_tokens`` that the model writes after them, the same on every rank.
 
-    Keys and values of earlier tokens are kept, so that a token computes only itself. Logits that differ by rounding, as
+    All prompts have one length, and no token ends a text. The tokens come back as int64. Keys and values of
+    earlier tokens are kept, so that a token computes only itself. Logits that differ by rounding, as
     float32's do from layout to layout, choose a different word only if two values are as close as that.
 
     Args:
         model: this rank's stage, a `ParallelGPT` or a wrapper of one; without context parallelism.
-        tokens: the same on all ranks of tp and pp. Replicas that share experts, or FSDP's shards, write equally many.
+        tokens: rows of whole numbers, the same on all ranks of tp and pp. Replicas that share experts, or FSDP's
+            shards, write equally many.
         temperature: divides the logits; 0 always takes the most probable word.
         top_k: choose among so many words, the most probable ones.
+        seed: decides the words, from 0 up, of at most 31 bits.
 
     Raises:
         ValueError: a size or an option does not fit; nothing was sent.
     """
     gpt = getattr(model, "module", model)
-    assert isinstance(gpt, ParallelGPT)
+    if not isinstance(gpt, ParallelGPT):
+        raise ValueError(f"model is a {type(model).__name__}: give this rank's ParallelGPT, or a wrapper of one")
     num_tokens = check_size("num_tokens", num_tokens)
     temperature = check_number("temperature", temperature, most=1000)
     if top_k is not None and check_size("top_k", top_k) > gpt.shape.vocab_size:
         raise ValueError(f"top_k={top_k} is more than vocab_size={gpt.shape.vocab_size}: use at most that")
     if groups.cp.size() > 1:
         raise ValueError(f"cp_size={groups.cp.size()}: a text that grows is not cut, use cp_size=1")
-    if tokens.dim() != 2 or not tokens.numel():
-        raise ValueError(f"tokens of shape {list(tokens.shape)}: give rows of at least one token, [batch, n]")
+    drawn_by = whole_number(seed)
+    if drawn_by is None or not 0 <= drawn_by < 1 << 31:
+        raise ValueError(f"seed={seed!r} must be a whole number from 0 up, of at most 31 bits")
+    tokens = _rows_of_words(tokens)
     if num_tokens > (most := gpt.shape.seq_length - tokens.size(1)):
         fault = f"{tokens.size(1)} tokens and num_tokens={num_tokens} more are above seq_length={gpt.shape.seq_length}"
         raise ValueError(f"{fault}: use num_tokens up to {most}" if most > 0 else f"{fault}: give fewer tokens")
+    outside = tokens[(tokens < 0) | (tokens >= gpt.shape.vocab_size)]
+    if outside.numel():
+        fault = f"tokens contain {int(outside[0])}, which is outside the vocabulary"
+        raise ValueError(f"{fault}: use words from 0 to {gpt.shape.vocab_size - 1}")
     total, schedule = tokens.size(1) + num_tokens, gpipe(groups.layout.pp_size, 1).forward_only()
     multiple, was_training = gpt.group.size() if gpt.sequence_parallel else 1, model.training
     layers: list[Any] = [*gpt.layers.values()]
@@ -74,7 +85,7 @@ def generate(
 
             def choose(logits: torch.Tensor, _, position=position, chosen=chosen) -> torch.Tensor:
                 own = logits[:, position - 1 - gpt.num_past].double()  # [batch, V'/t]
-                chosen.copy_(choose_word(own, gpt, temperature, top_k, (seed << 32) + position))
+                chosen.copy_(choose_word(own, gpt, temperature, top_k, (drawn_by << 32) + position))
                 return logits.new_zeros(())
 
             if groups.layout.pp_size > 1:
@@ -91,6 +102,20 @@ def generate(
         for layer in layers:
             layer.attention.attend = None
     return tokens
+
+
+def _rows_of_words(tokens: Any) -> torch.Tensor:
+    """Return the tokens as int64 [batch, n]; in a smaller type the words that are added would wrap around."""
+    if not isinstance(tokens, torch.Tensor):
+        try:
+            tokens = torch.as_tensor(tokens, device=local_device())
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"tokens={tokens!r} must be rows of equally many whole numbers, [batch, n]") from error
+    if tokens.dim() != 2 or not tokens.numel():
+        raise ValueError(f"tokens of shape {list(tokens.shape)}: give rows of at least one token, [batch, n]")
+    if tokens.dtype == torch.bool or tokens.is_floating_point() or tokens.is_complex():
+        raise ValueError(f"tokens have dtype {tokens.dtype}, but words are whole numbers: use torch.int64")
+    return tokens.long()
 
 
 class _Cache:

@@ -120,7 +120,8 @@ def shape_of(config: Mapping[str, Any], seq_length: int | None = None) -> GPT:
             raise ValueError(f"seq_length={seq_length} is more than the {longest} positions of this model: use fewer")
         if (window := config.get("sliding_window")) is not None and window < seq_length:
             fault = f"sliding_window={window} is less than seq_length={seq_length}"
-            raise ValueError(f"{fault}: use a seq_length up to {window}")
+            way_out = f"use a seq_length up to {window}" if window > 0 else "use weights without a window"
+            raise ValueError(f"{fault}: {way_out}")
     except KeyError as error:
         raise ValueError(f"{fault} without {error}: it is damaged") from None
     except (TypeError, ZeroDivisionError) as error:

@@ -172,10 +172,14 @@ class ParallelGPT(PlacedModule):
         held = positions(num_tokens, self.cp_group.size(), self.cp_group.rank(), self.balanced, device=x.device)
         return held[self.num_past :]
 
-    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross-entropy in nats; targets: [batch, seq], the tokens that come next, on every rank."""
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+        """Return the cross-entropy in nats, by default its mean over the targets that count.
+
+        targets: [batch, seq], the tokens that come next, on every rank; -100 does not count.
+        """
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 would round a loss of 3 to 0.02
-        return vocab_parallel_cross_entropy(logits, targets, self.group, vocab_size=self.shape.vocab_size)
+        options: dict[str, Any] = dict(vocab_size=self.shape.vocab_size, reduction=reduction)
+        return vocab_parallel_cross_entropy(logits, targets, self.group, **options)
 
 
 class TransformerLayer(nn.Module):

@@ -31,8 +31,9 @@ Found = dict[str, tuple[Path, str]]  # tensor -> its file, and its name there
 def read_shape(folder: str | Path, seq_length: int | None = None) -> GPT:
     """Return the shape of the model in a folder, for sequences of this length, by default the longest."""
     path = Path(folder) / hf.CONFIG
+    config = hf.read_json(path)  # its errors name the path
     try:
-        return hf.shape_of(hf.read_json(path), seq_length)
+        return hf.shape_of(config, seq_length)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

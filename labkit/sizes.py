@@ -30,8 +30,8 @@ def check_size(name: str, value, least: int = 1) -> int:
 
 
 def check_number(name: str, value, most: int) -> float:
-    """Return `value` as a float, or raise a ValueError if it is not a number from 0 to ``most``."""
-    if not isinstance(value, Real) or not 0 <= float(value) <= most:
+    """Return `value` as a float, or raise a ValueError if it is not a number from 0 to ``most``; a bool is not."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= most:
         raise ValueError(f"{name}={value!r} must be a number from 0 to {most}")
     return float(value)
 

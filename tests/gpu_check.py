@@ -9,7 +9,6 @@ import copy
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -28,6 +27,7 @@ from course.measure.environment import facts, look_at_machine
 from course.measure.operations import WITH_ROOT, WITHOUT_ROOT
 from course.parity import Difference, Parity, compare, gradients
 from labkit import pipeline, tensor_parallel
+from labkit.command_line import run_command
 from labkit.context_parallel import positions
 from labkit.expert_parallel import Experts, MoELayer
 from labkit.groups import groups_of_one, init_groups, local_device
@@ -370,4 +370,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
+from labkit.command_line import run_command
 from tests.support.kernel import Kernel
 
 SETUP = """
@@ -72,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

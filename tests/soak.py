@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from labkit.command_line import run_command
 from labkit.launch import Deadlock, RankFailed, launch
 from labkit.train import TrainConfig, train
 from tests.support.kernel import Kernel
@@ -266,4 +267,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

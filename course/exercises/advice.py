@@ -1,14 +1,12 @@
 """Explains a wrong answer: by a typical mistake that gives the same values, or by how they relate to the right ones."""
 
-import math
 import re
-from collections.abc import Sequence
-from itertools import combinations
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from course.exercises.values import FREED, leaves, same, show
-from labkit.sizes import ranks_text
-
-RANKS = "the number of ranks"
+from course.exercises.relations import num_parts, relation, shape_of
+from course.exercises.values import FREED, leaves, same
+from course.exercises.watch import UNWRITTEN
 
 NONE = (
     "None is what a function gives back if it does not end with `return`, whatever it prints or changes. "
@@ -17,6 +15,8 @@ NONE = (
 
 
 ERRORS = {
+    "default process group twice": "The ranks are connected already: `launch` has called init_process_group. Leave it "
+    "out; a function here is what a rank does afterwards.",
     "implicitly created only for scalar": "backward() starts from one number: take the mean or the sum of yours first.",
     "does not require grad": "backward() got a number that was computed without autograd: under torch.no_grad(), "
     "through .item(), .detach() or torch.tensor(...), or in a tensor that a collective has filled: autograd does not "
@@ -52,22 +52,47 @@ ERRORS = {
 """What to say of an error by what is in its message, if it is not a typical mistake."""
 
 OWN_ERROR = "Your function raises this error itself. But what it refuses here is allowed, and has a right answer."
-UNWRITTEN = (
-    "During a check, new memory, as from `torch.empty`, is full of nan, or of the largest whole number. You use some "
-    "that nobody has written to: begin with `torch.zeros`, or fill it. (0/0 is nan, too.)"
-)
+NAN = "nan is what comes of 0 / 0, inf - inf and 0 * inf. The first one makes all that is computed from it nan, too."
 
 
-def explain(got: list, right: list, mistakes: list[tuple[str, list]], given: Sequence[dict] = ()) -> str:
-    """Return what a report says of wrong answers, given those in all cases or on all ranks; "" if nothing is known.
+@dataclass
+class Evidence:
+    """What was answered in all cases or on all ranks, what is right, and what typical mistakes answer there.
 
-    Each of the ``mistakes`` is its advice and what it answers. ``given`` has the arguments for each answer by name;
+    Each of the ``mistakes`` is its advice and its answers. ``given`` has the arguments for each answer by name;
     `RANKS` is one of them if the answers are those of ranks.
+    """
 
-    >>> explain([1, 3], [1, 2], [("You counted from 1.", [1, 3])])
+    got: list
+    right: list
+    mistakes: list[tuple[str, list]]
+    given: Sequence[dict] = ()
+
+
+def joined(parts: Iterable[Evidence]) -> Evidence:
+    """Return what several cases say together; all know the same mistakes."""
+    first, *rest = parts
+    found = Evidence(list(first.got), list(first.right), list(first.mistakes), list(first.given))
+    for part in rest:
+        found.got += part.got
+        found.right += part.right
+        found.given = [*found.given, *part.given]
+        found.mistakes = [
+            (advice, [*answers, *more]) for (advice, answers), (_, more) in zip(found.mistakes, part.mistakes)
+        ]
+    return found
+
+
+def explain(evidence: Evidence, why_nan: str = "", everywhere: Evidence | None = None) -> str:
+    """Return what a report says of wrong answers; "" if nothing is known.
+
+    ``why_nan`` says where nan came from. What holds ``everywhere``, in more cases, is preferred.
+
+    >>> explain(Evidence([1, 3], [1, 2], [("You counted from 1.", [1, 3])]))
     'What this usually is: You counted from 1.'
     """
-    advice = next(filter(None, (find(got, right, mistakes) for find in (_nearest, _by_parts, _by_cases))), None)
+    got, right = evidence.got, evidence.right
+    advice = recognise(evidence)
     if not advice and None in leaves(got) and None not in leaves(right):
         advice = NONE
     if advice:
@@ -75,28 +100,40 @@ def explain(got: list, right: list, mistakes: list[tuple[str, list]], given: Seq
     for place, value in enumerate(got):
         if hasattr(value, "message"):
             is_own = re.search(r"(?m)^ *(in|at) (?!labkit/).*: +(raise|assert) ", value.where)
-            return OWN_ERROR if is_own else _of_error(value.message, given[place:])
+            return OWN_ERROR if is_own else _of_error(value.message, evidence.given[place:])
     if FREED in leaves(got):
         return "The memory of this result was freed by resize_(0). Free what you gathered, not what you return."
+    if any(map(_is_nan, leaves(got))) and not any(map(_is_nan, leaves(right))):
+        return why_nan or NAN
     if any(map(_is_unwritten, leaves(got))) and not any(map(_is_unwritten, leaves(right))):
-        return UNWRITTEN
-    return _relation(list(zip(got, right)), given)
+        return f"New memory is in this answer, to which nobody has written. {UNWRITTEN}"
+    pairs = list(zip(got, right))
+    if everywhere and not any(hasattr(value, "message") for value in everywhere.got):
+        found = relation(list(zip(everywhere.got, everywhere.right)), everywhere.given, says_where=False)
+        if found:
+            return found
+    is_all = everywhere is None or len(everywhere.got) == len(evidence.got)
+    return relation(pairs, evidence.given, named=is_all)
+
+
+def recognise(evidence: Evidence) -> str:
+    """Return the advice for the typical mistakes that give these answers; "" if there are none."""
+    case = evidence.got, evidence.right, evidence.mistakes
+    return next(filter(None, (find(*case) for find in (_nearest, _by_parts, _by_cases))), "")
+
+
+def _is_nan(value) -> bool:
+    return value != value
 
 
 def _is_unwritten(value) -> bool:
-    return value != value or value in (2**31 - 1, 2**63 - 1)
+    return type(value) is int and value in (2**31 - 1, 2**63 - 1)
 
 
 def _of_error(message: str, given: Sequence[dict]) -> str:
     words = next((words for part, words in ERRORS.items() if re.search(part, " ".join(message.split()))), "")
-    shapes = [f"{name} {shape}" for name, value in (given[0] if given else {}).items() if (shape := _shape(value))]
+    shapes = [f"{name} {shape}" for name, value in (given[0] if given else {}).items() if (shape := shape_of(value))]
     return f"{words} Given were {', '.join(shapes)}." if "shapes" in words and shapes else words
-
-
-def _shape(value) -> list[int]:
-    """Return the shape of nested lists, as far down as it is one."""
-    shapes = [_shape(item) for item in value] if isinstance(value, list) else []
-    return [len(shapes), *(shapes[0] if all(shape == shapes[0] for shape in shapes) else [])] if shapes else []
 
 
 def _nearest(got: list, right: list, mistakes: list[tuple[str, list]]) -> str | None:
@@ -115,7 +152,7 @@ def _nearest(got: list, right: list, mistakes: list[tuple[str, list]]) -> str | 
 def _by_parts(got: list, right: list, mistakes: list[tuple[str, list]]) -> str | None:
     """Return the advice for several mistakes at once, if each wrong part is what one gives that has only this wrong."""
     found: list = []
-    size = _num_parts([*got, *right]) or 0
+    size = num_parts([*got, *right]) or 0
     for part in range(size):
         if not all(same(answer[part], wanted[part]) for answer, wanted in zip(got, right)):
             alone = [[*wanted[:part], answer[part], *wanted[part + 1 :]] for answer, wanted in zip(got, right)]
@@ -131,103 +168,3 @@ def _by_cases(got: list, right: list, mistakes: list[tuple[str, list]]) -> str |
         if wrong & left and all(same(got[place], answers[place]) for place in wrong):
             found, left = [*found, advice], left - wrong
     return None if left else " And: ".join(dict.fromkeys(found))
-
-
-def _num_parts(answers: list) -> int | None:
-    """Return of how many parts, up to four, each answer consists; None if they differ."""
-    sizes = {len(each) if isinstance(each, list) else 0 for each in answers}
-    return size if len(sizes) == 1 and 1 < (size := sizes.pop()) <= 4 else None
-
-
-def _relation(pairs: list[tuple], given: Sequence[dict] = ()) -> str:
-    """Say what holds between all answers and the right ones, if it is something simple.
-
-    >>> _relation([([2, 4, 6], [1, 2, 3])], [{"t": 2}])
-    'Every number is 2 times the right one. That is t.'
-    >>> _relation([([1, [5, 6]], [1, [6, 5]])])
-    'Only part 2 of the 2 is wrong. These are the right values, in a different order.'
-    >>> _relation([(4, 5), (6, 6)], [{RANKS: 2}, {RANKS: 2}])
-    'It is right on ranks [1], and wrong on [0].'
-    """
-    found = ""
-    if size := _num_parts([answer for pair in pairs for answer in pair]):
-        wrong = [part for part in range(size) if not all(same(got[part], right[part]) for got, right in pairs)]
-        if len(wrong) == 1:
-            [part] = wrong
-            found = f"Only part {part + 1} of the {size} is wrong. "
-            pairs = [(got[part], right[part]) for got, right in pairs]
-        for one, other in combinations(range(size), 2):
-            order = [{one: other, other: one}.get(part, part) for part in range(size)]
-            if not found and all(same([got[part] for part in order], right) for got, right in pairs):
-                return f"Parts {one + 1} and {other + 1} are swapped."
-    more = _order(pairs) or _missing(pairs) or _other_shape(pairs) or _factor(pairs, given)
-    is_right = [same(*pair) for pair in pairs]
-    if not more and any(is_right) and given and RANKS in given[0]:
-        ranks = [[rank for rank, each in enumerate(is_right) if each is wanted] for wanted in (True, False)]
-        more = "It is right on ranks {}, and wrong on {}.".format(*map(ranks_text, ranks))
-    return (found + more).strip()
-
-
-def _order(pairs: list[tuple]) -> str:
-    flat = [(leaves(got), leaves(right)) for got, right in pairs]
-    if not all(_form(got) == _form(right) for got, right in pairs):
-        return ""
-    if not all(len(got) > 1 and same(sorted(got, key=str), sorted(right, key=str)) for got, right in flat):
-        return ""
-    return "" if all(same(got, right) for got, right in flat) else "These are the right values, in a different order."
-
-
-def _form(value) -> list | None:
-    """Return nested lists without what is in them."""
-    return [_form(item) for item in value] if isinstance(value, list) else None
-
-
-def _other_shape(pairs: list[tuple]) -> str:
-    """Say which shape a wrong answer has, if it is not that of the right one."""
-    got, right = next(pair for pair in pairs if not same(*pair))
-    if isinstance(got, dict):
-        return "This is a dict. Return what is in it, without the names."
-    if _shape(got) != _shape(right) and same(leaves(got), leaves(right)):
-        return f"These are the right values, in a different shape: {_shape(got)}, not {_shape(right) or 'one number'}."
-    if _shape(got) == _shape(right) or not isinstance(right, list):
-        return ""
-    return f"The shape is {_shape(got)}, not {_shape(right)}."
-
-
-def _missing(pairs: list[tuple]) -> str:
-    """Say what is missing where all that is there is right."""
-    got, right = next(pair for pair in pairs if not same(*pair))
-    if isinstance(right, list) and len(right) > 1:
-        for part, value in enumerate(right):
-            if same(got, value) and all(same(*pair) or same(pair[0], pair[1][part]) for pair in pairs):
-                return f"This is part {part + 1} of the {len(right)}: return all."
-        if isinstance(got, list) and got and len(got) < len(right) and same(got, right[: len(got)]):
-            return f"What is there is right, but these are only the first {len(got)} of {len(right)}."
-    return ""
-
-
-def _factor(pairs: list[tuple], given: Sequence[dict]) -> str:
-    """Say which factor is between all answers and the right ones, and which argument it is."""
-    factors, numbers = [], []
-    for got, right in ((leaves(got), leaves(right)) for got, right in pairs):
-        values = [*got, *right]
-        if len(got) != len(right) or not all(type(value) in (int, float) and math.isfinite(value) for value in values):
-            return ""
-        factor = next((one / other for one, other in zip(got, right) if other), None)
-        if factor == 0 or not all(same(one, (factor or 1) * other) for one, other in zip(got, right)):
-            return ""
-        factors.append(factor)
-        numbers += right
-    sizes = [
-        {name: value if type(value) in (int, float) else 0 for name, value in arguments.items()} for arguments in given
-    ]
-    names = [
-        f"{over}{name}"
-        for name in (sizes[0] if sizes else ())
-        for over, power in (("", 1), ("1/", -1))
-        if all(each[name] and (f is None or same(f, each[name] ** power)) for f, each in zip(factors, sizes))
-    ]
-    found, that = [factor for factor in factors if factor], " or ".join(names)
-    if len(set(numbers)) > 1 and found and same(found[1:], found[:-1]):
-        return f"Every number is {show(found[0])} times the right one.{f' That is {that}.' if that else ''}"
-    return f"Every number is {that} times the right one." if that and len(found) > 1 else ""

@@ -18,12 +18,12 @@ from itertools import combinations
 from types import CodeType
 from typing import Any, TypeVar
 
-from course.exercises.advice import NONE, explain
-from course.exercises.calling import EndlessLoop, Kept, Raised, answer, answer_to
+from course.exercises.advice import NONE, Evidence, explain
+from course.exercises.calling import EndlessLoop, Kept, Raised, answer, answer_to, quietly, tensors_of
 from course.exercises.feedback import give_feedback
 from course.exercises.record import note_check
+from course.exercises.relations import what_is_new
 from course.exercises.source import (
-    counted_once,
     is_written,
     rebound,
     received_into_what_is_sent,
@@ -32,11 +32,12 @@ from course.exercises.source import (
     unused,
 )
 from course.exercises.values import difference, has_floats, plain, same, show
+from course.exercises.variants import Variant, variants
+from course.exercises.watch import Watch, shared
 from labkit.sizes import counted
 
 Wrong = TypeVar("Wrong", bound=Callable)
 
-WHAT_CHANGED = "what is different here? Did you hard-code a number, a size or a dtype?"
 NOT_WHOLE = (
     "These are whole numbers, but stored as floats, which no size and no rank may be: use `//` for `/`, or `int`."
 )
@@ -75,7 +76,8 @@ class Verdict:
 class Trial:
     """One answer of the learner's function to what was ``given``.
 
-    A ``complaint`` is about how a right answer was reached; a ``cause`` explains a wrong one.
+    A ``complaint`` is about how a right answer was reached; a ``cause`` explains a wrong one. Of a wrong one, ``seen``
+    is what happened on the way, ``why_nan`` where nan came from, and ``changed`` which arguments it wrote into.
     """
 
     given: str
@@ -83,6 +85,9 @@ class Trial:
     expected: Any
     complaint: str | None = None
     cause: str | None = None
+    seen: str = ""
+    why_nan: str = ""
+    changed: str = ""
 
 
 @dataclass
@@ -156,12 +161,13 @@ class Exercise:
                 return self.nothing_returned(function, trials[0].got)
             if wrong := next((trial for trial in trials if not same(trial.got, trial.expected)), None):
                 is_error = isinstance(wrong.got, Raised)
+                trials, wrong = self.seen_of(function, case, trials, wrong)
                 cause = wrong.cause or (not is_error and (rebound(function) or received_into_what_is_sent(function)))
                 advice = cause or self.advice(function, number, trials)
                 if not cause and "usually" not in advice:
-                    hints = unused(function), advice, sized_by_data(function), counted_once(function) * (not is_error)
-                    right = f"It was right in {counted(number, 'case')} before this one: {WHAT_CHANGED}" * (number > 0)
-                    advice = " ".join(filter(None, (*hints, right)))
+                    seen = wrong.seen or wrong.changed * (not advice)
+                    hints = unused(function), advice, seen, sized_by_data(function), self.right_before(number)
+                    advice = " ".join(filter(None, hints))
                 lines = self.report_lines(wrong) + [indent(advice)] * bool(advice)
                 return Verdict("raised" if is_error else "wrong", "\n".join(lines))
             complaints += [trial for trial in trials if trial.complaint or trial.cause]
@@ -170,6 +176,25 @@ class Exercise:
             lines += [_broken(f"  {trial.given}"), indent(trial.complaint or trial.cause or "")]
             return Verdict("wrong", "\n".join(lines))
         return Verdict("passed", f"{self.name}: correct, {self.cases_text()}.")
+
+    def right_before(self, number: int) -> str:
+        """Say what is new in a case that went wrong, if others went right before it."""
+        if not number:
+            return ""
+        names = inspect.signature(self.solution_function).parameters
+        *before, here = [dict(zip(names, plain(case))) for case in self.cases[: number + 1]]
+        return f"It was right in {counted(number, 'case')} before this one. {what_is_new(before, here)}".strip()
+
+    def seen_of(self, function: Callable, case: tuple, trials: list[Trial], wrong: Trial) -> tuple[list[Trial], Trial]:
+        """Return the wrong trial, and all, with what is seen when the function is watched on its way."""
+        names = inspect.signature(self.solution_function).parameters
+        arguments = dict(zip(names, copy.deepcopy(case)))
+        kept, watch = Kept(arguments, self.may_change), Watch(function, tensors_of(arguments))
+        with quietly(), watch:
+            got = answer_to(function, arguments.values())
+        notes = " ".join(filter(None, (kept.complaint(), shared(got), *watch.notes)))
+        seen = replace(wrong, seen=notes, why_nan=watch.why_nan, changed=kept.changed(got))
+        return [seen if trial is wrong else trial for trial in trials], seen
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
         """Return the learner's answers to one case."""
@@ -189,21 +214,37 @@ class Exercise:
 
     def advice(self, function: Callable, number: int, trials: list[Trial]) -> str:
         """Return what a report adds to a wrong answer: the mistake with the same values, or what is seen of it."""
-        del number, trials  # without ranks, all cases are cheap enough to compare
         names, mistakes = inspect.signature(self.solution_function).parameters, self.mistakes
         functions = function, self.solution_function, *(mistake.function for mistake in mistakes)
+        why_nan = next(filter(None, (trial.why_nan for trial in trials)), "")
         try:
-            got, right, *wrong = ([plain(answer(each, case)) for case in self.cases] for each in functions)
+            with quietly():
+                got, right, *wrong = ([plain(answer(each, case)) for case in self.cases] for each in functions)
             given = [dict(zip(names, plain(case))) for case in self.cases]
-            found = explain(got, right, list(zip([mistake.advice for mistake in mistakes], wrong)), given)
+            found = explain(
+                Evidence(got, right, list(zip([mistake.advice for mistake in mistakes], wrong)), given), why_nan
+            )
             if "usually" in found or len({str(each) for each in got}) == 1:  # zeros could be the work of any two
                 return found
+            if variant := self._variant(number, got):
+                return f"{found} {variant}".strip()
             for both in two_at_once(mistakes):
                 if all(same(answer(both.function, case), each) for case, each in zip(self.cases, got)):
                     return f"What this usually is: {both.advice}"
         except EndlessLoop as endless:
             return f"And in a later case: {endless}"
         return found
+
+    def _variant(self, number: int, got: list) -> Variant | None:
+        """Return a variant of the solution that gives these answers in all cases; the case that failed comes first."""
+        order = [number, *(other for other in range(len(self.cases)) if other != number)]
+        for variant in variants(self.solution_function):
+            try:
+                if all(same(answer(variant.function, self.cases[case]), got[case]) for case in order):
+                    return variant
+            except EndlessLoop:
+                continue
+        return None
 
     def cases_text(self) -> str:
         """Say how much was tried, for the good news."""

@@ -4,13 +4,14 @@ What a call did to the copies shows whether it changed what its caller still nee
 """
 
 import copy
+import io
 import linecache
 import re
 import signal
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -55,6 +56,11 @@ def answer_to(function: Callable, arguments: Iterable, catch: Any = Exception):
         if not isinstance(error, catch):
             raise
         return Raised(said(error), _where(function, traceback.extract_tb(error.__traceback__)))
+
+
+def quietly() -> redirect_stdout:
+    """Leave out what a call prints: a check may call a function again, and shows what the first call printed."""
+    return redirect_stdout(io.StringIO())
 
 
 @contextmanager
@@ -114,20 +120,42 @@ class Kept:
     """The tensors among arguments as they were before a call, except in those that it ``may_change``."""
 
     def __init__(self, arguments: dict[str, Any], may_change: Collection[str]):
-        tensors = tensors_of({name: value for name, value in arguments.items() if name not in may_change})
-        self.before = [(name, tensor, tensor.detach().clone()) for name, tensor in tensors.items()]
+        self.may_change = may_change
+        self.before = [(name, tensor, tensor.detach().clone()) for name, tensor in tensors_of(arguments).items()]
+
+    def changed(self, got) -> str:
+        """Say which arguments are no longer as they were, though the answer is not in them."""
+        returned = {each.untyped_storage().data_ptr() for each in leaves(got) if isinstance(each, torch.Tensor)}
+        names = [
+            f"`{name}`"
+            for name, tensor, before in self.before
+            if not _is_as_before(tensor, before) and tensor.untyped_storage().data_ptr() not in returned
+        ]
+        return f"It has changed {_and(names)}, which it was given. Did it still need the old numbers?" if names else ""
 
     def complaint(self) -> str | None:
         """Say which argument is no longer as it was, if there is one."""
         for name, tensor, before in self.before:
+            if re.match(r"\w*", name)[0] in self.may_change:
+                continue
             if is_freed(tensor):
                 return f"It frees the memory of `{name}`, which it was given and others still need: keep its storage."
-            if tensor.shape != before.shape or not torch.allclose(tensor, before, rtol=0, atol=0, equal_nan=True):
+            if not _is_as_before(tensor, before):
                 return (
                     f"It changes `{name}`, which it was given and others still need: write the result into a tensor of "
                     f"its own, as from `torch.empty_like({name})` or `{name}.clone()`."
                 )
         return None
+
+
+def _is_as_before(tensor: torch.Tensor, before: torch.Tensor) -> bool:
+    if is_freed(tensor) or tensor.shape != before.shape:
+        return False
+    return torch.allclose(tensor, before, rtol=0, atol=0, equal_nan=True)
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1])] * (len(names) > 1) + names[-1:])
 
 
 def no_gradient_to(name: str, argument: torch.Tensor, got) -> str | None:

@@ -233,7 +233,7 @@ stride_shard = Exercise(
         (torch.arange(12), 0, 2, 3),
         (torch.arange(12), 1, 2, 3),
         (torch.arange(12), 2, 3, 1),
-        (torch.arange(24).view(12, 2), 1, 3, 2),
+        (torch.arange(48).view(12, 4), 1, 3, 2),
         (torch.arange(16), 3, 4, 2),
     ],
     hints=[

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from course.exercises.calling import no_gradient_to
 from course.exercises.on_ranks import RankExercise, only, summed, whole_numbers
 
 # -- backward of the all-to-all -------------------------------------------------------------------------------------
@@ -136,6 +137,21 @@ def loss_inputs(*counted_on_ranks: int):
     return losses, torch.arange(5) < counted_on_ranks[dist.get_rank()]
 
 
+def has_the_right_gradient(loss, losses, is_counted) -> bool:
+    """Whether averaged gradients match, as also those of a loss that autograd has added up over the ranks do."""
+    can_start = isinstance(loss, torch.Tensor) and loss.numel() == 1
+    leads_back = torch.tensor(float(can_start and no_gradient_to("losses", losses, loss) is None))
+    dist.all_reduce(leads_back, dist.ReduceOp.MIN)
+    if not leads_back:  # backward may send messages: all ranks call it, or none
+        return False
+    try:
+        loss.sum().backward()
+    except RuntimeError:  # it has gone backward itself
+        return False
+    right = is_counted / summed(is_counted.sum()) * dist.get_world_size()
+    return losses.grad is not None and bool(torch.allclose(losses.grad, right.to(losses.dtype)))
+
+
 loss_scale = RankExercise(
     "loss_scale",
     my_loss,
@@ -144,6 +160,7 @@ loss_scale = RankExercise(
     inputs=loss_inputs,
     rule=only("all_reduce"),
     gradient_to="losses",
+    also_right=has_the_right_gradient,
     hints=[
         "The loss of one process is a sum over all counted tokens, divided by their number. This rank has some terms "
         "of that sum. Which number does it not know?",

@@ -134,7 +134,7 @@ bucketed_average = RankExercise(
     "bucketed_average",
     my_bucketed_average,
     notebook="06",
-    cases=[(2, 4, (2,), (2, 2), (1,)), (3, 3, (3,), (1,), (1, 2), (2,), (1,)), (2, 4, (2,), (2, 1), (4,), (1,))],
+    cases=[(4, 4, (2,), (2, 2), (1,)), (3, 3, (3,), (1,), (1, 2), (2,), (1,)), (2, 4, (2,), (2, 1), (4,), (1,))],
     inputs=bucket_inputs,
     rule=only("all_reduce", also=one_message_per_bucket),
     may_change=("gradients",),
@@ -203,11 +203,11 @@ def my_train(weight, steps, lr):
     return weight
 
 
-def training_inputs(num_steps: int, num_micro_batches: int):
-    """Return the weight [2], alike on all ranks; for each step the rank's own micro-batches [2, 2]; a learning rate."""
+def training_inputs(num_steps: int, num_micro_batches: int, num_rows: int = 2):
+    """Return the weight [2], alike on all ranks; each step's own micro-batches [rows, 2]; a learning rate."""
     weight = torch.tensor([8.0, -4.0], device=local_device(), requires_grad=True)
     seeds = iter(range(100 * dist.get_rank(), 100 * dist.get_rank() + 100))
-    steps = [[whole_numbers((2, 2), next(seeds)) for _ in range(num_micro_batches)] for _ in range(num_steps)]
+    steps = [[whole_numbers((num_rows, 2), next(seeds)) for _ in range(num_micro_batches)] for _ in range(num_steps)]
     return weight, steps, 1 / 64
 
 
@@ -221,7 +221,7 @@ training_loop = RankExercise(
     "training_loop",
     my_train,
     notebook="06",
-    cases=[(3, 1, 1), (4, 2, 2)],
+    cases=[(3, 1, 1, 2), (4, 2, 3, 1)],
     inputs=training_inputs,
     rule=only("all_reduce", also=one_message_per_step),
     may_change=("weight",),
@@ -234,7 +234,10 @@ training_loop = RankExercise(
 )
 
 
-def train_wrongly(weight, steps, lr, *, zero="step", mean=True, reduce="step", average=True, autograd=False, sign=-1):
+def train_wrongly(
+    weight, steps, lr, *, zero="step", divisor=lambda steps, m, rows: m, reduce="step", average=True, autograd=False,
+    sign=-1,
+):  # fmt: skip
     """Do what `my_train` does, with one thing wrong."""
     for micro_batches in steps:
         if zero == "step":
@@ -243,7 +246,7 @@ def train_wrongly(weight, steps, lr, *, zero="step", mean=True, reduce="step", a
             if zero == "micro-batch":
                 weight.grad = torch.zeros_like(weight)
             loss = (x @ weight).square().mean()
-            (loss / len(micro_batches) if mean else loss).backward()
+            (loss / divisor(len(steps), len(micro_batches), len(x))).backward()
             if reduce == "micro-batch":
                 dist.all_reduce(weight.grad)
         if reduce == "step":
@@ -266,7 +269,18 @@ training_loop.mistakes_of(
     (dict(zero="before the update"), "weight.grad was emptied before the update could use it: nothing is learned."),
     (dict(autograd=True), "The update is not part of the model: do it in `with torch.no_grad():`."),
     (dict(sign=1), "The weight went uphill: subtract lr * gradient."),
-    (dict(mean=False), "The gradients of the micro-batches were added up. You need their mean: divide each loss by m."),
+    (
+        dict(divisor=lambda steps, m, rows: 1),
+        "The gradients of the micro-batches were added up. You need their mean: divide each loss by m.",
+    ),
+    (
+        dict(divisor=lambda steps, m, rows: steps),
+        "You divided by the number of steps. The mean is over the micro-batches of one step: `len(micro_batches)`.",
+    ),
+    (
+        dict(divisor=lambda steps, m, rows: m * rows),
+        "You divided by the rows, too. `mean()` has done that already: divide by the number of micro-batches alone.",
+    ),
     (dict(reduce="never", average=False), "Each rank learned from its own rows only, and now the replicas differ."),
     (
         dict(reduce="micro-batch"),
@@ -283,7 +297,7 @@ training_loop.mistakes_of(
         weight, [[x] for micro_batches in steps for x in micro_batches], lr * share
     ),
     (dict(share=1), UPDATES_TOO_OFTEN),
-    (dict(share=1 / 2), UPDATES_TOO_OFTEN),
+    (dict(share=1 / 3), UPDATES_TOO_OFTEN),
 )
 
 

@@ -636,7 +636,7 @@ gradient_divisor = Exercise(
     "gradient_divisor",
     my_divisor,
     notebook="15",
-    cases=[(1, 1, 6, 1, 3), (2, 1, 6, 1, 4), (4, 3, 10, 2, 5), (8, 3, 5, 2, 6), (3, 4, 7, 6, 1)],
+    cases=[(1, 1, 6, 1, 3), (2, 1, 6, 1, 4), (4, 3, 10, 2, 5), (8, 3, 5, 2, 6), (3, 4, 7, 6, 1), (4, 1, 6, 2, 12)],
     hints=[
         "An expert's gradient is added up over the ranks that have copies of it. How many are these, in a grid of "
         "expert_tp * ep * expert_dp = t * c * d ranks?",
@@ -664,6 +664,11 @@ NOT_TENSOR = "Tensor ranks have no loss of their own: together they compute one.
 gradient_divisor.mistakes_of(
     divisor_wrongly,
     (dict(divide=lambda t, c, d, etp, ep: t * c * d // (etp * ep)), TOO_LARGE),
+    (
+        dict(divide=lambda t, c, d, etp, ep: d * c if t * c * d > etp * ep else 1),
+        "Where an expert has one copy, you divided by nothing. That rank alone has the gradient, but it comes from the "
+        "tokens of all d * c replicas: divide by d * c there, too.",
+    ),
     (dict(divide=lambda t, c, d, etp, ep: d), "c is forgotten. Context ranks have different tokens, and a loss each."),
     (dict(divide=lambda t, c, d, etp, ep: c), "d is forgotten: each of d * c replicas has a loss."),
     (dict(divide=lambda t, c, d, etp, ep: t * c * d), NOT_TENSOR),

@@ -226,6 +226,7 @@ which_stage_fits = Exercise(
         (2**30, 4, 18),  # exactly full
         (2**30, 4, 17),
         (2**30, 4, 15),
+        (2**30, 8, 7.5),  # full with stage 1
         (2**30, 3, 10),  # 10 GiB and 8 bytes, because 3 does not divide the parameters
     ],
     hints=[
@@ -253,7 +254,11 @@ def stage_wrongly(
 OPTIMIZER_FIRST = "The order is wrong. Stage 1 divides the largest part, the optimizer's 12 bytes; weights come last."
 which_stage_fits.mistakes_of(
     stage_wrongly,
-    (dict(gib=10**9), "You counted a GiB as 10**9 bytes, which is a GB. A GiB is 2**30 bytes, 7% more."),
+    (
+        dict(gib=10**9),
+        "This is what comes of a GiB of 10**9 bytes, or of memory that is kept back. A GiB is 2**30 bytes, 7% more "
+        "than a GB, and all of it may be filled.",
+    ),
     (dict(shard=operator.truediv), "Shards are equally long. Where d does not divide the parameters, round up."),
     (dict(fits=operator.lt), "What fills the memory exactly still fits: `<=`."),
     (dict(bytes_each=(12, 2, 2)), "You counted 2 bytes for a gradient. Here gradients add up in float32: 4."),

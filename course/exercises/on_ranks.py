@@ -2,9 +2,10 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -13,13 +14,29 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from course.communication import CommunicationLog, communication_log
-from course.exercises.advice import RANKS, explain
+from course.exercises.advice import Evidence, explain, joined, recognise
 from course.exercises.base import NOT_WHOLE, Exercise, Trial, Verdict, indent
-from course.exercises.calling import EndlessLoop, Kept, Raised, answer, answer_to, no_gradient_to, said
+from course.exercises.calling import (
+    EndlessLoop,
+    Kept,
+    Raised,
+    answer,
+    answer_to,
+    no_gradient_to,
+    quietly,
+    said,
+    tensors_of,
+)
+from course.exercises.pretend import PretendedRanks
+from course.exercises.relations import RANKS, what_is_new
 from course.exercises.source import sized_by_data
-from course.exercises.values import has_floats, leaves, plain, show
+from course.exercises.values import has_floats, leaves, plain, same, show, with_lists
+from course.exercises.variants import Variant, variants
+from course.exercises.watch import Watch, shared
 from labkit.groups import local_device
 from labkit.launch import Deadlock, RankFailed, launch
+from labkit.launch.payload import pickled, why_not
+from labkit.sizes import counted, ranks_text
 
 SOME_RANKS_ONLY = (
     "a collective that only some ranks call, as inside an `if rank == ...`, or that some call more often than others. "
@@ -27,12 +44,48 @@ SOME_RANKS_ONLY = (
 )
 
 
+ALL_ARE_IN_IT = (
+    "All ranks are in the same {operation}, so none of them is missing. But they do not agree: each must name the same "
+    "rank as the {end}. (`{operation}` {does}.)"
+)
+ENDS = {
+    "broadcast": dict(end="source, `src`", does="copies the tensor of one rank to all"),
+    "scatter": dict(end="source, `src`", does="gives each rank a part of what one rank has"),
+    "reduce": dict(end="destination, `dst`", does="adds up on one rank"),
+    "gather": dict(end="destination, `dst`", does="collects on one rank"),
+}
+"""The collectives in which one rank differs from the others."""
+ENDS_THE_RANKS = (
+    "It calls destroy_process_group, which ends all groups: after that, this function cannot be called again. Whoever "
+    "has started the ranks ends them: leave it out."
+)
+NOT_THE_SAME_GROUPS = (
+    "Not every rank calls `new_group` with the same ranks, in the same order: {calls}. It works here, but torch asks "
+    "every rank of the world to do so, member or not: a group gets its name by counting, and the ranks count "
+    "differently."
+)
+
+
 @dataclass
 class Conduct(CommunicationLog):
-    """What a rank did on the way to its answer: its messages, what autograd ``kept`` for a backward, and new groups."""
+    """What a rank did on the way to its answer: its messages, and what autograd ``kept`` for a backward."""
 
     kept: list[torch.Tensor] = field(default_factory=list)
-    num_groups: int = 0
+
+
+@dataclass(frozen=True)
+class OnRank:
+    """What a rank has after a check: its arguments, the answers, and what there is to say of the first of them."""
+
+    arguments: Any
+    answers: list
+    complaint: str | None = None
+    cause: str | None = None
+    seen: str = ""
+    why_nan: str = ""
+    changed: str = ""
+    groups: Sequence[tuple[int, ...]] = ()
+    is_right: bool = False
 
 
 @dataclass
@@ -43,26 +96,36 @@ class RankExercise(Exercise):
     every rank, with torch.distributed set up, and returns the arguments for the learner's function there.
     ``rule`` may object to how a right answer was reached: it gets this rank's `Conduct` and arguments,
     and returns a complaint or None. ``if_stuck`` is the advice for a deadlock. Backward from the answer must lead to
-    the argument ``gradient_to``, if one is named.
+    the argument ``gradient_to``, if one is named. ``also_right`` says of an answer and this rank's arguments whether it
+    is right though it is not that of the solution; all ranks call it, and it may communicate.
     """
 
     inputs: Callable = field(kw_only=True)
     rule: Callable[..., str | None] | None = field(default=None, kw_only=True)
     gradient_to: str | None = field(default=None, kw_only=True)
+    also_right: Callable[..., bool] | None = field(default=None, kw_only=True)
     if_stuck: str = field(default=SOME_RANKS_ONLY, kw_only=True)
     _known: dict[tuple, list] = field(default_factory=dict, init=False, repr=False)
 
     def judge(self, function: Callable) -> Verdict:
         """Try the cases one after the other; a deadlock of the ranks becomes part of the verdict."""
         try:
+            pickled(function)
+        except Exception as error:
+            text = f"{self.name}: it cannot run on ranks.\n{indent(why_not(error, function, (), {}) + '.')}"
+            return Verdict("wrong", text)
+        try:
             return super().judge(function)
         except Deadlock as stuck:
-            advice = indent(f"{sized_by_data(function)} What this usually is: {self.if_stuck}".lstrip())
-            return Verdict("stuck", f"{self.name}: the ranks wait for each other.\n{stuck}\n{advice}")
+            advice = (
+                f"{sized_by_data(function)} {all_are_in_it(str(stuck)) or f'What this usually is: {self.if_stuck}'}"
+            )
+            text = f"{self.name}: the ranks wait for each other.\n{stuck}\n{indent(advice.lstrip())}"
+            return Verdict("stuck", text)
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
         """Return the answers of all ranks to one case, in rank order; or the error alone, if a rank raised one."""
-        expected = [right for _, [right] in self._reference((self.solution_function,), case)]
+        expected = [rank.answers[0] for rank in self._reference((self.solution_function,), case)]
         try:
             ranks = self._answers((function,), case)
         except Deadlock:
@@ -72,16 +135,26 @@ class RankExercise(Exercise):
                 raise EndlessLoop(str(failed)) from None
             message = said(failed.cause) if failed.cause else str(failed).partition("\n")[0]
             return [Trial("", Raised(message, str(failed)), expected)]
-        return [
-            Trial(
-                f"rank {rank} of {case[0]}, starting from {show(arguments[0] if len(arguments) == 1 else arguments)}",
-                got,
-                right,
-                complaint or (None if has_floats(right) or not has_floats(got) else NOT_WHOLE),
-                cause,
+        is_right = all(rank.is_right for rank in ranks)
+        different_groups = groups_that_differ([rank.groups for rank in ranks])
+        trials = []
+        for rank, (on_rank, right) in enumerate(zip(ranks, expected)):
+            arguments, [got] = on_rank.arguments, on_rank.answers
+            given = show(arguments[0] if len(arguments) == 1 else arguments)
+            floats = None if has_floats(right) or not has_floats(got) else NOT_WHOLE
+            trials.append(
+                Trial(
+                    f"rank {rank} of {case[0]}, starting from {given}",
+                    right if is_right else got,
+                    right,
+                    on_rank.complaint or different_groups or floats,
+                    on_rank.cause,
+                    on_rank.seen,
+                    on_rank.why_nan,
+                    on_rank.changed,
+                )
             )
-            for rank, ((arguments, [got], complaint, cause), right) in enumerate(zip(ranks, expected))
-        ]
+        return trials
 
     def report_lines(self, trial: Trial) -> list[str]:
         """Return what is shown of a wrong answer: of an error, the launcher's own report."""
@@ -91,31 +164,87 @@ class RankExercise(Exercise):
 
     def advice(self, function: Callable, number: int, trials: list[Trial]) -> str:
         """Return what a report adds to the ranks' values in this case, or to the error that one of them raised."""
-        del function
-        case, names = self.cases[number], inspect.signature(self.solution_function).parameters
-        got, right = [trial.got for trial in trials], [trial.expected for trial in trials]
-        ranks = self._reference(tuple(mistake.function for mistake in self.mistakes), case)
-        given = [{RANKS: case[0], **dict(zip(names, arguments))} for arguments, _ in ranks]
-        wrong = zip(*(answers for _, answers in ranks))
+        case = self.cases[number]
+        failed = self._evidence(case, [trial.got for trial in trials])
+        why_nan = next(filter(None, (trial.why_nan for trial in trials)), "")
+        if isinstance(trials[0].got, Raised):
+            return explain(failed)
+        # In one small case two mistakes may look the same, and two sizes be equal.
+        found = {other: self._in_case(function, other) for other in self.cases if other != case}
+        in_cases = {case: failed, **{other: evidence for other, evidence in found.items() if evidence}}
+        everywhere = joined(in_cases.values())
+        if recognise(everywhere):
+            return explain(everywhere)
+        told = explain(replace(failed, mistakes=[]), why_nan, everywhere)
+        return f"{told} {self._variant_on_ranks(in_cases) or ''}".strip()
+
+    def _variant_on_ranks(self, in_cases: dict[tuple, Evidence]) -> Variant | None:
+        """Return a variant of the solution that gives the learner's answers on all ranks in all cases."""
+        if not all(self._pretended(self.solution_function, case, found.right) for case, found in in_cases.items()):
+            return None  # such as a model that real ranks alone can have
+        for variant in variants(self.solution_function):
+            if all(self._pretended(variant.function, case, found.got) for case, found in in_cases.items()):
+                return variant
+        return None
+
+    def _pretended(self, function: Callable, case: tuple, expected: list) -> bool:
+        """Whether a function of the exercise's own would give these answers."""
+
+        def on_rank(rank: int) -> bool:
+            arguments = self.inputs(*case[1:])
+            return same(with_lists(function(*arguments)), expected[rank])
+
+        return all(found is True for found in PretendedRanks(case[0], self.solution_function.__globals__).run(on_rank))
+
+    def right_before(self, number: int) -> str:
+        """Say what is new in a case that went wrong, if others went right before it: as rank 0 has it."""
+        if not number:
+            return ""
+        names = inspect.signature(self.solution_function).parameters
+        *before, here = [
+            {RANKS: case[0], **dict(zip(names, self._reference((self.solution_function,), case)[0].arguments))}
+            for case in self.cases[: number + 1]
+        ]
+        return f"It was right in {counted(number, 'case')} before this one. {what_is_new(before, here)}".strip()
+
+    def seen_of(self, function: Callable, case: tuple, trials: list[Trial], wrong: Trial) -> tuple[list[Trial], Trial]:
+        """Return them as they are: a rank has been watched already."""
+        return trials, wrong
+
+    def _in_case(self, function: Callable, case: tuple) -> Evidence | None:
+        """Return what the ranks answer in a different case, and what they should; None if they fail there."""
+        try:
+            return self._evidence(case, [rank.answers[0] for rank in self._answers((function,), case, is_quiet=True)])
+        except RankFailed:
+            return None
+
+    def _evidence(self, case: tuple, got: list) -> Evidence:
+        names = inspect.signature(self.solution_function).parameters
+        ranks = self._reference((self.solution_function, *(mistake.function for mistake in self.mistakes)), case)
+        right = [rank.answers[0] for rank in ranks]
+        given = [{RANKS: case[0], **dict(zip(names, rank.arguments))} for rank in ranks]
+        wrong = zip(*(rank.answers[1:] for rank in ranks))
         if isinstance(got[0], Raised):  # the answer of one rank, and it does not matter of which
             wrong = [got if got[0] in answers else [None] for answers in wrong]
         advices = [mistake.advice for mistake in self.mistakes]
-        return explain(got, right, list(zip(advices, map(list, wrong))), given)
+        return Evidence(got, right, list(zip(advices, map(list, wrong))), given)
 
     def cases_text(self) -> str:
         """Say on how many ranks it was right."""
         *others, last = [str(world_size) for world_size in dict.fromkeys(case[0] for case in self.cases)]
         return f"on {', '.join(others)} and {last} ranks" if others else f"on {last} ranks"
 
-    def _reference(self, functions: tuple[Callable, ...], case: tuple) -> list[tuple]:
+    def _reference(self, functions: tuple[Callable, ...], case: tuple) -> list[OnRank]:
         """Return each rank's arguments and answers for functions of the exercise itself, which run only once."""
         if (functions, case) not in self._known:
-            self._known[functions, case] = [each[:2] for each in self._answers(functions, case, Exception)]
+            self._known[functions, case] = self._answers(functions, case, Exception)
         return self._known[functions, case]
 
-    def _answers(self, functions: tuple[Callable, ...], case: tuple, catch: Any = ()) -> list[tuple]:
+    def _answers(
+        self, functions: tuple[Callable, ...], case: tuple, catch: Any = (), is_quiet: bool = False
+    ) -> list[OnRank]:
         names = tuple(inspect.signature(self.solution_function).parameters)
-        care = Care(names, self.may_change, self.gradient_to, self.rule)
+        care = Care(names, self.may_change, self.gradient_to, self.rule, self.also_right, is_quiet)
         return launch(_answers_here, functions, self.inputs, case[1:], care, catch, world_size=case[0], backend="gloo")
 
 
@@ -127,36 +256,101 @@ class Care:
     may_change: tuple[str, ...]
     gradient_to: str | None
     rule: Callable[..., str | None] | None
+    also_right: Callable[..., bool] | None
+    is_quiet: bool
 
 
-def _answers_here(functions, inputs: Callable, rest: tuple, care: Care, catch: Any) -> tuple:
-    """On one rank: return its arguments, each answer, a complaint about the first, and why it is wrong."""
+def _answers_here(functions, inputs: Callable, rest: tuple, care: Care, catch: Any) -> OnRank:
+    """On one rank: return its arguments, each answer, and what is to be said of the first."""
     arguments = inputs(*rest)
     if care.gradient_to:
         arguments[care.names.index(care.gradient_to)].requires_grad_()
-    with equal_parts():
+    with equal_parts(), groups_stay() as ended, quietly() if care.is_quiet else nullcontext():
         answers = [plain(answer(function, arguments, catch)) for function in functions]
-    complaint = cause = None
-    if not catch:  # in a run of its own, so that the report of a deadlock does not lead through the log
-        saved, world, copies = [], dist.distributed_c10d._world, copy.deepcopy(arguments)
-        by_name, num_groups = dict(zip(care.names, copies)), world.group_count
-        kept = Kept(by_name, care.may_change)
+    if catch or care.is_quiet:
+        return OnRank(plain(arguments), answers)
 
-        def note(tensor):
-            saved.append(tensor)
-            return tensor
+    # Once more, so that the report of a deadlock does not lead through the log.
+    saved, copies = [], copy.deepcopy(arguments)
+    by_name = dict(zip(care.names, copies))
+    kept, watch = Kept(by_name, care.may_change), Watch(functions[0], tensors_of(by_name))
 
-        with communication_log() as log, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            got = answer_to(functions[0], copies, catch)
-        conduct = Conduct(log.records, saved, world.group_count - num_groups)
-        complaint = (
-            kept.complaint()
-            or (care.gradient_to and no_gradient_to(care.gradient_to, by_name[care.gradient_to], got))
-            or (care.rule and care.rule(conduct, *arguments))
-            or wrong_dtype(got, arguments)
-        )
-        cause = not_waited_for(log)
-    return plain(arguments), answers, complaint, cause
+    def note(tensor):
+        saved.append(tensor)
+        return tensor
+
+    kept_for_backward = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with quietly(), groups_stay(), groups_made() as groups, communication_log() as log, kept_for_backward, watch:
+        got = answer_to(functions[0], copies, catch)
+    complaint = (
+        kept.complaint()
+        or (care.gradient_to and no_gradient_to(care.gradient_to, by_name[care.gradient_to], got))
+        or (care.rule and care.rule(Conduct(log.records, saved), *arguments))
+        or wrong_dtype(got, arguments)
+        or (ENDS_THE_RANKS if ended else None)
+    )
+    is_right = bool(care.also_right and care.also_right(got, *copies))
+    seen = " ".join(filter(None, (kept.complaint(), shared(got), *watch.notes)))
+    cause = not_waited_for(log)
+    return OnRank(
+        plain(arguments), answers, complaint, cause, seen, watch.why_nan, kept.changed(got), tuple(groups), is_right
+    )
+
+
+@contextmanager
+def groups_stay() -> Iterator[list]:
+    """Keep the world, also if an answer ends it as a script does; note that it wanted to."""
+    ended = []
+
+    def end(group=None):
+        if group is None or group == dist.group.WORLD:
+            ended.append(group)
+        else:
+            destroy(group)
+
+    destroy = dist.destroy_process_group
+    with patch.object(dist, "destroy_process_group", end):
+        yield ended
+
+
+@contextmanager
+def groups_made() -> Iterator[list[tuple[int, ...]]]:
+    """Note the ranks of each group that is named by counting, so that all ranks must make it alike."""
+    made = []
+
+    def named(ranks, use_hashed_name, *rest, **options):
+        if not use_hashed_name:
+            made.append(tuple(ranks))
+        return name(ranks, use_hashed_name, *rest, **options)
+
+    name = dist.distributed_c10d._process_group_name
+    with patch.object(dist.distributed_c10d, "_process_group_name", named):
+        yield made
+
+
+def groups_that_differ(groups: Sequence[Sequence[tuple[int, ...]]]) -> str | None:
+    """Complain if the ranks have made different groups."""
+    if len(set(groups)) == 1:
+        return None
+    by_calls: dict[tuple, list[int]] = {}
+    for rank, made in enumerate(groups):
+        by_calls.setdefault(tuple(made), []).append(rank)
+    calls = "; ".join(f"ranks {ranks_text(ranks)}: {_groups_text(made)}" for made, ranks in by_calls.items())
+    return NOT_THE_SAME_GROUPS.format(calls=calls)
+
+
+def _groups_text(made: tuple) -> str:
+    return ", ".join(ranks_text(ranks) for ranks in made) or "none"
+
+
+def all_are_in_it(report: str) -> str:
+    """Return the advice for ranks that all wait in one collective in which one of them differs."""
+    for operation, members, waiting in re.findall(
+        r"(\w+) number \d+ .*\[([\d, ]+)\]: ranks ([\d, ]+) wait$", report, re.M
+    ):
+        if members == waiting and operation in ENDS:
+            return ALL_ARE_IN_IT.format(operation=operation, **ENDS[operation])
+    return ""
 
 
 @contextmanager
@@ -196,7 +390,7 @@ def wrong_dtype(got, arguments: tuple) -> str | None:
 def not_waited_for(log: CommunicationLog) -> str | None:
     """Say which operation was started and never waited for, if there is one."""
     for record in log.records:
-        if record.seconds is None:
+        if record.seconds is None and record.has_handle:
             return (
                 f"Nobody waited for the {record.operation}: with async_op=True it is only started. Keep its handle, "
                 "and call `wait()` before you use the tensor."

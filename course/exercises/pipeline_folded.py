@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 
-from course.exercises.advice import explain
+from course.exercises.advice import Evidence, explain
 from course.exercises.base import Exercise, Trial, is_blank
 from course.exercises.calling import Raised, answer
 from labkit.schedules import FORWARD, WEIGHT_GRADIENT, Op, Schedule, v_shape
@@ -124,7 +124,7 @@ class RuleExercise(Exercise):
         rules = function, self.solution_function, *(mistake.function for mistake in self.mistakes)
         got, right, *wrong = ([what_happens(rule, *case)[0] for case in self.cases] for rule in rules)
         why = what_happens(function, *self.cases[number])[1]
-        found = explain(got, right, list(zip([mistake.advice for mistake in self.mistakes], wrong)))
+        found = explain(Evidence(got, right, list(zip([mistake.advice for mistake in self.mistakes], wrong))))
         return found if "usually" in found or not why else f"What this usually is: {why}"
 
     def cases_text(self) -> str:

@@ -20,7 +20,7 @@ state_bytes = Exercise(
     "state_bytes",
     my_state_bytes,
     notebook="16",
-    cases=[(1000, 1, 1, 1, False), (1000, 2, 1, 1, False), (8000, 2, 4, 4, False), (8000, 2, 4, 4, True)],
+    cases=[(1000, 1, 1, 1, False), (1000, 2, 1, 1, False), (9600, 2, 4, 5, False), (9600, 2, 4, 5, True)],
     hints=[
         "How many parameters has one GPU? Tensor and pipeline parallelism divide the model, data parallelism copies.",
         "A parameter takes 2 bytes as a weight, 4 as a gradient, and 12 in the optimizer.",
@@ -64,8 +64,14 @@ state_bytes.mistakes_of(
 )
 
 
+@state_bytes.mistake("You divided the optimizer by p. Stages have different layers: it is shared by the d replicas.")
+def among_stages(num_parameters, t, p, d, sharded_optimizer):
+    return my_state_bytes(num_parameters, t, p, p, sharded_optimizer)
+
+
 state_bytes.mistakes_of(
     lambda n, t, p, d, sharded, scale: scale(t, p, d) * my_state_bytes(n, t, p, d, sharded),
+    (dict(scale=lambda t, p, d: p / d), "You divided by t d. Replicas have the whole model: it is cut by t and p."),
     (dict(scale=lambda t, p, d: t * p), "That is the whole model. A GPU has 1/(t p) of its parameters."),
     (dict(scale=lambda t, p, d: t * p * d), "These are the bytes of all GPUs together. Divide by t p, too."),
     (dict(scale=lambda t, p, d: p), "p is missing: each stage of the pipeline has 1/p of the layers."),
@@ -84,7 +90,7 @@ gpus_needed = Exercise(
     "gpus_needed",
     my_gpus_needed,
     notebook="16",
-    cases=[(300, 175, 34, 140), (450, 1000, 84, 163), (100, 7.5, 10, 142), (864, 1, 1, 100)],
+    cases=[(300, 175, 34, 140), (450, 1000, 84, 163), (10.5, 7.5, 1.5, 42.4), (864, 1, 1, 100)],
     hints=[
         "Each parameter costs a token 2 FLOPs forward, 4 backward, and 2 more to compute forward again.",
         "All GPUs together do n · X FLOP/s; the run has days · 86400 seconds.",
@@ -144,7 +150,7 @@ new_work = Exercise(
     "new_work",
     my_new_work,
     notebook="16",
-    cases=[(10, 60, 0, 0), (10, 60, 0, 6), (10, 60, 15, 0), (3, 20, 2, 10), (2, 90, 10, 15)],
+    cases=[(10, 60, 0, 0), (10, 60, 0, 6), (10, 60, 15, 0), (3, 20, 2, 10), (2.5, 45, 10.5, 7.25)],
     hints=[
         "Each failure costs the restart, and the work since the last save: on average half an interval.",
         "That is lost once in every `60 * failure_hours` minutes. What is left of the time is 1 minus that share.",

@@ -89,20 +89,6 @@ def sized_by_data(function: Callable) -> str:
     return ""
 
 
-def counted_once(function: Callable) -> str:
-    """Say which line may add to an index once, however often it occurs; what a loop runs over is one number."""
-    nodes = _nodes(function)
-    loops = _names(*(node.target for node in nodes if isinstance(node, (ast.For, ast.comprehension))))
-    for line in (node for node in nodes if isinstance(node, ast.AugAssign)):
-        index = _names(line.target.slice) if isinstance(line.target, ast.Subscript) else set()
-        if index and not index & loops:
-            return (
-                f"If the index in `{ast.unparse(line)}` is a tensor in which a number occurs twice, it counts once. "
-                "`index_add_` adds all, and `torch.bincount` counts."
-            )
-    return ""
-
-
 def _nodes(function: Callable) -> list[ast.AST]:
     return [node for body in _bodies(function) for statement in body for node in ast.walk(statement)]
 

@@ -31,6 +31,7 @@ utilisation = Exercise(
         ([("forward", 0, 2), ("wait", 2, 5), ("backward", 5, 9)], 0, 12),
         ([("forward", 0, 2), ("wait", 2, 5), ("backward", 5, 9)], 1, 7),
         ([("forward", 0, 2), ("backward", 6, 8)], 3, 5),
+        ([("forward", 0.25, 1.5), ("wait", 1.5, 2.25), ("backward", 2.25, 4)], 0.5, 3.5),
     ],
     hints=[
         "Go through the spans, leave out those of kind 'wait', and add up seconds.",
@@ -89,6 +90,13 @@ utilisation.mistakes_of(
         "The part of a span that lies outside altogether came out negative: take at least 0.",
     ),
 )
+
+
+@utilisation.mistake("You counted whole seconds, as by `range` or `int`. Spans begin and end at any time: subtract.")
+def second_by_second(spans, start, end):
+    work = [(begin, finish) for kind, begin, finish in spans if kind != "wait"]
+    seconds = range(int(start), int(end))
+    return sum(any(begin <= second < finish for begin, finish in work) for second in seconds) / (end - start)
 
 
 @utilisation.mistake("Backward is missing: all that is not a wait is work.")

@@ -52,7 +52,7 @@ vocab_cross_entropy = RankExercise(
     "vocab_cross_entropy",
     my_cross_entropy,
     notebook="05",
-    cases=[(2, 4, 1.0), (4, 4, 100.0)],
+    cases=[(2, 5, 1.0), (4, 3, 100.0)],
     inputs=logit_inputs,
     rule=only("all_reduce", also=sends_three_numbers_per_token),
     may_change=("logits",),
@@ -86,12 +86,16 @@ def nothing(logits):
 def loss(
     logits, target, *, highest=highest_logit, shifts_target=True, back=0, offset=True, masked=True,
     clamped=True, join=summed, total=lambda logits: summed(logits.exp().sum(-1)).log(),
+    owned=lambda logits: logits.size(-1),
 ):  # fmt: skip
-    """Compute the loss with one step wrong: its maximum, its offset, its mask or its sum."""
+    """Compute the loss with one step wrong: its maximum, its offset, its mask or its sum.
+
+    A rank has ``owned(logits)`` words.
+    """
     high, shard_size = highest(logits), logits.size(-1)
     shifted = logits - high[:, None]
-    place = target - (dist.get_rank() * shard_size if offset else 0)
-    is_mine = (place >= 0) & (place < shard_size)
+    place = target - (dist.get_rank() * owned(logits) if offset else 0)
+    is_mine = (place >= 0) & (place < owned(logits))
     place = place.clamp(0, shard_size - 1) if clamped else place
     chosen = (shifted if shifts_target else logits).gather(-1, place[:, None]).squeeze(-1)
     return total(shifted) + back * high - join(torch.where(is_mine, chosen, 0) if masked else chosen)
@@ -126,6 +130,7 @@ vocab_cross_entropy.mistakes_of(
     ),
     (dict(back=1), IN_BOTH),
     (dict(shifts_target=False), IN_BOTH),
+    (dict(owned=len), "A rank has as many words as its logits have columns, `logits.size(-1)`. You took the tokens."),
     (dict(offset=False), NO_OFFSET),
     (dict(offset=False, clamped=False), NO_OFFSET),
     (dict(join=lambda chosen: chosen), OWN_TARGETS),

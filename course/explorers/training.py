@@ -117,8 +117,8 @@ class training_explorer(View):
             with World(NUM_RANKS) as world:
                 for step, *_ in stream(world, steps, config):
                     self.losses[name].append(step.loss)
-                    said = f"step {step.number} of {config.steps}: loss {step.loss:.4f}, norm {step.grad_norm:.4f}"
-                    self.bar.value, self.progress.value = step.number, f"{name} is training: {said}"
+                    said = f"step {step.step} of {config.steps}: loss {step.loss:.4f}, norm {step.grad_norm:.4f}"
+                    self.bar.value, self.progress.value = step.step, f"{name} is training: {said}"
                     self._draw_losses()
                     if self._is_stopped:
                         break

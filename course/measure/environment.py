@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from stat import S_IROTH, S_IXOTH
 
+from labkit.command_line import run_command
 from labkit.sizes import counted
 
 GIB = 2**30
@@ -80,6 +81,8 @@ def main() -> int:
             if launch(_sum_of_ranks, world_size=4) != [6.0] * 4:
                 raise RuntimeError("their sum is wrong")
             print("Four ranks were launched and added up their numbers.")
+    except BrokenPipeError:
+        raise  # nobody reads this
     except Exception as error:
         missing.append(f"LAUNCH: four ranks could not be started and add up their numbers: {error}")
     for line in missing:
@@ -357,4 +360,4 @@ def _loopback_works() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

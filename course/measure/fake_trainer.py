@@ -74,6 +74,7 @@ def fake_tensors() -> Iterator[None]:
         patch.object(FakeTensor, "tolist", lambda x: [1.0] * x.numel()),
         patch.object(torch.Tensor, "as_subclass", lambda x, _: x),
         patch("labkit.data_parallel.replicas.check_alike"),
+        patch("labkit.train.trainer.check_alike"),
         patch("labkit.pretrained.load"),
     ):
         yield

@@ -69,7 +69,8 @@ def counts_in_bfloat16():
 
     def forward(self, x, seq_length):
         routing, load = right(self, x, seq_length)
-        return routing, load._replace(num_chosen=load.num_chosen.bfloat16())  # whole numbers are exact up to 256
+        counts = dict(num_chosen=load.num_chosen, num_preferred=load.num_preferred)
+        return routing, load._replace(**{name: count.bfloat16() for name, count in counts.items()})  # exact up to 256
 
     Router.forward = forward
 
@@ -79,12 +80,14 @@ def recomputation_counts_too():
 
     def forward(self, x, seq_length):
         routing, load = right_forward(self, x, seq_length)
-        here = load.num_chosen.sum(0)
-        self.num_chosen = here if self.num_chosen is None else self.num_chosen + here  # again when it is recomputed
+        for name in ("num_chosen", "num_preferred"):  # again when it is recomputed
+            here, before = getattr(load, name).sum(0), getattr(self, name)
+            setattr(self, name, here if before is None else before + here)
         return routing, load
 
     def loss(self, load):
         self.num_chosen = self.num_chosen - load.num_chosen.sum(0)  # `right_loss` adds them
+        self.num_preferred = self.num_preferred - load.num_preferred.sum(0)
         return right_loss(self, load)
 
     Router.forward, Router.loss = forward, loss

@@ -150,7 +150,7 @@ def train(model: TinyMixture, groups: ProcessGroups) -> ExpertRun:
         if step == 0:  # before clipping
             first = {name: grad for name, grad in gradients(model).items() if grad is not None}
         num_losses = groups.dp_cp.size()
-        loss, norm, _ = reduced.loss_and_grad_norm(share / num_losses, parameters, groups)
+        loss, norm, *_ = reduced.loss_and_grad_norm(share / num_losses, parameters, groups)
         dist.all_reduce(of_experts)
         expert_parallel.end_step(model, groups)
         with torch.no_grad():

@@ -64,10 +64,11 @@ def shards_with_one_seed():
 def label_smoothing_over_the_local_shard():
     right = vocabulary.vocab_parallel_cross_entropy
 
-    def cross_entropy(logits, target, group, label_smoothing=0.0):
+    def cross_entropy(logits, target, group, label_smoothing=0.0, reduction="sum"):
         normaliser = reduce_from_tp(logits.exp().sum(-1), group).log()
         smooth = normaliser - logits.mean(-1)  # the mean over this rank's words
-        return (1 - label_smoothing) * right(logits, target, group) + label_smoothing * smooth.mean()
+        plain = right(logits, target, group, reduction=reduction)
+        return (1 - label_smoothing) * plain + label_smoothing * smooth.sum()
 
     vocabulary.vocab_parallel_cross_entropy = cross_entropy
 

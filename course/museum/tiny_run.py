@@ -52,8 +52,9 @@ class TinyTrainer(Trainer):
     def make_optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters)  # AdamW would hide a gradient that is too large as a whole
 
-    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return vocabulary.vocab_parallel_cross_entropy(logits, targets, self.groups.tp, LABEL_SMOOTHING)
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        smoothed = vocabulary.vocab_parallel_cross_entropy
+        return smoothed(logits, targets, self.groups.tp, LABEL_SMOOTHING, reduction="sum"), (targets != -100).sum()
 
     def compute_gradients(self) -> tuple[float, float]:
         loss, norm = super().compute_gradients()

@@ -26,6 +26,7 @@ from course.sizing.flow import numbered, row_and_column
 from course.sizing.linear_cut import LinearCut
 from course.sizing.routing import drawn_logits, route
 from course.sizing.runs import LLAMA_8B
+from labkit.command_line import run_command
 from labkit.layout import ParallelLayout
 from labkit.schedules import gpipe, zero_bubble_v
 
@@ -81,6 +82,10 @@ def write_figures(folder: Path) -> list[Path]:
     return paths
 
 
-if __name__ == "__main__":
-    for path in write_figures(Path(sys.argv[1] if len(sys.argv) > 1 else "pics")):
+def main(folder: str = "pics") -> None:
+    for path in write_figures(Path(folder)):
         print(path)
+
+
+if __name__ == "__main__":
+    run_command(main, *sys.argv[1:2])

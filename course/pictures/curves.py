@@ -57,30 +57,33 @@ def draw_losses(
 def draw_metrics(path: str | Path) -> Plot:
     """Draw the file of `labkit.train --metrics`: loss, gradient norm and speed of each step, and where it resumed.
 
-    A step that was computed again after a crash counts as it was the last time. Raises a ValueError for a file without
-    steps.
+    Of several runs in one file it is the last one. Raises a ValueError for a file without steps.
     """
     lines = [json.loads(line) for line in Path(path).read_text().splitlines() if line.endswith("}")]
-    steps = list({line["number"]: line for line in lines}.values())
+    steps = []
+    for line in (line for line in lines if "step" in line):
+        if steps and line["step"] <= steps[-1]["step"]:
+            steps.clear()  # a new run begins
+        steps.append(line)
     if not steps:
         raise ValueError(f"{path} has no steps: name a file that labkit.train wrote with --metrics")
-    resumed = sorted({line["resumed_after"] for line in lines if "resumed_after" in line})
+    resumed = [step["resumed_after"] for step in steps if "resumed_after" in step]
     figure = Figure((13.0, 4.4), layout="constrained")
     kinds = {"loss": "nats per token", "grad_norm": "norm of the gradients", "tokens_per_second": "tokens per second"}
     for ax, (name, unit) in zip(figure.subplots(1, 3), kinds.items()):
         label_plot(ax, name.replace("_", " ").replace("grad", "gradient"), "step", unit)
-        ax.plot([step["number"] for step in steps], [step[name] for step in steps], color=INK, linewidth=2.2)
+        ax.plot([step["step"] for step in steps], [step[name] for step in steps], color=INK, linewidth=2.2)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set_ylim(bottom=0)
         for after in resumed:
             ax.axvline(after + 0.5, color=PP, linewidth=1.8, linestyle=(0, (6, 4)))
     evaluated = [step for step in steps if step["evaluation_loss"] is not None]
-    at, found = [step["number"] for step in evaluated], [step["evaluation_loss"] for step in evaluated]
+    at, found = [step["step"] for step in evaluated], [step["evaluation_loss"] for step in evaluated]
     if evaluated:
         figure.axes[0].plot(at, found, "o", color=PP, label="evaluation")
         figure.axes[0].legend(fontsize=LABEL_PT, frameon=False)
     first, last = steps[0], steps[-1]
-    said = [f"Steps {first['number']} to {last['number']}: loss {first['loss']:.2f} to {last['loss']:.2f}"]
+    said = [f"Steps {first['step']} to {last['step']}: loss {first['loss']:.2f} to {last['loss']:.2f}"]
     said += [f"Evaluation: {found[-1]:.2f} at step {at[-1]}"] if evaluated else []
     said += [f"Resumed after step {', '.join(map(str, resumed))} (dashed)"] if resumed else []
     return Plot(figure, ". ".join(said) + ".")

@@ -131,6 +131,12 @@ def fits(group: str) -> Table:
     return Table(("run", "measured, s", "fitted", "left out", "model left out"), rows, f"{group}: {said}")
 
 
-if __name__ == "__main__":
+def main() -> None:
     for group in CONSTANTS:
         print(fits(group), end="\n\n")
+
+
+if __name__ == "__main__":
+    from labkit.command_line import run_command  # a browser has no pipes
+
+    run_command(main)

@@ -72,17 +72,17 @@ class FullyShardedDataParallel(Replica):
             raise ValueError("this module is sharded already: load its state_dict into a new one, and shard that")
         divided = divide(module, list(units))
         self.module, self.reshard_after_forward = module, reshard_after_forward
-        self._groups = (group,) if replicate_group is None else (replicate_group, group)
-        check_replicas(module, *self._groups)
+        self.groups = (group,) if replicate_group is None else (replicate_group, group)
+        check_replicas(module, *self.groups)
         names, made = {each: name for name, each in module.named_modules()}, {}
         for each in reversed(divided):  # the root last: its module contains the units, which are materialized by then
-            made[each] = Unit(names[each], each, divided[each], {None: self._groups, **(own_groups or {})})
+            made[each] = Unit(names[each], each, divided[each], {None: self.groups, **(own_groups or {})})
         self._root, self._units = made[module], [made[each] for each in divided]
         self._backward_order = [self._root, *self._units[:0:-1]]
         self._flats = [flat for unit in self._units for flat in unit.flats]
         self._reducing: list[FlatParameter] = []  # whose reduce-scatters are in flight
         self._idle_form: Form = "shard"  # of units that do not compute; "absent" during the root's forward
-        copy_from_first(module.buffers(), *self._groups)
+        copy_from_first(module.buffers(), *self.groups)
         for each, unit in made.items():
             each.register_forward_pre_hook(Hook(self._before_forward, unit), with_kwargs=True)
             each.register_forward_hook(Hook(self._after_forward, unit), with_kwargs=True, always_call=True)
@@ -108,7 +108,7 @@ class FullyShardedDataParallel(Replica):
         flats = [flat for flat in self._flats if flat.average is not None]
         for groups in dict.fromkeys(flat.groups for flat in flats):
             assign_grads([flat for flat in flats if flat.groups == groups])
-        copy_from_first(self.module.buffers(), *self._groups)
+        copy_from_first(self.module.buffers(), *self.groups)
 
     def whole(self, parameter: nn.Parameter) -> nn.Parameter:
         return self._wholes[parameter]

@@ -72,7 +72,7 @@ class DataParallel(Replica):
         check_replicas(module, group)
         materialize(module, local_device())
         copy_from_first((*module.parameters(), *module.buffers()), group)
-        self.module, self.group, self.overlap = module, group, overlap
+        self.module, self.groups, self.overlap = module, (group,), overlap
         trained = [p for p in reversed([*module.parameters()]) if p.requires_grad]  # in backward's order
         self._buckets = [_Bucket(each, group) for each in in_buckets(trained, bucket_bytes)]
         self._next_bucket = 0  # all ranks send buckets in the same order
@@ -102,7 +102,7 @@ class DataParallel(Replica):
         for bucket in self._buckets:
             bucket.finish_reduce()
             bucket.assign_grads()
-        copy_from_first(self.module.buffers(), self.group)
+        copy_from_first(self.module.buffers(), *self.groups)
         self._next_bucket = 0
 
     def state_dict(self, *args, **kwargs):

@@ -29,6 +29,7 @@ class Replica(nn.Module):
     """The base of wrappers that average gradients: the current `GradSync`, and what to do when a backward ends."""
 
     module: nn.Module
+    groups: tuple[dist.ProcessGroup, ...]  # over which gradients are averaged, one after the other
     sync_gradients: Callable[[], None]  # sends the gradients that are left, and waits for all
     _reset: Callable[[], None]  # discards the state of a failed backward
 

@@ -27,11 +27,15 @@ class Balance:
     """How the loads of experts are kept even. By default they are not.
 
     The auxiliary loss is coefficient * E * the sum over experts of f_i P_i, which is the coefficient if all is even:
-    f_i is the fraction of all choices that expert i got, P_i the mean of its scores.
+    f_i is the fraction of all choices that expert i gets, P_i the mean of its scores. Choices are counted by the scores
+    alone, as in Megatron-core and in DeepSeek-V3 (arXiv 2412.19437, equation 18): biases that even out the loads would
+    hide from the loss what it is there to correct.
 
     That is not linear in the batch. Counted per sequence, it does not depend on how a batch is divided; per micro-batch
     it depends on their rows, and no other choice of layout. "global" counts a step's micro-batches so far, and which
     rows those are depends on dp too, unless a step is one micro-batch. The z-loss and the biases depend on nothing.
+    For the same coefficient "global" is dp times as strong as in Megatron-core, whose P_i is a share of the mean over
+    all replicas, and is averaged over them again: divide the coefficient by dp to have the same.
     """
 
     aux_loss: str = "micro_batch"  # where f_i is counted: "micro_batch", "sequence" or "global" (a step, all replicas)
@@ -57,6 +61,7 @@ class Load(NamedTuple):
     """What the losses need to know about this rank's tokens in one forward."""
 
     num_chosen: torch.Tensor  # [sequences, experts], how many tokens chose each
+    num_preferred: torch.Tensor  # the same by scores alone, without biases: what an auxiliary loss counts
     score_sums: torch.Tensor  # [sequences, experts], sums over tokens
     z_sum: torch.Tensor  # the sum of logsumexp(logits)^2 over tokens
     seq_length: int  # how many tokens of a sequence the tensor ranks have together
@@ -70,7 +75,8 @@ class Router(PlacedModule):
     Each tensor rank routes tokens of its own, so gradients of the weight are partial: backward all-reduces them, unless
     ``defer_grad_reduce`` leaves that to `labkit.train.gradients.all_reduce_grads`.
 
-    ``num_chosen`` [experts] counts the choices of this rank's tokens since the latest `end_step`.
+    ``num_chosen`` [experts] counts the choices of this rank's tokens since the latest `end_step`, and with an auxiliary
+    loss ``num_preferred`` those by scores alone.
     """
 
     def __init__(
@@ -95,7 +101,8 @@ class Router(PlacedModule):
         self.reduces_in_backward = not defer_grad_reduce
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, **factory))
         self.place(weight=Placement(copy_groups=(groups.tp,), defer_grad_reduce=defer_grad_reduce))
-        self.num_chosen: torch.Tensor | None = None  # no buffer: it differs from rank to rank
+        self.num_chosen: torch.Tensor | None = None  # no buffers: they differ from rank to rank
+        self.num_preferred: torch.Tensor | None = None
         self.last_load: torch.Tensor | None = None
         # Always there: a rate that goes down to 0 late in training must not forget the biases.
         self.register_buffer("expert_bias", torch.zeros(num_experts, device=factory.get("device"), dtype=torch.float32))
@@ -117,9 +124,11 @@ class Router(PlacedModule):
             probs = probs / (probs.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be zero
         if self.score_function == "sigmoid":
             scores = scores / (scores.sum(-1, keepdim=True) + 1e-20)  # what the losses see adds up to 1
-        chosen = experts.flatten(1)
-        num_chosen = chosen.new_zeros(len(x), self.num_experts).scatter_add_(1, chosen, torch.ones_like(chosen))
-        return Routing(experts, probs), Load(num_chosen, scores.sum(1), logits.logsumexp(-1).square().sum(), seq_length)
+        num_chosen = num_preferred = _count(experts, self.num_experts)
+        if self.balance.aux_loss_coefficient:
+            num_preferred = _count(scores.topk(self.top_k, -1).indices, self.num_experts)
+        z_sum = logits.logsumexp(-1).square().sum()
+        return Routing(experts, probs), Load(num_chosen, num_preferred, scores.sum(1), z_sum, seq_length)
 
     def loss(self, load: Load) -> torch.Tensor:
         """Count a load, and return this rank's share of its losses. Call it once per forward, outside of recomputation.
@@ -128,14 +137,16 @@ class Router(PlacedModule):
         gradients are. Fractions are counted over tensor and context ranks, in "global" over data-parallel ranks and
         the step's earlier micro-batches too.
         """
-        num_chosen, groups, how = load.num_chosen.sum(0), self.groups, self.balance
+        groups, how = self.groups, self.balance
+        num_chosen, num_preferred = load.num_chosen.sum(0), load.num_preferred.sum(0)
         self.num_chosen = num_chosen if self.num_chosen is None else self.num_chosen + num_chosen
         num_tokens = len(load.num_chosen) * load.seq_length
         loss = how.z_loss_coefficient / num_tokens * load.z_sum
         if how.aux_loss_coefficient == 0:
             return loss
+        self.num_preferred = num_preferred if self.num_preferred is None else self.num_preferred + num_preferred
         over = groups.tp, groups.dp_cp if how.aux_loss == "global" else groups.cp
-        counted = {"micro_batch": num_chosen, "sequence": load.num_chosen, "global": self.num_chosen}
+        counted = {"micro_batch": num_preferred, "sequence": load.num_preferred, "global": self.num_preferred}
         chosen = _sum_over(counted[how.aux_loss], *over).to(load.score_sums.dtype)
         fractions = chosen / chosen.sum(-1, keepdim=True)
         return loss + how.aux_loss_coefficient * self.num_experts * (fractions * load.score_sums).sum() / num_tokens
@@ -153,13 +164,14 @@ def end_step(model: nn.Module, groups: ProcessGroups) -> None:
     """Update the biases of a model's routers by the step's choices. Every rank calls it once a step.
 
     The bias of an expert goes down by ``bias_update_rate`` if it was chosen more often than the mean, and up if less.
-    ``last_load`` [experts] of each router are then the step's choices of all ranks, and its ``num_chosen`` is None.
+    ``last_load`` [experts] of each router are then the step's choices of all ranks, and what it counted is None.
     """
     own = {m: m.num_chosen for m in model.modules() if isinstance(m, Router) and m.num_chosen is not None}
     if not own:
         return
     for router, chosen in zip(own, _sum_over(torch.stack([*own.values()]), groups.tp, groups.dp_cp)):
-        router.num_chosen, router.last_load, mean = None, chosen, chosen.double().mean()
+        router.num_chosen = router.num_preferred = None
+        router.last_load, mean = chosen, chosen.double().mean()
         router.expert_bias += router.balance.bias_update_rate * (mean - chosen).sign()
 
 
@@ -188,6 +200,12 @@ class _AttachLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         return grad, torch.ones_like(ctx.saved_tensors[0])
+
+
+def _count(experts: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Return how often each expert occurs in each sequence, [sequences, experts], of [sequences, tokens, k]."""
+    flat = experts.flatten(1)
+    return flat.new_zeros(len(flat), num_experts).scatter_add_(1, flat, torch.ones_like(flat))
 
 
 def _sum_over(counts: torch.Tensor, *groups: dist.ProcessGroup) -> torch.Tensor:

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -108,6 +108,12 @@ class Probe:
         self.timeout, self.directory = timedelta(seconds=timeout_seconds), directory
         self.requests: dict[Any, _Message] = {}  # of isend and irecv, until somebody has waited
         self.broken = False  # a communication failed, so that the next may fail too
+        self.first_record = 0  # in the flight recorder, of the connections that there are now
+
+    def forget(self) -> None:
+        """Leave out what was before: this rank is about to be connected anew."""
+        self.requests, self.broken = {}, False
+        self.first_record = max((entry["record_id"] for entry in _records()), default=-1) + 1
 
     def watch(self) -> None:
         """Wrap the wait of torch.distributed, for all backends, and its four point-to-point functions."""
@@ -158,7 +164,7 @@ class Probe:
     def snapshot(self) -> Snapshot:
         """Look at this rank's threads. A library's own thread is left out: it brings no message."""
         busy = linux.is_busy()
-        collectives, started, expires, unsettled = _flight_recorders(self.timeout)
+        collectives, started, expires, unsettled = _flight_recorders(self.timeout, self.first_record)
         frames, me, main = sys._current_frames(), threading.current_thread(), threading.main_thread()
         stores = sorted(glob.glob(f"{self.directory}/store*"))
         threads, ran = [], [linux.bytes_received(), *map(os.path.getsize, stores)]
@@ -229,17 +235,36 @@ def _describe(operation: str, tensor, args: tuple, kwargs: dict) -> _Message:
     return _Message(operation, peer, given.get("tag") or 0, tensor_text, timeout)
 
 
-def _flight_recorders(timeout: timedelta) -> tuple[tuple[Collective, ...], dict[str, int], bool, bool]:
+def _records() -> list[dict]:
+    """Return what the flight recorder of gloo has noted, from the start of this process."""
+    from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore - private: pinned by a test
+
+    return json.loads(_dump_fr_trace_json()).get("entries", [])
+
+
+def _records_of_nccl() -> list[dict] | None:
+    """Return what NCCL's flight recorder has noted; None if it does not answer: it asks the GPU, which may be lost."""
+    from torch._C import _distributed_c10d
+
+    dump = getattr(_distributed_c10d, "_dump_nccl_trace_json", None)
+    if dump is None:  # in a build without NCCL
+        return []
+    answers: list[bytes] = []
+    thread = threading.Thread(target=lambda: answers.append(dump()), daemon=True, name="labkit-recorder")
+    thread.start()
+    thread.join(_RECORDER_SECONDS)
+    return json.loads(answers[0]).get("entries", []) if answers else None
+
+
+def _flight_recorders(timeout: timedelta, first: int) -> tuple[tuple[Collective, ...], dict[str, int], bool, bool]:
     """Return what torch's recorders know of this rank's works.
 
     That is the unfinished collectives, the last of each group, whether a time-out is shorter than the world's, and
-    whether more is unfinished: a message, or what a recorder does not tell.
+    whether more is unfinished: a message, or what a recorder does not tell. Records of gloo before the ``first`` are of
+    connections that are no more: numbers began again from 1.
     """
-    from torch._C import _distributed_c10d  # private: pinned by a test
-
-    entries = _entries(_distributed_c10d._dump_fr_trace_json())  # pyright: ignore[reportAttributeAccessIssue]
-    of_nccl = _of_nccl(getattr(_distributed_c10d, "_dump_nccl_trace_json", None))
-    entries += of_nccl or []
+    of_nccl = _records_of_nccl()
+    entries = [entry for entry in _records() if entry["record_id"] >= first] + (of_nccl or [])
     retired = {_number(entry) for entry in entries if entry["retired"]}
     # Messages of a batch have its number, and only its own entry ever retires.
     unfinished = [entry for entry in entries if _number(entry) not in retired]
@@ -248,21 +273,6 @@ def _flight_recorders(timeout: timedelta) -> tuple[tuple[Collective, ...], dict[
     expires = any(timedelta(milliseconds=entry["timeout_ms"]) < timeout for entry in collectives)
     unsettled = of_nccl is None or len(unfinished) > len(collectives)
     return tuple(map(_collective, collectives)), started, expires, unsettled
-
-
-def _of_nccl(dump: Callable[[], bytes] | None) -> list[dict] | None:
-    """Return the entries of NCCL's recorder; None if it does not answer: it asks the GPU, which may be lost."""
-    if dump is None:  # in a build without NCCL
-        return []
-    answers: list[bytes] = []
-    thread = threading.Thread(target=lambda: answers.append(dump()), daemon=True, name="labkit-recorder")
-    thread.start()
-    thread.join(_RECORDER_SECONDS)
-    return _entries(answers[0]) if answers else None
-
-
-def _entries(dumped: bytes) -> list[dict]:
-    return json.loads(dumped).get("entries", [])
 
 
 def _group(entry: dict) -> str:

@@ -118,7 +118,7 @@ def _answer(messages: Iterator[tuple], probe: Probe, calls: queue.SimpleQueue) -
             case ("stop", "freed"):
                 renewal.free()
             case ("renew",):  # the main thread has nothing to do
-                probe.requests, probe.broken = {}, False
+                probe.forget()
                 _kernel.send("renewed", renewal.connect_anew())  # pyright: ignore[reportOptionalMemberAccess]
     os.killpg(0, signal.SIGKILL)  # the kernel is gone
 

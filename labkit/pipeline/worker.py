@@ -4,6 +4,7 @@ The order is the schedule's (`labkit.schedules`). `Messages` receives ahead of n
 so messages travel while a `Stage` computes.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -41,7 +42,9 @@ def run(
     """Run one step of a pipeline: forward and backward of all micro-batches. Every rank of the pipeline calls it.
 
     Gradients are added to ``parameter.grad``. They are those of one process with the whole batch: of the mean loss over
-    all rows, or all targets that count. Returns that mean on the rank of the last stage, None on the others.
+    all rows, or all targets that count. Returns that mean on the rank of the last stage, None on the others. With
+    ``average``, targets are counted over all replicas, and the mean of what they return is the mean over all of them;
+    where rows count, replicas must have equally many.
 
     Args:
         chunks: this rank's chunks of the model, in the order of their numbers; each takes one tensor and gives one.
@@ -49,7 +52,7 @@ def run(
         loss: from a micro-batch's output and target (None without targets), the mean over its rows, or its targets.
         targets: the m targets, for the last stage.
         ignore_index: the integer target that ``loss`` leaves out of its mean, as `F.cross_entropy` does. None: all
-            count, so a GPU's host need not wait for their number.
+            count, and replicas have equally many, so a GPU's host need not wait for their number.
         tied: this rank's copies of a weight that first and last stage share; their gradients are added up.
         average: the chunks are wrapped (`labkit.data_parallel`): each sends its gradients during its last backward (if
             sharded and split, after all ops); they are the replicas' average at the end. Otherwise they stay its own.
@@ -66,7 +69,7 @@ def run(
     check_schedule(schedule, allow_deadlock)
     _check_arguments(schedule, chunks, groups, inputs, targets, tied, average, reduce_every_micro_batch)
     rank, span = groups.coords.pp, trace.span if trace else lambda *_: nullcontext()
-    given = inputs, targets, loss, ignore_index
+    given = inputs, targets, loss, ignore_index, average
     stages = [Stage(chunk, schedule.stage_of(rank, index), schedule, *given) for index, chunk in enumerate(chunks)]
     messages = Messages(schedule, groups, inputs, activation, span, recv_prefetch)
     replicas = {index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, Replica)}
@@ -121,11 +124,12 @@ class Stage:
     The first stage takes its input from ``inputs``; the last one computes the loss, and ``total`` is its mean so far.
     """
 
-    def __init__(self, chunk: nn.Module, number: int, schedule: Schedule, inputs, targets, loss, ignore_index):
+    def __init__(self, chunk: nn.Module, number: int, schedule: Schedule, inputs, targets, loss, ignore_index, average):
         self.chunk, self.inputs, self.targets, self.loss = chunk, inputs, targets, loss
         self.is_first, self.is_last = number == 0, number == schedule.num_stages - 1
         self.trains, self.splits_backward = BACKWARD in schedule.kinds, WEIGHT_GRADIENT in schedule.kinds
-        self.loss_weights = _loss_weights(inputs, targets, ignore_index) if self.is_last else []
+        replicas = chunk.groups if average and isinstance(chunk, Replica) else ()
+        self.loss_weights = _loss_weights(inputs, targets, ignore_index, replicas) if self.is_last else []
         self.total: torch.Tensor | None = None
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # micro-batch -> input, output with its graph
         self._weight_gradients: dict[int, Callable[[], None]] = {}  # micro-batch -> what computes them
@@ -164,13 +168,26 @@ class Stage:
         return torch.zeros_like(x) if x.grad is None else x.grad
 
 
-def _loss_weights(inputs: Sequence[torch.Tensor], targets, ignore_index: int | None) -> list[float]:
-    """Return each micro-batch's share of the mean over all: by its rows, or by its targets that count."""
-    counts = [len(rows) for rows in inputs]
-    if targets is not None and ignore_index is not None and not targets[0].is_floating_point():
-        counted = torch.stack([(target != ignore_index).sum() for target in targets]).tolist()
-        counts = counted if any(counted) else counts  # if no target counts, the loss decides the result
-    return [count / sum(counts) for count in counts]
+def _loss_weights(
+    inputs: Sequence[torch.Tensor], targets, ignore_index: int | None, replicas: Sequence[dist.ProcessGroup]
+) -> list[float]:
+    """Return each micro-batch's share of the mean over all: by its rows, or by its targets that count.
+
+    Of several replicas, whose gradients are averaged, the shares add up to their number.
+    """
+    rows = [len(each) for each in inputs]
+    by_rows = [count / sum(rows) for count in rows]
+    if targets is None or ignore_index is None or targets[0].is_floating_point():
+        return by_rows
+    counts = torch.stack([(target != ignore_index).sum() for target in targets])
+    total = counts.sum(0, keepdim=True)
+    for group in replicas:
+        dist.all_reduce(total, group=group)
+    *own, everywhere = torch.cat([counts, total]).tolist()
+    if everywhere == 0:
+        return by_rows  # the loss decides the result
+    num_replicas = math.prod(group.size() for group in replicas)
+    return [count * num_replicas / everywhere for count in own]
 
 
 def _check_arguments(schedule: Schedule, chunks, groups, inputs, targets, tied, average, reduce_every_micro_batch):

@@ -1,21 +1,24 @@
 """Runs the command line: ``python -m labkit.train --help``, also under torchrun and srun."""
 
+import inspect
 import io
 import os
 import signal
-import sys
 import textwrap
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 import tyro
 
+from labkit.command_line import run_command
 from labkit.groups import local_rank
 from labkit.launch.rank import describe_error
 from labkit.launch.report import is_consequence
 from labkit.train.config import TrainConfig
 from labkit.train.console import describe_end, describe_start
+from labkit.train.spelling import as_typed, options
 from labkit.train.trainer import train
 from labkit.train.world import check_same_options, describe_lost_peer, say_once, slurm_as_torchrun, world
 
@@ -29,11 +32,12 @@ def main() -> int:
         if isinstance(config, TrainConfig) and config.check:
             from labkit.train.check import check  # torch's fake tensors take long to import, and a run needs none
 
-            return 0 if check(config, config.check) else 2
+            fits = check(config, config.check, say=lambda line: print(as_typed(line)))
+            return 0 if fits else 2
         with world(isinstance(config, TrainConfig) and config.one_queue):
             return run(config)
     except ValueError as error:  # from bringing the world up
-        say_once(f"labkit.train: {error}")
+        say_once(f"labkit.train: {as_typed(str(error))}")
         return 2
     except KeyboardInterrupt:
         say_once("labkit.train: interrupted", restart_helps=True)
@@ -45,12 +49,22 @@ def main() -> int:
         return 1
 
 
+@dataclass(frozen=True)
+class _Options(TrainConfig):
+    def __post_init__(self):
+        """Check nothing: tyro would put what is wrong into a box, in words of its own."""
+
+
 def read_options() -> TrainConfig | str | None:
     """Return the config, or what is wrong with the options; None if they only ask for help, which is printed."""
-    printed = io.StringIO()
+    printed, only_switches = io.StringIO(), (tyro.conf.FlagCreatePairsOff,)
     try:
         with redirect_stdout(printed), redirect_stderr(printed):  # or every rank would say the same
-            return tyro.cli(TrainConfig, prog="python -m labkit.train", config=(tyro.conf.FlagCreatePairsOff,))
+            about: dict = dict(prog="python -m labkit.train", description=inspect.getdoc(TrainConfig))
+            given = tyro.cli(_Options, **about, config=only_switches)
+        return TrainConfig(**vars(given))
+    except ValueError as error:
+        return as_typed(str(error))
     except SystemExit as left:
         text = textwrap.dedent(printed.getvalue()).strip()
         if left.code:
@@ -64,16 +78,19 @@ def run(config: TrainConfig | str) -> int:
     """Train on a rank of a world that is up, and return the exit code; a text says what is wrong with its options."""
     is_first_here, folder = local_rank() == 0, config.checkpoint_dir if isinstance(config, TrainConfig) else None
     try:
-        check_same_options(config)  # before anything on one rank alone
+        check_same_options(config, options())  # before anything on one rank alone
         assert isinstance(config, TrainConfig)
         floor_nats = config.make_text().floor_nats  # the file may be gone when the run ends
         start = describe_start(config, dist.get_world_size(), floor_nats)  # raises on every rank if sizes do not fit
         if is_first_here:  # each node may have a log of its own
             print(start, flush=True)
         steps = train(config)
-    except (ValueError, FloatingPointError) as error:
+    except ValueError as error:
+        say_once(f"labkit.train: {as_typed(str(error))}")
+        return 2
+    except FloatingPointError as error:
         say_once(f"labkit.train: {error}")
-        return 2 if isinstance(error, ValueError) else 1
+        return 1
     except (RuntimeError, MemoryError) as error:
         if lost_a_peer(error):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's: this rank ends in a moment by itself
@@ -82,7 +99,7 @@ def run(config: TrainConfig | str) -> int:
         is_known = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if not is_known and "can't allocate memory" not in str(error):  # on a CPU torch raises a plain RuntimeError
             raise
-        way_out = "use a smaller model or micro_batch_size, or more --tp, --cp or --pp"
+        way_out = "use a smaller model or --micro-batch-size, or more --tp, --cp or --pp"
         say_once(f"labkit.train: out of memory ({error}): {way_out}", restart_helps=True)
         return 1
     if is_first_here:
@@ -99,4 +116,4 @@ def lost_a_peer(error: Exception) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -16,7 +16,7 @@ import torch
 from tyro.conf import arg
 
 from labkit import schedules
-from labkit.data import InventedText, TokenFile
+from labkit.data import InventedText, TokenFile, find_tokenizer
 from labkit.expert_parallel import Balance
 from labkit.layout import ParallelLayout
 from labkit.partition import check_divides, check_sequence_cut, multiples_near, split_layers
@@ -67,7 +67,8 @@ class TrainConfig:
     moe_ffn_hidden_size: int | None = None  # Width of an expert; by default that of the MLPs.
     router_scores: Literal["softmax", "sigmoid"] = "softmax"  # A token's probabilities of experts, from the logits.
     # Where the auxiliary loss counts choices. What is learned depends on no layout with "sequence", only on
-    # micro_batch_size with "micro_batch"; with "global" on dp too, unless a step is one micro-batch.
+    # micro_batch_size with "micro_batch"; with "global" on dp too, unless a step is one micro-batch. For the same
+    # coefficient "global" is dp times as strong as Megatron-core's.
     aux_loss: Literal["micro_batch", "sequence", "global"] = "micro_batch"
     aux_loss_coefficient: float = 0.0  # Weight of the auxiliary loss, which evens out the loads of experts; often 0.01.
     z_loss_coefficient: float = 0.0  # Weight of the routers' z-loss, which keeps logits small; often 0.001.
@@ -75,16 +76,20 @@ class TrainConfig:
     # An expert drops what is above this multiple of an even load of a rank's tokens, so the loss depends on the layout;
     # by default nothing is dropped.
     capacity_factor: float | None = None
-    # A file to learn byte by byte, or by the tokenizer.json of init_from, with its last tenth kept for evaluation; or
-    # "invented": words that labkit makes up, with a known best loss.
-    text: str = "invented"
-    tokens: str | None = None  # A file of token numbers instead: 16- or 32-bit ones only, little-endian, or an .npy.
+    # A file to learn byte by byte, or by the tokenizer.json of init_from, with its last tenth kept
+    # for evaluation. Every epoch has each window of seq_length tokens once, in a new order;
+    # documents are not told apart. By default "invented": words that labkit makes up, with a known
+    # best loss.
+    text: str | None = None
+    # A file of token numbers instead: little-endian ones and nothing else, or an .npy.
+    tokens: str | None = None
     vocab_size: int | None = None  # How many tokens the tokenizer of the token file knows.
     # A folder in Hugging Face's format (GPT-2, Llama, Mistral, Mixtral) to start from. It says the shape; only the
     # seq_length may be less. With --resume, weights of a checkpoint take the place of its weights.
     init_from: str | None = None
-    # Bits of each number in the token file; by default 16 up to a vocab_size of 65,536, else 32. An .npy states it.
-    token_bits: Literal[16, 32, None] = None
+    # Bits of each number in the token file; by default 16 up to a vocab_size of 65,536, else 32,
+    # and a file that looks otherwise is refused. An .npy states it.
+    token_bits: Literal[16, 32, 64, None] = None
 
     tp_size: Annotated[int, arg(aliases=["--tp"])] = 1  # Tensor parallelism: ranks that share each layer.
     cp_size: Annotated[int, arg(aliases=["--cp"])] = 1  # Context parallelism: ranks that share each sequence.
@@ -132,9 +137,14 @@ class TrainConfig:
     # Minutes after which the run ends early, as it does on SIGTERM and SIGUSR1: it finishes the step and saves.
     exit_duration: float | None = None
     log_interval: int = 10  # Steps between lines in a log; a terminal shows a bar instead.
-    metrics: str | None = None  # A file that gets a JSON object for each step, after what it already has.
+    # A file that gets a JSON object for each step, after what it already has. A resumed run replaces the lines of steps
+    # that it computes again.
+    metrics: str | None = None
     tensorboard: str | None = None  # A folder for TensorBoard, if that package is there.
     check: int | None = None  # Train nothing: say what each of this many ranks would hold, and whether it fits.
+    # With --check: the memory of a GPU in GiB, such as 80, to plan a run on a machine without GPUs; by default that of
+    # this machine's GPUs.
+    gpu_memory_gib: float | None = None
     profile_dir: str | None = None  # Where ranks write traces of some steps for ui.perfetto.dev; slow ones are named.
     profile_step_start: int = 10  # The first step that is profiled, counted from 1.
     profile_step_end: int = 20  # The step before which profiling stops.
@@ -142,6 +152,11 @@ class TrainConfig:
     def __post_init__(self):
         if self.init_from is not None:
             self._take_shape(self.init_from)
+        if self.text is None:
+            if self.init_from is not None and self.tokens is None and self.check is None:
+                fault = f"init_from={self.init_from!r} has nothing to learn"
+                raise ValueError(f"{fault}: name a text, or a file of tokens")
+            object.__setattr__(self, "text", "invented")
         shape = self.shape  # which checks its own fields
         for name, kind in get_type_hints(TrainConfig).items():
             value, kinds = getattr(self, name), get_args(kind) or (kind,)
@@ -153,8 +168,15 @@ class TrainConfig:
             if int in kinds and name != "seed":
                 may_be_0 = name in ("warmup_steps", "eval_interval", "save_interval", "keep", "num_shared_experts")
                 object.__setattr__(self, name, check_size(name, value, least=0 if may_be_0 else 1))
-            if name in ("learning_rate", "min_learning_rate", "weight_decay", "clip_norm", "exit_duration"):
-                most = 1_000_000 if name == "exit_duration" else 1000
+            if name in (
+                "learning_rate",
+                "min_learning_rate",
+                "weight_decay",
+                "clip_norm",
+                "exit_duration",
+                "gpu_memory_gib",
+            ):
+                most = 1_000_000 if name in ("exit_duration", "gpu_memory_gib") else 1000
                 object.__setattr__(self, name, check_number(name, value, most))
             if name in ("checkpoint_dir", "profile_dir") and (not isinstance(value, str | Path) or value == ""):
                 raise ValueError(f"{name}={value!r} is not a folder: name one, or leave it out")
@@ -167,7 +189,7 @@ class TrainConfig:
         self._check_experts(shape)
         if (needed := self.make_text().vocab_size) > shape.vocab_size:
             fault = f"the text has {needed} different tokens, the model in {self.init_from} {shape.vocab_size}"
-            raise ValueError(f"{fault}: give --tokens, made by its tokenizer, or put its tokenizer.json there")
+            raise ValueError(f"{fault}: give tokens= made by its tokenizer, or put its tokenizer.json there")
 
     def _take_shape(self, folder: str) -> None:
         """Set the fields of the shape to those of the weights in a folder, which is whole and fits them."""
@@ -194,16 +216,22 @@ class TrainConfig:
             raise ValueError(f"text={self.text!r} is not a file: name one, or use 'invented'")
         vocab_size = None if self.init_from else self.vocab_size
         if self.tokens is None and (vocab_size, self.token_bits) != (None, None):
-            raise ValueError("vocab_size and token_bits are for tokens: name a token file, or leave them out")
+            given = "vocab_size" if vocab_size is not None else "token_bits"
+            fault = f"{given}={getattr(self, given)} is for a file of tokens"
+            raise ValueError(f"{fault}: name one by tokens=, or leave out {given}")
         if self.tokens is not None and (not isinstance(self.tokens, str | Path) or self.text != "invented"):
             raise ValueError(f"text={self.text!r} and tokens={self.tokens!r}: name one file, a text or tokens")
         if self.tokens is not None and self.vocab_size is None:
             raise ValueError(f"tokens={self.tokens!r} needs the vocab_size of its tokenizer, such as 50257 for GPT-2's")
+        if self.gpu_memory_gib is not None and self.check is None:
+            raise ValueError(f"gpu_memory_gib={self.gpu_memory_gib:g} is for check=: give a number of ranks too")
         if self.profile_dir and not self.profiled_steps:
             found = f"profile_step_start={self.profile_step_start} and profile_step_end={self.profile_step_end}"
             raise ValueError(f"{found} profile none of {counted(self.steps, 'step')}: use, for example, 1 and 6")
         if self.checkpoint_dir is None and (self.resume or self.save_interval or self.keep or self.async_save):
-            raise ValueError("resume, save_interval, keep and async_save need a checkpoint_dir: name a folder")
+            names = ("resume", "save_interval", "keep", "async_save")
+            given = next(name for name in names if getattr(self, name))
+            raise ValueError(f"{given}={getattr(self, given)} needs a checkpoint_dir: name a folder")
 
     def _check_parallelism(self, shape: GPT) -> None:
         if self.num_chunks not in (1, 2 if self.schedule in V_SHAPED else 1) and self.schedule != "interleaved":
@@ -238,12 +266,12 @@ class TrainConfig:
         """Check what the layers with experts would, before any rank starts."""
         balance, factor = self.balance, self.capacity_factor
         if factor is not None and not (isinstance(factor, Real) and 0 < float(factor) < math.inf):
-            raise ValueError(f"capacity_factor={factor!r} must be a number above 0, or None to drop no token")
+            raise ValueError(f"capacity_factor={factor!r} must be a number above 0: leave it out to drop no token")
         if shape.num_experts is None:
             for name in (*asdict(balance), "top_k", "capacity_factor", "ep_size", "expert_tp_size", "moe_layer_freq"):
-                if getattr(self, name) != (default := getattr(TrainConfig, name)):
+                if getattr(self, name) != getattr(TrainConfig, name):
                     fault = f"{name}={getattr(self, name)!r} is for experts"
-                    raise ValueError(f"{fault}: give num_experts too, or leave it at {default!r}")
+                    raise ValueError(f"{fault}: give num_experts too, or leave {name} out")
             return
         check_divides(self.ep_size, "num_experts", shape.num_experts, parts_name="ep_size")
         name = "expert_tp_size" if self.expert_tp_size else "tp_size"
@@ -306,7 +334,7 @@ class TrainConfig:
         weights = parameters * self.dtype.itemsize / self.pp_size * ranks_here
         if weights > memory:
             fault = f"the weights of {counted(ranks_here, 'rank')}, {weights / 1e9:,.0f} GB, are more than this node's"
-            way_out = "use a smaller model, or more --tp, --pp or --ep over more nodes"
+            way_out = "use a smaller model, or a larger tp_size, pp_size or ep_size over more nodes"
             raise ValueError(f"{fault} {memory / 1e9:,.0f} GB of memory: {way_out}")
 
     def num_micro_batches(self, world_size: int) -> int:
@@ -320,13 +348,12 @@ class TrainConfig:
     def make_text(self) -> InventedText | TokenFile:
         """Return what there is to learn."""
         if self.tokens is not None and self.vocab_size is not None:
-            bits = self.token_bits or (16 if self.vocab_size <= 1 << 16 else 32)
-            return TokenFile(self.tokens, self.seed, bits, self.vocab_size)
-        if self.text == "invented":
+            return TokenFile(self.tokens, self.seed, self.token_bits, self.vocab_size)
+        if self.text is None or self.text == "invented":
             return InventedText(seed=self.seed)
-        if self.init_from and (tokenizer := Path(self.init_from) / "tokenizer.json").exists():
-            return TokenFile(self.text, self.seed, vocab_size=self.shape.vocab_size, tokenizer=tokenizer)
-        return TokenFile(self.text, self.seed)
+        vocab_size = self.shape.vocab_size
+        tokenizer = find_tokenizer(self.init_from, vocab_size) if self.init_from else None
+        return TokenFile(self.text, self.seed, vocab_size=vocab_size, tokenizer=tokenizer)
 
     @property
     def layers_per_stage(self) -> tuple[int, ...]:

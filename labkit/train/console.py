@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from io import RawIOBase
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +19,7 @@ from labkit.launch import progress
 from labkit.layout import ParallelLayout
 from labkit.sizes import counted, ranks_text
 from labkit.train.config import TrainConfig
+from labkit.train.metrics import open_metrics, open_tensorboard
 
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 """Dense bfloat16 products per second of GPUs with these words in their names. Source: NVIDIA's data sheets."""
@@ -28,9 +27,9 @@ PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 
 @dataclass(frozen=True)
 class Step:
-    """The results of one step, the same on every rank; ``number`` counts from 1."""
+    """The results of one step, the same on every rank; ``step`` counts from 1."""
 
-    number: int
+    step: int
     loss: float
     grad_norm: float
     learning_rate: float
@@ -47,33 +46,35 @@ def progress_bar(config: TrainConfig, steps_done: int) -> Iterator[Callable[[Ste
     All ranks call it, with every step. The first one writes metrics.
     """
     is_first_rank, in_a_cell = dist.get_rank() == 0, progress(steps_done, config.steps)
-    metrics, board = _open_on_first_rank(config.metrics), _tensorboard(config.tensorboard)
+    metrics = open_metrics(config, steps_done)
+    board = open_tensorboard(config, steps_done)
 
     def show(step: Step) -> Step:
         nonlocal metrics
-        is_logged = step.number % config.log_interval == 0 or step.number in (steps_done + 1, config.steps)
+        is_logged = step.step % config.log_interval == 0 or step.step in (steps_done + 1, config.steps)
         memory = peak_memory_bytes() if is_logged or step.ends_early else None
         if is_first_rank:
             facts = describe_step(step, config, memory)
-            progress(step.number, config.steps, f"loss {step.loss:.4f}, {step.tokens_per_second:,.0f} tokens/s")
+            progress(step.step, config.steps, f"loss {step.loss:.4f}, {step.tokens_per_second:,.0f} tokens/s")
             bar.set_postfix_str(facts, refresh=False)
             bar.update()
             if bar.disable and not in_a_cell and memory is not None:
-                left = tqdm.format_interval((config.steps - step.number) * step.seconds)
-                print(f"step {step.number}/{config.steps}: {facts}, {left} left", flush=True)
+                left = tqdm.format_interval((config.steps - step.step) * step.seconds)
+                print(f"step {step.step}/{config.steps}: {facts}, {left} left", flush=True)
             if step.evaluation_loss is not None:
-                bar.write(f"step {step.number}: evaluation loss {step.evaluation_loss:.4f}")
+                bar.write(f"step {step.step}: evaluation loss {step.evaluation_loss:.4f}")
             if metrics is not None:
                 about = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "peak_memory_bytes": memory}
-                about |= {"resumed_after": steps_done} if steps_done and step.number == steps_done + 1 else {}
+                about |= {"resumed_after": steps_done} if steps_done and step.step == steps_done + 1 else {}
                 try:
                     metrics.write(f"{json.dumps(asdict(step) | about)}\n".encode())
                 except OSError as error:  # no reason to end a run
-                    bar.write(f"metrics={config.metrics} cannot be written ({error.strerror}): the run goes on without")
+                    fault = f"{config.metrics} cannot be written ({error.strerror})"
+                    bar.write(f"{fault}: the run goes on without metrics")
                     metrics = None
             for name, value in asdict(step).items():
                 if board is not None and isinstance(value, float):
-                    board.add_scalar(name, value, step.number)
+                    board.add_scalar(name, value, step.step)
         return step
 
     disable = True if in_a_cell or not is_first_rank else None  # None: unless it is a terminal
@@ -105,32 +106,6 @@ def peak_memory_bytes() -> int:
     return int(peak)
 
 
-def _tensorboard(folder: str | None) -> Any:
-    """Return TensorBoard's writer on the first rank; raise a ValueError on all if the package is not there."""
-    if folder is None:
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ValueError(f"tensorboard={folder} needs the package: pip install tensorboard, or use metrics") from error
-    return SummaryWriter(folder) if dist.get_rank() == 0 else None
-
-
-def _open_on_first_rank(path: str | None) -> RawIOBase | None:
-    """Open a file to append to on the first rank; raise a ValueError on all if it cannot be opened."""
-    file, fault = None, [""]
-    try:
-        if path and dist.get_rank() == 0:
-            file = open(path, "ab", buffering=0)  # noqa: SIM115 - the caller closes it
-    except OSError as error:
-        fault = [f"metrics={path} cannot be written ({error.strerror}): name a file that you may write to"]
-    if path:
-        dist.broadcast_object_list(fault)
-    if fault[0]:
-        raise ValueError(fault[0])
-    return file
-
-
 def describe_start(config: TrainConfig, world_size: int, floor_nats: float | None) -> str:
     """Return one line that says what is about to run; raise a ValueError if it does not fit the number of ranks."""
     fitted = config.fitted(world_size)
@@ -148,10 +123,20 @@ def describe_start(config: TrainConfig, world_size: int, floor_nats: float | Non
         + (f", weights from {config.init_from}" if config.init_from else ""),
         f"{config.batch_size * config.seq_length:,} tokens per step",
         f"the text's floor is {floor_nats:.4f}" if floor_nats else f"no floor is known for {text}",
+        *_of_the_rate(config),
         f"seed {config.seed}; host {socket.gethostname()}",
         f"torch {torch.__version__}, Python {platform.python_version()}",
     ]
     return "; ".join(parts)
+
+
+def _of_the_rate(config: TrainConfig) -> list[str]:
+    """Return what somebody who set the learning rate would want to know, if anything."""
+    if config.warmup_steps <= config.steps:
+        return []
+    highest = config.learning_rate_at(config.steps - 1)
+    steps = f"--warmup-steps {config.warmup_steps} of --steps {config.steps}"
+    return [f"the learning rate only rises ({steps}), to {highest:.2g} instead of {config.learning_rate:.2g}"]
 
 
 def _sizes(of: TrainConfig | ParallelLayout) -> str:
@@ -163,11 +148,15 @@ def _sizes(of: TrainConfig | ParallelLayout) -> str:
 def describe_end(config: TrainConfig, steps: Sequence[Step], floor_nats: float | None) -> str:
     """Return one line that says how low the loss has come, and what it took."""
     if not steps:
-        return f"Nothing to do: the checkpoint has {config.steps} steps or more. Give more --steps"
+        from labkit import checkpoint  # it imports half of torch
+
+        newest = checkpoint.newest(str(config.checkpoint_dir))
+        done = checkpoint.step_of(newest) if newest else config.steps
+        return f"Nothing to do: the checkpoint has {counted(done, 'step')}: use --steps {done + 1} or more"
     last = steps[-1]
     above = f", {last.loss - floor_nats:.4f} above the text's floor" if floor_nats else ""
     saved = "a checkpoint is saved, --resume continues from it" if config.checkpoint_dir else "nothing is saved"
     early = f". Ended early ({last.ends_early}): {saved}" if last.ends_early else ""
     seconds, tokens = sum(step.seconds for step in steps), len(steps) * config.batch_size * config.seq_length
     totals = f"{counted(len(steps), 'step')} and {tokens:,} tokens in {tqdm.format_interval(seconds)}"
-    return f"Step {last.number}: loss {last.loss:.4f}{above}; {totals}{early}"
+    return f"Step {last.step}: loss {last.loss:.4f}{above}; {totals}{early}"

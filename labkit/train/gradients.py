@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,10 +27,30 @@ def all_reduce_grads(parameters: Iterable[nn.Parameter], group: dist.ProcessGrou
             gradient.copy_(total.view_as(gradient))
 
 
+def scale_grads(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    """Multiply all gradients by a number; a rank may have none."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
+
+
+class Sums(NamedTuple):
+    """What ranks have together."""
+
+    loss: float
+    grad_norm: float
+    num_counted: int  # targets
+    is_ending: bool  # any rank wants to
+
+
 def loss_and_grad_norm(
-    loss_share: torch.Tensor, parameters: Iterable[nn.Parameter], groups: ProcessGroups, wants_to_end: bool = False
-) -> tuple[float, float, bool]:
-    """Return the sum of the ranks' shares of the loss, the norm of the whole model's gradient, and if any wants to end.
+    loss_share: torch.Tensor,
+    parameters: Iterable[nn.Parameter],
+    groups: ProcessGroups,
+    num_counted: torch.Tensor | int = 0,
+    wants_to_end: bool = False,
+) -> Sums:
+    """Return the sum of the ranks' shares of the loss, and the norm of the whole model's gradient.
 
     Each tensor rank has a loss of its own, all equal if all is right. Of numbers that several ranks have, each counts
     its part in the norm. Call it when replicas have averaged their gradients. This is the one place in a step where the
@@ -45,8 +66,14 @@ def loss_and_grad_norm(
         dtype = torch.promote_types(same[0].dtype, torch.float32)
         norms = torch._foreach_norm(same, 2, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
         squares += torch.stack(norms).double().square().sum() / num_copies
-    tp_rank, sums = groups.tp.rank(), squares.new_zeros(groups.tp.size() + 2)
-    sums[tp_rank], sums[-2], sums[-1] = loss_share, squares, wants_to_end
+    tp_rank = groups.tp.rank()
+    sums = squares.new_zeros(groups.tp.size() + 2)
+    sums[tp_rank] = loss_share
+    sums[-2] = squares
+    if tp_rank == 0:  # the others have the same targets
+        sums[-1] = num_counted
+    sums[-1] += wants_to_end / (2 * dist.get_world_size())  # targets are whole numbers: any fraction means "end"
     dist.all_reduce(sums)
-    *losses, squared_norm, num_ending = sums.tolist()
-    return losses[tp_rank], math.sqrt(squared_norm), num_ending > 0
+    *losses, squared_norm, counted_and_ending = sums.tolist()
+    total_counted = math.floor(counted_and_ending)
+    return Sums(losses[tp_rank], math.sqrt(squared_norm), total_counted, counted_and_ending > total_counted)

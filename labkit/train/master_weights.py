@@ -16,13 +16,18 @@ class MasterWeights(Optimizer):
     """A torch optimizer on float32 copies of the parameters, which it keeps as ``master_weight`` in its states.
 
     optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-3)
+
+    Parameters that are frozen when it is made have no copy, and must stay frozen.
     """
 
     def __init__(self, params: Iterable, optimizer_class: Callable[..., Optimizer], **options: Any):
         super().__init__(params, {})
         parameters = [p for each in self.param_groups for p in each["params"]]
-        self.masters = {p: p.detach().float().clone().requires_grad_() for p in parameters}
-        groups = [{**each, "params": [self.masters[p] for p in each["params"]]} for each in self.param_groups]
+        self.masters = {p: p.detach().float().clone().requires_grad_() for p in parameters if p.requires_grad}
+        groups = [
+            {**each, "params": [self.masters[p] for p in each["params"] if p in self.masters]}
+            for each in self.param_groups
+        ]
         self.inner = optimizer_class(groups, **options)
         self.defaults = self.inner.defaults
         copy_options(self.inner.param_groups, self.param_groups)
@@ -33,20 +38,26 @@ class MasterWeights(Optimizer):
         """Update the master weights, and round them to the parameters."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         copy_options(self.param_groups, self.inner.param_groups)  # a learning rate that a schedule has changed, say
+        for parameter in (p for each in self.param_groups for p in each["params"]):
+            if parameter.grad is not None and parameter not in self.masters:
+                what = f"a parameter of shape {list(parameter.shape)} has a gradient, but was frozen"
+                raise ValueError(f"{what} when MasterWeights was made: make it anew")
         for parameter, master in self.masters.items():
             master.grad = None if parameter.grad is None else parameter.grad.float()  # no copy if it is float32
         self.inner.step()
         self.inner.zero_grad()
-        torch._foreach_copy_(list(self.masters), list(self.masters.values()))  # pyright: ignore - not in its stubs
+        if self.masters:  # a rank may have nothing to train
+            torch._foreach_copy_(list(self.masters), list(self.masters.values()))  # pyright: ignore - not in its stubs
         self._show_states()
         return loss
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Load states as any optimizer does; the master weights come with them, and go to the parameters."""
         copy_options(state_dict["param_groups"], self.param_groups)
-        for number, (parameter, master) in enumerate(self.masters.items()):
-            if number in state_dict["state"]:
-                state = copy.deepcopy(state_dict["state"][number])
+        parameters = [p for each in self.param_groups for p in each["params"]]
+        for number, parameter in enumerate(parameters):
+            if number in state_dict["state"] and parameter in self.masters:
+                master, state = self.masters[parameter], copy.deepcopy(state_dict["state"][number])
                 with torch.no_grad():
                     parameter.copy_(master.copy_(state.pop("master_weight")))
                 self.inner.state[master] = state

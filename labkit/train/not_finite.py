@@ -47,6 +47,8 @@ def first_not_finite(chunks: Sequence[Replica], groups: ProcessGroups, run_again
             stage, num_outputs = model.stage, itertools.count()
             for position, (name, parameter) in enumerate(model.named_parameters()):
                 look(parameter, 0, stage, position, f"the parameter {name}, before the step")
+                if not parameter.requires_grad:
+                    continue
                 place = (2, -stage, -position, f"the gradient of {name}")
                 register = chunk.whole(parameter).register_post_accumulate_grad_hook
                 hooks.enter_context(register(lambda p, place=place: look(p.grad, *place)))
@@ -59,5 +61,6 @@ def first_not_finite(chunks: Sequence[Replica], groups: ProcessGroups, run_again
     dist.all_gather_object(everywhere, min(found, default=None))
     first = min((place for place in everywhere if place is not None), default=None)
     if first is None:
-        return "Every rank's own numbers are finite: it came from adding them up over ranks"
+        over_ranks = ", or over ranks" if groups.layout.world_size > 1 else ""
+        return f"Every parameter, output and gradient is finite; a sum is not: of losses, of squares{over_ranks}"
     return f"First on rank {first.rank}: {first.what}. Nothing was updated in this step"

@@ -22,7 +22,7 @@ from labkit import pipeline
 from labkit.context_parallel import positions
 from labkit.data import EVALUATION_SAMPLES
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
-from labkit.data_parallel.replicas import Replica
+from labkit.data_parallel.replicas import Replica, check_alike
 from labkit.expert_parallel import end_step
 from labkit.groups import ProcessGroups, init_groups, local_device
 from labkit.model import ParallelGPT
@@ -33,11 +33,11 @@ from labkit.tensor_parallel import seed_replicas
 from labkit.train.config import TrainConfig
 from labkit.train.console import Step, progress_bar
 from labkit.train.early_end import EarlyEnd
-from labkit.train.gradients import all_reduce_grads, loss_and_grad_norm
+from labkit.train.gradients import all_reduce_grads, loss_and_grad_norm, scale_grads
 from labkit.train.master_weights import MasterWeights
 from labkit.train.not_finite import first_not_finite
 from labkit.train.profile import STEP, NamedTrace, profiling
-from labkit.train.world import check_same_options
+from labkit.train.world import check_same_options, check_tokens
 
 Batch = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
 """The tokens of a rank's micro-batches, [micro-batch, seq/c] each, and for each the tokens that come next."""
@@ -70,6 +70,7 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
     check_same_options(config)
     config = config.fitted(dist.get_world_size())
     layout = config.layout(dist.get_world_size())
+    check_tokens(config)
     config.check_memory(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     folder = config.checkpoint_dir
     claimed = checkpoint.claim(folder, config.resume, config.async_save) if folder else nullcontext(checkpoint.save)
@@ -120,6 +121,9 @@ class Trainer:
         self.parameters = [parameter for chunk in self.chunks for parameter in chunk.parameters()]
         is_tied = config.tied and len(self.schedule.end_ranks) > 1  # to a weight on another rank
         self.tied = [model.embedding.weight for model in self.models if is_tied and model.is_first != model.is_last]
+        if self.tied:  # else one end would wait for the other's gradient, or they would drift apart
+            ways = {"the tied embedding": "trained" if self.tied[0].requires_grad else "frozen"}
+            check_alike(ways, "freeze it on the first and on the last stage, or on none", groups.embedding)
         self.optimizer = self.make_optimizer()
         data = {"seed": config.seed, "text": self.text.fingerprint}
         told = json.loads(json.dumps(asdict(config), default=str))  # as a checkpoint has it
@@ -145,8 +149,7 @@ class Trainer:
         config, start = self.config, time.perf_counter()
         loss, norm = self.compute_gradients()
         if config.clip_norm and (scale := config.clip_norm / (norm + 1e-6)) < 1:
-            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-            torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateImportUsage]
+            scale_grads(self.parameters, scale)
         learning_rate = config.learning_rate_at(self.steps_done)
         for param_group in self.optimizer.param_groups:
             param_group["lr"] = learning_rate
@@ -172,10 +175,16 @@ class Trainer:
     def compute_gradients(self) -> tuple[float, float]:
         """Leave the gradients of the whole batch in the parameters; return its loss and their norm, both finite."""
         batch = self.micro_batches(self.samples_done)
-        loss_share = self._forward_and_backward(batch, average=True)
+        loss_share, num_counted = self._forward_and_backward(batch, average=True)
         all_reduce_grads(self.parameters, self.groups.tp)
         wants_to_end = bool(self.early_end.reason)
-        loss, norm, self.is_ending = loss_and_grad_norm(loss_share, self.parameters, self.groups, wants_to_end)
+        sums = loss_and_grad_norm(loss_share, self.parameters, self.groups, num_counted, wants_to_end)
+        self.is_ending = sums.is_ending
+        factor = self._all_over_counted(batch, sums.num_counted)
+        if factor != 1:  # some targets do not count
+            scale_grads(self.parameters, factor)
+        loss = factor * sums.loss
+        norm = factor * sums.grad_norm
         if not (math.isfinite(loss) and math.isfinite(norm)):
             where = first_not_finite(self.chunks, self.groups, lambda: self._forward_and_backward(batch))
             values = f"the loss is {loss:g}, the gradient norm {norm:g}"
@@ -186,28 +195,53 @@ class Trainer:
         """Return the loss on one batch that no step trains on, without dropout."""
         for chunk in self.chunks:
             chunk.eval()
-        loss = self.run(self.schedule.forward_only(), self.micro_batches(EVALUATION_SAMPLES))
+        batch = self.micro_batches(EVALUATION_SAMPLES)
+        loss_share, num_counted = self.run(self.schedule.forward_only(), batch)
         for chunk in self.chunks:
             chunk.train()
-        return loss_and_grad_norm(loss, [], self.groups)[0]
+        sums = loss_and_grad_norm(loss_share, [], self.groups, num_counted)
+        return self._all_over_counted(batch, sums.num_counted) * sums.loss
 
-    def run(self, schedule: Schedule, batch: Batch, average: bool = False) -> torch.Tensor:
-        """Run the pipeline; return this rank's share of the average loss, in float64: over replicas they add up.
+    def run(self, schedule: Schedule, batch: Batch, average: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the pipeline; return this rank's share of the loss, in float64, and how many of its targets count.
 
+        Over replicas both add up. The loss and its gradients are those of the sum over the targets that count, divided
+        by the number of all targets: how many count is known only when all ranks have computed their losses.
         Gradients are averaged over replicas only if asked for.
         """
         inputs, targets = batch
-        options: dict[str, Any] = dict(targets=targets, loss=self.loss, tied=self.tied, trace=self.trace)
+        num_counted = torch.zeros((), dtype=torch.float64, device=local_device())
+
+        def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            result = self.loss(logits, targets)
+            if not isinstance(result, tuple):
+                rule = "the sum over the targets that count, and how many do"
+                raise ValueError(f"loss() returned a {type(result).__name__}: return {rule}, as Trainer.loss does")
+            total, count = result
+            num_counted.add_(count)
+            return total / targets.numel()
+
+        options: dict[str, Any] = dict(targets=targets, loss=loss_of, tied=self.tied, trace=self.trace)
         options |= dict(average=average, reduce_every_micro_batch=self.config.zero_stage >= 2)
         options["activation"] = self.models[0].hidden_shape(inputs[0])
-        options["ignore_index"] = None  # every token has a next one: nothing to count
+        options["ignore_index"] = None  # `loss_of` counts
         loss = pipeline.run(schedule, self.chunks, self.groups, inputs, **options)
         loss = torch.zeros((), device=local_device()) if loss is None else loss
-        return loss.double() / self.groups.dp_cp.size()
+        return loss.double() / self.groups.dp_cp.size(), num_counted
 
-    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss of a micro-batch, on the rank of the last stage."""
-        return self.models[-1].loss(logits, targets)
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | int]:
+        """Return the sum of a micro-batch's losses over the targets that count, and how many do: those not -100.
+
+        It runs on the rank of the last stage. A step's loss is the mean over all targets that count, in all
+        micro-batches and on all ranks, as in one process with the whole batch. To leave some out, make them -100 in
+        `micro_batches`, or here:
+
+            return super().loss(logits, targets.masked_fill(targets == padding, -100))
+
+        The losses of routers are divided by the number of targets that count too, so their weight grows with the share
+        that does not, as with ``calculate_per_token_loss`` in Megatron-LM.
+        """
+        return self.models[-1].loss(logits, targets, reduction="sum"), (targets != -100).sum()
 
     def rows(self) -> range:
         """Return which rows of a batch this rank's replica has."""
@@ -240,7 +274,15 @@ class Trainer:
         adamw = partial(AdamW, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
         return MasterWeights(param_groups, adamw) if config.precision == "bfloat16" else adamw(param_groups)
 
-    def _forward_and_backward(self, batch: Batch, average: bool = False) -> torch.Tensor:
+    def _all_over_counted(self, batch: Batch, num_counted: int) -> float:
+        """Return the number of all targets of the whole batch, divided by the number of those that count."""
+        num_targets = sum(targets.numel() for targets in batch[1]) * self.groups.dp_cp.size()
+        if num_counted == 0:
+            fault = f"after step {self.steps_done}: none of the {num_targets} targets of a batch counts"
+            raise ValueError(f"{fault}: a loss needs at least one that is not -100")
+        return num_targets / num_counted
+
+    def _forward_and_backward(self, batch: Batch, average: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         # Every step and replica has its own dropout masks. The step decides them, so a resumed run draws the same.
         seed_replicas(self.config.seed + self.steps_done * self.groups.layout.world_size, self.groups)
         self.optimizer.zero_grad()

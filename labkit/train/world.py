@@ -13,16 +13,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from labkit.data import TokenFile
 from labkit.data_parallel.replicas import check_alike
 from labkit.device import prepare_gpu, take_turns
-from labkit.groups import local_device
+from labkit.groups import local_device, local_rank
 from labkit.train.config import TrainConfig
+
+CHECK_SECONDS = 10.0  # enough for some ten gigabytes on each rank
 
 
 @contextmanager
@@ -50,6 +54,7 @@ def world(one_queue: bool = False) -> Iterator[None]:
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size)
     if on_gpu:
         torch.cuda.set_device(local_device())
+    dist.distributed_c10d._get_default_store().set(f"{PROCESS} {rank}", f"{_machine()} {os.getpid()}")
     has_failed = True
     try:
         yield
@@ -117,39 +122,109 @@ def num_threads(ranks_here: int, environment: Mapping[str, str]) -> int:
     return int(environment.get("SLURM_CPUS_PER_TASK", share))
 
 
-def check_same_options(config: TrainConfig | str) -> None:
+def check_same_options(config: TrainConfig | str, spelled: Mapping[str, str] | None = None) -> None:
     """Raise a ValueError on every rank if ranks differ in an option, or in the content of the text. Call it first.
 
     A rank whose options cannot be read gives instead what is wrong with them: then that is the error on all ranks.
+    Options are called as fields, or as ``spelled`` has them.
     """
     faults = [""] * dist.get_world_size()
     dist.all_gather_object(faults, config if isinstance(config, str) else "")
     if fault := next(filter(None, faults), None):
         raise ValueError(fault)
     assert isinstance(config, TrainConfig)
-    mine = {field.name: repr(getattr(config, field.name)) for field in fields(config)}
+    spelled = spelled or {field.name: field.name for field in fields(config)}
+    mine = {spelled[field.name]: repr(getattr(config, field.name)) for field in fields(config)}
     mine["the content of text"] = config.make_text().fingerprint
     check_alike(mine, "start every rank with the same options")
 
 
+def check_tokens(config: TrainConfig) -> None:
+    """Look through a file of tokens once, each rank through a part of it.
+
+    Otherwise a run would meet a wrong token steps later. What no rank has come to in
+    `CHECK_SECONDS` is checked as it is read.
+
+    Raises:
+        ValueError: on every rank, if one has found a token that is not in the vocabulary.
+    """
+    dataset = config.make_text()
+    if config.tokens is None or not isinstance(dataset, TokenFile):
+        return
+    try:
+        found = dataset.check(dist.get_rank(), dist.get_world_size(), CHECK_SECONDS), ""
+    except (ValueError, OSError) as error:
+        found = 0, str(error)
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, found)
+    if fault := next((fault for _, fault in everywhere if fault), None):
+        raise ValueError(fault)
+    num_checked = sum(count for count, _ in everywhere)
+    if num_checked < dataset.num_tokens and local_rank() == 0:
+        share = f"{num_checked / dataset.num_tokens:.0%} of {config.tokens}"
+        print(f"{share} is checked; the rest will be as it is read", flush=True)
+
+
+PROCESS = "labkit.train process of"  # and a rank: where it is, for those on its machine
+PATIENCE_SECONDS = 10.0  # for a rank on another machine; torchrun leaves 30 before it kills
+
+
 def describe_lost_peer(checkpoint_dir: str | None) -> str:
-    """Return which ranks are silent, once a second has passed without an answer, and where a restart goes on."""
+    """Return which ranks are gone, and where a restart goes on."""
     from labkit import checkpoint
 
-    store, deadline = dist.distributed_c10d._get_default_store(), time.monotonic() + 1.0
-    key, silent, all_silent = "labkit.train is there", "0", set(range(dist.get_world_size()))
+    store, silent = dist.distributed_c10d._get_default_store(), "0"
     with suppress(RuntimeError):  # the store is gone, with rank 0, or with the first node's torchrun
-        store.set(f"{key} {dist.get_rank()}", "")
-        while all_silent and time.monotonic() < deadline:
-            time.sleep(0.02)
-            answers = {each for each in all_silent if store.check([f"{key} {each}"])}
-            all_silent, deadline = all_silent - answers, time.monotonic() + 1.0 if answers else deadline
-        silent = ", ".join(map(str, sorted(all_silent)))
+        silent = ", ".join(map(str, silent_ranks(store)))
         silent = store.compare_set("labkit.train silent", "", silent).decode()  # all ranks say what one has found
     who = f" (no answer from rank {silent})" if silent else ""
     newest = checkpoint.newest(checkpoint_dir) if checkpoint_dir else None
     then = f"with --resume, a restart goes on after {newest.name}" if newest else "no checkpoint is there to resume"
     return f"a peer is gone{who}, so the other ranks end: {then}"
+
+
+def silent_ranks(store: Store) -> list[int]:
+    """Return the ranks that are gone: all ranks that still run call this, and so answer each other.
+
+    On a busy machine an answer may take seconds. So a rank counts as gone when somebody on its machine
+    sees that its process has ended; or if nobody can see that, when there is no news for long.
+    """
+    there, gone = "labkit.train is there", "labkit.train is gone"
+    store.set(f"{there} {dist.get_rank()}", "")
+    unknown, ended = set(range(dist.get_world_size())), set()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while unknown and time.monotonic() < deadline:
+        time.sleep(0.02)
+        answered = {rank for rank in unknown if store.check([f"{there} {rank}"])}
+        seen = {rank for rank in unknown - answered if _has_ended(store, rank)}
+        for rank in seen:
+            store.set(f"{gone} {rank}", "")
+        told = {rank for rank in unknown - answered if store.check([f"{gone} {rank}"])}
+        ended |= told
+        unknown -= answered | told
+        if answered or told:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+    return sorted(ended | unknown)
+
+
+def _has_ended(store: Store, rank: int) -> bool:
+    """Return whether a rank's process on this machine has ended; False if it is on another one."""
+    if not store.check([f"{PROCESS} {rank}"]):
+        return False
+    machine, pid = store.get(f"{PROCESS} {rank}").decode().split()
+    if machine != _machine():
+        return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state in ("Z", "X")  # a zombie, which its parent has not asked for yet
+
+
+def _machine() -> str:
+    """Return what tells this machine from others, and a container's processes from those outside."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def say_once(text: str, restart_helps: bool = False) -> None:

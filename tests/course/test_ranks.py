@@ -247,6 +247,30 @@ def test_a_missing_collective(kernel):
     assert report.endswith("The ranks and their names are kept.")
 
 
+def test_the_second_deadlock_is_told_as_the_first(kernel):
+    """Its collectives are counted from 1 again, and ranks that were not asked have made more of them before."""
+    shows(kernel, "%%ranks\nfor _ in range(3): dist.barrier()")
+    for _ in range(2):
+        report = kernel.run("%%ranks [0, 2]\ndist.barrier()").error
+        assert "ranks 0, 2 wait; ranks 1, 3 have returned without it" in report
+        assert "have left it" not in report and "differ in size" not in report
+
+
+@pytest.mark.parametrize(("line", "word"), [("!ls", "!ls"), ("%timeit 1", "%timeit"), ("files = !ls", "!ls")])
+def test_what_only_ipython_understands_is_named(kernel, line, word):
+    assert error(kernel, f"%%ranks\nx = 1\n{line}").startswith(f"ValueError: {word} cannot stand in a %%ranks cell")
+
+
+def test_a_name_of_the_ranks_is_named_in_the_notebook(kernel):
+    shows(kernel, "%%ranks\nonly_there = 1")
+    assert error(kernel, "only_there + 1").endswith('ranks["only_there"] is a list with the value of each')
+    assert error(kernel, "nowhere_at_all").endswith("name 'nowhere_at_all' is not defined")
+
+
+def test_random_numbers_are_equal_as_the_notebook_says(kernel):
+    assert shows(kernel, "%%ranks\ntorch.rand(2)").startswith("ranks 0-3: tensor(")
+
+
 def test_a_collective_on_some_ranks_only(kernel):
     ran = kernel.run("%%ranks [1, 3]\ndist.barrier()")
     assert (

@@ -105,7 +105,7 @@ def test_a_relay_of_layouts_has_the_losses_of_one_run(worlds, tmp_path):
     unbroken = worlds[1].run(train, replace(SEVEN_STEPS, **TODAY))[0]
     for expected, (world_size, options) in zip(unbroken, RELAY, strict=True):  # each resumes what the last one saved
         for step in worlds[world_size].run(one_step, saves_in(tmp_path, **options, **TODAY)):
-            assert step.number == expected.number
+            assert step.step == expected.step
             assert numbers([step]) == pytest.approx(numbers([expected]), rel=1e-10, abs=0), f"{expected}, {options}"
     assert len(RELAY) == len(list(tmp_path.glob("step_*")))
 
@@ -134,7 +134,7 @@ def test_master_weights_change_the_layout_too(worlds, tmp_path):
     config = saves_in(tmp_path, precision="bfloat16", num_layers=2)
     unbroken = worlds[2].run(train, replace(config, checkpoint_dir=None, save_interval=0, resume=False, steps=4))[0]
     for expected in unbroken[:3]:
-        sharded = replace(config, zero_stage=expected.number, steps=4)
+        sharded = replace(config, zero_stage=expected.step, steps=4)
         assert numbers(worlds[2].run(one_step, sharded)[:1]) == pytest.approx(numbers([expected]), rel=1e-5)
     last = worlds[4].run(one_step, replace(config, tp_size=2, pp_size=2, steps=4))[0]
     assert last.loss == pytest.approx(unbroken[3].loss, rel=0.01)
@@ -239,7 +239,7 @@ def test_killed_in_the_middle_of_a_save(worlds, tmp_path, capsys, rank, how_many
     assert checkpoint.newest(tmp_path).name == "step_00000001"
     assert (tmp_path / "step_00000002.partial").exists()
     capsys.readouterr()
-    assert [step.number for step in worlds[2].run(train, replace(config, pp_size=1, steps=2))[0]] == [2]
+    assert [step.step for step in worlds[2].run(train, replace(config, pp_size=1, steps=2))[0]] == [2]
     assert "[rank 0] Resuming after step 1, from step_00000001" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_00000001", "step_00000002"]
 
@@ -284,7 +284,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_not(worlds, two_s
             assert "remove step_00000002 to resume from the checkpoint before it" in text
     shutil.rmtree(folder / "step_00000002")
     capsys.readouterr()
-    assert [step.number for step in worlds[2].run(train, config)[0]] == [2, 3]
+    assert [step.step for step in worlds[2].run(train, config)[0]] == [2, 3]
     assert "Resuming after step 1" in capsys.readouterr().out
 
 
@@ -381,13 +381,11 @@ def test_two_runs_at_once_in_one_folder(worlds, refusal, tmp_path):
     config = saves_in(tmp_path, num_layers=1)
     with World(1) as first:
         running = stream(first, steps, config)
-        assert next(running)[0].number == 1
+        assert next(running)[0].step == 1
         text = refusal(config)
         assert text == f"checkpoint_dir={tmp_path} is in use by another run: name a different folder"
-        assert next(running)[0].number == 2  # which did not disturb the first
-    assert [step.number for step in worlds[2].run(train, replace(config, steps=3))[0]] == [
-        3
-    ]  # a lock dies with its run
+        assert next(running)[0].step == 2  # which did not disturb the first
+    assert [step.step for step in worlds[2].run(train, replace(config, steps=3))[0]] == [3]  # a lock dies with its run
 
 
 def test_a_stream_that_is_left_early_leaves_its_folder(tmp_path):
@@ -395,7 +393,7 @@ def test_a_stream_that_is_left_early_leaves_its_folder(tmp_path):
     with World(2) as world:
         for _ in stream(world, steps, config):
             break
-        assert [step.number for step in world.run(train, config)[0]] == [2, 3]
+        assert [step.step for step in world.run(train, config)[0]] == [2, 3]
 
 
 def test_folders_that_cannot_be_used(two_steps_saved, refusal, tmp_path):
@@ -445,7 +443,7 @@ def test_a_full_disk_is_said_in_a_line_and_nothing_stays_on_it(worlds, tmp_path,
         )
         assert re.search(rf"the files of rank {rank} need [1-9][\d,]+ bytes, [\d,]+ are free", text)
     assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000001"]
-    assert [step.number for step in worlds[2].run(train, replace(config, steps=2))[0]] == [2]
+    assert [step.step for step in worlds[2].run(train, replace(config, steps=2))[0]] == [2]
 
 
 def test_a_disk_without_space_is_called_so(worlds, tmp_path):
@@ -562,7 +560,7 @@ def test_a_checkpoint_on_its_way_arrives_though_training_stops(worlds, tmp_path,
     config = saves_in(tmp_path, num_layers=1, steps=2, async_save=True)
     assert worlds[2].run(stopped_while_saving, config, by, disk_is_full) == [by, by]
     assert [path.name for path in tmp_path.glob("step_*")] == ([] if disk_is_full else ["step_00000001"])
-    assert [step.number for step in worlds[2].run(train, config)[0]] == ([1, 2] if disk_is_full else [2])
+    assert [step.step for step in worlds[2].run(train, config)[0]] == ([1, 2] if disk_is_full else [2])
 
 
 def stopped_on_rank_1(config):
@@ -582,7 +580,7 @@ def test_no_rank_waits_for_one_that_will_not_save(worlds, tmp_path):
     assert of_rank_1 is KeyboardInterrupt
     assert of_rank_0 is RuntimeError and "onnection" in text
     assert checkpoint.newest(tmp_path) is None
-    assert [step.number for step in worlds[2].run(train, replace(config, steps=1))[0]] == [1]
+    assert [step.step for step in worlds[2].run(train, replace(config, steps=1))[0]] == [1]
     assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000001"]
 
 
@@ -659,7 +657,7 @@ def test_a_checkpoint_from_before_an_option_of_the_model_has_its_default(two_ste
     config = saves_in(tmp_path, num_layers=1, steps=3)
     with pytest.raises(RankFailed, match=r"norm_eps is 1e-05 there and 1e-06 here"):
         worlds[2].run(train, replace(config, norm_eps=1e-6))
-    assert [step.number for step in worlds[2].run(train, config)[0]] == [3]
+    assert [step.step for step in worlds[2].run(train, config)[0]] == [3]
 
 
 # -- what only some ranks see ------------------------------------------------------------------------------------------

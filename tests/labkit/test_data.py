@@ -1,14 +1,18 @@
 """Text with a known floor: the floor is what word counts and a perfect reader say, and samples stand on their own."""
 
+import json
 import os
 import re
 import resource
 from collections import Counter
+from contextlib import nullcontext
+from itertools import permutations
 
 import numpy as np
 import pytest
+import tokenizers
 
-from labkit.data import EVALUATION_SAMPLES, LETTERS, InventedText, TokenFile
+from labkit.data import EVALUATION_SAMPLES, LETTERS, InventedText, TokenFile, find_tokenizer, shuffled
 
 TEXT = InventedText(seed=1)
 
@@ -123,10 +127,34 @@ def test_what_is_not_a_file_is_refused(tmp_path):
             TokenFile(path)
 
 
-def test_every_place_of_a_file_is_drawn(tmp_path):
-    path = tmp_path / "abc"
-    path.write_bytes(b"abcdeXYZ")
-    assert {bytes(TokenFile(path).sample(number, 3).tolist()) for number in range(60)} == {b"abc", b"bcd", b"cde"}
+@pytest.mark.parametrize("size", [8, 12, 13, 27, 300])
+def test_an_epoch_predicts_each_token_once(tmp_path, size):
+    """But for what is left over at its ends, which is less than a window; and each epoch in an order of its own."""
+    np.save(tmp_path / "numbers.npy", np.arange(size))
+    text = TokenFile(tmp_path / "numbers.npy", seed=3, bits=None, vocab_size=size)
+    num_trained = size - max(4, size // 10)
+    num_windows = (num_trained - 1) // 3
+    orders, seen = set(), set()
+    for epoch in range(40):
+        numbers = range(epoch * num_windows, (epoch + 1) * num_windows)
+        predicted = [token for number in numbers for token in text.sample(number, 4)[1:]]
+        first = min(predicted)
+        assert sorted(predicted) == list(range(first, first + 3 * num_windows))
+        orders.add(tuple(predicted))
+        seen.update(predicted)
+    assert seen == set(range(1, num_trained))
+    assert len(orders) == 40 or num_windows < 7
+
+
+def test_a_shuffle_prefers_no_order():
+    """The places of the first two of a few numbers, over many keys: each pair of places as often as any other."""
+    for size in (3, 5):
+        keys, pairs = range(2000), list(permutations(range(size), 2))
+        counts = Counter((shuffled(0, size, key), shuffled(1, size, key)) for key in keys)
+        assert set(counts) == set(pairs)
+        expected = len(keys) / len(pairs)
+        chi_squared = sum((counts[pair] - expected) ** 2 / expected for pair in pairs)
+        assert chi_squared / (len(pairs) - 1) < 1.9
 
 
 def test_no_run_trains_on_what_it_is_evaluated_on(tmp_path):
@@ -136,7 +164,7 @@ def test_no_run_trains_on_what_it_is_evaluated_on(tmp_path):
         path.write_bytes(bytes(range(size)))
         text = TokenFile(path)
         seen, kept = (
-            {token for number in range(first, first + 2000) for token in text.sample(number, num_tokens).tolist()}
+            {token for number in range(first, first + 500) for token in text.sample(number, num_tokens).tolist()}
             for first in (0, EVALUATION_SAMPLES)
         )
         assert seen == set(range(first_kept))
@@ -185,6 +213,76 @@ def test_a_token_outside_of_the_vocabulary_is_named(tmp_path):
         TokenFile(tmp_path / "tokens.npy", bits=16, vocab_size=9).sample(0, 30)
 
 
+IDS = np.random.default_rng(0).zipf(1.3, 20_000) % 50_257
+SWAPPED = "numbers, so save them little-endian, or as an .npy, which states the order"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "vocab_size", "says"),
+    [
+        ("<u2", 50_257, None),
+        ("<u4", 128_256, None),
+        ("<i4", 50_257, "read as 16-bit numbers, is 0 in every second place: .*, so give token_bits=32"),
+        ("<i8", 50_257, "read as 16-bit numbers, is 0 in every second place: .*, so give token_bits=64"),
+        ("<i8", 128_256, "read as 32-bit numbers, is 0 in every second place: .*, so give token_bits=64"),
+        ("<u2", 128_256, "read as 32 bits, and vocab_size=128256: .* as 16-bit numbers, so give token_bits=16"),
+        (">u2", 50_257, f"read as 16 bits, and vocab_size=50257: its bytes make sense as big-endian 16-bit {SWAPPED}"),
+        (">i4", 50_257, f"is 0 in every second place: its bytes make sense as big-endian 32-bit {SWAPPED}"),
+        (">i4", 128_256, f"read as 32 bits, .*: its bytes make sense as big-endian 32-bit {SWAPPED}"),
+        (">i8", 50_257, f"is 0 in every second place: its bytes make sense as big-endian 64-bit {SWAPPED}"),
+    ],
+)
+def test_a_file_of_another_width_or_order_is_refused(tmp_path, dtype, vocab_size, says):
+    """Unless one says how wide its numbers are, or it does: an .npy under any name."""
+    path = tmp_path / "ids.bin"
+    IDS.astype(dtype).tofile(path)
+    with pytest.raises(ValueError, match=f"ids.bin.* {says}") if says else nullcontext():
+        TokenFile(path, bits=None, vocab_size=vocab_size)
+    if dtype[0] == "<":
+        assert TokenFile(path, bits=8 * int(dtype[2]), vocab_size=vocab_size).check() == len(IDS)
+    np.concatenate([np.zeros(100_000), IDS]).astype(dtype).tofile(path)  # zeros at first tell nothing
+    with pytest.raises(ValueError, match=f"ids.bin.* {says}") if says else nullcontext():
+        TokenFile(path, bits=None, vocab_size=vocab_size)
+    with open(path, "wb") as file:
+        np.save(file, IDS.astype(dtype))
+    assert TokenFile(path, bits=None, vocab_size=vocab_size).check() == len(IDS)
+
+
+@pytest.mark.parametrize("ids", [
+    np.zeros(1000),
+    np.arange(1000) % 2 * (np.arange(1000) < 30),  # 0 in every second place, but not often enough to be sure
+    np.where(np.arange(1000) == 100, 3, np.arange(1000) % 2),  # once not 0
+    (np.random.default_rng(0).random(1000) < 0.01) * 7,
+    np.concatenate([np.zeros(1_000_000), IDS]),
+    np.concatenate([IDS, np.zeros(1_000_000)]),
+], ids=range(6))  # fmt: skip
+def test_a_file_of_many_zeros_is_read(tmp_path, ids):
+    ids.astype("<u2").tofile(tmp_path / "ids.bin")
+    assert TokenFile(tmp_path / "ids.bin", bits=None, vocab_size=50_257).check() == len(ids)
+
+
+def test_a_width_that_is_given_is_believed(tmp_path):
+    (np.arange(1000) % 2).astype("<u2").tofile(tmp_path / "ids.bin")
+    with pytest.raises(ValueError, match="is 0 in every second place"):
+        TokenFile(tmp_path / "ids.bin", bits=None, vocab_size=9)
+    assert TokenFile(tmp_path / "ids.bin", bits=16, vocab_size=9).check() == 1000
+
+
+def test_all_of_a_file_is_checked_in_parts(tmp_path):
+    """Each part by one rank: a token that is out of the vocabulary is in one of them."""
+    ids = np.tile(IDS, 150).astype("<u2")
+    for place in (1_000_000, 2_222_222):
+        np.put(bad := ids.copy(), place, 50_257)
+        bad.tofile(tmp_path / "ids.bin")
+        tokens, faults = TokenFile(tmp_path / "ids.bin", bits=None, vocab_size=50_257), []
+        for part in range(3):
+            try:
+                assert tokens.check(part, 3) == len(ids) // 3
+            except ValueError as error:
+                faults.append((part, str(error).partition(" of ")[0]))
+        assert faults == [(3 * place // len(ids), f"token {place}")]
+
+
 def test_what_is_not_an_array_of_tokens_is_refused(tmp_path):
     for content, message in (
         (np.ones(4), "holds float64 of shape (4,): save whole numbers in one dimension"),
@@ -193,6 +291,19 @@ def test_what_is_not_an_array_of_tokens_is_refused(tmp_path):
         np.save(tmp_path / "tokens.npy", content)
         with pytest.raises(ValueError, match=re.escape(message)):
             TokenFile(tmp_path / "tokens.npy", bits=16)
+    np.save(tmp_path / "tokens.npy", np.arange(100))
+    whole = (tmp_path / "tokens.npy").read_bytes()
+    np.save(tmp_path / "objects.npy", np.array([1, "a"], object), allow_pickle=True)
+    objects = (tmp_path / "objects.npy").read_bytes()
+    for content, message in (
+        (whole[:500], r"cannot be read as an .npy \(mmap length is greater than file size\): if it was cut, copy it"),
+        (whole[:50], r"cannot be read as an .npy \(EOF: reading array header"),
+        (objects, "cannot be read as an .npy .*objects.*, otherwise save whole numbers in one dimension"),
+        (b"12345678", "does not begin as an .npy does: save it with numpy.save, or do not call it .npy"),
+    ):
+        (tmp_path / "tokens.npy").write_bytes(content)
+        with pytest.raises(ValueError, match=f"the token file {tmp_path}/tokens.npy {message}"):
+            TokenFile(tmp_path / "tokens.npy", bits=None)
     (tmp_path / "odd").write_bytes(b"12345")
     with pytest.raises(ValueError, match="odd has 5 bytes, which is not whole 16-bit numbers: use token_bits"):
         TokenFile(tmp_path / "odd", bits=16)
@@ -215,3 +326,43 @@ def test_a_short_file_is_refused(tmp_path, number):
     path.write_bytes(b"abcdefg")
     with pytest.raises(ValueError, match=r"short has 7 bytes, but a sample takes 4, and one more is kept for eval"):
         TokenFile(path).sample(number, 4)
+
+
+def test_a_text_is_whole_whatever_its_tokenizer_was_last_called_with(tmp_path):
+    """A tokenizer.json keeps truncation, padding and dropout; special tokens stand around a call's text, not here."""
+    text, path = "hug the pug, hugs " * 300, tmp_path / "tokenizer.json"
+    (tmp_path / "text").write_bytes(text.encode())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator([text], tokenizers.trainers.BpeTrainer(vocab_size=270, initial_alphabet=alphabet))
+    tokenizer.add_special_tokens(["<s>"])
+    expected = tokenizer.encode(text).ids
+    start = ("<s>", tokenizer.token_to_id("<s>"))
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[start])
+    tokenizer.enable_truncation(512)
+    tokenizer.enable_padding(length=10_000)
+    tokenizer.model.dropout = 0.5
+    tokenizer.save(str(path))
+    for name in ("truncation", "padding", "post_processor"):
+        assert json.loads(path.read_text())[name]
+    tokens = TokenFile(tmp_path / "text", vocab_size=512, tokenizer=path)
+    assert list(tokens._tokens) == expected
+
+
+@pytest.mark.parametrize(("files", "vocab_size", "says"), [
+    (["tokenizer.json", "vocab.json"], 50_257, None),
+    ([], 256, None),
+    ([], 50_257, "has no tokenizer.json, and its 50257 tokens are not the 256 bytes of a text: put the model's there"),
+    (["vocab.json", "merges.txt"], 50_257, "only merges.txt and vocab.json: let transformers write it, by AutoTok"),
+    (["tokenizer.model"], 32_000, "only tokenizer.model: let transformers write it"),
+    (["tokenizer.model"], 256, "only tokenizer.model: let transformers write it"),
+])  # fmt: skip
+def test_a_text_is_not_bytes_to_a_model_with_another_tokenizer(tmp_path, files, vocab_size, says):
+    for name in files:
+        (tmp_path / name).touch()
+    if says is None:
+        assert find_tokenizer(tmp_path, vocab_size) == (tmp_path / "tokenizer.json" if files else None)
+        return
+    with pytest.raises(ValueError, match=says):
+        find_tokenizer(tmp_path, vocab_size)

@@ -212,7 +212,9 @@ def trained(folder, config, steps):
 def test_three_steps_from_loaded_weights_are_those_of_transformers(theirs, four, tmp_path, name, sizes):
     """With fewer positions than the model has; what is trained is exported, and is what transformers has then."""
     folder = theirs[name][1]
-    numbers = dict(steps=3, batch_size=8, micro_batch_size=2, seq_length=8, warmup_steps=1, precision="float64")
+    numbers = dict(
+        text="invented", steps=3, batch_size=8, micro_batch_size=2, seq_length=8, warmup_steps=1, precision="float64"
+    )
     config = TrainConfig(init_from=str(folder), checkpoint_dir=str(tmp_path / "run"), **numbers, **sizes)
     losses, weights = trained(folder, config, 3)
     assert [step.loss for step in four.run(train, config)[0]] == pytest.approx(losses, rel=1e-10, abs=0)
@@ -386,10 +388,10 @@ def test_a_faulty_folder_is_refused_before_a_run_starts(theirs, tmp_path, name):
     spoil, text = FAULTS[name]
     folder = tmp_path / "model"
     shutil.copytree(theirs["llama"][1], folder)
-    TrainConfig(init_from=str(folder), seq_length=8)
+    TrainConfig(init_from=str(folder), seq_length=8, text="invented")
     spoil(folder)
     with pytest.raises(ValueError, match=text):
-        TrainConfig(init_from=str(folder), seq_length=8)
+        TrainConfig(init_from=str(folder), seq_length=8, text="invented")
 
 
 def load_faulty(folder, shape):
@@ -417,7 +419,8 @@ def test_nothing_is_half_loaded(theirs, four, tmp_path):
 def test_the_commands_of_readme(theirs, tmp_path, monkeypatch, capsys):
     """In this process: with what it exports the next run starts; a checkpoint that is resumed has the last word."""
     start, run = str(theirs["llama, tied"][1]), str(tmp_path / "run")
-    options = ["--seq-length", "8", "--batch-size", "4", "--precision", "float64", "--checkpoint-dir", run]
+    options = ["--seq-length", "8", "--batch-size", "4", "--precision", "float64", "--text", "invented"]
+    options += ["--checkpoint-dir", run]
 
     def command(*more):
         monkeypatch.setattr(sys, "argv", ["labkit.train", *options, *more])
@@ -435,7 +438,7 @@ def test_the_commands_of_readme(theirs, tmp_path, monkeypatch, capsys):
     code, out, error = command("--init-from", str(tmp_path / "out"), "--steps", "1")
     assert code == 0, error
     code, _, error = command("--init-from", start, "--steps", "1", "--num-layers", "3")
-    assert code == 2 and "num_layers=3 contradicts init_from=" in re.sub(r"\s+", " ", error)
+    assert code == 2 and "--num-layers 3 contradicts --init-from " in re.sub(r"\s+", " ", error)
     assert export.main(run) == 2
     assert export.main(run, str(tmp_path / "out")) == 2
     assert f"{tmp_path}/out exists: name a new folder" in capsys.readouterr().err
@@ -449,7 +452,8 @@ def test_the_commands_of_readme(theirs, tmp_path, monkeypatch, capsys):
 
 def test_options_that_contradict_the_folder_are_refused(theirs):
     folder = str(theirs["gpt2"][1])
-    config = TrainConfig(init_from=folder, seq_length=8, num_layers=4, tp_size=2)  # 4 is the default
+    given = dict(init_from=folder, seq_length=8, text="invented")
+    config = TrainConfig(**given, num_layers=4, tp_size=2)  # 4 is the default
     assert config.shape == replace(pretrained.read_shape(folder), seq_length=8)
     assert replace(config, steps=3).shape == config.shape
     for options, text in [
@@ -457,11 +461,12 @@ def test_options_that_contradict_the_folder_are_refused(theirs):
         (dict(vocab_size=30), "vocab_size=30 contradicts init_from=.*, which has 29"),
         (dict(mlp="swiglu"), "mlp='swiglu' contradicts init_from"),
         (dict(seq_length=17), "seq_length=17 is more than the 16 positions of this model"),
-        (dict(text="README.md"), "the text has 256 different tokens, the model in .* 29"),
+        (dict(text=None), "init_from=.* has nothing to learn: name a text, or a file of tokens"),
         (dict(tp_size=3), "tp_size=3 does not divide num_attention_heads=8"),
     ]:
         with pytest.raises(ValueError, match=text):
-            TrainConfig(**dict(init_from=folder, seq_length=8) | options)
+            TrainConfig(**given | options)
+    assert TrainConfig(**given | dict(text=None, check=8)).shape == config.shape  # it trains nothing
 
 
 def test_a_text_is_made_into_tokens_by_the_folder_s_tokenizer(theirs, tmp_path):
@@ -470,14 +475,16 @@ def test_a_text_is_made_into_tokens_by_the_folder_s_tokenizer(theirs, tmp_path):
     words = [f"w{number}" for number in range(28)]
     (tmp_path / "text").write_text(" ".join([*words, "not-known"] * 4))
     config = dict(init_from=str(tmp_path / "model"), text=str(tmp_path / "text"), seq_length=8)
-    with pytest.raises(ValueError, match="the text has 256 different tokens"):
-        TrainConfig(**config)
     vocabulary = {word: number for number, word in enumerate([*words, "?"])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
     sample = TrainConfig(**config).make_text().sample(0, 40)
     assert list(sample) == [(sample[0] + i) % 29 for i in range(40)]
+    missing = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 29}, unk_token="?"))
+    missing.save(str(tmp_path / "model" / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"token 0 of .*text is 29 by .*tokenizer\.json, and vocab_size=29: use the m"):
+        TrainConfig(**config)
     (tmp_path / "model" / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
         TrainConfig(**config)

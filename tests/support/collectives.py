@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from labkit import groups
-from labkit.communication import _METHODS
+from labkit.c10d import OPERATIONS
 from labkit.data_parallel import DataParallel
 
 
@@ -48,8 +48,8 @@ def recorded():
         return call
 
     with ExitStack() as stack:
-        for operation, (_, *names) in _METHODS.items():
-            for name in names:
+        for operation, (_, _, methods) in OPERATIONS.items():
+            for name in methods:
                 if method := getattr(dist.ProcessGroup, name, None):
                     stack.enter_context(patch.object(dist.ProcessGroup, name, recording(operation, method)))
         of_nccl = patch.object(groups, "groups_to_make", lambda layout, size, _: groups_to_make(layout, size, True))

@@ -1,10 +1,17 @@
 """What the tests of exercises share."""
 
+import resource
+import sys
+from pathlib import Path
+
+import cloudpickle
 import pytest
 import torch.distributed as dist
 
-from course.exercises import found_by, on_ranks, pipeline_parallel, tensor_parallel
+from course.exercises import calling, found_by, on_ranks, pipeline_parallel, tensor_parallel
 from labkit.launch.world import World, _pickled_call
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank would import it, and pytest
 
 
 @pytest.fixture(scope="module")
@@ -22,20 +29,42 @@ def launches_on_kept_ranks(worlds, monkeypatch):
     return keep_ranks(worlds, monkeypatch)
 
 
-def keep_ranks(worlds, patch):
+@pytest.fixture
+def launches_on_lasting_ranks(worlds, monkeypatch):
+    """Do so, but keep ranks after errors and deadlocks too: a thousand wrong answers take minutes and not an hour."""
+    return keep_ranks(worlds, monkeypatch, after_errors=True)
+
+
+def limit_memory(more_bytes: int = 2 * 2**30) -> None:
+    """Let this process have that much more memory than now: a faulty answer may ask for all that the machine has."""
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (num_pages * resource.getpagesize() + more_bytes, most))
+
+
+def keep_ranks(worlds, patch, after_errors=False):
     calls = []
 
     def launch(function, *args, world_size, backend):
         def on_rank(*args):
+            if after_errors:
+                limit_memory()
+                calling.MOST_SECONDS = 0.5
             made = dist.distributed_c10d._world.pg_group_ranks
             for group in made.keys() - {dist.group.WORLD}:  # by the answer before: some checks look at all there are
-                del made[group]
+                if after_errors:
+                    dist.destroy_process_group(group)  # or it would be connected anew after a fault
+                made.pop(group, None)
             return function(*args)
 
         calls.append(function)
-        world = worlds.pop(world_size, None) or World(world_size, backend=backend)
+        world = worlds.pop(world_size, None)
+        if world is None or world.ended:
+            world = World(world_size, backend=backend)
+        if after_errors:
+            worlds[world_size] = world
         call = _pickled_call(on_rank, args, {})
-        result = world._run(call, live=False, keep=False)  # after an error the ranks go, as in `launch`
+        result = world._run(call, live=False, keep=after_errors)  # if not, the ranks go after an error, as in `launch`
         worlds[world_size] = world
         return result
 

@@ -6,16 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course.exercises.advice import OWN_ERROR, RANKS, UNWRITTEN, explain
+from course.exercises.advice import NAN, OWN_ERROR, Evidence, explain, joined
 from course.exercises.calling import Raised
-from course.exercises.source import (
-    counted_once,
-    is_written,
-    rebound,
-    received_into_what_is_sent,
-    sized_by_data,
-    unused,
-)
+from course.exercises.relations import RANKS
+from course.exercises.source import is_written, rebound, received_into_what_is_sent, sized_by_data, unused
+from course.exercises.watch import UNWRITTEN
 from course.progress import all_exercises
 
 
@@ -41,37 +36,95 @@ from course.progress import all_exercises
         ),
         ([[7]], [7], "These are the right values, in a different shape: [1], not one number."),
         ([{"one": 1, "two": 2}], [[1, 2]], "This is a dict. Return what is in it, without the names."),
-        ([[1.0, math.nan]], [[1.0, 2.0]], UNWRITTEN),
-        ([[1, 2**63 - 1]], [[1, 2]], UNWRITTEN),
+        ([[1.0, math.nan]], [[1.0, 2.0]], NAN),
+        ([[1, 2**63 - 1]], [[1, 2]], f"New memory is in this answer, to which nobody has written. {UNWRITTEN}"),
         ([[2.0, math.nan]], [[1.0, math.nan]], "Only part 1 of the 2 is wrong."),
         ([1, 2], [[1, 5], [2, 6]], "This is part 1 of the 2: return all."),
         ([[0, 1, 4, 5, 8]], [[0, 1, 4, 5, 8, 9]], "What is there is right, but these are only the first 5 of 6."),
         ([[1, 5]], [[1, 6]], "Only part 2 of the 2 is wrong."),
         ([6, 20], [3, 5], "Every number is t times the right one."),
-        ([3, 5], [3, 4], ""),
+        ([3, 5], [3, 4], "All are too large, or right: 1 to 1.25 times the right one."),
+        (
+            [[[[0, 1], [2, 3], [4, 5]], 7]],
+            [[[[0, 2], [1, 3], [4, 5]], 7]],
+            "Only part 1 of the 2 is wrong. These are different groups: 0 is with 1 in [0, 1], and belongs to [0, 2].",
+        ),
+        (
+            [[[[2, 3], [0, 1], [4, 5]], 7]],
+            [[[[0, 1], [2, 3], [4, 5]], 7]],
+            "Only part 1 of the 2 is wrong. The rows are right, and in a different order.",
+        ),
+        (
+            [[1, 2, 3, 5, 4]],
+            [[1, 2, 3, 4, 5]],
+            "These are the right values, in a different order. The first 3 of 5 are right.",
+        ),
+        ([[2.0, 3.0, 9.0]], [[2.2, 3.4, 9.9]], "Every number is the right one rounded down."),
+        ([[4.0, 9.0, 25.0, 49.0, 1.0]], [[2.0, 3.0, 5.0, 7.0, 1.0]], "Every number is the square of the right one."),
+        ([[[1.0, 3.0], [2.0, 4.0]]], [[[1.0, 2.0], [3.0, 4.0]]], "These are the right values, transposed."),
+        (
+            [[[1, 2], [3, 9], [5, 9], [6, 9], [7, 9]]],
+            [[[1, 2], [3, 4], [5, 9], [6, 9], [7, 9]]],
+            "9 of the 10 numbers are right.",
+        ),
+        (
+            [[[1, 2], [4, 5], [7, 8], [9, 6], [3, 1]]],
+            [[[1, 2], [4, 5], [7, 8], [9, 6], [4, 4]]],
+            "Only row 4 of 5 is wrong, counted from 0.",
+        ),
     ],
 )
 def test_what_is_seen_of_a_wrong_answer(got, right, words):
-    assert explain(got, right, [], [{"t": 2, "d": 7}, {"t": 4, "d": 7}]) == words
+    assert explain(Evidence(got, right, [], [{"t": 2, "d": 7}, {"t": 4, "d": 7}])) == words
 
 
-def test_of_ranks_it_says_which_are_right():
-    given = [{RANKS: 3}] * 3
-    assert explain([6, 1, 2], [6, 6, 6], [], given) == "It is right on ranks [0], and wrong on [1, 2]."
-    assert "That is 1/the number of ranks." in explain([[1, 2]] * 3, [[3, 6]] * 3, [], given)
+SHARDS = [[1.0, 2.0], [3.0, 5.0], [7.0, 4.0]]
+TOTAL, JOINED = [11.0, 11.0], [1.0, 2.0, 3.0, 5.0, 7.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("got", "right", "words"),
+    [
+        ([6, 1, 2], [6, 6, 6], "It is right on ranks [0], and wrong on [1, 2]."),
+        ([[1, 2]] * 3, [[3, 6]] * 3, "That is 1 / the number of ranks."),
+        (SHARDS, [TOTAL] * 3, "Added up over the ranks, your answers are the right one"),
+        (SHARDS, [[11 / 3, 11 / 3]] * 3, "The mean of the ranks' answers is the right one"),
+        (SHARDS, [JOINED] * 3, "Joined along dim 0, the ranks' answers are the right one"),
+        ([JOINED] * 3, SHARDS, "This is the whole, and right is the rank's own piece of it, along dim 0."),
+        ([TOTAL] * 3, SHARDS, "These are the right answers of all ranks, added up."),
+        ([SHARDS[1]] * 3, SHARDS, "All ranks have what rank 1 should have."),
+        ([*SHARDS[1:], SHARDS[0]], SHARDS, "Each rank has what the next rank should have."),
+        ([[9.0], [9.5], [9.7]], [[4.0], [4.5], [5.7]], "It is too large by 1 times `bias`"),
+        ([[5.0, 7.0]] * 3, SHARDS, "This is `x` of all ranks, of which the largest number was taken at each place."),
+        ([[0.0, 7.0]] * 3, SHARDS, "All ranks have `x` of rank 1, as it was given."),
+    ],
+)  # fmt: skip
+def test_of_ranks_it_says_how_they_differ(got, right, words):
+    given = [
+        {RANKS: 3, "x": x, "bias": bias} for x, bias in (([5.0, 1.0], [5.0]), ([0.0, 7.0], [5.0]), ([2.0, 3.0], [4.0]))
+    ]
+    assert words in explain(Evidence(got, right, [], given))
+
+
+def test_equal_sizes_are_told_apart_by_a_second_case():
+    """In the first case there are as many ranks as rows."""
+    first = Evidence([[2.0, 4.0]] * 2, [[4.0, 8.0]] * 2, [], [{RANKS: 2, "x": [9.0, 2.0]}] * 2)
+    other = Evidence([[3.0, 1.0]] * 3, [[6.0, 2.0]] * 3, [], [{RANKS: 3, "x": [9.0, 2.0]}] * 3)
+    assert "1 / the number of ranks or 1 / len(x)" in explain(first)
+    assert explain(first, "", joined([first, other])).endswith("That is 1 / len(x).")
 
 
 def test_mistakes_that_explain_different_cases_are_joined_and_a_half_matching_one_is_not_taken():
     right, got = [0, 0, 0, 0], [1, 2, 0, 0]
     one, other, both = ("One.", [1, 0, 0, 0]), ("Other.", [0, 2, 0, 0]), ("All of it.", [1, 2, 3, 4])
-    assert explain(got, right, [both, one, other]) == "What this usually is: One. And: Other."
-    assert explain(got, right, [both, one]) == ""
+    assert explain(Evidence(got, right, [both, one, other])) == "What this usually is: One. And: Other."
+    assert explain(Evidence(got, right, [both, one])) == ""
 
 
 def test_a_mistake_is_recognised_though_a_later_case_raises():
     got = [1, 2, 3, Raised("ZeroDivisionError: division by zero")]
     mistake = ("Divided.", [1, 2, 3, Raised("ZeroDivisionError: float division by zero")])
-    assert explain(got, [0, 0, 0, 0], [mistake]) == "What this usually is: Divided."
+    assert explain(Evidence(got, [0, 0, 0, 0], [mistake])) == "What this usually is: Divided."
 
 
 @pytest.mark.parametrize(
@@ -96,12 +149,12 @@ def test_a_mistake_is_recognised_though_a_later_case_raises():
 )
 def test_an_error_is_explained(message, words):
     given = [{"x": [[1, 2]], "weight": [[0] * 4] * 2, "rank": 1}]
-    assert words in explain([Raised(message)], [[7]], [], given)
+    assert words in explain(Evidence([Raised(message)], [[7]], [], given))
 
 
 def test_of_a_shape_that_does_not_fit_it_says_that_of_the_case_that_failed():
     got = [7, Raised("RuntimeError: The size of tensor a (4) must match the size of tensor b (5)")]
-    assert explain(got, [7, 8], [], [{"x": [1]}, {"x": [1, 2]}]) == "The shapes do not fit. Given were x [2]."
+    assert explain(Evidence(got, [7, 8], [], [{"x": [1]}, {"x": [1, 2]}])) == "The shapes do not fit. Given were x [2]."
 
 
 @pytest.mark.parametrize(
@@ -117,7 +170,7 @@ def test_of_a_shape_that_does_not_fit_it_says_that_of_the_case_that_failed():
     ],
 )
 def test_an_error_that_the_answer_raises_itself_is_told_so(where, is_own):
-    assert (explain([Raised("ValueError: no", where)], [7], []) == OWN_ERROR) is is_own
+    assert (explain(Evidence([Raised("ValueError: no", where)], [7], [])) == OWN_ERROR) is is_own
 
 
 def by_the_data(x):
@@ -128,24 +181,14 @@ def as_wide_as_the_data(x):
     return torch.nn.functional.one_hot(x)
 
 
-def once_each(x, counts):
-    counts[x // 2] += 1
-    return counts
+def of_a_known_length(x):
+    return torch.bincount(x, minlength=8) + torch.nn.functional.one_hot(x, 8).sum(0)
 
 
-def of_a_known_length(x, counts):
-    for index in x:
-        counts[index] += 1
-    counts[-1] += 1
-    return counts + torch.bincount(x, minlength=8) + torch.nn.functional.one_hot(x, 8).sum(0)
-
-
-def test_a_size_by_the_data_and_an_index_that_counts_once_are_named():
+def test_a_size_by_the_data_is_named():
     assert sized_by_data(by_the_data).startswith("`torch.bincount(x)` is as long as the largest number in it asks for")
     assert sized_by_data(as_wide_as_the_data).endswith("by `num_classes=`.")
-    assert counted_once(once_each).startswith("If the index in `counts[x // 2] += 1` is a tensor")
-    for find in (sized_by_data, counted_once):
-        assert find(of_a_known_length) == find(print) == ""
+    assert sized_by_data(of_a_known_length) == sized_by_data(print) == ""
 
 
 def test_an_argument_that_is_not_used_is_named():

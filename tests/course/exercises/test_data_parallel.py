@@ -97,7 +97,7 @@ def test_a_message_for_each_micro_batch_is_told_so():
         return weight
 
     text = " ".join(data_parallel.training_loop.verdict(reduces_each).text.split())
-    assert "It calls 4 all-reduces in 2 steps. One per step is enough" in text
+    assert "It calls 6 all-reduces in 2 steps. One per step is enough" in text
 
 
 def test_a_collective_on_one_rank_only_gets_advice():

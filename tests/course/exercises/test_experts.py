@@ -56,7 +56,7 @@ def test_the_auxiliary_loss_is_that_of_labkit():
     chosen = scores.topk(3).indices
     counts = torch.bincount(chosen.flatten(), minlength=6)[None]
     router = Router(2, 6, 3, groups_of_one(), balance=Balance(aux_loss_coefficient=0.3), dtype=torch.float64)
-    load = Load(counts, scores.sum(0, keepdim=True), torch.zeros(()).double(), seq_length=10)
+    load = Load(counts, counts, scores.sum(0, keepdim=True), torch.zeros(()).double(), seq_length=10)
     assert same(experts.my_auxiliary_loss(scores, chosen, 0.3), router.loss(load))
     uniform = torch.full((6, 6), 1 / 6).double()
     assert same(experts.my_auxiliary_loss(uniform, torch.arange(18).view(6, 3) % 6, 0.3), 0.3)  # as if balanced

@@ -1,6 +1,7 @@
 """Exercises on real ranks: what the report says of a rank, a deadlock and an error."""
 
 import os
+import threading
 
 import pytest
 import torch
@@ -142,8 +143,61 @@ def test_a_right_result_is_not_enough(exercise, function, words, launches_on_kep
 def test_groups_that_not_all_ranks_make_alike_are_named_or_hang():
     """Which of the two depends on who comes first: torch counts the groups that a rank has made."""
     text = " ".join(three_axes.tied.verdict(other_groups_in_the_middle).text.split())
-    named = "Not every rank calls `new_group` once, with the same ranks"
+    named = "Not every rank calls `new_group` with the same ranks, in the same order"
     assert named in text or "a group that not all ranks made" in text
+
+
+def broadcasts_from_itself(x, weight, bias):
+    dist.broadcast(x, src=dist.get_rank())
+    return x
+
+
+def test_ranks_that_all_wait_in_one_collective_are_not_told_that_one_is_missing():
+    text = " ".join(column_parallel.column_forward.verdict(broadcasts_from_itself).text.split())
+    assert "each must name the same rank as the source, `src`" in text and "only some ranks call" not in text
+
+
+def ends_the_ranks(gradients):
+    averages = data_parallel.my_average(gradients)
+    dist.destroy_process_group()
+    return averages
+
+
+def test_an_answer_that_ends_the_ranks_is_told_so(launches_on_kept_ranks):
+    text = " ".join(data_parallel.average.verdict(ends_the_ranks).text.split())
+    assert "the values are right" in text and "It calls destroy_process_group" in text
+
+
+def test_what_cannot_be_sent_to_the_ranks_is_named():
+    lock = threading.Lock()
+
+    def locked(gradients):
+        with lock:
+            return data_parallel.my_average(gradients)
+
+    verdict = data_parallel.average.verdict(locked)
+    assert verdict.status == "wrong" and "lock (a lock), which" not in verdict.text
+    assert "cannot be sent to the ranks" in " ".join(verdict.text.split())
+
+
+def test_what_an_answer_prints_comes_once_for_each_rank(capfd):
+    def prints(gradients):
+        print("here is", dist.get_rank())
+        return data_parallel.my_average(gradients)
+
+    assert data_parallel.average.verdict(prints).status == "passed"
+    printed = capfd.readouterr()
+    assert (printed.out + printed.err).count("here is 0") == len(data_parallel.average.cases)
+
+
+def divides_by_rows_too(weight, steps, lr):
+    return data_parallel.my_train(weight, steps, lr / 2)
+
+
+def test_a_mistake_that_fits_one_case_only_is_not_named(launches_on_kept_ranks):
+    """With one step of one micro-batch, half of the update is what several mistakes give."""
+    text = data_parallel.training_loop.verdict(divides_by_rows_too).text
+    assert "You update after each" not in text and "is 0.5 times what it should be" in " ".join(text.split())
 
 
 def test_ranks_may_answer_by_a_generator(launches_on_kept_ranks):

@@ -38,4 +38,4 @@ def test_an_all_reduce_of_all_logits_is_told_how_many_bytes_it_sent():
         return F.cross_entropy(padded, target, reduction="none")
 
     text = " ".join(vocabulary.vocab_cross_entropy.verdict(reduces_all_logits).text.split())
-    assert "It sends 128 bytes into all-reduces. Three numbers per token are enough, 48 bytes" in text
+    assert "It sends 160 bytes into all-reduces. Three numbers per token are enough, 48 bytes" in text

@@ -7,9 +7,10 @@ import pkgutil
 import pytest
 
 from course.exercises import utilisation
-from course.exercises.advice import ERRORS, OWN_ERROR, UNWRITTEN
+from course.exercises.advice import ERRORS, OWN_ERROR
 from course.exercises.base import Exercise
 from course.exercises.on_ranks import RankExercise
+from course.exercises.watch import UNWRITTEN
 from course.progress import all_exercises
 from tests.course.exercises import wrong_answers
 
@@ -22,9 +23,14 @@ WRONG = [answer for file in FILES for answer in file.WRONG]
 RIGHT = [answer for file in FILES for answer in file.RIGHT]
 EXPLAINS = (
     "What this usually is:", "Every number is", "the right values, in a different", "are swapped", "None is what",
-    "Your function does not use", "It is right on ranks", "these are only the first", "return all", "Nobody waited for",
-    "call its wait()", "not the way they were computed", "Return one of the words", "to a new tensor", "was freed",
-    "is as long as the largest number", "it counts once", "This is a dict", *ERRORS.values(), OWN_ERROR, UNWRITTEN,
+    "Your function does not use", "It is right on ranks", "these are only the first", "return all",
+    "Nobody waited for", "call its wait()", "not the way they were computed", "Return one of the words",
+    "to a new tensor", "was freed", "is as long as the largest number", "This is a dict", *ERRORS.values(),
+    OWN_ERROR, UNWRITTEN, "The first nan arises", "the right function with one change",
+    "These are different groups", "The rows are right", "transposed", "New here:", "in reverse order",
+    "as it was given", "of all ranks", "over the ranks, your answers", "should have.", "what is written",
+    "It changes `", "too small by", "too large by", "of the right one", "the right one rounded",
+    "times what it should be", "All ranks are in the same",
 )  # fmt: skip
 
 

@@ -47,13 +47,13 @@ def test_more_curves_than_looks_are_refused():
 
 def test_metrics_of_a_run_that_was_resumed(tmp_path):
     file = tmp_path / "run.jsonl"
-    steps = [asdict(Step(number, 3.0 - number / 10, 1.0, 0.1, 0.5, 64.0 * number)) for number in (1, 2, 3)]
+    steps = [asdict(Step(number, 3.0 - number / 10, 1.0, 0.1, 0.5, 64.0 * number)) for number in (1, 2, 1, 2)]
     again = [asdict(Step(3, 2.5, 2.0, 0.1, 0.5, 99.0, evaluation_loss=2.6)) | {"resumed_after": 2}]
-    file.write_text("\n".join(json.dumps(step) for step in steps + again) + '\n{"number": 4, "lo')  # killed just then
+    file.write_text("\n".join(json.dumps(step) for step in steps + again) + '\n{"step": 4, "lo')  # killed just then
     plot = draw_metrics(file)
     losses, norms, speeds = plot.figure.axes
     assert [list(ax.lines[0].get_xdata()) for ax in (losses, norms, speeds)] == [[1, 2, 3]] * 3
-    assert list(losses.lines[0].get_ydata()) == [2.9, 2.8, 2.5]  # what came after the checkpoint counts
+    assert list(losses.lines[0].get_ydata()) == [2.9, 2.8, 2.5]  # of the last run
     assert list(norms.lines[0].get_ydata()) == [1.0, 1.0, 2.0]
     assert list(speeds.lines[0].get_ydata()) == [64.0, 128.0, 99.0]
     assert all(ax.lines[1].get_xdata() == [2.5, 2.5] for ax in (losses, norms, speeds))

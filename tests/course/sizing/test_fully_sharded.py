@@ -124,7 +124,7 @@ def steps_of(configs):
                 for group in flat.replicas:
                     ranks = tuple(dist.get_process_group_ranks(group))
                     of_copies[ranks] = of_copies.get(ranks, 0) + 4 * len(flat.parameters)
-            for operation, group, size, _ in map(astuple, log.records):
+            for operation, group, size, *_ in map(astuple, log.records):
                 if operation in ("all_gather", "reduce_scatter") or (operation == "all_reduce" and group in of_copies):
                     sent += bus_factor(operation, len(group)) * size
             sent -= sum(bus_factor("all_reduce", len(group)) * size for group, size in of_copies.items())

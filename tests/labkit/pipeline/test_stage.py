@@ -6,12 +6,15 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 from labkit import pipeline
+from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.groups import init_groups
 from labkit.layout import ParallelLayout
+from labkit.placement import placement_of
 from labkit.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from tests.support.pipelines import WIDTHS, even, in_float64, mean_square, model_chunks, parity, same_gradients
 
@@ -102,6 +105,46 @@ def test_the_loss_of_several_targets_is_that_of_cross_entropy_with_padding_too(o
     for ignored in PADDED.values():
         for ignore_index in (-100, 1):
             on_ranks(classify, ignored, ignore_index, [gpipe(2, 3), zero_bubble(2, 3)])
+
+
+IGNORED_BY_REPLICA = {  # a rate of targets, and rows
+    "different numbers": ([0.2, 0.7], [[2, 2, 2], [2, 2, 2]]),
+    "none on one": ([0.5, 1.0], [[2, 2, 2], [2, 2, 2]]),
+    "none at all": ([1.0, 1.0], [[2, 2, 2], [2, 2, 2]]),
+    "different rows": ([0.0, 0.0], [[2, 2, 2], [3, 1, 1]]),
+}
+
+
+def classify_on_replicas(wrap):
+    """A step of a pipeline on each of two replicas, against one process with the rows of both."""
+    with in_float64(), init_groups(ParallelLayout(4, pp_size=2)) as groups:
+        dp_rank, pp_rank = groups.coords.dp, groups.coords.pp
+        for name, (rates, rows) in IGNORED_BY_REPLICA.items():
+            torch.default_generator.manual_seed(0)
+            x, labels = torch.randn(sum(map(sum, rows)), 4, 5), torch.randint(0, 3, (sum(map(sum, rows)), 4))
+            held = [slice(0, sum(rows[0])), slice(sum(rows[0]), None)]
+            for rate, part in zip(rates, held):
+                labels[part].masked_fill_(torch.rand(labels[part].shape) < rate, -100)
+            chunks = [nn.Linear(5, 4), LastDimFirst(4, 3)]
+            whole = copy.deepcopy(nn.Sequential(*chunks))
+            expected = F.cross_entropy(whole(x), labels)
+            expected.backward()
+            replica = wrap(chunks[pp_rank], groups.dp_cp)
+            given = dict(targets=labels[held[dp_rank]].split(rows[dp_rank]), loss=F.cross_entropy, average=True)
+            got = pipeline.run(one_f_one_b(2, 3), [replica], groups, x[held[dp_rank]].split(rows[dp_rank]), **given)
+            if got is not None:
+                dist.all_reduce(got, group=groups.dp)
+                torch.testing.assert_close(got / 2, expected.detach(), rtol=1e-12, atol=1e-12, equal_nan=True)
+            for key, p in replica.module.named_parameters():
+                there = whole[pp_rank].get_parameter(key).grad.flatten()
+                start = placement_of(p).flat.start if placement_of(p).flat else 0
+                there = there[start : start + p.numel()]
+                torch.testing.assert_close(p.grad.flatten(), there, rtol=1e-10, atol=1e-12, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("wrap", [DataParallel, partial(FullyShardedDataParallel, units=[])], ids=["whole", "sharded"])
+def test_targets_that_count_are_counted_over_replicas(on_ranks, wrap):
+    on_ranks(classify_on_replicas, wrap, world_size=4)
 
 
 def values_read(ignore_index):

@@ -35,7 +35,12 @@ def test_the_line_after_a_run():
     totals = "2 steps and 128 tokens in 02:02"
     assert describe_end(TINY, done, None) == f"Step 2: loss 2.8000; {totals}"
     assert describe_end(TINY, done, 0.5) == f"Step 2: loss 2.8000, 2.3000 above the text's floor; {totals}"
-    assert describe_end(TINY, [], 0.5) == "Nothing to do: the checkpoint has 10 steps or more. Give more --steps"
+
+
+def test_a_rate_that_never_gets_high_is_said():
+    said = "; the learning rate only rises (--warmup-steps 50 of --steps 5), to 0.001 instead of 0.01; "
+    assert said in describe_start(replace(TINY, warmup_steps=50, steps=5), 1, None)
+    assert "rises" not in describe_start(replace(TINY, warmup_steps=5, steps=5), 1, None)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -82,7 +87,7 @@ def test_metrics_on_a_full_disk_do_not_end_the_run(capsys):
     with world(), progress_bar(replace(TINY, metrics="/dev/full"), 0) as show:
         for number in range(1, 4):
             show(Step(number, 3.0, 1.0, 0.1, 2.0, 64.0))
-    said = "metrics=/dev/full cannot be written (No space left on device): the run goes on without\n"
+    said = "/dev/full cannot be written (No space left on device): the run goes on without metrics\n"
     assert capsys.readouterr().out.count(said) == 1
 
 
@@ -94,17 +99,44 @@ def test_metrics_are_kept_and_continued(tmp_path, on_ranks):
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     for line, step in zip(lines, [*first, *second], strict=True):
         assert {name: line[name] for name in asdict(step)} == asdict(step)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
     assert [line.get("resumed_after") for line in lines] == [None, None, None, 3, None]
     assert [line["peak_memory_bytes"] is not None for line in lines] == [True, True, True, True, True]
     with pytest.raises(RankFailed, match=r"metrics=\S+ cannot be written \(Is a directory\): name a file"):
         launch(train, replace(TINY, metrics=str(tmp_path)), world_size=2)
 
 
+EARLIER = '{"step": 1}\n{"step": 2}\n'
+LOST = '{"step": 1, "loss": 2.9}\n{"step": 2, "loss": 2.8}\n{"step": 3, "loss": 2.7}\n{"step": 4, "lo'
+AGAIN = '{"step": 1, "loss": 2.9}\n{"step": 2, "loss": 2.8}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "resume", "steps_done", "kept"),
+    [
+        (EARLIER + LOST, True, 2, EARLIER + AGAIN),  # steps 3 and 4 are computed again
+        (EARLIER + LOST, True, 0, EARLIER),  # the run ended before it saved anything
+        (EARLIER + LOST, False, 0, EARLIER + LOST + "\n"),  # a new run: nothing is computed again
+        ("of something else\n[9]\nno end", True, 0, "of something else\n[9]\nno end\n"),
+        ("", True, 3, ""),
+    ],
+)
+def test_a_step_that_is_computed_again_stands_once_in_the_metrics(tmp_path, content, resume, steps_done, kept):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(content)
+    config = replace(TINY, metrics=str(file), checkpoint_dir=str(tmp_path), resume=resume)
+    with world(), progress_bar(config, steps_done) as show:
+        show(Step(steps_done + 1, 3.0, 1.0, 0.1, 2.0, 64.0))
+    *before, last = file.read_text().splitlines(keepends=True)
+    assert "".join(before) == kept
+    assert json.loads(last)["step"] == steps_done + 1
+
+
 class Writer:
     """In the place of TensorBoard's, which is not installed here."""
 
-    def __init__(self, folder):
-        self.folder, self.added = folder, []
+    def __init__(self, folder, purge_step=None):
+        self.folder, self.purge_step, self.added = folder, purge_step, []
 
     def add_scalar(self, name, value, number):
         self.added.append((name, value, number))
@@ -118,12 +150,18 @@ class Writer:
 
 def test_tensorboard_gets_the_numbers_of_each_step(monkeypatch, tmp_path):
     writers = []
-    module = types.SimpleNamespace(SummaryWriter=lambda folder: writers.append(Writer(folder)) or writers[-1])
+    module = types.SimpleNamespace(
+        SummaryWriter=lambda *args, **options: writers.append(Writer(*args, **options)) or writers[-1]
+    )
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    with world(), progress_bar(replace(TINY, tensorboard=str(tmp_path)), 0) as show:
+    config = replace(TINY, tensorboard=str(tmp_path), checkpoint_dir=str(tmp_path))
+    with world(), progress_bar(config, 0) as show:
         show(Step(1, 2.9, 1.0, 0.1, 2.0, 64.0))
-    [writer] = writers
-    assert writer.folder == str(tmp_path)
+    with world(), progress_bar(replace(config, resume=True), 3):
+        pass
+    writer, resumed = writers
+    assert writer.folder == resumed.folder == str(tmp_path)
+    assert (writer.purge_step, resumed.purge_step) == (None, 4)  # TensorBoard hides the steps that come again
     assert ("loss", 2.9, 1) in writer.added and ("grad_norm", 1.0, 1) in writer.added
     assert not [each for each in writer.added if each[0] == "evaluation_loss"]  # there was none
     assert writer.added[-1] == "closed"

@@ -22,7 +22,7 @@ def ended_by(config, number):
     before, done = signal.getsignal(number), []
     for step in steps(config):
         done.append(step)
-        if step.number == 3 and dist.get_rank() == 1:
+        if step.step == 3 and dist.get_rank() == 1:
             os.kill(os.getpid(), number)
     assert signal.getsignal(number) == before
     return done
@@ -34,7 +34,7 @@ def test_all_ranks_end_after_the_same_step_and_resume(tmp_path, number):
     whole = launch(train, replace(config, checkpoint_dir=None), world_size=2)[0]
     first = launch(ended_by, config, number, world_size=2)
     for rank, done in enumerate(first):
-        assert [step.number for step in done] == [1, 2, 3, 4]
+        assert [step.step for step in done] == [1, 2, 3, 4]
         assert done[-1].ends_early == ("asked on another rank", number.name)[rank]
     rest = launch(train, replace(config, resume=True), world_size=2)[0]
     assert numbers(first[0] + rest) == numbers(whole)

@@ -106,7 +106,9 @@ class PlainGPT:
         each = [F.gelu(x @ up.T) @ down.T for up, down in zip(layer["experts.up"], layer["experts.down"])]
         output = sum(probs[..., e, None] * each[e] for e in range(config.num_experts))
         load = mask.sum((0, 1))
-        aux = config.num_experts * (load / load.sum() * scores.mean((0, 1))).sum()
+        by_scores_alone = scores.topk(config.top_k, -1).indices
+        preferred = F.one_hot(by_scores_alone, config.num_experts).sum((0, 1, 2))
+        aux = config.num_experts * (preferred / preferred.sum() * scores.mean((0, 1))).sum()
         z = logits.logsumexp(-1).square().mean()
         return output, config.aux_loss_coefficient * aux + config.z_loss_coefficient * z, load
 
@@ -398,7 +400,7 @@ def test_a_checkpoint_continues_in_another_layout(on_ranks, tmp_path, before, af
 
 
 @pytest.mark.parametrize(("options", "says"), [
-    ({"num_experts": None, "ep_size": 2}, "ep_size=2 is for experts: give num_experts too, or leave it at 1"),
+    ({"num_experts": None, "ep_size": 2}, "ep_size=2 is for experts: give num_experts too, or leave ep_size out"),
     ({"num_experts": None, "aux_loss_coefficient": 0.1}, "aux_loss_coefficient=0.1 is for experts: give num_experts"),
     ({"num_experts": None, "moe_ffn_hidden_size": None, "num_shared_experts": 1}, "give num_experts too"),
     ({"top_k": 9}, "top_k=9 must be at most num_experts=8"),
@@ -408,7 +410,7 @@ def test_a_checkpoint_continues_in_another_layout(on_ranks, tmp_path, before, af
     ({"moe_ffn_hidden_size": 9, "tp_size": 2}, "tp_size=2 does not divide width of an expert=9"),
     ({"num_shared_experts": 1, "moe_ffn_hidden_size": 9, "tp_size": 2, "expert_tp_size": 1}, "of shared experts=9"),
     ({"moe_layer_freq": 2, "ffn_hidden_size": 9, "tp_size": 2}, "tp_size=2 does not divide ffn_hidden_size=9: use"),
-    ({"capacity_factor": 0}, "capacity_factor=0 must be a number above 0, or None to drop no token"),
+    ({"capacity_factor": 0}, "capacity_factor=0 must be a number above 0: leave it out to drop no token"),
     ({"capacity_factor": math.nan}, "capacity_factor=nan must be a number above 0"),
     ({"aux_loss": "batch"}, "aux_loss='batch' is unknown: use micro_batch, sequence, global"),
     ({"z_loss_coefficient": -1}, "z_loss_coefficient=-1 must be a number of at least 0"),

@@ -22,6 +22,7 @@ from labkit.data_parallel.flat_parameter import FlatParameter
 from labkit.launch import World
 from labkit.train import TrainConfig, train
 from labkit.train.__main__ import main
+from labkit.train.spelling import options, switch
 from tests.labkit.train.processes import ROOT, TINY, TORCHRUN, TRAIN_IN_FORKS, environment, finish, losses, start
 
 LINE = r"step [1-6]/6: loss \d\.\d{4}, norm \S+, lr \S+, \S+ ms, \S+ tokens/s per rank, peak \S+ GiB, 00:\d\d left\n"
@@ -78,8 +79,9 @@ def test_help_explains_every_option(command):
     assert set(explained) == {field.name for field in dataclasses.fields(TrainConfig)}
     letters = re.sub(r"\W", "", out)
     for name, text in explained.items():
-        option = name.replace("_", "-")
-        assert f"--{option}" in out or f"--no-{option}" in out  # what is on by default has a switch that turns it off
+        default = getattr(TrainConfig, name)
+        option = switch(name, not default) if isinstance(default, bool) else options()[name]
+        assert re.search(rf"{option}\b", out)  # so messages speak of options that there are
         assert re.sub(r"\W", "", text) in letters, f"--help does not explain {name}"
     assert "--tp" in out
     assert "--pp" in out
@@ -91,15 +93,24 @@ def test_help_explains_every_option(command):
         (["--stepz", "3"], "Perhaps you meant: --steps INT"),
         (["--tp", "x"], "Error parsing --tp"),
         (["--schedule", "2f2b"], "gpipe"),
-        (["--steps", "0"], "steps=0 must be at least 1"),
+        (["--steps", "0"], "labkit.train: --steps 0 must be at least 1"),
         (
             ["--tp", "3"],
-            "does not divide num_attention_heads=4: use tp_size 1, 2 or 4, or num_attention_heads 3 or 6",
+            "--tp 3 does not divide --num-attention-heads 4: use --tp 1, 2 or 4, or --num-attention-heads 3 or 6",
         ),
         (["--text", "nowhere.txt"], "the text nowhere.txt cannot be read (No such file or directory): name a file"),
-        (["--tp", "2"], "tp_size=2 * pp_size=1 = 2 does not divide world_size=1: use tp_size 1, or world_size 2"),
-        (["--batch-size", "6"], "dp_size=1 * micro_batch_size=4 does not divide batch_size=6: use batch_size 4 or 8"),
-        (["--resume"], "resume, save_interval, keep and async_save need a checkpoint_dir: name a folder"),
+        (["--tp", "2"], "--tp 2 * --pp 1 = 2 does not divide world_size=1: use --tp 1, or world_size 2"),
+        (
+            ["--batch-size", "6"],
+            "dp_size=1 * --micro-batch-size 4 does not divide --batch-size 6: use --batch-size 4 or 8",
+        ),
+        (["--resume"], "labkit.train: --resume needs a --checkpoint-dir: name a folder"),
+        (["--cp", "64"], "does not divide --seq-length 64: use --seq-length 128, or --no-balanced"),
+        (
+            ["--vocab-size", "9"],
+            "--vocab-size 9 is for a file of tokens: name one by --tokens, or leave out --vocab-size",
+        ),
+        (["--tokens", "a.bin"], "--tokens a.bin needs the --vocab-size of its tokenizer"),
     ],
     ids=str,
 )
@@ -116,6 +127,9 @@ def test_a_check_trains_nothing(command, monkeypatch):
     assert out.startswith("8 ranks = tp 2 x dp 2 x pp 2, ") and "This fits this machine, with all 8 ranks on it" in out
     code, out, _ = command("--check", 4, "--hidden-size", 1 << 14, "--num-layers", 64)
     assert code == 2 and "This does not fit this machine" in out
+    assert "To compare with a GPU, say how much memory it has: --gpu-memory-gib 80." in out
+    code, out, _ = command("--check", 4, "--gpu-memory-gib", 80)
+    assert code == 0 and "This fits a GPU of 80 GiB: " in out
     code, _, error = command("--check", 7, "--tp", 2)
     assert code == 2 and "does not divide world_size=7" in error
 
@@ -253,7 +267,8 @@ def test_a_text_file_and_a_resumed_run(command, tmp_path):
     code, out, _ = command(*options, "--resume")
     assert code == 0
     assert "Resuming after step 3, from step_00000003" in out
-    assert "Nothing to do: the checkpoint has 3 steps or more. Give more --steps" in out
+    code, out, _ = command(*options, "--resume", "--steps", 2)
+    assert "Nothing to do: the checkpoint has 3 steps: use --steps 4 or more" in out
 
 
 def test_a_text_that_goes_while_the_run_lasts(command, tmp_path, monkeypatch):
@@ -282,7 +297,7 @@ def refused(folder, *options):
 
 def test_torchrun_does_not_drown_the_message(tmp_path):
     """It comes first, once for all ranks; and once more at the very end, as the cause that torchrun reports."""
-    message = "labkit.train: dp_size=2 * micro_batch_size=4 does not divide batch_size=6: use batch_size 8"
+    message = "labkit.train: dp_size=2 * --micro-batch-size 4 does not divide --batch-size 6: use --batch-size 8"
     with World(2) as world:
         assert sorted(world.run(refused, tmp_path, "--batch-size", "6")) == [(2, ""), (2, f"{message}\n")]
     failures = {rank: ProcessFailure(rank, 1, 2, f"{tmp_path}/{rank}") for rank in range(2)}
@@ -302,9 +317,9 @@ def refused_on_two_nodes(options_of_rank):
     ("wrong", "message"),
     [
         (["--stepz", "3"], "Unrecognized options: --stepz"),
-        (["--hidden-size", "7"], "num_attention_heads=4 does not divide hidden_size=7:"),
+        (["--hidden-size", "7"], "--num-attention-heads 4 does not divide --hidden-size 7:"),
         (["--text", "/nowhere"], "No such file or directory"),
-        (["--steps", "7"], "steps is 100 on ranks [0], 7 on ranks [1]: start every rank with the same options"),
+        (["--steps", "7"], "--steps is 100 on ranks [0], 7 on ranks [1]: start every rank with the same options"),
     ],
 )
 def test_what_one_node_was_told_wrongly_ends_all_and_stands_in_each_log(wrong, message):

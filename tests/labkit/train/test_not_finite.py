@@ -59,3 +59,25 @@ def test_a_learning_rate_that_is_far_too_high_stops_the_run():
         launch(train, config, world_size=2)
     assert "First on rank 0: the output of layers.0" in str(caught.value.cause)
     assert len(launch(train, replace(config, steps=1, learning_rate=0.01), world_size=2)[0]) == 1
+
+
+def overflow(config):
+    """Train on a loss that is so large that float32 has no number for the squares of its gradients."""
+    with training(config) as trainer:
+        plain = trainer.loss
+
+        def loss(logits, targets):
+            total, count = plain(logits, targets)
+            return total * 1e25, count
+
+        trainer.loss = loss
+        trainer.step()
+
+
+@pytest.mark.parametrize(("world_size", "where"), [(1, "of losses, of squares"), (2, "of squares, or over ranks")])
+def test_numbers_that_are_all_finite_have_a_sum_that_is_not(world_size, where):
+    with pytest.raises(RankFailed) as caught:
+        launch(overflow, replace(TINY, precision="float32"), world_size=world_size)
+    text = str(caught.value.cause)
+    assert "the gradient norm inf. Every parameter, output and gradient is finite; a sum is not" in text
+    assert text.endswith(where)

@@ -1,12 +1,14 @@
 """A run learns tokens from a file as it learns a text, and options that do not say how to read it are refused."""
 
+import io
+from contextlib import redirect_stdout
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from labkit.data import TokenFile
-from labkit.train import train
+from labkit.train import train, world
 from labkit.train.console import describe_start
 from tests.labkit.train.tiny import TINY, numbers
 
@@ -18,7 +20,7 @@ def text(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(("dtype", "options"), [("<u2", {}), ("<u4", {"token_bits": 32})])
+@pytest.mark.parametrize(("dtype", "options"), [("<u2", {}), ("<u4", {"token_bits": 32}), ("<i8", {"token_bits": 64})])
 def test_tokens_are_learned_as_a_text_of_the_same_numbers(on_ranks, text, dtype, options):
     tokens = text.with_suffix(".bin")
     np.frombuffer(text.read_bytes(), np.uint8).astype(dtype).tofile(tokens)
@@ -30,6 +32,7 @@ def test_tokens_are_learned_as_a_text_of_the_same_numbers(on_ranks, text, dtype,
 
 @pytest.mark.parametrize(("vocab_size", "bits"), [(50257, 16), (65536, 16), (65537, 32), (128256, 32)])
 def test_the_vocabulary_says_how_many_bits_a_number_has(text, vocab_size, bits):
+    np.arange(500, dtype=f"<u{bits // 8}").tofile(text)
     config = replace(TINY, tokens=str(text), vocab_size=np.int64(vocab_size))
     tokens = config.make_text()
     assert isinstance(tokens, TokenFile)
@@ -47,9 +50,9 @@ def test_the_vocabulary_says_how_many_bits_a_number_has(text, vocab_size, bits):
         ({"tokens": "no/ids", "vocab_size": 9}, "the token file no/ids cannot be read (No such file or directory): na"),
         ({"tokens": ".", "vocab_size": 9}, "the token file . is a folder, a pipe or a device: name a file"),
         ({"tokens": "ids.bin", "vocab_size": 0}, "vocab_size=0 must be at least 1"),
-        ({"tokens": "ids.bin", "vocab_size": 9, "token_bits": 8}, "token_bits=8 is unknown: use 16, 32, None"),
-        ({"vocab_size": 9}, "vocab_size and token_bits are for tokens: name a token file, or leave them out"),
-        ({"token_bits": 16}, "vocab_size and token_bits are for tokens: name a token file, or leave them out"),
+        ({"tokens": "ids.bin", "vocab_size": 9, "token_bits": 8}, "token_bits=8 is unknown: use 16, 32, 64, None"),
+        ({"vocab_size": 9}, "vocab_size=9 is for a file of tokens: name one by tokens=, or leave out vocab_size"),
+        ({"token_bits": 16}, "token_bits=16 is for a file of tokens: name one by tokens=, or leave out token_bits"),
         ({"profile_dir": ""}, "profile_dir='' is not a folder: name one, or leave it out"),
         ({"profile_dir": "traces"}, "profile_step_start=11 and profile_step_end=20 profile none of 10 s"),
         ({"profile_dir": "traces", "profile_step_end": 11}, "profile_step_end=11 profile none of 10 steps: use, fo"),
@@ -62,8 +65,29 @@ def test_a_config_that_does_not_fit_is_refused(options, message):
     assert message in str(caught.value)
 
 
-def test_a_token_outside_of_the_vocabulary_ends_the_run(on_ranks, text):
+@pytest.mark.parametrize("place", [300_000, 1_700_000])  # in the part of either rank, and in no end that is looked at
+def test_a_token_outside_of_the_vocabulary_is_found_before_the_first_step(on_ranks, tmp_path, place):
+    ids = np.arange(2_000_000, dtype="<u2") % 99
+    ids[place] = 99
+    ids.tofile(tmp_path / "ids.bin")
+    config = replace(TINY, tokens=str(tmp_path / "ids.bin"), vocab_size=99, metrics=str(tmp_path / "metrics"))
     with pytest.raises(
-        Exception, match=r"token \d+ of \S+ is \d{5}, read as 16 bits, and vocab_size=99: give the voca"
+        Exception, match=rf"token {place} of \S+ is 99, read as 16 bits, and vocab_size=99: give the voc"
     ):
-        on_ranks(train, replace(TINY, tokens=str(text), vocab_size=99))
+        on_ranks(train, config)
+    assert not (tmp_path / "metrics").exists()
+
+
+def test_what_there_is_no_time_to_check_is_said(on_ranks, tmp_path):
+    """A file of a terabyte (sparse: it takes no place on the disk), and no time."""
+    with open(tmp_path / "ids.bin", "wb") as file:
+        file.truncate(1 << 40)
+
+    def check(config):
+        world.CHECK_SECONDS = 0.0
+        with redirect_stdout(io.StringIO()) as printed:
+            world.check_tokens(config)
+        return printed.getvalue()
+
+    says = f"0% of {tmp_path}/ids.bin is checked; the rest will be as it is read\n"
+    assert on_ranks(check, replace(TINY, tokens=str(tmp_path / "ids.bin"), vocab_size=99)) == [says, ""]

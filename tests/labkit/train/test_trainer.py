@@ -44,14 +44,14 @@ class PlainGPT(nn.Module):
         ]
         self.layers, self.norm = nn.ModuleList(layers), nn.LayerNorm(h)
 
-    def loss(self, tokens):
+    def loss(self, tokens, leave_out):
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         mask = nn.Transformer.generate_square_subsequent_mask(inputs.size(1), dtype=torch.float64)
         x = self.embedding(inputs) + self.positions
         for layer in self.layers:
             x = layer(x, src_mask=mask, is_causal=True)
         logits = self.norm(x) @ self.embedding.weight.T
-        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return nn.functional.cross_entropy(logits.flatten(0, 1), leave_out(targets, range(len(targets))).flatten())
 
 
 TORCHS_NAMES = {
@@ -66,8 +66,12 @@ def torchs_name(name):
     return name
 
 
-def train_plainly(config):
-    """Losses, gradient norms and evaluation losses by what PyTorch has: optimizer, clipping, learning-rate schedule."""
+def train_plainly(config, leave_out=lambda targets, rows: targets, is_frozen=lambda name, step: False):
+    """Losses, gradient norms and evaluation losses by what PyTorch has: optimizer, clipping, learning-rate schedule.
+
+    ``leave_out(targets, rows)`` makes those targets -100 that do not count; ``is_frozen(name, step)`` says what is not
+    trained in a step.
+    """
     text = config.make_text()
     model = PlainGPT(config, text.vocab_size).double()
     start = ParallelGPT(config.shape, group_of_one(), seed=config.seed, dtype=torch.float64)
@@ -90,13 +94,16 @@ def train_plainly(config):
     result = []
     for step in range(config.steps):
         optimizer.zero_grad()
-        loss = model.loss(batch(step * config.batch_size))
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not is_frozen(name, step))
+        loss = model.loss(batch(step * config.batch_size), leave_out)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf)
         optimizer.step()
         rates.step()
         with torch.no_grad():
-            evaluation = model.loss(batch(EVALUATION_SAMPLES)).item() if (step + 1) % config.eval_interval == 0 else 0.0
+            is_due = (step + 1) % config.eval_interval == 0
+            evaluation = model.loss(batch(EVALUATION_SAMPLES), leave_out).item() if is_due else 0.0
         result += [loss.item(), norm.item(), evaluation]
     return result
 
@@ -477,7 +484,7 @@ def test_evaluation_leaves_the_training_alone(on_ranks):
     assert [step.loss for step in evaluated] == [step.loss for step in not_evaluated]
     assert {step.evaluation_loss for step in not_evaluated} == {None}
     assert len({step.evaluation_loss for step in evaluated}) == 4
-    assert [step.number for step in evaluated] == [1, 2, 3, 4]
+    assert [step.step for step in evaluated] == [1, 2, 3, 4]
 
 
 # -- steps as they come ------------------------------------------------------------------------------------------------

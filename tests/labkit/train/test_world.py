@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,17 @@ import torch.distributed as dist
 
 from labkit.launch import World
 from labkit.train import train
-from labkit.train.world import fresh, has_gpu, meet, num_threads, slurm_as_torchrun, world
+from labkit.train.world import (
+    PROCESS,
+    _machine,
+    fresh,
+    has_gpu,
+    meet,
+    num_threads,
+    silent_ranks,
+    slurm_as_torchrun,
+    world,
+)
 from tests.labkit.train.processes import SIX, environment, finish, losses, start
 from tests.labkit.train.tiny import TINY as TINY_CONFIG
 
@@ -85,6 +96,22 @@ def test_ranks_with_different_options_are_refused(tmp_path):
         ]:
             said = ranks.run(refusal, [replace(config, **each) for each in options])
             assert said == [f"{message}: start every rank with the same options"] * 3
+
+
+def test_only_who_is_gone_is_named(monkeypatch):
+    """Not a rank that is slow to notice, as on a busy machine: its process is there."""
+    store = dist.HashStore()
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    ended = subprocess.Popen(["true"])  # and not waited for: a zombie, as under torchrun
+    for rank, pid in enumerate([os.getpid(), ended.pid, os.getpid(), os.getpid()]):
+        store.set(f"{PROCESS} {rank}", f"{_machine() if rank < 3 else 'elsewhere'} {pid}")
+    store.set("labkit.train is gone 3", "")  # said by somebody on its machine
+    slow = threading.Timer(1.5, lambda: store.set("labkit.train is there 2", ""))
+    slow.start()
+    assert silent_ranks(store) == [1, 3]
+    assert not slow.is_alive()
+    ended.wait()
 
 
 def slurm(task, port, num_tasks=4, **more):

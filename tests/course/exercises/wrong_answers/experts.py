@@ -693,6 +693,11 @@ def from_numpy(t, c, d, etp, ep):
     return list(np.array([np.prod([t, c, d]) // np.prod([etp, ep]), c * d]))
 
 
+def no_copies_no_mean(tp_size, cp_size, dp_size, expert_tp_size, ep_size):
+    copies = tp_size * cp_size * dp_size // (expert_tp_size * ep_size)
+    return copies, dp_size * cp_size if copies > 1 else 1
+
+
 WRONG = [
     ("expert_groups", t_for_etp, "t instead of expert_tp"),
     ("expert_groups", ep_divides_dp, "d / ep members"),
@@ -780,6 +785,7 @@ WRONG = [
     ("auxiliary_loss", index_counted_once, "repeated indices"),
     ("auxiliary_loss", counted_in_new_memory, "not zeros"),
     ("auxiliary_loss", scales_in_place, "changes the scores"),
+    ("gradient_divisor", no_copies_no_mean, "a sum over one rank is divided, too"),
     ("gradient_divisor", averaged, "averages over expert_dp"),
     ("gradient_divisor", dp_only, "c forgotten"),
     ("gradient_divisor", whole_stage, "t in it"),

@@ -166,6 +166,14 @@ def new_work_by_parts(failure_hours, interval_minutes, save_minutes, restart_min
     return (1 - restarting - repeating) / (1 + save_minutes / interval_minutes)
 
 
+def divided_among_stages(num_parameters, t, p, d, sharded_optimizer):
+    return num_parameters / (t * p) * (6 + 12 / (p if sharded_optimizer else 1))
+
+
+def cut_among_replicas(num_parameters, t, p, d, sharded_optimizer):
+    return num_parameters / (t * d) * (6 + 12 / (d if sharded_optimizer else 1))
+
+
 WRONG = [
     ("state_bytes", all_shared_by_replicas, "divides everything by all GPUs"),
     ("state_bytes", always_sharded, "always shards the optimizer"),
@@ -188,6 +196,8 @@ WRONG = [
     ("gpus_needed", gpus_needed_1, "rounds down"),
     ("gpus_needed", gpus_needed_2, "6 FLOPs, without recomputation"),
     ("gpus_needed", gpus_needed_3, "hours taken for days"),
+    ("state_bytes", divided_among_stages, "the optimizer is divided by p, not by d"),
+    ("state_bytes", cut_among_replicas, "the model is cut by d, not by p"),
     ("state_bytes", state_bytes_1, "ZeRO's 16 bytes, not 18"),
     ("state_bytes", state_bytes_2, "replicas divide everything"),
     ("state_bytes", state_bytes_3, "d divides even without sharding"),

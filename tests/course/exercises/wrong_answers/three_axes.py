@@ -258,6 +258,28 @@ def place_5(num_parameters: float, num_heads: int, num_layers: int, node_size: i
     return None
 
 
+def place_in(num_heads, num_layers, node_size, fits, most=8):
+    """Return the plan for what fits: the fewest ranks for a replica, then the fewest stages."""
+    sizes = [(t * p, p, t) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8)]
+    good = [each for each in sizes if not (num_heads % each[2] or num_layers % each[1] or each[2] > node_size)]
+    good = [(size, p, t) for size, p, t in good if size <= most and fits(size)]
+    return (good and (min(good)[2], min(good)[1], 8 // min(good)[0])) or None
+
+
+def more_ranks_than_there_are(num_parameters, num_heads, num_layers, node_size, memory_bytes):
+    def fits(size):
+        return 16 * num_parameters / size <= memory_bytes
+
+    return place_in(num_heads, num_layers, node_size, fits, most=64)
+
+
+def gibibytes_for_gigabytes(num_parameters, num_heads, num_layers, node_size, memory_bytes):
+    def fits(size):
+        return 16 * num_parameters / size / 2**30 <= memory_bytes / 1e9
+
+    return place_in(num_heads, num_layers, node_size, fits)
+
+
 WRONG = [
     ("place", fewest_replicas, "the fewest replicas, not the most"),
     ("place", most_stages, "the most stages, not the fewest"),
@@ -287,6 +309,8 @@ WRONG = [
     ("place", place_2, "memory divided by all 8 ranks"),
     ("place", place_3, "max of nothing instead of None"),
     ("place", place_4, "layers not checked"),
+    ("place", more_ranks_than_there_are, "t p may be 16, and then d is 0"),
+    ("place", gibibytes_for_gigabytes, "parameters in GiB, memory in GB"),
     ("place", place_5, "largest t that fits in node"),
 ]
 

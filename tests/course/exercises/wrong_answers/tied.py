@@ -113,6 +113,39 @@ def tied_4(gradient: torch.Tensor | None, num_stages: int):
     return gradient
 
 
+def tied_by_messages_between_the_ends(gradient, num_stages):
+    if gradient is None:
+        return None
+    other, peer = torch.empty_like(gradient), num_stages - 1 - dist.get_rank()
+    messages = [dist.P2POp(dist.isend, gradient, peer), dist.P2POp(dist.irecv, other, peer)]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    return gradient + other
+
+
+def tied_by_enumeration(gradient, num_stages):
+    middle = [[rank] for rank in range(1, num_stages - 1)]
+    group, _ = dist.new_subgroups_by_enumeration([[0, num_stages - 1], *middle])
+    if gradient is not None:
+        dist.all_reduce(gradient, group=group)
+    return gradient
+
+
+def tied_by_members_alone(gradient, num_stages):
+    if gradient is not None:
+        group = dist.new_group([0, num_stages - 1], use_local_synchronization=True)
+        dist.all_reduce(gradient, group=group)
+    return gradient
+
+
+def tied_and_cleaned_up(gradient, num_stages):
+    group = dist.new_group([0, num_stages - 1])
+    if gradient is not None:
+        dist.all_reduce(gradient, group=group)
+        dist.destroy_process_group(group)
+    return gradient
+
+
 WRONG = [
     ("tied", only_the_ends_make_the_group, "middle ranks skip new_group"),
     ("tied", average_of_both, "the mean instead of the sum"),
@@ -130,4 +163,10 @@ WRONG = [
     ("tied", tied_4, "last rank off by one"),
 ]
 
-RIGHT = [("tied", tied_by_gathering)]
+RIGHT = [
+    ("tied", tied_by_gathering),
+    ("tied", tied_by_messages_between_the_ends),
+    ("tied", tied_by_enumeration),
+    ("tied", tied_by_members_alone),
+    ("tied", tied_and_cleaned_up),
+]

@@ -185,6 +185,28 @@ def training_loop_6(weight: torch.Tensor, steps: list, lr: float):
     return weight
 
 
+def divided_by_steps(weight, steps, lr):
+    for micro_batches in steps:
+        weight.grad = None
+        for x in micro_batches:
+            ((x @ weight).square().mean() / len(steps)).backward()
+        dist.all_reduce(weight.grad)
+        with torch.no_grad():
+            weight -= lr * weight.grad / dist.get_world_size()
+    return weight
+
+
+def divided_by_rows_too(weight, steps, lr):
+    for micro_batches in steps:
+        weight.grad = None
+        for x in micro_batches:
+            ((x @ weight).square().mean() / len(micro_batches) / len(x)).backward()
+        dist.all_reduce(weight.grad)
+        with torch.no_grad():
+            weight -= lr * weight.grad / dist.get_world_size()
+    return weight
+
+
 WRONG = [
     ("training_loop", never_clears, "the gradient is never cleared"),
     ("training_loop", clears_once, "the gradient is cleared only once"),
@@ -197,6 +219,8 @@ WRONG = [
     ("training_loop", uphill, "the update goes uphill"),
     ("training_loop", no_messages, "nothing is sent"),
     ("training_loop", returns_nothing, "returns nothing"),
+    ("training_loop", divided_by_steps, "divided by the steps, not by the micro-batches"),
+    ("training_loop", divided_by_rows_too, "the mean over rows is divided by the rows once more"),
     ("training_loop", training_loop_1, "gradient never cleared"),
     ("training_loop", training_loop_2, "not divided by micro-batches"),
     ("training_loop", training_loop_3, "not divided by ranks"),

@@ -124,6 +124,12 @@ def utilisation_5(spans: list[tuple[str, float, float]], start: float, end: floa
     return work / (end - start)
 
 
+def second_by_second(spans, start, end):
+    seconds = range(int(start), int(end))
+    work = [s for s in seconds if any(kind in WORK and b <= s < f for kind, b, f in spans)]
+    return len(work) / (end - start)
+
+
 WRONG = [
     ("utilisation", waits_are_work, "counts waits as work"),
     ("utilisation", spans_not_cut, "work outside the window counts"),
@@ -148,6 +154,7 @@ WRONG = [
     ("beat", beat_1, "only smaller micro-batches, still recomputes"),
     ("beat", beat_2, "only recomputation changed: does not fit"),
     ("beat", beat_3, "shorter pipelines do not fit"),
+    ("utilisation", second_by_second, "counts whole seconds"),
     ("utilisation", utilisation_1, "waits counted as work"),
     ("utilisation", utilisation_2, "negative parts outside the window"),
     ("utilisation", utilisation_3, "only spans wholly inside the window"),
