@@ -35,9 +35,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C._distributed_c10d import _create_work_from_future  # pyright: ignore - private: pinned by a test
 from torch.distributed import distributed_c10d
 from torch.futures import Future
+
+from labkit.c10d import Call, started
 
 NAME = "nccl_rules"
 _FOR_EVER = timedelta(days=1)
@@ -78,7 +80,7 @@ def use_on_this_rank() -> None:
     """Leave this rank's world, and join one that follows NCCL's rules. All ranks call this."""
     if dist.get_backend() == NAME:
         return  # kept from the call before, with all that was left unfinished there
-    timeout = distributed_c10d._get_default_timeout(dist.Backend.GLOO)  # pyright: ignore[reportAttributeAccessIssue]
+    timeout = distributed_c10d.default_pg_timeout  # pyright: ignore - launch has set it
     _register()
     dist.barrier()  # gloo connects eagerly: if a rank closed now, a peer that is still connecting would fail
     dist.destroy_process_group()
@@ -127,7 +129,7 @@ class _Wire:
         device = dist.ProcessGroupGloo.create_default_device()  # pyright: ignore[reportAttributeAccessIssue]
         options._devices = [device]
         options._threads = 2
-        self.gloo = dist.ProcessGroupGloo(dist.PrefixStore("wire", store), rank, num_ranks, options)  # pyright: ignore
+        self.gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore("wire", store), rank, num_ranks, options)  # pyright: ignore
         self.rank = rank
 
     def send(self, peer: int, tag: int, purpose: str, data: torch.Tensor) -> list:
@@ -177,7 +179,7 @@ class _Communicator:
         self.tag = zlib.crc32(name.encode()) >> 4 << 1  # and one more, for what a receiver answers
         self.issued: queue.SimpleQueue = queue.SimpleQueue()
         self.operation = ""  # which runs
-        self.mismatch: Mismatch | None = None  # where it stands still: keeps the messages that gloo still has
+        self.failed: Exception | None = None  # why it stands still: keeps the messages that gloo still has
         self._meet()
         _thread.start_new_thread(self._run, ())  # like NCCL's, it is not one of Python's: launch sees its works only
 
@@ -199,21 +201,20 @@ class _Communicator:
 
     def _run(self) -> None:
         while True:
-            run, entry, done = self.issued.get()
+            issued = self.issued.get()
+            if issued is None:
+                return
+            run, entry, done = issued
             self.operation = entry["profiling_name"].removeprefix("nccl:")
             try:
                 result = run(self)
-            except Mismatch as mismatch:
-                self.mismatch = mismatch
-                print(f"NCCL would wait for ever here, or mix up numbers: {mismatch}.", file=sys.stderr)
-                return  # nobody is told
             except Exception as error:
-                done.set_exception(error)
-            else:
-                entry["retired"] = True
-                done.set_result(result)
-                del result
-            del run, done
+                self.failed = error
+                print(f"NCCL would stand still here: {error}.", file=sys.stderr)
+                return  # nobody is told
+            entry["retired"] = True
+            done.set_result(result)
+            del issued, run, entry, done, result
 
     def exchange(self, given: Mapping[int, torch.Tensor], wanted: Mapping[int, torch.Tensor]) -> None:
         """Send ``given`` to members and receive ``wanted`` from them, all at once; both by global rank."""
@@ -249,7 +250,7 @@ class NCCLRules(dist.ProcessGroup):
     supports_coalescing = True
 
     def __init__(self, wire: _Wire, rank: int, ranks: list[int], name: str, timeout: timedelta):
-        super().__init__(rank, len(ranks))
+        super().__init__(rank, len(ranks))  # pyright: ignore[reportCallIssue] - its stub knows the other constructor only
         self._wire = wire
         self._ranks = ranks
         self._name = name
@@ -288,12 +289,19 @@ class NCCLRules(dist.ProcessGroup):
             self._communicators[name] = _Communicator(self._wire, f"{self._name} {name}", ranks)
         return self._communicators[name]
 
-    def _collective(self, operation: str, run: Callable[[_Communicator], Any], *tensors: torch.Tensor):
-        for tensor in tensors:
+    def _collective(self, operation: str, run: Callable[[_Communicator], Any], buffer: Sequence, others: Sequence = ()):
+        """Issue a collective. ``buffer``: the full one, of a gather or a scatter one rank's part of it."""
+        for tensor in (*buffer, *others):
             _check(tensor)
+        return self._start(operation, buffer, lambda: self._issue_collective(operation, run, buffer))
+
+    def _issue_collective(self, operation: str, run: Callable[[_Communicator], Any], buffer: Sequence):
         communicator = self._communicator("all", self._ranks)
         self._num_collectives += 1
-        return communicator.issue(run, self._record(operation, tensors[:1]))
+        return communicator.issue(run, self._record(operation, buffer))
+
+    def _start(self, operation: str, tensors: Sequence[torch.Tensor], issue: Callable[[], Any]):
+        return started(Call(operation, self, list(tensors), has_handle=True), issue)
 
     def _record(self, operation: str, tensors: Sequence[torch.Tensor], is_message: bool = False) -> dict:
         """Add an entry to the recorder, as ProcessGroupNCCL writes it."""
@@ -311,6 +319,12 @@ class NCCLRules(dist.ProcessGroup):
         _recorded.append(entry)
         return entry
 
+    def shutdown(self) -> None:
+        """End the threads, once they have done what was issued."""
+        for communicator in self._communicators.values():
+            communicator.issued.put(None)
+        self._communicators.clear()
+
     # -- messages
 
     def send(self, tensors, dst: int, tag: int):
@@ -324,7 +338,9 @@ class NCCLRules(dist.ProcessGroup):
 
     def _message(self, kind: str, tensor: torch.Tensor, group_rank: int):
         _check(tensor)
-        peer = self._ranks[group_rank]
+        return self._start(kind, [tensor], lambda: self._issue_message(kind, tensor, self._ranks[group_rank]))
+
+    def _issue_message(self, kind: str, tensor: torch.Tensor, peer: int):
         if self._batch is not None:
             self._batch.append((kind, peer, tensor))
             return None
@@ -354,7 +370,7 @@ class NCCLRules(dist.ProcessGroup):
                 _reduce_into(communicator, tensor, [tensor] * self.size(), reduce_op)
             return tensors
 
-        return self._collective("all_reduce", run, *tensors)
+        return self._collective("all_reduce", run, tensors)
 
     allreduce_coalesced = allreduce
 
@@ -368,7 +384,7 @@ class NCCLRules(dist.ProcessGroup):
             communicator.exchange(given, {} if is_root else {root: tensors[0]})
             return tensors
 
-        return self._collective("broadcast", run, *tensors)
+        return self._collective("broadcast", run, tensors)
 
     def reduce(self, tensors, opts):
         reduce_op = _reduction(opts)
@@ -383,7 +399,7 @@ class NCCLRules(dist.ProcessGroup):
                 tensors[0].detach().copy_(reduce_op(torch.stack(list(rows.values()))))
             return tensors
 
-        return self._collective("reduce", run, *tensors)
+        return self._collective("reduce", run, tensors)
 
     def allgather(self, outputs, inputs, opts=None):
         def run(communicator):
@@ -391,7 +407,7 @@ class NCCLRules(dist.ProcessGroup):
                 _gather_into(communicator, pieces, own)
             return outputs
 
-        return self._collective("all_gather", run, *inputs, *(piece for pieces in outputs for piece in pieces))
+        return self._collective("all_gather", run, [piece for pieces in outputs for piece in pieces], inputs)
 
     def all_gather_single(self, output, input, opts=None):
         return self.__gather_single([output], [input])
@@ -409,7 +425,7 @@ class NCCLRules(dist.ProcessGroup):
                 _gather_into(communicator, output.view(-1).chunk(self.size()), own.reshape(-1))
             return outputs
 
-        return self._collective("all_gather", run, *inputs, *outputs)
+        return self._collective("all_gather", run, outputs, inputs)
 
     def reduce_scatter(self, outputs, inputs, opts=None):
         reduce_op = _reduction(opts)
@@ -419,7 +435,7 @@ class NCCLRules(dist.ProcessGroup):
                 _reduce_into(communicator, output, pieces, reduce_op)
             return outputs
 
-        return self._collective("reduce_scatter", run, *(piece for pieces in inputs for piece in pieces), *outputs)
+        return self._collective("reduce_scatter", run, [piece for pieces in inputs for piece in pieces], outputs)
 
     def reduce_scatter_single(self, output, input, opts=None):
         return self.__scatter_single([output], [input], opts)
@@ -440,14 +456,14 @@ class NCCLRules(dist.ProcessGroup):
                 _reduce_into(communicator, output.view(-1), pieces, reduce_op)
             return outputs
 
-        return self._collective("reduce_scatter", run, *inputs, *outputs)
+        return self._collective("reduce_scatter", run, inputs, outputs)
 
     def alltoall(self, outputs, inputs, opts=None):
         def run(communicator):
             communicator.exchange(dict(zip(self._ranks, inputs)), dict(zip(self._ranks, outputs)))
             return outputs
 
-        return self._collective("all_to_all", run, *inputs, *outputs)
+        return self._collective("all_to_all", run, inputs, outputs)
 
     def all_to_all_single(self, output, input, output_splits=None, input_splits=None, opts=None):
         def run(communicator):
@@ -456,7 +472,7 @@ class NCCLRules(dist.ProcessGroup):
             communicator.exchange(dict(zip(self._ranks, given)), dict(zip(self._ranks, received)))
             return [output]
 
-        return self._collective("all_to_all", run, input, output)
+        return self._collective("all_to_all", run, [input], [output])
 
     alltoall_base = all_to_all_single
 
@@ -468,7 +484,7 @@ class NCCLRules(dist.ProcessGroup):
             communicator.exchange({root: inputs[0]}, wanted)
             return outputs
 
-        return self._collective("gather", run, *inputs)
+        return self._collective("gather", run, inputs)
 
     def scatter(self, outputs, inputs, opts):
         root = self._ranks[opts.rootRank]
@@ -478,14 +494,14 @@ class NCCLRules(dist.ProcessGroup):
             communicator.exchange(given, {root: outputs[0]})
             return outputs
 
-        return self._collective("scatter", run, *outputs)
+        return self._collective("scatter", run, outputs)
 
     def barrier(self, opts=None):
         def run(communicator):
             _reduce_into(communicator, torch.zeros(1), [torch.zeros(1)] * self.size(), _REDUCTIONS[0][1])
             return []
 
-        return self._collective("barrier", run)
+        return self._collective("barrier", run, [])
 
 
 def _batch_of(messages: Sequence[tuple[str, int, torch.Tensor]]) -> Callable[[_Communicator], list[torch.Tensor]]:

@@ -3,7 +3,7 @@
 import pytest
 
 from labkit.launch import RankFailed, World
-from tests.support.nccl import is_under_nccls_rules
+from tests.support.nccl import is_under_nccls_rules, under_nccls_rules
 
 
 @pytest.fixture(scope="module")
@@ -24,3 +24,14 @@ def on_ranks():
     yield run
     for world in worlds.values():
         world.close()
+
+
+@pytest.fixture
+def by_nccls_rules(on_ranks):
+    """Run a function as `on_ranks` does, on ranks that talk by NCCL's rules."""
+
+    def run(*args, **kwargs):
+        with under_nccls_rules():
+            return on_ranks(*args, **kwargs)
+
+    return run
