@@ -110,6 +110,7 @@ def sent_and_received(schedule, groups):
     return dict(sent), dict(received)
 
 
+@pytest.mark.gloo
 @pytest.mark.parametrize("p", [2, 3])
 def test_each_channel_receives_in_the_order_in_which_it_sends(on_ranks, p):
     """NCCL knows no tags, so this is what keeps messages apart there; here gloo shows the order."""
