@@ -45,6 +45,27 @@ def prepare_gpu(one_queue: bool = False) -> None:
     torch.set_float32_matmul_precision("highest")  # NGC containers multiply with 10 bits
 
 
+def wait_for_gpu() -> None:
+    """Wait for all that this process has launched on its GPU, if it uses one. A kernel's error is raised here."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def gpu_is_lost() -> bool:
+    """Return whether CUDA refuses every further call of this process, as after a failed assertion in a kernel."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.current_stream().query()  # does not wait
+    except RuntimeError:
+        return True
+    return False
+
+
 def take_turns() -> None:
     """Let this thread, and those it will start, wait for a core until whoever has it pauses or has had its time.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import cloudpickle
 
-from labkit.device import prepare_gpu, take_turns
+from labkit.device import gpu_is_lost, prepare_gpu, take_turns, wait_for_gpu
 from labkit.launch import renewal
 from labkit.launch.frames import Frame
 from labkit.launch.payload import Payload, dump, load, pickled
@@ -184,6 +184,7 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
         del call, payload  # and the bytes they hold
         _in_call = True
         result = function(*args, **kwargs)
+        wait_for_gpu()  # else a kernel's error, or a collective that never ends, would be the next call's
         _in_call = False
         if lost := probe.lost_request():
             text = f"the request of this i{lost.text()} is lost: keep what it returns, and call its wait(), or it hangs"
@@ -195,6 +196,7 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
             return "error", replace(describe_error(TypeError(text)), frames=())  # the line that returned is unknown
     except BaseException as error:
         _in_call = False
+        probe.broken = probe.broken or gpu_is_lost()
         return "error", describe_error(error)
     finally:
         _flush()

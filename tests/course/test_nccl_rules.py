@@ -191,3 +191,20 @@ def test_what_is_left_over_after_a_fault_meets_no_later_call(is_message):
 def refusals_raised():
     batched_ring()
     dist.all_reduce(torch.ones(2, 3).T)
+
+
+def a_kernel_fails():
+    """As on a GPU: the function returns before anybody knows, and from then on CUDA refuses every call."""
+
+    def refuse(*_):
+        raise RuntimeError("device-side assert triggered")
+
+    torch.cuda.is_initialized = lambda: True
+    torch.cuda.synchronize = torch.cuda.current_stream = refuse
+
+
+def test_the_error_of_a_kernel_is_that_of_its_own_call_and_ends_the_world():
+    with World(2) as world:
+        with pytest.raises(RankFailed, match="device-side assert"):
+            world.run(Under(a_kernel_fails))
+        assert world.ended
