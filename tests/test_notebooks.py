@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import subprocess
+import symtable
 import sys
 from functools import cache
 from pathlib import Path
@@ -305,6 +306,26 @@ def test_cells_that_communicate_do_it_from_the_ranks_own_device(path):
         if "# on the CPU" not in source:
             wrong += [f"{cell.id}: {ast.unparse(call)}" for tree in on_ranks for call in calls_without_device(tree)]
     assert not wrong, f"give these device=local_device(): {wrong}"
+
+
+def test_no_function_takes_a_device_that_the_kernel_was_asked_for(path):
+    """The kernel has no world, so it says the CPU, also where ranks have GPUs."""
+    cells = [cell.source for cell in code_cells(read(path)) if not cell.source.startswith("%%ranks")]
+    asked = set()
+    for source in cells:
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.Assign) and "local_device()" in ast.unparse(node.value):
+                asked |= {ast.unparse(target) for target in node.targets}
+    used = {name for source in cells for name in globals_in_functions(symtable.symtable(source, path.name, "exec"))}
+    assert not asked & used, "call local_device() in the function, which runs on ranks"
+
+
+def globals_in_functions(table):
+    """The globals that functions use, but not those of a comprehension, which runs where it stands."""
+    for inner in table.get_children():
+        if not inner.get_name().endswith(("comp", "genexpr")):
+            yield from (symbol.get_name() for symbol in inner.get_symbols() if symbol.is_global())
+            yield from globals_in_functions(inner)
 
 
 def rank_functions(source):
