@@ -50,7 +50,7 @@ def measured(monkeypatch):
 
 @contextmanager
 def a_fake_rank(plan, rank):
-    """Let this process be a rank that sends nothing, on tensors that have no memory; whoever looks at them is content."""
+    """Let this process be a rank that sends nothing, on tensors without memory; who looks at them is content."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.world_size)
     number = patch.object(FakeTensor, "item", lambda _: 1.0)
     truth = patch.object(FakeTensor, "__bool__", lambda _: False)
