@@ -53,8 +53,9 @@ sweep-nccl: export PYTHONSTARTUP = $(CURDIR)/tests/support/nccl_startup.py
 sweep-nccl: export PYTHONPATH = $(CURDIR)
 sweep-nccl: export LABKIT_PROGRESS = $(CURDIR)/build/tests_progress.json
 sweep-nccl: $(READY)
+	@mkdir -p build && cat tests/nbval_sanitize.cfg tests/nbval_nccl.cfg > build/nbval_nccl.cfg
 	$(SWEEP) tests/labkit tests/course $(NOTEBOOKS) --ignore tests/labkit/launch --nbval --nbval-current-env \
-		--nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300
+		--nbval-sanitize-with build/nbval_nccl.cfg --nbval-cell-timeout 300
 
 check: $(READY)
 	@$(BIN)/python -m pytest -q $(STYLE)

@@ -150,8 +150,8 @@ def _join(settings: dict, probe: Probe) -> None:
     else:
         take_turns()
         backend = "gloo"
-    # Groups made without a time-out take these, and not the world's.
-    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = probe.timeout
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        setattr(distributed_c10d, name, probe.timeout)  # which groups take that are made without a time-out
     dist.init_process_group(backend, timeout=probe.timeout)
 
 
