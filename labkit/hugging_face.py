@@ -1,12 +1,13 @@
 """Translates Hugging Face's format: config.json to a `GPT` and back, and which rows of which tensors a parameter has.
 
-A `Family` is a table of all that is said about models of one kind; reading and writing follow the same table.
+A `Family` is a table of all that is said about models of one kind; reading and writing follow the same table. What a
+config.json leaves out has the default of transformers' configuration class. Those defaults are in the table too, as
+nothing here imports transformers; a test compares them with the classes.
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,9 +17,21 @@ from labkit.shape import GPT
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-ROPE = {"rope_type": ["default"], "type": ["default"], "partial_rotary_factor": [1.0]}
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",  # with a constant rounded to ten digits
+}
+FOLLOWS = {"n_inner": "4 n_embd", "num_key_value_heads": "num_attention_heads"}  # what null stands for
+OF_SIZES = ("num_layers", "hidden_size", "vocab_size", "num_attention_heads", "num_query_groups")
+OF_SIZES += ("ffn_hidden_size", "num_experts")  # fields that decide how large tensors are
 NOT_WEIGHTS = re.compile(r"attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # masks and tables that old files have
+AS_IN_MEMORY = re.compile(r"\.mlp\.(gate\.weight|experts\..*)$")  # Mixtral's experts, as transformers 5 computes them
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -27,23 +40,26 @@ class Family:
 
     architecture: str
     form: dict[str, Any]  # fields of the `GPT` that are the same in all of them
-    options: dict[str, tuple]  # what config.json calls the others: the field, and a default unless it must be there
-    known: dict[str, list]  # further options, and the values that labkit computes
+    options: dict[str, tuple[str, Any]]  # what config.json calls the others: the field, and the default
+    known: dict[str, list]  # further options, and the values that labkit computes, the default first
     layers: str  # how the names of a layer's tensors begin, before its number
     tensors: dict[str, list[str]]  # for each module of labkit's, the tensors that have its rows, one after the other
+    kept: tuple[str, ...]  # options that a copy takes from the model that it started from; they may be left out
+    aliases: dict[str, str]  # other names of options, which have the last word
+    window: tuple[int | None, ...] = ()  # the default of sliding_window; () if attention has none, whatever is said
 
 
 GPT2 = Family(
     "GPT2LMHeadModel",
     dict(norm="layernorm", positions="learned", bias=True),
     {
-        "n_layer": ("num_layers",), "n_embd": ("hidden_size",), "n_positions": ("seq_length",),
-        "vocab_size": ("vocab_size",), "n_head": ("num_attention_heads",), "n_inner": ("ffn_hidden_size", None),
-        "activation_function": ("mlp", "gelu_new"), "layer_norm_epsilon": ("norm_eps", 1e-5),
-        "tie_word_embeddings": ("tied", True),
+        "n_layer": ("num_layers", 12), "n_embd": ("hidden_size", 768), "n_positions": ("seq_length", 1024),
+        "vocab_size": ("vocab_size", 50257), "n_head": ("num_attention_heads", 12),
+        "n_inner": ("ffn_hidden_size", None), "activation_function": ("mlp", "gelu_new"),
+        "layer_norm_epsilon": ("norm_eps", 1e-5), "tie_word_embeddings": ("tied", True),
     },
     {
-        "activation_function": [*ACTIVATIONS], "scale_attn_weights": [True],
+        "activation_function": ["gelu_new", *ACTIVATIONS], "scale_attn_weights": [True],
         "scale_attn_by_inverse_layer_idx": [False], "add_cross_attention": [False],
     },
     "transformer.h.",
@@ -53,19 +69,24 @@ GPT2 = Family(
         "mlp_norm": ["ln_2"], "mlp.up": ["mlp.c_fc"], "mlp.down": ["mlp.c_proj"],
         "norm": ["transformer.ln_f"], "output": ["lm_head"],
     },
+    (*TOKENS, "resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    {
+        "num_hidden_layers": "n_layer", "hidden_size": "n_embd", "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+    },
 )  # fmt: skip
 LLAMA = Family(
     "LlamaForCausalLM",
     dict(norm="rmsnorm", mlp="swiglu", positions="rope"),
     {
-        "num_hidden_layers": ("num_layers",), "hidden_size": ("hidden_size",),
-        "max_position_embeddings": ("seq_length",), "vocab_size": ("vocab_size",),
-        "num_attention_heads": ("num_attention_heads",), "num_key_value_heads": ("num_query_groups", None),
-        "intermediate_size": ("ffn_hidden_size",), "rms_norm_eps": ("norm_eps", 1e-6),
+        "num_hidden_layers": ("num_layers", 32), "hidden_size": ("hidden_size", 4096),
+        "max_position_embeddings": ("seq_length", 2048), "vocab_size": ("vocab_size", 32000),
+        "num_attention_heads": ("num_attention_heads", 32), "num_key_value_heads": ("num_query_groups", None),
+        "intermediate_size": ("ffn_hidden_size", 11008), "rms_norm_eps": ("norm_eps", 1e-6),
         "rope_theta": ("rotary_base", 10_000.0), "tie_word_embeddings": ("tied", False),
         "attention_bias": ("bias", False), "mlp_bias": ("bias", False),
     },
-    {"hidden_act": ["silu"]},
+    {"hidden_act": ["silu", "swish"]},
     "model.layers.",
     {
         "embedding": ["model.embed_tokens"],
@@ -79,14 +100,33 @@ LLAMA = Family(
         "mlp.experts.down": ["block_sparse_moe.experts.{}.w2"],
         "norm": ["model.norm"], "output": ["lm_head"],
     },
+    (*TOKENS, "max_position_embeddings", "attention_dropout"),
+    {},
+)  # fmt: skip
+MISTRAL = replace(
+    LLAMA,
+    architecture="MistralForCausalLM",
+    form=LLAMA.form | {"bias": False},
+    options={name: option for name, option in LLAMA.options.items() if option[0] != "bias"}
+    | {
+        "max_position_embeddings": ("seq_length", 131_072), "num_key_value_heads": ("num_query_groups", 8),
+        "intermediate_size": ("ffn_hidden_size", 14_336),
+    },
+    kept=(*LLAMA.kept, "sliding_window"),
+    window=(4096,),
 )  # fmt: skip
 MIXTRAL = replace(
-    LLAMA,
+    MISTRAL,
     architecture="MixtralForCausalLM",
-    form=LLAMA.form | dict(bias=False),
-    options=LLAMA.options | {"num_local_experts": ("num_experts",), "num_experts_per_tok": ("top_k",)},
-)
-FAMILIES = {"gpt2": GPT2, "llama": LLAMA, "mistral": LLAMA, "mixtral": MIXTRAL}
+    options=MISTRAL.options
+    | {
+        "rms_norm_eps": ("norm_eps", 1e-5), "rope_theta": ("rotary_base", 1_000_000.0),
+        "num_local_experts": ("num_experts", 8), "num_experts_per_tok": ("top_k", 2),
+    },
+    aliases={"num_experts": "num_local_experts"},
+    window=(None,),
+)  # fmt: skip
+FAMILIES = {"gpt2": GPT2, "llama": LLAMA, "mistral": MISTRAL, "mixtral": MIXTRAL}
 
 
 def shape_of(config: Mapping[str, Any], seq_length: int | None = None) -> GPT:
@@ -95,69 +135,163 @@ def shape_of(config: Mapping[str, Any], seq_length: int | None = None) -> GPT:
     Raises:
         ValueError: the architecture, or one of its options, is not one that labkit computes.
     """
-    if (kind := config.get("model_type")) not in FAMILIES:
-        use = ", ".join(FAMILIES)
-        raise ValueError(f"model_type={kind!r} is an architecture that labkit does not have: use one of {use}")
-    if quantized := config.get("quantization_config"):
-        raise ValueError(f"quantization_config={quantized}: use weights in floating point")
-    family, fault = FAMILIES[kind], f"a config of model_type={kind!r}"
+    kind, family = _family_of_config(config)
+    fault = f"a config of model_type={kind!r}"
     try:
-        # transformers 5 writes rope_parameters, versions before rope_scaling, with rope_theta outside.
-        config = {**config, **(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
-        values, known = dict(family.form), ROPE | family.known
-        for name, (field, *default) in family.options.items():
-            value = default[0] if default and config.get(name) is None else config[name]
-            value = ACTIVATIONS.get(value, value) if field == "mlp" else value
-            known.setdefault(name, [values.setdefault(field, value)])  # two names of a field must agree
-        known["head_dim"] = [values["hidden_size"] // values["num_attention_heads"]]
-        for name, right in known.items():
-            if (value := config.get(name)) not in (None, *right):
-                use = " or ".join(map(repr, right))
-                raise ValueError(f"{name}={value!r} is not computed by labkit's model: use weights trained with {use}")
-        longest = values["seq_length"]
-        values["seq_length"] = seq_length = longest if seq_length is None else seq_length
-        if seq_length > longest:
-            raise ValueError(f"seq_length={seq_length} is more than the {longest} positions of this model: use fewer")
-        if (window := config.get("sliding_window")) is not None and window < seq_length:
-            fault = f"sliding_window={window} is less than seq_length={seq_length}"
-            way_out = f"use a seq_length up to {window}" if window > 0 else "use weights without a window"
-            raise ValueError(f"{fault}: {way_out}")
-    except KeyError as error:
-        raise ValueError(f"{fault} without {error}: it is damaged") from None
+        given = _given(config, family)
+        values = dict(family.form)
+        for name, right in family.known.items():
+            _check_known(name, given.get(name, right[0]), right)
+        for name, (field, default) in family.options.items():
+            value = given.get(name, default)
+            if value is None and name not in FOLLOWS:
+                raise ValueError(f"{name} is null: give a value, or leave it out for {default!r}")
+            value = ACTIVATIONS[str(value)] if field == "mlp" else value
+            _check_known(name, value, [values.setdefault(field, value)])  # two names of a field must agree
+        if (head_dim := given.get("head_dim")) is not None:
+            _check_head_dim(head_dim, values["hidden_size"], values["num_attention_heads"], left_out(config))
+        longest: int = values["seq_length"]
+        length = longest if seq_length is None else seq_length
+        if length > longest:
+            raise ValueError(f"seq_length={length} is more than the {longest} positions of this model: use fewer")
+        _check_window(given, family, length)
+        values["seq_length"] = length
     except (TypeError, ZeroDivisionError) as error:
         raise ValueError(f"{fault} has a value of the wrong type ({error})") from None
     if values.get("num_query_groups") == values["num_attention_heads"]:
         values["num_query_groups"] = None
     if (top_k := values.get("top_k", 2)) == 1:
         raise ValueError(f"num_experts_per_tok={top_k} is not computed by labkit's model: use 2 or more")
-    return GPT(**values)
+    try:
+        return GPT(**values)
+    except ValueError as error:
+        reason = str(error).rsplit(": ", 1)[0]  # the rest is for whoever may choose a shape
+        for name, (field, _) in family.options.items():
+            reason = re.sub(rf"\b{field}=", f"{name}=", reason)
+        raise ValueError(f"{fault} describes no model: {reason}{left_out(config)}") from None
+
+
+def _family_of_config(config: Mapping[str, Any]) -> tuple[str, Family]:
+    """Return the family that a config.json names, if its weights are those that labkit reads."""
+    kind = str(config.get("model_type"))
+    if kind not in FAMILIES:
+        use = ", ".join(FAMILIES)
+        raise ValueError(f"model_type={kind!r} is an architecture that labkit does not have: use one of {use}")
+    if quantized := config.get("quantization_config"):
+        raise ValueError(f"quantization_config={quantized}: use weights in floating point")
+    if file := config.get("transformers_weights"):
+        raise ValueError(f"transformers_weights={file!r}: labkit reads {WEIGHTS}, or several files and {INDEX}")
+    return kind, FAMILIES[kind]
+
+
+def _given(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Return what a config.json says, each option under one name, and rope_theta among them.
+
+    transformers 5 writes rope_parameters, versions before rope_scaling, with rope_theta outside. If both are there,
+    the old name counts.
+    """
+    given = {**config, **{name: config[alias] for alias, name in family.aliases.items() if alias in config}}
+    if family.form["positions"] != "rope":
+        return given
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise TypeError(f"{rope!r} says nothing about rotary positions")
+    if "rope_theta" in rope:
+        given["rope_theta"] = rope["rope_theta"]
+    _check_known("rope_type", rope.get("rope_type", rope.get("type", "default")), ["default"])
+    if of_layers := [name for name, value in rope.items() if isinstance(value, dict)]:
+        fault = f"rope_parameters that {of_layers[0]} has of its own are not computed by labkit's model"
+        raise ValueError(f"{fault}: use weights trained with the same in all layers")
+    return given
+
+
+def _check_known(name: str, value: Any, right: Sequence[Any]) -> None:
+    if value not in right:
+        use = " or ".join(map(repr, dict.fromkeys(right)))
+        raise ValueError(f"{name}={value!r} is not computed by labkit's model: use weights trained with {use}")
+
+
+def _check_head_dim(head_dim: int, hidden_size: int, num_attention_heads: int, left_out: str) -> None:
+    if head_dim != hidden_size // num_attention_heads:
+        fault = f"head_dim={head_dim!r} is not hidden_size={hidden_size} / num_attention_heads={num_attention_heads}"
+        raise ValueError(f"{fault}, the only one that labkit's model computes{left_out}")
+
+
+def _check_window(given: Mapping[str, Any], family: Family, seq_length: int) -> None:
+    window = given.get("sliding_window", *family.window) if family.window else None
+    if window is None or window >= seq_length:  # each token sees all before it
+        return
+    default = "" if "sliding_window" in given else ", the default that config.json leaves out,"
+    fault = f"sliding_window={window}{default} is less than seq_length={seq_length}"
+    if window < 1:
+        raise ValueError(f"{fault}: no model can be trained with it")
+    raise ValueError(f"{fault}: use a seq_length up to {window}")
+
+
+def left_out(config: Mapping[str, Any]) -> str:
+    """Return a clause about the sizes that a config.json leaves out; an empty text if it has all."""
+    family = FAMILIES[config["model_type"]]
+    there = {family.aliases.get(name, name) for name in config}
+    sizes = OF_SIZES + (("seq_length",) if family.form["positions"] == "learned" else ())
+    said = [
+        f"{name} ({default or FOLLOWS[name]} by default)"
+        for name, (field, default) in family.options.items()
+        if field in sizes and name not in there
+    ]
+    return f"; {CONFIG} leaves out {', '.join(said)}" if said else ""
 
 
 @lru_cache
-def config_of(shape: GPT) -> dict[str, Any]:
+def config_of(shape: GPT, model_type: str | None = None) -> dict[str, Any]:
     """Return the config.json of a shape, with which transformers computes the same.
 
-    It is that of the family where it describes the same shape when read back; without one, a ValueError says so.
+    It is that of the first family that has such models, or of the one that is asked for; else a ValueError says what
+    the nearest family has instead.
     """
-    values = _resolved(shape)
-    for kind, family in FAMILIES.items():
+    values, misfits = _resolved(shape), {}
+    for kind in FAMILIES if model_type is None else [model_type]:
+        family = FAMILIES[kind]
+        misfits[kind] = _misfits(shape, family)
+        if misfits[kind]:
+            continue
         config = {"architectures": [family.architecture], "model_type": kind}
         config |= {name: right[0] for name, right in family.known.items()}
-        config |= {name: values[field] for name, (field, *_) in family.options.items() if field != "mlp"}
+        config |= {name: values[field] for name, (field, _) in family.options.items() if field != "mlp"}
         if "activation_function" in config:
-            config["activation_function"] = next((k for k, mlp in ACTIVATIONS.items() if mlp == shape.mlp), None)
-        with suppress(ValueError):
-            if _resolved(shape_of(config)) == values:
-                return config
-    given = ", ".join(f"{name}={values[name]!r}" for name in ("norm", "mlp", "positions", "bias", "num_experts"))
-    forms = (f"{kind}'s {', '.join(f'{k}={v!r}' for k, v in each.form.items())}" for kind, each in FAMILIES.items())
-    raise ValueError(f"{given} is not the form of a model that transformers knows: use {'; '.join(forms)}")
+            config["activation_function"] = next(k for k, mlp in ACTIVATIONS.items() if mlp == shape.mlp)
+        return config | ({"sliding_window": None} if family.window else {})
+    nearest = min(misfits, key=lambda kind: len(misfits[kind]))
+    given = ", ".join(f"{name}={values[name]!r}" for name in misfits[nearest])
+    instead = ", ".join(f"{name}={other}" for name, other in misfits[nearest].items())
+    fault = f"{given} is not the form of a model that transformers knows"
+    raise ValueError(f"{fault}: the nearest, {FAMILIES[nearest].architecture}, has {instead}")
+
+
+def _misfits(shape: GPT, family: Family) -> dict[str, str]:
+    """Return the fields of a shape that no model of a family has, each with what those have."""
+    values, said = _resolved(shape), {field for field, _ in family.options.values()}
+    same = {field: values[field] for field in said if values[field] is not None}
+    try:
+        nearest = _resolved(GPT(**family.form | same))
+    except ValueError:  # of rotary positions
+        return {"num_attention_heads": "a number that leaves an even head size"}
+    misfits = {name: repr(nearest[name]) for name, value in values.items() if value != nearest[name]}
+    if "mlp" in said and shape.mlp not in ACTIVATIONS.values():
+        misfits["mlp"] = " or ".join(map(repr, dict.fromkeys(ACTIVATIONS.values())))
+    if "num_experts" in said and shape.num_experts is None:
+        misfits["num_experts"] = "1 or more"
+    if shape.num_experts and shape.top_k == 1 and "top_k" in said:
+        misfits["top_k"] = "2 or more"
+    if shape.num_attention_heads is None:
+        misfits["num_attention_heads"] = "1 or more"
+    return misfits
 
 
 def _resolved(shape: GPT) -> dict[str, Any]:
     """Return a shape's fields, where None has become the number it stands for, and what is not used has become None."""
     values = asdict(shape) | {"ffn_hidden_size": shape.expert_width, "moe_ffn_hidden_size": None}
     values["num_query_groups"] = shape.num_query_groups or shape.num_attention_heads
+    values["norm_eps"] = float(shape.norm_eps)  # of an int transformers says that it is no float
     unused = [] if shape.num_experts else ["top_k", "moe_layer_freq", "router_scores"]
     unused += [] if shape.positions == "rope" else ["rotary_base"]
     return values | dict.fromkeys(unused)
@@ -203,21 +337,23 @@ def is_transposed(tensor: str) -> bool:
     return re.search(r"\.c_\w+\.weight$", tensor) is not None
 
 
-def weight_files(folder: Path) -> dict[Path, set[str]]:
-    """Return a folder's files of weights, each with the tensors that an index says it has."""
+def weight_files(folder: Path) -> list[Path]:
+    """Return a folder's files of weights in the order of transformers: of a tensor that is in two, the last counts.
+
+    One file with all weights comes before an index, which may be left there from what was in the folder before.
+    """
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
     if (folder / INDEX).exists():
-        files: dict[Path, set[str]] = {}
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
             fault = f"{folder / INDEX} has weight_map={weight_map!r}, not a file for each tensor"
             raise ValueError(f"{fault}: it is damaged")
-        for name, file in weight_map.items():
-            if Path(str(file)).name != file:
-                raise ValueError(f"{folder / INDEX} names {file}: files must lie in the same folder")
-            files.setdefault(folder / file, set()).add(name)
-        return files
-    if (folder / WEIGHTS).exists():
-        return {folder / WEIGHTS: set()}
+        names = sorted(set(map(str, weight_map.values())))
+        for name in names:
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ValueError(f"{folder / INDEX} names {name}: files must lie in the folder")
+        return [folder / name for name in names]
     if pickled := sorted(path for pattern in PICKLED for path in folder.glob(pattern)):
         fault = f"{pickled[0]} is pickled, and loading it would run whatever code it contains"
         raise ValueError(f"{fault}: where you trust it, let transformers write it anew with save_pretrained")

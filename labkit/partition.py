@@ -123,8 +123,18 @@ def chunks_of_rank(size: int, tp_size: int, tp_rank: int, stride: int = 1) -> li
     return [range(start, start + chunk) for start in starts]
 
 
-def check_divides(parts: int, name: str, size: int, stride: int = 1, *, parts_name: str = "tp_size") -> None:
+def check_divides(
+    parts: int,
+    name: str,
+    size: int,
+    stride: int = 1,
+    *,
+    parts_name: str = "tp_size",
+    is_given: bool = False,
+) -> None:
     """Raise a ValueError if a dim of this size cannot be cut into parts * stride equal chunks.
+
+    Of a size that is given, as by a model's weights, the error does not say which one to use instead.
 
     >>> check_divides(4, "output_size", 10)
     Traceback (most recent call last):
@@ -133,9 +143,10 @@ def check_divides(parts: int, name: str, size: int, stride: int = 1, *, parts_na
     size, stride = check_size(name, size), check_size("stride", stride)
     chunks = parts * stride
     if size % chunks:
-        fits = "" if size % stride else f"{parts_name} {either(divisors(size // stride))}, or "
+        fits = [] if size % stride else [f"{parts_name} {either(divisors(size // stride))}"]
+        fits += [] if is_given else [f"{name} {either(multiples_near(size, chunks))}"]
         fault = does_not_divide(name, size, **{parts_name: parts} | ({"stride": stride} if stride > 1 else {}))
-        raise ValueError(f"{fault}: use {fits}{name} {either(multiples_near(size, chunks))}")
+        raise ValueError(f"{fault}: use {', or '.join(fits)}")
 
 
 def multiples_near(number: int, of: int) -> list[int]:

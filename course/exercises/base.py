@@ -38,6 +38,7 @@ from labkit.sizes import counted
 
 Wrong = TypeVar("Wrong", bound=Callable)
 
+UNKNOWN = "No mistake that is known here gives these values."
 NOT_WHOLE = (
     "These are whole numbers, but stored as floats, which no size and no rank may be: use `//` for `/`, or `int`."
 )
@@ -167,7 +168,7 @@ class Exercise:
                 if not cause and "usually" not in advice:
                     seen = wrong.seen or wrong.changed * (not advice)
                     hints = unused(function), advice, seen, sized_by_data(function), self.right_before(number)
-                    advice = " ".join(filter(None, hints))
+                    advice = " ".join(filter(None, hints)) or f"{UNKNOWN} `{self.name}.hint()` gives a hint."
                 lines = self.report_lines(wrong) + [indent(advice)] * bool(advice)
                 return Verdict("raised" if is_error else "wrong", "\n".join(lines))
             complaints += [trial for trial in trials if trial.complaint or trial.cause]

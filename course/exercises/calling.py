@@ -136,7 +136,7 @@ class Kept:
     def complaint(self) -> str | None:
         """Say which argument is no longer as it was, if there is one."""
         for name, tensor, before in self.before:
-            if re.match(r"\w*", name)[0] in self.may_change:
+            if re.split(r"\W", name)[0] in self.may_change:
                 continue
             if is_freed(tensor):
                 return f"It frees the memory of `{name}`, which it was given and others still need: keep its storage."

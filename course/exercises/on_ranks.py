@@ -176,7 +176,8 @@ class RankExercise(Exercise):
         if recognise(everywhere):
             return explain(everywhere)
         told = explain(replace(failed, mistakes=[]), why_nan, everywhere)
-        return f"{told} {self._variant_on_ranks(in_cases) or ''}".strip()
+        variant = self._variant_on_ranks(in_cases) if len(in_cases) == len(self.cases) else None
+        return f"{told} {variant or ''}".strip()
 
     def _variant_on_ranks(self, in_cases: dict[tuple, Evidence]) -> Variant | None:
         """Return a variant of the solution that gives the learner's answers on all ranks in all cases."""

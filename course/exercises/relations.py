@@ -5,8 +5,9 @@ Answers are nested lists, one for each case or for each rank. ``given`` has the 
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
+from typing import Any
 
 import torch
 
@@ -201,7 +202,7 @@ def _as_given(pairs: Pairs, given: Sequence[dict]) -> str:
         for rank in range(max(len(values) for _, values in blocks)):
             if all(rank < len(values) and all(same(got, values[rank]) for got in gots) for gots, values in blocks):
                 return f"All ranks have `{name}` of rank {rank}, as it was given."
-        tensors = [(_all_tensors(gots), _all_tensors(values)) for gots, values in blocks]
+        tensors: list[Any] = [(_all_tensors(gots), _all_tensors(values)) for gots, values in blocks]
         if any(gots is None or values is None or not _of_one_shape(values) for gots, values in tensors):
             continue
         for text, function in TOGETHER.items():
@@ -242,7 +243,7 @@ def _over_ranks(pairs: Pairs, given: Sequence[dict]) -> str:
     """Say what holds between the answers of one rank and those of the others."""
     if not is_on_ranks(given):
         return ""
-    blocks = [_tensors(block) for block in _blocks(pairs, given)]
+    blocks: list[Any] = [_tensors(block) for block in _blocks(pairs, given)]
     blocks = [block for block in blocks if block is None or not all(_close(got, right) for got, right in block)]
     if None in blocks:
         return ""
@@ -508,11 +509,11 @@ def _products(names: list[str]) -> Iterator[dict[str, int]]:
                 yield dict(zip(chosen, powers))
 
 
-def _value(powers: dict[str, float], sizes: dict[str, float]) -> float:
+def _value(powers: Mapping[str, float], sizes: dict[str, float]) -> float:
     return math.prod(sizes[name] ** power for name, power in powers.items())
 
 
-def _product_text(powers: dict[str, float]) -> str:
+def _product_text(powers: Mapping[str, float]) -> str:
     """Return a product of sizes as text.
 
     >>> _product_text({"n": 1, "t": -1, "p": -1}), _product_text({"t": -0.5})
@@ -576,7 +577,7 @@ def _by_an_argument(pairs: Pairs, given: Sequence[dict]) -> str:
     if not given or len(given) != len(pairs):
         return ""
     for name in given[0]:
-        values = [_tensor(each.get(name)) if isinstance(each.get(name), list) else None for each in given]
+        values: list[Any] = [_tensor(each.get(name)) if isinstance(each.get(name), list) else None for each in given]
         if any(value is None or not _fits(value, got) for value, (got, _) in zip(values, tensors)):
             continue
         times = _multiple((got - right, value.expand_as(got)) for value, (got, right) in zip(values, tensors))

@@ -155,7 +155,7 @@ class _Reader:
 
 def _changed_in_place(nodes: list[ast.AST]) -> set[str]:
     """Return the names of what collectives, methods as append, and `+=` write into."""
-    found = [node.target for node in nodes if isinstance(node, ast.AugAssign)]
+    found: list[ast.expr] = [node.target for node in nodes if isinstance(node, ast.AugAssign)]
     for call in (node for node in nodes if isinstance(node, ast.Call)):
         name = ast.unparse(call.func)
         if name.startswith("dist.") or name.endswith("_single"):

@@ -7,6 +7,7 @@ import itertools
 import linecache
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,7 +42,7 @@ class Watch(TorchDispatchMode):
         self.new: set[int] = set()  # memory that nobody had written to when it was made
         self.messages: set[int] = set()  # memory that collectives may have written to
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func, types, args: tuple[Any, ...] = (), kwargs=None):
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented  # such as a DTensor: what it is made of comes here in its turn
         name = func._schema.name.partition("::")[2]
@@ -76,7 +77,7 @@ class Watch(TorchDispatchMode):
             return f"New memory is used{self._line()} before anybody has written to it. {UNWRITTEN}"
         return ""
 
-    def _note_repeats(self, name: str, args: tuple, is_message: bool) -> None:
+    def _note_repeats(self, name: str, args: tuple[Any, ...], is_message: bool) -> None:
         """Note a list in which one tensor stands several times, and an index in which a number does."""
         lists = [value for value in args if isinstance(value, (list, tuple))]
         if name == "allgather_":
@@ -91,9 +92,10 @@ class Watch(TorchDispatchMode):
                         f"`{name.strip('_').replace('allgather', 'all_gather')}`{self._line()} {what} in which one "
                         f"tensor stands {same} times: what is written to one entry is in the others, too."
                     )
-        if name == "index_put_" and not (len(args) > 3 and args[3]):
-            index = [each for each in args[1] if isinstance(each, torch.Tensor) and each.dtype == torch.long]
-            if len(index) == len(args[1]) == 1 and len(index[0].unique()) < index[0].numel():
+        if name == "index_put_" and not any(args[3:]):
+            _, places, *_ = args
+            index = [each for each in places if isinstance(each, torch.Tensor) and each.dtype == torch.long]
+            if len(index) == len(places) == 1 and len(index[0].unique()) < index[0].numel():
                 self._add(
                     f"An index{self._line()} has a number twice, and what is written there first is lost. "
                     "`index_add_` adds all, and `torch.bincount` counts."

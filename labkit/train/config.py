@@ -7,6 +7,7 @@ import math
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from itertools import product
 from numbers import Real
 from pathlib import Path
@@ -242,16 +243,19 @@ class TrainConfig:
         num_chunks = 2 if self.schedule in V_SHAPED else self.num_chunks
         if (stages := self.pp_size * num_chunks) > self.num_layers:
             fault = f"pp_size={self.pp_size} * num_chunks={num_chunks} = {stages} stages"
-            raise ValueError(f"{fault} for num_layers={self.num_layers}: use {stages} layers or more, or fewer stages")
+            fault += f" for num_layers={self.num_layers}"
+            more = "" if self.init_from else f"{stages} layers or more, or "
+            raise ValueError(f"{fault}: use {more}fewer stages")
         split = self.layers_per_stage  # which checks what is given
         object.__setattr__(self, "stage_layers", None if self.stage_layers is None else split)
+        check = partial(check_divides, is_given=self.init_from is not None)
         for name in ("num_attention_heads", "num_query_groups"):
             if number := getattr(shape, name):
-                check_divides(self.tp_size, name, number)
+                check(self.tp_size, name, number)
                 if self.context_parallel == "ulysses":
-                    check_divides(self.tp_size * self.cp_size, name, number, parts_name="tp_size * cp_size")
+                    check(self.tp_size * self.cp_size, name, number, parts_name="tp_size * cp_size")
         if shape.num_moe_layers < shape.num_layers:
-            check_divides(self.tp_size, "ffn_hidden_size", shape.mlp_width)
+            check(self.tp_size, "ffn_hidden_size", shape.mlp_width)
         if self.zero_stage >= 2 and self.schedule in ("zero-bubble", *V_SHAPED):
             fault = f"zero_stage={self.zero_stage} sends a layer's gradients when its backward is done"
             how = f"schedule={self.schedule!r} computes those of its weights later"
@@ -273,11 +277,12 @@ class TrainConfig:
                     fault = f"{name}={getattr(self, name)!r} is for experts"
                     raise ValueError(f"{fault}: give num_experts too, or leave {name} out")
             return
-        check_divides(self.ep_size, "num_experts", shape.num_experts, parts_name="ep_size")
+        check = partial(check_divides, is_given=self.init_from is not None)
+        check(self.ep_size, "num_experts", shape.num_experts, parts_name="ep_size")
         name = "expert_tp_size" if self.expert_tp_size else "tp_size"
-        check_divides(self.expert_tp_size or self.tp_size, "width of an expert", shape.expert_width, parts_name=name)
+        check(self.expert_tp_size or self.tp_size, "width of an expert", shape.expert_width, parts_name=name)
         if width := shape.num_shared_experts * shape.expert_width:
-            check_divides(self.tp_size, "width of shared experts", width)
+            check(self.tp_size, "width of shared experts", width)
 
     def layout(self, world_size: int) -> ParallelLayout:
         """Return the ranks on their two grids.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -127,6 +128,8 @@ class Trainer:
         self.optimizer = self.make_optimizer()
         data = {"seed": config.seed, "text": self.text.fingerprint}
         told = json.loads(json.dumps(asdict(config), default=str))  # as a checkpoint has it
+        if config.init_from is not None:  # a relative path would be a different folder for whoever exports elsewhere
+            told["init_from"] = str(Path(config.init_from).resolve())
         self._state = checkpoint.State(self.models, self.optimizer, groups, config.shape, data, told)
         if config.resume and config.checkpoint_dir:
             self.steps_done, self.samples_done = checkpoint.load_newest(config.checkpoint_dir, self._state)
