@@ -83,10 +83,14 @@ def use_on_this_rank() -> None:
     timeout = distributed_c10d.default_pg_timeout  # pyright: ignore - launch has set it
     _register()
     dist.barrier()  # gloo connects eagerly: if a rank closed now, a peer that is still connecting would fail
+    left = dist.group.WORLD
     dist.destroy_process_group()
     _Wire.of_this_process = None
     _distributed_c10d._dump_nccl_trace_json = _dump_recorder  # pyright: ignore - where launch looks for works
     dist.init_process_group(NAME, timeout=timeout)
+    for function in vars(sys.modules.get("torch.distributed.nn.functional", object)).values():
+        if left in (defaults := getattr(function, "__defaults__", None) or ()):  # the world when it was imported
+            function.__defaults__ = tuple(dist.group.WORLD if each is left else each for each in defaults)
 
 
 def _register() -> None:
