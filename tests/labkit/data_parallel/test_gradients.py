@@ -541,6 +541,7 @@ def waits_and_messages(overlap):
     assert all(message.start <= waits[0].start for message in messages)  # all under way before the first wait
 
 
+@pytest.mark.gloo  # a future tells its callbacks after its wait has returned
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_trace_has_every_message_and_every_wait_within_backward(on_ranks, overlap):
     on_ranks(waits_and_messages, overlap)
