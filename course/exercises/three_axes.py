@@ -209,7 +209,8 @@ def norms_added(gradients, kinds, tp_rank):
 @norm.mistake("You added up the norms of single gradients. Squares add up: one root, at the end.")
 def every_norm_added(gradients, kinds, tp_rank):
     counted = ("shard", "whole") if tp_rank == 0 else ("shard",)
-    return summed(sum(each.norm() for each, kind in zip(gradients, kinds) if kind in counted))
+    norms = [each.norm() for each, kind in zip(gradients, kinds) if kind in counted]
+    return summed(torch.stack(norms).sum())
 
 
 @norm.mistake(

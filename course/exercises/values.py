@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, ValuesView
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 TOLERANCE = 1e-5  # relative; float32 sums in a different order differ by less
 FREED = "(its memory is freed)"

@@ -82,7 +82,7 @@ def search(
     >>> from course.sizing import DGX_A100
     >>> gpt = GPT(96, 12288, 2048, 51200, 96)
     >>> print(search(gpt, 512, 1536, DGX_A100, zero_stage=1, schedule=None).best)
-    t=4 p=16 v=1 b=1 selective: 42.6 s a step, 60.8 GB
+    t=4 p=16 v=1 b=1 recompute=selective: 42.6 s a step, 60.8 GB
     """
     if not 0 < memory_share <= 1:
         raise ValueError(f"memory_share={memory_share} must be in (0, 1]")
