@@ -26,7 +26,7 @@ def whole_layer(batch_size: int, input_size: int, output_size: int) -> tuple[tor
     """Return x, weight and bias of a whole linear layer in small whole numbers, the same on every rank."""
     x = torch.arange(batch_size * input_size).view(batch_size, input_size) + 1.0
     weight = torch.arange(output_size * input_size).view(output_size, input_size) % 7 - 2.0
-    bias = 10.0 * torch.arange(1, output_size + 1)
+    bias = 20.0 * (torch.arange(output_size) - output_size // 2)  # so that Y has numbers of both signs
     return x.to(local_device()), weight.to(local_device()), bias.to(local_device())
 
 

@@ -286,7 +286,16 @@ def stride_shard_4(master: torch.Tensor, rank: int, tp_size: int, stride: int) -
     return master.chunk(tp_size * stride, dim=0)[rank::tp_size]
 
 
+def with_an_activation(x, master_weight, master_bias):
+    t, rank = dist.get_world_size(), dist.get_rank()
+    y_shard = F.linear(x, master_weight.chunk(t)[rank], master_bias.chunk(t)[rank]).relu()
+    shards = [torch.empty_like(y_shard) for _ in range(t)]
+    dist.all_gather(shards, y_shard)
+    return torch.cat(shards, dim=-1)
+
+
 WRONG = [
+    ("column_forward", with_an_activation, "an activation that nobody asked for"),
     ("column_forward", bias_of_every_rank, "the bias t times"),
     ("column_forward", cuts_the_input_dim, "cuts the stored weight's inputs"),
     ("column_forward", joins_rows, "joins the shards as rows"),
