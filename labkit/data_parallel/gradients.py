@@ -36,10 +36,7 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     for parameter in module.parameters():
         if parameter.grad is not None:
             parameter.grad /= group.size()
-            # NCCL takes no transposed tensor, and the gradient of a transposed weight is one.
-            message = parameter.grad if parameter.grad.is_sparse else parameter.grad.contiguous()
-            dist.all_reduce(message, group=group)
-            parameter.grad.copy_(message)
+            dist.all_reduce(parameter.grad, group=group)
 
 
 class DataParallel(Replica):
