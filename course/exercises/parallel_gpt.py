@@ -50,7 +50,7 @@ layer_parameters.mistakes_of(
     ),
     (
         dict(cut=8, whole=3),
-        "2 h too few: there are two norms, and each has a weight *and* a bias. And a row layer's bias is not cut.",
+        "One norm's bias or weight twice is missing, and a row layer's bias is cut: it is whole on every rank.",
     ),
     (dict(cut=7, whole=4), "2 h too few: there are two norms, and each has a weight *and* a bias."),
     (dict(cut=0, whole=13), "A column layer's bias is cut with its outputs: each rank has those of its own columns."),

@@ -34,7 +34,7 @@ def test_alone(alone):
     assert code == 0, error
     first, *steps, last = out.splitlines(keepends=True)
     floor = InventedText().floor_nats
-    threads = f"{len(os.sched_getaffinity(0))} thread"
+    threads = f"{torch.get_num_threads()} thread"  # of this process, in which it ran
     assert first.startswith(f"1 rank (tp 1, pp 1, dp 1); gloo on the CPU, {threads}")
     assert f"parameters in float32; 64 tokens per step; the text's floor is {floor:.4f}" in first
     config = TrainConfig(seq_length=8, hidden_size=16, num_layers=2)
