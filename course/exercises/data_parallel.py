@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from course.communication import CommunicationLog
-from course.exercises.on_ranks import Conduct, RankExercise, only, summed, whole_numbers
+from course.exercises.on_ranks import RankExercise, only, summed, whole_numbers
 from labkit.groups import local_device
 from labkit.sizes import counted
 
@@ -355,19 +355,13 @@ def unequal_inputs(*rows_of_ranks: int):
     return gradient if rows_of_ranks[rank] else torch.zeros_like(gradient), rows_of_ranks[rank]
 
 
-def gathers_no_gradient(log: Conduct, gradient, num_rows) -> str | None:
-    if log.total_bytes("all_gather") < dist.get_world_size() * gradient.nbytes:
-        return None
-    return "It gathers the gradients of all ranks, and only their sum is needed: all-reduce that."
-
-
 unequal_average = RankExercise(
     "unequal_average",
     my_unequal_average,
     notebook="06",
     cases=[(3, 1, 3, 4), (4, 3, 3, 2, 2), (4, 4, 4, 1, 0)],
     inputs=unequal_inputs,
-    rule=only("all_reduce", "all_gather", also=gathers_no_gradient),
+    rule=only("all_reduce", "all_gather"),
     may_change=("gradient",),
     hints=[
         "Mean over all rows = (sum over all rows) / (number of all rows). Both sums run over the ranks.",

@@ -235,11 +235,6 @@ def training_sends_each_micro_batch(weight, steps, lr):
     return weight
 
 
-def unequal_of_gathered(gradient, num_rows):
-    rows = gathered(torch.tensor([float(num_rows)]))
-    return (gathered(gradient[None]) * rows[:, None]).sum(0) / rows.sum()
-
-
 def next_word_of_all_logits(logits, temperature, seed):
     logits = gathered(logits, 1)
     return (logits / temperature + parallel_gpt.gumbel(seed, *logits.shape)).argmax(-1)
@@ -315,7 +310,6 @@ FORBIDDEN = [
     ("average", average_of_gathered, "It calls all_gather"),
     ("bucketed_average", buckets_of_one, "It sends 3 messages"),
     ("training_loop", training_sends_each_micro_batch, "It calls 6 all-reduces in 2 steps"),
-    ("unequal_average", unequal_of_gathered, "It gathers the gradients of all ranks"),
     ("next_word", next_word_of_all_logits, "Nobody wants to gather the logits"),
     ("norm", norm_of_gathered, "It calls all_gather"),
     ("tied", tied_with_all, "This rank takes part in the all_reduce"),
