@@ -1,5 +1,6 @@
 # make lab        open a copy of your own in JupyterLab   make notebooks  run every notebook and store its outputs
 # make test       every test but the fast checks     make pics       draw the files in pics/
+# make sweep      all of what the tests only sample: hours
 # make check      the fast checks only               make bench      a table of ratios against peers
 # make soak       half an hour on an overloaded machine: no correct program may be called a deadlock
 # make handout    notebooks without outputs and answers    make slides     slides of every notebook
@@ -17,7 +18,7 @@ STYLE := tests/test_style.py
 
 SHARED = $(PREFIX)/megatron-lab
 
-.PHONY: lab test check notebooks pics bench soak handout slides load site wheelhouse gpu-check install-shared
+.PHONY: lab test sweep sweep-answers sweep-nccl check notebooks pics bench soak handout slides load site wheelhouse gpu-check install-shared
 
 lab: $(READY)
 	@$(BIN)/python -m course.open
@@ -37,6 +38,24 @@ test: $(READY)
 	$(BIN)/python -m pytest tests/labkit/launch -m alone -n 3 --dist worksteal --max-worker-restart 0 \
 		--junit-xml $(lastword $(RESULTS)); \
 	$(BIN)/python tests/support/closing_line.py $(RESULTS) $$((status + $$?))
+
+# What `make test` samples, in full: answers of learners and mutants of solutions; and tests and notebooks on ranks that
+# talk by NCCL's rules (course/nccl_rules.py).
+SWEEP = $(BIN)/python -m pytest -n 2 --dist loadfile -o faulthandler_timeout=7200
+sweep: sweep-answers sweep-nccl
+
+sweep-answers: export LABKIT_ALL_ANSWERS = 1
+sweep-answers: $(READY)
+	$(SWEEP) tests/course/exercises
+
+sweep-nccl: export NCCL_RULES = 1
+sweep-nccl: export PYTHONSTARTUP = $(CURDIR)/tests/support/nccl_startup.py
+sweep-nccl: export PYTHONPATH = $(CURDIR)
+sweep-nccl: export LABKIT_PROGRESS = $(CURDIR)/build/tests_progress.json
+sweep-nccl: $(READY)
+	@mkdir -p build && cat tests/nbval_sanitize.cfg tests/nbval_nccl.cfg > build/nbval_nccl.cfg
+	$(SWEEP) tests/labkit tests/course $(NOTEBOOKS) --ignore tests/labkit/launch --nbval --nbval-current-env \
+		--nbval-sanitize-with build/nbval_nccl.cfg --nbval-cell-timeout 300
 
 check: $(READY)
 	@$(BIN)/python -m pytest -q $(STYLE)

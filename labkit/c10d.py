@@ -7,7 +7,8 @@ DistributedDataParallel. So this is the one place to listen. While nobody does, 
 What cannot be heard:
 
 - Waits inside C++, as in DistributedDataParallel's reducer.
-- A ProcessGroup written in Python: its methods are called without an operator.
+- A ProcessGroup written in Python, unless it tells (`started`): its methods are called without an
+  operator.
 - Compiled code.
 - Functional collectives in a thread that started before the block, because torch asks each thread
   for itself. The functions of `dist` are heard there too.
@@ -216,6 +217,18 @@ class _Ear:
 
 
 _EAR = _Ear()
+
+
+def started(call: Call, start: Callable[[], dist.Work | None]) -> dist.Work | None:
+    """Start a call of a ProcessGroup that is written in Python, and tell who listens."""
+    heard = [(listener, listener.hear(call)) for listener in _EAR.listeners]
+    work = start()
+    for listener, each in heard:
+        each.note_start(work)
+        if work is not None:
+            listener.of_work[work] = each
+    return work
+
 
 # A thread that includes this dispatch key calls the kernels below before the operators of c10d. All
 # other operators pass the key at no cost. It lies below the keys of autograd and of dispatch modes,

@@ -15,10 +15,18 @@ def choose_backend(asked: str, num_ranks: int, num_gpus: int) -> tuple[str, str]
         way_out = "use backend='auto' or 'gloo', or fewer ranks"
         raise ValueError(f"backend='nccl' needs a GPU for each of the {num_ranks} ranks and {have}: {way_out}")
     if asked != "gloo" and num_gpus >= num_ranks:
-        return "nccl", f"Ranks run on GPUs, one each, and talk through NCCL: {have}."
+        return "nccl", f"Ranks run on {_taken(num_ranks)}, one each, and talk through NCCL: {have}."
     too_few = f", too few for {num_ranks} ranks" if num_gpus else ""
     why = ", as asked" if asked == "gloo" and num_gpus else f": {have}{too_few}"
     return "gloo", f"Ranks run on the CPU and talk through gloo{why}."
+
+
+def _taken(num_ranks: int) -> str:
+    """Name the GPUs that this many ranks take, as CUDA numbers them, or as the user does who shows only some."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = visible.split(",") if visible else [str(number) for number in range(num_ranks)]
+    of_all = f" of CUDA_VISIBLE_DEVICES={visible}" if visible else ""
+    return f"GPU{'s' * (num_ranks > 1)} {', '.join(names[:num_ranks])}{of_all}"
 
 
 def prepare_gpu(one_queue: bool = False) -> None:
@@ -35,6 +43,27 @@ def prepare_gpu(one_queue: bool = False) -> None:
     # Lazy loading makes a kernel's first launch wait for all that runs: for ever, if that is a receive posted ahead.
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     torch.set_float32_matmul_precision("highest")  # NGC containers multiply with 10 bits
+
+
+def wait_for_gpu() -> None:
+    """Wait for all that this process has launched on its GPU, if it uses one. A kernel's error is raised here."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def gpu_is_lost() -> bool:
+    """Return whether CUDA refuses every further call of this process, as after a failed assertion in a kernel."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.current_stream().query()  # does not wait
+    except RuntimeError:
+        return True
+    return False
 
 
 def take_turns() -> None:

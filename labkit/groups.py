@@ -221,9 +221,12 @@ def groups_of_one() -> ProcessGroups:
 
 def local_device() -> torch.device:
     """Return the device of this rank's tensors: its GPU if the world uses NCCL, otherwise the CPU."""
-    if not dist.is_initialized() or "nccl" not in dist.get_backend_config():
+    if not dist.is_initialized() or "cuda:nccl" not in dist.get_backend_config():
         return torch.device("cpu")
-    return torch.device("cuda", local_rank() % torch.cuda.device_count())  # Slurm may show each task only one GPU
+    num_gpus = torch.cuda.device_count()
+    if not num_gpus:  # a backend for tests, with NCCL's rules, in a world of CPU ranks
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank() % num_gpus)  # Slurm may show each task only one GPU
 
 
 def local_rank() -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from labkit.launch import watchdog
 from labkit.launch.client import ServerHandle
+from tests.support.nccl import put_under_nccls_rules, under_nccls_rules
 
 
 def pytest_configure():
@@ -18,7 +19,31 @@ def pytest_configure():
     cores, num_workers = sorted(os.sched_getaffinity(0)), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0))
     if num_workers and (own := cores[int(os.environ["PYTEST_XDIST_WORKER"][2:]) :: num_workers]):
         os.sched_setaffinity(0, own)
+    if "NCCL_RULES" in os.environ:
+        put_under_nccls_rules()
     watchdog._QUIET_SECONDS = 0.5  # a deadlock takes 1.5 s less; it is told from slow ranks by more looks, not fewer
+
+
+def pytest_generate_tests(metafunc):
+    """A test with this mark runs on gloo, and again by NCCL's rules. In a sweep, everything runs by those only."""
+    if metafunc.definition.get_closest_marker("nccl_rules") and "NCCL_RULES" not in os.environ:
+        metafunc.parametrize("rules", ["gloo", "nccl_rules"], indirect=True)
+
+
+def pytest_collection_modifyitems(items):
+    if "NCCL_RULES" in os.environ:
+        for item in items:
+            if item.get_closest_marker("gloo"):
+                item.add_marker(pytest.mark.skip(reason="it looks at what only gloo does"))
+
+
+@pytest.fixture(autouse=True)
+def rules(request):
+    if getattr(request, "param", "gloo") == "gloo":
+        yield
+        return
+    with under_nccls_rules():
+        yield
 
 
 def pytest_collection_finish():

@@ -1,11 +1,13 @@
 """What holds for every notebook before it is run: stored outputs, no leftovers of a session, working links."""
 
+import ast
 import copy
 import importlib
 import inspect
 import json
 import re
 import subprocess
+import symtable
 import sys
 from functools import cache
 from pathlib import Path
@@ -289,3 +291,51 @@ def test_relative_links_lead_somewhere(document):
         text = document.read_text()
     links = [link for link in LINK.findall(text) if "://" not in link and not link.startswith("attachment:")]
     assert not [link for link in links if not (document.parent / link).exists()]
+
+
+FACTORIES = {"arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "tensor", "zeros"}
+"""Functions of torch that make a tensor, on the CPU unless they are told a device."""
+
+
+def test_cells_that_communicate_do_it_from_the_ranks_own_device(path):
+    """Else a notebook on a machine with GPUs says NCCL and uses gloo. A cell that means the CPU says so."""
+    wrong = []
+    for cell in code_cells(read(path)):
+        source = re.sub(r"^%%ranks.*\n", "", cell.source)
+        on_ranks = [ast.parse(source)] if source != cell.source else rank_functions(source)
+        if "# on the CPU" not in source:
+            wrong += [f"{cell.id}: {ast.unparse(call)}" for tree in on_ranks for call in calls_without_device(tree)]
+    assert not wrong, f"give these device=local_device(): {wrong}"
+
+
+def test_no_function_takes_a_device_that_the_kernel_was_asked_for(path):
+    """The kernel has no world, so it says the CPU, also where ranks have GPUs."""
+    cells = [cell.source for cell in code_cells(read(path)) if not cell.source.startswith("%%ranks")]
+    asked = set()
+    for source in cells:
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.Assign) and "local_device()" in ast.unparse(node.value):
+                asked |= {ast.unparse(target) for target in node.targets}
+    used = {name for source in cells for name in globals_in_functions(symtable.symtable(source, path.name, "exec"))}
+    assert not asked & used, "call local_device() in the function, which runs on ranks"
+
+
+def globals_in_functions(table):
+    """The globals that functions use, but not those of a comprehension, which runs where it stands."""
+    for inner in table.get_children():
+        if not inner.get_name().endswith(("comp", "genexpr")):
+            yield from (symbol.get_name() for symbol in inner.get_symbols() if symbol.is_global())
+            yield from globals_in_functions(inner)
+
+
+def rank_functions(source):
+    """The functions of a cell that call torch.distributed themselves."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    return [each for each in functions if re.search(r"\bdist\.(?!get_|new_)\w+\(", ast.unparse(each))]
+
+
+def calls_without_device(tree):
+    """Those of torch's factories, but for draws: their generator is the CPU's, so that all machines draw the same."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    made = [call for call in calls if re.fullmatch(rf"torch\.({'|'.join(FACTORIES)})", ast.unparse(call.func))]
+    return [call for call in made if not {keyword.arg for keyword in call.keywords} & {"device", "generator", None}]

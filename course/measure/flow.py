@@ -12,16 +12,17 @@ import torch.distributed as dist
 
 from course.sizing.flow import Flow
 from course.sizing.messages import Held, Move, Step, cut
+from labkit.groups import local_device
 from labkit.launch import launch
 
 
-def trace_flow(function: Callable, start: Sequence[Sequence[float]]) -> Flow:
+def trace_flow(function: Callable, start: Sequence[Sequence[float]], backend: str = "auto") -> Flow:
     """Run ``function(x)`` on one rank per row of ``start``, and see what becomes of the numbers.
 
     ``function`` gets its rank's row as a float32 tensor, and returns the tensor that the rank then has, or None. It
-    must be linear, as sums, copies and moves are; otherwise the sources mean nothing.
+    must be linear, as sums, copies and moves are; otherwise the sources mean nothing. ``backend`` is that of `launch`.
     """
-    rows = launch(_trace_here, function, start, world_size=len(start), backend="gloo")
+    rows = launch(_trace_here, function, start, world_size=len(start), backend=backend)
     return Flow([list(row) for row in start], [after for after, _ in rows], [origins for _, origins in rows])
 
 
@@ -40,7 +41,7 @@ def ring_trace(flows: Sequence[Flow]) -> list[Step]:
 
 def _trace_here(function: Callable, start: Sequence[Sequence[float]]):
     rank = dist.get_rank()
-    x = torch.tensor(start[rank], dtype=torch.float32)
+    x = torch.tensor(start[rank], dtype=torch.float32, device=local_device())
     after = function(x.clone())
     elements = [(source, element) for source, row in enumerate(start) for element in range(len(row))]
     arrived = []

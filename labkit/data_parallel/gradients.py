@@ -36,7 +36,10 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     for parameter in module.parameters():
         if parameter.grad is not None:
             parameter.grad /= group.size()
-            dist.all_reduce(parameter.grad, group=group)
+            # NCCL takes no transposed tensor, and the gradient of a transposed weight is one.
+            message = parameter.grad if parameter.grad.is_sparse else parameter.grad.contiguous()
+            dist.all_reduce(message, group=group)
+            parameter.grad.copy_(message)
 
 
 class DataParallel(Replica):

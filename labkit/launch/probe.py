@@ -26,7 +26,7 @@ from labkit.launch.frames import LAUNCHER, Frame, own_frames, stack_of
 class Collective:
     """A collective that this rank has started and not finished."""
 
-    group: str  # torch's name for it
+    group: str  # the backend, and torch's name for the group: gloo and NCCL count on their own
     ranks: tuple[int, ...]
     number: int  # in its group
     operation: str
@@ -73,6 +73,7 @@ class _Message:
         return f"{self.operation} {'to' if self.operation == 'send' else 'from'} {peer} ({self.tensor}{tag})"
 
 
+_RECORDER_SECONDS = 0.3  # for NCCL's answer
 _SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeration", "split_group")
 _purposes: dict[int, object] = {}  # what each thread waits for at this moment, by its identifier
 _messages: dict[int, _Message] = {}
@@ -163,7 +164,7 @@ class Probe:
     def snapshot(self) -> Snapshot:
         """Look at this rank's threads. A library's own thread is left out: it brings no message."""
         busy = linux.is_busy()
-        collectives, started, expires = _flight_recorder(self.timeout, self.first_record)
+        collectives, started, expires, unsettled = _flight_recorders(self.timeout, self.first_record)
         frames, me, main = sys._current_frames(), threading.current_thread(), threading.main_thread()
         stores = sorted(glob.glob(f"{self.directory}/store*"))
         threads, ran = [], [linux.bytes_received(), *map(os.path.getsize, stores)]
@@ -178,7 +179,8 @@ class Probe:
                         ran.append(linux.switches(task))
         frames.clear()  # they hold this frame, and it holds them: the learner's tensors would live on
         ran += [linux.switches(task) for task in linux.tasks() if linux.name(task).startswith("pt_gloo_runloop")]
-        return Snapshot(tuple(threads), collectives, started, tuple(ran), busy, self.broken or bool(self.requests))
+        unsettled = unsettled or self.broken or bool(self.requests)
+        return Snapshot(tuple(threads), collectives, started, tuple(ran), busy, unsettled)
 
     def _thread(self, thread: int, task: int | None, frame: FrameType, in_collective: bool, expires: bool) -> Thread:
         """Say what a thread does. ``expires``: a collective is open that has a shorter time-out than the world."""
@@ -240,16 +242,45 @@ def _records() -> list[dict]:
     return json.loads(_dump_fr_trace_json()).get("entries", [])
 
 
-def _flight_recorder(timeout: timedelta, first: int) -> tuple[tuple[Collective, ...], dict[str, int], bool]:
-    """Return the unfinished collectives, the last of each group, and whether a time-out is shorter than the world's.
+def _records_of_nccl() -> list[dict] | None:
+    """Return what NCCL's flight recorder has noted; None if it does not answer: it asks the GPU, which may be lost."""
+    from torch._C import _distributed_c10d
 
-    Records before the ``first`` are of connections that are no more: numbers began again from 1.
+    dump = getattr(_distributed_c10d, "_dump_nccl_trace_json", None)
+    if dump is None:  # in a build without NCCL
+        return []
+    answers: list[bytes] = []
+    thread = threading.Thread(target=lambda: answers.append(dump()), daemon=True, name="labkit-recorder")
+    thread.start()
+    thread.join(_RECORDER_SECONDS)
+    return json.loads(answers[0]).get("entries", []) if answers else None
+
+
+def _flight_recorders(timeout: timedelta, first: int) -> tuple[tuple[Collective, ...], dict[str, int], bool, bool]:
+    """Return what torch's recorders know of this rank's works.
+
+    That is the unfinished collectives, the last of each group, whether a time-out is shorter than the world's, and
+    whether more is unfinished: a message, or what a recorder does not tell. Records of gloo before the ``first`` are of
+    connections that are no more: numbers began again from 1.
     """
-    entries = [entry for entry in _records() if not entry["is_p2p"] and entry["record_id"] >= first]
-    unfinished = [entry for entry in entries if not entry["retired"]]
-    started = {entry["process_group"][0]: entry["collective_seq_id"] for entry in entries}  # in their order
-    expires = any(timedelta(milliseconds=entry["timeout_ms"]) < timeout for entry in unfinished)
-    return tuple(_collective(entry) for entry in unfinished), started, expires
+    of_nccl = _records_of_nccl()
+    entries = [entry for entry in _records() if entry["record_id"] >= first] + (of_nccl or [])
+    retired = {_number(entry) for entry in entries if entry["retired"]}
+    # Messages of a batch have its number, and only its own entry ever retires.
+    unfinished = [entry for entry in entries if _number(entry) not in retired]
+    collectives = [entry for entry in unfinished if not entry["is_p2p"]]
+    started = {_group(entry): entry["collective_seq_id"] for entry in entries if not entry["is_p2p"]}  # in their order
+    expires = any(timedelta(milliseconds=entry["timeout_ms"]) < timeout for entry in collectives)
+    unsettled = of_nccl is None or len(unfinished) > len(collectives)
+    return tuple(map(_collective, collectives)), started, expires, unsettled
+
+
+def _group(entry: dict) -> str:
+    return f"{entry['profiling_name'].partition(':')[0]} {entry['process_group'][0]}"
+
+
+def _number(entry: dict) -> tuple:
+    return _group(entry), entry["collective_seq_id"], entry["p2p_seq_id"]
 
 
 def _collective(entry: dict) -> Collective:
@@ -268,4 +299,4 @@ def _collective(entry: dict) -> Collective:
     tensors = f" ({dtypes} {' '.join(map(str, entry['input_sizes']))})" if entry["input_sizes"] else ""
     operation, number = entry["profiling_name"].partition(":")[2], entry["collective_seq_id"]
     of = description if members in description else f"{description} {members}"
-    return Collective(name, tuple(ranks), number, operation, f"{operation} number {number}{tensors} of {of}")
+    return Collective(_group(entry), tuple(ranks), number, operation, f"{operation} number {number}{tensors} of {of}")

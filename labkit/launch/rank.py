@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import cloudpickle
 
-from labkit.device import prepare_gpu, take_turns
+from labkit.device import gpu_is_lost, prepare_gpu, take_turns, wait_for_gpu
 from labkit.launch import renewal
 from labkit.launch.frames import Frame
 from labkit.launch.payload import Payload, dump, load, pickled
@@ -44,6 +44,13 @@ _kernel: Connection | None = None  # set in a rank only: how `progress` finds th
 _progress_sent = 0.0
 _in_call = False
 _TEXT_CHARACTERS = 4000  # of an error
+_NCCL_DEFAULTS = {
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # nobody reads the dump, and four times this wait for it, in milliseconds,
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500",  # stands between a time-out and its report: by default, a minute
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",  # of each pair's first unbatched message, on each rank
+    "NCCL_NVLS_ENABLE": "0",  # sums made in NVLink's switches may round differently each time
+}
+"""What ranks on GPUs find in their environment where the user has not set it."""
 libc = ctypes.CDLL(None)
 
 
@@ -121,6 +128,7 @@ def _join(settings: dict, probe: Probe) -> None:
     _apply_environment(settings["environment"], settings)
     import torch
     import torch.distributed as dist
+    from torch.distributed import distributed_c10d
     from torch.distributed.rendezvous import _rendezvous_handlers
 
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // settings["world_size"]))
@@ -142,6 +150,8 @@ def _join(settings: dict, probe: Probe) -> None:
     else:
         take_turns()
         backend = "gloo"
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        setattr(distributed_c10d, name, probe.timeout)  # which groups take that are made without a time-out
     dist.init_process_group(backend, timeout=probe.timeout)
 
 
@@ -154,6 +164,11 @@ def _apply_environment(environment: dict[str, str], settings: dict) -> None:
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size)
     os.environ.update(LABKIT_WORLD=settings["directory"], GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # nothing beyond this machine
+    if settings["backend"] == "nccl":
+        for name, value in _NCCL_DEFAULTS.items():
+            os.environ.setdefault(name, value)
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else a save or a backward makes a CUDA context on GPU 0 in every rank
 
 
 def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
@@ -169,6 +184,7 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
         del call, payload  # and the bytes they hold
         _in_call = True
         result = function(*args, **kwargs)
+        wait_for_gpu()  # else a kernel's error, or a collective that never ends, would be the next call's
         _in_call = False
         if lost := probe.lost_request():
             text = f"the request of this i{lost.text()} is lost: keep what it returns, and call its wait(), or it hangs"
@@ -180,6 +196,7 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
             return "error", replace(describe_error(TypeError(text)), frames=())  # the line that returned is unknown
     except BaseException as error:
         _in_call = False
+        probe.broken = probe.broken or gpu_is_lost()
         return "error", describe_error(error)
     finally:
         _flush()

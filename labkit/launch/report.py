@@ -11,9 +11,11 @@ from labkit.launch.probe import Collective, Snapshot, Thread
 from labkit.launch.rank import Failure
 from labkit.launch.watchdog import Look
 
+_GAVE_UP = "Timed out waiting|Timeout waiting for key|Wait timeout"  # gloo, and the store where groups are made
 _CONSEQUENCES = re.compile(  # what a rank raises when its peer has gone
-    "Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|Timed out waiting|"
-    "Connection was likely closed|monitoredBarrier|NCCL error|Socket Timeout|Application timeout caused pair closure"
+    "Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|Connection was likely closed|"
+    "monitoredBarrier|NCCL error|is setting up NCCL communicator|Socket Timeout|"
+    f"Application timeout caused pair closure|{_GAVE_UP}"
 )
 _LABKIT = os.path.dirname(LAUNCHER.rstrip(os.sep)) + os.sep
 _MOST_LINES = 8
@@ -99,7 +101,7 @@ def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, 
         elif rank in causes:
             said = _what_happened(failures[rank]).splitlines()[0]
             text = "the same" if f" {said}\n" in lines[0] else f"also {said[:200]}"
-        elif first in absent and "Timed out" in failures[rank].text:
+        elif first in absent and re.search(_GAVE_UP, failures[rank].text):
             text = f"gave up after timeout_seconds, {place(failures[rank].frames)}"
         else:
             text = "lost its connection, a consequence"

@@ -49,6 +49,7 @@ def test_every_collective_counts_the_full_buffer_on_every_rank(world, function, 
         assert 0 < record.seconds < 30
 
 
+@pytest.mark.gloo
 def test_batched_messages_are_two_records(world):
     for records in world.run(logged, operations.send_receive, 8):
         assert [(record.operation, record.message_bytes) for record in records] == [("send", 32), ("recv", 32)]
@@ -114,6 +115,7 @@ def test_a_rank_that_arrives_early_counts_its_waiting(world):
     assert seconds[2] < 0.3
 
 
+@pytest.mark.gloo
 def test_a_call_that_leaves_nothing_to_wait_for_is_timed_too(world):
     """As on NCCL, whose blocking calls run in the stream."""
 

@@ -3,22 +3,35 @@
 import pytest
 
 from labkit.launch import RankFailed, World
+from tests.support.nccl import is_under_nccls_rules, under_nccls_rules
 
 
 @pytest.fixture(scope="module")
 def on_ranks():
     """Run a function on every rank; what fails there fails here. The ranks are kept warm until something fails."""
-    worlds: dict[int, World] = {}
+    worlds: dict[tuple[int, bool], World] = {}
 
     def run(function, *args, world_size=2):
-        if world_size not in worlds:
-            worlds[world_size] = World(world_size)
+        key = world_size, is_under_nccls_rules()
+        if key not in worlds:
+            worlds[key] = World(world_size)
         try:
-            return worlds[world_size].run(function, *args)
+            return worlds[key].run(function, *args)
         except RankFailed:
-            worlds.pop(world_size).close()
+            worlds.pop(key).close()
             raise
 
     yield run
     for world in worlds.values():
         world.close()
+
+
+@pytest.fixture
+def by_nccls_rules(on_ranks):
+    """Run a function as `on_ranks` does, on ranks that talk by NCCL's rules."""
+
+    def run(*args, **kwargs):
+        with under_nccls_rules():
+            return on_ranks(*args, **kwargs)
+
+    return run

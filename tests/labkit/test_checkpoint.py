@@ -597,6 +597,7 @@ def open_after(config):
     return counts
 
 
+@pytest.mark.gloo
 def test_nothing_stays_open(worlds, tmp_path):
     for first, *others in worlds[2].run(open_after, saves_in(tmp_path, num_layers=1, async_save=True)):
         assert others == [first, first]

@@ -98,6 +98,7 @@ def make_and_close(layout, times, communicate):
     return before, after, most
 
 
+@pytest.mark.gloo
 @pytest.mark.parametrize("communicate", [True, False], ids=["used", "closed at once"])
 def test_twenty_times_leave_no_thread_and_no_descriptor(world, communicate):
     """Closed at once, too: nobody may hang up on a peer that is still connecting."""

@@ -1,4 +1,4 @@
-"""Runs a schedule's messages by NCCL's rules (see `as_on_nccl`): `Messages` as it is, but with threads for ranks.
+"""Runs a schedule's messages by NCCL's rules : `Messages` as it is, but with threads for ranks.
 
 It takes milliseconds, so tests can look at hundreds of schedules. Nothing is computed: a message names who sent it.
 """

@@ -136,9 +136,9 @@ def measure_step(
 ) -> TimedStep:
     """Run the plan on as many real ranks, and return the fastest of a few steps, after one to warm up.
 
-    On GPUs the ranks compute (a GPT as deep, but no wider than 2048). On the CPU they are paced: each layer sleeps as
-    ``pace`` says, and the messages between ranks are real. Optimizer steps are left out. Given a ``world`` of that
-    size, the ranks need not start again for each plan.
+    On GPUs the ranks compute: a GPT as deep, but narrower (`computed_shape`). On the CPU they are paced: each layer
+    sleeps as ``pace`` says, and the messages between ranks are real. Optimizer steps are left out. Given a ``world`` of
+    that size, the ranks need not start again for each plan.
     """
     schedule, pace = schedule or default_schedule(plan), pace or Pace()
     run = world.run if world else partial(launch, world_size=plan.world_size, timeout_seconds=300)

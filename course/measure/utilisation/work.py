@@ -14,12 +14,13 @@ from course.sizing import Plan
 from labkit.groups import ProcessGroups, local_device
 from labkit.model import ParallelGPT
 from labkit.schedules import Schedule
+from labkit.shape import GPT
 from labkit.tensor_parallel.operators import copy_to_tp, reduce_from_tp
 
 PACED_WIDTH = 1024
 """The numbers per sequence in a paced message: real, but smaller than a large model's."""
-COMPUTED_WIDTH, COMPUTED_VOCABULARY = 2048, 8192
-"""The most that real layers have on GPUs, so that they are made within seconds."""
+COMPUTED_WIDTH, COMPUTED_VOCABULARY, COMPUTED_LENGTH = 2048, 8192, 1024
+"""The most that real layers have on GPUs: they are made within seconds, and 16 sequences without recomputation fit."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,8 @@ def paced_work(plan: Plan, schedule: Schedule, groups: ProcessGroups, pace: Pace
 
 
 def computing_work(plan: Plan, schedule: Schedule, groups: ProcessGroups) -> Work:
-    """Return chunks of a real GPT in bfloat16, as deep but not as wide, and inputs of random tokens."""
-    heads = plan.model.num_attention_heads
-    assert heads is not None
-    width = min(plan.model.hidden_size, COMPUTED_WIDTH) // heads * heads
-    shape = replace(plan.model, hidden_size=width, vocab_size=min(plan.model.vocab_size, COMPUTED_VOCABULARY))
+    """Return chunks of a real GPT in bfloat16, and inputs of random tokens. See `computed_shape`."""
+    shape = computed_shape(plan)
     models = [
         ParallelGPT(
             shape,
@@ -83,6 +81,20 @@ def computing_work(plan: Plan, schedule: Schedule, groups: ProcessGroups) -> Wor
     size = schedule.num_micro_batches, plan.micro_batch_size, shape.seq_length
     tokens = list(torch.randint(shape.vocab_size, size, device=local_device()))
     return Work(list(models), tokens, models[-1].loss, tokens)
+
+
+def computed_shape(plan: Plan) -> GPT:
+    """Return the plan's model, as deep, but narrower: its MLP in proportion, its sequences and vocabulary shorter."""
+    model, heads = plan.model, plan.model.num_attention_heads
+    assert heads is not None
+    width = min(model.hidden_size, COMPUTED_WIDTH) // heads * heads
+    return replace(
+        model,
+        hidden_size=width,
+        ffn_hidden_size=model.mlp_width * width // model.hidden_size // plan.tp_size * plan.tp_size,
+        seq_length=min(model.seq_length, COMPUTED_LENGTH // plan.tp_size * plan.tp_size),
+        vocab_size=min(model.vocab_size, COMPUTED_VOCABULARY),
+    )
 
 
 class PacedLayers(nn.Module):

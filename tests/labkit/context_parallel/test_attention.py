@@ -88,6 +88,7 @@ def errors_of_all_ways():
     return {case: error for name in WAYS for case, error in errors(name, cases, sequence=48).items()}
 
 
+@pytest.mark.nccl_rules
 def test_values_and_gradients_on_eight_ranks(on_ranks):
     assert_none(on_ranks(errors_of_all_ways, world_size=8))
 

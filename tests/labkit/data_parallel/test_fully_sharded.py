@@ -258,6 +258,7 @@ def in_groups(hybrid):
         return [*map(tuple, map(dist.get_process_group_ranks, (groups.tp, groups.dp)))], sent
 
 
+@pytest.mark.nccl_rules
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_four_ranks(on_ranks, hybrid):
     root, layer = (4 * 2 * (WIDTH * WIDTH + WIDTH),) * 2

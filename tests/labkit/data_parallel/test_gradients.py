@@ -231,6 +231,7 @@ def parity(name, set_to_none=True):
         assert_same_training(naive, trained_by_torch, "the naive average, against torch", **how)
 
 
+@pytest.mark.nccl_rules
 @pytest.mark.parametrize(("name", "world_size"), [*((name, 2) for name in MODELS), ("deep MLP", 3), ("experts", 4)])
 def test_steps_equal_one_process_and_torch(on_ranks, name, world_size):
     on_ranks(parity, name, world_size=world_size)
@@ -540,6 +541,7 @@ def waits_and_messages(overlap):
     assert all(message.start <= waits[0].start for message in messages)  # all under way before the first wait
 
 
+@pytest.mark.gloo  # a future tells its callbacks after its wait has returned
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_trace_has_every_message_and_every_wait_within_backward(on_ranks, overlap):
     on_ranks(waits_and_messages, overlap)

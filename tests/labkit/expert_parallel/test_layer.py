@@ -161,6 +161,7 @@ def replicas_without_groups(wrap, options):
         close(weight.grad, expected, name)
 
 
+@pytest.mark.nccl_rules
 @pytest.mark.parametrize(("wrap", "options"), [(DataParallel, {}), (FullyShardedDataParallel, {"units": []})])
 def test_replicas_made_without_groups_average_experts_like_everything_else(on_ranks, wrap, options):
     on_ranks(replicas_without_groups, wrap, options)

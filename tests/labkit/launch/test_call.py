@@ -91,13 +91,27 @@ def test_asking_a_busy_rank_for_its_stack_does_not_harm_it(tmp_path):
     assert "in churn" in written and "in recurse_for_ever" not in written  # only its main thread's
 
 
-def test_collectives_time_out_after_timeout_seconds():
+def in_the_world(group):
+    dist.barrier()
+
+
+def in_a_group_of_their_own(group):
+    dist.barrier(group)
+
+
+def in_making_a_group(group):
+    dist.new_group([0, 1])
+
+
+@pytest.mark.parametrize("wait", [in_the_world, in_a_group_of_their_own, in_making_a_group])
+def test_who_waits_gives_up_after_timeout_seconds_and_who_never_came_is_named(wait):
     def work():
+        group = dist.new_group([0, 1])
         if dist.get_rank() == 1:
             end = time.time() + 6
             while time.time() < end:
                 pass
-        dist.barrier()
+        wait(group)
 
     start = time.monotonic()
     with pytest.raises(RankFailed, match="rank 0: gave up after timeout_seconds") as failed:

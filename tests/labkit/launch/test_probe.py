@@ -110,7 +110,7 @@ def test_flight_recorder_shows_what_waits():
     (before, pending, after), _ = launch(look, world_size=2)
     assert before == after == ()
     (call,) = pending
-    assert (call.group, call.ranks, call.number, call.operation) == ("0", (0, 1), 1, "all_reduce")
+    assert (call.group, call.ranks, call.number, call.operation) == ("gloo 0", (0, 1), 1, "all_reduce")
     assert call.text == "all_reduce number 1 (float [2, 3]) of the world [0, 1]"
 
 

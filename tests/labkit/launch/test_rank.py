@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import labkit
 from labkit.launch import World, launch, linux, progress
+from labkit.launch.rank import _apply_environment
 from labkit.launch.server import Server
 from tests.labkit.launch.test_world import sum_of_ranks
 
@@ -86,6 +87,17 @@ def test_threads_of_gloo_take_turns():
         return {os.sched_getscheduler(task) for task in gloo}
 
     assert launch(policies, world_size=2) == [{os.SCHED_BATCH}] * 2
+
+
+def test_ranks_on_cores_see_no_gpu_and_ranks_on_gpus_have_defaults_that_a_user_can_change(monkeypatch):
+    """A save or a first backward would make a context on the first GPU in every rank of gloo's."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert launch(lambda: os.environ["CUDA_VISIBLE_DEVICES"], world_size=1) == [""]
+    monkeypatch.setattr(os, "environ", {})
+    settings = {"rank": 0, "world_size": 1, "directory": "", "backend": "nccl"}
+    _apply_environment({"NCCL_NVLS_ENABLE": "1", "CUDA_VISIBLE_DEVICES": "0,1"}, settings)
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["NCCL_NVLS_ENABLE"]) == ("0,1", "1")
+    assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0"
 
 
 def test_ranks_own_init_process_group():

@@ -166,3 +166,12 @@ def test_backend_is_chosen_by_the_gpus_there_are(gpus, size, chosen, capsys):
     assert ("too few for 8 ranks" in said) == (gpus == 4)
     world._say_if_new(why)
     assert capsys.readouterr().out == ""  # said once
+
+
+def test_the_first_line_names_the_gpus_that_ranks_take(monkeypatch):
+    """On a machine that several people share, each looks whether these are their own."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert "Ranks run on GPUs 0, 1, one each, and talk through NCCL" in choose_backend("auto", 2, 8)[1]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    assert "Ranks run on GPUs 4, 5 of CUDA_VISIBLE_DEVICES=4,5,6, one each" in choose_backend("auto", 2, 3)[1]
+    assert "Ranks run on GPU 4 of" in choose_backend("auto", 1, 3)[1]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit import pipeline
-from labkit.groups import _make_channels, init_groups
+from labkit.groups import init_groups
 from labkit.launch import Deadlock, RankFailed, launch
 from labkit.layout import ParallelLayout
 from labkit.pipeline.messages import Messages
@@ -27,7 +27,6 @@ from labkit.schedules import (
     zero_bubble,
     zero_bubble_v,
 )
-from tests.support.as_on_nccl import as_on_nccl
 from tests.support.pipelines import (
     WIDTHS,
     compare,
@@ -111,6 +110,7 @@ def sent_and_received(schedule, groups):
     return dict(sent), dict(received)
 
 
+@pytest.mark.gloo
 @pytest.mark.parametrize("p", [2, 3])
 def test_each_channel_receives_in_the_order_in_which_it_sends(on_ranks, p):
     """NCCL knows no tags, so this is what keeps messages apart there; here gloo shows the order."""
@@ -121,10 +121,9 @@ def test_each_channel_receives_in_the_order_in_which_it_sends(on_ranks, p):
         assert sent == received, schedule.name
 
 
-def parity_as_on_nccl(schedules, m):
+def parity_with_shapes_and_without(schedules, m):
     layout = ParallelLayout(schedules[0].pp_size, pp_size=schedules[0].pp_size)
-    with in_float64(), as_on_nccl(), init_groups(layout) as groups:
-        groups._channels = _make_channels(layout)
+    with in_float64(), init_groups(layout) as groups:
         for schedule, make in product(schedules, (model_chunks, partial(model_chunks, square=True))):
             rows, options = uneven(m), {}
             if make is not model_chunks:
@@ -133,53 +132,52 @@ def parity_as_on_nccl(schedules, m):
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 5), (4, 5)])
-def test_nobody_waits_for_ever_by_the_rules_of_nccl(on_ranks, p, m):
+def test_nobody_waits_for_ever_by_the_rules_of_nccl(by_nccls_rules, p, m):
     """With shape messages and without."""
-    on_ranks(parity_as_on_nccl, every_schedule(p, m), m, world_size=p)
+    by_nccls_rules(parity_with_shapes_and_without, every_schedule(p, m), m, world_size=p)
 
 
-def known_shapes_as_on_nccl(schedule):
+def parity_with_known_shapes(schedule):
     layout, rows = ParallelLayout(schedule.pp_size, pp_size=schedule.pp_size), even(schedule.num_micro_batches)
-    with in_float64(), as_on_nccl(), init_groups(layout) as groups:
-        groups._channels = _make_channels(layout)
+    with in_float64(), init_groups(layout) as groups:
         known = {"activation": (torch.float64, torch.Size([rows[0], WIDTHS[0]]))}
         compare(schedule, rows, partial(model_chunks, square=True), False, groups, known)
 
 
 @pytest.mark.parametrize("schedule", [zero_bubble_v(8, 24), greedy(8, 24, 24)], ids=lambda schedule: schedule.name)
-def test_eight_ranks_that_know_all_shapes_wait_for_nobody_for_ever(on_ranks, schedule):
+def test_eight_ranks_that_know_all_shapes_wait_for_nobody_for_ever(by_nccls_rules, schedule):
     """With 24 micro-batches, as a user might have them; `test_nccls_rules` has more sizes, simulated."""
-    on_ranks(known_shapes_as_on_nccl, schedule, world_size=8)
+    by_nccls_rules(parity_with_known_shapes, schedule, world_size=8)
 
 
-def test_receives_are_posted_early_enough_for_nccl(on_ranks):
+def test_receives_are_posted_early_enough_for_nccl(by_nccls_rules):
     """If a channel's next receive were not always posted, two ranks with interleaved chunks would both wait to send."""
-    on_ranks(parity_as_on_nccl, [interleaved(2, 5, 2)], 5, world_size=2)
+    by_nccls_rules(parity_with_shapes_and_without, [interleaved(2, 5, 2)], 5, world_size=2)
     for p, m in ((2, 2), (2, 5), (4, 5), (4, 8)):
-        on_ranks(parity_as_on_nccl, in_a_v(p, m), m, world_size=p)
+        by_nccls_rules(parity_with_shapes_and_without, in_a_v(p, m), m, world_size=p)
     with pytest.raises(RankFailed, match="recv_prefetch=0 must be at least 1"):
         launch(parity, interleaved(2, 5, 2), recv_prefetch=0, world_size=2)
 
 
-def test_messages_that_wait_for_their_turn_hold_up_nobody(on_ranks):
+def test_messages_that_wait_for_their_turn_hold_up_nobody(by_nccls_rules):
     """Rounds of 5 and 6 on 4 ranks: a receive for each message that waits, or all ranks would wait to send."""
-    on_ranks(parity_as_on_nccl, [interleaved(4, 11, 2)], 11, world_size=4)
+    by_nccls_rules(parity_with_shapes_and_without, [interleaved(4, 11, 2)], 11, world_size=4)
 
 
-def test_a_receiver_may_have_its_own_order(on_ranks):
+def test_a_receiver_may_have_its_own_order(on_ranks, by_nccls_rules):
     """All messages have one shape: without tags, those of one micro-batch would be taken for another's, unseen."""
     lines = "F0 F1 F2 B1 B0 B2", "F2 F0 F1 B2 B1 B0"
     for schedule in (own(*lines, m=3), own(*reversed(lines), m=3)):
         on_ranks(partial(parity, schedule, rows=even))
-        on_ranks(known_shapes_as_on_nccl, schedule)
-        on_ranks(parity_as_on_nccl, [schedule], 3, world_size=2)
+        by_nccls_rules(parity_with_known_shapes, schedule)
+        by_nccls_rules(parity_with_shapes_and_without, [schedule], 3, world_size=2)
 
 
 @pytest.mark.parametrize("p", [2, 3])
-def test_stages_that_fold_send_both_ways_between_two_ranks(on_ranks, p):
+def test_stages_that_fold_send_both_ways_between_two_ranks(on_ranks, by_nccls_rules, p):
     """Activations too go both ways, so no channel may be that of a kind alone."""
     on_ranks(partial(parity, *folded(p, 3)), world_size=p)
-    on_ranks(parity_as_on_nccl, folded(p, 3), 3, world_size=p)
+    by_nccls_rules(parity_with_shapes_and_without, folded(p, 3), 3, world_size=p)
 
 
 # -- what is sent lives until it has left, and no longer ------------------------------------------------------------

@@ -75,6 +75,7 @@ def block_parity(kind, sequence_parallel):
     return [[record.operation for record in log.records] for log in (forward, backward)]
 
 
+@pytest.mark.nccl_rules
 @pytest.mark.parametrize("world_size", SIZES)
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["replicated", "sequence"])
 @pytest.mark.parametrize("kind", [ParallelMLP, ParallelSelfAttention])

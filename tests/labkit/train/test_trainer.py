@@ -310,6 +310,7 @@ def trained_with_its_layers(config):
         return trainer.groups.coords.pp, layers, list(trainer.steps())
 
 
+@pytest.mark.nccl_rules
 @pytest.mark.parametrize(("options", "layers"), UNEVEN, ids=str)
 def test_stages_of_different_numbers_of_layers(on_ranks, options, layers):
     config = replace(SHORT, num_layers=5, **options)
@@ -361,6 +362,7 @@ def test_whole_product(on_ranks, layout):
     print(f"{layout}: {len(runs)} runs, worst {compare_with_one_process(on_ranks, runs)}")
 
 
+@pytest.mark.nccl_rules
 @pytest.mark.parametrize("order", ["tp-pp-dp", "pp-dp-tp"])
 def test_another_order_of_the_axes(on_ranks, order):
     two_layers = replace(SHORT, num_layers=2)
