@@ -25,5 +25,7 @@ def is_under_nccls_rules() -> bool:
 def under_nccls_rules():
     before = world._pickled_call
     put_under_nccls_rules()
-    yield
-    world._pickled_call = before
+    try:
+        yield
+    finally:  # a call in here may end in an error that its test expects
+        world._pickled_call = before
