@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from course.measure.bandwidth import wait_for_gpu
-from course.measure.this_machine import NUM_REPEATS, reached
+from course.measure.this_machine import NUM_REPEATS, large_sizes, reached
 from course.sizing import Hardware, Plan
 from course.sizing.roofline import operations
 from course.sizing.shapes import query_size
@@ -35,7 +35,8 @@ def _on_a_rank(plan: Plan) -> tuple[Hardware, dict[str, float]]:
     assert group is not None
     model, t, b, s = plan.model, plan.tp_size, plan.micro_batch_size, plan.model.seq_length // plan.cp_size
     h, q, kv, f, up = model.hidden_size, query_size(model), model.kv_size, model.mlp_width, 1 + (model.mlp == "swiglu")
-    made: dict = dict(device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
+    large = large_sizes(device)
+    made: dict = dict(device=device, dtype=large.dtype)
 
     def numbers(*sizes: int) -> torch.Tensor:
         return torch.randn(*sizes, **made)
@@ -65,13 +66,13 @@ def _on_a_rank(plan: Plan) -> tuple[Hardware, dict[str, float]]:
         "logits: column-parallel": product(ColumnParallelLinear, h, plan.vocab_size // t),
         "vocabulary-parallel loss": lambda: vocab_parallel_cross_entropy(logits, words, group),
     }
-    width, num_copied = (8192, 1 << 29) if device.type == "cuda" else (1024, 1 << 24)
-    square, source = numbers(width, width), numbers(num_copied)
+    square = numbers(large.width, large.width)
+    source = numbers(large.num_copied)
     target = torch.empty_like(source)
     calls |= {"a product": lambda: square @ square, "a copy": lambda: target.copy_(source)}
     with torch.no_grad():
         seconds = _fastest(calls)
-    speeds = [2 * width**3 / seconds.pop("a product")]
+    speeds = [2 * large.width**3 / seconds.pop("a product")]
     of_plan = operations(plan, source.element_size())
     speeds += [each.flops / seconds[each.name] for each in of_plan if each.kind == "product"]
     copied_bytes = 2 * source.numel() * source.element_size()  # read and written

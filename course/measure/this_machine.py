@@ -5,7 +5,7 @@ the rates that a program reaches, so all efficiencies are 1.
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -38,18 +38,33 @@ def hardware_of_ranks() -> Hardware:
 
     On the CPU the memory is infinite: ranks share it, and none of them can say what is its own.
     """
-    device, num_ranks = local_device(), dist.get_world_size()
-    on_gpu = device.type == "cuda"
-    dtype, width, numbers = (torch.bfloat16, 8192, 1 << 29) if on_gpu else (torch.float32, 768, 1 << 23)
-    matrix = torch.ones(width, width, dtype=dtype, device=device)
-    source = torch.ones(numbers, dtype=dtype, device=device)
+    device = local_device()
+    sizes = large_sizes(device)
+    matrix = torch.ones(sizes.width, sizes.width, dtype=sizes.dtype, device=device)
+    source = torch.ones(sizes.num_copied, dtype=sizes.dtype, device=device)
     target = torch.empty_like(source)
     copied_bytes = 2 * source.numel() * source.element_size()  # read and written
-    message_bytes = (256 if on_gpu else 4) * 2**20
-    bus = measure("all_reduce", [message_bytes], NUM_REPEATS)[0].bus_gb_per_second * 1e9
-    peak = 2 * width**3 / slowest_seconds(lambda: matrix @ matrix, NUM_REPEATS)
+    bus = measure("all_reduce", [sizes.message_bytes], NUM_REPEATS)[0].bus_gb_per_second * 1e9
+    peak = 2 * sizes.width**3 / slowest_seconds(lambda: matrix @ matrix, NUM_REPEATS)
     memory_rate = copied_bytes / slowest_seconds(lambda: target.copy_(source), NUM_REPEATS)
-    return reached(peak, memory_rate, bus if num_ranks > 1 else math.inf)
+    return reached(peak, memory_rate, bus if dist.get_world_size() > 1 else math.inf)
+
+
+@dataclass(frozen=True)
+class LargeSizes:
+    """What is large enough to show a rank's rates: a square matrix, a copy, a message; and the numbers in them."""
+
+    dtype: torch.dtype
+    width: int
+    num_copied: int
+    message_bytes: int
+
+
+def large_sizes(device: torch.device) -> LargeSizes:
+    """Return what fills a GPU for milliseconds, or what a core works on for as long."""
+    if device.type == "cuda":
+        return LargeSizes(torch.bfloat16, width=8192, num_copied=2**29, message_bytes=256 * 2**20)
+    return LargeSizes(torch.float32, width=1024, num_copied=2**24, message_bytes=4 * 2**20)
 
 
 def reached(peak_flops: float, memory_bytes_per_second: float, link_bytes_per_second: float = math.inf) -> Hardware:
