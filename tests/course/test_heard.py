@@ -95,6 +95,7 @@ CALLS = {
 }
 
 
+@pytest.mark.gloo  # CommDebugMode counts no calls of a backend in Python, and only gloo's are timed in C++
 @pytest.mark.parametrize("name", CALLS)
 def test_each_call_is_heard_once(name, world):
     call, expected = CALLS[name]
@@ -117,6 +118,7 @@ def test_each_call_is_heard_once(name, world):
         assert num_counted == (0 if name == "thread" else len(expected))  # which asks its own thread only
 
 
+@pytest.mark.gloo  # its wait is in C++, too
 def test_the_wait_of_a_functional_collective_is_in_the_timeline(world):
     def work():
         trace = Trace(dist.get_rank())

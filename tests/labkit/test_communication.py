@@ -33,6 +33,7 @@ def traced_calls():
     return trace.spans()
 
 
+@pytest.mark.gloo  # gloo's thread notes the end
 def test_a_call_is_under_way_until_it_is_done_or_waited_for(world):
     for spans in world.run(traced_calls):
         by_end = sorted(spans, key=lambda span: (span.end, span.kind))

@@ -73,6 +73,7 @@ def reduced_in_the_world(gradient, num_stages):
     return gradient
 
 
+@pytest.mark.gloo  # who is missing at the first use of a group has no number
 def test_an_all_reduce_without_the_group_is_a_deadlock_with_advice_and_no_crash():
     """And the report names no collective of the check's own, which the learner never called."""
     verdict = three_axes.tied.verdict(reduced_in_the_world)

@@ -14,6 +14,8 @@ from tests.labkit.train.test_experts import BALANCES, MOE
 from tests.labkit.train.tiny import in_few_launches
 from tests.support.collectives import check_order, recorded
 
+pytestmark = pytest.mark.gloo  # what records the calls hears torch's own groups only
+
 BASE = replace(MOE, steps=2, eval_interval=2, num_layers=2, ep_size=2, micro_batch_size=1, **BALANCES["global"])
 RUNS = [
     dict(zero_stage=3, recompute=True, dropout=0.1, async_save=True),

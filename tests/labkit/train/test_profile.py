@@ -45,6 +45,7 @@ def test_only_the_rank_that_takes_longer_is_named(on_ranks, tmp_path):
     assert losses == on_ranks(run, replace(config, profile_dir=None))[0][1]
 
 
+@pytest.mark.gloo  # the profiler has names for gloo's operations only
 def test_the_files_of_all_ranks_are_one_picture(on_ranks, tmp_path):
     config = replace(TINY, pp_size=2, steps=4, profile_dir=str(tmp_path / "new"), profile_step_start=3)
     on_ranks(run, config)
