@@ -425,7 +425,11 @@ COPIES_AGAIN = (
 )
 dispatch_backward.mistakes_of(
     backward_wrongly,
-    (dict(add=overwritten), f"Of a token's copies the last alone counts: `=` overwrites. {COPIED} Use index_add_."),
+    (
+        dict(add=overwritten),
+        "Of a token's copies the last alone counts: of several writes to one row by `=` or `+=`, the last stays. "
+        f"{COPIED} Use index_add_.",
+    ),
     (dict(add=first_of_copies), f"Of a token's copies one alone counts. {COPIED} Use index_add_."),
     (
         dict(add=lambda x, tokens, rows: x.scatter_add_(0, tokens[:, None], rows)),

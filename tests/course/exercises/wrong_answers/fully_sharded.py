@@ -658,6 +658,14 @@ def norms_over_both_groups(gradients: list[torch.Tensor], is_cut: list[bool], gr
     return local_norm
 
 
+def last_backward_twice(model, micro_batches):
+    with model.no_sync():
+        for mb in micro_batches:
+            (model(mb).square().mean() / len(micro_batches)).backward()
+    (model(micro_batches[-1]).square().mean() / len(micro_batches)).backward()
+    return [p.grad for p in model.parameters()]
+
+
 WRONG = [
     ("unit_forward", gathers_twice, "gathers twice"),
     ("unit_backward", gathers_all_whole_gradients, "gathers d whole gradients"),
@@ -740,6 +748,7 @@ WRONG = [
     ("norm_of_shards", root_before_the_last_sum, "root too early"),
     ("norm_of_shards", whole_not_over_shards, "what is not cut is not summed over shards"),
     ("norm_of_shards", norms_over_both_groups, "adds norms over both groups"),
+    ("accumulate", last_backward_twice, "the last micro-batch counts twice"),
 ]
 
 RIGHT = [
