@@ -67,6 +67,10 @@ balanced_positions.mistakes_of(
     ),
     (dict(chunks=lambda r, c: (r, 2 * c - r)), ONE_TOO_FAR),
     (
+        dict(chunks=lambda r, c: sorted((2 * r, 2 * c - 1 - 2 * r))),
+        "Of the 2c chunks these are numbers 2r and 2c - 1 - 2r. The rank holds numbers r and 2c - 1 - r.",
+    ),
+    (
         dict(join=lambda early, late: early + late[::-1]),
         "The late chunk is backwards. Chunks are counted from the end, but the tokens in them stay in their order.",
     ),
@@ -448,6 +452,11 @@ ring_forward.mistakes_of(
         dict(has=lambda rank, step: rank + step),
         "You took these keys for a different rank's, so the mask is wrong. If you send to the next rank and receive "
         "from the one before, you have those of rank (rank - s) % c after s steps. The other way round it is rank + s.",
+    ),
+    (
+        dict(has=lambda rank, step: rank - max(step - 1, 0)),
+        "At each step you attend to the keys of the step before, as if they were those of rank (rank - s) % c, which "
+        "are still on their way. Wait for those, and then attend to what arrived.",
     ),
     (dict(has=lambda rank, step: rank - step - 1), NEIGHBOURS),
     (dict(source=lambda rank, step: rank - step - 1), NEIGHBOURS),

@@ -99,6 +99,15 @@ ulysses_backward.mistakes_of(
     ),
     (
         dict(
+            answer=lambda grad, split, join: exchanged(
+                grad, join, lambda pieces: torch.stack(pieces, split + 1).flatten(split, split + 1)
+            )
+        ),
+        "The pieces that arrived are interleaved along split_dim: the first number of each rank, then the second of "
+        "each. All of rank 0's come first, then all of rank 1's: torch.cat(pieces, split_dim).",
+    ),
+    (
+        dict(
             answer=lambda grad, split, join: exchanged(grad.flatten(), 0, torch.cat).view(
                 my_exchange_backward(grad, split, join).shape
             )

@@ -425,7 +425,11 @@ COPIES_AGAIN = (
 )
 dispatch_backward.mistakes_of(
     backward_wrongly,
-    (dict(add=overwritten), f"Of a token's copies the last alone counts: `=` overwrites. {COPIED} Use index_add_."),
+    (
+        dict(add=overwritten),
+        "Of a token's copies the last alone counts: of several writes to one row by `=` or `+=`, the last stays. "
+        f"{COPIED} Use index_add_.",
+    ),
     (dict(add=first_of_copies), f"Of a token's copies one alone counts. {COPIED} Use index_add_."),
     (
         dict(add=lambda x, tokens, rows: x.scatter_add_(0, tokens[:, None], rows)),
@@ -439,6 +443,10 @@ dispatch_backward.mistakes_of(
     (
         dict(order=lambda tokens, rows: rows.flip(0)),
         "The rows are in reverse order. The gradient of row i comes back as row i.",
+    ),
+    (
+        dict(order=lambda tokens, rows: rows[tokens.argsort(stable=True)]),
+        "You sorted the rows after they came back, but not `tokens`: row i is for token tokens[i] as it arrives.",
     ),
     (dict(back=as_many), f"Nothing was sent: these are gradients of other ranks' tokens. {ONLY_MOVED}"),
     (dict(back=lambda rows, grad: rows * 0), f"All is 0: what arrived was not used. {OUTPUT_FIRST}"),
@@ -606,7 +614,11 @@ auxiliary_loss.mistakes_of(
         dict(factor=lambda s, e: 1 / s.shape[1]),
         "You divided by E, as a mean over experts does, too. f_i and P_i are about 1/E: multiply by E.",
     ),
-    (dict(factor=lambda s, e: len(s)), "You multiplied by T, the tokens. The factor before the sum is E."),
+    (
+        dict(factor=lambda s, e: len(s)),
+        "T multiplies your sum, where E should: you wrote it so, or you divided the sums of the scores by E instead of "
+        "T. P_i is a mean over the tokens.",
+    ),
     (dict(after=lambda loss, _: loss), "The coefficient is forgotten."),
     (dict(after=lambda loss, coefficient: coefficient * (loss - 1)), "You subtracted the balanced loss: leave it in."),
     (dict(after=lambda loss, coefficient: coefficient + loss), "You added the coefficient. It is a factor."),

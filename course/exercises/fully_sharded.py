@@ -504,6 +504,24 @@ def norms_of_each_added(gradients, is_cut, groups):
     return total
 
 
+@norm_of_shards.mistake("You added up norms. Squares add up: take the root at the end.")
+def norms_added_in_the_groups(gradients, is_cut, groups):
+    norm = norm_wrongly(gradients, is_cut, groups, over=[])
+    for group in (groups.shard, groups.tp):
+        dist.all_reduce(norm, group=group)
+    return norm
+
+
+@norm_of_shards.mistake(
+    "What is not cut was not summed over groups.shard. Tensor parallelism does not cut it, but its shards differ all "
+    "the same: sum it over groups.shard."
+)
+def whole_not_over_shards(gradients, is_cut, groups):
+    cut = norm_wrongly(gradients, is_cut, groups, counts=lambda cut, tp: cut)
+    whole = norm_wrongly(gradients, is_cut, groups, over=[], counts=lambda cut, tp: not cut)
+    return (cut**2 + whole**2).sqrt()
+
+
 def root_between(gradients, is_cut, groups, *, first, last):
     """Take the root before the last all-reduce."""
     norm = norm_wrongly(gradients, is_cut, groups, over=[first])

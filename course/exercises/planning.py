@@ -72,6 +72,15 @@ state_bytes.mistakes_of(
 )
 
 
+@state_bytes.mistake(
+    "With sharded_optimizer you divided the optimizer's bytes of the whole model by d. A replica's ranks have 1/(t p) "
+    "of the model each: divide by t p, too."
+)
+def of_the_whole_model(num_parameters, t, p, d, sharded_optimizer):
+    optimizer = num_parameters / d if sharded_optimizer else num_parameters / (t * p)
+    return 6 * num_parameters / (t * p) + 12 * optimizer
+
+
 @state_bytes.mistake("You divided the optimizer by p. Stages have different layers: it is shared by the d replicas.")
 def among_stages(num_parameters, t, p, d, sharded_optimizer):
     return my_state_bytes(num_parameters, t, p, p, sharded_optimizer)

@@ -184,11 +184,23 @@ def _and(values: Sequence) -> str:
 
 
 def _tensor(value) -> torch.Tensor | None:
-    """Return nested lists of numbers as a tensor; None if they are not of one shape."""
+    """Return nested lists of numbers as a tensor; None if they are not of one shape.
+
+    >>> _tensor([[], [1, 2]]), _tensor([[1, 2], []])
+    (None, None)
+    """
     values = leaves(value)
-    if not values or not all(type(each) in (int, float) for each in values):
+    if not values or not all(type(each) in (int, float) for each in values) or not _is_rectangular(value):
         return None
-    return torch.tensor(value, dtype=torch.float64) if math.prod(shape_of(value)) == len(values) else None
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def _is_rectangular(value) -> bool:
+    """Whether all lists of one level are equally long; torch lets an empty first one stand for all."""
+    lists = [each for each in value if isinstance(each, list)] if isinstance(value, list) else []
+    if not lists:
+        return True
+    return len(lists) == len(value) and len(set(map(len, lists))) == 1 and all(map(_is_rectangular, lists))
 
 
 def _tensors(pairs: Pairs) -> list[tuple[torch.Tensor, torch.Tensor]] | None:

@@ -191,6 +191,14 @@ def everything_counted(gradients, kinds, tp_rank):
     return summed(squares(gradients, kinds, "shard", "whole", "copy")).sqrt()
 
 
+@norm.mistake(
+    "The last stage's copy of the embedding was counted, too, on tp_rank 0 only. It is one parameter, which the first "
+    'stage counts as its shard: leave out every "copy".'
+)
+def copy_counted_as_whole(gradients, kinds, tp_rank):
+    return summed(squares(gradients, kinds, "shard", *(["whole", "copy"] if tp_rank == 0 else []))).sqrt()
+
+
 @norm.mistake("What all tensor ranks hold whole was counted on each of them: t times. Count it on tp_rank 0.")
 def whole_counted_twice(gradients, kinds, tp_rank):
     return summed(squares(gradients, kinds, "shard", "whole")).sqrt()
@@ -219,6 +227,24 @@ def every_norm_added(gradients, kinds, tp_rank):
 )
 def halved_and_squared(gradients, kinds, tp_rank):
     return summed(squares(gradients, kinds, "shard") + squares(gradients, kinds, "whole") / 4).sqrt()
+
+
+@norm.mistake(
+    "Whole gradients were divided by the number of ranks before they were squared. A whole parameter is held by the t "
+    "tensor ranks of its stage: count its square on tp_rank 0 only."
+)
+def divided_and_squared(gradients, kinds, tp_rank):
+    shares = squares(gradients, kinds, "whole") / dist.get_world_size() ** 2
+    return summed(squares(gradients, kinds, "shard") + shares).sqrt()
+
+
+@norm.mistake(
+    "The squares of whole gradients were divided by the number of ranks. A whole parameter is held by the t tensor "
+    "ranks of its stage alone: count its square on tp_rank 0 only."
+)
+def square_divided_by_all(gradients, kinds, tp_rank):
+    shares = squares(gradients, kinds, "whole") / dist.get_world_size()
+    return summed(squares(gradients, kinds, "shard") + shares).sqrt()
 
 
 @norm.mistake("The whole parameters are missing: each counts once, on tp_rank 0.")

@@ -199,7 +199,9 @@ class Challenge(Exercise):
             return f"It needs {needed / 1e9:.0f} GB, and there are {LIMIT_BYTES / 1e9:.0f} GB."
         factor = predict_step(self.given).seconds / predict_step(plan).seconds
         if factor < PREDICTED_FACTOR:
-            return f"Predicted: {factor:.2f} times as fast as given. It must be {PREDICTED_FACTOR:g} times."
+            bubbles = f"Idle / ideal is {plan.bubble_over_ideal:.2f}, given {self.given.bubble_over_ideal:.2f}."
+            target = f"It must be {PREDICTED_FACTOR:g} times."
+            return f"Predicted: {factor:.2f} times as fast as given. {target} {bubbles}"
         return None
 
     def _advice(self, plan) -> str:
@@ -218,6 +220,8 @@ def first_mistake(plan) -> str:
         return "something else"
     if plan.batch_size != GIVEN.batch_size:
         return "smaller batch" if plan.batch_size < GIVEN.batch_size else "larger batch"
+    if plan.zero_stage > 1:
+        return "other"  # refused for that alone
     needed = fullest(plan)
     if needed.total > LIMIT_BYTES:
         if needed.activations <= needed.total / 2:
@@ -225,8 +229,10 @@ def first_mistake(plan) -> str:
         return "activations of one sequence" if plan.micro_batch_size == 1 else "activations"
     if plan == GIVEN:
         return "as given"
-    changed = plan.micro_batch_size != GIVEN.micro_batch_size, plan.recompute != GIVEN.recompute
-    return {(True, False): "recomputes"}.get(changed, "other")
+    if plan.recompute == "full":
+        without = replace(plan, recompute="none")
+        return "recomputes" if fullest(without).total <= LIMIT_BYTES else "other"
+    return "other"
 
 
 def why_slow(step: TimedStep) -> str:
@@ -259,7 +265,7 @@ beat.mistakes_of(
     partial(replace, GIVEN),
     (
         dict(batch_size=8, micro_batch_size=1),
-        "Half the batch takes half the time, and is half the work. The batch belongs to the training recipe.",
+        "A smaller batch takes less time, and is less work. The batch belongs to the training recipe.",
     ),
     (
         dict(batch_size=32, micro_batch_size=1),
@@ -282,8 +288,7 @@ beat.mistakes_of(
     ),
     (
         dict(micro_batch_size=1),
-        "The bubble is small now. But recompute='full' computes every forward pass twice, a quarter of the work: with "
-        "memory to spare, do not recompute. Or make the bubble smaller still, by chunks or shorter pipelines.",
+        "recompute='full' computes every forward pass twice, a quarter of the work. This plan would fit without it.",
     ),
     (dict(micro_batch_size=3), "There is no such plan. The message names the rule, and the way out if it knows one."),
 )

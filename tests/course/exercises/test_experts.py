@@ -103,7 +103,7 @@ def test_there_are_at_least_twelve_wrong_answers(name):
         ("dispatch_backward", answers.into_new_memory, "wrong", "Begin with `torch.zeros`, or fill it."),
         ("dispatch_backward", answers.without_splits, "raised", "Without splits, each rank would get equally many"),
         ("dispatch_backward", answers.uneven_lists, "raised", "With gloo, dist.all_to_all sends tensors of one size."),
-        ("dispatch_backward", answers.plus_equals, "wrong", "the last alone counts: `=` overwrites"),
+        ("dispatch_backward", answers.plus_equals, "wrong", "the last alone counts: of several writes"),
         ("dispatch_backward", answers.skipped_if_empty, "stuck", "that a rank with nothing to send skips"),
         ("auxiliary_loss", answers.per_token, "wrong", "k is forgotten."),
         ("auxiliary_loss", answers.no_minlength, "raised", "Experts that nobody chose are missing"),

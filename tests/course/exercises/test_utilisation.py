@@ -56,6 +56,20 @@ def test_a_plan_that_is_slow_on_the_ranks_does_not_win(monkeypatch):
     assert "1.25 times as fast" in verdict.text
 
 
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        (dict(pp_size=1, micro_batch_size=1, zero_stage=3), "zero_stage=3"),  # one stage: no bubble to make smaller
+        (dict(pp_size=4, zero_stage=2, recompute="none", micro_batch_size=8), "zero_stage=2"),  # would not fit, either
+        (dict(micro_batch_size=2), "Idle / ideal is 0.88, given 1.75"),  # without recomputation it would not fit
+    ],
+)
+def test_no_advice_follows_from_what_a_plan_was_not_refused_for(changes, fault):
+    text = " ".join(beat.verdict(lambda: replace(GIVEN, **changes)).text.split())
+    assert fault in text
+    assert "What this usually is" not in text
+
+
 def test_real_ranks_run_the_challenge(monkeypatch):
     """How fast they are depends on what else runs here: a factor is not tested, so layers may be quicker."""
     monkeypatch.setattr(exercises, "PACE", Pace(0.0005))

@@ -664,6 +664,47 @@ def leaves_without_tokens(losses, is_counted):
     return losses[is_counted].sum() * (dist.get_world_size() / total)
 
 
+def halves_of_c_chunks(seq_length: int, cp_size: int, cp_rank: int) -> list[int]:
+    chunks = torch.arange(seq_length).chunk(cp_size)
+    head, tail = chunks[cp_rank], chunks[cp_size - 1 - cp_rank]
+    half = head.numel() // 2
+    return torch.cat((head[:half], tail[half:])).sort().values.tolist()
+
+
+def attends_before_it_arrives(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Overlap communication with computation: post the next exchange before attending to the current block."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    out, lse = attend(q, k, v, causal=True)
+    current = torch.stack((k, v)).contiguous()
+    for step in range(1, world_size):
+        incoming = torch.empty_like(current)
+        reqs = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, current, (rank + 1) % world_size),
+                dist.P2POp(dist.irecv, incoming, (rank - 1) % world_size),
+            ]
+        )
+        source = (rank - step) % world_size
+        if source < rank:
+            block = attend(q, *current.unbind(), causal=False)
+            out, lse = merge(out, lse, *block)
+        for req in reqs:
+            req.wait()
+        current = incoming
+    return out
+
+
+def pieces_interleaved(grad, split_dim, join_dim):
+    c = dist.get_world_size()
+    leaving = torch.stack(grad.chunk(c, join_dim))
+    arrived = torch.empty_like(leaving)
+    dist.all_to_all_single(arrived, leaving)
+    shape = list(grad.shape)
+    shape[join_dim] //= c
+    shape[split_dim] *= c
+    return arrived.transpose(0, 1).reshape(shape)
+
+
 WRONG = [
     ("loss_scale", loss_as_a_float, "a float, from which backward cannot start"),
     ("loss_scale", loss_of_data, "no graph"),
@@ -752,6 +793,9 @@ WRONG = [
     ("ulysses_backward", summed_before, "adds up first"),
     ("ulysses_backward", dim_not_moved_back, "dim not moved back"),
     ("loss_scale", leaves_without_tokens, "returns early"),
+    ("balanced_positions", halves_of_c_chunks, "halves of c chunks"),
+    ("ring_forward", attends_before_it_arrives, "attends to the block before"),
+    ("ulysses_backward", pieces_interleaved, "interleaves the pieces"),
 ]
 
 RIGHT = [

@@ -739,6 +739,27 @@ def what_is_left_to_divide(tp_size, cp_size, dp_size, expert_tp_size, ep_size):
     return expert_dp_size, correction
 
 
+def sums_of_scores_over_e(scores: torch.Tensor, experts: torch.Tensor, coefficient: float) -> torch.Tensor:
+    """Switch-Transformer load-balancing loss, generalised to top-k routing."""
+    num_tokens, num_experts = scores.shape
+    top_k = experts.shape[-1]
+    one_hot = F.one_hot(experts, num_classes=num_experts).to(scores.dtype)  # [tokens, k, E]
+    tokens_per_expert = one_hot.amax(dim=1).sum(dim=0)
+    fraction = tokens_per_expert / (num_tokens * top_k)
+    router_prob = scores.sum(dim=0) / num_experts
+    return coefficient * num_experts * torch.dot(fraction, router_prob)
+
+
+def rows_sorted_again(grad, tokens, num_tokens: int, send_splits: list[int], recv_splits: list[int]):
+    """Invert the permutation that sorted the rows by rank, then add up the copies of each token."""
+    returned = grad.new_empty(sum(send_splits), grad.shape[1])
+    dist.all_to_all_single(returned, grad.contiguous(), send_splits, recv_splits)
+    order = torch.argsort(tokens, stable=True)
+    rows = returned[order]
+    result = grad.new_zeros(num_tokens, grad.shape[1])
+    return result.index_add_(0, tokens, rows)
+
+
 WRONG = [
     ("expert_groups", t_for_etp, "t instead of expert_tp"),
     ("expert_groups", ep_divides_dp, "d / ep members"),
@@ -848,6 +869,8 @@ WRONG = [
     ("split_sizes", adds_over_the_wrong_dim, "wrong dim"),
     ("dispatch_backward", index_of_one_column, "first column only"),
     ("gradient_divisor", what_is_left_to_divide, "what is left"),
+    ("auxiliary_loss", sums_of_scores_over_e, "divides the sums of the scores by E"),
+    ("dispatch_backward", rows_sorted_again, "sorts the rows, not the tokens"),
 ]
 
 RIGHT = [

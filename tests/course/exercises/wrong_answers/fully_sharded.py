@@ -632,6 +632,40 @@ def by_counting(num_parameters, num_ranks, memory_gib):
     return (0, 1, 2, 3, None)[too_large]
 
 
+def whole_not_over_shards(gradients: list[torch.Tensor], is_cut: list[bool], groups) -> torch.Tensor:
+    """Global gradient norm for FSDP x TP: sharded squares are reduced, replicated ones are added once."""
+    device = gradients[0].device
+    cut_sq = torch.zeros((), dtype=torch.float64, device=device)
+    whole_sq = torch.zeros((), dtype=torch.float64, device=device)
+    for gradient, cut in zip(gradients, is_cut, strict=True):
+        square = torch.linalg.vector_norm(gradient.double()) ** 2
+        if cut:
+            cut_sq += square
+        else:
+            whole_sq += square
+    dist.all_reduce(cut_sq, group=groups.shard)
+    dist.all_reduce(cut_sq, group=groups.tp)
+    return (cut_sq + whole_sq).sqrt()
+
+
+def norms_over_both_groups(gradients: list[torch.Tensor], is_cut: list[bool], groups) -> torch.Tensor:
+    """Count replicated parameters on the first tensor rank only, then reduce over shards and tensor ranks."""
+    tp_rank = dist.get_rank(groups.tp)
+    kept = [g for g, cut in zip(gradients, is_cut) if cut or tp_rank == 0]
+    local_norm = torch.stack([g.norm() for g in kept]).norm() if kept else torch.zeros(())
+    dist.all_reduce(local_norm, group=groups.shard)
+    dist.all_reduce(local_norm, group=groups.tp)
+    return local_norm
+
+
+def last_backward_twice(model, micro_batches):
+    with model.no_sync():
+        for mb in micro_batches:
+            (model(mb).square().mean() / len(micro_batches)).backward()
+    (model(micro_batches[-1]).square().mean() / len(micro_batches)).backward()
+    return [p.grad for p in model.parameters()]
+
+
 WRONG = [
     ("unit_forward", gathers_twice, "gathers twice"),
     ("unit_backward", gathers_all_whole_gradients, "gathers d whole gradients"),
@@ -712,6 +746,9 @@ WRONG = [
     ("accumulate", as_with_fully_shard, "a method of fully_shard"),
     ("norm_of_shards", norm_of_each_parameter_added, "adds norms up"),
     ("norm_of_shards", root_before_the_last_sum, "root too early"),
+    ("norm_of_shards", whole_not_over_shards, "what is not cut is not summed over shards"),
+    ("norm_of_shards", norms_over_both_groups, "adds norms over both groups"),
+    ("accumulate", last_backward_twice, "the last micro-batch counts twice"),
 ]
 
 RIGHT = [

@@ -218,6 +218,12 @@ def new_work_anew_wm(failure_hours, interval_minutes, save_minutes, restart_minu
     return (1 - (restart_minutes + interval_minutes / 2) / mtbf) / (1 + save_minutes / mtbf)
 
 
+def optimizer_of_the_whole_model(num_parameters, t, p, d, sharded_optimizer):
+    if sharded_optimizer:
+        return 6 * num_parameters / (t * p) + 12 * num_parameters / d
+    return 18 * num_parameters / (t * p)
+
+
 WRONG = [
     ("state_bytes", all_shared_by_replicas, "divides everything by all GPUs"),
     ("state_bytes", always_sharded, "always shards the optimizer"),
@@ -259,6 +265,7 @@ WRONG = [
     ("new_work", new_work_anew_lost, "losses added up"),
     ("new_work", new_work_anew_brackets, "half of the restart"),
     ("new_work", new_work_anew_wm, "saves over the time between failures"),
+    ("state_bytes", optimizer_of_the_whole_model, "t p forgotten in the sharded optimizer"),
 ]
 
 RIGHT = [

@@ -348,6 +348,32 @@ def norm_anew_first_rank_only(gradients, kinds, tp_rank):
     return s.sqrt()
 
 
+def copy_counted_as_whole(gradients: list, kinds: list[str], tp_rank: int):
+    """Compute the global L2 norm without double counting replicated parameters."""
+    device = gradients[0].device if gradients else torch.device("cpu")
+    local_sq = torch.zeros(1, dtype=torch.float64, device=device)
+    for grad, kind in zip(gradients, kinds, strict=True):
+        is_replicated = kind in ("whole", "copy")
+        if is_replicated and tp_rank != 0:
+            continue
+        local_sq += grad.detach().double().pow(2).sum()
+    dist.all_reduce(local_sq, op=dist.ReduceOp.SUM)
+    return local_sq.sqrt().squeeze()
+
+
+def divided_by_the_world(gradients: list, kinds: list[str], tp_rank: int):
+    """Every rank adds its shards' squares; whole parameters are split evenly by dividing by the group's size."""
+    world = dist.get_world_size()
+    shard = [g for g, k in zip(gradients, kinds) if k == "shard"]
+    whole = [g for g, k in zip(gradients, kinds) if k == "whole"]
+    flat_shard = torch.cat([g.flatten() for g in shard]) if shard else torch.zeros(1)
+    flat_whole = torch.cat([g.flatten() for g in whole]) if whole else torch.zeros(1)
+    # dividing the gradient by the number of holders makes each count once
+    squares = flat_shard.dot(flat_shard) + (flat_whole / world).pow(2).sum()
+    dist.all_reduce(squares)
+    return torch.sqrt(squares)
+
+
 WRONG = [
     ("place", fewest_replicas, "the fewest replicas, not the most"),
     ("place", most_stages, "the most stages, not the fewest"),
@@ -386,6 +412,8 @@ WRONG = [
     ("norm", norm_anew_sum_of_norms, "norms of single gradients added"),
     ("norm", norm_anew_half_whole, "whole gradients halved, then squared"),
     ("norm", norm_anew_first_rank_only, "reduce to rank 0"),
+    ("norm", copy_counted_as_whole, "the copy counts on tp_rank 0"),
+    ("norm", divided_by_the_world, "divides by all ranks, then squares"),
 ]
 
 RIGHT = [("place", place_by_growing), ("place", fewest_stages_first), ("norm", norm_with_shared_parts)]

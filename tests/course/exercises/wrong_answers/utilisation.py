@@ -178,6 +178,7 @@ WRONG = [
     ("beat", plan_with(batch_size=64, micro_batch_size=1, recompute="none"), "does more work"),
     ("beat", plan_with(pp_size=2, micro_batch_size=1, recompute="none", zero_stage=1), "one sequence does not fit"),
     ("beat", plan_with(micro_batch_size=1, recompute="none", schedule="zb-h1"), "an order that no plan knows"),
+    ("beat", plan_with(pp_size=1, micro_batch_size=1, zero_stage=3), "zero_stage is 0 or 1, with one stage"),
     ("beat", beat_1, "only smaller micro-batches, still recomputes"),
     ("beat", beat_2, "only recomputation changed: does not fit"),
     ("beat", beat_3, "shorter pipelines do not fit"),
