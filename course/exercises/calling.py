@@ -26,6 +26,8 @@ MOST_SECONDS = 10
 
 warnings.filterwarnings("ignore", ".*use_deterministic_algorithms")  # of the mode that fills new memory; once, because
 # a filter that is set anew lets each warning of the learner's own code appear again
+_OLD_NAMES = r".*torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor). is deprecated"
+warnings.filterwarnings("ignore", _OLD_NAMES, FutureWarning)  # since 2.13: nearly all programs have them
 
 
 class EndlessLoop(BaseException):

@@ -171,3 +171,18 @@ def test_a_loop_on_a_rank_is_ended_and_shown_with_the_others(monkeypatch):
     verdict = exercise.verdict(never_stops_adding)
     assert verdict.status == "endless", verdict.text
     assert "had not come back" in words(verdict) and "rank 0: waits in all_reduce" in words(verdict)
+
+
+def gathered_by_its_old_name(x):
+    both = x.new_empty(2 * len(x))
+    dist.all_gather_into_tensor(both, x)
+    return both
+
+
+def gathered_answer():
+    return calling.answer(gathered_by_its_old_name, (torch.ones(1),)).tolist()
+
+
+def test_an_old_name_of_torch_prints_nothing_before_the_verdict(capfd):
+    assert launch(gathered_answer, world_size=2) == [[1, 1], [1, 1]]
+    assert "deprecated" not in "".join(capfd.readouterr())
