@@ -148,9 +148,10 @@ ring_all_reduce = RankExercise(
         "`dist.batch_isend_irecv([dist.P2POp(dist.isend, piece, right), dist.P2POp(dist.irecv, arriving, left)])`, "
         "then `wait()` for each request it returns.",
     ],
-    if_stuck="a `send` or `recv` that nobody answers. If every rank calls `send` first, or every rank `recv`, nobody "
-    "is left to answer; if only some ranks send, the others never do. On every rank post the send and the receive "
-    "together, with `dist.batch_isend_irecv`, then wait for both.",
+    if_stuck="a `send` or `recv` that nobody answers. A rank that sends to its right neighbour is answered only if that "
+    "one receives from *its* left. If this is so, compare the order: if every rank waits in `send` first, or every rank "
+    "in `recv`, nobody is left to answer, so start both, with `dist.batch_isend_irecv`, before you wait for one. If only "
+    "some ranks send, the others never do.",
 )
 
 
