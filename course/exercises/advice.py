@@ -58,6 +58,8 @@ ERRORS = {
     "`/` makes it? `//` does not.",
     "empty sequence|argument is empty|non-empty list|empty tensor|numel.. == 0": "A list or a tensor is empty here. "
     "What should happen then?",
+    "values to unpack": "This line takes apart what has more parts, or fewer, than it has names on the left: a "
+    "tensor's `shape` has one number for each dim. Look at the shapes.",
     "index .*out of": "An index is too large: the last is one less than the number of items.",
 }
 """What to say of an error by what is in its message, if it is not a typical mistake."""
@@ -65,8 +67,8 @@ ERRORS = {
 WRONG_ARGUMENTS = "positional argument|keyword argument"
 NOT_OF_THE_STUB = "The check calls your function with the arguments of the stub: keep them."
 NOT_OF_WHAT_IT_CALLS = (
-    "What your line calls has no such arguments: `help(...)` lists those that it has. Are they of a different function, "
-    "or of a different library?"
+    "What your line calls has no such arguments: `help(...)` lists those that it has. Are they of a different "
+    "function, or of a different library?"
 )
 OWN_ERROR = "Your function raises this error itself. But what it refuses here is allowed, and has a right answer."
 NONE_IS_RIGHT = "Your function raises this error itself. Here None is the right answer: return it instead."
@@ -158,7 +160,9 @@ def _of_raised(error: Any, right: Any, given: Sequence[dict]) -> str:
     if any(line.startswith(("raise", "assert")) for line in lines):
         return NONE_IS_RIGHT if right is None else OWN_ERROR
     if re.search(WRONG_ARGUMENTS, error.message):
-        return NOT_OF_WHAT_IT_CALLS if lines else NOT_OF_THE_STUB
+        places = re.findall(r"(?m)^ *(?:in|at) (.*)", error.where)
+        is_the_call_itself = not places or places[-1].startswith("course/")
+        return NOT_OF_THE_STUB if is_the_call_itself else NOT_OF_WHAT_IT_CALLS
     return _of_error(error.message, given)
 
 
