@@ -203,7 +203,12 @@ def leaves_out_an_argument(x, master_weight):
     return x @ master_weight.T
 
 
+def different_but_for_recomputation(place, across, sequence_parallel):
+    return "same" if across == "recomputation" else "different"
+
+
 SAYS = [
+    ("mask", different_but_for_recomputation, "Your function does not use `place`, `sequence_parallel`"),
     ("rank_to_coordinates", data_first_and_wrapped_stages, "The last axis needs no `%`"),
     ("group_lists", stride_of_tp_and_pp, "tp_size * pp_size apart"),
     ("ring_all_reduce", adds_before_it_waits, "The result of recv is used in line 11"),
