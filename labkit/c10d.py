@@ -154,6 +154,9 @@ class _Ear:
                 method = self.method_of(getattr(dist.ProcessGroup, name))
                 stack.enter_context(patch.object(dist.ProcessGroup, name, method))
             stack.enter_context(patch.object(dist.Work, "wait", self.wait_of(dist.Work.wait)))
+            # Who takes the future waits through it: torch does not say when.
+            future_of = self.wait_of(dist.Work.get_future)
+            stack.enter_context(patch.object(dist.Work, "get_future", future_of))
             start = _start_of(threading.Thread.start)
             stack.enter_context(patch.object(threading.Thread, "start", start))
             self.patches = stack.pop_all()
@@ -200,7 +203,7 @@ class _Ear:
         return call_method
 
     def wait_of(self, wait: Callable) -> Callable:
-        """Return what is called in the place of `Work.wait`."""
+        """Return what is called in the place of a method of Work by which its caller waits."""
 
         def traced_wait(work, *args, **kwargs):
             waits = [listener.of_work.get(work) for listener in self.listeners]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from course.exercises.relations import num_parts, relation, shape_of, swapped
 from course.exercises.values import FREED, leaves, same
@@ -57,11 +58,18 @@ ERRORS = {
     "`/` makes it? `//` does not.",
     "empty sequence|argument is empty|non-empty list|empty tensor|numel.. == 0": "A list or a tensor is empty here. "
     "What should happen then?",
-    "positional argument|keyword argument": "The check calls your function with the arguments of the stub: keep them.",
+    "values to unpack": "This line takes apart what has more parts, or fewer, than it has names on the left: a "
+    "tensor's `shape` has one number for each dim. Look at the shapes.",
     "index .*out of": "An index is too large: the last is one less than the number of items.",
 }
 """What to say of an error by what is in its message, if it is not a typical mistake."""
 
+WRONG_ARGUMENTS = "positional argument|keyword argument"
+NOT_OF_THE_STUB = "The check calls your function with the arguments of the stub: keep them."
+NOT_OF_WHAT_IT_CALLS = (
+    "What your line calls has no such arguments: `help(...)` lists those that it has. Are they of a different "
+    "function, or of a different library?"
+)
 OWN_ERROR = "Your function raises this error itself. But what it refuses here is allowed, and has a right answer."
 NONE_IS_RIGHT = "Your function raises this error itself. Here None is the right answer: return it instead."
 NAN = "nan is what comes of 0 / 0, inf - inf and 0 * inf. The first one makes all that is computed from it nan, too."
@@ -112,12 +120,14 @@ def explain(evidence: Evidence, why_nan: str = "", everywhere: Evidence | None =
         advice = NONE
     if advice:
         return advice if advice == swapped(list(zip(got, right))) else f"What this usually is: {advice}"
-    for place, value in enumerate(got):
-        if hasattr(value, "message"):
-            is_own = re.search(r"(?m)^ *(in|at) (?!labkit/|course/).*: +(raise|assert) ", value.where)
-            if is_own and right[place] is None:
-                return NONE_IS_RIGHT
-            return OWN_ERROR if is_own else _of_error(value.message, evidence.given[place:])
+    is_error = [hasattr(value, "message") for value in got]
+    if any(is_error):
+        first = next(place for place, pair in enumerate(zip(got, right)) if not same(*pair))
+        if not is_error[first]:  # the report shows this answer, not the error
+            told = explain(_without_errors(evidence), why_nan)
+            error = got[is_error.index(True)].message
+            return f"{told} And in a later case: {error}".strip()
+        return _of_raised(got[first], right[first], evidence.given[first:])
     if FREED in leaves(got):
         return "The memory of this result was freed by resize_(0). Free what you gathered, not what you return."
     if any(map(_is_nan, leaves(got))) and not any(map(_is_nan, leaves(right))):
@@ -131,6 +141,29 @@ def explain(evidence: Evidence, why_nan: str = "", everywhere: Evidence | None =
             return found
     is_all = everywhere is None or len(everywhere.got) == len(evidence.got)
     return relation(pairs, evidence.given, named=is_all)
+
+
+def _without_errors(evidence: Evidence) -> Evidence:
+    """Return what is known of the cases that were answered."""
+    answered = [place for place, value in enumerate(evidence.got) if not hasattr(value, "message")]
+
+    def chosen(values: Sequence) -> list:
+        return [values[place] for place in answered if place < len(values)]
+
+    mistakes = [(advice, chosen(answers)) for advice, answers in evidence.mistakes]
+    return Evidence(chosen(evidence.got), chosen(evidence.right), mistakes, chosen(evidence.given))
+
+
+def _of_raised(error: Any, right: Any, given: Sequence[dict]) -> str:
+    """Return what is known of an error in the place of a right answer."""
+    lines = re.findall(r"(?m)^ *(?:in|at) (?!labkit/|course/).*: +(.*)", error.where)
+    if any(line.startswith(("raise", "assert")) for line in lines):
+        return NONE_IS_RIGHT if right is None else OWN_ERROR
+    if re.search(WRONG_ARGUMENTS, error.message):
+        places = re.findall(r"(?m)^ *(?:in|at) (.*)", error.where)
+        is_the_call_itself = not places or places[-1].startswith("course/")
+        return NOT_OF_THE_STUB if is_the_call_itself else NOT_OF_WHAT_IT_CALLS
+    return _of_error(error.message, given)
 
 
 def _without_brackets(got: list, right: list) -> list:
@@ -190,16 +223,18 @@ def _of_error(message: str, given: Sequence[dict]) -> str:
 
 
 def _nearest(got: list, right: list, mistakes: list[tuple[str, list]]) -> str | None:
-    """Return the advice for the mistake that gives all wrong answers, and of the others the most."""
-    wrong = [place for place, (answer, wanted) in enumerate(zip(got, right)) if not same(answer, wanted)]
-    values = [place for place in wrong if not hasattr(got[place], "message")] or wrong  # errors have many messages
+    """Return the advice for the mistake that gives all these answers; where they are errors, it may give others.
+
+    One that would also make right answers wrong is not what was written here.
+    """
+    del right
+    answered = [place for place, answer in enumerate(got) if not hasattr(answer, "message")] or range(len(got))
     matches = [
         (sum(map(same, got, answers)), advice)
         for advice, answers in mistakes
-        if all(same(got[place], answers[place]) for place in values)
+        if all(same(got[place], answers[place]) for place in answered)
     ]
-    most, advice = max(matches, key=lambda match: match[0], default=(0, None))
-    return advice if 4 * most >= 3 * len(got) else None
+    return max(matches, key=lambda match: match[0], default=(0, None))[1]
 
 
 def _by_parts(got: list, right: list, mistakes: list[tuple[str, list]]) -> str | None:

@@ -174,7 +174,8 @@ class Exercise:
                     advice = " ".join(filter(None, hints))
                 if not is_error and not cause:
                     advice = f"{lost(function)} {advice}".strip()
-                advice = advice or f"{UNKNOWN} `{self.name}.hint()` gives a hint."
+                unknown = "" if is_error else UNKNOWN
+                advice = advice or f"{unknown} `{self.name}.hint()` gives a hint.".strip()
                 lines = self.report_lines(wrong) + [indent(advice)] * bool(advice)
                 return Verdict("raised" if is_error else "wrong", "\n".join(lines))
             complaints += [trial for trial in trials if trial.complaint or trial.cause]

@@ -78,6 +78,11 @@ all_reduce_from_halves.mistakes_in(
 )
 
 
+def own_piece_first(x):
+    pieces = list(pieces_of(x))
+    return pieces[dist.get_rank() :] + pieces[: dist.get_rank()]
+
+
 def unchanged(x):
     return x
 
@@ -89,6 +94,11 @@ all_reduce_from_halves.mistakes_of(
         dict(of=lambda x: gathered(own(x), dim=0)),
         "The pieces are gathered, but nothing was added: this rank's own piece went into all_gather. The sum that came "
         "out of reduce_scatter should go in.",
+    ),
+    (
+        dict(of=lambda x: my_all_reduce(torch.cat(own_piece_first(x)))),
+        "Each rank's list began with its own piece. Piece number i of every list goes to rank i: the lists must have "
+        "the same order on all ranks.",
     ),
     (dict(of=lambda x: gathered(x, dim=0)), "Every rank's whole tensor was gathered, and nothing was added."),
     (dict(of=unchanged), "This is the rank's own tensor. Return what the collectives wrote, not what they read."),
@@ -148,9 +158,10 @@ ring_all_reduce = RankExercise(
         "`dist.batch_isend_irecv([dist.P2POp(dist.isend, piece, right), dist.P2POp(dist.irecv, arriving, left)])`, "
         "then `wait()` for each request it returns.",
     ],
-    if_stuck="a `send` or `recv` that nobody answers. If every rank calls `send` first, or every rank `recv`, nobody "
-    "is left to answer; if only some ranks send, the others never do. On every rank post the send and the receive "
-    "together, with `dist.batch_isend_irecv`, then wait for both.",
+    if_stuck="a `send` or `recv` that nobody answers. A rank that sends to its right neighbour is answered only if "
+    "that one receives from *its* left. If so, look at the order: if every rank waits in `send` first, or every rank "
+    "in `recv`, nobody is left to answer. Start both, with `dist.batch_isend_irecv`, before you wait for one. If only "
+    "some ranks send, the others never do.",
 )
 
 

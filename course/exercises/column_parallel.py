@@ -122,6 +122,10 @@ column_forward.mistakes_of(
     ),
     (dict(bias=lambda bias: 0 * own(bias)), "The bias is missing. It is cut as the columns of A are: out/t per rank."),
     (
+        dict(bias=lambda bias: own(bias) if dist.get_rank() == 0 else 0 * own(bias)),
+        "Only rank 0's columns have their bias. Each rank has columns of its own, and adds its own shard of the bias.",
+    ),
+    (
         dict(bias=lambda bias: bias.chunk(dist.get_world_size())[0]),
         "Every rank added the first shard of the bias. Each needs the shard for its own columns.",
     ),
@@ -260,6 +264,15 @@ stride_shard.mistakes_of(
     (
         dict(kept=lambda m, r, t, s: torch.cat([*m.chunk(s)[r::t], m[:0]])),
         "There are too few chunks: cut into t * stride, so that each part is cut t ways.",
+    ),
+    (
+        dict(kept=lambda m, r, t, s: torch.cat(m.split(s)[r::t])),
+        "These are blocks of `stride` rows. `stride` is the number of sections, as Q, K and V are three: the rows are "
+        "cut into t * stride chunks.",
+    ),
+    (
+        dict(kept=lambda m, r, t, s: torch.cat([section.chunk(t)[-r] for section in m.chunk(s)])),
+        "`[-rank]` counts from the end, and -0 is 0: take chunk number `rank` of each section.",
     ),
     (dict(kept=lambda m, r, t, s: torch.cat(m.chunk(t * s)[r::s])), "The chunks of a rank are t apart, not stride."),
 )

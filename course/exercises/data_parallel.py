@@ -192,6 +192,13 @@ def offset_stays_0(gradients, bucket_size):
     return result
 
 
+@bucketed_average.mistake("The last bucket, which is not full, was added up and not divided by the number of ranks.")
+def rest_not_divided(gradients, bucket_size):
+    averages = my_bucketed_average(gradients, bucket_size)
+    num_sent_full = len(gradients) - len(buckets_of(gradients, bucket_size)[1])
+    return averages[:num_sent_full] + [each * dist.get_world_size() for each in averages[num_sent_full:]]
+
+
 @bucketed_average.mistake("These are sums over the ranks. Divide by the number of ranks.")
 def sums_of_buckets(gradients, bucket_size):
     return [average * dist.get_world_size() for average in my_bucketed_average(gradients, bucket_size)]
@@ -383,6 +390,11 @@ unequal_average.mistakes_of(
         dict(answer=lambda g, rows, n: summed(g) / n),
         "This is the mean of the ranks' means, in which a row on a rank with few rows counts more than others. It is "
         "right only where all ranks have equally many.",
+    ),
+    (
+        dict(answer=lambda g, rows, n: summed(g) / summed(torch.tensor(float(rows > 0)))),
+        "This is the mean of the ranks that have rows. A rank's gradient counts as often as it has rows: multiply it "
+        "by its `num_rows`, and divide by all rows.",
     ),
     (dict(answer=lambda g, rows, n: summed(g)), "This is the sum of the ranks' means. Weight by rows, and divide."),
     (dict(answer=lambda g, rows, n: summed(g * rows)), "This is the gradient of a sum over rows: divide by all rows."),

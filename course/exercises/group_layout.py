@@ -57,6 +57,10 @@ rank_to_coordinates.mistakes_of(
     (dict(pp=lambda r, t, d: r // (t + d)), "A stage holds tp_size * dp_size ranks, the product: you added them."),
     (dict(pp=lambda r, t, d: r // t // t), "A stage holds tp_size * dp_size ranks: you divided by tp_size twice."),
     (
+        dict(pp=lambda r, t, d: r // (t * d) % d),
+        "The last axis needs no `%`: as many stages as there are follow one another.",
+    ),
+    (
         dict(tp=lambda r, t, d: r // d % t, dp=lambda r, t, d: r % d),
         "You let the data axis run fastest. In tp-dp-pp the first name, tp, runs fastest.",
     ),
@@ -132,6 +136,16 @@ group_lists.mistakes_of(
 def neighbours_in_every_group(world_size, tp_size, pp_size):
     sizes = tp_size, world_size // (tp_size * pp_size), pp_size
     return [[list(range(i, i + size)) for i in range(0, world_size, size)] for size in sizes]
+
+
+@group_lists.mistake(
+    "The members of your pipeline groups are tp_size * pp_size apart. They are one stage apart, which is tp_size * "
+    "dp_size ranks."
+)
+def pipeline_stride_of_pp(world_size, tp_size, pp_size):
+    tensor, data, _ = my_group_lists(world_size, tp_size, pp_size)
+    apart = tp_size * pp_size
+    return tensor, data, [[first + stage * apart for stage in range(pp_size)] for first in range(apart)]
 
 
 group_lists.mistakes_in(

@@ -4,7 +4,7 @@ import copy
 import inspect
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,6 +34,7 @@ from course.exercises.source import sized_by_data
 from course.exercises.values import has_floats, leaves, plain, same, show, with_lists
 from course.exercises.variants import Variant, variants
 from course.exercises.watch import Watch, shared
+from labkit.c10d import listening
 from labkit.groups import local_device
 from labkit.launch import Deadlock, RankFailed, launch
 from labkit.launch.payload import pickled, why_not
@@ -288,19 +289,21 @@ def _answers_here(functions, inputs: Callable, rest: tuple, care: Care, catch: A
         saved.append(tensor)
         return tensor
 
+    heard = listening(watch.hear)
     kept_for_backward = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-    with quietly(), groups_stay(), groups_made() as groups, communication_log() as log, kept_for_backward, watch:
+    with quietly(), groups_stay(), groups_made() as groups, communication_log() as log, kept_for_backward, watch, heard:
         got = answer_to(functions[0], copies, catch)
     complaint = (
         kept.complaint()
         or (care.gradient_to and no_gradient_to(care.gradient_to, by_name[care.gradient_to], got))
         or wrong_dtype(got, arguments)  # before the rule, which counts bytes
+        or sent_too_short(watch.sent, tensors_of(by_name).values())
         or (care.rule and care.rule(Conduct(log.records, saved), *arguments))
         or (ENDS_THE_RANKS if ended else None)
     )
     is_right = bool(care.also_right and all_have_come() and care.also_right(got, *copies))
     seen = " ".join(filter(None, (kept.complaint(), shared(got), on_one_rank(log), *watch.notes)))
-    cause = not_waited_for(log)
+    cause = not_waited_for(log) or watch.too_early or None
     return OnRank(
         plain(arguments), answers, complaint, cause, seen, watch.why_nan, kept.changed(got), tuple(groups), is_right
     )
@@ -406,6 +409,15 @@ def wrong_dtype(got, arguments: tuple) -> str | None:
     different = {value.dtype for value in returned if value.dim() and given and value.is_floating_point()}
     different -= {value.dtype for value in given}
     return f"It returns {different.pop()}, and was given {given[0].dtype}: keep the dtype." if different else None
+
+
+def sent_too_short(sent: dict[torch.dtype, str], given: Iterable[torch.Tensor]) -> str | None:
+    """Complain about messages that round the numbers that came in, though these here may be such as it can hold."""
+    eps = max((torch.finfo(each.dtype).eps for each in given if each.is_floating_point()), default=None)
+    for dtype, operation in sent.items():
+        if eps and dtype.is_floating_point and torch.finfo(dtype).eps > eps:
+            return f"Its {operation} sends {dtype}, to which most of the numbers must be rounded: keep the dtype."
+    return None
 
 
 def on_one_rank(log: CommunicationLog) -> str | None:

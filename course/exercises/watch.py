@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from course.exercises.values import is_freed
+from labkit.c10d import Call
 
 NEW_MEMORY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize_", "empty_permuted"}
 ONLY_WRITES = {"copy_", "fill_", "zero_", "index_put_", "scatter_", "index_copy_", "masked_fill_", "set_", "normal_"}
@@ -22,6 +24,8 @@ BY_NUMBERS = {"add": "+", "sub": "-", "rsub": "-", "mul": "*", "div": "/"}
 OF_A_NEGATIVE = {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow"}
 OVER_A_ROW = {"_softmax", "_log_softmax", "logsumexp"}
 _MOST_ELEMENTS = 1 << 16  # larger tensors are not looked through
+WRITES_ITS_BUFFER = {"all_reduce", "broadcast", "reduce", "all_gather", "recv"}
+"""Operations whose `Call.tensors` are those that they write to."""
 UNWRITTEN = (
     "What it holds is chance; during a check it is full of nan, or of the largest whole number. Begin with "
     "`torch.zeros`, or fill it."
@@ -41,6 +45,16 @@ class Watch(TorchDispatchMode):
         self.given = {_memory(tensor): name for name, tensor in given.items()}
         self.new: set[int] = set()  # memory that nobody had written to when it was made
         self.messages: set[int] = set()  # memory that collectives may have written to
+        self.under_way: list[_UnderWay] = []  # calls for which nobody has waited yet
+        self.too_early = ""  # which line used what a call had not written yet
+        self.sent: dict[torch.dtype, str] = {}  # the first operation that sent numbers of this dtype
+
+    def hear(self, call: Call) -> "_UnderWay":
+        """Note a call, as `labkit.c10d.listening` asks."""
+        for tensor in call.tensors:
+            self.sent.setdefault(tensor.dtype, call.operation)
+        writes = call.has_handle and call.operation in WRITES_ITS_BUFFER
+        return _UnderWay(self.under_way, call.operation, list(map(_span, call.tensors)) if writes else [])
 
     def __torch_dispatch__(self, func, types, args: tuple[Any, ...] = (), kwargs=None):
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
@@ -48,6 +62,8 @@ class Watch(TorchDispatchMode):
         name = func._schema.name.partition("::")[2]
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         is_message = "c10d" in func._schema.name
+        if not (is_message or name in NEW_MEMORY or _is_view(func)):
+            self._note_too_early(inputs)
         computes = not (is_message or self.why_nan or name in NEW_MEMORY | ONLY_WRITES or _is_view(func))
         had_nan = [tensor for tensor in inputs if computes and _has_nan(tensor)]
         before = [_copy(tensor) for tensor in inputs] if computes and _is_binary(name) else inputs  # `x /= y` changes x
@@ -101,6 +117,19 @@ class Watch(TorchDispatchMode):
                     "`index_add_` adds all, and `torch.bincount` counts."
                 )
 
+    def _note_too_early(self, inputs: list[torch.Tensor]) -> None:
+        """Note the first line that uses a tensor while a call for which nobody has waited may still write to it."""
+        if self.too_early or not self.under_way:
+            return
+        spans = [_span(tensor) for tensor in inputs if tensor.layout == torch.strided and tensor.is_contiguous()]
+        for call in self.under_way:
+            if any(start < end_of and start_of < end for start, end in spans for start_of, end_of in call.writes):
+                self.too_early = (
+                    f"The result of {call.operation} is used{self._line()} before anybody has waited for it: with a "
+                    "handle, it is only started. Call `wait()` on the handle first."
+                )
+                return
+
     def _add(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
@@ -114,6 +143,31 @@ class Watch(TorchDispatchMode):
             return ""
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         return f" in line {frame.f_lineno - self.first_line + 1}, `{text}`" if text else ""
+
+
+class _UnderWay:
+    """A call from its start to the end of its first wait, and the memory that it ``writes``."""
+
+    def __init__(self, all_calls: list["_UnderWay"], operation: str, writes: list[tuple[int, int]]):
+        self.all_calls = all_calls
+        self.operation = operation
+        self.writes = writes
+
+    def note_start(self, work: dist.Work | None) -> None:
+        if work is not None and self.writes:
+            self.all_calls.append(self)
+
+    def note_wait(self) -> Callable[[], None]:
+        return self._end
+
+    def _end(self) -> None:
+        if self in self.all_calls:
+            self.all_calls.remove(self)
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where the numbers of a contiguous tensor begin and end in memory."""
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
 
 
 def _is_small(tensor: torch.Tensor) -> bool:

@@ -20,6 +20,7 @@ FILES = [
     for module in pkgutil.iter_modules(wrong_answers.__path__)
 ]
 WRONG = [answer for file in FILES for answer in file.WRONG]
+SAYS = [answer for file in FILES for answer in getattr(file, "SAYS", [])]
 RIGHT = [answer for file in FILES for answer in file.RIGHT]
 EXPLAINS = (
     "What this usually is:", "Every number is", "the right values, in a different", "are swapped", "None is what",
@@ -71,6 +72,13 @@ def test_wrong_answers_do_not_pass_and_are_explained(name, launches_on_kept_rank
     assert [answer for answer, verdict in verdicts if verdict.status in ("passed", "not attempted")] == []
     unexplained = {answer for answer, verdict in verdicts if not is_explained(exercise, verdict)}
     assert unexplained <= UNEXPLAINED
+
+
+@pytest.mark.parametrize(("name", "function", "words"), SAYS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_wrong_answer_is_told_what_is_wrong_in_it(name, function, words, launches_on_kept_ranks):
+    verdict = EXERCISES[name].verdict(function)
+    assert verdict.status in ("wrong", "raised", "stuck")
+    assert words in " ".join(verdict.text.split())
 
 
 @pytest.mark.parametrize(("name", "function"), RIGHT, ids=lambda value: getattr(value, "__name__", value))
