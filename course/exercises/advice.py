@@ -223,18 +223,16 @@ def _of_error(message: str, given: Sequence[dict]) -> str:
 
 
 def _nearest(got: list, right: list, mistakes: list[tuple[str, list]]) -> str | None:
-    """Return the advice for the mistake that gives all these answers; where they are errors, it may give others.
-
-    One that would also make right answers wrong is not what was written here.
-    """
-    del right
-    answered = [place for place, answer in enumerate(got) if not hasattr(answer, "message")] or range(len(got))
+    """Return the advice for the mistake that gives all wrong answers, and of the others the most."""
+    wrong = [place for place, (answer, wanted) in enumerate(zip(got, right)) if not same(answer, wanted)]
+    values = [place for place in wrong if not hasattr(got[place], "message")] or wrong  # errors have many messages
     matches = [
         (sum(map(same, got, answers)), advice)
         for advice, answers in mistakes
-        if all(same(got[place], answers[place]) for place in answered)
+        if all(same(got[place], answers[place]) for place in values)
     ]
-    return max(matches, key=lambda match: match[0], default=(0, None))[1]
+    most, advice = max(matches, key=lambda match: match[0], default=(0, None))
+    return advice if 4 * most >= 3 * len(got) else None
 
 
 def _by_parts(got: list, right: list, mistakes: list[tuple[str, list]]) -> str | None:

@@ -293,8 +293,8 @@ mask.mistakes_of(
     ),
     (
         dict(answer=lambda place, across, flag: my_mask(place, across, not flag)),
-        "Hidden states are the wrong way round: without sequence parallelism all ranks hold copies of the same tokens; "
-        "with it each holds its own.",
+        "Look at the hidden states, with sequence parallelism and without: without it all tensor ranks hold copies of "
+        "the same tokens; with it each holds its own.",
     ),
     (
         dict(answer=lambda *case: "same" if case[:2] == (PLACES[1], ACROSS[0]) else my_mask(*case)),

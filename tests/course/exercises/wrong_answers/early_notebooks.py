@@ -208,7 +208,7 @@ def different_but_for_recomputation(place, across, sequence_parallel):
 
 
 SAYS = [
-    ("mask", different_but_for_recomputation, "Your function does not use `place`, `sequence_parallel`"),
+    ("mask", different_but_for_recomputation, "without it all tensor ranks hold copies"),
     ("rank_to_coordinates", data_first_and_wrapped_stages, "The last axis needs no `%`"),
     ("group_lists", stride_of_tp_and_pp, "tp_size * pp_size apart"),
     ("ring_all_reduce", adds_before_it_waits, "The result of recv is used in line 11"),
