@@ -153,6 +153,8 @@ def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> Proces
         named = [name for name in names if name not in _DERIVED] or names
         is_world = len(groups[0]) == wanted and names[0] not in _SHARDS
         made |= dict.fromkeys(names, dist.group.WORLD if is_world else _my_group(named, groups))
+    if has_nccl:
+        _use_once([dist.group.WORLD, *made.values()])
     channels = _make_channels(layout) if has_nccl else {}
     if "gloo" in dist.get_backend_config():
         # Gloo connects eagerly: if a rank closed now, a peer that is still connecting would fail.
@@ -190,6 +192,18 @@ def _my_group(names: Sequence[str], groups: list[list[int]]) -> dist.ProcessGrou
     non_member: Any = dist.GroupMember.NON_GROUP_MEMBER
     made: list[Any] = [dist.new_group(ranks, group_desc=f"{'/'.join(names)} {ranks_text(ranks)}") for ranks in groups]
     return next((group for group in made if group != non_member), non_member)
+
+
+def _use_once(groups: Sequence[dist.ProcessGroup | None]) -> None:
+    """Let NCCL connect the ranks of each group now. All ranks call this, with their groups in the same order.
+
+    NCCL makes a communicator at a group's first use, and has no time-out for a member that does not come. From here on a
+    missing member is met in a collective, which has one. (Given a ``device_id``, torch would connect a group at once, but
+    then messages would share its communicator with collectives.)
+    """
+    for group in dict.fromkeys(groups):
+        if group not in (None, dist.GroupMember.NON_GROUP_MEMBER) and dist.get_world_size(group) > 1:
+            dist.all_reduce(torch.zeros(1, device=local_device()), group=group)
 
 
 def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.ProcessGroup]:
