@@ -102,7 +102,9 @@ class ProcessGroups:
     def made(self) -> list[dist.ProcessGroup]:
         """Return the groups that this rank is in, each once, in the order in which they were made."""
         named = [vars(self).get(name) for name in _NAMES]
-        return list(dict.fromkeys(group for group in (*named, *self._channels.values()) if group and group != _NON_MEMBER))
+        return list(
+            dict.fromkeys(group for group in (*named, *self._channels.values()) if group and group != _NON_MEMBER)
+        )
 
     def close(self) -> None:
         """Destroy all groups but the world. Every rank calls this, once no rank uses them any more.
@@ -204,9 +206,9 @@ def _my_group(names: Sequence[str], groups: list[list[int]]) -> dist.ProcessGrou
 def _use_once(groups: Sequence[dist.ProcessGroup | None]) -> None:
     """Let NCCL connect the ranks of each group now. All ranks call this, with their groups in the same order.
 
-    NCCL makes a communicator at a group's first use, and has no time-out for a member that does not come. From here on a
-    missing member is met in a collective, which has one. (Given a ``device_id``, torch would connect a group at once, but
-    then messages would share its communicator with collectives.)
+    NCCL makes a communicator at a group's first use, and has no time-out for a member that does not come. From here
+    on a missing member is met in a collective, which has one. (Given a ``device_id``, torch would connect a group at
+    once, but then messages would share its communicator with collectives.)
     """
     for group in dict.fromkeys(groups):
         if group not in (None, _NON_MEMBER) and dist.get_world_size(group) > 1:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.launch import linux
 from labkit.launch.frames import LAUNCHER, Frame, own_frames, stack_of
@@ -181,16 +181,18 @@ class Probe:
     def snapshot(self) -> Snapshot:
         """Look at this rank's threads. A library's own thread is left out: it brings no message."""
         busy = linux.is_busy()
-        collectives, started, expires, unsettled, last = _flight_recorders(self.timeout, self.first_record)
+        recorded = _flight_recorders(self.timeout, self.first_record)
+        collectives = recorded.collectives
+        is_in_gloo = any(call.group.startswith("gloo") for call in collectives)  # it gives up by itself
         frames, me, main = sys._current_frames(), threading.current_thread(), threading.main_thread()
         stores = sorted(glob.glob(f"{self.directory}/store*"))
         threads, ran = [], [linux.bytes_received(), *map(os.path.getsize, stores)]
         for thread in [main, *(thread for thread in threading.enumerate() if thread not in (main, me))]:
             if frame := frames.get(thread.ident or 0):
                 task = os.getpid() if thread is main else thread.native_id
-                seen = self._thread(thread.ident or 0, task, frame, bool(collectives), expires)
-                if not any(call.group.startswith("gloo") for call in collectives):  # gloo gives up by itself
-                    seen = replace(seen, standing=self._standing(thread.ident or 0, frame, last))
+                seen = self._thread(thread.ident or 0, task, frame, bool(collectives), recorded.expires)
+                if not is_in_gloo:
+                    seen = replace(seen, standing=self._standing(thread.ident or 0, frame, recorded.last))
                 is_librarys = not any(own_frames(seen.stack)) and any("-packages/" in file for file, _, _ in seen.stack)
                 if thread is main or seen.state == "waits" or not is_librarys:
                     threads.append(seen)
@@ -198,8 +200,8 @@ class Probe:
                         ran.append(linux.switches(task))
         frames.clear()  # they hold this frame, and it holds them: the learner's tensors would live on
         ran += [linux.switches(task) for task in linux.tasks() if linux.name(task).startswith("pt_gloo_runloop")]
-        unsettled = unsettled or self.broken or bool(self.requests)
-        return Snapshot(tuple(threads), collectives, started, tuple(ran), busy, unsettled)
+        unsettled = recorded.unsettled or self.broken or bool(self.requests)
+        return Snapshot(tuple(threads), collectives, recorded.started, tuple(ran), busy, unsettled)
 
     def _thread(self, thread: int, task: int | None, frame: FrameType, in_collective: bool, expires: bool) -> Thread:
         """Say what a thread does. ``expires``: a collective is open that has a shorter time-out than the world."""
@@ -217,7 +219,6 @@ class Probe:
             state = "locked"
         call = message.text(with_tag=not purpose) if message else set_up  # labkit's own tags say nothing
         return Thread(stack, state, call, purpose)
-
 
     def _standing(self, thread: int, frame: FrameType, last_records: tuple) -> Standing | None:
         """Return the call of NCCL's that a thread is inside. Gloo's calls and set-up have time-outs of their own."""
@@ -333,14 +334,20 @@ def _records_of_nccl() -> list[dict] | None:
     return json.loads(answers[0]).get("entries", []) if answers else None
 
 
-def _flight_recorders(
-    timeout: timedelta, first: int
-) -> tuple[tuple[Collective, ...], dict[str, int], bool, bool, tuple]:
-    """Return what torch's recorders know of this rank's works.
+class _Recorded(NamedTuple):
+    """What torch's recorders know of this rank's works."""
 
-    That is the unfinished collectives, the last of each group, whether a time-out is shorter than the world's, whether
-    more is unfinished: a message, or what a recorder does not tell; and the last entry of all. Records of gloo before the ``first`` are of
-    connections that are no more: numbers began again from 1.
+    collectives: tuple[Collective, ...]  # which are not finished
+    started: dict[str, int]  # group -> the number of its last collective
+    expires: bool  # is a time-out of theirs shorter than the world's?
+    unsettled: bool  # is more unfinished: a message, or what a recorder does not tell?
+    last: tuple  # the last entries: they change when a work begins
+
+
+def _flight_recorders(timeout: timedelta, first: int) -> _Recorded:
+    """Read the recorders of gloo and NCCL.
+
+    Records of gloo before the ``first`` are of connections that are no more: numbers began again from 1.
     """
     of_nccl = _records_of_nccl()
     entries = [entry for entry in _records() if entry["record_id"] >= first] + (of_nccl or [])
@@ -353,7 +360,7 @@ def _flight_recorders(
     unsettled = of_nccl is None or len(unfinished) > len(collectives)
     of_gloo = len(entries) - len(of_nccl or [])
     last = tuple(_number(part[-1]) for part in (entries[:of_gloo], entries[of_gloo:]) if part)
-    return tuple(map(_collective, collectives)), started, expires, unsettled, last
+    return _Recorded(tuple(map(_collective, collectives)), started, expires, unsettled, last)
 
 
 def _group(entry: dict) -> str:

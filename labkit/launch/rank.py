@@ -51,9 +51,9 @@ _NCCL_DEFAULTS = {
 }
 """What ranks on GPUs find in their environment where the user has not set it.
 
-NCCL_CUMEM_ENABLE is left alone. NVIDIA/nccl issue 2379 reports that NCCL 2.29.7 sometimes hangs while it makes about fifty
-communicators on GPUs without NVLink, and that 0 helps there; issue 1721 reports the opposite, sends that hang with 0. Ours
-are made one after another, not at once. Whoever meets the hang sets it before the first launch.
+NCCL_CUMEM_ENABLE is left alone. NVIDIA/nccl issue 2379 reports that NCCL 2.29.7 sometimes hangs while it makes about
+fifty communicators on GPUs without NVLink, and that 0 helps there; issue 1721 reports sends between nodes that hang
+with 0. Whoever meets the first of these sets it before the first launch.
 """
 libc = ctypes.CDLL(None)
 

@@ -125,7 +125,9 @@ def deadlock_report(look: Look) -> str:
 def overdue_report(overdue: Sequence[tuple[int, Standing]], look: Look) -> str:
     """Say which ranks stood in a call of NCCL's for too long, and which members of its group are not there."""
     seconds = min(call.limit_seconds for _, call in overdue)
-    why = f"the launcher ended this call: ranks stood in it for {seconds:g} s (timeout_seconds), which NCCL lets them do."
+    why = (
+        f"the launcher ended this call: ranks stood in it for {seconds:g} s (timeout_seconds), which NCCL lets them do."
+    )
     return places_report("\n".join([why, *_missing_at_first_use(overdue, look)]), look)
 
 

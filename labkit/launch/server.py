@@ -87,7 +87,7 @@ class Server:
             gc.freeze()  # as in main
 
     def _may_import(self, modules: set[str]) -> bool:
-        """Where there are GPUs, let a child try: after an import that starts a thread or CUDA, nothing could be forked."""
+        """Let a child try where there are GPUs: after an import that starts a thread or CUDA, nothing can be forked."""
         if not self.has_gpus or modules <= sys.modules.keys():
             return True
         _, status = os.waitpid(_fork(_exit_if_unsafe, modules), 0)

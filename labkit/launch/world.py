@@ -30,10 +30,12 @@ def launch(
 ) -> list:  # fmt: skip
     """Run ``fn(*args, **kwargs)`` on ``world_size`` new ranks. Return what they return, in rank order.
 
-    Each rank is a new process with torch.distributed initialised: no variable, group or fault of an earlier launch is met
-    again. On GPUs that has a price, which was not measured: each launch makes a CUDA context on each GPU, loads the kernels
-    (see `labkit.device.prepare_gpu`) and starts NCCL. A `World` pays it once. ``fn``, its arguments and its results may be
-    anything made in a notebook cell. What ranks print is shown by rank when all are done; with ``live=True`` at once.
+    Each rank is a new process with torch.distributed initialised: no variable, group or fault of an earlier launch is
+    met again. On GPUs that has a price, which was not measured: each launch makes a CUDA context on each GPU, loads
+    kernels (see `labkit.device.prepare_gpu`) and starts NCCL. A `World` pays it once.
+
+    ``fn``, its arguments and its results may be anything made in a notebook cell. What ranks print is shown by rank
+    when all are done; with ``live=True`` at once.
 
     Args:
         backend: ``"auto"`` takes NCCL when each rank can have a GPU, and gloo on the CPU otherwise.

@@ -183,8 +183,16 @@ def _run_steps(plan: Plan, schedule: Schedule, pace: Pace, num_steps: int) -> tu
         dist.barrier()
         trace, messages = (Trace(groups.rank, local_device()) for _ in range(2))
         with trace_communication(messages):
-            given = dict(loss=work.loss, targets=work.targets, activation=work.activation, trace=trace)
-            pipeline.run(schedule, work.chunks, groups, work.inputs, **given)
+            pipeline.run(
+                schedule,
+                work.chunks,
+                groups,
+                work.inputs,
+                loss=work.loss,
+                targets=work.targets,
+                trace=trace,
+                activation=work.activation,
+            )
             if plan.dp_size > 1:
                 dist.all_reduce(work.gradients(), group=groups.dp)
         collectives = [span for span in messages.spans() if span.label not in ("send", "recv")]  # those are in trace

@@ -1,4 +1,4 @@
-"""The table of faults in labkit/launch/faults.md is what happens: each row is run on gloo, and again by NCCL's rules."""
+"""The table in labkit/launch/faults.md is what happens: each fault is made on gloo, and again by NCCL's rules."""
 
 import os
 import re
@@ -100,7 +100,10 @@ def a_kernel_on_the_gpu_fails():
 
 
 FAULTS: dict[str, Callable] = {
-    function.__name__.replace("sys_exit", "`sys.exit`").replace("isend", "`isend`").replace("gpu", "GPU").replace("_", " "): function
+    function.__name__.replace("sys_exit", "`sys.exit`")
+    .replace("isend", "`isend`")
+    .replace("gpu", "GPU")
+    .replace("_", " "): function
     for function in (
         a_rank_raises,
         sys_exit_on_a_rank,
@@ -137,7 +140,9 @@ def outcome(function: Callable, under: Callable) -> tuple[str, str]:
 def table() -> dict[tuple[str, str], str]:
     """Return the cells of the table by fault and column, without those that were not tried."""
     text = Path(labkit.launch.__file__).with_name("faults.md").read_text()
-    rows = [[cell.strip() for cell in line.strip("|\n ").split(" | ")] for line in text.splitlines() if line[:2] == "| "]
+    rows = [
+        [cell.strip() for cell in line.strip("|\n ").split(" | ")] for line in text.splitlines() if line[:2] == "| "
+    ]
     head, *rows = rows
     cells = {(row[0], name): cell for row in rows for name, cell in zip(head[1:], row[1:])}
     return {place: cell for place, cell in cells.items() if cell != "not tried"}

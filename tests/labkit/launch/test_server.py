@@ -49,7 +49,9 @@ def test_where_there_are_gpus_the_server_imports_only_what_leaves_it_able_to_for
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(server, "_PRELOAD_TO_TRAIN", ("starts_a_thread", "opens_a_gpu", "is_quiet"))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    (tmp_path / "starts_a_thread.py").write_text("import threading; threading.Thread(target=threading.Event().wait).start()")
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading; threading.Thread(target=threading.Event().wait).start()"
+    )
     (tmp_path / "nvidia-uvm").touch()
     (tmp_path / "opens_a_gpu.py").write_text(f"device = open({str(tmp_path / 'nvidia-uvm')!r})")
     (tmp_path / "is_quiet.py").touch()

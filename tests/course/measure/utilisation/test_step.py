@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from course.measure.utilisation import step as steps
 from course.measure.utilisation import Pace, Shares, TimedStep, measure_step, predict_step, table
+from course.measure.utilisation import step as steps
 from course.measure.utilisation.step import _pace_of, memory_bytes
 from course.sizing import Plan, fullest
 from course.timeline import Timeline
