@@ -177,7 +177,7 @@ def test_the_table_has_each_fault_once_in_both_columns():
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("fault", "column"), CELLS, ids=" on ".join)
+@pytest.mark.parametrize(("fault", "column"), CELLS, ids=map(" on ".join, CELLS))
 def test_a_learner_sees_what_the_table_says(outcomes, fault, column):
     said, names = outcomes[fault, column]
     cell = CELLS[fault, column]
