@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -151,26 +150,6 @@ def table() -> dict[tuple[str, str], str]:
 CELLS = table()
 
 
-@pytest.fixture(scope="module")
-def quick():
-    before = watchdog._GRACE_SECONDS
-    watchdog._GRACE_SECONDS = 0.5
-    yield
-    watchdog._GRACE_SECONDS = before
-
-
-@pytest.fixture(scope="module")
-def outcomes(quick):
-    """Run three at once: it takes seconds to tell a deadlock from slow ranks."""
-    with ThreadPoolExecutor(3) as pool:
-        found = {
-            (fault, column): pool.submit(outcome, FAULTS[fault], Under if column == "NCCL" else lambda each: each)
-            for fault, column in CELLS
-            if fault in FAULTS
-        }
-        return {place: future.result() for place, future in found.items()}
-
-
 def test_the_table_has_each_fault_once_in_both_columns():
     assert {fault for fault, _ in CELLS} == FAULTS.keys()
     assert {column for _, column in CELLS} == {"gloo", "NCCL"}
@@ -178,8 +157,9 @@ def test_the_table_has_each_fault_once_in_both_columns():
 
 @pytest.mark.alone
 @pytest.mark.parametrize(("fault", "column"), CELLS, ids=map(" on ".join, CELLS))
-def test_a_learner_sees_what_the_table_says(outcomes, fault, column):
-    said, names = outcomes[fault, column]
+def test_a_learner_sees_what_the_table_says(fault, column, monkeypatch):
+    monkeypatch.setattr(watchdog, "_GRACE_SECONDS", 0.5)
+    said, names = outcome(FAULTS[fault], Under if column == "NCCL" else lambda function: function)
     cell = CELLS[fault, column]
     for quoted in re.findall(r"`(.+?)`", cell):
         assert quoted in said
