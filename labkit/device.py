@@ -29,8 +29,12 @@ def _taken(num_ranks: int) -> str:
     return f"GPU{'s' * (num_ranks > 1)} {', '.join(names[:num_ranks])}{of_all}"
 
 
-def prepare_gpu(one_queue: bool = False) -> None:
+def prepare_gpu(one_queue: bool = False, posts_receives: bool = True) -> None:
     """Change CUDA's defaults for messages that wait, and for float32, before a rank first touches it.
+
+    Whoever posts receives ahead, as a pipeline does, needs all kernels loaded at the start: CUDA asks only once, when a
+    process makes its context. `launch` cannot know then which functions its ranks will get, so it asks for that; where
+    no function is a pipeline, ``os.environ["CUDA_MODULE_LOADING"] = "LAZY"`` before the first launch saves the loading.
 
     With ``one_queue``, kernels start in the order in which they are launched, so that a matrix product cannot take all
     processors from a message launched before it. Megatron-LM asks for this with tensor parallelism on GPUs before
@@ -40,8 +44,8 @@ def prepare_gpu(one_queue: bool = False) -> None:
 
     if one_queue:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    # Lazy loading makes a kernel's first launch wait for all that runs: for ever, if that is a receive posted ahead.
-    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    if posts_receives:  # a kernel that is loaded late waits for all that runs: for ever, if that is such a receive
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     torch.set_float32_matmul_precision("highest")  # NGC containers multiply with 10 bits
 
 

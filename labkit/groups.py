@@ -18,6 +18,7 @@ AXES_OF_GROUP |= {"dp_cp": ("dp", "cp"), "tp_ep": ("expert_tp", "ep")}
 """The grid axes of each kind of group. The ranks of a ``dp_cp`` group have copies of the same dense weights, those of a
 ``tp_ep`` group all experts of their layers together."""
 _SHARDS = ("shard", "expert_shard")
+_NON_MEMBER: Any = dist.GroupMember.NON_GROUP_MEMBER
 _NAMES = (*AXES_OF_GROUP, "embedding", *_SHARDS, "replicate", "expert_replicate")
 _DERIVED = (*EXPERT_AXES, "dp_cp", "tp_ep", *_SHARDS)  # left out of a group's description if another kind shares it
 
@@ -98,20 +99,29 @@ class ProcessGroups:
             self._mesh = DeviceMesh.from_group(groups, local_device().type, ranks, mesh_dim_names=axes)
         return self._mesh
 
+    def made(self) -> list[dist.ProcessGroup]:
+        """Return the groups that this rank is in, each once, in the order in which they were made."""
+        named = [vars(self).get(name) for name in _NAMES]
+        return list(
+            dict.fromkeys(group for group in (*named, *self._channels.values()) if group and group != _NON_MEMBER)
+        )
+
     def close(self) -> None:
         """Destroy all groups but the world. Every rank calls this, once no rank uses them any more.
 
         Drop your own references too, and the mesh: torch ends a group's threads when its last reference goes.
         """
         self._mesh = None
-        groups = [vars(self).pop(name) for name in _NAMES if name in vars(self)] + [*self._channels.values()]
+        groups = self.made()
+        for name in _NAMES:
+            vars(self).pop(name, None)
         self._channels.clear()
         if not dist.is_initialized():
             return  # the world was destroyed first, and its groups with it
         if local_device().type == "cuda":
             torch.cuda.synchronize()  # the last messages may still be in flight
-        for group in reversed(dict.fromkeys(groups)):  # each once
-            if group not in (None, dist.group.WORLD):  # whoever made the world ends it
+        for group in reversed(groups):
+            if group is not dist.group.WORLD:  # whoever made the world ends it
                 dist.destroy_process_group(group)
 
     def __repr__(self) -> str:
@@ -153,6 +163,8 @@ def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> Proces
         named = [name for name in names if name not in _DERIVED] or names
         is_world = len(groups[0]) == wanted and names[0] not in _SHARDS
         made |= dict.fromkeys(names, dist.group.WORLD if is_world else _my_group(named, groups))
+    if has_nccl:
+        _use_once([dist.group.WORLD, *made.values()])
     channels = _make_channels(layout) if has_nccl else {}
     if "gloo" in dist.get_backend_config():
         # Gloo connects eagerly: if a rank closed now, a peer that is still connecting would fail.
@@ -187,9 +199,20 @@ def _my_group(names: Sequence[str], groups: list[list[int]]) -> dist.ProcessGrou
     Every rank makes every group, in the same order. (With ``use_local_synchronization`` only the members would, but
     groups made a second time that way fail to connect.)
     """
-    non_member: Any = dist.GroupMember.NON_GROUP_MEMBER
     made: list[Any] = [dist.new_group(ranks, group_desc=f"{'/'.join(names)} {ranks_text(ranks)}") for ranks in groups]
-    return next((group for group in made if group != non_member), non_member)
+    return next((group for group in made if group != _NON_MEMBER), _NON_MEMBER)
+
+
+def _use_once(groups: Sequence[dist.ProcessGroup | None]) -> None:
+    """Let NCCL connect the ranks of each group now. All ranks call this, with their groups in the same order.
+
+    NCCL makes a communicator at a group's first use, and has no time-out for a member that does not come. From here
+    on a missing member is met in a collective, which has one. (Given a ``device_id``, torch would connect a group at
+    once, but then messages would share its communicator with collectives.)
+    """
+    for group in dict.fromkeys(groups):
+        if group not in (None, _NON_MEMBER) and dist.get_world_size(group) > 1:
+            dist.all_reduce(torch.zeros(1, device=local_device()), group=group)
 
 
 def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.ProcessGroup]:

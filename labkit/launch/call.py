@@ -136,6 +136,9 @@ class Call:
         match self.watchdog.judge(now, look):
             case "deadlock":
                 raise report.Deadlock(report.deadlock_report(look))
+            case "overdue":
+                overdue = self.watchdog.overdue(now)
+                raise report.RankFailed(report.overdue_report(overdue, self._with_stacks(look)), overdue[0][0])
             case "note":
                 why = f"No news for {now - self.watchdog.last_sign:.0f} s; nothing is wrong yet:"
                 self.output.note(report.places_report(why, self._with_stacks(look)))

@@ -9,6 +9,8 @@ from itertools import product
 
 from labkit.launch.frames import shell
 
+# The pairwise communicators that it announces are wanted: receives are posted ahead in them.
+_EXPECTED = re.compile(rb"Warning: .*An unbatched P2P op \(send/recv\) was called on this ProcessGroup")
 _BAR = re.compile(r"\[\d+:\d\d(:\d\d)?[<,]")  # of tqdm: the time that passed
 _VIEW_LINES, _SOON_SECONDS, _VIEW_SECONDS = 20, 0.5, 0.2  # per rank; until the first view; between views
 # How many lines are shown, the first and the last ones, and characters of each: in a notebook one scrolls past them.
@@ -29,6 +31,7 @@ class _Stream:
         """Take in bytes. Return the lines that are new at the head."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         self.rest = self.rest[max(0, self.rest.rfind(b"\r", 0, -1)) :]  # a bar that moves returns to the line's start
+        lines = [line for line in lines if not _EXPECTED.search(line)]
         if len(self.rest) > 1 << 20:  # a line without end: do not let it fill the memory
             lines, self.rest = [*lines, self.rest], b""
         fits = self.most_head - len(self.head)

@@ -9,14 +9,15 @@ import functools
 import glob
 import json
 import os
+import re
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.launch import linux
 from labkit.launch.frames import LAUNCHER, Frame, own_frames, stack_of
@@ -34,6 +35,16 @@ class Collective:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """A call of torch.distributed that may have no time-out: NCCL waits for ever for a group's members to come."""
+
+    calls: tuple  # how many calls this rank had begun, and its last record: it changes when the rank goes on
+    limit_seconds: float  # of the group
+    text: str  # the call and its group, for the report
+    ranks: tuple[int, ...]  # of the group; () if unknown
+
+
+@dataclass(frozen=True)
 class Thread:
     """A thread that runs Python code: the main one, or one that the learner's code has started."""
 
@@ -41,6 +52,7 @@ class Thread:
     state: str  # "waits" in communication, for ever; is "locked" until a thread of its rank wakes it; else "runs"
     call: str = ""  # a send, a receive or a call that makes groups, in words
     purpose: str = ""  # of its wait, as `waiting_for` was told
+    standing: Standing | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ class _Message:
     tag: int
     tensor: str  # dtype and shape
     timeout: timedelta | None
+    is_gloo: bool = False
     stack: tuple[Frame, ...] = ()  # of the isend or irecv
 
     def text(self, with_tag: bool = True) -> str:
@@ -73,6 +86,7 @@ class _Message:
         return f"{self.operation} {'to' if self.operation == 'send' else 'from'} {peer} ({self.tensor}{tag})"
 
 
+_IN_GROUPS = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
 _RECORDER_SECONDS = 0.3  # for NCCL's answer
 _SET_UP_CALLS = ("init_process_group", "new_group", "new_subgroups_by_enumeration", "split_group")
 _purposes: dict[int, object] = {}  # what each thread waits for at this moment, by its identifier
@@ -107,6 +121,7 @@ class Probe:
     def __init__(self, timeout_seconds: float, directory: str):
         self.timeout, self.directory = timedelta(seconds=timeout_seconds), directory
         self.requests: dict[Any, _Message] = {}  # of isend and irecv, until somebody has waited
+        self.num_calls = 0  # of messages and waits, as they begin
         self.broken = False  # a communication failed, so that the next may fail too
         self.first_record = 0  # in the flight recorder, of the connections that there are now
 
@@ -128,6 +143,7 @@ class Probe:
     def _watched_wait(self, wait):
         @functools.wraps(wait)
         def watched_wait(work, timeout=timedelta(0)):
+            self.num_calls += 1
             try:
                 with _noted(_messages, self.requests.get(work)), _noted(_timeouts, timeout or None):
                     return wait(work, timeout)
@@ -144,6 +160,7 @@ class Probe:
 
         @functools.wraps(function)
         def watched(tensor, *args, **kwargs):
+            self.num_calls += 1
             message = _describe(name.removeprefix("i"), tensor, args, kwargs)
             with _noted(_messages, message):
                 work = function(tensor, *args, **kwargs)
@@ -164,14 +181,18 @@ class Probe:
     def snapshot(self) -> Snapshot:
         """Look at this rank's threads. A library's own thread is left out: it brings no message."""
         busy = linux.is_busy()
-        collectives, started, expires, unsettled = _flight_recorders(self.timeout, self.first_record)
+        recorded = _flight_recorders(self.timeout, self.first_record)
+        collectives = recorded.collectives
+        is_in_gloo = any(call.group.startswith("gloo") for call in collectives)  # it gives up by itself
         frames, me, main = sys._current_frames(), threading.current_thread(), threading.main_thread()
         stores = sorted(glob.glob(f"{self.directory}/store*"))
         threads, ran = [], [linux.bytes_received(), *map(os.path.getsize, stores)]
         for thread in [main, *(thread for thread in threading.enumerate() if thread not in (main, me))]:
             if frame := frames.get(thread.ident or 0):
                 task = os.getpid() if thread is main else thread.native_id
-                seen = self._thread(thread.ident or 0, task, frame, bool(collectives), expires)
+                seen = self._thread(thread.ident or 0, task, frame, bool(collectives), recorded.expires)
+                if not is_in_gloo:
+                    seen = replace(seen, standing=self._standing(thread.ident or 0, frame, recorded.last))
                 is_librarys = not any(own_frames(seen.stack)) and any("-packages/" in file for file, _, _ in seen.stack)
                 if thread is main or seen.state == "waits" or not is_librarys:
                     threads.append(seen)
@@ -179,8 +200,8 @@ class Probe:
                         ran.append(linux.switches(task))
         frames.clear()  # they hold this frame, and it holds them: the learner's tensors would live on
         ran += [linux.switches(task) for task in linux.tasks() if linux.name(task).startswith("pt_gloo_runloop")]
-        unsettled = unsettled or self.broken or bool(self.requests)
-        return Snapshot(tuple(threads), collectives, started, tuple(ran), busy, unsettled)
+        unsettled = recorded.unsettled or self.broken or bool(self.requests)
+        return Snapshot(tuple(threads), collectives, recorded.started, tuple(ran), busy, unsettled)
 
     def _thread(self, thread: int, task: int | None, frame: FrameType, in_collective: bool, expires: bool) -> Thread:
         """Say what a thread does. ``expires``: a collective is open that has a shorter time-out than the world."""
@@ -198,6 +219,60 @@ class Probe:
             state = "locked"
         call = message.text(with_tag=not purpose) if message else set_up  # labkit's own tags say nothing
         return Thread(stack, state, call, purpose)
+
+    def _standing(self, thread: int, frame: FrameType, last_records: tuple) -> Standing | None:
+        """Return the call of NCCL's that a thread is inside. Gloo's calls and set-up have time-outs of their own."""
+        import torch.distributed as dist
+
+        if not dist.is_initialized() or "nccl" not in dist.get_backend_config():
+            return None
+        calls = [each for each, _ in traceback.walk_stack(frame) if _IN_GROUPS.search(each.f_code.co_filename)]
+        innermost = frame.f_code.co_filename
+        is_inside = innermost == __file__ or bool(_IN_GROUPS.search(innermost)) or innermost.endswith("/torch/_ops.py")
+        is_set_up = any(each.f_code.co_name in _SET_UP_CALLS for each in calls)
+        message = _messages.get(thread)
+        if not is_inside or is_set_up or (message and message.is_gloo) or not (calls or innermost == __file__):
+            return None
+        call = next((each for each in calls if "group" in each.f_locals), None)
+        group = _group_of(call.f_locals.get("group")) if call else None
+        text, ranks = frame.f_code.co_name.removeprefix("watched_"), ()
+        if message:
+            text = message.text(with_tag=False)
+        elif call and group:
+            of, ranks = _group_text(group)
+            text = f"{call.f_code.co_name} of {of}"
+        limit = max(self.timeout, _timeout_of(group) or self.timeout).total_seconds()
+        return Standing((self.num_calls, last_records), limit, text, ranks)
+
+
+def _group_of(given: Any) -> Any:
+    """Return the group that a function of torch's was given, by whatever name; None if it cannot be told."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    if given is None:
+        return dist.group.WORLD
+    if isinstance(given, str):
+        return next((group for group, name in distributed_c10d._world.pg_names.items() if name == given), None)
+    return given if isinstance(given, dist.ProcessGroup) else None
+
+
+def _timeout_of(group) -> timedelta | None:
+    """Return the time-out of a group's works on this rank's device."""
+    with contextlib.suppress(Exception):  # a group may be on its way out
+        return group._get_backend(group._device_types[-1]).options._timeout
+    return None
+
+
+def _group_text(group) -> tuple[str, tuple[int, ...]]:
+    """Return a group in words, and its ranks."""
+    from torch.distributed import distributed_c10d
+
+    ranks = sorted(distributed_c10d._world.pg_group_ranks.get(group, ()))
+    description = "the world" if group is distributed_c10d.group.WORLD else group.group_desc
+    if description in ("", "undefined"):
+        description = "a group"
+    return (description if str(ranks) in description else f"{description} {ranks}"), tuple(ranks)
 
 
 def _calls_of_torch(frame: FrameType) -> tuple[str, list[timedelta | None]]:
@@ -229,10 +304,13 @@ def _describe(operation: str, tensor, args: tuple, kwargs: dict) -> _Message:
         raise ValueError(f"{to}={peer} is not a rank: ranks run from 0 to {num_ranks - 1}; in a ring use % {num_ranks}")
     tensor_text = f"{getattr(tensor, 'dtype', '')} {[*getattr(tensor, 'shape', ())]}".removeprefix("torch.")
     timeout = None
+    is_gloo = False
     if isinstance(group, dist.ProcessGroup):  # not torch's mark for a group that this rank is not in
         device = getattr(tensor, "device", torch.device("cpu"))  # torch refuses what is not a tensor
-        timeout = group._get_backend(device).options._timeout  # pyright: ignore[reportAttributeAccessIssue]
-    return _Message(operation, peer, given.get("tag") or 0, tensor_text, timeout)
+        backend = group._get_backend(device)
+        is_gloo = isinstance(backend, dist.ProcessGroupGloo)  # pyright: ignore[reportPrivateImportUsage]
+        timeout = backend.options._timeout  # pyright: ignore[reportAttributeAccessIssue]
+    return _Message(operation, peer, given.get("tag") or 0, tensor_text, timeout, is_gloo)
 
 
 def _records() -> list[dict]:
@@ -256,12 +334,20 @@ def _records_of_nccl() -> list[dict] | None:
     return json.loads(answers[0]).get("entries", []) if answers else None
 
 
-def _flight_recorders(timeout: timedelta, first: int) -> tuple[tuple[Collective, ...], dict[str, int], bool, bool]:
-    """Return what torch's recorders know of this rank's works.
+class _Recorded(NamedTuple):
+    """What torch's recorders know of this rank's works."""
 
-    That is the unfinished collectives, the last of each group, whether a time-out is shorter than the world's, and
-    whether more is unfinished: a message, or what a recorder does not tell. Records of gloo before the ``first`` are of
-    connections that are no more: numbers began again from 1.
+    collectives: tuple[Collective, ...]  # which are not finished
+    started: dict[str, int]  # group -> the number of its last collective
+    expires: bool  # is a time-out of theirs shorter than the world's?
+    unsettled: bool  # is more unfinished: a message, or what a recorder does not tell?
+    last: tuple  # the last entries: they change when a work begins
+
+
+def _flight_recorders(timeout: timedelta, first: int) -> _Recorded:
+    """Read the recorders of gloo and NCCL.
+
+    Records of gloo before the ``first`` are of connections that are no more: numbers began again from 1.
     """
     of_nccl = _records_of_nccl()
     entries = [entry for entry in _records() if entry["record_id"] >= first] + (of_nccl or [])
@@ -272,7 +358,9 @@ def _flight_recorders(timeout: timedelta, first: int) -> tuple[tuple[Collective,
     started = {_group(entry): entry["collective_seq_id"] for entry in entries if not entry["is_p2p"]}  # in their order
     expires = any(timedelta(milliseconds=entry["timeout_ms"]) < timeout for entry in collectives)
     unsettled = of_nccl is None or len(unfinished) > len(collectives)
-    return tuple(map(_collective, collectives)), started, expires, unsettled
+    of_gloo = len(entries) - len(of_nccl or [])
+    last = tuple(_number(part[-1]) for part in (entries[:of_gloo], entries[of_gloo:]) if part)
+    return _Recorded(tuple(map(_collective, collectives)), started, expires, unsettled, last)
 
 
 def _group(entry: dict) -> str:

@@ -47,10 +47,14 @@ _TEXT_CHARACTERS = 4000  # of an error
 _NCCL_DEFAULTS = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # nobody reads the dump, and four times this wait for it, in milliseconds,
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500",  # stands between a time-out and its report: by default, a minute
-    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",  # of each pair's first unbatched message, on each rank
     "NCCL_NVLS_ENABLE": "0",  # sums made in NVLink's switches may round differently each time
 }
-"""What ranks on GPUs find in their environment where the user has not set it."""
+"""What ranks on GPUs find in their environment where the user has not set it.
+
+NCCL_CUMEM_ENABLE is left alone. NVIDIA/nccl issue 2379 reports that NCCL 2.29.7 sometimes hangs while it makes about
+fifty communicators on GPUs without NVLink, and that 0 helps there; issue 1721 reports sends between nodes that hang
+with 0. Whoever meets the first of these sets it before the first launch.
+"""
 libc = ctypes.CDLL(None)
 
 

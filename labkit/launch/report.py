@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from labkit.launch.frames import LAUNCHER, describe, frames_of, own_frames, place, short_name
-from labkit.launch.probe import Collective, Snapshot, Thread
+from labkit.launch.probe import Collective, Snapshot, Standing, Thread
 from labkit.launch.rank import Failure
 from labkit.launch.watchdog import Look
 
@@ -113,12 +113,36 @@ def deadlock_report(look: Look) -> str:
     """Say who waits in which operation, who never came, and the line of each rank."""
     calls = look.calls()
     why = ["no rank can go on.", *(_missing_at(look, calls[key]) for key in sorted(calls))]
+    why += _missing_at_first_use(look.standing(), look)
     lines = [places_report("\n".join(why), look)]
     if len({(number, group) for group, number, _ in calls}) < len(calls):
         lines.append("Different operations meet: every member of a group must call the same ones in the same order.")
     elif any(look.left(call) for views in calls.values() for call in views.values()):
         lines.append("Some ranks have left a collective: do its tensors differ in size? strict=True names both sizes.")
     return "\n".join(lines)
+
+
+def overdue_report(overdue: Sequence[tuple[int, Standing]], look: Look) -> str:
+    """Say which ranks stood in a call of NCCL's for too long, and which members of its group are not there."""
+    seconds = min(call.limit_seconds for _, call in overdue)
+    why = (
+        f"the launcher ended this call: ranks stood in it for {seconds:g} s (timeout_seconds), which NCCL lets them do."
+    )
+    return places_report("\n".join([why, *_missing_at_first_use(overdue, look)]), look)
+
+
+def _missing_at_first_use(standing: Sequence[tuple[int, Standing]], look: Look) -> list[str]:
+    """Say who waits in calls that no recorder has: before it notes one, NCCL waits for all members of a group."""
+    lines = []
+    unrecorded = [call for rank, call in standing if not look.snapshots[rank].collectives]
+    for text, ranks in dict.fromkeys((call.text, call.ranks) for call in unrecorded if call.ranks):
+        there = sorted(rank for rank, call in look.standing() if call.text == text)
+        returned = [rank for rank in ranks if rank in look.returned]
+        never = [rank for rank in ranks if rank not in there and rank not in returned]
+        line = f"  {text}: {_ranks(there, 'waits', 'wait')}"
+        line += f"; {_ranks(never, 'never came', 'never came')}" * bool(never)
+        lines.append(line + f"; {_ranks(returned, 'has returned', 'have returned')} without it" * bool(returned))
+    return lines
 
 
 def places_report(why: str, look: Look) -> str:
@@ -154,12 +178,16 @@ def _state(rank: int, look: Look) -> str:
 
 
 def _thread_text(thread: Thread, snapshot: Snapshot) -> str:
+    if thread.state == "runs" and thread.standing:  # NCCL may spin while it waits
+        return f"waits in {thread.standing.text}, {place(thread.stack)}"
     if thread.state == "runs":
         return f"runs {place(thread.stack)}"
     if thread.state == "locked":
         return f"waits for a thread of its own, {place(thread.stack)}"
     calls = [thread.call] if thread.call else [call.text for call in snapshot.collectives[:3]]
     inside = (name for file, _, name in thread.stack if "torch/distributed/" in file and name != "wrapper")
+    if not calls and thread.standing:
+        calls = [thread.standing.text]
     wait = f"waits in {' and '.join(calls) or next(inside, 'communication')}"
     if thread.purpose:  # which says more than the place inside labkit
         learners, labs = own_frames(thread.stack)

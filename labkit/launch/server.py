@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_THP_DISABLE = 1, 36, 41
 _CLONE_NEWUSER, _CLONE_NEWNET, _SIOCSIFFLAGS, _IFF_UP = 0x10000000, 0x40000000, 0x8914, 1
 _IDLE_SECONDS = 3.0
 # What torch imports when an optimizer is made: 1.5 seconds on every rank, unless the server has done it before the
-# first ranks of a kernel that will train, or in a pause. Not where there are GPUs: these modules may touch CUDA.
+# first ranks of a kernel that will train, or in a pause.
 _PRELOAD_TO_TRAIN = ("sympy", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo", "tyro")
 
 
@@ -44,7 +44,7 @@ class Server:
         self.orphans: dict[int, set[int]] = {}  # pid -> the worlds it can belong to
         self.last_request = float("inf")  # nothing has been asked yet
         self.has_gpus = os.path.exists("/dev/nvidiactl")
-        self.to_import = [] if self.has_gpus else list(_PRELOAD_TO_TRAIN)
+        self.to_import = list(_PRELOAD_TO_TRAIN)
         self.imported: dict[str, tuple[int, int]] = {}  # modules of labkit, each with the state of its file
 
     def serve(self) -> None:
@@ -80,9 +80,18 @@ class Server:
             time.sleep(0.005)
 
     def _import_next(self) -> None:
-        with suppress(ImportError):  # another version of torch may not have it
-            importlib.import_module(self.to_import.pop(0))
-        gc.freeze()  # as in main
+        name = self.to_import.pop(0)
+        if self._may_import({name}):
+            with suppress(ImportError):  # another version of torch may not have it
+                importlib.import_module(name)
+            gc.freeze()  # as in main
+
+    def _may_import(self, modules: set[str]) -> bool:
+        """Let a child try where there are GPUs: after an import that starts a thread or CUDA, nothing can be forked."""
+        if not self.has_gpus or modules <= sys.modules.keys():
+            return True
+        _, status = os.waitpid(_fork(_exit_if_unsafe, modules), 0)
+        return status == 0
 
     def _import_of_labkit(self, modules: set[str]) -> None:
         """Import these as their files are now: on every rank it would take a tenth of a second."""
@@ -93,6 +102,8 @@ class Server:
                     vars(sys.modules[package]).pop(own_name, None)
                 del sys.modules[name]
             self.imported = {}
+        if not self._may_import(modules):
+            return  # each rank imports them itself
         before = set(sys.modules)
         for name in modules - before:
             with suppress(Exception):  # the rank that needs it will say what is wrong with it
@@ -108,8 +119,7 @@ class Server:
                 case ("fork", world_id, num_ranks, will_train, modules):
                     while will_train and self.to_import:
                         self._import_next()
-                    if not self.has_gpus:
-                        self._import_of_labkit(modules)
+                    self._import_of_labkit(modules)
                     self._fork_ranks(world_id, num_ranks)
                 case ("kill", world_id):
                     for pid, (world, _) in self.ranks.items():
@@ -187,8 +197,19 @@ def _exit_with_gpu_count(visible: str | None) -> None:
     with suppress(Exception):
         import torch
 
-        count = torch.cuda.device_count()
+        count = torch.cuda.device_count()  # NVML's answer: it counts a GPU in MIG mode as a whole one
+        if count:
+            count = torch._C._cuda_getDeviceCount()  # CUDA's: what a rank can use, of MIG one instance
     os._exit(min(count, 255))  # the exit status is the answer
+
+
+def _exit_if_unsafe(modules: set[str]) -> None:
+    """Import in a child, and exit with 0 if the server could still fork after that."""
+    for name in modules:
+        with suppress(Exception):
+            importlib.import_module(name)
+    _check_safe_to_fork()
+    os._exit(0)
 
 
 def _become_rank(server: int, stdout: int, stderr: int, control: int) -> None:

@@ -6,16 +6,20 @@ Python or C++; and when it does not answer: it holds the GIL or needs a core.
 
 A deadlock is declared when every rank is stuck, and between looks none has run and no byte has moved: then no rank can
 wake another, since one that could would have been seen to run. What each rank waits *for* is the report's business.
+
+A rank is overdue when it has stood in one call of NCCL's for longer than its group's time-out: while NCCL makes a
+communicator, it waits for a missing member without one. The calls of gloo end by themselves.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from labkit.launch.probe import Collective, Snapshot, Thread
+from labkit.launch.probe import Collective, Snapshot, Standing, Thread
 
 _QUIET_SECONDS = 2.0  # nothing printed, returned or reported: start looking
 _LOOK_SECONDS = 0.5
 _STILL_LOOKS = 3
+_GRACE_SECONDS = 5.0  # for NCCL to give up by itself, where it does: its report knows more
 _NOTE_SECONDS = 5.0  # tell the learner who waits for whom,
 _NOTE_RUNNING_SECONDS = 9.0  # or, if nobody waits, where the ranks are
 _NOTE_AGAIN_SECONDS = 30.0
@@ -50,6 +54,15 @@ class Look:
         """Return whether a rank's main thread is in a communication call that it cannot leave by itself."""
         return rank in self.snapshots and any(thread.state == "waits" for thread in self.threads(rank)[:1])
 
+    def standing(self) -> list[tuple[int, Standing]]:
+        """Return the calls of NCCL's that ranks are inside."""
+        return [
+            (rank, thread.standing)
+            for rank in sorted(self.snapshots)
+            for thread in self.threads(rank)
+            if thread.standing
+        ]
+
     def is_at_rest(self) -> bool:
         """Return whether all ranks have answered, and nothing is on its way between them."""
         snapshots = self.snapshots.values()
@@ -70,6 +83,7 @@ class Watchdog:
 
     def __init__(self, now: float):
         self._noted = float("-inf")
+        self._standing: dict[tuple, float] = {}  # calls of NCCL's -> when they were first seen
         self.sign_of_life(now)
 
     def sign_of_life(self, now: float) -> None:
@@ -78,11 +92,20 @@ class Watchdog:
         self._evidence: dict = {}
         self._still_looks = 0
 
+    def overdue(self, now: float) -> list[tuple[int, Standing]]:
+        """Return the ranks that have stood in a call for longer than its limit, each with the call."""
+        return [
+            (rank, call)
+            for (rank, call), since in self._standing.items()
+            if now - since > call.limit_seconds + _GRACE_SECONDS
+        ]
+
     def is_due(self, now: float) -> bool:
         return now >= self._next_look
 
     def judge(self, now: float, look: Look) -> str:
-        """Return ``"deadlock"``, ``"note"`` (say where the ranks are), or ``""``."""
+        """Return ``"deadlock"``, ``"overdue"``, ``"note"`` (say where the ranks are), or ``""``."""
+        self._standing = {call: self._standing.get(call, now) for call in look.standing()}
         evidence = {rank: (snapshot.threads, snapshot.ran) for rank, snapshot in look.snapshots.items()}
         has_run, self._evidence = evidence != self._evidence, evidence
         self._next_look = now + _LOOK_SECONDS
@@ -90,6 +113,8 @@ class Watchdog:
         self._still_looks = 0 if not stuck else 1 if has_run else self._still_looks + 1
         if self._still_looks >= _STILL_LOOKS:
             return "deadlock"
+        if self.overdue(now):
+            return "overdue"
         patience = _NOTE_SECONDS if any(map(look.is_waiting, range(look.num_ranks))) else _NOTE_RUNNING_SECONDS
         if not stuck and now - self.last_sign > patience and now - self._noted >= _NOTE_AGAIN_SECONDS:
             self._noted = now

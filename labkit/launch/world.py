@@ -30,12 +30,17 @@ def launch(
 ) -> list:  # fmt: skip
     """Run ``fn(*args, **kwargs)`` on ``world_size`` new ranks. Return what they return, in rank order.
 
-    Each rank is a process of its own with torch.distributed initialised. ``fn``, its arguments and its results may be
-    anything made in a notebook cell. What ranks print is shown by rank when all are done; with ``live=True`` at once.
+    Each rank is a new process with torch.distributed initialised: no variable, group or fault of an earlier launch is
+    met again. On GPUs that has a price, which was not measured: each launch makes a CUDA context on each GPU, loads
+    kernels (see `labkit.device.prepare_gpu`) and starts NCCL. A `World` pays it once.
+
+    ``fn``, its arguments and its results may be anything made in a notebook cell. What ranks print is shown by rank
+    when all are done; with ``live=True`` at once.
 
     Args:
         backend: ``"auto"`` takes NCCL when each rank can have a GPU, and gloo on the CPU otherwise.
-        timeout_seconds: how long a rank waits inside one communication before torch gives up.
+        timeout_seconds: how long a rank waits inside one communication before torch gives up; or the launcher, five
+            seconds later, where torch does not: at the first use of a group, NCCL waits for ever for a missing member.
         strict: check in every collective that all ranks agree on operation, shape and dtype. This is slower, and
             torch 2.13 crashes (SIGSEGV) when DistributedDataParallel meets it on gloo, under torchrun too.
 

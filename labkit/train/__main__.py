@@ -34,7 +34,8 @@ def main() -> int:
 
             fits = check(config, config.check, say=lambda line: print(as_typed(line)))
             return 0 if fits else 2
-        with world(isinstance(config, TrainConfig) and config.one_queue):
+        trains = isinstance(config, TrainConfig)
+        with world(one_queue=trains and config.one_queue, posts_receives=trains and config.posts_receives):
             return run(config)
     except ValueError as error:  # from bringing the world up
         say_once(f"labkit.train: {as_typed(str(error))}")

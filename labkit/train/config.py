@@ -404,6 +404,11 @@ class TrainConfig:
         """
         return self.tp_size > 1 and self.pp_size == 1 and self.zero_stage == 0 and not self.fit_ranks
 
+    @property
+    def posts_receives(self) -> bool:
+        """Whether a rank may post receives long before their messages come, as a pipeline does."""
+        return self.pp_size > 1 or self.fit_ranks
+
     def learning_rate_at(self, step: int) -> float:
         """Return the rate of a step, counted from 0: it rises linearly, then falls along half a cosine."""
         if step < self.warmup_steps:

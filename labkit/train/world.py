@@ -30,8 +30,8 @@ CHECK_SECONDS = 10.0  # enough for some ten gigabytes on each rank
 
 
 @contextmanager
-def world(one_queue: bool = False) -> Iterator[None]:
-    """Keep torch.distributed up inside the block, with ``one_queue`` on a GPU as in `labkit.device.prepare_gpu`.
+def world(one_queue: bool = False, posts_receives: bool = True) -> Iterator[None]:
+    """Keep torch.distributed up inside the block. On a GPU, both options are those of `labkit.device.prepare_gpu`.
 
     Raises:
         ValueError: the environment says that there are other ranks, but not where; or Slurm shows too few GPUs.
@@ -46,7 +46,7 @@ def world(one_queue: bool = False) -> Iterator[None]:
     store, rank, world_size = meet(os.environ) if "RANK" in os.environ else (HashStore(), 0, 1)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     torch.set_num_threads(num_threads(ranks_here, os.environ))
-    prepare_gpu(one_queue)  # before CUDA is asked for anything
+    prepare_gpu(one_queue, posts_receives)  # before CUDA is asked for anything
     store.set(f"gpu {rank}", str(has_gpu(ranks_here, torch.cuda.device_count(), os.environ)))
     on_gpu = all(seen == b"True" for seen in store.multi_get([f"gpu {each}" for each in range(world_size)]))
     if world_size > 1 and not on_gpu:

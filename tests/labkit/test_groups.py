@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from course.nccl_rules import Under
 from labkit.groups import AXES_OF_GROUP, groups_of_one, groups_to_make, init_groups, local_device
-from labkit.launch import RankFailed, World, launch
+from labkit.launch import Deadlock, RankFailed, World, launch
 from labkit.layout import ParallelLayout
 
 LAYOUTS = [
@@ -349,3 +350,14 @@ def test_a_single_process_needs_no_world_for_its_groups():
     groups = groups_of_one()
     assert {getattr(groups, name).size() for name in (*AXES_OF_GROUP, "embedding", "shard")} == {1}
     assert groups.coords == (0, 0, 0, 0)
+
+
+def a_member_comes_never():
+    groups = init_groups(ParallelLayout(4, tp_size=2))
+    if groups.rank != 1:
+        dist.all_reduce(torch.ones(3), group=groups.tp)
+
+
+def test_groups_are_connected_when_they_are_made_so_that_nccl_can_time_a_missing_member_out():
+    with pytest.raises(Deadlock, match=r"all_reduce number 2 .* of tp \[0, 1\]: rank 0 waits; rank 1 has returned"):
+        launch(Under(a_member_comes_never), world_size=4)

@@ -6,15 +6,18 @@ from functools import cached_property, partial
 from statistics import median
 from typing import NamedTuple
 
+import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from course.measure.utilisation.work import Pace, computing_work, paced_work
 from course.sizing import Plan, memory, simulate
 from course.timeline import Timeline, measured
 from labkit import pipeline
 from labkit.communication import trace_communication
-from labkit.groups import init_groups, local_device
+from labkit.groups import ProcessGroups, init_groups, local_device
 from labkit.launch import World, launch, progress
+from labkit.layout import ParallelLayout
 from labkit.schedules import FORWARD, Schedule, interleaved
 from labkit.timeline.spans import COMPUTING, WAIT, Span
 from labkit.timeline.trace import Trace
@@ -165,7 +168,8 @@ def _pace_of(step: TimedStep) -> Pace:
 
 def _run_steps(plan: Plan, schedule: Schedule, pace: Pace, num_steps: int) -> tuple[bool, list[list[Span]]]:
     """Run the steps on a rank; return whether it was paced, and its spans in each step but the first."""
-    groups, is_paced = init_groups(plan.layout), local_device().type == "cpu"
+    groups = _groups_of(plan.layout)
+    is_paced = local_device().type == "cpu"
     if is_paced:  # messages have to warm up, sleep does not
         warm_up, timed = (paced_work(plan, schedule, groups, each) for each in (Pace(0.0), pace))
     else:
@@ -179,11 +183,33 @@ def _run_steps(plan: Plan, schedule: Schedule, pace: Pace, num_steps: int) -> tu
         dist.barrier()
         trace, messages = (Trace(groups.rank, local_device()) for _ in range(2))
         with trace_communication(messages):
-            pipeline.run(schedule, work.chunks, groups, work.inputs, loss=work.loss, targets=work.targets, trace=trace)
+            pipeline.run(
+                schedule,
+                work.chunks,
+                groups,
+                work.inputs,
+                loss=work.loss,
+                targets=work.targets,
+                trace=trace,
+                activation=work.activation,
+            )
             if plan.dp_size > 1:
                 dist.all_reduce(work.gradients(), group=groups.dp)
         collectives = [span for span in messages.spans() if span.label not in ("send", "recv")]  # those are in trace
         spans.append(trace.spans() + collectives)
     progress(1 + num_steps, 1 + num_steps, "steps")
-    groups.close()
     return is_paced, spans[1:]
+
+
+_kept_groups: dict[ParallelLayout, ProcessGroups] = {}  # of this rank, until its world ends
+
+
+def _groups_of(layout: ParallelLayout) -> ProcessGroups:
+    """Return the layout's groups, those of an earlier call if every rank still has them: making them takes time."""
+    kept = _kept_groups[layout].made() if layout in _kept_groups else []  # none after they were closed
+    is_usable = bool(kept) and set(kept) <= distributed_c10d._world.pg_map.keys()
+    usable_on_all = torch.tensor(int(is_usable), device=local_device())
+    dist.all_reduce(usable_on_all, op=dist.ReduceOp.MIN)
+    if not usable_on_all:
+        _kept_groups[layout] = init_groups(layout)
+    return _kept_groups[layout]

@@ -43,10 +43,14 @@ class Pace:
 
 @dataclass
 class Work:
-    """A rank's chunks of the model, the micro-batches, and what the last stage makes of its output."""
+    """A rank's chunks of the model, the micro-batches, and what the last stage makes of its output.
+
+    ``activation``: dtype and shape of what goes from stage to stage; a GPU's host need not wait to be told.
+    """
 
     chunks: list[nn.Module]
     inputs: list[torch.Tensor]
+    activation: tuple[torch.dtype, torch.Size]
     loss: Callable
     targets: list[torch.Tensor] | None = None
 
@@ -59,7 +63,7 @@ def paced_work(plan: Plan, schedule: Schedule, groups: ProcessGroups, pace: Pace
     """Return chunks that sleep, and inputs of zeros."""
     chunks: list[nn.Module] = [PacedLayers(plan, groups, pace) for _ in range(schedule.num_chunks)]
     inputs = [torch.zeros(plan.micro_batch_size, PACED_WIDTH) for _ in range(schedule.num_micro_batches)]
-    return Work(chunks, inputs, loss=lambda output, _: output.mean())
+    return Work(chunks, inputs, (inputs[0].dtype, inputs[0].shape), loss=lambda output, _: output.mean())
 
 
 def computing_work(plan: Plan, schedule: Schedule, groups: ProcessGroups) -> Work:
@@ -80,7 +84,7 @@ def computing_work(plan: Plan, schedule: Schedule, groups: ProcessGroups) -> Wor
     ]
     size = schedule.num_micro_batches, plan.micro_batch_size, shape.seq_length
     tokens = list(torch.randint(shape.vocab_size, size, device=local_device()))
-    return Work(list(models), tokens, models[-1].loss, tokens)
+    return Work(list(models), tokens, models[0].hidden_shape(tokens[0]), models[-1].loss, tokens)
 
 
 def computed_shape(plan: Plan) -> GPT:

@@ -71,7 +71,6 @@ def test_stale_run_directory_is_removed(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["labkit-starting"]
 
 
-@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="where there are GPUs nothing more is preloaded")
 def test_ranks_that_will_train_find_imported_what_an_optimizer_needs():
     """Eight ranks would each import it, on the cores that they share."""
     code = "import sys; from labkit.launch import client, launch\n"

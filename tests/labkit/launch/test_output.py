@@ -139,3 +139,16 @@ def test_without_a_notebook_a_note_goes_to_stderr(capsys):
     shown.note("No news for 5 s")
     shown.finish()
     assert capsys.readouterr().err == "No news for 5 s\n"
+
+
+def test_a_warning_of_what_is_wanted_is_left_out(capsys):
+    """NCCL's group says on each rank that two ranks get a communicator of their own: labkit has channels for that."""
+    cell = Output(1, live=False)
+    where = (
+        b"[rank0]:[W701 09:03:30.190545785 ProcessGroupNCCL.cpp:4025] Warning: [PG ID 0 PG GUID 0(default_pg) Rank 0] "
+    )
+    warning = b"An unbatched P2P op (send/recv) was called on this ProcessGroup with size 3."
+    cell.feed(0, "stderr", b"before\n" + where + warning[:20])
+    cell.feed(0, "stderr", warning[20:] + b"\nafter\n")
+    cell.finish()
+    assert capsys.readouterr().err == "[rank 0] before\n[rank 0] after\n"

@@ -49,7 +49,6 @@ def test_edits_of_the_learners_module_reach_the_next_launch(tmp_path, monkeypatc
         assert launch(look, world_size=1) == [value]
 
 
-@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="where there are GPUs nothing more is preloaded")
 def test_ranks_find_imported_what_the_kernel_has_of_labkit():
     here = {name for name in sys.modules if name.startswith("labkit.")}
     assert here <= launch(lambda: set(sys.modules), world_size=1)[0]

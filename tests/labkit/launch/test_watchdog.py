@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from labkit.launch.probe import Snapshot, Standing
 from labkit.launch.watchdog import Look, Watchdog
 from tests.labkit.launch.looks import LOCKED, RUNNING, at, in_call, in_collective, with_thread, world
 
@@ -196,3 +197,27 @@ def test_random_programs_with_a_planted_deadlock_are_called_stuck_when_they_are(
         program = Program(seed, num_ranks=2 + seed % 4)
         program.plant()
         assert program.verdict() == "deadlock" and program.is_stuck(), seed
+
+
+def standing(number: int = 1, limit_seconds: float = 10.0) -> Snapshot:
+    """Stand in a call of NCCL's, which spins: at every moment the rank could run."""
+    call = Standing((number,), limit_seconds, "all_reduce of tp [0, 1]", (0, 1))
+    return replace(RUNNING, threads=(replace(RUNNING.threads[0], standing=call),), busy=True)
+
+
+def first_overdue(*snapshots: Snapshot) -> float | None:
+    """Return when a rank is called overdue that shows these snapshots in turn, while the other runs."""
+    looks = (world(snapshots[number % len(snapshots)], RUNNING) for number in range(60))
+    return next((0.5 * i for i, verdict in enumerate(verdicts(*looks)) if verdict == "overdue"), None)
+
+
+def test_a_rank_is_overdue_only_when_it_stands_in_one_call_for_longer_than_its_group_allows():
+    assert first_overdue(standing()) == 15.5  # five seconds later: where NCCL gives up by itself, it does so first
+    assert first_overdue(standing(1), standing(2)) is None  # a loop: looks meet it at the same line
+    assert first_overdue(standing(limit_seconds=3600)) is None
+    assert first_overdue(RUNNING) is None
+    watchdog = Watchdog(now=0.0)
+    for now in range(2, 17, 7):
+        watchdog.judge(now, world(standing(), RUNNING))
+        watchdog.sign_of_life(now)  # of the other rank
+    assert watchdog.judge(17.5, world(standing(), RUNNING)) == "overdue"

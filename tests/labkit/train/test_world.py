@@ -194,11 +194,12 @@ def test_cuda_finds_its_settings_when_it_is_first_asked(monkeypatch):
         return 0
 
     seen = []
-    monkeypatch.setattr(os, "environ", environment())
     monkeypatch.setattr("torch.cuda.device_count", device_count)
-    with world(one_queue=True):
-        pass
-    assert seen == [["EAGER", "1"]]
+    for options in ({"one_queue": True}, {"posts_receives": False}):
+        monkeypatch.setattr(os, "environ", environment())
+        with world(**options):
+            pass
+    assert seen == [["EAGER", "1"], [None, None]]
 
 
 @pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "1"}], ids=str)

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import torch.distributed as dist
 
 from course.measure.utilisation import Pace, Shares, TimedStep, measure_step, predict_step, table
+from course.measure.utilisation import step as steps
 from course.measure.utilisation.step import _pace_of, memory_bytes
 from course.sizing import Plan, fullest
 from course.timeline import Timeline
@@ -136,3 +138,26 @@ def test_the_table_has_a_row_for_each_step():
     assert [line.split()[0] for line in text.splitlines()[1:]] == ["naive", "1F1B"]
     assert text.splitlines()[1].split()[3:6] == ["25%", "0%", "75%"]
     assert "rank" in str(predict_step(NAIVE))
+
+
+def kept_groups():
+    return {str(layout): [id(group) for group in groups.made()] for layout, groups in steps._kept_groups.items()}
+
+
+def close_some_groups():
+    if dist.get_rank() == 0:
+        next(iter(steps._kept_groups.values())).close()
+
+
+def test_groups_are_kept_for_a_layout_until_a_rank_has_lost_them():
+    plan = replace(NAIVE, tp_size=2, pp_size=2, micro_batch_size=4)
+    with World(4) as world:
+
+        def measure():
+            measure_step(plan, pace=QUICK, world=world, num_steps=1)
+            return world.run(kept_groups)
+
+        first = measure()
+        assert measure() == first
+        world.run(close_some_groups)
+        assert all(new != old for new, old in zip(measure(), first))
