@@ -135,7 +135,6 @@ def steps_of(configs):
     return found
 
 
-@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch adds gradients up in the weights' type")
 def test_steps_send_and_ranks_hold_what_the_formulas_say_to_the_byte():
     configs = [TrainConfig(precision="bfloat16", **LAYERS | options) for options in SHARDED]
     for options, config, ranks in zip(SHARDED, configs, zip(*launch(steps_of, configs, world_size=4))):

@@ -179,8 +179,7 @@ def on_meta(device):
         module.append(Table(module[0]))
     module[2][0].bias.requires_grad_(False)
     set_placement(module[1][0].weight, Placement(grad_divisor=2))
-    if hasattr(torch.Tensor, "grad_dtype"):
-        module[1][1].weight.grad_dtype = torch.float64
+    module[1][1].weight.grad_dtype = torch.float64
     module[1][1].weight.note = "kept"
     return module
 
@@ -197,8 +196,7 @@ def made(wrapper):
     assert module[5].tied is module[0] and not module[2][0].bias.requires_grad
     weight = module[1][1].weight
     assert weight.note == "kept" and placement_of(module[1][0].weight).grad_divisor == 2
-    if hasattr(torch.Tensor, "grad_dtype"):
-        assert weight.grad_dtype == torch.float64
+    assert weight.grad_dtype == torch.float64
     plain = on_meta("cpu")
     torch.manual_seed(0)
     order = [plain] if wrapper == "plain" else [*reversed(plain[1:4]), plain]
