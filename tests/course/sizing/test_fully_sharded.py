@@ -3,7 +3,6 @@
 from dataclasses import astuple, replace
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from course.communication import communication_log
