@@ -12,6 +12,7 @@ import os
 import pickle
 import sys
 import tempfile
+import types
 from pathlib import Path
 
 import cloudpickle
@@ -24,6 +25,9 @@ _ALIGNMENT = 64  # of each buffer in the file, as torch has it in memory
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
+        if isinstance(obj, types.CodeType):  # cloudpickle 3.1.3 leaves out its file, so no report could show its line
+            make, parts = self.dispatch_table[types.CodeType](obj)
+            return make, tuple(obj.co_filename if part == "<dynamic-code>" else part for part in parts)
         torch = sys.modules.get("torch")
         if torch and isinstance(obj, torch.Tensor) and obj.is_cuda:  # else the notebook would start CUDA
             return obj.cpu().__reduce_ex__(5)
