@@ -9,16 +9,19 @@
 # make install-shared PREFIX=/opt/lab   one installation for all accounts: each calls PREFIX/bin/lab
 # make gpu-check  two minutes on GPUs: a report of what is right and how fast
 
+# make test TORCH=2.11.0 PYTHON=python3.12 tries versions other than the pins, in an environment of their own.
 PYTHON ?= python3
-BIN := .venv/bin
-READY := .venv/ready
+TORCH ?=
+VENV ?= .venv$(if $(TORCH),-torch-$(TORCH))
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
 NOTEBOOKS := Start_Here.ipynb notebooks
 RESULTS := build/tests.xml build/tests_alone.xml
 STYLE := tests/test_style.py
 
 SHARED = $(PREFIX)/megatron-lab
 
-.PHONY: lab test sweep sweep-answers sweep-nccl check notebooks pics bench soak handout slides load site wheelhouse gpu-check install-shared
+.PHONY: python-fits lab test sweep sweep-answers sweep-nccl check notebooks pics bench soak handout slides load site wheelhouse gpu-check install-shared
 
 lab: $(READY)
 	@$(BIN)/python -m course.open
@@ -116,7 +119,23 @@ wheelhouse: $(READY)
 		'    touch $(READY) && make lab' | tee $(WHEELS)/INSTALL.txt
 
 # Set up once, and again when what is to be installed changes.
-$(READY): requirements.txt pyproject.toml
-	$(PYTHON) -m venv .venv
+$(READY): requirements.txt pyproject.toml | python-fits
+	$(PYTHON) -m venv $(VENV)
+ifeq ($(TORCH),)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+else
+	sed 's/^torch==.*/torch==$(TORCH)/' requirements.txt | $(BIN)/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
+endif
 	@touch $@
+
+# Before anything is installed: of a Python that is too old, pip would say only that it finds no numpy. And a Python that
+# is named is the one that runs: an environment that is there already has the one that it was made with.
+python-fits:
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "The lab needs Python 3.11 or newer, and $(PYTHON) is not ($$($(PYTHON) -V 2>&1)):" \
+			"name one that is, as in make $(or $(firstword $(MAKECMDGOALS)),lab) PYTHON=python3.12"; exit 2; }
+ifeq ($(origin PYTHON),command line)
+	@test ! -x $(BIN)/python || test "$$($(BIN)/python -V 2>&1)" = "$$($(PYTHON) -V 2>&1)" || { \
+		echo "$(VENV) was made with $$($(BIN)/python -V 2>&1), and $(PYTHON) is $$($(PYTHON) -V 2>&1):" \
+			"remove $(VENV), or add VENV=.venv-other"; exit 2; }
+endif

@@ -136,12 +136,15 @@ class _Writer(filesystem.FileSystemWriter):
         """Write this rank's files, and compute their checksums."""
         try:
             results = super().write_data(plan, planner).value()
-        except (OSError, RuntimeError) as error:  # of a full disk torch says only "unexpected pos"
+        except (OSError, RuntimeError) as error:
             tensors = [item.tensor_data for item in plan.items if item.tensor_data]
             needed = sum(each.chunk.sizes.numel() * each.properties.dtype.itemsize for each in tensors)
-            left, what = shutil.disk_usage(self.partial.parent).free, f"the files of rank {dist.get_rank()}"
-            why = os.strerror(errno.ENOSPC) if left < needed else getattr(error, "strerror", None) or error
-            raise OSError(0, f"{why}: {what} need {needed:,} bytes, {left:,} are free") from error
+            left = shutil.disk_usage(self.partial.parent).free
+            number = errno.ENOSPC if left < needed else _errno_of(error)
+            if number is None:  # not the file system's fault, or nobody says so
+                raise
+            why, what = os.strerror(number), f"the files of rank {dist.get_rank()}"
+            raise OSError(number, f"{why}: {what} need {needed:,} bytes, {left:,} are free") from error
         checksums = {path.name: _checksum(path) for path in self.partial.glob(f"__{dist.get_rank()}_*")}
         written = torch.futures.Future()
         written.set_result((results, checksums))
@@ -152,7 +155,8 @@ class _Writer(filesystem.FileSystemWriter):
         super().finish(metadata, [of_rank for of_rank, _ in results])
         sums = {name: checksum for _, of_rank in results for name, checksum in of_rank.items()}
         here = sums.keys() & {path.name for path in self.partial.iterdir()}
-        if lost := {info.relative_path for info in metadata.storage_data.values()} - here:
+        written = {result.storage_data.relative_path for of_rank, _ in results for result in of_rank}
+        if lost := written - here:
             raise ValueError(f"{self.partial} lacks {min(lost)}: {SHARED}")
         sums[METADATA] = _checksum(self.partial / METADATA)
         described = self.about | {"written_by": _versions(), "checksums": sums}
@@ -166,9 +170,21 @@ class _Writer(filesystem.FileSystemWriter):
             shutil.rmtree(old.rename(old.with_suffix(".partial")), ignore_errors=True)
 
 
+def _errno_of(error: BaseException | None) -> int | None:
+    """Return the number of the OSError that led to this one: torch's writer says only "unexpected pos" after it."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return error.errno
+        error = error.__context__
+    return None
+
+
 @contextmanager
 def _complete_or_nothing(partial: Path) -> Iterator[None]:
-    """Turn torch's error, the same on all ranks, into the one to raise; remove what has been written."""
+    """Turn torch's error, the same on all ranks, into the one to raise; remove what has been written.
+
+    What the file system refuses is a ValueError with a way out. Anything else is raised as it is: its cause is unknown.
+    """
     try:
         yield
     except CheckpointException as error:
@@ -176,9 +192,9 @@ def _complete_or_nothing(partial: Path) -> Iterator[None]:
             shutil.rmtree(partial, ignore_errors=True)  # others may need the space
         causes = [cause for cause, _ in error.failures.values()]
         cause = next((each for each in causes if not isinstance(each, Exception)), causes[0])
-        if isinstance(cause, ValueError) or not isinstance(cause, Exception):  # such as an interrupt
-            raise cause from error
-        raise ValueError(unwritable(partial.with_suffix(""), cause)) from error
+        if isinstance(cause, OSError):
+            raise ValueError(unwritable(partial.with_suffix(""), cause)) from error
+        raise cause from error
 
 
 def newest(folder: str | Path) -> Path | None:
@@ -308,10 +324,19 @@ def together(work: Callable[[], Any], written: str = "") -> None:
         raise ValueError(first)
 
 
-def unwritable(what: str | Path, error: Exception) -> str:
-    """Return what to say of a file or folder that could not be written."""
-    why = getattr(error, "strerror", None) or error
-    return f"{what} cannot be written ({why}): make space, or name a folder that you may write to"
+def unwritable(what: str | Path, error: OSError) -> str:
+    """Return what to say of a file or folder that could not be written.
+
+    >>> unwritable("run1", OSError(errno.ENOSPC, "No space left on device"))
+    'run1 cannot be written (No space left on device): make space, or name a folder on a different disk'
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        way_out = "make space, or name a folder on a different disk"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        way_out = "name a folder that you may write to"
+    else:
+        way_out = "name a different folder"
+    return f"{what} cannot be written ({error.strerror or error}): {way_out}"
 
 
 def _about(state: State) -> dict[str, Any]:

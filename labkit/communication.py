@@ -13,10 +13,8 @@ import torch.distributed as dist
 from labkit.c10d import Call, listening
 from labkit.timeline.spans import COMMUNICATION, WAIT
 from labkit.timeline.trace import Trace
-
-# torch 2.13 renamed the forms that take one tensor, and warns about the older names.
-all_gather_single: Callable = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single: Callable = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from labkit.torch_versions import all_gather_single as all_gather_single
+from labkit.torch_versions import reduce_scatter_single as reduce_scatter_single
 
 
 def all_to_all(rows: torch.Tensor, group: dist.ProcessGroup, send_splits: Any = None, recv_splits: Any = None) -> Any:

@@ -162,7 +162,9 @@ def _find(folder: Path, shape: GPT) -> dict[str, Found]:
                 headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
         except FileNotFoundError:
             raise ValueError(f"{folder / hf.INDEX} names {path.name}, which is not there: download it") from None
-        except (SafetensorError, OSError) as error:
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read ({error.strerror or error}): name a folder of files") from None
+        except SafetensorError as error:
             raise ValueError(f"{path} is damaged or incomplete ({error}): download it again") from None
         for name_there, header in headers.items():
             name = f"{base}.{name_there}"  # as a model without an output layer is saved

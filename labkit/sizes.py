@@ -11,8 +11,9 @@ MAX_SIZE = 10**12  # no layer, batch or cluster is larger; to find the divisors 
 
 def whole_number(value) -> int | None:
     """Return `value` as an int (numpy integers included), or None if it is not a whole number; a bool is not."""
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
     try:
-        return None if isinstance(value, bool) else operator.index(value)
+        return None if is_bool else operator.index(value)
     except TypeError:
         return None
 

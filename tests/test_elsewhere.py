@@ -65,6 +65,45 @@ def test_the_wheelhouse_is_of_these_pins_and_readme_installs_from_it_as_make_say
     assert command in (ROOT / "README.md").read_text()
 
 
+def pretended_python(path, version):
+    """A command that is as old as it says, and of a machine where nothing can be installed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'#!/bin/sh\ntest "$1" = -V && echo Python {version} || exit 1\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_make_says_which_python_it_needs_before_it_installs_anything(tmp_path):
+    old, made = pretended_python(tmp_path / "old", "3.10.13"), tmp_path / "made"
+    run = subprocess.run(["make", "check", f"PYTHON={old}", f"VENV={made}"], cwd=ROOT, capture_output=True, text=True)
+    said = f"The lab needs Python 3.11 or newer, and {old} is not (Python 3.10.13): name one that is, as in make check "
+    assert (run.returncode, run.stdout) == (2, f"{said}PYTHON=python3.12\n")
+    assert not made.exists()
+
+
+def test_make_does_not_use_a_different_python_than_the_one_that_is_named(tmp_path):
+    there, named = pretended_python(tmp_path / "env/bin/python", "3.11.2"), pretended_python(tmp_path / "new", "3.13.0")
+    (tmp_path / "env/ready").touch()
+    options = [f"PYTHON={named}", f"VENV={tmp_path}/env"]
+    run = subprocess.run(["make", "check", *options], cwd=ROOT, capture_output=True, text=True)
+    said = f"{tmp_path}/env was made with Python 3.11.2, and {named} is Python 3.13.0: remove {tmp_path}/env, or add "
+    assert (run.returncode, run.stdout) == (2, f"{said}VENV=.venv-other\n")
+    assert there.exists()
+
+
+def test_make_installs_a_different_torch_in_an_environment_of_its_own():
+    command = ["make", "--dry-run", "--always-make", "check", "TORCH=2.11.0"]
+    rule = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    [change] = re.findall(
+        r"^(sed .* requirements.txt) \| .venv-torch-2.11.0/bin/python -m pip install", rule, re.MULTILINE
+    )
+    changed = subprocess.run(
+        change, shell=True, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    pins = (ROOT / "requirements.txt").read_text().splitlines()
+    assert [line for line in changed if line not in pins] == ["torch==2.11.0"] and len(changed) == len(pins)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -66,8 +66,8 @@ def _rows(*tensors):
 
 
 def _has_flash(q, k) -> bool:
-    if q.device.type == "cpu":  # grouped queries since torch 2.9 (compared as versions)
-        return q.size(1) == k.size(1) or torch.__version__ >= "2.9"
+    if q.device.type == "cpu":
+        return True
     if not q.is_cuda or torch.cuda.get_device_capability(q.device) < (8, 0):  # Ampere
         return False
     return q.dtype in (torch.float16, torch.bfloat16) and q.size(-1) % 8 == 0 and q.size(-1) <= 256

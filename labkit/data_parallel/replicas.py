@@ -135,7 +135,7 @@ def like(parameter: nn.Parameter, data: torch.Tensor) -> nn.Parameter:
 
 def grad_dtype_of(parameter: nn.Parameter) -> torch.dtype:
     """Return the dtype in which autograd accumulates this parameter's gradient."""
-    return getattr(parameter, "grad_dtype", None) or parameter.dtype  # always the same before torch 2.10
+    return parameter.grad_dtype or parameter.dtype  # None accepts any
 
 
 def check_replicas(module: nn.Module, *groups: dist.ProcessGroup) -> None:
@@ -150,7 +150,7 @@ def check_replicas(module: nn.Module, *groups: dist.ProcessGroup) -> None:
         numbered = {f"tensor {number} of this module": text for number, text in enumerate(mine, start=1)}
         check_alike(numbered, "make the same module on every rank", each)
     if any(p.requires_grad and grad_dtype_of(p).itemsize < 4 for p in module.parameters()):
-        way_out = "with torch 2.10 or newer, set parameter.grad_dtype = torch.float32 for each"
+        way_out = "set parameter.grad_dtype = torch.float32 for each"
         warnings.warn(f"gradients add up and travel in 16 bits, as the parameters have: {way_out}", stacklevel=3)
 
 

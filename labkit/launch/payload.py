@@ -12,7 +12,9 @@ import os
 import pickle
 import sys
 import tempfile
+import types
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 
@@ -24,6 +26,10 @@ _ALIGNMENT = 64  # of each buffer in the file, as torch has it in memory
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
+        if isinstance(obj, types.CodeType):  # cloudpickle 3.1.3 leaves out its file, so no report could show its line
+            reduced: Any = self.dispatch_table[types.CodeType](obj)
+            make, parts = reduced
+            return make, tuple(obj.co_filename if part == "<dynamic-code>" else part for part in parts)
         torch = sys.modules.get("torch")
         if torch and isinstance(obj, torch.Tensor) and obj.is_cuda:  # else the notebook would start CUDA
             return obj.cpu().__reduce_ex__(5)

@@ -12,6 +12,8 @@ from graphlib import TopologicalSorter
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from labkit.torch_versions import graph_owner
+
 
 def split_backward(output: torch.Tensor, x: torch.Tensor, grad: torch.Tensor | None) -> Callable[[], None]:
     """Fill ``x.grad`` of a leaf x, given the gradient of the output; return what adds to the gradients of the weights.
@@ -36,7 +38,9 @@ def split_backward(output: torch.Tensor, x: torch.Tensor, grad: torch.Tensor | N
     if len(weights) < sum(map(len, weights_at.values())):
         return partial(backward, inputs=list(weights))
 
-    def weight_gradient() -> None:
+    owner = graph_owner(output)
+
+    def weight_gradient(owner: GradientEdge | None = owner) -> None:  # a default, so that the function holds it
         for node, grads in arrived.items():
             given = {GradientEdge(node, index): grad for index, grad in enumerate(grads) if grad is not None}
             torch.autograd.backward(list(given), list(given.values()), inputs=list(weights_at[node]))

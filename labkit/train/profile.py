@@ -47,7 +47,8 @@ def profiling(folder: str, groups: ProcessGroups) -> Iterator[NamedTrace]:
     except OSError as error:
         raise ValueError(f"profile_dir={folder} cannot be written ({error.strerror}): name a folder") from error
     trace = NamedTrace(rank, local_device())
-    with trace_communication(trace), profile() as profiler:
+    # There is one cycle of events only: to accumulate them keeps torch 2.11 from warning of more.
+    with trace_communication(trace), profile(acc_events=True) as profiler:
         yield trace
     spans = trace.spans()
     profiler.export_chrome_trace(str(path))

@@ -111,7 +111,7 @@ class Trainer:
         self.trace: NamedTrace | None = None  # while steps are profiled
         self.schedule, self.text = config.make_schedule(groups.layout.world_size), config.make_text()
         self.models = make_models(config, self.schedule, groups)
-        if config.precision == "bfloat16" and hasattr(torch.Tensor, "grad_dtype"):  # from torch 2.10 on
+        if config.precision == "bfloat16":
             for parameter in (p for model in self.models for p in model.parameters()):
                 parameter.grad_dtype = torch.float32  # the sum over many micro-batches needs more bits than bfloat16
         self.chunks = [self.wrap(model) for model in self.models]

@@ -17,6 +17,7 @@ import zlib
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -400,7 +401,7 @@ def test_folders_that_cannot_be_used(two_steps_saved, refusal, tmp_path):
     two_steps_saved(tmp_path / "run", num_layers=1)
     text = refusal(saves_in(tmp_path / "run" / "step_00000001", num_layers=1))
     assert text.endswith(f"is a checkpoint: name the folder that it is in, {tmp_path}/run")
-    way_out = "make space, or name a folder that you may write to"
+    way_out = "name a different folder"
     (tmp_path / "file").write_text("")
     assert refusal(saves_in(tmp_path / "file")) == f"checkpoint_dir={tmp_path}/file is a file: name a folder"
     text = refusal(saves_in(tmp_path / "file" / "a"))
@@ -439,7 +440,7 @@ def test_a_full_disk_is_said_in_a_line_and_nothing_stays_on_it(worlds, tmp_path,
     worlds[2].run(train, replace(config, steps=1))
     for text in worlds[2].run(refused_on_a_full_disk, replace(config, steps=steps), rank, num_bytes):
         assert re.fullmatch(
-            rf"{tmp_path}/step_00000002 cannot be written \(.+\): make space, or name a folder .*", text
+            rf"{tmp_path}/step_00000002 cannot be written \(File too large: .+\): name a different folder", text
         )
         assert re.search(rf"the files of rank {rank} need [1-9][\d,]+ bytes, [\d,]+ are free", text)
     assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000001"]
@@ -451,7 +452,8 @@ def test_a_disk_without_space_is_called_so(worlds, tmp_path):
     usage = shutil.disk_usage(tmp_path)._replace(free=10)
     config, why = saves_in(tmp_path, num_layers=1, steps=1), "No space left on device: the files of rank 0 need"
     for text in worlds[2].run(refused_without_space, config, usage):
-        assert f"step_00000001 cannot be written ({why}" in text and ", 10 are free)" in text
+        assert f"step_00000001 cannot be written ({why}" in text
+        assert text.endswith(", 10 are free): make space, or name a folder on a different disk")
 
 
 def refused_without_space(config, usage):
@@ -460,6 +462,31 @@ def refused_without_space(config, usage):
         return refused_on_a_full_disk(config, 0, 100)
     finally:
         shutil.disk_usage = before
+
+
+@pytest.mark.parametrize(("number", "way_out"), [("EDQUOT", "make space"), ("EROFS", "name a folder that you may")])
+def test_the_way_out_is_that_of_the_error(number, way_out):
+    error = OSError(getattr(errno, number), "because")
+    assert f"run1 cannot be written (because): {way_out}" in checkpoint.unwritable("run1", error)
+
+
+def error_of_unknown_cause(config, method):
+    """On a rank: what a save raises when torch's writer fails in a way that is no fault of the file system."""
+
+    def fail(*args):
+        raise RuntimeError("a fault in a library")
+
+    with patch.object(filesystem.FileSystemWriter, method, fail), pytest.raises(RuntimeError) as raised:
+        train(config)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("method", ["write_data", "finish"])
+def test_an_error_of_unknown_cause_is_raised_as_it_is(worlds, tmp_path, method):
+    """And nobody is told to make space for it."""
+    config = saves_in(tmp_path, num_layers=1, steps=1)
+    assert worlds[2].run(error_of_unknown_cause, config, method) == ["a fault in a library"] * 2
+    assert not list(tmp_path.glob("step_*"))
 
 
 def interrupted_while_saving(config):

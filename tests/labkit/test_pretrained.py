@@ -279,6 +279,12 @@ def halved(folder):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def replaced_by_a_folder(folder):
+    path = next(folder.glob("*.safetensors"))
+    path.unlink()
+    path.mkdir()
+
+
 NORM = "model.layers.1.input_layernorm.weight"
 FAULTS = {
     "architecture": (
@@ -292,6 +298,7 @@ FAULTS = {
     "a list": (lambda f: (f / "config.json").write_text("[1]"), r"config\.json cannot be read"),
     "missing": (lambda f: rewritten(f, lambda x: x.pop(NORM)), rf"has no {NORM} \(1 tensors are missing\)"),
     "truncated": (halved, "is damaged or incomplete"),
+    "a folder": (replaced_by_a_folder, r"safetensors cannot be read \(.+\): name a folder of files"),
     "no file": (lambda f: next(f.glob("*.safetensors")).unlink(), r"index\.json names model-0.*, which is not there"),
     "index of nothing": (lambda f: (f / INDEX).write_text('{"weight_map": 3}'), "weight_map"),
 }

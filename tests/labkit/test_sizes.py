@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from labkit.layout import ParallelLayout
 from labkit.schedules import gpipe
@@ -14,7 +15,7 @@ def test_a_size_is_kept_as_an_int(value):
     assert type(whole_number(value)) is type(check_size("size", value)) is int
 
 
-@pytest.mark.parametrize("value", [True, np.True_, 2.0, "2", None, [2]])
+@pytest.mark.parametrize("value", [True, np.True_, torch.tensor(True), 2.0, "2", None, [2]])
 def test_what_is_not_a_whole_number(value):
     assert whole_number(value) is None
     with pytest.raises(ValueError) as refused:

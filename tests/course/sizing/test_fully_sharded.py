@@ -3,7 +3,6 @@
 from dataclasses import astuple, replace
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from course.communication import communication_log
@@ -135,7 +134,6 @@ def steps_of(configs):
     return found
 
 
-@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch adds gradients up in the weights' type")
 def test_steps_send_and_ranks_hold_what_the_formulas_say_to_the_byte():
     configs = [TrainConfig(precision="bfloat16", **LAYERS | options) for options in SHARDED]
     for options, config, ranks in zip(SHARDED, configs, zip(*launch(steps_of, configs, world_size=4))):

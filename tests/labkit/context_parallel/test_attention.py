@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from torch.torch_version import TorchVersion
 
 from course.communication import communication_log
 from labkit.context_parallel import block, blockwise, gathered_attention, positions, ring_attention, ulysses_attention
@@ -115,7 +114,7 @@ def errors_of_plain_tensors(cases):
 
 
 def test_plain_tensors_do_what_no_kernel_does(on_ranks):
-    """As on a GPU without a flash kernel for float64, and on a CPU before torch 2.9."""
+    """As on a GPU without a flash kernel for float64."""
     cases = [*itertools.product([4], [True, False], [True, False]), (1, True, True)]
     assert_none(on_ranks(errors_of_plain_tensors, cases, world_size=2))
 
@@ -156,13 +155,6 @@ def test_the_kernel_takes_any_head_size(head_size):
     expected = *block._plain(q, k, v, False), *block._plain_backward(grad, q, k, v, *row, False)
     got = *block.attend(q, k, v, False), *block.attend_backward(grad, q, k, v, *row, False)
     assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in zip(got, expected, strict=True))
-
-
-def test_grouped_queries_wait_for_a_kernel_that_knows_them():
-    """Before torch 2.9 the CPU's kernel would read keys that are not there."""
-    q, k, *_ = drawn_block(4, 4, 2, torch.float32)
-    with patch.object(torch, "__version__", TorchVersion("2.8.0")):
-        assert block._has_flash(q, q) and not block._has_flash(q, k)
 
 
 def errors_of_channels_last():

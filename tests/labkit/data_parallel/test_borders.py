@@ -210,6 +210,8 @@ def as_fully_shard():
     for case in CASES:
         if "on" in case.split() or "aside" in case or "returns 1" in case or "relu" in case:
             continue
+        if "returns 0" in case and torch.__version__ < "2.13":  # which does not look into dataclasses
+            continue
         theirs = make(case)
         for block in theirs.blocks:
             fully_shard(block)

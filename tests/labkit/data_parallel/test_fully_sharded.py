@@ -316,7 +316,6 @@ def bfloat16():
         assert torch.equal(torch.cat(shards), whole.grad.flatten())
 
 
-@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch adds gradients up in the weights' type")
 def test_gradients_travel_in_their_own_type(on_ranks):
     on_ranks(bfloat16)
 

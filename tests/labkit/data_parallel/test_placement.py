@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.groups import init_groups
@@ -179,8 +180,7 @@ def on_meta(device):
         module.append(Table(module[0]))
     module[2][0].bias.requires_grad_(False)
     set_placement(module[1][0].weight, Placement(grad_divisor=2))
-    if hasattr(torch.Tensor, "grad_dtype"):
-        module[1][1].weight.grad_dtype = torch.float64
+    module[1][1].weight.grad_dtype = torch.float64
     module[1][1].weight.note = "kept"
     return module
 
@@ -197,8 +197,7 @@ def made(wrapper):
     assert module[5].tied is module[0] and not module[2][0].bias.requires_grad
     weight = module[1][1].weight
     assert weight.note == "kept" and placement_of(module[1][0].weight).grad_divisor == 2
-    if hasattr(torch.Tensor, "grad_dtype"):
-        assert weight.grad_dtype == torch.float64
+    assert weight.grad_dtype == torch.float64
     plain = on_meta("cpu")
     torch.manual_seed(0)
     order = [plain] if wrapper == "plain" else [*reversed(plain[1:4]), plain]
@@ -245,6 +244,16 @@ class Watched(nn.Linear):
 most: list[int] = []
 
 
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_rank_never_holds_more_than_its_shards_and_one_unit(world_size):
+    """One rank whose messages go nowhere: gloo's threads would free what was sent, sooner or later."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        bytes_while_it_is_made()
+    finally:
+        dist.destroy_process_group()
+
+
 def bytes_while_it_is_made():
     width, num_layers = 64, 10
     with torch.device("meta"):
@@ -252,17 +261,11 @@ def bytes_while_it_is_made():
     most.clear()
     gc.collect()
     before = bytes_in_use()
-    model = FullyShardedDataParallel(module, world(), units=module)
+    FullyShardedDataParallel(module, world(), units=module)
     unit = 4 * (width * width + 3 * width)
     assert len(most) == num_layers
     assert max(most) - before <= num_layers * unit / world().size() + unit + 4096
     assert max(most) - before > unit + (num_layers - 1) * unit / world().size() - 4096  # it did look
-    return model.state_dict()["9.0.weight"].std().item()
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_a_rank_never_holds_more_than_its_shards_and_one_unit(on_ranks, world_size):
-    assert len(set(on_ranks(bytes_while_it_is_made, world_size=world_size))) == 1
 
 
 class NoReset(nn.Module):

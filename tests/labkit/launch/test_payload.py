@@ -1,7 +1,10 @@
 """What travels between notebook and ranks: equal on arrival, shared in memory, the writer's own left alone."""
 
 import io
+import types
+from unittest.mock import patch
 
+import cloudpickle
 import numpy
 import pytest
 import torch
@@ -14,6 +17,26 @@ from labkit.launch.payload import dump, load, pickled
 
 def arrival(tmp_path, obj):
     return load(dump(str(tmp_path / "payload"), pickled(obj)))
+
+
+def without_its_file(code):
+    make, parts = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    return make, tuple("<dynamic-code>" if part == code.co_filename else part for part in parts)
+
+
+def test_code_keeps_the_file_that_a_report_shows_a_line_of(tmp_path):
+    """cloudpickle from 3.1.3 on leaves it out; the pinned one does not."""
+
+    def outer():
+        def inner():
+            pass
+
+        return inner
+
+    with patch.object(payload._Pickler, "dispatch_table", {types.CodeType: without_its_file}):
+        arrived = arrival(tmp_path, outer.__code__)
+    [inner] = [each for each in arrived.co_consts if isinstance(each, types.CodeType)]
+    assert arrived.co_filename == inner.co_filename == __file__
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])

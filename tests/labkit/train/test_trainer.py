@@ -386,7 +386,6 @@ def test_bfloat16_learns_as_float32_does(on_ranks, options):
     assert got != expected
 
 
-@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch adds gradients up in the weights' type")
 def test_gradients_of_bfloat16_add_up_in_float32(on_ranks):
     """Added in bfloat16, the sum over 64 micro-batches would be wrong by 2 percent."""
 
