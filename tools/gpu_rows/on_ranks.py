@@ -209,9 +209,7 @@ def layouts(n: int) -> dict[str, TrainConfig]:
     made["tp, pp and dp"] = replace(base, tp_size=tp_size, pp_size=pp_size)
     balance = dict(aux_loss="sequence", aux_loss_coefficient=0.1, bias_update_rate=0.01)
     folded = dict(pp_size=pp_size, schedule="zero-bubble-v", num_layers=2 * pp_size)
-    made["ep, pp in a V"] = replace(
-        base, **folded, ep_size=n // pp_size, zero_stage=1, num_experts=2 * n, **balance
-    )
+    made["ep, pp in a V"] = replace(base, **folded, ep_size=n // pp_size, zero_stage=1, num_experts=2 * n, **balance)
     return made
 
 

@@ -288,4 +288,3 @@ def device_assert(where: Where) -> Found:
 def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
-

@@ -14,6 +14,8 @@ from labkit.launch import World
 
 LARGEST_ERROR = 1e-9  # in float64 a different order of sums makes errors of about 1e-15
 RANK_TIMEOUT_SECONDS = 30
+A_GPU = "a GPU"
+SEVERAL_GPUS = "several GPUs"
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Row:
     """The id of the cell for which it stands."""
     check: Callable[[Where], Found]
     needs: str = ""
-    """What it cannot run without: "a GPU", "several GPUs", or nothing."""
+    """What it cannot run without, if anything: `A_GPU`, `SEVERAL_GPUS`."""
     limit_seconds: float = 60
     is_alone: bool = False
     """It may take the process along, so it gets one of its own."""
@@ -100,4 +102,6 @@ def judged(ranks: Sequence[Sequence[Difference]], largest_error: float = LARGEST
     rank = max(range(len(ranks)), key=lambda number: found[number].error)
     error = found[rank].error
     is_right = math.isfinite(error) and error < largest_error
-    return Found(is_right, f"relative error {error:.1e} (rank {rank}, {found[rank].name})", f"below {largest_error:.0e}")
+    return Found(
+        is_right, f"relative error {error:.1e} (rank {rank}, {found[rank].name})", f"below {largest_error:.0e}"
+    )

@@ -8,10 +8,7 @@ import torch
 from labkit.model import CONTEXT_PARALLEL
 from labkit.train.config import SCHEDULES
 from tools.gpu_rows import faults, on_ranks, one_process, speed
-from tools.gpu_rows.row import Row
-
-A_GPU = "a GPU"
-SEVERAL_GPUS = "several GPUs"
+from tools.gpu_rows.row import A_GPU, SEVERAL_GPUS, Row
 
 CELLS_OF_LAYERS = {
     "column": ("03_column_parallel", "compare-run"),
@@ -47,9 +44,7 @@ def rows_of_one_process() -> Iterator[Row]:
         check = partial(one_process.checkpoint, in_background=in_background)
         yield Row(name, "11_3d_parallel", "resume-second", check)
     yield Row("generation", "08_parallel_gpt", "writes-run", one_process.generation)
-    yield Row("out of memory", "12_utilisation", "naive-run", one_process.out_of_memory, is_alone=True)
-    name = "an assertion in a kernel of a rank"
-    yield Row(name, "02_collectives", "stay-error", one_process.device_assert, is_alone=True)
+    yield Row("an assertion in a kernel of a rank", "02_collectives", "stay-error", one_process.device_assert)
 
 
 def rows_of_ranks(n: int) -> Iterator[Row]:
@@ -76,9 +71,9 @@ def rows_of_faults(n: int) -> Iterator[Row]:
     for name in faults.FAULTS:
         check = partial(_call, faults.fault, (n, name))
         cell = "stay-error" if name == "a rank raises" else "deadlock"
-        yield Row(f"{n} ranks: {name}", "02_collectives", cell, check, limit_seconds=150, is_alone=True)
+        yield Row(f"{n} ranks: {name}", "02_collectives", cell, check, limit_seconds=150)
     check = partial(_call, faults.stopped, (n,))
-    yield Row(f"{n} ranks: the stop button", "02_collectives", "deadlock", check, is_alone=True)
+    yield Row(f"{n} ranks: the stop button", "02_collectives", "deadlock", check)
 
 
 def rows_of_speed(n: int) -> Iterator[Row]:
@@ -112,5 +107,6 @@ def all_rows(num_gpus: int, numbers_of_ranks: tuple[int, ...] | None = None) -> 
     if num_gpus != 1:  # ranks that share a GPU know nothing of NCCL's faults
         rows += rows_of_faults(min(most, num_gpus) if num_gpus else 2)
     rows += rows_of_speed(most)
+    rows.append(Row("out of memory", "12_utilisation", "naive-run", one_process.out_of_memory, is_alone=True))
     rows += rows_of_notebooks()
     return rows
