@@ -51,7 +51,10 @@ class Line:
 
 
 def work(table: str, names: list[str], device: str, num_gpus: int, numbers_of_ranks: list[int], answers: int) -> None:
-    """Run rows of a table one after the other, and write what each found; leave after a failure, which may have left its marks."""
+    """Run rows of a table one after the other, and write what each found.
+
+    It ends after a row that fails: the next rows get a process without its marks.
+    """
     from tools.gpu_rows.row import LeftOut, Where
 
     all_rows = importlib.import_module(table).all_rows
@@ -112,20 +115,22 @@ class Worker:
         line, _, self.unread = self.unread.partition(b"\n")
         return json.loads(line)
 
-    def end(self) -> int | None:
-        """End the process and what it started; return its exit status if it has left by itself."""
-        status = None
+    def status(self) -> int | None:
+        """Return the exit status of the process; None if it runs."""
         try:
-            status = self.process.wait(timeout=1.0)
+            return self.process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
-            pass
+            return None
+
+    def end(self) -> None:
+        """End the process and what it started."""
+        self.status()  # if it has done everything, it leaves by itself
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
         self.process.wait()
         os.close(self.answers)
-        return status
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-TAIL_CHARACTERS:].strip()
@@ -162,7 +167,7 @@ def run_batch(batch: list, asked: argparse.Namespace, report: "Report", deadline
         for number, row in enumerate(batch):
             if time.monotonic() > deadline:
                 return number
-            line = run_row(row, worker, max(5.0, min(row.limit_seconds, deadline + 20 - time.monotonic())))
+            line = run_row(row, worker, min(row.limit_seconds, deadline + 20 - time.monotonic()))
             report.add(line)
             if line.verdict == FAILED:
                 return number + 1
@@ -183,10 +188,11 @@ def run_row(row, worker: Worker, limit_seconds: float) -> Line:
             line.error += f"\n\n{worker.tail()}"
         return line
     line.verdict = FAILED
-    if worker.process.poll() is None and line.seconds >= limit_seconds:
+    status = worker.status()
+    if status is None:
         line.error = f"no answer after {limit_seconds:.0f} seconds: its process was ended"
     else:
-        line.error = f"its process ended with exit status {worker.process.poll()}"
+        line.error = f"its process ended with exit status {status}"
     line.error += f"\n\n{worker.tail()}"
     return line
 
