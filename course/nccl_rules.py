@@ -203,7 +203,8 @@ class _Communicator:
         Of tensors on a GPU, the caller's stream may still have to fill them: the operation waits for that. A future
         with devices makes whoever waits for it wait for what its thread has launched, too.
         """
-        devices = list({tensor.device for tensor in tensors if tensor.device.type == "cuda"})
+        devices: list[int | str | torch.device] = []
+        devices += {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
         filled = [torch.cuda.current_stream(device).record_event() for device in devices]
         done = Future(devices=devices)
         self.issued.put((run, entry, done, filled))

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import torch.distributed as dist
 
 from labkit.tensor_parallel import operators
 from labkit.train.config import SCHEDULES
+from tests.support import gpu_rows_with_faults
+from tools import gpu_check
 from tools.gpu_rows import on_ranks, one_process, speed
 from tools.gpu_rows.row import LeftOut, Where
 from tools.gpu_rows.table import all_rows
@@ -70,11 +73,17 @@ def test_a_refused_package_is_refused(tmp_path):
     assert "No module named 'tyro'" in said
 
 
+def run_faults(folder, budget_seconds):
+    table = "tests.support.gpu_rows_with_faults"
+    asked = Namespace(table=table, device="cpu", num_gpus=0, ranks=[2], folder=folder, budget_seconds=budget_seconds)
+    report = gpu_check.Report(folder, {"ran on": "the CPU"})
+    gpu_check.run_rows(gpu_rows_with_faults.all_rows(0, (2,)), asked, report)
+    return report
+
+
 def test_a_row_that_fails_ends_itself_only(tmp_path):
-    done, rows, page = run(tmp_path, "--table", "tests.support.gpu_rows_with_faults")
-    assert done.returncode == 1
-    found = {name: (row["verdict"], row["error"].partition("\n")[0]) for name, row in rows.items()}
-    assert found == {
+    report = run_faults(tmp_path, budget_seconds=300)
+    assert {line.name: (line.verdict, line.error.partition("\n")[0]) for line in report.lines} == {
         "is_wrong": ("FAILED", ""),
         "raises": ("FAILED", "RuntimeError: the row raised | this"),
         "dies": ("FAILED", "its process ended with exit status -6"),
@@ -82,14 +91,15 @@ def test_a_row_that_fails_ends_itself_only(tmp_path):
         "is_left_out": ("left out", "this GPU cannot"),
         "passes": ("passed", ""),
     }
+    page = (tmp_path / "report.md").read_text()
     assert "1 passed, 4 FAILED, 1 left out." in page
     assert "| raises | 02_collectives, `measure` | FAILED | RuntimeError: the row raised \\| this |" in page
 
 
 def test_what_is_beyond_its_time_is_left_out(tmp_path):
-    _, rows, _ = run(tmp_path, "--table", "tests.support.gpu_rows_with_faults", "--budget-seconds", "1e-6")
-    assert {row["verdict"] for row in rows.values()} == {"left out"}
-    assert all("--budget-seconds" in row["error"] for row in rows.values())
+    report = run_faults(tmp_path, budget_seconds=0)
+    assert {line.verdict for line in report.lines} == {"left out"}
+    assert all("--budget-seconds" in line.error for line in report.lines)
 
 
 @pytest.mark.parametrize("num_gpus", [0, 1, 2, 3, 8])

@@ -258,12 +258,12 @@ def look_at_machine(num_gpus: int) -> dict[str, str]:
     from course.measure.environment import facts
     from course.measure.environment import look_at_machine as look
 
-    found = dict(line.split(None, 1) for line in facts(look()).splitlines() if not line.startswith(("CPU", "open")))
+    found = [line.partition("  ") for line in facts(look()).splitlines()]
     import torch
 
     machine = {"ran on": f"{num_gpus} GPUs" if num_gpus else "the CPU only: this says nothing about GPUs"}
-    machine |= {"Python": platform.python_version(), "torch": torch.__version__, "CUDA": str(torch.version.cuda)}
-    machine |= {f"  {name}": value for name, value in found.items()}
+    machine |= {"Python": platform.python_version(), "CUDA": str(torch.version.cuda)}
+    machine |= {name: value.strip() for name, _, value in found}
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     machine["lab"] = commit.stdout.strip() or "no git here"
     if shutil.which("nvidia-smi"):
