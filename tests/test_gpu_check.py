@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from labkit.launch import launch
 from labkit.tensor_parallel import operators
 from labkit.train.config import SCHEDULES
 from tests.support import gpu_rows_with_faults
@@ -153,6 +154,17 @@ def test_a_notebook_needs_the_lab(where, monkeypatch):
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     with pytest.raises(LeftOut, match="make gpu-check"):
         speed.notebook(where, "any.ipynb")
+
+
+def visible_gpus():
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_only_ranks_that_share_a_gpu_see_one(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert launch(visible_gpus, world_size=1, backend="gloo") == [""]
+    monkeypatch.setenv("LABKIT_SHARE_GPU", "1")
+    assert launch(visible_gpus, world_size=1, backend="gloo") == ["0"]
 
 
 def faulty(fn, *args):

@@ -55,8 +55,11 @@ def work(table: str, names: list[str], device: str, num_gpus: int, numbers_of_ra
 
     It ends after a row that fails: the next rows get a process without its marks.
     """
+    import torch
+
     from tools.gpu_rows.row import LeftOut, Where
 
+    torch.set_float32_matmul_precision("highest")  # NGC containers multiply with 10 bits
     all_rows = importlib.import_module(table).all_rows
     rows = {row.name: row for row in all_rows(num_gpus, tuple(numbers_of_ranks))}
     where = Where(device, num_gpus)

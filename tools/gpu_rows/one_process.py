@@ -151,6 +151,7 @@ def train_and_count(config: TrainConfig) -> int:
     """On a rank: return the most bytes that torch has had allocated during the steps; 0 on the CPU."""
     device = local_device()
     if device.type == "cuda":
+        torch.cuda.init()
         torch.cuda.reset_peak_memory_stats(device)
     with training(config) as trainer:
         for _ in trainer.steps():
