@@ -7,7 +7,7 @@
 # make load       how many participants this machine carries: make load N="4 8"
 # make site       web pages with live explorers     make wheelhouse    what an installation without a network needs
 # make install-shared PREFIX=/opt/lab   one installation for all accounts: each calls PREFIX/bin/lab
-# make gpu-check  two minutes on GPUs: a report of what is right and how fast
+# make gpu-check  what works on this machine's GPUs: a page and a JSON file, in 8 minutes with one, 15 with several
 
 # make test TORCH=2.11.0 PYTHON=python3.12 tries versions other than the pins, in an environment of their own.
 PYTHON ?= python3
@@ -101,7 +101,7 @@ install-shared:
 	@echo "Every account can now start its own copy of the lab: $(PREFIX)/bin/lab"
 
 gpu-check: $(READY)
-	$(BIN)/python -m tests.gpu_check $(ARGS)
+	$(BIN)/python tools/gpu_check.py $(ARGS)
 
 # torch's own index is asked for torch only: everything else comes from where pip usually looks. hatchling and editables
 # are what `pip install -e .` builds with.

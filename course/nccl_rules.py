@@ -197,10 +197,17 @@ class _Communicator:
         for work, _ in sent:
             work.wait()
 
-    def issue(self, run: Callable[["_Communicator"], Any], entry: dict):
-        """Put an operation into the queue, which retires its entry in the recorder; return its work."""
-        done = Future()
-        self.issued.put((run, entry, done))
+    def issue(self, run: Callable[["_Communicator"], Any], entry: dict, tensors: Sequence[torch.Tensor]):
+        """Put an operation into the queue, which retires its entry in the recorder; return its work.
+
+        Of tensors on a GPU, the caller's stream may still have to fill them: the operation waits for that. A future
+        with devices makes whoever waits for it wait for what its thread has launched, too.
+        """
+        devices: list[int | str | torch.device] = []
+        devices += {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+        filled = [torch.cuda.current_stream(device).record_event() for device in devices]
+        done = Future(devices=devices)
+        self.issued.put((run, entry, done, filled))
         return _create_work_from_future(done)
 
     def _run(self) -> None:
@@ -208,7 +215,9 @@ class _Communicator:
             issued = self.issued.get()
             if issued is None:
                 return
-            run, entry, done = issued
+            run, entry, done, filled = issued
+            for event in filled:
+                event.synchronize()
             self.operation = entry["profiling_name"].removeprefix("nccl:")
             try:
                 result = run(self)
@@ -218,7 +227,7 @@ class _Communicator:
                 return  # nobody is told
             entry["retired"] = True
             done.set_result(result)
-            del issued, run, entry, done, result
+            del issued, run, entry, done, filled, result
 
     def exchange(self, given: Mapping[int, torch.Tensor], wanted: Mapping[int, torch.Tensor]) -> None:
         """Send ``given`` to members and receive ``wanted`` from them, all at once; both by global rank."""
@@ -302,7 +311,7 @@ class NCCLRules(dist.ProcessGroup):
     def _issue_collective(self, operation: str, run: Callable[[_Communicator], Any], buffer: Sequence):
         communicator = self._communicator("all", self._ranks)
         self._num_collectives += 1
-        return communicator.issue(run, self._record(operation, buffer))
+        return communicator.issue(run, self._record(operation, buffer), buffer)
 
     def _start(self, operation: str, tensors: Sequence[torch.Tensor], issue: Callable[[], Any]):
         return started(Call(operation, self, list(tensors), has_handle=True), issue)
@@ -351,7 +360,8 @@ class NCCLRules(dist.ProcessGroup):
         pair = sorted([self._wire.rank, peer])
         communicator = self._communicator(f"pair {pair}", pair)
         self._num_messages += 1
-        return communicator.issue(_batch_of([(kind, peer, tensor)]), self._record(kind, [tensor], is_message=True))
+        entry = self._record(kind, [tensor], is_message=True)
+        return communicator.issue(_batch_of([(kind, peer, tensor)]), entry, [tensor])
 
     def _start_coalescing(self, device) -> None:
         self._batch = []
@@ -362,7 +372,8 @@ class NCCLRules(dist.ProcessGroup):
         self._num_messages += 1
         for kind, _, tensor in batch:
             self._record(kind, [tensor], is_message=True)  # these entries never retire: that of the batch does
-        return communicator.issue(_batch_of(batch), self._record("coalesced", [], is_message=True))
+        tensors = [tensor for _, _, tensor in batch]
+        return communicator.issue(_batch_of(batch), self._record("coalesced", [], is_message=True), tensors)
 
     # -- collectives
 

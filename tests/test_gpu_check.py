@@ -1,9 +1,12 @@
-"""The check of a machine with GPUs: on CPU ranks all is right, a fault is found, and none ends the check."""
+"""tools/gpu_check.py: its CPU part passes with four packages, faults are found, and none ends the check."""
 
+import json
 import os
-import signal
+import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -11,32 +14,160 @@ import torch.distributed as dist
 from labkit.launch import launch
 from labkit.tensor_parallel import operators
 from labkit.train.config import SCHEDULES
-from tests import gpu_check
+from tests.support import gpu_rows_with_faults
+from tools import gpu_check
+from tools.gpu_rows import on_ranks, one_process, speed
+from tools.gpu_rows.row import LeftOut, Where
+from tools.gpu_rows.table import all_rows
+
+ROOT = Path(__file__).parents[1]
+ALLOWED = {"torch", "numpy", "cloudpickle", "tqdm"}
+OF_TORCH = {  # which it brings along
+    "torchgen", "functorch", "filelock", "typing_extensions", "sympy", "mpmath", "isympy", "networkx", "jinja2",
+    "markupsafe", "fsspec", "setuptools", "pkg_resources", "_distutils_hack", "triton", "nvidia", "cuda",
+}  # fmt: skip
+REFUSE = f"""
+import sys
+from importlib.machinery import PathFinder
+
+
+class Without:
+    'As PathFinder, where no package is installed but a few.'
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        spec = PathFinder.find_spec(name, path, target)
+        is_installed = "." not in name and spec is not None and "site-packages" in str(spec.origin)
+        return None if is_installed and name not in {ALLOWED | OF_TORCH!r} else spec
+
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+"""
+
+
+def run(folder, *options, **environment):
+    command = [sys.executable, "tools/gpu_check.py", "--device", "cpu", "--folder", str(folder), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment)
+    report = json.loads((folder / "report.json").read_text())
+    return done, {row["name"]: row for row in report["rows"]}, (folder / "report.md").read_text()
+
+
+def test_on_cpu_ranks_everything_passes_with_four_packages(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(REFUSE)
+    done, rows, page = run(tmp_path / "report", "--ranks", "2", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    needs_gpus = {row.name for row in all_rows(0, (2,)) if row.needs}
+    assert {name for name, row in rows.items() if row["verdict"] == "left out"} == needs_gpus
+    assert {name for name, row in rows.items() if row["verdict"] == "passed"} == rows.keys() - needs_gpus
+    assert sum(name.startswith("2 ranks: schedule, ") for name in rows) == len(SCHEDULES)
+    assert "the CPU only: this says nothing about GPUs" in page
+    assert "memory against the estimate (09_dropout_and_memory, `memory-run`): it needs a GPU" in page
+    assert "Deadlock: no rank can go on" in rows["2 ranks: a rank stays away"]["measured"]
+
+
+def test_a_refused_package_is_refused(tmp_path):
+    """Else the test above would say nothing."""
+    (tmp_path / "sitecustomize.py").write_text(REFUSE)
+    command = [sys.executable, "-c", "import torch, numpy, cloudpickle, tqdm; import tyro"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    said = subprocess.run(command, capture_output=True, text=True, env=environment).stderr
+    assert "No module named 'tyro'" in said
+
+
+def run_faults(folder, budget_seconds):
+    table = "tests.support.gpu_rows_with_faults"
+    asked = Namespace(table=table, device="cpu", num_gpus=0, ranks=[2], folder=folder, budget_seconds=budget_seconds)
+    report = gpu_check.Report(folder, {"ran on": "the CPU"})
+    gpu_check.run_rows(gpu_rows_with_faults.all_rows(0, (2,)), asked, report)
+    return report
+
+
+def test_a_row_that_fails_ends_itself_only(tmp_path):
+    report = run_faults(tmp_path, budget_seconds=300)
+    assert {line.name: (line.verdict, line.error.partition("\n")[0]) for line in report.lines} == {
+        "is_wrong": ("FAILED", ""),
+        "raises": ("FAILED", "RuntimeError: the row raised | this"),
+        "dies": ("FAILED", "its process ended with exit status -6"),
+        "hangs": ("FAILED", "no answer after 3 seconds: its process was ended"),
+        "is_left_out": ("left out", "this GPU cannot"),
+        "passes": ("passed", ""),
+    }
+    page = (tmp_path / "report.md").read_text()
+    assert "1 passed, 4 FAILED, 1 left out." in page
+    assert "| raises | 02_collectives, `measure` | FAILED | RuntimeError: the row raised \\| this |" in page
+
+
+def test_what_is_beyond_its_time_is_left_out(tmp_path):
+    report = run_faults(tmp_path, budget_seconds=0)
+    assert {line.verdict for line in report.lines} == {"left out"}
+    assert all("--budget-seconds" in line.error for line in report.lines)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1, 2, 3, 8])
+def test_each_row_names_a_cell_that_exists(num_gpus):
+    rows = all_rows(num_gpus)
+    assert len({row.name for row in rows}) == len(rows)
+    for row in rows:
+        cells = json.loads((ROOT / f"notebooks/{row.notebook}.ipynb").read_text())["cells"]
+        assert row.cell in {cell["id"] for cell in cells if cell["cell_type"] == "code"}, row
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 6, 8, 16])
+def test_its_layouts_fit_every_number_of_ranks(n):
+    for config in on_ranks.layouts(n).values():
+        config.make_schedule(n)
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    ranks = gpu_check.Ranks(2, "gloo")
-    yield ranks
-    if ranks.world:
-        ranks.world.close()
+def where():
+    where = Where("cpu", 0)
+    yield where
+    where.close()
 
 
-def test_on_cpu_ranks_every_row_is_right_and_the_report_says_where_it_ran(tmp_path):
-    report = tmp_path / "build" / "report.md"
-    verdicts = [verdict for verdict, _ in gpu_check.check(2, "gloo", report)]
-    text = report.read_text()
-    assert verdicts == ["right"] * len(gpu_check.Ranks(2, "gloo").rows()), text
-    assert text.splitlines()[2:4] == [
-        "Ran on 2 CPU ranks over gloo. This says nothing about GPUs.",
-        f"{len(verdicts)} of {len(verdicts)} rows are right.",
+def test_rows_that_need_gpus_have_no_other_fault(where):
+    """Their lines run here, but for those that ask a GPU."""
+    rows = {row.name: row for row in all_rows(0, (2,)) if row.needs and not row.name.startswith("notebook")}
+    found = {name: row.check(where) for name, row in rows.items()}
+    assert len(found) == 5
+    assert all(each.is_right for each in found.values()), found
+    assert all("tokens/s" in each.expected for name, each in found.items() if "tokens per second" in name)
+
+
+def test_a_notebook_is_run_up_to_the_cell_that_fails(where, tmp_path):
+    cells = [
+        {"cell_type": "markdown", "id": "text", "metadata": {}, "source": ["text"]},
+        {"cell_type": "code", "id": "meant", "metadata": {"tags": ["raises-exception"]}, "source": ["1 / 0"]},
+        {"cell_type": "code", "id": "magic", "metadata": {}, "source": ["%pwd\n", "x = 2"]},
     ]
-    assert "failed to run" not in text  # where there is no nvidia-smi
-    assert "CPU cores" in text and "Deadlock: no rank can go on" in text and "GB/s" in text
-    assert sum(line.startswith("| schedule: ") for line in text.splitlines()) == len(SCHEDULES)
+    path = tmp_path / "small.ipynb"
+    path.write_text(json.dumps({"cells": cells}))
+    assert speed.notebook(where, path).measured == "2 cells ran"
+    cells.append({"cell_type": "code", "id": "not-meant", "metadata": {}, "source": ["x.missing"]})
+    path.write_text(json.dumps({"cells": cells}))
+    found = speed.notebook(where, path)
+    assert not found.is_right
+    assert found.measured.startswith("cell not-meant: AttributeError")
 
 
-def faulty(fn, name):
+def test_a_notebook_needs_the_lab(where, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    with pytest.raises(LeftOut, match="make gpu-check"):
+        speed.notebook(where, "any.ipynb")
+
+
+def visible_gpus():
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_only_ranks_that_share_a_gpu_see_one(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert launch(visible_gpus, world_size=1, backend="gloo") == [""]
+    monkeypatch.setenv("LABKIT_SHARE_GPU", "1")
+    assert launch(visible_gpus, world_size=1, backend="gloo") == ["0"]
+
+
+def faulty(fn, *args):
     """On a rank, for this call: sums are not sums, and what arrives is one's own."""
 
     def own_piece(mine, pieces, **_):
@@ -47,69 +178,38 @@ def faulty(fn, name):
         patch.setattr(dist, "all_reduce", lambda tensor, *args, **options: None)
         patch.setattr(dist, "batch_isend_irecv", lambda operations: [])
         patch.setattr(operators, "reduce_scatter_single", own_piece)
-        return getattr(gpu_check, fn)(name)
+        return getattr(on_ranks, fn)(*args)
 
 
 @pytest.mark.parametrize(
-    ("fn", "name"),
-    [("layer", name) for name in gpu_check.LAYERS]
-    + [("attention", "ring"), ("collective", "all-reduce"), ("collective", "send and receive")],
+    ("fn", "args"),
+    [("layer", (name,)) for name in on_ranks.LAYERS]
+    + [("collective", ("all-reduce",)), ("collective", ("send and receive",))],
 )
-def test_a_wrong_sum_is_found(ranks, fn, name):
-    verdict, line, _ = gpu_check.judge(name, lambda: ranks.compared(faulty, fn, name))
-    assert verdict == "WRONG" and "see below" not in line, line  # by its numbers, not by an exception
+def test_a_wrong_sum_is_found(where, fn, args):
+    assert not on_ranks.compared(where, 2, faulty, fn, *args).is_right
 
 
-def test_a_run_that_differs_is_found(ranks, monkeypatch):
-    config = gpu_check.layouts(2)["t = 2, sequence parallel"]
-    alone = launch(gpu_check.training, replace(config, tp_size=1, sequence_parallel=False), world_size=1)
-    alone[0]["losses"][1] += 1e-6
-    monkeypatch.setattr(gpu_check, "launch", lambda *args, **options: alone)
-    verdict, line, _ = gpu_check.judge("trainer", lambda: ranks.trained(config))
-    assert verdict == "WRONG" and "rank 0, losses" in line
+def test_a_run_that_differs_is_found(where):
+    config = on_ranks.layouts(2)["tp, sequence parallel"]
+    alone = replace(config, tp_size=1, sequence_parallel=False)
+    here = Where("cpu", 0, where.worlds)
+    assert on_ranks.trained(here, 2, config).is_right
+    here.in_one_process[alone]["losses"][1] += 1e-6
+    found = on_ranks.trained(here, 2, config)
+    assert not found.is_right and "losses" in found.measured
 
 
-def die():
-    if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.barrier()
+@pytest.mark.parametrize("name", one_process.LARGEST_ERRORS)
+def test_a_product_of_too_few_bits_is_wrong(where, name, monkeypatch):
+    error = one_process.product(where, name).measured
+    monkeypatch.setitem(one_process.LARGEST_ERRORS, name, 0.0)
+    assert not one_process.product(where, name).is_right, error
 
 
-def test_an_error_ends_its_row_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        gpu_check.Ranks,
-        "rows",
-        lambda self: {
-            "dies": lambda: self.compared(die),
-            "raises": lambda: self.compared(gpu_check.collective, "no such operation"),
-            "goes on": lambda: self.compared(gpu_check.collective, "broadcast"),
-        },
-    )
-    verdicts = [verdict for verdict, _ in gpu_check.check(2, "gloo", tmp_path / "report.md")]
-    assert verdicts == ["WRONG", "WRONG", "right"]
-    text = (tmp_path / "report.md").read_text()
-    assert "1 of 3 rows are right" in text and "killed by SIGKILL" in text and "KeyError: 'no such operation'" in text
+def test_a_fault_that_nobody_notices_is_wrong(where, monkeypatch):
+    from tools.gpu_rows import faults
 
-
-def test_a_deadlock_that_nobody_notices_is_wrong(ranks, monkeypatch):
-    monkeypatch.setattr(gpu_check, "stay_away", gpu_check.meet)
-    verdict, _, said = gpu_check.judge("deadlock", ranks.deadlock)
-    assert verdict == "WRONG" and "nobody noticed" in said
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 8, 16])
-def test_its_layouts_fit_every_number_of_gpus(n):
-    layouts = gpu_check.layouts(n)
-    assert len(layouts) == 8
-    for config in layouts.values():
-        config.make_schedule(n)
-    needs_two = {"collective: send and receive", "deadlock, reported or stopped"}
-    assert needs_two.isdisjoint(gpu_check.Ranks(n, "gloo").rows()) == (n == 1)
-
-
-def test_without_gpus_it_says_how_to_run_on_the_cpu(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpu_check"])
-    monkeypatch.setattr(gpu_check.torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(SystemExit):
-        gpu_check.main()
-    assert "--backend gloo --world-size 4" in capsys.readouterr().err
+    monkeypatch.setitem(faults.FAULTS, "a rank stays away", faults.meet)
+    found = faults.fault(where, 2, "a rank stays away")
+    assert not found.is_right and "nobody noticed" in found.measured

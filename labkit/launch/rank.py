@@ -171,7 +171,7 @@ def _apply_environment(environment: dict[str, str], settings: dict) -> None:
     if settings["backend"] == "nccl":
         for name, value in _NCCL_DEFAULTS.items():
             os.environ.setdefault(name, value)
-    else:
+    elif "LABKIT_SHARE_GPU" not in os.environ:  # as tools/gpu_check.py does
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else a save or a backward makes a CUDA context on GPU 0 in every rank
 
 

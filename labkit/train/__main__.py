@@ -6,7 +6,8 @@ import os
 import signal
 import textwrap
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Annotated, get_args, get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from labkit.command_line import run_command
 from labkit.groups import local_rank
 from labkit.launch.rank import describe_error
 from labkit.launch.report import is_consequence
-from labkit.train.config import TrainConfig
+from labkit.train.config import ShortOption, TrainConfig
 from labkit.train.console import describe_end, describe_start
 from labkit.train.spelling import as_typed, options
 from labkit.train.trainer import train
@@ -56,13 +57,24 @@ class _Options(TrainConfig):
         """Check nothing: tyro would put what is wrong into a box, in words of its own."""
 
 
+def options_class() -> type[_Options]:
+    """Return the options as tyro reads them, with their short names."""
+    hints = get_type_hints(TrainConfig, include_extras=True)
+    for field in fields(_Options):
+        kind, *notes = (*get_args(hints[field.name]), None)
+        short = next((each for each in notes if isinstance(each, ShortOption)), None)
+        if short:
+            TrainConfig.__annotations__[field.name] = Annotated[kind, short, tyro.conf.arg(aliases=[short.name])]
+    return _Options
+
+
 def read_options() -> TrainConfig | str | None:
     """Return the config, or what is wrong with the options; None if they only ask for help, which is printed."""
     printed, only_switches = io.StringIO(), (tyro.conf.FlagCreatePairsOff,)
     try:
         with redirect_stdout(printed), redirect_stderr(printed):  # or every rank would say the same
             about: dict = dict(prog="python -m labkit.train", description=inspect.getdoc(TrainConfig))
-            given = tyro.cli(_Options, **about, config=only_switches)
+            given = tyro.cli(options_class(), **about, config=only_switches)
         return TrainConfig(**vars(given))
     except ValueError as error:
         return as_typed(str(error))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import torch
-from tyro.conf import arg
 
 from labkit import schedules
 from labkit.data import InventedText, TokenFile, find_tokenizer
@@ -36,6 +35,13 @@ SCHEDULES = {
     "dualpipe-v": lambda p, m, v: schedules.dualpipe_v(p, m),
 }
 V_SHAPED = ("zero-bubble-v", "v-half", "v-min", "dualpipe-v")  # with two chunks per rank
+
+
+@dataclass(frozen=True)
+class ShortOption:
+    """A second, shorter option for a field. Only the command line needs a library to read it."""
+
+    name: str
 
 
 @dataclass(frozen=True)
@@ -92,14 +98,14 @@ class TrainConfig:
     # and a file that looks otherwise is refused. An .npy states it.
     token_bits: Literal[16, 32, 64, None] = None
 
-    tp_size: Annotated[int, arg(aliases=["--tp"])] = 1  # Tensor parallelism: ranks that share each layer.
-    cp_size: Annotated[int, arg(aliases=["--cp"])] = 1  # Context parallelism: ranks that share each sequence.
+    tp_size: Annotated[int, ShortOption("--tp")] = 1  # Tensor parallelism: ranks that share each layer.
+    cp_size: Annotated[int, ShortOption("--cp")] = 1  # Context parallelism: ranks that share each sequence.
     context_parallel: Literal["ring", "ulysses", "gathered"] = "ring"  # How context-parallel ranks compute attention.
     balanced: bool = True  # Each context-parallel rank has an early and a late chunk, not consecutive tokens.
-    pp_size: Annotated[int, arg(aliases=["--pp"])] = 1  # Pipeline parallelism: ranks that the layers are divided among.
-    ep_size: Annotated[int, arg(aliases=["--ep"])] = 1  # Expert parallelism: ranks that share a layer's experts.
+    pp_size: Annotated[int, ShortOption("--pp")] = 1  # Pipeline parallelism: ranks that the layers are divided among.
+    ep_size: Annotated[int, ShortOption("--ep")] = 1  # Expert parallelism: ranks that share a layer's experts.
     # Expert tensor parallelism: ranks that share each expert; by default tp_size.
-    expert_tp_size: Annotated[int | None, arg(aliases=["--expert-tp"])] = None
+    expert_tp_size: Annotated[int | None, ShortOption("--expert-tp")] = None
     # Where these sizes do not fit the ranks that are there, as after a node has died, use the nearest that do: tp, then
     # cp, ep and expert_tp keep their largest divisors that fit; pp becomes the next larger size that fits, or smaller.
     fit_ranks: bool = False

@@ -11,7 +11,7 @@ from functools import cache
 from typing import get_args, get_type_hints
 
 from labkit.hugging_face import CONFIG
-from labkit.train.config import TrainConfig
+from labkit.train.config import ShortOption, TrainConfig
 
 
 @cache
@@ -19,7 +19,7 @@ def options() -> dict[str, str]:
     """Return the option of each field, without the ``no-`` of a switch: the short one, if it has two."""
     spelled = {}
     for name, kind in get_type_hints(TrainConfig, include_extras=True).items():
-        short = [alias for each in get_args(kind)[1:] for alias in getattr(each, "aliases", None) or ()]
+        short = [each.name for each in get_args(kind)[1:] if isinstance(each, ShortOption)]
         spelled[name] = short[0] if short else f"--{name.replace('_', '-')}"
     return spelled
 

@@ -12,6 +12,7 @@ import tyro
 import labkit.train
 from course.sizing import DGX_H100, Plan, search, step_time
 from labkit.train import TrainConfig
+from labkit.train.__main__ import options_class
 from tests.labkit.train.processes import ROOT, environment
 
 TEMPLATE = Path(labkit.train.__file__).with_name("train.sbatch")
@@ -22,7 +23,8 @@ TEXT = TEMPLATE.read_text()
 def config():
     options = re.search(r"-m labkit.train (.*) &", TEXT.replace("\\\n", " "))[1]
     options = options.replace('"$CHECKPOINTS"', "folder").split()
-    return tyro.cli(TrainConfig, args=options, config=(tyro.conf.FlagCreatePairsOff,))
+    given = tyro.cli(options_class(), args=options, config=(tyro.conf.FlagCreatePairsOff,))
+    return TrainConfig(**vars(given))
 
 
 @pytest.fixture(scope="module")
