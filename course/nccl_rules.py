@@ -27,10 +27,12 @@ import queue
 import sys
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -40,8 +42,12 @@ from torch.distributed import distributed_c10d
 from torch.futures import Future
 
 from labkit.c10d import Call, started
+from labkit.launch import waiting_for
+from labkit.sizes import ranks_text
 
 NAME = "nccl_rules"
+ALL_OF_GROUP = "all ranks of the group"
+FROM_ANY = "NCCL cannot receive from any rank: name the sender"
 _FOR_EVER = timedelta(days=1)
 _UNKNOWN_TYPES = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
 _REDUCTIONS: list[tuple[Any, Callable[[torch.Tensor], torch.Tensor]]] = [
@@ -66,14 +72,39 @@ class Mismatch(Exception):
 
 
 class Under:
-    """A function of ranks that talk by NCCL's rules: ``launch(Under(function), ..., world_size=4)``."""
+    """A function of ranks that talk by NCCL's rules: ``launch(Under(function), ..., world_size=4)``.
 
-    def __init__(self, function: Callable):
+    Where two ranks meet in different operations or sizes, they stand still; with ``raises_mismatches`` the wait for
+    such an operation raises `Mismatch` instead, which NCCL never does: for who must tell that from other standstills.
+    """
+
+    def __init__(self, function: Callable, raises_mismatches: bool = False):
         self.function = function
+        self.raises_mismatches = raises_mismatches
 
     def __call__(self, *args, **kwargs):
         use_on_this_rank()
-        return self.function(*args, **kwargs)
+        if not self.raises_mismatches:
+            return self.function(*args, **kwargs)
+        wire = _Wire.of_this_process
+        assert wire is not None
+        with _mismatches_raised(wire):
+            return self.function(*args, **kwargs)
+
+
+@contextmanager
+def _mismatches_raised(wire: "_Wire") -> Iterator[None]:
+    wait = dist.Work.wait
+
+    def wait_or_raise(work, *timeout):
+        result = wait(work, *timeout)
+        if wire.mismatch is not None:
+            raise wire.mismatch
+        return result
+
+    wire.raises_mismatches = True
+    with patch.object(dist.Work, "wait", wait_or_raise):
+        yield
 
 
 def use_on_this_rank() -> None:
@@ -126,6 +157,8 @@ class _Wire:
     """Messages between any two ranks: one gloo group of all. A message says what it is for before its data."""
 
     of_this_process: "_Wire | None" = None
+    raises_mismatches = False
+    mismatch: Mismatch | None = None
 
     def __init__(self, store, rank: int, num_ranks: int):
         options = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
@@ -180,6 +213,7 @@ class _Communicator:
     def __init__(self, wire: _Wire, name: str, ranks: Sequence[int]):
         self.wire = wire
         self.ranks = list(ranks)
+        self.members = "both ranks of the pair" if " pair " in name else f"{ALL_OF_GROUP}, {ranks_text(ranks)}, to come"
         self.tag = zlib.crc32(name.encode()) >> 4 << 1  # and one more, for what a receiver answers
         self.issued: queue.SimpleQueue = queue.SimpleQueue()
         self.operation = ""  # which runs
@@ -192,10 +226,11 @@ class _Communicator:
         nothing = torch.empty(0)
         peers = [rank for rank in self.ranks if rank != self.wire.rank]
         sent = [each for peer in peers for each in self.wire.send(peer, self.tag, "first use", nothing)]
-        for peer in peers:
-            self.wire.receive(peer, self.tag, "first use", nothing)
-        for work, _ in sent:
-            work.wait()
+        with waiting_for(self.members):
+            for peer in peers:
+                self.wire.receive(peer, self.tag, "first use", nothing)
+            for work, _ in sent:
+                work.wait()
 
     def issue(self, run: Callable[["_Communicator"], Any], entry: dict, tensors: Sequence[torch.Tensor]):
         """Put an operation into the queue, which retires its entry in the recorder; return its work.
@@ -223,6 +258,10 @@ class _Communicator:
                 result = run(self)
             except Exception as error:
                 self.failed = error
+                if self.wire.raises_mismatches and isinstance(error, Mismatch):
+                    self.wire.mismatch = error
+                    done.set_result([])  # who waits goes on, and sees the mismatch
+                    return
                 print(f"NCCL would stand still here: {error}.", file=sys.stderr)
                 return  # nobody is told
             entry["retired"] = True
@@ -347,7 +386,7 @@ class NCCLRules(dist.ProcessGroup):
         return self._message("recv", tensors[0], src)
 
     def recv_anysource(self, tensors, tag: int):
-        raise RuntimeError("NCCL cannot receive from any rank: name the sender")
+        raise RuntimeError(FROM_ANY)
 
     def _message(self, kind: str, tensor: torch.Tensor, group_rank: int):
         _check(tensor)

@@ -28,6 +28,7 @@ from course.exercises.calling import (
     said,
     tensors_of,
 )
+from course.exercises.on_gpus import heard_on_gpus, sends_messages
 from course.exercises.pretend import PretendedRanks
 from course.exercises.relations import RANKS, what_is_new, where
 from course.exercises.source import sized_by_data
@@ -88,6 +89,7 @@ class OnRank:
     changed: str = ""
     groups: Sequence[tuple[int, ...]] = ()
     is_right: bool = False
+    sends_messages: bool = False
 
 
 @dataclass
@@ -108,6 +110,8 @@ class RankExercise(Exercise):
     also_right: Callable[..., bool] | None = field(default=None, kw_only=True)
     if_stuck: str = field(default=SOME_RANKS_ONLY, kw_only=True)
     _known: dict[tuple, list] = field(default_factory=dict, init=False, repr=False)
+    _with_messages: dict[tuple, list[OnRank]] = field(default_factory=dict, init=False, repr=False)
+    """The cases of this check in which messages were sent."""
 
     def judge(self, function: Callable) -> Verdict:
         """Try the cases one after the other; a deadlock of the ranks becomes part of the verdict."""
@@ -116,14 +120,26 @@ class RankExercise(Exercise):
         except Exception as error:
             text = f"{self.name}: it cannot run on ranks.\n{indent(why_not(error, function, (), {}) + '.')}"
             return Verdict("wrong", text)
+        self._with_messages.clear()
         try:
-            return super().judge(function)
+            verdict = super().judge(function)
+            return self._and_on_gpus(verdict, function) if verdict.status == "passed" else verdict
         except Deadlock as stuck:
             advice = (
                 f"{sized_by_data(function)} {all_are_in_it(str(stuck)) or f'What this usually is: {self.if_stuck}'}"
             )
             text = f"{self.name}: the ranks wait for each other.\n{stuck}\n{indent(advice.lstrip())}"
             return Verdict("stuck", text)
+
+    def _and_on_gpus(self, verdict: Verdict, function: Callable) -> Verdict:
+        """Add to the verdict on a right answer what its messages would do on GPUs, if that is something else."""
+        if not self._with_messages:
+            return verdict
+        case, ranks = min(self._with_messages.items(), key=_how_telling)
+        names = list(inspect.signature(self.solution_function).parameters)
+        gradient_to = names.index(self.gradient_to) if self.gradient_to else None
+        heard = heard_on_gpus(function, self.inputs, case, gradient_to, [rank.answers[0] for rank in ranks])
+        return replace(verdict, text=f"{verdict.text}\n{indent(heard)}") if heard else verdict
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
         """Return the answers of all ranks to one case, in rank order; or the error alone, if a rank raised one."""
@@ -137,6 +153,8 @@ class RankExercise(Exercise):
                 raise EndlessLoop(str(failed)) from None
             message = said(failed.cause) if failed.cause else str(failed).partition("\n")[0]
             return [Trial("", Raised(message, str(failed)), expected)]
+        if any(rank.sends_messages for rank in ranks):
+            self._with_messages[case] = ranks
         is_right = all(rank.is_right for rank in ranks)
         different_groups = groups_that_differ([rank.groups for rank in ranks])
         trials = []
@@ -258,6 +276,12 @@ class RankExercise(Exercise):
         return launch(_answers_here, functions, self.inputs, case[1:], care, catch, world_size=case[0], backend="gloo")
 
 
+def _how_telling(case_and_ranks: tuple[tuple, list[OnRank]]) -> tuple[bool, int]:
+    """Put cases first in which some ranks send nothing, then those with few ranks."""
+    case, ranks = case_and_ranks
+    return all(rank.sends_messages for rank in ranks), case[0]
+
+
 @dataclass(frozen=True)
 class Care:
     """What a right answer must also heed: the arguments by ``names``, and the exercise's fields of these names."""
@@ -305,7 +329,16 @@ def _answers_here(functions, inputs: Callable, rest: tuple, care: Care, catch: A
     seen = " ".join(filter(None, (kept.complaint(), shared(got), on_one_rank(log), *watch.notes)))
     cause = not_waited_for(log) or watch.too_early or None
     return OnRank(
-        plain(arguments), answers, complaint, cause, seen, watch.why_nan, kept.changed(got), tuple(groups), is_right
+        plain(arguments),
+        answers,
+        complaint,
+        cause,
+        seen,
+        watch.why_nan,
+        kept.changed(got),
+        tuple(groups),
+        is_right,
+        sends_messages(log),
     )
 
 
