@@ -193,7 +193,7 @@ def test_a_peer_that_takes_the_store_with_it_is_said_in_a_line(command, monkeypa
 
 
 def test_a_peer_that_goes_before_all_have_met_is_said_in_a_line(command, monkeypatch):
-    def gone(*_):
+    def gone(**_):
         raise dist.DistNetworkError("Failed to recv, got 0 bytes. Connection was likely closed. Did the server crash?")
 
     monkeypatch.setattr(labkit.train.__main__, "world", gone)
