@@ -30,6 +30,8 @@ import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
+from labkit.torch_versions import LISTENING_KEY
+
 
 class Operation(NamedTuple):
     """Where an operation goes: operators of ``c10d``, and methods of ProcessGroup by all names."""
@@ -167,12 +169,18 @@ class _Ear:
         group_place = names.index("process_group")
 
         def kernel(keyset, *args, **kwargs):
+            if getattr(self.thread, "in_kernel", False):  # what a backend sends is not another call
+                return _go_on(operator, keyset, *args, **kwargs)
             in_method = getattr(self.thread, "in_method", False)
             group = dist.ProcessGroup.unbox(args[group_place])
             tensors = [] if buffer is None else tree_leaves(args[buffer])
             call = Call(operation, group, tensors, in_method)
             heard = [(listener, listener.hear(call)) for listener in self.listeners]
-            result = _go_on(operator, keyset, *args, **kwargs)
+            self.thread.in_kernel = True
+            try:
+                result = _go_on(operator, keyset, *args, **kwargs)
+            finally:
+                self.thread.in_kernel = False
             boxed = result[-1] if isinstance(result, tuple) else result
             work = None if boxed is None else dist.Work.unbox(boxed)
             for listener, each in heard:
@@ -237,8 +245,7 @@ def started(call: Call, start: Callable[[], dist.Work | None]) -> dist.Work | No
 # other operators pass the key at no cost. It lies below the keys of autograd and of dispatch modes,
 # so these cannot hide a call, and torch itself does not use it. The kernels stay registered: if
 # they came and went with the blocks, another thread might be calling one that is being freed.
-_KEY_NAME = "Fake"
-_KEY = torch._C._dispatch_key_parse(_KEY_NAME)
+_KEY = torch._C._dispatch_key_parse(LISTENING_KEY)
 _ALL_KEYS_AFTER = torch._C._dispatch_keyset_full_after(_KEY)
 
 
@@ -247,20 +254,20 @@ def _kernels() -> list[torch.library.Library]:
     """Register the kernels, once in a process."""
     names = "_", "c10d", "_c10d_functional"
     libraries = {name: torch.library.Library(name, "IMPL") for name in names}
-    libraries["_"].fallback(torch.library.fallthrough_kernel, _KEY_NAME)  # for all other operators
+    if LISTENING_KEY == "Fake":  # for all other operators; torch itself does so for BackendSelect
+        libraries["_"].fallback(torch.library.fallthrough_kernel, LISTENING_KEY)
     for operation, (buffer, operators, _) in OPERATIONS.items():
         for name in operators:
             kernel = _EAR.kernel_of(operation, buffer, getattr(torch.ops.c10d, name).default)
-            libraries["c10d"].impl(name, kernel, _KEY_NAME, with_keyset=True)
+            libraries["c10d"].impl(name, kernel, LISTENING_KEY, with_keyset=True)
     functional = libraries["_c10d_functional"]
-    functional.impl("wait_tensor", _EAR.wait_tensor, _KEY_NAME, with_keyset=True)
+    functional.impl("wait_tensor", _EAR.wait_tensor, LISTENING_KEY, with_keyset=True)
     return [*libraries.values()]
 
 
 def _go_on(operator: Any, keyset: torch._C.DispatchKeySet, *args, **kwargs) -> Any:
-    """Let torch go on. What a backend sends inside a call is not another call."""
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY)):
-        return operator.redispatch(keyset & _ALL_KEYS_AFTER, *args, **kwargs)
+    """Let torch go on with the operator itself."""
+    return operator.redispatch(keyset & _ALL_KEYS_AFTER, *args, **kwargs)
 
 
 def _start_of(start: Callable) -> Callable:

@@ -18,6 +18,11 @@ reduce_scatter_single: Callable = getattr(dist, "reduce_scatter_single", None) o
 # whoever holds it. In torch 2.11 only the graph above the node does, and a node that has lost it cannot be used.
 NODES_OUTLIVE_THEIR_GRAPH = torch.__version__ >= "2.13"  # torch compares this as versions
 
+# Before torch 2.13 the key ``Fake`` lies above those of dispatch modes and of DTensor, which hide it
+# from all that they call. ``BackendSelect`` lies below them. Each thread includes it, always: once
+# somebody has listened, calls pass through Python even when nobody does.
+LISTENING_KEY = "Fake" if torch.__version__ >= "2.13" else "BackendSelect"
+
 
 def graph_owner(output: torch.Tensor) -> GradientEdge | None:
     """Return what keeps all nodes of an output's graph usable while it is held; None where each node does so itself.
