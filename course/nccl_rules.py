@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,7 @@ from torch.distributed import distributed_c10d
 from torch.futures import Future
 
 from labkit.c10d import Call, started
+from labkit.launch.frames import Frame, stack_of
 
 NAME = "nccl_rules"
 _FOR_EVER = timedelta(days=1)
@@ -59,6 +60,20 @@ _recorded: deque[dict] = deque(maxlen=256)
 def _dump_recorder(*_, **__) -> bytes:
     """Return what torch's `_dump_nccl_trace_json` returns in a build that has NCCL."""
     return json.dumps({"entries": list(_recorded)}).encode()
+
+
+class Message(NamedTuple):
+    """A message as its caller asked for it. Those of one ``queue`` are paired by their order, not by their tag."""
+
+    queue: tuple[str, bool]  # the group, and whether the message is part of a batch
+    kind: str  # "send" or "recv"
+    peer: int  # a global rank
+    tag: int
+    stack: tuple[Frame, ...]  # innermost last
+
+
+messages: list[Message] | None = None
+"""All messages of this rank, once somebody has put a list here."""
 
 
 class Mismatch(Exception):
@@ -332,17 +347,21 @@ class NCCLRules(dist.ProcessGroup):
     # -- messages
 
     def send(self, tensors, dst: int, tag: int):
-        return self._message("send", tensors[0], dst)
+        return self._message("send", tensors[0], dst, tag)
 
     def recv(self, tensors, src: int, tag: int):
-        return self._message("recv", tensors[0], src)
+        return self._message("recv", tensors[0], src, tag)
 
     def recv_anysource(self, tensors, tag: int):
         raise RuntimeError("NCCL cannot receive from any rank: name the sender")
 
-    def _message(self, kind: str, tensor: torch.Tensor, group_rank: int):
+    def _message(self, kind: str, tensor: torch.Tensor, group_rank: int, tag: int):
         _check(tensor)
-        return self._start(kind, [tensor], lambda: self._issue_message(kind, tensor, self._ranks[group_rank]))
+        peer = self._ranks[group_rank]
+        if messages is not None:
+            queue = (self._name, self._batch is not None)
+            messages.append(Message(queue, kind, peer, tag, stack_of(sys._getframe(1))))
+        return self._start(kind, [tensor], lambda: self._issue_message(kind, tensor, peer))
 
     def _issue_message(self, kind: str, tensor: torch.Tensor, peer: int):
         if self._batch is not None:

@@ -28,6 +28,7 @@ from course.exercises.calling import (
     said,
     tensors_of,
 )
+from course.exercises.on_gpus import BUT, on_gpus
 from course.exercises.pretend import PretendedRanks
 from course.exercises.relations import RANKS, what_is_new, where
 from course.exercises.source import sized_by_data
@@ -87,6 +88,7 @@ class OnRank:
     changed: str = ""
     groups: Sequence[tuple[int, ...]] = ()
     is_right: bool = False
+    sends_messages: bool = False
 
 
 @dataclass
@@ -107,6 +109,7 @@ class RankExercise(Exercise):
     also_right: Callable[..., bool] | None = field(default=None, kw_only=True)
     if_stuck: str = field(default=SOME_RANKS_ONLY, kw_only=True)
     _known: dict[tuple, list] = field(default_factory=dict, init=False, repr=False)
+    _with_messages: list[tuple] = field(default_factory=list, init=False, repr=False)  # cases of the latest answer
 
     def judge(self, function: Callable) -> Verdict:
         """Try the cases one after the other; a deadlock of the ranks becomes part of the verdict."""
@@ -115,14 +118,27 @@ class RankExercise(Exercise):
         except Exception as error:
             text = f"{self.name}: it cannot run on ranks.\n{indent(why_not(error, function, (), {}) + '.')}"
             return Verdict("wrong", text)
+        self._with_messages.clear()
         try:
-            return super().judge(function)
+            verdict = super().judge(function)
+            return self._heard_on_gpus(function, verdict) if verdict.status == "passed" else verdict
         except Deadlock as stuck:
             advice = (
                 f"{sized_by_data(function)} {all_are_in_it(str(stuck)) or f'What this usually is: {self.if_stuck}'}"
             )
             text = f"{self.name}: the ranks wait for each other.\n{stuck}\n{indent(advice.lstrip())}"
             return Verdict("stuck", text)
+
+    def _heard_on_gpus(self, function: Callable, passed: Verdict) -> Verdict:
+        """Add to a right answer what its messages would do on GPUs, if they would go wrong there."""
+        if not self._with_messages:
+            return passed
+        care = self._care(is_quiet=True)
+        arguments = {case[0]: ((function,), self.inputs, case[1:], care, ()) for case in self._with_messages}
+        if (found := on_gpus(_answers_here, arguments)) is None:
+            return passed
+        lines, why = found
+        return replace(passed, text="\n".join([passed.text, indent(BUT), *lines, *filter(None, [indent(why)])]))
 
     def trials(self, function: Callable, case: tuple) -> list[Trial]:
         """Return the answers of all ranks to one case, in rank order; or the error alone, if a rank raised one."""
@@ -136,6 +152,8 @@ class RankExercise(Exercise):
                 raise EndlessLoop(str(failed)) from None
             message = said(failed.cause) if failed.cause else str(failed).partition("\n")[0]
             return [Trial("", Raised(message, str(failed)), expected)]
+        if any(rank.sends_messages for rank in ranks):
+            self._with_messages.append(case)
         is_right = all(rank.is_right for rank in ranks)
         different_groups = groups_that_differ([rank.groups for rank in ranks])
         trials = []
@@ -252,9 +270,12 @@ class RankExercise(Exercise):
     def _answers(
         self, functions: tuple[Callable, ...], case: tuple, catch: Any = (), is_quiet: bool = False
     ) -> list[OnRank]:
-        names = tuple(inspect.signature(self.solution_function).parameters)
-        care = Care(names, self.may_change, self.gradient_to, self.rule, self.also_right, is_quiet)
+        care = self._care(is_quiet)
         return launch(_answers_here, functions, self.inputs, case[1:], care, catch, world_size=case[0], backend="gloo")
+
+    def _care(self, is_quiet: bool) -> "Care":
+        names = tuple(inspect.signature(self.solution_function).parameters)
+        return Care(names, self.may_change, self.gradient_to, self.rule, self.also_right, is_quiet)
 
 
 @dataclass(frozen=True)
@@ -301,9 +322,11 @@ def _answers_here(functions, inputs: Callable, rest: tuple, care: Care, catch: A
     is_right = bool(care.also_right and all_have_come() and care.also_right(got, *copies))
     seen = " ".join(filter(None, (kept.complaint(), shared(got), on_one_rank(log), *watch.notes)))
     cause = not_waited_for(log)
+    sends = any(record.operation in ("send", "recv") for record in log.records)
     return OnRank(
-        plain(arguments), answers, complaint, cause, seen, watch.why_nan, kept.changed(got), tuple(groups), is_right
-    )
+        plain(arguments), answers, complaint, cause, seen, watch.why_nan, kept.changed(got), tuple(groups), is_right,
+        sends,
+    )  # fmt: skip
 
 
 def all_have_come(seconds: float = 10) -> bool:
