@@ -16,9 +16,9 @@ from labkit.launch.frames import place
 BUT = "But on GPUs, NCCL carries the messages, and its rules are different."
 STANDS_STILL = "There, {num_ranks} ranks would stand still:"
 ONE_QUEUE = (
-    "NCCL has one queue for each pair of ranks, for both directions. The queue runs in the order of the calls, whatever "
-    "their tags, and the first message of a pair waits until both ranks have come. So if every rank starts with a send, "
-    "or every rank with a receive, all wait for ever. Start both together: "
+    "NCCL has one queue for each pair of ranks, for both directions. The queue runs in the order of the calls, "
+    "whatever their tags, and the first message of a pair waits until both ranks have come. So if every rank starts "
+    "with a send, or every rank with a receive, all wait for ever. Start both together: "
     "`dist.batch_isend_irecv([dist.P2POp(dist.isend, ...), dist.P2POp(dist.irecv, ...)])`. Or let even ranks send "
     "first, and odd ranks receive first."
 )
