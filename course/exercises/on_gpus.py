@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from course import nccl_rules
 from course.nccl_rules import Message, Under
 from labkit.launch import Deadlock, RankFailed, launch
-from labkit.launch.frames import place
+from labkit.launch.frames import describe, own_frames
 
 BUT = "But on GPUs, NCCL carries the messages, and its rules are different."
 STANDS_STILL = "There, {num_ranks} ranks would stand still:"
@@ -27,6 +27,7 @@ FIRST_USE = (
     "world if it names no group, and here not all ranks use it. Make a group of those that do, with "
     "`dist.new_group([...])` on every rank, and name it in each message: `dist.P2POp(..., group=...)`."
 )
+IN_ORDER = "NCCL runs the calls of a group one after the other: all ranks must make them in the same order."
 BY_ORDER = (
     "NCCL pairs messages by their order, and ignores tags. With {num_ranks} ranks, rank {receiver} would receive tag "
     "{tag} and get what rank {sender} sends with tag {sent_tag}. Receive in the order in which the other rank sends, "
@@ -58,7 +59,12 @@ def _messages_of(on_rank: Callable, arguments: tuple) -> list[tuple[Message, str
     """On a rank: call the answer; return its messages, and the line of each."""
     nccl_rules.messages = []
     on_rank(*arguments)
-    return [(message._replace(stack=()), place(message.stack)) for message in nccl_rules.messages]
+    return [(message._replace(stack=()), _line_of(message)) for message in nccl_rules.messages]
+
+
+def _line_of(message: Message) -> str:
+    learners, _ = own_frames(message.stack)
+    return f"at {describe(learners[-1])}" if learners else "outside your code"
 
 
 def _standstill(report: str, num_ranks: int) -> tuple[list[str], str]:
@@ -72,8 +78,14 @@ def _standstill(report: str, num_ranks: int) -> tuple[list[str], str]:
     for where, ranks in waits_at.items():
         lines += ranks
         lines += [f"    at {where}"] * bool(where)
-    has_left = any(line.endswith(" has returned") for line in lines)
-    return lines, FIRST_USE if has_left else ONE_QUEUE
+    return lines, _why(report)
+
+
+def _why(report: str) -> str:
+    """Return which rule a standstill comes from: batches and collectives are not named in it, as single messages are."""
+    if re.search(r": waits in (send to|recv from) rank", report):
+        return ONE_QUEUE
+    return FIRST_USE if re.search(r": has returned$", report, re.M) else IN_ORDER
 
 
 def _refusal(failed: RankFailed) -> tuple[list[str], str] | None:
