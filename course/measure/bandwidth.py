@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from course.sizing.ring import RING_PASSES, bus_factor, ring_steps
 from labkit.communication import all_gather_single, reduce_scatter_single
+from labkit.device import wait_for_gpu
 from labkit.groups import local_device
 from labkit.launch import progress
 
@@ -116,9 +117,3 @@ def _prepare(operation: str, message_bytes: int) -> Callable[[], object]:
     if operation == "all_gather":
         return lambda: all_gather_single(full, shard)
     return lambda: reduce_scatter_single(shard, full)
-
-
-def wait_for_gpu() -> None:
-    """Wait until this rank's GPU has done what it was given; the CPU always has."""
-    if local_device().type == "cuda":
-        torch.cuda.synchronize(local_device())

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from course.measure.bandwidth import wait_for_gpu
 from course.measure.this_machine import NUM_REPEATS, large_sizes, reached
 from course.sizing import Hardware, Plan
 from course.sizing.roofline import operations
 from course.sizing.shapes import query_size
+from labkit.device import wait_for_gpu
 from labkit.groups import local_device
 from labkit.launch import launch
 from labkit.tensor_parallel import ColumnParallelLinear, RowParallelLinear, vocab_parallel_cross_entropy

@@ -32,7 +32,7 @@ _CLONE_NEWUSER, _CLONE_NEWNET, _SIOCSIFFLAGS, _IFF_UP = 0x10000000, 0x40000000, 
 _IDLE_SECONDS = 3.0
 # What torch imports when an optimizer is made: 1.5 seconds on every rank, unless the server has done it before the
 # first ranks of a kernel that will train, or in a pause.
-_PRELOAD_TO_TRAIN = ("sympy", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo", "tyro")
+_PRELOAD_TO_TRAIN = ("sympy", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo")
 
 
 class Server:

@@ -6,8 +6,8 @@ import os
 import signal
 import textwrap
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, fields
-from typing import Annotated, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,9 @@ from labkit.command_line import run_command
 from labkit.groups import local_rank
 from labkit.launch.rank import describe_error
 from labkit.launch.report import is_consequence
-from labkit.train.config import ShortOption, TrainConfig
+from labkit.train.config import TrainConfig
 from labkit.train.console import describe_end, describe_start
-from labkit.train.spelling import as_typed, options
+from labkit.train.spelling import as_typed, options, short_options
 from labkit.train.trainer import train
 from labkit.train.world import check_same_options, describe_lost_peer, say_once, slurm_as_torchrun, world
 
@@ -59,12 +59,9 @@ class _Options(TrainConfig):
 
 def options_class() -> type[_Options]:
     """Return the options as tyro reads them, with their short names."""
-    hints = get_type_hints(TrainConfig, include_extras=True)
-    for field in fields(_Options):
-        kind, *notes = (*get_args(hints[field.name]), None)
-        short = next((each for each in notes if isinstance(each, ShortOption)), None)
-        if short:
-            TrainConfig.__annotations__[field.name] = Annotated[kind, short, tyro.conf.arg(aliases=[short.name])]
+    kinds = get_type_hints(TrainConfig, include_extras=True)
+    for name, short in short_options().items():
+        _Options.__annotations__[name] = Annotated[kinds[name], tyro.conf.arg(aliases=[short])]
     return _Options
 
 

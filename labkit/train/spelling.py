@@ -14,14 +14,16 @@ from labkit.hugging_face import CONFIG
 from labkit.train.config import ShortOption, TrainConfig
 
 
+def short_options() -> dict[str, str]:
+    """Return the second, shorter option of each field that has one."""
+    kinds = get_type_hints(TrainConfig, include_extras=True)
+    return {name: each.name for name, kind in kinds.items() for each in get_args(kind) if isinstance(each, ShortOption)}
+
+
 @cache
 def options() -> dict[str, str]:
     """Return the option of each field, without the ``no-`` of a switch: the short one, if it has two."""
-    spelled = {}
-    for name, kind in get_type_hints(TrainConfig, include_extras=True).items():
-        short = [each.name for each in get_args(kind)[1:] if isinstance(each, ShortOption)]
-        spelled[name] = short[0] if short else f"--{name.replace('_', '-')}"
-    return spelled
+    return {each.name: f"--{each.name.replace('_', '-')}" for each in fields(TrainConfig)} | short_options()
 
 
 def switch(name: str, value: bool) -> str:

@@ -10,16 +10,12 @@ from course.nccl_rules import Under
 from labkit import groups
 from labkit.launch import Deadlock, RankFailed, World, launch
 from labkit.schedules import gpipe, one_f_one_b
+from tests.labkit.launch.test_fault_table import (
+    a_rank_skips_a_collective,
+    a_ring_of_messages_without_a_batch,
+    different_operations_meet,
+)
 from tests.support.pipelines import parity
-
-
-def unbatched_ring():
-    """Each rank connects with the next first, which connects with its own next."""
-    rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    got = torch.empty(1)
-    works = [dist.isend(torch.ones(1), (rank + 1) % num_ranks), dist.irecv(got, (rank - 1) % num_ranks)]
-    for work in works:
-        work.wait()
 
 
 def unbatched_both_ways():
@@ -30,22 +26,10 @@ def unbatched_both_ways():
         work.wait()
 
 
-def one_is_missing():
-    if dist.get_rank() != 1:
-        dist.all_reduce(torch.ones(1))
-
-
 def opposite_orders():
     pair = [dist.new_group([0, 1]), dist.new_group([0, 1])]
     for group in pair[:: 1 - 2 * dist.get_rank()]:
         dist.all_reduce(torch.ones(1), group=group)
-
-
-def barrier_meets_all_reduce():
-    if dist.get_rank() == 0:
-        dist.barrier()
-    else:
-        dist.all_reduce(torch.ones(3))
 
 
 def sizes_differ():
@@ -65,11 +49,11 @@ def not_connected():
 
 
 STANDSTILLS = {
-    unbatched_ring: (3, "rank 0: waits in send to rank 1"),
+    a_ring_of_messages_without_a_batch: (3, "rank 0: waits in send to rank 1"),
     unbatched_both_ways: (2, "rank 1: waits in send to rank 0"),
-    one_is_missing: (3, "rank 1: has returned"),
+    a_rank_skips_a_collective: (3, "rank 1: has returned"),
     opposite_orders: (2, "rank 0, 1: waits in all_reduce"),
-    barrier_meets_all_reduce: (2, "rank 0: waits in barrier"),
+    different_operations_meet: (2, "rank 0: waits in barrier"),
     sizes_differ: (2, "of the world [0, 1]: ranks 0, 1 wait"),
     no_channels: (2, "rank 0: waits in recv from rank 1"),
     not_connected: (2, "rank 0: waits in recv from rank 1"),
@@ -99,7 +83,7 @@ def test_it_stands_still(reports, function):
 
 
 def test_both_sides_of_a_mismatch_are_printed(capfd):
-    report_of(barrier_meets_all_reduce)
+    report_of(different_operations_meet)
     said = capfd.readouterr().err
     assert "rank 1 is in all_reduce of 3 float32, rank 0 in barrier" in said
     assert "rank 0 is in barrier of 1 float32, rank 1 in all_reduce of 3 float32" in said

@@ -15,6 +15,7 @@ from torch.nn.init import xavier_normal_
 from torch.profiler import ProfilerActivity, profile
 
 from course.parity import compare, gradients
+from labkit.device import wait_for_gpu
 from labkit.expert_parallel import Experts, MoELayer
 from labkit.generation import generate
 from labkit.groups import groups_of_one, init_groups, local_device
@@ -26,11 +27,6 @@ from tools.gpu_rows.row import Found, LeftOut, Where, judged
 
 LARGEST_ERRORS = {"float64": 1e-13, "float32": 1e-5, "bfloat16": 2**-7, "float8_e4m3fn": 2**-3}
 MEMORY_IS_NEAR = 0.7, 1.4  # what is counted, as a share of what was said
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def product(where: Where, name: str) -> Found:
@@ -132,7 +128,7 @@ def events(where: Where) -> Found:
             torch.mm(matrix, matrix)
 
     products()
-    wait(device)
+    wait_for_gpu()
     start = time.perf_counter()
     by_events = seconds_by_events(products, device)
     by_clock = time.perf_counter() - start
@@ -242,7 +238,7 @@ def profiler(where: Where) -> Found:
     matrix = torch.randn(512, 512, device=device)
     with profile(activities=activities) as seen:
         torch.mm(matrix, matrix)
-        wait(device)
+        wait_for_gpu()
     kernels = [event for event in seen.events() if str(event.device_type).endswith("CUDA")]
     operations = [event for event in seen.events() if event.name == "aten::mm"]
     measured = f"{len(operations)} operations aten::mm, {len(kernels)} kernels"

@@ -8,9 +8,9 @@ from pathlib import Path
 from course.sizing import DGX_H100, Plan, flops_per_step, step_time
 from labkit.groups import local_device
 from labkit.train import TrainConfig, training
+from labkit.train.console import PEAK_FLOPS
 from tools.gpu_rows.row import Found, LeftOut, Where
 
-PEAKS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12}  # FLOP/s in bfloat16, from data sheets
 CORE_NOTEBOOKS = (
     "01_group_layout", "02_collectives", "03_column_parallel", "04_row_parallel", "06_data_parallel",
     "07_tensor_parallel", "10_pipeline_parallel", "11_3d_parallel",
@@ -44,7 +44,7 @@ def speed(where: Where, num_ranks: int, is_tensor_parallel: bool) -> Found:
     found = where.run(num_ranks, seconds_of_steps, config)
     seconds = max(min(of_rank[2:]) for of_rank, _ in found)  # the first steps warm up
     name = found[0][1]
-    peak = next((flops for kind, flops in PEAKS.items() if kind in name), DGX_H100.peak_flops)
+    peak = next((flops for kind, flops in PEAK_FLOPS.items() if kind in name), DGX_H100.peak_flops)
     hardware = replace(DGX_H100, peak_flops=peak)
     plan = Plan(
         config.shape, num_ranks, config.batch_size, config.tp_size, micro_batch_size=config.micro_batch_size,

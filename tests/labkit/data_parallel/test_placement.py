@@ -1,6 +1,5 @@
 """Parameters of two kinds in one module, averaged over two groups; and modules that are made where they are sharded."""
 
-import gc
 import warnings
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from labkit.launch import RankFailed
 from labkit.layout import ParallelLayout
 from labkit.placement import Placement, placement_of, set_placement
 from tests.labkit.data_parallel.conftest import ROWS, linear, loss_of, world
+from tests.support.storages import storages
 
 WIDTH, STEPS = 6, 3
 
@@ -229,9 +229,7 @@ def test_a_module_on_the_meta_device_is_made_as_the_first_rank_makes_it(on_ranks
 
 
 def bytes_in_use():
-    tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.device.type == "cpu"]
-    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
-    return sum(storages.values())
+    return sum(storages().values())
 
 
 class Watched(nn.Linear):
@@ -259,7 +257,6 @@ def bytes_while_it_is_made():
     with torch.device("meta"):
         module = nn.Sequential(*(nn.Sequential(Watched(width, width), nn.LayerNorm(width)) for _ in range(num_layers)))
     most.clear()
-    gc.collect()
     before = bytes_in_use()
     FullyShardedDataParallel(module, world(), units=module)
     unit = 4 * (width * width + 3 * width)

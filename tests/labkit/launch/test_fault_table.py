@@ -61,7 +61,7 @@ def different_operations_meet():
     if dist.get_rank() == 0:
         dist.barrier()
     else:
-        dist.all_reduce(torch.ones(2))
+        dist.all_reduce(torch.ones(3))
 
 
 def a_receive_without_a_send():

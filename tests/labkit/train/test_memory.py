@@ -4,14 +4,12 @@ Each is one rank with real tensors whose collectives do nothing, so all memory i
 order of the program. With gloo, its threads free what was sent, sooner or later.
 """
 
-import gc
 from dataclasses import astuple, replace
 from itertools import accumulate
 from unittest.mock import patch
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.profiler import ProfilerActivity, profile
 
 from course.measure.fake_trainer import fake_world
@@ -20,6 +18,7 @@ from course.sizing.plan import Plan
 from labkit.communication import all_gather_single, reduce_scatter_single
 from labkit.train import TrainConfig, Trainer
 from labkit.train.check import what_a_rank_holds
+from tests.support.storages import storages
 
 FEW_TOKENS = TrainConfig(
     precision="bfloat16", batch_size=4, micro_batch_size=1, seq_length=4, hidden_size=32, num_layers=16
@@ -30,14 +29,6 @@ FEW_TOKENS = TrainConfig(
 def _same_random_numbers_afterwards():
     with torch.random.fork_rng(devices=[]):
         yield
-
-
-def storages():
-    gc.collect()
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
-    tensors = [each for each in tensors if not isinstance(each, FakeTensor)]
-    tensors += [each.grad for each in tensors if each.is_leaf and each.grad is not None]
-    return {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
 
 
 def gather_alone(whole, shard, **options):
