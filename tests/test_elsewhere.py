@@ -1,6 +1,7 @@
 """Files for services that are not here: they parse, do what the lab itself does, and repeat no list of packages."""
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -10,6 +11,13 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "PYTHON", "TORCH", "VENV")
+"""What a `make test` around these tests hands down: its options, and that it is not the outermost."""
+
+
+def make(*arguments):
+    environment = {name: value for name, value in os.environ.items() if name not in OF_MAKE}
+    return subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
 
 
 def test_github_runs_ci_run_and_nothing_else():
@@ -58,7 +66,7 @@ def test_binder_installs_the_same_pins():
 
 
 def test_the_wheelhouse_is_of_these_pins_and_readme_installs_from_it_as_make_says():
-    rule = subprocess.run(["make", "-n", "wheelhouse"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    rule = make("-n", "wheelhouse").stdout
     assert f"--index-url {CPU_BUILDS}" in rule and "-r /dev/stdin hatchling editables" in rule
     [command] = re.findall(r"'    (\.venv/bin/pip install .*?)'", rule)
     assert command.endswith("--no-index --find-links build/wheelhouse -r requirements.txt")
@@ -75,7 +83,7 @@ def pretended_python(path, version):
 
 def test_make_says_which_python_it_needs_before_it_installs_anything(tmp_path):
     old, made = pretended_python(tmp_path / "old", "3.10.13"), tmp_path / "made"
-    run = subprocess.run(["make", "check", f"PYTHON={old}", f"VENV={made}"], cwd=ROOT, capture_output=True, text=True)
+    run = make("check", f"PYTHON={old}", f"VENV={made}")
     said = f"The lab needs Python 3.11 or newer, and {old} is not (Python 3.10.13): name one that is, as in make check "
     assert (run.returncode, run.stdout) == (2, f"{said}PYTHON=python3.12\n")
     assert not made.exists()
@@ -84,16 +92,14 @@ def test_make_says_which_python_it_needs_before_it_installs_anything(tmp_path):
 def test_make_does_not_use_a_different_python_than_the_one_that_is_named(tmp_path):
     there, named = pretended_python(tmp_path / "env/bin/python", "3.11.2"), pretended_python(tmp_path / "new", "3.13.0")
     (tmp_path / "env/ready").touch()
-    options = [f"PYTHON={named}", f"VENV={tmp_path}/env"]
-    run = subprocess.run(["make", "check", *options], cwd=ROOT, capture_output=True, text=True)
+    run = make("check", f"PYTHON={named}", f"VENV={tmp_path}/env")
     said = f"{tmp_path}/env was made with Python 3.11.2, and {named} is Python 3.13.0: remove {tmp_path}/env, or add "
     assert (run.returncode, run.stdout) == (2, f"{said}VENV=.venv-other\n")
     assert there.exists()
 
 
 def test_make_installs_a_different_torch_in_an_environment_of_its_own():
-    command = ["make", "--dry-run", "--always-make", "check", "TORCH=2.11.0"]
-    rule = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    rule = make("--dry-run", "--always-make", "check", "TORCH=2.11.0").stdout
     [change] = re.findall(
         r"^(sed .* requirements.txt) \| .venv-torch-2.11.0/bin/python -m pip install", rule, re.MULTILINE
     )
@@ -112,6 +118,6 @@ def test_make_installs_a_different_torch_in_an_environment_of_its_own():
     ],
 )
 def test_a_shared_installation_that_others_could_not_use_is_refused(options, said):
-    run = subprocess.run(["make", "install-shared", *options], cwd=ROOT, capture_output=True, text=True)
+    run = make("install-shared", *options)
     assert run.returncode == 2
     assert said in run.stdout
