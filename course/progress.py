@@ -21,7 +21,7 @@ import course.exercises
 import course.predictions
 from course import shared_file
 from course.exercises.record import checks, clear, predictions, results, solved
-from course.museum import context_museum, experts_museum, museum, sharding_museum
+from course.museum import context_museum, experts_museum, gpu_museum, museum, sharding_museum
 from course.predict import Question
 from course.table import Table
 from labkit.command_line import run_command
@@ -40,7 +40,8 @@ def all_exercises() -> list[Any]:
         for thing in vars(module).values():
             if not isinstance(thing, type) and hasattr(thing, "verdict"):
                 found.append(thing)
-    return sorted([*found, museum, context_museum, sharding_museum, experts_museum], key=lambda thing: thing.notebook)
+    museums = [museum, gpu_museum, context_museum, sharding_museum, experts_museum]
+    return sorted([*found, *museums], key=lambda thing: thing.notebook)
 
 
 def exercises() -> dict[str, list[str]]:

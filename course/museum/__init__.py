@@ -4,14 +4,16 @@ museum.healthy()           # what a run without a fault shows
 museum.case(3).run()       # what a run with fault number 3 shows
 museum.case(3).check("row bias added t times")
 
-``museum`` is that of notebook 11, with twelve faults; ``context_museum`` that of notebook 13, with three more,
-``sharding_museum`` that of notebook 14, with three more, and ``experts_museum`` that of notebook 15, with ten more.
+``museum`` is that of notebook 11, with twelve faults, and ``gpu_museum`` has one more there, which only GPUs have;
+``context_museum`` is that of notebook 13, with three more, ``sharding_museum`` that of notebook 14, with three more,
+and ``experts_museum`` that of notebook 15, with ten more.
 """
 
 from course.exercises.base import Verdict
 from course.exercises.record import note_solved, solved
 from course.museum.cases import CONTEXT, MAIN, SHARDING, Case, Tables, Wing, cases_of, nothing
 from course.museum.expert_symptoms import EXPERTS
+from course.museum.gpu_symptoms import GPUS
 
 
 class Museum:
@@ -35,10 +37,12 @@ class Museum:
         return self._wing.symptoms(nothing)
 
     def names(self) -> None:
-        """Print the names of the faults, in alphabetical order; a museum of three also names those of the like."""
-        known = (
-            self._wing.faults if self._wing in (MAIN, EXPERTS) else [*MAIN.faults, *CONTEXT.faults, *SHARDING.faults]
-        )
+        """Print the names of the faults, in alphabetical order; a museum of few also names those of the like."""
+        known = [*MAIN.faults, *CONTEXT.faults, *SHARDING.faults]
+        if self._wing in (MAIN, EXPERTS):
+            known = self._wing.faults
+        if self._wing is GPUS:
+            known = [*MAIN.faults, *GPUS.faults]
         print("\n".join(sorted(fault.name for fault in known)))
 
     def check(self) -> None:
@@ -60,4 +64,5 @@ class Museum:
 museum = Museum("bug_museum", "11", MAIN)
 context_museum = Museum("context_museum", "13", CONTEXT)
 sharding_museum = Museum("sharding_museum", "14", SHARDING)
+gpu_museum = Museum("gpu_museum", "11", GPUS)
 experts_museum = Museum("experts_museum", "15", EXPERTS)

@@ -12,6 +12,7 @@ from course.exercises.source import source_of
 from course.museum.context_faults import CONTEXT_FAULTS
 from course.museum.expert_faults import EXPERT_FAULTS
 from course.museum.faults import FAULTS, Fault
+from course.museum.gpu_faults import GPU_FAULTS
 from course.museum.sharding_faults import SHARDING_FAULTS
 from course.museum.tiny_run import CONFIG, CONTEXT_CONFIG, SHARDING_CONFIG, Run, Seen, in_one_process, on_rank
 from course.parity import Parity
@@ -203,7 +204,8 @@ HINT = """Go down this list, and stop at the first answer that is not what it sh
 5. Do the masks differ where they should? Ranks 0 and 1 share every layer; ranks 0 and 2 are replicas. (With t only.)
 6. Do the later steps drift, although everything in step 1 is right? What is zero in step 1, and not in step 2?
 7. With shards: does a rank send more than it must, or does the optimizer hold more than the rank's shards?
-8. With experts: in which layout is it wrong? Is the auxiliary loss right, and is every choice counted once?"""
+8. With experts: in which layout is it wrong? Is the auxiliary loss right, and is every choice counted once?
+9. By NCCL's rules: who waits for which message, and what stands before it in the queue of that pair of ranks?"""
 
 
 @cache
@@ -225,7 +227,7 @@ def cases_of(wing: Wing) -> list[Case]:
 MAIN = Wing("museum", FAULTS, CONFIG, world_size=8)
 CONTEXT = Wing("context_museum", CONTEXT_FAULTS, CONTEXT_CONFIG, world_size=4)
 SHARDING = Wing("sharding_museum", SHARDING_FAULTS, SHARDING_CONFIG, world_size=4)
-ALL_FAULTS = [*FAULTS, *CONTEXT_FAULTS, *SHARDING_FAULTS, *EXPERT_FAULTS]
+ALL_FAULTS = [*FAULTS, *CONTEXT_FAULTS, *SHARDING_FAULTS, *EXPERT_FAULTS, *GPU_FAULTS]
 
 
 def steps_table(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], widths: Sequence[int]) -> Table:

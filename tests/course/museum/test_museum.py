@@ -12,11 +12,21 @@ import pytest
 import torch.nn.functional as F
 
 from course import progress
-from course.museum import Museum, cases, context_museum, expert_run, experts_museum, museum, sharding_museum
+from course.museum import (
+    Museum,
+    cases,
+    context_museum,
+    expert_run,
+    experts_museum,
+    gpu_museum,
+    museum,
+    sharding_museum,
+)
 from course.museum.cases import ALL_FAULTS, CONTEXT, EQUAL, MAIN, SHARDING, Symptoms, nothing
 from course.museum.expert_run import LAYOUTS, NUM_CHOICES, TOP_K
 from course.museum.expert_symptoms import EXPERTS, in_two_layouts, one_process_with_experts, went_elsewhere
 from course.museum.faults import FAULTS
+from course.museum.gpu_symptoms import GPUS
 from course.museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES, TinyTrainer, on_rank
 from course.table import TINT
 from labkit import pipeline
@@ -447,7 +457,24 @@ def test_no_two_faults_of_experts_look_alike(shown_of_experts):
     assert all(one != other for place, one in enumerate(shown) for other in shown[:place])
 
 
-@pytest.mark.parametrize("wing", [context_museum, sharding_museum, experts_museum], ids=lambda wing: wing.name)
+# -- the fault that only GPUs have -------------------------------------------------------------------------------------
+
+
+def test_the_fault_of_gpus_shows_by_nccls_rules_only():
+    healthy, shown = gpu_museum.healthy(), gpu_museum.case(1).run()
+    assert [table.num_wrong for table in healthy.tables()] == [0] * 6  # by both rules
+    assert [table.num_wrong for table in shown.tables()] == [0] * 3
+    assert repr(shown.on_gloo) == repr(healthy.on_gloo) == repr(healthy.by_nccls_rules)
+    report = repr(shown).partition("By NCCL's rules:")[2]
+    assert "no rank can go on." in report
+    assert "rank 0: waits in recv from rank 1" in report and "rank 1: waits in recv from rank 0" in report
+    assert report.count(" for B0") == report.count(" for F0") == 1 and "labkit/" not in report
+    assert "✗ It stands still." in shown._repr_html_() and "waits in recv" in shown._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "wing", [context_museum, sharding_museum, experts_museum, gpu_museum], ids=lambda wing: wing.name
+)
 def test_the_cases_of_other_notebooks_are_named_apart(wing, capsys, monkeypatch):
     for case in wing.cases:
         monkeypatch.setattr(case, "_has_run", True)
@@ -456,15 +483,21 @@ def test_the_cases_of_other_notebooks_are_named_apart(wing, capsys, monkeypatch)
     assert wing.verdict().status == "passed" and museum.verdict().status == "not attempted"
     assert wing.case(1).verdict(FAULTS[0].name).status == "wrong"
     wing.names()
-    known = EXPERTS.faults if wing is experts_museum else [*MAIN.faults, *CONTEXT.faults, *SHARDING.faults]
+    known = {experts_museum: EXPERTS.faults, gpu_museum: [*MAIN.faults, *GPUS.faults]}.get(
+        wing, [*MAIN.faults, *CONTEXT.faults, *SHARDING.faults]
+    )
     assert capsys.readouterr().out.split("\n")[:-1] == sorted(fault.name for fault in known)
 
 
 def test_the_museum_counts_as_an_exercise_of_its_notebook():
-    for number, name in (
-        ("11", "bug_museum"), ("13", "context_museum"), ("14", "sharding_museum"), ("15", "experts_museum"),
-    ):  # fmt: skip
-        assert name in progress.exercises()[number]
+    wings = {
+        "11": ["bug_museum", "gpu_museum"],
+        "13": ["context_museum"],
+        "14": ["sharding_museum"],
+        "15": ["experts_museum"],
+    }
+    for number, names in wings.items():
+        assert set(names) <= set(progress.exercises()[number])
     assert isinstance(museum, Museum) and cases.one_process.cache_info().currsize <= 1
 
 
