@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from labkit.command_line import run_command
+from labtrain.command_line import run_command
 
 NAME_WIDTH = 78
 

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from labkit import checkpoint
 from labkit.launch import launch
-from labkit.train import TrainConfig, training
+from labtrain import TrainConfig, checkpoint, training
 
 CONFIG = TrainConfig(hidden_size=528, num_layers=3, batch_size=8, seq_length=16)
 NUM_ROUNDS = 9

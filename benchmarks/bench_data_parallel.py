@@ -4,7 +4,7 @@ ZeroRedundancyOptimizer and `fully_shard`.
 Rounds of the two alternate in one world, so that both see the same machine; the result is the median round of the
 slowest rank. One thread per rank. Each step averages gradients once: ours by ShardedOptimizer with a reduce-scatter,
 torch's beside ZeroRedundancyOptimizer with an all-reduce. Fully sharded, each linear layer is a unit, and both have the
-fused AdamW that `labkit.train` uses.
+fused AdamW that `labtrain` uses.
 """
 
 import statistics

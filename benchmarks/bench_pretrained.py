@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from labkit import pretrained
-from labkit.generation import generate
 from labkit.groups import groups_of_one, init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
-from labkit.model import ParallelGPT
 from labkit.shape import GPT
+from labtrain import pretrained
+from labtrain.generation import generate
+from labtrain.model import ParallelGPT
 
 TODAY: dict = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
 SHAPE = GPT(16, 1024, 1024, 32000, 16, 8, 2816, **TODAY)  # 0.25 billion parameters, 1.0 GB in float32

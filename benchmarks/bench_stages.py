@@ -1,6 +1,6 @@
 """The trainer's ZeRO stages on a 10-million-parameter GPT: what a rank holds at most, and what overlap saves.
 
-The first rows say the most bytes that a rank of two holds in a step in bfloat16, which `tests.labkit.train.test_memory`
+The first rows say the most bytes that a rank of two holds in a step in bfloat16, which `tests.labtrain.test_memory`
 counts, beside what `course.sizing` says; their times are those of a step in float32, against one of stage 0.
 
 The last rows compare gradients that leave during the last backward with gradients that leave after it. Where ranks
@@ -21,10 +21,10 @@ from course.sizing.plan import Plan
 from labkit.data_parallel import DataParallel
 from labkit.groups import init_groups
 from labkit.launch import World
-from labkit.model import ParallelGPT
-from labkit.train import TrainConfig
-from labkit.train.trainer import Trainer
-from tests.labkit.train.test_memory import bytes_held
+from labtrain import TrainConfig
+from labtrain.model import ParallelGPT
+from labtrain.trainer import Trainer
+from tests.labtrain.test_memory import bytes_held
 
 CONFIG = TrainConfig(hidden_size=320, num_layers=8, batch_size=16, micro_batch_size=2, seq_length=16)
 NUM_ROUNDS, SLEEP_SECONDS = 5, 0.04

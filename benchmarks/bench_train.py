@@ -21,7 +21,7 @@ import torch
 from course.sizing.flops import flops_per_step
 from course.stream import stream
 from labkit.launch import World
-from labkit.train import TrainConfig, steps, training
+from labtrain import TrainConfig, steps, training
 
 ON_CPU = TrainConfig(
     batch_size=16, micro_batch_size=2, seq_length=128, num_layers=8, hidden_size=256, num_attention_heads=8
@@ -70,7 +70,7 @@ def rows() -> Iterator[tuple[str, float, float]]:
 
 def measure(config: TrainConfig, num_threads: int | None) -> tuple[float, float]:
     """Return a rank's median seconds per step, and the share of one more step that it spent waiting."""
-    from labkit.communication import trace_communication
+    from labkit.collectives import trace_communication
     from labkit.groups import local_device
     from labkit.timeline.spans import WAIT, covered_seconds
     from labkit.timeline.trace import Trace

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.c10d import Call
-from labkit.communication import trace_calls
+from labkit.collectives import trace_calls
 from labkit.schedules import Op
 from labkit.sizes import ranks_text
 from labkit.timeline.spans import COMMUNICATION, WAIT

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from course import working_copy
 from course.measure.environment import folders_to_mend
-from labkit.command_line import run_command
+from labtrain.command_line import run_command
 
 
 def own_folder() -> Path:

@@ -24,7 +24,7 @@ from course.exercises.record import checks, clear, predictions, results, solved
 from course.museum import context_museum, experts_museum, gpu_museum, museum, sharding_museum
 from course.predict import Question
 from course.table import Table
-from labkit.command_line import run_command
+from labtrain.command_line import run_command
 
 __all__ = ["all_exercises", "clear", "exercises", "predictions", "questions", "save", "save_button", "solved", "table"]
 

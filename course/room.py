@@ -18,7 +18,7 @@ from course import person, progress
 from course.person import Event, Person
 from course.predict import Question
 from course.table import Table
-from labkit.command_line import run_command
+from labtrain.command_line import run_command
 
 COLUMNS = ["notebook", "here now", "have predicted", "right first time", "waiting", "late", "solved, by how many"]
 """Waiting: answers whose cell has not run. Late: answers given after the result, which count as neither."""

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import LBFGS, Adafactor, Optimizer
 
-from labkit.communication import all_gather_single, reduce_scatter_single
+from labkit.collectives import all_gather_single, reduce_scatter_single
 from labkit.data_parallel.flat_parameter import ALIGNMENT_BYTES
 from labkit.data_parallel.gradients import BUCKET_BYTES, in_buckets
 from labkit.data_parallel.replicas import grad_dtype_of
-from labkit.train.master_weights import copy_options
+from labtrain.master_weights import copy_options
 
 
 class ShardedOptimizer(Optimizer):
@@ -33,7 +33,7 @@ class ShardedOptimizer(Optimizer):
     views into the buffers. One without a gradient on any rank is left alone.
 
     It is right for every optimizer that treats numbers one by one (L-BFGS and Adafactor do not: a ValueError). Its
-    state dict is the plain optimizer's. `labkit.train` divides states by `FullyShardedDataParallel` instead, whose
+    state dict is the plain optimizer's. `labtrain` divides states by `FullyShardedDataParallel` instead, whose
     messages travel during forward and backward.
 
     Args:

@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-from labkit.command_line import run_command
+from labtrain.command_line import run_command
 from tests.support.kernel import Kernel
 
 SETUP = """
-from labkit.train import TrainConfig, train
+from labtrain import TrainConfig, train
 config = TrainConfig(steps={steps}, tp_size=2, pp_size=2, num_layers=4, hidden_size=64, num_attention_heads=8)
 """
 WORLD = "world = World(8, timeout_seconds=900)"  # stays: its ranks keep what training took

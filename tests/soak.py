@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from labkit.command_line import run_command
 from labkit.launch import Deadlock, RankFailed, launch
-from labkit.train import TrainConfig, train
+from labtrain import TrainConfig, train
+from labtrain.command_line import run_command
 from tests.support.kernel import Kernel
 
 TINY = dict(

@@ -64,7 +64,7 @@ def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
     nbformat.write(one_of_each_kind(), folder / "stored.ipynb")
     cells = [f"from {module} import {call.partition('(')[0]}\n{call}" for call, module in EXPLORERS.items()]
-    cells[-1] = f"from labkit.train import TrainConfig\n{cells[-1]}"
+    cells[-1] = f"from labtrain import TrainConfig\n{cells[-1]}"
     notebook = new_notebook()
     notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in (*cells, STEPS, CELLS, RANKS)]
     nbformat.write(notebook, folder / "all.ipynb")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from labkit.train import TrainConfig
-from labkit.train.__main__ import read_options
+from labtrain import TrainConfig
+from labtrain.__main__ import read_options
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "INSTRUCTOR.md", *sorted((ROOT / "course").glob("*.md"))]
@@ -54,7 +54,7 @@ def files(tmp_path_factory):
 
 def trained(options, world_size, monkeypatch):
     """Return what is wrong with options of the trainer on so many ranks, if that is known, or an empty text."""
-    monkeypatch.setattr(sys, "argv", ["labkit.train", *options])
+    monkeypatch.setattr(sys, "argv", ["labtrain", *options])
     config = read_options()
     if not isinstance(config, TrainConfig):
         return config or ""  # a text, or nothing after --help
@@ -92,7 +92,7 @@ def parsed(module, arguments, monkeypatch):
 def test_a_command_line_runs_as_it_stands(document, line, files, monkeypatch):
     monkeypatch.chdir(files)
     starter, module, arguments = of_module(line)
-    if module != "labkit.train":
+    if module != "labtrain":
         parsed(module if module != "benchmarks" else "benchmarks.__main__", arguments, monkeypatch)
         return
     world_size = 1

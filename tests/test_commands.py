@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from labkit.command_line import NOBODY_READS
-from labkit.train import TrainConfig, train
-from labkit.train.world import world
+from labtrain import TrainConfig, train
+from labtrain.command_line import NOBODY_READS
+from labtrain.world import world
 
 ROOT = Path(__file__).parents[1]
 MAIN = re.compile(r'^if __name__ == "__main__":\n(.*)\Z', re.MULTILINE | re.DOTALL)
@@ -55,10 +55,10 @@ def run_unread(module, arguments, errors):
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
-        ("labkit.train", ["--help"]),
-        ("labkit.train", ["--steps", "2", "--log-interval", "1"]),
-        ("labkit.checkpoint", ["{checkpoints}"]),
-        ("labkit.export", ["{checkpoints}", "{checkpoints}/exported"]),
+        ("labtrain", ["--help"]),
+        ("labtrain", ["--steps", "2", "--log-interval", "1"]),
+        ("labtrain.checkpoint", ["{checkpoints}"]),
+        ("labtrain.export", ["{checkpoints}", "{checkpoints}/exported"]),
         ("course.open", ["--help"]),
         ("course.room", ["{checkpoints}"]),
         ("course.progress", ["{checkpoints}/mine.json"]),

@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PLANTS = {
     "labkit never imports course": ("labkit/layout.py", "import course.sizing"),
-    "labkit: a file imports only from lower floors": ("labkit/groups.py", "import labkit.model"),
+    "labkit: a file imports only from lower floors": ("labkit/groups.py", "import labtrain.model"),
     "course: a file imports only from lower floors": ("course/sizing/plan.py", "import course.pictures.style"),
-    "no circle among files": ("labkit/train/config.py", "import labkit.train.trainer"),
+    "no circle among files": ("labtrain/config.py", "import labtrain.trainer"),
     "the plain files need no torch": ("labkit/schedules/schedule.py", "import torch"),
     "an explorer needs nothing but Python, until it is shown": ("course/pictures/layout.py", "import numpy"),
 }

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from labkit.launch import launch
 from labkit.tensor_parallel import operators
-from labkit.train.config import SCHEDULES
+from labtrain.config import SCHEDULES
 from tests.support import gpu_rows_with_faults
 from tools import gpu_check
 from tools.gpu_rows import on_ranks, one_process, speed

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from course.communication import CommunicationLog
 from course.exercises.base import Exercise
 from course.exercises.on_ranks import Conduct, RankExercise, gathered, only, own, summed, whole_numbers
-from labkit.communication import all_gather_single, reduce_scatter_single
+from labkit.collectives import all_gather_single, reduce_scatter_single
 from labkit.data_parallel import FullyShardedDataParallel
 
 # -- forward of a sharded unit --------------------------------------------------------------------------------------

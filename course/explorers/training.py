@@ -19,7 +19,7 @@ from course.stream import stream
 from labkit.launch import World
 from labkit.partition import layers_of_stage, rows_of_replica
 from labkit.sizes import counted
-from labkit.train import TrainConfig, steps
+from labtrain import TrainConfig, steps
 
 NUM_RANKS = 8
 
@@ -132,7 +132,7 @@ class training_explorer(View):
             self._draw_losses()
 
     def _draw_losses(self) -> None:
-        floor = self.shown.make_text().floor_nats
+        floor = self.shown.make_dataset().floor_nats
         self.curves.value = draw_losses(self.losses, floor_nats=floor, num_steps=self.shown.steps).html()
 
 

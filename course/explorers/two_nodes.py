@@ -18,14 +18,14 @@ from typing import Any
 import ipywidgets as widgets
 from torch._C._distributed_c10d import TCPStore
 
-import labkit.train
+import labtrain
 from course.explorers.live_losses import SECONDS_BETWEEN_DRAWINGS
 from course.pictures.curves import draw_losses
 from course.pictures.painter import Plot
 from labkit.launch.client import will_train
 
 MOST_SECONDS = 240
-START = "import torch._dynamo, labkit.train; from torch.distributed.run import main; main()"
+START = "import torch._dynamo, labtrain; from torch.distributed.run import main; main()"
 """Torchrun, which forks its ranks from a process that has imported what they need: that saves seconds for each."""
 MEETING = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=6"
 """The ranks' addresses are kept elsewhere, so either node may die. It counts as dead after 2 s without a sign of life,
@@ -35,7 +35,7 @@ will_train()
 
 
 class TwoNodes(widgets.VBox):
-    """A run of `labkit.train`, with ``num_ranks`` on each of two nodes until one has died: its losses, and a button.
+    """A run of `labtrain`, with ``num_ranks`` on each of two nodes until one has died: its losses, and a button.
 
     The button kills the second node: its torchrun and its ranks. If nobody has clicked by step ``dies_after``, it dies
     all the same. When the run is over, ``losses`` has a list of (step, loss) for each start of the ranks, ``said`` the
@@ -112,7 +112,7 @@ class TwoNodes(widgets.VBox):
         store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         meeting = f"--rdzv-backend c10d --rdzv-id lab --rdzv-endpoint localhost:{store.port} --rdzv-conf {MEETING}"
         meeting += f" --local-addr localhost --nnodes 1:2 --nproc-per-node {num_ranks} --max-restarts 2"
-        train = Path(labkit.train.__file__).with_name("__main__.py")
+        train = Path(labtrain.__file__).with_name("__main__.py")
         command = f"{meeting} --run-path --start-method fork {train} {options} --log-interval 1 --resume"
         command = [sys.executable, "-c", START, *command.split(), "--checkpoint-dir", folder]
         outside = re.compile("RANK|WORLD_SIZE|LOCAL_|MASTER_|SLURM_|TORCHELASTIC")

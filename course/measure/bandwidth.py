@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from course.sizing.ring import RING_PASSES, bus_factor, ring_steps
-from labkit.communication import all_gather_single, reduce_scatter_single
+from labkit.collectives import all_gather_single, reduce_scatter_single
 from labkit.device import wait_for_gpu
 from labkit.groups import local_device
 from labkit.launch import progress

@@ -12,8 +12,8 @@ from course.communication import Communication, CommunicationLog, communication_
 from course.measure.fake_trainer import FakeTrainer, fake_tensors, fake_world
 from labkit.grid import check_index
 from labkit.groups import AXES_OF_GROUP
-from labkit.train.check import Held, what_a_rank_holds
-from labkit.train.config import V_SHAPED, TrainConfig
+from labtrain.config import V_SHAPED, TrainConfig
+from labtrain.estimate import Held, what_a_rank_holds
 
 _FEW = 1  # micro-batches for each stage, after which every further one sends the same
 

@@ -17,8 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from stat import S_IROTH, S_IXOTH
 
-from labkit.command_line import run_command
 from labkit.sizes import counted
+from labtrain.command_line import run_command
 
 GIB = 2**30
 MIB = 2**20

@@ -11,12 +11,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from labkit.data_parallel.replicas import Replica, grad_dtype_of
+from labkit.data_parallel.replicas import DataParallelBase, grad_dtype_of
 from labkit.groups import ProcessGroups, init_groups
-from labkit.model import ParallelGPT
-from labkit.train.check import _even_loads
-from labkit.train.config import TrainConfig
-from labkit.train.trainer import Batch, Trainer
+from labtrain.config import TrainConfig
+from labtrain.estimate import _even_loads
+from labtrain.model import ParallelGPT
+from labtrain.trainer import Batch, Trainer
 
 
 class FakeTrainer(Trainer):
@@ -26,7 +26,7 @@ class FakeTrainer(Trainer):
         self._made: dict[torch.Tensor, torch.Tensor] = {}  # modules that share a tensor go on sharing it
         super().__init__(config, groups)
 
-    def wrap(self, model: ParallelGPT) -> Replica:
+    def wrap(self, model: ParallelGPT) -> DataParallelBase:
         tables: list[dict[str, Any]] = [each for part in model.modules() for each in (part._parameters, part._buffers)]
         for table in tables:
             for name, x in table.items():
@@ -74,7 +74,7 @@ def fake_tensors() -> Iterator[None]:
         patch.object(FakeTensor, "tolist", lambda x: [1.0] * x.numel()),
         patch.object(torch.Tensor, "as_subclass", lambda x, _: x),
         patch("labkit.data_parallel.replicas.check_alike"),
-        patch("labkit.train.trainer.check_alike"),
-        patch("labkit.pretrained.load"),
+        patch("labtrain.trainer.check_alike"),
+        patch("labtrain.pretrained.load"),
     ):
         yield

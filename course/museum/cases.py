@@ -20,7 +20,7 @@ from course.table import Cell, Table
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.sizes import counted
-from labkit.train import TrainConfig
+from labtrain import TrainConfig
 
 EQUAL = 1e-10
 """Relative errors below this are rounding: everything is in float64."""

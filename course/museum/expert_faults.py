@@ -7,7 +7,7 @@ from labkit import expert_parallel
 from labkit.expert_parallel import Experts, Router, layer
 from labkit.placement import Placement, placement_of
 from labkit.tensor_parallel import shards
-from labkit.train import gradients
+from labtrain import gradients
 
 
 def gradients_averaged_over_expert_dp():

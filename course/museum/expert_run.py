@@ -18,19 +18,19 @@ from course.museum.tiny_run import Run, fingerprint
 from course.parity import Difference, compare, gradients, weights
 from labkit import expert_parallel
 from labkit.data_parallel import DataParallel
-from labkit.expert_parallel import Balance, MoELayer
+from labkit.expert_parallel import LoadBalancing, MoELayer
 from labkit.groups import ProcessGroups, init_groups
 from labkit.layout import ParallelLayout
-from labkit.model import normal
 from labkit.placement import PlacedModule, Placement
 from labkit.tensor_parallel import shard_like
-from labkit.train import gradients as reduced
+from labtrain import gradients as reduced
+from labtrain.model import normal
 
 WORLD_SIZE, NUM_LAYERS, HIDDEN, FFN, NUM_EXPERTS, TOP_K = 4, 2, 4, 5, 6, 3
 STEPS, NUM_MICRO_BATCHES, ROWS, SEQ_LENGTH = 3, 3, 4, 208
 NUM_CHOICES = NUM_MICRO_BATCHES * ROWS * SEQ_LENGTH * TOP_K  # of a layer in a step
 LEARNING_RATE, CLIP_NORM = 2.0, 0.15
-BALANCE = Balance("global", aux_loss_coefficient=0.5, bias_update_rate=0.01)
+BALANCE = LoadBalancing("global", aux_loss_coefficient=0.5, expert_bias_update_rate=0.01)
 LAYOUTS = (
     ParallelLayout(WORLD_SIZE, cp_size=2, ep_size=2),  # experts are divided over context ranks, and copied over dp
     ParallelLayout(WORLD_SIZE, tp_size=2, expert_tp_size=1),  # every rank has all experts, whole

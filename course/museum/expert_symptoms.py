@@ -24,7 +24,7 @@ from labkit.layout import AXES, EXPERT_AXES
 
 def went_elsewhere(bias: float, right: float) -> bool:
     """Whether a bias is a step away from the right one."""
-    return abs(bias - right) > BALANCE.bias_update_rate / 2
+    return abs(bias - right) > BALANCE.expert_bias_update_rate / 2
 
 
 class InOneLayout(Symptoms):

@@ -18,7 +18,7 @@ from labkit.partition import rows_of_replica
 from labkit.pipeline.worker import Stage
 from labkit.tensor_parallel import RowParallelLinear, blocks, dropout, linear, shards, vocabulary
 from labkit.tensor_parallel.operators import reduce_from_tp
-from labkit.train import Trainer, gradients, trainer
+from labtrain import Trainer, gradients, trainer
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from torch import nn
 from course.museum.faults import Fault
 from labkit import pipeline
 from labkit.placement import placement_of
-from labkit.train import Trainer, gradients
+from labtrain import Trainer, gradients
 
 
 def replicas_counted_in_the_norm():

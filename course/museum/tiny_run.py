@@ -20,7 +20,7 @@ from labkit.groups import ProcessGroups, init_groups
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
 from labkit.tensor_parallel import shard_like, shard_of, vocabulary
-from labkit.train import TrainConfig, Trainer
+from labtrain import TrainConfig, Trainer
 
 LABEL_SMOOTHING, CLIP_NORM, LEARNING_RATE = 0.1, 0.2, 0.5
 
@@ -45,7 +45,7 @@ NUM_MICRO_BATCHES = CONFIG.num_micro_batches(LAYOUT.world_size)  # 3: not the si
 
 
 class TinyTrainer(Trainer):
-    """`labkit.train`'s trainer with plain gradient descent and label smoothing; it notes the gradients of step 1."""
+    """`labtrain`'s trainer with plain gradient descent and label smoothing; it notes the gradients of step 1."""
 
     first_gradients: dict[str, torch.Tensor]
 

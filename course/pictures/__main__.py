@@ -26,9 +26,9 @@ from course.sizing.flow import numbered, row_and_column
 from course.sizing.linear_cut import LinearCut
 from course.sizing.routing import drawn_logits, route
 from course.sizing.runs import LLAMA_8B
-from labkit.command_line import run_command
 from labkit.layout import ParallelLayout
 from labkit.schedules import gpipe, zero_bubble_v
+from labtrain.command_line import run_command
 
 
 def four_collectives():

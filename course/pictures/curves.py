@@ -55,7 +55,7 @@ def draw_losses(
 
 
 def draw_metrics(path: str | Path) -> Plot:
-    """Draw the file of `labkit.train --metrics`: loss, gradient norm and speed of each step, and where it resumed.
+    """Draw the file of `labtrain --metrics`: loss, gradient norm and speed of each step, and where it resumed.
 
     Of several runs in one file it is the last one. Raises a ValueError for a file without steps.
     """
@@ -66,7 +66,7 @@ def draw_metrics(path: str | Path) -> Plot:
             steps.clear()  # a new run begins
         steps.append(line)
     if not steps:
-        raise ValueError(f"{path} has no steps: name a file that labkit.train wrote with --metrics")
+        raise ValueError(f"{path} has no steps: name a file that labtrain wrote with --metrics")
     resumed = [step["resumed_after"] for step in steps if "resumed_after" in step]
     figure = Figure((13.0, 4.4), layout="constrained")
     kinds = {"loss": "nats per token", "grad_norm": "norm of the gradients", "tokens_per_second": "tokens per second"}

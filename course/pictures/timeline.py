@@ -15,7 +15,7 @@ from course.pictures.scene import LARGE, WIDTH, Look, Mark, Scene, arrow, box, l
 from course.pictures.style import GREY, IDLE, INK, KIND_COLOR, MUTED, three_digits, tint
 from course.table import Table
 from course.timeline import Timeline
-from labkit.schedules import Op, Schedule, in_turn, v_shape
+from labkit.schedules import Op, Schedule, round_robin, v_shape
 from labkit.schedules.schedule import LETTER
 from labkit.timeline.spans import COMMUNICATION, COMPUTING, WAIT, Span
 
@@ -237,7 +237,7 @@ def links(timeline: Timeline) -> dict[Span, list[Span]]:
     stages = [[span for span in timeline.of(rank, *COMPUTING) if span.op] for rank in timeline.ranks]
     spans = {(stage, span.op): span for stage, spans in enumerate(stages) for span in spans if span.op}
     p, v = max(1, len(stages)), num_chunks(timeline)
-    for place in [in_turn(p, v), *([v_shape(p)] if v == 2 else [])]:  # the order of ops tells which it is
+    for place in [round_robin(p, v), *([v_shape(p)] if v == 2 else [])]:  # the order of ops tells which it is
         schedule = Schedule("drawn", p, 1, [], v, stages=place)
         found: dict[Span, Any] = {span: [*map(spans.get, schedule.needs(*at))] for at, span in spans.items()}
         if all(need and need.end <= span.start for span, needs in found.items() for need in needs):

@@ -12,7 +12,7 @@ from labkit.partition import check_divides
 from labkit.shape import GPT
 from labkit.sizes import check_size
 
-SCRIPTS = {"megatron-lm": "pretrain_gpt.py", "torchtitan": "-m torchtitan.train", "labkit": "-m labkit.train"}
+SCRIPTS = {"megatron-lm": "pretrain_gpt.py", "torchtitan": "-m torchtitan.train", "labkit": "-m labtrain"}
 
 
 class Arguments(NamedTuple):
@@ -48,7 +48,7 @@ def arguments(plan: Plan, framework: str, gpus_per_node: int = 8) -> Arguments:
     >>> llama = GPT(32, 4096, 8192, 128256, 32, 8, 14336, norm="rmsnorm", mlp="swiglu", positions="rope", tied=False)
     >>> said = arguments(Plan(llama, 8, 128, cp_size=2, zero_stage=1, fused_attention=True), "labkit")
     >>> said.command, said.options["--cp-size"]
-    ('torchrun --standalone --nproc-per-node 8 -m labkit.train', 2)
+    ('torchrun --standalone --nproc-per-node 8 -m labtrain', 2)
 
     Raises:
         ValueError: the framework is unknown, or the nodes do not share the GPUs.

@@ -137,6 +137,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from labkit.command_line import run_command  # a browser has no pipes
+    from labtrain.command_line import run_command  # a browser has no pipes
 
     run_command(main)

@@ -13,7 +13,7 @@ FOLDED: dict[str, Callable[[int, int], Schedule]] = {
     "v-min": v_min,
     "dualpipe-v": dualpipe_v,
 }
-"""By the names that `labkit.train` has for them."""
+"""By the names that `labtrain` has for them."""
 UNITS = 6
 """What a rank does of a micro-batch: forward, backward and weight gradient of two chunks, each taken as one unit."""
 

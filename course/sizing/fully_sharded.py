@@ -203,7 +203,7 @@ def sharding(plan: Plan, hardware: Hardware, shard_size: int | None = None) -> S
 
 
 def unit_parameters(plan: Plan) -> list[Kinds]:
-    """Return the parameters of each unit, as `labkit.model.ParallelGPT` has them.
+    """Return the parameters of each unit, as `labtrain.model.ParallelGPT` has them.
 
     A unit is a layer, the embedding, or the output matrix. Tied, the last two are in use from start to end: not units.
     """

@@ -1,6 +1,6 @@
 """Estimates a GPU's time for one layer and micro-batch, by what it does: compute, move memory, start kernels, wait.
 
-FLOPs, bytes and messages are counted for the layer of `labkit.model`; `Hardware` says how fast they go.
+FLOPs, bytes and messages are counted for the layer of `labtrain.model`; `Hardware` says how fast they go.
 """
 
 from course.sizing.context import attention_messages

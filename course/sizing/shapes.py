@@ -1,6 +1,6 @@
 """Shapes of published models with experts, and their parameters: all of them, and those that process a token.
 
-`labkit.shape.GPT` describes what `labkit.model` builds. An `AnyGPT` also has what some published models have instead.
+`labkit.shape.GPT` describes what `labtrain.model` builds. An `AnyGPT` also has what some published models have instead.
 """
 
 from dataclasses import dataclass

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from labkit.communication import reduce_scatter_single
+from labkit.collectives import reduce_scatter_single
 from labkit.context_parallel.block import attend, attend_backward, sum_dtype
 from labkit.context_parallel.positions import Part, check_fit, part_with_work
 

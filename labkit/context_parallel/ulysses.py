@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from labkit.communication import all_to_all
+from labkit.collectives import all_to_all
 from labkit.context_parallel.positions import check_fit, positions
 from labkit.partition import check_divides
 

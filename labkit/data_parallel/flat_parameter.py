@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.communication import all_gather_single, reduce_scatter_single
+from labkit.collectives import all_gather_single, reduce_scatter_single
 from labkit.data_parallel.borders import Absent, refuse
 from labkit.data_parallel.gradients import GroupsOf, average_over
 from labkit.data_parallel.replicas import grad_dtype_of, like

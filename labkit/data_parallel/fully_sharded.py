@@ -21,12 +21,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from labkit.data_parallel.borders import in_backward, marked, on_exit, outputs_to_watch, refuse, refuse_graph
 from labkit.data_parallel.flat_parameter import FlatParameter, Form
 from labkit.data_parallel.gradients import GroupsOf
-from labkit.data_parallel.replicas import GradSync, Hook, Replica, check_replicas, copy_from_first
+from labkit.data_parallel.replicas import DataParallelBase, GradSync, Hook, check_replicas, copy_from_first
 from labkit.data_parallel.units import Unit, assign_grads, divide
 from labkit.sizes import check_size
 
 
-class FullyShardedDataParallel(Replica):
+class FullyShardedDataParallel(DataParallelBase):
     """A module whose parameters, gradients and optimizer states are divided over the group.
 
     Outside of forward a parameter is this rank's flat shard of it, possibly empty: the same object as before, unless

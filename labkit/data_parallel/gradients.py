@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from labkit.data_parallel.replicas import (
+    DataParallelBase,
     GradSync,
     Hook,
-    Replica,
     check_replicas,
     copy_from_first,
     grad_dtype_of,
@@ -42,7 +42,7 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
             parameter.grad.copy_(message)
 
 
-class DataParallel(Replica):
+class DataParallel(DataParallelBase):
     """A replica of a module whose gradients, after backward, are the average over the group.
 
     If each rank's loss is the mean over equally many rows, these are the gradients of the mean over all rows. With

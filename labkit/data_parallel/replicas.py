@@ -25,7 +25,7 @@ class GradSync(Enum):
     AVERAGE_AND_WAIT = auto()  # and wait, so that backward returns with averages in the parameters
 
 
-class Replica(nn.Module):
+class DataParallelBase(nn.Module):
     """The base of wrappers that average gradients: the current `GradSync`, and what to do when a backward ends."""
 
     module: nn.Module

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from labkit.communication import all_to_all
+from labkit.collectives import all_to_all
 from labkit.expert_parallel.router import Load, Router, drop_tokens
 from labkit.groups import ProcessGroups
 from labkit.partition import check_divides

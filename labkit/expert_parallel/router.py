@@ -23,7 +23,7 @@ from labkit.tensor_parallel.shards import draw
 
 
 @dataclass(frozen=True)
-class Balance:
+class LoadBalancing:
     """How the loads of experts are kept even. By default they are not.
 
     The auxiliary loss is coefficient * E * the sum over experts of f_i P_i, which is the coefficient if all is even:
@@ -41,11 +41,11 @@ class Balance:
     aux_loss: str = "micro_batch"  # where f_i is counted: "micro_batch", "sequence" or "global" (a step, all replicas)
     aux_loss_coefficient: float = 0.0
     z_loss_coefficient: float = 0.0  # of the mean of logsumexp(logits)^2
-    bias_update_rate: float = 0.0  # by which each step raises or lowers an expert's bias
+    expert_bias_update_rate: float = 0.0  # by which each step raises or lowers an expert's bias
 
     def __post_init__(self):
         _check_choice("aux_loss", self.aux_loss, ("micro_batch", "sequence", "global"))
-        for name in ("aux_loss_coefficient", "z_loss_coefficient", "bias_update_rate"):
+        for name in ("aux_loss_coefficient", "z_loss_coefficient", "expert_bias_update_rate"):
             if not (isinstance(value := getattr(self, name), Real) and 0 <= float(value) < math.inf):
                 raise ValueError(f"{name}={value!r} must be a number of at least 0")
 
@@ -73,7 +73,7 @@ class Router(PlacedModule):
     x: [sequences, tokens, hidden]. Scores are the "softmax" over all experts, or the "sigmoid" of each logit. With a
     bias, experts are chosen by score + bias. They are weighted by score; if there are several, the weights add up to 1.
     Each tensor rank routes tokens of its own, so gradients of the weight are partial: backward all-reduces them, unless
-    ``defer_grad_reduce`` leaves that to `labkit.train.gradients.all_reduce_grads`.
+    ``defer_grad_reduce`` leaves that to `labkit.gradients.all_reduce_grads`.
 
     ``num_chosen`` [experts] counts the choices of this rank's tokens since the latest `end_step`, and with an auxiliary
     loss ``num_preferred`` those by scores alone.
@@ -87,7 +87,7 @@ class Router(PlacedModule):
         groups: ProcessGroups,
         *,
         score_function: str = "softmax",
-        balance: Balance | None = None,
+        balance: LoadBalancing | None = None,
         defer_grad_reduce: bool = False,
         init_method: Callable[[torch.Tensor], object] = nn.init.xavier_normal_,
         **factory: Any,
@@ -97,7 +97,7 @@ class Router(PlacedModule):
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k={top_k} must be at most num_experts={num_experts}")
         self.score_function = _check_choice("score_function", score_function, ("softmax", "sigmoid"))
-        self.balance, self.groups, self.init_method = balance or Balance(), groups, init_method
+        self.balance, self.groups, self.init_method = balance or LoadBalancing(), groups, init_method
         self.reduces_in_backward = not defer_grad_reduce
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, **factory))
         self.place(weight=Placement(copy_groups=(groups.tp,), defer_grad_reduce=defer_grad_reduce))
@@ -163,7 +163,7 @@ class Router(PlacedModule):
 def end_step(model: nn.Module, groups: ProcessGroups) -> None:
     """Update the biases of a model's routers by the step's choices. Every rank calls it once a step.
 
-    The bias of an expert goes down by ``bias_update_rate`` if it was chosen more often than the mean, and up if less.
+    The bias of an expert goes down by ``expert_bias_update_rate`` if it was chosen more often than the mean, and up if less.
     ``last_load`` [experts] of each router are then the step's choices of all ranks, and what it counted is None.
     """
     own = {m: m.num_chosen for m in model.modules() if isinstance(m, Router) and m.num_chosen is not None}
@@ -172,7 +172,7 @@ def end_step(model: nn.Module, groups: ProcessGroups) -> None:
     for router, chosen in zip(own, _sum_over(torch.stack([*own.values()]), groups.tp, groups.dp_cp)):
         router.num_chosen = router.num_preferred = None
         router.last_load, mean = chosen, chosen.double().mean()
-        router.expert_bias += router.balance.bias_update_rate * (mean - chosen).sign()
+        router.expert_bias += router.balance.expert_bias_update_rate * (mean - chosen).sign()
 
 
 def drop_tokens(routing: Routing, num_experts: int, capacity: int) -> Routing:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.data_parallel.replicas import Replica, grad_dtype_of
+from labkit.data_parallel.replicas import DataParallelBase, grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.pipeline.messages import Messages
 from labkit.pipeline.split_backward import split_backward
@@ -72,7 +72,7 @@ def run(
     given = inputs, targets, loss, ignore_index, average
     stages = [Stage(chunk, schedule.stage_of(rank, index), schedule, *given) for index, chunk in enumerate(chunks)]
     messages = Messages(schedule, groups, inputs, activation, span, recv_prefetch)
-    replicas = {index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, Replica)}
+    replicas = {index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, DataParallelBase)}
     backwards = [op for op in schedule.ranks[rank] if op.kind != FORWARD] if average else []
     last_backward = {op.chunk: op for op in backwards}
     if backwards and schedule.end_ranks == {rank}:  # the last stage may add to the embedding of the first
@@ -128,7 +128,7 @@ class Stage:
         self.chunk, self.inputs, self.targets, self.loss = chunk, inputs, targets, loss
         self.is_first, self.is_last = number == 0, number == schedule.num_stages - 1
         self.trains, self.splits_backward = BACKWARD in schedule.kinds, WEIGHT_GRADIENT in schedule.kinds
-        replicas = chunk.groups if average and isinstance(chunk, Replica) else ()
+        replicas = chunk.groups if average and isinstance(chunk, DataParallelBase) else ()
         self.loss_weights = _loss_weights(inputs, targets, ignore_index, replicas) if self.is_last else []
         self.total: torch.Tensor | None = None
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # micro-batch -> input, output with its graph
@@ -199,7 +199,7 @@ def _check_arguments(schedule: Schedule, chunks, groups, inputs, targets, tied, 
         raise ValueError(f"{fault}: place the first on rank 0, and the last on rank 0 or {p - 1}")
     if len(chunks) != schedule.num_chunks:
         raise ValueError(f"{len(chunks)} chunks for a schedule of num_chunks={schedule.num_chunks}: give that many")
-    if average and not all(isinstance(chunk, Replica) for chunk in chunks):
+    if average and not all(isinstance(chunk, DataParallelBase) for chunk in chunks):
         raise ValueError("average=True needs chunks that average: wrap each one, for example in a DataParallel")
     frees = reduce_every_micro_batch or any(getattr(chunk, "reshard_after_forward", False) for chunk in chunks)
     if frees and WEIGHT_GRADIENT in schedule.kinds:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from labkit.schedules.stages import check_stages, in_turn
+from labkit.schedules.stages import check_stages, round_robin
 from labkit.sizes import check_size, counted
 
 KINDS = FORWARD, BACKWARD, WEIGHT_GRADIENT = "forward", "backward", "weight_gradient"
@@ -66,7 +66,7 @@ class Schedule:
     ranks: Sequence[Sequence[Op]]  # the ops of each, in its order
     num_chunks: int = 1  # v, the number of chunks of the model on each rank
     kinds: tuple[str, ...] = (FORWARD, BACKWARD)  # forward alone in evaluation, all three if the backward is split
-    stages: Sequence[Sequence[int]] = ()  # of each rank, chunk by chunk: `in_turn` unless given, or `v_shape`
+    stages: Sequence[Sequence[int]] = ()  # of each rank, chunk by chunk: `round_robin` unless given, or `v_shape`
 
     def __post_init__(self):
         for name in ("pp_size", "num_micro_batches", "num_chunks"):
@@ -75,7 +75,7 @@ class Schedule:
         object.__setattr__(self, "kinds", tuple(self.kinds))
         if self.kinds not in (KINDS[:1], KINDS[:2], KINDS):
             raise ValueError(f"kinds={self.kinds} must be the first one, the first two or all of {', '.join(KINDS)}")
-        stages = self.stages if len(self.stages) else in_turn(self.pp_size, self.num_chunks)
+        stages = self.stages if len(self.stages) else round_robin(self.pp_size, self.num_chunks)
         object.__setattr__(self, "stages", check_stages(stages, self.pp_size, self.num_chunks))
 
     @property

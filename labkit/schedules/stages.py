@@ -8,10 +8,10 @@ Stages = tuple[tuple[int, ...], ...]
 """The stages of each rank, chunk by chunk."""
 
 
-def in_turn(pp_size: int, num_chunks: int = 1) -> Stages:
+def round_robin(pp_size: int, num_chunks: int = 1) -> Stages:
     """Return the usual placement: stage s on rank s mod p.
 
-    >>> in_turn(3, num_chunks=2)
+    >>> round_robin(3, num_chunks=2)
     ((0, 3), (1, 4), (2, 5))
     """
     p, v = check_size("pp_size", pp_size), check_size("num_chunks", num_chunks)

@@ -119,7 +119,7 @@ class RowParallelLinear(ParallelLinear):
     Args:
         input_is_parallel: x is already sharded, as a column-parallel layer returns it.
         sequence_parallel: reduce-scatter the sum along the sequence: the output is [..., seq/t, out].
-        defer_grad_reduce: leave the bias's gradient partial, for `labkit.train.gradients.all_reduce_grads`.
+        defer_grad_reduce: leave the bias's gradient partial, for `labkit.gradients.all_reduce_grads`.
 
     The other options and errors are those of `ColumnParallelLinear`, with the stride along the input dim.
     """

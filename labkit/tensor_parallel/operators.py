@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from labkit.communication import all_gather_single, reduce_scatter_single
+from labkit.collectives import all_gather_single, reduce_scatter_single
 from labkit.partition import check_divides
 
 HIDDEN_DIM, SEQUENCE_DIM = -1, -2

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from course.communication import Communication, CommunicationLog, communication_log
 from course.measure import operations
-from labkit.communication import trace_communication
+from labkit.collectives import trace_communication
 from labkit.launch import World
 from labkit.timeline.trace import Trace
 

@@ -23,7 +23,7 @@ from course.sizing.fully_sharded import moments
 from course.sizing.ring import bus_factor
 from course.sizing.roofline import operations, ridge
 from course.sizing.runs import LLAMA_70B
-from labkit.expert_parallel import Balance
+from labkit.expert_parallel import LoadBalancing
 from labkit.expert_parallel.router import Router
 from labkit.groups import groups_of_one
 from labkit.layout import ParallelLayout
@@ -59,7 +59,7 @@ def states_of_a_gpu(t, c, d, gradient_bytes):
 
 def auxiliary_loss(coefficient, is_formula):
     torch.manual_seed(0)
-    balance = Balance(aux_loss_coefficient=coefficient)
+    balance = LoadBalancing(aux_loss_coefficient=coefficient)
     router = Router(16, 8, 2, groups_of_one(), balance=balance)
     x = torch.randn(1, 12, 16)
     routing, load = router(x, seq_length=12)

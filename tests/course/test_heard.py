@@ -16,7 +16,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from course.communication import communication_log
-from labkit.communication import trace_communication
+from labkit.collectives import trace_communication
 from labkit.launch import World
 from labkit.timeline.trace import Trace
 

@@ -9,7 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import transformers
 from transformers import AutoModelForCausalLM
 
-from labkit.model import normal
+from labtrain.model import normal
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()

@@ -16,11 +16,11 @@ from labkit import pipeline, tensor_parallel
 from labkit.context_parallel import positions
 from labkit.groups import init_groups, local_device
 from labkit.layout import ParallelLayout
-from labkit.model import CONTEXT_PARALLEL
 from labkit.sizes import divisors
 from labkit.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, shard_like
-from labkit.train import TrainConfig
-from labkit.train.config import SCHEDULES
+from labtrain import TrainConfig
+from labtrain.config import SCHEDULES
+from labtrain.model import CONTEXT_PARALLEL
 from tools.gpu_rows.one_process import losses_of, resumed
 from tools.gpu_rows.row import Found, Where, judged
 
@@ -207,7 +207,7 @@ def layouts(n: int) -> dict[str, TrainConfig]:
     today = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
     made["cp"] = replace(base, cp_size=n, **today)
     made["tp, pp and dp"] = replace(base, tp_size=tp_size, pp_size=pp_size)
-    balance = dict(aux_loss="sequence", aux_loss_coefficient=0.1, bias_update_rate=0.01)
+    balance = dict(aux_loss="sequence", aux_loss_coefficient=0.1, expert_bias_update_rate=0.01)
     folded = dict(pp_size=pp_size, schedule="zero-bubble-v", num_layers=2 * pp_size)
     made["ep, pp in a V"] = replace(base, **folded, ep_size=n // pp_size, zero_stage=1, num_experts=2 * n, **balance)
     return made

@@ -17,12 +17,12 @@ from torch.profiler import ProfilerActivity, profile
 from course.parity import compare, gradients
 from labkit.device import wait_for_gpu
 from labkit.expert_parallel import Experts, MoELayer
-from labkit.generation import generate
 from labkit.groups import groups_of_one, init_groups, local_device
 from labkit.layout import ParallelLayout
-from labkit.model import ParallelGPT
 from labkit.shape import GPT
-from labkit.train import TrainConfig, training
+from labtrain import TrainConfig, training
+from labtrain.generation import generate
+from labtrain.model import ParallelGPT
 from tools.gpu_rows.row import Found, LeftOut, Where, judged
 
 LARGEST_ERRORS = {"float64": 1e-13, "float32": 1e-5, "bfloat16": 2**-7, "float8_e4m3fn": 2**-3}
@@ -157,7 +157,7 @@ def train_and_count(config: TrainConfig) -> int:
 
 def memory(where: Where) -> Found:
     """Count the memory of a training step, and compare with what ``--check`` said."""
-    from labkit.train.check import what_a_rank_holds
+    from labtrain.estimate import what_a_rank_holds
 
     config = memory_config(where.is_gpu)
     _, held = what_a_rank_holds(config, 1, 0, on_gpu=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from course.sizing import DGX_H100, Plan, flops_per_step, step_time
 from labkit.groups import local_device
-from labkit.train import TrainConfig, training
-from labkit.train.console import PEAK_FLOPS
+from labtrain import TrainConfig, training
+from labtrain.console import PEAK_FLOPS
 from tools.gpu_rows.row import Found, LeftOut, Where
 
 CORE_NOTEBOOKS = (

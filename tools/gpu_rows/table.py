@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 
-from labkit.model import CONTEXT_PARALLEL
-from labkit.train.config import SCHEDULES
+from labtrain.config import SCHEDULES
+from labtrain.model import CONTEXT_PARALLEL
 from tools.gpu_rows import faults, on_ranks, one_process, speed
 from tools.gpu_rows.row import A_GPU, SEVERAL_GPUS, Row
 

@@ -14,7 +14,7 @@ from course.measure.utilisation.work import Pace, computing_work, paced_work
 from course.sizing import Plan, memory, simulate
 from course.timeline import Timeline, measured
 from labkit import pipeline
-from labkit.communication import trace_communication
+from labkit.collectives import trace_communication
 from labkit.groups import ProcessGroups, init_groups, local_device
 from labkit.launch import World, launch, progress
 from labkit.layout import ParallelLayout

@@ -12,10 +12,10 @@ from torch import nn
 from course.measure.paced import PacedStage
 from course.sizing import Plan
 from labkit.groups import ProcessGroups, local_device
-from labkit.model import ParallelGPT
 from labkit.schedules import Schedule
 from labkit.shape import GPT
 from labkit.tensor_parallel.operators import copy_to_tp, reduce_from_tp
+from labtrain.model import ParallelGPT
 
 PACED_WIDTH = 1024
 """The numbers per sequence in a paced message: real, but smaller than a large model's."""
@@ -84,7 +84,7 @@ def computing_work(plan: Plan, schedule: Schedule, groups: ProcessGroups) -> Wor
     ]
     size = schedule.num_micro_batches, plan.micro_batch_size, shape.seq_length
     tokens = list(torch.randint(shape.vocab_size, size, device=local_device()))
-    return Work(list(models), tokens, models[0].hidden_shape(tokens[0]), models[-1].loss, tokens)
+    return Work(list(models), tokens, models[0].activation_spec(tokens[0]), models[-1].loss, tokens)
 
 
 def computed_shape(plan: Plan) -> GPT:

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from course.exercises import experts
 from course.exercises.values import same
-from labkit.expert_parallel import Balance, Load, MoELayer, Router, dispatch
+from labkit.expert_parallel import Load, LoadBalancing, MoELayer, Router, dispatch
 from labkit.groups import groups_of_one, init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
@@ -55,7 +55,7 @@ def test_the_auxiliary_loss_is_that_of_labkit():
     scores = torch.randn(10, 6, dtype=torch.float64, generator=generator).softmax(-1)
     chosen = scores.topk(3).indices
     counts = torch.bincount(chosen.flatten(), minlength=6)[None]
-    router = Router(2, 6, 3, groups_of_one(), balance=Balance(aux_loss_coefficient=0.3), dtype=torch.float64)
+    router = Router(2, 6, 3, groups_of_one(), balance=LoadBalancing(aux_loss_coefficient=0.3), dtype=torch.float64)
     load = Load(counts, counts, scores.sum(0, keepdim=True), torch.zeros(()).double(), seq_length=10)
     assert same(experts.my_auxiliary_loss(scores, chosen, 0.3), router.loss(load))
     uniform = torch.full((6, 6), 1 / 6).double()

@@ -6,12 +6,12 @@ import torch.distributed as dist
 
 from course.exercises import parallel_gpt
 from course.exercises.parallel_gpt import my_layer_parameters, my_next_word
-from labkit.generation import choose_word
 from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
-from labkit.model import ParallelGPT, TransformerLayer
 from labkit.shape import GPT
+from labtrain.generation import choose_word
+from labtrain.model import ParallelGPT, TransformerLayer
 from tests.course.exercises.wrong_answers import parallel_gpt as answers
 
 

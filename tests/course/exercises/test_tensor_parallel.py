@@ -11,10 +11,10 @@ from course.exercises.values import same
 from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
-from labkit.model import ParallelGPT
 from labkit.shape import GPT
 from labkit.tensor_parallel import ParallelSelfAttention, ShardedDropout, seed_replicas
 from labkit.tensor_parallel.operators import all_gather
+from labtrain.model import ParallelGPT
 
 
 def backward_by_torch():

@@ -5,12 +5,12 @@ import torch
 import torch.distributed as dist
 
 from course.exercises import three_axes
+from labkit.gradients import loss_and_grad_norm
 from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.placement import Placement, Shard, set_placement
 from labkit.tensor_parallel import gather_whole
-from labkit.train.gradients import loss_and_grad_norm
 
 
 def test_each_case_of_place_teaches_something_else():

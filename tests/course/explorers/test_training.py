@@ -10,7 +10,7 @@ from course.explorers import jupyter, training
 from course.explorers.training import differences_text, training_explorer
 from course.pictures.style import bytes_text
 from course.sizing import step_traffic
-from labkit.train import TrainConfig
+from labtrain import TrainConfig
 
 CONFIG = TrainConfig(
     num_layers=2, hidden_size=16, num_attention_heads=4, seq_length=8, batch_size=8, micro_batch_size=1, steps=2,

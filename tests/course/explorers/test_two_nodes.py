@@ -1,6 +1,6 @@
 """Two nodes: what their ranks print becomes curves, one dies, and nothing is left. (The notebook trains with them.)
 
-A script that prints as `labkit.train` does stands for torchrun, which would take seconds to start.
+A script that prints as `labtrain` does stands for torchrun, which would take seconds to start.
 """
 
 import os

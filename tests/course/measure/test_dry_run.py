@@ -13,9 +13,9 @@ from course.measure.by_axis import sent_by_axis
 from course.measure.dry_run import dry_run
 from course.sizing import step_traffic
 from labkit.groups import AXES_OF_GROUP, init_groups
-from labkit.train import TrainConfig, Trainer
-from labkit.train.check import what_a_rank_holds
-from tests.labkit.train.tiny import TINY, TODAY
+from labtrain import TrainConfig, Trainer
+from labtrain.estimate import what_a_rank_holds
+from tests.labtrain.tiny import TINY, TODAY
 
 SMALL = replace(TINY, eval_interval=0, batch_size=4)
 CASES = [

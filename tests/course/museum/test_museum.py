@@ -33,7 +33,7 @@ from labkit import pipeline
 from labkit.launch import launch
 from labkit.pipeline.worker import Stage
 from labkit.tensor_parallel import RowParallelLinear, blocks, linear, vocabulary
-from labkit.train import Trainer, gradients, trainer
+from labtrain import Trainer, gradients, trainer
 
 CASES, NAMES = museum.cases, sorted(fault.name for fault in FAULTS)
 HEALTHY_LETTERS = {"copies": "AAAABBBB", "hidden": "AABBCCDD", "heads": "ABCDEFGH"}

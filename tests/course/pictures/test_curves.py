@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from course.pictures.curves import draw_losses, draw_metrics
-from labkit.train import Step
+from labtrain import Step
 
 
 def test_curves_on_each_other_can_be_told_apart():
@@ -60,7 +60,5 @@ def test_metrics_of_a_run_that_was_resumed(tmp_path):
     expected = "Steps 1 to 3: loss 2.90 to 2.50. Evaluation: 2.60 at step 3. Resumed after step 2 (dashed)."
     assert plot.alt == expected
     file.write_text("")
-    with pytest.raises(
-        ValueError, match=r"run\.jsonl has no steps: name a file that labkit.train wrote with --metrics"
-    ):
+    with pytest.raises(ValueError, match=r"run\.jsonl has no steps: name a file that labtrain wrote with --metrics"):
         draw_metrics(file)

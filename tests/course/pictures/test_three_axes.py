@@ -8,9 +8,9 @@ from course.pictures.three_axes import draw_holdings
 from course.sizing import Traffic, step_traffic
 from labkit.groups import group_of_one
 from labkit.layout import ParallelLayout
-from labkit.model import ParallelGPT
 from labkit.partition import layers_of_stage, rows_of_replica
 from labkit.shape import GPT
+from labtrain.model import ParallelGPT
 
 SIZES = [(t, p) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8) if t * p <= 8]
 MODEL = GPT(num_layers=8, hidden_size=32, seq_length=16, vocab_size=28, num_attention_heads=8)

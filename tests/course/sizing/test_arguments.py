@@ -12,8 +12,8 @@ from course.sizing import Plan
 from course.sizing.arguments import arguments
 from course.sizing.shapes import MIXTRAL_8X22B, QWEN3_30B_A3B, TODAY
 from labkit.shape import GPT
-from labkit.train.__main__ import read_options
-from labkit.train.config import TrainConfig
+from labtrain.__main__ import read_options
+from labtrain.config import TrainConfig
 
 KNOWN = json.loads((Path(__file__).parent / "framework_options.json").read_text())
 GPT_3 = GPT(96, 12288, 2048, 51200, 96)
@@ -36,7 +36,7 @@ PLANS = {
 
 
 def parse_as_labkit(words, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["labkit.train", *words])
+    monkeypatch.setattr(sys, "argv", ["labtrain", *words])
     return read_options()
 
 

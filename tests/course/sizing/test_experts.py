@@ -22,7 +22,7 @@ from labkit.groups import init_groups
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
 from labkit.shape import GPT
-from labkit.train import TrainConfig, training
+from labtrain import TrainConfig, training
 
 SMALL = GPT(4, 16, 8, 32, 4, num_experts=8, top_k=2, moe_ffn_hidden_size=24)
 OF_A_STEP = dict(gpus_per_node=8, batch_size=8, bytes_per_element=4)

@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from course.sizing.flops import flops_per_step, training_days
 from labkit.groups import group_of_one
-from labkit.model import ParallelGPT
 from labkit.shape import GPT
+from labtrain.model import ParallelGPT
 
 
 @pytest.mark.parametrize(("hidden_size", "num_layers"), [(2304, 24), (12288, 80), (25600, 128)])

@@ -12,9 +12,9 @@ from course.sizing.ring import bus_factor
 from course.sizing.stage_memory import layer_parameters
 from labkit.groups import group_of_one
 from labkit.launch import launch
-from labkit.model import ParallelGPT
 from labkit.shape import GPT
-from labkit.train import TrainConfig, training
+from labtrain import TrainConfig, training
+from labtrain.model import ParallelGPT
 
 SMALL = GPT(num_layers=4, hidden_size=64, seq_length=16, vocab_size=128, num_attention_heads=4)
 UNTIED = replace(SMALL, tied=False, positions="rope")

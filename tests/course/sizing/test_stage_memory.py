@@ -13,11 +13,11 @@ from course.sizing.folded import FOLDED
 from course.sizing.stage_memory import in_flight, stage_activation_bytes
 from labkit.groups import group_of_one
 from labkit.launch import launch
-from labkit.model import CONTEXT_PARALLEL, ParallelGPT, TransformerLayer
 from labkit.partition import split_layers
 from labkit.schedules import BACKWARD, FORWARD, interleaved, one_f_one_b
 from labkit.shape import GPT
 from labkit.tensor_parallel.blocks import rotation
+from labtrain.model import CONTEXT_PARALLEL, ParallelGPT, TransformerLayer
 
 GPT_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200, num_attention_heads=96)
 SMALL = GPT(num_layers=12, hidden_size=16, seq_length=8, vocab_size=32, num_attention_heads=4)

@@ -24,9 +24,9 @@ from course.sizing.fully_sharded import collectives
 from course.sizing.layer_seconds import LOSS, SCORES, context_seconds, layer_seconds, link_rate, logits_seconds
 from course.sizing.step_seconds import ADAM, gradients_seconds, update_seconds
 from labkit.groups import group_of_one
-from labkit.model import TransformerLayer
 from labkit.shape import GPT
 from labkit.tensor_parallel.blocks import apply_rotary, rotation
+from labtrain.model import TransformerLayer
 
 GPT_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200, num_attention_heads=96)
 TODAY = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)

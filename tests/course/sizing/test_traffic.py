@@ -13,9 +13,9 @@ from course.measure.by_axis import sent_by_axis
 from course.sizing import Plan, Traffic, plan_traffic, stage_parameters, step_traffic
 from labkit.launch import launch
 from labkit.layout import ParallelLayout
-from labkit.model import ParallelGPT
 from labkit.shape import GPT
-from labkit.train import TrainConfig, training
+from labtrain import TrainConfig, training
+from labtrain.model import ParallelGPT
 
 TINY = GPT(num_layers=2, hidden_size=4, seq_length=8, vocab_size=10)  # 560 parameters
 SMALL = GPT(num_layers=12, hidden_size=16, seq_length=8, vocab_size=32, num_attention_heads=4)

@@ -16,8 +16,8 @@ from course.parity import compare
 from labkit.data_parallel import FullyShardedDataParallel, flat_parameter
 from labkit.groups import group_of_one, init_groups
 from labkit.layout import ParallelLayout
-from labkit.model import ParallelGPT
 from labkit.shape import GPT
+from labtrain.model import ParallelGPT
 from tests.labkit.data_parallel.conftest import loss_of, world
 
 WIDTH, ROWS, STEPS = 32, 4, 3

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from course.communication import communication_log
-from labkit.communication import trace_communication
+from labkit.collectives import trace_communication
 from labkit.data_parallel import DataParallel, average_gradients
 from labkit.groups import init_groups
 from labkit.launch import RankFailed

@@ -8,13 +8,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
-from labkit.expert_parallel import Balance, MoELayer
+from labkit.expert_parallel import LoadBalancing, MoELayer
+from labkit.gradients import all_reduce_grads
 from labkit.groups import groups_of_one, init_groups
 from labkit.layout import ParallelLayout
-from labkit.model import normal
 from labkit.placement import placement_of
 from labkit.tensor_parallel import gather_whole
-from labkit.train.gradients import all_reduce_grads
+from labtrain.model import normal
 
 HIDDEN, FFN, EXPERTS, SEQ, BATCH = 6, 8, 8, 8, 2
 LOSSES = dict(aux_loss_coefficient=0.3, z_loss_coefficient=0.1)
@@ -24,7 +24,7 @@ def make(groups, top_k=2, skew="", **options):
     """A layer in float64; ``skew`` makes all tokens choose one expert, or none the last two."""
     names = {"init_method": "up", "output_layer_init_method": "down"}
     inits = {key: named(name) for key, name in names.items()}
-    router = {"init_method": normal("router", 0, 0.5), "balance": Balance(**LOSSES)}
+    router = {"init_method": normal("router", 0, 0.5), "balance": LoadBalancing(**LOSSES)}
     router |= options.pop("router", {})
     options |= inits | {"dtype": torch.float64, "router": router}
     layer = MoELayer(HIDDEN, FFN, EXPERTS, top_k, groups, **options)

@@ -74,7 +74,7 @@ def test_stale_run_directory_is_removed(tmp_path, monkeypatch):
 def test_ranks_that_will_train_find_imported_what_an_optimizer_needs():
     """Eight ranks would each import it, on the cores that they share."""
     code = "import sys; from labkit.launch import client, launch\n"
-    code += "def found(): return 'torch._dynamo' in sys.modules and 'labkit.train' not in sys.modules\n"
+    code += "def found(): return 'torch._dynamo' in sys.modules and 'labtrain' not in sys.modules\n"
     code += "facts = launch(found, world_size=1)\n"
     code += "client.will_train()\n"
     code += "print(facts + launch(found, world_size=2))"
@@ -83,7 +83,7 @@ def test_ranks_that_will_train_find_imported_what_an_optimizer_needs():
 
 
 @pytest.mark.parametrize(
-    "name", ["labkit.data_parallel", "labkit.pipeline", "labkit.train", "course.explorers.live_losses"]
+    "name", ["labkit.data_parallel", "labkit.pipeline", "labtrain", "course.explorers.live_losses"]
 )
 def test_every_module_that_trains_announces_it(monkeypatch, name):
     monkeypatch.setattr(client, "_ranks_will_train", False)

@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from course.communication import communication_log
 from labkit.groups import group_of_one
 from labkit.launch import launch
-from labkit.model import ParallelGPT, TransformerLayer
 from labkit.pipeline.split_backward import split_backward
 from labkit.shape import GPT
 from labkit.tensor_parallel import ColumnParallelLinear, ParallelMLP
 from labkit.torch_versions import NODES_OUTLIVE_THEIR_GRAPH
+from labtrain.model import ParallelGPT, TransformerLayer
 
 WIDTH = 8
 SHAPE = GPT(num_layers=2, hidden_size=WIDTH, seq_length=4, vocab_size=11, num_attention_heads=2)

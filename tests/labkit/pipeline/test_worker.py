@@ -20,14 +20,14 @@ from labkit.data_parallel import DataParallel, FullyShardedDataParallel
 from labkit.groups import ProcessGroups, group_of_one, init_groups
 from labkit.launch import RankFailed, launch
 from labkit.layout import ParallelLayout
-from labkit.model import ParallelGPT
 from labkit.pipeline.worker import Stage
 from labkit.schedules import FORWARD, dualpipe_v, gpipe, interleaved, one_f_one_b, v_half, zero_bubble
 from labkit.shape import GPT
 from labkit.tensor_parallel import shard_like
 from labkit.timeline.trace import Trace
-from labkit.train import steps
-from tests.labkit.train.tiny import TINY
+from labtrain import steps
+from labtrain.model import ParallelGPT
+from tests.labtrain.tiny import TINY
 from tests.support.pipelines import assert_same, even, every_schedule, mean_square, model_chunks, parity, run_stage
 from tests.support.schedules import KINDS, own
 

@@ -4,16 +4,16 @@ import re
 
 import pytest
 
-from labkit.schedules import Op, check, gpipe, in_turn, interleaved, v_shape
+from labkit.schedules import Op, check, gpipe, interleaved, round_robin, v_shape
 from tests.support.schedules import folded, own
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
 def test_the_placements_are_the_published_rules(p):
     for v in (1, 2, 3, 4):
-        assert interleaved(p, 4, v).stages == in_turn(p, v)
+        assert interleaved(p, 4, v).stages == round_robin(p, v)
         for stage in range(p * v):
-            assert stage in in_turn(p, v)[stage % p]
+            assert stage in round_robin(p, v)[stage % p]
     for stage in range(2 * p):
         assert stage in v_shape(p)[min(stage, 2 * p - 1 - stage)]
 
@@ -69,8 +69,8 @@ def test_a_stage_that_lives_twice_or_nowhere_is_refused(stages, said):
     [
         (lambda: v_shape(0), "pp_size=0 must be at least 1"),
         (lambda: v_shape("2"), "pp_size='2' must be a whole number"),
-        (lambda: in_turn(-1), "pp_size=-1 must be at least 1"),
-        (lambda: in_turn(2, 0), "num_chunks=0 must be at least 1"),
+        (lambda: round_robin(-1), "pp_size=-1 must be at least 1"),
+        (lambda: round_robin(2, 0), "num_chunks=0 must be at least 1"),
     ],
 )
 def test_a_placement_of_no_ranks_is_refused(make, said):

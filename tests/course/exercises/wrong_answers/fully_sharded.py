@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from labkit.communication import all_gather_single, reduce_scatter_single
+from labkit.collectives import all_gather_single, reduce_scatter_single
 
 
 def all_shards(shard):

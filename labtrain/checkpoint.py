@@ -1,0 +1,394 @@
+"""Saves and loads checkpoints that do not depend on the layout: saved on some ranks, resumed on any others.
+
+Each tensor is stored as the whole model has it, under its name; every rank writes and reads its shards of it. A
+checkpoint gets its final name only when it is complete, so a run that is killed while it saves has the one before.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Set
+from concurrent import futures
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+
+from labkit.groups import local_device, local_rank
+from labkit.shape import GPT
+from labtrain.checkpoint_tensors import State, make_states, tensors_of, without_states
+from labtrain.command_line import run_command
+
+DESCRIPTION, LOCK, METADATA = "labkit.json", "labkit.lock", ".metadata"  # the last is torch's
+CHANGED, SHARED = "has changed since it was written", "checkpoint_dir must be a folder that all nodes share"
+
+
+@contextmanager
+def claim(folder: str | Path, resume: bool, in_background: bool = False) -> Iterator[Callable[..., None]]:
+    """Keep the folder for this run inside the block, on all ranks together; yield `save`, or `InBackground.save`.
+
+    What a killed save left there goes. After the block, the last checkpoint is complete. Raises a ValueError if another
+    run uses the folder, if it has checkpoints that are not resumed, or if it cannot be written.
+    """
+    folder = Path(folder)
+
+    def take() -> None:
+        if (folder / DESCRIPTION).exists():
+            raise ValueError(f"checkpoint_dir={folder} is a checkpoint: name the folder that it is in, {folder.parent}")
+        if folder.is_file():
+            raise ValueError(f"checkpoint_dir={folder} is a file: name a folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        locked = while_it_runs.enter_context(open(folder / LOCK, "w"))  # noqa: SIM115 - freed if killed, too
+        try:
+            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"checkpoint_dir={folder} is in use by another run: name a different folder") from None
+        except OSError:
+            pass  # a file system without locks
+        if not resume and (path := newest(folder)):
+            raise ValueError(f"checkpoint_dir={folder} already has {path.name}: resume it, or name a different folder")
+        for partial in folder.glob("step_*.partial"):
+            shutil.rmtree(partial, ignore_errors=True)
+
+    with ExitStack() as while_it_runs:
+        together(take if dist.get_rank() == 0 else lambda: None, f"checkpoint_dir={folder}")
+        yield while_it_runs.enter_context(InBackground()).save if in_background else save
+
+
+def save(folder: str | Path, state: State, step: int, num_samples: int, keep: int = 0) -> None:
+    """Write a step's checkpoint, on all ranks together, and leave the ``keep`` newest complete ones there; 0 for all.
+
+    If it cannot be written, or some files do not arrive in this folder, nothing is left and a ValueError says why.
+    """
+    writer = _Writer(folder, state, step, num_samples, keep)
+    with _complete_or_nothing(writer.partial):
+        state_dict_saver.save(dict(tensors_of(state, to_save=True)), storage_writer=writer)
+
+
+class InBackground(AbstractContextManager["InBackground"]):
+    """Saves as `save` does, but returns when the values are copied: a thread writes them, one checkpoint at a time.
+
+    The ranks' threads meet in a gloo group of their own, so that no message of theirs gets among those of training.
+    """
+
+    def __init__(self):
+        self._group: Any = dist.new_group(backend="gloo", group_desc="checkpoints in the background")
+        dist.barrier(self._group)  # a rank that closed early would hang up on a peer that is still connecting
+        self._thread = futures.ThreadPoolExecutor(1, "AsyncCheckpoint")
+        self._copies: dict[str, torch.Tensor] = {}  # kept: to get memory, pinned for a GPU, takes longer than to copy
+        self._in_flight: list[tuple[Path, futures.Future]] = []
+
+    def save(self, folder: str | Path, state: State, step: int, num_samples: int, keep: int = 0) -> None:
+        """Copy the values once the checkpoint before is complete; raise what `save` raises if that one has failed."""
+        self.wait()
+        for name, tensor in tensors_of(state, to_save=True):
+            if name in self._copies:
+                self._copies[name].copy_(tensor, non_blocking=True)
+            else:
+                self._copies[name] = tensor.to("cpu", non_blocking=True, copy=True)
+        if local_device().type == "cuda":
+            torch.cuda.current_stream().synchronize()  # before the next step changes the weights
+        writer = _Writer(folder, state, step, num_samples, keep)
+        writer.per_thread_copy_ahead = 0  # or the thread would look for tensors on GPU 0, and open a context there
+        how: Any = {"storage_writer": writer, "process_group": self._group}
+        self._in_flight.append((writer.partial, self._thread.submit(state_dict_saver.save, self._copies, **how)))
+
+    def wait(self) -> None:
+        """Wait until the checkpoint on its way is complete, and raise what `save` raises if it is not."""
+        futures.wait([future for _, future in self._in_flight])  # if interrupted here, it is still on its way
+        while self._in_flight:
+            partial, future = self._in_flight.pop()
+            with _complete_or_nothing(partial):
+                future.result()
+
+    def __exit__(self, error_type, *_) -> None:
+        try:
+            with suppress(Exception) if error_type else ExitStack():  # the first error is the one to tell
+                self.wait()
+        finally:
+            self._thread.shutdown(wait=False)
+            dist.destroy_process_group(vars(self).pop("_group"))  # now, though a traceback may hold this object
+
+
+class _Writer(filesystem.FileSystemWriter):
+    """Writes files as torch does, notes their checksums, and renames the folder when all are there."""
+
+    def __init__(self, folder: str | Path, state: State, step: int, num_samples: int, keep: int):
+        self.final, self.keep = Path(folder) / f"step_{step:08d}", keep
+        self.partial = self.final.with_suffix(".partial")
+        self.about = {"step": step, "num_samples": num_samples, **_about(state), "options": state.options}
+        self.about["layout"] = str(state.groups.layout).splitlines()[0]
+        super().__init__(self.partial)
+
+    def write_data(self, plan, planner) -> Any:
+        """Write this rank's files, and compute their checksums."""
+        try:
+            results = super().write_data(plan, planner).value()
+        except (OSError, RuntimeError) as error:
+            tensors = [item.tensor_data for item in plan.items if item.tensor_data]
+            needed = sum(each.chunk.sizes.numel() * each.properties.dtype.itemsize for each in tensors)
+            left = shutil.disk_usage(self.partial.parent).free
+            number = errno.ENOSPC if left < needed else _errno_of(error)
+            if number is None:  # not the file system's fault, or nobody says so
+                raise
+            why, what = os.strerror(number), f"the files of rank {dist.get_rank()}"
+            raise OSError(number, f"{why}: {what} need {needed:,} bytes, {left:,} are free") from error
+        checksums = {path.name: _checksum(path) for path in self.partial.glob(f"__{dist.get_rank()}_*")}
+        written = torch.futures.Future()
+        written.set_result((results, checksums))
+        return written
+
+    def finish(self, metadata, results: list[Any]) -> None:
+        """Give the checkpoint its name; the first rank calls this when all have written."""
+        super().finish(metadata, [of_rank for of_rank, _ in results])
+        sums = {name: checksum for _, of_rank in results for name, checksum in of_rank.items()}
+        here = sums.keys() & {path.name for path in self.partial.iterdir()}
+        written = {result.storage_data.relative_path for of_rank, _ in results for result in of_rank}
+        if lost := written - here:
+            raise ValueError(f"{self.partial} lacks {min(lost)}: {SHARED}")
+        sums[METADATA] = _checksum(self.partial / METADATA)
+        described = self.about | {"written_by": _versions(), "checksums": sums}
+        with open(self.partial / DESCRIPTION, "w") as file:
+            json.dump(described | {"checksum": zlib.crc32(json.dumps(described).encode())}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.rmtree(self.final, ignore_errors=True)
+        self.partial.rename(self.final)
+        for old in complete(self.final.parent)[: -self.keep] if self.keep else []:
+            shutil.rmtree(old.rename(old.with_suffix(".partial")), ignore_errors=True)
+
+
+def _errno_of(error: BaseException | None) -> int | None:
+    """Return the number of the OSError that led to this one: torch's writer says only "unexpected pos" after it."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return error.errno
+        error = error.__context__
+    return None
+
+
+@contextmanager
+def _complete_or_nothing(partial: Path) -> Iterator[None]:
+    """Turn torch's error, the same on all ranks, into the one to raise; remove what has been written.
+
+    What the file system refuses is a ValueError with a way out. Anything else is raised as it is: its cause is unknown.
+    """
+    try:
+        yield
+    except CheckpointException as error:
+        if dist.get_rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)  # others may need the space
+        causes = [cause for cause, _ in error.failures.values()]
+        cause = next((each for each in causes if not isinstance(each, Exception)), causes[0])
+        if isinstance(cause, OSError):
+            raise ValueError(unwritable(partial.with_suffix(""), cause)) from error
+        raise cause from error
+
+
+def newest(folder: str | Path) -> Path | None:
+    """Return the newest complete checkpoint in a folder, or None."""
+    return next(reversed(complete(folder)), None)
+
+
+def complete(folder: str | Path) -> list[Path]:
+    """Return all complete checkpoints in a folder, the newest last."""
+    return sorted(path.parent for path in Path(folder).glob(f"step_????????/{DESCRIPTION}"))
+
+
+def step_of(path: Path) -> int:
+    """Return after which step a checkpoint was saved.
+
+    >>> step_of(Path("run1/step_00000040"))
+    40
+    """
+    return int(path.name.removeprefix("step_"))
+
+
+def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
+    """Restore a folder's newest complete checkpoint on every rank, and return its step and samples (0, 0 without one).
+
+    Raises a ValueError if it is damaged, or has a different model, optimizer, text or seed.
+    """
+    found = [newest(folder)]
+    dist.broadcast_object_list(found)  # one rank looks for all
+    step, num_samples, text = 0, 0, f"No checkpoint in {folder}: starting with step 1"
+    if path := found[0]:
+        make_states(state.optimizer)
+        tensors = dict(tensors_of(state))
+        together(lambda: _check(path, state, {name for name in tensors if name.startswith("model.")}))
+        untrained = without_states(state, _saved_names(path))
+        for name, parameter in untrained:  # frozen until now, say
+            for key in state.optimizer.state[parameter]:
+                tensors.pop(f"optimizer.{name}.{key}", None)
+        state_dict_loader.load(tensors, checkpoint_id=path)
+        _forget_states(state.optimizer, [parameter for _, parameter in untrained])
+        about = json.loads((path / DESCRIPTION).read_text())
+        step, num_samples = about["step"], about["num_samples"]
+        text = f"Resuming after step {step}, from {path.name}"
+        before = about.get("options") or about["rates"]  # as versions before had it
+        both = [(name, state.options[name], before[name]) for name in state.options.keys() & before if name != "resume"]
+        new = ", ".join(f"{name} is {now} instead of {old}" for name, now, old in sorted(both) if now != old)
+        text += f". From here on {new}" if new else ""
+        if names := _on_any_rank(name for name, _ in untrained):
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            text += f". It has no optimizer states of {names[0]}{more}, so these start anew"
+    if local_rank() == 0:  # in the log of each node
+        print(text, flush=True)
+    return step, num_samples
+
+
+def _saved_names(path: Path) -> KeysView[str]:
+    return filesystem.FileSystemReader(path).read_metadata().state_dict_metadata.keys()
+
+
+def _on_any_rank(names: Iterable[str]) -> list[str]:
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, list(names))
+    return sorted(set().union(*of_ranks))
+
+
+@torch.no_grad()
+def _forget_states(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+    """Let an optimizer start anew with these parameters, from their values."""
+    masters, inner = getattr(optimizer, "masters", {}), getattr(optimizer, "inner", optimizer)
+    for parameter in parameters:
+        optimizer.state.pop(parameter)
+        if parameter in masters:
+            inner.state.pop(masters[parameter])
+            masters[parameter].copy_(parameter)
+
+
+def _check(path: Path, state: State, names: Set[str]) -> None:
+    """Check that a checkpoint is whole, of this model, and has tensors of these names. Ranks share its data files."""
+    ours, way_out = _about(state), f"remove {path.name} to resume from the checkpoint before it"
+    if not (path / DESCRIPTION).exists():
+        raise ValueError(f"rank {dist.get_rank()} does not see {path}: {SHARED}")
+    about, damage = _read(path)
+    if damage:
+        raise ValueError(f"{damage}: {way_out}")
+    theirs = {field.name: field.default for field in fields(GPT)} | about  # an older version did not have all fields
+    both = [(name, theirs.get(name), mine) for name, mine in ours.items()]
+    if differing := [f"{name} is {there} there and {here} here" for name, there, here in both if there != here]:
+        way_out = "resume with what is there, or name a different checkpoint_dir"
+        raise ValueError(f"{path} does not fit: {'; '.join(differing)}: {way_out}")
+    sums = about["checksums"]
+    mine = [METADATA, *sorted(sums.keys() - {METADATA})[dist.get_rank() :: dist.get_world_size()]]
+    if damage := _damage(path, {name: sums[name] for name in mine}):
+        raise ValueError(f"{damage}: {way_out}")
+    if missing := sorted(names - _saved_names(path)):
+        raise ValueError(f"{path} has no {missing[0]} ({len(missing)} tensors are missing): it is of a different model")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], str]:
+    """Return what a checkpoint says of itself, and whether that has changed since, or an empty text."""
+    try:
+        about = json.loads((path / DESCRIPTION).read_text())
+        checksum, _ = about.pop("checksum"), dict(about["checksums"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path / DESCRIPTION} is not the description of a labkit checkpoint: {error!r}") from error
+    return about, "" if checksum == zlib.crc32(json.dumps(about).encode()) else f"{path / DESCRIPTION} {CHANGED}"
+
+
+def _damage(path: Path, sums: Mapping[str, int]) -> str:
+    """Return what is wrong with the first file that is not as it was written, or an empty text."""
+    for file, checksum in ((path / name, checksum) for name, checksum in sums.items()):
+        if not file.is_file() or _checksum(file) != checksum:
+            return f"{file} {CHANGED if file.is_file() else 'is a folder' if file.exists() else 'is missing'}"
+    return ""
+
+
+def together(work: Callable[[], Any], written: str = "") -> None:
+    """Do this rank's work; raise on all ranks if it failed on one. ``written`` names what it writes, if anything."""
+    error = None
+    try:
+        work()
+    except (ValueError, OSError) as raised:
+        error = unwritable(written, raised) if written and isinstance(raised, OSError) else str(raised)
+    errors: list[Any] = [error]
+    if dist.is_initialized():
+        errors *= dist.get_world_size()
+        dist.all_gather_object(errors, error)
+    if first := next(filter(None, errors), None):
+        raise ValueError(first)
+
+
+def unwritable(what: str | Path, error: OSError) -> str:
+    """Return what to say of a file or folder that could not be written.
+
+    >>> unwritable("run1", OSError(errno.ENOSPC, "No space left on device"))
+    'run1 cannot be written (No space left on device): make space, or name a folder on a different disk'
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        way_out = "make space, or name a folder on a different disk"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        way_out = "name a folder that you may write to"
+    else:
+        way_out = "name a different folder"
+    return f"{what} cannot be written ({error.strerror or error}): {way_out}"
+
+
+def _about(state: State) -> dict[str, Any]:
+    """Return what must be the same to resume; the layout need not be."""
+    inner = getattr(state.optimizer, "inner", None)
+    kind = type(state.optimizer).__name__ if inner is None else f"{type(inner).__name__} with master weights"
+    dtype = str(next(state.models[0].parameters()).dtype).removeprefix("torch.")
+    return {**asdict(state.shape), "precision": dtype, "optimizer": kind, **state.data}
+
+
+def _versions() -> dict[str, str]:
+    """Return what writes a checkpoint: the versions, and the commit if the code lies in a repository of git."""
+    versions = {"torch": str(torch.__version__), "python": platform.python_version()}
+    with suppress(OSError):  # there is no git
+        ask = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        asked = subprocess.run(ask, capture_output=True, text=True)
+        versions |= {"commit": asked.stdout.strip()} if asked.returncode == 0 else {}
+    return versions
+
+
+def describe(folder: str | Path) -> tuple[Path, dict[str, Any], str]:
+    """Return a checkpoint, or the newest of a folder, what it says of itself, and what is damaged, or an empty text.
+
+    Raises a ValueError if there is none, or it does not say.
+    """
+    path = Path(folder) if (Path(folder) / DESCRIPTION).exists() else newest(folder)
+    if path is None:
+        raise ValueError(f"no complete checkpoint is in {folder}: name a folder of checkpoints, or one of them")
+    about, damage = _read(path)
+    return path, about, damage or _damage(path, about["checksums"])
+
+
+def main(folder: str) -> int:
+    """Print what is in a checkpoint, or in the newest of a folder; return 0 if it is whole, otherwise 1."""
+    try:
+        path, about, damage = describe(folder)
+    except ValueError as error:
+        print(error)
+        return 1
+    print(json.dumps({name: value for name, value in about.items() if name != "checksums"}, indent=1))
+    whole = f"{path.name} is whole: {len(about['checksums'])} files"
+    print(f"{path.name} is damaged: {damage}" if damage else whole)
+    return int(bool(damage))
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 24):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+if __name__ == "__main__":
+    run_command(main, *sys.argv[1:2] or ["."])

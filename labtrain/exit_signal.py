@@ -1,0 +1,39 @@
+"""Ends a run before its last step: after SIGTERM, SIGUSR1 or a given time, once the step in flight is finished."""
+
+import math
+import signal
+import threading
+import time
+from contextlib import AbstractContextManager
+
+_SIGNALS = signal.SIGTERM, signal.SIGUSR1  # Kubernetes and torchrun send the first, Slurm either, before they kill
+
+
+class ExitSignal(AbstractContextManager["ExitSignal"]):
+    """Inside the block, a signal no longer ends this rank: ``reason`` says that it came. All ranks must then agree.
+
+    Args:
+        minutes: after this time there is a reason too; None for never.
+    """
+
+    def __init__(self, minutes: float | None = None):
+        self.minutes, self._signal = minutes, ""
+        self._deadline = time.monotonic() + 60 * (math.inf if minutes is None else minutes)
+        self._before: dict = {}
+
+    @property
+    def reason(self) -> str:
+        """Why this rank wants to end; empty if it does not."""
+        return self._signal or (f"{self.minutes:g} minutes" if time.monotonic() >= self._deadline else "")
+
+    def __enter__(self) -> "ExitSignal":
+        if threading.current_thread() is threading.main_thread():  # only there may handlers be set
+            self._before = {each: signal.signal(each, self._note) for each in _SIGNALS}
+        return self
+
+    def _note(self, number: int, _) -> None:
+        self._signal = signal.Signals(number).name
+
+    def __exit__(self, *_) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)

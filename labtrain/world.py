@@ -1,0 +1,289 @@
+"""Joins the ranks of a run, whoever started them: launch, torchrun, Slurm's srun, or nobody (then there is one)."""
+
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from labkit.data_parallel.replicas import check_alike
+from labkit.device import prepare_gpu, take_turns
+from labkit.groups import local_device, local_rank
+from labtrain.config import TrainConfig
+from labtrain.data import TokenFile
+
+CHECK_SECONDS = 10.0  # enough for some ten gigabytes on each rank
+
+
+@contextmanager
+def world(one_queue: bool = False, posts_receives: bool = True) -> Iterator[None]:
+    """Keep torch.distributed up inside the block. On a GPU, both options are those of `labkit.device.prepare_gpu`.
+
+    Raises:
+        ValueError: the environment says that there are other ranks, but not where; or Slurm shows too few GPUs.
+    """
+    if dist.is_initialized():
+        yield
+        return  # whoever brought it up takes it down
+    os.environ.update(slurm_as_torchrun(os.environ))
+    sizes = {os.environ.get(name, "1") for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")}
+    if "RANK" not in os.environ and sizes != {"1"}:
+        raise ValueError("mpirun does not say where rank 0 is: start the ranks with torchrun or srun")
+    store, rank, world_size = meet(os.environ) if "RANK" in os.environ else (HashStore(), 0, 1)
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    torch.set_num_threads(num_threads(ranks_here, os.environ))
+    prepare_gpu(one_queue, posts_receives)  # before CUDA is asked for anything
+    store.set(f"gpu {rank}", str(has_gpu(ranks_here, torch.cuda.device_count(), os.environ)))
+    on_gpu = all(seen == b"True" for seen in store.multi_get([f"gpu {each}" for each in range(world_size)]))
+    if world_size > 1 and not on_gpu:
+        take_turns()
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size)
+    if on_gpu:
+        torch.cuda.set_device(local_device())
+    dist.distributed_c10d._get_default_store().set(f"{PROCESS} {rank}", f"{_machine()} {os.getpid()}")
+    has_failed = True
+    try:
+        yield
+        has_failed = False
+    finally:
+        if not (has_failed and on_gpu):  # it would wait for messages that never come
+            dist.destroy_process_group()
+
+
+def meet(environment: Mapping[str, str]) -> tuple[Store, int, int]:
+    """Return the store in which the ranks of this run meet, this rank's number, and the number of ranks."""
+    address = environment.get("MASTER_ADDR")
+    try:
+        socket.getaddrinfo(address, None)  # torch would ask again and again for half an hour
+        store, rank, world_size = next(rendezvous("env://"))
+    except (ValueError, OSError) as error:
+        fault = f"RANK={environment['RANK']} is set, but rank 0 cannot be found at MASTER_ADDR={address} ({error})"
+        first_node = 'the first of scontrol show hostnames "$SLURM_STEP_NODELIST"'
+        ways = f"start the ranks with torchrun or srun, set MASTER_ADDR to {first_node}, or unset RANK to train alone"
+        raise ValueError(f"{fault}: {ways}") from error
+    step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
+    store = PrefixStore(step, store)  # two steps that happen to have one port do not mix
+    shared = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return fresh(store, rank, world_size) if shared else store, rank, world_size
+
+
+def fresh(store: Store, rank: int, world_size: int) -> Store:
+    """Return a new part of torchrun's store, which outlives a restart and still has the addresses of dead ranks.
+
+    Rank 0 makes up a name, and gives it to each rank that shows a new ticket. (Each node counts restarts for itself.)
+    """
+    ticket = secrets.token_hex(8)
+    if rank == 0:
+        waiting = set(range(1, world_size))
+        while waiting:
+            for each in waiting:
+                store.set(f"name for {store.get(f'ticket of {each}').decode()}", ticket)
+            time.sleep(0.01)
+            waiting = {each for each in waiting if not store.check([f"{ticket} has {each}"])}
+        return PrefixStore(ticket, store)
+    store.set(f"ticket of {rank}", ticket)
+    name = store.get(f"name for {ticket}").decode()
+    store.set(f"{name} has {rank}", "")
+    return PrefixStore(name, store)
+
+
+def has_gpu(ranks_here: int, gpus_seen: int, environment: Mapping[str, str]) -> bool:
+    """Return whether each rank of this node can have a GPU; Slurm may show each task only its own."""
+    enough = gpus_seen >= ranks_here or (gpus_seen > 0 and "SLURM_GPUS_PER_TASK" in environment)
+    if gpus_seen and not enough and "SLURM_STEP_NUM_TASKS" in environment:
+        fault = f"each of {ranks_here} ranks of a node sees {gpus_seen} of its GPUs, perhaps the same"
+        way_out = "give srun --gpus-per-task=1 and no --gpu-bind, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+        raise ValueError(f"{fault}: {way_out}")
+    return enough
+
+
+def num_threads(ranks_here: int, environment: Mapping[str, str]) -> int:
+    """Return this rank's share of the cores; torch's own number if it is alone on its node, or if the user set one."""
+    is_set = "OMP_NUM_THREADS" in environment
+    if "TORCHELASTIC_RUN_ID" in environment:  # torchrun itself sets 1 if it was started without a number
+        is_set = b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    if is_set or ranks_here == 1:
+        return torch.get_num_threads()
+    share = max(1, len(os.sched_getaffinity(0)) // ranks_here)
+    return int(environment.get("SLURM_CPUS_PER_TASK", share))
+
+
+def check_same_options(config: TrainConfig | str, spelled: Mapping[str, str] | None = None) -> None:
+    """Raise a ValueError on every rank if ranks differ in an option, or in the content of the text. Call it first.
+
+    A rank whose options cannot be read gives instead what is wrong with them: then that is the error on all ranks.
+    Options are called as fields, or as ``spelled`` has them.
+    """
+    faults = [""] * dist.get_world_size()
+    dist.all_gather_object(faults, config if isinstance(config, str) else "")
+    if fault := next(filter(None, faults), None):
+        raise ValueError(fault)
+    assert isinstance(config, TrainConfig)
+    spelled = spelled or {field.name: field.name for field in fields(config)}
+    mine = {spelled[field.name]: repr(getattr(config, field.name)) for field in fields(config)}
+    mine["the content of text"] = config.make_dataset().fingerprint
+    check_alike(mine, "start every rank with the same options")
+
+
+def check_tokens(config: TrainConfig) -> None:
+    """Look through a file of tokens once, each rank through a part of it.
+
+    Otherwise a run would meet a wrong token steps later. What no rank has come to in
+    `CHECK_SECONDS` is checked as it is read.
+
+    Raises:
+        ValueError: on every rank, if one has found a token that is not in the vocabulary.
+    """
+    dataset = config.make_dataset()
+    if config.tokens is None or not isinstance(dataset, TokenFile):
+        return
+    try:
+        found = dataset.check(dist.get_rank(), dist.get_world_size(), CHECK_SECONDS), ""
+    except (ValueError, OSError) as error:
+        found = 0, str(error)
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, found)
+    if fault := next((fault for _, fault in everywhere if fault), None):
+        raise ValueError(fault)
+    num_checked = sum(count for count, _ in everywhere)
+    if num_checked < dataset.num_tokens and local_rank() == 0:
+        share = f"{num_checked / dataset.num_tokens:.0%} of {config.tokens}"
+        print(f"{share} is checked; the rest will be as it is read", flush=True)
+
+
+PROCESS = "labtrain process of"  # and a rank: where it is, for those on its machine
+PATIENCE_SECONDS = 10.0  # for a rank on another machine; torchrun leaves 30 before it kills
+
+
+def describe_lost_peer(checkpoint_dir: str | None) -> str:
+    """Return which ranks are gone, and where a restart goes on."""
+    from labtrain import checkpoint
+
+    store, silent = dist.distributed_c10d._get_default_store(), "0"
+    with suppress(RuntimeError):  # the store is gone, with rank 0, or with the first node's torchrun
+        silent = ", ".join(map(str, silent_ranks(store)))
+        silent = store.compare_set("labtrain silent", "", silent).decode()  # all ranks say what one has found
+    who = f" (no answer from rank {silent})" if silent else ""
+    newest = checkpoint.newest(checkpoint_dir) if checkpoint_dir else None
+    then = f"with --resume, a restart goes on after {newest.name}" if newest else "no checkpoint is there to resume"
+    return f"a peer is gone{who}, so the other ranks end: {then}"
+
+
+def silent_ranks(store: Store) -> list[int]:
+    """Return the ranks that are gone: all ranks that still run call this, and so answer each other.
+
+    On a busy machine an answer may take seconds. So a rank counts as gone when somebody on its machine
+    sees that its process has ended; or if nobody can see that, when there is no news for long.
+    """
+    there, gone = "labtrain is there", "labtrain is gone"
+    store.set(f"{there} {dist.get_rank()}", "")
+    unknown, ended = set(range(dist.get_world_size())), set()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while unknown and time.monotonic() < deadline:
+        time.sleep(0.02)
+        answered = {rank for rank in unknown if store.check([f"{there} {rank}"])}
+        seen = {rank for rank in unknown - answered if _has_ended(store, rank)}
+        for rank in seen:
+            store.set(f"{gone} {rank}", "")
+        told = {rank for rank in unknown - answered if store.check([f"{gone} {rank}"])}
+        ended |= told
+        unknown -= answered | told
+        if answered or told:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+    return sorted(ended | unknown)
+
+
+def _has_ended(store: Store, rank: int) -> bool:
+    """Return whether a rank's process on this machine has ended; False if it is on another one."""
+    if not store.check([f"{PROCESS} {rank}"]):
+        return False
+    machine, pid = store.get(f"{PROCESS} {rank}").decode().split()
+    if machine != _machine():
+        return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state in ("Z", "X")  # a zombie, which its parent has not asked for yet
+
+
+def _machine() -> str:
+    """Return what tells this machine from others, and a container's processes from those outside."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def say_once(text: str, restart_helps: bool = False) -> None:
+    """Print a last message on stderr, once for all ranks of a node that say it; torchrun repeats it below its report.
+
+    The ranks wait a moment for each other, because torchrun ends all others when one has left with an error. No exit
+    code keeps it from restarting them: if that would end in the same way, one rank of each node tells it to stop.
+    """
+    store, world_size = HashStore(), 1
+    if dist.is_initialized():
+        store, world_size = dist.distributed_c10d._get_default_store(), dist.get_world_size()
+
+    def is_first(key: str, if_gone: bool) -> bool:
+        try:
+            return store.add(f"labtrain {key}", 1) == 1
+        except RuntimeError:  # the store has gone, with the rank that kept it
+            return if_gone
+
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    stops_torchrun = not restart_helps and restarts > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    text += "\n(A restart would end in the same way, so torchrun is told to stop.)" if stops_torchrun else ""
+    node = os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0"))
+    is_said_here = is_first(f"says {zlib.crc32(text.encode())} on node {node}", if_gone=restart_helps)
+    stops_here = stops_torchrun and is_first(f"stops node {node}", if_gone=False)
+    if is_said_here:
+        print(text, file=sys.stderr, flush=True)
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        about = {"message": text if is_said_here else "as on another rank", "timestamp": int(time.time())}
+        about["timestamp"] += not is_said_here  # torchrun takes the earliest as the root cause, and shows it last
+        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(about))
+    with suppress(RuntimeError):
+        left, deadline = store.add("labtrain left", 1), time.monotonic() + 2.0
+        while left < world_size and time.monotonic() < deadline:
+            time.sleep(0.02)
+            left = store.add("labtrain left", 0)
+    if stops_here:
+        os.kill(os.getppid(), signal.SIGTERM)
+    if stops_torchrun:
+        time.sleep(60)  # torchrun stops this rank, too; if it came to an end first, torchrun might restart it
+
+
+def slurm_as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that torchrun would set, from those that srun sets for each task; none outside of srun.
+
+    A script of sbatch runs alone and has SLURM_PROCID and SLURM_NTASKS too: only variables with STEP come from srun.
+    """
+    if "RANK" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
+        return {}
+    # The first of dgx[07-08,11] is dgx07.
+    first_node = re.sub(r"\[(\d+)[^]]*\]", r"\1", environment["SLURM_STEP_NODELIST"]).split(",")[0]
+    runs = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])  # 3,2(x2) is 3, 2 and 2
+    tasks = [number for number, times in runs for _ in range(int(times or 1))]
+    step = 16 * int(environment["SLURM_JOB_ID"]) + int(environment.get("SLURM_STEP_ID", 0))
+    variables = {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": tasks[int(environment["SLURM_NODEID"])],
+        "MASTER_ADDR": first_node,
+        "MASTER_PORT": str(20000 + step % 20000),  # jobs that share a node need different ones, and so do steps
+    }
+    return {name: environment.get(name, value) for name, value in variables.items()}
