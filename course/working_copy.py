@@ -17,7 +17,7 @@ from nbformat.sign import NotebookNotary
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = "pics"
-LINKED = ["labkit", "course", "tests", "README.md", "CONTRIBUTING.md", "INSTRUCTOR.md", "LICENSE", "NOTICE"]
+LINKED = ["labkit", "labtrain", "course", "tests", "README.md", "CONTRIBUTING.md", "INSTRUCTOR.md", "LICENSE", "NOTICE"]
 ASKS = re.compile(r"predict\.\w+")
 """The whole of a cell that shows a question; see `course.predict`."""
 ASKS_IN_WORDS = "**Predict.**"

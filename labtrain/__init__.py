@@ -1,18 +1,27 @@
-"""Trains a GPT over all five axes at once, whoever started the ranks."""
+"""A training program made of labkit: it trains a GPT over all five axes at once, whoever started the ranks.
 
-import os
+``import labtrain`` loads no torch: each name below is loaded when it is first asked for.
+"""
 
-# OpenMP's threads spin while they wait. On cores that something else uses too, torch's two threads were 15 times slower
-# than one. With a short spin, two threads on cores of their own are only 10% slower. torch reads this when imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-if {"RANK", "SLURM_PROCID"} & os.environ.keys():  # when a peer dies, torch would warn of it in 60 lines of C++ frames
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+import importlib
+from typing import TYPE_CHECKING
 
-from labkit.launch.client import will_train
-from labtrain.config import TrainConfig
-from labtrain.console import Step
-from labtrain.trainer import Trainer, steps, train, training
+from labkit import lab_folders
+
+if TYPE_CHECKING:
+    from labtrain.config import TrainConfig
+    from labtrain.console import Step
+    from labtrain.trainer import Trainer, steps, train, training
 
 __all__ = ["Step", "TrainConfig", "Trainer", "steps", "train", "training"]
 
-will_train()
+lab_folders.extend(__path__)  # so that a report tells this code from the user's
+
+_MODULES = {"TrainConfig": "labtrain.config", "Step": "labtrain.console"}
+
+
+def __getattr__(name: str):
+    if name not in __all__:
+        raise AttributeError(f"module 'labtrain' has no attribute {name!r}")
+    importlib.import_module("labtrain.before_torch")
+    return getattr(importlib.import_module(_MODULES.get(name, "labtrain.trainer")), name)

@@ -1,5 +1,7 @@
 """Runs the command line: ``python -m labtrain --help``, also under torchrun and srun."""
 
+import labtrain.before_torch  # isort: skip  # noqa: F401 - torch reads what it sets
+
 import inspect
 import io
 import os

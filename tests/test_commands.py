@@ -23,7 +23,7 @@ def test_every_command_can_be_piped():
     """The table below tries the ones that print before they have done much."""
     blocks = {
         str(path.relative_to(ROOT)): found[1]
-        for package in ("labkit", "course")
+        for package in ("labkit", "labtrain", "course")
         for path in (ROOT / package).rglob("*.py")
         if (found := MAIN.search(path.read_text()))
     }

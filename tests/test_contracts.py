@@ -10,8 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PLANTS = {
-    "labkit never imports course": ("labkit/layout.py", "import course.sizing"),
-    "labkit: a file imports only from lower floors": ("labkit/groups.py", "import labtrain.model"),
+    "labkit imports neither labtrain nor course": ("labkit/layout.py", "import labtrain.data"),
+    "labtrain never imports course": ("labtrain/data.py", "import course.table"),
+    "labkit needs only torch, cloudpickle and tqdm": ("labkit/groups.py", "import numpy"),
+    "labkit: a file imports only from lower floors": ("labkit/groups.py", "import labkit.pipeline"),
+    "labtrain: a file imports only from lower floors": ("labtrain/model.py", "import labtrain.generation"),
     "course: a file imports only from lower floors": ("course/sizing/plan.py", "import course.pictures.style"),
     "no circle among files": ("labtrain/config.py", "import labtrain.trainer"),
     "the plain files need no torch": ("labkit/schedules/schedule.py", "import torch"),
@@ -23,7 +26,7 @@ PLANTS = {
 def copy(tmp_path_factory):
     """A copy of the project in which a test may plant things."""
     folder = tmp_path_factory.mktemp("project")
-    for package in ("labkit", "course"):
+    for package in ("labkit", "labtrain", "course"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     return folder

@@ -15,14 +15,14 @@ def num_lines(*paths: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in paths)
 
 
-@pytest.mark.parametrize("name", re.findall(r"`((?:labkit|course)/.*?)`", CODE_MAP))
+@pytest.mark.parametrize("name", re.findall(r"`((?:labkit|labtrain|course)/.*?)`", CODE_MAP))
 def test_the_map_leads_somewhere(name):
     assert (ROOT / name).exists()
 
 
 def test_every_part_of_both_packages_is_on_the_map():
-    shown = re.findall(r"`((?:labkit|course)/[^/`]+)", CODE_MAP)
-    parts = [path for package in ("labkit", "course") for path in (ROOT / package).iterdir()]
+    shown = re.findall(r"`((?:labkit|labtrain|course)/[^/`]+)", CODE_MAP)
+    parts = [path for package in ("labkit", "labtrain", "course") for path in (ROOT / package).iterdir()]
     names = {f"{path.parent.name}/{path.name}" for path in parts if path.suffix == ".py" or path.is_dir()}
     left_out = {name for name in names if "__" not in name and name not in shown}
     assert left_out <= {"labkit/sizes.py", "labkit/shape.py", "labkit/device.py", "course/progress.py"}

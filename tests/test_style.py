@@ -11,7 +11,7 @@ BIN = Path(sys.executable).parent
 TOOLS = {
     "ruff check": ["ruff", "check", "."],
     "ruff format": ["ruff", "format", "--check", "."],
-    "pyright": ["pyright", "--pythonpath", sys.executable, "labkit", "course"],
+    "pyright": ["pyright", "--pythonpath", sys.executable, "labkit", "labtrain", "course"],
     "import-linter": ["lint-imports", "--no-logo", "--no-cache"],
 }
 

@@ -45,8 +45,8 @@ def step_traffic(
     The micro-batch size does not matter: m micro-batches of b sequences move as much as one of m*b.
 
     - tp: 4 all-reduces per layer, 2 forward and 2 backward, of the activations: B/d * s/c * h elements. Full
-      recomputation adds 2 (`labtrain.model` sends only 1 of them: torch stops before the last message, which no gradient
-      needs). Sequence parallelism adds the equivalent of 1: backward gathers two inputs again.
+      recomputation adds 2 (`labtrain.model` sends only 1 of them: torch stops before the last message, which no
+      gradient needs). Sequence parallelism adds the equivalent of 1: backward gathers two inputs again.
     - dp: one all-reduce of a rank's gradients, P/(t*p) elements, over the ranks that share its weights (dp and cp).
     - pp: each rank of a stage sends the activations to the next stage and gets as many gradients back, or 1/t of both
       with sequence parallelism. With v chunks per rank that happens v times, and v - 1 times from last stage to first;

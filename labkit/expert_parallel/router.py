@@ -163,7 +163,8 @@ class Router(PlacedModule):
 def end_step(model: nn.Module, groups: ProcessGroups) -> None:
     """Update the biases of a model's routers by the step's choices. Every rank calls it once a step.
 
-    The bias of an expert goes down by ``expert_bias_update_rate`` if it was chosen more often than the mean, and up if less.
+    The bias of an expert goes down by ``expert_bias_update_rate`` if it was chosen more often than
+    the mean, and up if less.
     ``last_load`` [experts] of each router are then the step's choices of all ranks, and what it counted is None.
     """
     own = {m: m.num_chosen for m in model.modules() if isinstance(m, Router) and m.num_chosen is not None}

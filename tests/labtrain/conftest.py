@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from labtrain.__main__ import main
+from tests.labkit.conftest import by_nccls_rules, on_ranks  # noqa: F401 - the same ranks, for tests here
 from tests.labtrain.processes import SIX
 
 

@@ -34,7 +34,9 @@ def num_ranks():
 
 def test_it_is_part_of_the_package_and_its_options_fit(config, num_ranks):
     assert config.layout(num_ranks).world_size == 16
-    assert 'packages = ["labkit", "course"]' in (ROOT / "pyproject.toml").read_text()  # hatch takes all files in them
+    assert (
+        'packages = ["labkit", "labtrain", "course"]' in (ROOT / "pyproject.toml").read_text()
+    )  # hatch takes all files in them
 
 
 def test_no_layout_that_fits_is_faster(config, num_ranks):

@@ -65,7 +65,9 @@ def plain_files() -> list[Path]:
     code = f"import sys, {', '.join(modules)}\nfor each in sys.modules.values(): print(getattr(each, '__file__', None))"
     printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     files = sorted(path for path in map(Path, printed.splitlines()) if path.is_relative_to(ROOT))
-    return [path.relative_to(ROOT) for path in files if path.relative_to(ROOT).parts[0] in ("labkit", "course")]
+    return [
+        path.relative_to(ROOT) for path in files if path.relative_to(ROOT).parts[0] in ("labkit", "labtrain", "course")
+    ]
 
 
 def enliven(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

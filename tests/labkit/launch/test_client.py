@@ -82,9 +82,7 @@ def test_ranks_that_will_train_find_imported_what_an_optimizer_needs():
     assert ran.stdout.splitlines()[-1] == "[False, True, True]", ran
 
 
-@pytest.mark.parametrize(
-    "name", ["labkit.data_parallel", "labkit.pipeline", "labtrain", "course.explorers.live_losses"]
-)
+@pytest.mark.parametrize("name", ["labkit.data_parallel", "labkit.pipeline", "course.explorers.live_losses"])
 def test_every_module_that_trains_announces_it(monkeypatch, name):
     monkeypatch.setattr(client, "_ranks_will_train", False)
     spec = importlib.util.find_spec(name)

@@ -23,7 +23,7 @@ def test_report_says_who_waits_and_who_never_came():
 
 
 def test_report_names_the_learners_line_and_where_in_labkit():
-    deeper = (("train.py", 3, "work"), (communication.__file__, 5, "wait"), ("/lib/python3.11/threading.py", 1, "wait"))
+    deeper = (("train.py", 3, "work"), (collectives.__file__, 5, "wait"), ("/lib/python3.11/threading.py", 1, "wait"))
     report = deadlock_report(world(at(in_collective(), deeper), LOCKED, returned=[1]))
     assert "at train.py, line 3, in work, in labkit/collectives.py, line 5, in wait" in report
 
