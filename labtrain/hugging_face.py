@@ -161,7 +161,7 @@ def shape_of(config: Mapping[str, Any], seq_length: int | None = None) -> GPT:
     if values.get("num_query_groups") == values["num_attention_heads"]:
         values["num_query_groups"] = None
     if (top_k := values.get("top_k", 2)) == 1:
-        raise ValueError(f"num_experts_per_tok={top_k} is not computed by labkit's model: use 2 or more")
+        raise ValueError(f"num_experts_per_tok={top_k} is not computed by labtrain's model: use 2 or more")
     try:
         return GPT(**values)
     except ValueError as error:
@@ -200,7 +200,7 @@ def _given(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
         given["rope_theta"] = rope["rope_theta"]
     _check_known("rope_type", rope.get("rope_type", rope.get("type", "default")), ["default"])
     if of_layers := [name for name, value in rope.items() if isinstance(value, dict)]:
-        fault = f"rope_parameters that {of_layers[0]} has of its own are not computed by labkit's model"
+        fault = f"rope_parameters that {of_layers[0]} has of its own are not computed by labtrain's model"
         raise ValueError(f"{fault}: use weights trained with the same in all layers")
     return given
 
@@ -208,13 +208,13 @@ def _given(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
 def _check_known(name: str, value: Any, right: Sequence[Any]) -> None:
     if value not in right:
         use = " or ".join(map(repr, dict.fromkeys(right)))
-        raise ValueError(f"{name}={value!r} is not computed by labkit's model: use weights trained with {use}")
+        raise ValueError(f"{name}={value!r} is not computed by labtrain's model: use weights trained with {use}")
 
 
 def _check_head_dim(head_dim: int, hidden_size: int, num_attention_heads: int, left_out: str) -> None:
     if head_dim != hidden_size // num_attention_heads:
         fault = f"head_dim={head_dim!r} is not hidden_size={hidden_size} / num_attention_heads={num_attention_heads}"
-        raise ValueError(f"{fault}, the only one that labkit's model computes{left_out}")
+        raise ValueError(f"{fault}, the only one that labtrain's model computes{left_out}")
 
 
 def _check_window(given: Mapping[str, Any], family: Family, seq_length: int) -> None:

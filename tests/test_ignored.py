@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
-    "left", ["checkpoints/step_00000001/labkit.json", "labkit-train-70001.log", "build/tests.xml", ".venv"]
+    "left", ["checkpoints/step_00000001/labkit.json", "labtrain-70001.log", "build/tests.xml", ".venv"]
 )
 def test_git_ignores_what_a_run_leaves(left):
     ignored = subprocess.run(["git", "check-ignore", "--quiet", left], cwd=ROOT).returncode == 0

@@ -155,13 +155,13 @@ def test_null_is_refused_where_transformers_refuses_it(kind):
 
 FOUND = [  # in config.json, and what labkit says, if it refuses
     ("llama", dict(hidden_act="swish"), None),
-    ("llama", dict(hidden_act="gelu"), "hidden_act='gelu' is not computed by labkit's model"),
+    ("llama", dict(hidden_act="gelu"), "hidden_act='gelu' is not computed by labtrain's model"),
     ("llama", dict(sliding_window=4, use_sliding_window=False), None),  # Llama's attention has no window
     ("llama", dict(pretraining_tp=2, attention_dropout=0.5, use_cache=False, torch_dtype="float16"), None),
     ("llama", dict(head_dim=2), None),
     ("llama", dict(head_dim=None), None),
     ("llama", dict(head_dim=4), "head_dim=4 is not hidden_size=32 / num_attention_heads=16, the only one that"),
-    ("llama", dict(attention_bias=True), "mlp_bias=False is not computed by labkit's model"),
+    ("llama", dict(attention_bias=True), "mlp_bias=False is not computed by labtrain's model"),
     ("llama", dict(num_key_value_heads=5), "num_key_value_heads=5 does not divide num_attention_heads=16$"),
     ("llama", dict(num_attention_heads=32, head_dim=...), "describes no model: .* a head has 1$"),
     ("llama", dict(hidden_size=33, head_dim=2), "num_attention_heads=16 does not divide hidden_size=33$"),
@@ -201,7 +201,7 @@ FOUND = [  # in config.json, and what labkit says, if it refuses
     ("mixtral", dict(sliding_window=4), "sliding_window=4 is less than seq_length=12: use a seq_length up to 4$"),
     ("mixtral", dict(num_local_experts=..., num_experts=8), None),
     ("mixtral", dict(num_experts=4), "has model.layers.0.block_sparse_moe.experts.4"),
-    ("mixtral", dict(num_experts_per_tok=1), "num_experts_per_tok=1 is not computed by labkit's model"),
+    ("mixtral", dict(num_experts_per_tok=1), "num_experts_per_tok=1 is not computed by labtrain's model"),
     ("mixtral", dict(num_experts_per_tok=9), "num_experts_per_tok=9 must be at most num_local_experts=8$"),
     ("mixtral", dict(output_router_logits=True, router_jitter_noise=0.5, router_aux_loss_coef=0.1), None),
     ("gpt2", dict(n_layer=..., num_hidden_layers=2, n_embd=5, hidden_size=32), None),  # the other name counts
@@ -212,7 +212,7 @@ FOUND = [  # in config.json, and what labkit says, if it refuses
     ("gpt2", dict(scale_attn_weights=False), "scale_attn_weights=False is not computed"),
     ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True is not computed"),
     ("gpt2", dict(add_cross_attention=True), "add_cross_attention=True is not computed"),
-    ("gpt2", dict(activation_function="relu"), "activation_function='relu' is not computed by labkit's model"),
+    ("gpt2", dict(activation_function="relu"), "activation_function='relu' is not computed by labtrain's model"),
     ("gpt2", dict(activation_function="quick_gelu"), "activation_function='quick_gelu' is not computed"),
     *(("gpt2", dict(activation_function=name), None) for name in FAMILIES["gpt2"].known["activation_function"]),
 ]
