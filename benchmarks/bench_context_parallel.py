@@ -1,8 +1,8 @@
-"""Attention on a sequence that is cut: consecutive tokens against balanced chunks, and the ways against each other.
+"""Attention on a sequence that is cut: consecutive tokens against zigzag chunks, and the ways against each other.
 
 Paced, a block of attention sleeps in proportion to its (query, key) pairs, so that the ring's forward shows who waits
 for whom, whatever the cores do. The row says how much of the ratio that theory gives was measured, and by how much the
-balanced ring is slower than predicted.
+zigzag ring is slower than predicted.
 
 Computed, ranks share this machine's cores, one thread each. All ways take turns in one world; the result is the median
 round of the slowest rank, forward and backward. The rows name the most memory that a rank had beyond what it holds
@@ -23,23 +23,23 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from course.sizing.context import attention_pairs
-from labkit.context_parallel import gathered_attention, positions, ring_attention, ulysses_attention
+from labkit.context_parallel import all_gather_attention, positions, ring_attention, ulysses_attention
 from labkit.context_parallel.blockwise import OnlineSoftmax
 from labkit.launch import launch
 
 BATCH, HEADS, KV_HEADS, HEAD_SIZE, SEQUENCE = 1, 8, 4, 64, 4096
 SECONDS_OF_A_BLOCK = 0.2  # paced: all queries of a rank with all keys of a rank
 NUM_ROUNDS = 7
-WAYS = {"Ulysses": ulysses_attention, "gathered": gathered_attention}
+WAYS = {"Ulysses": ulysses_attention, "all_gather": all_gather_attention}
 
 
 def rows() -> Iterator[tuple[str, float, float]]:
     options = dict(backend="gloo", timeout_seconds=300)
     for c in (4, 8):
         measured, predicted = [], []
-        for balanced in (True, False):
-            measured.append(max(launch(paced, balanced, world_size=c, **options)))
-            predicted.append(paced_makespan(c, balanced))
+        for zigzag in (True, False):
+            measured.append(max(launch(paced, zigzag, world_size=c, **options)))
+            predicted.append(paced_makespan(c, zigzag))
         of_theory = measured[1] / measured[0] / (predicted[1] / predicted[0])
         text = f"{of_theory:.3f} of theory's ratio, {measured[0] / predicted[0]:.3f} of its time"
         yield f"paced ring, c = {c}, {text}; against consecutive tokens", *measured
@@ -54,15 +54,15 @@ def rows() -> Iterator[tuple[str, float, float]]:
 # -- paced ----------------------------------------------------------------------------------------------------------
 
 
-def paced_makespan(c: int, balanced: bool) -> float:
+def paced_makespan(c: int, zigzag: bool) -> float:
     """Return the seconds of a ring whose ranks wait for the slowest at each step."""
     seq_length = 2**16
-    pairs, block = attention_pairs(seq_length, c, balanced), (seq_length / c) ** 2
+    pairs, block = attention_pairs(seq_length, c, zigzag), (seq_length / c) ** 2
     slowest = [max(pairs[rank][(rank - step) % c] for rank in range(c)) for step in range(c)]
     return SECONDS_OF_A_BLOCK * sum(slowest) / block
 
 
-def paced(balanced: bool) -> float:
+def paced(zigzag: bool) -> float:
     """Return this rank's median seconds for the ring's forward with blocks that sleep."""
 
     def sleep_instead(softmax, q, kv, part):
@@ -71,7 +71,7 @@ def paced(balanced: bool) -> float:
 
     x = torch.zeros(1, 1, 16, 4)
     with patch.object(OnlineSoftmax, "add", sleep_instead):
-        return median(lambda: ring_attention(x, x, x, dist.group.WORLD, balanced=balanced))
+        return median(lambda: ring_attention(x, x, x, dist.group.WORLD, zigzag=zigzag))
 
 
 # -- computed -------------------------------------------------------------------------------------------------------

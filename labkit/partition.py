@@ -77,34 +77,34 @@ def split_layers(
     return sizes
 
 
-def tokens_of_rank(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True) -> list[range]:
-    """Return which tokens of a sequence a context-parallel rank holds: consecutive ones, or two balanced chunks.
+def tokens_of_rank(seq_length: int, cp_size: int, cp_rank: int, zigzag: bool = True) -> list[range]:
+    """Return which tokens of a sequence a context-parallel rank holds: consecutive ones, or two zigzag chunks.
 
-    Balanced means an early and a late one of 2c chunks, r and 2c - 1 - r: equal work under a causal mask.
+    Zigzag means an early and a late one of 2c chunks, r and 2c - 1 - r: equal work under a causal mask.
 
-    >>> tokens_of_rank(8, cp_size=2, cp_rank=0), tokens_of_rank(8, cp_size=2, cp_rank=0, balanced=False)
+    >>> tokens_of_rank(8, cp_size=2, cp_rank=0), tokens_of_rank(8, cp_size=2, cp_rank=0, zigzag=False)
     ([range(0, 2), range(6, 8)], [range(0, 4)])
 
     Raises:
         ValueError: the sequence cannot be cut so, or there is no such rank.
     """
-    check_sequence_cut(seq_length, cp_size, balanced)
+    check_sequence_cut(seq_length, cp_size, zigzag)
     if check_size("cp_rank", cp_rank, least=0) >= cp_size:
         raise ValueError(f"cp_rank={cp_rank} is not one of cp_size={cp_size}: use 0 to {cp_size - 1}")
-    if not balanced or cp_size == 1:
+    if not zigzag or cp_size == 1:
         return [range(seq_length)[seq_length // cp_size * cp_rank :][: seq_length // cp_size]]
     chunk = seq_length // (2 * cp_size)
     return [range(number * chunk, (number + 1) * chunk) for number in (cp_rank, 2 * cp_size - 1 - cp_rank)]
 
 
-def check_sequence_cut(seq_length: int, cp_size: int, balanced: bool, tp_size: int = 1) -> None:
+def check_sequence_cut(seq_length: int, cp_size: int, zigzag: bool, tp_size: int = 1) -> None:
     """Raise a ValueError if a sequence cannot be cut among context-parallel ranks, and each part among ``tp_size``."""
     seq_length, chunks = check_size("seq_length", seq_length), 2 * check_size("cp_size", cp_size)
-    if not balanced or cp_size == 1:  # consecutive tokens, or one rank with all of them
+    if not zigzag or cp_size == 1:  # consecutive tokens, or one rank with all of them
         check_divides(cp_size, "seq_length", seq_length, parts_name="cp_size")
     elif seq_length % chunks:
-        cut = f"balanced chunks: 2 * cp_size={cp_size} = {chunks} does not divide seq_length={seq_length}"
-        fits = either(multiples_near(seq_length, chunks)) + (", or balanced=False" if seq_length % cp_size == 0 else "")
+        cut = f"zigzag chunks: 2 * cp_size={cp_size} = {chunks} does not divide seq_length={seq_length}"
+        fits = either(multiples_near(seq_length, chunks)) + (", or zigzag=False" if seq_length % cp_size == 0 else "")
         raise ValueError(f"{cut}: use seq_length {fits}")
     check_divides(tp_size, "seq_length" if cp_size == 1 else "seq_length / cp_size", seq_length // cp_size)
 

@@ -100,8 +100,8 @@ class TrainConfig:
 
     tp_size: Annotated[int, ShortOption("--tp")] = 1  # Tensor parallelism: ranks that share each layer.
     cp_size: Annotated[int, ShortOption("--cp")] = 1  # Context parallelism: ranks that share each sequence.
-    context_parallel: Literal["ring", "ulysses", "gathered"] = "ring"  # How context-parallel ranks compute attention.
-    balanced: bool = True  # Each context-parallel rank has an early and a late chunk, not consecutive tokens.
+    context_parallel: Literal["ring", "ulysses", "all_gather"] = "ring"  # How context-parallel ranks compute attention.
+    zigzag: bool = True  # Each context-parallel rank has an early and a late chunk, not consecutive tokens.
     pp_size: Annotated[int, ShortOption("--pp")] = 1  # Pipeline parallelism: ranks that the layers are divided among.
     ep_size: Annotated[int, ShortOption("--ep")] = 1  # Expert parallelism: ranks that share a layer's experts.
     # Expert tensor parallelism: ranks that share each expert; by default tp_size.
@@ -268,7 +268,7 @@ class TrainConfig:
             raise ValueError(f"{fault}, and {how}: use zero_stage=1, or schedule='1f1b'")
         if self.shard_size is not None and self.zero_stage == 0:
             raise ValueError(f"shard_size={self.shard_size} shards nothing with zero_stage=0: use 1, 2 or 3")
-        check_sequence_cut(self.seq_length, self.cp_size, self.balanced, self.tp_size if self.sequence_parallel else 1)
+        check_sequence_cut(self.seq_length, self.cp_size, self.zigzag, self.tp_size if self.sequence_parallel else 1)
         if self.cp_size > 1 and self.dropout:
             raise ValueError(f"dropout={self.dropout} does not work with cp_size={self.cp_size}: use dropout=0")
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from labkit.context_parallel import gathered_attention, positions, ring_attention, ulysses_attention
+from labkit.context_parallel import all_gather_attention, positions, ring_attention, ulysses_attention
 from labkit.expert_parallel import Load, MoELayer, attach_loss
 from labkit.groups import group_of_one, groups_of_one
 from labkit.partition import check_sequence_cut, layers_of_stage
@@ -30,7 +30,7 @@ from labkit.tensor_parallel.vocabulary import VocabParallelEmbedding, vocab_para
 
 STD = 0.02  # the standard deviation of a new weight, as in GPT-2
 NORMS = {"layernorm": ReplicatedLayerNorm, "rmsnorm": ReplicatedRMSNorm}
-CONTEXT_PARALLEL = {"ring": ring_attention, "ulysses": ulysses_attention, "gathered": gathered_attention}
+CONTEXT_PARALLEL = {"ring": ring_attention, "ulysses": ulysses_attention, "all_gather": all_gather_attention}
 
 
 class ParallelGPT(PlacedModule):
@@ -49,8 +49,8 @@ class ParallelGPT(PlacedModule):
         first: the first stage, if this rank has it too: a tied last stage then uses its embedding, and has none.
         recompute: keep only each layer's input, and compute the rest again in backward.
         cp_group: the ranks that share each sequence.
-        context_parallel: how they compute attention together: "ring", "ulysses" or "gathered".
-        balanced: they hold an early and a late chunk each, not consecutive tokens.
+        context_parallel: how they compute attention together: "ring", "ulysses" or "all_gather".
+        zigzag: they hold an early and a late chunk each, not consecutive tokens.
         defer_grad_reduce: leave the sums of sequence parallelism to `labkit.gradients.all_reduce_grads`.
         experts: options of each `MoELayer` that the shape does not say; on several ranks, all their ``groups``.
         num_micro_batches: how many forwards make a step; the losses of routers are averaged over them.
@@ -75,7 +75,7 @@ class ParallelGPT(PlacedModule):
         recompute: bool = False,
         cp_group: dist.ProcessGroup | None = None,
         context_parallel: str = "ring",
-        balanced: bool = True,
+        zigzag: bool = True,
         defer_grad_reduce: bool = False,
         experts: dict[str, Any] | None = None,
         num_micro_batches: int = 1,
@@ -90,9 +90,9 @@ class ParallelGPT(PlacedModule):
             raise ValueError(f"num_experts={shape.num_experts} on {group.size()} tensor ranks: give their groups too")
         self.shape, self.group, self.stage, self.seed = shape, group, stage, seed
         self.head_size = shape.hidden_size // shape.num_attention_heads
-        self.cp_group, self.balanced = cp_group or group_of_one(), balanced
+        self.cp_group, self.zigzag = cp_group or group_of_one(), zigzag
         self.num_past = 0  # tokens before those of x, which `labtrain.generation` has computed already
-        check_sequence_cut(shape.seq_length, self.cp_group.size(), balanced, group.size() if sequence_parallel else 1)
+        check_sequence_cut(shape.seq_length, self.cp_group.size(), zigzag, group.size() if sequence_parallel else 1)
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
         self.recompute, self.sequence_parallel, self.num_micro_batches = recompute, sequence_parallel, num_micro_batches
         options = factory | dict(sequence_parallel=sequence_parallel)
@@ -109,7 +109,7 @@ class ParallelGPT(PlacedModule):
                 self.place(positions=Placement(copy_groups=(group,)))
                 self.reset_parameters()
             self.dropout = _dropout(dropout, group, sequence_parallel)
-        cp_attention = partial(CONTEXT_PARALLEL[context_parallel], group=self.cp_group, balanced=balanced)
+        cp_attention = partial(CONTEXT_PARALLEL[context_parallel], group=self.cp_group, zigzag=zigzag)
         attend = cp_attention if self.cp_group.size() > 1 else None
         make_layer = partial(TransformerLayer, shape, group, seed=seed, dropout=dropout, attend=attend, **options)
         experts = {"groups": groups_of_one(), **(experts or {})}
@@ -169,7 +169,7 @@ class ParallelGPT(PlacedModule):
         num_tokens = self.num_past + x.size(1) * divided_by * self.cp_group.size()
         if num_tokens > self.shape.seq_length:
             raise ValueError(f"{num_tokens} tokens are more than seq_length={self.shape.seq_length}: give fewer")
-        held = positions(num_tokens, self.cp_group.size(), self.cp_group.rank(), self.balanced, device=x.device)
+        held = positions(num_tokens, self.cp_group.size(), self.cp_group.rank(), self.zigzag, device=x.device)
         return held[self.num_past :]
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:

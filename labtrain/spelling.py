@@ -29,8 +29,8 @@ def options() -> dict[str, str]:
 def switch(name: str, value: bool) -> str:
     """Return how a bool is given: by a switch where it is not the default.
 
-    >>> switch("resume", True), switch("balanced", False), switch("resume", False)
-    ('--resume', '--no-balanced', 'no --resume')
+    >>> switch("resume", True), switch("zigzag", False), switch("resume", False)
+    ('--resume', '--no-zigzag', 'no --resume')
     """
     default = next(field.default for field in fields(TrainConfig) if field.name == name)
     option = options()[name].replace("--", "--no-") if default else options()[name]
@@ -45,8 +45,8 @@ def as_typed(message: str) -> str:
 
     >>> as_typed("tp_size=2 * pp_size=1 = 2 does not divide world_size=1: use tp_size 1, or world_size 2")
     '--tp 2 * --pp 1 = 2 does not divide world_size=1: use --tp 1, or world_size 2'
-    >>> as_typed("stage_layers=(1, 3) and order='tp-pp' need a text=, resume=True and balanced=False")
-    '--stage-layers 1 3 and --order tp-pp need a --text, --resume and --no-balanced'
+    >>> as_typed("stage_layers=(1, 3) and order='tp-pp' need a text=, resume=True and zigzag=False")
+    '--stage-layers 1 3 and --order tp-pp need a --text, --resume and --no-zigzag'
     >>> as_typed("tp_size * cp_size=16 does not divide num_query_groups=2")
     '--tp * --cp = 16 does not divide --num-query-groups 2'
     """

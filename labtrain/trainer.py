@@ -82,7 +82,7 @@ def training(config: TrainConfig) -> Iterator["Trainer"]:
 
 def make_models(config: TrainConfig, schedule: Schedule, groups: ProcessGroups) -> list[ParallelGPT]:
     """Return a rank's chunks of the model on the meta device: `Trainer.wrap` materializes them."""
-    same = ("seed", "dropout", "recompute", "sequence_parallel", "context_parallel", "balanced", "dtype")
+    same = ("seed", "dropout", "recompute", "sequence_parallel", "context_parallel", "zigzag", "dtype")
     options: dict[str, Any] = {name: getattr(config, name) for name in same} | {"device": "meta"}
     options |= {"num_stages": schedule.num_stages, "defer_grad_reduce": True, "cp_group": groups.cp}
     options |= {"num_micro_batches": schedule.num_micro_batches, "stage_layers": config.layers_per_stage}
@@ -255,7 +255,7 @@ class Trainer:
         samples = [self.text.sample(first_sample + row, self.config.seq_length + 1) for row in self.rows()]
         tokens = torch.stack([torch.from_numpy(sample) for sample in samples])
         shifted = tokens[:, :-1], tokens[:, 1:]  # before the cut: what comes next may be on a different rank
-        held = positions(self.config.seq_length, self.groups.cp.size(), self.groups.cp.rank(), self.config.balanced)
+        held = positions(self.config.seq_length, self.groups.cp.size(), self.groups.cp.rank(), self.config.zigzag)
         inputs, targets = (each[:, held].to(local_device()).split(self.config.micro_batch_size) for each in shifted)
         return inputs, targets
 

@@ -27,7 +27,7 @@ class context_explorer(Explorer):
 
     def _fit(self, choice) -> GPT:
         s, c, t, heads, kv_heads = choice
-        check_sequence_cut(s, c, balanced=True)
+        check_sequence_cut(s, c, zigzag=True)
         check_divides(kv_heads, "num_heads", heads, parts_name="num_kv_heads")
         check_divides(t, "num_kv_heads", kv_heads)
         return GPT(1, heads * HEAD_SIZE, s, 1, heads, num_query_groups=kv_heads)

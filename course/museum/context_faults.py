@@ -19,7 +19,7 @@ def labels_shifted_after_the_cut():
 
 def positions_of_consecutive_tokens():
     right = model.positions
-    model.positions = lambda *cut, device: right(*cut[:3], balanced=False, device=device)  # the tokens are balanced
+    model.positions = lambda *cut, device: right(*cut[:3], zigzag=False, device=device)  # the tokens are zigzag
 
 
 def loss_divided_by_c_twice():
@@ -46,7 +46,7 @@ CONTEXT_FAULTS = [
     ),
     Fault(
         "positions of consecutive tokens",
-        "Tokens are dealt out balanced, an early and a late chunk, but each rank numbers its own as if they were "
+        "Tokens are dealt out in zigzag, an early and a late chunk, but each rank numbers its own as if they were "
         "consecutive.",
         "The weights would be right. The loss of step 1 would be wrong, the same on all ranks, and so would every "
         "gradient, by no common factor; worst of all would be the gradient of the positions.",

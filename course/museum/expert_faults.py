@@ -3,11 +3,10 @@
 from unittest.mock import patch
 
 from course.museum.faults import Fault
-from labkit import expert_parallel
+from labkit import expert_parallel, gradients
 from labkit.expert_parallel import Experts, Router, layer
 from labkit.placement import Placement, placement_of
 from labkit.tensor_parallel import shards
-from labtrain import gradients
 
 
 def gradients_averaged_over_expert_dp():

@@ -17,13 +17,13 @@ from torch.utils.checkpoint import checkpoint
 from course.museum.tiny_run import Run, fingerprint
 from course.parity import Difference, compare, gradients, weights
 from labkit import expert_parallel
+from labkit import gradients as reduced
 from labkit.data_parallel import DataParallel
 from labkit.expert_parallel import LoadBalancing, MoELayer
 from labkit.groups import ProcessGroups, init_groups
 from labkit.layout import ParallelLayout
 from labkit.placement import PlacedModule, Placement
 from labkit.tensor_parallel import shard_like
-from labtrain import gradients as reduced
 from labtrain.model import normal
 
 WORLD_SIZE, NUM_LAYERS, HIDDEN, FFN, NUM_EXPERTS, TOP_K = 4, 2, 4, 5, 6, 3

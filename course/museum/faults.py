@@ -12,13 +12,13 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 
-from labkit import pipeline
+from labkit import gradients, pipeline
 from labkit.layout import ParallelLayout
 from labkit.partition import rows_of_replica
 from labkit.pipeline.worker import Stage
 from labkit.tensor_parallel import RowParallelLinear, blocks, dropout, linear, shards, vocabulary
 from labkit.tensor_parallel.operators import reduce_from_tp
-from labtrain import Trainer, gradients, trainer
+from labtrain import Trainer, trainer
 
 
 @dataclass(frozen=True)

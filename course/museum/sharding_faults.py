@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from course.museum.faults import Fault
-from labkit import pipeline
+from labkit import gradients, pipeline
 from labkit.placement import placement_of
-from labtrain import Trainer, gradients
+from labtrain import Trainer
 
 
 def replicas_counted_in_the_norm():

@@ -17,7 +17,7 @@ from labkit.sizes import counted
 SIDE, PANEL, TOP = 360.0, 480.0, 84.0  # pixels: a triangle; from one to the next; what is above it
 BAR, LANE = 90.0, 84.0  # the highest bar of work; from rank to rank
 PARTS = 4  # a triangle on the diagonal is drawn as so many steps
-NAMES = {False: "Consecutive", True: "Balanced"}
+NAMES = {False: "Consecutive", True: "Zigzag"}
 
 
 def draw_triangle(seq_length: int, cp_size: int) -> Scene:
@@ -26,27 +26,27 @@ def draw_triangle(seq_length: int, cp_size: int) -> Scene:
     Left, ranks hold consecutive tokens; right, an early and a late chunk.
     """
     marks, rows, says = [], [], []
-    for balanced, x in ((False, 0.0), (True, PANEL)):
-        work, kept = attention_work(seq_length, cp_size, balanced), pace(seq_length, cp_size, balanced)
-        says.append(f"{NAMES[balanced].lower()}: ranks compute {kept:.1%} of the time")
-        marks.append(label(f"name{balanced}", x, 58, says[-1].capitalize(), bold=True))
-        marks += _triangle(seq_length, cp_size, balanced, x)
-        marks += _bars(work, max(attention_work(seq_length, cp_size, balanced=False)), f"{balanced}.", x)
+    for zigzag, x in ((False, 0.0), (True, PANEL)):
+        work, kept = attention_work(seq_length, cp_size, zigzag), pace(seq_length, cp_size, zigzag)
+        says.append(f"{NAMES[zigzag].lower()}: ranks compute {kept:.1%} of the time")
+        marks.append(label(f"name{zigzag}", x, 58, says[-1].capitalize(), bold=True))
+        marks += _triangle(seq_length, cp_size, zigzag, x)
+        marks += _bars(work, max(attention_work(seq_length, cp_size, zigzag=False)), f"{zigzag}.", x)
         for rank, share in enumerate(work):
-            held = ", ".join(f"{part[0]}-{part[-1]}" for part in tokens_of_rank(seq_length, cp_size, rank, balanced))
-            rows.append([NAMES[balanced], str(rank), held, f"{share:.1%}"])
+            held = ", ".join(f"{part[0]}-{part[-1]}" for part in tokens_of_rank(seq_length, cp_size, rank, zigzag))
+            rows.append([NAMES[zigzag], str(rank), held, f"{share:.1%}"])
     title = f"{seq_length:,} tokens on {counted(cp_size, 'rank')}: who computes what"
     table = Table(["cut", "rank", "tokens", "share of the work"], rows)
     return titled(title, "; ".join(says), marks, table)
 
 
-def _triangle(seq_length: int, cp_size: int, balanced: bool, x: float) -> Iterator[Mark]:
+def _triangle(seq_length: int, cp_size: int, zigzag: bool, x: float) -> Iterator[Mark]:
     """Yield the keys as a row of boxes, and below them a box for each few queries, as wide as what they see."""
     scale, fills, parts = SIDE / seq_length, tints(CP, cp_size), max(1, 8 // cp_size)
-    is_wide = fitting(str(cp_size - 1), SIDE / (cp_size * (1 + balanced)) - 4, 20, SMALLEST)
+    is_wide = fitting(str(cp_size - 1), SIDE / (cp_size * (1 + zigzag)) - 4, 20, SMALLEST)
     for rank, fill in enumerate(fills):
-        look = dict[str, Any](fill=fill, edge=FRAME, radius=0, tags=(own := f"{balanced}.{rank}",), lights=(own,))
-        for number, chunk in enumerate(held := tokens_of_rank(seq_length, cp_size, rank, balanced)):
+        look = dict[str, Any](fill=fill, edge=FRAME, radius=0, tags=(own := f"{zigzag}.{rank}",), lights=(own,))
+        for number, chunk in enumerate(held := tokens_of_rank(seq_length, cp_size, rank, zigzag)):
             fact = f"Rank {rank} holds tokens {chunk[0]} to {chunk[-1]}"
             place, key = (x + chunk.start * scale, TOP - 12, len(chunk) * scale, 22), f"{own}.{number}"
             yield box(f"keys{key}", *place, text=(f"rank {rank}", str(rank)) if is_wide else "", fact=fact, **look)
@@ -80,10 +80,10 @@ def _split(tokens: range, parts: int) -> Iterator[range]:
         yield tokens[len(tokens) * number // parts : len(tokens) * (number + 1) // parts]
 
 
-def ring_steps(cp_size: int, balanced: bool = True) -> list[Scene]:
+def ring_steps(cp_size: int, zigzag: bool = True) -> list[Scene]:
     """Draw a ring's steps: queries stay, keys and values move on, and each rank computes what the mask leaves it."""
-    ranks, num_chunks = range(cp_size), cp_size * (2 if balanced else 1)
-    chunks = [[part.start for part in tokens_of_rank(num_chunks, cp_size, rank, balanced)] for rank in ranks]
+    ranks, num_chunks = range(cp_size), cp_size * (2 if zigzag else 1)
+    chunks = [[part.start for part in tokens_of_rank(num_chunks, cp_size, rank, zigzag)] for rank in ranks]
     return [_ring(chunks, step) for step in ranks]
 
 
@@ -117,7 +117,7 @@ def _ring(chunks: Sequence[Sequence[int]], step: int) -> Scene:
     marks += _onward(c) if step < c - 1 else ()
     marks.append(label("pairs", x, TOP - 16, "all pairs: queries down, keys right", bold=True))
     says = f"{step} of {c - 1} moves are done; framed squares are computed now, tinted ones were before"
-    title = f"A ring of {counted(c, 'rank')}, {'consecutive' if size == 1 else 'balanced'}"
+    title = f"A ring of {counted(c, 'rank')}, {'consecutive' if size == 1 else 'zigzag'}"
     bottom = TOP + max(SIDE, c * LANE)
     table = Table(["rank", "its queries", "keys and values", "computes"], rows)
     return titled(title, says, marks, table, says, bottom)

@@ -29,7 +29,7 @@ last_over_first = Number(
 
 tokens_of_rank_1 = Choice(
     "13.tokens_of_rank_1",
-    "32 tokens, numbered from 0, on 4 ranks, balanced. Which tokens does rank 1 hold?",
+    "32 tokens, numbered from 0, on 4 ranks, zigzag. Which tokens does rank 1 hold?",
     {
         "[range(8, 16)]": "8 to 15",
         "[range(4, 8), range(20, 24)]": "4 to 7 and 20 to 23",
@@ -61,7 +61,7 @@ pace_of_8 = Number(
     "What share of the time does a rank compute, on average, in percent?",
     {
         12.5: "That would be one rank at a time. How many blocks does rank 7 compute, and how many all ranks?",
-        100: "Then the balanced cut would gain nothing.",
+        100: "Then the zigzag cut would gain nothing.",
         57.1: "That is c = 4.",
         50: "That is for very many ranks. Rank 7 computes 7.5 blocks. What is the mean?",
         46.7: "That is the share of the time in which they wait.",

@@ -12,7 +12,7 @@ from course.sizing.shapes import query_size
 from labkit.partition import tokens_of_rank
 from labkit.shape import GPT
 
-CONTEXT_PARALLEL = ("ring", "ulysses", "gathered")
+CONTEXT_PARALLEL = ("ring", "ulysses", "all_gather")
 
 
 class Message(NamedTuple):
@@ -82,43 +82,43 @@ def attention_messages(
     return Messages([gather], [gather, Message("reduce_scatter", cp_size * gradients, cp_size)])
 
 
-def attention_pairs(seq_length: int, cp_size: int, balanced: bool = True) -> list[list[int]]:
+def attention_pairs(seq_length: int, cp_size: int, zigzag: bool = True) -> list[list[int]]:
     """Return how many (query, key) pairs of causal attention rank r computes with rank j's keys, as [r][j].
 
     At step i of a ring, rank r has the keys of rank (r - i) mod c.
 
-    >>> attention_pairs(8, cp_size=2), attention_pairs(8, cp_size=2, balanced=False)
+    >>> attention_pairs(8, cp_size=2), attention_pairs(8, cp_size=2, zigzag=False)
     ([[10, 8], [8, 10]], [[10, 0], [16, 10]])
     """
-    held = [tokens_of_rank(seq_length, cp_size, rank, balanced) for rank in range(cp_size)]
+    held = [tokens_of_rank(seq_length, cp_size, rank, zigzag) for rank in range(cp_size)]
     return [[sum(_pairs(q, k) for q in mine for k in theirs) for theirs in held] for mine in held]
 
 
-def attention_work(seq_length: int, cp_size: int, balanced: bool = True) -> list[float]:
+def attention_work(seq_length: int, cp_size: int, zigzag: bool = True) -> list[float]:
     """Return each rank's share of the (query, key) pairs of causal attention; all shares together are 1.
 
-    >>> [round(share, 4) for share in attention_work(2**20, cp_size=4, balanced=False)]  # (2r + 1) / c^2
+    >>> [round(share, 4) for share in attention_work(2**20, cp_size=4, zigzag=False)]  # (2r + 1) / c^2
     [0.0625, 0.1875, 0.3125, 0.4375]
     >>> attention_work(2**20, cp_size=4)
     [0.25, 0.25, 0.25, 0.25]
     """
-    done = [sum(row) for row in attention_pairs(seq_length, cp_size, balanced)]
+    done = [sum(row) for row in attention_pairs(seq_length, cp_size, zigzag)]
     return [pairs / sum(done) for pairs in done]
 
 
-def pace(seq_length: int, cp_size: int, balanced: bool = True) -> float:
+def pace(seq_length: int, cp_size: int, zigzag: bool = True) -> float:
     """Return how near causal attention comes to its ideal speed if all wait for the slowest and messages take no time.
 
     A ring goes step by step, and at each step the others wait for the rank with the most pairs. In consecutive chunks
-    that is c/(2c-1), but for the tokens on the diagonal; balanced, all ranks have the same at each step.
+    that is c/(2c-1), but for the tokens on the diagonal; zigzag, all ranks have the same at each step.
 
-    >>> [round(pace(2**20, c, balanced=False), 3) for c in (1, 2, 4, 8)], pace(2**20, 8)
+    >>> [round(pace(2**20, c, zigzag=False), 3) for c in (1, 2, 4, 8)], pace(2**20, 8)
     ([1.0, 0.667, 0.571, 0.533], 1.0)
 
-    On 8 H800, forward and backward, 0.54 and balanced 0.90 were measured. Source: README of zhuzilin's
+    On 8 H800, forward and backward, 0.54 and zigzag 0.90 were measured. Source: README of zhuzilin's
     ring-flash-attention.
     """
-    pairs, ranks = attention_pairs(seq_length, cp_size, balanced), range(cp_size)
+    pairs, ranks = attention_pairs(seq_length, cp_size, zigzag), range(cp_size)
     steps = sum(max(pairs[rank][(rank - step) % cp_size] for rank in ranks) for step in ranks)
     return sum(map(sum, pairs)) / cp_size / steps
 

@@ -128,7 +128,7 @@ def expert_seconds(plan: Plan, hardware: Hardware) -> float:
 def core_flops(plan: Plan) -> float:
     """Return the FLOPs of the core of attention, forward: the products with k and v; fused, only the causal half.
 
-    In balanced chunks all context ranks have the same (`course.sizing.attention_work`).
+    In zigzag chunks all context ranks have the same (`course.sizing.attention_work`).
     """
     whole = 4 * num_tokens(plan) * plan.model.seq_length * query_size(plan.model) / plan.tp_size
     return whole / 2 if plan.fused_attention else whole
@@ -185,7 +185,7 @@ def link_rate(plan: Plan, hardware: Hardware, axis: str) -> float:
     distance = {"tp": 1, "cp": t, "dp": t, "pp": t * sharing, "expert_tp": 1, "expert_dp": etp * ep}  # of neighbours
     size, distance = size[axis], distance[axis]
     goes_around = axis in ("tp", "dp", "expert_tp", "expert_dp")
-    goes_around |= axis == "cp" and plan.context_parallel == "gathered"
+    goes_around |= axis == "cp" and plan.context_parallel == "all_gather"
     return group_rate(hardware, plan.world_size, size, distance, goes_around)
 
 

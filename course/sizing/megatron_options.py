@@ -7,7 +7,7 @@ patterns of layers and ways of context parallelism: megatron-core 0.16.1, megatr
 from course.sizing.plan import Plan
 from course.sizing.shapes import AnyGPT, query_size
 
-_CONTEXT = {"ring": "p2p", "ulysses": "a2a", "gathered": "all_gather"}
+_CONTEXT = {"ring": "p2p", "ulysses": "a2a", "all_gather": "all_gather"}
 
 
 def megatron_options(plan: Plan) -> tuple[dict[str, object], dict[str, bool]]:

@@ -78,7 +78,7 @@ class Plan:
     """A FlashAttention kernel: scores are never stored, and those that the causal mask hides not computed."""
     cp_size: int = 1
     context_parallel: str = "ring"
-    """How context ranks compute attention together, in balanced chunks: "ring", "ulysses" or "gathered"."""
+    """How context ranks compute attention together, in zigzag chunks: "ring", "ulysses" or "all_gather"."""
     ep_size: int = 1
     expert_tp_size: int | None = None
     """How many ranks divide each expert: tp_size if None."""

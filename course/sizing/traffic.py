@@ -51,7 +51,7 @@ def step_traffic(
     - pp: each rank of a stage sends the activations to the next stage and gets as many gradients back, or 1/t of both
       with sequence parallelism. With v chunks per rank that happens v times, and v - 1 times from last stage to first;
       stages that fold into a V turn around on the last rank instead, without a message.
-    - cp, if there are context ranks: the messages of each layer's attention, in balanced chunks. Full recomputation
+    - cp, if there are context ranks: the messages of each layer's attention, in zigzag chunks. Full recomputation
       repeats those of forward.
 
     - ep and expert_tp, if the model has experts: per layer with experts and rank, T tokens go to k experts and their

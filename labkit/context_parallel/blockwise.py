@@ -29,7 +29,7 @@ class OnlineSoftmax:
         lse.copy_(torch.logaddexp(lse, block_lse))
 
 
-def blockwise_attention(q, k, v, group, causal: bool, balanced: bool, kv_of_ranks, kv_gradients) -> torch.Tensor:
+def blockwise_attention(q, k, v, group, causal: bool, zigzag: bool, kv_of_ranks, kv_gradients) -> torch.Tensor:
     """Return attention of this rank's queries to all keys; errors and other arguments as in `ring_attention`.
 
     Args:
@@ -37,14 +37,14 @@ def blockwise_attention(q, k, v, group, causal: bool, balanced: bool, kv_of_rank
         kv_gradients: ``(kv, group, add_block)`` returns the gradient of this rank's kv, summed over all ranks. It calls
             ``add_block(source, kv, dkv)`` for each rank's kv, which adds the gradient from this rank's queries to dkv.
     """
-    check_fit(q, k, v, group.size(), balanced)
-    return _Blockwise.apply(q, k, v, group, causal, balanced, kv_of_ranks, kv_gradients)  # pyright: ignore[reportReturnType]
+    check_fit(q, k, v, group.size(), zigzag)
+    return _Blockwise.apply(q, k, v, group, causal, zigzag, kv_of_ranks, kv_gradients)  # pyright: ignore[reportReturnType]
 
 
 class _Blockwise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q, k, v, group, causal, balanced, kv_of_ranks, kv_gradients):
-        ctx.group, ctx.mask, ctx.kv_gradients = group, (q.size(-2), causal, balanced), kv_gradients
+    def forward(ctx: Any, q, k, v, group, causal, zigzag, kv_of_ranks, kv_gradients):
+        ctx.group, ctx.mask, ctx.kv_gradients = group, (q.size(-2), causal, zigzag), kv_gradients
         softmax = OnlineSoftmax(q)
         for source, kv in kv_of_ranks(torch.stack([k, v]).contiguous(), group):  # stack may return a transposed layout
             if part := part_with_work(group.rank(), source, *ctx.mask):
@@ -72,8 +72,8 @@ class _Blockwise(torch.autograd.Function):
         return dq.to(q.dtype), *dkv.to(k.dtype), None, None, None, None, None
 
 
-def gathered_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup, *, causal=True, balanced=True
+def all_gather_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup, *, causal=True, zigzag=True
 ) -> torch.Tensor:
     """Return attention of this rank's queries to all keys; arguments and errors as in `ring_attention`.
 
@@ -81,7 +81,7 @@ def gathered_attention(
     them again, and reduce-scatters their gradients in float32 or better.
     Source: arXiv 2407.21783 (Llama 3), section 3.3.2.
     """
-    return blockwise_attention(q, k, v, group, causal, balanced, _gather, _reduce_scatter)
+    return blockwise_attention(q, k, v, group, causal, zigzag, _gather, _reduce_scatter)
 
 
 def _gather(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:

@@ -16,7 +16,7 @@ from labkit.partition import check_divides, check_sequence_cut, tokens_of_rank
 from labkit.sizes import check_size
 
 
-def positions(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True, *, device=None) -> torch.Tensor:
+def positions(seq_length: int, cp_size: int, cp_rank: int, zigzag: bool = True, *, device=None) -> torch.Tensor:
     """Return the positions of a rank's tokens in the whole sequence, [seq/c], ascending; errors as in `tokens_of_rank`.
 
     ``tokens[:, positions(...)]`` are its tokens. Shift the labels first: the token after a chunk is on another rank.
@@ -24,7 +24,7 @@ def positions(seq_length: int, cp_size: int, cp_rank: int, balanced: bool = True
     >>> positions(8, cp_size=2, cp_rank=0).tolist(), positions(8, cp_size=2, cp_rank=1).tolist()
     ([0, 1, 6, 7], [2, 3, 4, 5])
     """
-    held = tokens_of_rank(seq_length, cp_size, cp_rank, balanced)
+    held = tokens_of_rank(seq_length, cp_size, cp_rank, zigzag)
     return torch.cat([torch.arange(tokens.start, tokens.stop, device=device) for tokens in held])
 
 
@@ -36,21 +36,21 @@ class Part(NamedTuple):
     causal: bool  # query i sees keys 0 to i, otherwise all of them
 
 
-def part_with_work(cp_rank: int, source: int, length: int, causal: bool, balanced: bool) -> Part | None:
+def part_with_work(cp_rank: int, source: int, length: int, causal: bool, zigzag: bool) -> Part | None:
     """Return the part of the block of a rank's ``length`` queries and rank ``source``'s keys to compute, or None.
 
-    If balanced, this is a triangle for a rank's own keys, and half a block for those of any other: the chunks of an
+    If zigzag, this is a triangle for a rank's own keys, and half a block for those of any other: the chunks of an
     earlier rank lie before and after both of this rank's; those of a later rank lie between them.
     """
     everything, head, tail = slice(0, length), slice(0, length // 2), slice(length // 2, length)
     if not causal or source == cp_rank:
         return Part(everything, everything, causal)
     if source < cp_rank:
-        return Part(everything, head if balanced else everything, causal=False)
-    return Part(tail, everything, causal=False) if balanced else None
+        return Part(everything, head if zigzag else everything, causal=False)
+    return Part(tail, everything, causal=False) if zigzag else None
 
 
-def check_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cp_size: int, balanced: bool) -> None:
+def check_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cp_size: int, zigzag: bool) -> None:
     """Raise a ValueError if these are not a rank's queries, keys and values, or the sequence cannot be split so."""
     expected = (q.size(0), k.size(1), *q.shape[2:]) if q.dim() == k.dim() == 4 else None
     if tuple(k.shape) != expected or k.shape != v.shape:
@@ -59,4 +59,4 @@ def check_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cp_size: int, b
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q is {q.dtype}, k {k.dtype} and v {v.dtype}: use one dtype for all three")
     check_divides(check_size("num_kv_heads", k.size(1)), "num_heads", q.size(1), parts_name="num_kv_heads")
-    check_sequence_cut(cp_size * q.size(2), cp_size, balanced)
+    check_sequence_cut(cp_size * q.size(2), cp_size, zigzag)

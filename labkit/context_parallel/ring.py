@@ -10,7 +10,7 @@ Backward sends the keys and values around again. Their gradients follow one step
 the last hop returns them to their owner. So a rank sends c - 1 messages forward and (c - 1) + c backward, 3c - 2 of
 2 b h_kv (s/c) d numbers each. Gradients are sent in float32 or better.
 
-Source: arXiv 2310.01889 (Ring Attention); balanced chunks as in `labkit.context_parallel.positions`.
+Source: arXiv 2310.01889 (Ring Attention); zigzag chunks as in `labkit.context_parallel.positions`.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,18 +23,18 @@ from labkit.context_parallel.blockwise import blockwise_attention
 
 
 def ring_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup, *, causal=True, balanced=True
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup, *, causal=True, zigzag=True
 ) -> torch.Tensor:
     """Return attention of this rank's queries to the keys of all ranks, [batch, heads, seq/c, head_size].
 
     q: [batch, heads, seq/c, head_size]; k and v have as many heads, or fewer that divide them (grouped queries). Tokens
-    are those of `positions`, with the same ``balanced``. There is no dropout. A rank holds two ranks' keys and values
+    are those of `positions`, with the same ``zigzag``. There is no dropout. A rank holds two ranks' keys and values
     at a time, and in backward three gradients of that size; it saves q, k, v, the output and its lse for backward.
 
     Raises:
         ValueError: the sizes do not fit together. Nothing has been sent then.
     """
-    return blockwise_attention(q, k, v, group, causal, balanced, _rotate_kv, _rotate_kv_and_gradients)
+    return blockwise_attention(q, k, v, group, causal, zigzag, _rotate_kv, _rotate_kv_and_gradients)
 
 
 def _rotate_kv(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:

@@ -21,20 +21,20 @@ HEADS_DIM, SEQUENCE_DIM = 1, 2
 
 
 def ulysses_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup, *, causal=True, balanced=True
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup, *, causal=True, zigzag=True
 ) -> torch.Tensor:
     """Return attention of this rank's queries to all keys; arguments and errors as in `ring_attention`.
 
-    c must also divide the heads and the kv heads. ``balanced`` only says which tokens the ranks hold: the causal mask
+    c must also divide the heads and the kv heads. ``zigzag`` only says which tokens the ranks hold: the causal mask
     needs them in order.
     """
     c = group.size()
-    check_fit(q, k, v, c, balanced)
+    check_fit(q, k, v, c, zigzag)
     check_divides(c, "num_heads", q.size(HEADS_DIM), parts_name="cp_size")
     check_divides(c, "num_kv_heads", k.size(HEADS_DIM), parts_name="cp_size")
     attend = partial(F.scaled_dot_product_attention, is_causal=causal, enable_gqa=q.size(1) != k.size(1))
     q, k, v = (_exchange(x, group, HEADS_DIM, SEQUENCE_DIM) for x in (q, k, v))  # [b, h/c, s, d]
-    if not balanced or c == 1:
+    if not zigzag or c == 1:
         out = attend(q, k, v)
     else:
         order = torch.cat([positions(q.size(SEQUENCE_DIM), c, rank) for rank in range(c)]).to(q.device)

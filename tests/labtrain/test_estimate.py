@@ -24,7 +24,7 @@ CASES = [
     dict(pp_size=2, tp_size=2, dropout=0.1),
     dict(cp_size=2, tp_size=2, context_parallel="ring"),
     dict(cp_size=2, tp_size=2, context_parallel="ulysses", **TODAY),
-    dict(cp_size=2, pp_size=2, context_parallel="gathered", precision="bfloat16"),
+    dict(cp_size=2, pp_size=2, context_parallel="all_gather", precision="bfloat16"),
     dict(pp_size=2, num_chunks=2, schedule="interleaved"),
     dict(pp_size=2, num_chunks=2, schedule="zero-bubble-v"),
     dict(pp_size=4, first_stage_layers=1, last_stage_layers=2, num_layers=6),

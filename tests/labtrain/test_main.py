@@ -105,7 +105,7 @@ def test_help_explains_every_option(command):
             "dp_size=1 * --micro-batch-size 4 does not divide --batch-size 6: use --batch-size 4 or 8",
         ),
         (["--resume"], "labtrain: --resume needs a --checkpoint-dir: name a folder"),
-        (["--cp", "64"], "does not divide --seq-length 64: use --seq-length 128, or --no-balanced"),
+        (["--cp", "64"], "does not divide --seq-length 64: use --seq-length 128, or --no-zigzag"),
         (
             ["--vocab-size", "9"],
             "--vocab-size 9 is for a file of tokens: name one by --tokens, or leave out --vocab-size",

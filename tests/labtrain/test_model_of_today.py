@@ -117,7 +117,7 @@ def loss_and_gradients(shape, layout=None, num_stages=1, **options):
         for name, parameter in stage.named_parameters():
             whole = any_value(name, sizes[name]).to(local_device())
             parameter.data.copy_(shard_like(whole, parameter))
-    held = positions(shape.seq_length, cp.size(), cp.rank(), options.get("balanced", True))
+    held = positions(shape.seq_length, cp.size(), cp.rank(), options.get("zigzag", True))
     x, targets = (each[:, held].to(local_device()) for each in tokens(shape))
     for stage in stages:
         x = stage(x)
@@ -155,11 +155,11 @@ def test_one_process(name, options):
 
 CUTS = [  # t, c, options
     (2, 2, {"context_parallel": "ring", "sequence_parallel": True, "num_stages": 2}),
-    (1, 4, {"context_parallel": "gathered", "balanced": False}),
+    (1, 4, {"context_parallel": "all_gather", "zigzag": False}),
     (4, 1, {"sequence_parallel": True}),
-    (2, 2, {"context_parallel": "ring", "balanced": False}),
+    (2, 2, {"context_parallel": "ring", "zigzag": False}),
     (2, 2, {"context_parallel": "ulysses", "sequence_parallel": True}),
-    (2, 2, {"context_parallel": "gathered", "num_stages": 2}),
+    (2, 2, {"context_parallel": "all_gather", "num_stages": 2}),
 ]
 
 

@@ -139,7 +139,7 @@ OPTIONS = {
     "recompute": (False, True),
     "precision": ("float64", "float32"),
     "tied": (True, False),  # False: and all else that makes it a model of today
-    "context_parallel": ("ring", "contiguous ring", "ulysses", "gathered"),
+    "context_parallel": ("ring", "contiguous ring", "ulysses", "all_gather"),
 }
 
 # Step 2 shows what step 1 has left behind; the evaluation after it shows its update too, at twice the rate.
@@ -185,7 +185,7 @@ def run_of(layout, values):
     if p == 2 and world_size == 8:
         sizes["num_layers"] = p * num_chunks  # eight ranks share two cores; and four show it with two layers each
     if options["context_parallel"] == "contiguous ring":
-        options |= {"context_parallel": "ring", "balanced": False}
+        options |= {"context_parallel": "ring", "zigzag": False}
     return world_size, replace(SHORT, **sizes, **options | ({} if options["tied"] else TODAY))
 
 

@@ -29,11 +29,11 @@ from course.museum.faults import FAULTS
 from course.museum.gpu_symptoms import GPUS
 from course.museum.tiny_run import CLIP_NORM, LAYOUT, NUM_MICRO_BATCHES, TinyTrainer, on_rank
 from course.table import TINT
-from labkit import pipeline
+from labkit import gradients, pipeline
 from labkit.launch import launch
 from labkit.pipeline.worker import Stage
 from labkit.tensor_parallel import RowParallelLinear, blocks, linear, vocabulary
-from labtrain import Trainer, gradients, trainer
+from labtrain import Trainer, trainer
 
 CASES, NAMES = museum.cases, sorted(fault.name for fault in FAULTS)
 HEALTHY_LETTERS = {"copies": "AAAABBBB", "hidden": "AABBCCDD", "heads": "ABCDEFGH"}

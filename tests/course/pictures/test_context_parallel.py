@@ -15,7 +15,7 @@ from labkit.partition import tokens_of_rank
 MERGE = [[1, 3], [12, 4]], [[10, 20], [30, 40]]
 SCENES = {
     **{f"triangle {s} {c}": [draw_triangle(s, c)] for s, c in ((16, 1), (16, 4), (16, 8), (2**20, 16), (4096, 2))},
-    **{f"ring {c} {balanced}": ring_steps(c, balanced) for c in (1, 2, 4) for balanced in (True, False)},
+    **{f"ring {c} {zigzag}": ring_steps(c, zigzag) for c in (1, 2, 4) for zigzag in (True, False)},
     **{f"ulysses {c} {heads}": ulysses_steps(c, heads) for c, heads in ((2, 8), (4, 8), (4, 4))},
     "merge": [draw_merge(*MERGE)],
 }
@@ -25,30 +25,30 @@ def marks(scene, pattern):
     return [mark for mark in scene.marks if re.match(pattern, mark.key)]
 
 
-@pytest.mark.parametrize("balanced", [False, True])
-def test_a_row_of_the_triangle_is_one_token_and_as_wide_as_what_it_sees(balanced):
+@pytest.mark.parametrize("zigzag", [False, True])
+def test_a_row_of_the_triangle_is_one_token_and_as_wide_as_what_it_sees(zigzag):
     scene = draw_triangle(16, 4)
-    rows = sorted(marks(scene, f"pairs{balanced}"), key=lambda row: row.y)
+    rows = sorted(marks(scene, f"pairs{zigzag}"), key=lambda row: row.y)
     assert [row.width / rows[0].width for row in rows] == pytest.approx(range(1, 17))
-    held = {token: rank for rank in range(4) for part in tokens_of_rank(16, 4, rank, balanced) for token in part}
+    held = {token: rank for rank in range(4) for part in tokens_of_rank(16, 4, rank, zigzag) for token in part}
     assert [int(row.text) for row in rows] == [held[token] for token in range(16)]
     assert [row.fill for row in rows] == [tints(CP, 4)[held[token]] for token in range(16)]
-    keys = sorted(marks(scene, f"keys{balanced}"), key=lambda key: key.x)
-    assert [key.text for key in keys] == [f"rank {held[token]}" for token in range(0, 16, 2 if balanced else 4)]
+    keys = sorted(marks(scene, f"keys{zigzag}"), key=lambda key: key.x)
+    assert [key.text for key in keys] == [f"rank {held[token]}" for token in range(0, 16, 2 if zigzag else 4)]
 
 
 def test_bars_are_the_work_on_one_scale_and_the_pace_is_said():
     scene = draw_triangle(4096, 4)
-    for balanced in (False, True):
-        done = [sum(row) for row in attention_pairs(4096, 4, balanced)]
-        bars = [mark.height for mark in marks(scene, f"bar{balanced}")]
+    for zigzag in (False, True):
+        done = [sum(row) for row in attention_pairs(4096, 4, zigzag)]
+        bars = [mark.height for mark in marks(scene, f"bar{zigzag}")]
         assert [bar / sum(bars) for bar in bars] == pytest.approx([pairs / sum(done) for pairs in done])
     assert sum(m.height for m in marks(scene, "barFalse")) == pytest.approx(
         sum(m.height for m in marks(scene, "barTrue"))
     )
-    assert scene.says == "consecutive: ranks compute 57.1% of the time; balanced: ranks compute 100.0% of the time"
+    assert scene.says == "consecutive: ranks compute 57.1% of the time; zigzag: ranks compute 100.0% of the time"
     assert scene.table.rows[3] == ["Consecutive", "3", "3072-4095", "43.7%"]
-    assert scene.table.rows[5] == ["Balanced", "1", "512-1023, 3072-3583", "25.0%"]
+    assert scene.table.rows[5] == ["Zigzag", "1", "512-1023, 3072-3583", "25.0%"]
 
 
 def test_pointing_at_a_rank_lights_its_tokens_its_pairs_and_its_bar():
@@ -59,13 +59,13 @@ def test_pointing_at_a_rank_lights_its_tokens_its_pairs_and_its_bar():
     assert lit == {"barTrue.2", "keysTrue.2.0", "keysTrue.2.1", *pairs}
 
 
-@pytest.mark.parametrize(("c", "balanced"), [(2, True), (4, True), (4, False)])
-def test_a_ring_computes_every_pair_once_each_by_the_rank_of_its_query(c, balanced):
-    steps, seen = ring_steps(c, balanced), []
+@pytest.mark.parametrize(("c", "zigzag"), [(2, True), (4, True), (4, False)])
+def test_a_ring_computes_every_pair_once_each_by_the_rank_of_its_query(c, zigzag):
+    steps, seen = ring_steps(c, zigzag), []
     for number, scene in enumerate(steps):
         now = {mark.key.rsplit(".", 1)[0]: mark for mark in marks(scene, "block") if mark.edge == INK}
         seen += now
-        shares = attention_pairs(8 * c, c, balanced)
+        shares = attention_pairs(8 * c, c, zigzag)
         for rank in range(c):
             own = [mark for mark in marks(scene, "block") if mark.edge == INK and f"rank{rank}" in mark.tags]
             area = sum(mark.width * mark.height for mark in own)
@@ -73,19 +73,19 @@ def test_a_ring_computes_every_pair_once_each_by_the_rank_of_its_query(c, balanc
             assert bool(area) == has_work == ("nothing" not in scene.by_key[f"work{rank}"].text)
         filled = [mark for mark in marks(scene, "block") if mark.fill != FRAME_FILL]
         assert {mark.key.rsplit(".", 1)[0] for mark in filled} == set(seen)
-    chunks = c * (2 if balanced else 1)
+    chunks = c * (2 if zigzag else 1)
     assert sorted(seen) == sorted(f"block{q}.{k}" for q in range(chunks) for k in range(q + 1))
 
 
-@pytest.mark.parametrize("balanced", [True, False])
-def test_what_the_picture_says_is_what_the_ring_of_labkit_computes(balanced):
+@pytest.mark.parametrize("zigzag", [True, False])
+def test_what_the_picture_says_is_what_the_ring_of_labkit_computes(zigzag):
     """With one token for each chunk, a slice of `part_with_work` is a list of chunks."""
-    chunks = [positions(8 if balanced else 4, 4, rank, balanced) for rank in range(4)]
-    for number, scene in enumerate(ring_steps(4, balanced)):
+    chunks = [positions(8 if zigzag else 4, 4, rank, zigzag) for rank in range(4)]
+    for number, scene in enumerate(ring_steps(4, zigzag)):
         for rank in range(4):
             source = (rank - number) % 4
             said = scene.by_key[f"work{rank}"].text.split("\n")[0]
-            part = part_with_work(rank, source, len(chunks[0]), causal=True, balanced=balanced)
+            part = part_with_work(rank, source, len(chunks[0]), causal=True, zigzag=zigzag)
             if part is None:
                 assert said.startswith("nothing")
             else:

@@ -19,7 +19,7 @@ KNOWN = json.loads((Path(__file__).parent / "framework_options.json").read_text(
 GPT_3 = GPT(96, 12288, 2048, 51200, 96)
 LLAMA = GPT(126, 16384, 8192, 128256, 128, 8, 53248, rotary_base=500_000.0, **TODAY)
 FUSED = dict(fused_attention=True, recompute="none")
-GATHERED = dict(context_parallel="gathered", **FUSED)
+GATHERED = dict(context_parallel="all_gather", **FUSED)
 FOLDED = dict(schedule="zero-bubble-v", precision="fp8", **FUSED)
 PLANS = {
     "gpt": Plan(GPT_3, 1024, 1536, tp_size=8, pp_size=16),
@@ -111,7 +111,7 @@ def test_what_cannot_be_said_is_said():
     assert "ZeRO-1 cannot be said" in missing("uneven", "torchtitan")
     assert "fewer layers" in missing("jagged", "torchtitan") and "fewer layers" not in missing("uneven", "torchtitan")
     assert "in float32, not in 2 bytes" in missing("sharded", "torchtitan")
-    assert "'gathered'" in missing("context", "torchtitan")
+    assert "'all_gather'" in missing("context", "torchtitan")
     assert "Heads are h/a wide" in missing("heads", "labkit") and "Heads" not in missing("experts", "labkit")
     assert "no schedule in a V" in missing("folded", "megatron-lm") and "a V" not in missing("gpt", "megatron-lm")
     assert "no products in fp8" in missing("folded", "labkit") and "Float8 is" in missing("folded", "torchtitan")

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from course.communication import communication_log
 from course.sizing import CONTEXT_PARALLEL, attention_messages, attention_pairs, attention_work, pace
-from labkit.context_parallel import gathered_attention, part_with_work, ring_attention, ulysses_attention
+from labkit.context_parallel import all_gather_attention, part_with_work, ring_attention, ulysses_attention
 from labkit.launch import launch
 from labkit.shape import GPT
 
@@ -18,32 +18,32 @@ SHAPE = GPT(num_layers=1, hidden_size=32, seq_length=16, vocab_size=1, num_atten
 # -- work -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("balanced", [True, False])
+@pytest.mark.parametrize("zigzag", [True, False])
 @pytest.mark.parametrize("c", [1, 2, 4, 8])
-def test_pairs_are_those_that_the_ring_computes(c, balanced):
+def test_pairs_are_those_that_the_ring_computes(c, zigzag):
     length, places = 6, range(6)
 
     def computed(rank, source):
-        part = part_with_work(rank, source, length, True, balanced)
+        part = part_with_work(rank, source, length, True, zigzag)
         queries, keys = (list(places[each]) for each in ((part.queries, part.keys) if part else (slice(0), slice(0))))
         return sum(k <= q or not part.causal for q in queries for k in keys)
 
-    assert attention_pairs(c * length, c, balanced) == [[computed(r, j) for j in range(c)] for r in range(c)]
+    assert attention_pairs(c * length, c, zigzag) == [[computed(r, j) for j in range(c)] for r in range(c)]
 
 
-@pytest.mark.parametrize("balanced", [True, False])
+@pytest.mark.parametrize("zigzag", [True, False])
 @pytest.mark.parametrize("c", [1, 2, 3, 8])
-def test_every_token_sees_itself_and_all_before_it_once(c, balanced):
+def test_every_token_sees_itself_and_all_before_it_once(c, zigzag):
     s = 12 * c
-    assert sum(map(sum, attention_pairs(s, c, balanced))) == s * (s + 1) // 2
-    assert sum(attention_work(s, c, balanced)) == pytest.approx(1)
+    assert sum(map(sum, attention_pairs(s, c, zigzag))) == s * (s + 1) // 2
+    assert sum(attention_work(s, c, zigzag)) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("c", [2, 4, 8, 64])
 def test_the_last_of_consecutive_ranks_sets_the_pace_and_balanced_none_does(c):
     s = 2**20
-    assert attention_work(s, c, balanced=False) == pytest.approx([(2 * r + 1) / c**2 for r in range(c)], rel=1e-3)
-    assert pace(s, c, balanced=False) == pytest.approx(c / (2 * c - 1), rel=1e-3)
+    assert attention_work(s, c, zigzag=False) == pytest.approx([(2 * r + 1) / c**2 for r in range(c)], rel=1e-3)
+    assert pace(s, c, zigzag=False) == pytest.approx(c / (2 * c - 1), rel=1e-3)
     assert attention_work(s, c) == [1 / c] * c
     assert pace(s, c) == 1
 
@@ -55,7 +55,7 @@ CASES = [(way, *case) for way in CONTEXT_PARALLEL for case in ((4, torch.bfloat1
 
 def logged(cases):
     """What this rank sends in forward and in backward, by the attention of labkit."""
-    ways = {"ring": ring_attention, "ulysses": ulysses_attention, "gathered": gathered_attention}
+    ways = {"ring": ring_attention, "ulysses": ulysses_attention, "all_gather": all_gather_attention}
     c, logs = dist.get_world_size(), []
     for way, kv_heads, dtype in cases:
         q, k, v = (
@@ -86,7 +86,7 @@ def test_a_ring_sends_3c_2_messages_and_ulysses_8(c):
     shape = replace(SHAPE, seq_length=48)
     sent = {way: attention_messages(shape, way, c) for way in CONTEXT_PARALLEL}
     numbers = {way: (len(forward), len(backward)) for way, (forward, backward) in sent.items()}
-    assert numbers == {"ring": (c - 1, 2 * c - 1), "ulysses": (4, 4), "gathered": (1, 2)}
+    assert numbers == {"ring": (c - 1, 2 * c - 1), "ulysses": (4, 4), "all_gather": (1, 2)}
     divided = attention_messages(shape, "ring", c, tp_size=2)
     assert [2 * each.message_bytes for each in divided.backward] == [
         each.message_bytes for each in sent["ring"].backward
@@ -95,5 +95,5 @@ def test_a_ring_sends_3c_2_messages_and_ulysses_8(c):
 
 def test_a_rank_alone_sends_nothing_and_an_unknown_way_is_refused():
     assert all(attention_messages(SHAPE, way, 1) == ([], []) for way in CONTEXT_PARALLEL)
-    with pytest.raises(ValueError, match="context_parallel='star' is unknown: use ring, ulysses, gathered"):
+    with pytest.raises(ValueError, match="context_parallel='star' is unknown: use ring, ulysses, all_gather"):
         attention_messages(SHAPE, "star", 2)

@@ -20,7 +20,7 @@ KNOWN = dict(model=GPT_3, world_size=64, batch_size=128)
     ({"recompute": "some"}, r"recompute='some' is unknown: use none, selective or full"),
     ({"zero_stage": 4}, r"zero_stage=4 is unknown: use 0, 1, 2 or 3"),
     ({"gradient_bytes": 3}, r"gradient_bytes=3 is unknown: use 2 or 4"),
-    ({"context_parallel": "star"}, r"context_parallel='star' is unknown: use ring, ulysses, gathered"),
+    ({"context_parallel": "star"}, r"context_parallel='star' is unknown: use ring, ulysses, all_gather"),
     ({"cp_size": 0}, r"cp_size=0 must be at least 1"),
     ({"model": replace(GPT_3, num_attention_heads=None)}, r"does not say its num_attention_heads"),
 ])  # fmt: skip

@@ -276,7 +276,7 @@ def test_what_a_ring_leaves_to_wait_for_is_what_its_events_take(c, gigabytes_per
 
 
 def test_collectives_of_attention_are_waited_for_and_repeated():
-    for way in ("ulysses", "gathered"):
+    for way in ("ulysses", "all_gather"):
         plan = replace(LONG, cp_size=4, context_parallel=way)
         sent = attention_messages(plan.model, way, 4, tp_size=8)
         forward, backward = (sum(each.sent_bytes for each in some) / link_rate(plan, DGX_A100, "cp") for some in sent)
@@ -291,7 +291,7 @@ def test_where_context_groups_lie():
     assert link_rate(narrow, DGX_A100, "dp") == 4 * network  # 4 of the 16 ranks with the same weights in each node
     wide = replace(LONG, tp_size=4, cp_size=4)
     assert link_rate(wide, DGX_A100, "cp") == network
-    assert link_rate(replace(wide, context_parallel="gathered"), DGX_A100, "cp") == 2 * network
+    assert link_rate(replace(wide, context_parallel="all_gather"), DGX_A100, "cp") == 2 * network
     assert wide.layout.groups("cp")[0] == [0, 4, 8, 12]
 
 
@@ -307,7 +307,7 @@ def test_each_zero_stage_sends_what_fully_sharded_counts(zero_stage):
 
 
 def test_a_share_of_each_axis_s_messages_hides():
-    chunks = dict(pp_size=2, num_chunks=2, tp_size=4, cp_size=2, context_parallel="gathered", batch_size=32)
+    chunks = dict(pp_size=2, num_chunks=2, tp_size=4, cp_size=2, context_parallel="all_gather", batch_size=32)
     plan = replace(LONG, **chunks, sequence_parallel=True)
     hidden = replace(DGX_A100, hidden=Hidden(0.5, 0.25, 0, 0.75, 0.4))
     before, after = step_time(plan, DGX_A100), step_time(plan, hidden)

@@ -85,7 +85,7 @@ def test_attention_over_context_ranks_by_hand():
     ulysses = step_traffic(TINY, layout, context_parallel="ulysses", **known)["cp"]
     assert ulysses == Traffic(total_bytes=4 * 2 * 8 * 48, crossing_bytes=4 * 2 * 8 * 32)
     # two gathers of 4 * 128 bytes and a scatter of 4 * 256, of which 3/4 go around the ring
-    gathered = step_traffic(TINY, layout, context_parallel="gathered", **known)["cp"]
+    gathered = step_traffic(TINY, layout, context_parallel="all_gather", **known)["cp"]
     assert gathered == Traffic(total_bytes=4 * 2 * (2 * 384 + 768), crossing_bytes=2 * 2 * (2 * 384 + 768))
 
 
@@ -201,7 +201,7 @@ RUNS = [
     TrainConfig(context_parallel="ring", cp_size=4, **KNOWN),
     TrainConfig(context_parallel="ring", cp_size=2, tp_size=2, recompute=True, **KNOWN, **TODAY),
     TrainConfig(context_parallel="ulysses", cp_size=2, recompute=True, **KNOWN, **TODAY),
-    TrainConfig(context_parallel="gathered", cp_size=2, pp_size=2, recompute=True, **KNOWN),
+    TrainConfig(context_parallel="all_gather", cp_size=2, pp_size=2, recompute=True, **KNOWN),
 ]
 
 

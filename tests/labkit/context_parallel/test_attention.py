@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from course.communication import communication_log
-from labkit.context_parallel import block, blockwise, gathered_attention, positions, ring_attention, ulysses_attention
+from labkit.context_parallel import all_gather_attention, block, blockwise, positions, ring_attention, ulysses_attention
 from labkit.groups import group_of_one, init_groups
 from labkit.layout import ParallelLayout
 
-WAYS = {"ring": ring_attention, "ulysses": ulysses_attention, "gathered": gathered_attention}
+WAYS = {"ring": ring_attention, "ulysses": ulysses_attention, "all_gather": all_gather_attention}
 BATCH, HEADS, SEQUENCE, HEAD_SIZE = 2, 8, 16, 4
 
 
@@ -43,17 +43,17 @@ def with_gradients(attention, q, k, v, grad):
     return out.detach(), q.grad, k.grad, v.grad
 
 
-def parity(name, group=None, kv_heads=HEADS, causal=True, balanced=True, sequence=SEQUENCE, dtype=torch.float64):
+def parity(name, group=None, kv_heads=HEADS, causal=True, zigzag=True, sequence=SEQUENCE, dtype=torch.float64):
     """What this rank has, and its slices of what one process has in float64 from the same inputs."""
     group, tensors = group or world(), whole(kv_heads, dtype, sequence)
 
     def attention(q, k, v):
-        return WAYS[name](q, k, v, group, causal=causal, balanced=balanced)
+        return WAYS[name](q, k, v, group, causal=causal, zigzag=zigzag)
 
     def on_one_process(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
 
-    held = positions(sequence, group.size(), group.rank(), balanced)
+    held = positions(sequence, group.size(), group.rank(), zigzag)
     got = with_gradients(attention, *(x[:, :, held] for x in tensors))
     expected = with_gradients(on_one_process, *(x.double() for x in tensors))
     return list(zip(("out", "dq", "dk", "dv"), got, (x[:, :, held] for x in expected)))
@@ -110,7 +110,7 @@ def test_gradients_are_those_of_finite_differences():
 
 def errors_of_plain_tensors(cases):
     with patch.object(block, "_has_flash", lambda q, k: False):
-        return {case: error for name in ("ring", "gathered") for case, error in errors(name, cases).items()}
+        return {case: error for name in ("ring", "all_gather") for case, error in errors(name, cases).items()}
 
 
 def test_plain_tensors_do_what_no_kernel_does(on_ranks):
@@ -202,7 +202,7 @@ def same_under_autocast(name):
     assert all(map(torch.equal, got, expected))
 
 
-@pytest.mark.parametrize("name", ["ring", "gathered"])
+@pytest.mark.parametrize("name", ["ring", "all_gather"])
 def test_autocast_does_not_round_the_sums(on_ranks, name):
     on_ranks(same_under_autocast, name)
 
@@ -245,7 +245,7 @@ def test_messages_and_bytes(on_ranks, c, dtype):
     expected = {
         "ring": [dict.fromkeys(("send", "recv"), forward), dict.fromkeys(("send", "recv"), backward)],
         "ulysses": [{"all_to_all": (4, 2 * per_head * (HEADS + h_kv) * size)}] * 2,
-        "gathered": [
+        "all_gather": [
             {"all_gather": (1, c * kv * size)},
             {"all_gather": (1, c * kv * size), "reduce_scatter": (1, c * kv * wide)},
         ],
@@ -302,7 +302,7 @@ def test_the_next_message_travels_while_a_block_is_computed(on_ranks, c):
 # -- what is computed and kept --------------------------------------------------------------------------------------
 
 
-def pairs_computed(name, balanced):
+def pairs_computed(name, zigzag):
     """The number of pairs of a query and a key in each block of this rank, forward and backward."""
     attend, attend_backward, blocks = blockwise.attend, blockwise.attend_backward, []
 
@@ -320,13 +320,13 @@ def pairs_computed(name, balanced):
 
     blockwise.attend, blockwise.attend_backward = noted, noted_backward
     try:
-        parity(name, balanced=balanced)
+        parity(name, zigzag=zigzag)
     finally:
         blockwise.attend, blockwise.attend_backward = attend, attend_backward
     return sorted(blocks)
 
 
-@pytest.mark.parametrize("name", ["ring", "gathered"])
+@pytest.mark.parametrize("name", ["ring", "all_gather"])
 def test_work_is_equal_when_it_is_balanced(on_ranks, name):
     """With n = 4 tokens a rank, a triangle has 10 pairs, half a block 8, and a block 16."""
     assert on_ranks(pairs_computed, name, True, world_size=4) == [[8] * 6 + [10] * 2] * 4
@@ -347,26 +347,26 @@ class Largest(TorchFunctionMode):
         return given
 
 
-def memory(name, balanced):
+def memory(name, zigzag):
     s, c = 512, world().size()
-    held = positions(s, c, world().rank(), balanced)
+    held = positions(s, c, world().rank(), zigzag)
     q, k, v, grad = (x[:, :, held].clone().requires_grad_() for x in whole(sequence=s, dtype=torch.bfloat16))
     with Largest() as forward:
-        out = WAYS[name](q, k, v, world(), balanced=balanced)
+        out = WAYS[name](q, k, v, world(), zigzag=zigzag)
     kept = sorted(x.nbytes for x in out.grad_fn.saved_tensors)
     with Largest() as backward:
         out.grad_fn.apply(grad)
     return (forward.numbers, backward.numbers), kept
 
 
-@pytest.mark.parametrize("name", ["ring", "gathered"])
-@pytest.mark.parametrize("balanced", [False, True])
-def test_no_matrix_of_scores_is_made_and_little_is_kept(on_ranks, name, balanced):
+@pytest.mark.parametrize("name", ["ring", "all_gather"])
+@pytest.mark.parametrize("zigzag", [False, True])
+def test_no_matrix_of_scores_is_made_and_little_is_kept(on_ranks, name, zigzag):
     c, n = 4, 512 // 4
     tensor = BATCH * HEADS * n * HEAD_SIZE
-    kv, dkv = 2 * tensor, 2 * tensor * (c if name == "gathered" else 1)
+    kv, dkv = 2 * tensor, 2 * tensor * (c if name == "all_gather" else 1)
     assert dkv < BATCH * HEADS * n * n // 2  # half a block's scores
-    for largest, kept in on_ranks(memory, name, balanced, world_size=c):
+    for largest, kept in on_ranks(memory, name, zigzag, world_size=c):
         assert largest == (kv, dkv)
         assert kept == [4 * tensor // HEAD_SIZE, *[2 * tensor] * 4]  # lse in float32; q, k, v and out as they are
 
@@ -383,9 +383,9 @@ REFUSED = [
         WAYS,
         zeros((1, 4, 3, 2)),
         {},
-        "2 * cp_size=2 = 4 does not divide seq_length=6: use seq_length 4 or 8, or balanced=F",
+        "2 * cp_size=2 = 4 does not divide seq_length=6: use seq_length 4 or 8, or zigzag=F",
     ),
-    (WAYS, zeros((1, 4, 0, 2)), {"balanced": False}, "seq_length=0 must be at least 1"),
+    (WAYS, zeros((1, 4, 0, 2)), {"zigzag": False}, "seq_length=0 must be at least 1"),
     (WAYS, zeros((1, 4, 2, 2), (1, 3, 2, 2)), {}, "num_kv_heads=3 does not divide num_heads=4: use num_kv_heads 1, 2"),
     (WAYS, zeros((1, 4, 2, 2), (1, 0, 2, 2)), {}, "num_kv_heads=0 must be at least 1"),
     (["ulysses"], zeros((1, 3, 2, 2)), {}, "cp_size=2 does not divide num_heads=3: use cp_size 1 or 3, or num_heads 2"),

@@ -8,14 +8,14 @@ from labkit.sizes import divisors
 
 
 @pytest.mark.parametrize(
-    ("balanced", "expected"),
+    ("zigzag", "expected"),
     [
         (True, [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]),
         (False, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]),
     ],
 )
-def test_positions_of_four_ranks(balanced, expected):
-    assert [positions(16, 4, rank, balanced).tolist() for rank in range(4)] == expected
+def test_positions_of_four_ranks(zigzag, expected):
+    assert [positions(16, 4, rank, zigzag).tolist() for rank in range(4)] == expected
 
 
 def test_one_rank_holds_everything_whatever_its_length():
@@ -23,15 +23,15 @@ def test_one_rank_holds_everything_whatever_its_length():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("zigzag", [False, True])
 @pytest.mark.parametrize("c", divisors(4))
-def test_the_parts_cover_the_mask_once(c, balanced, causal):
+def test_the_parts_cover_the_mask_once(c, zigzag, causal):
     """Every pair that the mask allows is computed, by one part, and no pair that it forbids."""
     s = 8 * c
-    seen, held = torch.zeros(s, s, dtype=torch.int), [positions(s, c, rank, balanced) for rank in range(c)]
+    seen, held = torch.zeros(s, s, dtype=torch.int), [positions(s, c, rank, zigzag) for rank in range(c)]
     for rank in range(c):
         for source in range(c):
-            if part := part_with_work(rank, source, s // c, causal, balanced):
+            if part := part_with_work(rank, source, s // c, causal, zigzag):
                 pairs = torch.ones(len(held[rank][part.queries]), len(held[source][part.keys]), dtype=torch.int)
                 pairs = pairs.tril() if part.causal else pairs
                 seen[held[rank][part.queries, None], held[source][part.keys]] += pairs
@@ -42,7 +42,7 @@ def test_the_parts_cover_the_mask_once(c, balanced, causal):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((12, 4, 0), "2 * cp_size=4 = 8 does not divide seq_length=12: use seq_length 8 or 16, or balanced=False"),
+        ((12, 4, 0), "2 * cp_size=4 = 8 does not divide seq_length=12: use seq_length 8 or 16, or zigzag=False"),
         ((10, 4, 0), "does not divide seq_length=10: use seq_length 8 or 16"),
         (
             (10, 4, 0, False),
