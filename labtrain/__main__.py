@@ -33,9 +33,9 @@ def main() -> int:
         if config is None:
             return 0
         if isinstance(config, TrainConfig) and config.check:
-            from labtrain.estimate import check  # torch's fake tensors take long to import, and a run needs none
+            from labtrain.estimate import estimate  # torch's fake tensors take long to import, and a run needs none
 
-            fits = check(config, config.check, say=lambda line: print(as_typed(line)))
+            fits = estimate(config, config.check, say=lambda line: print(as_typed(line)))
             return 0 if fits else 2
         trains = isinstance(config, TrainConfig)
         with world(one_queue=trains and config.one_queue, posts_receives=trains and config.posts_receives):

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import astuple, dataclass, fields
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -23,25 +22,12 @@ from labkit.placement import placement_of
 from labkit.sizes import counted, ranks_text
 from labkit.tensor_parallel.blocks import ReplicatedRMSNorm
 from labtrain.config import TrainConfig, node_memory_bytes
+from labtrain.memory_estimate import MemoryEstimate, gib
 from labtrain.model import ParallelGPT
 from labtrain.trainer import make_models
 
 
-@dataclass(frozen=True)
-class Held:
-    """What a rank holds when it is fullest, in bytes; torch itself and messages in flight take some more."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
-
-    def __str__(self) -> str:
-        sizes = ", ".join(f"{each.name} {_gib(getattr(self, each.name))}" for each in fields(self))
-        return f"{_gib(sum(astuple(self)))} ({sizes})"
-
-
-def check(config: TrainConfig, world_size: int, say: Callable[[str], None] = print) -> bool:
+def estimate(config: TrainConfig, world_size: int, say: Callable[[str], None] = print) -> bool:
     """Print what each rank of a pipeline would hold; return whether it fits.
 
     It must fit a GPU, one with ``gpu_memory_gib`` or one of this machine. Without either, all ranks
@@ -60,12 +46,12 @@ def check(config: TrainConfig, world_size: int, say: Callable[[str], None] = pri
         kinds.setdefault(found, []).append(pp_rank)
     for (num_parameters, held), pp_ranks in kinds.items():
         say(f"pipeline ranks {ranks_text(pp_ranks)}: {num_parameters:,} parameters, {held}")
-    totals = [sum(astuple(held)) for (_, held), pp_ranks in kinds.items() for _ in pp_ranks]
+    totals = [held.total for (_, held), pp_ranks in kinds.items() for _ in pp_ranks]
     needed = max(totals) if on_gpu else sum(totals) * world_size / layout.pp_size
     there, what = _memory(config, world_size)
     fits = "fits" if needed <= there else "does not fit"
     advice = "" if on_gpu else " To compare with a GPU, say how much memory it has: gpu_memory_gib=80."
-    say(f"This {fits} {what}: {_gib(needed)} of {_gib(there)}.{advice}")
+    say(f"This {fits} {what}: {gib(needed)} of {gib(there)}.{advice}")
     return needed <= there
 
 
@@ -78,11 +64,9 @@ def _memory(config: TrainConfig, world_size: int) -> tuple[float, str]:
     return node_memory_bytes(), f"this machine, with all {counted(world_size, 'rank')} on it"
 
 
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes > 2**28 else f"{num_bytes / 2**20:,.1f} MiB"
-
-
-def what_a_rank_holds(config: TrainConfig, world_size: int, pp_rank: int, on_gpu: bool = False) -> tuple[int, Held]:
+def what_a_rank_holds(
+    config: TrainConfig, world_size: int, pp_rank: int, on_gpu: bool = False
+) -> tuple[int, MemoryEstimate]:
     """Return how many parameters a rank of a pipeline has before replicas divide them, and the bytes that it holds.
 
     A GPU's kernels keep less than a CPU's for the same layer.
@@ -108,7 +92,7 @@ def what_a_rank_holds(config: TrainConfig, world_size: int, pp_rank: int, on_gpu
     unit = max(sum(p.numel() for p in each.parameters()) for model in models for each in [*model.units, nn.Module()])
     weight, stage = config.dtype.itemsize, config.zero_stage
     gradient, moments = max(weight, 4), 12 if config.precision == "bfloat16" else 2 * weight
-    held = Held(
+    held = MemoryEstimate(
         weights=weight * (whole, whole + shard, whole + shard, shard + 2 * unit)[stage],
         gradients=gradient * (whole, whole, shard + unit, shard + unit)[stage],
         optimizer=moments * (shard if stage else whole),

@@ -13,7 +13,8 @@ from course.measure.fake_trainer import FakeTrainer, fake_tensors, fake_world
 from labkit.grid import check_index
 from labkit.groups import AXES_OF_GROUP
 from labtrain.config import V_SHAPED, TrainConfig
-from labtrain.estimate import Held, what_a_rank_holds
+from labtrain.estimate import what_a_rank_holds
+from labtrain.memory_estimate import MemoryEstimate
 
 _FEW = 1  # micro-batches for each stage, after which every further one sends the same
 
@@ -27,7 +28,7 @@ class DryRun:
     """The ranks that it shares a group with, by the group's kind."""
     num_parameters: int
     """Of its optimizer: from ZeRO-1 on, those of its own shards."""
-    held: Held
+    held: MemoryEstimate
     messages: CommunicationLog
     """Those of a step after the first one, which also exchanges shapes; not in the order of the calls."""
 

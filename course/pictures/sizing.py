@@ -8,7 +8,7 @@ from course.pictures import style
 from course.pictures.parts import titled
 from course.pictures.scene import WIDTH, Mark, Scene, box, label, line, text_width
 from course.pictures.style import three_digits, tint
-from course.sizing import Hardware, Memory, Plan, StepTime, memory
+from course.sizing import Hardware, MemoryEstimate, Plan, StepTime, memory
 from course.table import Table
 
 MEMORY_LOOKS: dict[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ def draw_memory(
 
 
 def draw_held(
-    held: Mapping[str, Memory], hardware: Hardware, before: Sequence[Memory] = (), width: float = WIDTH
+    held: Mapping[str, MemoryEstimate], hardware: Hardware, before: Sequence[MemoryEstimate] = (), width: float = WIDTH
 ) -> Scene:
     """Draw what a GPU holds in each row, and its limit as a line."""
     rows, limit = {name: asdict(each) for name, each in held.items()}, hardware.memory_bytes

@@ -20,7 +20,7 @@ from course.sizing.runs import RUNS, Run, published
 from course.sizing.runs_of_2021 import Published, fitted, table_1
 from course.sizing.search import Candidate, Found, search
 from course.sizing.simulated import read_ops, simulate
-from course.sizing.stage_memory import Memory, activation_bytes_per_layer, fullest, memory, stage_parameters
+from course.sizing.stage_memory import MemoryEstimate, activation_bytes_per_layer, fullest, memory, stage_parameters
 from course.sizing.step_seconds import StepTime, step_time
 from course.sizing.traffic import Traffic, plan_traffic, step_traffic
 
@@ -29,7 +29,7 @@ __all__ = [
     "time_to_failure",
     "CONTEXT_PARALLEL", "Message", "Messages", "attention_messages", "attention_pairs", "attention_work", "pace",
     "RECOMPUTE", "flops_per_step", "training_days", "DGX_A100", "DGX_H100", "FITTED", "Hardware", "Hidden",
-    "Operation", "operations", "ridge", "RUNS", "Run", "published", "Plan", "Memory",
+    "Operation", "operations", "ridge", "RUNS", "Run", "published", "Plan", "MemoryEstimate",
     "activation_bytes_per_layer", "fullest", "memory", "stage_parameters", "StepTime", "step_time", "Traffic",
     "plan_traffic", "step_traffic", "Candidate", "Found", "search", "Published", "fitted", "table_1",
     "read_ops", "simulate", "Moment", "Sharding", "moments", "sharded_memory", "sharding",

@@ -23,7 +23,7 @@ from course.sizing.stage_memory import (
     OPTIMIZER_BYTES,
     WEIGHT_BYTES,
     Kinds,
-    Memory,
+    MemoryEstimate,
     layer_parameters,
     stage_activation_bytes,
     stage_kinds,
@@ -90,7 +90,7 @@ def collectives(plan: Plan, shard_size: int | None = None, experts: bool = False
     return Sent([gather], [gather] * (stage == 3), [scatter, *copies])
 
 
-def sharded_memory(plan: Plan, shard_size: int | None = None) -> Memory:
+def sharded_memory(plan: Plan, shard_size: int | None = None) -> MemoryEstimate:
     """Return what a GPU holds when it is fullest.
 
     `memory` counts what the ZeRO paper counts. This function adds what is whole for a moment:
@@ -110,7 +110,7 @@ def sharded_memory(plan: Plan, shard_size: int | None = None) -> Memory:
     weights = [total, total + shards, total + shards, shards + root + neighbours][stage]
     gradients = [total, total + largest, shards + root + twice, shards + root + twice][stage]
     held = WEIGHT_BYTES * weights, plan.gradient_bytes * gradients, OPTIMIZER_BYTES * (shards if stage else total)
-    return Memory(*held, stage_activation_bytes(plan, 0))
+    return MemoryEstimate(*held, stage_activation_bytes(plan, 0))
 
 
 class Moment(NamedTuple):
@@ -143,7 +143,7 @@ def moments(unit_bytes: Sequence[int], dp_size: int, prefetch: int = 1) -> list[
 class Sharding:
     """What a stage holds, sends and hides, on one GPU and in one step."""
 
-    memory: Memory
+    memory: MemoryEstimate
     sent_bytes: float
     leaving_bytes: float
     """Of these, what leaves the node, on average over its GPUs."""

@@ -16,7 +16,7 @@ from course.sizing.flops import RECOMPUTE
 from course.sizing.folded import FOLDED, is_known
 from course.sizing.hardware import Hardware
 from course.sizing.plan import CHECKS, Misfit, Plan, check_value, uneven_stages
-from course.sizing.stage_memory import Memory, full_stages, fullest, stage_activation_bytes, states
+from course.sizing.stage_memory import MemoryEstimate, full_stages, fullest, stage_activation_bytes, states
 from course.sizing.step_seconds import Shared, StepTime, passes_seconds, shared_parameters, step_time, update_seconds
 from labkit.shape import GPT
 from labkit.sizes import divisors, either
@@ -256,7 +256,7 @@ class Found:
         return self._held[zero_stage, stage]
 
 
-def _too_large(plan: Plan, needed: Memory, limit: float) -> Misfit:
+def _too_large(plan: Plan, needed: MemoryEstimate, limit: float) -> Misfit:
     """Say how far the plan is from fitting, what takes most of the memory, and which single change would help."""
     states = needed.total - needed.activations
     most, what = max((needed.activations, "activations"), (states, "weights, gradients and optimizer"))

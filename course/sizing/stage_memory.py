@@ -5,7 +5,6 @@ float32 copy and two moments). Source: arXiv 1910.02054, section 3.1. An activat
 2205.05198, sections 4 and 5, whose formulas are those of GPT-2's form with attention scores that are kept.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from course.sizing.experts import KEPT_OF_HIDDEN, kept_bytes_per_token
@@ -14,30 +13,17 @@ from course.sizing.plan import Plan
 from course.sizing.remembered import remembered
 from course.sizing.shapes import AnyGPT, query_size
 from labkit.shape import GPT
+from labtrain.memory_estimate import MemoryEstimate
 
 WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 12
 
 
-@dataclass(frozen=True)
-class Memory:
-    """What one GPU holds when it is fullest, in bytes."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
-
-    @property
-    def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer + self.activations
-
-
-def memory(plan: Plan, stage: int = 0) -> Memory:
+def memory(plan: Plan, stage: int = 0) -> MemoryEstimate:
     """Return what a GPU of a pipeline stage holds; stage 0 is usually the fullest.
 
     Not counted: what libraries allocate for themselves, fragmentation, and message buffers.
     """
-    return Memory(*states(plan, stage), stage_activation_bytes(plan, stage))
+    return MemoryEstimate(*states(plan, stage), stage_activation_bytes(plan, stage))
 
 
 def states(plan: Plan, stage: int) -> tuple[float, float, float]:
@@ -50,7 +36,7 @@ def states(plan: Plan, stage: int) -> tuple[float, float, float]:
     return weights * WEIGHT_BYTES, gradients * plan.gradient_bytes, optimizer * OPTIMIZER_BYTES
 
 
-def fullest(plan: Plan) -> Memory:
+def fullest(plan: Plan) -> MemoryEstimate:
     """Return the memory of the fullest stage."""
     return max((memory(plan, stage) for stage in full_stages(plan)), key=lambda each: each.total)
 

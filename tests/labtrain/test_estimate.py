@@ -13,7 +13,7 @@ from course.sizing import Plan, memory
 from course.sizing.folded import FOLDED
 from labkit.groups import init_groups
 from labtrain import TrainConfig, Trainer
-from labtrain.estimate import check, what_a_rank_holds
+from labtrain.estimate import estimate, what_a_rank_holds
 from tests.labtrain.tiny import TINY, TODAY
 
 SMALL = replace(TINY, batch_size=4, micro_batch_size=1, precision="float32")
@@ -140,7 +140,7 @@ def left_out_by_the_formulas(config):
 def test_the_lines(capsys, monkeypatch):
     monkeypatch.setattr("labtrain.estimate.node_memory_bytes", lambda: 60 << 20)
     config = TrainConfig(pp_size=4, tp_size=2, batch_size=16, zero_stage=1, num_layers=8)
-    assert check(config, 16)
+    assert estimate(config, 16)
     first, *kinds, last = capsys.readouterr().out.splitlines()
     assert first == "16 ranks = tp 2 x dp 2 x pp 4, fastest axis first; 2 micro-batches per pipeline"
     for pp_ranks, line in zip(([0], [1, 2], [3]), kinds, strict=True):
@@ -149,7 +149,7 @@ def test_the_lines(capsys, monkeypatch):
     fits = r"This fits this machine, with all 16 ranks on it: [\d.]+ MiB of 60.0 MiB\. "
     assert re.fullmatch(fits + r"To compare with a GPU, say how much memory it has: gpu_memory_gib=80\.", last)
     monkeypatch.setattr("labtrain.estimate.node_memory_bytes", lambda: 1 << 20)
-    assert not check(config, 16)
+    assert not estimate(config, 16)
     assert "This does not fit this machine" in capsys.readouterr().out
 
 
@@ -157,10 +157,10 @@ def test_a_gpu_that_this_machine_has_not(capsys):
     """A rank has it for itself, so the fullest one must fit; a CPU's memory is shared by all."""
     config = TrainConfig(pp_size=4, batch_size=16, num_layers=8, check=16, gpu_memory_gib=0.01)
     fullest = max(sum(astuple(what_a_rank_holds(config, 16, pp_rank, on_gpu=True)[1])) for pp_rank in range(4))
-    assert check(config, 16) == (fullest <= 0.01 * 2**30) is True
+    assert estimate(config, 16) == (fullest <= 0.01 * 2**30) is True
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"This fits a GPU of 0.01 GiB: {fullest / 2**20:.1f} MiB of 10.2 MiB."
-    assert not check(replace(config, gpu_memory_gib=0.001), 16)
+    assert not estimate(replace(config, gpu_memory_gib=0.001), 16)
     with pytest.raises(ValueError, match="gpu_memory_gib=80 is for check=: give a number of ranks too"):
         replace(config, check=None, gpu_memory_gib=80)
 

@@ -26,7 +26,7 @@ from labtrain import TrainConfig, train, training
 from labtrain.checkpoint_tensors import SlicedTensor, tensors_of
 from labtrain.config import V_SHAPED
 from labtrain.data import EVALUATION_SAMPLES
-from labtrain.estimate import check, what_a_rank_holds
+from labtrain.estimate import what_a_rank_holds
 from labtrain.model import ParallelGPT
 from tests.labtrain.tiny import TINY, TODAY, in_few_launches, numbers
 from tests.support.collectives import check_order, recorded
@@ -442,7 +442,7 @@ def test_a_shard_size_that_does_not_fit_the_experts_says_which_would():
     """Also to those who only ask what ranks would hold."""
     config = replace(MOE, shard_size=2, zero_stage=3, ep_size=4, micro_batch_size=1)
     fault = r"ep_size=4 = 4 does not divide a copy's tp_size\*shard_size=2: use .*, or shard_size 4 or 8"
-    for asked in (config.layout, partial(check, config)):
+    for asked in (config.layout, partial(estimate, config)):
         with pytest.raises(ValueError, match=fault):
             asked(8)
     assert replace(config, shard_size=4).layout(8).expert_dp_size == 2

@@ -1,4 +1,4 @@
-"""Explorers that only calculate need nothing but Python, so a page can run them; labkit's plain files load no torch."""
+"""Explorers that only calculate need nothing but Python, so a page can run them; plain files load no torch."""
 
 import subprocess
 import sys
@@ -9,7 +9,10 @@ EXPLORERS = [
     "base", "batch", "collectives", "context", "fully_sharded", "layout", "routing", "schedule", "schedule_builder",
     "sharding", "sizing",
 ]  # fmt: skip
-PLAIN = ["data", "layout", "partition", "schedules", "shape", "sizes", "timeline"]
+PLAIN = [
+    *(f"labkit.{name}" for name in ("layout", "partition", "schedules", "shape", "sizes", "timeline")),
+    *(f"labtrain.{name}" for name in ("data", "hugging_face", "memory_estimate")),
+]
 REFUSED = ["torch", "numpy", "matplotlib", "pandas", "ipywidgets", "IPython", "traitlets", "anywidget"]
 IMPORT = """import importlib, sys
 modules, refused = (words.split() for words in sys.argv[1:])
@@ -28,9 +31,9 @@ for module in modules:
     [
         ([f"course.explorers.{name}" for name in EXPLORERS], REFUSED),
         (["course.pictures.steps"], REFUSED),
-        ([f"labkit.{name}" for name in PLAIN], ["torch"]),
+        (PLAIN, ["torch"]),
     ],
-    ids=["explorers", "steps", "labkit"],
+    ids=["explorers", "steps", "plain files"],
 )
 def test_they_import_nothing_that_is_refused(modules, refused):
     command = [sys.executable, "-c", IMPORT, " ".join(modules), " ".join(refused)]
