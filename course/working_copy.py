@@ -27,8 +27,20 @@ SUMMARY = "<details><summary>After you have run it</summary>"
 
 
 def notebooks(root: Path) -> list[Path]:
-    """Return the paths of all notebooks of the lab, within its folder ``root``."""
-    return [Path("Start_Here.ipynb"), *sorted(path.relative_to(root) for path in root.glob("notebooks/*.ipynb"))]
+    """Return the paths of all notebooks of the lab, within its folder ``root``: the core first, then what is beyond."""
+    return [Path("Start_Here.ipynb"), *(path.relative_to(root) for path in within(root / "notebooks"))]
+
+
+def within(path: Path) -> list[Path]:
+    """Return a notebook itself, or all those in a folder and below it, in the order of their numbers."""
+    found = [path] if path.is_file() else sorted(path.rglob("*.ipynb"))
+    return [each for each in found if ".ipynb_checkpoints" not in each.parts]
+
+
+def find(pattern: str, root: Path = ROOT) -> Path:
+    """Return the path within ``root`` of the one notebook whose name fits, as in ``find("05_*")``."""
+    [path] = [path for path in notebooks(root) if path.match(f"{pattern}.ipynb")]
+    return path
 
 
 def hide_answers(notebook: nbformat.NotebookNode) -> None:

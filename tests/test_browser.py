@@ -84,8 +84,8 @@ def new_notebook():
 
 def stored_outputs():
     """All outputs with HTML that the notebooks have stored, by the name of their notebook."""
-    for path in sorted((browser.ROOT / "notebooks").glob("*.ipynb")):
-        for cell in nbformat.read(path, as_version=4).cells:
+    for path in working_copy.notebooks(browser.ROOT)[1:]:
+        for cell in nbformat.read(browser.ROOT / path, as_version=4).cells:
             for output in cell.get("outputs", []):
                 if "text/html" in output.get("data", {}):
                     yield path.name, output

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from course.working_copy import find
 from labkit.launch import launch
 from labkit.tensor_parallel import operators
 from labtrain.config import SCHEDULES
@@ -61,7 +62,7 @@ def test_on_cpu_ranks_everything_passes_with_four_packages(tmp_path):
     assert {name for name, row in rows.items() if row["verdict"] == "passed"} == rows.keys() - needs_gpus
     assert sum(name.startswith("2 ranks: schedule, ") for name in rows) == len(SCHEDULES)
     assert "the CPU only: this says nothing about GPUs" in page
-    assert "memory against the estimate (09_dropout_and_memory, `memory-run`): it needs a GPU" in page
+    assert "memory against the estimate (11_dropout_and_memory, `memory-run`): it needs a GPU" in page
     assert "Deadlock: no rank can go on" in rows["2 ranks: a rank stays away"]["measured"]
 
 
@@ -108,7 +109,7 @@ def test_each_row_names_a_cell_that_exists(num_gpus):
     rows = all_rows(num_gpus)
     assert len({row.name for row in rows}) == len(rows)
     for row in rows:
-        cells = json.loads((ROOT / f"notebooks/{row.notebook}.ipynb").read_text())["cells"]
+        cells = json.loads((ROOT / find(row.notebook)).read_text())["cells"]
         assert row.cell in {cell["id"] for cell in cells if cell["cell_type"] == "code"}, row
 
 

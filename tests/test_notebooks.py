@@ -16,10 +16,10 @@ from pkgutil import iter_modules
 import nbformat
 import pytest
 
-from course import exercises, museum
+from course import exercises, museum, working_copy
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOKS = [ROOT / "Start_Here.ipynb", *sorted((ROOT / "notebooks").glob("*.ipynb"))]
+NOTEBOOKS = [ROOT / path for path in working_copy.notebooks(ROOT)]
 DOCUMENTS = [ROOT / name for name in ("README.md", "INSTRUCTOR.md", "CONTRIBUTING.md")]
 DOCUMENTS += [ROOT / "benchmarks/README.md", ROOT / "course/servers.md"]
 DEEPER = "(go deeper)"  # ends a heading that is not on the core path, with all below it
@@ -130,9 +130,9 @@ def shown_by(cell):
 
 
 BY_CHANCE = {
-    "06.ratio_undivided": "32 samples",
-    "07.different_columns": "256 rows",
-    "11.samples_of_405b": "128 nodes, and a vocabulary that is a multiple of 128",
+    "05.ratio_undivided": "32 samples",
+    "06.different_columns": "256 rows",
+    "08.samples_of_405b": "128 nodes, and a vocabulary that is a multiple of 128",
 }
 """Results that stand before their question, but as a different quantity."""
 

@@ -22,7 +22,7 @@ from tests.test_pages import TOO_WIDE
 
 pytestmark = pytest.mark.skipif(not browser.find_chromium(), reason="needs Chromium or Chrome, and none is installed")
 
-NOTEBOOKS = "notebooks/01_group_layout.ipynb", "notebooks/11_3d_parallel.ipynb"
+NOTEBOOKS = "notebooks/01_group_layout.ipynb", "notebooks/08_3d_parallel.ipynb"
 KEYS, TAPS, CLICK_EVERY = 9, 3, 3
 POLICY = "; ".join(map(" ".join, pages.POLICY.items()))
 REACHED = r"""/ (tabindex|role|aria-label)="[^"]*"/g"""
@@ -367,7 +367,7 @@ def test_a_page_without_its_worker_keeps_the_picture_and_says_so(opened, site):
 
 
 def test_an_explorer_that_needs_ranks_says_so(opened):
-    page = opened("/notebooks/11_3d_parallel.html")
+    page = opened("/notebooks/08_3d_parallel.html")
     assert page.get_by_text("This explorer needs PyTorch or real ranks").count() == 1
     assert page.locator("[data-explorer]").count() == 0
 

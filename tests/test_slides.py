@@ -60,7 +60,7 @@ def page():
 
 
 @pytest.mark.skipif(not find_chromium(), reason="needs Chromium or Chrome, and none is installed")
-@pytest.mark.parametrize("name", ["tall", "10_pipeline_parallel", "15_experts"])
+@pytest.mark.parametrize("name", ["tall", "07_pipeline_parallel", "15_experts"])
 def test_no_slide_is_taller_than_the_page(name, tmp_path, page):
     """Without reveal.js, which npm delivers: here its script does nothing, so all slides stand below each other."""
     for script in ("dist/reveal.js", "plugin/notes/notes.js"):

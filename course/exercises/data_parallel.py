@@ -1,4 +1,4 @@
-"""The exercises of notebook 06: averaging gradients, buckets, a training loop, and replicas with unequal rows.
+"""The exercises of notebook 05: averaging gradients, buckets, a training loop, and replicas with unequal rows.
 
 The replicas are the whole world.
 """
@@ -33,7 +33,7 @@ def gradient_inputs(*sizes: tuple[int, ...]):
 average = RankExercise(
     "average",
     my_average,
-    notebook="06",
+    notebook="05",
     cases=[(4, (2,), (2, 2), (1,)), (3, (3,), (1,), (1, 2))],
     inputs=gradient_inputs,
     rule=only("all_reduce"),
@@ -133,7 +133,7 @@ def one_message_per_bucket(log: CommunicationLog, gradients, bucket_size) -> str
 bucketed_average = RankExercise(
     "bucketed_average",
     my_bucketed_average,
-    notebook="06",
+    notebook="05",
     cases=[(4, 4, (2,), (2, 2), (1,)), (3, 3, (3,), (1,), (1, 2), (2,), (1,)), (2, 4, (2,), (2, 1), (4,), (1,))],
     inputs=bucket_inputs,
     rule=only("all_reduce", also=one_message_per_bucket),
@@ -237,7 +237,7 @@ def one_message_per_step(log: CommunicationLog, weight, steps, lr) -> str | None
 training_loop = RankExercise(
     "training_loop",
     my_train,
-    notebook="06",
+    notebook="05",
     cases=[(3, 1, 1, 2), (4, 2, 3, 1)],
     inputs=training_inputs,
     rule=only("all_reduce", also=one_message_per_step),
@@ -365,7 +365,7 @@ def unequal_inputs(*rows_of_ranks: int):
 unequal_average = RankExercise(
     "unequal_average",
     my_unequal_average,
-    notebook="06",
+    notebook="05",
     cases=[(3, 1, 3, 4), (4, 3, 3, 2, 2), (4, 4, 4, 1, 0)],
     inputs=unequal_inputs,
     rule=only("all_reduce", "all_gather"),

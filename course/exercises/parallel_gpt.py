@@ -1,4 +1,4 @@
-"""The exercises of notebook 08: how many parameters a rank holds of a layer, and a word drawn from logits that are cut.
+"""The exercises of notebook 10: how many parameters a rank holds of a layer, and a word drawn from logits that are cut.
 
 In the second, the tensor group is the whole world, and its rank r has consecutive words.
 """
@@ -23,7 +23,7 @@ def my_layer_parameters(hidden_size, tp_size):
 layer_parameters = Exercise(
     "layer_parameters",
     my_layer_parameters,
-    notebook="08",
+    notebook="10",
     cases=[(64, 1), (64, 2), (64, 4), (12288, 8)],
     hints=[
         "List the twelve tensors that the cell above printed for layers.0. Which six are the same for t = 4?",
@@ -100,7 +100,7 @@ def a_pair_per_row(log: Conduct, logits, temperature, seed) -> str | None:
 next_word = RankExercise(
     "next_word",
     my_next_word,
-    notebook="08",
+    notebook="10",
     cases=[(2, 12, 2.0, 11), (4, 12, 0.7, 10)],  # not always the last rank's word is the highest
     inputs=word_inputs,
     rule=only("all_gather", "all_reduce", also=a_pair_per_row),

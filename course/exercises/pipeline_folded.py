@@ -144,7 +144,7 @@ def my_choice(can_run, num_held, limit):
 next_op = RuleExercise(
     "next_op",
     my_choice,
-    notebook="10",
+    notebook="07",
     cases=[(2, 4, 4, 26), (4, 8, 8, 52), (4, 8, 6, 57), (4, 8, 4, 72), (4, 12, 2, 205)],
     hints=[
         "First take out what does not fit: a forward needs a free place, `limit - num_held`. Then order what is left: "

@@ -1,4 +1,4 @@
-"""The exercises of notebook 10: the order of a rank, the bubble, a gradient m times too large, and a deadlock."""
+"""The exercises of notebook 07: the order of a rank, the bubble, a gradient m times too large, and a deadlock."""
 
 import copy
 import math
@@ -34,7 +34,7 @@ def my_order(rank, num_stages, num_micro_batches):
 one_f_one_b_order = Exercise(
     "one_f_one_b_order",
     my_order,
-    notebook="10",
+    notebook="07",
     cases=[(3, 4, 3), (1, 4, 5), (0, 4, 6), (0, 2, 3), (0, 4, 2), (0, 1, 2)],
     hints=[
         "Three phases: some forwards; a forward and a backward in turn until no forward is left; the backwards that "
@@ -147,7 +147,7 @@ def my_bubble(p, m, v):
 bubble = Exercise(
     "bubble",
     my_bubble,
-    notebook="10",
+    notebook="07",
     cases=[(4, 8, 1), (4, 4, 1), (2, 4, 1), (1, 8, 1), (4, 8, 2), (8, 32, 4)],
     hints=[
         "Count in slots: one forward and one backward of one chunk. A rank's work is v·m slots.",
@@ -255,7 +255,7 @@ class StepExercise(Exercise):
 average_gradient = StepExercise(
     "average_gradient",
     my_step,
-    notebook="10",
+    notebook="07",
     cases=step_cases(),
     hints=[
         "`backward()` adds to `weight.grad`: after m micro-batches it holds a sum. A sum of what should it be?",
@@ -403,7 +403,7 @@ def my_row():
 mended_row = RowExercise(
     "mended_row",
     my_row,
-    notebook="10",
+    notebook="07",
     cases=[()],
     hints=[
         "Find the circle in the report: who waits for whom, and for which op?",

@@ -1,4 +1,4 @@
-"""The exercises of notebooks 07 and 09: the backward pass of a gathered layer, alike shards, dropout masks."""
+"""The exercises of notebooks 06 and 11: the backward pass of a gathered layer, alike shards, dropout masks."""
 
 import math
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def reduces_only_grad_x(log: CommunicationLog, grad_y, x, weight) -> str | None:
 gather_backward = RankExercise(
     "gather_backward",
     my_gather_backward,
-    notebook="07",
+    notebook="06",
     cases=[(2, 3, 2), (4, 2, 1)],
     inputs=gather_gradient_inputs,
     rule=only("all_reduce", also=reduces_only_grad_x),
@@ -168,7 +168,7 @@ def pair_spreads(fault: str, num_draws: int, hidden_size: int = 64, ffn_hidden_s
 spread = Exercise(
     "spread",
     my_spread,
-    notebook="07",
+    notebook="06",
     cases=[(t, fault) for fault in FAULTS for t in (4, 2, 9, 16)],
     hints=[
         "A sum of t independent random numbers of spread s has the spread s * sqrt(t): their variances add up. What is "
@@ -259,7 +259,7 @@ class Choices(Exercise):
 mask = Choices(
     "mask",
     my_mask,
-    notebook="09",
+    notebook="11",
     cases=[(place, across, flag) for flag in (False, True) for across in ACROSS for place in PLACES],
     hints=[
         "Ask of each tensor: do the ranks hold copies of the same numbers, or different numbers? Copies need one mask, "

@@ -1,4 +1,4 @@
-"""The exercises of notebook 11: place ranks for a model, the norm of all gradients, and an embedding on two stages."""
+"""The exercises of notebook 08: place ranks for a model, the norm of all gradients, and an embedding on two stages."""
 
 import itertools
 import operator
@@ -30,7 +30,7 @@ GB = 10**9
 place = Exercise(
     "place",
     my_place,
-    notebook="11",
+    notebook="08",
     cases=[
         (1 * GB, 16, 24, 8, 80 * GB),  # fits a GPU
         (8 * GB, 32, 32, 8, 80 * GB),  # two are enough
@@ -163,7 +163,7 @@ def sends_one_number(log: CommunicationLog, *_) -> str | None:
 norm = RankExercise(
     "norm",
     my_norm,
-    notebook="11",
+    notebook="08",
     cases=[(4, 2), (2, 1), (8, 4)],
     inputs=norm_inputs,
     rule=only("all_reduce", also=sends_one_number),
@@ -291,7 +291,7 @@ def ends_alone(log: Conduct, *_) -> str | None:
 tied = RankExercise(
     "tied",
     my_tied,
-    notebook="11",
+    notebook="08",
     cases=[(2,), (4,)],
     inputs=tied_inputs,
     rule=ends_alone,

@@ -1,4 +1,4 @@
-"""The exercise of notebook 05 on the vocabulary: cross-entropy of logits that are split over the ranks, never gathered.
+"""The exercise of notebook 09 on the vocabulary: cross-entropy of logits that are split over the ranks, never gathered.
 
 The tensor group is the whole world.
 """
@@ -52,7 +52,7 @@ def sends_three_numbers_per_token(log: CommunicationLog, logits, target) -> str 
 vocab_cross_entropy = RankExercise(
     "vocab_cross_entropy",
     my_cross_entropy,
-    notebook="05",
+    notebook="09",
     cases=[(2, 5, 1.0), (4, 3, 100.0)],
     inputs=logit_inputs,
     rule=only("all_reduce", "all_gather", also=sends_three_numbers_per_token),

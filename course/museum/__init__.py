@@ -4,7 +4,7 @@ museum.healthy()           # what a run without a fault shows
 museum.case(3).run()       # what a run with fault number 3 shows
 museum.case(3).check("row bias added t times")
 
-``museum`` is that of notebook 11, with twelve faults, and ``gpu_museum`` has one more there, which only GPUs have;
+``museum`` is that of notebook 08, with twelve faults, and ``gpu_museum`` has one more there, which only GPUs have;
 ``context_museum`` is that of notebook 13, with three more, ``sharding_museum`` that of notebook 14, with three more,
 and ``experts_museum`` that of notebook 15, with ten more.
 """
@@ -61,8 +61,8 @@ class Museum:
         return Verdict("not attempted" if len(left) == len(self.cases) else "wrong", text)
 
 
-museum = Museum("bug_museum", "11", MAIN)
+museum = Museum("bug_museum", "08", MAIN)
 context_museum = Museum("context_museum", "13", CONTEXT)
 sharding_museum = Museum("sharding_museum", "14", SHARDING)
-gpu_museum = Museum("gpu_museum", "11", GPUS)
+gpu_museum = Museum("gpu_museum", "08", GPUS)
 experts_museum = Museum("experts_museum", "15", EXPERTS)

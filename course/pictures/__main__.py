@@ -42,7 +42,7 @@ def four_collectives():
 
 
 def first_and_last_schedule():
-    """Draw notebook 10's first and last schedule on one scale; the notebook asks about others, and other sizes."""
+    """Draw notebook 07's first and last schedule on one scale; the notebook asks about others, and other sizes."""
     schedules = [gpipe(3, 5), zero_bubble_v(3, 5)]
     return draw_timelines([simulate(each) for each in schedules], [each.name for each in schedules], in_flight=True)
 

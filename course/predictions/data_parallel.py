@@ -1,9 +1,9 @@
-"""The predictions of notebook 06, in its order."""
+"""The predictions of notebook 05, in its order."""
 
 from course.predict import Choice, Number
 
 equal_on_all = Choice(
-    "06.equal_on_all",
+    "05.equal_on_all",
     "Which are equal on all four ranks: the loss, the rank's own gradients, the averaged gradients?",
     {
         "['loss', 'averaged']": "The loss and the averaged gradients",
@@ -19,7 +19,7 @@ equal_on_all = Choice(
 )
 
 error_left = Choice(
-    "06.error_left",
+    "05.error_left",
     "Four ranks with averaged gradients, float64, five steps. "
     "How large is the error of their weights, compared with those of one process?",
     {
@@ -34,7 +34,7 @@ error_left = Choice(
 )
 
 ratio_undivided = Number(
-    "06.ratio_undivided",
+    "05.ratio_undivided",
     "In the first fault, each of 4 ranks adds up the gradients of 8 mean losses, and the ranks' sums are added: which "
     "ratio does `Parity` show?",
     {
@@ -47,7 +47,7 @@ ratio_undivided = Number(
 )
 
 bytes_of_four = Number(
-    "06.bytes_of_four",
+    "05.bytes_of_four",
     "Four micro-batches with `no_sync`, then one update. How many times as many bytes does a rank send as with one "
     "micro-batch?",
     {
@@ -59,7 +59,7 @@ bytes_of_four = Number(
 )
 
 ratio_if_kept = Number(
-    "06.ratio_if_kept",
+    "05.ratio_if_kept",
     "Three backward passes on the same samples, without `zero_grad`, and with the weights untouched. "
     "Which ratio does `Parity` then show for `.grad`?",
     {
@@ -72,7 +72,7 @@ ratio_if_kept = Number(
 )
 
 different_samples = Number(
-    "06.different_samples",
+    "05.different_samples",
     "1024 samples. Each of 4 ranks shuffles them with a seed of its own, and reads the first 256. How many different "
     "samples are read, all ranks together? Estimate it to within a twentieth.",
     {
@@ -85,7 +85,7 @@ different_samples = Number(
 )
 
 under_way = Number(
-    "06.under_way",
+    "05.under_way",
     "Four layers, a bucket each, with overlap. How many of the four all-reduces are under way before the first layer's "
     "gradients exist?",
     {
@@ -96,7 +96,7 @@ under_way = Number(
 )
 
 same_weights = Choice(
-    "06.same_weights",
+    "05.same_weights",
     "Two steps of Adam, once undivided and once divided over 4 ranks. Do the weights agree?",
     {
         "False": "Yes, but for rounding",
@@ -110,7 +110,7 @@ same_weights = Choice(
 )
 
 bytes_of_zero = Number(
-    "06.bytes_of_zero",
+    "05.bytes_of_zero",
     "4 ranks, one step. How many times as many bytes does a rank send with ZeRO-1 as in plain data parallelism, which "
     "all-reduces the gradients?",
     {
@@ -123,7 +123,7 @@ bytes_of_zero = Number(
 )
 
 memory_of_zero = Number(
-    "06.memory_of_zero",
+    "05.memory_of_zero",
     "7.5 billion parameters on 64 GPUs: 16 bytes for each are 120 GB on every GPU. "
     "How many GB with ZeRO-1? Estimate it to within a tenth.",
     {
@@ -137,7 +137,7 @@ memory_of_zero = Number(
 )
 
 samples_of_rank = Number(
-    "06.samples_of_rank",
+    "05.samples_of_rank",
     "103 samples on 4 ranks, by a `DistributedSampler` with its defaults. How many samples does each rank read in "
     "an epoch?",
     {

@@ -1,9 +1,9 @@
-"""The predictions of notebook 09, in its order."""
+"""The predictions of notebook 11, in its order."""
 
 from course.predict import Choice, Number
 
 own_seeds = Choice(
-    "09.own_seeds",
+    "11.own_seeds",
     "Each of two ranks seeds torch with its own number, so all their dropout masks differ. "
     "What will differ between the ranks: their losses, or their gradients of the last norm, which both hold whole?",
     {
@@ -20,7 +20,7 @@ own_seeds = Choice(
 )
 
 memory_left = Number(
-    "09.memory_left",
+    "11.memory_left",
     "t goes from 1 to 4, without sequence parallelism. To what percentage does the memory of a layer fall? "
     "Use the column “here”, and only its terms with sbh.",
     {
@@ -33,7 +33,7 @@ memory_left = Number(
 )
 
 times_as_long = Choice(
-    "09.times_as_long",
+    "11.times_as_long",
     "A backward pass costs about as many FLOPs as two forward passes. "
     "How many FLOPs does a step take if the whole layer is recomputed, compared with one without?",
     {
@@ -50,7 +50,7 @@ times_as_long = Choice(
 )
 
 pays_more = Choice(
-    "09.pays_more",
+    "11.pays_more",
     "What frees more memory for each FLOP that is added: to recompute attention, or the MLP? "
     "The attention scores are not kept in either case. The table of the formula says what is.",
     {"attention": "Attention, Q-K-V and output projection", "mlp": "The MLP"},

@@ -1,9 +1,9 @@
-"""The predictions of notebook 08, in its order."""
+"""The predictions of notebook 10, in its order."""
 
 from course.predict import Choice, Number
 
 qkv_shape = Choice(
-    "08.qkv_shape",
+    "10.qkv_shape",
     "Hidden size 64, 4 heads, t = 4. The fused Q-K-V weight is [192, 64] as a whole. What does one rank store?",
     ["[192, 16]", "[48, 64]", "[48, 16]", "[64, 64]"],
     {
@@ -14,7 +14,7 @@ qkv_shape = Choice(
 )
 
 llama_qkv = Choice(
-    "08.llama_qkv",
+    "10.llama_qkv",
     "LLAMA has hidden size 64, 4 heads of queries and 2 heads of keys and values, each with 16 numbers per token. "
     "t = 2. What does one rank store of the fused Q-K-V weight?",
     ["[96, 64]", "[64, 64]", "[128, 64]", "[48, 64]"],
@@ -26,7 +26,7 @@ llama_qkv = Choice(
 )
 
 num_all_reduces = Number(
-    "08.num_all_reduces",
+    "10.num_all_reduces",
     "How many all-reduces of hidden states does the step make, forward and backward together? "
     "Look at the picture of a layer, and do not forget what stands before and after the layers.",
     {
@@ -38,7 +38,7 @@ num_all_reduces = Number(
 )
 
 curves_apart = Choice(
-    "08.curves_apart",
+    "10.curves_apart",
     "How far apart will the three curves be at most, in nats? They are trained in float32.",
     {"0.001": "Less than 0.001", "0.1": "Between 0.001 and 0.1", "inf": "More than 0.1"},
     {
@@ -48,7 +48,7 @@ curves_apart = Choice(
 )
 
 words_written = Choice(
-    "08.words_written",
+    "10.words_written",
     "After 150 steps the model writes four lines, letter by letter. How many of its words are words of the language?",
     {"0.1": "One in ten, or fewer", "0.5": "Up to a half", "0.99": "More than a half, but not all", "1": "All of them"},
     {
@@ -59,7 +59,7 @@ words_written = Choice(
 )
 
 near_float32 = Choice(
-    "08.near_float32",
+    "10.near_float32",
     "Which of the two runs with bfloat16 ends less than 0.01 nats from the loss of float32?",
     {
         "['bfloat16 with master weights', 'bfloat16 only']": "Both",

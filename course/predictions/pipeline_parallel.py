@@ -1,9 +1,9 @@
-"""The predictions of notebook 10, in its order."""
+"""The predictions of notebook 07, in its order."""
 
 from course.predict import Choice, Number
 
 sent_forward = Choice(
-    "10.sent_forward",
+    "07.sent_forward",
     "Numbers have 8 bytes here (float64). What does rank 0 send in the forward pass?",
     {
         "(1, 1048576)": "1 message of 128 × 1024 numbers",
@@ -19,7 +19,7 @@ sent_forward = Choice(
 )
 
 gradient_of_input = Choice(
-    "10.gradient_of_input",
+    "07.gradient_of_input",
     "What would rank 1 find in `x.grad` if it had not called `x.requires_grad_()`?",
     {"right": "The gradient that rank 0 waits for", "zeros": "Zeros", "None": "Nothing: it is None"},
     {
@@ -29,7 +29,7 @@ gradient_of_input = Choice(
 )
 
 makespan = Number(
-    "10.makespan",
+    "07.makespan",
     "2 ranks, 4 micro-batches, GPipe. A forward takes 1 and a backward 2 time units. How long does the step take?",
     {
         12: "That is how long each rank works. "
@@ -41,7 +41,7 @@ makespan = Number(
 )
 
 larger_makespan = Number(
-    "10.larger_makespan",
+    "07.larger_makespan",
     "What is the makespan with 4 ranks and 8 micro-batches, with the same times of 1 and 2?",
     {
         30: "Twice as much of both does not double the makespan: the formula has m + p − 1.",
@@ -52,7 +52,7 @@ larger_makespan = Number(
 )
 
 one_f_one_b_holds = Choice(
-    "10.one_f_one_b_holds",
+    "07.one_f_one_b_holds",
     "4 ranks, 8 micro-batches. How long does 1F1B take, compared with GPipe, "
     "and how many micro-batches does rank 0 hold at most?",
     {
@@ -69,7 +69,7 @@ one_f_one_b_holds = Choice(
 )
 
 idle_with_chunks = Number(
-    "10.idle_with_chunks",
+    "07.idle_with_chunks",
     "4 ranks and 8 micro-batches: idle / ideal is 3/8 = 0.375 with v = 1. What is it with v = 2?",
     {
         0.375: "The last rank still starts p − 1 steps late, but how long is a step now?",
@@ -80,7 +80,7 @@ idle_with_chunks = Number(
 )
 
 idle_of_last = Number(
-    "10.idle_of_last",
+    "07.idle_of_last",
     "4 ranks, 8 micro-batches; F, B and W take 1 time unit each. In 1F1B, rank 3 waits for 9 time units: 3 for its "
     "first input, and 6 at the end, while the last gradient goes up to rank 0. If W may be put off, how long must it "
     "still wait?",
@@ -94,7 +94,7 @@ idle_of_last = Number(
 )
 
 most_at_work = Number(
-    "10.most_at_work",
+    "07.most_at_work",
     "8 ranks, 3 micro-batches. How many ranks work at the same time, at most?",
     {
         8: "A rank needs a micro-batch to work on.",
@@ -104,7 +104,7 @@ most_at_work = Number(
 )
 
 added_by_messages = Choice(
-    "10.added_by_messages",
+    "07.added_by_messages",
     "p = 2, m = 8, forward 10 ms, backward 20 ms: 270 ms. Now each message takes 5 ms, "
     "and neither rank has to stop while it travels. What does that add to GPipe, and to 1F1B?",
     {
@@ -121,7 +121,7 @@ added_by_messages = Choice(
 )
 
 too_long_when_clipped = Number(
-    "10.too_long_when_clipped",
+    "07.too_long_when_clipped",
     "m = 8, nobody divides, and gradients are clipped to a norm of 1. In a step whose right gradient has a norm of "
     "0.25, how many times too long is the step of plain SGD?",
     {
@@ -134,7 +134,7 @@ too_long_when_clipped = Number(
 )
 
 alone_or_in_stages = Choice(
-    "10.alone_or_in_stages",
+    "07.alone_or_in_stages",
     "We train the same model on one process, without any pipeline. How will its losses differ from those of 4 stages?",
     {
         "0.001": "In the last digits only: sums are rounded differently",
@@ -148,7 +148,7 @@ alone_or_in_stages = Choice(
 )
 
 loss_in_a_v = Choice(
-    "10.loss_in_a_v",
+    "07.loss_in_a_v",
     "4 ranks, 8 stages: down the ranks, and up again. Which rank has the last stage, and computes the loss?",
     {0: "Rank 0", 1: "Rank 1", 3: "Rank 3"},
     {
@@ -158,7 +158,7 @@ loss_in_a_v = Choice(
 )
 
 held_where_it_turns = Number(
-    "10.held_where_it_turns",
+    "07.held_where_it_turns",
     "A micro-batch goes through the V alone; a forward pass takes 1 time unit, a backward pass 2. Stage 0 holds its "
     "activations from the start of its forward to the end of its backward, 24 time units. For how long does rank 3 "
     "hold those of its two stages, together?",

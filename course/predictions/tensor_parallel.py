@@ -1,9 +1,9 @@
-"""The predictions of notebook 07, in its order."""
+"""The predictions of notebook 06, in its order."""
 
 from course.predict import Choice, Number
 
 a_quarter = Choice(
-    "07.a_quarter",
+    "06.a_quarter",
     "With t = 4 instead of 1, which of these fall to a quarter on each rank: the numbers in its weights, "
     "its multiplications in forward, the numbers in the inputs of its layers?",
     {
@@ -20,7 +20,7 @@ a_quarter = Choice(
 )
 
 plain_backward = Choice(
-    "07.plain_backward",
+    "06.plain_backward",
     "Just call `loss.backward()` on the output of `gather_forward`. What happens?",
     {
         "right": "Every rank gets the right gradients of its shards",
@@ -34,7 +34,7 @@ plain_backward = Choice(
 )
 
 too_large = Number(
-    "07.too_large",
+    "06.too_large",
     "Four ranks, four layers, and the same loss on each rank. By which factor are the gradients of the first layer's "
     "weights too large?",
     {
@@ -47,7 +47,7 @@ too_large = Number(
 )
 
 num_messages = Number(
-    "07.num_messages",
+    "06.num_messages",
     "How many collectives do the four layers run, forward and backward together? "
     "The input of the first layer is data and needs no gradient.",
     {
@@ -58,7 +58,7 @@ num_messages = Number(
 )
 
 num_pair_messages = Number(
-    "07.num_pair_messages",
+    "06.num_pair_messages",
     "How many collectives do the two pairs run, forward and backward together?",
     {
         4: "One for each pair each way. But the first pair's input is data.",
@@ -68,7 +68,7 @@ num_pair_messages = Number(
 )
 
 link_share = Number(
-    "07.link_share",
+    "06.link_share",
     "4 layers, 4 ranks. In each design, leave out the backward collective of the first layer, whose input needs no "
     "gradient. How many bytes does column-row put on a link, as a percentage of the gathered design with "
     "reduce-scatters?",
@@ -83,7 +83,7 @@ link_share = Number(
 )
 
 different_columns = Number(
-    "07.different_columns",
+    "06.different_columns",
     "All four ranks have the same seed, and each draws its own shard, a quarter of 1024 columns. "
     "How many different columns does a layer have?",
     {
@@ -94,7 +94,7 @@ different_columns = Number(
 )
 
 same_gradient = Choice(
-    "07.same_gradient",
+    "06.same_gradient",
     "A column-row pair is drawn with the same seed on all ranks, so their shards are copies. "
     "Which shards get the same gradient on all ranks?",
     {

@@ -1,9 +1,9 @@
-"""The predictions of notebook 11, 3D parallel, in its order."""
+"""The predictions of notebook 08, 3D parallel, in its order."""
 
 from course.predict import Choice, Number, Order
 
 rank_5 = Choice(
-    "11.rank_5",
+    "08.rank_5",
     "8 ranks, t = 2, p = 2: what is d? Of 4 layers (0 to 3) and 16 samples (rows 0 to 15 of the batch), what does "
     "rank 5 have?",
     {
@@ -20,7 +20,7 @@ rank_5 = Choice(
 )
 
 micro_batches = Number(
-    "11.micro_batches",
+    "08.micro_batches",
     "The cell trains twice with the same batch of 16 samples: in one process, then on 8 ranks. There, into "
     "how many micro-batches does each replica divide its share of a step?",
     {
@@ -32,7 +32,7 @@ micro_batches = Number(
 )
 
 changed = Choice(
-    "11.changed",
+    "08.changed",
     "Which of the two will change the losses in the first ten digits: the zero-bubble schedule over 4 stages, "
     "or t = 4 with sequence parallelism and ZeRO-1?",
     {
@@ -49,7 +49,7 @@ changed = Choice(
 )
 
 a_quarter = Choice(
-    "11.a_quarter",
+    "08.a_quarter",
     "t = 2, p = 2. Does each rank hold a quarter of the model's weights?",
     {"[-1]": "Less", "[0]": "Exactly a quarter", "[1]": "More", "[-1, 1]": "Some more, some less"},
     {
@@ -60,7 +60,7 @@ a_quarter = Choice(
 )
 
 most_bytes = Order(
-    "11.most_bytes",
+    "08.most_bytes",
     "Along which axis do all ranks together send the most bytes in a step? 4 layers with 52,000 parameters, 16 samples "
     "of 16 tokens, hidden size 32: an activation is 8 samples of a replica, 4,096 numbers. In a group of two, a rank "
     "puts as many bytes on its link as an all-reduce's buffer has. Put the axes in order, the most first.",
@@ -73,7 +73,7 @@ most_bytes = Order(
 )
 
 first_step = Number(
-    "11.first_step",
+    "08.first_step",
     "The run saves every two steps, and the plug is pulled after step 3. Which step is the first of the second run?",
     {
         4: "Step 3 was done, but who remembers it?",
@@ -83,7 +83,7 @@ first_step = Number(
 )
 
 doubled = Choice(
-    "11.doubled",
+    "08.doubled",
     "4 ranks now instead of 8, with the same t, p and batch. What doubles on each rank?",
     {
         "['weights']": "The weights it holds",
@@ -99,7 +99,7 @@ doubled = Choice(
 )
 
 micro_batches_of_gpt3 = Number(
-    "11.micro_batches_of_gpt3",
+    "08.micro_batches_of_gpt3",
     "How many micro-batches does each replica of this run take in a step?",
     {
         1536: "That is one replica's share if d were 1. How many replicas do 1024 GPUs make?",
@@ -110,7 +110,7 @@ micro_batches_of_gpt3 = Number(
 )
 
 samples_of_405b = Number(
-    "11.samples_of_405b",
+    "08.samples_of_405b",
     "512 GPUs, t = 8, local_batch_size 2. How many samples are in a step, all ranks together?",
     {
         1024: "That is 2 for each GPU. But the 8 ranks of a tensor group have the same samples.",

@@ -1,9 +1,9 @@
-"""The predictions of notebook 05, in its order."""
+"""The predictions of notebook 09, in its order."""
 
 from course.predict import Between, Choice, Number
 
 num_rows = Number(
-    "05.num_rows",
+    "09.num_rows",
     "A vocabulary of 10, t = 3. Every rank has a table of the same size. How many rows does it have?",
     {
         3: "3 · 3 = 9. Who has the tenth id?",
@@ -14,7 +14,7 @@ num_rows = Number(
 )
 
 gradients_of_rank_2 = Choice(
-    "05.gradients_of_rank_2",
+    "09.gradients_of_rank_2",
     "The loss depends on all logits. No token of the batch is on rank 2. From which of its two uses does the shard of "
     "rank 2 get a gradient that is not zero?",
     {
@@ -31,7 +31,7 @@ gradients_of_rank_2 = Choice(
 )
 
 numbers_per_token = Choice(
-    "05.numbers_per_token",
+    "09.numbers_per_token",
     "A vocabulary of 32,768 on 4 ranks, which may only add up and take maxima. "
     "How many scalars per token must each rank contribute?",
     {
@@ -48,7 +48,7 @@ numbers_per_token = Choice(
 )
 
 with_padding = Choice(
-    "05.with_padding",
+    "09.with_padding",
     "Two logits of padding, both 0, are added to the 10 real ones. What becomes of the loss?",
     {"smaller": "It becomes smaller", "same": "It stays the same", "larger": "It becomes larger"},
     {
@@ -58,7 +58,7 @@ with_padding = Choice(
 )
 
 flops_in_chunks = Number(
-    "05.flops_in_chunks",
+    "09.flops_in_chunks",
     "The loss in 8 chunks, with the logits of each computed again in backward. How many times as many FLOPs as before "
     "does the output layer take, forward and backward?",
     {

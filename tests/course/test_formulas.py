@@ -8,7 +8,6 @@ import re
 from dataclasses import replace
 from functools import cache
 from math import sqrt
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -23,6 +22,7 @@ from course.sizing.fully_sharded import moments
 from course.sizing.ring import bus_factor
 from course.sizing.roofline import operations, ridge
 from course.sizing.runs import LLAMA_70B
+from course.working_copy import ROOT, find
 from labkit.expert_parallel import LoadBalancing
 from labkit.expert_parallel.router import Router
 from labkit.groups import groups_of_one
@@ -30,7 +30,6 @@ from labkit.layout import ParallelLayout
 from labkit.schedules import interleaved, one_f_one_b
 from labkit.shape import GPT
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MIXTURE = GPT(2, 64, 32, 128, num_attention_heads=4, num_experts=8, top_k=2)
 
 
@@ -78,15 +77,15 @@ def new_work(u, interval, w):
 ROWS = [
     ("02", "2(n - 1)/n times the tensor", lambda n: 2 * (n - 1) / n, lambda n: bus_factor("all_reduce", n),
      [(2,), (5,)]),
-    ("10", "makespan = (m + p − 1)(t_f + t_b)", lambda p, m: 3 * (m + p - 1),
+    ("07", "makespan = (m + p − 1)(t_f + t_b)", lambda p, m: 3 * (m + p - 1),
      lambda p, m: simulate(one_f_one_b(p, m), 1, 2).makespan_seconds, [(4, 8), (2, 6)]),
-    ("10", "makespan = (m + (p − 1) / v)(t_f + t_b)", lambda p, m, v: (m + (p - 1) / v) * 3,
+    ("07", "makespan = (m + (p − 1) / v)(t_f + t_b)", lambda p, m, v: (m + (p - 1) / v) * 3,
      lambda p, m, v: simulate(interleaved(p, m, v), 1, 2).makespan_seconds, [(4, 8, 2), (2, 6, 3)]),
-    ("10", "idle / ideal = (p − 1) / (v m)", lambda p, m, v: (p - 1) / (v * m),
+    ("07", "idle / ideal = (p − 1) / (v m)", lambda p, m, v: (p - 1) / (v * m),
      lambda p, m, v: simulate(interleaved(p, m, v), 1, 2).bubble_over_ideal, [(4, 8, 2), (2, 6, 3)]),
-    ("10", "idle / total = (p − 1) / (v m + p − 1)", lambda p, m, v: (p - 1) / (v * m + p - 1),
+    ("07", "idle / total = (p − 1) / (v m + p − 1)", lambda p, m, v: (p - 1) / (v * m + p - 1),
      lambda p, m, v: simulate(interleaved(p, m, v), 1, 2).bubble_share, [(4, 8, 2), (2, 6, 3)]),
-    ("10", "min(p − r, m) micro-batches instead of m", lambda p, r, m: min(p - r, m),
+    ("07", "min(p − r, m) micro-batches instead of m", lambda p, r, m: min(p - r, m),
      lambda p, r, m: one_f_one_b(p, m).peak_in_flight(r), [(4, 0, 8), (4, 3, 8), (6, 1, 3)]),
     ("12", "idle / ideal = (p − 1)/(v m)", lambda p, m, v: (p - 1) / (v * m),
      lambda p, m, v: Plan(LLAMA_70B, p, m, pp_size=p, num_chunks=v).bubble_over_ideal, [(4, 16, 2), (8, 8, 5)]),
@@ -132,7 +131,7 @@ ROWS = [
 
 @cache
 def text_of(number):
-    [path] = NOTEBOOKS.glob(f"{number}_*.ipynb")
+    path = ROOT / find(f"{number}_*")
     return re.sub(r"\s+", " ", "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells))
 
 

@@ -6,15 +6,14 @@ That no typical mistake is the result, and that a result can be answered, shows 
 import importlib
 import pkgutil
 import re
-from pathlib import Path
 
 import nbformat
 import pytest
 
 import course.predictions
 from course.predict import Question
+from course.working_copy import ROOT, find
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MODULES = [module.name for module in pkgutil.iter_modules(course.predictions.__path__)]
 NOTEBOOK_OF = {"three_axes": "3d_parallel"}  # a module's name cannot begin with a digit
 
@@ -26,9 +25,8 @@ def questions(name):
 
 def notebook(name):
     if name == "start_here":
-        return NOTEBOOKS.parent / "Start_Here.ipynb"
-    [path] = NOTEBOOKS.glob(f"??_{NOTEBOOK_OF.get(name, name)}.ipynb")
-    return path
+        return ROOT / "Start_Here.ipynb"
+    return ROOT / find(f"??_{NOTEBOOK_OF.get(name, name)}")
 
 
 @pytest.mark.parametrize("name", MODULES)

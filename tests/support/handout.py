@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 
-from course.working_copy import hide_answers
+from course.working_copy import hide_answers, within
 
 ROOT = Path(__file__).parents[2]
 COPIED = ["Start_Here.ipynb", "notebooks", "pics", "labkit", "course"]
@@ -35,7 +35,7 @@ def make_handout(folder: Path) -> str:
             shutil.copy(path, folder)
     _close(folder / "course")
     answers = []
-    for path in [folder / "Start_Here.ipynb", *sorted((folder / "notebooks").glob("*.ipynb"))]:
+    for path in [folder / "Start_Here.ipynb", *within(folder / "notebooks")]:
         notebook = nbformat.read(path, as_version=4)
         answers += clear(notebook, path)
         nbformat.write(notebook, path)

@@ -20,6 +20,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
 
+from course import working_copy
 from tests.support import living, play, pyodide
 
 ROOT = Path(__file__).parents[2]
@@ -140,8 +141,7 @@ def main() -> int:
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 1
-    notebooks = [f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")]
-    write_site(["Start_Here.ipynb", PLAY, *notebooks], site)
+    write_site([PLAY, *map(str, working_copy.notebooks(ROOT))], site)
     living.put_files(site / "lab", CACHE)
     megabytes = num_bytes_loaded(site / "lab") / 1e6
     (site / "README.txt").write_text(README.read_text().format(version=pyodide.VERSION, megabytes=megabytes))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import nbformat
 
+from course import working_copy
 from tests.support.living import explorer_call
 
 ROOT = Path(__file__).parents[2]
@@ -23,13 +24,13 @@ SHOWN = {
     "shard_explorer": ("03_column_parallel", "A sharded linear layer",
         "A weight is cut by its outputs or its inputs, and each rank multiplies its shard. See which parts travel, and "
         "how many bytes that takes."),
-    "batch_explorer": ("06_data_parallel", "A batch among replicas",
+    "batch_explorer": ("05_data_parallel", "A batch among replicas",
         "A global batch is divided among replicas, and then into micro-batches. See which samples each rank has, and "
         "when gradients are averaged."),
-    "schedule_explorer": ("10_pipeline_parallel", "Pipeline schedules",
+    "schedule_explorer": ("07_pipeline_parallel", "Pipeline schedules",
         "Ten schedules from GPipe to DualPipeV, with your own numbers of ranks and micro-batches and your own times. "
         "Drag the playhead to see what each rank does, and for what it waits."),
-    "schedule_builder": ("10_pipeline_parallel", "A schedule by hand",
+    "schedule_builder": ("07_pipeline_parallel", "A schedule by hand",
         "Put the forward and backward passes of each rank in order, by clicks or by dragging. A deadlock shows as a "
         "red circle of ranks that wait for each other."),
     "sizing_explorer": ("16_planning", "Size a run before it runs",
@@ -52,7 +53,7 @@ def notebook() -> nbformat.NotebookNode:
     """Return the page as a notebook."""
     cells = [nbformat.v4.new_markdown_cell(ABOUT, id="title")]
     for name, (stem, heading, text) in SHOWN.items():
-        path = f"notebooks/{stem}.ipynb"
+        path = working_copy.find(stem, ROOT)
         stored = nbformat.read(ROOT / path, as_version=4).cells
         shown = next(cell for cell in stored if (call := explorer_call(cell)) and call[0] == name)
         link = f"[Notebook {stem[:2]}]({path}) has it, with what to try."

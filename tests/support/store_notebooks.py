@@ -24,6 +24,8 @@ from nbclient import NotebookClient
 from nbstripout import strip_output
 from tqdm import tqdm
 
+from course.working_copy import within
+
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 RESULTS = Path(__file__).with_name("results.json")
 ASK = """import json
@@ -131,7 +133,7 @@ def main() -> int:
     parser.add_argument("--strip-only", action="store_true", help="run nothing; fail where something was stripped")
     parser.add_argument("paths", nargs="+", type=Path)
     args = parser.parse_args()
-    notebooks = [nb for path in args.paths for nb in ([path] if path.is_file() else sorted(path.glob("*.ipynb")))]
+    notebooks = [notebook for path in args.paths for notebook in within(path)]
     bar = tqdm(notebooks, disable=args.strip_only)
     changed = []
     with tempfile.TemporaryDirectory() as folder:

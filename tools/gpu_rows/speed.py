@@ -12,8 +12,8 @@ from labtrain.console import PEAK_FLOPS
 from tools.gpu_rows.row import Found, LeftOut, Where
 
 CORE_NOTEBOOKS = (
-    "01_group_layout", "02_collectives", "03_column_parallel", "04_row_parallel", "06_data_parallel",
-    "07_tensor_parallel", "10_pipeline_parallel", "11_3d_parallel",
+    "01_group_layout", "02_collectives", "03_column_parallel", "04_row_parallel", "05_data_parallel",
+    "06_tensor_parallel", "07_pipeline_parallel", "08_3d_parallel",
 )  # fmt: skip
 
 

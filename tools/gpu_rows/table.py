@@ -13,18 +13,18 @@ from tools.gpu_rows.row import A_GPU, SEVERAL_GPUS, Row
 CELLS_OF_LAYERS = {
     "column": ("03_column_parallel", "compare-run"),
     "row": ("04_row_parallel", "real-run"),
-    "vocabulary and loss": ("05_vocabulary_parallel", "vocabulary-loss-run"),
+    "vocabulary and loss": ("09_vocabulary_parallel", "vocabulary-loss-run"),
     "column and row, sequence parallel": ("04_row_parallel", "sequence-run"),
 }
 CELLS_OF_LAYOUTS = {
-    "dp": ("06_data_parallel", "parity-run"),
-    "ZeRO 1": ("06_data_parallel", "zero-run"),
+    "dp": ("05_data_parallel", "parity-run"),
+    "ZeRO 1": ("05_data_parallel", "zero-run"),
     "ZeRO 2": ("14_fully_sharded", "train-run"),
     "ZeRO 3": ("14_fully_sharded", "train-run"),
     on_ranks.HYBRID: ("14_fully_sharded", "hybrid-run"),
-    "tp, sequence parallel": ("08_parallel_gpt", "train-float64"),
+    "tp, sequence parallel": ("10_parallel_gpt", "train-float64"),
     "cp": ("13_context_parallel", "train-run"),
-    "tp, pp and dp": ("11_3d_parallel", "layouts-run"),
+    "tp, pp and dp": ("08_3d_parallel", "layouts-run"),
     "ep, pp in a V": ("15_experts", "train-run"),
 }
 
@@ -36,14 +36,14 @@ def rows_of_one_process() -> Iterator[Row]:
     yield Row("attention in bfloat16", "13_context_parallel", "exact-run", one_process.attention)
     yield Row("experts in bfloat16, one kernel", "15_experts", "most-rows-run", one_process.experts)
     yield Row("experts: waits of the host", "15_experts", "count-run", one_process.waits, needs=A_GPU)
-    yield Row("events and the clock", "06_data_parallel", "timeline-run", one_process.events, needs=A_GPU)
-    yield Row("torch.profiler", "06_data_parallel", "timeline-save", one_process.profiler)
-    yield Row("memory against the estimate", "09_dropout_and_memory", "memory-run", one_process.memory, needs=A_GPU)
+    yield Row("events and the clock", "05_data_parallel", "timeline-run", one_process.events, needs=A_GPU)
+    yield Row("torch.profiler", "05_data_parallel", "timeline-save", one_process.profiler)
+    yield Row("memory against the estimate", "11_dropout_and_memory", "memory-run", one_process.memory, needs=A_GPU)
     for in_background in (False, True):
         name = f"checkpoint saved{' in the background' if in_background else ''} and loaded"
         check = partial(one_process.checkpoint, in_background=in_background)
-        yield Row(name, "11_3d_parallel", "resume-second", check)
-    yield Row("generation", "08_parallel_gpt", "writes-run", one_process.generation)
+        yield Row(name, "08_3d_parallel", "resume-second", check)
+    yield Row("generation", "10_parallel_gpt", "writes-run", one_process.generation)
     yield Row("an assertion in a kernel of a rank", "02_collectives", "stay-error", one_process.device_assert)
 
 
@@ -59,7 +59,7 @@ def rows_of_ranks(n: int) -> Iterator[Row]:
         yield row(f"attention, {name}", *place, on_ranks.compared, on_ranks.attention, name, torch.float64)
     yield row("attention, ring in bfloat16", "13_context_parallel", "ring-count", on_ranks.rounded)
     for name in SCHEDULES:
-        place = "10_pipeline_parallel", "fold-run" if "v" in name.split("-") else "gpt-pipeline"
+        place = "07_pipeline_parallel", "fold-run" if "v" in name.split("-") else "gpt-pipeline"
         yield row(f"schedule, {name}", *place, on_ranks.compared, on_ranks.schedule, name)
     for name, config in on_ranks.layouts(n).items():
         yield row(f"training, {name}", *CELLS_OF_LAYOUTS[name], on_ranks.trained, config)

@@ -1,4 +1,4 @@
-"""The exercises of notebook 06, on real ranks: solutions agree with one process, and wrong ways are named."""
+"""The exercises of notebook 05, on real ranks: solutions agree with one process, and wrong ways are named."""
 
 import pytest
 import torch

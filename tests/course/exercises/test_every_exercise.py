@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,8 @@ from course.exercises.base import Exercise
 from course.exercises.on_ranks import RankExercise
 from course.museum import Museum
 from course.progress import all_exercises
+from course.working_copy import ROOT, find
 
-NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 ALL = all_exercises()
 EXERCISES = [each for each in ALL if isinstance(each, Exercise)]
 MISTAKES = [
@@ -40,7 +39,7 @@ def test_names_are_unique():
 
 @pytest.mark.parametrize("exercise", [each for each in ALL if not isinstance(each, Museum)], ids=by_name)
 def test_its_notebook_checks_it_under_its_name(exercise):
-    [path] = NOTEBOOKS.glob(f"{exercise.notebook}_*.ipynb")
+    path = ROOT / find(f"{exercise.notebook}_*")
     code = "\n".join("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
     assert re.search(rf"\b{exercise.name}\.check\(", code)
 

@@ -1,4 +1,4 @@
-"""The exercises of notebook 08: a formula counts what a layer on real ranks has; words are those that labkit draws."""
+"""The exercises of notebook 10: a formula counts what a layer on real ranks has; words are those that labkit draws."""
 
 import pytest
 import torch

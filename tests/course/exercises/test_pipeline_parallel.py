@@ -1,4 +1,4 @@
-"""The exercises of notebook 10: solutions agree with labkit, and a row is right or wrong by what it does."""
+"""The exercises of notebook 07: solutions agree with labkit, and a row is right or wrong by what it does."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The exercises of notebooks 07 and 09: solutions agree with torch, with what ranks measure, and with the model."""
+"""The exercises of notebooks 06 and 11: solutions agree with torch, with what ranks measure, and with the model."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The exercises of notebook 11: cases that differ, solutions that agree with labkit, and deadlocks with advice."""
+"""The exercises of notebook 08: cases that differ, solutions that agree with labkit, and deadlocks with advice."""
 
 import pytest
 import torch

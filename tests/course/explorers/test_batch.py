@@ -1,4 +1,4 @@
-"""The explorer of notebook 06: every control changes what is shown, and what does not fit gives way in place."""
+"""The explorer of notebook 05: every control changes what is shown, and what does not fit gives way in place."""
 
 import pytest
 

@@ -232,8 +232,8 @@ def test_the_text_tells_one_wrong_gradient_from_all(shown):
         assert [" ".join(row.split()[1:4]) for row in rows] == [counts[0]] * 4 + [counts[1]] * 4, name
 
 
-def test_notebook_11_tells_the_limit_of_clipping_and_every_step_is_above_it(shown):
-    notebook = json.loads((Path(__file__).parents[3] / "notebooks/11_3d_parallel.ipynb").read_text())
+def test_notebook_08_tells_the_limit_of_clipping_and_every_step_is_above_it(shown):
+    notebook = json.loads((Path(__file__).parents[3] / "notebooks/08_3d_parallel.ipynb").read_text())
     cells = {cell["id"]: " ".join("".join(cell["source"]).split()) for cell in notebook["cells"]}
     assert f"clipping at {CLIP_NORM}," in cells["museum"] and f"above {CLIP_NORM} " in cells["museum-answers"]
     assert all(norm > CLIP_NORM for symptoms in shown.values() for seen in symptoms.ranks for norm in seen.norms)
@@ -491,7 +491,7 @@ def test_the_cases_of_other_notebooks_are_named_apart(wing, capsys, monkeypatch)
 
 def test_the_museum_counts_as_an_exercise_of_its_notebook():
     wings = {
-        "11": ["bug_museum", "gpu_museum"],
+        "08": ["bug_museum", "gpu_museum"],
         "13": ["context_museum"],
         "14": ["sharding_museum"],
         "15": ["experts_museum"],

@@ -15,8 +15,8 @@ def test_every_figure_is_written_and_is_the_one_in_pics(tmp_path):
     assert [path.name for path in paths if path.read_text() != (PICS / path.name).read_text()] == []
 
 
-def test_the_first_picture_of_notebook_10_answers_none_of_its_questions():
+def test_the_first_picture_of_notebook_07_answers_none_of_its_questions():
     shown = FIGURES["pipeline_schedules"]().alt
-    for key in ("10.makespan", "10.larger_makespan"):
+    for key in ("07.makespan", "07.larger_makespan"):
         assert f" {RESULTS[key]:g} time units" not in shown
     assert "1F1B" not in shown  # what it holds, compared with GPipe, and what interleaved and zero-bubble orders save

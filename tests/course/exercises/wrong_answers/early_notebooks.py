@@ -1,4 +1,4 @@
-"""Answers to exercises of notebooks 01 to 08 that passed, or were taken for something else than what is wrong in them.
+"""Answers to exercises of the first notebooks that passed, or were taken for something else than what is wrong in them.
 
 The third part of each of SAYS is what the check must say of it.
 """

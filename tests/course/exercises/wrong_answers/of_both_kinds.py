@@ -1,4 +1,4 @@
-"""Answers to several exercises of notebooks 02 to 08: what a learner writes, and what a chatbot does."""
+"""Answers to several exercises of the first notebooks: what a learner writes, and what a chatbot does."""
 
 import math
 

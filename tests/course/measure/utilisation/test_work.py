@@ -18,7 +18,7 @@ from course.measure.utilisation.work import computing_work
 from labkit import launch
 from labkit.groups import init_groups
 
-NOTEBOOK = Path(__file__).parents[4] / "notebooks/12_utilisation.ipynb"
+NOTEBOOK = Path(__file__).parents[4] / "notebooks/further/12_utilisation.ipynb"
 MOST_BYTES = 30e9
 """On one GPU of eight, beside what CUDA and NCCL take: a GPU of 40 GB is enough."""
 
