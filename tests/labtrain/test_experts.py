@@ -26,7 +26,7 @@ from labtrain import TrainConfig, train, training
 from labtrain.checkpoint_tensors import SlicedTensor, tensors_of
 from labtrain.config import V_SHAPED
 from labtrain.data import EVALUATION_SAMPLES
-from labtrain.estimate import what_a_rank_holds
+from labtrain.estimate import estimate, what_a_rank_holds
 from labtrain.model import ParallelGPT
 from tests.labtrain.tiny import TINY, TODAY, in_few_launches, numbers
 from tests.support.collectives import check_order, recorded
