@@ -16,11 +16,12 @@ from labtrain import TrainConfig
 from labtrain.__main__ import read_options
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "INSTRUCTOR.md", *sorted((ROOT / "course").glob("*.md"))]
+RUNS = ROOT / "labtrain/README.md"
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "INSTRUCTOR.md")]
+DOCUMENTS += [RUNS, *sorted((ROOT / "course").glob("*.md"))]
 FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEREDOC = re.compile(r"^[^\n]*<<'END'\n(.*?)^END\n", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`]+)`")
-CLUSTER = re.compile(r"^## From the notebook to a cluster\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 
 
 def command_lines(text):
@@ -33,22 +34,27 @@ def command_lines(text):
 
 def of_module(line):
     """Return what starts a module of ours in this line, the module, and its arguments; or nothing."""
-    found = re.search(r"(.*?)-m ((?:labkit|course|benchmarks)[\w.]*)(.*)", re.split(r" && | \| ", line)[-1])
+    found = re.search(r"(.*?)-m ((?:labkit|labtrain|course|benchmarks)[\w.]*)(.*)", re.split(r" && | \| ", line)[-1])
     return found and (found[1], found[2], shlex.split(found[3].rstrip("\"'")))
 
 
-LINES = [(path.name, line) for path in DOCUMENTS for line in command_lines(path.read_text()) if of_module(line)]
+LINES = [
+    (str(path.relative_to(ROOT)), line)
+    for path in DOCUMENTS
+    for line in command_lines(path.read_text())
+    if of_module(line)
+]
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A folder with the files that README's lines read; its own script makes the one with weights."""
+    """A folder with the files that the lines of labtrain's page read; its own script makes the one with weights."""
     folder = tmp_path_factory.mktemp("readme")
     shutil.copy(ROOT / "README.md", folder)
     (folder / "ids.bin").write_bytes(bytes(4096))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        exec(HEREDOC.search((ROOT / "README.md").read_text())[1], {})
+        exec(HEREDOC.search(RUNS.read_text())[1], {})
     return folder
 
 
@@ -103,8 +109,8 @@ def test_a_command_line_runs_as_it_stands(document, line, files, monkeypatch):
 
 
 def options_in_prose():
-    """README's spans of options, each with those before it in its paragraph that it may add to."""
-    for paragraph in FENCED.sub("", CLUSTER.search((ROOT / "README.md").read_text())[1]).split("\n\n"):
+    """The page's spans of options, each with those before it in its paragraph that it may add to."""
+    for paragraph in FENCED.sub("", RUNS.read_text()).split("\n\n"):
         spans = [" ".join(span.split()) for span in SPAN.findall(paragraph) if span.startswith("--")]
         yield from ((span, spans[:number]) for number, span in enumerate(spans) if " " in span)
 

@@ -65,12 +65,12 @@ def test_binder_installs_the_same_pins():
     assert {path.name for path in (ROOT / "binder").iterdir()} == {"requirements.txt", "runtime.txt"}
 
 
-def test_the_wheelhouse_is_of_these_pins_and_readme_installs_from_it_as_make_says():
+def test_the_wheelhouse_is_of_these_pins_and_servers_installs_from_it_as_make_says():
     rule = make("-n", "wheelhouse").stdout
     assert f"--index-url {CPU_BUILDS}" in rule and "-r /dev/stdin hatchling editables" in rule
     [command] = re.findall(r"'    (\.venv/bin/pip install .*?)'", rule)
     assert command.endswith("--no-index --find-links build/wheelhouse -r requirements.txt")
-    assert command in (ROOT / "README.md").read_text()
+    assert command in (ROOT / "course/servers.md").read_text()
 
 
 def pretended_python(path, version):

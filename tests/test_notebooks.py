@@ -21,7 +21,7 @@ from course import exercises, museum, working_copy
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = [ROOT / path for path in working_copy.notebooks(ROOT)]
 DOCUMENTS = [ROOT / name for name in ("README.md", "INSTRUCTOR.md", "CONTRIBUTING.md")]
-DOCUMENTS += [ROOT / "benchmarks/README.md", ROOT / "course/servers.md"]
+DOCUMENTS += [ROOT / name for name in ("labtrain/README.md", "benchmarks/README.md", "course/servers.md")]
 DEEPER = "(go deeper)"  # ends a heading that is not on the core path, with all below it
 DEEPER_WORDS = {
     "V": r"\b(a|the|in) V\b|\bVs\b",
