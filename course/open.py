@@ -34,7 +34,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Open the lab in JupyterLab, on notebooks of your own.")
     parser.add_argument("--folder", type=Path, default=own_folder(), help="where your notebooks are (%(default)s)")
     given, others = parser.parse_known_args()
-    folder = given.folder.absolute()
+    asked = given.folder.absolute()
+    folder = working_copy.without_earlier(asked)
+    if folder != asked:
+        print(f"{asked} is of an earlier version of the lab. It stays as it is.")
     for line in folders_to_mend():
         parser.error(line)
     try:

@@ -15,6 +15,8 @@ from pathlib import Path
 import nbformat
 from nbformat.sign import NotebookNotary
 
+from course import EARLIER
+
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = "pics"
 LINKED = ["labkit", "labtrain", "course", "tests", "README.md", "CONTRIBUTING.md", "INSTRUCTOR.md", "LICENSE", "NOTICE"]
@@ -75,6 +77,15 @@ def hide_answers(notebook: nbformat.NotebookNode) -> None:
                 hides = folds = False
         if ASKS_IN_WORDS in cell.source:
             hides = folds = True
+
+
+def without_earlier(folder: Path) -> Path:
+    """Return the folder or, if it holds a copy of an earlier version of the lab, the first beside it that does not."""
+    free, number = folder, 2
+    while (free / "notebooks" / EARLIER).exists():
+        free = folder.with_name(f"{folder.name}-{number}")
+        number += 1
+    return free
 
 
 def make(folder: Path, root: Path = ROOT) -> list[Path]:

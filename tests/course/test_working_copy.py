@@ -9,7 +9,8 @@ import nbformat
 import pytest
 from nbformat.sign import NotebookNotary
 
-from course import working_copy
+from course import about_earlier_copy, working_copy
+from course import open as opened
 from tests.test_notebooks import LINK
 
 code, text = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
@@ -171,3 +172,22 @@ def test_pictures_are_copied_also_where_an_earlier_lab_has_left_a_link(lab, tmp_
     picture.write_text("after")
     working_copy.make(tmp_path / "own", lab)
     assert own.read_text() == "after" and (own.parent / "mine.svg").read_text() == "my own"
+
+
+def test_a_copy_of_before_the_new_numbers_stays_as_it_is(tmp_path, lab, monkeypatch, capsys):
+    old = tmp_path / "my_copy"
+    (old / "notebooks").mkdir(parents=True)
+    assert about_earlier_copy(old / "notebooks") == "" and working_copy.without_earlier(old) == old
+    (old / "notebooks" / "05_vocabulary_parallel.ipynb").touch()
+    new = working_copy.without_earlier(old)
+    assert about_earlier_copy(old / "notebooks").endswith(f"puts the new one into {new}.")
+    make, seen = working_copy.make, []
+    monkeypatch.setattr(working_copy, "make", lambda folder: seen.append(folder) or [])
+    monkeypatch.setattr(opened, "start", lambda options: None)
+    monkeypatch.setattr(opened, "folders_to_mend", list)
+    monkeypatch.setattr("sys.argv", ["course.open", "--folder", str(old)])
+    opened.main()
+    assert seen == [new] == [tmp_path / "my_copy-2"]
+    assert capsys.readouterr().out.startswith(f"{old} is of an earlier version of the lab. It stays as it is.\n")
+    make(new, lab)
+    assert working_copy.without_earlier(old) == new
