@@ -20,6 +20,8 @@ from course import exercises, museum, working_copy
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = [ROOT / path for path in working_copy.notebooks(ROOT)]
+LAB = [path for path in NOTEBOOKS if path.parent.name != "further"]
+FURTHER = [path for path in NOTEBOOKS if path not in LAB]
 DOCUMENTS = [ROOT / name for name in ("README.md", "INSTRUCTOR.md", "CONTRIBUTING.md")]
 DOCUMENTS += [ROOT / name for name in ("labtrain/README.md", "benchmarks/README.md", "course/servers.md")]
 DEEPER = "(go deeper)"  # ends a heading that is not on the core path, with all below it
@@ -34,6 +36,20 @@ DEEPER_WORDS = {
     "z-loss": r"\bz-loss\b",
 }
 """Words that sections beside the core path explain, in bold, and how they are written where they are used."""
+FURTHER_WORDS = {
+    "label smoothing": ("09", r"\b[Ll]abel smoothing\b"),
+    "logits": ("09", r"\b[Ll]ogits?\b"),
+    "attention": ("10", r"\b[Aa]ttention\b"),
+    "SwiGLU": ("10", r"\bSwiGLU\b"),
+    "dropout mask": ("11", r"\bdropout masks?\b"),
+    "recomputation": ("11", r"\b[Rr]ecomput"),
+    "roofline": ("12", r"\b[Rr]oofline"),
+    "MFU": ("12", r"\bMFU\b"),
+    "context parallelism": ("13", r"\b[Cc]ontext parallel"),
+    "FSDP": ("14", r"\bFSDP\b|\bZeRO-[23]\b|\b[Ff]ully sharded\b"),
+    "expert parallelism": ("15", r"\b[Ee]xperts?\b"),
+}
+"""Words that only notebooks beyond the lab explain: which one, and how they are written where they are used."""
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -115,6 +131,24 @@ def test_core_cells_use_no_word_that_only_a_deeper_section_explains():
                     found += [f"{path.stem}, {cell.id}: {word}" for word in words]
     assert not found
     assert deeper == DEEPER_WORDS.keys(), "words of the list that no deeper section explains any more"
+
+
+def test_the_lab_needs_nothing_from_beyond():
+    """Where its core path uses a word of a further notebook, it says what that is, and links to the notebook."""
+    found = []
+    for path in LAB:
+        linked = set()
+        for heading, _, is_core, cells in sections(read(path)):
+            for cell in cells if is_core and heading != "In practice" else []:
+                linked |= set(re.findall(r"\]\((?:\w+/)*further/(\d\d)", cell.source))
+                for word, (number, written) in FURTHER_WORDS.items():
+                    if uses(cell, written) and number not in linked:
+                        found.append(f"{path.stem}, {cell.id}: {word}")
+    assert not found
+    assert not [path.stem for path in LAB[1:] if "further/" in said_in(path)], "what one should know is of the lab"
+    for number, written in FURTHER_WORDS.values():
+        [path] = [path for path in FURTHER if path.stem.startswith(number)]
+        assert any(uses(cell, written) for cell in read(path).cells), f"{written} is not in {path.stem} any more"
 
 
 def uses(cell, written):
@@ -234,14 +268,27 @@ def test_the_minutes_that_are_promised_were_counted(path):
     assert f"| {said[1]} + {said[2]} | {said[3]} + {said[4]} |" in row
 
 
-def test_the_hours_that_instructors_are_told_are_the_sum():
-    start, *rows = re.findall(r"(?m)^\| (?:\*\*Start|\[\d\d ).*", read(NOTEBOOKS[0]).cells[1].source)
-    columns = zip(
-        *([sum(map(int, re.findall(r"\d+", part))) for part in row.split("|")[2:4]] for row in [start, *rows])
-    )
-    said = re.search(r"(\d+) hours with its exercises. Everything takes (\d+)", (ROOT / "INSTRUCTOR.md").read_text())
-    assert len(rows) == len(NOTEBOOKS) - 1
-    assert [round(sum(minutes) / 60) for minutes in columns] == [int(hours) for hours in said.groups()]
+def minutes_said():
+    """What Start_Here says of the lab, and of what lies further: how many rows, minutes of the core path, and of all."""
+    _, *tables = re.split(r"(?m)^### ", read(NOTEBOOKS[0]).cells[1].source)
+    for table in tables:
+        rows = [row.split("|")[2:4] for row in re.findall(r"(?m)^\| (?:\*\*Start|\[\d\d ).*", table)]
+        yield len(rows), *(sum(map(int, re.findall(r"\d+", " ".join(column)))) for column in zip(*rows))
+
+
+def test_the_hours_that_are_told_are_the_sum():
+    (num_lab, *lab), (num_further, *further) = minutes_said()
+    assert (num_lab, num_further) == (len(LAB), len(FURTHER))
+    told = r"(\d+) hours with its exercises on the core path, (\d+) with everything\. What lies further takes (\d+) hours, or (\d+)"
+    said = re.search(told, " ".join((ROOT / "INSTRUCTOR.md").read_text().split()))
+    assert [round(minutes / 60) for minutes in (*lab, *further)] == [int(hours) for hours in said.groups()]
+    hours, minutes = re.search(r"takes (\d+) hours and (\d+) minutes", read(NOTEBOOKS[0]).cells[1].source).groups()
+    assert lab[0] == 60 * int(hours) + int(minutes)
+
+
+def test_the_core_path_of_the_lab_fits_into_a_day():
+    (_, core, _), _ = minutes_said()
+    assert core <= 8 * 60, "something of the lab's core path must go deeper"
 
 
 def test_minutes_are_counted_by_the_rule():
@@ -262,7 +309,7 @@ def agendas():
     return [rows.findall(part) for part in re.split(r"(?m)^## ", text) if rows.search(part)]
 
 
-@pytest.mark.parametrize("agenda", agendas(), ids=["half a day", "a day"])
+@pytest.mark.parametrize("agenda", agendas(), ids=["half a day", "a day", "more"])
 def test_an_agenda_leaves_the_minutes_that_were_counted(agenda):
     """A row names sections in italics, or `exercise 1`; what it names must fit into its minutes."""
     now = 0
