@@ -26,7 +26,22 @@ from course.predict import Question
 from course.table import Table
 from labtrain.command_line import run_command
 
-__all__ = ["all_exercises", "clear", "exercises", "predictions", "questions", "save", "save_button", "solved", "table"]
+__all__ = [
+    "LAST_OF_THE_LAB",
+    "all_exercises",
+    "clear",
+    "exercises",
+    "predictions",
+    "questions",
+    "save",
+    "save_button",
+    "solved",
+    "table",
+]
+
+
+LAST_OF_THE_LAB = "08"
+"""The notebooks up to this one are the lab. Those after it lie further, and can be taken in any order."""
 
 
 def all_exercises() -> list[Any]:
@@ -133,18 +148,30 @@ def save_button(path: str | Path = ".") -> Any:
 
 
 class Solved:
-    """A table of solved exercises and of predictions, in a notebook as such, in a terminal as the same words.
+    """A table of solved exercises and of predictions, with sums of the lab and of what lies further.
+
+    In a notebook it is shown as such, in a terminal as the same words.
 
     A question of ``asked`` was answered in time, right at first (True) or not; None if it was not.
     """
 
     def __init__(self, rows: list[tuple[str, list[tuple[str, bool]]]], asked: dict[str, list[bool | None]]):
-        marks = [*rows, ("all", [mark for _, marks in rows for mark in marks])]
-        asked = {**asked, "all": [right for number, _ in rows for right in asked.get(number, [])]}
-        counts = [f"{sum(is_solved for _, is_solved in each)} of {len(each)}" for _, each in marks]
-        rights = [_predicted(asked.get(number, [])) for number, _ in marks]
-        words = [", ".join(f"{name} ✓" if is_solved else name for name, is_solved in each) for _, each in rows]
-        self._rows = [[name, *cells] for (name, _), *cells in zip(marks, counts, rights, [*words, ""])]
+        self._asked = asked
+        lab = [row for row in rows if row[0] <= LAST_OF_THE_LAB]
+        further = [row for row in rows if row[0] > LAST_OF_THE_LAB]
+        self._rows = [*map(self._row, lab), self._sum("the lab", lab)]
+        self._rows += [*map(self._row, further), self._sum("further", further)]
+        self._rows.append(self._sum("all", rows))
+
+    def _row(self, row: tuple[str, list[tuple[str, bool]]]) -> list[str]:
+        number, marks = row
+        words = ", ".join(f"{name} ✓" if is_solved else name for name, is_solved in marks)
+        return [*self._sum(number, [row])[:-1], words]
+
+    def _sum(self, name: str, rows: list[tuple[str, list[tuple[str, bool]]]]) -> list[str]:
+        marks = [is_solved for _, exercises in rows for _, is_solved in exercises]
+        rights = [right for number, _ in rows for right in self._asked.get(number, [])]
+        return [name, f"{sum(marks)} of {len(marks)}", _predicted(rights), ""]
 
     def __repr__(self) -> str:
         return str(Table(HEADS, self._rows, widths=[10, 10, 26, 0]))

@@ -72,6 +72,16 @@ class Room:
             rows.append([number, self._who(here, ""), predicted, share, *not_judged, solved])
         return rows
 
+    def tables(self) -> list[Table]:
+        """Return the rows of the lab and, once somebody has done something there, of what lies further."""
+        known = person.notebooks()
+        begun = {event.notebook for event in self.events} | {known.get(name, "") for name in self.solved}
+        lab = [row for row in self.rows() if row[0] <= progress.LAST_OF_THE_LAB]
+        further = [row for row in self.rows() if row[0] > progress.LAST_OF_THE_LAB]
+        if not begun & {row[0] for row in further}:
+            return [Table(COLUMNS, lab)]
+        return [Table(COLUMNS, lab, "the lab"), Table(COLUMNS, further, "further, in any order")]
+
     def mistakes(self) -> list[list[str]]:
         """Return what is wrong most often now: by how many people, and what."""
         made: dict[str, dict[str, None]] = {}  # a person counts once
@@ -119,14 +129,16 @@ class Room:
         lines = [*self._heads(), ""]
         for table in self.open_questions():
             lines += [table.caption, str(Table(table.heads, table.rows)), ""]
-        lines += [str(Table(COLUMNS, self.rows())), "", "wrong most often now"]
+        for table in self.tables():
+            lines += [str(table), ""]
+        lines.append("wrong most often now")
         return "\n".join([*lines, *(f"{count:>4}  {text}" for count, text in self.mistakes()), *self.not_counted])
 
     def _repr_html_(self) -> str:
         heads, files = (
             "".join(f"<p>{escape(line)}</p>" for line in lines) for lines in (self._heads(), self.not_counted)
         )
-        tables = [*self.open_questions(), Table(COLUMNS, self.rows())]
+        tables = [*self.open_questions(), *self.tables()]
         tables.append(Table(["people", "wrong most often now"], self.mistakes()))
         return heads + "".join(table.html for table in tables) + files
 

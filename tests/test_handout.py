@@ -55,6 +55,7 @@ def test_the_answers_are_kept_apart(handout):
     sources = [cell.source for path in NOTEBOOKS for cell in nbformat.read(path, as_version=4).cells]
     assert answers.count("\n\n## ") + 1 == sum(source.count("<details>") for source in sources)
     assert "## 01_group_layout: Explore\n\n1. The next that fits, 4" in answers
+    assert "\n## further/13_context_parallel: " in answers
 
 
 def test_what_is_for_instructors_is_left_out(handout):

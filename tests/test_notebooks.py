@@ -269,7 +269,7 @@ def test_the_minutes_that_are_promised_were_counted(path):
 
 
 def minutes_said():
-    """What Start_Here says of the lab, and of what lies further: how many rows, minutes of the core path, and of all."""
+    """Of the lab, and of what lies further, as Start_Here says: how many rows, minutes of the core path, and of all."""
     _, *tables = re.split(r"(?m)^### ", read(NOTEBOOKS[0]).cells[1].source)
     for table in tables:
         rows = [row.split("|")[2:4] for row in re.findall(r"(?m)^\| (?:\*\*Start|\[\d\d ).*", table)]
@@ -279,7 +279,10 @@ def minutes_said():
 def test_the_hours_that_are_told_are_the_sum():
     (num_lab, *lab), (num_further, *further) = minutes_said()
     assert (num_lab, num_further) == (len(LAB), len(FURTHER))
-    told = r"(\d+) hours with its exercises on the core path, (\d+) with everything\. What lies further takes (\d+) hours, or (\d+)"
+    told = (
+        r"(\d+) hours with its exercises on the core path, (\d+) with everything\. "
+        r"What lies further takes (\d+) hours, or (\d+) with everything"
+    )
     said = re.search(told, " ".join((ROOT / "INSTRUCTOR.md").read_text().split()))
     assert [round(minutes / 60) for minutes in (*lab, *further)] == [int(hours) for hours in said.groups()]
     hours, minutes = re.search(r"takes (\d+) hours and (\d+) minutes", read(NOTEBOOKS[0]).cells[1].source).groups()

@@ -63,20 +63,23 @@ def page():
 @pytest.mark.parametrize("name", ["tall", "07_pipeline_parallel", "15_experts"])
 def test_no_slide_is_taller_than_the_page(name, tmp_path, page):
     """Without reveal.js, which npm delivers: here its script does nothing, so all slides stand below each other."""
+    slides = tmp_path / "slides"
     for script in ("dist/reveal.js", "plugin/notes/notes.js"):
-        (tmp_path / "reveal.js" / script).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "reveal.js" / script).write_text("Reveal = {initialize() { this.isOn = true; }}; RevealNotes = 0;")
+        (slides / "reveal.js" / script).parent.mkdir(parents=True, exist_ok=True)
+        (slides / "reveal.js" / script).write_text("Reveal = {initialize() { this.isOn = true; }}; RevealNotes = 0;")
     [path] = [each for each in NOTEBOOKS if each.stem == name] or [tmp_path / "tall.ipynb"]
     if name == "tall":
         nbformat.write(tall_notebook(), path)
     asked = []
     page.on("request", lambda request: asked.append(request.url))
-    page.goto(write_slides(path, tmp_path).as_uri())
+    page.goto(write_slides(path, slides).as_uri())
     page.wait_for_function("Reveal.isOn")
     pages = page.evaluate(MEASURE)
     assert max(height for height, *_ in pages) <= HEIGHT
     assert all(heading for *_, heading in pages)
     assert not [url for url in asked if not url.startswith(("file:", "data:"))]
+    pictures = {url.rpartition("/")[0] for url in asked if url.endswith(".svg")}
+    assert pictures == ({(tmp_path / "pics").as_uri()} if name != "tall" else set())  # where the command copies them
     if name == "tall":
         words = " ".join(text for _, text, *_ in pages).split()
         assert [int(number) for number in words if number.isdigit()] == [*range(60), *range(60)]

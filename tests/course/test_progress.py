@@ -21,6 +21,14 @@ def test_the_table_marks_what_is_solved():
     assert "row_backward" in repr(progress.table()) and "row_backward ✓" not in repr(progress.table())
     markdown = progress.table()._repr_markdown_()
     assert re.search(r"\| 04 \| 1 of \d+ \|", markdown)
+    assert re.search(
+        r"\| 08 (.*\n)\| the lab \| 1 of \d+ (.*\n)\| 09 (.*\n)+\| further \| 0 of \d+ (.*\n)\| all \| 1 of", markdown
+    )
+
+
+def test_the_lab_is_what_does_not_lie_further():
+    for path in notebooks(ROOT)[1:]:
+        assert (path.parent.name == "further") == (path.stem[:2] > progress.LAST_OF_THE_LAB), path
 
 
 def test_the_table_counts_predictions_and_how_many_were_right_at_first():

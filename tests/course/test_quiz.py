@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from course import sizing, working_copy
+from course.progress import LAST_OF_THE_LAB
 from course.sizing import simulate
 from course.sizing.linear_cut import LinearCut
 from course.sizing.ring import bus_factor
@@ -42,6 +43,7 @@ def test_a_notebook_has_a_quiz_of_five_questions_and_a_key_apart(name):
     for folder in (QUIZ, QUIZ / "key"):
         text = (folder / f"{name}.md").read_text()
         assert f"{name[:2]} {name[3:].replace('_', ' ')}" in text.splitlines()[0]
+        assert text.splitlines()[0].endswith(" (further)") == (name[:2] > LAST_OF_THE_LAB)
         assert re.findall(r"(?m)^(\d)\. ", text) == list("12345")
     assert len((QUIZ / "key" / f"{name}.md").read_text()) > 200 and "**" not in (QUIZ / f"{name}.md").read_text()
 

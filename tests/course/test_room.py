@@ -19,6 +19,7 @@ from course.exercises import record
 from course.exercises.base import Exercise
 from course.exercises.collectives import ring_all_reduce
 from course.exercises.group_layout import group_lists, rank_to_coordinates
+from course.exercises.vocabulary import vocab_cross_entropy
 from course.predict import Choice, Number
 
 ROOT = Path(__file__).parents[2]
@@ -190,6 +191,15 @@ def test_a_hidden_file_is_nobody_and_an_earlier_record_counts_in_full(folder):
     (folder / "old.json").write_text(json.dumps({group_lists.name: "2025-01-31"}))
     shown = room.Room(folder)
     assert (len(shown.people), shown.solved[group_lists.name], shown.not_counted) == (5, 1, [])
+
+
+def test_what_lies_further_is_a_table_of_its_own_once_somebody_is_there(folder):
+    [lab] = room.Room(folder).tables()
+    assert [row[0] for row in lab.rows] == [f"{number:02}" for number in range(1, 9)]
+    note(folder, "eve", [], [(vocab_cross_entropy.name, "No sum.", TIME)])
+    lab, further = room.Room(folder).tables()
+    assert (lab.caption, further.caption) == ("the lab", "further, in any order")
+    assert dict(row[:2] for row in further.rows)["09"] == "1" and "further" in room.Room(folder)._repr_html_()
 
 
 def test_names_of_nothing_that_the_lab_asks_do_not_count(folder):

@@ -47,13 +47,14 @@ def make_handout(folder: Path) -> str:
 def clear(notebook, path: Path) -> list[str]:
     """Take outputs and folded answers out of a notebook; returns the answers, each with where it stood."""
     answers, heading = [], ""
+    where = f"further/{path.stem}" if path.parent.name == "further" else path.stem
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
             continue
         for part in re.split(r"(?m)^(?=#+ )", cell.source):
             heading = re.match(r"#+ (.*)|", part)[1] or heading
-            answers += [f"## {path.stem}: {heading}\n\n{text.strip()}" for text in ANSWERS.findall(part)]
+            answers += [f"## {where}: {heading}\n\n{text.strip()}" for text in ANSWERS.findall(part)]
         cell.source = _without_dead_links(ANSWERS.sub("", cell.source).strip(), path.parent)
     notebook.cells = [cell for cell in notebook.cells if cell.source]
     hide_answers(notebook)

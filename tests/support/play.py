@@ -56,7 +56,8 @@ def notebook() -> nbformat.NotebookNode:
         path = working_copy.find(stem, ROOT)
         stored = nbformat.read(ROOT / path, as_version=4).cells
         shown = next(cell for cell in stored if (call := explorer_call(cell)) and call[0] == name)
-        link = f"[Notebook {stem[:2]}]({path}) has it, with what to try."
+        beyond = ", beyond the lab," if path.parent.name == "further" else ""
+        link = f"[Notebook {stem[:2]}]({path}){beyond} has it, with what to try."
         cells += [nbformat.v4.new_markdown_cell(f"## {heading}\n\n{text} {link}", id=f"{name}-about")]
         cells += [nbformat.v4.new_code_cell(shown.source, outputs=shown.outputs, id=name)]
     return nbformat.v4.new_notebook(cells=cells, metadata={"title": TITLE})

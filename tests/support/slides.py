@@ -1,5 +1,7 @@
 """Write slides of every notebook into build/slides: its sections are slides, its code cells go on below.
 
+What lies beyond the lab goes into build/slides/further.
+
 Answers that are folded away in a notebook become speaker notes (key S). The setup cell, the hints, and the checks of
 exercises that nobody has tried are left out. In the browser, each page gets its section's heading.
 Nothing is loaded from the network when the slides are shown: reveal.js comes from npm once, and lies beside them.
@@ -51,9 +53,10 @@ def as_slides(notebook):
 
 def write_slides(path: Path, folder: Path) -> Path:
     """Write one notebook's slides; returns the file."""
+    is_further = path.parent.name == "further"  # as in notebooks/, so that links to pictures lead to the same place
     exporter = SlidesExporter(
         raw_template=Path(__file__).with_suffix(".html.j2").read_text(),
-        reveal_url_prefix="reveal.js",
+        reveal_url_prefix="../reveal.js" if is_further else "reveal.js",
         reveal_theme="white",
         reveal_width=str(WIDTH),
         reveal_height=str(HEIGHT),
@@ -62,7 +65,8 @@ def write_slides(path: Path, folder: Path) -> Path:
     notebook = as_slides(nbformat.read(path, as_version=4))
     resources = {"metadata": {"name": path.stem, "path": str(path.parent)}}
     page, _ = exporter.from_notebook_node(notebook, resources)
-    written = folder / f"{path.stem}.html"
+    written = folder / ("further" if is_further else "") / f"{path.stem}.html"
+    written.parent.mkdir(exist_ok=True)
     written.write_text(page)
     return written
 
