@@ -1,4 +1,4 @@
-"""Makes a layout's process groups, once each, in a world that `launch`, torchrun or srun has started."""
+"""Makes a layout's process groups, once each, in a world that `launch` or torchrun has started."""
 
 import copyreg
 import os
@@ -249,10 +249,9 @@ def local_device() -> torch.device:
     num_gpus = torch.cuda.device_count()
     if not num_gpus:  # a backend for tests, with NCCL's rules, in a world of CPU ranks
         return torch.device("cpu")
-    return torch.device("cuda", local_rank() % num_gpus)  # Slurm may show each task only one GPU
+    return torch.device("cuda", local_rank() % num_gpus)  # a rank may see only its own
 
 
 def local_rank() -> int:
     """Return this rank's number on its node; its number in the world if nobody says which node it is on."""
-    names = (name for name in ("LOCAL_RANK", "SLURM_LOCALID") if name in os.environ)
-    return next((int(os.environ[name]) for name in names), dist.get_rank())
+    return int(os.environ.get("LOCAL_RANK", dist.get_rank()))

@@ -1,4 +1,4 @@
-"""Runs the command line: ``python -m labtrain --help``, also under torchrun and srun."""
+"""Runs the command line: ``python -m labtrain --help``, also under torchrun."""
 
 import labtrain.before_torch  # isort: skip  # noqa: F401 - torch reads what it sets
 
@@ -23,7 +23,7 @@ from labtrain.config import TrainConfig
 from labtrain.console import describe_end, describe_start
 from labtrain.spelling import as_typed, options, short_options
 from labtrain.trainer import train
-from labtrain.world import check_same_options, describe_lost_peer, say_once, slurm_as_torchrun, world
+from labtrain.world import check_same_options, describe_lost_peer, say_once, world
 
 
 def main() -> int:
@@ -81,7 +81,7 @@ def read_options() -> TrainConfig | str | None:
         text = textwrap.dedent(printed.getvalue()).strip()
         if left.code:
             return text
-        if {**os.environ, **slurm_as_torchrun(os.environ)}.get("RANK", "0") == "0":  # no world is up yet
+        if os.environ.get("RANK", "0") == "0":  # no world is up yet
             print(text)
         return None
 

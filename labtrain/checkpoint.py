@@ -8,9 +8,7 @@ import errno
 import fcntl
 import json
 import os
-import platform
 import shutil
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Set
@@ -23,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import filesystem, staging, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from labkit.groups import local_device, local_rank
@@ -33,6 +31,9 @@ from labtrain.command_line import run_command
 
 DESCRIPTION, LOCK, METADATA = "labkit.json", "labkit.lock", ".metadata"  # the last is torch's
 CHANGED, SHARED = "has changed since it was written", "checkpoint_dir must be a folder that all nodes share"
+NOT_OURS = "is not the description of a labkit checkpoint"
+FACTS = {"step", "num_samples", "precision", "optimizer", "options", "checksums", "checksum"}
+"""What a description says, beside the shape of the model."""
 
 
 @contextmanager
@@ -78,32 +79,30 @@ def save(folder: str | Path, state: State, step: int, num_samples: int, keep: in
 
 
 class InBackground(AbstractContextManager["InBackground"]):
-    """Saves as `save` does, but returns when the values are copied: a thread writes them, one checkpoint at a time.
+    """Saves as `save` does, but returns when the values are copied; torch's thread writes them.
 
-    The ranks' threads meet in a gloo group of their own, so that no message of theirs gets among those of training.
+    One checkpoint at a time is on its way. The ranks' threads meet in a gloo group of their own, so
+    that no message of theirs gets among those of training.
     """
 
     def __init__(self):
         self._group: Any = dist.new_group(backend="gloo", group_desc="checkpoints in the background")
         dist.barrier(self._group)  # a rank that closed early would hang up on a peer that is still connecting
-        self._thread = futures.ThreadPoolExecutor(1, "AsyncCheckpoint")
-        self._copies: dict[str, torch.Tensor] = {}  # kept: to get memory, pinned for a GPU, takes longer than to copy
+        self._copies = _Copies()
         self._in_flight: list[tuple[Path, futures.Future]] = []
 
     def save(self, folder: str | Path, state: State, step: int, num_samples: int, keep: int = 0) -> None:
         """Copy the values once the checkpoint before is complete; raise what `save` raises if that one has failed."""
         self.wait()
-        for name, tensor in tensors_of(state, to_save=True):
-            if name in self._copies:
-                self._copies[name].copy_(tensor, non_blocking=True)
-            else:
-                self._copies[name] = tensor.to("cpu", non_blocking=True, copy=True)
-        if local_device().type == "cuda":
-            torch.cuda.current_stream().synchronize()  # before the next step changes the weights
         writer = _Writer(folder, state, step, num_samples, keep)
         writer.per_thread_copy_ahead = 0  # or the thread would look for tensors on GPU 0, and open a context there
-        how: Any = {"storage_writer": writer, "process_group": self._group}
-        self._in_flight.append((writer.partial, self._thread.submit(state_dict_saver.save, self._copies, **how)))
+        saving: Any = state_dict_saver.async_save(
+            dict(tensors_of(state, to_save=True)),
+            storage_writer=writer,
+            process_group=self._group,
+            async_stager=self._copies,
+        )
+        self._in_flight.append((writer.partial, saving))
 
     def wait(self) -> None:
         """Wait until the checkpoint on its way is complete, and raise what `save` raises if it is not."""
@@ -118,8 +117,31 @@ class InBackground(AbstractContextManager["InBackground"]):
             with suppress(Exception) if error_type else ExitStack():  # the first error is the one to tell
                 self.wait()
         finally:
-            self._thread.shutdown(wait=False)
             dist.destroy_process_group(vars(self).pop("_group"))  # now, though a traceback may hold this object
+
+
+class _Copies(staging.AsyncStager):
+    """Copies what a rank saves to the CPU's memory, slice by slice.
+
+    torch's own stager copies all the memory that a slice lies in, and takes longer.
+    """
+
+    _synchronize_after_execute = False  # `stage` returns when the values are there
+
+    def __init__(self):
+        # Kept, because to get memory, pinned for a GPU, takes longer than to copy.
+        self._copies: dict[str, torch.Tensor] = {}
+
+    def stage(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return copies of these tensors."""
+        for name, tensor in state_dict.items():
+            if name in self._copies:
+                self._copies[name].copy_(tensor, non_blocking=True)
+            else:
+                self._copies[name] = tensor.to("cpu", non_blocking=True, copy=True)
+        if local_device().type == "cuda":
+            torch.cuda.current_stream().synchronize()  # before the next step changes the weights
+        return {name: self._copies[name] for name in state_dict}
 
 
 class _Writer(filesystem.FileSystemWriter):
@@ -159,7 +181,7 @@ class _Writer(filesystem.FileSystemWriter):
         if lost := written - here:
             raise ValueError(f"{self.partial} lacks {min(lost)}: {SHARED}")
         sums[METADATA] = _checksum(self.partial / METADATA)
-        described = self.about | {"written_by": _versions(), "checksums": sums}
+        described = self.about | {"checksums": sums}
         with open(self.partial / DESCRIPTION, "w") as file:
             json.dump(described | {"checksum": zlib.crc32(json.dumps(described).encode())}, file, indent=1)
             file.flush()
@@ -237,7 +259,7 @@ def load_newest(folder: str | Path, state: State) -> tuple[int, int]:
         about = json.loads((path / DESCRIPTION).read_text())
         step, num_samples = about["step"], about["num_samples"]
         text = f"Resuming after step {step}, from {path.name}"
-        before = about.get("options") or about["rates"]  # as versions before had it
+        before = about["options"]
         both = [(name, state.options[name], before[name]) for name in state.options.keys() & before if name != "resume"]
         new = ", ".join(f"{name} is {now} instead of {old}" for name, now, old in sorted(both) if now != old)
         text += f". From here on {new}" if new else ""
@@ -278,8 +300,7 @@ def _check(path: Path, state: State, names: Set[str]) -> None:
     about, damage = _read(path)
     if damage:
         raise ValueError(f"{damage}: {way_out}")
-    theirs = {field.name: field.default for field in fields(GPT)} | about  # an older version did not have all fields
-    both = [(name, theirs.get(name), mine) for name, mine in ours.items()]
+    both = [(name, about.get(name), mine) for name, mine in ours.items()]
     if differing := [f"{name} is {there} there and {here} here" for name, there, here in both if there != here]:
         way_out = "resume with what is there, or name a different checkpoint_dir"
         raise ValueError(f"{path} does not fit: {'; '.join(differing)}: {way_out}")
@@ -294,10 +315,17 @@ def _check(path: Path, state: State, names: Set[str]) -> None:
 def _read(path: Path) -> tuple[dict[str, Any], str]:
     """Return what a checkpoint says of itself, and whether that has changed since, or an empty text."""
     try:
-        about = json.loads((path / DESCRIPTION).read_text())
-        checksum, _ = about.pop("checksum"), dict(about["checksums"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path / DESCRIPTION} is not the description of a labkit checkpoint: {error!r}") from error
+        about = dict(json.loads((path / DESCRIPTION).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{path / DESCRIPTION} {NOT_OURS}: {error!r}") from error
+    shape = {field.name for field in fields(GPT)}
+    if missing := sorted((FACTS | shape) - about.keys()):
+        if not {"step", "checksums"} < about.keys():
+            raise ValueError(f"{path / DESCRIPTION} {NOT_OURS}: it has no {missing[0]}")
+        fault = f"{path} was written by an older version of labkit, without {missing[0]}"
+        way_out = "use the version that wrote it, or start a new run in a different folder"
+        raise ValueError(f"{fault}: {way_out}")
+    checksum = about.pop("checksum")
     return about, "" if checksum == zlib.crc32(json.dumps(about).encode()) else f"{path / DESCRIPTION} {CHANGED}"
 
 
@@ -345,16 +373,6 @@ def _about(state: State) -> dict[str, Any]:
     kind = type(state.optimizer).__name__ if inner is None else f"{type(inner).__name__} with master weights"
     dtype = str(next(state.models[0].parameters()).dtype).removeprefix("torch.")
     return {**asdict(state.shape), "precision": dtype, "optimizer": kind, **state.data}
-
-
-def _versions() -> dict[str, str]:
-    """Return what writes a checkpoint: the versions, and the commit if the code lies in a repository of git."""
-    versions = {"torch": str(torch.__version__), "python": platform.python_version()}
-    with suppress(OSError):  # there is no git
-        ask = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-        asked = subprocess.run(ask, capture_output=True, text=True)
-        versions |= {"commit": asked.stdout.strip()} if asked.returncode == 0 else {}
-    return versions
 
 
 def describe(folder: str | Path) -> tuple[Path, dict[str, Any], str]:

@@ -152,7 +152,8 @@ class TrainConfig:
     # With --check: the memory of a GPU in GiB, such as 80, to plan a run on a machine without GPUs; by default that of
     # this machine's GPUs.
     gpu_memory_gib: float | None = None
-    profile_dir: str | None = None  # Where ranks write traces of some steps for ui.perfetto.dev; slow ones are named.
+    # Where each rank writes torch's trace of some steps; ui.perfetto.dev opens it.
+    profile_dir: str | None = None
     profile_step_start: int = 10  # The first step that is profiled, counted from 1.
     profile_step_end: int = 20  # The step before which profiling stops.
 

@@ -28,7 +28,7 @@ def export(source: str | Path, folder: str | Path, **options: Any) -> str:
     path, about, damage = checkpoint.describe(source)
     if damage:
         raise ValueError(f"{path.name} is damaged: {damage}")
-    shape = GPT(**{each.name: about.get(each.name, each.default) for each in fields(GPT)})
+    shape = GPT(**{field.name: about[field.name] for field in fields(GPT)})
     dtype, sizes = getattr(torch, about["precision"]), pretrained.whole_sizes(shape)
 
     def read(name: str, size: torch.Size, dtype: torch.dtype) -> torch.Tensor:
@@ -40,7 +40,7 @@ def export(source: str | Path, folder: str | Path, **options: Any) -> str:
 
     buffers = pretrained.on_meta(shape).named_buffers()
     pretrained.check_biases((name, read(name, buffer.shape, buffer.dtype)) for name, buffer in buffers)
-    like, notes = _start(about.get("options", {}), shape)
+    like, notes = _start(about["options"], shape)
     pretrained.write(folder, shape, dtype, lambda name, _: read(name, sizes[name], dtype), like, **options)
     line = f"{folder}: {shape.num_parameters:,} parameters in {about['precision']}, of {path.name}"
     return ". ".join([line, *notes])

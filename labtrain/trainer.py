@@ -29,15 +29,16 @@ from labkit.groups import ProcessGroups, init_groups, local_device
 from labkit.partition import rows_of_replica
 from labkit.placement import shape_before_flat
 from labkit.schedules import Schedule
+from labkit.sizes import ranks_text
 from labkit.tensor_parallel import seed_replicas
+from labkit.timeline.trace import Trace
 from labtrain.config import TrainConfig
 from labtrain.console import Step, progress_bar
 from labtrain.data import EVALUATION_SAMPLES
 from labtrain.exit_signal import ExitSignal
 from labtrain.master_weights import MasterWeights
 from labtrain.model import ParallelGPT
-from labtrain.not_finite import first_not_finite
-from labtrain.profile import STEP, NamedTrace, profiling
+from labtrain.profile import profiling
 from labtrain.world import check_same_options, check_tokens
 
 Batch = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
@@ -51,7 +52,7 @@ def train(config: TrainConfig) -> list[Step]:
 
     Raises:
         ValueError: the config does not fit the number of ranks, or a checkpoint does not fit the config.
-        FloatingPointError: the loss or a gradient is not finite; says at which step, and on which rank first.
+        FloatingPointError: the loss or a gradient is not finite; says which step and ranks.
     """
     with training(config) as trainer, progress_bar(config, trainer.steps_done) as show:
         return [show(step) for step in trainer.steps()]
@@ -108,7 +109,7 @@ class Trainer:
         self.config, self.groups, self.save = config, groups, save or checkpoint.save
         self.exit_signal, self.is_ending = early or ExitSignal(), False
         self.steps_done = self.samples_done = 0
-        self.trace: NamedTrace | None = None  # while steps are profiled
+        self.trace: Trace | None = None  # while steps are profiled
         self.schedule, self.text = config.make_schedule(groups.layout.world_size), config.make_dataset()
         self.models = make_models(config, self.schedule, groups)
         if config.precision == "bfloat16":
@@ -142,7 +143,7 @@ class Trainer:
                 continue
             with profiling(str(self.config.profile_dir), self.groups) as self.trace:
                 while self.steps_done + 1 in self.config.profiled_steps and not self.is_ending:
-                    with self.trace.span(STEP, f"step {self.steps_done + 1}"):
+                    with self.trace.span("step", f"step {self.steps_done + 1}"):
                         step = self.step()
                     yield step
             self.trace = None
@@ -178,7 +179,11 @@ class Trainer:
     def compute_gradients(self) -> tuple[float, float]:
         """Leave the gradients of the whole batch in the parameters; return its loss and their norm, both finite."""
         batch = self.micro_batches(self.samples_done)
-        loss_share, num_counted = self._forward_and_backward(batch, average=True)
+        # Every step and replica has its own dropout masks. The step decides them, so a resumed run
+        # draws the same.
+        seed_replicas(self.config.seed + self.steps_done * self.groups.layout.world_size, self.groups)
+        self.optimizer.zero_grad()
+        loss_share, num_counted = self.run(self.schedule, batch, average=True)
         all_reduce_grads(self.parameters, self.groups.tp)
         wants_to_end = bool(self.exit_signal.reason)
         sums = loss_and_grad_norm(loss_share, self.parameters, self.groups, num_counted, wants_to_end)
@@ -189,8 +194,8 @@ class Trainer:
         loss = factor * sums.loss
         norm = factor * sums.grad_norm
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            where = first_not_finite(self.chunks, self.groups, lambda: self._forward_and_backward(batch))
             values = f"the loss is {loss:g}, the gradient norm {norm:g}"
+            where = self._where_not_finite(loss_share)
             raise FloatingPointError(f"step {self.steps_done + 1}: {values}. {where}")
         return loss, norm
 
@@ -285,8 +290,25 @@ class Trainer:
             raise ValueError(f"{fault}: a loss needs at least one that is not -100")
         return num_targets / num_counted
 
-    def _forward_and_backward(self, batch: Batch, average: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        # Every step and replica has its own dropout masks. The step decides them, so a resumed run draws the same.
-        seed_replicas(self.config.seed + self.steps_done * self.groups.layout.world_size, self.groups)
-        self.optimizer.zero_grad()
-        return self.run(self.schedule, batch, average)
+    def _where_not_finite(self, loss_share: torch.Tensor) -> str:
+        """Return which ranks have a loss or a gradient that is not finite. Every rank calls it.
+
+        A collective spreads a NaN to its whole group, and replicas have averaged their gradients.
+        So the ranks of a loss say more than those of gradients.
+        """
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        is_bad = {
+            "the loss": not bool(loss_share.isfinite()),
+            "gradients": not all(bool(gradient.isfinite().all()) for gradient in gradients),
+        }
+        of_ranks: list[Any] = [None] * self.groups.layout.world_size
+        dist.all_gather_object(of_ranks, is_bad)
+        found = []
+        for what in is_bad:
+            ranks = [rank for rank, of_rank in enumerate(of_ranks) if of_rank[what]]
+            if ranks:
+                found.append(f"{what} on ranks {ranks_text(ranks)}")
+        where = "Every loss and gradient is finite, but a sum is not"
+        if found:
+            where = f"Not finite: {', '.join(found)}"
+        return f"{where}. Nothing was updated in this step"

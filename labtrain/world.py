@@ -1,8 +1,7 @@
-"""Joins the ranks of a run, whoever started them: launch, torchrun, Slurm's srun, or nobody (then there is one)."""
+"""Joins the ranks of a run: those of launch or torchrun, or one process alone."""
 
 import json
 import os
-import re
 import secrets
 import signal
 import socket
@@ -34,20 +33,17 @@ def world(one_queue: bool = False, posts_receives: bool = True) -> Iterator[None
     """Keep torch.distributed up inside the block. On a GPU, both options are those of `labkit.device.prepare_gpu`.
 
     Raises:
-        ValueError: the environment says that there are other ranks, but not where; or Slurm shows too few GPUs.
+        ValueError: the environment says that there are other ranks, but not where.
     """
     if dist.is_initialized():
         yield
         return  # whoever brought it up takes it down
-    os.environ.update(slurm_as_torchrun(os.environ))
-    sizes = {os.environ.get(name, "1") for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")}
-    if "RANK" not in os.environ and sizes != {"1"}:
-        raise ValueError("mpirun does not say where rank 0 is: start the ranks with torchrun or srun")
+    check_launcher(os.environ)
     store, rank, world_size = meet(os.environ) if "RANK" in os.environ else (HashStore(), 0, 1)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     torch.set_num_threads(num_threads(ranks_here, os.environ))
     prepare_gpu(one_queue, posts_receives)  # before CUDA is asked for anything
-    store.set(f"gpu {rank}", str(has_gpu(ranks_here, torch.cuda.device_count(), os.environ)))
+    store.set(f"gpu {rank}", str(torch.cuda.device_count() >= ranks_here))
     on_gpu = all(seen == b"True" for seen in store.multi_get([f"gpu {each}" for each in range(world_size)]))
     if world_size > 1 and not on_gpu:
         take_turns()
@@ -64,6 +60,23 @@ def world(one_queue: bool = False, posts_receives: bool = True) -> Iterator[None
             dist.destroy_process_group()
 
 
+def check_launcher(environment: Mapping[str, str]) -> None:
+    """Raise a ValueError if somebody else than torchrun has started several processes.
+
+    Each of them would train alone. A script of sbatch is one process, and has SLURM_NTASKS, too:
+    only the variables with STEP are srun's.
+    """
+    if "RANK" in environment:
+        return
+    names = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun"}
+    for name, launcher in names.items():
+        if environment.get(name, "1") != "1":
+            processes = f"{launcher} has started {environment[name]} processes"
+            fault = f"{processes}, but does not say where rank 0 is"
+            way_out = "let it start one torchrun on each node, as labtrain/train.sbatch does"
+            raise ValueError(f"{fault}: {way_out}")
+
+
 def meet(environment: Mapping[str, str]) -> tuple[Store, int, int]:
     """Return the store in which the ranks of this run meet, this rank's number, and the number of ranks."""
     address = environment.get("MASTER_ADDR")
@@ -72,11 +85,8 @@ def meet(environment: Mapping[str, str]) -> tuple[Store, int, int]:
         store, rank, world_size = next(rendezvous("env://"))
     except (ValueError, OSError) as error:
         fault = f"RANK={environment['RANK']} is set, but rank 0 cannot be found at MASTER_ADDR={address} ({error})"
-        first_node = 'the first of scontrol show hostnames "$SLURM_STEP_NODELIST"'
-        ways = f"start the ranks with torchrun or srun, set MASTER_ADDR to {first_node}, or unset RANK to train alone"
-        raise ValueError(f"{fault}: {ways}") from error
-    step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
-    store = PrefixStore(step, store)  # two steps that happen to have one port do not mix
+        way_out = "start the ranks with torchrun, or unset RANK to train alone"
+        raise ValueError(f"{fault}: {way_out}") from error
     shared = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return fresh(store, rank, world_size) if shared else store, rank, world_size
 
@@ -101,16 +111,6 @@ def fresh(store: Store, rank: int, world_size: int) -> Store:
     return PrefixStore(name, store)
 
 
-def has_gpu(ranks_here: int, gpus_seen: int, environment: Mapping[str, str]) -> bool:
-    """Return whether each rank of this node can have a GPU; Slurm may show each task only its own."""
-    enough = gpus_seen >= ranks_here or (gpus_seen > 0 and "SLURM_GPUS_PER_TASK" in environment)
-    if gpus_seen and not enough and "SLURM_STEP_NUM_TASKS" in environment:
-        fault = f"each of {ranks_here} ranks of a node sees {gpus_seen} of its GPUs, perhaps the same"
-        way_out = "give srun --gpus-per-task=1 and no --gpu-bind, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
-        raise ValueError(f"{fault}: {way_out}")
-    return enough
-
-
 def num_threads(ranks_here: int, environment: Mapping[str, str]) -> int:
     """Return this rank's share of the cores; torch's own number if it is alone on its node, or if the user set one."""
     is_set = "OMP_NUM_THREADS" in environment
@@ -118,8 +118,7 @@ def num_threads(ranks_here: int, environment: Mapping[str, str]) -> int:
         is_set = b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes()
     if is_set or ranks_here == 1:
         return torch.get_num_threads()
-    share = max(1, len(os.sched_getaffinity(0)) // ranks_here)
-    return int(environment.get("SLURM_CPUS_PER_TASK", share))
+    return max(1, len(os.sched_getaffinity(0)) // ranks_here)
 
 
 def check_same_options(config: TrainConfig | str, spelled: Mapping[str, str] | None = None) -> None:
@@ -246,7 +245,7 @@ def say_once(text: str, restart_helps: bool = False) -> None:
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
     stops_torchrun = not restart_helps and restarts > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     text += "\n(A restart would end in the same way, so torchrun is told to stop.)" if stops_torchrun else ""
-    node = os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0"))
+    node = os.environ.get("GROUP_RANK", "0")
     is_said_here = is_first(f"says {zlib.crc32(text.encode())} on node {node}", if_gone=restart_helps)
     stops_here = stops_torchrun and is_first(f"stops node {node}", if_gone=False)
     if is_said_here:
@@ -264,26 +263,3 @@ def say_once(text: str, restart_helps: bool = False) -> None:
         os.kill(os.getppid(), signal.SIGTERM)
     if stops_torchrun:
         time.sleep(60)  # torchrun stops this rank, too; if it came to an end first, torchrun might restart it
-
-
-def slurm_as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that torchrun would set, from those that srun sets for each task; none outside of srun.
-
-    A script of sbatch runs alone and has SLURM_PROCID and SLURM_NTASKS too: only variables with STEP come from srun.
-    """
-    if "RANK" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
-        return {}
-    # The first of dgx[07-08,11] is dgx07.
-    first_node = re.sub(r"\[(\d+)[^]]*\]", r"\1", environment["SLURM_STEP_NODELIST"]).split(",")[0]
-    runs = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])  # 3,2(x2) is 3, 2 and 2
-    tasks = [number for number, times in runs for _ in range(int(times or 1))]
-    step = 16 * int(environment["SLURM_JOB_ID"]) + int(environment.get("SLURM_STEP_ID", 0))
-    variables = {
-        "RANK": environment["SLURM_PROCID"],
-        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
-        "LOCAL_RANK": environment["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": tasks[int(environment["SLURM_NODEID"])],
-        "MASTER_ADDR": first_node,
-        "MASTER_PORT": str(20000 + step % 20000),  # jobs that share a node need different ones, and so do steps
-    }
-    return {name: environment.get(name, value) for name, value in variables.items()}

@@ -97,9 +97,8 @@ def test_saved_resumed_and_trained_later(on_ranks, tmp_path, capsys, precision):
 def test_a_nan_beside_frozen_parameters_is_found():
     config = replace(TINY, pp_size=2, learning_rate=1000, weight_decay=1000, clip_norm=0, warmup_steps=1)
     config = replace(config, precision="float32", eval_interval=0)
-    with pytest.raises(RankFailed, match="the loss is nan") as caught:
+    with pytest.raises(RankFailed, match=r"the loss is nan.* Not finite: the loss on ranks \[1\]"):
         launch(trained, config, "all below", world_size=2)
-    assert "First on rank 1: the" in str(caught.value.cause)
 
 
 class FrozenOnOneEnd(Trainer):

@@ -139,7 +139,9 @@ def test_numbers_that_run_away(command):
         *TINY.split(), "--learning-rate", 100, "--weight-decay", 1000, "--clip-norm", 0, "--steps", 9
     )
     assert code == 1
-    assert re.search(r"labtrain: step [34]: the loss is nan, the gradient norm nan. First on rank 0: ", error)
+    assert re.search(
+        r"labtrain: step [34]: the loss is nan, the gradient norm nan. Not finite: the loss on ranks \[0\]", error
+    )
     assert out.startswith("1 rank")
     assert "Step" not in out
 
@@ -243,15 +245,12 @@ def test_a_rank_of_a_world_that_is_nowhere(command, monkeypatch, options):
     assert "rank 0 cannot be found at MASTER_ADDR=dgx[1.nowhere (" in command(*options)[2]
 
 
-def test_mpirun_is_refused(command, monkeypatch):
-    """Its ranks would train alone, each for itself."""
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, "1")
-            assert command("--help")[0] == 0
-            patch.setenv(name, "4")
-            message = "labtrain: mpirun does not say where rank 0 is: start the ranks with torchrun or srun "
-            assert command(*TINY.split()) == (2, "", message)
+def test_ranks_of_srun_are_refused(command, monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    code, out, error = command(*TINY.split())
+    assert (code, out) == (2, "")
+    assert error.startswith("labtrain: srun has started 4 processes, but does not say where rank 0 is: let it ")
 
 
 def test_a_text_file_and_a_resumed_run(command, tmp_path):
@@ -361,7 +360,7 @@ def test_how_many_queues_a_gpu_has(command, monkeypatch, options, given, connect
 
     started = []
     monkeypatch.setattr(os, "environ", {**environment(), **given})
-    monkeypatch.setattr(labtrain.world, "has_gpu", lambda *_: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(labtrain.world.dist, "init_process_group", start_cuda)
     assert command(*options.split())[0] == 2
     assert started == [("nccl", connections)]

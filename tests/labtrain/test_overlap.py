@@ -7,8 +7,8 @@ import pytest
 from labkit.collectives import trace_communication
 from labkit.data_parallel import DataParallel
 from labkit.timeline.spans import COMMUNICATION
+from labkit.timeline.trace import Trace
 from labtrain import training
-from labtrain.profile import NamedTrace
 from tests.labtrain.tiny import TINY
 
 CONFIG = replace(TINY, num_layers=2, batch_size=8, micro_batch_size=2)  # two ranks have two micro-batches each
@@ -20,7 +20,7 @@ def when_gradients_leave(zero_stage):
     with training(replace(CONFIG, zero_stage=zero_stage)) as trainer:
         if zero_stage == 0:  # the model is so small that one bucket would have all of it
             trainer.chunks = [DataParallel(model, trainer.groups.dp_cp, bucket_bytes=0) for model in trainer.models]
-        trainer.trace = trace = NamedTrace(trainer.groups.rank)
+        trainer.trace = trace = Trace(trainer.groups.rank)
         first_layer = trainer.models[0].layers["0"]
         first_layer.register_full_backward_pre_hook(lambda *_: begun.append(trace.now()))
         with trace_communication(trace):
@@ -43,7 +43,7 @@ def test_gradients_leave_while_the_last_backward_computes(on_ranks, zero_stage, 
 def sent_in_a_step(config):
     """How many reduce-scatters there are, and how many there should be."""
     with training(config) as trainer:
-        trace = NamedTrace(trainer.groups.rank)
+        trace = Trace(trainer.groups.rank)
         with trace_communication(trace):
             trainer.compute_gradients()
     sent = [span for span in trace.spans() if (span.kind, span.label) == (COMMUNICATION, "reduce_scatter")]

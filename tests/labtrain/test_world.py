@@ -1,6 +1,5 @@
-"""The same run under torchrun as two nodes and under Slurm; and what is read from their variables."""
+"""The same run under torchrun as two nodes; and what is read from the variables of torchrun and other launchers."""
 
-import json
 import os
 import subprocess
 import sys
@@ -17,12 +16,10 @@ from labtrain import train
 from labtrain.world import (
     PROCESS,
     _machine,
+    check_launcher,
     fresh,
-    has_gpu,
-    meet,
     num_threads,
     silent_ranks,
-    slurm_as_torchrun,
     world,
 )
 from tests.labtrain.processes import SIX, environment, finish, losses, start
@@ -112,76 +109,32 @@ def test_only_who_is_gone_is_named(monkeypatch):
     ended.wait()
 
 
-def slurm(task, port, num_tasks=4, **more):
-    """What srun sets for a task; on a machine outside a cluster, rank 0 waits at localhost."""
-    variables = {
-        "SLURM_PROCID": task, "SLURM_NTASKS": 16, "SLURM_LOCALID": task % 2, "SLURM_JOB_ID": 4242, "SLURM_STEP_ID": 3,
-        "SLURM_NODEID": task // 2,
-        "SLURM_STEP_NUM_TASKS": num_tasks, "SLURM_STEP_NODELIST": "dgx[01-02]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-        "MASTER_ADDR": "localhost", "MASTER_PORT": port,
-    }  # fmt: skip
-    return {name: str(value) for name, value in (variables | more).items()}
-
-
-def test_slurm_starts_every_rank_by_itself(alone, free_port):
-    tasks = json.dumps([slurm(task, free_port, num_tasks=2) for task in range(2)])
-    command = [sys.executable, "-m", "tests.labtrain.srun", tasks, *SIX.split(), "--pp", "2"]
-    [(_, out, error)] = finish(start(command))
-    first, *_, last, exit_codes = out.splitlines()
-    assert exit_codes == "[0, 0]", error
-    assert first.startswith("2 ranks (tp 1, pp 2, dp 1); gloo on the CPU, 1 thread per rank")
-    assert last.startswith(alone[1].splitlines()[-1].split(";")[0])
-    assert losses(out) == losses(alone[1])
-
-
-def test_slurms_variables_are_read():
-    task = slurm(3, 1)
-    del task["MASTER_ADDR"], task["MASTER_PORT"]
-    expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "dgx01"}
-    assert slurm_as_torchrun(task) == expected | {"MASTER_PORT": str(20000 + (16 * 4242 + 3) % 20000)}
-    assert slurm_as_torchrun(task)["MASTER_PORT"] != slurm_as_torchrun(task | {"SLURM_STEP_ID": "4"})["MASTER_PORT"]
-    for nodes, first in (("dgx[07-08,11]", "dgx07"), ("a1,a2", "a1"), ("rack[2-3]-[3,5],x", "rack2-3")):
-        assert slurm_as_torchrun(task | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first
-    for node, number in enumerate("3221"):
-        uneven = {"SLURM_STEP_TASKS_PER_NODE": "3,2(x2),1", "SLURM_NODEID": str(node)}
-        assert slurm_as_torchrun(task | uneven)["LOCAL_WORLD_SIZE"] == number
-    assert slurm_as_torchrun(task | {"RANK": "0"}) == {}  # torchrun inside a Slurm job
-    assert slurm_as_torchrun(task | {"SLURM_STEP_NUM_TASKS": "1"}) == {}
-    assert slurm_as_torchrun({}) == {}
-
-
-def test_two_steps_of_a_job_do_not_mix(monkeypatch, free_port):
-    """Not even if they are given the same port, as two jobs on one node may be."""
-    stores = []
-    for step in range(2):
-        for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port}.items():
-            monkeypatch.setenv(name, str(value))
-        store, _, _ = meet(os.environ | {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": str(step)})
-        stores.append(store)
-    stores[0].set("address", "of step 0")
-    assert stores[0].check(["address"])
-    assert not stores[1].check(["address"])
+@pytest.mark.parametrize(
+    ("variables", "launcher"),
+    [
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "16", "PMI_SIZE": "16"}, "srun"),
+        ({"OMPI_COMM_WORLD_SIZE": "16"}, "mpirun"),
+        ({"PMI_SIZE": "16"}, "mpirun"),
+    ],
+)
+def test_ranks_without_torchrun_are_refused(variables, launcher):
+    """They would train alone, each for itself."""
+    says = f"{launcher} has started 16 processes, but does not say where rank 0 is: let it start one torchrun on each"
+    with pytest.raises(ValueError, match=says):
+        check_launcher(variables)
+    check_launcher(variables | {"RANK": "1"})  # torchrun below srun
+    check_launcher(dict.fromkeys(variables, "1"))
 
 
 def test_a_script_of_sbatch_is_a_process_alone():
     """sbatch itself has set the variables of a first task there, and no other task will come."""
     script = {"SLURM_JOB_ID": "4242", "SLURM_JOB_NODELIST": "dgx[01-02]", "SLURM_TASKS_PER_NODE": "8(x2)"}
-    script |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "16"}
-    assert slurm_as_torchrun(script) == {}
+    check_launcher(script | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "16"})
 
 
-def test_who_gets_a_gpu_and_how_many_threads():
-    assert has_gpu(8, 8, {})
-    assert not has_gpu(4, 1, {})
-    assert has_gpu(8, 1, {"SLURM_GPUS_PER_TASK": "1"})  # each task sees its own only
-    assert not has_gpu(8, 0, {"SLURM_GPUS_PER_TASK": "1"})
-    with pytest.raises(
-        ValueError, match=r"each of 8 ranks of a node sees 1 of its GPUs, perhaps the same: give srun --gp"
-    ):
-        has_gpu(8, 1, {"SLURM_STEP_NUM_TASKS": "8"})  # as with --gpu-bind=single:1
+def test_how_many_threads():
     assert num_threads(1, {}) == num_threads(4, {"OMP_NUM_THREADS": "9"})  # torch's own
     assert num_threads(1000, {}) == 1
-    assert num_threads(8, {"SLURM_CPUS_PER_TASK": "5"}) == 5
 
 
 def test_cuda_finds_its_settings_when_it_is_first_asked(monkeypatch):
