@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from labkit.autograd import first_derivative_only
 from labkit.c10d import Call, listening
 from labkit.timeline.spans import COMMUNICATION, WAIT
 from labkit.timeline.trace import Trace
@@ -17,7 +18,9 @@ from labkit.torch_versions import all_gather_single as all_gather_single
 from labkit.torch_versions import reduce_scatter_single as reduce_scatter_single
 
 
-def all_to_all(rows: torch.Tensor, group: dist.ProcessGroup, send_splits: Any = None, recv_splits: Any = None) -> Any:
+def all_to_all(
+    rows: torch.Tensor, group: dist.ProcessGroup, send_splits: Any = None, recv_splits: Any = None
+) -> Any:
     """Return the rows that the ranks of a group send to each other, by default equally many. Backward sends them back.
 
     ``send_splits`` are the numbers of consecutive rows for each rank, ``recv_splits`` those from each.
@@ -29,11 +32,14 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows, group, send_splits, recv_splits):
         ctx.inverse = group, recv_splits, send_splits
-        received = rows.new_empty(len(rows) if recv_splits is None else sum(recv_splits), *rows.shape[1:])
+        received = rows.new_empty(
+            len(rows) if recv_splits is None else sum(recv_splits), *rows.shape[1:]
+        )
         dist.all_to_all_single(received, rows.contiguous(), recv_splits, send_splits, group=group)
         return received
 
     @staticmethod
+    @first_derivative_only
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         return all_to_all(grad, *ctx.inverse), None, None, None
 
@@ -54,16 +60,24 @@ def trace_calls(trace_of: Callable[[Call], Trace]) -> AbstractContextManager[Non
 
 class _TracedCall:
     def __init__(self, operation: str, trace: Trace):
-        self.operation, self.trace, self.started, self.has_end = operation, trace, trace.now(), False
+        self.operation = operation
+        self.trace = trace
+        self.started = trace.now()
+        self.has_end = False
 
     def note_start(self, work: dist.Work | None) -> None:
         """Have gloo's thread note when the call ends, if this kind of call allows that."""
         if work is None:
-            if self.operation not in ("send", "recv"):  # NCCL: its stream runs the call where it stands
+            if self.operation not in (
+                "send",
+                "recv",
+            ):  # NCCL: its stream runs the call where it stands
                 self._note_wait(self.started)
         elif self.trace.device.type == "cpu":
             with suppress(RuntimeError):  # not implemented
-                work.get_future().add_done_callback(lambda _: self._note(COMMUNICATION, self.started, self.trace.now()))
+                work.get_future().add_done_callback(
+                    lambda _: self._note(COMMUNICATION, self.started, self.trace.now())
+                )
                 self.has_end = True
 
     def note_wait(self) -> Callable[[], None]:

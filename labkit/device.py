@@ -13,7 +13,9 @@ def choose_backend(asked: str, num_ranks: int, num_gpus: int) -> tuple[str, str]
     have = f"this machine has {num_gpus or 'no'} GPU{'s' * (num_gpus > 1)}"
     if asked == "nccl" and num_gpus < num_ranks:
         way_out = "use backend='auto' or 'gloo', or fewer ranks"
-        raise ValueError(f"backend='nccl' needs a GPU for each of the {num_ranks} ranks and {have}: {way_out}")
+        raise ValueError(
+            f"backend='nccl' needs a GPU for each of the {num_ranks} ranks and {have}: {way_out}"
+        )
     if asked != "gloo" and num_gpus >= num_ranks:
         return "nccl", f"Ranks run on {_taken(num_ranks)}, one each, and talk through NCCL: {have}."
     too_few = f", too few for {num_ranks} ranks" if num_gpus else ""
@@ -44,7 +46,9 @@ def prepare_gpu(one_queue: bool = False, posts_receives: bool = True) -> None:
 
     if one_queue:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    if posts_receives:  # a kernel that is loaded late waits for all that runs: for ever, if that is such a receive
+    if (
+        posts_receives
+    ):  # a kernel that is loaded late waits for all that runs: for ever, if that is such a receive
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     torch.set_float32_matmul_precision("highest")  # NGC containers multiply with 10 bits
 

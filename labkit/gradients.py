@@ -19,11 +19,15 @@ def all_reduce_grads(parameters: Iterable[nn.Parameter], group: dist.ProcessGrou
     With sequence parallelism each rank sees some tokens, so what all of them hold whole (norms, biases of row-parallel
     layers) gets a part of its gradient on each. Layer by layer, each micro-batch would send many small messages.
     """
-    gradients = [p.grad for p in parameters if placement_of(p).defer_grad_reduce and p.grad is not None]
+    gradients = [
+        p.grad for p in parameters if placement_of(p).defer_grad_reduce and p.grad is not None
+    ]
     if gradients and group.size() > 1:
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=group)
-        for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):
+        for gradient, total in zip(
+            gradients, flat.split([gradient.numel() for gradient in gradients])
+        ):
             gradient.copy_(total.view_as(gradient))
 
 
@@ -56,7 +60,9 @@ def loss_and_grad_norm(
     its part in the norm. Call it when replicas have averaged their gradients. This is the one place in a step where the
     host waits for a GPU.
     """
-    gradients: dict[int, list[torch.Tensor]] = defaultdict(list)  # by the number of ranks that have the same
+    gradients: dict[int, list[torch.Tensor]] = defaultdict(
+        list
+    )  # by the number of ranks that have the same
     for parameter in parameters:
         if parameter.grad is not None and not placement_of(parameter).is_tied_copy:
             num_copies = math.prod(group.size() for group in copy_groups_of(parameter, groups))
@@ -72,8 +78,12 @@ def loss_and_grad_norm(
     sums[-2] = squares
     if tp_rank == 0:  # the others have the same targets
         sums[-1] = num_counted
-    sums[-1] += wants_to_end / (2 * dist.get_world_size())  # targets are whole numbers: any fraction means "end"
+    sums[-1] += wants_to_end / (
+        2 * dist.get_world_size()
+    )  # targets are whole numbers: any fraction means "end"
     dist.all_reduce(sums)
     *losses, squared_norm, counted_and_ending = sums.tolist()
     total_counted = math.floor(counted_and_ending)
-    return Sums(losses[tp_rank], math.sqrt(squared_norm), total_counted, counted_and_ending > total_counted)
+    return Sums(
+        losses[tp_rank], math.sqrt(squared_norm), total_counted, counted_and_ending > total_counted
+    )

@@ -20,7 +20,12 @@ AXES_OF_GROUP |= {"dp_cp": ("dp", "cp"), "tp_ep": ("expert_tp", "ep")}
 _SHARDS = ("shard", "expert_shard")
 _NON_MEMBER: Any = dist.GroupMember.NON_GROUP_MEMBER
 _NAMES = (*AXES_OF_GROUP, "embedding", *_SHARDS, "replicate", "expert_replicate")
-_DERIVED = (*EXPERT_AXES, "dp_cp", "tp_ep", *_SHARDS)  # left out of a group's description if another kind shares it
+_DERIVED = (
+    *EXPERT_AXES,
+    "dp_cp",
+    "tp_ep",
+    *_SHARDS,
+)  # left out of a group's description if another kind shares it
 
 
 @dataclass(eq=False, repr=False)
@@ -73,10 +78,15 @@ class ProcessGroups:
         NCCL connects two ranks at their first message in a direction, and blocks the first rank until the second comes.
         Receives posted early would deadlock, so each pair is connected beforehand.
         """
-        if not self.has_channels or sender == receiver or (kind, sender, receiver) in self._connected:
+        if (
+            not self.has_channels
+            or sender == receiver
+            or (kind, sender, receiver) in self._connected
+        ):
             return
         self._connected.add((kind, sender, receiver))
-        first_message, group = torch.zeros(1, device=local_device()), self.channel(kind, sender, receiver)
+        first_message = torch.zeros(1, device=local_device())
+        group = self.channel(kind, sender, receiver)
         if self.coords.pp == sender:
             dist.send(first_message, group=group, group_dst=receiver)
         elif self.coords.pp == receiver:
@@ -94,17 +104,20 @@ class ProcessGroups:
         """
         if self._mesh is None:
             axes = self.layout.axes[::-1]
-            ranks = torch.arange(self.layout.world_size).reshape([self.layout.size(axis) for axis in axes])
+            ranks = torch.arange(self.layout.world_size).reshape(
+                [self.layout.size(axis) for axis in axes]
+            )
             groups = [getattr(self, axis) for axis in axes]
-            self._mesh = DeviceMesh.from_group(groups, local_device().type, ranks, mesh_dim_names=axes)
+            self._mesh = DeviceMesh.from_group(
+                groups, local_device().type, ranks, mesh_dim_names=axes
+            )
         return self._mesh
 
     def made(self) -> list[dist.ProcessGroup]:
         """Return the groups that this rank is in, each once, in the order in which they were made."""
         named = [vars(self).get(name) for name in _NAMES]
-        return list(
-            dict.fromkeys(group for group in (*named, *self._channels.values()) if group and group != _NON_MEMBER)
-        )
+        groups = [group for group in (*named, *self._channels.values()) if group]
+        return list(dict.fromkeys(group for group in groups if group != _NON_MEMBER))
 
     def close(self) -> None:
         """Destroy all groups but the world. Every rank calls this, once no rank uses them any more.
@@ -125,7 +138,8 @@ class ProcessGroups:
                 dist.destroy_process_group(group)
 
     def __repr__(self) -> str:
-        return f"ProcessGroups(rank={self.rank}, coords={self.coords}{'' if 'tp' in vars(self) else ', closed'})"
+        closed = "" if "tp" in vars(self) else ", closed"
+        return f"ProcessGroups(rank={self.rank}, coords={self.coords}{closed})"
 
     def __enter__(self) -> "ProcessGroups":
         return self
@@ -137,7 +151,11 @@ class ProcessGroups:
     if not TYPE_CHECKING:  # else a type checker would accept any attribute
 
         def __getattr__(self, name):  # called only if the attribute is missing, as after close()
-            closed = ": these groups are closed, make new ones with init_groups(layout)" if name in _NAMES else ""
+            closed = (
+                ": these groups are closed, make new ones with init_groups(layout)"
+                if name in _NAMES
+                else ""
+            )
             raise AttributeError(f"ProcessGroups has no {name!r}{closed}")
 
 
@@ -155,14 +173,20 @@ def init_groups(layout: ParallelLayout, shard_size: int | None = None) -> Proces
             "no world is up: call init_groups inside a function given to labkit.launch.launch(), "
             "or after torch.distributed.init_process_group()"
         )
-    if (running := dist.get_world_size()) != (wanted := layout.world_size):
+    running = dist.get_world_size()
+    wanted = layout.world_size
+    if running != wanted:
         way_out = f"start {wanted} ranks, or make the layout with world_size={running}"
-        raise ValueError(f"the layout has world_size={wanted} but {running} ranks are running: {way_out}")
-    has_nccl, made = "nccl" in dist.get_backend_config(), {}
+        raise ValueError(
+            f"the layout has world_size={wanted} but {running} ranks are running: {way_out}"
+        )
+    has_nccl = "nccl" in dist.get_backend_config()
+    made = {}
     for names, groups in groups_to_make(layout, shard_size, has_nccl).items():
         named = [name for name in names if name not in _DERIVED] or names
         is_world = len(groups[0]) == wanted and names[0] not in _SHARDS
-        made |= dict.fromkeys(names, dist.group.WORLD if is_world else _my_group(named, groups))
+        group = dist.group.WORLD if is_world else _my_group(named, groups)
+        made |= dict.fromkeys(names, group)
     if has_nccl:
         _use_once([dist.group.WORLD, *made.values()])
     channels = _make_channels(layout) if has_nccl else {}
@@ -181,11 +205,15 @@ def groups_to_make(
     to replicas, gets groups of its own there: no layer or router waits for those.
     """
     kinds = {name: layout.groups(*axes) for name, axes in AXES_OF_GROUP.items()}
-    kinds["embedding"] = [list(dict.fromkeys([pipeline[0], pipeline[-1]])) for pipeline in kinds["pp"]]
+    kinds["embedding"] = [
+        list(dict.fromkeys([pipeline[0], pipeline[-1]])) for pipeline in kinds["pp"]
+    ]
     kinds |= {"shard": kinds["dp_cp"], "expert_shard": kinds["expert_dp"]}
     if shard_size and shard_size != layout.dp_size * layout.cp_size:
         kinds["shard"], kinds["replicate"] = layout.shard_groups(shard_size)
-        kinds["expert_shard"], kinds["expert_replicate"] = layout.shard_groups(shard_size, experts=True)
+        kinds["expert_shard"], kinds["expert_replicate"] = layout.shard_groups(
+            shard_size, experts=True
+        )
     separate = {name for name in _SHARDS if has_nccl and len(kinds[name][0]) > 1}
     shared: dict[tuple, list[str]] = {}
     for name, groups in kinds.items():
@@ -199,8 +227,13 @@ def _my_group(names: Sequence[str], groups: list[list[int]]) -> dist.ProcessGrou
     Every rank makes every group, in the same order. (With ``use_local_synchronization`` only the members would, but
     groups made a second time that way fail to connect.)
     """
-    made: list[Any] = [dist.new_group(ranks, group_desc=f"{'/'.join(names)} {ranks_text(ranks)}") for ranks in groups]
-    return next((group for group in made if group != _NON_MEMBER), _NON_MEMBER)
+    kind = "/".join(names)
+    mine = _NON_MEMBER
+    for ranks in groups:
+        group: Any = dist.new_group(ranks, group_desc=f"{kind} {ranks_text(ranks)}")
+        if group != _NON_MEMBER:
+            mine = group
+    return mine
 
 
 def _use_once(groups: Sequence[dist.ProcessGroup | None]) -> None:
@@ -217,8 +250,10 @@ def _use_once(groups: Sequence[dist.ProcessGroup | None]) -> None:
 
 def _make_channels(layout: ParallelLayout) -> dict[tuple[str, bool], dist.ProcessGroup]:
     """Make a group for each kind and direction of pipeline messages."""
+    if layout.pp_size == 1:
+        return {}
     keys = [(kind, upwards) for kind in ("forward", "backward") for upwards in (False, True)]
-    return {key: _my_group([f"pp {key[0]}"], layout.groups("pp")) for key in keys if layout.pp_size > 1}
+    return {key: _my_group([f"pp {key[0]}"], layout.groups("pp")) for key in keys}
 
 
 def _refuse_to_copy(group: dist.ProcessGroup):
@@ -228,7 +263,9 @@ def _refuse_to_copy(group: dist.ProcessGroup):
     )
 
 
-copyreg.pickle(dist.ProcessGroup, _refuse_to_copy)  # copy and pickle call it; torch registers nothing
+copyreg.pickle(
+    dist.ProcessGroup, _refuse_to_copy
+)  # copy and pickle call it; torch registers nothing
 
 
 def group_of_one() -> dist.ProcessGroup:

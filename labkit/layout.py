@@ -14,10 +14,19 @@ from labkit.grid import Grid
 from labkit.partition import check_divides, multiples_near
 from labkit.sizes import check_size, divisors, either, ranks_text
 
-AXES = ("tp", "cp", "dp", "pp")  # of the dense grid, in Megatron-LM's default order, the fastest first
+AXES = (
+    "tp",
+    "cp",
+    "dp",
+    "pp",
+)  # of the dense grid, in Megatron-LM's default order, the fastest first
 OPTIONAL = {"cp"}  # may be left out of an order, and is not shown, while its size is 1
 EXPERT_AXES = ("expert_tp", "ep", "expert_dp")  # of the expert grid, which also has pp
-AS_DENSE = {"expert_tp": ("tp",), "ep": (), "expert_dp": ("dp", "cp")}  # the dense axes they equal by default
+AS_DENSE = {
+    "expert_tp": ("tp",),
+    "ep": (),
+    "expert_dp": ("dp", "cp"),
+}  # the dense axes they equal by default
 
 
 class Coords(NamedTuple):
@@ -40,7 +49,8 @@ class ParallelLayout:
     Raises:
         ValueError: a size does not fit, or the pipelines of the two grids differ; the message says what would fit.
 
-    >>> layout = ParallelLayout(8, pp_size=2, tp_size=2, order="tp-dp-pp", ep_size=4, expert_tp_size=1)
+    >>> sizes = dict(pp_size=2, tp_size=2, ep_size=4, expert_tp_size=1)
+    >>> layout = ParallelLayout(8, order="tp-dp-pp", **sizes)
     >>> layout.dp_size, layout.groups("dp"), layout.groups("ep")
     (2, [[0, 2], [1, 3], [4, 6], [5, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]])
     """
@@ -60,9 +70,12 @@ class ParallelLayout:
         for name in ("world_size", "tp_size", "pp_size", "cp_size", "ep_size", "expert_tp_size"):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         self._check_order()
-        n, sizes = self.world_size, {"tp": self.tp_size, "cp": self.cp_size, "pp": self.pp_size}
-        if n % (product := math.prod(sizes.values())):
-            raise ValueError(f"{_misfit(sizes, 'world_size', n)}, or world_size {either(multiples_near(n, product))}")
+        n = self.world_size
+        sizes = {"tp": self.tp_size, "cp": self.cp_size, "pp": self.pp_size}
+        product = math.prod(sizes.values())
+        if n % product:
+            fits = either(multiples_near(n, product))
+            raise ValueError(f"{_misfit(sizes, 'world_size', n)}, or world_size {fits}")
         if (self.ep_size, self.expert_tp_size) != (1, self.tp_size):
             self._check_experts()
 
@@ -79,7 +92,8 @@ class ParallelLayout:
     @cached_property
     def axes(self) -> tuple[str, ...]:
         """The dense axes, fastest first; those that ``order`` leaves out, of size 1, come last."""
-        return tuple(dict.fromkeys([*(axis for axis in self.order.split("-") if axis != "ep"), *AXES]))
+        named = [axis for axis in self.order.split("-") if axis != "ep"]
+        return tuple(dict.fromkeys([*named, *AXES]))
 
     @cached_property
     def dense(self) -> Grid:
@@ -91,10 +105,12 @@ class ParallelLayout:
         """The grid of the experts, with the same ranks and pipelines; by default the dense grid itself."""
         if (self.ep_size, self.expert_tp_size) == (1, self.tp_size):
             return self.dense
-        named = self.order.split("-")
-        with_ep = named if "ep" in named else self.order.replace("dp", "ep-dp").split("-")
-        names = {"tp": "expert_tp", "ep": "ep", "dp": "expert_dp", "pp": "pp"}
-        return Grid({names[axis]: getattr(self, f"{names[axis]}_size") for axis in with_ep if axis in names})
+        axes = self.order.split("-")
+        if "ep" not in axes:
+            axes.insert(axes.index("dp"), "ep")
+        names = {"tp": "expert_tp", "ep": "ep", "dp": "expert_dp", "pp": "pp"}  # it has no cp
+        expert_axes = [names[axis] for axis in axes if axis in names]
+        return Grid({axis: getattr(self, f"{axis}_size") for axis in expert_axes})
 
     def size(self, axis: str) -> int:
         """Return the number of ranks in one group of ``axis``."""
@@ -137,15 +153,19 @@ class ParallelLayout:
         range(2, 4)
         """
         check_divides(self.ep_size, "num_experts", num_experts, parts_name="ep_size")
-        size, ep_rank = num_experts // self.ep_size, self.group_of(rank, "ep").index(rank)
+        size = num_experts // self.ep_size
+        ep_rank = self.group_of(rank, "ep").index(rank)
         return range(ep_rank * size, (ep_rank + 1) * size)
 
     def crossings(self, axis: str, gpus_per_node: int) -> list[list[int]]:
         """Return the groups of an axis that span more than one node of ``gpus_per_node`` ranks."""
-        groups, size = self.groups(axis), check_size("gpus_per_node", gpus_per_node)
+        groups = self.groups(axis)
+        size = check_size("gpus_per_node", gpus_per_node)
         return [group for group in groups if group[0] // size != group[-1] // size]
 
-    def shard_groups(self, shard_size: int, experts: bool = False) -> tuple[list[list[int]], list[list[int]]]:
+    def shard_groups(
+        self, shard_size: int, experts: bool = False
+    ) -> tuple[list[list[int]], list[list[int]]]:
         """Return the shard groups of hybrid sharding, and its replicate groups, whose ranks have the same shard.
 
         A shard group is ``shard_size`` consecutive members of a dp_cp group, with one copy of the weights. Of
@@ -156,49 +176,67 @@ class ParallelLayout:
         >>> ParallelLayout(8, ep_size=2).shard_groups(4, experts=True)
         ([[0, 2], [4, 6], [1, 3], [5, 7]], [[0, 4], [2, 6], [1, 5], [3, 7]])
         """
-        size, sizes = self.dp_size * self.cp_size, {"expert_tp": self.expert_tp_size, "ep": self.ep_size}
-        fits = [each for each in divisors(size) if each * self.tp_size % math.prod(sizes.values()) == 0]
-        if size % check_size("shard_size", shard_size):
-            fault = f"shard_size={shard_size} does not divide dp_size * cp_size = {size}"
+        num_replicas = self.dp_size * self.cp_size
+        sizes = {"expert_tp": self.expert_tp_size, "ep": self.ep_size}
+        expert_size = math.prod(sizes.values())
+        # The ranks that share one copy of the weights must also have room for all experts.
+        fits = [size for size in divisors(num_replicas) if size * self.tp_size % expert_size == 0]
+        if num_replicas % check_size("shard_size", shard_size):
+            fault = f"shard_size={shard_size} does not divide dp_size * cp_size = {num_replicas}"
             raise ValueError(f"{fault}: use {either(fits)}")
         if shard_size not in fits:
             fault = _misfit(sizes, "a copy's tp_size*shard_size", self.tp_size * shard_size)
             raise ValueError(f"{fault}, or shard_size {either(fits)}")
         groups = self.groups("expert_dp") if experts else self.groups("dp", "cp")
-        members = len(groups[0]) * shard_size // size  # of a shard group
-        shard = [group[at : at + members] for group in groups for at in range(0, len(group), members)]
-        return shard, [group[at::members] for group in groups for at in range(members)]
+        num_copies = num_replicas // shard_size
+        members = len(groups[0]) // num_copies  # of a shard group
+        shard = []
+        replicate = []
+        for group in groups:
+            shard += [group[start : start + members] for start in range(0, len(group), members)]
+            replicate += [group[start::members] for start in range(members)]
+        return shard, replicate
 
     def __str__(self) -> str:
         """Return a table: one row per pipeline stage, one column per dp (and cp) rank, a tp group in each cell."""
-        sizes, stages, shown = _shown_axes(self.dense.sizes), min(self.pp_size, 16), 0
+        sizes = _shown_axes(self.dense.sizes)
+        stages = min(self.pp_size, 16)
         head = len(f"pp {stages - 1}")
         rows = [" " * head, *(f"pp {pp}".ljust(head) for pp in range(stages))]
+        shown = 0
         for dp, cp in itertools.product(range(self.dp_size), range(self.cp_size)):
-            groups = [self.group_of(self.rank_at(dp=dp, cp=cp, pp=pp), "tp") for pp in range(stages)]
-            title = " ".join(f"{axis} {at}" for axis, at in (("dp", dp), ("cp", cp)) if axis in sizes)
+            groups = [
+                self.group_of(self.rank_at(dp=dp, cp=cp, pp=pp), "tp") for pp in range(stages)
+            ]
+            title = f"dp {dp} cp {cp}" if "cp" in sizes else f"dp {dp}"
             column = [title, *map(_cell, groups)]
             width = max(map(len, column))
             if shown and len(rows[0]) + 3 + width > 120:
                 break
-            rows, shown = [f"{row} | {cell.ljust(width)}" for row, cell in zip(rows, column)], shown + 1
+            rows = [f"{row} | {cell.ljust(width)}" for row, cell in zip(rows, column)]
+            shown += 1
         factors = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
         if self.expert is not self.dense:
-            factors += " = " + " x ".join(f"{axis} {size}" for axis, size in self.expert.sizes.items())
+            factors += " = " + " x ".join(
+                f"{axis} {size}" for axis, size in self.expert.sizes.items()
+            )
         lines = [f"{self.world_size} ranks = {factors}, fastest axis first", *map(str.rstrip, rows)]
-        if shown < (replicas := self.dp_size * self.cp_size) or stages < self.pp_size:
-            lines.append(f"(only {stages} of {self.pp_size} stages, {shown} of {replicas} replicas shown)")
+        replicas = self.dp_size * self.cp_size
+        if shown < replicas or stages < self.pp_size:
+            lines.append(
+                f"(only {stages} of {self.pp_size} stages, {shown} of {replicas} replicas shown)"
+            )
         return "\n".join(lines)
 
     def _grid_of(self, axes: tuple[str, ...]) -> tuple[Grid, list[str]]:
         """Return the grid that has these axes, and what they are called there."""
         if not axes:
             raise ValueError(f"a group needs at least one axis: use {either([*map(repr, AXES)])}")
-        has_experts = not set(axes).isdisjoint(EXPERT_AXES)
-        grid = self.expert if has_experts else self.dense
-        if not has_experts or grid is not self.dense:
-            return grid, list(axes)
-        return grid, [name for axis in axes for name in AS_DENSE.get(axis, (axis,))]
+        if set(axes).isdisjoint(EXPERT_AXES):
+            return self.dense, list(axes)
+        if self.expert is not self.dense:
+            return self.expert, list(axes)
+        return self.dense, [name for axis in axes for name in AS_DENSE.get(axis, (axis,))]
 
     def _check_order(self) -> None:
         named = self.order.split("-") if isinstance(self.order, str) else []
@@ -211,13 +249,17 @@ class ParallelLayout:
                 raise ValueError(f"{left_out}: name {axis} in it, as in 'tp-cp-dp-pp'")
 
     def _check_experts(self) -> None:
-        ranks, sizes = self.world_size // self.pp_size, {"expert_tp": self.expert_tp_size, "ep": self.ep_size}
+        ranks = self.world_size // self.pp_size
+        sizes = {"expert_tp": self.expert_tp_size, "ep": self.ep_size}
         if ranks % math.prod(sizes.values()):
             raise ValueError(_misfit(sizes, "the expert grid's world_size/pp_size", ranks))
-        dense, expert = (grid.group_of(0, "pp") for grid in (self.dense, self.expert))
+        dense = self.dense.group_of(0, "pp")
+        expert = self.expert.group_of(0, "pp")
         if dense != expert:  # the other pipelines have the same strides
             fault = f"order={self.order!r} makes pipelines such as {ranks_text(dense)} in the dense grid, but "
-            raise ValueError(f"{fault}{ranks_text(expert)} in the expert grid: name pp last, as in 'tp-cp-dp-pp'")
+            raise ValueError(
+                f"{fault}{ranks_text(expert)} in the expert grid: name pp last, as in 'tp-cp-dp-pp'"
+            )
 
 
 def _shown_axes(sizes: dict[str, int]) -> dict[str, int]:
@@ -225,9 +267,13 @@ def _shown_axes(sizes: dict[str, int]) -> dict[str, int]:
 
 
 def _misfit(sizes: dict[str, int], whole: str, ranks: int) -> str:
-    sizes, product = _shown_axes(sizes), math.prod(sizes.values())
-    rests = {axis: product // size for axis, size in sizes.items()}
-    ways = [f"{axis}_size {either(divisors(ranks // rest))}" for axis, rest in rests.items() if ranks % rest == 0]
+    sizes = _shown_axes(sizes)
+    product = math.prod(sizes.values())
+    ways = []
+    for axis, size in sizes.items():
+        others = product // size
+        if ranks % others == 0:
+            ways.append(f"{axis}_size {either(divisors(ranks // others))}")
     if not ways:  # no single size can be blamed: say what their product may be
         ways.append(f"sizes whose product is {either(divisors(ranks))}")
     named = " * ".join(f"{axis}_size={size}" for axis, size in sizes.items())

@@ -1,6 +1,7 @@
 """Divides work among ranks: the rows of a batch, a sequence, a model's layers, a weight's dims. Integers, no torch."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from labkit.sizes import check_size, divisors, does_not_divide, either, whole_number
 
@@ -16,7 +17,9 @@ def rows_of_replica(batch_size: int, dp_size: int, dp_rank: int) -> range:
     return range(dp_rank * size, (dp_rank + 1) * size)
 
 
-def layers_of_stage(num_layers: int, stage: int, num_stages: int, stage_layers: Iterable[int] | None = None) -> range:
+def layers_of_stage(
+    num_layers: int, stage: int, num_stages: int, stage_layers: Iterable[int] | None = None
+) -> range:
     """Return the layers of one of the model's consecutive stages, with as many in each as `split_layers` says.
 
     >>> layers_of_stage(10, 1, 4), layers_of_stage(10, 1, 4, stage_layers=(1, 4, 4, 1))
@@ -24,7 +27,9 @@ def layers_of_stage(num_layers: int, stage: int, num_stages: int, stage_layers: 
     """
     split = split_layers(num_layers, num_stages, stage_layers)
     if whole_number(stage) not in range(num_stages):
-        raise ValueError(f"stage={stage!r} is not one of num_stages={num_stages}: use 0 to {num_stages - 1}")
+        raise ValueError(
+            f"stage={stage!r} is not one of num_stages={num_stages}: use 0 to {num_stages - 1}"
+        )
     return range(sum(split[:stage]), sum(split[: stage + 1]))
 
 
@@ -43,37 +48,71 @@ def split_layers(
 
     >>> split_layers(10, 4), split_layers(10, 4, first_stage_layers=1)
     ((2, 3, 2, 3), (1, 3, 3, 3))
-    >>> split_layers(126, 8, account_for_embedding_in_pipeline_split=True, account_for_loss_in_pipeline_split=True)
+    >>> both = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+    >>> split_layers(126, 8, **dict.fromkeys(both, True))
     (15, 16, 16, 16, 16, 16, 16, 15)
 
     Raises:
         ValueError: the layers do not add up, a stage has none, or two arguments say how many a stage has.
     """
-    num_layers, num_stages = check_size("num_layers", num_layers), check_size("num_stages", num_stages)
-    embedding, loss = account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split
+    num_layers = check_size("num_layers", num_layers)
+    num_stages = check_size("num_stages", num_stages)
     ends = {"first_stage_layers": first_stage_layers, "last_stage_layers": last_stage_layers}
     ends = {name: check_size(name, size) for name, size in ends.items() if size is not None}
-    counts = {"account_for_embedding_in_pipeline_split": embedding, "account_for_loss_in_pipeline_split": loss}
-    given = ({} if stage_layers is None else {"stage_layers": stage_layers}) | ends
-    given |= {name: True for name, counts_as_a_layer in counts.items() if counts_as_a_layer}
-    said = ", ".join(f"{name}={value}" for name, value in given.items()) or "an equal split"
-    twice = ("first_stage_layers" in ends and embedding) or ("last_stage_layers" in ends and loss)
-    if twice or ("stage_layers" in given and len(given) > 1):
-        raise ValueError(f"{said}: two of these say how many layers one stage has: leave one out")
-    if stage_layers is not None:
-        if not isinstance(stage_layers, Iterable):
-            raise ValueError(f"stage_layers={stage_layers!r} must be a list: give one number for each stage")
-        sizes = tuple(check_size("stage_layers", size) for size in stage_layers)
+    extra_layers = {
+        "account_for_embedding_in_pipeline_split": account_for_embedding_in_pipeline_split,
+        "account_for_loss_in_pipeline_split": account_for_loss_in_pipeline_split,
+    }
+
+    said = _said(stage_layers, ends, extra_layers)
+    if stage_layers is None:
+        sizes = _equal_split(num_layers, num_stages, ends, *extra_layers.values())
+    elif isinstance(stage_layers, Iterable):
+        sizes = [check_size("stage_layers", size) for size in stage_layers]
     else:
-        num, items = num_stages - len(ends), num_layers - sum(ends.values()) + embedding + loss
-        middle = [items * (i + 1) // num - items * i // num for i in range(num)]
-        middle = [size - (embedding and i == 0) - (loss and i == num - 1) for i, size in enumerate(middle)]
-        first, last = ([ends[name]] if name in ends else [] for name in ("first_stage_layers", "last_stage_layers"))
-        sizes = (*first, *middle, *last)
+        raise ValueError(
+            f"stage_layers={stage_layers!r} must be a list: give one number for each stage"
+        )
     if len(sizes) != num_stages or sum(sizes) != num_layers or min(sizes) < 1:
         rule = f"num_stages={num_stages} must have 1 layer or more each, and num_layers={num_layers} together"
-        fault = f"{said} gives stages of {list(sizes)} layers, but {rule}"
+        fault = f"{said} gives stages of {sizes} layers, but {rule}"
         raise ValueError(f"{fault}: change the numbers, or use fewer stages")
+    return tuple(sizes)
+
+
+def _said(stage_layers: object, ends: dict[str, int], extra_layers: dict[str, bool]) -> str:
+    """Return the arguments that say how to split; raise a ValueError if two of them say it of one stage."""
+    given: dict[str, object] = {} if stage_layers is None else {"stage_layers": stage_layers}
+    given |= ends
+    given |= {name: True for name, is_counted in extra_layers.items() if is_counted}
+    said = ", ".join(f"{name}={value}" for name, value in given.items()) or "an equal split"
+    first_twice = {"first_stage_layers", "account_for_embedding_in_pipeline_split"} <= given.keys()
+    last_twice = {"last_stage_layers", "account_for_loss_in_pipeline_split"} <= given.keys()
+    all_twice = "stage_layers" in given and len(given) > 1
+    if first_twice or last_twice or all_twice:
+        raise ValueError(f"{said}: two of these say how many layers one stage has: leave one out")
+    return said
+
+
+def _equal_split(
+    num_layers: int, num_stages: int, ends: dict[str, int], embedding: bool, loss: bool
+) -> list[int]:
+    """Return about equal numbers of layers, but for the ends whose number is given.
+
+    The embedding and the loss take the place of a layer each, if they count.
+    """
+    sizes = []
+    num_middle = num_stages - len(ends)
+    if num_middle > 0:
+        items = num_layers - sum(ends.values()) + embedding + loss
+        bounds = [items * stage // num_middle for stage in range(num_middle + 1)]
+        sizes = [end - start for start, end in pairwise(bounds)]
+        sizes[0] -= embedding
+        sizes[-1] -= loss
+    if "first_stage_layers" in ends:
+        sizes.insert(0, ends["first_stage_layers"])
+    if "last_stage_layers" in ends:
+        sizes.append(ends["last_stage_layers"])
     return sizes
 
 
@@ -82,31 +121,41 @@ def tokens_of_rank(seq_length: int, cp_size: int, cp_rank: int, zigzag: bool = T
 
     Zigzag means an early and a late one of 2c chunks, r and 2c - 1 - r: equal work under a causal mask.
 
-    >>> tokens_of_rank(8, cp_size=2, cp_rank=0), tokens_of_rank(8, cp_size=2, cp_rank=0, zigzag=False)
-    ([range(0, 2), range(6, 8)], [range(0, 4)])
+    >>> tokens_of_rank(8, cp_size=2, cp_rank=0)
+    [range(0, 2), range(6, 8)]
+    >>> tokens_of_rank(8, cp_size=2, cp_rank=0, zigzag=False)
+    [range(0, 4)]
 
     Raises:
         ValueError: the sequence cannot be cut so, or there is no such rank.
     """
     check_sequence_cut(seq_length, cp_size, zigzag)
     if check_size("cp_rank", cp_rank, least=0) >= cp_size:
-        raise ValueError(f"cp_rank={cp_rank} is not one of cp_size={cp_size}: use 0 to {cp_size - 1}")
+        raise ValueError(
+            f"cp_rank={cp_rank} is not one of cp_size={cp_size}: use 0 to {cp_size - 1}"
+        )
     if not zigzag or cp_size == 1:
-        return [range(seq_length)[seq_length // cp_size * cp_rank :][: seq_length // cp_size]]
-    chunk = seq_length // (2 * cp_size)
-    return [range(number * chunk, (number + 1) * chunk) for number in (cp_rank, 2 * cp_size - 1 - cp_rank)]
+        length = seq_length // cp_size
+        return [range(cp_rank * length, (cp_rank + 1) * length)]
+    length = seq_length // (2 * cp_size)
+    chunks = (cp_rank, 2 * cp_size - 1 - cp_rank)
+    return [range(chunk * length, (chunk + 1) * length) for chunk in chunks]
 
 
 def check_sequence_cut(seq_length: int, cp_size: int, zigzag: bool, tp_size: int = 1) -> None:
     """Raise a ValueError if a sequence cannot be cut among context-parallel ranks, and each part among ``tp_size``."""
-    seq_length, chunks = check_size("seq_length", seq_length), 2 * check_size("cp_size", cp_size)
+    seq_length = check_size("seq_length", seq_length)
+    chunks = 2 * check_size("cp_size", cp_size)
     if not zigzag or cp_size == 1:  # consecutive tokens, or one rank with all of them
         check_divides(cp_size, "seq_length", seq_length, parts_name="cp_size")
     elif seq_length % chunks:
         cut = f"zigzag chunks: 2 * cp_size={cp_size} = {chunks} does not divide seq_length={seq_length}"
-        fits = either(multiples_near(seq_length, chunks)) + (", or zigzag=False" if seq_length % cp_size == 0 else "")
+        fits = either(multiples_near(seq_length, chunks))
+        if seq_length % cp_size == 0:
+            fits += ", or zigzag=False"
         raise ValueError(f"{cut}: use seq_length {fits}")
-    check_divides(tp_size, "seq_length" if cp_size == 1 else "seq_length / cp_size", seq_length // cp_size)
+    part = "seq_length" if cp_size == 1 else "seq_length / cp_size"
+    check_divides(tp_size, part, seq_length // cp_size)
 
 
 def chunks_of_rank(size: int, tp_size: int, tp_rank: int, stride: int = 1) -> list[range]:
@@ -136,16 +185,23 @@ def check_divides(
 
     Of a size that is given, as by a model's weights, the error does not say which one to use instead.
 
-    >>> check_divides(4, "output_size", 10)
+    >>> check_divides(4, "rows", 10)
     Traceback (most recent call last):
-    ValueError: tp_size=4 does not divide output_size=10: use tp_size 1, 2, 5 or 10, or output_size 8 or 12
+    ValueError: tp_size=4 does not divide rows=10: use tp_size 1, 2, 5 or 10, or rows 8 or 12
     """
-    size, stride = check_size(name, size), check_size("stride", stride)
+    size = check_size(name, size)
+    stride = check_size("stride", stride)
     chunks = parts * stride
     if size % chunks:
-        fits = [] if size % stride else [f"{parts_name} {either(divisors(size // stride))}"]
-        fits += [] if is_given else [f"{name} {either(multiples_near(size, chunks))}"]
-        fault = does_not_divide(name, size, **{parts_name: parts} | ({"stride": stride} if stride > 1 else {}))
+        fits = []
+        if size % stride == 0:
+            fits.append(f"{parts_name} {either(divisors(size // stride))}")
+        if not is_given:
+            fits.append(f"{name} {either(multiples_near(size, chunks))}")
+        factors = {parts_name: parts}
+        if stride > 1:
+            factors["stride"] = stride
+        fault = does_not_divide(name, size, **factors)
         raise ValueError(f"{fault}: use {', or '.join(fits)}")
 
 

@@ -31,7 +31,9 @@ class FlatShard:
 
     shape: torch.Size  # before it was flattened
     start: int  # the flat index of this rank's first number
-    replicas: tuple[dist.ProcessGroup, ...] = ()  # groups whose ranks have the same numbers: with hybrid sharding
+    replicas: tuple[
+        dist.ProcessGroup, ...
+    ] = ()  # groups whose ranks have the same numbers: with hybrid sharding
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,13 @@ class Placement:
     """How a parameter is sharded and replicated. By default every data-parallel replica has the whole."""
 
     shards: tuple[Shard, ...] = ()  # the dims that are divided
-    copy_groups: tuple[dist.ProcessGroup, ...] = ()  # groups with the same shard on every rank, not counting replicas
+    copy_groups: tuple[
+        dist.ProcessGroup, ...
+    ] = ()  # groups with the same shard on every rank, not counting replicas
     is_tied_copy: bool = False  # norms and checkpoints skip it: another stage has the original
-    replica_group: dist.ProcessGroup | None = None  # over which gradients are averaged; None: the wrapper's
+    replica_group: dist.ProcessGroup | None = (
+        None  # over which gradients are averaged; None: the wrapper's
+    )
     grad_divisor: int | None = None  # of the replicas' sum; None: the number of replicas
     defer_grad_reduce: bool = False  # the gradient stays partial over tp until the step's end
     flat: FlatShard | None = None
@@ -96,7 +102,10 @@ class PlacedModule(nn.Module):
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
-        for name, parameter in self._parameters.items():  # torch may have replaced them, or swapped their attributes
+        for (
+            name,
+            parameter,
+        ) in self._parameters.items():  # torch may have replaced them, or swapped their attributes
             self._parameters[name] = parameter
         return self
 
@@ -106,10 +115,15 @@ class _Parameters(dict[str, Any]):
 
     def __init__(self, owner: str = "", parameters=()):
         super().__init__(parameters)
-        self.owner, self.placements = owner, {}
+        self.owner = owner
+        self.placements: dict[str, Placement] = {}
 
     def __setitem__(self, name: str, parameter) -> None:
-        if name in self.placements and parameter is not None and not hasattr(parameter, "placement"):
+        if (
+            name in self.placements
+            and parameter is not None
+            and not hasattr(parameter, "placement")
+        ):
             set_placement(parameter, self.placements[name])
         super().__setitem__(name, parameter)
 

@@ -15,7 +15,8 @@ class GPT:
 
     The defaults give GPT-2's form, other choices a current one. What does not fit raises a ValueError.
 
-    >>> round(GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200).num_parameters / 1e9, 1)
+    >>> gpt_3 = GPT(num_layers=96, hidden_size=12288, seq_length=2048, vocab_size=51200)
+    >>> round(gpt_3.num_parameters / 1e9, 1)
     174.6
     >>> today = dict(norm="rmsnorm", mlp="swiglu", positions="rope", bias=False, tied=False)
     >>> llama = GPT(80, 8192, 8192, 128256, 64, num_query_groups=8, ffn_hidden_size=28672, **today)
@@ -30,8 +31,12 @@ class GPT:
     hidden_size: int
     seq_length: int
     vocab_size: int
-    num_attention_heads: int | None = None  # without query groups, the number of parameters does not depend on it
-    num_query_groups: int | None = None  # heads of keys and values, each for some heads of queries; all of them if None
+    num_attention_heads: int | None = (
+        None  # without query groups, the number of parameters does not depend on it
+    )
+    num_query_groups: int | None = (
+        None  # heads of keys and values, each for some heads of queries; all of them if None
+    )
     ffn_hidden_size: int | None = None  # width of the MLPs; 4 h if None
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
@@ -40,7 +45,9 @@ class GPT:
     tied: bool = True  # the output layer's weight is the embedding's
     norm_eps: float = 1e-5  # added to the mean square before its root
     rotary_base: float = 10_000.0  # of the angles of rotary positions; 500,000 in Llama 3
-    num_experts: int | None = None  # per layer with experts, which has them in place of an MLP; none if None
+    num_experts: int | None = (
+        None  # per layer with experts, which has them in place of an MLP; none if None
+    )
     top_k: int = 2  # how many experts process a token; if more than one, their probabilities are made to add up to 1
     moe_layer_freq: int = 1  # layers 0, n, 2n, ... have experts
     num_shared_experts: int = 0  # which compute all tokens
@@ -49,26 +56,38 @@ class GPT:
 
     def __post_init__(self):
         for field in fields(GPT):
-            name, kind, value = field.name, field.type, getattr(self, field.name)
+            name = field.name
+            kind = field.type
+            value = getattr(self, name)
             known = (True, False) if kind is bool else get_args(kind)
             if kind is int or (int in known and value is not None):
-                object.__setattr__(self, name, check_size(name, value, least=0 if name == "num_shared_experts" else 1))
+                least = 0 if name == "num_shared_experts" else 1
+                object.__setattr__(self, name, check_size(name, value, least=least))
             elif kind is float and not (isinstance(value, Real) and 0 < float(value) < math.inf):
                 raise ValueError(f"{name}={value!r} must be a number above 0")
             elif known and int not in known and value not in known:
-                raise ValueError(f"{name}={value!r} is unknown: use {' or '.join(map(repr, known))}")
-        heads, groups = self.num_attention_heads, self.num_query_groups
+                raise ValueError(
+                    f"{name}={value!r} is unknown: use {' or '.join(map(repr, known))}"
+                )
+        heads = self.num_attention_heads
+        groups = self.num_query_groups
         if heads is not None:
             check_divides(heads, "hidden_size", self.hidden_size, parts_name="num_attention_heads")
             if self.positions == "rope" and self.hidden_size // heads % 2:
                 fault = f"positions='rope' turns pairs of numbers, but a head has {self.hidden_size // heads}"
-                raise ValueError(f"{fault}: use a num_attention_heads that leaves an even head size")
+                raise ValueError(
+                    f"{fault}: use a num_attention_heads that leaves an even head size"
+                )
             if groups is not None:
                 check_divides(groups, "num_attention_heads", heads, parts_name="num_query_groups")
         elif groups is not None:
-            raise ValueError(f"num_query_groups={groups} divides attention heads: give num_attention_heads too")
+            raise ValueError(
+                f"num_query_groups={groups} divides attention heads: give num_attention_heads too"
+            )
         if self.num_experts is None and (self.num_shared_experts or self.moe_ffn_hidden_size):
-            raise ValueError("num_shared_experts and moe_ffn_hidden_size are for experts: give num_experts too")
+            raise ValueError(
+                "num_shared_experts and moe_ffn_hidden_size are for experts: give num_experts too"
+            )
         if self.num_experts is not None and self.top_k > self.num_experts:
             raise ValueError(f"top_k={self.top_k} must be at most num_experts={self.num_experts}")
 
@@ -80,8 +99,10 @@ class GPT:
     @property
     def kv_size(self) -> int:
         """The width of a token's keys, and of its values: h, or less with query groups."""
-        heads, groups = self.num_attention_heads, self.num_query_groups
-        return self.hidden_size if heads is None or groups is None else self.hidden_size // heads * groups
+        if self.num_attention_heads is None or self.num_query_groups is None:
+            return self.hidden_size
+        head_size = self.hidden_size // self.num_attention_heads
+        return head_size * self.num_query_groups
 
     @property
     def expert_width(self) -> int:
@@ -103,13 +124,18 @@ class GPT:
 
         In GPT-2's form it is 12 h^2.
         """
-        h, up = self.hidden_size, 2 if self.mlp == "swiglu" else 1
-        return 2 * h * (h + self.kv_size) + (up + 1) * h * self.mlp_width
+        h = self.hidden_size
+        attention = 2 * h * (h + self.kv_size)
+        return attention + self._num_mlp_parameters(self.mlp_width)
 
     @property
     def num_expert_parameters(self) -> int:
         """The number of weights of one expert."""
-        return (3 if self.mlp == "swiglu" else 2) * self.hidden_size * self.expert_width
+        return self._num_mlp_parameters(self.expert_width)
+
+    def _num_mlp_parameters(self, width: int) -> int:
+        num_matrices = 3 if self.mlp == "swiglu" else 2
+        return num_matrices * self.hidden_size * width
 
     @property
     def flops_per_token(self) -> int:
@@ -124,7 +150,8 @@ class GPT:
 
         It leaves out the norm after the last layer, as its source does: arXiv 2104.04473, equation 2.
         """
-        h, up = self.hidden_size, 2 if self.mlp == "swiglu" else 1
+        h = self.hidden_size
+        up = 2 if self.mlp == "swiglu" else 1
         norms = 2 * (2 * h if self.norm == "layernorm" else h)
         biases = 2 * (h + self.kv_size) if self.bias else 0
         mlp_biases = up * self.mlp_width + h if self.bias else 0  # experts have none
@@ -142,6 +169,7 @@ class GPT:
 
     def _instead_of_mlps(self, num_experts: int) -> int:
         """Return how many more weights the routers and this many experts per layer have than the MLPs they replace."""
-        h, up = self.hidden_size, 2 if self.mlp == "swiglu" else 1
+        router = self.hidden_size * (self.num_experts or 0)
         experts = (num_experts + self.num_shared_experts) * self.num_expert_parameters
-        return self.num_moe_layers * (h * (self.num_experts or 0) + experts - (up + 1) * h * self.mlp_width)
+        mlp = self._num_mlp_parameters(self.mlp_width)
+        return self.num_moe_layers * (router + experts - mlp)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from numbers import Real
 
-MAX_SIZE = 10**12  # no layer, batch or cluster is larger; to find the divisors of such a number would take too long
+MAX_SIZE = (
+    10**12
+)  # no layer, batch or cluster is larger; to find the divisors of such a number would take too long
 
 
 def whole_number(value) -> int | None:
@@ -72,7 +74,10 @@ def counted(number: int, noun: str) -> str:
     >>> counted(1, "rank"), counted(8, "micro-batch")
     ('1 rank', '8 micro-batches')
     """
-    return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
+    if number == 1:
+        return f"1 {noun}"
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{ending}"
 
 
 def ranks_text(ranks: Sequence[int], most: int = 8) -> str:

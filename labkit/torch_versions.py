@@ -11,8 +11,12 @@ import torch.distributed as dist
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 # torch 2.13 renamed the forms that take one tensor, and warns about the older names.
-all_gather_single: Callable = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single: Callable = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_single: Callable = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)
+reduce_scatter_single: Callable = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
 
 # torch 2.13 is the first one that is known to keep a node of a Python function (an `autograd.Function`) alive for
 # whoever holds it. In torch 2.11 only the graph above the node does, and a node that has lost it cannot be used.

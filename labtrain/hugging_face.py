@@ -53,7 +53,8 @@ GPT2 = Family(
     "GPT2LMHeadModel",
     dict(norm="layernorm", positions="learned", bias=True),
     {
-        "n_layer": ("num_layers", 12), "n_embd": ("hidden_size", 768), "n_positions": ("seq_length", 1024),
+        "n_layer": ("num_layers", 12), "n_embd": ("hidden_size", 768),
+        "n_positions": ("seq_length", 1024),
         "vocab_size": ("vocab_size", 50257), "n_head": ("num_attention_heads", 12),
         "n_inner": ("ffn_hidden_size", None), "activation_function": ("mlp", "gelu_new"),
         "layer_norm_epsilon": ("norm_eps", 1e-5), "tie_word_embeddings": ("tied", True),
@@ -65,14 +66,15 @@ GPT2 = Family(
     "transformer.h.",
     {
         "embedding": ["transformer.wte"], "positions": ["transformer.wpe"],
-        "attention_norm": ["ln_1"], "attention.qkv": ["attn.c_attn"], "attention.out": ["attn.c_proj"],
+        "attention_norm": ["ln_1"],
+        "attention.qkv": ["attn.c_attn"], "attention.out": ["attn.c_proj"],
         "mlp_norm": ["ln_2"], "mlp.up": ["mlp.c_fc"], "mlp.down": ["mlp.c_proj"],
         "norm": ["transformer.ln_f"], "output": ["lm_head"],
     },
     (*TOKENS, "resid_pdrop", "embd_pdrop", "attn_pdrop"),
     {
-        "num_hidden_layers": "n_layer", "hidden_size": "n_embd", "max_position_embeddings": "n_positions",
-        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer", "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
     },
 )  # fmt: skip
 LLAMA = Family(
@@ -81,7 +83,8 @@ LLAMA = Family(
     {
         "num_hidden_layers": ("num_layers", 32), "hidden_size": ("hidden_size", 4096),
         "max_position_embeddings": ("seq_length", 2048), "vocab_size": ("vocab_size", 32000),
-        "num_attention_heads": ("num_attention_heads", 32), "num_key_value_heads": ("num_query_groups", None),
+        "num_attention_heads": ("num_attention_heads", 32),
+        "num_key_value_heads": ("num_query_groups", None),
         "intermediate_size": ("ffn_hidden_size", 11008), "rms_norm_eps": ("norm_eps", 1e-6),
         "rope_theta": ("rotary_base", 10_000.0), "tie_word_embeddings": ("tied", False),
         "attention_bias": ("bias", False), "mlp_bias": ("bias", False),
@@ -109,7 +112,8 @@ MISTRAL = replace(
     form=LLAMA.form | {"bias": False},
     options={name: option for name, option in LLAMA.options.items() if option[0] != "bias"}
     | {
-        "max_position_embeddings": ("seq_length", 131_072), "num_key_value_heads": ("num_query_groups", 8),
+        "max_position_embeddings": ("seq_length", 131_072),
+        "num_key_value_heads": ("num_query_groups", 8),
         "intermediate_size": ("ffn_hidden_size", 14_336),
     },
     kept=(*LLAMA.kept, "sliding_window"),

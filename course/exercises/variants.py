@@ -195,13 +195,18 @@ def _changes(node: ast.AST, reader: _Reader) -> Iterator[tuple[str, Callable]]:
     if isinstance(node, ast.IfExp) and (text := reader.text(node.test)):
         yield f"the condition `{text}` turned round", _set("test", ast.UnaryOp(ast.Not(), node.test))
         yield f"no condition `{text}`", _become(node.body)
-    if isinstance(node, ast.If) and (text := reader.text(node.test)):
-        yield f"no condition `{text}`", _set("test", ast.Constant(True))
-        yield f"the part under `if {text}` left out", _set("test", ast.Constant(False))
     if isinstance(node, ast.Attribute) and node.attr == "T":
         yield f"no transpose `.T`{_of(node.value, reader)}", _become(node.value)
     if isinstance(node, ast.Call):
         yield from _changes_of_call(node, reader)
+    if isinstance(node, ast.stmt):
+        yield from _changes_of_statement(node, reader)
+
+
+def _changes_of_statement(node: ast.stmt, reader: _Reader) -> Iterator[tuple[str, Callable]]:
+    if isinstance(node, ast.If) and (text := reader.text(node.test)):
+        yield f"no condition `{text}`", _set("test", ast.Constant(True))
+        yield f"the part under `if {text}` left out", _set("test", ast.Constant(False))
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value).startswith("dist."):
         yield f"no `{ast.unparse(node.value.func)}`{_of(node.value.args[0], reader)}", _become(ast.Pass())
     if isinstance(node, ast.AugAssign):
@@ -251,14 +256,7 @@ def _changes_of_call(node: ast.Call, reader: _Reader) -> Iterator[tuple[str, Cal
     name = ast.unparse(node.func).split(".")[-1]
     for other in CALLS.get(name, ()):
         yield f"`{other}` in place of `{name}`", _rename(other)
-    if name in ALONG_DIM:
-        for place, value in _dims(node, name):
-            for new in (0, 1):
-                if new != value % 2 or value < 0:
-                    said = f"dim {new} in place of dim {value} in `{name}`"
-                    yield said, _set_dim(place, new)
-    if name in ("chunk", "cat") and not _dims(node, name):
-        yield f"dim 1 in place of dim 0 in `{name}`", _add_dim
+    yield from _changes_of_dim(node, name)
     if name in ("all_reduce", "reduce_scatter"):
         given = next((ast.unparse(each.value) for each in node.keywords if each.arg == "op"), "dist.ReduceOp.SUM")
         for other in ("SUM", "MAX", "MIN"):
@@ -275,6 +273,17 @@ def _changes_of_call(node: ast.Call, reader: _Reader) -> Iterator[tuple[str, Cal
         last = len(node.args) - 1 if len(node.args) < 3 else 1
         for added, said in ((1, "a `range` that ends one later"), (-1, "a `range` that ends one earlier")):
             yield said, _add_to_argument(last, added)
+
+
+def _changes_of_dim(node: ast.Call, name: str) -> Iterator[tuple[str, Callable]]:
+    if name in ALONG_DIM:
+        for place, value in _dims(node, name):
+            for new in (0, 1):
+                if new != value % 2 or value < 0:
+                    said = f"dim {new} in place of dim {value} in `{name}`"
+                    yield said, _set_dim(place, new)
+    if name in ("chunk", "cat") and not _dims(node, name):
+        yield f"dim 1 in place of dim 0 in `{name}`", _add_dim
 
 
 def _dims(node: ast.Call, name: str) -> list[tuple[object, int]]:

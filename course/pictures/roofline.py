@@ -1,6 +1,6 @@
 """Draw the operations of a layer below the roof of a GPU or of this machine: peak on the right, memory on the left."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, log10
 from typing import Any
 
@@ -48,21 +48,7 @@ def draw_roofline(
         across, up = (log10(intensity) - first) / (last - first), (log10(flops) - least) / (most - least)
         return LEFT + across * (RIGHT - LEFT), BOTTOM - up * (BOTTOM - TOP)
 
-    marks: list[Mark] = [line("left", [(LEFT, TOP), (LEFT, BOTTOM)], GREY)]
-    marks.append(line("bottom", [(LEFT, BOTTOM), (RIGHT, BOTTOM)], GREY))
-    for power in range(first, last + 1):
-        x, _ = at(10.0**power, 10.0**least)
-        marks.append(line(f"x{power}.line", [(x, BOTTOM), (x, BOTTOM + 5)], GREY))
-        marks.append(label(f"x{power}", x, BOTTOM + 16, three_digits(10.0**power), anchor="middle"))
-    unit, symbol = next(each for each in UNITS if peak >= each[0])
-    for power in range(least, most + 1):
-        _, y = at(10.0**first, 10.0**power)
-        marks.append(line(f"y{power}.line", [(LEFT - 5, y), (LEFT, y)], GREY))
-        marks.append(label(f"y{power}", LEFT - 9, y, three_digits(10.0**power / (unit or 1)), anchor="end"))
-    marks.append(
-        label("x", (LEFT + RIGHT) / 2, BOTTOM + 36, "FLOPs for each byte that is moved", anchor="middle", ink=MUTED)
-    )
-    marks.append(label("y", LEFT + 12, TOP - 8, symbol, ink=MUTED))
+    marks = _axes(range(first, last + 1), range(least, most + 1), peak, at)
     top = f"peak: {_flops(peak)}"
     slope = f"memory: {three_digits(rate / 1e9)} GB/s; from {corner:.3g} FLOPs a byte on, the peak limits"
     roof = dict(width=2.5)
@@ -99,6 +85,25 @@ def draw_roofline(
     heads = "", "operation", "FLOPs a byte", "limited by", "speed", "of the roof"
     table = Table(heads, rows, f"{hardware.name}: {top}, memory {three_digits(rate / 1e9)} GB/s")
     return titled(f"Roofline of {hardware.name}", says, marks, table, says, left=LEFT)
+
+
+def _axes(x_powers: range, y_powers: range, peak: float, at: Callable) -> list[Mark]:
+    """Return both axes with their numbers, powers of ten; speeds are in the unit that fits the peak."""
+    marks = [line("left", [(LEFT, TOP), (LEFT, BOTTOM)], GREY)]
+    marks.append(line("bottom", [(LEFT, BOTTOM), (RIGHT, BOTTOM)], GREY))
+    for power in x_powers:
+        x, _ = at(10.0**power, 10.0 ** y_powers[0])
+        marks.append(line(f"x{power}.line", [(x, BOTTOM), (x, BOTTOM + 5)], GREY))
+        marks.append(label(f"x{power}", x, BOTTOM + 16, three_digits(10.0**power), anchor="middle"))
+    unit, symbol = next(each for each in UNITS if peak >= each[0])
+    for power in y_powers:
+        _, y = at(10.0 ** x_powers[0], 10.0**power)
+        marks.append(line(f"y{power}.line", [(LEFT - 5, y), (LEFT, y)], GREY))
+        marks.append(label(f"y{power}", LEFT - 9, y, three_digits(10.0**power / (unit or 1)), anchor="end"))
+    means = "FLOPs for each byte that is moved"
+    marks.append(label("x", (LEFT + RIGHT) / 2, BOTTOM + 36, means, anchor="middle", ink=MUTED))
+    marks.append(label("y", LEFT + 12, TOP - 8, symbol, ink=MUTED))
+    return marks
 
 
 def _names(operations: Sequence[Operation]) -> list[Mark]:

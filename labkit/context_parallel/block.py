@@ -16,16 +16,18 @@ import torch
 aten = torch.ops.aten
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output [b, h, n, d] and the lse [b, h, n, 1] of q [b, h, n, d] on k and v [b, h_kv, m, d]."""
-    with torch.autocast(q.device.type, enabled=False):  # which would round the sums
-        return (_flash if _has_flash(q, k) else _plain)(q, k, v, causal)
+    compute = _flash if _has_flash(q, k) else _plain
+    return compute(q, k, v, causal)
 
 
 def attend_backward(grad, q, k, v, out, lse, causal: bool) -> tuple[torch.Tensor, ...]:
     """Return this block's gradients of q, k and v; ``grad``, ``out`` and ``lse`` are the whole row's."""
-    with torch.autocast(q.device.type, enabled=False):
-        return (_flash_backward if _has_flash(q, k) else _plain_backward)(grad, q, k, v, out, lse, causal)
+    compute = _flash_backward if _has_flash(q, k) else _plain_backward
+    return compute(grad, q, k, v, out, lse, causal)
 
 
 def sum_dtype(x: torch.Tensor) -> torch.dtype:
@@ -43,9 +45,13 @@ def _plain(q, k, v, causal):
 def _plain_backward(grad, q, k, v, out, lse, causal):
     q, k, v, grad, out, lse = _by_kv_head(q, k, v, grad, out, lse)
     probabilities = (_scores(q, k, causal) - lse).exp()
-    dscores = probabilities * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) / math.sqrt(q.size(-1))
-    dq, dk, dv = dscores @ k, dscores.mT @ q, probabilities.mT @ grad
-    return dq.flatten(1, 2), dk.sum(2), dv.sum(2)
+    dscores = (
+        probabilities * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) / math.sqrt(q.size(-1))
+    )
+    dq = dscores @ k
+    dk = (dscores.mT @ q).sum(2)  # over the heads that share a kv head
+    dv = (probabilities.mT @ grad).sum(2)
+    return dq.flatten(1, 2), dk, dv
 
 
 def _scores(q, k, causal):
@@ -84,8 +90,14 @@ def _flash(q, k, v, causal):
 def _flash_backward(grad, q, k, v, out, lse, causal):
     if q.device.type == "cpu":
         rows = _rows(grad, q, k, v, out)
-        return aten._scaled_dot_product_flash_attention_for_cpu_backward(*rows, lse.squeeze(-1), 0.0, causal)
-    grad, out, lse = grad.contiguous(), out.to(q.dtype), lse.squeeze(-1).contiguous()  # which the kernel assumes
-    one_length, no_dropout = (None, None, q.size(-2), k.size(-2)), (0.0, causal, None, None)
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *rows, lse.squeeze(-1), 0.0, causal
+        )
+    # The kernel assumes contiguous gradients and sums, and an output in the dtype of q.
+    grad = grad.contiguous()
+    out = out.to(q.dtype)
+    lse = lse.squeeze(-1).contiguous()
+    one_length = (None, None, q.size(-2), k.size(-2))
+    no_dropout = (0.0, causal, None, None)
     backward = aten._scaled_dot_product_flash_attention_backward
     return backward(grad, q, k, v, out, lse, *one_length, *no_dropout)

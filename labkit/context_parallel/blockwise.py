@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
+from labkit.autograd import first_derivative_only, refuse_autocast
 from labkit.collectives import reduce_scatter_single
 from labkit.context_parallel.block import attend, attend_backward, sum_dtype
 from labkit.context_parallel.positions import Part, check_fit, part_with_work
@@ -24,12 +24,17 @@ class OnlineSoftmax:
         """Merge in this part of a block; kv: [2, b, h_kv, m, d]."""
         k, v = kv[..., part.keys, :]
         block_out, block_lse = attend(q[..., part.queries, :], k, v, part.causal)
-        out, lse = self.out[..., part.queries, :], self.lse[..., part.queries, :]
-        out.lerp_(block_out, torch.sigmoid(block_lse - lse))  # sigmoid: the block's share of the weight
+        out = self.out[..., part.queries, :]
+        lse = self.lse[..., part.queries, :]
+        out.lerp_(
+            block_out, torch.sigmoid(block_lse - lse)
+        )  # sigmoid: the block's share of the weight
         lse.copy_(torch.logaddexp(lse, block_lse))
 
 
-def blockwise_attention(q, k, v, group, causal: bool, zigzag: bool, kv_of_ranks, kv_gradients) -> torch.Tensor:
+def blockwise_attention(
+    q, k, v, group, causal: bool, zigzag: bool, kv_of_ranks, kv_gradients
+) -> torch.Tensor:
     """Return attention of this rank's queries to all keys; errors and other arguments as in `ring_attention`.
 
     Args:
@@ -37,6 +42,7 @@ def blockwise_attention(q, k, v, group, causal: bool, zigzag: bool, kv_of_ranks,
         kv_gradients: ``(kv, group, add_block)`` returns the gradient of this rank's kv, summed over all ranks. It calls
             ``add_block(source, kv, dkv)`` for each rank's kv, which adds the gradient from this rank's queries to dkv.
     """
+    refuse_autocast("attention over a context-parallel group", q.device)
     check_fit(q, k, v, group.size(), zigzag)
     return _Blockwise.apply(q, k, v, group, causal, zigzag, kv_of_ranks, kv_gradients)  # pyright: ignore[reportReturnType]
 
@@ -44,9 +50,12 @@ def blockwise_attention(q, k, v, group, causal: bool, zigzag: bool, kv_of_ranks,
 class _Blockwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q, k, v, group, causal, zigzag, kv_of_ranks, kv_gradients):
-        ctx.group, ctx.mask, ctx.kv_gradients = group, (q.size(-2), causal, zigzag), kv_gradients
+        ctx.group = group
+        ctx.mask = q.size(-2), causal, zigzag
+        ctx.kv_gradients = kv_gradients
         softmax = OnlineSoftmax(q)
-        for source, kv in kv_of_ranks(torch.stack([k, v]).contiguous(), group):  # stack may return a transposed layout
+        own_kv = torch.stack([k, v]).contiguous()  # stack may return a transposed layout
+        for source, kv in kv_of_ranks(own_kv, group):
             if part := part_with_work(group.rank(), source, *ctx.mask):
                 softmax.add(q, kv, part)
         out = softmax.out.to(q.dtype)
@@ -54,26 +63,37 @@ class _Blockwise(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, out, lse = ctx.saved_tensors
         dq = torch.zeros_like(q, dtype=lse.dtype)
 
         def add_block(source: int, kv: torch.Tensor, dkv: torch.Tensor) -> None:
-            if part := part_with_work(ctx.group.rank(), source, *ctx.mask):
-                rows, keys = (..., part.queries, slice(None)), (..., part.keys, slice(None))
-                block_k, block_v = kv[keys]
-                totals = dq[rows], *dkv[keys]
-                gradients = attend_backward(grad[rows], q[rows], block_k, block_v, out[rows], lse[rows], part.causal)
-                for total, gradient in zip(totals, gradients):
-                    total += gradient
+            part = part_with_work(ctx.group.rank(), source, *ctx.mask)
+            if part is None:
+                return
+            rows = (..., part.queries, slice(None))
+            keys = (..., part.keys, slice(None))
+            block_k, block_v = kv[keys]
+            gradients = attend_backward(
+                grad[rows], q[rows], block_k, block_v, out[rows], lse[rows], part.causal
+            )
+            totals = (dq[rows], *dkv[keys])  # views: the sums stay in dq and dkv
+            for total, gradient in zip(totals, gradients):
+                total += gradient
 
         dkv = ctx.kv_gradients(torch.stack([k, v]).contiguous(), ctx.group, add_block)
         return dq.to(q.dtype), *dkv.to(k.dtype), None, None, None, None, None
 
 
 def all_gather_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup, *, causal=True, zigzag=True
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    group: dist.ProcessGroup,
+    *,
+    causal=True,
+    zigzag=True,
 ) -> torch.Tensor:
     """Return attention of this rank's queries to all keys; arguments and errors as in `ring_attention`.
 
@@ -92,7 +112,9 @@ def _gather(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, t
     return enumerate(kv_of_ranks)
 
 
-def _reduce_scatter(own_kv: torch.Tensor, group: dist.ProcessGroup, add_block: Callable) -> torch.Tensor:
+def _reduce_scatter(
+    own_kv: torch.Tensor, group: dist.ProcessGroup, add_block: Callable
+) -> torch.Tensor:
     dkv = torch.zeros(group.size(), *own_kv.shape, dtype=sum_dtype(own_kv), device=own_kv.device)
     for source, kv in _gather(own_kv, group):
         add_block(source, kv, dkv[source])

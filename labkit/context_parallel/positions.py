@@ -16,7 +16,9 @@ from labkit.partition import check_divides, check_sequence_cut, tokens_of_rank
 from labkit.sizes import check_size
 
 
-def positions(seq_length: int, cp_size: int, cp_rank: int, zigzag: bool = True, *, device=None) -> torch.Tensor:
+def positions(
+    seq_length: int, cp_size: int, cp_rank: int, zigzag: bool = True, *, device=None
+) -> torch.Tensor:
     """Return the positions of a rank's tokens in the whole sequence, [seq/c], ascending; errors as in `tokens_of_rank`.
 
     ``tokens[:, positions(...)]`` are its tokens. Shift the labels first: the token after a chunk is on another rank.
@@ -36,27 +38,41 @@ class Part(NamedTuple):
     causal: bool  # query i sees keys 0 to i, otherwise all of them
 
 
-def part_with_work(cp_rank: int, source: int, length: int, causal: bool, zigzag: bool) -> Part | None:
+def part_with_work(
+    cp_rank: int, source: int, length: int, causal: bool, zigzag: bool
+) -> Part | None:
     """Return the part of the block of a rank's ``length`` queries and rank ``source``'s keys to compute, or None.
 
     If zigzag, this is a triangle for a rank's own keys, and half a block for those of any other: the chunks of an
     earlier rank lie before and after both of this rank's; those of a later rank lie between them.
     """
-    everything, head, tail = slice(0, length), slice(0, length // 2), slice(length // 2, length)
+    everything = slice(0, length)
     if not causal or source == cp_rank:
         return Part(everything, everything, causal)
+    if not zigzag:
+        return Part(everything, everything, causal=False) if source < cp_rank else None
+    early_half = slice(0, length // 2)
+    late_half = slice(length // 2, length)
     if source < cp_rank:
-        return Part(everything, head if zigzag else everything, causal=False)
-    return Part(tail, everything, causal=False) if zigzag else None
+        return Part(everything, early_half, causal=False)
+    return Part(late_half, everything, causal=False)
 
 
-def check_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cp_size: int, zigzag: bool) -> None:
+def check_fit(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cp_size: int, zigzag: bool
+) -> None:
     """Raise a ValueError if these are not a rank's queries, keys and values, or the sequence cannot be split so."""
     expected = (q.size(0), k.size(1), *q.shape[2:]) if q.dim() == k.dim() == 4 else None
     if tuple(k.shape) != expected or k.shape != v.shape:
         rule = "use q [batch, heads, seq/c, head_size], and k and v like it with as many heads or fewer"
-        raise ValueError(f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} do not fit together: {rule}")
+        raise ValueError(
+            f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} do not fit together: {rule}"
+        )
     if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q is {q.dtype}, k {k.dtype} and v {v.dtype}: use one dtype for all three")
-    check_divides(check_size("num_kv_heads", k.size(1)), "num_heads", q.size(1), parts_name="num_kv_heads")
+        raise ValueError(
+            f"q is {q.dtype}, k {k.dtype} and v {v.dtype}: use one dtype for all three"
+        )
+    check_divides(
+        check_size("num_kv_heads", k.size(1)), "num_heads", q.size(1), parts_name="num_kv_heads"
+    )
     check_sequence_cut(cp_size * q.size(2), cp_size, zigzag)

@@ -2,8 +2,8 @@
 
     step         0    1    2    3          c = 4: whose keys and values a rank has at each step
     rank 0     kv 0 kv 3 kv 2 kv 1
-    rank 1     kv 1 kv 0 kv 3 kv 2         while it computes with them, it sends them to the next rank
-    rank 2     kv 2 kv 1 kv 0 kv 3         and receives those of the next step
+    rank 1     kv 1 kv 0 kv 3 kv 2         while it computes with them, it sends them
+    rank 2     kv 2 kv 1 kv 0 kv 3         to the next rank, and receives those of the next step
     rank 3     kv 3 kv 2 kv 1 kv 0
 
 Backward sends the keys and values around again. Their gradients follow one step behind; each rank adds its own, and
@@ -23,7 +23,13 @@ from labkit.context_parallel.blockwise import blockwise_attention
 
 
 def ring_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup, *, causal=True, zigzag=True
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    group: dist.ProcessGroup,
+    *,
+    causal=True,
+    zigzag=True,
 ) -> torch.Tensor:
     """Return attention of this rank's queries to the keys of all ranks, [batch, heads, seq/c, head_size].
 
@@ -48,9 +54,12 @@ def _rotate_kv(kv: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int
         kv, recv_buffer = recv_buffer, kv
 
 
-def _rotate_kv_and_gradients(own_kv: torch.Tensor, group: dist.ProcessGroup, add_block: Callable) -> torch.Tensor:
+def _rotate_kv_and_gradients(
+    own_kv: torch.Tensor, group: dist.ProcessGroup, add_block: Callable
+) -> torch.Tensor:
     """Send keys and values around, followed by their gradients; return the gradient of this rank's own."""
-    dkv, recv_buffer = (torch.zeros_like(own_kv, dtype=sum_dtype(own_kv)) for _ in range(2))
+    dkv = torch.zeros_like(own_kv, dtype=sum_dtype(own_kv))
+    recv_buffer = torch.zeros_like(dkv)
     work = []
     for source, kv in _rotate_kv(own_kv, group):
         block_dkv = torch.zeros_like(dkv)
@@ -63,7 +72,9 @@ def _rotate_kv_and_gradients(own_kv: torch.Tensor, group: dist.ProcessGroup, add
     return recv_buffer
 
 
-def _send_recv(tensor: torch.Tensor, recv_buffer: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
+def _send_recv(
+    tensor: torch.Tensor, recv_buffer: torch.Tensor, group: dist.ProcessGroup
+) -> list[dist.Work]:
     """Start to send a tensor to the next rank and to receive one of its size from the previous rank.
 
     Both are one batch: a ring of sends that each wait for a receive would deadlock on NCCL.
@@ -71,7 +82,8 @@ def _send_recv(tensor: torch.Tensor, recv_buffer: torch.Tensor, group: dist.Proc
     if group.size() == 1:
         recv_buffer.copy_(tensor)  # a rank is its own neighbour
         return []
-    next_rank, previous_rank = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
+    next_rank = (group.rank() + 1) % group.size()
+    previous_rank = (group.rank() - 1) % group.size()
     send = dist.P2POp(dist.isend, tensor, group=group, group_peer=next_rank)
     recv = dist.P2POp(dist.irecv, recv_buffer, group=group, group_peer=previous_rank)
     return dist.batch_isend_irecv([send, recv])

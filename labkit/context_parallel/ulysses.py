@@ -13,37 +13,54 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from labkit.autograd import refuse_autocast
 from labkit.collectives import all_to_all
 from labkit.context_parallel.positions import check_fit, positions
 from labkit.partition import check_divides
 
-HEADS_DIM, SEQUENCE_DIM = 1, 2
+HEADS_DIM = 1
+SEQUENCE_DIM = 2
 
 
 def ulysses_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup, *, causal=True, zigzag=True
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    group: dist.ProcessGroup,
+    *,
+    causal=True,
+    zigzag=True,
 ) -> torch.Tensor:
     """Return attention of this rank's queries to all keys; arguments and errors as in `ring_attention`.
 
     c must also divide the heads and the kv heads. ``zigzag`` only says which tokens the ranks hold: the causal mask
     needs them in order.
     """
+    refuse_autocast("ulysses_attention", q.device)
     c = group.size()
     check_fit(q, k, v, c, zigzag)
     check_divides(c, "num_heads", q.size(HEADS_DIM), parts_name="cp_size")
     check_divides(c, "num_kv_heads", k.size(HEADS_DIM), parts_name="cp_size")
-    attend = partial(F.scaled_dot_product_attention, is_causal=causal, enable_gqa=q.size(1) != k.size(1))
+    attend = partial(
+        F.scaled_dot_product_attention, is_causal=causal, enable_gqa=q.size(1) != k.size(1)
+    )
     q, k, v = (_exchange(x, group, HEADS_DIM, SEQUENCE_DIM) for x in (q, k, v))  # [b, h/c, s, d]
     if not zigzag or c == 1:
         out = attend(q, k, v)
     else:
-        order = torch.cat([positions(q.size(SEQUENCE_DIM), c, rank) for rank in range(c)]).to(q.device)
+        order = torch.cat([positions(q.size(SEQUENCE_DIM), c, rank) for rank in range(c)]).to(
+            q.device
+        )
         q, k, v = (x.index_select(SEQUENCE_DIM, order.argsort()) for x in (q, k, v))
         out = attend(q, k, v).index_select(SEQUENCE_DIM, order)
     return _exchange(out, group, SEQUENCE_DIM, HEADS_DIM)  # [b, h, s/c, d]
 
 
-def _exchange(x: torch.Tensor, group: dist.ProcessGroup, split_dim: int, join_dim: int) -> torch.Tensor:
+def _exchange(
+    x: torch.Tensor, group: dist.ProcessGroup, split_dim: int, join_dim: int
+) -> torch.Tensor:
     """Send each rank its chunk along ``split_dim``, and concatenate the chunks received along ``join_dim``."""
-    received = all_to_all(torch.stack(x.chunk(group.size(), split_dim)), group)  # [c, ...]: one chunk for each rank
+    received = all_to_all(
+        torch.stack(x.chunk(group.size(), split_dim)), group
+    )  # [c, ...]: one chunk for each rank
     return torch.cat(received.unbind(), join_dim)

@@ -43,7 +43,9 @@ def _unchanged(saved: tuple[torch.Tensor, int]) -> torch.Tensor:
     x, version = saved  # torch itself skips this check where there are hooks
     if x._version != version:
         what = f"{list(x.shape)} is at version {x._version}, expected version {version}"
-        raise RuntimeError(f"a tensor needed for gradients has been modified by an inplace operation: {what}")
+        raise RuntimeError(
+            f"a tensor needed for gradients has been modified by an inplace operation: {what}"
+        )
     return x
 
 
@@ -59,7 +61,11 @@ def marked(tree) -> tuple[Any, list[torch.Tensor]]:
 def on_exit(inputs: list[torch.Tensor], call: Callable[[], None]) -> None:
     """Call ``call`` when the gradients of all these tensors are there, in the first backward that computes them."""
 
-    def once(grads) -> None:  # torch's hook keeps the nodes that keep it, and with them the graph, until it is removed
+    def once(
+        grads,
+    ) -> (
+        None
+    ):  # torch's hook keeps the nodes that keep it, and with them the graph, until it is removed
         watch.remove()
         call()
 
@@ -69,11 +75,17 @@ def on_exit(inputs: list[torch.Tensor], call: Callable[[], None]) -> None:
 def outputs_to_watch(module: nn.Module, outputs: list[torch.Tensor], output) -> list[torch.Tensor]:
     """Return a unit's marked outputs, and all other tensors through which backward may enter it."""
     # Attributes of returned objects, such as dataclasses, and of its modules.
-    objects = [x for x in tree_leaves(output) if hasattr(x, "__dict__") and not isinstance(x, torch.Tensor)]
+    objects = [
+        x for x in tree_leaves(output) if hasattr(x, "__dict__") and not isinstance(x, torch.Tensor)
+    ]
     values = [value for each in (*objects, *module.modules()) for value in vars(each).values()]
     outputs = outputs + [x for x in values if _needs_grad(x) and not x.is_leaf]
     # An in-place op on a view gives it a new autograd node; its base keeps its own.
-    return outputs + [x._base for x in outputs if x._base is not None and _needs_grad(x._base) and not x._base.is_leaf]
+    return outputs + [
+        x._base
+        for x in outputs
+        if x._base is not None and _needs_grad(x._base) and not x._base.is_leaf
+    ]
 
 
 def _needs_grad(x) -> bool:
@@ -89,7 +101,10 @@ def refuse_graph() -> None:
         refuse("a sharded module has no backward(create_graph=True): use the plain module")
 
 
-METADATA = [getattr(torch.Tensor, name).__get__ for name in ("dtype", "device", "requires_grad", "is_leaf", "grad")]
+METADATA = [
+    getattr(torch.Tensor, name).__get__
+    for name in ("dtype", "device", "requires_grad", "is_leaf", "grad")
+]
 METADATA.append(torch.Tensor.untyped_storage)
 
 

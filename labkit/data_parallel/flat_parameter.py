@@ -22,8 +22,12 @@ from labkit.data_parallel.replicas import grad_dtype_of, like
 from labkit.groups import local_device
 from labkit.placement import FlatShard, placement_of, set_placement
 
-ALIGNMENT_BYTES = 64  # of each parameter, as torch allocates it alone: matmuls are as fast, and round the same
-Places = dict[nn.Parameter, list[tuple[nn.Module, str]]]  # parameter -> each module that has it, and its name there
+ALIGNMENT_BYTES = (
+    64  # of each parameter, as torch allocates it alone: matmuls are as fast, and round the same
+)
+Places = dict[
+    nn.Parameter, list[tuple[nn.Module, str]]
+]  # parameter -> each module that has it, and its name there
 Form = Literal["whole", "shard", "absent"]
 
 
@@ -52,38 +56,55 @@ class FlatParameter:
         first = next(iter(places))
         self.groups, self.divisor = average_over(first, groups)
         *self.replicas, self.group = self.groups
-        self.is_trained, self.grad_dtype = first.requires_grad, grad_dtype_of(first)
+        self.is_trained = first.requires_grad
+        self.grad_dtype = grad_dtype_of(first)
+
+        # Parameters follow each other, each padded to the alignment; the last shard is padded too.
         align = ALIGNMENT_BYTES // first.element_size()
-        *starts, end = accumulate((-(-p.numel() // align) * align for p in places), initial=0)
-        size = max(1, -(-end // self.group.size()))
+        padded = [-(-p.numel() // align) * align for p in places]
+        size = max(1, -(-sum(padded) // self.group.size()))  # of a shard
         self.offset = size * self.group.rank()
         device = local_device() if first.is_meta else first.device
         self.buffer = torch.zeros(size * self.group.size(), dtype=first.dtype, device=device)
         self.shard = self.buffer.new_zeros(size)
-        self.parameters = [self._divide(p, at, start, unit) for (p, at), start in zip(places.items(), starts)]
-        self.num_changes, self.version = 0, -1  # changes of the shard, and its version when last gathered
+        self.parameters: list[ShardedParameter] = []
+        starts = accumulate(padded, initial=0)
+        for (p, places_of_p), start in zip(places.items(), starts):
+            self.parameters.append(self._divide(p, places_of_p, start, unit))
+
+        self.num_changes = 0  # of the shard
+        self.version = -1  # of the shard, when it was last gathered
         self.gather_work: Any = None
         self.reduce_work: Any = None
         self.pending_sum = self.sum = self.pending_average = self.average = None
 
-    def _divide(self, p: nn.Parameter, places: list[tuple[nn.Module, str]], start: int, unit: str) -> ShardedParameter:
-        in_buffer = slice(start, start + p.numel())
-        in_shard = slice(*(min(max(at - self.offset, 0), len(self.shard)) for at in (start, start + p.numel())))
-        whole = like(p, self.buffer[in_buffer].view(p.shape).data)  # .data: changes are invisible to autograd
+    def _divide(
+        self, p: nn.Parameter, places: list[tuple[nn.Module, str]], start: int, unit: str
+    ) -> ShardedParameter:
+        end = start + p.numel()
+        in_buffer = slice(start, end)
+        in_shard = slice(self._clamped(start - self.offset), self._clamped(end - self.offset))
+        whole = like(
+            p, self.buffer[in_buffer].view(p.shape).data
+        )  # .data: changes are invisible to autograd
         if not p.is_meta:
             whole.data.copy_(p)
         flat = FlatShard(p.shape, max(self.offset - start, 0), tuple(self.replicas))
         shard = like(p, self.shard[in_shard]) if p.is_meta else p
         set_placement(shard, replace(placement_of(p), flat=flat))
-        shard.grad, shard.data = None, self.shard[in_shard]
+        shard.grad = None
+        shard.data = self.shard[in_shard]
         absent = shard.detach().as_subclass(Absent)
-        [(module, name), *_] = places
+        module, name = places[0]
         rule = f"is used outside the forward of {unit}, where each rank has only a shard of it"
         way_out = "use it inside, or leave the modules that use it to the root"
         absent.why = f"{name} of {unit} (a {type(module).__name__}) {rule}: {way_out}"
         if self.is_trained:
             shard.register_post_accumulate_grad_hook(partial(refuse, absent.why))
         return ShardedParameter(shard, whole, absent, places, in_buffer, in_shard)
+
+    def _clamped(self, index: int) -> int:
+        return min(max(index, 0), len(self.shard))
 
     def keep_shard(self) -> None:
         """Copy this rank's slice of the buffer to the shard."""
@@ -96,14 +117,18 @@ class FlatParameter:
             if each.shard.requires_grad != self.is_trained:
                 module, name = each.places[0]
                 now = "frozen" if self.is_trained else "trained"
-                raise ValueError(f"{name} of a {type(module).__name__} is now {now}: change that before you shard it")
+                raise ValueError(
+                    f"{name} of a {type(module).__name__} is now {now}: change that before you shard it"
+                )
         # The wrapper counts optimizer steps; other in-place changes increment the parameter's `_version`.
         version = self.num_changes + sum(each.shard._version for each in self.parameters)
         memory = self.buffer.untyped_storage()
         if memory.size() == 0 or (refresh and version != self.version):
             self.free()
             memory.resize_(self.buffer.nbytes)
-            self.gather_work = all_gather_single(self.buffer, self.shard, group=self.group, async_op=True)
+            self.gather_work = all_gather_single(
+                self.buffer, self.shard, group=self.group, async_op=True
+            )
             self.version = version
 
     def wait(self) -> None:
@@ -119,7 +144,8 @@ class FlatParameter:
         """Start to reduce-scatter the gradients, divided before the sum lest it overflow."""
         gradients = torch.empty_like(self.buffer, dtype=self.grad_dtype)
         for each in self.parameters:
-            view, grad = gradients[each.in_buffer].view(each.whole.shape), each.whole.grad
+            view = gradients[each.in_buffer].view(each.whole.shape)
+            grad = each.whole.grad
             if grad is None:
                 view.zero_()
             else:
@@ -127,7 +153,9 @@ class FlatParameter:
             each.has_grad |= grad is not None
             each.whole.grad = None
         self.pending_sum = torch.empty_like(self.shard, dtype=self.grad_dtype)
-        self.reduce_work = reduce_scatter_single(self.pending_sum, gradients, group=self.group, async_op=True)
+        self.reduce_work = reduce_scatter_single(
+            self.pending_sum, gradients, group=self.group, async_op=True
+        )
 
     def finish_reduce(self) -> None:
         if self.pending_sum is not None:
@@ -139,15 +167,19 @@ class FlatParameter:
         """Start to all-reduce the sum over the replicas of hybrid sharding."""
         if self.sum is not None:
             self.finish_average()
-            self.pending_average, self.sum = self.sum, None
-            works = [dist.all_reduce(self.pending_average, group=each, async_op=True) for each in self.replicas]
-            self.average_works: list[Any] = works
+            self.pending_average = self.sum
+            self.sum = None
+            self.average_works: list[Any] = [
+                dist.all_reduce(self.pending_average, group=group, async_op=True)
+                for group in self.replicas
+            ]
 
     def finish_average(self) -> None:
         if self.pending_average is not None:
             for work in self.average_works:
                 work.wait()
-            self.average, self.pending_average = add(self.average, self.pending_average), None
+            self.average = add(self.average, self.pending_average)
+            self.pending_average = None
 
     def assign_grads(self, on_any_rank: Iterable[float]) -> None:
         """Add the average to the gradients of the parameters whose flag is set."""
@@ -163,7 +195,8 @@ class FlatParameter:
         self.finish_average()
         self.sum = self.average = None
         for each in self.parameters:
-            each.whole.grad, each.has_grad = None, False
+            each.whole.grad = None
+            each.has_grad = False
 
 
 def add(total: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:

@@ -18,10 +18,23 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from labkit.data_parallel.borders import in_backward, marked, on_exit, outputs_to_watch, refuse, refuse_graph
+from labkit.data_parallel.borders import (
+    in_backward,
+    marked,
+    on_exit,
+    outputs_to_watch,
+    refuse,
+    refuse_graph,
+)
 from labkit.data_parallel.flat_parameter import FlatParameter, Form
 from labkit.data_parallel.gradients import GroupsOf
-from labkit.data_parallel.replicas import DataParallelBase, GradSync, Hook, check_replicas, copy_from_first
+from labkit.data_parallel.replicas import (
+    DataParallelBase,
+    GradSync,
+    Hook,
+    check_replicas,
+    copy_from_first,
+)
 from labkit.data_parallel.units import Unit, assign_grads, divide
 from labkit.sizes import check_size
 
@@ -68,28 +81,52 @@ class FullyShardedDataParallel(DataParallelBase):
     ):
         super().__init__(reduces_whole_units=True)
         self.prefetch = check_size("prefetch", prefetch, least=0)
-        if any(isinstance(hook, Hook) for each in module.modules() for hook in each._forward_pre_hooks.values()):
-            raise ValueError("this module is sharded already: load its state_dict into a new one, and shard that")
+        if any(
+            isinstance(hook, Hook)
+            for each in module.modules()
+            for hook in each._forward_pre_hooks.values()
+        ):
+            raise ValueError(
+                "this module is sharded already: load its state_dict into a new one, and shard that"
+            )
         divided = divide(module, list(units))
-        self.module, self.reshard_after_forward = module, reshard_after_forward
+        self.module = module
+        self.reshard_after_forward = reshard_after_forward
         self.groups = (group,) if replicate_group is None else (replicate_group, group)
         check_replicas(module, *self.groups)
-        names, made = {each: name for name, each in module.named_modules()}, {}
-        for each in reversed(divided):  # the root last: its module contains the units, which are materialized by then
-            made[each] = Unit(names[each], each, divided[each], {None: self.groups, **(own_groups or {})})
-        self._root, self._units = made[module], [made[each] for each in divided]
+        names = {each: name for name, each in module.named_modules()}
+        groups_of: GroupsOf = {None: self.groups, **(own_groups or {})}
+        made: dict[nn.Module, Unit] = {}
+        for each in reversed(
+            divided
+        ):  # the root last: its module contains the units, which are materialized by then
+            made[each] = Unit(names[each], each, divided[each], groups_of)
+        self._root = made[module]
+        self._units = [made[each] for each in divided]
         self._backward_order = [self._root, *self._units[:0:-1]]
         self._flats = [flat for unit in self._units for flat in unit.flats]
         self._reducing: list[FlatParameter] = []  # whose reduce-scatters are in flight
-        self._idle_form: Form = "shard"  # of units that do not compute; "absent" during the root's forward
+        self._idle_form: Form = (
+            "shard"  # of units that do not compute; "absent" during the root's forward
+        )
         copy_from_first(module.buffers(), *self.groups)
         for each, unit in made.items():
-            each.register_forward_pre_hook(Hook(self._before_forward, unit), with_kwargs=True)
-            each.register_forward_hook(Hook(self._after_forward, unit), with_kwargs=True, always_call=True)
-            for sharded in (sharded for flat in unit.flats if flat.is_trained for sharded in flat.parameters):
-                sharded.whole.register_post_accumulate_grad_hook(Hook(self._grad_arrived, unit))
+            self._watch(each, unit)
         self._wholes = {each.shard: each.whole for flat in self._flats for each in flat.parameters}
-        weakref.finalize(self, register_optimizer_step_post_hook(Hook(self._after_optimizer_step)).remove)
+        weakref.finalize(
+            self, register_optimizer_step_post_hook(Hook(self._after_optimizer_step)).remove
+        )
+
+    def _watch(self, module: nn.Module, unit: Unit) -> None:
+        """Have this wrapper called when a unit's forward begins and ends, and when a gradient arrives."""
+        module.register_forward_pre_hook(Hook(self._before_forward, unit), with_kwargs=True)
+        module.register_forward_hook(
+            Hook(self._after_forward, unit), with_kwargs=True, always_call=True
+        )
+        for flat in unit.flats:
+            if flat.is_trained:
+                for sharded in flat.parameters:
+                    sharded.whole.register_post_accumulate_grad_hook(Hook(self._grad_arrived, unit))
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -139,7 +176,9 @@ class FullyShardedDataParallel(DataParallelBase):
                 unit.free()
 
     def _apply(self, fn, recurse=True):
-        raise ValueError("a sharded module cannot move or change its type: do that before you shard it")
+        raise ValueError(
+            "a sharded module cannot move or change its type: do that before you shard it"
+        )
 
     def _gather(self, unit: Unit, order: Sequence[Unit] = (), *, refresh: bool = False) -> None:
         """Gather a unit, and start to gather the next ones in this order."""
@@ -180,7 +219,11 @@ class FullyShardedDataParallel(DataParallelBase):
         output, outputs = marked(output)
         hook = partial(Hook(self._before_backward, unit), unit.version)
         register_multi_grad_hook(outputs_to_watch(module, outputs, output), hook, mode="any")
-        if output is None or not torch.is_grad_enabled() or (self.reshard_after_forward and unit is not self._root):
+        if (
+            output is None
+            or not torch.is_grad_enabled()
+            or (self.reshard_after_forward and unit is not self._root)
+        ):
             unit.refuse_to_return(output)
             unit.free()
         return output
@@ -189,7 +232,9 @@ class FullyShardedDataParallel(DataParallelBase):
         refuse_graph()
         self._start_backward(unit, self._backward_order)
         if unit.version != version:
-            refuse(f"parameters of {unit.name} have changed between forward and backward: call backward before a step")
+            refuse(
+                f"parameters of {unit.name} have changed between forward and backward: call backward before a step"
+            )
 
     def _start_backward(self, unit: Unit, order: Sequence[Unit] = ()) -> None:
         """Gather a unit for its part of backward, and have its gradients reduced after it, even if it gets none."""
@@ -202,7 +247,9 @@ class FullyShardedDataParallel(DataParallelBase):
     def _grad_arrived(self, unit: Unit, parameter) -> None:
         refuse_graph()
         self._begin_backward()
-        unit.has_unreduced_grads = True  # even after its part of backward: then they are reduced at the end
+        unit.has_unreduced_grads = (
+            True  # even after its part of backward: then they are reduced at the end
+        )
 
     def _after_backward(self, unit: Unit) -> None:
         unit.in_backward = False
@@ -213,7 +260,9 @@ class FullyShardedDataParallel(DataParallelBase):
             self._reduce(unit)
 
     def _end_backward(self) -> None:
-        for unit in reversed(self._units):  # the root, and units whose inputs need no gradient, are still open
+        for unit in reversed(
+            self._units
+        ):  # the root, and units whose inputs need no gradient, are still open
             self._after_backward(unit)
         super()._end_backward()
 
@@ -230,7 +279,10 @@ class FullyShardedDataParallel(DataParallelBase):
         """Start to reduce a unit's gradients; wait for the previous ones first, to bound memory."""
         self._finish_reducing()
         unit.has_unreduced_grads = False
-        self._averages = self._grad_mode in (GradSync.AVERAGE, GradSync.AVERAGE_AND_WAIT)  # or more is to come
+        self._averages = self._grad_mode in (
+            GradSync.AVERAGE,
+            GradSync.AVERAGE_AND_WAIT,
+        )  # or more is to come
         self._reducing = [flat for flat in unit.flats if flat.is_trained]
         for flat in self._reducing:
             flat.finish_average()

@@ -28,7 +28,9 @@ from labkit.sizes import check_size
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 Groups = tuple[dist.ProcessGroup, ...]
-GroupsOf = Mapping[Any, tuple[dist.ProcessGroup | None, ...]]  # by the parameters' replica_group; None: there is none
+GroupsOf = Mapping[
+    Any, tuple[dist.ProcessGroup | None, ...]
+]  # by the parameters' replica_group; None: there is none
 
 
 def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
@@ -57,43 +59,61 @@ class DataParallel(DataParallelBase):
     A gradient that only some ranks have counts as zero on the others; one that no rank has is left as it is. A sparse
     gradient becomes dense. Gradients are sent in their parameter's ``grad_dtype``. All replicas start with the values
     of the group's first rank, and get its buffers (such as BatchNorm's running mean) with each average. A module on the
-    meta device is materialized by its ``reset_parameters()``. It can be wrapped again: then only the newest wrapper
-    averages. A parameter whose placement has a ``replica_group`` is averaged over that group instead.
+    meta device is materialized by its ``reset_parameters()``. A parameter whose placement has a ``replica_group`` is
+    averaged over that group instead.
 
     Args:
         bucket_bytes: a bucket is full at this size; with 0, each parameter has its own message.
         overlap: send each bucket as soon as it is full, not all of them after backward.
 
     Raises:
-        ValueError: on every rank, if the replicas' parameters or buffers differ in names, shapes or types. In forward,
-            if a parameter is in no bucket, or in those of a newer wrapper. In ``backward(create_graph=True)``.
+        ValueError: on every rank, if the replicas' parameters or buffers differ in names, shapes or types, or if the
+            module has such a wrapper. In forward, if a parameter is in no bucket. In ``backward(create_graph=True)``.
     """
 
-    def __init__(self, module: nn.Module, group: dist.ProcessGroup, *, bucket_bytes=BUCKET_BYTES, overlap=True):
+    def __init__(
+        self,
+        module: nn.Module,
+        group: dist.ProcessGroup,
+        *,
+        bucket_bytes=BUCKET_BYTES,
+        overlap=True,
+    ):
         super().__init__()
         bucket_bytes = check_size("bucket_bytes", bucket_bytes, least=0)
+        _refuse_second_wrapper(module)
         check_replicas(module, group)
         materialize(module, local_device())
         copy_from_first((*module.parameters(), *module.buffers()), group)
-        self.module, self.groups, self.overlap = module, (group,), overlap
-        trained = [p for p in reversed([*module.parameters()]) if p.requires_grad]  # in backward's order
+        self.module = module
+        self.groups = (group,)
+        self.overlap = overlap
+        trained = [
+            p for p in reversed([*module.parameters()]) if p.requires_grad
+        ]  # in backward's order
         self._buckets = [_Bucket(each, group) for each in in_buckets(trained, bucket_bytes)]
         self._next_bucket = 0  # all ranks send buckets in the same order
-        self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
+        self._bucket_of = {
+            parameter: bucket for bucket in self._buckets for parameter in bucket.parameters
+        }
         for parameter in self._bucket_of:
-            _unhook_older_wrapper(parameter)
             parameter.register_post_accumulate_grad_hook(Hook(self._arrived))
 
     def forward(self, *args, **kwargs):
         modules = [self.module]
-        for each in modules:  # module.parameters() would take three times as long, before every micro-batch
+        for each in (
+            modules
+        ):  # module.parameters() would take three times as long, before every micro-batch
             modules += filter(None, each._modules.values())
             for parameter in each._parameters.values():
-                if parameter is not None and parameter.requires_grad and parameter not in self._bucket_of:
+                if (
+                    parameter is not None
+                    and parameter.requires_grad
+                    and parameter not in self._bucket_of
+                ):
                     raise ValueError(
-                        f"this DataParallel does not average {self._name_of(parameter)}: it was frozen or missing when "
-                        "the wrapper was made, or a newer DataParallel has it: wrap the plain module, and use the "
-                        "newest wrapper"
+                        f"this DataParallel does not average {self._name_of(parameter)}, which was frozen or missing "
+                        "when the wrapper was made: delete the wrapper, and wrap the plain module"
                     )
         self._discard_failed_backward()
         return self.module(*args, **kwargs)
@@ -150,14 +170,14 @@ class DataParallel(DataParallelBase):
             bucket.arrived.clear()
 
 
-def _unhook_older_wrapper(parameter: nn.Parameter) -> None:
-    """Remove the hook of an older wrapper: both would divide the gradient."""
-    hooks = parameter._post_accumulate_grad_hooks or {}
-    for key, hook in list(hooks.items()):
-        if isinstance(hook, Hook):
-            del hooks[key]
-            if arrived := hook.method():
-                del arrived.__self__._bucket_of[parameter]
+def _refuse_second_wrapper(module: nn.Module) -> None:
+    """Raise a ValueError if a wrapper already averages a parameter: both would divide its gradient."""
+    for name, parameter in module.named_parameters():
+        hooks = parameter._post_accumulate_grad_hooks or {}
+        if any(isinstance(hook, Hook) and hook.method() is not None for hook in hooks.values()):
+            raise ValueError(
+                f"a DataParallel already averages {name}: use that wrapper, or delete it first"
+            )
 
 
 class _Bucket:
@@ -167,8 +187,8 @@ class _Bucket:
         self.parameters = parameters
         [self.group], self.divisor = average_over(parameters[0], {None: (group,)})
         sizes = [parameter.numel() for parameter in parameters]
-        dtype, device = grad_dtype_of(parameters[0]), parameters[0].device
-        self.buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=device)
+        dtype = grad_dtype_of(parameters[0])
+        self.buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=parameters[0].device)
         *views, self.flags = self.buffer.split([*sizes, len(sizes)])
         self.views = {p: view.view_as(p) for p, view in zip(parameters, views)}
         self.arrived: set[nn.Parameter] = set()
@@ -196,7 +216,9 @@ class _Bucket:
         if self.is_full:
             self.flags.fill_(1)  # without a host-to-device copy, for which the host would wait
         else:
-            self.flags.copy_(torch.tensor([parameter in self.arrived for parameter in self.parameters]))
+            self.flags.copy_(
+                torch.tensor([parameter in self.arrived for parameter in self.parameters])
+            )
         self.buffer /= self.divisor  # before the sum, lest it overflow
         self.work = dist.all_reduce(self.buffer, group=self.group, async_op=True)
 
@@ -217,12 +239,15 @@ class _Bucket:
 def average_over(parameter: nn.Parameter, groups: GroupsOf) -> tuple[Groups, int]:
     """Return the groups over which to sum a gradient, and the divisor: the placement's, or else their size."""
     placement = placement_of(parameter)
-    own, divisor = placement.replica_group, placement.grad_divisor
-    over = tuple(group for group in groups.get(own, (own,)) if group is not None)
+    own = placement.replica_group
+    candidates = groups.get(own, (own,))
+    over = tuple(group for group in candidates if group is not None)
     size = math.prod(group.size() for group in over)
     if own is not None and size != own.size():
-        raise ValueError(f"own_groups have {size} ranks in all, but their replica_group has {own.size()}: divide those")
-    return over, divisor or size
+        raise ValueError(
+            f"own_groups have {size} ranks in all, but their replica_group has {own.size()}: divide those"
+        )
+    return over, placement.grad_divisor or size
 
 
 def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: float) -> list[list[nn.Parameter]]:
@@ -231,7 +256,14 @@ def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: float) -> list[
     filling: dict[tuple, list[nn.Parameter]] = {}
     for p in parameters:
         placement = placement_of(p)
-        kind = p.dtype, grad_dtype_of(p), p.device, p.requires_grad, placement.replica_group, placement.grad_divisor
+        kind = (
+            p.dtype,
+            grad_dtype_of(p),
+            p.device,
+            p.requires_grad,
+            placement.replica_group,
+            placement.grad_divisor,
+        )
         if kind not in filling:
             filling[kind] = []
             buckets.append(filling[kind])

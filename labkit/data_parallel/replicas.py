@@ -35,9 +35,13 @@ class DataParallelBase(nn.Module):
 
     def __init__(self, reduces_whole_units: bool = False):
         super().__init__()
-        self.reduces_whole_units = reduces_whole_units  # after each backward through one, though it was reduced before
+        self.reduces_whole_units = (
+            reduces_whole_units  # after each backward through one, though it was reduced before
+        )
         self._grad_mode = GradSync.AVERAGE_AND_WAIT
-        self._at_end: weakref.ref[Callable] | None = None  # the callback queued for the end of backward
+        self._at_end: weakref.ref[Callable] | None = (
+            None  # the callback queued for the end of backward
+        )
 
     def whole(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the tensor that the module computes with for this parameter, which receives its gradient."""
@@ -93,11 +97,14 @@ class Hook:
     """
 
     def __init__(self, method: Callable, *given: object):
-        self.method, self.given = weakref.WeakMethod(method), [weakref.ref(each) for each in given]
+        self.method = weakref.WeakMethod(method)
+        self.given = [weakref.ref(each) for each in given]
 
     def __call__(self, *args):
-        if method := self.method():
-            return method(*(each() for each in self.given), *args)
+        method = self.method()
+        if method is not None:
+            given = [reference() for reference in self.given]
+            return method(*given, *args)
 
 
 def materialize(module: nn.Module, device: torch.device, memory: dict | None = None) -> None:
@@ -111,7 +118,12 @@ def materialize(module: nn.Module, device: torch.device, memory: dict | None = N
     made: dict[Any, Any] = dict(memory or {})
     for name, each in module.named_modules():
         tables: list[dict[str, Any]] = [each._parameters, each._buffers]
-        on_meta = [(table, key, x) for table in tables for key, x in table.items() if x is not None and x.is_meta]
+        on_meta = [
+            (table, key, x)
+            for table in tables
+            for key, x in table.items()
+            if x is not None and x.is_meta
+        ]
         if on_meta and not hasattr(each, "reset_parameters"):
             what = f"{on_meta[0][1]} of {name or 'the module'} is on the meta device, and nothing can fill it"
             raise ValueError(f"{what}: give {type(each).__name__} a reset_parameters()")
@@ -147,11 +159,16 @@ def check_replicas(module: nn.Module, *groups: dist.ProcessGroup) -> None:
         for group in groups if own is None else (own,):
             texts.setdefault(group, []).append(f"{name} {list(x.shape)} {str(x.dtype)[6:]}{frozen}")
     for each, mine in texts.items():
-        numbered = {f"tensor {number} of this module": text for number, text in enumerate(mine, start=1)}
+        numbered = {
+            f"tensor {number} of this module": text for number, text in enumerate(mine, start=1)
+        }
         check_alike(numbered, "make the same module on every rank", each)
     if any(p.requires_grad and grad_dtype_of(p).itemsize < 4 for p in module.parameters()):
         way_out = "set parameter.grad_dtype = torch.float32 for each"
-        warnings.warn(f"gradients add up and travel in 16 bits, as the parameters have: {way_out}", stacklevel=3)
+        warnings.warn(
+            f"gradients add up and travel in 16 bits, as the parameters have: {way_out}",
+            stacklevel=3,
+        )
 
 
 def check_alike(mine: dict[str, str], advice: str, group: dist.ProcessGroup | None = None) -> None:
@@ -167,7 +184,9 @@ def check_alike(mine: dict[str, str], advice: str, group: dist.ProcessGroup | No
         for rank, each in zip(dist.get_process_group_ranks(group), dicts):
             ranks.setdefault(each.get(name, "missing"), []).append(rank)
         if len(ranks) > 1:
-            text = ", ".join(f"{found} on ranks {ranks_text(having)}" for found, having in ranks.items())
+            text = ", ".join(
+                f"{found} on ranks {ranks_text(having)}" for found, having in ranks.items()
+            )
             raise ValueError(f"{name} is {text}: {advice}")
 
 

@@ -18,29 +18,37 @@ from labkit.groups import local_device
 
 def divide(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, Places]:
     """Return the parameters of the root (all that is in no unit) and of each unit."""
-    names = {each: name for name, each in module.named_modules()}
+    names = {inner: name for name, inner in module.named_modules()}
     for number, unit in enumerate(units):
         if unit is module or unit not in names or type(unit).forward is nn.Module.forward:
-            kind, whole = type(unit).__name__, type(module).__name__
+            this = f"units[{number}], a {type(unit).__name__}, is not a unit of this {type(module).__name__}"
             way_out = "name modules inside it that are called; instead of a list, name its layers"
-            raise ValueError(f"units[{number}], a {kind}, is not a unit of this {whole}: {way_out}")
-        if inner := [each for each in unit.modules() if each in units[:number] + units[number + 1 :]]:
+            raise ValueError(f"{this}: {way_out}")
+        others = units[:number] + units[number + 1 :]
+        inner = [each for each in unit.modules() if each in others]
+        if inner:
             both = f"units {names[unit]} and {names[inner[0]]} contain each other"
             raise ValueError(f"{both}: leave one of them out")
-    inside = {each for unit in units for each in unit.modules()}
-    divided, owners = {}, {}
+
+    in_a_unit = {inner for unit in units for inner in unit.modules()}
+    divided: dict[nn.Module, Places] = {}
+    owners: dict[nn.Parameter, nn.Module] = {}
+    full_names: dict[nn.Parameter, str] = {}
     for unit in [module, *units]:
         divided[unit] = {}
-        for prefix, each in unit.named_modules(prefix=names[unit]):
-            if unit is module and each in inside:
+        unit_name = f"unit {names[unit]}" if names[unit] else "the root"
+        for prefix, inner in unit.named_modules(prefix=names[unit]):
+            if unit is module and inner in in_a_unit:
                 continue
-            for name, p in each.named_parameters(recurse=False, remove_duplicate=False):
-                here = unit, f"{prefix}.{name} ({f'unit {names[unit]}' if names[unit] else 'the root'})".lstrip(".")
-                there = owners.setdefault(p, here)
-                if there[0] is not unit:
+            for name, p in inner.named_parameters(recurse=False, remove_duplicate=False):
+                full_name = f"{prefix}.{name} ({unit_name})".lstrip(".")
+                if owners.setdefault(p, unit) is not unit:
                     way_out = "make one unit of a module that has both, or leave both to the root"
-                    raise ValueError(f"{there[1]} and {here[1]} are one parameter in two units: {way_out}")
-                divided[unit].setdefault(p, []).append((each, name))
+                    raise ValueError(
+                        f"{full_names[p]} and {full_name} are one parameter in two units: {way_out}"
+                    )
+                full_names.setdefault(p, full_name)
+                divided[unit].setdefault(p, []).append((inner, name))
     return divided
 
 
@@ -53,7 +61,9 @@ class Unit:
     def __init__(self, name: str, module: nn.Module, places: Places, groups: GroupsOf):
         self.name = f"unit {name}" if name else "the root"
         kinds = in_buckets(places, math.inf)
-        self.flats = [FlatParameter({p: places[p] for p in kind}, groups, self.name) for kind in kinds]
+        self.flats = [
+            FlatParameter({p: places[p] for p in kind}, groups, self.name) for kind in kinds
+        ]
         wholes = (each.whole for flat in self.flats for each in flat.parameters)
         materialize(module, local_device(), dict(zip(chain(*kinds), wholes)))
         for flat in self.flats:

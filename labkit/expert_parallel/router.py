@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from labkit.autograd import first_derivative_only, refuse_autocast
 from labkit.groups import ProcessGroups
 from labkit.placement import PlacedModule, Placement
 from labkit.sizes import check_size
@@ -46,7 +47,8 @@ class LoadBalancing:
     def __post_init__(self):
         _check_choice("aux_loss", self.aux_loss, ("micro_batch", "sequence", "global"))
         for name in ("aux_loss_coefficient", "z_loss_coefficient", "expert_bias_update_rate"):
-            if not (isinstance(value := getattr(self, name), Real) and 0 <= float(value) < math.inf):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
                 raise ValueError(f"{name}={value!r} must be a number of at least 0")
 
 
@@ -61,7 +63,9 @@ class Load(NamedTuple):
     """What the losses need to know about this rank's tokens in one forward."""
 
     num_chosen: torch.Tensor  # [sequences, experts], how many tokens chose each
-    num_preferred: torch.Tensor  # the same by scores alone, without biases: what an auxiliary loss counts
+    num_preferred: (
+        torch.Tensor
+    )  # the same by scores alone, without biases: what an auxiliary loss counts
     score_sums: torch.Tensor  # [sequences, experts], sums over tokens
     z_sum: torch.Tensor  # the sum of logsumexp(logits)^2 over tokens
     seq_length: int  # how many tokens of a sequence the tensor ranks have together
@@ -93,11 +97,16 @@ class Router(PlacedModule):
         **factory: Any,
     ):
         super().__init__()
-        self.num_experts, self.top_k = check_size("num_experts", num_experts), check_size("top_k", top_k)
+        self.num_experts = check_size("num_experts", num_experts)
+        self.top_k = check_size("top_k", top_k)
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k={top_k} must be at most num_experts={num_experts}")
-        self.score_function = _check_choice("score_function", score_function, ("softmax", "sigmoid"))
-        self.balance, self.groups, self.init_method = balance or LoadBalancing(), groups, init_method
+        self.score_function = _check_choice(
+            "score_function", score_function, ("softmax", "sigmoid")
+        )
+        self.balance = balance or LoadBalancing()
+        self.groups = groups
+        self.init_method = init_method
         self.reduces_in_backward = not defer_grad_reduce
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, **factory))
         self.place(weight=Placement(copy_groups=(groups.tp,), defer_grad_reduce=defer_grad_reduce))
@@ -105,7 +114,10 @@ class Router(PlacedModule):
         self.num_preferred: torch.Tensor | None = None
         self.last_load: torch.Tensor | None = None
         # Always there: a rate that goes down to 0 late in training must not forget the biases.
-        self.register_buffer("expert_bias", torch.zeros(num_experts, device=factory.get("device"), dtype=torch.float32))
+        self.register_buffer(
+            "expert_bias",
+            torch.zeros(num_experts, device=factory.get("device"), dtype=torch.float32),
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -113,22 +125,27 @@ class Router(PlacedModule):
         self.expert_bias.zero_()
 
     def forward(self, x: torch.Tensor, seq_length: int) -> tuple[Routing, Load]:
+        refuse_autocast("Router", x.device)
         dtype = torch.promote_types(x.dtype, torch.float32)
-        weight = copy_to_tp(self.weight, self.groups.tp) if self.reduces_in_backward else self.weight
-        with torch.autocast(x.device.type, enabled=False):
-            logits = F.linear(x.to(dtype), weight.to(dtype))  # [sequences, tokens, experts]
+        weight = self.weight
+        if self.reduces_in_backward:
+            weight = copy_to_tp(weight, self.groups.tp)
+        logits = F.linear(x.to(dtype), weight.to(dtype))  # [sequences, tokens, experts]
         scores = logits.softmax(-1) if self.score_function == "softmax" else logits.sigmoid()
         experts = (scores + self.expert_bias).topk(self.top_k, -1).indices
         probs = scores.gather(-1, experts)
         if self.top_k > 1:  # of one expert all would be 1, without a gradient for the router
             probs = probs / (probs.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be zero
         if self.score_function == "sigmoid":
-            scores = scores / (scores.sum(-1, keepdim=True) + 1e-20)  # what the losses see adds up to 1
+            scores = scores / (
+                scores.sum(-1, keepdim=True) + 1e-20
+            )  # what the losses see adds up to 1
         num_chosen = num_preferred = _count(experts, self.num_experts)
         if self.balance.aux_loss_coefficient:
             num_preferred = _count(scores.topk(self.top_k, -1).indices, self.num_experts)
         z_sum = logits.logsumexp(-1).square().sum()
-        return Routing(experts, probs), Load(num_chosen, num_preferred, scores.sum(1), z_sum, seq_length)
+        load = Load(num_chosen, num_preferred, scores.sum(1), z_sum, seq_length)
+        return Routing(experts, probs), load
 
     def loss(self, load: Load) -> torch.Tensor:
         """Count a load, and return this rank's share of its losses. Call it once per forward, outside of recomputation.
@@ -137,19 +154,28 @@ class Router(PlacedModule):
         gradients are. Fractions are counted over tensor and context ranks, in "global" over data-parallel ranks and
         the step's earlier micro-batches too.
         """
-        groups, how = self.groups, self.balance
-        num_chosen, num_preferred = load.num_chosen.sum(0), load.num_preferred.sum(0)
-        self.num_chosen = num_chosen if self.num_chosen is None else self.num_chosen + num_chosen
-        num_tokens = len(load.num_chosen) * load.seq_length
-        loss = how.z_loss_coefficient / num_tokens * load.z_sum
-        if how.aux_loss_coefficient == 0:
+        groups = self.groups
+        balance = self.balance
+        self.num_chosen = _add(self.num_chosen, load.num_chosen.sum(0))
+        num_sequences = len(load.num_chosen)
+        num_tokens = num_sequences * load.seq_length
+        loss = balance.z_loss_coefficient / num_tokens * load.z_sum
+        if balance.aux_loss_coefficient == 0:
             return loss
-        self.num_preferred = num_preferred if self.num_preferred is None else self.num_preferred + num_preferred
-        over = groups.tp, groups.dp_cp if how.aux_loss == "global" else groups.cp
-        counted = {"micro_batch": num_preferred, "sequence": load.num_preferred, "global": self.num_preferred}
-        chosen = _sum_over(counted[how.aux_loss], *over).to(load.score_sums.dtype)
-        fractions = chosen / chosen.sum(-1, keepdim=True)
-        return loss + how.aux_loss_coefficient * self.num_experts * (fractions * load.score_sums).sum() / num_tokens
+        num_preferred = load.num_preferred.sum(0)
+        self.num_preferred = _add(self.num_preferred, num_preferred)
+        if balance.aux_loss == "global":
+            chosen = _sum_over(self.num_preferred, groups.tp, groups.dp_cp)
+        elif balance.aux_loss == "sequence":
+            chosen = _sum_over(load.num_preferred, groups.tp, groups.cp)
+        else:
+            chosen = _sum_over(num_preferred, groups.tp, groups.cp)
+        chosen = chosen.to(load.score_sums.dtype)
+        fractions = chosen / chosen.sum(-1, keepdim=True)  # f_i
+        aux_loss = (
+            self.num_experts * (fractions * load.score_sums).sum() / num_tokens
+        )  # E * sum of f_i P_i
+        return loss + balance.aux_loss_coefficient * aux_loss
 
     def _apply(self, fn, recurse=True):
         bias = self.expert_bias
@@ -167,24 +193,34 @@ def end_step(model: nn.Module, groups: ProcessGroups) -> None:
     the mean, and up if less.
     ``last_load`` [experts] of each router are then the step's choices of all ranks, and what it counted is None.
     """
-    own = {m: m.num_chosen for m in model.modules() if isinstance(m, Router) and m.num_chosen is not None}
-    if not own:
+    routers = [m for m in model.modules() if isinstance(m, Router) and m.num_chosen is not None]
+    if not routers:
         return
-    for router, chosen in zip(own, _sum_over(torch.stack([*own.values()]), groups.tp, groups.dp_cp)):
-        router.num_chosen = router.num_preferred = None
-        router.last_load, mean = chosen, chosen.double().mean()
-        router.expert_bias += router.balance.expert_bias_update_rate * (mean - chosen).sign()
+    counts = torch.stack([router.num_chosen for router in routers if router.num_chosen is not None])
+    for router, chosen in zip(routers, _sum_over(counts, groups.tp, groups.dp_cp)):
+        router.num_chosen = None
+        router.num_preferred = None
+        router.last_load = chosen
+        too_few = chosen.double().mean() - chosen  # below zero: too many
+        router.expert_bias += router.balance.expert_bias_update_rate * too_few.sign()
 
 
 def drop_tokens(routing: Routing, num_experts: int, capacity: int) -> Routing:
     """Return a routing in which each expert keeps this rank's ``capacity`` most probable tokens."""
     experts = routing.experts.flatten()  # [tokens * k]
-    order = routing.probs.flatten().argsort(descending=True, stable=True)
-    order = order[experts[order].argsort(stable=True)]  # by expert, and there the first to be kept first
+    by_prob = routing.probs.flatten().argsort(descending=True, stable=True)
+    order = by_prob[
+        experts[by_prob].argsort(stable=True)
+    ]  # by expert, and there the first to be kept first
     chosen = experts.new_zeros(num_experts + 1).scatter_add_(0, experts, torch.ones_like(experts))
-    place = torch.arange(len(experts), device=experts.device) - (chosen.cumsum(0) - chosen)[experts[order]]
-    is_dropped = torch.empty_like(experts, dtype=torch.bool).index_copy_(0, order, place >= capacity)
-    return routing._replace(experts=experts.masked_fill(is_dropped, num_experts).view_as(routing.experts))
+    starts = chosen.cumsum(0) - chosen  # of each expert's choices in this order
+    position = torch.arange(len(experts), device=experts.device) - starts[experts[order]]
+    is_dropped = torch.empty_like(experts, dtype=torch.bool).index_copy_(
+        0, order, position >= capacity
+    )
+    return routing._replace(
+        experts=experts.masked_fill(is_dropped, num_experts).view_as(routing.experts)
+    )
 
 
 def attach_loss(x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
@@ -199,6 +235,7 @@ class _AttachLoss(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
+    @first_derivative_only
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         return grad, torch.ones_like(ctx.saved_tensors[0])
 
@@ -209,9 +246,14 @@ def _count(experts: torch.Tensor, num_experts: int) -> torch.Tensor:
     return flat.new_zeros(len(flat), num_experts).scatter_add_(1, flat, torch.ones_like(flat))
 
 
+def _add(total: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
+    return more if total is None else total + more
+
+
 def _sum_over(counts: torch.Tensor, *groups: dist.ProcessGroup) -> torch.Tensor:
     for group in groups:
-        counts = all_reduce(counts, group) if group.size() > 1 else counts
+        if group.size() > 1:
+            counts = all_reduce(counts, group)
     return counts
 
 

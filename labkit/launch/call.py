@@ -19,8 +19,13 @@ from labkit.launch.watchdog import Look, Watchdog
 _GATHER_SECONDS = 0.3  # after a first failure, for others
 _CAUSE_SECONDS = 0.9  # after that, while all failures so far are consequences
 _ANSWER_SECONDS = 1.0
-_IN_C_SECONDS = 0.05  # of running: ten times as long as Python keeps the GIL from a thread that wants it
-_WAYS_TO_STOP = {"now": 0.4, "freed": 2.0}  # with seconds for each: Python can be stopped, C++ that waits only freed
+_IN_C_SECONDS = (
+    0.05  # of running: ten times as long as Python keeps the GIL from a thread that wants it
+)
+_WAYS_TO_STOP = {
+    "now": 0.4,
+    "freed": 2.0,
+}  # with seconds for each: Python can be stopped, C++ that waits only freed
 _RENEWAL_SECONDS = 20.0  # for new connections; four ranks need a tenth of a second
 
 
@@ -35,7 +40,9 @@ class Call:
         self.snapshots: dict[int, Snapshot] = {}  # answers since the latest look
         self.at_rest = False  # after a failure: can the ranks take the next call?
         self.renewed: dict[int, bool] = {}  # rank -> has it new connections?
-        self.asked: dict[int, float] = {}  # who still owes an answer: for how long its main thread had run when asked
+        self.asked: dict[
+            int, float
+        ] = {}  # who still owes an answer: for how long its main thread had run when asked
 
     def run(self, payload: Payload, keep: bool = True) -> list:
         """Return the results in rank order, or raise. ``keep``: first make the ranks ready for a next call."""
@@ -47,7 +54,9 @@ class Call:
             self.at_rest = keep and self._comes_to_rest()
             raise
         finally:
-            for kind, *fields in self.ranks.events(0):  # what a rank prints has arrived before its result
+            for kind, *fields in self.ranks.events(
+                0
+            ):  # what a rank prints has arrived before its result
                 if kind == "output":
                     self.output.feed(*fields)
             self.output.finish()
@@ -67,7 +76,11 @@ class Call:
             if self.failures:
                 self._raise_failure()
             if self.interrupt.requested:
-                raise stopped(report.places_report("Stopped all ranks. They were:", self._with_stacks(self._ask(0.5))))
+                raise stopped(
+                    report.places_report(
+                        "Stopped all ranks. They were:", self._with_stacks(self._ask(0.5))
+                    )
+                )
             if self._unfinished() and self.watchdog.is_due(time.monotonic()):
                 self._look()
 
@@ -101,15 +114,21 @@ class Call:
         for rank in self.ranks.exits.keys() & self._unfinished():  # also between two calls
             self.failures[rank] = report.death(self.ranks.exits[rank], self.output.last_words(rank))
         if not self.ranks.server.connection.is_open:
-            raise report.RankFailed("the launch server was killed, and its ranks with it: run the cell again")
+            raise report.RankFailed(
+                "the launch server was killed, and its ranks with it: run the cell again"
+            )
 
     def _ask(self, seconds: float) -> Look:
         """Ask the ranks where they are, and wait for the answers. Those that have returned may still be sending."""
         self.snapshots, everybody = {}, set(range(self.ranks.num_ranks))
-        for rank in everybody - self.ranks.exits.keys() - self.asked.keys():  # asked again, it would block us
+        for rank in (
+            everybody - self.ranks.exits.keys() - self.asked.keys()
+        ):  # asked again, it would block us
             _, self.asked[rank] = main_thread(self.ranks.pids[rank])
             self.ranks.send(rank, "where")
-        self._pump_until(lambda: everybody == self.snapshots.keys() | self.ranks.exits.keys(), seconds)
+        self._pump_until(
+            lambda: everybody == self.snapshots.keys() | self.ranks.exits.keys(), seconds
+        )
         return Look(self.ranks.num_ranks, dict(self.snapshots), frozenset(self.results))
 
     def _with_stacks(self, look: Look) -> Look:
@@ -118,7 +137,9 @@ class Call:
         for rank in ranks:
             self.ranks.ask_for_stack(rank)  # not at every look: it cuts a sleep in C code short
         self._pump(0.1 if ranks else 0)
-        return replace(look, stacks={rank: read_text(f"{self.ranks.directory}/stack{rank}") for rank in ranks})
+        return replace(
+            look, stacks={rank: read_text(f"{self.ranks.directory}/stack{rank}") for rank in ranks}
+        )
 
     def _is_in_c(self, rank: int) -> bool:
         """Is a rank that does not answer in C code, and not in Python that lacks a core?
@@ -138,7 +159,9 @@ class Call:
                 raise report.Deadlock(report.deadlock_report(look))
             case "overdue":
                 overdue = self.watchdog.overdue(now)
-                raise report.RankFailed(report.overdue_report(overdue, self._with_stacks(look)), overdue[0][0])
+                raise report.RankFailed(
+                    report.overdue_report(overdue, self._with_stacks(look)), overdue[0][0]
+                )
             case "note":
                 why = f"No news for {now - self.watchdog.last_sign:.0f} s; nothing is wrong yet:"
                 self.output.note(report.places_report(why, self._with_stacks(look)))
@@ -153,10 +176,17 @@ class Call:
                 self._pump_until(lambda: not self._unfinished(), seconds)
         if self._unfinished() or self.ranks.exits:
             return False
-        look, lost_connections = self._ask(_ANSWER_SECONDS), any(map(report.is_consequence, self.failures.values()))
+        look, lost_connections = (
+            self._ask(_ANSWER_SECONDS),
+            any(map(report.is_consequence, self.failures.values())),
+        )
         if look.is_at_rest() and not lost_connections and used != "freed":
             return True
-        if any(thread.state != "locked" for snapshot in look.snapshots.values() for thread in snapshot.threads[1:]):
+        if any(
+            thread.state != "locked"
+            for snapshot in look.snapshots.values()
+            for thread in snapshot.threads[1:]
+        ):
             return False  # it may send at any moment
         self.ranks.send(None, "renew")
         self._pump_until(lambda: len(self.renewed) == self.ranks.num_ranks, _RENEWAL_SECONDS)
@@ -166,10 +196,14 @@ class Call:
         """Report the first failure, after a moment for those of other ranks and, if they have it, for the cause."""
         self._pump_until(lambda: not self._unfinished(), _GATHER_SECONDS)
         failures, follows = self.failures.values(), report.is_consequence
-        self._pump_until(lambda: not self._unfinished() or not all(map(follows, failures)), _CAUSE_SECONDS)
+        self._pump_until(
+            lambda: not self._unfinished() or not all(map(follows, failures)), _CAUSE_SECONDS
+        )
         first, text = report.failure_report(self.failures, self._with_stacks(self._ask(0.5)))
         cause = None
         with contextlib.suppress(Exception):  # it died or waits, or its exception cannot be pickled
             cause = pickle.loads(self.failures[first].exception)
-        tracebacks = {rank: failure.traceback for rank, failure in self.failures.items() if failure.kind}
+        tracebacks = {
+            rank: failure.traceback for rank, failure in self.failures.items() if failure.kind
+        }
         raise report.RankFailed(text, first, cause, tracebacks)

@@ -19,7 +19,9 @@ from labkit.launch.linux import read_text
 from labkit.launch.output import say
 from labkit.launch.wire import Connection
 
-_lock = threading.RLock()  # two threads may launch at once: a question and its answer belong together
+_lock = (
+    threading.RLock()
+)  # two threads may launch at once: a question and its answer belong together
 _ranks_will_train = False
 _server: "ServerHandle | None" = None  # one per process: starting it costs the import of torch
 
@@ -75,10 +77,21 @@ class ServerHandle:
         ours, theirs = socket.socketpair()
         self.connection = Connection(ours)
         with open(f"{self.directory}/starting.log", "w") as log, theirs:
-            fcntl.flock(log, fcntl.LOCK_EX)  # the server's stdout keeps it: a free lock marks a dead server
-            os.rename(log.name, f"{self.directory}/server.log")  # so that nobody ever sees it free before
+            fcntl.flock(
+                log, fcntl.LOCK_EX
+            )  # the server's stdout keeps it: a free lock marks a dead server
+            os.rename(
+                log.name, f"{self.directory}/server.log"
+            )  # so that nobody ever sees it free before
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "labkit.launch.server", str(theirs.fileno()), str(self.owner), self.directory],
+                [
+                    sys.executable,
+                    "-m",
+                    "labkit.launch.server",
+                    str(theirs.fileno()),
+                    str(self.owner),
+                    self.directory,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -93,18 +106,28 @@ class ServerHandle:
 
     @property
     def usable(self) -> bool:
-        alive = self.connection.is_open and self.owner == os.getpid() and self._process.poll() is None
-        return alive and os.path.isdir(self.directory)  # some systems empty /dev/shm when a user logs out
+        alive = (
+            self.connection.is_open and self.owner == os.getpid() and self._process.poll() is None
+        )
+        return alive and os.path.isdir(
+            self.directory
+        )  # some systems empty /dev/shm when a user logs out
 
     def fork(self, world_id: int, num_ranks: int, descriptors: list[int]) -> list[int]:
         """Fork ranks that own these descriptors, three per rank. Return their process ids."""
         with _lock:
-            modules = {name for name in list(sys.modules) if name.startswith("labkit.")}  # threads may import meanwhile
-            self.connection.send("fork", world_id, num_ranks, _ranks_will_train, modules, descriptors=descriptors)
+            modules = {
+                name for name in list(sys.modules) if name.startswith("labkit.")
+            }  # threads may import meanwhile
+            self.connection.send(
+                "fork", world_id, num_ranks, _ranks_will_train, modules, descriptors=descriptors
+            )
             kind, _, answer = self._await("forking ranks")
         if kind == "refused":
             self.close()
-            raise RuntimeError(f"the launch server cannot fork ranks: {answer}. It was closed: run the cell again")
+            raise RuntimeError(
+                f"the launch server cannot fork ranks: {answer}. It was closed: run the cell again"
+            )
         return answer
 
     def gpu_count(self) -> int:
@@ -149,7 +172,9 @@ class ServerHandle:
             if not self.connection.is_open or time.monotonic() > end:
                 said = read_text(f"{self.directory}/server.log")[-2000:]
                 self.close()
-                raise RuntimeError(f"the launch server stopped while {what}: run the cell again\n{said}".rstrip())
+                raise RuntimeError(
+                    f"the launch server stopped while {what}: run the cell again\n{said}".rstrip()
+                )
             if interrupt and interrupt.requested:
                 self._process.kill()
                 self.close()
@@ -163,7 +188,9 @@ def current_server(interrupt: DeferredInterrupt | None = None) -> ServerHandle:
     with _lock:
         if _server is None or not _server.usable:
             if sys.platform != "linux":
-                raise RuntimeError(f"launch needs Linux (process groups, /proc); this is {sys.platform}")
+                raise RuntimeError(
+                    f"launch needs Linux (process groups, /proc); this is {sys.platform}"
+                )
             if _server is not None:
                 _server.close()
             say("Starting the launcher: it imports torch, once for this kernel ...")
@@ -173,7 +200,9 @@ def current_server(interrupt: DeferredInterrupt | None = None) -> ServerHandle:
 
 def _server_environment() -> dict[str, str]:
     # A thread pool made at import would make the server unsafe to fork; ranks set their own number of threads.
-    environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    environment = os.environ | dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
+    )
     # Threads of ranks must not spin for long on cores that something else may need: that was 15 times slower.
     environment.setdefault("GOMP_SPINCOUNT", "1000")
     # Its heap in pages of 2 MiB: a fork copies an entry for each page, which was half of what a rank's start cost.

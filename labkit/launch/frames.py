@@ -12,7 +12,9 @@ from labkit import lab_folders
 
 Frame = tuple[str, int, str]  # file name, line, function
 LAUNCHER = os.path.dirname(__file__) + os.sep
-_LIBRARY = re.compile(rf"/site-packages/|/dist-packages/|/lib/python3\.\d+/|^{re.escape(LAUNCHER)}|^<frozen")
+_LIBRARY = re.compile(
+    rf"/site-packages/|/dist-packages/|/lib/python3\.\d+/|^{re.escape(LAUNCHER)}|^<frozen"
+)
 
 
 def shell():
@@ -26,7 +28,10 @@ def is_cell(filename: str) -> bool:
 
 def stack_of(frame: FrameType) -> tuple[Frame, ...]:
     """Return a frame and its callers, innermost last."""
-    stack = [(each.f_code.co_filename, line or 0, each.f_code.co_name) for each, line in traceback.walk_stack(frame)]
+    stack = [
+        (each.f_code.co_filename, line or 0, each.f_code.co_name)
+        for each, line in traceback.walk_stack(frame)
+    ]
     return tuple(stack[::-1][-60:])
 
 
@@ -57,7 +62,9 @@ def describe(frame: Frame, source: bool = True) -> str:
     """Say where a frame is, and quote its line."""
     filename, line, function = frame
     text = linecache.getline(filename, line).partition("  #")[0].strip() if source else ""
-    where = f"{short_name(filename)}, line {line}" + ("" if function == "<module>" else f", in {function}")
+    where = f"{short_name(filename)}, line {line}" + (
+        "" if function == "<module>" else f", in {function}"
+    )
     return f"{where}:  {text}" if text else where
 
 

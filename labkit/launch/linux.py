@@ -19,7 +19,11 @@ def is_busy() -> bool:
     """At each of 20 moments, was some other thread of this process running, or waiting only for a core or a disk?"""
     me = threading.get_native_id()
     for _ in range(20):  # one moment is not enough: gloo's loops wake up a hundred times a second
-        if not any(_of_task(task, "stat").rpartition(")")[2][1:2] in ("R", "D") for task in tasks() if task != me):
+        if not any(
+            _of_task(task, "stat").rpartition(")")[2][1:2] in ("R", "D")
+            for task in tasks()
+            if task != me
+        ):
             return False
         time.sleep(0.003)
     return True
@@ -27,7 +31,10 @@ def is_busy() -> bool:
 
 def bytes_received() -> int:
     """Count what has arrived over this process's TCP connections, read or not: it grows for as long as a peer sends."""
-    facts = (each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.stop) for each in tcp_sockets())
+    facts = (
+        each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.stop)
+        for each in tcp_sockets()
+    )
     return sum(int.from_bytes(each[_RECEIVED], sys.byteorder) for each in facts)
 
 

@@ -10,9 +10,15 @@ from itertools import product
 from labkit.launch.frames import shell
 
 # The pairwise communicators that it announces are wanted: receives are posted ahead in them.
-_EXPECTED = re.compile(rb"Warning: .*An unbatched P2P op \(send/recv\) was called on this ProcessGroup")
+_EXPECTED = re.compile(
+    rb"Warning: .*An unbatched P2P op \(send/recv\) was called on this ProcessGroup"
+)
 _BAR = re.compile(r"\[\d+:\d\d(:\d\d)?[<,]")  # of tqdm: the time that passed
-_VIEW_LINES, _SOON_SECONDS, _VIEW_SECONDS = 20, 0.5, 0.2  # per rank; until the first view; between views
+_VIEW_LINES, _SOON_SECONDS, _VIEW_SECONDS = (
+    20,
+    0.5,
+    0.2,
+)  # per rank; until the first view; between views
 # How many lines are shown, the first and the last ones, and characters of each: in a notebook one scrolls past them.
 _IN_TERMINAL, _IN_NOTEBOOK = (900, 100, 4000), (80, 20, 2000)
 
@@ -30,7 +36,9 @@ class _Stream:
     def feed(self, data: bytes) -> list[str]:
         """Take in bytes. Return the lines that are new at the head."""
         *lines, self.rest = (self.rest + data).split(b"\n")
-        self.rest = self.rest[max(0, self.rest.rfind(b"\r", 0, -1)) :]  # a bar that moves returns to the line's start
+        self.rest = self.rest[
+            max(0, self.rest.rfind(b"\r", 0, -1)) :
+        ]  # a bar that moves returns to the line's start
         lines = [line for line in lines if not _EXPECTED.search(line)]
         if len(self.rest) > 1 << 20:  # a line without end: do not let it fill the memory
             lines, self.rest = [*lines, self.rest], b""
@@ -44,7 +52,9 @@ class _Stream:
     def lines(self, skip_head: bool = False) -> list[str]:
         """Return what is kept: the head, a word on what was cut, the tail."""
         shown = len(self.head) if skip_head else 0
-        if self._text(self.rest).strip():  # a last line without newline; a bar that has gone leaves blanks
+        if self._text(
+            self.rest
+        ).strip():  # a last line without newline; a bar that has gone leaves blanks
             self.feed(b"\n")
         cut = self.num_lines - len(self.head) - len(self.tail)
         kept = f"the first {self.most_head} and the last {self.most_tail} of a rank are shown"
@@ -53,7 +63,9 @@ class _Stream:
 
     def latest(self) -> list[str]:
         """Return the last lines so far, and the one that has not ended."""
-        lines = [*self.head[-_VIEW_LINES:], *map(self._text, self.tail), self._text(self.rest)][-_VIEW_LINES:]
+        lines = [*self.head[-_VIEW_LINES:], *map(self._text, self.tail), self._text(self.rest)][
+            -_VIEW_LINES:
+        ]
         return lines if lines[-1].strip() else lines[:-1]
 
     def _text(self, line: bytes) -> str:
@@ -73,7 +85,9 @@ class Output:
         self._start = time.monotonic()
         self._next_view = self._start + _SOON_SECONDS
         self._most = _IN_NOTEBOOK if self._is_notebook else _IN_TERMINAL
-        self._streams = {name: _Stream(self._most) for name in product(range(num_ranks), ["stdout", "stderr"])}
+        self._streams = {
+            name: _Stream(self._most) for name in product(range(num_ranks), ["stdout", "stderr"])
+        }
 
     def feed(self, rank: int, stream: str, data: bytes) -> None:
         new = self._streams[rank, stream].feed(data)
@@ -85,7 +99,9 @@ class Output:
         if rank <= self._bar_rank:
             from tqdm import tqdm
 
-            self._bar = tqdm.format_meter(done, total, time.monotonic() - self._start, prefix=text, ncols=80)
+            self._bar = tqdm.format_meter(
+                done, total, time.monotonic() - self._start, prefix=text, ncols=80
+            )
             self._bar_rank = rank
             if not self._is_notebook:
                 print(f"\r{self._bar}", end="", file=sys.stderr)
@@ -104,7 +120,9 @@ class Output:
             self._next_view = now + _VIEW_SECONDS
             streams = {} if self.live else self._streams
             lines = "".join(_marked(rank, stream.latest()) for (rank, _), stream in streams.items())
-            self._show_in_place("\n".join(filter(None, (lines.rstrip("\n"), self._bar, self._note))))
+            self._show_in_place(
+                "\n".join(filter(None, (lines.rstrip("\n"), self._bar, self._note)))
+            )
 
     def finish(self) -> None:
         """Show what has not been shown, rank by rank, in the place of what passed."""
@@ -118,11 +136,18 @@ class Output:
     def _show(self, rank: int, stream: str, lines: list[str]) -> None:
         """Show lines; the bars of tqdm, which writes to stderr, not in the red that a notebook gives to warnings."""
         bars = [line for line in lines if self._is_notebook and _BAR.search(line)]
-        for name, some in (("stdout", bars), (stream, [line for line in lines if line not in bars])):
+        for name, some in (
+            ("stdout", bars),
+            (stream, [line for line in lines if line not in bars]),
+        ):
             if some:
                 text, file = _marked(rank, some), getattr(sys, name)
-                encoding = getattr(file, "encoding", None) or "utf-8"  # which may lack letters that a rank prints
-                print(text.encode(encoding, "replace").decode(encoding), end="", file=file, flush=True)
+                encoding = (
+                    getattr(file, "encoding", None) or "utf-8"
+                )  # which may lack letters that a rank prints
+                print(
+                    text.encode(encoding, "replace").decode(encoding), end="", file=file, flush=True
+                )
 
     def last_words(self, rank: int) -> list[str]:
         """Take out the end of what the rank wrote to stderr; it is then shown only once."""

@@ -60,13 +60,17 @@ class Snapshot:
     threads: tuple[Thread, ...]  # the main thread first
     collectives: tuple[Collective, ...]
     started: dict[str, int]  # group -> the number of the last collective that this rank has started
-    ran: tuple[int, ...]  # bytes received, how far set-up has come, how often threads and gloo's workers have run
+    ran: tuple[
+        int, ...
+    ]  # bytes received, how far set-up has come, how often threads and gloo's workers have run
     busy: bool  # at every moment of the look a thread could run
     unsettled: bool = False  # a request nobody has waited for, or a wait that failed: the next calls may not match
 
     def has_left(self, call: Collective) -> bool:
         """Has this rank finished a collective, or given up on it?"""
-        is_open = any((each.group, each.number) == (call.group, call.number) for each in self.collectives)
+        is_open = any(
+            (each.group, each.number) == (call.group, call.number) for each in self.collectives
+        )
         return self.started.get(call.group, 0) >= call.number and not is_open
 
 
@@ -137,7 +141,10 @@ class Probe:
         dist.Work.wait = self._watched_wait(dist.Work.wait)  # pyright: ignore - pinned by a test
         for name in ("send", "recv", "isend", "irecv"):
             wrapper = self._watched(getattr(dist, name))
-            for module in (dist, dist.distributed_c10d):  # batch_isend_irecv looks them up in the second
+            for module in (
+                dist,
+                dist.distributed_c10d,
+            ):  # batch_isend_irecv looks them up in the second
                 setattr(module, name, wrapper)
 
     def _watched_wait(self, wait):
@@ -164,9 +171,13 @@ class Probe:
             message = _describe(name.removeprefix("i"), tensor, args, kwargs)
             with _noted(_messages, message):
                 work = function(tensor, *args, **kwargs)
-            if name.startswith("i") and work and not tensor.is_cuda:  # None on a rank outside the group
+            if (
+                name.startswith("i") and work and not tensor.is_cuda
+            ):  # None on a rank outside the group
                 message.stack = stack_of(sys._getframe(1))
-                self.requests[work] = message  # which keeps it: gloo blocks, with the GIL held, where one is dropped
+                self.requests[work] = (
+                    message  # which keeps it: gloo blocks, with the GIL held, where one is dropped
+                )
             return work
 
         return watched
@@ -183,41 +194,71 @@ class Probe:
         busy = linux.is_busy()
         recorded = _flight_recorders(self.timeout, self.first_record)
         collectives = recorded.collectives
-        is_in_gloo = any(call.group.startswith("gloo") for call in collectives)  # it gives up by itself
-        frames, me, main = sys._current_frames(), threading.current_thread(), threading.main_thread()
+        is_in_gloo = any(
+            call.group.startswith("gloo") for call in collectives
+        )  # it gives up by itself
+        frames, me, main = (
+            sys._current_frames(),
+            threading.current_thread(),
+            threading.main_thread(),
+        )
         stores = sorted(glob.glob(f"{self.directory}/store*"))
         threads, ran = [], [linux.bytes_received(), *map(os.path.getsize, stores)]
-        for thread in [main, *(thread for thread in threading.enumerate() if thread not in (main, me))]:
+        for thread in [
+            main,
+            *(thread for thread in threading.enumerate() if thread not in (main, me)),
+        ]:
             if frame := frames.get(thread.ident or 0):
                 task = os.getpid() if thread is main else thread.native_id
-                seen = self._thread(thread.ident or 0, task, frame, bool(collectives), recorded.expires)
+                seen = self._thread(
+                    thread.ident or 0, task, frame, bool(collectives), recorded.expires
+                )
                 if not is_in_gloo:
-                    seen = replace(seen, standing=self._standing(thread.ident or 0, frame, recorded.last))
-                is_librarys = not any(own_frames(seen.stack)) and any("-packages/" in file for file, _, _ in seen.stack)
+                    seen = replace(
+                        seen, standing=self._standing(thread.ident or 0, frame, recorded.last)
+                    )
+                is_librarys = not any(own_frames(seen.stack)) and any(
+                    "-packages/" in file for file, _, _ in seen.stack
+                )
                 if thread is main or seen.state == "waits" or not is_librarys:
                     threads.append(seen)
                     if not seen.call.startswith(_SET_UP_CALLS):  # which poll the store
                         ran.append(linux.switches(task))
         frames.clear()  # they hold this frame, and it holds them: the learner's tensors would live on
-        ran += [linux.switches(task) for task in linux.tasks() if linux.name(task).startswith("pt_gloo_runloop")]
+        ran += [
+            linux.switches(task)
+            for task in linux.tasks()
+            if linux.name(task).startswith("pt_gloo_runloop")
+        ]
         unsettled = recorded.unsettled or self.broken or bool(self.requests)
         return Snapshot(tuple(threads), collectives, recorded.started, tuple(ran), busy, unsettled)
 
-    def _thread(self, thread: int, task: int | None, frame: FrameType, in_collective: bool, expires: bool) -> Thread:
+    def _thread(
+        self, thread: int, task: int | None, frame: FrameType, in_collective: bool, expires: bool
+    ) -> Thread:
         """Say what a thread does. ``expires``: a collective is open that has a shorter time-out than the world."""
-        stack, message, purpose = stack_of(frame), _messages.get(thread), str(_purposes.get(thread) or "")
+        stack, message, purpose = (
+            stack_of(frame),
+            _messages.get(thread),
+            str(_purposes.get(thread) or ""),
+        )
         set_up, timeouts = _calls_of_torch(frame)
         timeouts += [_timeouts.get(thread), message and message.timeout]
         expires = any(each < self.timeout for each in timeouts if each) or (expires and not message)
         innermost, state = stack[-1][0], "runs"
-        in_torch = innermost == __file__ or ("/torch/" if in_collective else "/torch/distributed/") in innermost
+        in_torch = (
+            innermost == __file__
+            or ("/torch/" if in_collective else "/torch/distributed/") in innermost
+        )
         if any(function == "_join" and file.startswith(LAUNCHER) for file, _, function in stack):
             set_up = ""  # the launcher's own, which is sure to end
         elif set_up or (in_torch and linux.may_wait_for_a_thread(task)):  # as gloo does
             state = "runs" if expires else "waits"
         elif "/torch/" not in innermost and linux.waits_for_a_python_thread(task):
             state = "locked"
-        call = message.text(with_tag=not purpose) if message else set_up  # labkit's own tags say nothing
+        call = (
+            message.text(with_tag=not purpose) if message else set_up
+        )  # labkit's own tags say nothing
         return Thread(stack, state, call, purpose)
 
     def _standing(self, thread: int, frame: FrameType, last_records: tuple) -> Standing | None:
@@ -226,12 +267,25 @@ class Probe:
 
         if not dist.is_initialized() or "nccl" not in dist.get_backend_config():
             return None
-        calls = [each for each, _ in traceback.walk_stack(frame) if _IN_GROUPS.search(each.f_code.co_filename)]
+        calls = [
+            each
+            for each, _ in traceback.walk_stack(frame)
+            if _IN_GROUPS.search(each.f_code.co_filename)
+        ]
         innermost = frame.f_code.co_filename
-        is_inside = innermost == __file__ or bool(_IN_GROUPS.search(innermost)) or innermost.endswith("/torch/_ops.py")
+        is_inside = (
+            innermost == __file__
+            or bool(_IN_GROUPS.search(innermost))
+            or innermost.endswith("/torch/_ops.py")
+        )
         is_set_up = any(each.f_code.co_name in _SET_UP_CALLS for each in calls)
         message = _messages.get(thread)
-        if not is_inside or is_set_up or (message and message.is_gloo) or not (calls or innermost == __file__):
+        if (
+            not is_inside
+            or is_set_up
+            or (message and message.is_gloo)
+            or not (calls or innermost == __file__)
+        ):
             return None
         call = next((each for each in calls if "group" in each.f_locals), None)
         group = _group_of(call.f_locals.get("group")) if call else None
@@ -253,7 +307,10 @@ def _group_of(given: Any) -> Any:
     if given is None:
         return dist.group.WORLD
     if isinstance(given, str):
-        return next((group for group, name in distributed_c10d._world.pg_names.items() if name == given), None)
+        return next(
+            (group for group, name in distributed_c10d._world.pg_names.items() if name == given),
+            None,
+        )
     return given if isinstance(given, dist.ProcessGroup) else None
 
 
@@ -300,13 +357,23 @@ def _describe(operation: str, tensor, args: tuple, kwargs: dict) -> _Message:
     peer = given.get(to)
     if peer is None and given.get(f"group_{to}") is not None:
         peer = dist.get_global_rank(group, given[f"group_{to}"])  # pyright: ignore[reportArgumentType]
-    if peer is not None and not 0 <= peer < (num_ranks := dist.get_world_size()):  # gloo would wait for it
-        raise ValueError(f"{to}={peer} is not a rank: ranks run from 0 to {num_ranks - 1}; in a ring use % {num_ranks}")
-    tensor_text = f"{getattr(tensor, 'dtype', '')} {[*getattr(tensor, 'shape', ())]}".removeprefix("torch.")
+    if peer is not None and not 0 <= peer < (
+        num_ranks := dist.get_world_size()
+    ):  # gloo would wait for it
+        raise ValueError(
+            f"{to}={peer} is not a rank: ranks run from 0 to {num_ranks - 1}; in a ring use % {num_ranks}"
+        )
+    tensor_text = f"{getattr(tensor, 'dtype', '')} {[*getattr(tensor, 'shape', ())]}".removeprefix(
+        "torch."
+    )
     timeout = None
     is_gloo = False
-    if isinstance(group, dist.ProcessGroup):  # not torch's mark for a group that this rank is not in
-        device = getattr(tensor, "device", torch.device("cpu"))  # torch refuses what is not a tensor
+    if isinstance(
+        group, dist.ProcessGroup
+    ):  # not torch's mark for a group that this rank is not in
+        device = getattr(
+            tensor, "device", torch.device("cpu")
+        )  # torch refuses what is not a tensor
         backend = group._get_backend(device)
         is_gloo = isinstance(backend, dist.ProcessGroupGloo)  # pyright: ignore[reportPrivateImportUsage]
         timeout = backend.options._timeout  # pyright: ignore[reportAttributeAccessIssue]
@@ -328,7 +395,9 @@ def _records_of_nccl() -> list[dict] | None:
     if dump is None:  # in a build without NCCL
         return []
     answers: list[bytes] = []
-    thread = threading.Thread(target=lambda: answers.append(dump()), daemon=True, name="labkit-recorder")
+    thread = threading.Thread(
+        target=lambda: answers.append(dump()), daemon=True, name="labkit-recorder"
+    )
     thread.start()
     thread.join(_RECORDER_SECONDS)
     return json.loads(answers[0]).get("entries", []) if answers else None
@@ -355,7 +424,9 @@ def _flight_recorders(timeout: timedelta, first: int) -> _Recorded:
     # Messages of a batch have its number, and only its own entry ever retires.
     unfinished = [entry for entry in entries if _number(entry) not in retired]
     collectives = [entry for entry in unfinished if not entry["is_p2p"]]
-    started = {_group(entry): entry["collective_seq_id"] for entry in entries if not entry["is_p2p"]}  # in their order
+    started = {
+        _group(entry): entry["collective_seq_id"] for entry in entries if not entry["is_p2p"]
+    }  # in their order
     expires = any(timedelta(milliseconds=entry["timeout_ms"]) < timeout for entry in collectives)
     unsettled = of_nccl is None or len(unfinished) > len(collectives)
     of_gloo = len(entries) - len(of_nccl or [])
@@ -376,15 +447,28 @@ def _collective(entry: dict) -> Collective:
 
     world, name = distributed_c10d._world, entry["process_group"][0]
     names = list(world.pg_names.items())  # they may become more meanwhile
-    groups = {each: (group.group_desc, sorted(world.pg_group_ranks.get(group, ()))) for group, each in names}
+    groups = {
+        each: (group.group_desc, sorted(world.pg_group_ranks.get(group, ())))
+        for group, each in names
+    }
     description, ranks = groups.get(name, ("", []))
     members = str(ranks) if len(ranks) <= 16 else f"{len(ranks)} ranks"
     if description in ("", "default_pg"):
         description = "the world"
     elif description == "undefined":
-        description = "a group" if list(groups.values()).count(groups[name]) == 1 else f'a group "{name}"'
+        description = (
+            "a group" if list(groups.values()).count(groups[name]) == 1 else f'a group "{name}"'
+        )
     dtypes = " ".join(dict.fromkeys(dtype.lower() for dtype in entry["input_dtypes"]))
-    tensors = f" ({dtypes} {' '.join(map(str, entry['input_sizes']))})" if entry["input_sizes"] else ""
+    tensors = (
+        f" ({dtypes} {' '.join(map(str, entry['input_sizes']))})" if entry["input_sizes"] else ""
+    )
     operation, number = entry["profiling_name"].partition(":")[2], entry["collective_seq_id"]
     of = description if members in description else f"{description} {members}"
-    return Collective(_group(entry), tuple(ranks), number, operation, f"{operation} number {number}{tensors} of {of}")
+    return Collective(
+        _group(entry),
+        tuple(ranks),
+        number,
+        operation,
+        f"{operation} number {number}{tensors} of {of}",
+    )

@@ -39,7 +39,9 @@ class Failure:
     exception: bytes  # cloudpickled; b"" when it cannot be
 
 
-STACK_SIGNAL = signal.SIGRTMAX - 1  # SIGUSR1 is the learner's: Slurm sends it before it takes a node away
+STACK_SIGNAL = (
+    signal.SIGRTMAX - 1
+)  # SIGUSR1 is the learner's: Slurm sends it before it takes a node away
 _kernel: Connection | None = None  # set in a rank only: how `progress` finds the notebook
 _progress_sent = 0.0
 _in_call = False
@@ -84,13 +86,17 @@ def main(control: socket.socket) -> None:
     _, settings = next(messages)
     probe = Probe(settings["timeout_seconds"], settings["directory"])
     _open_streams(f"{settings['directory']}/stack{settings['rank']}")
-    threading.Thread(target=_answer, args=(messages, probe, calls), daemon=True, name="labkit-control").start()
+    threading.Thread(
+        target=_answer, args=(messages, probe, calls), daemon=True, name="labkit-control"
+    ).start()
     try:
         _join(settings, probe)
         kernel.send("up")
         while (payload := calls.get()) is not None:
             message = _run(settings, payload, probe)
-            if os.getpid() != pid:  # the function has forked, and this is the child: only the rank itself answers
+            if (
+                os.getpid() != pid
+            ):  # the function has forked, and this is the child: only the rank itself answers
                 os._exit(message[0] == "error")
             kernel.send(*message)
             gc.collect()  # a model in a cycle holds its process groups, whose threads spin on sockets that peers closed
@@ -110,8 +116,12 @@ def _answer(messages: Iterator[tuple], probe: Probe, calls: queue.SimpleQueue) -
         match message:
             case ("where",):
                 snapshot, interval = None, sys.getswitchinterval()
-                sys.setswitchinterval(1e-4)  # else each file it reads waits 5 ms for a main thread that runs Python
-                with contextlib.suppress(Exception):  # what it looks at may change; and without this thread,
+                sys.setswitchinterval(
+                    1e-4
+                )  # else each file it reads waits 5 ms for a main thread that runs Python
+                with contextlib.suppress(
+                    Exception
+                ):  # what it looks at may change; and without this thread,
                     snapshot = probe.snapshot()  # no call would ever arrive
                 _kernel.send("where", snapshot)  # pyright: ignore[reportOptionalMemberAccess]
                 sys.setswitchinterval(interval)
@@ -155,7 +165,9 @@ def _join(settings: dict, probe: Probe) -> None:
         take_turns()
         backend = "gloo"
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
-        setattr(distributed_c10d, name, probe.timeout)  # which groups take that are made without a time-out
+        setattr(
+            distributed_c10d, name, probe.timeout
+        )  # which groups take that are made without a time-out
     dist.init_process_group(backend, timeout=probe.timeout)
 
 
@@ -164,15 +176,25 @@ def _apply_environment(environment: dict[str, str], settings: dict) -> None:
     rank, world_size = str(settings["rank"]), str(settings["world_size"])
     os.environ.clear()
     os.environ.update(environment)
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")  # the flight recorder, which the watchdog reads
-    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size)
-    os.environ.update(LABKIT_WORLD=settings["directory"], GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")  # nothing beyond this machine
+    os.environ.setdefault(
+        "TORCH_FR_BUFFER_SIZE", "256"
+    )  # the flight recorder, which the watchdog reads
+    os.environ.update(
+        RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size
+    )
+    os.environ.update(
+        LABKIT_WORLD=settings["directory"], GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1"
+    )
+    os.environ.update(
+        GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo"
+    )  # nothing beyond this machine
     if settings["backend"] == "nccl":
         for name, value in _NCCL_DEFAULTS.items():
             os.environ.setdefault(name, value)
     elif "LABKIT_SHARE_GPU" not in os.environ:  # as tools/gpu_check.py does
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else a save or a backward makes a CUDA context on GPU 0 in every rank
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            ""  # else a save or a backward makes a CUDA context on GPU 0 in every rank
+        )
 
 
 def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
@@ -194,10 +216,14 @@ def _run(settings: dict, payload: Payload, probe: Probe) -> tuple:
             text = f"the request of this i{lost.text()} is lost: keep what it returns, and call its wait(), or it hangs"
             return "error", replace(describe_error(RuntimeError(text)), frames=lost.stack)
         try:
-            return "result", dump(f"{settings['directory']}/result{settings['rank']}", pickled(result))
+            return "result", dump(
+                f"{settings['directory']}/result{settings['rank']}", pickled(result)
+            )
         except Exception as error:
             text = f"the result, of type {type(result).__name__}, cannot be sent back: {error}"
-            return "error", replace(describe_error(TypeError(text)), frames=())  # the line that returned is unknown
+            return "error", replace(
+                describe_error(TypeError(text)), frames=()
+            )  # the line that returned is unknown
     except BaseException as error:
         _in_call = False
         probe.broken = probe.broken or gpu_is_lost()
@@ -210,25 +236,32 @@ def describe_error(error: BaseException) -> Failure:
     cause = error.__cause__
     try:
         text = str(error)[:_TEXT_CHARACTERS]
-        text += "" if cause is None else f", from {type(cause).__name__}: {cause}"[:_TEXT_CHARACTERS]
+        text += (
+            "" if cause is None else f", from {type(cause).__name__}: {cause}"[:_TEXT_CHARACTERS]
+        )
     except Exception:  # of a __str__ of its own
         text = "(its text cannot be shown)"
     stack, exception = traceback.extract_tb(error.__traceback__), b""
     with contextlib.suppress(Exception):
         exception = cloudpickle.dumps(error.with_traceback(None))
     frames = tuple((frame.filename, frame.lineno or 0, frame.name) for frame in stack)
-    return Failure(type(error).__name__, text, frames, "".join(stack.format()), time.monotonic(), exception)
+    return Failure(
+        type(error).__name__, text, frames, "".join(stack.format()), time.monotonic(), exception
+    )
 
 
 def _open_streams(stack_file: str) -> None:
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        stream = open(descriptor, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        stream = open(  # noqa: SIM115
+            descriptor, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False
+        )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     faulthandler.enable(file=2, all_threads=False)
     # This answers also while C code holds the GIL, when the control thread cannot. The thread that gets it writes
     # its own stack only: the others run on meanwhile, and to read frames that they leave can end the process.
-    faulthandler.register(STACK_SIGNAL, file=open(stack_file, "w"), all_threads=False)  # noqa: SIM115 - never closed
+    stacks = open(stack_file, "w")  # noqa: SIM115 - never closed
+    faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=False)
 
 
 def _flush() -> None:

@@ -39,7 +39,9 @@ class Ranks:
                 ours, theirs = socket.socketpair()
                 given.append(theirs.detach())
                 self._controls.append(Connection(ours))
-                self._selector.register(self._controls[rank], selectors.EVENT_READ, (rank, "control"))
+                self._selector.register(
+                    self._controls[rank], selectors.EVENT_READ, (rank, "control")
+                )
             self._selector.register(server.connection, selectors.EVENT_READ, (None, "server"))
             self.pids = server.fork(self.world_id, num_ranks, given)
         except BaseException as error:
@@ -74,7 +76,9 @@ class Ranks:
         for rank in known.keys() - self.exits.keys():
             for key in list(self._selector.get_map().values()):
                 if key.data[0] == rank:
-                    yield from self._read(key)  # its last words first: a pipe holds 64 KiB, which is one read
+                    yield from self._read(
+                        key
+                    )  # its last words first: a pipe holds 64 KiB, which is one read
             self.exits[rank] = known[rank]
 
     def end(self, kill: bool) -> None:
@@ -93,7 +97,9 @@ class Ranks:
                 pass
         if not self.server.connection.is_open:  # its ranks died with it, but not what they started
             mark = f"LABKIT_WORLD={self.directory}\0"
-            started = [int(pid) for pid in os.listdir("/proc") if mark in read_text(f"/proc/{pid}/environ")]
+            started = [
+                int(pid) for pid in os.listdir("/proc") if mark in read_text(f"/proc/{pid}/environ")
+            ]
             for pid in (*self.pids, *started):
                 kill_process(pid)
         self._release()

@@ -11,7 +11,9 @@ import socket
 from labkit.launch import linux
 
 _LISTENS = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-_numbers = itertools.count(32)  # of renewals: the same on all ranks, and above torch's own types of backends
+_numbers = itertools.count(
+    32
+)  # of renewals: the same on all ranks, and above torch's own types of backends
 
 
 def free() -> None:
@@ -30,7 +32,9 @@ def connect_anew() -> bool:
 
     world, number = distributed_c10d._world, next(_numbers)
     groups = sorted(world.pg_names.items(), key=lambda item: item[1])  # in one order on all ranks
-    backends = {type(group._get_backend(device)) for group, _ in groups for device in group._device_types}
+    backends = {
+        type(group._get_backend(device)) for group, _ in groups for device in group._device_types
+    }
     if backends != {dist.ProcessGroupGloo}:
         return False
     free()  # what is still on its way arrives nowhere
@@ -44,11 +48,15 @@ def connect_anew() -> bool:
             own_store = dist.PrefixStore(name, store)  # pyright: ignore - private
             backend = dist.ProcessGroupGloo(own_store, group.rank(), group.size(), options)  # pyright: ignore - private
             backend._set_sequence_number_for_group()
-            for device in group._device_types:  # under a type of its own: a group keeps the first backend of each
+            for device in (
+                group._device_types
+            ):  # under a type of its own: a group keeps the first backend of each
                 group._register_backend(device, dist.ProcessGroup.BackendType(number), backend)
             group._set_group_name(group.group_name)
             group._set_group_desc(group.group_desc)
         else:  # a fault came first
-            print(f"Not all of the ranks {[*world.pg_group_ranks[group]]} have their group: make it again.")
+            print(
+                f"Not all of the ranks {[*world.pg_group_ranks[group]]} have their group: make it again."
+            )
             dist.destroy_process_group(group)
     return True

@@ -41,7 +41,13 @@ class RankFailed(RuntimeError):
     of each failed rank's own traceback.
     """
 
-    def __init__(self, report: str, rank: int | None = None, cause=None, tracebacks: Mapping[int, str] | None = None):
+    def __init__(
+        self,
+        report: str,
+        rank: int | None = None,
+        cause=None,
+        tracebacks: Mapping[int, str] | None = None,
+    ):
         super().__init__(report)
         self.rank, self.cause, self.tracebacks = rank, cause, dict(tracebacks or {})
 
@@ -64,7 +70,9 @@ def death(status: int, last_words: Sequence[str]) -> Failure:
             hint = "its GPU waited timeout_seconds in an operation, named below, that some rank never entered"
         text = f"was killed by {name}" + (f": {hint}" if hint else "")
     else:
-        text = f"left with exit code {os.waitstatus_to_exitcode(status)} without returning (os._exit?)"
+        text = (
+            f"left with exit code {os.waitstatus_to_exitcode(status)} without returning (os._exit?)"
+        )
     words = [line for line in last_words if line and not _NOISE.search(line)][-12:]
     text = _CELL_FILE.sub(lambda match: short_name(match[1]), "\n    | ".join([text, *words]))
     return Failure("", text, (), "", time.monotonic(), b"")
@@ -74,8 +82,12 @@ def is_consequence(failure: Failure) -> bool:
     """Did this rank fail only because a different rank had left it alone?"""
     if not failure.kind or not _CONSEQUENCES.search(failure.text):
         return False
-    innermost = failure.frames[-1][0] if failure.frames else ""  # of labkit where it waits for a message itself
-    return failure.kind.startswith("Dist") or "/torch/" in innermost or innermost.startswith(_LABKIT)
+    innermost = (
+        failure.frames[-1][0] if failure.frames else ""
+    )  # of labkit where it waits for a message itself
+    return (
+        failure.kind.startswith("Dist") or "/torch/" in innermost or innermost.startswith(_LABKIT)
+    )
 
 
 def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, str]:
@@ -86,7 +98,9 @@ def failure_report(failures: Mapping[int, Failure], others: Look) -> tuple[int, 
     """
     causes = {rank: failure for rank, failure in failures.items() if not is_consequence(failure)}
     everybody = set(range(others.num_ranks))
-    absent = everybody - set(filter(others.is_waiting, everybody)) - failures.keys() - others.returned
+    absent = (
+        everybody - set(filter(others.is_waiting, everybody)) - failures.keys() - others.returned
+    )
     if causes or not absent:
         causes = causes or dict(failures)
         happened = _what_happened(min(causes.values(), key=lambda failure: failure.seconds))
@@ -116,18 +130,20 @@ def deadlock_report(look: Look) -> str:
     why += _missing_at_first_use(look.standing(), look)
     lines = [places_report("\n".join(why), look)]
     if len({(number, group) for group, number, _ in calls}) < len(calls):
-        lines.append("Different operations meet: every member of a group must call the same ones in the same order.")
+        lines.append(
+            "Different operations meet: every member of a group must call the same ones in the same order."
+        )
     elif any(look.left(call) for views in calls.values() for call in views.values()):
-        lines.append("Some ranks have left a collective: do its tensors differ in size? strict=True names both sizes.")
+        lines.append(
+            "Some ranks have left a collective: do its tensors differ in size? strict=True names both sizes."
+        )
     return "\n".join(lines)
 
 
 def overdue_report(overdue: Sequence[tuple[int, Standing]], look: Look) -> str:
     """Say which ranks stood in a call of NCCL's for too long, and which members of its group are not there."""
     seconds = min(call.limit_seconds for _, call in overdue)
-    why = (
-        f"the launcher ended this call: ranks stood in it for {seconds:g} s (timeout_seconds), which NCCL lets them do."
-    )
+    why = f"the launcher ended this call: ranks stood in it for {seconds:g} s (timeout_seconds), which NCCL lets them do."
     return places_report("\n".join([why, *_missing_at_first_use(overdue, look)]), look)
 
 
@@ -141,7 +157,10 @@ def _missing_at_first_use(standing: Sequence[tuple[int, Standing]], look: Look) 
         never = [rank for rank in ranks if rank not in there and rank not in returned]
         line = f"  {text}: {_ranks(there, 'waits', 'wait')}"
         line += f"; {_ranks(never, 'never came', 'never came')}" * bool(never)
-        lines.append(line + f"; {_ranks(returned, 'has returned', 'have returned')} without it" * bool(returned))
+        lines.append(
+            line
+            + f"; {_ranks(returned, 'has returned', 'have returned')} without it" * bool(returned)
+        )
     return lines
 
 
@@ -150,14 +169,18 @@ def places_report(why: str, look: Look) -> str:
     ranks: dict[str, list[str]] = {}
     for rank in range(look.num_ranks):
         ranks.setdefault(_state(rank, look), []).append(str(rank))
-    return "\n".join([why, *(f"  rank {', '.join(there)}: {state}" for state, there in ranks.items())])
+    return "\n".join(
+        [why, *(f"  rank {', '.join(there)}: {state}" for state, there in ranks.items())]
+    )
 
 
 def _what_happened(failure: Failure) -> str:
     if not failure.kind:
         return failure.text
     is_exit = failure.kind == "SystemExit"
-    call = f"called sys.exit({failure.text})" if is_exit else f"raised {failure.kind}: {failure.text}"
+    call = (
+        f"called sys.exit({failure.text})" if is_exit else f"raised {failure.kind}: {failure.text}"
+    )
     learners, labs = own_frames(failure.frames)
     stack = [f"    at {describe(frame)}" for frame in learners + labs[-1:] or failure.frames[-1:]]
     if len(stack) > _MOST_LINES:  # a recursion, say
@@ -172,9 +195,15 @@ def _state(rank: int, look: Look) -> str:
         return "has returned"
     if snapshot is None:
         frames = frames_of(look.stacks.get(rank, ""))
-        return f"holds the GIL in C code, or waits for a core, {place(frames)}" if frames else "gives no answer"
+        return (
+            f"holds the GIL in C code, or waits for a core, {place(frames)}"
+            if frames
+            else "gives no answer"
+        )
     main, *others = (_thread_text(thread, snapshot) for thread in snapshot.threads)
-    return "\n    and a thread of it ".join(["has returned" if rank in look.returned else main, *others])
+    return "\n    and a thread of it ".join(
+        ["has returned" if rank in look.returned else main, *others]
+    )
 
 
 def _thread_text(thread: Thread, snapshot: Snapshot) -> str:
@@ -185,7 +214,9 @@ def _thread_text(thread: Thread, snapshot: Snapshot) -> str:
     if thread.state == "locked":
         return f"waits for a thread of its own, {place(thread.stack)}"
     calls = [thread.call] if thread.call else [call.text for call in snapshot.collectives[:3]]
-    inside = (name for file, _, name in thread.stack if "torch/distributed/" in file and name != "wrapper")
+    inside = (
+        name for file, _, name in thread.stack if "torch/distributed/" in file and name != "wrapper"
+    )
     if not calls and thread.standing:
         calls = [thread.standing.text]
     wait = f"waits in {' and '.join(calls) or next(inside, 'communication')}"
@@ -204,7 +235,9 @@ def _missing_at(look: Look, views: Mapping[int, Collective]) -> str:
     text = f"  {call.text}: {_ranks(sorted(views), 'waits', 'wait')}"
     text += f"; {_ranks(left, 'has left it', 'have left it')}" * bool(left)
     text += f"; {_ranks(never, 'never came', 'never came')}" * bool(never)
-    return text + f"; {_ranks(returned, 'has returned', 'have returned')} without it" * bool(returned)
+    return text + f"; {_ranks(returned, 'has returned', 'have returned')} without it" * bool(
+        returned
+    )
 
 
 def _ranks(ranks: list[int], one: str, many: str) -> str:

@@ -32,7 +32,12 @@ _CLONE_NEWUSER, _CLONE_NEWNET, _SIOCSIFFLAGS, _IFF_UP = 0x10000000, 0x40000000, 
 _IDLE_SECONDS = 3.0
 # What torch imports when an optimizer is made: 1.5 seconds on every rank, unless the server has done it before the
 # first ranks of a kernel that will train, or in a pause.
-_PRELOAD_TO_TRAIN = ("sympy", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo")
+_PRELOAD_TO_TRAIN = (
+    "sympy",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
+    "torch._dynamo",
+)
 
 
 class Server:
@@ -45,19 +50,27 @@ class Server:
         self.last_request = float("inf")  # nothing has been asked yet
         self.has_gpus = os.path.exists("/dev/nvidiactl")
         self.to_import = list(_PRELOAD_TO_TRAIN)
-        self.imported: dict[str, tuple[int, int]] = {}  # modules of labkit, each with the state of its file
+        self.imported: dict[
+            str, tuple[int, int]
+        ] = {}  # modules of labkit, each with the state of its file
 
     def serve(self) -> None:
         """Answer the kernel until it leaves, however it leaves."""
         wakeup, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(writable, warn_on_full_buffer=False)  # when a child ends, wakeup becomes readable
+        signal.set_wakeup_fd(
+            writable, warn_on_full_buffer=False
+        )  # when a child ends, wakeup becomes readable
         signal.signal(signal.SIGCHLD, lambda *_: None)
         poll = select.poll()
         poll.register(self.kernel, select.POLLIN)
         poll.register(wakeup, select.POLLIN)
         signal.signal(signal.SIGTERM, lambda *_: self.kernel.close())
-        while self.kernel.is_open and os.getppid() == self.kernel_pid:  # its forks may hold the connection open
-            asked_long_ago = time.monotonic() - self.last_request > _IDLE_SECONDS  # probably nobody is about to ask
+        while (
+            self.kernel.is_open and os.getppid() == self.kernel_pid
+        ):  # its forks may hold the connection open
+            asked_long_ago = (
+                time.monotonic() - self.last_request > _IDLE_SECONDS
+            )  # probably nobody is about to ask
             is_idle = asked_long_ago and not self.ranks and bool(self.to_import)
             ready = {descriptor for descriptor, _ in poll.poll(0 if is_idle else 1000)}
             if wakeup in ready:
@@ -134,7 +147,10 @@ class Server:
                     self.kernel.send("gpus", max(0, os.waitstatus_to_exitcode(status)))
 
     def _fork_ranks(self, world_id: int, num_ranks: int) -> None:
-        given, pids = [self.kernel.descriptors.pop(0) for _ in range(3 * num_ranks)], []  # as _become_rank takes them
+        given, pids = (
+            [self.kernel.descriptors.pop(0) for _ in range(3 * num_ranks)],
+            [],
+        )  # as _become_rank takes them
         try:
             _check_safe_to_fork()
             for rank in range(num_ranks):
@@ -161,7 +177,9 @@ class Server:
         children = read_text(f"/proc/self/task/{os.getpid()}/children")  # empty in some sandboxes
         for pid in set(map(int, children.split())) - self.ranks.keys() - self.orphans.keys():
             # A program that a rank ran, however indirectly, has its world in its environment; a mere fork shows none.
-            marks = re.findall(r"(?:^|\0)LABKIT_WORLD=[^\0]*/world(\d+)", read_text(f"/proc/{pid}/environ"))
+            marks = re.findall(
+                r"(?:^|\0)LABKIT_WORLD=[^\0]*/world(\d+)", read_text(f"/proc/{pid}/environ")
+            )
             self.orphans[pid] = set(map(int, marks[:1])) or living
         for pid, world_ids in self.orphans.items():
             if not world_ids & living:
@@ -197,9 +215,13 @@ def _exit_with_gpu_count(visible: str | None) -> None:
     with suppress(Exception):
         import torch
 
-        count = torch.cuda.device_count()  # NVML's answer: it counts a GPU in MIG mode as a whole one
+        count = (
+            torch.cuda.device_count()
+        )  # NVML's answer: it counts a GPU in MIG mode as a whole one
         if count:
-            count = torch._C._cuda_getDeviceCount()  # CUDA's: what a rank can use, of MIG one instance
+            count = (
+                torch._C._cuda_getDeviceCount()
+            )  # CUDA's: what a rank can use, of MIG one instance
     os._exit(min(count, 255))  # the exit status is the answer
 
 
@@ -221,7 +243,9 @@ def _become_rank(server: int, stdout: int, stderr: int, control: int) -> None:
     os.setpgid(0, 0)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if "[madvise]" in read_text("/sys/kernel/mm/transparent_hugepage/enabled"):
-        libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)  # the server's heap has pages of 2 MiB; what is new here need not
+        libc.prctl(
+            _PR_SET_THP_DISABLE, 1, 0, 0, 0
+        )  # the server's heap has pages of 2 MiB; what is new here need not
     if os.getppid() != server:  # it died before the line above
         os._exit(1)
     os.dup2(stdout, 1)
@@ -236,7 +260,10 @@ def _check_safe_to_fork() -> None:
     """Raise OSError, as fork does, when forking now would be wrong."""
     if (threads := len(os.listdir("/proc/self/task"))) != 1:
         raise OSError(f"it has {threads} threads")
-    if any("nvidia-uvm" in os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")):
+    if any(
+        "nvidia-uvm" in os.path.realpath(f"/proc/self/fd/{name}")
+        for name in os.listdir("/proc/self/fd")
+    ):
         raise OSError("it has touched CUDA")
 
 
@@ -245,7 +272,9 @@ def _enter_own_network() -> None:
     user, group = os.getuid(), os.getgid()
     if libc.unshare(_CLONE_NEWNET) != 0:  # without root's rights, in a user namespace of our own
         if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
-            raise PermissionError("LABKIT_OWN_NETWORK is set, but this machine lets no user make a network namespace")
+            raise PermissionError(
+                "LABKIT_OWN_NETWORK is set, but this machine lets no user make a network namespace"
+            )
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
@@ -255,7 +284,9 @@ def _enter_own_network() -> None:
 
 def main(control: int, kernel_pid: int, run_directory: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stop button is the kernel's business
-    signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # inherited: an early stack request must not kill a rank
+    signal.signal(
+        STACK_SIGNAL, signal.SIG_IGN
+    )  # inherited: an early stack request must not kill a rank
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.environ.get("LABKIT_OWN_NETWORK", "0") != "0":
         _enter_own_network()
@@ -270,7 +301,9 @@ def main(control: int, kernel_pid: int, run_directory: str) -> None:
         server.serve()
     finally:
         server.close()
-    shutil.rmtree(run_directory, ignore_errors=True)  # not after an error: the kernel reads its traceback there
+    shutil.rmtree(
+        run_directory, ignore_errors=True
+    )  # not after an error: the kernel reads its traceback there
 
 
 if __name__ == "__main__":

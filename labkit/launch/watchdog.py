@@ -32,7 +32,9 @@ class Look:
     num_ranks: int
     snapshots: Mapping[int, Snapshot]
     returned: frozenset[int]
-    stacks: Mapping[int, str] = field(default_factory=dict)  # of ranks that did not answer: what faulthandler wrote
+    stacks: Mapping[int, str] = field(
+        default_factory=dict
+    )  # of ranks that did not answer: what faulthandler wrote
 
     def calls(self) -> dict[tuple[str, int, str], dict[int, Collective]]:
         """Return the unfinished collectives: (group, number, operation) -> rank -> its view of the call."""
@@ -44,7 +46,11 @@ class Look:
 
     def left(self, call: Collective) -> list[int]:
         """Return the members that have finished a collective, or given up on it, while others are in it."""
-        return [rank for rank in call.ranks if rank in self.snapshots and self.snapshots[rank].has_left(call)]
+        return [
+            rank
+            for rank in call.ranks
+            if rank in self.snapshots and self.snapshots[rank].has_left(call)
+        ]
 
     def threads(self, rank: int) -> tuple[Thread, ...]:
         """Return a rank's threads, without the main thread of one that has returned."""
@@ -52,7 +58,9 @@ class Look:
 
     def is_waiting(self, rank: int) -> bool:
         """Return whether a rank's main thread is in a communication call that it cannot leave by itself."""
-        return rank in self.snapshots and any(thread.state == "waits" for thread in self.threads(rank)[:1])
+        return rank in self.snapshots and any(
+            thread.state == "waits" for thread in self.threads(rank)[:1]
+        )
 
     def standing(self) -> list[tuple[int, Standing]]:
         """Return the calls of NCCL's that ranks are inside."""
@@ -66,16 +74,24 @@ class Look:
     def is_at_rest(self) -> bool:
         """Return whether all ranks have answered, and nothing is on its way between them."""
         snapshots = self.snapshots.values()
-        is_quiet = not any(each.collectives or each.threads[1:] or each.unsettled for each in snapshots)
+        is_quiet = not any(
+            each.collectives or each.threads[1:] or each.unsettled for each in snapshots
+        )
         last = {(group, number) for each in snapshots for group, number in each.started.items()}
-        is_even = len(last) == len({group for group, _ in last})  # all members have started equally many
+        is_even = len(last) == len(
+            {group for group, _ in last}
+        )  # all members have started equally many
         return len(snapshots) == self.num_ranks and is_quiet and is_even
 
     def can_go_on(self) -> bool:
         """Return whether a rank can go on by itself."""
-        if len(self.snapshots) < self.num_ranks or any(snapshot.busy for snapshot in self.snapshots.values()):
+        if len(self.snapshots) < self.num_ranks or any(
+            snapshot.busy for snapshot in self.snapshots.values()
+        ):
             return True
-        return any(thread.state == "runs" for rank in self.snapshots for thread in self.threads(rank))
+        return any(
+            thread.state == "runs" for rank in self.snapshots for thread in self.threads(rank)
+        )
 
 
 class Watchdog:
@@ -106,7 +122,9 @@ class Watchdog:
     def judge(self, now: float, look: Look) -> str:
         """Return ``"deadlock"``, ``"overdue"``, ``"note"`` (say where the ranks are), or ``""``."""
         self._standing = {call: self._standing.get(call, now) for call in look.standing()}
-        evidence = {rank: (snapshot.threads, snapshot.ran) for rank, snapshot in look.snapshots.items()}
+        evidence = {
+            rank: (snapshot.threads, snapshot.ran) for rank, snapshot in look.snapshots.items()
+        }
         has_run, self._evidence = evidence != self._evidence, evidence
         self._next_look = now + _LOOK_SECONDS
         stuck = not look.can_go_on()
@@ -115,8 +133,16 @@ class Watchdog:
             return "deadlock"
         if self.overdue(now):
             return "overdue"
-        patience = _NOTE_SECONDS if any(map(look.is_waiting, range(look.num_ranks))) else _NOTE_RUNNING_SECONDS
-        if not stuck and now - self.last_sign > patience and now - self._noted >= _NOTE_AGAIN_SECONDS:
+        patience = (
+            _NOTE_SECONDS
+            if any(map(look.is_waiting, range(look.num_ranks)))
+            else _NOTE_RUNNING_SECONDS
+        )
+        if (
+            not stuck
+            and now - self.last_sign > patience
+            and now - self._noted >= _NOTE_AGAIN_SECONDS
+        ):
             self._noted = now
             return "note"
         return ""

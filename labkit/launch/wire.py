@@ -38,14 +38,20 @@ class Connection:
         """Send one message, and ahead of it open files for another process; nothing if that is gone."""
         body = pickle.dumps(message, protocol=5)
         with contextlib.suppress(OSError), self._sending:
-            for first in range(0, len(descriptors), _MAX_DESCRIPTORS):  # each batch needs a byte at least to go with
-                socket.send_fds(self.socket, [_LENGTH.pack(0)], descriptors[first : first + _MAX_DESCRIPTORS])
+            for first in range(
+                0, len(descriptors), _MAX_DESCRIPTORS
+            ):  # each batch needs a byte at least to go with
+                socket.send_fds(
+                    self.socket, [_LENGTH.pack(0)], descriptors[first : first + _MAX_DESCRIPTORS]
+                )
             self.socket.sendall(_LENGTH.pack(len(body)) + body)
 
     def arrived(self, flags: int = socket.MSG_DONTWAIT) -> list[tuple]:
         """Return the messages that have come in. Clear `is_open` when the other side is gone."""
         try:
-            data, carried, _, _ = self.socket.recvmsg(1 << 18, _ANCILLARY_BYTES, flags)  # recv_fds ignores the flags
+            data, carried, _, _ = self.socket.recvmsg(
+                1 << 18, _ANCILLARY_BYTES, flags
+            )  # recv_fds ignores the flags
         except BlockingIOError:
             return []
         except OSError:  # it was killed before it had read all that was sent to it
@@ -75,7 +81,9 @@ class Connection:
             if len(self._buffer) < end:
                 break
             body = self._buffer[_LENGTH.size : end]
-            del self._buffer[:end]  # first: unpickling can collect garbage, such as a forgotten World, which reads too
+            del self._buffer[
+                :end
+            ]  # first: unpickling can collect garbage, such as a forgotten World, which reads too
             if body:
                 messages.append(pickle.loads(body))
         return messages

@@ -25,8 +25,8 @@ _say_if_new = lru_cache(maxsize=1)(say)
 
 
 def launch(
-    fn, /, *args, world_size: int, backend: str = "auto", timeout_seconds: float = 60.0, live: bool = False,
-    strict: bool = False, **kwargs,
+    fn, /, *args, world_size: int, backend: str = "auto", timeout_seconds: float = 60.0,
+    live: bool = False, strict: bool = False, **kwargs,
 ) -> list:  # fmt: skip
     """Run ``fn(*args, **kwargs)`` on ``world_size`` new ranks. Return what they return, in rank order.
 
@@ -49,7 +49,9 @@ def launch(
         RankFailed: a rank raised or died; the message is the report. `Deadlock` if they wait for each other.
     """
     call = _pickled_call(fn, args, kwargs)  # first: if it is refused, no process was started
-    with World(world_size, backend=backend, timeout_seconds=timeout_seconds, strict=strict) as world:
+    with World(
+        world_size, backend=backend, timeout_seconds=timeout_seconds, strict=strict
+    ) as world:
         return world._run(call, live, keep=False)
 
 
@@ -60,16 +62,31 @@ class World(contextlib.AbstractContextManager):
     C code does not let go, or with NCCL a message on its way; ``ended`` says why. Arguments and errors: see `launch`.
     """
 
-    def __init__(self, world_size: int, *, backend: str = "auto", timeout_seconds: float = 60.0, strict: bool = False):
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        backend: str = "auto",
+        timeout_seconds: float = 60.0,
+        strict: bool = False,
+    ):
         self.world_size = whole_number(world_size) or 0
         if not 1 <= self.world_size <= MAX_RANKS:
-            raise ValueError(f"world_size={world_size!r} must be a whole number from 1 to {MAX_RANKS}")
+            raise ValueError(
+                f"world_size={world_size!r} must be a whole number from 1 to {MAX_RANKS}"
+            )
         if backend not in ("auto", "gloo", "nccl"):
             raise ValueError(f"backend={backend!r} is unknown: use 'auto', 'gloo' or 'nccl'")
-        if not isinstance(timeout_seconds, Real) or not 0 < timeout_seconds <= 1e6:  # torch counts nanoseconds
-            raise ValueError(f"timeout_seconds={timeout_seconds!r} must be a number above 0, and at most a million")
+        if (
+            not isinstance(timeout_seconds, Real) or not 0 < timeout_seconds <= 1e6
+        ):  # torch counts nanoseconds
+            raise ValueError(
+                f"timeout_seconds={timeout_seconds!r} must be a number above 0, and at most a million"
+            )
         if "LABKIT_WORLD" in os.environ:
-            raise RuntimeError("launch was called on a rank: only the notebook (or script) itself can launch ranks")
+            raise RuntimeError(
+                "launch was called on a rank: only the notebook (or script) itself can launch ranks"
+            )
         self.ended = ""  # why, once it has
         self.was_freed = False  # and connected anew, after the latest fault
         self._one_call = threading.Lock()  # at a time: a second thread waits its turn
@@ -77,10 +94,18 @@ class World(contextlib.AbstractContextManager):
             server = client.current_server(interrupt)
             self.backend, why = choose_backend(backend, self.world_size, server.gpu_count())
             _say_if_new(why)
-            settings = {"world_size": self.world_size, "backend": self.backend, "timeout_seconds": timeout_seconds}
-            settings["environment"] = os.environ | ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if strict else {})
+            settings = {
+                "world_size": self.world_size,
+                "backend": self.backend,
+                "timeout_seconds": timeout_seconds,
+            }
+            settings["environment"] = os.environ | (
+                {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if strict else {}
+            )
             self._ranks = Ranks(server, self.world_size, settings)
-            self._finalizer = weakref.finalize(self, self._ranks.end, kill=True)  # a world that nobody closed
+            self._finalizer = weakref.finalize(
+                self, self._ranks.end, kill=True
+            )  # a world that nobody closed
             self._finalizer.atexit = False  # the server sees to that
             if interrupt.requested:
                 self._end("it was interrupted while it started", kill=True)
@@ -129,17 +154,25 @@ class World(contextlib.AbstractContextManager):
 def _pickled_call(fn, args: tuple, kwargs: dict) -> list[memoryview]:
     """Return what every rank is sent: the state of the notebook, and the call, to be unpickled in that state."""
     if not callable(fn):
-        raise ValueError(f"fn={fn!r} cannot be called: pass the function itself, and its arguments after it")
+        raise ValueError(
+            f"fn={fn!r} cannot be called: pass the function itself, and its arguments after it"
+        )
     try:
         here = os.getcwd()
     except FileNotFoundError:
         gone = os.readlink("/proc/self/cwd")
-        raise ValueError(f"the working directory is gone, {gone}: choose a different one with os.chdir") from None
+        raise ValueError(
+            f"the working directory is gone, {gone}: choose a different one with os.chdir"
+        ) from None
     settings = {
         "environment": dict(os.environ),
         "working_directory": here,
         "sys_path": [path or here for path in sys.path],
-        "cells": {name: entry for name, entry in linecache.cache.items() if is_cell(name) and len(entry) == 4},
+        "cells": {
+            name: entry
+            for name, entry in linecache.cache.items()
+            if is_cell(name) and len(entry) == 4
+        },
     }
     try:
         return pickled((settings, [*map(pickle.PickleBuffer, pickled((fn, args, kwargs)))]))

@@ -46,24 +46,45 @@ class Messages:
     A shape message goes ahead of a stage's first activation, unless ``activation`` says what all of them are.
     """
 
-    def __init__(self, schedule: Schedule, groups: ProcessGroups, inputs, activation, span, recv_prefetch: int):
-        self.schedule, self.groups, self.span = schedule, groups, span
+    def __init__(
+        self,
+        schedule: Schedule,
+        groups: ProcessGroups,
+        inputs,
+        activation,
+        span,
+        recv_prefetch: int,
+    ):
+        self.schedule = schedule
+        self.groups = groups
+        self.span = span
         # On a GPU a second receive in a channel's queue can hold up the computation that the first one waits for.
-        self.recv_prefetch = 1 if groups.has_channels else check_size("recv_prefetch", recv_prefetch)
+        self.recv_prefetch = (
+            1 if groups.has_channels else check_size("recv_prefetch", recv_prefetch)
+        )
         self.due = _due(schedule) if groups.has_channels else {}
-        self.rank, self.device, self.rows = groups.coords.pp, local_device(), [len(rows) for rows in inputs]
+        self.rank = groups.coords.pp
+        self.device = local_device()
+        self.rows = [len(rows) for rows in inputs]
         self.shapes: dict[int, tuple] = {}  # stage -> dtype, shape, and for how many rows
-        self.order_of = cache(lambda rank: {op: index for index, op in enumerate(schedule.ranks[rank])})
+        self.order_of = cache(
+            lambda rank: {op: index for index, op in enumerate(schedule.ranks[rank])}
+        )
         self.handed_over: dict[Op, torch.Tensor] = {}  # from one chunk of this rank to another
         self.needs = {op: self._route(op, -1) for op in schedule.ranks[self.rank]}
-        self.recvs: dict[tuple[str, int], tuple[deque[Route], dict[Route, tuple]]] = {}  # kind, sender: to post, posted
+        self.recvs: dict[
+            tuple[str, int], tuple[deque[Route], dict[Route, tuple]]
+        ] = {}  # kind, sender: to post, posted
         from_others = [route for route in self.needs.values() if route and route.rank != self.rank]
         for route in sorted(from_others, key=lambda route: self.order_of(route.rank)[route.op]):
             self.recvs.setdefault((route.op.kind, route.rank), (deque(), {}))[0].append(route)
-        self.stages_before = {route.stage for key in self.recvs if key[0] == FORWARD for route in self.recvs[key][0]}
+        self.stages_before = {
+            route.stage for key in self.recvs if key[0] == FORWARD for route in self.recvs[key][0]
+        }
         self.pending_sends: dict[Route, list[tuple[torch.Tensor, Any]]] = {}
         for stage in range(1, schedule.num_stages):  # in one order on all ranks
-            before, after = schedule.rank_of_stage(stage - 1), schedule.rank_of_stage(stage)
+            before = schedule.rank_of_stage(stage - 1)
+            after = schedule.rank_of_stage(stage)
             groups.connect(FORWARD, before, after)
             groups.connect(BACKWARD, after, before)
             if activation is not None:
@@ -90,7 +111,11 @@ class Messages:
             work.wait()
         # The sender has done all its ops up to this one, so it has received what this rank sent for them.
         order = self.order_of(route.rank)
-        self._release(to for to in self.pending_sends if to.rank == route.rank and order[to.op] <= order[route.op])
+        self._release(
+            to
+            for to in self.pending_sends
+            if to.rank == route.rank and order[to.op] <= order[route.op]
+        )
         return tensor
 
     def send(self, op: Op, result: torch.Tensor | None) -> None:
@@ -101,7 +126,9 @@ class Messages:
         is_tensor = isinstance(result, torch.Tensor)
         if not is_tensor or result.dtype not in DTYPES or result.dim() > MAX_DIMS:
             what = f"{result.dtype} of {result.dim()} dims" if is_tensor else type(result).__name__
-            raise ValueError(f"{op} gave a {what}: a stage must give one tensor of floats, of at most {MAX_DIMS} dims")
+            raise ValueError(
+                f"{op} gave a {what}: a stage must give one tensor of floats, of at most {MAX_DIMS} dims"
+            )
         tensor = result.detach().contiguous()
         if route.rank == self.rank:
             self.handed_over[route.op] = tensor
@@ -109,10 +136,13 @@ class Messages:
         self._release(takewhile(self._has_left, self.pending_sends))
         if route.stage not in self.shapes:
             self._send_shape(route, tensor)
-        if (expected := self._shape(route)) != (tensor.dtype, tensor.shape):
-            gave, wants = (f"{dtype} {list(shape)}" for dtype, shape in ((tensor.dtype, tensor.shape), expected))
+        dtype, shape = self._shape(route)
+        if (dtype, shape) != (tensor.dtype, tensor.shape):
+            gave = f"{tensor.dtype} {list(tensor.shape)}"
             rule = "for like inputs a stage must give like shapes, with the rows in the first dim"
-            raise ValueError(f"{op} gave {gave}, but the next stage expects {wants}: {rule}")
+            raise ValueError(
+                f"{op} gave {gave}, but the next stage expects {dtype} {list(shape)}: {rule}"
+            )
         self._post_send(route, tensor, route.group, route.tag)
 
     def flush(self) -> None:
@@ -126,9 +156,13 @@ class Messages:
                     work.wait()
 
     def _has_left(self, route: Route) -> bool:
-        return all(work.is_completed() for _, work in self.pending_sends[route])  # NCCL knows, gloo does not
+        return all(
+            work.is_completed() for _, work in self.pending_sends[route]
+        )  # NCCL knows, gloo does not
 
-    def _post_send(self, route: Route, tensor: torch.Tensor, group: dist.ProcessGroup, tag: int) -> None:
+    def _post_send(
+        self, route: Route, tensor: torch.Tensor, group: dist.ProcessGroup, tag: int
+    ) -> None:
         work = dist.isend(tensor, group=group, group_dst=route.rank, tag=tag)
         self.pending_sends.setdefault(route, []).append((tensor, work))
 
@@ -137,7 +171,11 @@ class Messages:
         for (kind, _), (to_post, posted) in self.recvs.items():
             # Shapes come through the channels of gradients, and before them.
             to_know = self.stages_before if kind == BACKWARD else set()
-            while to_post and len(posted) < self.recv_prefetch and {to_post[0].stage} | to_know <= self.shapes.keys():
+            while (
+                to_post
+                and len(posted) < self.recv_prefetch
+                and {to_post[0].stage} | to_know <= self.shapes.keys()
+            ):
                 self._post_recv(to_post, posted)
 
     def _post_recv(self, to_post: deque[Route], posted: dict[Route, tuple]) -> None:
@@ -149,17 +187,24 @@ class Messages:
             self._recv_shape(route)
         dtype, shape = self._shape(route)
         tensor = torch.empty(shape, dtype=dtype, device=self.device)
-        posted[route] = tensor, dist.irecv(tensor, group=route.group, group_src=route.rank, tag=route.tag)
+        posted[route] = (
+            tensor,
+            dist.irecv(tensor, group=route.group, group_src=route.rank, tag=route.tag),
+        )
 
     def _send_shape(self, route: Route, tensor: torch.Tensor) -> None:
-        dtype, shape, rows = tensor.dtype, tensor.shape, self.rows[route.op.micro_batch]
-        self.shapes[route.stage] = dtype, shape, rows
-        numbers = [rows, DTYPES.index(dtype), len(shape), *shape, *[0] * (MAX_DIMS - len(shape))]
-        self._post_send(route, torch.tensor(numbers, device=self.device), route.shape_group, route.shape_tag)
+        rows = self.rows[route.op.micro_batch]
+        self.shapes[route.stage] = tensor.dtype, tensor.shape, rows
+        padding = [0] * (MAX_DIMS - tensor.dim())
+        numbers = [rows, DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape, *padding]
+        message = torch.tensor(numbers, device=self.device)
+        self._post_send(route, message, route.shape_group, route.shape_tag)
 
     def _recv_shape(self, route: Route) -> None:
         message = torch.empty(3 + MAX_DIMS, dtype=torch.int64, device=self.device)
-        work: Any = dist.irecv(message, group=route.shape_group, group_src=route.rank, tag=route.shape_tag)
+        work: Any = dist.irecv(
+            message, group=route.shape_group, group_src=route.rank, tag=route.shape_tag
+        )
         work.wait()
         rows, dtype, num_dims, *shape = message.tolist()  # on a GPU, the host waits
         self.shapes[route.stage] = DTYPES[dtype], torch.Size(shape[:num_dims]), rows
@@ -176,11 +221,17 @@ class Messages:
         if neighbor is None:
             return None
         rank, there = neighbor
-        group, of_shapes = (self.groups.channel(kind, *(self.rank, rank)[::steps]) for kind in (op.kind, BACKWARD))
-        stage = min(self.schedule.stage_of(self.rank, op.chunk), self.schedule.stage_of(rank, there.chunk))
+        group, of_shapes = (
+            self.groups.channel(kind, *(self.rank, rank)[::steps]) for kind in (op.kind, BACKWARD)
+        )
+        stage = min(
+            self.schedule.stage_of(self.rank, op.chunk), self.schedule.stage_of(rank, there.chunk)
+        )
         number = stage + (op.kind == BACKWARD) * self.schedule.num_stages
         shape_tag = number * (len(self.rows) + 1)
-        return Route(rank, there, group, shape_tag + 1 + op.micro_batch, of_shapes, shape_tag, stage)
+        return Route(
+            rank, there, group, shape_tag + 1 + op.micro_batch, of_shapes, shape_tag, stage
+        )
 
 
 @lru_cache(maxsize=64)
@@ -190,14 +241,22 @@ def _due(schedule: Schedule) -> dict[tuple[int, Op], deque]:
     If all ops took the same time, these are of all that was sent but each channel's newest message. So no rank waits
     for ever: in that order each send finds the message before it received, and each receive finds its message sent.
     """
-    steps, last_step, next_op, due, num_left = {}, Counter(), {}, defaultdict(deque), Counter()
+    steps: dict[tuple[int, Op], int] = {}  # when each op runs
+    last_step: Counter[int] = Counter()  # of each rank
+    next_op: dict[int, Op] = {}  # of each rank, going backwards
+    due: dict[Any, deque] = defaultdict(deque)
+    num_left: Counter[tuple[str, int, int]] = Counter()  # messages by kind, sender and receiver
     with suppress(ScheduleDeadlock):
         for rank, op, needs in schedule.in_order():
-            last_step[rank] = steps[rank, op] = 1 + max([last_step[rank], *(steps[need] for need in needs)])
+            last_step[rank] = steps[rank, op] = 1 + max(
+                [last_step[rank], *(steps[need] for need in needs)]
+            )
         for rank, op in sorted(steps, key=steps.__getitem__, reverse=True):
             next_op[rank] = op
             receiver, _ = schedule.neighbor(rank, op, 1) or (rank, op)
             if receiver != rank:
                 num_left[op.kind, rank, receiver] += 1  # this one and those after it
-                due[receiver, next_op.get(receiver)].appendleft(((op.kind, rank), num_left[op.kind, rank, receiver]))
+                due[receiver, next_op.get(receiver)].appendleft(
+                    ((op.kind, rank), num_left[op.kind, rank, receiver])
+                )
     return due

@@ -15,7 +15,9 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from labkit.torch_versions import graph_owner
 
 
-def split_backward(output: torch.Tensor, x: torch.Tensor, grad: torch.Tensor | None) -> Callable[[], None]:
+def split_backward(
+    output: torch.Tensor, x: torch.Tensor, grad: torch.Tensor | None
+) -> Callable[[], None]:
     """Fill ``x.grad`` of a leaf x, given the gradient of the output; return what adds to the gradients of the weights.
 
     Where there is no path from output to x (token numbers have no gradient), the second half is all of backward.
@@ -40,10 +42,18 @@ def split_backward(output: torch.Tensor, x: torch.Tensor, grad: torch.Tensor | N
 
     owner = graph_owner(output)
 
-    def weight_gradient(owner: GradientEdge | None = owner) -> None:  # a default, so that the function holds it
+    def weight_gradient(
+        owner: GradientEdge | None = owner,
+    ) -> None:  # a default, so that the function holds it
         for node, grads in arrived.items():
-            given = {GradientEdge(node, index): grad for index, grad in enumerate(grads) if grad is not None}
-            torch.autograd.backward(list(given), list(given.values()), inputs=list(weights_at[node]))
+            given = {
+                GradientEdge(node, index): grad
+                for index, grad in enumerate(grads)
+                if grad is not None
+            }
+            torch.autograd.backward(
+                list(given), list(given.values()), inputs=list(weights_at[node])
+            )
 
     return weight_gradient
 

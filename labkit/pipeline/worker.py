@@ -67,23 +67,30 @@ def run(
         ValueError: before any communication, if sizes or chunks do not fit the schedule, or it cannot run.
     """
     check_schedule(schedule, allow_deadlock)
-    _check_arguments(schedule, chunks, groups, inputs, targets, tied, average, reduce_every_micro_batch)
-    rank, span = groups.coords.pp, trace.span if trace else lambda *_: nullcontext()
-    given = inputs, targets, loss, ignore_index, average
-    stages = [Stage(chunk, schedule.stage_of(rank, index), schedule, *given) for index, chunk in enumerate(chunks)]
+    _check_arguments(
+        schedule, chunks, groups, inputs, targets, tied, average, reduce_every_micro_batch
+    )
+    rank = groups.coords.pp
+    span = trace.span if trace else lambda *_: nullcontext()
+    stages = []
+    for index, chunk in enumerate(chunks):
+        number = schedule.stage_of(rank, index)
+        stages.append(Stage(chunk, number, schedule, inputs, targets, loss, ignore_index, average))
     messages = Messages(schedule, groups, inputs, activation, span, recv_prefetch)
-    replicas = {index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, DataParallelBase)}
-    backwards = [op for op in schedule.ranks[rank] if op.kind != FORWARD] if average else []
-    last_backward = {op.chunk: op for op in backwards}
-    if backwards and schedule.end_ranks == {rank}:  # the last stage may add to the embedding of the first
-        last_backward[schedule.chunk_of_stage(0)] = backwards[-1]
+    replicas = {
+        index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, DataParallelBase)
+    }
+    last_backward = _last_backwards(schedule, rank) if average else {}
 
     def reducing(op: Op):
         is_last = op == last_backward.get(op.chunk)
-        sends = is_last or (average and reduce_every_micro_batch and op.kind != FORWARD)
+        is_early = average and reduce_every_micro_batch and op.kind != FORWARD
+        if not (is_last or is_early):
+            return nullcontext()
         # A W is a backward for each node with weights, and whole units would be reduced after each.
-        sends = sends and not (op.kind == WEIGHT_GRADIENT and replicas[op.chunk].reduces_whole_units)
-        return replicas[op.chunk].reducing(is_last) if sends else nullcontext()
+        if op.kind == WEIGHT_GRADIENT and replicas[op.chunk].reduces_whole_units:
+            return nullcontext()
+        return replicas[op.chunk].reducing(is_last)
 
     with _all_reduce_tied_grads(tied if BACKWARD in schedule.kinds else (), schedule, groups):
         with ExitStack() as stack:
@@ -100,21 +107,40 @@ def run(
     return next((stage.total for stage in stages if stage.is_last), None)
 
 
+def _last_backwards(schedule: Schedule, rank: int) -> dict[int, Op]:
+    """Return the op after which each chunk's gradients are complete."""
+    backwards = [op for op in schedule.ranks[rank] if op.kind != FORWARD]
+    last = {op.chunk: op for op in backwards}
+    if backwards and schedule.end_ranks == {
+        rank
+    }:  # the last stage may add to the embedding of the first
+        last[schedule.chunk_of_stage(0)] = backwards[-1]
+    return last
+
+
 @contextmanager
-def _all_reduce_tied_grads(tied: Sequence[nn.Parameter], schedule: Schedule, groups: ProcessGroups) -> Iterator[None]:
+def _all_reduce_tied_grads(
+    tied: Sequence[nn.Parameter], schedule: Schedule, groups: ProcessGroups
+) -> Iterator[None]:
     """Give all copies of a shared weight, on this rank and on its partner, the sum of the gradients from this block."""
-    copies = {weight: weight.grad for weight in tied if weight.requires_grad}
-    for weight, grad in copies.items():  # the copies agree in earlier gradients; a wrapper may reuse their memory
-        copies[weight], weight.grad = None if grad is None else grad.clone(), None
+    earlier: dict[nn.Parameter, torch.Tensor | None] = {}  # in these the copies agree
+    for weight in tied:
+        if weight.requires_grad:
+            earlier[weight] = (
+                None if weight.grad is None else weight.grad.clone()
+            )  # a wrapper may reuse its memory
+            weight.grad = None
     yield
-    if not copies:
+    if not earlier:
         return
-    zero = torch.zeros_like(tied[0], dtype=grad_dtype_of(tied[0]))
-    total = sum((weight.grad for weight in copies if weight.grad is not None), zero)
+    total = torch.zeros_like(tied[0], dtype=grad_dtype_of(tied[0]))
+    for weight in earlier:
+        if weight.grad is not None:
+            total = total + weight.grad
     if len(schedule.end_ranks) > 1:
         dist.all_reduce(total, group=groups.embedding)
-    for weight, earlier in copies.items():
-        gradient = total if earlier is None else total + earlier
+    for weight, grad in earlier.items():
+        gradient = total if grad is None else total + grad
         weight.grad = gradient.clone() if weight.grad is None else weight.grad.copy_(gradient)
 
 
@@ -124,21 +150,45 @@ class Stage:
     The first stage takes its input from ``inputs``; the last one computes the loss, and ``total`` is its mean so far.
     """
 
-    def __init__(self, chunk: nn.Module, number: int, schedule: Schedule, inputs, targets, loss, ignore_index, average):
-        self.chunk, self.inputs, self.targets, self.loss = chunk, inputs, targets, loss
-        self.is_first, self.is_last = number == 0, number == schedule.num_stages - 1
-        self.trains, self.splits_backward = BACKWARD in schedule.kinds, WEIGHT_GRADIENT in schedule.kinds
+    def __init__(
+        self,
+        chunk: nn.Module,
+        number: int,
+        schedule: Schedule,
+        inputs,
+        targets,
+        loss,
+        ignore_index,
+        average,
+    ):
+        self.chunk = chunk
+        self.inputs = inputs
+        self.targets = targets
+        self.loss = loss
+        self.is_first = number == 0
+        self.is_last = number == schedule.num_stages - 1
+        self.trains = BACKWARD in schedule.kinds
+        self.splits_backward = WEIGHT_GRADIENT in schedule.kinds
         replicas = chunk.groups if average and isinstance(chunk, DataParallelBase) else ()
-        self.loss_weights = _loss_weights(inputs, targets, ignore_index, replicas) if self.is_last else []
+        self.loss_weights = (
+            _loss_weights(inputs, targets, ignore_index, replicas) if self.is_last else []
+        )
         self.total: torch.Tensor | None = None
-        self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # micro-batch -> input, output with its graph
-        self._weight_gradients: dict[int, Callable[[], None]] = {}  # micro-batch -> what computes them
+        self._held: dict[
+            int, tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # micro-batch -> input, output with its graph
+        self._weight_gradients: dict[
+            int, Callable[[], None]
+        ] = {}  # micro-batch -> what computes them
 
     def do(self, op: Op, arrived: torch.Tensor | None) -> torch.Tensor | None:
         """Run ``op`` on what arrived for it, and return what the next stage needs."""
-        if op.kind == WEIGHT_GRADIENT:
-            return self._weight_gradients.pop(op.micro_batch)()
-        return self.forward(op, arrived) if op.kind == FORWARD else self.backward(op, arrived)
+        if op.kind == FORWARD:
+            return self.forward(op, arrived)
+        if op.kind == BACKWARD:
+            return self.backward(op, arrived)
+        compute_weight_gradients = self._weight_gradients.pop(op.micro_batch)
+        return compute_weight_gradients()
 
     def forward(self, op: Op, x: Any) -> torch.Tensor:
         """Return the chunk's output, on the last stage its share of the loss."""
@@ -148,15 +198,20 @@ class Stage:
         with torch.set_grad_enabled(self.trains):
             output = self.chunk(x)
             if self.is_last:
-                target = None if self.targets is None else self.targets[op.micro_batch]
-                if weight := self.loss_weights[op.micro_batch]:  # the one place where losses are averaged
-                    output = self.loss(output, target) * weight
-                else:  # nothing counts, and the mean over nothing would be NaN
-                    output = output.flatten()[:0].sum()
-                self.total = output.detach() if self.total is None else self.total + output.detach()
+                output = self._share_of_loss(op, output)
+        if self.is_last:
+            self.total = output.detach() if self.total is None else self.total + output.detach()
         if self.trains:
             self._held[op.micro_batch] = x, output
         return output
+
+    def _share_of_loss(self, op: Op, output: torch.Tensor) -> torch.Tensor:
+        """Return what a micro-batch adds to the mean loss: this is the one place where losses are averaged."""
+        weight = self.loss_weights[op.micro_batch]
+        if weight == 0:  # nothing counts, and the mean over nothing would be NaN
+            return output.flatten()[:0].sum()
+        target = None if self.targets is None else self.targets[op.micro_batch]
+        return self.loss(output, target) * weight
 
     def backward(self, op: Op, grad: torch.Tensor | None) -> torch.Tensor:
         """Return the gradient of the input; add up those of the weights too, unless they are an op of their own."""
@@ -169,7 +224,10 @@ class Stage:
 
 
 def _loss_weights(
-    inputs: Sequence[torch.Tensor], targets, ignore_index: int | None, replicas: Sequence[dist.ProcessGroup]
+    inputs: Sequence[torch.Tensor],
+    targets,
+    ignore_index: int | None,
+    replicas: Sequence[dist.ProcessGroup],
 ) -> list[float]:
     """Return each micro-batch's share of the mean over all: by its rows, or by its targets that count.
 
@@ -190,28 +248,43 @@ def _loss_weights(
     return [count * num_replicas / everywhere for count in own]
 
 
-def _check_arguments(schedule: Schedule, chunks, groups, inputs, targets, tied, average, reduce_every_micro_batch):
-    m, p = schedule.num_micro_batches, groups.layout.pp_size
+def _check_arguments(
+    schedule: Schedule, chunks, groups, inputs, targets, tied, average, reduce_every_micro_batch
+):
+    m = schedule.num_micro_batches
+    p = groups.layout.pp_size
     if schedule.pp_size != p:
-        raise ValueError(f"{schedule.name!r} is for {schedule.pp_size} ranks, but pp_size={p}: they must agree")
+        raise ValueError(
+            f"{schedule.name!r} is for {schedule.pp_size} ranks, but pp_size={p}: they must agree"
+        )
     if tied and schedule.end_ranks not in ({0}, {0, p - 1}):
         fault = f"the tied stages of {schedule.name!r} live on ranks {sorted(schedule.end_ranks)}"
         raise ValueError(f"{fault}: place the first on rank 0, and the last on rank 0 or {p - 1}")
     if len(chunks) != schedule.num_chunks:
-        raise ValueError(f"{len(chunks)} chunks for a schedule of num_chunks={schedule.num_chunks}: give that many")
+        raise ValueError(
+            f"{len(chunks)} chunks for a schedule of num_chunks={schedule.num_chunks}: give that many"
+        )
     if average and not all(isinstance(chunk, DataParallelBase) for chunk in chunks):
-        raise ValueError("average=True needs chunks that average: wrap each one, for example in a DataParallel")
-    frees = reduce_every_micro_batch or any(getattr(chunk, "reshard_after_forward", False) for chunk in chunks)
+        raise ValueError(
+            "average=True needs chunks that average: wrap each one, for example in a DataParallel"
+        )
+    frees = reduce_every_micro_batch or any(
+        getattr(chunk, "reshard_after_forward", False) for chunk in chunks
+    )
     if frees and WEIGHT_GRADIENT in schedule.kinds:
         fault = f"{schedule.name!r} computes weights' gradients after layers were freed, or their gradients sent"
         way_out = "use reduce_every_micro_batch=False and reshard_after_forward=False, or a different schedule"
         raise ValueError(f"{fault}: {way_out}")
     for name, given in (("inputs", inputs), ("targets", targets)):
         if given is not None and len(given) != m:
-            raise ValueError(f"{len(given)} {name} for a schedule of num_micro_batches={m}: give that many")
+            raise ValueError(
+                f"{len(given)} {name} for a schedule of num_micro_batches={m}: give that many"
+            )
     for number, rows in enumerate(inputs):
         if len(rows) == 0:
-            raise ValueError(f"micro-batch {number} of {m} has no rows: use fewer micro-batches or a larger batch")
+            raise ValueError(
+                f"micro-batch {number} of {m} has no rows: use fewer micro-batches or a larger batch"
+            )
         if (rows.shape[1:], rows.dtype) != (inputs[0].shape[1:], inputs[0].dtype):
             this, first = (f"{str(x.dtype)[6:]} {list(x.shape)}" for x in (rows, inputs[0]))
             rule = "they may differ only in the number of rows, so pad them to one size"

@@ -53,29 +53,54 @@ def dualpipe_v(pp_size: int, num_micro_batches: int) -> Schedule:
     Raises:
         ValueError: m < 2p, for which it has no order.
     """
-    p, m = check_size("pp_size", pp_size), check_size("num_micro_batches", num_micro_batches)
+    p = check_size("pp_size", pp_size)
+    m = check_size("num_micro_batches", num_micro_batches)
     if m < 2 * p:
-        raise ValueError(f"num_micro_batches={m} is below 2 * pp_size={2 * p}: use {2 * p} or more, or zero_bubble_v")
-    return Schedule("DualPipeV", p, m, [_dualpipe_v_ops(rank, p, m) for rank in range(p)], 2, KINDS, v_shape(p))
+        raise ValueError(
+            f"num_micro_batches={m} is below 2 * pp_size={2 * p}: use {2 * p} or more, or zero_bubble_v"
+        )
+    ranks = [_dualpipe_v_ops(rank, p, m) for rank in range(p)]
+    return Schedule("DualPipeV", p, m, ranks, 2, KINDS, v_shape(p))
 
 
-def _filled(name: str, pp_size: int, num_micro_batches: int, limit_of: Callable[[int], int]) -> Schedule:
-    p, m = check_size("pp_size", pp_size), check_size("num_micro_batches", num_micro_batches)
-    return Schedule(name, p, m, fastest(p, m, limit_of(p))[1], 2, KINDS, v_shape(p))
+def _filled(
+    name: str, pp_size: int, num_micro_batches: int, limit_of: Callable[[int], int]
+) -> Schedule:
+    p = check_size("pp_size", pp_size)
+    m = check_size("num_micro_batches", num_micro_batches)
+    _, ranks = fastest(p, m, limit_of(p))
+    return Schedule(name, p, m, ranks, 2, KINDS, v_shape(p))
 
 
 def _dualpipe_v_ops(rank: int, p: int, m: int) -> list[Op]:
-    """Return a rank's ops. A letter below is the next micro-batch's pass, small in chunk 1; I is a B without its W."""
-    later, last = p - 1 - rank, "bB" * (rank + 1)
-    order = "F" * 2 * later + "Ff" * (rank + 1) + "bf" * later  # warm-up
-    order += "FbfB" * (m - 2 * p + rank + 1) + "bfB" * later + last[: rank + 1]  # a forward beside each backward
-    order += last[rank + 1 :].translate({98: "i", 66: "I"}) + "WI" * later + "W" * (rank + 1)  # W fills the holes
-    numbers, weights, ops = {"F": count(), "f": count(), "I": count(), "i": count()}, deque(), []
-    for letter in order.replace("B", "IX").replace("b", "iX"):  # X: the W of the backward just before
-        if letter in "WX":
-            ops.append(weights.popleft() if letter == "W" else weights.pop())
+    """Return a rank's ops.
+
+    The order is first written in letters, of which each stands for the next micro-batch's pass, a small one for chunk
+    1's: F is a forward, B a backward with its weight gradient, I a backward without, W the oldest weight gradient left.
+    """
+    later = p - 1 - rank  # ranks after this one
+    warm_up = "F" * 2 * later + "Ff" * (rank + 1) + "bf" * later
+    steady = "FbfB" * (m - 2 * p + rank + 1) + "bfB" * later  # a forward beside each backward
+    last = "bB" * (rank + 1)
+    last_with_weights = last[: rank + 1]
+    last_without = last[rank + 1 :].replace("b", "i").replace("B", "I")
+    cool_down = last_without + "WI" * later + "W" * (rank + 1)  # weight gradients fill the holes
+    letters = warm_up + steady + last_with_weights + cool_down
+
+    next_micro_batch = {letter: count() for letter in "FfIi"}
+    weights: deque[Op] = deque()  # gradients that can be computed
+    ops: list[Op] = []
+    for letter in letters.replace("B", "IX").replace(
+        "b", "iX"
+    ):  # X: the W of the backward just before
+        if letter == "W":
+            ops.append(weights.popleft())
+        elif letter == "X":
+            ops.append(weights.pop())
         else:
             kind = FORWARD if letter in "Ff" else BACKWARD
-            ops.append(Op(kind, next(numbers[letter]), int(letter.islower())))
-            weights += [ops[-1]._replace(kind=WEIGHT_GRADIENT)] if kind == BACKWARD else []
+            op = Op(kind, next(next_micro_batch[letter]), int(letter.islower()))
+            ops.append(op)
+            if kind == BACKWARD:
+                weights.append(op._replace(kind=WEIGHT_GRADIENT))
     return ops

@@ -33,7 +33,9 @@ def one_f_one_b(pp_size: int, num_micro_batches: int) -> Schedule:
     """
     p, m = _sizes(pp_size, num_micro_batches)
     forwards, backwards = ([Op(kind, i) for i in range(m)] for kind in (FORWARD, BACKWARD))
-    return Schedule("1F1B", p, m, [_in_turn(forwards, backwards, num_warmup=p - rank - 1) for rank in range(p)])
+    return Schedule(
+        "1F1B", p, m, [_in_turn(forwards, backwards, num_warmup=p - rank - 1) for rank in range(p)]
+    )
 
 
 def interleaved(pp_size: int, num_micro_batches: int, num_chunks: int) -> Schedule:
@@ -57,9 +59,18 @@ def interleaved(pp_size: int, num_micro_batches: int, num_chunks: int) -> Schedu
     num_rounds = max(1, m // p)
     rounds = [range(m * i // num_rounds, m * (i + 1) // num_rounds) for i in range(num_rounds)]
     forwards = [Op(FORWARD, i, chunk) for members in rounds for chunk in range(v) for i in members]
-    backwards = [Op(BACKWARD, i, chunk) for members in rounds for chunk in reversed(range(v)) for i in members]
-    before_last_chunk = (v - 1) * max(map(len, rounds))  # forwards that come before a micro-batch's last
-    ranks = [_in_turn(forwards, backwards, before_last_chunk + 2 * (p - rank - 1)) for rank in range(p)]
+    backwards = [
+        Op(BACKWARD, i, chunk)
+        for members in rounds
+        for chunk in reversed(range(v))
+        for i in members
+    ]
+    before_last_chunk = (v - 1) * max(
+        map(len, rounds)
+    )  # forwards that come before a micro-batch's last
+    ranks = [
+        _in_turn(forwards, backwards, before_last_chunk + 2 * (p - rank - 1)) for rank in range(p)
+    ]
     return Schedule("interleaved 1F1B", p, m, ranks, v)
 
 
@@ -82,7 +93,9 @@ def zero_bubble(pp_size: int, num_micro_batches: int, extra_in_flight: int = 0) 
     """
     p, m = _sizes(pp_size, num_micro_batches)
     if whole_number(extra_in_flight) not in range(p):
-        raise ValueError(f"extra_in_flight={extra_in_flight!r} with pp_size={p}: use 0 (ZB-H1) to {p - 1} (ZB-H2)")
+        raise ValueError(
+            f"extra_in_flight={extra_in_flight!r} with pp_size={p}: use 0 (ZB-H1) to {p - 1} (ZB-H2)"
+        )
     names = {p - 1: "zero bubble (ZB-H2)", 0: "zero bubble (ZB-H1)"}
     name = names.get(extra_in_flight, f"zero bubble, {extra_in_flight} more in flight")
     ranks = [_zero_bubble_ops(p - rank, m, p, extra_in_flight) for rank in range(p)]
@@ -104,10 +117,13 @@ def _in_turn(forwards: list[Op], backwards: list[Op], num_warmup: int) -> list[O
 def _zero_bubble_ops(ranks_left: int, m: int, p: int, extra: int) -> list[Op]:
     """Return the ops of the rank with ``ranks_left`` ranks from it to the pipeline's end, itself included."""
     num_forwards = min(m, ranks_left + min(extra, ranks_left - 1))
-    ops, num_weight_grads = [Op(FORWARD, i) for i in range(num_forwards)], 0
+    ops = [Op(FORWARD, i) for i in range(num_forwards)]
+    num_weight_grads = 0
     for i in range(m):
         ops.append(Op(BACKWARD, i))
-        if num_forwards == m or num_forwards - num_weight_grads == p + extra:  # no forward is left, or no room for one
+        if (
+            num_forwards == m or num_forwards - num_weight_grads == p + extra
+        ):  # no forward is left, or no room for one
             ops.append(Op(WEIGHT_GRADIENT, num_weight_grads))
             num_weight_grads += 1
         if num_forwards < m:

@@ -33,7 +33,9 @@ class Op(NamedTuple):
     chunk: int = 0
 
     def __str__(self) -> str:
-        return f"{LETTER.get(self.kind, self.kind)}{self.micro_batch}" + (f".{self.chunk}" if self.chunk else "")
+        return f"{LETTER.get(self.kind, self.kind)}{self.micro_batch}" + (
+            f".{self.chunk}" if self.chunk else ""
+        )
 
 
 class ScheduleDeadlock(ValueError):
@@ -41,11 +43,15 @@ class ScheduleDeadlock(ValueError):
 
     def __init__(self, name: str, waits: dict[int, tuple[Op, int, Op]]):
         super().__init__(name, waits)
-        self.name, self.waits = name, waits
+        self.name = name
+        self.waits = waits
 
     def __str__(self) -> str:
         waits = [(rank, *wait) for rank, wait in self.waits.items()]
-        texts = [f"rank {rank} waits at {op} for {need} of rank {other}" for rank, op, other, need in waits]
+        texts = [
+            f"rank {rank} waits at {op} for {need} of rank {other}"
+            for rank, op, other, need in waits
+        ]
         way_out = "move an op that another rank waits for before the op at which its own rank waits"
         return f"deadlock in {self.name!r}: {'; '.join(texts)}: {way_out}"
 
@@ -54,8 +60,8 @@ class ScheduleDeadlock(ValueError):
 class Schedule:
     """What each of ``pp_size`` ranks does, in order. Write your own, and let `check` look at it.
 
-    >>> mine = Schedule("mine", pp_size=1, num_micro_batches=1, ranks=[[Op("forward", 0), Op("backward", 0)]])
-    >>> print(mine)
+    >>> ops = [Op("forward", 0), Op("backward", 0)]
+    >>> print(Schedule("mine", pp_size=1, num_micro_batches=1, ranks=[ops]))
     mine: 1 rank, 1 micro-batch
     rank 0 | F0 B0
     """
@@ -65,8 +71,13 @@ class Schedule:
     num_micro_batches: int  # m
     ranks: Sequence[Sequence[Op]]  # the ops of each, in its order
     num_chunks: int = 1  # v, the number of chunks of the model on each rank
-    kinds: tuple[str, ...] = (FORWARD, BACKWARD)  # forward alone in evaluation, all three if the backward is split
-    stages: Sequence[Sequence[int]] = ()  # of each rank, chunk by chunk: `round_robin` unless given, or `v_shape`
+    kinds: tuple[str, ...] = (
+        FORWARD,
+        BACKWARD,
+    )  # forward alone in evaluation, all three if the backward is split
+    stages: Sequence[
+        Sequence[int]
+    ] = ()  # of each rank, chunk by chunk: `round_robin` unless given, or `v_shape`
 
     def __post_init__(self):
         for name in ("pp_size", "num_micro_batches", "num_chunks"):
@@ -74,7 +85,9 @@ class Schedule:
         object.__setattr__(self, "ranks", tuple(tuple(ops) for ops in self.ranks))
         object.__setattr__(self, "kinds", tuple(self.kinds))
         if self.kinds not in (KINDS[:1], KINDS[:2], KINDS):
-            raise ValueError(f"kinds={self.kinds} must be the first one, the first two or all of {', '.join(KINDS)}")
+            raise ValueError(
+                f"kinds={self.kinds} must be the first one, the first two or all of {', '.join(KINDS)}"
+            )
         stages = self.stages if len(self.stages) else round_robin(self.pp_size, self.num_chunks)
         object.__setattr__(self, "stages", check_stages(stages, self.pp_size, self.num_chunks))
 
@@ -86,7 +99,11 @@ class Schedule:
     @cached_property
     def _homes(self) -> dict[int, tuple[int, int]]:
         """The rank and the chunk of each stage."""
-        return {stage: (rank, chunk) for rank, mine in enumerate(self.stages) for chunk, stage in enumerate(mine)}
+        return {
+            stage: (rank, chunk)
+            for rank, mine in enumerate(self.stages)
+            for chunk, stage in enumerate(mine)
+        }
 
     def stage_of(self, rank: int, chunk: int = 0) -> int:
         """Return which stage this chunk is, counted from the model's input."""
@@ -119,16 +136,22 @@ class Schedule:
         >>> [f"{op} of rank {rank}" for rank, op in one_f_one_b(4, 8).needs(2, Op("backward", 5))]
         ['B5 of rank 3', 'F5 of rank 2']
         """
-        own = {BACKWARD: FORWARD, WEIGHT_GRADIENT: BACKWARD}.get(op.kind)
-        pairs = self.neighbor(rank, op, -1), own and (rank, op._replace(kind=own))
-        return [pair for pair in pairs if pair]
+        pairs = []
+        sender = self.neighbor(rank, op, -1)
+        if sender is not None:
+            pairs.append(sender)
+        earlier_kind = {BACKWARD: FORWARD, WEIGHT_GRADIENT: BACKWARD}.get(op.kind)
+        if earlier_kind is not None:  # what this rank itself must have done
+            pairs.append((rank, op._replace(kind=earlier_kind)))
+        return pairs
 
     def in_order(self) -> Iterator[tuple[int, Op, list[tuple[int, Op]]]]:
         """Yield each rank, op, and what it needs, in an order that can run, or raise a `ScheduleDeadlock`."""
         done: set[tuple[int, Op]] = set()
         left = [deque(ops) for ops in self.ranks]
         while any(left):
-            waits, num_before = {}, len(done)
+            waits = {}
+            num_before = len(done)
             for rank, ops in enumerate(left):
                 while ops and rank not in waits:
                     needs = self.needs(rank, ops[0])
@@ -146,8 +169,10 @@ class Schedule:
         Each counts from its forward until its last op is done; with v chunks, each pass counts, and holds 1/v as much.
 
         >>> from labkit.schedules import gpipe, one_f_one_b
-        >>> gpipe(4, 8).peak_in_flight(0), [one_f_one_b(4, 8).peak_in_flight(rank) for rank in range(4)]
-        (8, [4, 3, 2, 1])
+        >>> [gpipe(4, 8).peak_in_flight(rank) for rank in range(4)]
+        [8, 8, 8, 8]
+        >>> [one_f_one_b(4, 8).peak_in_flight(rank) for rank in range(4)]
+        [4, 3, 2, 1]
         """
         peak = held = 0
         for op in self.ranks[rank]:
@@ -164,12 +189,20 @@ class Schedule:
     def __str__(self) -> str:
         """Return one row per rank, with its ops in order."""
         chunks = [counted(self.num_chunks, "chunk") + " per rank"] if self.num_chunks > 1 else []
-        sizes = [counted(self.pp_size, "rank"), counted(self.num_micro_batches, "micro-batch"), *chunks]
+        sizes = [
+            counted(self.pp_size, "rank"),
+            counted(self.num_micro_batches, "micro-batch"),
+            *chunks,
+        ]
         lines = [f"{self.name}: {', '.join(sizes)}"]
         for rank, ops in enumerate(self.ranks):
             head = f"rank {rank:<{len(str(len(self.ranks) - 1))}} | "
             text = " ".join(map(str, ops))
-            lines.append(textwrap.fill(text, 100, initial_indent=head, subsequent_indent="| ".rjust(len(head))))
+            lines.append(
+                textwrap.fill(
+                    text, 100, initial_indent=head, subsequent_indent="| ".rjust(len(head))
+                )
+            )
         return "\n".join(lines)
 
 
@@ -180,19 +213,28 @@ def check(schedule: Schedule, allow_deadlock: bool = False) -> None:
     With ``allow_deadlock``, ranks may wait for each other.
     """
     if not isinstance(schedule, Schedule):
-        raise ValueError(f"{schedule!r} is not a Schedule: make one, such as labkit.schedules.one_f_one_b(4, 8)")
-    name, m, v = repr(schedule.name), schedule.num_micro_batches, schedule.num_chunks
+        raise ValueError(
+            f"{schedule!r} is not a Schedule: make one, such as labkit.schedules.one_f_one_b(4, 8)"
+        )
+    m = schedule.num_micro_batches
+    v = schedule.num_chunks
     if len(schedule.ranks) != schedule.pp_size:
-        has = f"has lists for {counted(len(schedule.ranks), 'rank')}, but pp_size={schedule.pp_size}"
-        raise ValueError(f"{name} {has}: give each rank one list")
-    wanted = dict.fromkeys(Op(kind, i, chunk) for i in range(m) for chunk in range(v) for kind in schedule.kinds)
+        has = (
+            f"has lists for {counted(len(schedule.ranks), 'rank')}, but pp_size={schedule.pp_size}"
+        )
+        raise ValueError(f"{schedule.name!r} {has}: give each rank one list")
+    wanted = dict.fromkeys(
+        Op(kind, i, chunk) for i in range(m) for chunk in range(v) for kind in schedule.kinds
+    )
     passes = counted(m, "micro-batch") + (f" and {counted(v, 'chunk')}" if v > 1 else "")
     rule = f"each rank runs {', '.join(schedule.kinds)} once for each of {passes}"
     for rank, ops in enumerate(schedule.ranks):
         place: dict[Op, int] = {}
         for index, op in enumerate(ops):
             if not isinstance(op, Op) or op not in wanted:
-                raise ValueError(f"rank {rank} has {op}, which this schedule has no use for: {rule}")
+                raise ValueError(
+                    f"rank {rank} has {op}, which this schedule has no use for: {rule}"
+                )
             if op in place:
                 raise ValueError(f"rank {rank} has {op} {ops.count(op)} times: {rule}")
             place[op] = index
@@ -202,7 +244,9 @@ def check(schedule: Schedule, allow_deadlock: bool = False) -> None:
         for op in ops:
             for other, need in schedule.needs(rank, op):
                 if other == rank and place[op] < place[need]:
-                    raise ValueError(f"rank {rank} has {op} before {need}, whose result it needs: swap them")
+                    raise ValueError(
+                        f"rank {rank} has {op} before {need}, whose result it needs: swap them"
+                    )
     if not allow_deadlock:
         for _ in schedule.in_order():
             pass

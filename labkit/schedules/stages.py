@@ -14,7 +14,8 @@ def round_robin(pp_size: int, num_chunks: int = 1) -> Stages:
     >>> round_robin(3, num_chunks=2)
     ((0, 3), (1, 4), (2, 5))
     """
-    p, v = check_size("pp_size", pp_size), check_size("num_chunks", num_chunks)
+    p = check_size("pp_size", pp_size)
+    v = check_size("num_chunks", num_chunks)
     return tuple(tuple(range(rank, p * v, p)) for rank in range(p))
 
 

@@ -43,14 +43,22 @@ class ParallelMLP(nn.Module):
         **options,
     ):
         super().__init__()
-        self.gated, self.approximate, fused = gated, approximate, 2 if gated else 1
+        self.gated = gated
+        self.approximate = approximate
+        fused = 2 if gated else 1
         width = fused * check_size("ffn_hidden_size", ffn_hidden_size)
-        self.up = ColumnParallelLinear(hidden_size, width, group, gather_output=False, stride=fused, **options)
+        self.up = ColumnParallelLinear(
+            hidden_size, width, group, gather_output=False, stride=fused, **options
+        )
         options["init_method"] = output_layer_init_method
-        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, group, input_is_parallel=True, **options)
+        self.down = RowParallelLinear(
+            ffn_hidden_size, hidden_size, group, input_is_parallel=True, **options
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(activation(self.up(x)[0], self.gated, self.approximate))[0]
+        hidden, _ = self.up(x)  # [..., ffn/t], with gated [..., 2 * ffn/t]
+        output, _ = self.down(activation(hidden, self.gated, self.approximate))
+        return output
 
 
 def activation(x: torch.Tensor, gated: bool, approximate: str) -> torch.Tensor:
@@ -96,48 +104,77 @@ class ParallelSelfAttention(nn.Module):
         num_heads = check_size("num_attention_heads", num_attention_heads)
         check_divides(num_heads, "hidden_size", hidden_size, parts_name="num_attention_heads")
         check_divides(group.size(), "num_attention_heads", num_heads)
-        kv_heads = num_heads if num_query_groups is None else check_size("num_query_groups", num_query_groups)
+        kv_heads = num_heads
+        if num_query_groups is not None:
+            kv_heads = check_size("num_query_groups", num_query_groups)
         check_divides(kv_heads, "num_attention_heads", num_heads, parts_name="num_query_groups")
         check_divides(group.size(), "num_query_groups", kv_heads)
         if attend is not None and dropout:
-            raise ValueError(f"dropout={dropout} acts on attention weights, which attend= never has: use dropout=0")
-        self.head_size, self.group, self.heads_per_group = hidden_size // num_heads, group, num_heads // kv_heads
-        self.dropout, self.attend = check_number("dropout", dropout, most=1), attend
+            raise ValueError(
+                f"dropout={dropout} acts on attention weights, which attend= never has: use dropout=0"
+            )
+        self.group = group
+        self.head_size = hidden_size // num_heads
+        self.heads_per_group = num_heads // kv_heads
+        self.dropout = check_number("dropout", dropout, most=1)
+        self.attend = attend
         fused = self.heads_per_group + 2
         width = fused * kv_heads * self.head_size
-        self.qkv = ColumnParallelLinear(hidden_size, width, group, gather_output=False, stride=fused, **options)
+        self.qkv = ColumnParallelLinear(
+            hidden_size, width, group, gather_output=False, stride=fused, **options
+        )
         options["init_method"] = output_layer_init_method
-        self.out = RowParallelLinear(hidden_size, hidden_size, group, input_is_parallel=True, **options)
+        self.out = RowParallelLinear(
+            hidden_size, hidden_size, group, input_is_parallel=True, **options
+        )
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor | None = None) -> torch.Tensor:
         """Attend to x; ``rotation`` [2, seq, head_size/2] is for `apply_rotary`."""
-        q, k, v = self._heads(self.qkv(x)[0])  # [batch, heads/t, seq, head_size], k and v with fewer heads if grouped
+        qkv, _ = self.qkv(x)
+        q, k, v = self._heads(
+            qkv
+        )  # [batch, heads/t, seq, head_size], k and v with fewer heads if grouped
         if rotation is not None:
-            q, k = apply_rotary(q, rotation), apply_rotary(k, rotation)
-        out = (self.attend or self._attend)(q, k, v)
-        return self.out(out.transpose(-3, -2).flatten(-2))[0]
+            q = apply_rotary(q, rotation)
+            k = apply_rotary(k, rotation)
+        attend = self.attend or self._attend
+        heads = attend(q, k, v)
+        output, _ = self.out(heads.transpose(-3, -2).flatten(-2))
+        return output
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         g = self.heads_per_group
-        blocks = qkv.unflatten(-1, (g + 2, -1, self.head_size))  # [batch, seq, g + 2, kv heads/t, head_size]
+        blocks = qkv.unflatten(
+            -1, (g + 2, -1, self.head_size)
+        )  # [batch, seq, g + 2, kv heads/t, head_size]
         by_head = blocks.permute(0, 3, 2, 1, 4)  # [batch, kv heads/t, g + 2, seq, head_size]
         return tuple(each.flatten(1, 2) for each in by_head.split([g, 1, 1], 2))
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        dropout_p, grouped = self.dropout if self.training else 0.0, self.heads_per_group > 1
-        own_masks = own_random_stream(self.group, q.device) if dropout_p else nullcontext()  # heads differ by rank
+        dropout_p = self.dropout if self.training else 0.0
+        grouped = self.heads_per_group > 1
+        own_masks = (
+            own_random_stream(self.group, q.device) if dropout_p else nullcontext()
+        )  # heads differ by rank
         with own_masks:
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True, enable_gqa=grouped)
+            return F.scaled_dot_product_attention(
+                q, k, v, dropout_p=dropout_p, is_causal=True, enable_gqa=grouped
+            )
 
 
-def rotation(positions: torch.Tensor, head_size: int, dtype: torch.dtype, base: float = 10_000.0) -> torch.Tensor:
+def rotation(
+    positions: torch.Tensor, head_size: int, dtype: torch.dtype, base: float = 10_000.0
+) -> torch.Tensor:
     """Return the cosines and sines, [2, seq, head_size/2], for tokens at these positions, in float32 or better.
 
     Elements i and i + d/2 of a head are rotated as a pair, by position * base^(-2i/d): then the dot product of a query
     and a key depends on their distance. Source: arXiv 2104.09864, section 3.4; pairs as in Hugging Face's Llama.
     """
-    frequencies = base ** -(torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float64) / head_size)
-    angles = positions[:, None] * frequencies  # in float64: position 100,000 in float32 has an error of 0.01
+    evens = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float64)  # 2i
+    frequencies = base ** -(evens / head_size)
+    angles = (
+        positions[:, None] * frequencies
+    )  # in float64: position 100,000 in float32 has an error of 0.01
     return torch.stack([angles.cos(), angles.sin()]).to(torch.promote_types(dtype, torch.float32))
 
 
@@ -167,8 +204,11 @@ class _ReplicatedNorm(PlacedModule):
         **factory,
     ):
         super().__init__(hidden_size, eps=eps, **factory)
-        self.group, self.reduces_in_backward = group, sequence_parallel and not defer_grad_reduce
-        whole = Placement(copy_groups=(group,), defer_grad_reduce=sequence_parallel and defer_grad_reduce)
+        self.group = group
+        self.reduces_in_backward = sequence_parallel and not defer_grad_reduce
+        whole = Placement(
+            copy_groups=(group,), defer_grad_reduce=sequence_parallel and defer_grad_reduce
+        )
         self.place(weight=whole, bias=whole)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -21,8 +21,10 @@ def seed_replicas(seed: int, groups: ProcessGroups) -> None:
 
     Call it after the model is made, because weights must start alike in all replicas.
     """
-    place, layout = groups.coords, groups.layout
-    _seed(seed + 1 + (place.pp * layout.dp_size + place.dp) * layout.cp_size + place.cp)
+    coords = groups.coords
+    layout = groups.layout
+    replica = (coords.pp * layout.dp_size + coords.dp) * layout.cp_size + coords.cp
+    _seed(seed + 1 + replica)
 
 
 @contextmanager

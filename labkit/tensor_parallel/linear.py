@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from labkit.autograd import first_derivative_only, refuse_autocast
 from labkit.partition import check_divides
 from labkit.placement import Placement, placement_of
 from labkit.sizes import check_size
@@ -47,12 +48,18 @@ class ParallelLinear(ShardedWeight):
         defer_grad_reduce: bool = False,
         **options,
     ):
-        names = "output_size", "input_size"
-        sizes = [check_size(name, size) for name, size in zip(names, (output_size, input_size))]
-        check_divides(group.size(), names[self.partition_dim], sizes[self.partition_dim], stride)
+        output_size = check_size("output_size", output_size)
+        input_size = check_size("input_size", input_size)
+        if self.partition_dim == 0:
+            check_divides(group.size(), "output_size", output_size, stride)
+        else:
+            check_divides(group.size(), "input_size", input_size, stride)
+        sizes = (output_size, input_size)
         super().__init__(sizes, self.partition_dim, group, init_method, stride, **options)
-        self.output_size, self.input_size = sizes
-        self.skip_bias_add, self.sequence_parallel = skip_bias_add, sequence_parallel
+        self.output_size = output_size
+        self.input_size = input_size
+        self.skip_bias_add = skip_bias_add
+        self.sequence_parallel = sequence_parallel
         self.defer_grad_reduce = defer_grad_reduce and sequence_parallel
         self.bias = nn.Parameter(torch.empty_like(self.weight[:, 0])) if bias else None
         replicated = Placement(copy_groups=(group,), defer_grad_reduce=self.defer_grad_reduce)
@@ -87,31 +94,43 @@ class ColumnParallelLinear(ParallelLinear):
     partition_dim = 0
 
     def __init__(
-        self, input_size: int, output_size: int, group: dist.ProcessGroup, *, gather_output: bool = True, **options
+        self,
+        input_size: int,
+        output_size: int,
+        group: dist.ProcessGroup,
+        *,
+        gather_output: bool = True,
+        **options,
     ):
         if gather_output and options.get("sequence_parallel"):
-            raise ValueError("sequence_parallel=True leaves each rank its own outputs: use gather_output=False with it")
+            raise ValueError(
+                "sequence_parallel=True leaves each rank its own outputs: use gather_output=False with it"
+            )
         super().__init__(input_size, output_size, group, **options)
         self.gather_output = gather_output
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         _check_width(x, self.input_size, "input_size")
-        bias, output_bias = (None, self.bias) if self.skip_bias_add else (self.bias, None)
+        bias = None if self.skip_bias_add else self.bias
+        output_bias = self.bias if self.skip_bias_add else None
         output = column_linear(x, self.weight, bias, self.group, self.sequence_parallel)
-        if not self.gather_output:
-            return output, output_bias
-        return self._gather_output(output), None if output_bias is None else self._gather_output(output_bias)
+        if self.gather_output:
+            output = self._gather_output(output)
+            if output_bias is not None:
+                output_bias = self._gather_output(output_bias)
+        return output, output_bias
 
     def _gather_output(self, shard: torch.Tensor) -> torch.Tensor:
-        return transpose_chunks(gather_from_tp(shard, self.group), self.group.size(), self.stride)
+        gathered = gather_from_tp(shard, self.group)
+        return transpose_chunks(gathered, self.group.size(), self.stride)
 
 
 class RowParallelLinear(ParallelLinear):
     """A linear layer whose inputs are divided among the ranks; weight [out, in/t], bias [out].
 
                       [ A_1 ]
-        [ X_1 | X_2 ] [-----]  =  X_1 A_1 + X_2 A_2  =  Y            rank i computes X_i A_i, then all-reduce
-                      [ A_2 ]
+        [ X_1 | X_2 ] [-----]  =  X_1 A_1 + X_2 A_2  =  Y        rank i computes X_i A_i,
+                      [ A_2 ]                                    then all-reduce
 
     ``forward(x)`` returns ``(output, output_bias)``. x: [..., in/t] with ``input_is_parallel``, otherwise [..., in],
     replicated. Output: [..., out]. The bias is added once, after the sum.
@@ -127,14 +146,23 @@ class RowParallelLinear(ParallelLinear):
     partition_dim = 1
 
     def __init__(
-        self, input_size: int, output_size: int, group: dist.ProcessGroup, *, input_is_parallel: bool = False, **options
+        self,
+        input_size: int,
+        output_size: int,
+        group: dist.ProcessGroup,
+        *,
+        input_is_parallel: bool = False,
+        **options,
     ):
         if not input_is_parallel and options.get("sequence_parallel"):
-            raise ValueError("sequence_parallel=True starts from divided inputs: use input_is_parallel=True with it")
+            raise ValueError(
+                "sequence_parallel=True starts from divided inputs: use input_is_parallel=True with it"
+            )
         super().__init__(input_size, output_size, group, **options)
         self.input_is_parallel = input_is_parallel
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        refuse_autocast("RowParallelLinear", x.device)
         tp_size = self.group.size()
         if self.input_is_parallel:
             _check_width(x, self.input_size // tp_size, f"input_size={self.input_size} / tp_size")
@@ -142,24 +170,28 @@ class RowParallelLinear(ParallelLinear):
             _check_width(x, self.input_size, "input_size")
             x = scatter_to_tp(transpose_chunks(x, self.stride, tp_size), self.group)
         reduce = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
-        output, bias = reduce(F.linear(x, self.weight), self.group), self.bias  # the sum of X_i A_i
+        output = reduce(F.linear(x, self.weight), self.group)  # the sum of X_i A_i
+        bias = self.bias
         if bias is not None and self.sequence_parallel and not self.defer_grad_reduce:
-            bias = copy_to_tp(bias, self.group)  # each rank adds it to its own slice, so its gradient is partial
+            bias = copy_to_tp(
+                bias, self.group
+            )  # each rank adds it to its own slice, so its gradient is partial
         if self.skip_bias_add or bias is None:
             return output, bias
         return output + bias, None
 
 
 def column_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: dist.ProcessGroup, sequence_parallel=False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    group: dist.ProcessGroup,
+    sequence_parallel=False,
 ) -> torch.Tensor:
     """Return this rank's outputs [..., out/t] for its weight [out/t, in], which may be tied."""
+    refuse_autocast("a column-parallel layer", x.device)
     if group.size() == 1:
         return F.linear(x, weight, bias)
-    if torch.is_autocast_enabled(x.device.type):  # cast here as F.linear would inside: backward gets the same tensors
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight = (t.to(dtype) if t.dtype != torch.float64 else t for t in (x, weight))
-        bias = None if bias is None else bias.to(x.dtype)
     return _ColumnLinear.apply(x, weight, bias, group, sequence_parallel)  # pyright: ignore[reportReturnType]
 
 
@@ -168,39 +200,41 @@ class _ColumnLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, group, sequence_parallel):
-        ctx.save_for_backward(x, weight)  # with sequence_parallel only this rank's slice of x, to save memory
-        ctx.group, ctx.sequence_parallel = group, sequence_parallel
-        along_sequence = gather_from_sequence, reduce_scatter_to_sequence
-        ctx.enter, ctx.leave = along_sequence if sequence_parallel else (copy_to_tp, reduce_from_tp)
-        return F.linear(ctx.enter(x, group), weight, bias)
+        ctx.save_for_backward(
+            x, weight
+        )  # with sequence_parallel only this rank's slice of x, to save memory
+        ctx.group = group
+        ctx.sequence_parallel = sequence_parallel
+        if sequence_parallel:
+            x = gather_from_sequence(x, group)
+        return F.linear(x, weight, bias)
 
     @staticmethod
+    @first_derivative_only
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias, *_ = needed_gradients(ctx)
         rows = grad.reshape(-1, grad.size(-1))
-        grad_x = grad_weight = shards = gather_work = reduce_work = None
-        create_graph = torch.is_grad_enabled()  # then use the operators, which support double backward
-        if need_weight and ctx.sequence_parallel and not create_graph:
+        grad_x = grad_weight = grad_bias = None
+        shards = gather_work = reduce_work = None
+        if need_weight and ctx.sequence_parallel:
             shards, gather_work = start_all_gather(x, ctx.group)
         if need_x:
             grad_x = grad @ weight
-            if create_graph:
-                grad_x = ctx.leave(grad_x, ctx.group)
-            elif ctx.sequence_parallel:
+            if ctx.sequence_parallel:
                 grad_x, reduce_work = start_reduce_scatter(grad_x, ctx.group, SEQUENCE_DIM)
             else:
                 reduce_work = dist.all_reduce(grad_x, group=ctx.group, async_op=True)
         if need_weight:
-            if shards is None or gather_work is None:
-                x = ctx.enter(x, ctx.group)
-            else:
+            if shards is not None and gather_work is not None:
                 gather_work.wait()
                 x = torch.cat(shards.unbind(), SEQUENCE_DIM)
             grad_weight = rows.T @ x.reshape(-1, x.size(-1))
         if reduce_work is not None:
             reduce_work.wait()
-        return grad_x, grad_weight, rows.sum(0) if need_bias else None, None, None
+        if need_bias:
+            grad_bias = rows.sum(0)
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 def needed_gradients(ctx) -> tuple[bool, ...]:
@@ -210,14 +244,18 @@ def needed_gradients(ctx) -> tuple[bool, ...]:
     inputs and of weights in separate passes, and only autograd's engine knows which nodes a pass reaches. Inside
     `torch.autograd.grad` the engine cannot answer for leaves: then fall back to ``ctx.needs_input_grad``.
     """
-    required = ctx.needs_input_grad
     nodes = [node for node, _ in ctx.next_functions]  # of the tensors only
-    try:
-        return tuple(need and torch._C._will_engine_execute_node(nodes[i]) for i, need in enumerate(required))
-    except RuntimeError:
-        return required
+    needed = []
+    for index, may_be_needed in enumerate(ctx.needs_input_grad):
+        try:
+            needed.append(may_be_needed and torch._C._will_engine_execute_node(nodes[index]))
+        except RuntimeError:
+            return ctx.needs_input_grad
+    return tuple(needed)
 
 
 def _check_width(x: torch.Tensor, width: int, name: str) -> None:
     if x.size(-1) != width:
-        raise ValueError(f"x of shape {list(x.shape)} has width {x.size(-1)}, this layer takes {name} = {width}")
+        raise ValueError(
+            f"x of shape {list(x.shape)} has width {x.size(-1)}, this layer takes {name} = {width}"
+        )

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from labkit.autograd import first_derivative_only
 from labkit.collectives import all_gather_single, reduce_scatter_single
 from labkit.partition import check_divides
 
-HIDDEN_DIM, SEQUENCE_DIM = -1, -2
+HIDDEN_DIM = -1
+SEQUENCE_DIM = -2
 
 
 class Operator(NamedTuple):
@@ -36,13 +38,14 @@ class Operator(NamedTuple):
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, operator, group):
-        ctx.operator, ctx.group = operator, group
+        ctx.operator = operator
+        ctx.group = group
         return operator.forward(x, group, *operator.dim)
 
     @staticmethod
+    @first_derivative_only
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        forward, backward, dim = ctx.operator
-        return Operator(backward, forward, dim)(grad, ctx.group), None, None  # for double backward
+        return ctx.operator.backward(grad, ctx.group, *ctx.operator.dim), None, None
 
 
 # -- collectives and slices: out of place, any dim, strided tensors too -----------------------------------------
@@ -70,7 +73,9 @@ def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Ten
 def start_all_gather(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, dist.Work]:
     """Start to gather all ranks' x, [t, *x.shape]; the result is valid after ``work.wait()``."""
     shards = x.new_empty(group.size(), *x.shape)
-    return shards, all_gather_single(shards.flatten(0, 1), x.contiguous(), group=group, async_op=True)
+    return shards, all_gather_single(
+        shards.flatten(0, 1), x.contiguous(), group=group, async_op=True
+    )
 
 
 def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
@@ -80,7 +85,9 @@ def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch
     return mine
 
 
-def start_reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> tuple[torch.Tensor, dist.Work]:
+def start_reduce_scatter(
+    x: torch.Tensor, group: dist.ProcessGroup, dim: int
+) -> tuple[torch.Tensor, dist.Work]:
     """Start a `reduce_scatter`; the result is valid after ``work.wait()``."""
     slices = torch.cat(_slices(x, group, dim))  # one tensor: gloo would reduce a list one by one
     mine = torch.empty_like(slices[: len(slices) // group.size()])
@@ -100,14 +107,18 @@ def _slices(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> tuple[torch.
 
 # -- the operators ----------------------------------------------------------------------------------------------
 
-# gather_from_sequence feeds sharded work, whose gradients are partial; gather_from_tp feeds replicated work.
+# gather_from_sequence feeds sharded work, whose gradients are partial; gather_from_tp feeds replicated
+# work. At the end of a row: what becomes of x [..., s, h] in forward.
+HIDDEN = (HIDDEN_DIM,)
+SEQUENCE = (SEQUENCE_DIM,)
+
 # fmt: off
 #                                     forward         backward
-copy_to_tp                 = Operator(identity,       all_reduce)  # replicated, for sharded work: "f" in the paper
-reduce_from_tp             = Operator(all_reduce,     identity)    # partial, for replicated work: "g" in the paper
-scatter_to_tp              = Operator(own_slice,      all_gather,     (HIDDEN_DIM,))    # [..., h] -> [..., h/t]
-gather_from_tp             = Operator(all_gather,     own_slice,      (HIDDEN_DIM,))    # [..., h/t] -> [..., h]
-scatter_to_sequence        = Operator(own_slice,      all_gather,     (SEQUENCE_DIM,))  # [..., s, h] -> [..., s/t, h]
-gather_from_sequence       = Operator(all_gather,     reduce_scatter, (SEQUENCE_DIM,))  # [..., s/t, h] -> [..., s, h]
-reduce_scatter_to_sequence = Operator(reduce_scatter, all_gather,     (SEQUENCE_DIM,))  # [..., s, h] -> [..., s/t, h]
+copy_to_tp                 = Operator(identity,       all_reduce)                # "f" in the paper
+reduce_from_tp             = Operator(all_reduce,     identity)                  # "g" in the paper
+scatter_to_tp              = Operator(own_slice,      all_gather,     HIDDEN)    # h -> h/t
+gather_from_tp             = Operator(all_gather,     own_slice,      HIDDEN)    # h/t -> h
+scatter_to_sequence        = Operator(own_slice,      all_gather,     SEQUENCE)  # s -> s/t
+gather_from_sequence       = Operator(all_gather,     reduce_scatter, SEQUENCE)  # s/t -> s
+reduce_scatter_to_sequence = Operator(reduce_scatter, all_gather,     SEQUENCE)  # s -> s/t
 # fmt: on

@@ -16,7 +16,9 @@ from labkit.placement import PlacedModule, Placement, Shard, placement_of, whole
 from labkit.tensor_parallel.operators import all_gather
 
 
-def own_shard(master: torch.Tensor, group: dist.ProcessGroup, dim: int, stride: int = 1) -> torch.Tensor:
+def own_shard(
+    master: torch.Tensor, group: dist.ProcessGroup, dim: int, stride: int = 1
+) -> torch.Tensor:
     """Return this rank's shard of a master weight, divided along ``dim`` by `chunks_of_rank`, padded with zeros."""
     if padding := -master.size(dim) % (group.size() * stride):
         master = F.pad(master.movedim(dim, -1), (0, padding)).movedim(-1, dim)
@@ -38,9 +40,14 @@ class ShardedWeight(PlacedModule):
         **factory,
     ):
         super().__init__()
-        self.group, self.stride, self.sizes, self.init_method = group, stride, sizes, init_method
-        self.keep_master_weight, self.master_weight = keep_master_weight_for_test, None
-        own_sizes = [-(-size // group.size()) if each == dim else size for each, size in enumerate(sizes)]
+        self.group = group
+        self.stride = stride
+        self.sizes = sizes
+        self.init_method = init_method
+        self.keep_master_weight = keep_master_weight_for_test
+        self.master_weight: torch.Tensor | None = None
+        own_sizes = list(sizes)
+        own_sizes[dim] = -(-sizes[dim] // group.size())  # rounded up: the last shards are padded
         self.weight = nn.Parameter(torch.empty(own_sizes, **factory))
         self.place(weight=Placement((Shard(dim, sizes[dim], group, stride),)))
 
@@ -53,9 +60,13 @@ class ShardedWeight(PlacedModule):
         master = draw(self.weight, self.init_method)
         if master is not None and self.group.size() > 1:
             fingerprint = master.sum(dtype=torch.float64).nan_to_num().item()
-            highest = torch.tensor([fingerprint, -fingerprint], dtype=torch.float64, device=local_device())
-            dist.all_reduce(highest, dist.ReduceOp.MAX, group=self.group)
-            if highest[0] != -highest[1]:
+            bounds = torch.tensor(
+                [fingerprint, -fingerprint], dtype=torch.float64, device=local_device()
+            )
+            dist.all_reduce(
+                bounds, dist.ReduceOp.MAX, group=self.group
+            )  # the highest, and minus the lowest
+            if bounds[0] != -bounds[1]:
                 raise ValueError(
                     f"the ranks of this tensor-parallel group drew different weights of shape {list(self.sizes)}: "
                     "set the same seed on all of them before the layer is made, for example torch.manual_seed(1234)"
@@ -67,7 +78,9 @@ class ShardedWeight(PlacedModule):
 
 
 @torch.no_grad()
-def draw(weight: nn.Parameter, init_method: Callable[[torch.Tensor], object]) -> torch.Tensor | None:
+def draw(
+    weight: nn.Parameter, init_method: Callable[[torch.Tensor], object]
+) -> torch.Tensor | None:
     """Draw the whole of a weight on the CPU, and keep this rank's shard; on the meta device, do nothing."""
     if weight.is_meta:
         return None
@@ -87,7 +100,9 @@ def gather_whole(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     for shard in placement_of(parameter).shards:
         if shard.group.size() > 1:
             gathered = all_gather(tensor.detach(), shard.group, shard.dim).movedim(shard.dim, -1)
-            whole = transpose_chunks(gathered, shard.group.size(), shard.stride)[..., : shard.whole_size]
+            whole = transpose_chunks(gathered, shard.group.size(), shard.stride)[
+                ..., : shard.whole_size
+            ]
             tensor = whole.movedim(-1, shard.dim)
     return tensor
 
@@ -104,4 +119,6 @@ def transpose_chunks(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 
     With ``stride`` rows and t columns, each rank's chunks become adjacent; with t rows, that is undone.
     """
-    return x.unflatten(-1, (rows, columns, -1)).transpose(-3, -2).flatten(-3) if min(rows, columns) > 1 else x
+    if min(rows, columns) == 1:
+        return x
+    return x.unflatten(-1, (rows, columns, -1)).transpose(-3, -2).flatten(-3)

@@ -10,9 +10,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from labkit.autograd import first_derivative_only, refuse_autocast
 from labkit.sizes import check_number, check_size
 from labkit.tensor_parallel.linear import column_linear
-from labkit.tensor_parallel.operators import all_reduce, copy_to_tp, reduce_from_tp, reduce_scatter_to_sequence
+from labkit.tensor_parallel.operators import all_reduce, reduce_from_tp, reduce_scatter_to_sequence
 from labkit.tensor_parallel.shards import ShardedWeight
 
 
@@ -40,16 +41,22 @@ class VocabParallelEmbedding(ShardedWeight):
     ):
         self.num_embeddings = check_size("num_embeddings", num_embeddings)
         self.embedding_dim = check_size("embedding_dim", embedding_dim)
-        super().__init__((self.num_embeddings, self.embedding_dim), 0, group, init_method, **options)
-        self.sequence_parallel, self.first_word = sequence_parallel, group.rank() * len(self.weight)
+        super().__init__(
+            (self.num_embeddings, self.embedding_dim), 0, group, init_method, **options
+        )
+        self.sequence_parallel = sequence_parallel
+        self.first_word = group.rank() * len(self.weight)
         self.reset_parameters()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        refuse_autocast("VocabParallelEmbedding", x.device)
         if x.is_floating_point() and x.dim() > 1:  # hidden states, not a vector of float ids
             return column_linear(x, self.weight, None, self.group, self.sequence_parallel)
         ids = _checked("ids", x, self.num_embeddings)
         row, elsewhere = _local_index(ids, self.first_word, self.weight.size(0))
-        vectors = F.embedding(row, self.weight).masked_fill(elsewhere.unsqueeze(-1), 0.0)  # another rank has the word
+        vectors = F.embedding(row, self.weight).masked_fill(
+            elsewhere.unsqueeze(-1), 0.0
+        )  # another rank has the word
         reduce = reduce_scatter_to_sequence if self.sequence_parallel else reduce_from_tp
         return reduce(vectors, self.group)
 
@@ -77,25 +84,46 @@ def vocab_parallel_cross_entropy(
     Source: arXiv 1909.08053, section 3. Label smoothing e is (1-e) times the loss, plus e/V times the sum over all
     words of -log p.
     """
+    refuse_autocast("vocab_parallel_cross_entropy", logits_shard.device)
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction={reduction!r} is unknown: use 'mean', 'sum' or 'none'")
-    words = width = logits_shard.size(-1) * group.size()
-    if vocab_size is not None and (words := check_size("vocab_size", vocab_size)) > width:
-        raise ValueError(f"vocab_size={words} is more than the {width} words that the ranks have: use at most {width}")
-    if target.shape != (shape := logits_shard.shape[:-1]):
-        raise ValueError(f"target has shape {list(target.shape)}: logits of so many tokens need {list(shape)}")
-    if not logits_shard.is_floating_point():
-        raise ValueError(f"logits have dtype {logits_shard.dtype}: use a floating-point type, such as torch.float32")
+    words = _num_words(logits_shard, target, group, vocab_size)
     label_smoothing = check_number("label_smoothing", label_smoothing, most=1)
     target = _checked("target", target, words, ignore_index)
     ignored = target == ignore_index
     logits = logits_shard.to(torch.promote_types(logits_shard.dtype, torch.float32))
     column = target.masked_fill(ignored, 0).unsqueeze(-1)
     losses = _CrossEntropy.apply(logits, column, group, label_smoothing, words).squeeze(-1)
-    losses = losses.masked_fill(ignored, 0.0)  # not times 0: an ignored token may have a loss of nan
+    losses = losses.masked_fill(
+        ignored, 0.0
+    )  # not times 0: an ignored token may have a loss of nan
     if reduction != "none":
-        losses = losses.sum() / ((~ignored).sum() if reduction == "mean" else 1)
-    return losses.to(logits.dtype if torch.is_autocast_enabled(logits.device.type) else logits_shard.dtype)
+        losses = losses.sum()
+    if reduction == "mean":
+        losses = losses / (~ignored).sum()
+    return losses.to(logits_shard.dtype)
+
+
+def _num_words(
+    logits_shard: torch.Tensor, target: torch.Tensor, group: dist.ProcessGroup, vocab_size
+) -> int:
+    """Return how many words count; raise a ValueError if the logits do not have them, or do not fit the target."""
+    width = logits_shard.size(-1) * group.size()
+    words = width if vocab_size is None else check_size("vocab_size", vocab_size)
+    if words > width:
+        raise ValueError(
+            f"vocab_size={words} is more than the {width} words that the ranks have: use at most {width}"
+        )
+    shape = logits_shard.shape[:-1]
+    if target.shape != shape:
+        raise ValueError(
+            f"target has shape {list(target.shape)}: logits of so many tokens need {list(shape)}"
+        )
+    if not logits_shard.is_floating_point():
+        raise ValueError(
+            f"logits have dtype {logits_shard.dtype}: use a floating-point type, such as torch.float32"
+        )
+    return words
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -103,59 +131,80 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, target, group, label_smoothing, vocab_size):
-        first = group.rank() * logits.size(-1)
-        is_word = first + torch.arange(logits.size(-1), device=logits.device) < vocab_size  # else padding
+        width = logits.size(-1)
+        first = group.rank() * width
+        is_word = first + torch.arange(width, device=logits.device) < vocab_size  # else padding
         shifted = logits.masked_fill(~is_word, float("-inf"))
         highest = shifted.amax(-1, keepdim=True)
         if group.size() > 1:
             dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
         shifted -= highest  # no exp can overflow
-        column, elsewhere = _local_index(target, first, logits.size(-1))
+        column, elsewhere = _local_index(target, first, width)
         target_logit = shifted.gather(-1, column).masked_fill(elsewhere, 0.0)
-        num_words = min(max(vocab_size - first, 0), logits.size(-1))  # of this rank; the rest is padding
-        all_logits = shifted[..., :num_words].sum(-1, keepdim=True) if label_smoothing else torch.zeros_like(highest)
-        sums = torch.stack([shifted.exp_().sum(-1, keepdim=True), target_logit, all_logits])
-        normaliser, target_logit, all_logits = all_reduce(sums, group) if group.size() > 1 else sums  # one message
+        all_logits = torch.zeros_like(highest)
+        if label_smoothing:
+            num_words = min(max(vocab_size - first, 0), width)  # of this rank; the rest is padding
+            all_logits = shifted[..., :num_words].sum(-1, keepdim=True)
+        normaliser = shifted.exp_().sum(-1, keepdim=True)
+        sums = torch.stack([normaliser, target_logit, all_logits])  # one message for all three
+        if group.size() > 1:
+            sums = all_reduce(sums, group)
+        normaliser, target_logit, all_logits = sums
         ctx.save_for_backward(logits, highest, normaliser, column, elsewhere, is_word)
-        ctx.group, ctx.label_smoothing, ctx.vocab_size = group, label_smoothing, vocab_size
+        ctx.label_smoothing = label_smoothing
+        ctx.vocab_size = vocab_size
         losses = normaliser.log() - target_logit
         if label_smoothing:  # 0 times the infinite loss of a word at -inf would be nan
-            losses = (1 - label_smoothing) * losses + label_smoothing * (normaliser.log() - all_logits / vocab_size)
+            losses = (1 - label_smoothing) * losses + label_smoothing * (
+                normaliser.log() - all_logits / vocab_size
+            )
         return losses
 
     @staticmethod
+    @first_derivative_only
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         logits, highest, normaliser, column, elsewhere, is_word = ctx.saved_tensors
         smooth = is_word.to(logits.dtype) * (ctx.label_smoothing / ctx.vocab_size)
         hit = (~elsewhere).to(logits.dtype) * (1 - ctx.label_smoothing)
         # Logits are the largest tensor of many models: allocate only one more of their size, the result.
         result = logits.masked_fill(~is_word, float("-inf")).sub_(highest).exp_()
-        if torch.is_grad_enabled():  # create_graph=True: the normaliser depends on the logits of all ranks
-            normaliser = copy_to_tp(reduce_from_tp(result.sum(-1, keepdim=True), ctx.group), ctx.group)
-            result, grad = result.clone(), copy_to_tp(grad, ctx.group)
-        result.div_(normaliser).sub_(smooth).scatter_add_(-1, column, -hit).mul_(grad)  # (softmax - wanted) * grad
+        result.div_(normaliser)  # the softmax
+        result.sub_(smooth).scatter_add_(
+            -1, column, -hit
+        )  # minus what is wanted: (1 - e) + e/V, or e/V
+        result.mul_(grad)
         return result, None, None, None, None
 
 
-def _local_index(words: torch.Tensor, first: int, num_words: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _local_index(
+    words: torch.Tensor, first: int, num_words: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each word's index among this rank's own, and a mask of the words of other ranks, whose index is 0."""
     index = words - first
     elsewhere = (index < 0) | (index >= num_words)
     return index.masked_fill(elsewhere, 0), elsewhere
 
 
-def _checked(name: str, words: torch.Tensor, vocab_size: int, ignore_index: int = 0) -> torch.Tensor:
+def _checked(
+    name: str, words: torch.Tensor, vocab_size: int, ignore_index: int = 0
+) -> torch.Tensor:
     """Return words as int64, or raise a ValueError if one is neither in the vocabulary nor ignored.
 
     On a GPU the assertion is asynchronous: the host need not synchronize.
     """
     if words.is_floating_point() or words.is_complex() or words.dtype == torch.bool:
-        raise ValueError(f"{name} has dtype {words.dtype}: words are whole numbers, use torch.int64")
+        raise ValueError(
+            f"{name} has dtype {words.dtype}: words are whole numbers, use torch.int64"
+        )
     words = words.long()
     wrong = ((words < 0) | (words >= vocab_size)) & (words != ignore_index)
     allowed = f"use words from 0 to {vocab_size - 1}"
     try:
-        torch.ops.aten._assert_async.msg(~wrong.any(), f"{name} contains words outside the vocabulary: {allowed}")
+        torch.ops.aten._assert_async.msg(
+            ~wrong.any(), f"{name} contains words outside the vocabulary: {allowed}"
+        )
     except RuntimeError:
-        raise ValueError(f"{name} contains {words[wrong][0].item()}, outside the vocabulary: {allowed}") from None
+        raise ValueError(
+            f"{name} contains {words[wrong][0].item()}, outside the vocabulary: {allowed}"
+        ) from None
     return words

@@ -8,7 +8,8 @@ from labkit.schedules import Op
 
 COMPUTING = ("forward", "backward", "weight_gradient", "optimizer")
 """Kinds of work. Where the backward is split in two, ``backward`` is its first half, the gradient of the input."""
-COMMUNICATION, WAIT = "communication", "wait"
+COMMUNICATION = "communication"
+WAIT = "wait"
 KINDS = (*COMPUTING, COMMUNICATION, WAIT)
 
 
@@ -21,7 +22,9 @@ class Span:
     label: str
     start: float
     end: float
-    op: Op | None = None  # of a schedule: the one that ran, whose result was sent, or that had to wait
+    op: Op | None = (
+        None  # of a schedule: the one that ran, whose result was sent, or that had to wait
+    )
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -36,7 +39,8 @@ class Span:
 
 def covered_seconds(spans: Iterable[Span], *kinds: str) -> float:
     """Return how long one rank had any span of these kinds; what two of them cover counts once."""
-    total, reached = 0, -math.inf
+    total = 0
+    reached = -math.inf
     for span in sorted((span for span in spans if span.kind in kinds), key=lambda span: span.start):
         total += max(0, span.end - max(span.start, reached))
         reached = max(reached, span.end)

@@ -33,11 +33,15 @@ class Trace:
     """
 
     def __init__(self, rank: int, device: torch.device | str = "cpu"):
-        self.rank, self.device, self._notes = rank, torch.device(device), []
-        self._zero = self._zero_seconds = 0.0
+        self.rank = rank
+        self.device = torch.device(device)
+        self._notes = []
+        self._zero = 0.0
+        self._zero_seconds = 0.0
         if self.device.type == "cuda":  # events only know the time between two of them
             torch.cuda.synchronize(device)
-            self._zero, self._zero_seconds = self.now(), time.perf_counter()
+            self._zero = self.now()
+            self._zero_seconds = time.perf_counter()
 
     def now(self):
         """Return the present, for `add`: on the CPU in seconds, on a GPU an event in its stream."""
@@ -64,6 +68,8 @@ class Trace:
         """Return what was noted, in seconds of this machine's clock; on a GPU, wait until the work is done."""
         found = []
         for kind, label, *points, op in self._notes:
-            start, end = (self._zero_seconds + seconds_between(self._zero, point) for point in points)
+            start, end = (
+                self._zero_seconds + seconds_between(self._zero, point) for point in points
+            )
             found.append(Span(self.rank, kind, label, start, end, op))
         return found

@@ -1,22 +1,12 @@
 """MLP and self-attention on ranks give what one process gives, with no more messages than the paper needs."""
 
-from itertools import product
-
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 from course.communication import communication_log
-from labkit.tensor_parallel import (
-    ParallelMLP,
-    ParallelSelfAttention,
-    VocabParallelEmbedding,
-    column_linear,
-    gather_whole,
-    own_shard,
-    vocab_parallel_cross_entropy,
-)
+from labkit.tensor_parallel import ParallelMLP, ParallelSelfAttention, own_shard
 from tests.labkit.tensor_parallel.conftest import (
     BATCH,
     SEQUENCE,
@@ -106,61 +96,3 @@ MISTAKES = {
 
 def test_mistakes_are_refused_before_any_communication(on_ranks):
     on_ranks(refused_before_any_communication, MISTAKES)
-
-
-def gradient_penalty(sequence_parallel, smoothing):
-    """The squared gradient of a loss by its input, differentiated again: by the weights, as in one process."""
-    group, dtype = dist.group.WORLD, torch.float64
-    torch.manual_seed(2)
-    options = {"sequence_parallel": sequence_parallel, "keep_master_weight_for_test": True, "dtype": dtype}
-    block, head = ParallelMLP(12, 24, group, **options), VocabParallelEmbedding(20, 12, group, **options)
-    up, down, words = (layer.master_weight.clone().requires_grad_() for layer in (block.up, block.down, head))
-    (x,) = randoms((BATCH, SEQUENCE, 12), dtype=dtype)
-    target = torch.arange(BATCH * SEQUENCE).remainder(20).view(BATCH, SEQUENCE)
-    mine, whole = sequence_slice(x, sequence_parallel).clone().requires_grad_(), x.clone().requires_grad_()
-
-    logits = column_linear(block(mine), head.weight, None, group, sequence_parallel)
-    loss = vocab_parallel_cross_entropy(logits, target, group, smoothing)
-    (gradient,) = torch.autograd.grad(loss, mine, create_graph=True)
-    expected_logits = F.linear(one_process_mlp(up, down)(whole), words)
-    expected_loss = F.cross_entropy(expected_logits.flatten(0, 1), target.flatten(), label_smoothing=smoothing)
-    (expected,) = torch.autograd.grad(expected_loss, whole, create_graph=True)
-    assert_same(gradient, sequence_slice(expected, sequence_parallel), "gradient")
-
-    gradient.square().sum().backward()
-    expected.square().sum().backward()
-    assert_same(mine.grad, sequence_slice(whole.grad, sequence_parallel), "input")
-    for layer, master, dim in ((block.up, up, 0), (block.down, down, 1), (head, words, 0)):
-        assert_same(layer.weight.grad, own_shard(master.grad, group, dim), "weight")
-
-
-def test_a_gradient_can_be_differentiated_again(on_ranks):
-    def all_penalties():
-        for case in product([False, True], [0.0, 0.1]):
-            gradient_penalty(*case)
-
-    on_ranks(all_penalties)
-
-
-def in_autocast(group, sequence_parallel):
-    """A forward in autocast and its backward outside, as torch advises: output, and all gradients made whole."""
-    torch.manual_seed(2)
-    block = ParallelMLP(16, 32, group, sequence_parallel=sequence_parallel)
-    head = VocabParallelEmbedding(20, 16, group)
-    x = sequence_slice(randoms((BATCH, SEQUENCE, 16), dtype=torch.float32)[0], sequence_parallel).requires_grad_()
-    target = torch.arange(BATCH * SEQUENCE).remainder(20).view(BATCH, SEQUENCE)
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = column_linear(block(x), head.weight, None, group, sequence_parallel)
-        loss = vocab_parallel_cross_entropy(logits, target, group)
-    loss.backward()
-    dtypes = logits.dtype, loss.dtype
-    return dtypes, loss, *(gather_whole(p.grad, p) for p in (*block.parameters(), *head.parameters()))
-
-
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_autocast_gives_what_it_gives_in_one_process(on_ranks, sequence_parallel):
-    alone_types, *alone = on_ranks(lambda: in_autocast(dist.group.WORLD, False), world_size=1)[0]
-    for types, *ours in on_ranks(lambda: in_autocast(dist.group.WORLD, sequence_parallel)):
-        assert types == alone_types == (torch.bfloat16, torch.float32)
-        for got, expected in zip(ours, alone, strict=True):
-            assert torch.dist(got, expected) <= 0.01 * expected.norm()  # partial sums are rounded to bfloat16
