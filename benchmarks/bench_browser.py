@@ -19,7 +19,8 @@ from pathlib import Path
 import nbformat
 from playwright.sync_api import Page
 
-from tests.support import browser, living, pages
+from course.publish import living, pages
+from tests.support import browser
 
 WORLD_SIZES = 64, 1024
 PRESSES = 60

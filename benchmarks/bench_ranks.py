@@ -24,7 +24,7 @@ import psutil
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
 
-from tests.support.kernel import Kernel
+from tools.kernel import Kernel
 
 PATIENCE_SECONDS = 20.0
 JOIN = "import torch, torch.distributed as dist\ndist.init_process_group('gloo'{how})\nrank = dist.get_rank()"

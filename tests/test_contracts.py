@@ -15,6 +15,7 @@ PLANTS = {
     "labkit needs only torch, cloudpickle and tqdm": ("labkit/groups.py", "import numpy"),
     "labkit: a file imports only from lower floors": ("labkit/groups.py", "import labkit.pipeline"),
     "labtrain: a file imports only from lower floors": ("labtrain/model.py", "import labtrain.generation"),
+    "a package imports no tests, tools or benchmarks": ("course/publish/slides.py", "import tests.support.browser"),
     "course: a file imports only from lower floors": ("course/sizing/plan.py", "import course.pictures.style"),
     "no circle among files": ("labtrain/config.py", "import labtrain.trainer"),
     "the plain files need no torch": ("labkit/schedules/schedule.py", "import torch"),

@@ -53,7 +53,7 @@ def test_the_devcontainer_installs_what_make_installs():
         text=True,
         check=True,
     )
-    assert "pip install --quiet --disable-pip-version-check -r requirements.txt" in rule.stdout
+    assert "pip install --disable-pip-version-check -r requirements.txt" in rule.stdout
 
 
 def test_binder_installs_the_same_pins():
@@ -68,9 +68,27 @@ def test_binder_installs_the_same_pins():
 def test_the_wheelhouse_is_of_these_pins_and_servers_installs_from_it_as_make_says():
     rule = make("-n", "wheelhouse").stdout
     assert f"--index-url {CPU_BUILDS}" in rule and "-r /dev/stdin hatchling editables" in rule
-    [command] = re.findall(r"'    (\.venv/bin/pip install .*?)'", rule)
+    [command, of_tests] = re.findall(r"'    (\.venv/bin/pip install .*?)'", rule)
     assert command.endswith("--no-index --find-links build/wheelhouse -r requirements.txt")
+    assert of_tests == command.replace(".txt", "-dev.txt")
     assert command in (ROOT / "course/servers.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("target", "installed"),
+    [
+        ("lab", ["requirements.txt"]),
+        ("handout", ["requirements.txt"]),
+        ("site", ["requirements.txt", "/dev/stdin"]),  # one line of requirements-dev.txt: npm
+        ("check", ["requirements.txt", "requirements-dev.txt"]),
+        ("test", ["requirements.txt", "requirements-dev.txt"]),
+    ],
+)
+def test_make_installs_what_a_target_needs_and_says_first_how_much_that_is(tmp_path, target, installed):
+    said = make("--dry-run", target, f"VENV={tmp_path}/new").stdout
+    assert re.findall(r"pip install .*-r (\S+)", said) == installed
+    before, *after = re.split("^.*pip install", said, flags=re.MULTILINE)
+    assert all(re.search(r"[\d.]+ GB", text) for text in (before, *after[:-1]))
 
 
 def pretended_python(path, version):

@@ -8,7 +8,7 @@ import sys
 import nbformat
 import pytest
 
-from tests.support.handout import COPIED, clear, make_handout
+from course.publish.handout import COPIED, clear, make_handout
 from tests.test_notebooks import LINK, NOTEBOOKS, ROOT
 
 TRY = """

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from tests.load import MIB, pss
+from tools.load import MIB, pss
 
 CHILD = "x = bytearray(b'1' * 50_000_000); print(flush=True); input()"
 

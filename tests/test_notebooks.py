@@ -173,7 +173,7 @@ BY_CHANCE = {
 
 def test_no_number_is_said_before_it_is_asked_for(path):
     """Neither in the question, nor above it in the same section. Whole numbers below 20 may mean anything there."""
-    results = json.loads((ROOT / "tests/support/results.json").read_text())
+    results = json.loads((ROOT / "course/publish/results.json").read_text())
     before, number = [], "00" if path == NOTEBOOKS[0] else path.stem[:2]
     for cell in read(path).cells:
         before = [] if cell.cell_type == "markdown" and re.search(r"(?m)^## ", cell.source) else before

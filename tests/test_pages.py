@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from tests.support import living, pages
+from course.publish import living, pages
 from tests.support.browser import chromium, find_chromium
 from tests.test_notebooks import ROOT
 

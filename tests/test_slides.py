@@ -3,8 +3,8 @@
 import nbformat
 import pytest
 
+from course.publish.slides import HEIGHT, WIDTH, as_slides, write_slides
 from tests.support.browser import chromium, find_chromium
-from tests.support.slides import HEIGHT, WIDTH, as_slides, write_slides
 from tests.test_notebooks import NOTEBOOKS
 
 MEASURE = """() => Array.from(document.querySelectorAll(".slides > section > section"), page => {

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from tests.support.kernel import Kernel
 from tests.test_notebooks import NOTEBOOKS, code_cells, read
+from tools.kernel import Kernel
 
 ONE_PROCESS = "with World(1) as world: losses = [each for [each] in stream(world, {})]"
 OF_TRAINER = "losses = [step.loss for step in launch(train, {}, world_size=1)[0]]"

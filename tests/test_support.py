@@ -8,7 +8,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from tests.support import closing_line, store_notebooks
+from course.publish import store_notebooks
+from tests.support import closing_line
 
 TEST_FILE = """
 import pytest

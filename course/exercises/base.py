@@ -51,7 +51,7 @@ def kept_in_handouts(solution: Callable[..., "Folded"]) -> Callable[..., "Folded
 
     @wraps(solution)
     def shown(self) -> "Folded":
-        note = files("course") / "handout.md"  # tests/support/handout.py writes it
+        note = files("course") / "handout.md"  # course/publish/handout.py writes it
         if note.is_file() and os.environ.get("LABKIT_SOLUTIONS") != "open":
             return Folded("Solution", note.read_text())
         return solution(self)

@@ -4,6 +4,7 @@ The bytes of tensors and arrays stand beside the pickle (out-of-band buffers). W
 share one copy of an argument, and a rank copies a page only when it writes to it.
 """
 
+import ctypes
 import functools
 import inspect
 import io
@@ -43,10 +44,15 @@ class _Pickler(cloudpickle.Pickler):
             whole = {"wrap_storage": obj._untyped_storage, "dtype": obj.dtype, "_internal": True}
             return functools.partial(torch.storage.TypedStorage, **whole), ()
         if torch and type(obj) is torch.UntypedStorage:
-            return _untyped, (
-                pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(obj.cpu()).numpy()),
-            )
+            return _untyped, (pickle.PickleBuffer(_memory(obj.cpu())),)
         return super().reducer_override(obj)
+
+
+def _memory(storage):
+    """Return a storage's own memory as a buffer. torch itself offers one by numpy only."""
+    memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+    memory.storage = storage  # alive as long as the buffer is
+    return memory
 
 
 def _untyped(data):

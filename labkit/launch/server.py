@@ -290,7 +290,7 @@ def main(control: int, kernel_pid: int, run_directory: str) -> None:
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.environ.get("LABKIT_OWN_NETWORK", "0") != "0":
         _enter_own_network()
-    for module in ("numpy", "cloudpickle", "torch", "torch.distributed"):
+    for module in ("cloudpickle", "torch", "torch.distributed"):  # torch imports numpy, where that is installed
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # a collection in a rank does not copy the server's pages

@@ -8,7 +8,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from course.ranks import Ranks
-from tests.support.kernel import Kernel, is_alive, wait_until
+from tests.support.kernel import is_alive, wait_until
+from tools.kernel import Kernel
 
 IMPORT = "from course.ranks import ranks\nfrom labkit.launch import watchdog; watchdog._QUIET_SECONDS = 0.5"
 

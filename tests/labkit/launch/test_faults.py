@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from tests.support.kernel import Kernel, children, descriptors, is_alive, listening, wait_until
+from tests.support.kernel import children, descriptors, is_alive, listening, wait_until
+from tools.kernel import Kernel
 
 pytestmark = pytest.mark.alone
 

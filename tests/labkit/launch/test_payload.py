@@ -1,6 +1,8 @@
 """What travels between notebook and ranks: equal on arrival, shared in memory, the writer's own left alone."""
 
 import io
+import subprocess
+import sys
 import types
 from unittest.mock import patch
 
@@ -48,6 +50,21 @@ def test_tensors_arrive_as_they_left(tmp_path, dtype, size):
         assert arrived[name].dtype == dtype and arrived[name].stride() == expected.stride()
         assert torch.equal(arrived[name], expected)
     assert list(tmp_path.iterdir()) == [tmp_path / "payload"] * (size == 100_000)
+
+
+WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+import torch
+from labkit.launch.payload import dump, load, pickled
+for tensor in (torch.arange(5.0), torch.zeros(100_000), torch.empty(0)):
+    assert torch.equal(load(dump(sys.argv[1], pickled(tensor * 1))), tensor)
+"""
+
+
+def test_tensors_travel_where_numpy_is_not_installed(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_NUMPY, tmp_path / "payload"]
+    assert subprocess.run(command, capture_output=True, text=True).stderr == ""
 
 
 def test_arrays_modules_and_what_is_shared_among_them(tmp_path):

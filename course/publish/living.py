@@ -22,8 +22,8 @@ import nbformat
 from course.explorers.jupyter import CONTROLS
 from course.explorers.page import MODULES
 from course.predict import Between, Question
+from course.publish import pyodide
 from course.working_copy import ASKS_IN_WORDS, COMPARES, SUMMARY, hide_answers
-from tests.support import pyodide
 
 ROOT = Path(__file__).parents[2]
 RESULTS = json.loads(Path(__file__).with_name("results.json").read_text())

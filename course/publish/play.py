@@ -1,11 +1,11 @@
-"""All explorers that a page can show, on one page: each as its notebook stores it, with two sentences."""
+"""Makes the page with all explorers that need no ranks: each as its notebook stores it, with two sentences."""
 
 from pathlib import Path
 
 import nbformat
 
 from course import working_copy
-from tests.support.living import explorer_call
+from course.publish.living import explorer_call
 
 ROOT = Path(__file__).parents[2]
 TITLE = "Megatron lab: play"

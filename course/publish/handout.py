@@ -1,4 +1,4 @@
-"""Make what participants get: a copy of the lab without outputs, without answers, with the solutions out of sight.
+"""Makes what participants get: a copy of the lab without outputs and answers, with the solutions out of sight.
 
 build/handout has the notebooks with empty outputs, labkit to read, and those parts of the course that have solutions
 in an archive, which Python imports from; `solution()` says who has them. build/answers.md has the answers that stood
@@ -12,12 +12,13 @@ from pathlib import Path
 import nbformat
 
 from course.working_copy import hide_answers, within
+from labtrain.command_line import run_command
 
 ROOT = Path(__file__).parents[2]
 COPIED = ["Start_Here.ipynb", "notebooks", "pics", "labkit", "course"]
 COPIED += ["README.md", "CONTRIBUTING.md", "LICENSE", "NOTICE"]
 COPIED += ["Dockerfile", "Makefile", "pyproject.toml", "requirements.txt"]
-LEFT_OUT = ["quiz", "servers.md", "__pycache__", ".ipynb_checkpoints", "checkpoints", "*_trace.json"]
+LEFT_OUT = ["quiz", "publish", "servers.md", "__pycache__", ".ipynb_checkpoints", "checkpoints", "*_trace.json"]
 CLOSED = ["exercises", "museum", "predictions"]
 ANSWERS = re.compile(r"<details>\s*<summary>(?!Hint).*?</summary>(.*?)</details>\s*", re.DOTALL)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)[^)]*\)")
@@ -86,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

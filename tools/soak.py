@@ -1,8 +1,8 @@
-"""`make soak`: correct programs and planted faults on an overloaded machine. No correct one may be called a deadlock.
+"""Runs correct programs and planted faults on an overloaded machine: no correct one may be called a deadlock.
 
 A workshop on one node has dozens of runnable processes for each core. This makes as many, which turn without end, and
 launches beside them: correct programs of several kinds, and each fault many times. It prints a table. It is not part of
-CI, because it takes half an hour: `python -m tests.soak --help`.
+CI, because it takes half an hour: `python -m tools.soak --help`.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tqdm import tqdm
 from labkit.launch import Deadlock, RankFailed, launch
 from labtrain import TrainConfig, train
 from labtrain.command_line import run_command
-from tests.support.kernel import Kernel
+from tools.kernel import Kernel
 
 TINY = dict(
     steps=4, batch_size=8, micro_batch_size=2, seq_length=8, hidden_size=16, num_attention_heads=8, num_layers=4

@@ -1,6 +1,6 @@
-"""How many participants does this machine carry? Their kernels at once, each with 8 ranks that train.
+"""Measures how many participants this machine carries: their kernels at once, each with 8 ranks that train.
 
-    python -m tests.load --participants 4 8
+    python -m tools.load --participants 4 8
 
 For each number it prints what one participant takes, once all have trained: memory as proportional set size (PSS, so
 that shared pages are counted once), and the seconds, median and slowest, while all started at the same moment.
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 
 from labtrain.command_line import run_command
-from tests.support.kernel import Kernel
+from tools.kernel import Kernel
 
 SETUP = """
 from labtrain import TrainConfig, train
