@@ -14,10 +14,10 @@ from typing import Annotated, get_type_hints
 import torch
 import torch.distributed as dist
 import tyro
-
 from labkit.groups import local_rank
 from labkit.launch.rank import describe_error
 from labkit.launch.report import is_consequence
+
 from labtrain.command_line import run_command
 from labtrain.config import TrainConfig
 from labtrain.console import describe_end, describe_start
@@ -33,7 +33,9 @@ def main() -> int:
         if config is None:
             return 0
         if isinstance(config, TrainConfig) and config.check:
-            from labtrain.estimate import estimate  # torch's fake tensors take long to import, and a run needs none
+            from labtrain.estimate import (
+                estimate,  # torch's fake tensors take long to import, and a run needs none
+            )
 
             fits = estimate(config, config.check, say=lambda line: print(as_typed(line)))
             return 0 if fits else 2

@@ -7,15 +7,18 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-
 from labkit.data_parallel.replicas import grad_dtype_of
 from labkit.groups import ProcessGroups
 from labkit.partition import chunks_of_rank
 from labkit.placement import Shard, copy_groups_of, placement_of, shape_before_flat, whole_size
 from labkit.shape import GPT
+from torch import nn
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 
 @dataclass(frozen=True)

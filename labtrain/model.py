@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.utils.checkpoint import checkpoint
-
-from labkit.context_parallel import all_gather_attention, positions, ring_attention, ulysses_attention
+from labkit.context_parallel import (
+    all_gather_attention,
+    positions,
+    ring_attention,
+    ulysses_attention,
+)
 from labkit.expert_parallel import Load, MoELayer, attach_loss
 from labkit.groups import group_of_one, groups_of_one
 from labkit.partition import check_sequence_cut, layers_of_stage
@@ -27,6 +29,8 @@ from labkit.tensor_parallel.blocks import ReplicatedLayerNorm, ReplicatedRMSNorm
 from labkit.tensor_parallel.operators import scatter_to_sequence
 from labkit.tensor_parallel.shards import draw
 from labkit.tensor_parallel.vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 STD = 0.02  # the standard deviation of a new weight, as in GPT-2
 NORMS = {"layernorm": ReplicatedLayerNorm, "rmsnorm": ReplicatedRMSNorm}

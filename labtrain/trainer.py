@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.optim import AdamW, Optimizer
-
 from labkit import pipeline
 from labkit.context_parallel import positions
 from labkit.data_parallel import DataParallel, FullyShardedDataParallel
@@ -32,6 +30,8 @@ from labkit.schedules import Schedule
 from labkit.sizes import ranks_text
 from labkit.tensor_parallel import seed_replicas
 from labkit.timeline.trace import Trace
+from torch.optim import AdamW, Optimizer
+
 from labtrain.config import TrainConfig
 from labtrain.console import Step, progress_bar
 from labtrain.data import EVALUATION_SAMPLES
@@ -67,7 +67,9 @@ def steps(config: TrainConfig) -> Iterator[Step]:
 @contextmanager
 def training(config: TrainConfig) -> Iterator["Trainer"]:
     """Hold what a run needs: the process groups, this rank's `Trainer`, the lock on the checkpoint folder."""
-    from labtrain import checkpoint  # it imports half of torch, so not when the notebook imports this module
+    from labtrain import (
+        checkpoint,  # it imports half of torch, so not when the notebook imports this module
+    )
 
     check_same_options(config)
     config = config.fitted(dist.get_world_size())

@@ -54,7 +54,8 @@ def clear(notebook, path: Path) -> list[str]:
             cell.outputs, cell.execution_count = [], None
             continue
         for part in re.split(r"(?m)^(?=#+ )", cell.source):
-            heading = re.match(r"#+ (.*)|", part)[1] or heading
+            if begins := re.match(r"#+ (.+)", part):
+                heading = begins[1]
             answers += [f"## {where}: {heading}\n\n{text.strip()}" for text in ANSWERS.findall(part)]
         cell.source = _without_dead_links(ANSWERS.sub("", cell.source).strip(), path.parent)
     notebook.cells = [cell for cell in notebook.cells if cell.source]
